@@ -1,0 +1,130 @@
+// Client: a worker's way into the exchange. One per process and job.
+//
+// Threads: every method may be called from any thread. `start*` never block: they hand the
+// contribution to the client's loop and return. Only `connect`, `add_layers`, `wait*` and `shutdown`
+// block, always with a deadline.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "poseidon/dtype.h"
+#include "poseidon/options.h"
+#include "poseidon/plan.h"
+#include "poseidon/status.h"
+#include "poseidon/store.h"
+
+namespace poseidon {
+
+/// K rows of output gradients (left, K×M) and K rows of inputs (right, K×N), both row-major:
+/// the gradient they stand for is leftᵀ·right (Poseidon §3.2).
+struct FactorRows {
+  const std::byte* left = nullptr;
+  const std::byte* right = nullptr;
+  std::size_t count = 0;  // K
+};
+
+/// One worker's gathered contribution to an sfb layer, for products made outside the core (CUDA).
+/// Either `factors` or `dense`; neither when that worker had nothing.
+struct GatheredPart {
+  DType dtype = DType::float32;
+  std::vector<FactorRows> factors;
+  const std::byte* dense = nullptr;
+};
+
+/// Says that a dense gradient is not known to be a sum of few outer products.
+inline constexpr std::uint64_t kNotFactorable = ~std::uint64_t{0};
+
+/// How one layer's last exchange went. Times are of the monotonic clock.
+struct LayerStats {
+  Scheme scheme = Scheme::automatic;  // the scheme it took
+  std::uint64_t step = 0;
+  bool present = false;               // some worker contributed
+  std::uint64_t factor_count = 0;     // K summed over the workers
+  std::uint64_t bytes_sent = 0;       // on the wire, headers included, by the worker (not its shard)
+  std::uint64_t bytes_received = 0;
+  std::int64_t started_ns = 0;
+  std::int64_t completed_ns = 0;
+};
+
+/// Bytes this process moved since connect, headers included, client and embedded shard together;
+/// what stays inside the process does not count.
+struct TrafficStats {
+  std::uint64_t bytes_sent = 0;
+  std::uint64_t bytes_received = 0;
+};
+
+class Client {
+ public:
+  /// Finds the other ranks through `store` (null: a TcpStore that rank 0 serves), starts the
+  /// embedded shard where servers are colocated, connects all flows. Blocks up to the timeout.
+  /// `keep_waiting` is asked now and then and may return false to give up (Ctrl-C): ErrorCode::aborted.
+  static Result<std::unique_ptr<Client>> connect(const Options& options, std::shared_ptr<Store> store,
+                                                 const std::function<bool()>& keep_waiting);
+  virtual ~Client() = default;
+
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+
+  /// Adds the layers of one model, in the order in which backward finishes them. Every rank makes
+  /// the same calls in the same order: the call waits for all ranks and fails with
+  /// ErrorCode::mismatch, naming the ranks, where their plans differ. The returned plan's unit ids
+  /// continue over calls; layer l of this call has the id `first_layer + l`.
+  /// `transient`: servers keep no memory for these layers between steps (parameter broadcasts).
+  struct Added {
+    std::uint32_t first_layer = 0;
+    Plan plan;
+  };
+  virtual Result<Added> add_layers(std::vector<Layer> layers, bool transient,
+                                   const std::function<bool()>& keep_waiting) = 0;
+
+  /// Starts one layer's exchange: sends `data` (element_count elements), receives the sum over the
+  /// workers divided by `divisor` into the same memory. The memory must stay valid and untouched
+  /// until the exchange has completed. An integer layer needs divisor 1. `factor_count` is the K that
+  /// this gradient would have as factors: it travels along, so that the next step's scheme follows it.
+  virtual Status start(std::uint32_t layer, std::span<std::byte> data, std::uint32_t divisor,
+                       std::uint64_t factor_count = kNotFactorable) = 0;
+
+  /// This rank has nothing for the layer (unused parameter, receiving side of a broadcast); the
+  /// others' result lands in `destination`, which is untouched if nobody contributed.
+  virtual Status start_absent(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t divisor) = 0;
+
+  /// The same with factors instead of a dense gradient. `destination` receives the product of all
+  /// workers' factors (added to what it holds if `accumulate`); empty: parts are only gathered and
+  /// `gathered()` gives them. The factors' dtype may be narrower than the layer's.
+  /// Only when `next_scheme(layer)` is sfb or adam (adam: no accumulate, no empty destination).
+  virtual Status start_factors(std::uint32_t layer, DType dtype, std::vector<FactorRows> segments,
+                               std::span<std::byte> destination, std::uint32_t divisor, bool accumulate) = 0;
+
+  /// The scheme the layer's next exchange takes: the same on every rank, decided from the factor
+  /// counts that travelled with the layer's previous exchange. Call it between that exchange's
+  /// completion and the next start.
+  virtual Scheme next_scheme(std::uint32_t layer) const = 0;
+
+  /// Tells the K summed over all workers before a layer's first exchange. Same value on every rank.
+  virtual void set_factor_count(std::uint32_t layer, std::uint64_t factor_count) = 0;
+
+  /// The parts of a gather-only exchange, by rank; valid until the layer's next start.
+  virtual std::vector<GatheredPart> gathered(std::uint32_t layer) const = 0;
+
+  /// Waits until every started exchange has completed. `keep_waiting` is asked about every 100 ms
+  /// and may return false to give up (Ctrl-C): the call then returns ErrorCode::aborted.
+  virtual Status wait_all(const std::function<bool()>& keep_waiting) = 0;
+  virtual Status wait(std::uint32_t layer, const std::function<bool()>& keep_waiting) = 0;
+
+  virtual LayerStats layer_stats(std::uint32_t layer) const = 0;
+  virtual TrafficStats traffic() const = 0;
+
+  /// Tells every peer that this rank fails and why, so that they end at once with that reason.
+  virtual void abort(const std::string& reason) = 0;
+  /// Says goodbye and closes all flows. Idempotent; called by the destructor.
+  virtual void shutdown() = 0;
+};
+
+}  // namespace poseidon

@@ -1,0 +1,117 @@
+// The plan: what every layer costs under every scheme, and who holds which chunk.
+//
+// Pure decisions: the same inputs give the same plan on every worker, so no rank has to tell
+// another (Poseidon §3.2 and §4.1, "Coordinator", "information book").
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "poseidon/dtype.h"
+#include "poseidon/options.h"
+#include "poseidon/status.h"
+
+namespace poseidon {
+
+/// How the exact sum of one layer's gradient reaches every worker.
+enum class Scheme : std::uint8_t {
+  automatic = 0,  // "auto": the cheapest of ps and sfb, anew for every step
+  ps = 1,         // sharded parameter server
+  sfb = 2,        // sufficient-factor broadcasting
+  adam = 3,       // Project Adam's: push factors to one shard, pull the dense matrix (baseline)
+  local = 4,      // one worker: nothing to send
+};
+
+std::string_view scheme_name(Scheme scheme);
+Result<Scheme> parse_scheme(std::string_view name);
+
+enum class Placement : std::uint8_t {
+  colocated,  // every worker hosts one shard
+  dedicated,  // servers are machines of their own
+};
+
+/// P₁, P₂ and where the shards live.
+struct Cluster {
+  int worker_count = 1;
+  int server_count = 1;
+  Placement placement = Placement::colocated;
+};
+
+/// One tensor to synchronize, as the framework sees it.
+struct Layer {
+  std::string name;
+  DType dtype = DType::float32;
+  std::size_t element_count = 0;
+  // The M×N weight of a layer whose gradient is a sum of `factor_count` outer products;
+  // both 0 where it is not (convolutions, biases, norms).
+  std::size_t rows = 0;
+  std::size_t cols = 0;
+  Scheme scheme = Scheme::automatic;
+
+  bool factorable() const { return rows > 0 && cols > 0; }
+  std::size_t size_bytes() const { return element_count * dtype_bytes(dtype); }
+};
+
+/// Floats that one node sends plus receives per step for an M×N layer (Poseidon Table 1).
+/// `factor_count` is K: batch rows × positions × accumulation steps on one worker.
+struct Costs {
+  double ps_worker = 0;             // 2MN
+  double ps_server = 0;             // 2 P₁ MN / P₂
+  double ps_server_and_worker = 0;  // 2MN (P₁ + P₂ − 2) / P₂
+  double ps = 0;                    // the busiest node under the cluster's placement
+  double sfb = 0;                   // 2K (P₁ − 1)(M + N)
+  double adam_server = 0;           // P₁MN + P₁K(M + N)
+  double adam_worker = 0;           // K(M + N) + MN
+  double adam = 0;                  // the busiest node under the cluster's placement
+};
+Costs costs(std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster);
+
+/// Algorithm 1 generalized to placement: the cheaper of ps and sfb, sfb on a tie; ps for a layer
+/// that is not factorable; local for one worker; the layer's own scheme where it names one.
+/// `factor_count` is the mean K over the workers; 0 when unknown, which decides for ps.
+Scheme best_scheme(const Layer& layer, double factor_count, const Cluster& cluster);
+
+/// A slice of a unit's bytes and the shard that owns it.
+struct Chunk {
+  std::uint32_t index = 0;
+  std::size_t offset_bytes = 0;
+  std::size_t size_bytes = 0;
+  int server = 0;
+};
+
+/// What is exchanged as one: a layer of its own, or a group of small layers of one dtype.
+/// A group's buffer holds its members one after the other, then one element per member that says
+/// how many workers contributed to it.
+struct Unit {
+  std::uint32_t id = 0;
+  std::string name;  // the layer's name, or "group 3 (12 layers)"
+  DType dtype = DType::float32;
+  std::size_t size_bytes = 0;
+  std::vector<std::uint32_t> layers;         // indexes into Plan::layers
+  std::vector<std::size_t> offsets_bytes;    // of each member in the unit's buffer
+  std::vector<Chunk> chunks;
+
+  bool grouped() const { return layers.size() > 1; }
+};
+
+/// Immutable once made; identical on every rank.
+struct Plan {
+  Cluster cluster;
+  std::vector<Layer> layers;
+  std::vector<Unit> units;
+  std::vector<std::uint32_t> unit_of_layer;  // index into `units`
+  std::vector<std::size_t> server_bytes;     // load of each shard
+};
+
+/// Makes the plan. `layers` in the order in which backward finishes them. `first_unit_id` numbers
+/// the units. Fails on an empty name, two layers of the same name, rows·cols ≠ element_count.
+Result<Plan> make_plan(std::vector<Layer> layers, const Cluster& cluster, const Options& options,
+                       std::uint32_t first_unit_id);
+
+/// A text that is equal on two ranks iff their plans are; line i describes unit i.
+std::vector<std::string> plan_lines(const Plan& plan);
+
+}  // namespace poseidon

@@ -1,0 +1,23 @@
+// Server: one shard host of the parameter server, embedded in a worker or standing alone.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "poseidon/options.h"
+#include "poseidon/status.h"
+
+namespace poseidon {
+
+class Server {
+ public:
+  /// Listens on `options.interface` and `port` (0: any) and serves until shutdown.
+  static Result<std::unique_ptr<Server>> listen(const Options& options, std::uint16_t port);
+  virtual ~Server() = default;
+
+  /// "host:port" that workers connect to.
+  virtual std::string address() const = 0;
+  virtual void shutdown() = 0;
+};
+
+}  // namespace poseidon

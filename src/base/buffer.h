@@ -1,0 +1,31 @@
+// Buffer: 64-byte aligned memory that one owner holds.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+namespace poseidon {
+
+/// Move-only. 64-byte alignment: a cache line, and what JAX needs to take memory without a copy.
+class Buffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(std::size_t size_bytes);
+
+  std::byte* data() { return data_.get(); }
+  const std::byte* data() const { return data_.get(); }
+  std::size_t size() const { return size_; }
+  std::span<std::byte> span() { return {data_.get(), size_}; }
+  std::span<const std::byte> span() const { return {data_.get(), size_}; }
+  explicit operator bool() const { return data_ != nullptr; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* memory) const;
+  };
+  std::unique_ptr<std::byte[], Free> data_;
+  std::size_t size_ = 0;
+};
+
+}  // namespace poseidon

@@ -1,0 +1,16 @@
+// The clocks of the core: one monotonic source, so that traces of threads line up.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace poseidon {
+
+using Clock = std::chrono::steady_clock;
+
+/// CLOCK_MONOTONIC in nanoseconds: what Python's time.monotonic_ns() returns.
+inline std::int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
+}
+
+}  // namespace poseidon

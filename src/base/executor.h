@@ -1,0 +1,39 @@
+// Executor: a few threads for arithmetic that would hold up a loop (factor products).
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace poseidon {
+
+/// Thread-safe. Jobs start in the order in which they were given.
+class Executor {
+ public:
+  explicit Executor(int thread_count);
+  /// Runs what was given before, then joins.
+  ~Executor();
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+
+  int thread_count() const { return static_cast<int>(threads_.size()); }
+
+  /// Calls `part(i)` for i in [0, part_count) on the threads, then `done` once, on the thread that
+  /// finished the last part. Never blocks.
+  void run(std::size_t part_count, std::function<void(std::size_t)> part, std::function<void()> done);
+
+ private:
+  void work();
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::function<void()>> queue_;
+  bool stopping_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace poseidon

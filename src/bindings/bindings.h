@@ -1,0 +1,37 @@
+// What the binding files share: one file per public header, one module.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <functional>
+
+#include "poseidon/status.h"
+
+namespace poseidon::bindings {
+
+namespace nb = nanobind;
+
+void bind_options(nb::module_& module);
+void bind_plan(nb::module_& module);
+void bind_client(nb::module_& module);
+void bind_server(nb::module_& module);
+
+/// Raises the PoseidonError subclass of a failed status; returns for ok. Needs the GIL.
+void raise_if_failed(const Status& status);
+
+/// Runs `call(keep_waiting)` without the GIL; Ctrl-C makes keep_waiting false and is raised after.
+template <typename Call>
+auto call_blocking(Call&& call) {
+  const std::function<bool()> keep_waiting = [] {
+    const nb::gil_scoped_acquire gil;
+    return PyErr_CheckSignals() == 0;
+  };
+  auto result = [&] {
+    const nb::gil_scoped_release unlocked;
+    return call(keep_waiting);
+  }();
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  return result;
+}
+
+}  // namespace poseidon::bindings

@@ -1,0 +1,23 @@
+// The Python module poseidon._core.
+#include "bindings/bindings.h"
+
+namespace poseidon::bindings {
+
+void raise_if_failed(const Status& status) {
+  if (status.ok()) return;
+  const nb::object by_code = nb::module_::import_("poseidon.errors").attr("by_code");
+  const std::string code(error_code_name(status.code()));
+  const nb::object type = by_code(code.c_str());
+  PyErr_SetObject(type.ptr(), nb::str(status.message().c_str()).ptr());
+  throw nb::python_error();
+}
+
+}  // namespace poseidon::bindings
+
+NB_MODULE(_core, module) {
+  module.doc() = "Poseidon's core: plan, client and server (contracts: include/poseidon/*.h)";
+  poseidon::bindings::bind_options(module);
+  poseidon::bindings::bind_plan(module);
+  poseidon::bindings::bind_client(module);
+  poseidon::bindings::bind_server(module);
+}

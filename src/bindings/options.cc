@@ -1,0 +1,114 @@
+// poseidon/options.h
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "poseidon/options.h"
+
+namespace poseidon::bindings {
+
+namespace {
+
+Status not_one_of(const char* name, const std::string& text, const char* allowed) {
+  return {ErrorCode::invalid_argument, std::string(name) + " is " + allowed + ", not '" + text + "'"};
+}
+
+/// An attribute, from Python and to Python: the class and its keyword constructor both use it.
+struct Field {
+  const char* name;
+  std::function<nb::object(const Options&)> get;
+  std::function<void(Options&, nb::handle)> set;
+};
+
+template <typename T>
+Field field(const char* name, T Options::* member) {
+  return {name, [member](const Options& options) { return nb::cast(options.*member); },
+          [member](Options& options, nb::handle value) { options.*member = nb::cast<T>(value); }};
+}
+
+Field schedule_field() {
+  return {"schedule",
+          [](const Options& options) {
+            return nb::cast(options.schedule == Schedule::wait_free ? "wait_free" : "sequential");
+          },
+          [](Options& options, nb::handle value) {
+            const auto text = nb::cast<std::string>(value);
+            if (text != "wait_free" && text != "sequential")
+              raise_if_failed(not_one_of("schedule", text, "'wait_free' or 'sequential'"));
+            options.schedule = text == "wait_free" ? Schedule::wait_free : Schedule::sequential;
+          }};
+}
+
+Field partition_field() {
+  return {"partition",
+          [](const Options& options) {
+            return nb::cast(options.partition == Partition::balanced ? "balanced" : "coarse");
+          },
+          [](Options& options, nb::handle value) {
+            const auto text = nb::cast<std::string>(value);
+            if (text != "balanced" && text != "coarse")
+              raise_if_failed(not_one_of("partition", text, "'balanced' or 'coarse'"));
+            options.partition = text == "balanced" ? Partition::balanced : Partition::coarse;
+          }};
+}
+
+Field timeout_field() {
+  return {"timeout",
+          [](const Options& options) {
+            return nb::cast(std::chrono::duration<double>(options.timeout).count());
+          },
+          [](Options& options, nb::handle value) {
+            const auto seconds = nb::cast<double>(value);
+            if (!(seconds > 0 && seconds < 1e9))
+              raise_if_failed({ErrorCode::invalid_argument, "timeout is a positive number of seconds"});
+            options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+          }};
+}
+
+const std::vector<Field>& fields() {
+  static const std::vector<Field> all{field("rank", &Options::rank),
+                                      field("world_size", &Options::world_size),
+                                      field("master_addr", &Options::master_addr),
+                                      field("master_port", &Options::master_port),
+                                      field("job", &Options::job),
+                                      field("interface", &Options::interface),
+                                      field("servers", &Options::servers),
+                                      field("chunk_bytes", &Options::chunk_bytes),
+                                      field("small_bytes", &Options::small_bytes),
+                                      field("group_bytes", &Options::group_bytes),
+                                      field("compute_threads", &Options::compute_threads),
+                                      schedule_field(),
+                                      partition_field(),
+                                      timeout_field()};
+  return all;
+}
+
+void init_from_keywords(Options* self, const nb::kwargs& keywords) {
+  Options options;
+  for (auto [key, value] : keywords) {
+    const auto name = nb::cast<std::string>(key);
+    const auto found = std::find_if(fields().begin(), fields().end(), [&](const Field& f) { return name == f.name; });
+    if (found == fields().end())
+      raise_if_failed({ErrorCode::invalid_argument, "there is no option '" + name + "'"});
+    found->set(options, value);
+  }
+  new (self) Options(std::move(options));
+}
+
+}  // namespace
+
+void bind_options(nb::module_& module) {
+  auto type = nb::class_<Options>(module, "Options", "Every setting of the core; timeout in seconds.")
+                  .def("__init__", &init_from_keywords);
+  for (const Field& f : fields())
+    type.def_prop_rw(
+        f.name, [&f](const Options& options) { return f.get(options); },
+        [&f](Options& options, nb::handle value) { f.set(options, value); });
+}
+
+}  // namespace poseidon::bindings

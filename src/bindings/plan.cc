@@ -1,0 +1,112 @@
+// poseidon/plan.h
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/bindings.h"
+#include "bindings/dtype_name.h"
+#include "poseidon/plan.h"
+
+namespace poseidon::bindings {
+
+namespace {
+
+Scheme scheme_from(const std::string& name) {
+  auto scheme = parse_scheme(name);
+  raise_if_failed(scheme.status());
+  return scheme.value();
+}
+
+Placement placement_from(const std::string& name) {
+  if (name != "colocated" && name != "dedicated")
+    raise_if_failed({ErrorCode::invalid_argument, "placement is 'colocated' or 'dedicated', not '" + name + "'"});
+  return name == "colocated" ? Placement::colocated : Placement::dedicated;
+}
+
+void bind_layer(nb::module_& module) {
+  nb::class_<Layer>(module, "Layer", "One tensor to synchronize.")
+      .def(
+          "__init__",
+          [](Layer* self, std::string name, const std::string& dtype, std::size_t element_count, std::size_t rows,
+             std::size_t cols, const std::string& scheme) {
+            new (self) Layer{std::move(name), dtype_from(dtype), element_count, rows, cols, scheme_from(scheme)};
+          },
+          nb::arg("name"), nb::arg("dtype"), nb::arg("element_count"), nb::arg("rows") = 0, nb::arg("cols") = 0,
+          nb::arg("scheme") = "auto")
+      .def_ro("name", &Layer::name)
+      .def_prop_ro("dtype", [](const Layer& layer) { return std::string(dtype_name(layer.dtype)); })
+      .def_ro("element_count", &Layer::element_count)
+      .def_ro("rows", &Layer::rows)
+      .def_ro("cols", &Layer::cols)
+      .def_prop_ro("scheme", [](const Layer& layer) { return std::string(scheme_name(layer.scheme)); })
+      .def_prop_ro("factorable", &Layer::factorable)
+      .def_prop_ro("size_bytes", &Layer::size_bytes);
+}
+
+void bind_costs(nb::module_& module) {
+  nb::class_<Costs>(module, "Costs", "Floats per node and step, sent plus received (Poseidon Table 1).")
+      .def_ro("ps_worker", &Costs::ps_worker)
+      .def_ro("ps_server", &Costs::ps_server)
+      .def_ro("ps_server_and_worker", &Costs::ps_server_and_worker)
+      .def_ro("ps", &Costs::ps)
+      .def_ro("sfb", &Costs::sfb)
+      .def_ro("adam_server", &Costs::adam_server)
+      .def_ro("adam_worker", &Costs::adam_worker)
+      .def_ro("adam", &Costs::adam);
+}
+
+}  // namespace
+
+void bind_plan(nb::module_& module) {
+  nb::class_<Cluster>(module, "Cluster", "P1 workers, P2 servers and where the servers are.")
+      .def(
+          "__init__",
+          [](Cluster* self, int worker_count, int server_count, const std::string& placement) {
+            new (self) Cluster{worker_count, server_count, placement_from(placement)};
+          },
+          nb::arg("worker_count"), nb::arg("server_count"), nb::arg("placement") = "colocated")
+      .def_ro("worker_count", &Cluster::worker_count)
+      .def_ro("server_count", &Cluster::server_count)
+      .def_prop_ro("placement", [](const Cluster& cluster) {
+        return std::string(cluster.placement == Placement::colocated ? "colocated" : "dedicated");
+      });
+  bind_layer(module);
+  bind_costs(module);
+  nb::class_<Chunk>(module, "Chunk", "A slice of a unit and the shard that owns it.")
+      .def_ro("index", &Chunk::index)
+      .def_ro("offset_bytes", &Chunk::offset_bytes)
+      .def_ro("size_bytes", &Chunk::size_bytes)
+      .def_ro("server", &Chunk::server);
+  nb::class_<Unit>(module, "Unit", "What is exchanged as one: a layer, or a group of small ones.")
+      .def_ro("id", &Unit::id)
+      .def_ro("name", &Unit::name)
+      .def_prop_ro("dtype", [](const Unit& unit) { return std::string(dtype_name(unit.dtype)); })
+      .def_ro("size_bytes", &Unit::size_bytes)
+      .def_ro("layers", &Unit::layers)
+      .def_ro("chunks", &Unit::chunks)
+      .def_prop_ro("grouped", &Unit::grouped);
+  nb::class_<Plan>(module, "Plan", "Immutable; identical on every rank.")
+      .def_ro("cluster", &Plan::cluster)
+      .def_ro("layers", &Plan::layers)
+      .def_ro("units", &Plan::units)
+      .def_ro("unit_of_layer", &Plan::unit_of_layer)
+      .def_ro("server_bytes", &Plan::server_bytes)
+      .def("lines", &plan_lines);
+  module.def("costs", &costs, nb::arg("rows"), nb::arg("cols"), nb::arg("factor_count"), nb::arg("cluster"));
+  module.def(
+      "best_scheme",
+      [](const Layer& layer, double factor_count, const Cluster& cluster) {
+        return std::string(scheme_name(best_scheme(layer, factor_count, cluster)));
+      },
+      nb::arg("layer"), nb::arg("factor_count"), nb::arg("cluster"));
+  module.def(
+      "make_plan",
+      [](const std::vector<Layer>& layers, const Cluster& cluster, const Options& options,
+         std::uint32_t first_unit_id) {
+        auto plan = make_plan(layers, cluster, options, first_unit_id);
+        raise_if_failed(plan.status());
+        return std::move(plan.value());
+      },
+      nb::arg("layers"), nb::arg("cluster"), nb::arg("options"), nb::arg("first_unit_id") = 0);
+}
+
+}  // namespace poseidon::bindings

@@ -1,0 +1,257 @@
+// The API side of ClientImpl: checks, tables and waiting. The loop side is client_loop.cc.
+#include <algorithm>
+#include <utility>
+
+#include "client/client_impl.h"
+
+namespace poseidon {
+
+namespace {
+
+constexpr auto kWaitSlice = std::chrono::milliseconds(100);
+constexpr std::uint32_t kCheckLayer = 0;  // the layer that add_layers compares plans with
+
+/// FNV-1a over the plan's text.
+std::uint64_t digest(const Plan& plan) {
+  std::uint64_t hash = 14695981039346656037u;
+  for (const auto& line : plan_lines(plan))
+    for (const char c : line) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  return hash;
+}
+
+Status invalid(const Layer& layer, const std::string& why) {
+  return {ErrorCode::invalid_argument, "layer '" + layer.name + "' " + why};
+}
+
+}  // namespace
+
+ClientImpl::UnitState::UnitState(std::shared_ptr<const Plan> of, std::size_t index, bool transient, const Links& links,
+                                 std::function<void(UnitState&)> on_done)
+    : plan(std::move(of)),
+      syncer(plan->units[index], plan->layers[plan->units[index].layers.front()], transient, plan->cluster, links,
+             [this, done = std::move(on_done)](Syncer&) { done(*this); }),
+      group(plan->units[index].grouped() ? std::make_unique<GroupBuffer>(plan->units[index]) : nullptr),
+      next_scheme(syncer.next_scheme()) {}
+
+ClientImpl::ClientImpl(const Options& options, const Cluster& cluster, Transport& network)
+    : options_(options), cluster_(cluster), network_(network), executor_(std::max(1, options.compute_threads)),
+      loop_("psd-client") {
+  const auto worker_count = static_cast<std::size_t>(options.world_size);
+  links_.rank = static_cast<std::uint32_t>(options.rank);
+  links_.worker_count = static_cast<std::uint32_t>(options.world_size);
+  links_.servers.resize(static_cast<std::size_t>(cluster.server_count), nullptr);
+  links_.server_is_local.resize(links_.servers.size(), false);
+  links_.peers.resize(worker_count, nullptr);
+  links_.loop = &loop_;
+  links_.executor = &executor_;
+  links_.pool = std::make_shared<BufferPool>();
+}
+
+ClientImpl::~ClientImpl() { shutdown(); }
+
+Result<Client::Added> ClientImpl::add_layers(std::vector<Layer> layers, bool transient,
+                                             const std::function<bool()>& keep_waiting) {
+  std::uint32_t first_unit_id = 0;
+  std::uint32_t first_layer = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!status_.ok()) return status_;
+    first_unit_id = next_unit_id_;
+    first_layer = static_cast<std::uint32_t>(layers_.size());
+  }
+  auto made = make_plan(std::move(layers), cluster_, options_, first_unit_id);
+  if (!made.ok()) {
+    abort("its layers make no plan: " + made.status().message());  // the others would wait for this rank
+    return made.status();
+  }
+  const auto plan = std::make_shared<const Plan>(std::move(made.value()));
+  run_on_loop([this, plan, transient] { register_units(plan, transient); });
+  if (first_layer > kCheckLayer) {
+    if (Status status = check_plans(*plan, keep_waiting); !status.ok()) return status;
+  }
+  return Added{first_layer, *plan};
+}
+
+Status ClientImpl::check_plans(const Plan& plan, const std::function<bool()>& keep_waiting) {
+  std::vector<std::uint64_t> digests(static_cast<std::size_t>(options_.world_size), 0);
+  const std::uint64_t mine = digest(plan);
+  digests[static_cast<std::size_t>(options_.rank)] = mine;
+  if (Status status = start(kCheckLayer, std::as_writable_bytes(std::span(digests)), 1, kNotFactorable); !status.ok())
+    return status;
+  // `digests` is on this stack: leaving before the exchange has let go of it is not possible.
+  if (Status status = wait(kCheckLayer, keep_waiting); !status.ok()) return status;
+  std::string ranks;
+  for (std::size_t rank = 0; rank < digests.size(); ++rank)
+    if (digests[rank] != mine) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+  if (ranks.empty()) return {};
+  return {ErrorCode::mismatch, "ranks have built different models or options: the plan of rank " +
+                                   std::to_string(options_.rank) + " differs from that of rank " + ranks};
+}
+
+Status ClientImpl::check_start(std::uint32_t layer, const Start& start) const {
+  if (!status_.ok()) return status_;
+  if (layer >= layers_.size())
+    return {ErrorCode::invalid_argument, "there is no layer " + std::to_string(layer)};
+  const LayerState& state = layers_[layer];
+  const bool gather_only = start.has_factors && start.data.empty() && state.unit->next_scheme == Scheme::sfb;
+  if (state.running) return invalid(state.layer, "was started twice in one step");
+  if (start.data.size() != state.layer.size_bytes() && !gather_only)
+    return invalid(state.layer, "has " + std::to_string(state.layer.size_bytes()) + " bytes, the given array " +
+                                    std::to_string(start.data.size()));
+  if (start.divisor == 0 || (start.divisor != 1 && !dtype_is_floating(state.layer.dtype)))
+    return invalid(state.layer, "of dtype " + std::string(dtype_name(state.layer.dtype)) + " cannot be divided by " +
+                                    std::to_string(start.divisor));
+  if (!start.has_factors) return {};
+  const Scheme scheme = state.unit->next_scheme;
+  if (scheme != Scheme::sfb && scheme != Scheme::adam)
+    return invalid(state.layer, "takes scheme " + std::string(scheme_name(scheme)) + " in this step, not factors");
+  if (!dtype_is_floating(start.factor_dtype) || dtype_bytes(start.factor_dtype) > dtype_bytes(state.layer.dtype))
+    return invalid(state.layer, "cannot take factors of dtype " + std::string(dtype_name(start.factor_dtype)));
+  if (scheme == Scheme::adam && (start.accumulate || start.factor_dtype != state.layer.dtype))
+    return invalid(state.layer, "takes scheme adam, which neither accumulates nor converts");
+  return {};
+}
+
+Status ClientImpl::submit(std::uint32_t layer, Start start) {
+  const std::lock_guard lock(mutex_);
+  if (Status status = check_start(layer, start); !status.ok()) return status;
+  LayerState& state = layers_[layer];
+  UnitState& unit = *state.unit;
+  state.running = true;
+  state.destination = start.data;
+  state.stats.started_ns = now_ns();
+  ++running_count_;
+  if (unit.group) {
+    if (!unit.group->put(state.member, start.data, start.absent)) return {};
+    start.data = unit.group->span();
+    start.absent = false;
+    start.factor_count = kNotFactorable;
+  }
+  loop_.post([this, &unit, moved = std::move(start)]() mutable { begin(unit, std::move(moved)); });
+  return {};
+}
+
+Status ClientImpl::start(std::uint32_t layer, std::span<std::byte> data, std::uint32_t divisor,
+                         std::uint64_t factor_count) {
+  Start start;
+  start.data = data;
+  start.divisor = divisor;
+  start.factor_count = factor_count;
+  return submit(layer, std::move(start));
+}
+
+Status ClientImpl::start_absent(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t divisor) {
+  Start start;
+  start.data = destination;
+  start.divisor = divisor;
+  start.absent = true;
+  return submit(layer, std::move(start));
+}
+
+Status ClientImpl::start_factors(std::uint32_t layer, DType dtype, std::vector<FactorRows> segments,
+                                 std::span<std::byte> destination, std::uint32_t divisor, bool accumulate) {
+  Start start;
+  start.data = destination;
+  start.divisor = divisor;
+  start.accumulate = accumulate;
+  start.has_factors = true;
+  start.factor_dtype = dtype;
+  for (const auto& rows : segments) start.factor_count += rows.count;
+  start.factors = std::move(segments);
+  return submit(layer, std::move(start));
+}
+
+Scheme ClientImpl::next_scheme(std::uint32_t layer) const {
+  const std::lock_guard lock(mutex_);
+  return layer < layers_.size() ? layers_[layer].unit->next_scheme : Scheme::ps;
+}
+
+void ClientImpl::set_factor_count(std::uint32_t layer, std::uint64_t factor_count) {
+  run_on_loop([this, layer, factor_count] {
+    const std::lock_guard lock(mutex_);
+    if (layer >= layers_.size()) return;
+    UnitState& unit = *layers_[layer].unit;
+    unit.syncer.set_factor_count(factor_count);
+    unit.next_scheme = unit.syncer.next_scheme();
+  });
+}
+
+std::vector<GatheredPart> ClientImpl::gathered(std::uint32_t layer) const {
+  std::vector<GatheredPart> parts;
+  run_on_loop([this, layer, &parts] {
+    const std::lock_guard lock(mutex_);
+    if (layer >= layers_.size()) return;
+    for (const auto& part : layers_[layer].unit->syncer.exchange().inbox.parts) {
+      GatheredPart& gathered = parts.emplace_back();
+      for (const auto& term : part.terms) {
+        gathered.dtype = term.dtype;
+        gathered.dense = term.dense;
+        if (term.dense == nullptr) gathered.factors.push_back({term.left, term.right, term.count});
+      }
+    }
+  });
+  return parts;
+}
+
+Status ClientImpl::wait_until(const std::function<bool()>& done, const std::function<bool()>& keep_waiting) {
+  const std::int64_t begun_ns = now_ns();
+  bool gave_up = false;
+  std::unique_lock lock(mutex_);
+  while (!done()) {
+    if (changed_.wait_for(lock, kWaitSlice) == std::cv_status::no_timeout) continue;
+    lock.unlock();
+    const std::int64_t quiet_ns = now_ns() - std::max(begun_ns, last_progress_ns_.load(std::memory_order_relaxed));
+    if (!gave_up && !keep_waiting()) {
+      gave_up = true;
+      abort("interrupted");
+    }
+    if (!gave_up && quiet_ns > std::chrono::nanoseconds(options_.timeout).count()) {
+      gave_up = true;
+      loop_.post([this] {
+        fail({ErrorCode::timeout, "rank " + std::to_string(options_.rank) + " heard nothing for " +
+                                      std::to_string(options_.timeout.count()) + " ms while " + describe_waiting()});
+      });
+    }
+    lock.lock();
+  }
+  return status_;
+}
+
+Status ClientImpl::wait_all(const std::function<bool()>& keep_waiting) {
+  return wait_until([this] { return running_count_ == 0; }, keep_waiting);
+}
+
+Status ClientImpl::wait(std::uint32_t layer, const std::function<bool()>& keep_waiting) {
+  return wait_until([this, layer] { return layer >= layers_.size() || !layers_[layer].running; }, keep_waiting);
+}
+
+LayerStats ClientImpl::layer_stats(std::uint32_t layer) const {
+  const std::lock_guard lock(mutex_);
+  return layer < layers_.size() ? layers_[layer].stats : LayerStats();
+}
+
+TrafficStats ClientImpl::traffic() const {
+  TrafficStats stats;
+  run_on_loop([this, &stats] {
+    stats.bytes_sent = closed_bytes_sent_;
+    stats.bytes_received = closed_bytes_received_;
+    for (const auto& [key, link] : flows_) {
+      stats.bytes_sent += link.flow->bytes_sent();
+      stats.bytes_received += link.flow->bytes_received();
+    }
+  });
+  if (server_traffic_) {
+    const auto [sent, received] = server_traffic_();
+    stats.bytes_sent += sent;
+    stats.bytes_received += received;
+  }
+  return stats;
+}
+
+void ClientImpl::abort(const std::string& reason) {
+  loop_.post([this, reason] {
+    fail({ErrorCode::aborted, "rank " + std::to_string(options_.rank) + " ended the job: " + reason});
+  });
+}
+
+}  // namespace poseidon

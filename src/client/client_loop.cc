@@ -1,0 +1,324 @@
+// The loop side of ClientImpl: connections, messages and failures.
+#include <algorithm>
+#include <utility>
+
+#include "client/client_impl.h"
+#include "wire/messages.h"
+
+namespace poseidon {
+
+namespace {
+constexpr auto kLinger = std::chrono::seconds(2);
+constexpr std::size_t kUnknown = static_cast<std::size_t>(-1);
+}  // namespace
+
+Result<std::string> ClientImpl::listen(const std::string& host) {
+  auto listener = network_.listen(loop_, host + ":0", [this](std::shared_ptr<Flow> flow) {
+    adopt(std::move(flow), LinkKind::peer, kUnknown, false);
+  });
+  if (!listener.ok()) return listener.status();
+  listener_ = std::move(listener.value());
+  return listener_->address();
+}
+
+Status ClientImpl::link(const Endpoints& endpoints, const std::function<bool()>& keep_waiting) {
+  const auto deadline = Clock::now() + options_.timeout;
+  const auto connect = [this, deadline](Transport& transport, const std::string& address, LinkKind kind,
+                                        std::size_t index) {
+    transport.connect(loop_, address, deadline, [this, kind, index, address](Result<std::shared_ptr<Flow>> flow) {
+      if (flow.ok()) return adopt(std::move(flow.value()), kind, index, true);
+      fail(flow.status().with_context(
+          "rank " + std::to_string(options_.rank) + " cannot connect to " +
+          (kind == LinkKind::server ? "server " : "rank ") + std::to_string(index) +
+          " (check that it runs, interfaces and firewalls)"));
+    });
+  };
+  run_on_loop([this, &endpoints] {
+    for (std::size_t i = 0; i < endpoints.servers.size(); ++i) links_.server_is_local[i] = endpoints.servers[i].local;
+  });
+  for (std::size_t i = 0; i < endpoints.servers.size(); ++i)
+    connect(*endpoints.servers[i].transport, endpoints.servers[i].address, LinkKind::server, i);
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(options_.rank); ++rank)
+    connect(network_, endpoints.peers[rank], LinkKind::peer, rank);
+  if (Status status = wait_until([this] { return linked_ || !status_.ok(); }, keep_waiting); !status.ok())
+    return status;
+  Layer check;
+  check.name = "plan check";
+  check.dtype = DType::int64;
+  check.element_count = static_cast<std::size_t>(options_.world_size);
+  check.scheme = Scheme::ps;
+  auto added = add_layers({check}, false, keep_waiting);
+  return added.ok() ? Status() : added.status();
+}
+
+void ClientImpl::adopt(std::shared_ptr<Flow> flow, LinkKind kind, std::size_t index, bool greet) {
+  Flow& adopted = *flow;
+  LinkState& link = flows_[&adopted];
+  link.flow = std::move(flow);
+  link.kind = kind;
+  link.index = index;
+  adopted.set_receiver(this);
+  if (closing_) return adopted.close(kLinger);
+  if (greet) send_hello(adopted);
+}
+
+void ClientImpl::send_hello(Flow& flow) {
+  const auto hello = wire::make_hello({links_.rank, links_.worker_count, options_.job});
+  flow.send(hello.header, {hello.payload()}, [text = hello.text](const Status&) {});
+}
+
+Status ClientImpl::on_hello(Flow& flow, LinkState& link, const wire::Header& header,
+                            std::span<const std::byte> payload) {
+  const wire::Hello hello = wire::read_hello(header, payload);
+  if (link.greeted || hello.job != options_.job || hello.worker_count != links_.worker_count)
+    return {ErrorCode::refused, flow.peer_name() + " belongs to another job ('" + hello.job + "')"};
+  if (link.kind == LinkKind::peer) {
+    if (link.index == kUnknown) {
+      if (hello.rank >= links_.worker_count || hello.rank == links_.rank || links_.peers[hello.rank] != nullptr)
+        return {ErrorCode::refused, flow.peer_name() + " claims rank " + std::to_string(hello.rank) + ", which is taken"};
+      link.index = hello.rank;
+      send_hello(flow);
+    } else if (hello.rank != link.index) {
+      return {ErrorCode::refused, flow.peer_name() + " is rank " + std::to_string(hello.rank) + ", not " +
+                                      std::to_string(link.index)};
+    }
+    links_.peers[link.index] = &flow;
+  } else {
+    links_.servers[link.index] = &flow;
+  }
+  link.greeted = true;
+  ++greeted_count_;
+  if (greeted_count_ == links_.servers.size() + links_.peers.size() - 1) {
+    const std::lock_guard lock(mutex_);
+    linked_ = true;
+    changed_.notify_all();
+  }
+  return {};
+}
+
+void ClientImpl::register_units(std::shared_ptr<const Plan> plan, bool transient) {
+  const std::lock_guard lock(mutex_);
+  const std::size_t first_layer = layers_.size();
+  for (const auto& layer : plan->layers) layers_.emplace_back().layer = layer;
+  for (std::size_t i = 0; i < plan->units.size(); ++i) {
+    UnitState& unit =
+        units_.emplace_back(plan, i, transient, links_, [this](UnitState& done) { finished(done); });
+    for (std::size_t member = 0; member < plan->units[i].layers.size(); ++member) {
+      LayerState& layer = layers_[first_layer + plan->units[i].layers[member]];
+      layer.unit = &unit;
+      layer.member = member;
+      unit.layers.push_back(&layer);
+    }
+    units_by_id_[plan->units[i].id] = &unit;
+  }
+  next_unit_id_ += static_cast<std::uint32_t>(plan->units.size());
+}
+
+void ClientImpl::begin(UnitState& unit, Start start) {
+  if (closing_) return release_layers(unit);  // failed or shut down since the start was accepted
+  if (!left_.ok()) {
+    fail(left_);
+    return release_layers(unit);
+  }
+  unit.syncer.start(std::move(start));
+}
+
+void ClientImpl::finished(UnitState& unit) {
+  const Exchange& exchange = unit.syncer.exchange();
+  if (exchange.status.ok() && unit.group) {
+    for (std::size_t member = 0; member < unit.layers.size(); ++member)
+      if (unit.group->present(member)) unit.group->take(member, unit.layers[member]->destination);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    unit.next_scheme = unit.syncer.next_scheme();
+    for (auto* layer : unit.layers) {
+      const auto share = [&](std::uint64_t bytes) {
+        return unit.group ? bytes * layer->layer.size_bytes() / std::max<std::size_t>(1, unit.syncer.unit().size_bytes)
+                          : bytes;
+      };
+      LayerStats& stats = layer->stats;
+      stats.scheme = exchange.scheme;
+      stats.step = exchange.step;
+      stats.present = unit.group ? unit.group->present(layer->member) : exchange.present;
+      stats.factor_count = exchange.factor_count_sum;
+      stats.bytes_sent = share(exchange.bytes_sent);
+      stats.bytes_received = share(exchange.bytes_received);
+      stats.completed_ns = now_ns();
+    }
+  }
+  release_layers(unit);
+}
+
+void ClientImpl::release_layers(UnitState& unit) {
+  const std::lock_guard lock(mutex_);
+  for (auto* layer : unit.layers) {
+    if (std::exchange(layer->running, false)) --running_count_;
+  }
+  if (unit.group) unit.group->reset();
+  changed_.notify_all();
+}
+
+Result<std::span<std::byte>> ClientImpl::on_header(Flow& flow, const wire::Header& header) {
+  LinkState& link = flows_.at(&flow);
+  last_progress_ns_.store(now_ns(), std::memory_order_relaxed);
+  const bool text = header.kind == wire::Kind::hello || header.kind == wire::Kind::refuse || header.kind == wire::Kind::abort;
+  if (text) {
+    if (header.payload_bytes > wire::kMaxTextBytes)
+      return Status(ErrorCode::mismatch, describe(link) + " sent a text of " + std::to_string(header.payload_bytes) + " bytes");
+    link.text = Buffer(header.payload_bytes);
+    return link.text.span();
+  }
+  const wire::Kind expected = link.kind == LinkKind::server ? wire::Kind::result : wire::Kind::factors;
+  const auto unit = units_by_id_.find(header.unit);
+  if (!link.greeted || header.kind != expected || unit == units_by_id_.end() ||
+      (link.kind == LinkKind::peer && header.rank != link.index))
+    return Status(ErrorCode::mismatch, describe(link) + " sent a message that has no place here");
+  auto place = unit->second->syncer.on_header(header);
+  if (!place.ok()) return place.status().with_context(describe(link));
+  return place;
+}
+
+Status ClientImpl::on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
+                              std::function<void()> release) {
+  LinkState& link = flows_.at(&flow);
+  Status status;
+  switch (header.kind) {
+    case wire::Kind::hello:
+      status = on_hello(flow, link, header, payload);
+      break;
+    case wire::Kind::refuse:
+    case wire::Kind::abort: {
+      const Status reason = wire::read_error(header, payload);
+      const auto unit = units_by_id_.find(header.unit);
+      const bool about_unit = header.kind == wire::Kind::refuse && unit != units_by_id_.end();
+      fail(about_unit ? reason.with_context(describe(link) + ", step " + std::to_string(header.step) + ", layer '" +
+                                            unit->second->syncer.unit().name + "', chunk " +
+                                            std::to_string(header.chunk))
+                      : reason);
+      break;
+    }
+    case wire::Kind::goodbye:
+      link.left = true;
+      break;
+    default:
+      last_progress_ns_.store(now_ns(), std::memory_order_relaxed);
+      // An empty or lent payload comes without on_header: the same checks hold for it.
+      if (payload.empty() || release) {
+        const auto unit = units_by_id_.find(header.unit);
+        const wire::Kind expected = link.kind == LinkKind::server ? wire::Kind::result : wire::Kind::factors;
+        if (!link.greeted || header.kind != expected || unit == units_by_id_.end())
+          status = {ErrorCode::mismatch, describe(link) + " sent a message that has no place here"};
+      }
+      if (status.ok()) status = units_by_id_.at(header.unit)->syncer.on_message(header, payload).with_context(describe(link));
+  }
+  if (release) release();
+  return status;
+}
+
+bool ClientImpl::needs(const LinkState& link) const {
+  for (const auto& [id, unit] : units_by_id_) {
+    const Exchange& exchange = unit->syncer.exchange();
+    if (!exchange.running || exchange.received) continue;
+    if (exchange.scheme == Scheme::sfb) {
+      if (link.kind == LinkKind::peer && !exchange.inbox.parts[link.index].arrived) return true;
+    } else if (link.kind == LinkKind::server) {
+      for (const auto& chunk : exchange.unit->chunks)
+        if (static_cast<std::size_t>(chunk.server) == link.index && !exchange.chunk_received[chunk.index]) return true;
+    }
+  }
+  return false;
+}
+
+void ClientImpl::on_closed(Flow& flow, const Status& status) {
+  auto node = flows_.extract(&flow);
+  LinkState& link = node.mapped();
+  closed_bytes_sent_ += flow.bytes_sent();
+  closed_bytes_received_ += flow.bytes_received();
+  if (closing_) {
+    const std::lock_guard lock(mutex_);
+    all_closed_ = flows_.empty();
+    changed_.notify_all();
+    return;
+  }
+  if (link.index == kUnknown) return;  // a stranger that never said who it is
+  if (link.left) {
+    left_ = {ErrorCode::peer_lost, describe(link) + " has shut down, rank " + std::to_string(options_.rank) +
+                                       " goes on; give every rank the same number of steps, or use join()"};
+    if (needs(link)) fail(left_);
+    return;
+  }
+  const std::string was = describe_waiting();
+  if (status.code() == ErrorCode::peer_lost)
+    fail({ErrorCode::peer_lost, "rank " + std::to_string(options_.rank) + " lost " + describe(link) + " while " + was +
+                                    ": " + status.message() + "; its process or host has died, see its output"});
+  else
+    fail(status);
+}
+
+void ClientImpl::fail(const Status& status) {
+  // One that is told keeps the first teller's words and code, so that all ranks name one cause.
+  const auto message = wire::make_error(wire::Kind::abort, wire::Header{}, status);
+  stop(status, message.header, message.text);
+}
+
+void ClientImpl::stop(const Status& status, const wire::Header& last_message,
+                      const std::shared_ptr<const std::string>& text) {
+  if (closing_) return;
+  closing_ = true;
+  {
+    const std::lock_guard lock(mutex_);
+    if (status_.ok()) status_ = status;
+  }
+  // Closing first: from here on nothing is received into memory that is about to be given back.
+  for (auto& [key, link] : flows_) {
+    link.flow->send(last_message, {std::as_bytes(std::span(*text))}, [text](const Status&) {});
+    link.flow->close(kLinger);
+  }
+  for (auto& [id, unit] : units_by_id_) {
+    if (unit->syncer.exchange().running)
+      unit->syncer.fail(status);
+    else
+      release_layers(*unit);  // a group that still waited for members
+  }
+  const std::lock_guard lock(mutex_);
+  all_closed_ = flows_.empty();
+  changed_.notify_all();
+}
+
+std::string ClientImpl::describe(const LinkState& link) const {
+  const std::string who = link.kind == LinkKind::peer ? "rank " : cluster_.placement == Placement::colocated ? "the shard of rank " : "server ";
+  return who + std::to_string(link.index) + " (" + link.flow->peer_name() + ")";
+}
+
+std::string ClientImpl::describe_waiting() const {
+  const UnitState* first = nullptr;
+  std::size_t count = 0;
+  for (const auto& [id, unit] : units_by_id_) {
+    if (!unit->syncer.exchange().running) continue;
+    if (first == nullptr) first = unit;
+    ++count;
+  }
+  if (first == nullptr) {
+    const std::lock_guard lock(mutex_);
+    if (!linked_) return "waiting for " + std::to_string(links_.servers.size() + links_.peers.size() - 1 - greeted_count_) + " connections to be greeted";
+    return "nothing was in flight";
+  }
+  const Exchange& exchange = first->syncer.exchange();
+  return "in step " + std::to_string(exchange.step) + " layer '" + exchange.unit->name + "' (" +
+         std::string(scheme_name(exchange.scheme)) + ") was " + first->syncer.waiting_for() +
+         (count > 1 ? ", and " + std::to_string(count - 1) + " more layers in flight" : "");
+}
+
+void ClientImpl::shutdown() {
+  listener_.reset();
+  run_on_loop([this] {
+    wire::Header goodbye;
+    goodbye.kind = wire::Kind::goodbye;
+    stop({ErrorCode::shut_down, "the client has been shut down"}, goodbye, std::make_shared<const std::string>());
+  });
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, 2 * kLinger, [this] { return all_closed_; });
+}
+
+}  // namespace poseidon

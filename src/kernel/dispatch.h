@@ -1,0 +1,86 @@
+// Which instruction set the kernels run with, in one place.
+//
+// A kernel is a body of plain loops that is inlined once into a function per instruction set; the
+// choice is made when the program runs. No target_clones: they cannot be used on templates, and the
+// ifunc resolvers behind them run before a sanitizer's runtime is ready.
+#pragma once
+
+#include <type_traits>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define POSEIDON_X86_DISPATCH 1
+#else
+#define POSEIDON_X86_DISPATCH 0
+#endif
+
+/// Loops whose arrays are the same or do not overlap: an element depends on no other element.
+/// clang checks for overlap at run time instead.
+#if defined(__clang__)
+#define POSEIDON_INDEPENDENT_ELEMENTS
+#else
+#define POSEIDON_INDEPENDENT_ELEMENTS _Pragma("GCC ivdep")
+#endif
+
+/// 512-bit vectors are wanted where they exist: factor products are bound by arithmetic.
+#if defined(__clang__)
+#define POSEIDON_TARGET_V4 \
+  target("avx2,fma,bmi,bmi2,avx512f,avx512bw,avx512cd,avx512dq,avx512vl"), min_vector_width(512)
+#else
+#define POSEIDON_TARGET_V4 \
+  target("avx2,fma,bmi,bmi2,avx512f,avx512bw,avx512cd,avx512dq,avx512vl,prefer-vector-width=512")
+#endif
+#define POSEIDON_TARGET_V3 target("avx2,fma,bmi,bmi2")
+
+#define POSEIDON_INLINE inline __attribute__((always_inline))
+
+namespace poseidon::kernel {
+
+/// Levels of the x86-64 psABI; `baseline` is whatever the compiler was told to build for.
+enum class Isa { baseline, v3, v4 };
+
+template <Isa isa>
+using IsaTag = std::integral_constant<Isa, isa>;
+
+/// The highest level that this CPU has.
+inline Isa best_isa() {
+#if POSEIDON_X86_DISPATCH
+  static const Isa best = [] {
+    __builtin_cpu_init();
+    const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+                    __builtin_cpu_supports("bmi2");
+    const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                    __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+                    __builtin_cpu_supports("avx512vl");
+    return v4 ? Isa::v4 : v3 ? Isa::v3 : Isa::baseline;
+  }();
+  return best;
+#else
+  return Isa::baseline;
+#endif
+}
+
+#if POSEIDON_X86_DISPATCH
+template <typename Body>
+__attribute__((POSEIDON_TARGET_V3, noinline)) void run_v3(const Body& body) {
+  body(IsaTag<Isa::v3>{});
+}
+template <typename Body>
+__attribute__((POSEIDON_TARGET_V4, noinline)) void run_v4(const Body& body) {
+  body(IsaTag<Isa::v4>{});
+}
+#endif
+
+/// Calls `body(IsaTag<isa>{})` compiled for `isa`, which this CPU must have. `body` is an
+/// always_inline lambda whose hot loops stand in it or in POSEIDON_INLINE functions.
+template <typename Body>
+void run_with(Isa isa, const Body& body) {
+#if POSEIDON_X86_DISPATCH
+  if (isa == Isa::v4) return run_v4(body);
+  if (isa == Isa::v3) return run_v3(body);
+#else
+  static_cast<void>(isa);
+#endif
+  body(IsaTag<Isa::baseline>{});
+}
+
+}  // namespace poseidon::kernel

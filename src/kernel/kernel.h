@@ -1,0 +1,42 @@
+// Arithmetic on gradients. Pure: no threads, no allocation that outlives a call, no errors.
+//
+// Every replica must compute the same bits whatever CPU it has, so each result element is one
+// chain of IEEE operations in a fixed order: the vector width never changes the order, and the
+// compiler may not contract a·b + c on its own (-ffp-contract=off; where a fused multiply-add is
+// used it is asked for by name on every path).
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "poseidon/dtype.h"
+
+namespace poseidon::kernel {
+
+/// out[i] = (in[0][i] + in[1][i] + …) / divisor, added in the given order. All arrays have
+/// `element_count` elements of `dtype`; `inputs` is not empty; `out` may be one of the inputs.
+/// 16-bit types are added in float32 and rounded once at the end. The division is one multiplication
+/// by 1/divisor when divisor is a power of two (exact), a division otherwise. Integers wrap and
+/// ignore `divisor` (callers ensure 1).
+void sum(std::span<const std::byte* const> inputs, std::byte* out, std::size_t element_count, DType dtype,
+         unsigned divisor);
+
+/// One piece of a factor product, in the order of the sum.
+struct FactorTerm {
+  DType dtype = DType::float32;         // of left and right: a floating type no wider than the result's
+  const std::byte* left = nullptr;      // count × rows, row-major: output gradients
+  const std::byte* right = nullptr;     // count × cols, row-major: inputs
+  std::size_t count = 0;                // K of this piece
+  const std::byte* dense = nullptr;     // or instead: rows × cols of the result's dtype
+};
+
+/// Rows [row_begin, row_end) of out = (Σ leftᵀ·right or dense, term after term) / divisor, an
+/// M×N matrix (rows × cols, row-major) of `dtype`; with `accumulate` that is added to what `out`
+/// holds. Each element is one fused-multiply-add chain over k in the order of the terms, in
+/// float32 (float64 for float64), rounded once to `dtype` (source: Poseidon §3.2).
+/// Rows are independent, so disjoint row ranges may run on different threads.
+void factor_product(std::span<const FactorTerm> terms, std::byte* out, DType dtype, std::size_t rows,
+                    std::size_t cols, std::size_t row_begin, std::size_t row_end, unsigned divisor,
+                    bool accumulate);
+
+}  // namespace poseidon::kernel

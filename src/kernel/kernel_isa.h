@@ -1,0 +1,18 @@
+// The kernels of kernel.h with the instruction set chosen by the caller, so that tests can compare them.
+#pragma once
+
+#include "kernel/dispatch.h"
+#include "kernel/kernel.h"
+
+namespace poseidon::kernel {
+
+/// `sum` compiled for `isa`, which this CPU must have.
+void sum_with(Isa isa, std::span<const std::byte* const> inputs, std::byte* out, std::size_t element_count, DType dtype,
+              unsigned divisor);
+
+/// `factor_product` compiled for `isa`, which this CPU must have.
+void factor_product_with(Isa isa, std::span<const FactorTerm> terms, std::byte* out, DType dtype, std::size_t rows,
+                         std::size_t cols, std::size_t row_begin, std::size_t row_end, unsigned divisor,
+                         bool accumulate);
+
+}  // namespace poseidon::kernel

@@ -1,0 +1,180 @@
+#include "poseidon/plan.h"
+
+#include <limits>
+#include <map>
+#include <unordered_set>
+#include <utility>
+
+#include "plan/partition.h"
+
+namespace poseidon {
+namespace {
+
+Status invalid(std::string message) { return {ErrorCode::invalid_argument, std::move(message)}; }
+
+Status check_cluster(const Cluster& cluster, const Options& options) {
+  if (cluster.worker_count < 1 || cluster.server_count < 1) {
+    return invalid("a cluster needs a worker and a server, not " + std::to_string(cluster.worker_count) + " and " +
+                   std::to_string(cluster.server_count));
+  }
+  if (cluster.placement == Placement::colocated && cluster.server_count != cluster.worker_count) {
+    return invalid("colocated servers are one per worker, not " + std::to_string(cluster.server_count) + " for " +
+                   std::to_string(cluster.worker_count) + " workers");
+  }
+  if (options.chunk_bytes < kChunkAlignmentBytes) {
+    return invalid("chunk_bytes is " + std::to_string(options.chunk_bytes) + "; it must be at least " +
+                   std::to_string(kChunkAlignmentBytes));
+  }
+  return {};
+}
+
+Status check_layer(const Layer& layer, const Cluster& cluster) {
+  const std::string who = "layer \"" + layer.name + "\"";
+  const std::size_t element_bytes = dtype_bytes(layer.dtype);
+  if (element_bytes == 0) return invalid(who + " has an unsupported dtype");
+  if (layer.element_count > std::numeric_limits<std::ptrdiff_t>::max() / element_bytes) {
+    return invalid(who + " has " + std::to_string(layer.element_count) + " elements: too many");
+  }
+  const bool has_shape = layer.rows > 0 || layer.cols > 0;
+  const bool overflows = layer.cols != 0 && layer.rows > std::numeric_limits<std::size_t>::max() / layer.cols;
+  if (overflows || (has_shape && layer.rows * layer.cols != layer.element_count)) {
+    return invalid(who + " has " + std::to_string(layer.element_count) + " elements, which is not " +
+                   std::to_string(layer.rows) + " rows x " + std::to_string(layer.cols) + " columns");
+  }
+  if (scheme_name(layer.scheme) == "unknown") return invalid(who + " has an unknown scheme");
+  if (layer.scheme == Scheme::local && cluster.worker_count > 1) {
+    return invalid(who + " has scheme local, which sends nothing, but there are " +
+                   std::to_string(cluster.worker_count) + " workers; use auto, ps, sfb or adam");
+  }
+  return {};
+}
+
+Status check_layers(const std::vector<Layer>& layers, const Cluster& cluster) {
+  std::unordered_set<std::string_view> names;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    if (layers[i].name.empty()) return invalid("layer " + std::to_string(i) + " has no name");
+    if (!names.insert(layers[i].name).second) return invalid("two layers have the name \"" + layers[i].name + "\"");
+    if (Status status = check_layer(layers[i], cluster); !status.ok()) return status;
+  }
+  return {};
+}
+
+/// The layer's scheme where it is the same for every factor count; automatic where it is not.
+Scheme settled_scheme(const Layer& layer, const Cluster& cluster) {
+  const bool open = layer.scheme == Scheme::automatic && layer.factorable() && dtype_is_floating(layer.dtype) &&
+                    cluster.worker_count > 1;
+  return open ? Scheme::automatic : best_scheme(layer, 0, cluster);
+}
+
+/// A group costs its members a copy and the wait for each other, so only layers that would be mostly
+/// message overhead go into one, and none that factors might carry.
+bool goes_into_group(const Layer& layer, const Cluster& cluster, const Options& options) {
+  if (layer.size_bytes() > options.small_bytes || !dtype_is_floating(layer.dtype)) return false;
+  if (layer.scheme == Scheme::automatic) return best_scheme(layer, 1, cluster) != Scheme::sfb;
+  return layer.scheme == Scheme::ps;
+}
+
+/// Puts layers into units, in the order in which the units' last members finish.
+class UnitBuilder {
+ public:
+  UnitBuilder(Plan& plan, const Options& options, std::uint32_t first_unit_id)
+      : plan_(plan), options_(options), first_unit_id_(first_unit_id) {}
+
+  void add(std::uint32_t index) {
+    const Layer& layer = plan_.layers[index];
+    if (!goes_into_group(layer, plan_.cluster, options_)) {
+      Unit unit;
+      append(unit, index);
+      return finish(std::move(unit));
+    }
+    Unit& group = open_groups_[layer.dtype];
+    append(group, index);
+    if (group.size_bytes >= options_.group_bytes) {
+      finish(std::move(group));
+      open_groups_.erase(layer.dtype);
+    }
+  }
+
+  void finish_groups() {
+    for (auto& [dtype, group] : open_groups_) finish(std::move(group));
+    open_groups_.clear();
+  }
+
+ private:
+  void append(Unit& unit, std::uint32_t index) {
+    const Layer& layer = plan_.layers[index];
+    unit.dtype = layer.dtype;
+    unit.layers.push_back(index);
+    unit.offsets_bytes.push_back(unit.size_bytes);
+    unit.size_bytes += layer.size_bytes();
+  }
+
+  void finish(Unit unit) {
+    unit.id = first_unit_id_ + static_cast<std::uint32_t>(plan_.units.size());
+    if (unit.grouped()) {
+      unit.name = "group " + std::to_string(unit.id) + " (" + std::to_string(unit.layers.size()) + " layers)";
+      unit.size_bytes += unit.layers.size() * dtype_bytes(unit.dtype);  // how many contributed to each member
+    } else {
+      unit.name = plan_.layers[unit.layers.front()].name;
+    }
+    for (const std::uint32_t layer : unit.layers) {
+      plan_.unit_of_layer[layer] = static_cast<std::uint32_t>(plan_.units.size());
+    }
+    plan_.units.push_back(std::move(unit));
+  }
+
+  Plan& plan_;
+  const Options& options_;
+  const std::uint32_t first_unit_id_;
+  std::map<DType, Unit> open_groups_;
+};
+
+std::string layer_text(const Plan& plan, std::uint32_t index) {
+  const Layer& layer = plan.layers[index];
+  std::string text = std::to_string(index) + " " + layer.name + "[";
+  text += layer.factorable() ? std::to_string(layer.rows) + "x" + std::to_string(layer.cols)
+                             : std::to_string(layer.element_count);
+  return text + "] " + std::string(scheme_name(layer.scheme));
+}
+
+}  // namespace
+
+Result<Plan> make_plan(std::vector<Layer> layers, const Cluster& cluster, const Options& options,
+                       std::uint32_t first_unit_id) {
+  if (Status status = check_cluster(cluster, options); !status.ok()) return status;
+  if (Status status = check_layers(layers, cluster); !status.ok()) return status;
+  Plan plan;
+  plan.cluster = cluster;
+  plan.layers = std::move(layers);
+  plan.unit_of_layer.resize(plan.layers.size());
+  for (Layer& layer : plan.layers) layer.scheme = settled_scheme(layer, cluster);
+  UnitBuilder builder(plan, options, first_unit_id);
+  for (std::uint32_t index = 0; index < plan.layers.size(); ++index) builder.add(index);
+  builder.finish_groups();
+  assign_chunks(plan, options);
+  return plan;
+}
+
+std::vector<std::string> plan_lines(const Plan& plan) {
+  const bool colocated = plan.cluster.placement == Placement::colocated;
+  const std::string cluster = std::to_string(plan.cluster.worker_count) + " workers, " +
+                              std::to_string(plan.cluster.server_count) +
+                              (colocated ? " colocated shards" : " dedicated shards");
+  std::vector<std::string> lines;
+  for (const Unit& unit : plan.units) {
+    std::string line = "unit ";
+    line += std::to_string(unit.id) + " " + unit.name + " ";
+    line += dtype_name(unit.dtype);
+    line.append(" ").append(std::to_string(unit.size_bytes)).append(" bytes; layers:");
+    for (const std::uint32_t layer : unit.layers) line.append(" ").append(layer_text(plan, layer)).append(",");
+    line.back() = ';';
+    line += " chunks (bytes@shard):";
+    for (const Chunk& chunk : unit.chunks) {
+      line.append(" ").append(std::to_string(chunk.size_bytes)).append("@").append(std::to_string(chunk.server));
+    }
+    lines.push_back(line + "; " + cluster);
+  }
+  return lines;
+}
+
+}  // namespace poseidon

@@ -1,0 +1,16 @@
+#include "scheme/adam.h"
+
+namespace poseidon {
+
+void Adam::start(Exchange& exchange, const Links& links) const {
+  if (!exchange.has_factors) return ParameterServer::start(exchange, links);
+  expect_results(exchange);
+  const Chunk& whole = exchange.unit->chunks.front();  // the plan gives an adam layer one chunk
+  wire::Header header = header_for(exchange, links, wire::Kind::factors);
+  header.rows = static_cast<std::uint32_t>(exchange.rows);
+  header.cols = static_cast<std::uint32_t>(exchange.cols);
+  const auto server = static_cast<std::size_t>(whole.server);
+  send_counted(exchange, *links.servers[server], !links.server_is_local[server], header, factor_pieces(exchange));
+}
+
+}  // namespace poseidon

@@ -1,0 +1,82 @@
+// Exchange: one unit's synchronization in one step, from this worker's contribution to the result.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/buffer.h"
+#include "kernel/kernel.h"
+#include "poseidon/client.h"
+#include "poseidon/plan.h"
+#include "wire/header.h"
+
+namespace poseidon {
+
+/// One worker's part of an sfb exchange.
+struct Part {
+  bool arrived = false;
+  bool present = false;
+  std::uint32_t factor_count = 0;
+  std::vector<kernel::FactorTerm> terms;  // of factors or of one dense gradient, in order
+  Buffer buffer;                          // what `terms` points into; empty for this worker's own
+};
+
+/// What the workers have sent for one step of a unit under sfb. A peer may be a step ahead, so a
+/// syncer keeps two.
+struct Inbox {
+  std::vector<Part> parts;  // by rank
+  std::size_t arrived_count = 0;
+};
+
+/// Owned by its syncer and reused from step to step; loop thread only.
+struct Exchange {
+  // The unit; fixed.
+  const Unit* unit = nullptr;
+  std::size_t rows = 0;
+  std::size_t cols = 0;
+  bool transient = false;
+
+  // This step's contribution.
+  std::uint64_t step = 0;
+  Scheme scheme = Scheme::ps;
+  std::uint32_t divisor = 1;
+  std::uint32_t factor_count = 0;   // own K; kUnboundedFactors for a dense gradient
+  bool absent = false;              // nothing to contribute
+  bool accumulate = false;
+  std::span<std::byte> data;        // dense gradient and result, or the factors' destination
+  DType factor_dtype = DType::float32;
+  std::vector<FactorRows> factors;  // used when `has_factors`
+  bool has_factors = false;
+  Inbox inbox;                      // sfb
+
+  // Progress.
+  bool running = false;
+  bool computing = false;               // the executor works on it
+  bool received = false;                // everything expected is here
+  std::size_t sends_pending = 0;        // sends that still read this worker's memory
+  std::vector<bool> chunk_received;
+  std::size_t chunks_missing = 0;
+
+  // Outcome.
+  bool present = false;                 // some worker contributed
+  std::uint64_t factor_count_sum = 0;   // over the workers
+  std::uint64_t bytes_sent = 0;
+  std::uint64_t bytes_received = 0;
+  Status status;
+
+  /// Runs once per step, when nothing reads or writes this worker's memory any more.
+  std::function<void()> on_complete;
+
+  /// To be called after every change of the progress fields.
+  void complete_if_done() {
+    if (!running || computing || sends_pending > 0 || (!received && status.ok())) return;
+    running = false;
+    on_complete();
+  }
+};
+
+}  // namespace poseidon

@@ -1,0 +1,27 @@
+// sfb: every worker sends its factors to every other and multiplies all of them itself, in rank
+// order, so that all replicas compute the same bits (Poseidon §3.2).
+#pragma once
+
+#include "scheme/scheme.h"
+
+namespace poseidon {
+
+/// A worker whose gradient is not made of factors in some step sends the dense gradient instead,
+/// or says that it has nothing: the sum stays exact without asking the others first.
+class FactorBroadcast final : public SchemeProtocol {
+ public:
+  void start(Exchange& exchange, const Links& links) const override;
+  Result<std::span<std::byte>> destination(Exchange& exchange, const wire::Header& header,
+                                           const Links& links) const override;
+  Status receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
+                 const Links& links) const override;
+  std::string waiting_for(const Exchange& exchange) const override;
+
+  /// The same for a message of a step that has not started here yet.
+  static Result<std::span<std::byte>> make_room(Inbox& inbox, const Exchange& exchange, const wire::Header& header,
+                                                const Links& links);
+  static void store(Inbox& inbox, const Exchange& exchange, const wire::Header& header,
+                    std::span<const std::byte> payload);
+};
+
+}  // namespace poseidon

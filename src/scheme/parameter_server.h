@@ -1,0 +1,22 @@
+// ps: chunks of the dense gradient to their shards, the reduced chunks back (Poseidon §3.2, §4.1).
+#pragma once
+
+#include "scheme/scheme.h"
+
+namespace poseidon {
+
+class ParameterServer : public SchemeProtocol {
+ public:
+  void start(Exchange& exchange, const Links& links) const override;
+  Result<std::span<std::byte>> destination(Exchange& exchange, const wire::Header& header,
+                                           const Links& links) const override;
+  Status receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
+                 const Links& links) const override;
+  std::string waiting_for(const Exchange& exchange) const override;
+
+ protected:
+  /// Marks every chunk as awaited.
+  static void expect_results(Exchange& exchange);
+};
+
+}  // namespace poseidon

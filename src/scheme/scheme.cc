@@ -1,0 +1,57 @@
+#include "scheme/scheme.h"
+
+#include "scheme/adam.h"
+#include "scheme/factor_broadcast.h"
+#include "scheme/parameter_server.h"
+
+namespace poseidon {
+
+const SchemeProtocol& protocol_of(Scheme scheme) {
+  static const ParameterServer ps;
+  static const FactorBroadcast sfb;
+  static const Adam adam;
+  if (scheme == Scheme::sfb) return sfb;
+  if (scheme == Scheme::adam) return adam;
+  return ps;
+}
+
+wire::Header header_for(const Exchange& exchange, const Links& links, wire::Kind kind) {
+  wire::Header header;
+  header.kind = kind;
+  header.dtype = exchange.unit->dtype;
+  header.flags = static_cast<std::uint8_t>((exchange.absent ? wire::kAbsent : 0) |
+                                           (exchange.transient ? wire::kTransient : 0));
+  header.rank = links.rank;
+  header.worker_count = links.worker_count;
+  header.unit = exchange.unit->id;
+  header.step = exchange.step;
+  header.divisor = exchange.divisor;
+  header.factor_count = exchange.factor_count;
+  return header;
+}
+
+void send_counted(Exchange& exchange, Flow& flow, bool crosses_network, const wire::Header& header,
+                  std::vector<std::span<const std::byte>> payload) {
+  if (crosses_network) {
+    exchange.bytes_sent += wire::kHeaderBytes;
+    for (const auto& piece : payload) exchange.bytes_sent += piece.size();
+  }
+  ++exchange.sends_pending;
+  flow.send(header, std::move(payload), [&exchange](const Status&) {
+    // A failed send also closes its flow, and that fails the exchange with the better message.
+    --exchange.sends_pending;
+    exchange.complete_if_done();
+  });
+}
+
+std::vector<std::span<const std::byte>> factor_pieces(const Exchange& exchange) {
+  const std::size_t element_bytes = dtype_bytes(exchange.factor_dtype);
+  std::vector<std::span<const std::byte>> pieces;
+  for (const auto& rows : exchange.factors)
+    if (rows.count > 0) pieces.emplace_back(rows.left, rows.count * exchange.rows * element_bytes);
+  for (const auto& rows : exchange.factors)
+    if (rows.count > 0) pieces.emplace_back(rows.right, rows.count * exchange.cols * element_bytes);
+  return pieces;
+}
+
+}  // namespace poseidon

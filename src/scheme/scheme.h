@@ -1,0 +1,59 @@
+// SchemeProtocol: how one scheme moves an exchange's messages. One file per scheme.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "base/buffer_pool.h"
+#include "base/executor.h"
+#include "scheme/exchange.h"
+#include "transport/transport.h"
+
+namespace poseidon {
+
+/// The worker's connections and helpers; outlives all exchanges.
+struct Links {
+  std::uint32_t rank = 0;
+  std::uint32_t worker_count = 1;
+  std::vector<Flow*> servers;         // by shard
+  std::vector<bool> server_is_local;  // that shard lives in this process: nothing crosses a network
+  std::vector<Flow*> peers;           // by rank; null for this one
+  Loop* loop = nullptr;
+  Executor* executor = nullptr;
+  std::shared_ptr<BufferPool> pool;
+};
+
+/// Stateless; loop thread only. State is in the Exchange.
+class SchemeProtocol {
+ public:
+  virtual ~SchemeProtocol() = default;
+
+  /// Sends this worker's contribution. The exchange completes through complete_if_done().
+  virtual void start(Exchange& exchange, const Links& links) const = 0;
+
+  /// Where the payload of an expected message goes. ErrorCode::mismatch for one that does not fit.
+  virtual Result<std::span<std::byte>> destination(Exchange& exchange, const wire::Header& header,
+                                                   const Links& links) const = 0;
+
+  /// A message is complete; `payload` is the memory that destination() gave or lent by the sender.
+  virtual Status receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
+                         const Links& links) const = 0;
+
+  /// "waiting for the result of chunk 3 from server 1": for error messages.
+  virtual std::string waiting_for(const Exchange& exchange) const = 0;
+};
+
+/// The protocol of a concrete scheme (ps, sfb, adam). Static lifetime, stateless.
+const SchemeProtocol& protocol_of(Scheme scheme);
+
+/// The header that every message of an exchange starts from.
+wire::Header header_for(const Exchange& exchange, const Links& links, wire::Kind kind);
+
+/// Sends a part of the worker's memory and keeps the exchange's count of pending sends and bytes.
+void send_counted(Exchange& exchange, Flow& flow, bool crosses_network, const wire::Header& header,
+                  std::vector<std::span<const std::byte>> payload);
+
+/// The pieces of the factors' payload: all left rows, then all right rows.
+std::vector<std::span<const std::byte>> factor_pieces(const Exchange& exchange);
+
+}  // namespace poseidon

@@ -1,0 +1,184 @@
+#include "server/server_impl.h"
+
+#include <utility>
+
+#include "transport/tcp/tcp_transport.h"
+
+namespace poseidon {
+
+namespace {
+constexpr auto kLinger = std::chrono::seconds(2);
+constexpr std::uint32_t kMaxWorkers = 1u << 16;
+
+void send_error(Flow& flow, const wire::Header& about, const Status& status) {
+  const wire::TextMessage message = wire::make_error(wire::Kind::refuse, about, status);
+  flow.send(message.header, {message.payload()}, [text = message.text](const Status&) {});
+}
+}  // namespace
+
+ServerImpl::Job::Job(std::string job_name, std::uint32_t count)
+    : name(std::move(job_name)),
+      worker_count(count),
+      shard(count, [this](std::uint32_t rank, const wire::Header& header, std::shared_ptr<Buffer> payload) {
+        send_result(rank, header, std::move(payload));
+      }) {}
+
+void ServerImpl::Job::send_result(std::uint32_t rank, const wire::Header& header, std::shared_ptr<Buffer> payload) {
+  const auto found = workers.find(rank);
+  if (found == workers.end()) return;  // it has gone; the others learn that from their own connections to it
+  std::vector<std::span<const std::byte>> pieces;
+  if (payload) pieces.push_back(std::as_const(*payload).span());
+  found->second->send(header, std::move(pieces), [payload](const Status&) {});
+}
+
+ServerImpl::ServerImpl(const Options& options) : options_(options), loop_("psd-server") {
+  loop_.post([this] { check_overdue(); });
+}
+
+ServerImpl::~ServerImpl() { shutdown(); }
+
+Status ServerImpl::listen(Transport& transport, const std::string& address) {
+  auto listener = transport.listen(loop_, address, [this](std::shared_ptr<Flow> flow) { accept(std::move(flow)); });
+  if (!listener.ok()) return listener.status();
+  listeners_.push_back(std::move(listener.value()));
+  return {};
+}
+
+std::string ServerImpl::address() const { return listeners_.front()->address(); }
+
+void ServerImpl::shutdown() {
+  if (std::exchange(shut_down_, true)) return;
+  listeners_.clear();
+  std::promise<void> begun;
+  loop_.post([this, &begun] {
+    stopping_ = true;
+    if (connections_.empty()) all_closed_.set_value();
+    wire::Header goodbye;
+    goodbye.kind = wire::Kind::goodbye;
+    for (auto& [key, connection] : connections_) {
+      connection.flow->send(goodbye, {}, [](const Status&) {});
+      connection.flow->close(kLinger);
+    }
+    begun.set_value();
+  });
+  begun.get_future().wait();
+  all_closed_.get_future().wait_for(2 * kLinger);
+}
+
+std::pair<std::uint64_t, std::uint64_t> ServerImpl::traffic() {
+  std::promise<std::pair<std::uint64_t, std::uint64_t>> answer;
+  loop_.post([this, &answer] {
+    std::pair<std::uint64_t, std::uint64_t> bytes{closed_bytes_sent_, closed_bytes_received_};
+    for (const auto& [key, connection] : connections_) {
+      bytes.first += connection.flow->bytes_sent();
+      bytes.second += connection.flow->bytes_received();
+    }
+    answer.set_value(bytes);
+  });
+  return answer.get_future().get();
+}
+
+void ServerImpl::accept(std::shared_ptr<Flow> flow) {
+  Flow& accepted = *flow;
+  connections_[&accepted].flow = std::move(flow);
+  accepted.set_receiver(this);
+  if (stopping_) accepted.close(kLinger);
+}
+
+Result<std::span<std::byte>> ServerImpl::on_header(Flow& flow, const wire::Header& header) {
+  Connection& connection = connections_.at(&flow);
+  const bool text = header.kind == wire::Kind::hello || header.kind == wire::Kind::abort;
+  if (text ? header.payload_bytes > wire::kMaxTextBytes : connection.job == nullptr)
+    return Status(ErrorCode::refused, flow.peer_name() + " does not speak as a worker of this job");
+  connection.receiving =
+      text ? Buffer(header.payload_bytes) : connection.job->shard.pool().take(header.payload_bytes);
+  return connection.receiving.span();
+}
+
+Status ServerImpl::on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
+                              std::function<void()> release) {
+  Connection& connection = connections_.at(&flow);
+  Contribution contribution{header, std::exchange(connection.receiving, Buffer()), payload, std::move(release)};
+  if (header.kind == wire::Kind::push || header.kind == wire::Kind::factors) {
+    if (connection.job == nullptr || static_cast<int>(header.rank) != flow.tag)
+      return {ErrorCode::refused, flow.peer_name() + " pushes before its hello or for another rank than its own"};
+    if (Status status = connection.job->shard.add(std::move(contribution)); !status.ok())
+      send_error(flow, header, status);
+    return {};
+  }
+  const Status status = header.kind == wire::Kind::hello ? greet(flow, header, payload) : Status();
+  if (contribution.release) contribution.release();
+  return status;
+}
+
+std::string ServerImpl::objection(const wire::Hello& hello) const {
+  const auto job = jobs_.find(hello.job);
+  const bool embedded = options_.world_size > 0;
+  const std::uint32_t expected = job != jobs_.end() ? job->second.worker_count
+                                 : embedded         ? static_cast<std::uint32_t>(options_.world_size)
+                                                    : hello.worker_count;
+  if (embedded && hello.job != options_.job)
+    return "this server works for job '" + options_.job + "', not '" + hello.job + "'";
+  if (hello.worker_count != expected || hello.rank >= expected || expected > kMaxWorkers)
+    return "this server serves " + std::to_string(expected) + " workers of job '" + hello.job + "', not rank " +
+           std::to_string(hello.rank) + " of " + std::to_string(hello.worker_count);
+  if (job != jobs_.end() && job->second.workers.contains(hello.rank))
+    return "rank " + std::to_string(hello.rank) + " is connected already; two processes have the same RANK";
+  return "";
+}
+
+Status ServerImpl::greet(Flow& flow, const wire::Header& header, std::span<const std::byte> payload) {
+  const wire::Hello hello = wire::read_hello(header, payload);
+  Connection& connection = connections_.at(&flow);
+  const std::string why = connection.job != nullptr ? "a second hello" : objection(hello);
+  if (!why.empty()) {
+    send_error(flow, header, {ErrorCode::refused, why});
+    flow.close(kLinger);
+    return {};
+  }
+  connection.job = &jobs_.try_emplace(hello.job, hello.job, hello.worker_count).first->second;
+  connection.job->workers[hello.rank] = &flow;
+  flow.tag = static_cast<int>(hello.rank);
+  const wire::TextMessage answer = wire::make_hello({0, hello.worker_count, hello.job});
+  flow.send(answer.header, {answer.payload()}, [text = answer.text](const Status&) {});
+  return {};
+}
+
+void ServerImpl::on_closed(Flow& flow, const Status&) {
+  auto found = connections_.find(&flow);
+  closed_bytes_sent_ += flow.bytes_sent();
+  closed_bytes_received_ += flow.bytes_received();
+  if (Job* job = found->second.job) {
+    job->workers.erase(static_cast<std::uint32_t>(flow.tag));
+    job->shard.drop(static_cast<std::uint32_t>(flow.tag));
+    if (job->workers.empty()) jobs_.erase(std::string(job->name));
+  }
+  connections_.erase(found);
+  if (stopping_ && connections_.empty()) all_closed_.set_value();
+}
+
+void ServerImpl::check_overdue() {
+  // Workers give up after `timeout`; the one that can name the missing ranks speaks shortly before.
+  const auto patience = options_.timeout * 9 / 10;
+  const std::int64_t before = now_ns() - std::chrono::nanoseconds(patience).count();
+  for (auto& [name, job] : jobs_) {
+    job.shard.for_each_overdue(before, [&job](const wire::Header& about, const std::string& why) {
+      for (auto& [rank, flow] : job.workers) send_error(*flow, about, {ErrorCode::timeout, why});
+    });
+  }
+  loop_.call_at(Clock::now() + std::min<std::chrono::milliseconds>(patience / 9, std::chrono::seconds(5)),
+                [this] { check_overdue(); });
+}
+
+Result<std::unique_ptr<Server>> Server::listen(const Options& options, std::uint16_t port) {
+  Options any_job = options;
+  any_job.world_size = 0;
+  auto server = std::make_unique<ServerImpl>(any_job);
+  server->owned_transport_ = make_tcp_transport();
+  const std::string host = options.interface.empty() ? "0.0.0.0" : options.interface;
+  if (Status status = server->listen(*server->owned_transport_, host + ":" + std::to_string(port)); !status.ok())
+    return status;
+  return std::unique_ptr<Server>(std::move(server));
+}
+
+}  // namespace poseidon

@@ -1,0 +1,218 @@
+#include "transport/inproc/inproc_flow.h"
+
+#include <atomic>
+#include <cstring>
+
+namespace poseidon::inproc {
+
+namespace {
+
+Status closed_by_peer() { return {ErrorCode::peer_lost, "closed by the peer"}; }
+
+}  // namespace
+
+bool Link::post(std::size_t end, std::function<void(InprocFlow*)> task) {
+  const std::lock_guard lock(mutex_);
+  const End& target = ends_[end];
+  if (target.loop == nullptr) return false;
+  target.loop->post([flow = target.flow, task = std::move(task)] { task(flow.lock().get()); });
+  return true;
+}
+
+void Link::attach(std::size_t end, Loop& loop, std::weak_ptr<InprocFlow> flow) {
+  const std::lock_guard lock(mutex_);
+  ends_[end] = {&loop, std::move(flow)};
+}
+
+void Link::detach(std::size_t end) {
+  const std::lock_guard lock(mutex_);
+  ends_[end] = {};
+}
+
+/// A payload in the receiver's hands: gives the memory back when it is released or forgotten.
+class InprocFlow::Loan {
+ public:
+  Loan(std::shared_ptr<Link> link, std::size_t lender, std::uint64_t id)
+      : link_(std::move(link)), lender_(lender), id_(id) {}
+  ~Loan() { release(); }
+  Loan(const Loan&) = delete;
+  Loan& operator=(const Loan&) = delete;
+
+  void release() {
+    if (released_.exchange(true)) return;
+    link_->post(lender_, [id = id_](InprocFlow* flow) {
+      if (flow != nullptr) flow->complete(id, Status());
+    });
+  }
+
+ private:
+  const std::shared_ptr<Link> link_;
+  const std::size_t lender_;
+  const std::uint64_t id_;
+  std::atomic<bool> released_{false};
+};
+
+std::pair<std::shared_ptr<InprocFlow>, std::shared_ptr<InprocFlow>> InprocFlow::make_pair(
+    Loop& first_loop, std::string first_peer_name, Loop& second_loop, std::string second_peer_name) {
+  const auto link = std::make_shared<Link>();
+  auto first = std::make_shared<InprocFlow>(first_loop, link, 0, std::move(first_peer_name));
+  auto second = std::make_shared<InprocFlow>(second_loop, link, 1, std::move(second_peer_name));
+  link->attach(0, first_loop, first);
+  link->attach(1, second_loop, second);
+  return {std::move(first), std::move(second)};
+}
+
+InprocFlow::InprocFlow(Loop& loop, std::shared_ptr<Link> link, std::size_t end, std::string peer_name)
+    : loop_(loop), link_(std::move(link)), end_(end), peer_name_(std::move(peer_name)) {}
+
+InprocFlow::~InprocFlow() {
+  link_->detach(end_);
+  for (const Message& message : waiting_) reply(*link_, 1 - end_, message.id, closed_by_peer());
+  if (!closed_) tell_peer_closed();
+}
+
+void InprocFlow::set_receiver(Receiver* receiver) {
+  receiver_ = receiver;
+  update_registration();
+  loop_.post([self = shared_from_this()] {
+    self->deliver_waiting();
+    self->settle();
+  });
+}
+
+void InprocFlow::send(wire::Header header, std::vector<std::span<const std::byte>> payload, Done done) {
+  header.payload_bytes = 0;
+  for (const auto& piece : payload) header.payload_bytes += piece.size();
+  std::erase_if(payload, [](const auto& piece) { return piece.empty(); });
+  Status refusal;
+  if (closed_) {
+    refusal =
+        end_status_.ok() ? Status(ErrorCode::shut_down, "connection to " + peer_name_ + " is closed") : end_status_;
+  } else if (header.payload_bytes > wire::kMaxPayloadBytes) {
+    refusal = {ErrorCode::invalid_argument,
+               "a payload of " + std::to_string(header.payload_bytes) + " bytes is too large"};
+  }
+  if (!refusal.ok()) {
+    loop_.post([done = std::move(done), refusal] { done(refusal); });
+    return;
+  }
+  const std::uint64_t id = next_id_++;
+  outstanding_.emplace(id, std::move(done));
+  update_registration();
+  Message message{id, header, std::move(payload)};
+  const bool posted =
+      link_->post(1 - end_, [message = std::move(message), link = link_, own_end = end_](InprocFlow* peer) mutable {
+        if (peer != nullptr) return peer->arrive(std::move(message));
+        reply(*link, own_end, message.id, closed_by_peer());
+      });
+  if (posted) return;
+  loop_.post([self = shared_from_this(), id] { self->complete(id, closed_by_peer()); });
+  on_peer_closed();
+}
+
+void InprocFlow::close(std::chrono::milliseconds) {
+  // Nothing to linger for: what was sent is with the peer already, and its memory comes back when
+  // the peer lets go of it, which on_closed waits for.
+  end({});
+}
+
+/// The peer's message, on this end's loop.
+void InprocFlow::arrive(Message message) {
+  if (closed_) return reply(*link_, 1 - end_, message.id, closed_by_peer());
+  if (receiver_ == nullptr || !waiting_.empty()) return waiting_.push_back(std::move(message));
+  if (Status status = deliver(message); !status.ok()) end(status);
+}
+
+void InprocFlow::deliver_waiting() {
+  while (receiver_ != nullptr && !waiting_.empty() && !closed_) {
+    const Message message = std::move(waiting_.front());
+    waiting_.pop_front();
+    if (Status status = deliver(message); !status.ok()) end(status);
+  }
+  if (peer_closed_ && waiting_.empty() && receiver_ != nullptr) on_peer_closed();
+}
+
+Status InprocFlow::deliver(const Message& message) {
+  if (message.payload.size() > 1) return deliver_copy(message);
+  if (message.payload.empty()) {
+    reply(*link_, 1 - end_, message.id, {});
+    return receiver_->on_message(*this, message.header, {}, {});
+  }
+  auto loan = std::make_shared<Loan>(link_, 1 - end_, message.id);
+  return receiver_->on_message(*this, message.header, message.payload.front(), [loan] { loan->release(); });
+}
+
+Status InprocFlow::deliver_copy(const Message& message) {
+  auto place = receiver_->on_header(*this, message.header);
+  if (!place.ok() || closed_ || place.value().size() != message.header.payload_bytes) {
+    reply(*link_, 1 - end_, message.id, closed_by_peer());
+    if (!place.ok() || closed_) return place.status();
+    return {ErrorCode::invalid_argument, "the receiver gave " + std::to_string(place.value().size()) +
+                                             " bytes for a payload of " + std::to_string(message.header.payload_bytes)};
+  }
+  std::byte* to = place.value().data();
+  for (const auto& piece : message.payload) {
+    std::memcpy(to, piece.data(), piece.size());
+    to += piece.size();
+  }
+  reply(*link_, 1 - end_, message.id, {});
+  return receiver_->on_message(*this, message.header, place.value(), {});
+}
+
+/// Tells the end that sent message `id` that its memory is free.
+void InprocFlow::reply(Link& link, std::size_t sender_end, std::uint64_t id, const Status& status) {
+  link.post(sender_end, [id, status](InprocFlow* sender) {
+    if (sender != nullptr) sender->complete(id, status);
+  });
+}
+
+/// A message of this end's own is through.
+void InprocFlow::complete(std::uint64_t id, const Status& status) {
+  const auto entry = outstanding_.extract(id);
+  if (entry.empty()) return;
+  entry.mapped()(status.with_context("connection to " + peer_name_ + " ended"));
+  settle();
+}
+
+void InprocFlow::tell_peer_closed() {
+  link_->post(1 - end_, [](InprocFlow* peer) {
+    if (peer != nullptr) peer->on_peer_closed();
+  });
+}
+
+void InprocFlow::on_peer_closed() {
+  peer_closed_ = true;
+  if (waiting_.empty()) end(closed_by_peer().with_context("connection to " + peer_name_ + " ended"));
+}
+
+void InprocFlow::end(const Status& status) {
+  if (closed_) return;
+  closed_ = true;
+  end_status_ = status;
+  for (const Message& message : std::exchange(waiting_, {})) {
+    reply(*link_, 1 - end_, message.id, closed_by_peer());
+  }
+  tell_peer_closed();
+  loop_.post([self = shared_from_this()] { self->settle(); });
+}
+
+/// What follows when a message is through or the flow has closed: the flow's last step once none of
+/// its memory is lent, and whether the loop has to keep it.
+void InprocFlow::settle() {
+  if (closed_ && outstanding_.empty()) {
+    link_->detach(end_);
+    if (receiver_ != nullptr) std::exchange(receiver_, nullptr)->on_closed(*this, end_status_);
+  }
+  update_registration();
+}
+
+void InprocFlow::update_registration() {
+  const bool wanted = receiver_ != nullptr || !outstanding_.empty();
+  if (wanted && registration_ == 0) {
+    registration_ = loop_.call_at(Clock::time_point::max(), [self = shared_from_this()] {});
+  } else if (!wanted && registration_ != 0) {
+    loop_.cancel(std::exchange(registration_, 0));
+  }
+}
+
+}  // namespace poseidon::inproc

@@ -1,0 +1,99 @@
+// InprocFlow: one end of a connection inside the process.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "transport/transport.h"
+
+namespace poseidon::inproc {
+
+class InprocFlow;
+
+/// What the two ends share: how to reach the other one's loop for as long as that end is there.
+class Link {
+ public:
+  /// Runs `task` on the end's loop with its flow, or null if that has gone meanwhile; false when
+  /// it has gone already. Any thread.
+  bool post(std::size_t end, std::function<void(InprocFlow*)> task);
+
+  /// The end takes tasks from here on, or no more.
+  void attach(std::size_t end, Loop& loop, std::weak_ptr<InprocFlow> flow);
+  void detach(std::size_t end);
+
+ private:
+  struct End {
+    Loop* loop = nullptr;
+    std::weak_ptr<InprocFlow> flow;
+  };
+  std::mutex mutex_;
+  std::array<End, 2> ends_;  // guarded by mutex_
+};
+
+/// Loop thread only. While it has a receiver, or lent memory, a registration with the loop keeps it
+/// alive until on_closed has run; otherwise dropping the last reference closes the connection.
+class InprocFlow final : public Flow, public std::enable_shared_from_this<InprocFlow> {
+ public:
+  using Done = std::function<void(const Status&)>;
+
+  /// The two ends, the first one on `first_loop`. Each is used on its own loop only.
+  static std::pair<std::shared_ptr<InprocFlow>, std::shared_ptr<InprocFlow>> make_pair(Loop& first_loop,
+                                                                                       std::string first_peer_name,
+                                                                                       Loop& second_loop,
+                                                                                       std::string second_peer_name);
+
+  InprocFlow(Loop& loop, std::shared_ptr<Link> link, std::size_t end, std::string peer_name);
+  ~InprocFlow() override;
+
+  void set_receiver(Receiver* receiver) override;
+  void send(wire::Header header, std::vector<std::span<const std::byte>> payload, Done done) override;
+  void close(std::chrono::milliseconds linger) override;
+  const std::string& peer_name() const override { return peer_name_; }
+  std::uint64_t bytes_sent() const override { return 0; }
+  std::uint64_t bytes_received() const override { return 0; }
+
+ private:
+  class Loan;
+  struct Message {
+    std::uint64_t id = 0;
+    wire::Header header;
+    std::vector<std::span<const std::byte>> payload;  // the sender's memory; no empty pieces
+  };
+
+  void arrive(Message message);
+  Status deliver(const Message& message);
+  Status deliver_copy(const Message& message);
+  void deliver_waiting();
+  void on_peer_closed();
+  void complete(std::uint64_t id, const Status& status);
+  static void reply(Link& link, std::size_t sender_end, std::uint64_t id, const Status& status);
+  void tell_peer_closed();
+  void end(const Status& status);
+  void settle();
+  void update_registration();
+
+  Loop& loop_;
+  const std::shared_ptr<Link> link_;
+  const std::size_t end_;
+  const std::string peer_name_;
+  Loop::TimerId registration_ = 0;  // a timer that never fires; 0: none
+
+  std::unordered_map<std::uint64_t, Done> outstanding_;  // sent; the memory is not free yet
+  std::uint64_t next_id_ = 1;
+
+  Receiver* receiver_ = nullptr;
+  std::deque<Message> waiting_;  // for the receiver
+  bool peer_closed_ = false;
+  bool closed_ = false;
+  Status end_status_;
+};
+
+}  // namespace poseidon::inproc

@@ -1,0 +1,137 @@
+#include "transport/inproc/inproc_transport.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "transport/backoff.h"
+#include "transport/inproc/inproc_flow.h"
+
+namespace poseidon {
+
+namespace inproc {
+namespace {
+
+using OnAccept = std::function<void(std::shared_ptr<Flow>)>;
+
+struct Acceptor {
+  Loop& loop;
+  const OnAccept on_accept;
+  bool open = true;  // the loop's thread only
+};
+
+/// Who listens where, in one transport. Thread-safe.
+class Registry {
+ public:
+  /// The address, numbered where it asked for any; unreachable when it is taken.
+  Result<std::string> add(const std::string& address, const std::shared_ptr<Acceptor>& acceptor) {
+    const std::lock_guard lock(mutex_);
+    std::string name = address;
+    if (name.ends_with(":0")) name.replace(name.size() - 1, 1, std::to_string(next_port_++));
+    if (!acceptors_.emplace(name, acceptor).second) {
+      return Status(ErrorCode::unreachable, "cannot listen on " + name + ": Address already in use");
+    }
+    return name;
+  }
+
+  void remove(const std::string& address) {
+    const std::lock_guard lock(mutex_);
+    acceptors_.erase(address);
+  }
+
+  /// A new flow to whoever listens on `address`, or null.
+  std::shared_ptr<Flow> connect(Loop& loop, const std::string& address) {
+    // The listener's loop is there as long as the lock is held: a listener leaves before its loop does.
+    const std::lock_guard lock(mutex_);
+    const auto found = acceptors_.find(address);
+    if (found == acceptors_.end()) return nullptr;
+    const auto acceptor = found->second;
+    const std::string name = "client " + std::to_string(next_client_++) + " of " + address;
+    auto [ours, theirs] = InprocFlow::make_pair(loop, address, acceptor->loop, name);
+    acceptor->loop.post([acceptor, flow = std::move(theirs)]() mutable {
+      const auto accepted = std::move(flow);
+      if (acceptor->open) acceptor->on_accept(accepted);
+    });
+    return ours;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<Acceptor>> acceptors_;
+  int next_port_ = 1;
+  int next_client_ = 1;
+};
+
+class InprocListener final : public Listener {
+ public:
+  InprocListener(std::shared_ptr<Registry> registry, std::shared_ptr<Acceptor> acceptor, std::string address)
+      : registry_(std::move(registry)), acceptor_(std::move(acceptor)), address_(std::move(address)) {}
+  ~InprocListener() override {
+    registry_->remove(address_);
+    acceptor_->loop.call([this] { acceptor_->open = false; });
+  }
+  const std::string& address() const override { return address_; }
+
+ private:
+  const std::shared_ptr<Registry> registry_;
+  const std::shared_ptr<Acceptor> acceptor_;
+  const std::string address_;
+};
+
+/// One connect(): asks again until the deadline. Kept alive by the timer; loop thread only.
+class Connector : public std::enable_shared_from_this<Connector> {
+ public:
+  using Done = std::function<void(Result<std::shared_ptr<Flow>>)>;
+
+  Connector(std::shared_ptr<Registry> registry, Loop& loop, std::string address, Clock::time_point deadline, Done done)
+      : registry_(std::move(registry)),
+        loop_(loop),
+        address_(std::move(address)),
+        deadline_(deadline),
+        done_(std::move(done)) {}
+
+  void ask() {
+    if (auto flow = registry_->connect(loop_, address_)) return done_(std::move(flow));
+    const auto now = Clock::now();
+    if (now >= deadline_) {
+      return done_(Status(ErrorCode::unreachable, "cannot connect to " + address_ + ": nobody listens there"));
+    }
+    loop_.call_at(std::min(deadline_, now + backoff_.next()), [self = shared_from_this()] { self->ask(); });
+  }
+
+ private:
+  const std::shared_ptr<Registry> registry_;
+  Loop& loop_;
+  const std::string address_;
+  const Clock::time_point deadline_;
+  const Done done_;
+  Backoff backoff_;
+};
+
+class InprocTransport final : public Transport {
+ public:
+  Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address, OnAccept on_accept) override {
+    auto acceptor = std::make_shared<Acceptor>(Acceptor{loop, std::move(on_accept)});
+    auto name = registry_->add(address, acceptor);
+    if (!name.ok()) return name.status();
+    return Result<std::unique_ptr<Listener>>(
+        std::make_unique<InprocListener>(registry_, std::move(acceptor), std::move(name.value())));
+  }
+
+  void connect(Loop& loop, const std::string& address, Clock::time_point deadline, Connector::Done done) override {
+    auto connector = std::make_shared<Connector>(registry_, loop, address, deadline, std::move(done));
+    loop.post([connector] { connector->ask(); });
+  }
+
+ private:
+  const std::shared_ptr<Registry> registry_ = std::make_shared<Registry>();
+};
+
+}  // namespace
+}  // namespace inproc
+
+std::unique_ptr<Transport> make_inproc_transport() { return std::make_unique<inproc::InprocTransport>(); }
+
+}  // namespace poseidon

@@ -1,0 +1,258 @@
+#include "transport/loop.h"
+
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <future>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "transport/posix.h"
+
+namespace poseidon {
+
+namespace {
+
+constexpr std::uint64_t kWakeKey = ~std::uint64_t{0};
+constexpr std::size_t kEventsPerWait = 64;
+constexpr std::size_t kThreadNameBytes = 15;
+constexpr std::chrono::milliseconds kLongestWait{60'000};
+
+[[noreturn]] void die(const char* what) {
+  std::fprintf(stderr, "poseidon: loop: %s: %s\n", what, errno_text(errno).c_str());
+  std::abort();
+}
+
+}  // namespace
+
+struct Loop::State {
+  struct Watch {
+    std::uint32_t generation = 0;
+    std::function<void(std::uint32_t)> handler;
+  };
+
+  FileDescriptor epoll;
+  FileDescriptor wake;
+  std::thread thread;
+  std::atomic<std::thread::id> thread_id{};
+
+  std::mutex mutex;
+  std::vector<std::function<void()>> tasks;  // guarded by mutex
+  // True from before the last look at `tasks` until the wait has ended: only then does a post have
+  // to write to the eventfd.
+  std::atomic<bool> asleep{false};
+
+  // The loop thread's alone.
+  bool stopping = false;
+  std::vector<std::function<void()>> running;
+  std::unordered_map<int, std::shared_ptr<Watch>> watches;
+  std::uint32_t next_generation = 0;
+  std::map<std::pair<Clock::time_point, TimerId>, std::function<void()>> timers;
+  std::unordered_map<TimerId, Clock::time_point> timer_times;
+  TimerId next_timer = 1;
+
+  void open();
+  void run();
+  bool run_tasks();
+  void run_due_timers();
+  std::chrono::milliseconds wait_time();
+  void wait_and_dispatch();
+  void dispatch(const epoll_event& event);
+  void drop_registrations();
+};
+
+void Loop::State::open() {
+  epoll = FileDescriptor(::epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll) die("epoll_create1");
+  wake = FileDescriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake) die("eventfd");
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = kWakeKey;
+  if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, wake.get(), &event) != 0) die("epoll_ctl");
+}
+
+void Loop::State::run() {
+  while (!stopping) {
+    run_tasks();
+    run_due_timers();
+    if (!stopping) wait_and_dispatch();
+  }
+  while (run_tasks()) {
+  }
+  drop_registrations();
+  while (run_tasks()) {
+  }
+}
+
+bool Loop::State::run_tasks() {
+  {
+    const std::lock_guard lock(mutex);
+    running.swap(tasks);
+  }
+  if (running.empty()) return false;
+  for (auto& task : running) {
+    task();
+    task = nullptr;  // what it holds ends here, before the next task, not after the batch
+  }
+  running.clear();
+  return true;
+}
+
+void Loop::State::run_due_timers() {
+  if (timers.empty()) return;
+  // Collected first: a task may cancel another due timer, and one that it adds waits for the next round.
+  std::vector<std::pair<Clock::time_point, TimerId>> due;
+  const auto now = Clock::now();
+  for (auto it = timers.begin(); it != timers.end() && it->first.first <= now; ++it) due.push_back(it->first);
+  for (const auto& key : due) {
+    const auto it = timers.find(key);
+    if (it == timers.end()) continue;
+    const auto task = std::move(it->second);
+    timers.erase(it);
+    timer_times.erase(key.second);
+    task();
+  }
+}
+
+std::chrono::milliseconds Loop::State::wait_time() {
+  {
+    const std::lock_guard lock(mutex);
+    if (!tasks.empty()) return std::chrono::milliseconds{0};
+  }
+  if (timers.empty()) return kLongestWait;
+  const auto left = timers.begin()->first.first - Clock::now();
+  if (left >= kLongestWait) return kLongestWait;
+  return std::max(std::chrono::ceil<std::chrono::milliseconds>(left), std::chrono::milliseconds{0});
+}
+
+void Loop::State::wait_and_dispatch() {
+  std::array<epoll_event, kEventsPerWait> events;
+  asleep.store(true);
+  const auto timeout = wait_time();
+  const int count =
+      ::epoll_wait(epoll.get(), events.data(), static_cast<int>(events.size()), static_cast<int>(timeout.count()));
+  asleep.store(false);
+  if (count < 0 && errno != EINTR) die("epoll_wait");
+  for (int i = 0; i < count; ++i) dispatch(events[static_cast<std::size_t>(i)]);
+}
+
+void Loop::State::dispatch(const epoll_event& event) {
+  if (event.data.u64 == kWakeKey) {
+    std::uint64_t posts = 0;
+    if (::read(wake.get(), &posts, sizeof(posts)) < 0 && errno != EAGAIN && errno != EINTR) die("read eventfd");
+    return;
+  }
+  // The generation tells a descriptor that was unwatched (and perhaps reused) since the wait.
+  const auto it = watches.find(static_cast<int>(event.data.u64 & 0xffffffffu));
+  if (it == watches.end() || it->second->generation != event.data.u64 >> 32) return;
+  const auto watch = it->second;
+  watch->handler(event.events);
+}
+
+void Loop::State::drop_registrations() {
+  // Moved out first: what the closures own may unwatch and cancel while it is destroyed.
+  const auto old_watches = std::exchange(watches, {});
+  const auto old_timers = std::exchange(timers, {});
+  timer_times.clear();
+}
+
+Loop::Loop(const std::string& name) : state_(std::make_unique<State>()) {
+  state_->open();
+  state_->thread = std::thread([state = state_.get(), thread_name = name.substr(0, kThreadNameBytes)] {
+    state->thread_id.store(std::this_thread::get_id());
+    ::pthread_setname_np(::pthread_self(), thread_name.c_str());
+    state->run();
+  });
+}
+
+Loop::~Loop() {
+  post([state = state_.get()] { state->stopping = true; });
+  state_->thread.join();
+}
+
+void Loop::post(std::function<void()> task) {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->tasks.push_back(std::move(task));
+  }
+  if (state_->asleep.load() && state_->asleep.exchange(false)) {
+    const std::uint64_t one = 1;
+    while (::write(state_->wake.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
+    }
+  }
+}
+
+void Loop::call(const std::function<void()>& task) {
+  if (in_loop_thread()) return task();
+  // Shared: set_value may still be on its way out when the wait is over.
+  const auto ran = std::make_shared<std::promise<void>>();
+  post([&task, ran] {
+    task();
+    ran->set_value();
+  });
+  ran->get_future().wait();
+}
+
+bool Loop::in_loop_thread() const { return state_->thread_id.load() == std::this_thread::get_id(); }
+
+Status Loop::watch(int fd, std::uint32_t events, std::function<void(std::uint32_t)> handler) {
+  const std::uint32_t generation = state_->next_generation++;
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = std::uint64_t{generation} << 32 | static_cast<std::uint32_t>(fd);
+  if (::epoll_ctl(state_->epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+    return {ErrorCode::invalid_argument, "cannot watch descriptor " + std::to_string(fd) + ": " + errno_text(errno)};
+  }
+  state_->watches[fd] = std::make_shared<State::Watch>(State::Watch{generation, std::move(handler)});
+  return {};
+}
+
+Status Loop::rewatch(int fd, std::uint32_t events) {
+  const auto it = state_->watches.find(fd);
+  if (it == state_->watches.end()) {
+    return {ErrorCode::invalid_argument, "descriptor " + std::to_string(fd) + " is not watched"};
+  }
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = std::uint64_t{it->second->generation} << 32 | static_cast<std::uint32_t>(fd);
+  if (::epoll_ctl(state_->epoll.get(), EPOLL_CTL_MOD, fd, &event) != 0) {
+    return {ErrorCode::invalid_argument, "cannot watch descriptor " + std::to_string(fd) + ": " + errno_text(errno)};
+  }
+  return {};
+}
+
+void Loop::unwatch(int fd) {
+  const auto it = state_->watches.find(fd);
+  if (it == state_->watches.end()) return;
+  const auto watch = it->second;  // what the handler owns ends after the map is whole again
+  state_->watches.erase(it);
+  ::epoll_ctl(state_->epoll.get(), EPOLL_CTL_DEL, fd, nullptr);
+}
+
+Loop::TimerId Loop::call_at(Clock::time_point when, std::function<void()> task) {
+  const TimerId id = state_->next_timer++;
+  state_->timers.emplace(std::pair{when, id}, std::move(task));
+  state_->timer_times.emplace(id, when);
+  return id;
+}
+
+void Loop::cancel(TimerId timer) {
+  const auto it = state_->timer_times.find(timer);
+  if (it == state_->timer_times.end()) return;
+  const auto task = state_->timers.extract({it->second, timer});  // destroyed after the maps are whole again
+  state_->timer_times.erase(it);
+}
+
+}  // namespace poseidon

@@ -1,0 +1,50 @@
+// Loop: one thread that owns its flows and everything their receivers keep. Nothing inside locks.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/clock.h"
+#include "poseidon/status.h"
+
+namespace poseidon {
+
+class Loop {
+ public:
+  /// Starts the thread. `name` shows in `top -H` and debuggers (15 characters count).
+  explicit Loop(const std::string& name);
+  /// Runs the tasks posted so far (and those that they post), drops watches and timers, then
+  /// joins. Never from the loop's own thread.
+  ~Loop();
+  Loop(const Loop&) = delete;
+  Loop& operator=(const Loop&) = delete;
+
+  /// Runs `task` on the loop's thread, in the order of posting. Any thread; never blocks.
+  void post(std::function<void()> task);
+  /// Runs `task` on the loop's thread and returns when it has run. Any thread, the loop's too.
+  void call(const std::function<void()>& task);
+  bool in_loop_thread() const;
+
+  // The rest: loop thread only.
+
+  /// Calls `handler(events)` when the descriptor is ready (EPOLLIN, EPOLLOUT, …; level-triggered).
+  /// The descriptor stays the caller's; unwatch before closing it. A handler may watch and unwatch
+  /// any descriptor, its own too; after unwatch returns the handler is not called again.
+  Status watch(int fd, std::uint32_t events, std::function<void(std::uint32_t)> handler);
+  Status rewatch(int fd, std::uint32_t events);
+  void unwatch(int fd);
+
+  /// Calls `task` once, not before `when`.
+  using TimerId = std::uint64_t;
+  TimerId call_at(Clock::time_point when, std::function<void()> task);
+  void cancel(TimerId timer);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace poseidon

@@ -1,0 +1,93 @@
+#include "transport/tcp/address.h"
+
+#include <netdb.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+namespace poseidon::tcp {
+
+namespace {
+
+struct HostPort {
+  std::string host;
+  std::string port;
+};
+
+std::optional<HostPort> split(std::string_view address) {
+  const auto colon = address.rfind(':');
+  if (colon == std::string_view::npos) return std::nullopt;
+  std::string_view host = address.substr(0, colon);
+  const std::string_view port = address.substr(colon + 1);
+  if (host.size() >= 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+  } else if (host.find(':') != std::string_view::npos) {
+    return std::nullopt;  // an IPv6 address without brackets: its port cannot be told from its end
+  }
+  std::uint16_t number = 0;
+  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), number);
+  if (host.empty() || error != std::errc() || end != port.data() + port.size()) return std::nullopt;
+  return HostPort{std::string(host), std::string(port)};
+}
+
+}  // namespace
+
+Result<std::vector<SocketAddress>> resolve(const std::string& address) {
+  const auto parts = split(address);
+  if (!parts) {
+    return Status(ErrorCode::invalid_argument,
+                  "address \"" + address + "\" is not of the form host:port (an IPv6 host in brackets)");
+  }
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  addrinfo* head = nullptr;
+  const int error = ::getaddrinfo(parts->host.c_str(), parts->port.c_str(), &hints, &head);
+  if (error != 0) {
+    return Status(ErrorCode::unreachable,
+                  "cannot look up the host of \"" + address + "\": " + std::string(::gai_strerror(error)));
+  }
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> list(head, &::freeaddrinfo);
+  std::vector<SocketAddress> found;
+  for (const addrinfo* entry = head; entry != nullptr; entry = entry->ai_next) {
+    SocketAddress one;
+    one.size_bytes = std::min<socklen_t>(entry->ai_addrlen, sizeof(one.storage));
+    std::memcpy(&one.storage, entry->ai_addr, one.size_bytes);
+    found.push_back(one);
+  }
+  return found;
+}
+
+std::string to_text(const SocketAddress& address) {
+  std::array<char, NI_MAXHOST> host{};
+  std::array<char, NI_MAXSERV> port{};
+  if (::getnameinfo(address.get(), address.size_bytes, host.data(), host.size(), port.data(), port.size(),
+                    NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+    return "unknown address";
+  }
+  const std::string name = host.data();
+  return (address.family() == AF_INET6 ? "[" + name + "]" : name) + ":" + port.data();
+}
+
+SocketAddress local_address(int fd) {
+  SocketAddress address;
+  address.size_bytes = sizeof(address.storage);
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address.storage), &address.size_bytes) != 0) return {};
+  return address;
+}
+
+SocketAddress peer_address(int fd) {
+  SocketAddress address;
+  address.size_bytes = sizeof(address.storage);
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&address.storage), &address.size_bytes) != 0) return {};
+  return address;
+}
+
+}  // namespace poseidon::tcp

@@ -1,0 +1,87 @@
+#include "transport/tcp/message_reader.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+namespace poseidon::tcp {
+
+namespace {
+constexpr std::size_t kBufferBytes = 64u << 10;
+}
+
+MessageReader::MessageReader() : buffer_(kBufferBytes) {}
+
+std::size_t MessageReader::destinations(std::size_t limit_bytes, std::span<iovec, 2> out) {
+  if (stopped_) begin_ = end_ = 0;
+  if (!in_payload_ || stopped_) {
+    // At most a part of one header is left over.
+    std::memmove(buffer_.data(), buffer_.data() + begin_, buffered_bytes());
+    end_ -= begin_;
+    begin_ = 0;
+    out[0] = {buffer_.data() + end_, std::min(buffer_.size() - end_, limit_bytes)};
+    return 1;
+  }
+  const auto rest = payload_.subspan(received_bytes_);
+  out[0] = {rest.data(), std::min(rest.size(), limit_bytes)};
+  if (rest.size() >= limit_bytes) return 1;
+  out[1] = {buffer_.data(), std::min(buffer_.size(), limit_bytes - rest.size())};
+  return 2;
+}
+
+Status MessageReader::consume(std::size_t count, Flow& flow, Receiver& receiver) {
+  if (stopped_) return {};
+  if (in_payload_) {
+    const std::size_t in_place = std::min(count, payload_.size() - received_bytes_);
+    received_bytes_ += in_place;
+    end_ = count - in_place;
+  } else {
+    end_ += count;
+  }
+  while (!stopped_) {
+    if (!in_payload_) {
+      if (buffered_bytes() < wire::kHeaderBytes) break;
+      if (Status status = start_message(flow, receiver); !status.ok()) return status;
+      if (stopped_) break;
+    }
+    if (received_bytes_ < payload_.size()) break;
+    if (Status status = finish_message(flow, receiver); !status.ok()) return status;
+  }
+  if (begin_ == end_) begin_ = end_ = 0;
+  return {};
+}
+
+Status MessageReader::start_message(Flow& flow, Receiver& receiver) {
+  const auto bytes = std::span<const std::byte>(buffer_.span()).subspan(begin_).first<wire::kHeaderBytes>();
+  auto header = wire::decode(bytes);
+  if (!header.ok()) return header.status().with_context("message from " + flow.peer_name());
+  begin_ += wire::kHeaderBytes;
+  header_ = header.value();
+  in_payload_ = true;
+  payload_ = {};
+  received_bytes_ = 0;
+  if (header_.payload_bytes == 0) return {};
+
+  auto place = receiver.on_header(flow, header_);
+  if (stopped_) return {};
+  if (!place.ok()) return place.status();
+  payload_ = place.value();
+  if (payload_.size() != header_.payload_bytes) {
+    return {ErrorCode::invalid_argument, "the receiver gave " + std::to_string(payload_.size()) +
+                                             " bytes for a payload of " + std::to_string(header_.payload_bytes)};
+  }
+  received_bytes_ = std::min(buffered_bytes(), payload_.size());
+  std::memcpy(payload_.data(), buffer_.data() + begin_, received_bytes_);
+  begin_ += received_bytes_;
+  return {};
+}
+
+Status MessageReader::finish_message(Flow& flow, Receiver& receiver) {
+  in_payload_ = false;
+  const std::span<const std::byte> payload = payload_;
+  payload_ = {};
+  received_bytes_ = 0;
+  return receiver.on_message(flow, header_, payload, {});
+}
+
+}  // namespace poseidon::tcp

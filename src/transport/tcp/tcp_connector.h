@@ -1,0 +1,47 @@
+// TcpConnector: one connect() of the TCP transport, from the first try to the last.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/backoff.h"
+#include "transport/posix.h"
+#include "transport/tcp/address.h"
+#include "transport/transport.h"
+
+namespace poseidon::tcp {
+
+/// Kept alive by what it has registered with the loop. Loop thread only after construction.
+class TcpConnector final : public std::enable_shared_from_this<TcpConnector> {
+ public:
+  using Done = std::function<void(Result<std::shared_ptr<Flow>>)>;
+
+  /// `candidates` is not empty.
+  TcpConnector(Loop& loop, std::string address, std::vector<SocketAddress> candidates, Clock::time_point deadline,
+               Done done);
+
+  /// Tries every candidate in turn, again and again until the deadline; calls `done` once.
+  void start();
+
+ private:
+  void try_candidate();
+  void on_writable();
+  void failed(int error);
+  void give_up();
+
+  Loop& loop_;
+  const std::string address_;
+  const std::vector<SocketAddress> candidates_;
+  const Clock::time_point started_;
+  const Clock::time_point deadline_;
+  const Done done_;
+  Backoff backoff_;
+  std::size_t next_candidate_ = 0;
+  int last_error_ = 0;
+  FileDescriptor socket_;  // of the attempt under way
+  Loop::TimerId timer_ = 0;
+};
+
+}  // namespace poseidon::tcp

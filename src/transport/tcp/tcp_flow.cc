@@ -1,0 +1,242 @@
+#include "transport/tcp/tcp_flow.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include "transport/tcp/address.h"
+
+namespace poseidon::tcp {
+
+namespace {
+
+constexpr std::size_t kPiecesPerSend = 64;
+// One flow's share of a wake-up, so that the loop's other flows get their turn.
+constexpr std::size_t kReadBudgetBytes = 2u << 20;
+constexpr std::size_t kWriteBudgetBytes = 2u << 20;
+// What the kernel may hold unsent: enough to keep the link busy, little enough that the order of
+// what follows is still ours to choose.
+constexpr int kNotSentLowatBytes = 256 << 10;
+// An idle connection to a dead machine is noticed after 15 + 6 × 5 seconds.
+constexpr int kKeepIdleSeconds = 15;
+constexpr int kKeepIntervalSeconds = 5;
+constexpr int kKeepCount = 6;
+
+void set_option(int fd, int level, int name, int value) {
+  // These only tune: a kernel that lacks one still carries the flow.
+  static_cast<void>(::setsockopt(fd, level, name, &value, sizeof(value)));
+}
+
+void set_flow_options(int fd) {
+  set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kNotSentLowatBytes);
+  set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, kKeepIdleSeconds);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, kKeepIntervalSeconds);
+  set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, kKeepCount);
+}
+
+std::size_t total_bytes(std::span<const iovec> pieces) {
+  std::size_t total = 0;
+  for (const iovec& piece : pieces) total += piece.iov_len;
+  return total;
+}
+
+msghdr message_of(std::span<iovec> pieces) {
+  msghdr message{};
+  message.msg_iov = pieces.data();
+  message.msg_iovlen = pieces.size();
+  return message;
+}
+
+bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
+
+}  // namespace
+
+TcpFlow::TcpFlow(Loop& loop, FileDescriptor socket)
+    : loop_(loop), socket_(std::move(socket)), peer_name_(to_text(peer_address(socket_.get()))) {
+  set_flow_options(socket_.get());
+}
+
+void TcpFlow::set_receiver(Receiver* receiver) {
+  receiver_ = receiver;
+  if (state_ == State::open) {
+    update_watch();
+  } else if (state_ == State::closed) {
+    post_finished();
+  }
+}
+
+void TcpFlow::send(wire::Header header, std::vector<std::span<const std::byte>> payload,
+                   std::function<void(const Status&)> done) {
+  header.payload_bytes = 0;
+  for (const auto& piece : payload) header.payload_bytes += piece.size();
+  Status refusal = send_error_;
+  if (state_ != State::open && refusal.ok()) {
+    refusal = {ErrorCode::shut_down, "connection to " + peer_name_ + " is closed"};
+  } else if (header.payload_bytes > wire::kMaxPayloadBytes) {
+    refusal = {ErrorCode::invalid_argument,
+               "a payload of " + std::to_string(header.payload_bytes) + " bytes is too large"};
+  }
+  if (!refusal.ok()) {
+    finished_.push_back({std::move(done), refusal});
+    return post_finished();
+  }
+  const bool idle = queue_.empty();
+  queue_.push(header, std::move(payload), std::move(done));
+  if (!idle) return;  // EPOLLOUT will come
+  flush();
+  update_watch();
+  if (!finished_.empty()) post_finished();
+}
+
+void TcpFlow::close(std::chrono::milliseconds linger) {
+  if (state_ != State::open) return;
+  state_ = State::closing;
+  reader_.stop();
+  flush();
+  if (state_ == State::closed) return;
+  if (linger.count() <= 0 || !send_error_.ok()) return end({});
+  // After the last byte the socket stays open until the peer has closed its side: closing it with
+  // unread data in it would make the kernel throw away what the peer has not received yet.
+  linger_timer_ = loop_.call_at(Clock::now() + linger, [self = shared_from_this()] {
+    self->linger_timer_ = 0;
+    self->end({});
+  });
+  update_watch();
+}
+
+void TcpFlow::on_events(std::uint32_t events) {
+  const auto self = shared_from_this();
+  const bool failed = (events & (EPOLLERR | EPOLLHUP)) != 0;
+  if ((failed || (events & EPOLLOUT) != 0) && !queue_.empty()) flush();
+  run_finished();
+  if (state_ != State::closed && (watched_events_ & EPOLLIN) != 0 && (failed || (events & EPOLLIN) != 0)) receive();
+  update_watch();
+}
+
+void TcpFlow::update_watch() {
+  if (state_ == State::closed) return;
+  std::uint32_t wanted = 0;
+  if (receiver_ != nullptr || state_ == State::closing) wanted |= EPOLLIN;
+  if (!queue_.empty()) wanted |= EPOLLOUT;
+  if (wanted == watched_events_) return;
+  Status status;
+  if (watched_events_ == 0) {
+    status = loop_.watch(socket_.get(), wanted,
+                         [self = shared_from_this()](std::uint32_t events) { self->on_events(events); });
+  } else if (wanted == 0) {
+    loop_.unwatch(socket_.get());
+  } else {
+    status = loop_.rewatch(socket_.get(), wanted);
+  }
+  if (!status.ok()) return end(status);
+  watched_events_ = wanted;
+}
+
+void TcpFlow::flush() {
+  std::size_t budget_bytes = kWriteBudgetBytes;
+  while (!queue_.empty() && budget_bytes > 0) {
+    std::array<iovec, kPiecesPerSend> pieces;
+    const auto used = std::span(pieces).first(queue_.fill(pieces, budget_bytes));
+    const msghdr message = message_of(used);
+    const ssize_t sent = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0) {
+      if (errno == EINTR) continue;
+      if (would_block(errno)) break;
+      return fail_sends(ended(errno_text(errno)));
+    }
+    const auto sent_bytes = static_cast<std::size_t>(sent);
+    bytes_sent_ += sent_bytes;
+    budget_bytes -= sent_bytes;
+    std::vector<SendQueue::Done> complete;
+    queue_.advance(sent_bytes, complete);
+    for (auto& done : complete) finished_.push_back({std::move(done), Status()});
+    if (sent_bytes < total_bytes(used)) break;  // the next try would only say EAGAIN
+  }
+  if (state_ == State::closing && queue_.empty() && !end_of_stream_sent_) {
+    end_of_stream_sent_ = true;
+    ::shutdown(socket_.get(), SHUT_WR);
+  }
+}
+
+void TcpFlow::fail_sends(const Status& status) {
+  send_error_ = status;
+  for (auto& done : queue_.take_all()) finished_.push_back({std::move(done), status});
+  if (state_ == State::closing) return end({});
+  // What the peer sent before it went (why it did, perhaps) is still there to be read; then comes
+  // the end of the stream.
+  ::shutdown(socket_.get(), SHUT_RDWR);
+}
+
+void TcpFlow::receive() {
+  std::size_t budget_bytes = kReadBudgetBytes;
+  while (state_ != State::closed && budget_bytes > 0) {
+    std::array<iovec, 2> pieces;
+    const auto used = std::span(pieces).first(reader_.destinations(budget_bytes, pieces));
+    msghdr message = message_of(used);
+    const ssize_t got = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && would_block(errno)) return;
+    if (got <= 0) return on_read_error(got < 0 ? errno : 0);
+    const auto got_bytes = static_cast<std::size_t>(got);
+    const bool drained = got_bytes < total_bytes(used);
+    bytes_received_ += got_bytes;
+    budget_bytes -= got_bytes;
+    if (state_ == State::open) {
+      if (Status status = reader_.consume(got_bytes, *this, *receiver_); !status.ok()) return end(status);
+    }
+    if (drained) return;
+  }
+}
+
+void TcpFlow::on_read_error(int error) {
+  if (!send_error_.ok()) return end(send_error_);
+  if (error != 0) return end(ended(errno_text(error)));
+  end(ended(reader_.between_messages() ? "closed by the peer" : "closed by the peer in the middle of a message"));
+}
+
+void TcpFlow::end(const Status& status) {
+  if (state_ == State::closed) return;
+  const bool ours = state_ == State::closing;
+  state_ = State::closed;
+  reader_.stop();
+  end_status_ = ours ? Status() : status;
+  if (send_error_.ok()) {
+    send_error_ = ours
+                      ? Status(ErrorCode::shut_down, "connection to " + peer_name_ + " was closed before this was sent")
+                      : status;
+  }
+  for (auto& done : queue_.take_all()) finished_.push_back({std::move(done), send_error_});
+  post_finished();  // holds the flow when the registration goes
+  if (watched_events_ != 0) loop_.unwatch(socket_.get());
+  watched_events_ = 0;
+  if (linger_timer_ != 0) loop_.cancel(std::exchange(linger_timer_, 0));
+  socket_.reset();
+}
+
+void TcpFlow::post_finished() {
+  if (std::exchange(finished_posted_, true)) return;
+  loop_.post([self = shared_from_this()] {
+    self->finished_posted_ = false;
+    self->run_finished();
+    if (self->state_ != State::closed || self->receiver_ == nullptr) return;
+    std::exchange(self->receiver_, nullptr)->on_closed(*self, self->end_status_);
+  });
+}
+
+void TcpFlow::run_finished() {
+  for (const auto& [done, status] : std::exchange(finished_, {})) done(status);
+}
+
+Status TcpFlow::ended(const std::string& why) const {
+  return {ErrorCode::peer_lost, "connection to " + peer_name_ + " ended (" + why + ")"};
+}
+
+}  // namespace poseidon::tcp

@@ -1,0 +1,74 @@
+// TcpFlow: one connection of the TCP transport.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/posix.h"
+#include "transport/tcp/message_reader.h"
+#include "transport/tcp/send_queue.h"
+#include "transport/transport.h"
+
+namespace poseidon::tcp {
+
+/// Loop thread only. While it has a receiver, or something to send, the loop's registration keeps
+/// it alive until on_closed has run; otherwise dropping the last reference closes the connection.
+class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> {
+ public:
+  /// `socket` is connected. The flow makes it nonblocking and sets its options.
+  TcpFlow(Loop& loop, FileDescriptor socket);
+
+  void set_receiver(Receiver* receiver) override;
+  void send(wire::Header header, std::vector<std::span<const std::byte>> payload,
+            std::function<void(const Status&)> done) override;
+  void close(std::chrono::milliseconds linger) override;
+  const std::string& peer_name() const override { return peer_name_; }
+  std::uint64_t bytes_sent() const override { return bytes_sent_; }
+  std::uint64_t bytes_received() const override { return bytes_received_; }
+
+ private:
+  enum class State {
+    open,
+    closing,  // close() was called: sends what is queued, drops what arrives
+    closed,   // the socket is gone; on_closed has run or is posted
+  };
+  struct Finished {
+    SendQueue::Done done;
+    Status status;
+  };
+
+  void on_events(std::uint32_t events);
+  void update_watch();
+  void flush();
+  void fail_sends(const Status& status);
+  void receive();
+  void on_read_error(int error);
+  void end(const Status& status);
+  void post_finished();
+  void run_finished();
+  Status ended(const std::string& why) const;
+
+  Loop& loop_;
+  FileDescriptor socket_;
+  const std::string peer_name_;
+  State state_ = State::open;
+  std::uint32_t watched_events_ = 0;  // 0: not registered
+
+  SendQueue queue_;
+  Status send_error_;  // not ok: no send can succeed any more
+  std::vector<Finished> finished_;
+  bool finished_posted_ = false;
+  bool end_of_stream_sent_ = false;
+  Loop::TimerId linger_timer_ = 0;
+
+  MessageReader reader_;
+  Receiver* receiver_ = nullptr;
+  Status end_status_;
+
+  std::uint64_t bytes_sent_ = 0;
+  std::uint64_t bytes_received_ = 0;
+};
+
+}  // namespace poseidon::tcp

@@ -1,0 +1,39 @@
+#include "transport/tcp/tcp_transport.h"
+
+#include <utility>
+
+#include "transport/tcp/address.h"
+#include "transport/tcp/tcp_connector.h"
+#include "transport/tcp/tcp_listener.h"
+
+namespace poseidon {
+
+namespace {
+
+class TcpTransport final : public Transport {
+ public:
+  Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address,
+                                           std::function<void(std::shared_ptr<Flow>)> on_accept) override {
+    return tcp::TcpListener::listen(loop, address, std::move(on_accept));
+  }
+
+  void connect(Loop& loop, const std::string& address, Clock::time_point deadline,
+               std::function<void(Result<std::shared_ptr<Flow>>)> done) override {
+    // Looked up here: a slow name server must not hold up the loop.
+    auto candidates = tcp::resolve(address);
+    if (!candidates.ok()) {
+      loop.post(
+          [done = std::move(done), status = candidates.status().with_context("cannot connect")] { done(status); });
+      return;
+    }
+    auto connector =
+        std::make_shared<tcp::TcpConnector>(loop, address, std::move(candidates.value()), deadline, std::move(done));
+    loop.post([connector] { connector->start(); });
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_tcp_transport() { return std::make_unique<TcpTransport>(); }
+
+}  // namespace poseidon

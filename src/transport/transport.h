@@ -1,0 +1,99 @@
+// What every transport offers: flows that carry (header, payload), never keys or schemes.
+//
+// One conformance suite (tests/conformance/) holds for all of them. Threads: a Flow belongs to one
+// Loop; all its methods and all calls of its Receiver happen on that loop's thread.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "poseidon/status.h"
+#include "transport/loop.h"
+#include "wire/header.h"
+
+namespace poseidon {
+
+class Flow;
+
+/// What owns the other end of a flow's messages. Calls come on the flow's loop, never from inside
+/// Flow::send.
+class Receiver {
+ public:
+  virtual ~Receiver() = default;
+
+  /// A header with a payload has arrived over a medium that needs a place to put it: returns memory
+  /// of exactly header.payload_bytes that stays valid until `on_message` or `on_closed`. An error closes the flow
+  /// with that status.
+  virtual Result<std::span<std::byte>> on_header(Flow& flow, const wire::Header& header) = 0;
+
+  /// The message is complete. `payload` is the memory that on_header gave, or, where the medium
+  /// can lend the sender's own memory (in-process), that memory: on_header was then not called and
+  /// `release` is not empty and must be called once, from any thread, when the payload is no longer read.
+  /// An error closes the flow with that status.
+  virtual Status on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
+                            std::function<void()> release) = 0;
+
+  /// The flow has ended: ok after our own close(), peer_lost otherwise. The last call for this flow.
+  virtual void on_closed(Flow& flow, const Status& status) = 0;
+};
+
+/// A connection to one peer. FIFO. Owned by shared_ptr; destroyed on its loop's thread only
+/// after on_closed (or before a receiver was set).
+class Flow {
+ public:
+  virtual ~Flow() = default;
+
+  /// Must be called once, before the first message can be delivered (messages wait for it).
+  virtual void set_receiver(Receiver* receiver) = 0;
+
+  /// Sends one message: `header` (payload_bytes is filled in) and the pieces of its payload, one
+  /// after the other, straight from the caller's memory. `done` runs once, on the loop, when that
+  /// memory is free again: ok when the medium has taken the bytes, the flow's error otherwise.
+  virtual void send(wire::Header header, std::vector<std::span<const std::byte>> payload,
+                    std::function<void(const Status&)> done) = 0;
+
+  /// Sends what is queued (up to `linger`), then closes; the receiver gets on_closed(ok).
+  virtual void close(std::chrono::milliseconds linger) = 0;
+
+  /// For messages to people, e.g. "10.1.0.3:41234".
+  virtual const std::string& peer_name() const = 0;
+
+  /// Bytes that crossed a network (headers included). 0 for flows inside the process.
+  virtual std::uint64_t bytes_sent() const = 0;
+  virtual std::uint64_t bytes_received() const = 0;
+
+  /// Free for the receiver's use, e.g. the rank at the other end. -1 at first.
+  int tag = -1;
+};
+
+/// A bound address that accepts flows.
+class Listener {
+ public:
+  virtual ~Listener() = default;
+  /// "host:port" that a peer can connect to.
+  virtual const std::string& address() const = 0;
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  /// Any thread. `on_accept` runs on `loop` for every new flow (no receiver set yet). Destroying the
+  /// listener (any thread but the loop's; blocks until the loop has let go) stops accepting.
+  /// ErrorCode::unreachable when the address cannot be bound; the message names it and why.
+  virtual Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address,
+                                                   std::function<void(std::shared_ptr<Flow>)> on_accept) = 0;
+
+  /// Any thread; `done` runs once on `loop`. Tries again until the deadline while the other side
+  /// refuses (it may not be up yet), then ErrorCode::unreachable naming the address.
+  virtual void connect(Loop& loop, const std::string& address, Clock::time_point deadline,
+                       std::function<void(Result<std::shared_ptr<Flow>>)> done) = 0;
+};
+
+}  // namespace poseidon

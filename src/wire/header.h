@@ -1,0 +1,68 @@
+// The 64-byte header that stands before every payload (docs/wire-format.md).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "poseidon/dtype.h"
+#include "poseidon/status.h"
+
+namespace poseidon::wire {
+
+inline constexpr std::uint32_t kMagic = 0x31445350;  // "PSD1" in little-endian bytes
+inline constexpr std::uint8_t kVersion = 1;
+inline constexpr std::size_t kHeaderBytes = 64;
+/// No payload may be larger; what a message may hold in its place is checked by its receiver too.
+inline constexpr std::uint64_t kMaxPayloadBytes = std::uint64_t{1} << 34;
+
+enum class Kind : std::uint8_t {
+  hello = 1,    // first on every connection, both ways: who I am; payload: the job's name
+  push = 2,     // worker → server: a chunk's gradient, or nothing (flag absent)
+  result = 3,   // server → worker: the reduced chunk
+  factors = 4,  // worker → peer: a layer's factors, its dense gradient, or nothing; to a server for adam
+  refuse = 5,   // server → worker: this request does not fit; payload: why (text)
+  abort = 6,    // the sender has failed; payload: why (text)
+  goodbye = 7,  // the sender closes on purpose
+};
+
+/// Bits of Header::flags.
+enum Flag : std::uint8_t {
+  kAbsent = 1,    // the sender has no contribution; the payload is empty
+  kDense = 2,     // a factors message whose payload is the dense gradient
+  kTransient = 4, // the server forgets the chunk when all have its result
+};
+
+/// Field by field in wire order; all integers little-endian.
+struct Header {
+  Kind kind = Kind::hello;
+  DType dtype = DType::float32;
+  std::uint8_t flags = 0;
+  std::uint32_t rank = 0;           // of the worker the message is from (result: is for)
+  std::uint32_t worker_count = 0;   // P₁ as the sender knows it
+  std::uint32_t unit = 0;
+  std::uint32_t chunk = 0;
+  std::uint64_t step = 0;
+  std::uint32_t divisor = 1;        // refuse, abort: the ErrorCode
+  std::uint32_t factor_count = 0;   // K of the sender (result: the sum over the workers); kUnboundedFactors: dense
+  std::uint32_t rows = 0;           // factors: M and N
+  std::uint32_t cols = 0;
+  std::uint64_t payload_bytes = 0;
+};
+
+/// The factor count of a contribution that has no factors; sums saturate at it.
+inline constexpr std::uint32_t kUnboundedFactors = 0xffffffffu;
+
+/// Bytes of a factors payload and of the matrix that it stands for, as the header's rows, cols,
+/// factor_count and dtype say; nullopt where that is more than kMaxPayloadBytes.
+std::optional<std::uint64_t> factor_bytes(const Header& header);
+std::optional<std::uint64_t> matrix_bytes(const Header& header);
+
+void encode(const Header& header, std::span<std::byte, kHeaderBytes> out);
+
+/// Rejects a wrong magic, version, kind, dtype, unknown flag, non-zero reserved byte or oversized
+/// payload with ErrorCode::mismatch and a message that names the field. Never reads past `in`.
+Result<Header> decode(std::span<const std::byte, kHeaderBytes> in);
+
+}  // namespace poseidon::wire

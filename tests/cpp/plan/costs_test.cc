@@ -1,0 +1,89 @@
+#include <gtest/gtest.h>
+
+#include "poseidon/plan.h"
+
+namespace poseidon {
+namespace {
+
+Layer matrix(std::size_t rows, std::size_t cols, Scheme scheme = Scheme::automatic) {
+  return {"fc.weight", DType::float32, rows * cols, rows, cols, scheme};
+}
+
+TEST(Costs, GoldenValuesOfTable1) {
+  const Costs cost = costs(4096, 4096, 32, {8, 8, Placement::colocated});
+  EXPECT_DOUBLE_EQ(cost.ps_worker, 33554432);             // 33.55 M
+  EXPECT_DOUBLE_EQ(cost.ps_server, 33554432);             // 33.55 M
+  EXPECT_DOUBLE_EQ(cost.ps_server_and_worker, 58720256);  // 58.72 M
+  EXPECT_DOUBLE_EQ(cost.sfb, 3670016);                    // 3.67 M
+  EXPECT_DOUBLE_EQ(cost.ps, cost.ps_server_and_worker);
+}
+
+TEST(Costs, PlacementDecidesWhichNodeIsTheBusiest) {
+  const Costs few_servers = costs(100, 200, 1, {8, 2, Placement::dedicated});
+  EXPECT_DOUBLE_EQ(few_servers.ps_worker, 40000);
+  EXPECT_DOUBLE_EQ(few_servers.ps_server, 160000);
+  EXPECT_DOUBLE_EQ(few_servers.ps, 160000);
+  EXPECT_DOUBLE_EQ(costs(100, 200, 1, {2, 8, Placement::dedicated}).ps, 40000);
+}
+
+TEST(Costs, Adam) {
+  const Costs cost = costs(100, 200, 4, {8, 8, Placement::dedicated});
+  EXPECT_DOUBLE_EQ(cost.adam_server, 8 * 20000 + 8 * 4 * 300);
+  EXPECT_DOUBLE_EQ(cost.adam_worker, 4 * 300 + 20000);
+  EXPECT_DOUBLE_EQ(cost.adam, cost.adam_server);
+  EXPECT_DOUBLE_EQ(costs(100, 200, 4, {8, 8, Placement::colocated}).adam, 7 * (20000 + 4 * 300));
+}
+
+TEST(Costs, OneColocatedWorkerMovesNothing) {
+  const Costs cost = costs(100, 200, 4, {1, 1, Placement::colocated});
+  EXPECT_DOUBLE_EQ(cost.ps, 0);
+  EXPECT_DOUBLE_EQ(cost.sfb, 0);
+  EXPECT_DOUBLE_EQ(cost.adam, 0);
+}
+
+TEST(BestScheme, PapersExamples) {
+  EXPECT_EQ(best_scheme(matrix(4096, 4096), 32, {8, 8, Placement::colocated}), Scheme::sfb);
+  EXPECT_EQ(best_scheme(matrix(1000, 1024), 128, {16, 16, Placement::colocated}), Scheme::ps);  // GoogLeNet
+}
+
+TEST(BestScheme, ColocatedThresholdIsFactorCountTimesWorkers) {
+  const Cluster cluster{8, 8, Placement::colocated};  // H = 2MN/(M+N) = 4096 = K·P at K = 512
+  EXPECT_EQ(best_scheme(matrix(4096, 4096), 512, cluster), Scheme::sfb);
+  EXPECT_EQ(best_scheme(matrix(4096, 4096), 513, cluster), Scheme::ps);
+}
+
+TEST(BestScheme, DedicatedComparesWithTheBusiestNode) {
+  // M = N = 1024, 4 workers: sfb = 12288 K; ps_worker = 2 M floats, ps_server = 8 M / P₂.
+  EXPECT_EQ(best_scheme(matrix(1024, 1024), 170, {4, 4, Placement::dedicated}), Scheme::sfb);
+  EXPECT_EQ(best_scheme(matrix(1024, 1024), 171, {4, 4, Placement::dedicated}), Scheme::ps);
+  EXPECT_EQ(best_scheme(matrix(1024, 1024), 682, {4, 1, Placement::dedicated}), Scheme::sfb);
+  EXPECT_EQ(best_scheme(matrix(1024, 1024), 683, {4, 1, Placement::dedicated}), Scheme::ps);
+}
+
+TEST(BestScheme, CasesThatCostsDoNotDecide) {
+  const Cluster cluster{4, 4, Placement::colocated};
+  EXPECT_EQ(best_scheme(matrix(4096, 4096), 0, cluster), Scheme::ps) << "unknown factor count";
+  EXPECT_EQ(best_scheme(matrix(4096, 4096), 1, {1, 1, Placement::colocated}), Scheme::local);
+  EXPECT_EQ(best_scheme(matrix(4096, 4096, Scheme::ps), 1, cluster), Scheme::ps);
+  EXPECT_EQ(best_scheme(matrix(8, 8, Scheme::sfb), 1000, cluster), Scheme::sfb);
+  EXPECT_EQ(best_scheme(matrix(8, 8, Scheme::adam), 1000, cluster), Scheme::adam);
+  EXPECT_EQ(best_scheme({"bias", DType::float32, 8, 0, 0, Scheme::sfb}, 1, cluster), Scheme::ps);
+  EXPECT_EQ(best_scheme({"steps", DType::int64, 4096 * 4096, 4096, 4096, Scheme::sfb}, 1, cluster), Scheme::ps);
+}
+
+TEST(SchemeName, RoundTrip) {
+  for (const Scheme scheme : {Scheme::automatic, Scheme::ps, Scheme::sfb, Scheme::adam, Scheme::local}) {
+    const Result<Scheme> parsed = parse_scheme(scheme_name(scheme));
+    ASSERT_TRUE(parsed.ok());
+    EXPECT_EQ(parsed.value(), scheme);
+  }
+  EXPECT_EQ(scheme_name(Scheme::automatic), "auto");
+  const Result<Scheme> unknown = parse_scheme("rings");
+  ASSERT_FALSE(unknown.ok());
+  EXPECT_EQ(unknown.status().code(), ErrorCode::invalid_argument);
+  EXPECT_NE(unknown.status().message().find("\"rings\""), std::string::npos);
+  EXPECT_NE(unknown.status().message().find("auto, ps, sfb"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace poseidon
