@@ -34,7 +34,8 @@ class Receiver {
 
   /// The message is complete. `payload` is the memory that on_header gave, or, where the medium
   /// can lend the sender's own memory (in-process), that memory: on_header was then not called and
-  /// `release` is not empty and must be called once, from any thread, when the payload is no longer read.
+  /// `release` is not empty and must be called once, from any thread, when the payload is no longer read
+  /// (destroying its last copy does it too).
   /// An error closes the flow with that status.
   virtual Status on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
                             std::function<void()> release) = 0;
@@ -45,6 +46,8 @@ class Receiver {
 
 /// A connection to one peer. FIFO. Owned by shared_ptr; destroyed on its loop's thread only
 /// after on_closed (or before a receiver was set).
+/// Every `done` of a message sent before the flow ended runs before on_closed. A loop that ends
+/// with flows still open closes their connections without further calls.
 class Flow {
  public:
   virtual ~Flow() = default;
@@ -58,7 +61,8 @@ class Flow {
   virtual void send(wire::Header header, std::vector<std::span<const std::byte>> payload,
                     std::function<void(const Status&)> done) = 0;
 
-  /// Sends what is queued (up to `linger`), then closes; the receiver gets on_closed(ok).
+  /// Sends what is queued (up to `linger`), then closes; the receiver gets on_closed(ok). Nothing
+  /// more is delivered. With a linger, TCP ends when the peer has closed its side too, or at its end.
   virtual void close(std::chrono::milliseconds linger) = 0;
 
   /// For messages to people, e.g. "10.1.0.3:41234".

@@ -1,0 +1,49 @@
+# make demo: set everything up and train. make test: all tests. make check: formatter, linter, types.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SOURCES := $(shell find src include -name '*.cc' -o -name '*.h') CMakeLists.txt pyproject.toml
+CPP_FILES = $(shell git ls-files 'src/*.cc' 'src/*.h' 'include/*.h' 'tests/*.cc' 'tests/*.h' 'bench/*.cc')
+
+.PHONY: demo test check format cpp-test sanitize fuzz clean
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py
+
+test: $(STAMP) cpp-test
+	$(BIN)/python tools/check_structure.py
+	$(BIN)/python -m pytest
+
+# The extension is rebuilt when its sources change; Python files are used where they lie.
+$(STAMP): constraints.txt $(SOURCES)
+	PYTHON="$(PYTHON)" tools/setup.sh $(VENV)
+	touch $(STAMP)
+
+cpp-test: $(STAMP)
+	tools/cpp_tests.sh build/cpp-tests
+
+check: $(STAMP)
+	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
+	$(BIN)/ruff format --check python tests bench examples tools
+	$(BIN)/ruff check python tests bench examples tools
+	$(BIN)/mypy
+	$(BIN)/python tools/check_structure.py
+	tools/clang_tidy.sh $(BIN)
+
+format: $(STAMP)
+	$(BIN)/clang-format -i $(CPP_FILES)
+	$(BIN)/ruff format python tests bench examples tools
+	$(BIN)/ruff check --fix-only python tests bench examples tools
+
+# The core's tests under address+undefined and thread sanitizers (minutes; thread three times over).
+sanitize: $(STAMP)
+	tools/cpp_tests.sh build/sanitize-address "address,undefined"
+	tools/cpp_tests.sh build/sanitize-thread thread --gtest_repeat=3
+
+# Coverage-guided fuzzing of the decoders; needs clang. SECONDS each.
+fuzz: $(STAMP)
+	tools/fuzz.sh build/fuzz $(or $(SECONDS),60)
+
+clean:
+	rm -rf build report.html trace.json

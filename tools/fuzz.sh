@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Fuzzes every decoder for some seconds, from its corpus in the tree. Usage: fuzz.sh BUILD_DIR SECONDS
+set -euo pipefail
+build=$1
+seconds=$2
+cd "$(dirname "$0")/.."
+export PATH="$PWD/.venv/bin:$PATH"
+
+clang=$(command -v clang++ || compgen -c clang++- | sort -V | tail -n 1)
+[ -n "$clang" ] || { echo "fuzzing needs clang: apt-get install clang libclang-rt-dev" >&2; exit 1; }
+cmake -S . -B "$build" -G Ninja -DCMAKE_CXX_COMPILER="$clang" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPOSEIDON_PYTHON=OFF \
+  -DPOSEIDON_FUZZ=ON -DPOSEIDON_SANITIZE=address,undefined,fuzzer-no-link >/dev/null
+cmake --build "$build"
+for source in tests/fuzz/*_fuzz.cc; do
+  name=$(basename "$source" .cc)
+  mkdir -p "$build/corpus/$name"
+  "$build/$name" -max_total_time="$seconds" -print_final_stats=1 "$build/corpus/$name" "tests/fuzz/corpus/${name%_fuzz}"
+done
