@@ -1,0 +1,30 @@
+"""A run as a page (report.html) and as a trace that Perfetto opens (trace.json).
+
+Every rank makes a `RankRecord` (`rank_record` does from what an adapter recorded) and `save_rank`s it; one process
+`load_ranks`, makes a `Report` and writes both files.
+"""
+
+from poseidon.report.data import Epoch, LayerRow, RankRecord, Report, Span, hidden_share, load_ranks, save_rank
+from poseidon.report.page import headlines, html, write_html
+from poseidon.report.steps import rank_record
+from poseidon.report.svg import bytes_text, percent_text
+from poseidon.report.trace import trace_events, write_trace
+
+__all__ = [
+    "Epoch",
+    "LayerRow",
+    "RankRecord",
+    "Report",
+    "Span",
+    "bytes_text",
+    "headlines",
+    "hidden_share",
+    "html",
+    "load_ranks",
+    "percent_text",
+    "rank_record",
+    "save_rank",
+    "trace_events",
+    "write_html",
+    "write_trace",
+]

@@ -1,0 +1,147 @@
+"""The report's pictures. Each takes a width, so that a page can carry one for a desk and one for a phone."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from poseidon.report.data import Epoch, LayerRow, RankRecord, Span, typical_step
+from poseidon.report.svg import Canvas, Scale, bytes_text, number_text, shortened, ticks
+
+LINE_POINTS = 160  # a curve is thinned to so many means
+ROW_LIMIT = 24  # layers in one picture; the table has them all
+NARROW = 500  # below this width a row's label stands above its bar
+TOP, BOTTOM, LEFT, RIGHT = 14, 40, 46, 14  # margins of the two curves
+ROW, TALL_ROW, BAR = 26, 38, 12
+LABEL_WIDTH = 190
+
+
+def loss_chart(losses: Sequence[float], epochs: Sequence[Epoch], width: float) -> Canvas:
+    """The training loss over the epochs: means of neighbouring steps."""
+    stride = max(1, len(losses) // LINE_POINTS)
+    groups = [losses[at : at + stride] for at in range(0, len(losses), stride)]
+    per_epoch = len(losses) / max(1, len(epochs))
+    points = [
+        ((index * stride + len(group) / 2) / per_epoch, statistics.fmean(group)) for index, group in enumerate(groups)
+    ]
+    high = max([y for _, y in points] + [0.1])
+    return _curve(points, [], max(1, len(epochs)), (0, high * 1.05), number_text, "Training loss by epoch", width)
+
+
+def accuracy_chart(epochs: Sequence[Epoch], width: float) -> Canvas:
+    """The test accuracy after each epoch."""
+    points = [(float(epoch.number), 100 * epoch.accuracy) for epoch in epochs]
+    marks = [(x, y, f"{y:.1f} %") for x, y in points]
+    lowest = min((y for _, y in points), default=0)
+    floor = max(0.0, 10 * ((lowest - 5) // 10))
+    return _curve(
+        points, marks, max(1, len(epochs)), (floor, 100), lambda y: f"{y:g} %", "Test accuracy by epoch", width
+    )
+
+
+def _curve(
+    points: Sequence[tuple[float, float]],
+    marks: Sequence[tuple[float, float, str]],
+    last: float,
+    bounds: tuple[float, float],
+    write: Callable[[float], str],
+    label: str,
+    width: float,
+) -> Canvas:
+    height = 220.0
+    canvas = Canvas(width, height, label)
+    across = Scale(0, last, LEFT, width - RIGHT - (14 if marks else 0))
+    up = Scale(bounds[0], bounds[1], height - BOTTOM, TOP)
+    for y in ticks(*bounds, count=4):
+        canvas.line(LEFT, up(y), width - RIGHT, up(y), "grid")
+        canvas.text(LEFT - 8, up(y) + 4, write(y), "tick", "end")
+    for x in (x for x in ticks(0, last, count=6) if x == int(x)):
+        canvas.text(across(x), height - BOTTOM + 18, f"{x:.0f}", "tick", "middle")
+    canvas.text((LEFT + width - RIGHT) / 2, height - 4, "epoch", "tick", "middle")
+    canvas.polyline([(across(x), up(y)) for x, y in points], "curve")
+    for x, y, text in marks:
+        canvas.dot(across(x), up(y), "dot", text)
+        canvas.text(across(x), up(y) - 9, text, "mark", "middle")
+    return canvas
+
+
+def bytes_chart(layers: Sequence[LayerRow], width: float) -> Canvas:
+    """One bar per layer: what was sent, in front of what the dense exchange would have sent."""
+    shown = largest(layers)
+    narrow = width < NARROW
+    row_height, left = (TALL_ROW, 0.0) if narrow else (ROW, float(LABEL_WIDTH))
+    value_width = 148.0
+    canvas = Canvas(width, row_height * len(shown) + 8, "Bytes sent by layer, against dense")
+    most = max([max(row.bytes_sent, row.dense_bytes) for row in shown] + [1.0])
+    across = Scale(0, most, left, width - (2 if narrow else value_width))
+    for index, row in enumerate(shown):
+        top = row_height * index + (18 if narrow else (ROW - BAR) / 2)
+        value = f"{bytes_text(row.bytes_sent)} of {bytes_text(row.dense_bytes)}"
+        tip = f"{row.name} ({row.scheme}): {value}"
+        canvas.rect(left, top, across(row.dense_bytes) - left, BAR, "dense", tip)
+        canvas.rect(left, top, max(1.5, across(row.bytes_sent) - left), BAR, scheme_style(row.scheme), tip)
+        if narrow:
+            canvas.text(0, top - 5, shortened(row.name, width - value_width), "label")
+            canvas.text(width, top - 5, value, "tick", "end")
+        else:
+            canvas.text(left - 10, top + 10, shortened(row.name, left - 10), "label", "end")
+            canvas.text(max(across(row.dense_bytes), across(row.bytes_sent)) + 8, top + 10, value, "tick")
+    return canvas
+
+
+def timeline_chart(record: RankRecord, width: float) -> Canvas:
+    """One typical step of a rank with spans: its passes on top, then each layer's backward and synchronization."""
+    step = typical_step(record)
+    spans = [span for span in record.spans if span.step == step]
+    schemes = {row.name: row.scheme for row in record.layers}
+    rows = _timeline_rows(spans)
+    narrow = width < NARROW
+    row_height, left = (TALL_ROW, 0.0) if narrow else (ROW, float(LABEL_WIDTH))
+    start = min(span.start_ns for span in spans)
+    end = max(span.end_ns for span in spans)
+    height = row_height * len(rows) + 44
+    canvas = Canvas(width, height, "Timeline of a typical step")
+    across = Scale(0, (end - start) / 1e6, left, width - 16)
+    bottom = height - 40
+    for time_ms in ticks(0, (end - start) / 1e6, count=4 if narrow else 8):
+        canvas.line(across(time_ms), 0, across(time_ms), bottom, "grid")
+        canvas.text(
+            across(time_ms), bottom + 16, number_text(time_ms), "tick", "middle" if time_ms or not narrow else "start"
+        )
+    canvas.text((left + width - 16) / 2, height - 4, "milliseconds", "tick", "middle")
+    for index, (name, parts) in enumerate(rows):
+        top = row_height * index + (18 if narrow else (ROW - BAR) / 2)
+        anchor, x = ("start", 0.0) if narrow else ("end", left - 10)
+        canvas.text(x, top - 5 if narrow else top + 10, shortened(name, width if narrow else x), "label", anchor)
+        for span in parts:
+            style = scheme_style(schemes.get(name, "")) if span.kind == "synchronization" else span.kind
+            from_ms, to_ms = ((at - start) / 1e6 for at in (span.start_ns, span.end_ns))
+            tip = f"{name}: {span.kind}, {number_text(to_ms - from_ms)} ms"
+            canvas.rect(across(from_ms), top, max(1.0, across(to_ms) - across(from_ms)), BAR, style, tip)
+    passed = [span.end_ns for span in spans if span.kind == "backward" and not span.layer]
+    if passed:
+        x = across((max(passed) - start) / 1e6)
+        canvas.line(x, 0, x, bottom, "limit")
+    return canvas
+
+
+def _timeline_rows(spans: Sequence[Span]) -> list[tuple[str, list[Span]]]:
+    """The model's row and the layers' rows, in the order in which their synchronization starts."""
+    model = [span for span in spans if not span.layer]
+    synchronized = [span for span in spans if span.kind == "synchronization"]
+    longest = sorted(synchronized, key=lambda span: span.duration_ns, reverse=True)[:ROW_LIMIT]
+    rows = [("compute", model)] if model else []
+    for span in sorted(longest, key=lambda span: span.start_ns):
+        rows.append((span.layer, [other for other in spans if other.layer == span.layer]))
+    return rows
+
+
+def largest(layers: Sequence[LayerRow]) -> list[LayerRow]:
+    """The `ROW_LIMIT` layers with most dense bytes, in the table's order."""
+    kept = sorted(layers, key=lambda row: row.dense_bytes, reverse=True)[:ROW_LIMIT]
+    return [row for row in layers if row in kept]
+
+
+def scheme_style(scheme: str) -> str:
+    """The style class of a scheme's colour."""
+    return f"scheme-{scheme}" if scheme in ("ps", "sfb", "adam") else "scheme-other"

@@ -1,0 +1,187 @@
+"""report.html: one page that needs nothing but itself. It follows the reader's light or dark preference."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+from poseidon.report.charts import ROW_LIMIT, accuracy_chart, bytes_chart, loss_chart, scheme_style, timeline_chart
+from poseidon.report.data import LayerRow, Report, hidden_share
+from poseidon.report.svg import Canvas, bytes_text, number_text, percent_text, seconds_text
+
+PAGE_WIDTH, HALF_WIDTH, PHONE_WIDTH = 952, 460, 360
+SCHEME_NAMES = {
+    "ps": "parameter server (ps)",
+    "sfb": "sufficient factors (sfb)",
+    "adam": "Adam's strategy (adam)",
+    "local": "nothing to send (local)",
+}
+
+
+def html(report: Report) -> str:
+    """The whole page."""
+    sections = [_head(report), _figures(report)]
+    if report.epochs:
+        sections.append(_learning(report))
+    if report.layers:
+        sections.append(_bytes(report.layers))
+    if any(record.spans for record in report.ranks):
+        sections.append(_timeline(report))
+    if report.layers:
+        sections.append(_table(report.layers))
+    sections.append(_environment(report))
+    style = (files("poseidon.report") / "style.css").read_text()
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
+        f"<title>{escape(report.title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
+        + "\n".join(sections)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def write_html(report: Report, path: str | os.PathLike[str]) -> None:
+    """Writes `html(report)` to `path`."""
+    Path(path).write_text(html(report), encoding="utf-8")
+
+
+def headlines(report: Report) -> list[tuple[str, str, str]]:
+    """The figures at the top: name, value, and what to hold it against."""
+    shown: list[tuple[str, str, str]] = []
+    if report.epochs:
+        last = report.epochs[-1]
+        duration = seconds_text(sum(epoch.duration_s for epoch in report.epochs))
+        count = len(report.epochs)
+        after = f"after {count} epoch{'s' if count > 1 else ''}, {duration}"
+        shown.append(("Test accuracy", f"{100 * last.accuracy:.1f} %", after))
+        rate = sum(epoch.images_per_s * epoch.duration_s for epoch in report.epochs)
+        rate /= sum(epoch.duration_s for epoch in report.epochs) or 1
+        shown.append(("Images per second", number_text(rate), f"{len(report.ranks)} workers together"))
+    sent, dense = totals(report.layers)
+    if sent:
+        against = (
+            f"{number_text(dense / sent)} times less than dense, {bytes_text(dense)}" if dense > sent else "as dense"
+        )
+        shown.append(("Sent per worker and step", bytes_text(sent), against))
+    share = overall_hidden(report)
+    if share is not None:
+        shown.append(
+            (
+                "Synchronization hidden",
+                percent_text(share),
+                "behind computation; waiting for slower workers counts against it",
+            )
+        )
+    return shown
+
+
+def totals(layers: Iterable[LayerRow]) -> tuple[float, float]:
+    """Bytes sent and bytes that dense would have sent, summed over the layers."""
+    rows = list(layers)
+    return sum(row.bytes_sent for row in rows), sum(row.dense_bytes for row in rows)
+
+
+def overall_hidden(report: Report) -> float | None:
+    """`hidden_share` of all layers together, mean over the ranks."""
+    shares = [
+        hidden_share((s for s in record.spans if s.kind == "synchronization"), record.spans) for record in report.ranks
+    ]
+    known = [share for share in shares if share is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _head(report: Report) -> str:
+    return f"<header><h1>{escape(report.title)}</h1><p>{escape(report.subtitle)}</p></header>"
+
+
+def _figures(report: Report) -> str:
+    cells = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(against)}</small></dd></div>"
+        for name, value, against in headlines(report)
+    )
+    return f'<dl class="figures">{cells}</dl>'
+
+
+def _figure(draw: Callable[[float], Canvas], wide: float) -> str:
+    """One picture in two widths; the style shows the one that fits."""
+    return f"<figure>{draw(wide).render('wide')}{draw(PHONE_WIDTH).render('narrow')}</figure>"
+
+
+def _learning(report: Report) -> str:
+    loss = _figure(lambda width: loss_chart(report.losses, report.epochs, width), HALF_WIDTH)
+    accuracy = _figure(lambda width: accuracy_chart(report.epochs, width), HALF_WIDTH)
+    return (
+        '<section class="pair">'
+        f"<div><h2>Training loss</h2><p>Rank 0’s share of the examples.</p>{loss}</div>"
+        f"<div><h2>Test accuracy</h2><p>After each epoch, on the whole test set.</p>{accuracy}</div></section>"
+    )
+
+
+def _legend(entries: Iterable[tuple[str, str]]) -> str:
+    items = "".join(f'<li><i class="{style}"></i>{escape(text)}</li>' for style, text in entries)
+    return f'<ul class="legend">{items}</ul>'
+
+
+def _scheme_entries(layers: Iterable[LayerRow]) -> list[tuple[str, str]]:
+    schemes = dict.fromkeys(row.scheme for row in layers)
+    return [(scheme_style(scheme), SCHEME_NAMES.get(scheme, scheme)) for scheme in schemes]
+
+
+def _bytes(layers: list[LayerRow]) -> str:
+    note = f" The {ROW_LIMIT} largest of {len(layers)} layers." if len(layers) > ROW_LIMIT else ""
+    legend = _legend([*_scheme_entries(layers), ("dense", "what dense gradients would take")])
+    return (
+        "<section><h2>Bytes by layer</h2><p>Sent per step by one worker together with its shard, headers included."
+        f"{note}</p>{legend}{_figure(lambda width: bytes_chart(layers, width), PAGE_WIDTH)}</section>"
+    )
+
+
+def _timeline(report: Report) -> str:
+    record = next(record for record in report.ranks if record.spans)
+    kinds = {span.kind for span in record.spans}
+    names = [("forward", "forward"), ("backward", "backward"), ("wait", "wait for exchanges"), ("update", "update")]
+    entries = [entry for entry in names if entry[0] in kinds]
+    schemes = [(style, f"synchronization: {name}") for style, name in _scheme_entries(report.layers)]
+    legend = _legend([*entries, *schemes, ("limit", "end of backward")])
+    return (
+        f"<section><h2>One step</h2><p>A step of median length on rank {record.rank}. A layer’s synchronization starts "
+        "as soon as its backward is done; what lies left of the dashed line is hidden behind computation.</p>"
+        f"{legend}{_figure(lambda width: timeline_chart(record, width), PAGE_WIDTH)}</section>"
+    )
+
+
+def _table(layers: list[LayerRow]) -> str:
+    heads = ("Layer", "Shape", "Factors", "Scheme", "Sent", "Dense", "Share", "Hidden")
+    rows = "".join(_table_row(row) for row in layers)
+    sent, dense = totals(layers)
+    total = ("All", "", "", "", bytes_text(sent), bytes_text(dense), percent_text(sent / dense if dense else None), "")
+    return (
+        "<section><h2>Layers</h2><p>In the order in which backward finishes them. Bytes are those of one step; "
+        "“hidden” is the share of a layer’s synchronization during which the model still computed.</p>"
+        f'<div class="scroll"><table><thead><tr>{_cells(heads, "th")}</tr></thead>'
+        f"<tbody>{rows}</tbody><tfoot><tr>{_cells(total, 'td')}</tr></tfoot></table></div></section>"
+    )
+
+
+def _cells(texts: Iterable[str], tag: str) -> str:
+    return "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts)
+
+
+def _table_row(row: LayerRow) -> str:
+    share = row.bytes_sent / row.dense_bytes if row.dense_bytes else None
+    texts = (bytes_text(row.bytes_sent), bytes_text(row.dense_bytes), percent_text(share), percent_text(row.hidden))
+    return (
+        f'<tr><td class="name">{escape(row.name)}</td>'
+        + _cells((row.shape_text, str(row.factor_count) if row.factor_count else "–"), "td")
+        + f'<td><i class="{scheme_style(row.scheme)}"></i>{escape(row.scheme)}</td>'
+        + _cells(texts, "td")
+        + "</tr>"
+    )
+
+
+def _environment(report: Report) -> str:
+    entries = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in report.environment)
+    return f'<section><h2>Environment</h2><dl class="environment">{entries}</dl></section>'

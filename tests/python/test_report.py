@@ -1,0 +1,307 @@
+"""The report: what it computes, that its page is well-formed and needs nothing else, that its trace is valid."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import pytest
+
+from poseidon import report
+from poseidon.report import Epoch, LayerRow, RankRecord, Report, Span
+from poseidon.report.data import merge_layers, typical_step
+from poseidon.report.svg import bytes_text, number_text, percent_text, seconds_text, shortened, ticks
+
+MS = 1_000_000
+VOID = {"meta", "br", "link", "img", "input"}
+
+
+def rank_record(rank: int, name: str = "fc1.weight", steps: int = 3) -> RankRecord:
+    """Steps of 20 ms: 4 forward, 8 backward, 4 waiting, 1 update. Half of the layer's synchronization is hidden."""
+    spans = []
+    for step in range(steps):
+        at = (100 + 20 * step) * MS
+        spans += [
+            Span("forward", step, at, at + 4 * MS),
+            Span("backward", step, at + 4 * MS, at + 8 * MS, name),
+            Span("synchronization", step, at + 8 * MS, at + 16 * MS, name),
+            Span("backward", step, at + 4 * MS, at + 12 * MS),
+            Span("wait", step, at + 12 * MS, at + 16 * MS),
+            Span("update", step, at + 16 * MS, at + 17 * MS),
+        ]
+    rows = [
+        LayerRow(name, (512, 576), 32, "sfb", 417_792 + rank, 1_769_472, 0.5),
+        LayerRow("b", (), 0, "ps", 6, 6, None),
+    ]
+    return RankRecord(rank, f"host-{rank}", 10 * rank, rows, spans)
+
+
+def whole_report(name: str = "fc1.weight", title: str = "A run") -> Report:
+    epochs = [Epoch(1, 0.9, 0.8125, 1000.0, 30.0), Epoch(2, 0.4, 0.9062, 2000.0, 15.0)]
+    losses = [2.0 / (1 + step / 50) for step in range(938)]
+    return Report(
+        title, "subtitle", [("Link", "100mbit")], epochs, losses, [rank_record(rank, name) for rank in range(2)]
+    )
+
+
+class Checker(HTMLParser):
+    """Fails on tags that do not match; collects the text, the tags and their attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def parsed(page: str) -> Checker:
+    checker = Checker()
+    checker.feed(page)
+    checker.close()
+    assert checker.open == []
+    return checker
+
+
+def test_page_shows_the_numbers() -> None:
+    text = " ".join(parsed(report.html(whole_report())).text)
+    for shown in (
+        "90.6 %",
+        "1,333",
+        "418 kB",
+        "1.77 MB",
+        "4.24 times less",
+        "50 %",
+        "512×576",
+        "sfb",
+        "100mbit",
+        "45 s",
+    ):
+        assert shown in text
+
+
+def test_page_is_well_formed_and_needs_nothing_else() -> None:
+    page = report.html(whole_report())
+    checker = parsed(page)
+    ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>\n"))  # stricter than HTML: every tag is closed
+    assert {tag for tag, _ in checker.elements}.isdisjoint({"script", "link", "img", "iframe", "object"})
+    assert not [
+        value for _, attributes in checker.elements for name in ("src", "href") if (value := attributes.get(name))
+    ]
+    assert "http" not in page
+    assert "url(" not in page
+    assert "@import" not in page
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_every_style_class_is_styled() -> None:
+    page = report.html(whole_report())
+    style = page[page.index("<style>") : page.index("</style>")]
+    used = {name for _, attributes in parsed(page).elements for name in (attributes.get("class") or "").split()}
+    assert used
+    assert {name for name in used - {"pair", "name"} if f".{name}" not in style} == set()
+
+
+def test_text_is_escaped() -> None:
+    bad = '<script>alert("x")</script>&'
+    page = report.html(whole_report(name=bad, title=bad))
+    checker = parsed(page)
+    assert "script" not in {tag for tag, _ in checker.elements}
+    assert checker.text.count(bad) >= 2
+
+
+def test_page_of_a_run_without_layers_or_epochs() -> None:
+    empty = Report("Nothing", "", [], [], [], [RankRecord(0, "host", 0)])
+    assert "Nothing" in parsed(report.html(empty)).text
+    assert report.headlines(empty) == []
+    assert report.trace_events(empty)["traceEvents"]
+
+
+def test_a_model_with_many_layers_keeps_its_pictures_small_and_its_table_whole() -> None:
+    rows = [LayerRow(f"layer{index}.weight", (8, index + 1), 0, "ps", 40.0, 40.0 + index, 0.0) for index in range(300)]
+    page = report.html(Report("Deep", "", [], [], [], [RankRecord(0, "host", 0, rows)]))
+    assert page.count('<td class="name">') == 300
+    assert page.count("<rect") == 2 * 2 * 24
+
+
+def test_pictures_stay_inside_their_frame() -> None:
+    page = report.html(whole_report(name="encoder." * 12 + "weight"))
+    pictures = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(pictures) == 8
+    for picture in pictures:
+        root = ElementTree.fromstring(picture)
+        _, _, width, height = map(float, root.attrib["viewBox"].split())
+        for rect in root.iter("rect"):
+            assert float(rect.attrib["x"]) + float(rect.attrib["width"]) <= width
+            assert float(rect.attrib["y"]) + float(rect.attrib["height"]) <= height
+        for text in root.iter("text"):
+            anchor = {"start": 0.0, "middle": 0.5, "end": 1.0}[text.attrib["text-anchor"]]
+            length = 6.2 * len(text.text or "")
+            left = float(text.attrib["x"]) - anchor * length
+            assert left >= -2
+            assert left + length <= width + 2
+
+
+def test_hidden_share_counts_only_overlap_with_the_models_passes() -> None:
+    spans = rank_record(0).spans
+    synchronizations = [span for span in spans if span.kind == "synchronization"]
+    assert report.hidden_share(synchronizations, spans) == pytest.approx(0.5)
+    assert report.hidden_share(synchronizations, []) == 0
+    assert report.hidden_share([], spans) is None
+    # Two at once count once: of the 10 ms in which anything was exchanged the model computed for 6.
+    overlapping = [
+        Span("synchronization", 0, 110 * MS, 114 * MS, "y"),
+        Span("synchronization", 0, 106 * MS, 116 * MS, "x"),
+    ]
+    assert report.hidden_share(overlapping, spans[:6]) == pytest.approx(0.6)
+    into_next_forward = [Span("synchronization", 0, 112 * MS, 122 * MS, "x")]
+    assert report.hidden_share(into_next_forward, spans) == pytest.approx(0.2)
+
+
+def test_layers_are_means_over_the_ranks() -> None:
+    merged = whole_report().layers
+    assert [row.name for row in merged] == ["fc1.weight", "b"]
+    assert merged[0].bytes_sent == 417_792.5
+    assert merged[0].hidden == 0.5
+    assert merged[1].hidden is None
+    with pytest.raises(ValueError, match="differently"):
+        merge_layers([rank_record(0).layers, rank_record(1, "other").layers])
+
+
+def test_typical_step_is_the_median_of_the_warm_ones() -> None:
+    lengths = [500, 10, 30, 20]
+    spans = [Span("forward", step, 1000 * step, 1000 * step + length) for step, length in enumerate(lengths)]
+    assert typical_step(RankRecord(0, "host", 0, [], spans)) == 3
+    assert typical_step(RankRecord(0, "host", 0, [], spans[:1])) == 0
+    assert typical_step(RankRecord(0, "host", 0)) is None
+
+
+def test_records_survive_the_folder(tmp_path: Path) -> None:
+    for rank in (10, 2, 0):
+        report.save_rank(rank_record(rank), tmp_path)
+    loaded = report.load_ranks(tmp_path)
+    assert [record.rank for record in loaded] == [0, 2, 10]
+    assert loaded[1] == rank_record(2)
+
+
+def recorded_step(at: int) -> SimpleNamespace:
+    """As an adapter records it: backward computes for 10 ms; "w" is ready after 4 ms and exchanged until 4 ms later
+    than that, "b" is ready at the end and exchanged for 2 ms."""
+
+    def layer(name: str, scheme: str, ready_ns: int, took_ns: int) -> SimpleNamespace:
+        times = {"gradient_ready_ns": ready_ns, "started_ns": ready_ns, "completed_ns": ready_ns + took_ns}
+        return SimpleNamespace(name=name, scheme=scheme, factor_count=100, bytes_sent=300, bytes_received=200, **times)
+
+    layers = [layer("w", "sfb", at + 4 * MS, 4 * MS), layer("b", "ps", at + 10 * MS, 2 * MS)]
+    return SimpleNamespace(backward_begin_ns=at, backward_end_ns=at + 10 * MS, layers=layers)
+
+
+def test_record_of_recorded_steps() -> None:
+    plan = [
+        SimpleNamespace(layer="b", shape=(8,), factor_count=None, scheme="ps", dense_bytes=1000.0),
+        SimpleNamespace(layer="w", shape=(8, 6), factor_count=25, scheme="sfb", dense_bytes=4000.0),
+    ]
+    steps = [recorded_step(0), recorded_step(20 * MS)]
+    passes = [
+        Span("backward", 7, 0, 12 * MS),
+        Span("backward", 8, 20 * MS, 32 * MS),
+        Span("forward", 8, 15 * MS, 20 * MS),
+    ]
+    record = report.rank_record(3, "host", 4, plan, steps, passes, first_step=7)
+    assert record.rank == 3
+    assert [(row.name, row.shape, row.scheme, row.factor_count) for row in record.layers] == [
+        ("w", (8, 6), "sfb", 25),
+        ("b", (8,), "ps", 0),
+    ]
+    # What a shard answers counts where the layer goes by PS; dense is one direction of what the plan says.
+    assert [(row.bytes_sent, row.dense_bytes) for row in record.layers] == [(300, 2000), (500, 500)]
+    assert [row.hidden for row in record.layers] == [1.0, 0.0]
+    assert [span for span in record.spans if span.step == 8 and not span.layer] == [
+        Span("backward", 8, 20 * MS, 30 * MS),
+        Span("wait", 8, 30 * MS, 32 * MS),
+        Span("forward", 8, 15 * MS, 20 * MS),
+    ]
+    assert Span("backward", 7, 4 * MS, 10 * MS, "b") in record.spans
+    assert Span("synchronization", 7, 4 * MS, 8 * MS, "w") in record.spans
+
+
+@pytest.mark.parametrize(("kind", "end_ns"), [("sleep", 5), ("forward", -1)])
+def test_impossible_spans_are_refused(kind: str, end_ns: int) -> None:
+    with pytest.raises(ValueError, match="span"):
+        Span(kind, 0, 0, end_ns)
+
+
+def test_trace_is_in_the_trace_event_format(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    report.write_trace(whole_report(), path)
+    trace = json.loads(path.read_text())
+    events = trace["traceEvents"]
+    names = {(e["pid"], e["tid"], e["name"]): e["args"] for e in events if e["ph"] == "M"}
+    assert names[0, 0, "process_name"] == {"name": "rank 0 on host-0"}
+    assert names[1, 1, "thread_name"] == {"name": "compute"}
+    assert names[1, 2, "thread_name"] == {"name": "fc1.weight (sfb)"}
+    complete = [event for event in events if event["ph"] == "X"]
+    assert len(complete) == 2 * 3 * 6
+    assert len(complete) + len(names) == len(events)
+    for event in complete:
+        assert set(event) == {"ph", "name", "cat", "pid", "tid", "ts", "dur", "args"}
+        assert (event["pid"], event["tid"], "thread_name") in names
+        assert event["ts"] >= 0
+        assert math.isfinite(event["dur"])
+    assert min(event["ts"] for event in complete) == 0
+
+
+def test_trace_aligns_the_ranks_and_keeps_durations() -> None:
+    complete = [event for event in report.trace_events(whole_report())["traceEvents"] if event["ph"] == "X"]
+    first = {e["pid"]: e["ts"] for e in reversed(complete) if e["name"] == "forward"}
+    assert first[0] - first[1] == pytest.approx(0.010)  # rank 1's clock was 10 ns ahead
+    exchange = next(event for event in complete if event["cat"] == "synchronization")
+    assert exchange["dur"] == pytest.approx(8000)
+    assert exchange["args"] == {"step": 0, "scheme": "sfb", "bytes_sent": 417_792, "factor_count": 32}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (bytes_text(999), "999 B"),
+        (bytes_text(1_000), "1 kB"),
+        (bytes_text(3_524_000), "3.52 MB"),
+        (bytes_text(0), "0 B"),
+        (number_text(1524.3), "1,524"),
+        (number_text(100), "100"),
+        (number_text(0.25), "0.25"),
+        (percent_text(None), "–"),
+        (percent_text(0.256), "26 %"),
+        (seconds_text(118.2), "1 min 58 s"),
+        (seconds_text(0.0123), "12.3 ms"),
+        (shortened("encoder.layer.weight", 70), "…er.weight"),
+        (shortened("fc", 70), "fc"),
+    ],
+)
+def test_numbers_as_text(text: str, expected: str) -> None:
+    assert text == expected
+
+
+def test_ticks_are_round_and_inside() -> None:
+    assert ticks(0, 1, 4) == pytest.approx([0, 0.25, 0.5, 0.75, 1.0])
+    assert ticks(0, 63, 8) == pytest.approx([0, 10, 20, 30, 40, 50, 60])
+    assert ticks(2, 2) == [2]
