@@ -1,0 +1,5 @@
+"""`python -m poseidon` is the `poseidon` command."""
+
+from poseidon.cli import main
+
+main()

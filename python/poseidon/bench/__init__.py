@@ -1,0 +1,1 @@
+"""Benchmarks of training: replayed networks on shaped ports, real convergence, overhead of one worker."""

@@ -1,0 +1,145 @@
+"""`poseidon bench`: the commands, their tables and their JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from poseidon.bench.methods import METHODS, parse_methods
+from poseidon.bench.plot import efficiency_plot
+from poseidon.bench.train import TrainConfig, TrainResult, run_training
+from poseidon.cli.output import JsonFlag, print_json
+from poseidon.errors import InvalidArgument
+from poseidon.models import MODELS, model_table
+
+app = typer.Typer(no_args_is_help=True, help="Exchange and training benchmarks, against peers in the same run.")
+
+_MIB = 2**20
+_LOOPBACK: list[str | None] = [None]
+_SIZE_HELP = "Poseidon's option of that name. Default: its default over the scale's square."
+_DEFAULT_METHODS = "poseidon,wfbp-ps,ddp,ddp-fp16"
+
+
+def _training_table(result: TrainResult) -> Table:
+    link = result.link or "loopback, unshaped"
+    copy = result.tcp_copy_bits_per_second
+    rate = f"; a plain TCP copy gets {copy / 1e6:.1f} Mb/s" if copy is not None else ""
+    table = Table(
+        title=f"{result.model}: {result.hosts} hosts, {link}{rate}; scale {result.scale}, K {result.batch}, "
+        f"compute {result.compute_seconds:.3g} s",
+        title_justify="left",
+    )
+    headings = ("iteration s", "efficiency", "speed-up", "images/s", "MiB/step", "closed form", "deviation", "port MiB")
+    table.add_column("method")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for entry in result.methods:
+        measured = entry.interface_bytes if entry.payload_bytes is None else entry.payload_bytes
+        table.add_row(
+            entry.method,
+            f"{entry.iteration_seconds:.3f}",
+            f"{entry.efficiency:.3f}",
+            f"{entry.speedup:.2f}",
+            f"{entry.images_per_second:.1f}",
+            f"{measured / _MIB:.2f}",
+            f"{entry.closed_form_bytes / _MIB:.2f}",
+            "" if entry.deviation is None else f"{entry.deviation:+.2%}",
+            f"{entry.interface_bytes / _MIB:.2f}",
+        )
+    return table
+
+
+def _method_help() -> str:
+    return "Methods, separated by commas: " + "; ".join(
+        f"{name}: {method.description}" for name, method in METHODS.items()
+    )
+
+
+@app.command(
+    epilog="Example: poseidon bench train --model VGG19 --hosts 8 --link 156mbit --scale 4 --compute 3.6 "
+    "--methods poseidon,ddp"
+)
+def train(
+    model: Annotated[list[str], typer.Option(help=f"One of {', '.join(MODELS)}; may be repeated.")],
+    hosts: Annotated[int, typer.Option(min=1, help="Replayed hosts, one process and network namespace each.")] = 8,
+    link: Annotated[
+        list[str] | None,
+        typer.Option(help="Rate of every port, such as 156mbit; may be repeated. Without it: loopback, unshaped."),
+    ] = None,
+    scale: Annotated[int, typer.Option(min=1, help="Divisor of weight dimensions and batch.")] = 4,
+    compute: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Seconds of compute per iteration. Default: the papers' time times the scale."),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Images per worker before scaling, which set K. Default: the papers'.")
+    ] = None,
+    methods: Annotated[str, typer.Option(help=_method_help())] = _DEFAULT_METHODS,
+    steps: Annotated[int, typer.Option(min=1, help="Measured steps per round.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds per method; methods take turns.")] = 3,
+    chunk_bytes: Annotated[int | None, typer.Option(help=_SIZE_HELP)] = None,
+    small_bytes: Annotated[int | None, typer.Option(help=_SIZE_HELP)] = None,
+    group_bytes: Annotated[int | None, typer.Option(help=_SIZE_HELP)] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds that a step may take.")] = 300.0,
+    plot: Annotated[Path | None, typer.Option(help="Write an SVG of efficiency by rate and method here.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Trains replayed networks: compute is slept, parameters, gradients, exchange and update are real.
+
+    Efficiency is the median step of the same processes without exchange over the median step with it.
+    """
+    try:
+        chosen = tuple(parse_methods(methods))
+        tables = [model_table(name) for name in model]
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from None
+    given = {"chunk_bytes": chunk_bytes, "small_bytes": small_bytes, "group_bytes": group_bytes}
+    options = {name: value for name, value in given.items() if value is not None}
+    configs = [
+        TrainConfig(
+            model=table.name,
+            host_count=hosts,
+            link=rate,
+            scale=scale,
+            compute_seconds=compute if compute is not None else table.iteration_seconds * scale,
+            methods=chosen,
+            step_count=steps,
+            repeat_count=repeats,
+            batch=batch,
+            timeout_seconds=timeout,
+            options=options,
+        )
+        for table in tables
+        for rate in (link or _LOOPBACK)
+    ]
+    results = [_run_with_progress(config) for config in configs]
+    if plot is not None:
+        plot.write_text(efficiency_plot(results), encoding="utf-8")
+    if as_json:
+        print_json([result.to_json() for result in results])
+        return
+    console = Console()
+    for result in results:
+        console.print(_training_table(result))
+
+
+def _run_with_progress(config: TrainConfig) -> TrainResult:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    # The bar must not draw before the worker processes are forked: it has a thread.
+    progress = Progress(*columns, console=Console(stderr=True), auto_refresh=False)
+    name = f"{config.model} {config.link or 'loopback'}"
+    task = progress.add_task(name, total=config.repeat_count * len(config.methods))
+
+    def show(method: str, done: int, total: int) -> None:
+        progress.update(task, description=f"{name} {method}", completed=done, total=total)
+        progress.refresh()
+
+    with progress:
+        result = run_training(config, show)
+        show("done", config.repeat_count * len(config.methods), config.repeat_count * len(config.methods))
+    return result

@@ -1,0 +1,144 @@
+"""Torch DDP and Poseidon side by side in one worker process: models wrapped by each method, kept between rounds."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch._dynamo  # the first optimizer of a process imports it, which is slow; forked workers share this import
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
+
+from poseidon.bench.fleet import Place
+from poseidon.bench.methods import METHODS, Method
+from poseidon.bench.traffic import Counters
+
+BUCKET_BYTES = 25 << 20  # torch DDP's default
+
+
+class Bare(NamedTuple):
+    """A model before it is wrapped. factorable: names of the weights that Adam's strategy sends as factors."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    factorable: list[str]
+
+
+@dataclass
+class Trainer:
+    """A wrapped model and its optimizer."""
+
+    module: Callable[[torch.Tensor], torch.Tensor]
+    optimizer: torch.optim.Optimizer
+
+
+class Exchange:
+    """One worker's end of every method. Lives in the worker's process and network namespace."""
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        rank: int,
+        master_port: int,
+        *,
+        timeout_seconds: float,
+        options: dict[str, Any],
+        bucket_bytes: int = BUCKET_BYTES,
+        init_sync: bool = True,
+    ) -> None:
+        """Blocks until all ranks are here. options: of `poseidon.init`; bucket_bytes: torch DDP's.
+
+        init_sync: False where all ranks build equal parameters and their first broadcast would only cost time.
+        """
+        self._places = places
+        self._rank = rank
+        self._timeout_seconds = timeout_seconds
+        self._options = options
+        self._bucket_bytes = bucket_bytes
+        self._init_sync = init_sync
+        self._trainers: dict[str, Trainer] = {}
+        self._joined: dict[str, Any] | None = None  # the options of the present Poseidon job
+        torch.set_num_threads(1)  # the hosts of a testbed share this machine's cores
+        os.environ["GLOO_SOCKET_IFNAME"] = places[rank].interface
+        store = dist.TCPStore(places[0].address, master_port, len(places), is_master=rank == 0)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=len(places))
+
+    def trainer(self, method: Method, master_port: int, build: Callable[[], Bare]) -> Trainer:
+        """The method's trainer, made of `build()` at first. Every rank makes the same calls in the same order.
+
+        master_port: free on host 0, for a new Poseidon job. Poseidon's options hold for a process, so a method that
+        differs in them from the one before ends that job and its trainers.
+        """
+        if method.library == "poseidon":
+            self._join_poseidon(method, master_port)
+        if method.name not in self._trainers:
+            self._trainers[method.name] = self._wrap(method, build())
+        return self._trainers[method.name]
+
+    def payload(self, method: Method) -> Counters | None:
+        """Bytes that Poseidon has moved in its present job; None for other methods."""
+        if method.library != "poseidon":
+            return None
+        from poseidon.torch.context import context
+
+        client = context().client
+        if client is None:  # one worker exchanges nothing
+            return Counters()
+        traffic = client.traffic()
+        return Counters(received=traffic.bytes_received, sent=traffic.bytes_sent)
+
+    def close(self) -> None:
+        """Ends both libraries' connections."""
+        self._leave_poseidon()
+        self._trainers.clear()
+        dist.destroy_process_group()
+
+    def _wrap(self, method: Method, bare: Bare) -> Trainer:
+        if method.library == "none":
+            return Trainer(bare.model, bare.optimizer)
+        if method.library == "torch":
+            wrapped = TorchDistributedDataParallel(
+                bare.model, init_sync=self._init_sync, bucket_cap_mb=self._bucket_bytes / 2**20
+            )
+            if method.fp16:
+                wrapped.register_comm_hook(None, fp16_compress_hook)
+            return Trainer(wrapped, bare.optimizer)
+        import poseidon.torch as poseidon
+
+        scheme = dict.fromkeys(bare.factorable, "adam") if method.scheme == "adam" else method.scheme
+        module = poseidon.DistributedDataParallel(bare.model, scheme=scheme, init_sync=self._init_sync)
+        return Trainer(module, bare.optimizer)
+
+    def _join_poseidon(self, method: Method, master_port: int) -> None:
+        options = {**self._options, **method.options}
+        if self._joined == options:
+            return
+        self._leave_poseidon()
+        import poseidon.torch as poseidon
+
+        poseidon.init(
+            rank=self._rank,
+            world_size=len(self._places),
+            master_addr=self._places[0].address,
+            master_port=master_port,
+            timeout=self._timeout_seconds,
+            **options,
+        )
+        self._joined = options
+
+    def _leave_poseidon(self) -> None:
+        if self._joined is None:
+            return
+        import poseidon.torch as poseidon
+
+        for name in [name for name in self._trainers if METHODS[name].library == "poseidon"]:
+            del self._trainers[name]
+        gc.collect()  # wrapped modules and their hooks refer to each other
+        poseidon.shutdown()
+        self._joined = None

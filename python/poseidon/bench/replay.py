@@ -1,0 +1,188 @@
+"""A network whose layers sleep instead of computing, while parameters, gradients and their exchange are real.
+
+What is real: every parameter and every gradient tensor, the forward product and (where the exchange needs the dense
+gradient) the weight-gradient product of each `nn.Linear`, and everything that hooks on parameters or modules do.
+What is slept: each layer's duration, spread over the layers by FLOPs. The Linear products take processor time that
+an accelerator would not; they are part of every run alike, also of the one without exchange.
+
+The timeline is that of an accelerator. Layers run one after the other, none shorter than its duration. Work of the
+processor between two layers does not delay them, because an accelerator's queue is filled ahead; but a forward pass
+that blocks (for parameters that have not arrived) delays all that follows by the whole time it was blocked.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+from poseidon.models import LayerSpec, ModelTable
+
+_PARAMETER_VALUE = 1e-2  # at the start; equal on all ranks
+_GRADIENT_VALUE = 1e-2  # of every element of a conv or norm gradient; normal in fp16 also when divided by hosts
+
+
+class Timeline:
+    """The accelerator's clock: when the layer that was launched last ends. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._end = 0.0
+        self._arrived = 0.0
+        self._arrived_cpu = 0.0
+
+    def begin(self) -> None:
+        """A pass starts now, with nothing queued."""
+        self._end = time.monotonic()
+
+    def arrive(self) -> None:
+        """The next layer of a forward pass is about to be called; its hooks may block."""
+        self._arrived = time.monotonic()
+        self._arrived_cpu = time.thread_time()
+
+    def run_after_arrival(self, seconds: float) -> None:
+        """Runs a layer for `seconds`, later by the time this thread was blocked since `arrive`."""
+        waited = time.monotonic() - self._arrived
+        computed = time.thread_time() - self._arrived_cpu
+        self._end += max(0.0, waited - computed)
+        self.run(seconds)
+
+    def run(self, seconds: float) -> None:
+        """Runs a layer for `seconds` behind the one before it; returns when it has ended."""
+        self._end += seconds
+        remaining = self._end - time.monotonic()
+        if remaining > 0:
+            time.sleep(remaining)  # releases the GIL
+
+
+class _Dense(torch.autograd.Function):
+    """Sleeps through a conv or norm layer; the backward pass hands out gradients that cost nothing to form."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, token: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, layer: ReplayDense
+    ) -> torch.Tensor:
+        layer.timeline.run_after_arrival(layer.forward_seconds)
+        ctx.layer = layer
+        return token.view_as(token)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        layer: ReplayDense = ctx.layer
+        layer.timeline.run(layer.backward_seconds)
+        # Autograd writes an expanded element out into a gradient of its own.
+        bias_gradient = None if layer.bias is None else layer.gradient.expand_as(layer.bias)
+        return gradients[0], layer.gradient.expand_as(layer.weight), bias_gradient, None
+
+
+class _AfterLinear(torch.autograd.Function):
+    """Sleeps through an fc layer whose product `output` is; backward sleeps before that product's backward runs."""
+
+    @staticmethod
+    def forward(ctx: Any, token: torch.Tensor, output: torch.Tensor, layer: ReplayLinear) -> torch.Tensor:
+        layer.timeline.run_after_arrival(layer.forward_seconds)
+        ctx.layer = layer
+        return token.view_as(token)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        layer: ReplayLinear = ctx.layer
+        layer.timeline.run(layer.backward_seconds)
+        return gradients[0], layer.output_gradient, None
+
+
+class _BackwardStart(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, token: torch.Tensor, timeline: Timeline) -> torch.Tensor:
+        ctx.timeline = timeline
+        return token.view_as(token)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        ctx.timeline.begin()
+        return gradients[0], None
+
+
+class ReplayDense(nn.Module):
+    """A conv or norm layer: maps the one-element token that orders the layers to itself."""
+
+    def __init__(self, spec: LayerSpec, timeline: Timeline, seconds: tuple[float, float]) -> None:
+        super().__init__()
+        self.timeline = timeline
+        self.forward_seconds, self.backward_seconds = seconds
+        self.weight = nn.Parameter(torch.empty(spec.weight_shape))
+        self.bias = nn.Parameter(torch.empty(spec.bias_count)) if spec.bias else None
+        self.gradient = torch.full((1,), _GRADIENT_VALUE)
+
+    def forward(self, token: torch.Tensor) -> torch.Tensor:
+        return _Dense.apply(token, self.weight, self.bias, self)
+
+
+class ReplayLinear(nn.Module):
+    """An fc layer: a plain `nn.Linear` on K random rows, of which K random rows of output gradients come back."""
+
+    def __init__(
+        self, spec: LayerSpec, timeline: Timeline, seconds: tuple[float, float], factor_count: int, seed: int
+    ) -> None:
+        super().__init__()
+        self.timeline = timeline
+        self.forward_seconds, self.backward_seconds = seconds
+        rows, cols = spec.weight_shape
+        self.linear = nn.Linear(cols, rows, bias=spec.bias, device="meta")
+        self.linear.to_empty(device="cpu")
+        generator = torch.Generator().manual_seed(seed)
+        # Plain attributes, not buffers: what a wrapper would broadcast must be empty.
+        self.input_rows = torch.rand(factor_count, cols, generator=generator)
+        self.output_gradient = torch.rand(factor_count, rows, generator=generator) * _GRADIENT_VALUE
+
+    def forward(self, token: torch.Tensor) -> torch.Tensor:
+        return _AfterLinear.apply(token, self.linear(self.input_rows), self)
+
+
+class ReplayModel(nn.Module):
+    """A table's layers in order. `model(token)` returns a scalar whose `backward()` runs them in reverse.
+
+    compute_seconds: one iteration without exchange. rank: makes the rows of fc layers differ between workers.
+    memory: another model of the same table whose parameters' memory this one uses as its own, so that several
+    wrapped copies fit a small machine; only one of them may train at a time.
+    """
+
+    def __init__(
+        self, table: ModelTable, compute_seconds: float, *, rank: int = 0, memory: ReplayModel | None = None
+    ) -> None:
+        super().__init__()
+        self.timeline = Timeline()
+        self.layers = nn.ModuleDict()
+        for index, (spec, seconds) in enumerate(zip(table.layers, table.durations(compute_seconds), strict=True)):
+            layer: nn.Module
+            if spec.kind == "fc":
+                seed = rank * len(table.layers) + index
+                layer = ReplayLinear(spec, self.timeline, seconds, table.factor_count(spec), seed)
+            else:
+                layer = ReplayDense(spec, self.timeline, seconds)
+            self.layers[spec.name.replace(".", "_")] = layer  # a module's name has no dot
+        if memory is None:
+            for parameter in self.parameters():
+                nn.init.constant_(parameter, _PARAMETER_VALUE)
+        else:
+            for mine, other in zip(self.parameters(), memory.parameters(), strict=True):
+                mine.data = other.data
+
+    def forward(self, token: torch.Tensor) -> torch.Tensor:
+        self.timeline.begin()
+        for layer in self.layers.values():
+            self.timeline.arrive()
+            token = layer(token)
+        return _BackwardStart.apply(token, self.timeline).sum()
+
+    def linear_weights(self) -> list[str]:
+        """Names of the factorable weights, in forward order."""
+        return [
+            f"layers.{name}.linear.weight" for name, layer in self.layers.items() if isinstance(layer, ReplayLinear)
+        ]
+
+
+def input_token() -> torch.Tensor:
+    """What a ReplayModel is called with."""
+    return torch.zeros(1)

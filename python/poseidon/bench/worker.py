@@ -1,0 +1,101 @@
+"""One host of `poseidon bench train`: runs rounds of replayed steps with whichever method the controller names."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from multiprocessing.synchronize import Barrier
+from typing import Any
+
+import torch
+
+from poseidon.bench.exchange import Bare, Exchange, Trainer
+from poseidon.bench.fleet import Place
+from poseidon.bench.methods import Method
+from poseidon.bench.replay import ReplayModel, input_token
+from poseidon.bench.traffic import Counters, interface_counters
+from poseidon.models import ModelTable
+
+_LEARNING_RATE = 1e-6  # parameters stay in range over any number of steps
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every host of a run is told. bucket_bytes: torch DDP's; options: of `poseidon.init`."""
+
+    table: ModelTable
+    compute_seconds: float
+    bucket_bytes: int
+    timeout_seconds: float
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one host measured: the monotonic time at the end of the warm-up and of each step, and bytes per round.
+
+    `payload` is what Poseidon counts itself; None for other methods.
+    """
+
+    ends: list[float]
+    interface: Counters
+    payload: Counters | None
+
+
+class Worker:
+    """Lives in its host's process and network namespace. All methods share the memory of parameters and momentum."""
+
+    def __init__(self, job: Job, places: list[Place], rank: int, master_port: int, lockstep: Barrier) -> None:
+        """lockstep: of all hosts' processes."""
+        self._job = job
+        self._lockstep = lockstep
+        self._rank = rank
+        self._interface = places[rank].interface
+        self._exchange = Exchange(
+            places,
+            rank,
+            master_port,
+            timeout_seconds=job.timeout_seconds,
+            options=job.options,
+            bucket_bytes=job.bucket_bytes,
+            init_sync=False,
+        )
+        self._memory = ReplayModel(job.table, job.compute_seconds, rank=rank)
+        self._momentum = [torch.zeros_like(parameter) for parameter in self._memory.parameters()]
+        self._token = input_token()
+
+    def run_round(self, method: Method, warmup_count: int, step_count: int, master_port: int) -> Round:
+        """Trains `warmup_count` + `step_count` steps. `master_port`: free on host 0, for a new Poseidon job."""
+        trainer = self._exchange.trainer(method, master_port, self._build)
+        exchanges = method.library != "none"
+        for _ in range(warmup_count):
+            self._step(trainer, exchanges)
+        payload, interface = self._exchange.payload(method), interface_counters(self._interface)
+        ends = [time.monotonic()]
+        for _ in range(step_count):
+            self._step(trainer, exchanges)
+            ends.append(time.monotonic())
+        interface = interface_counters(self._interface) - interface
+        moved = self._exchange.payload(method)
+        trainer.optimizer.zero_grad(set_to_none=True)  # frees the gradients until the method's next round
+        return Round(ends, interface, moved - payload if moved is not None and payload is not None else None)
+
+    def close(self) -> None:
+        """Ends both libraries' connections."""
+        self._exchange.close()
+
+    def _step(self, trainer: Trainer, exchanges: bool) -> None:
+        trainer.optimizer.zero_grad(set_to_none=True)
+        trainer.module(self._token).backward()
+        if not exchanges:
+            # Synchronous training keeps step. Without this the updates of the hosts would spread out in time and get
+            # more of the machine's few cores than they get with any exchange.
+            self._lockstep.wait(self._job.timeout_seconds)
+        trainer.optimizer.step()
+
+    def _build(self) -> Bare:
+        model = ReplayModel(self._job.table, self._job.compute_seconds, rank=self._rank, memory=self._memory)
+        optimizer = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE, momentum=0.9, fused=True)
+        for parameter, momentum in zip(model.parameters(), self._momentum, strict=True):
+            optimizer.state[parameter]["momentum_buffer"] = momentum
+        return Bare(model, optimizer, model.linear_weights())

@@ -1,0 +1,5 @@
+"""The command line: `poseidon run`, `testbed`, `server`, `bench`, `version`."""
+
+from poseidon.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,41 @@
+"""Puts the commands together and turns errors into one line and an exit status."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from poseidon.cli import run, server, testbed, version
+from poseidon.cli.lazy import lazy_group
+from poseidon.errors import PoseidonError
+
+app = typer.Typer(
+    name="poseidon",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Synchronous data-parallel training on ordinary networks.",
+    epilog="Example: poseidon run -n 4 train.py",
+)
+app.command("run", epilog=run.EPILOG, context_settings={"allow_interspersed_args": False})(run.run)
+app.add_typer(testbed.app, name="testbed")
+app.command("server", epilog="Example: poseidon server --interface 10.0.0.1 --port 7000")(server.server)
+app.add_typer(
+    typer.Typer(),
+    name="bench",
+    cls=lazy_group("poseidon.bench.cli"),
+    no_args_is_help=True,
+    help="Benchmarks of exchange and training, against peers in the same run.",
+    epilog="Example: poseidon bench train --help",
+)
+app.command("version", epilog="Example: poseidon version --json")(version.version)
+
+
+def main() -> None:
+    """Entry point of the `poseidon` command. An error of Poseidon is one line on standard error and status 1."""
+    try:
+        app()
+    except PoseidonError as error:
+        print(f"poseidon: {error}", file=sys.stderr)
+        sys.exit(1)

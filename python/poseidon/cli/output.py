@@ -1,0 +1,31 @@
+"""How commands print: tables for people, JSON for machines, errors in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def print_json(data: Any) -> None:
+    """Prints `data` as one JSON document."""
+    print(json.dumps(data, indent=2), flush=True)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Prints rows under their column names."""
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*map(str, row))
+    Console().print(table)
+
+
+def print_line(text: str) -> None:
+    """Prints a sentence as it is, without markup or wrapping."""
+    Console(soft_wrap=True).print(text, markup=False, highlight=False)

@@ -1,0 +1,46 @@
+"""`poseidon run`: starts the workers of a training script on this machine."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Optional
+
+import typer
+
+from poseidon.cli.settings import with_options
+from poseidon.launch import run_workers
+
+EPILOG = "Example: poseidon run -n 4 --link 100mbit --chunk-bytes 1MiB train.py --epochs 3"
+
+
+@with_options()
+def run(
+    command_line: dict[str, str],
+    script: Annotated[str, typer.Argument(help="The Python script, or with -m the module, to run.")],
+    arguments: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(help="Arguments of the script."),
+    ] = None,
+    workers: Annotated[int, typer.Option("--workers", "-n", min=1, help="How many workers to start.")] = 1,
+    link: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="RATE",
+            help="Put each worker on a host of its own, with a port shaped to this rate, such as 100mbit or 1gbit. "
+            "Needs root and iproute2.",
+        ),
+    ] = None,
+    module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module.")] = False,
+    master_port: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, max=65535, help="Port of rank 0's rendezvous; default: a free one."),
+    ] = None,
+) -> None:
+    """Run a training script as N workers on this machine.
+
+    Rank 0 has the terminal; lines of the other ranks start with their number in brackets. If a worker fails the
+    others are ended, and the exit status is that of the first that failed. Options go before SCRIPT.
+    """
+    command = [sys.executable, *(["-m"] if module else []), script, *(arguments or [])]
+    outcome = run_workers(command, workers, link, options=command_line, master_port=master_port)
+    raise typer.Exit(outcome.exit_status)

@@ -1,0 +1,30 @@
+"""`poseidon version`: what is installed."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+
+import poseidon
+from poseidon.cli.output import JsonFlag, print_json, print_table
+
+_PACKAGES = ("torch", "numpy")
+
+
+def version(json: JsonFlag = False) -> None:
+    """Print the versions of Poseidon and of what it works with."""
+    versions = {"poseidon": poseidon.__version__}
+    versions |= {package: _version_of(package) for package in _PACKAGES}
+    versions |= {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
+    if json:
+        print_json(versions)
+    else:
+        print_table(["part", "version"], list(versions.items()))
+
+
+def _version_of(package: str) -> str:
+    try:
+        return installed_version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,405 @@
+"""Every setting of Poseidon: one table, resolved in one place.
+
+The value of an option is the first one given by: a keyword, the command line, the environment
+(`POSEIDON_<NAME>`), the configuration file (`poseidon.toml` in the working directory, or the file
+that `POSEIDON_CONFIG` names), the default. The commands of `poseidon` hand what their command line
+says to the processes they start through the environment, so it also beats what was set there.
+
+No other module reads `POSEIDON_*` or torchrun's variables.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from poseidon.errors import InvalidArgument
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from poseidon._core import Options
+
+CONFIG_VARIABLE = "POSEIDON_CONFIG"
+CONFIG_FILE = "poseidon.toml"
+
+_SIZE_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
+    _SIZE_UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes that `text` stands for: "65536", "512k" (= 512 KiB), "2MiB", "2MB" (= 2 000 000).
+
+    Raises ValueError when it is not a whole number of bytes.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text.strip())
+    unit = _SIZE_UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise ValueError(f"{text!r} is no size")
+    size = float(match[1]) * unit if "." in match[1] else int(match[1]) * unit
+    if size != int(size):
+        raise ValueError(f"{text!r} is no whole number of bytes")
+    return int(size)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type of option: how its text is read and what is said when that fails."""
+
+    metavar: str
+    parse: Callable[[str], Any]  # raises ValueError
+    accepts: Callable[[Any], bool]  # is this Python value, not text, of the type?
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _parse_list(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+TEXT = Kind("TEXT", str, lambda value: isinstance(value, str))
+INTEGER = Kind("N", int, _is_int)
+SECONDS = Kind("SECONDS", float, lambda value: _is_int(value) or isinstance(value, float))
+BYTES = Kind("BYTES", parse_bytes, _is_int)
+LIST = Kind(
+    "A,B,…",
+    _parse_list,
+    lambda value: isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value),
+)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One row of the table. `allowed` completes the sentence "it must be …"."""
+
+    name: str
+    kind: Kind
+    default: Any
+    help: str
+    allowed: str
+    choices: tuple[str, ...] = ()
+    check: Callable[[Any], bool] = lambda value: True
+
+    @property
+    def variable(self) -> str:
+        """The environment variable of this option."""
+        return f"POSEIDON_{self.name.upper()}"
+
+    @property
+    def flag(self) -> str:
+        """The command-line flag of this option."""
+        return "--" + self.name.replace("_", "-")
+
+    def read(self, given: Any, origin: str) -> Any:
+        """The value that `given` (text or already typed) stands for; `origin` names its giver in the error."""
+        value = given
+        if isinstance(given, str):
+            try:
+                value = self.kind.parse(given)
+            except ValueError:
+                raise self._error(given, origin) from None
+        elif not self.kind.accepts(given):
+            raise self._error(given, origin)
+        if (self.choices and value not in self.choices) or not self.check(value):
+            raise self._error(given, origin)
+        if self.kind is SECONDS:
+            return float(value)
+        return tuple(value) if self.kind is LIST else value
+
+    def _error(self, value: object, origin: str) -> InvalidArgument:
+        hint = ""
+        if isinstance(value, str) and (near := difflib.get_close_matches(value, self.choices, n=1)):
+            hint = f" (did you mean {near[0]!r}?)"
+        return InvalidArgument(f"{origin} is {value!r}: it must be {self.allowed}{hint}; correct it or leave it out")
+
+
+def _choice(name: str, default: str, choices: tuple[str, ...], text: str) -> Option:
+    return Option(name, TEXT, default, text, "one of " + ", ".join(choices), choices)
+
+
+def _size(name: str, default: int, least: int, text: str) -> Option:
+    allowed = f"a size of at least {least} bytes such as 65536, 512k or 2MiB"
+    return Option(name, BYTES, default, text, allowed, check=lambda value: least <= value <= 1 << 34)
+
+
+def _is_address(text: str) -> bool:
+    host, colon, port = text.rpartition(":")
+    return bool(colon and host and port.isdigit() and 1 <= int(port) <= 65535)
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option("interface", TEXT, "", "Address or device to listen on; empty: the one that leads to MASTER_ADDR.", "text"),
+    Option(
+        "servers",
+        LIST,
+        (),
+        "Dedicated servers, host:port separated by commas; none: every worker hosts a shard.",
+        "a list of host:port separated by commas",
+        check=lambda value: all(_is_address(address) for address in value),
+    ),
+    _size("chunk_bytes", 2 << 20, 64, "Largest piece of a tensor that one shard holds."),
+    _size("small_bytes", 32 << 10, 0, "Tensors up to this size are grouped."),
+    _size("group_bytes", 256 << 10, 1, "A group of small tensors is closed when it reaches this size."),
+    _choice(
+        "schedule",
+        "wait_free",
+        ("wait_free", "sequential"),
+        "When a layer's exchange starts: with its gradient (wait-free), or after the whole backward pass.",
+    ),
+    _choice(
+        "partition",
+        "balanced",
+        ("balanced", "coarse"),
+        "How tensors are spread over the shards: even chunks, or a whole tensor per shard.",
+    ),
+    _choice(
+        "scheme",
+        "auto",
+        ("auto", "ps", "sfb", "adam"),
+        "How gradients are exchanged: the cheapest for each layer, or one scheme for all.",
+    ),
+    Option(
+        "compute_threads",
+        INTEGER,
+        None,  # depends on the machine: _compute_threads
+        "Threads that multiply factors; default: this worker's share of the cores, at most 8.",
+        "a whole number from 1 to 256",
+        check=lambda value: 1 <= value <= 256,
+    ),
+    Option(
+        "timeout",
+        SECONDS,
+        300.0,
+        "Seconds after which waiting for another process is an error.",
+        "a number of seconds from 0.1 to 1000000",
+        check=lambda value: math.isfinite(value) and 0.1 <= value <= 1e6,
+    ),
+    Option(
+        "job",
+        TEXT,
+        "default",
+        "Name of the job; workers of different jobs never talk to each other.",
+        "1 to 64 letters, digits, '.', '_' or '-'",
+        check=lambda value: re.fullmatch(r"[\w.-]{1,64}", value) is not None,
+    ),
+    Option("trace", TEXT, None, "Write a trace of the exchange to files whose path starts with this.", "a path"),
+)
+BY_NAME = {option.name: option for option in OPTIONS}
+
+
+def _number(name: str, default: Any, allowed: str, least: int, most: int = 2**31 - 1) -> Option:
+    return Option(name, INTEGER, default, "", allowed, check=lambda value: least <= value <= most)
+
+
+# What torchrun (or `poseidon run`) tells each worker; the variable is the name in capitals.
+_PLACE = (
+    _number("rank", 0, "a whole number, 0 or more", 0),
+    _number("world_size", 1, "a whole number, 1 or more", 1),
+    Option("master_addr", TEXT, "127.0.0.1", "", "the address of rank 0's machine", check=bool),
+    _number("master_port", 29500, "a port from 1 to 65535", 1, 65535),
+    _number("local_rank", 0, "a whole number, 0 or more", 0),
+    _number("local_world_size", 1, "a whole number, 1 or more", 1),
+)
+_RESTART_COUNT = _number("restart_count", 0, "how often torchrun's agent restarted the workers", 0)
+_PLACE_NAMES = tuple(option.name for option in _PLACE)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All options with their values, and this worker's place in the job.
+
+    `sources` says for each name where its value came from: "keyword", "command line",
+    "environment", "configuration file" or "default".
+    """
+
+    interface: str
+    servers: tuple[str, ...]
+    chunk_bytes: int
+    small_bytes: int
+    group_bytes: int
+    schedule: str
+    partition: str
+    scheme: str
+    compute_threads: int
+    timeout: float
+    job: str
+    trace: str | None
+    rank: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    local_rank: int
+    local_world_size: int
+    use_agent_store: bool
+    restart_count: int
+    sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def core(self) -> Options:
+        """These settings as the compiled core takes them."""
+        from poseidon._core import Options
+
+        return Options(
+            rank=self.rank,
+            world_size=self.world_size,
+            master_addr=self.master_addr,
+            master_port=self.master_port,
+            job=self.job,
+            interface=self.interface,
+            servers=list(self.servers),
+            chunk_bytes=self.chunk_bytes,
+            small_bytes=self.small_bytes,
+            group_bytes=self.group_bytes,
+            schedule=self.schedule,
+            partition=self.partition,
+            compute_threads=self.compute_threads,
+            timeout=self.timeout,
+        )
+
+
+def resolve(**keywords: Any) -> Settings:
+    """The settings of this process, from `keywords`, the environment, the configuration file and the defaults.
+
+    A keyword that is None counts as not given. Raises InvalidArgument naming the value at fault.
+    """
+    return resolve_with({}, **keywords)
+
+
+def resolve_with(command_line: Mapping[str, Any], **keywords: Any) -> Settings:
+    """As `resolve`, for a command that also takes options on its own command line (names to values)."""
+    _reject_unknown(keywords, (*BY_NAME, *_PLACE_NAMES), "keyword")
+    _warn_of_unknown_variables()
+    path, config = _read_config()
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for option in _PLACE:
+        values[option.name], sources[option.name] = _first(
+            option,
+            ("keyword", option.name, keywords.get(option.name)),
+            ("environment", option.name.upper(), os.environ.get(option.name.upper()) or None),
+        )
+    _check_place(values, sources)
+    for option in OPTIONS:
+        values[option.name], sources[option.name] = _first(
+            option,
+            ("keyword", option.name, keywords.get(option.name)),
+            ("command line", option.flag, command_line.get(option.name)),
+            ("environment", option.variable, os.environ.get(option.variable) or None),
+            ("configuration file", f"{option.name} in {path}", config.get(option.name)),
+        )
+    if values["compute_threads"] is None:
+        values["compute_threads"] = _compute_threads(values["local_world_size"])
+    values["use_agent_store"] = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT") or None
+    values["restart_count"], _ = _first(_RESTART_COUNT, ("environment", "TORCHELASTIC_RESTART_COUNT", restarts))
+    return Settings(**values, sources=sources)
+
+
+def to_environment(command_line: Mapping[str, Any]) -> dict[str, str]:
+    """Checks options given on a command line and returns the variables that hand them to a worker.
+
+    `command_line` maps names of options to text; None counts as not given. Raises InvalidArgument.
+    """
+    variables = {}
+    for name, text in command_line.items():
+        if text is not None:
+            BY_NAME[name].read(text, BY_NAME[name].flag)
+            variables[BY_NAME[name].variable] = str(text)
+    return variables
+
+
+def available_cpu_count() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _compute_threads(local_world_size: int) -> int:
+    return min(8, max(1, available_cpu_count() // local_world_size))
+
+
+def _first(option: Option, *givers: tuple[str, str, Any]) -> tuple[Any, str]:
+    """The value of the first giver (source, how to name it in an error, value) that gives one."""
+    for source, origin, value in givers:
+        if value is not None:
+            return option.read(value, origin), source
+    return option.default, "default"
+
+
+def _check_place(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    """Raises InvalidArgument unless rank, world size and the master's address make sense together."""
+
+    def missing(name: str) -> bool:
+        return sources[name] == "default"
+
+    rank, world_size = values["rank"], values["world_size"]
+    start = "start the workers with torchrun or `poseidon run`"
+    if missing("rank") != missing("world_size"):
+        lacks, has = ("RANK", "WORLD_SIZE") if missing("rank") else ("WORLD_SIZE", "RANK")
+        raise InvalidArgument(
+            f"{lacks} is missing while {has} is {values[has.lower()]}: set both or neither, or {start}"
+        )
+    if rank >= world_size:
+        raise InvalidArgument(
+            f"RANK is {rank} while WORLD_SIZE is {world_size}: it must be from 0 to {world_size - 1}; {start}"
+        )
+    for name, meaning in (("master_addr", "the address of rank 0's machine"), ("master_port", "a free port there")):
+        if world_size > 1 and missing(name):
+            raise InvalidArgument(
+                f"{name.upper()} is missing while WORLD_SIZE is {world_size}: set it to {meaning}, or {start}"
+            )
+    local_rank, local_world_size = values["local_rank"], values["local_world_size"]
+    if not missing("local_world_size") and not local_rank < local_world_size <= world_size:
+        raise InvalidArgument(
+            f"LOCAL_RANK is {local_rank}, LOCAL_WORLD_SIZE is {local_world_size} and WORLD_SIZE is {world_size}: "
+            f"they must satisfy LOCAL_RANK < LOCAL_WORLD_SIZE <= WORLD_SIZE; {start}"
+        )
+
+
+def _read_config() -> tuple[str, dict[str, Any]]:
+    """The configuration file's path and content; empty when there is none."""
+    named = os.environ.get(CONFIG_VARIABLE)
+    path = Path(named or CONFIG_FILE)
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if not named:
+            return str(path), {}
+        raise InvalidArgument(f"{CONFIG_VARIABLE} is {named!r}, which does not exist: correct or unset it") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidArgument(f"the configuration file {path} cannot be read: {error}; correct or remove it") from None
+    _reject_unknown(content, tuple(BY_NAME), f"option in {path}")
+    return str(path), content
+
+
+def _reject_unknown(given: Mapping[str, Any], known: tuple[str, ...], what: str) -> None:
+    for name in given:
+        if name not in known:
+            raise InvalidArgument(f"{name!r} is no known {what}{_did_you_mean(name, known)}")
+
+
+def _warn_of_unknown_variables() -> None:
+    known = (*(option.variable for option in OPTIONS), CONFIG_VARIABLE)
+    for name in os.environ:
+        if name.startswith("POSEIDON_") and name not in known:
+            hint = _did_you_mean(name, known)
+            warnings.warn(f"the environment variable {name} is not an option of Poseidon{hint}", stacklevel=4)
+
+
+def _did_you_mean(name: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f": did you mean {near[0]}?" if near else ": known are " + ", ".join(known)

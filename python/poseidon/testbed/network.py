@@ -1,0 +1,182 @@
+"""The network of a testbed: namespaces, a bridge and shaped links, made and removed with iproute2."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from poseidon.errors import PoseidonError
+from poseidon.testbed.shaping import Shape
+
+NAMESPACE_FOLDER = Path("/var/run/netns")
+HOST_DEVICE = "eth0"
+_BRIDGE = "br0"
+# What lets the hosts' TCP see a port that is slow only on average: BBR, some machines' default, takes the first
+# packets after a pause, which a token bucket passes at once, for the link's rate and then floods its own queue.
+# On links without delay Reno and CUBIC do the same; only Reno may be chosen everywhere.
+_CONGESTION_CONTROL = "reno"
+_END_SECONDS = 2.0  # for processes in a namespace to end after SIGTERM
+
+
+class TestbedError(PoseidonError):
+    """A testbed cannot be made here, or the system refused a step of it."""
+
+    code = "testbed"
+    __test__ = False  # not a test class, whatever its name suggests to pytest
+
+
+@dataclass(frozen=True)
+class Host:
+    """One machine of the testbed: a network namespace with one shaped port."""
+
+    name: str
+    address: str
+    namespace: str
+
+
+@dataclass(frozen=True)
+class Link:
+    """A cable from a device in one namespace to a port of a bridge in another, shaped in both directions."""
+
+    namespace: str
+    device: str
+    switch_namespace: str
+    switch_device: str
+    shape: Shape
+
+
+def missing_requirements() -> list[str]:
+    """What this machine lacks for a testbed; empty when one can be made."""
+    missing = [] if os.name == "posix" and os.geteuid() == 0 else ["root rights"]
+    return missing + [f"the command {tool} (package iproute2)" for tool in ("ip", "tc") if shutil.which(tool) is None]
+
+
+def namespace_prefix(testbed_id: int) -> str:
+    """What the names of all namespaces of a testbed start with."""
+    return f"psd{testbed_id}-"
+
+
+def make_hosts(testbed_id: int, count: int) -> list[Host]:
+    """Names and addresses of the hosts of a testbed; makes nothing."""
+    prefix = namespace_prefix(testbed_id)
+    return [Host(f"h{index}", f"10.77.{testbed_id}.{index + 1}", f"{prefix}h{index}") for index in range(count)]
+
+
+def build(testbed_id: int, hosts: list[Host], shape: Shape) -> None:
+    """Makes the namespaces, the switch and one shaped link per host. Raises TestbedError."""
+    switch = namespace_prefix(testbed_id) + "sw"
+    links = [Link(host.namespace, HOST_DEVICE, switch, f"port{index}", shape) for index, host in enumerate(hosts)]
+    _batch("ip", None, [f"netns add {namespace}" for namespace in (switch, *(host.namespace for host in hosts))])
+    lines: dict[str, list[str]] = defaultdict(list)
+    lines[switch] += [
+        "link set lo up",
+        f"link add {_BRIDGE} type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
+        f"link set {_BRIDGE} mtu {shape.mtu} addrgenmode none up",
+    ]
+    for link in links:
+        _connect(link, lines)
+    for host in hosts:
+        lines[host.namespace] += [f"addr add {host.address}/24 dev {HOST_DEVICE}", "link set lo up"]
+    for namespace, commands in lines.items():
+        _batch("ip", namespace, commands)
+    _shape(links)
+    for host in hosts:
+        setting = f"echo {_CONGESTION_CONTROL} > /proc/sys/net/ipv4/tcp_congestion_control"
+        _run(["ip", "netns", "exec", host.namespace, "sh", "-c", setting])
+
+
+def _connect(link: Link, lines: dict[str, list[str]]) -> None:
+    settings = f"mtu {link.shape.mtu} gso_max_size {link.shape.segment_bytes} addrgenmode none"
+    lines[link.switch_namespace] += [
+        f"link add {link.switch_device} type veth peer name {link.device} netns {link.namespace}",
+        f"link set {link.switch_device} {settings} master {_BRIDGE} up",
+    ]
+    lines[link.namespace].append(f"link set {link.device} {settings} up")
+
+
+def _shape(links: Iterable[Link]) -> None:
+    commands: dict[str, list[str]] = defaultdict(list)
+    for link in links:
+        commands[link.namespace] += link.shape.commands(link.device)
+        commands[link.switch_namespace] += link.shape.commands(link.switch_device)
+    for namespace, lines in commands.items():
+        _batch("tc", namespace, lines)
+
+
+def namespaces_of(testbed_id: int) -> list[str]:
+    """Names of the existing namespaces of a testbed."""
+    if not NAMESPACE_FOLDER.is_dir():
+        return []
+    prefix = namespace_prefix(testbed_id)
+    return sorted(entry.name for entry in NAMESPACE_FOLDER.iterdir() if entry.name.startswith(prefix))
+
+
+def own_addresses() -> list[str]:
+    """IPv4 addresses of this machine's own network."""
+    devices = json.loads(_run(["ip", "-j", "-4", "addr"]))
+    return [entry["local"] for device in devices for entry in device["addr_info"] if "local" in entry]
+
+
+def remove(namespaces: list[str]) -> None:
+    """Ends the processes inside the namespaces and removes them with all their links. Raises TestbedError."""
+    _end_processes(namespaces)
+    _batch("ip", None, [f"netns del {namespace}" for namespace in namespaces])
+
+
+def _end_processes(namespaces: list[str]) -> None:
+    deadline = time.monotonic() + _END_SECONDS
+    signal_number = signal.SIGTERM
+    while pids := _processes_in(namespaces):
+        for pid in pids:
+            try:
+                os.kill(pid, signal_number)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.05)
+        if time.monotonic() > deadline:
+            if signal_number == signal.SIGKILL:
+                return
+            signal_number, deadline = signal.SIGKILL, time.monotonic() + _END_SECONDS
+
+
+def _processes_in(namespaces: list[str]) -> list[int]:
+    """Processes whose network is one of `namespaces`; zombies have none."""
+    inodes = {inode for inode in (_inode(NAMESPACE_FOLDER / name) for name in namespaces) if inode is not None}
+    pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+    return [pid for pid in pids if pid != os.getpid() and _inode(Path(f"/proc/{pid}/ns/net")) in inodes]
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
+
+
+def _batch(tool: str, namespace: str | None, lines: list[str]) -> None:
+    """Runs `lines` with one process of `ip` or `tc`, inside `namespace` if given."""
+    _run([tool, *(["-n", namespace] if namespace else []), "-batch", "-"], "\n".join(lines) + "\n")
+
+
+def _run(command: list[str], text: str = "") -> str:
+    """The output of a command that gets `text` as its input. Raises TestbedError with what it complained of."""
+    done = subprocess.run(
+        command,
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        start_new_session=True,  # Ctrl-C must not stop a removal half-way
+    )
+    if done.returncode != 0:
+        reason = (done.stderr.strip() or f"exit code {done.returncode}").replace("\n", "; ")
+        raise TestbedError(f"`{' '.join(command)}` refused a step of the testbed: {reason}")
+    return done.stdout

@@ -1,0 +1,169 @@
+"""Testbed: N hosts on one machine, each a network namespace whose port into one switch is shaped."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from poseidon.errors import InvalidArgument
+from poseidon.testbed import network, state
+from poseidon.testbed.network import Host, TestbedError
+from poseidon.testbed.rate import format_rate, parse_rate
+from poseidon.testbed.shaping import Shape
+
+MOST_HOSTS = 250
+_TCP_COPY = Path(__file__).with_name("tcp_copy.py")
+
+
+class Testbed:
+    """N hosts whose ports send and receive at `link` at most, connected by one switch.
+
+    A context manager: `with Testbed(4, "100mbit") as testbed: testbed.exec(0, ["ip", "addr"])`. Needs root
+    and iproute2. Nothing of it is in the machine's own network. When its process is killed, the next `up` of
+    any testbed removes what is left, unless it is `persistent`: then only `down` or `remove(id)` does.
+    Not thread-safe.
+    """
+
+    __test__ = False  # not a test class, whatever its name suggests to pytest
+
+    def __init__(self, host_count: int, link: str = "1gbit", *, mtu: int = 1500, persistent: bool = False) -> None:
+        """Raises InvalidArgument for a count, rate (such as "31.25mbit") or mtu (bytes) that cannot be."""
+        if not 1 <= host_count <= MOST_HOSTS:
+            raise InvalidArgument(f"a testbed of {host_count} hosts cannot be made: it must have 1 to {MOST_HOSTS}")
+        if not 576 <= mtu <= 9216:
+            raise InvalidArgument(f"the mtu is {mtu}: it must be from 576 to 9216 bytes")
+        self._host_count = host_count
+        self._shape = Shape(parse_rate(link), mtu)
+        self._persistent = persistent
+        self._id: int | None = None
+        self._hosts: list[Host] = []
+        self._processes: list[subprocess.Popen[Any]] = []
+
+    @property
+    def id(self) -> int:
+        """The number in the names and addresses of its hosts. Raises TestbedError when it is not up."""
+        if self._id is None:
+            raise TestbedError("the testbed is not up")
+        return self._id
+
+    @property
+    def hosts(self) -> list[Host]:
+        """The hosts, by index; none while the testbed is not up."""
+        return self._hosts
+
+    @property
+    def link(self) -> str:
+        """The rate of each port, such as "100mbit"."""
+        return format_rate(self._shape.bits_per_second)
+
+    @property
+    def bits_per_second(self) -> int:
+        """The rate of each port and direction, counted with Ethernet, IP and TCP headers."""
+        return self._shape.bits_per_second
+
+    def up(self) -> None:
+        """Makes the hosts and their links. Raises TestbedError, with nothing left behind."""
+        if missing := network.missing_requirements():
+            raise TestbedError(f"a testbed with shaped links needs {' and '.join(missing)}")
+        with state.locked():
+            state.remove_stale()
+            testbed_id = state.free_id()
+            owner_pid = 0 if self._persistent else os.getpid()
+            owner_start = 0 if self._persistent else state.start_of(owner_pid) or 0
+            record = state.Record(testbed_id, self._host_count, self.link, self._shape.mtu, owner_pid, owner_start)
+            state.write(record)
+            hosts = network.make_hosts(testbed_id, self._host_count)
+            try:
+                network.build(testbed_id, hosts, self._shape)
+            except BaseException:
+                state.remove(testbed_id)
+                raise
+        self._id, self._hosts = testbed_id, hosts
+
+    def down(self) -> None:
+        """Ends the processes in the hosts and removes all of it. Does nothing when it is not up."""
+        if self._id is None:
+            return
+        for process in self._processes:  # one that has not entered its host yet would not be found there
+            if process.poll() is None:
+                process.terminate()
+        self._processes.clear()
+        with state.locked():
+            state.remove(self._id)
+        self._id, self._hosts = None, []
+
+    def __enter__(self) -> Testbed:
+        self.up()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.down()
+
+    def command(self, host: int, argv: Sequence[str]) -> list[str]:
+        """The command that runs `argv` in a host; the process is the same one, not a child of it."""
+        return ["ip", "netns", "exec", self._hosts[host].namespace, *argv]
+
+    def exec(self, host: int, argv: Sequence[str], **popen: Any) -> subprocess.Popen[Any]:
+        """Starts `argv` in a host; `popen` goes to subprocess.Popen."""
+        self._processes = [process for process in self._processes if process.poll() is None]
+        self._processes.append(subprocess.Popen(self.command(host, argv), **popen))
+        return self._processes[-1]
+
+    def copy_rate(self, source: int, destination: int, byte_count: int) -> float:
+        """Bits per second of payload that a plain TCP copy reaches from one host to another."""
+        return self.copy_rates([(source, destination)], byte_count)[0]
+
+    def copy_rates(self, pairs: Sequence[tuple[int, int]], byte_count: int) -> list[float]:
+        """As `copy_rate`, for several (source, destination) at the same time. Raises TestbedError when one fails."""
+        program = [sys.executable, "-I", str(_TCP_COPY)]
+        receivers, senders = [], []
+        try:
+            for _, destination in pairs:
+                argv = [*program, "receive", self._hosts[destination].address]
+                receivers.append(self.exec(destination, argv, stdout=subprocess.PIPE, text=True))
+            ports = [(receiver.stdout.readline() if receiver.stdout else "").strip() for receiver in receivers]
+            for (source, destination), port in zip(pairs, ports, strict=True):
+                argv = [*program, "send", self._hosts[destination].address, port, str(byte_count)]
+                senders.append(self.exec(source, argv))
+            outputs = [receiver.communicate()[0] for receiver in receivers]
+            if any(process.wait() != 0 for process in (*senders, *receivers)):
+                raise TestbedError("a copy between hosts of the testbed failed")
+            return [float(output) for output in outputs]
+        finally:
+            for process in (*senders, *receivers):
+                process.kill()
+                process.wait()
+
+
+def records() -> list[state.Record]:
+    """The testbeds on this machine."""
+    return state.records()
+
+
+def remove(testbed_id: int) -> None:
+    """Removes a testbed by its id, whoever made it. Raises TestbedError when there is none."""
+    _require_rights()
+    with state.locked():
+        if testbed_id not in state.known_ids():
+            raise TestbedError(f"there is no testbed {testbed_id}: `poseidon testbed status` lists them")
+        state.remove(testbed_id)
+
+
+def remove_all() -> list[int]:
+    """Removes all testbeds of this machine, also what has lost its record, and returns their ids."""
+    _require_rights()
+    with state.locked():
+        ids = state.known_ids()
+        for testbed_id in ids:
+            state.remove(testbed_id)
+    return ids
+
+
+def _require_rights() -> None:
+    if missing := network.missing_requirements():
+        raise TestbedError(f"removing a testbed needs {' and '.join(missing)}")

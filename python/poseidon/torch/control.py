@@ -1,0 +1,137 @@
+"""Small blocking exchanges between the ranks, beside the gradients.
+
+Every rank must make the same calls in the same order, and none while gradients are being exchanged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from poseidon.torch.memory import align, byte_view
+
+if TYPE_CHECKING:
+    from poseidon import _core
+
+_BLOCK_BYTES = 16 << 20
+
+
+class Control:
+    """Sums, gathers and broadcasts over all ranks of one client. Blocks up to the client's timeout."""
+
+    def __init__(self, client: _core.Client) -> None:
+        self._client = client
+        self._layers: dict[tuple[str, int], int] = {}
+
+    def _layer(self, dtype: str, element_count: int) -> int:
+        key = (dtype, element_count)
+        if key not in self._layers:
+            from poseidon import _core
+
+            layer = _core.Layer(f"control {dtype} {element_count}", dtype, element_count, 0, 0, "ps")
+            self._layers[key], _ = self._client.add_layers([layer], transient=True)
+        return self._layers[key]
+
+    def _exchange(self, dtype: str, values: torch.Tensor, present: bool) -> None:
+        layer = self._layer(dtype, values.numel())
+        start = self._client.start if present else self._client.start_absent
+        start(layer, values, 1)
+        self._client.wait(layer)
+
+    def sum(self, values: Sequence[int]) -> list[int]:
+        """The element-wise sums of all ranks' 64-bit integers."""
+        vector = torch.tensor(values, dtype=torch.int64)
+        self._exchange("int64", vector, present=True)
+        return vector.tolist()
+
+    def barrier(self) -> None:
+        """Returns once every rank has called it."""
+        self.sum([1])
+
+    def one_hot(self, values: Sequence[int]) -> list[list[int]]:
+        """Every rank's `values` (equally many on each), by rank."""
+        width, rank, size = len(values), self._client.rank, self._client.world_size
+        row = [0] * (width * size)
+        row[rank * width : (rank + 1) * width] = values
+        total = self.sum(row)
+        return [total[r * width : (r + 1) * width] for r in range(size)]
+
+    def texts_if_different(self, text: str) -> list[str] | None:
+        """None if all ranks passed the same text; otherwise every rank's, by rank."""
+        data = text.encode()
+        digest = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
+        rows = self.one_hot([digest, len(data)])
+        if all(row == rows[0] for row in rows):
+            return None
+        lengths = [length for _, length in rows]
+        starts = [sum(lengths[:r]) for r in range(len(lengths) + 1)]
+        block = bytearray(starts[-1])
+        rank = self._client.rank
+        block[starts[rank] : starts[rank + 1]] = data
+        self._exchange("uint8", torch.frombuffer(block, dtype=torch.uint8), present=True)
+        return [block[starts[r] : starts[r + 1]].decode() for r in range(len(lengths))]
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], root: int) -> None:
+        """Overwrites the tensors (any dtype, device and layout) of all ranks with those of `root`."""
+        pending: list[torch.Tensor] = []
+        pending_bytes = 0
+        for tensor in tensors:
+            size_bytes = tensor.numel() * tensor.element_size()
+            if pending and pending_bytes + size_bytes > _BLOCK_BYTES:
+                self._broadcast_block(pending, root)
+                pending, pending_bytes = [], 0
+            pending.append(tensor)
+            pending_bytes += align(size_bytes)
+        if pending_bytes:
+            self._broadcast_block(pending, root)
+
+    def _broadcast_block(self, tensors: Sequence[torch.Tensor], root: int) -> None:
+        flat = FlatBytes(tensors)
+        is_root = self._client.rank == root
+        if is_root:
+            flat.pack()
+        for start in range(0, flat.block.numel(), _BLOCK_BYTES):
+            piece = flat.block[start : start + _BLOCK_BYTES]
+            self._exchange("uint8", piece, present=is_root)
+        if not is_root:
+            flat.unpack()
+
+
+class FlatBytes:
+    """Tensors one after the other in one block of bytes, each at an aligned offset.
+
+    `block` is a uint8 CPU tensor whose size is a power of two, or a multiple of 16 MiB, so that
+    few sizes of control layers serve all blocks.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = [tensor.detach() for tensor in tensors]
+        self._offsets: list[int] = []
+        end = 0
+        for tensor in self._tensors:
+            self._offsets.append(end)
+            end += align(tensor.numel() * tensor.element_size())
+        size = max(64, 1 << (end - 1).bit_length()) if end else 64
+        self.block = torch.zeros(min(size, -(-end // _BLOCK_BYTES) * _BLOCK_BYTES), dtype=torch.uint8)
+
+    def _slices(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        sizes = [tensor.numel() * tensor.element_size() for tensor in self._tensors]
+        return [
+            (tensor, self.block[offset : offset + size])
+            for tensor, offset, size in zip(self._tensors, self._offsets, sizes, strict=True)
+            if size
+        ]
+
+    def pack(self) -> None:
+        """Copies the tensors into the block."""
+        for tensor, piece in self._slices():
+            piece.copy_(byte_view(tensor.contiguous()))
+
+    def unpack(self) -> None:
+        """Copies the block into the tensors."""
+        with torch.no_grad():
+            for tensor, piece in self._slices():
+                tensor.copy_(piece.view(tensor.dtype).view(tensor.shape))

@@ -1,0 +1,223 @@
+"""DistributedDataParallel: the drop-in for torch's class of that name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+from poseidon.errors import InvalidArgument
+from poseidon.torch.context import Context, context
+from poseidon.torch.exchange import make_exchange
+from poseidon.torch.join import JoinedTraining
+from poseidon.torch.layers import SCHEMES, SchemeChoice, SyncedParameter, collect_parameters
+from poseidon.torch.plan_table import PlanTable, make_plan_table
+from poseidon.torch.stats import LayerSynchronization, Recorder, StepRecord
+from poseidon.torch.synchronizer import Synchronizer
+from poseidon.torch.verify import check_same_model, describe
+
+
+class DistributedDataParallel(nn.Module):
+    """Trains `module` synchronously on all workers of the job: after backward every `.grad` is the
+    mean over the workers.
+
+    `scheme`: "auto" (the cheapest for each layer and step), "ps", "sfb" or "adam" for all layers, or
+    a mapping from patterns of parameter or module names to these; default: the option `scheme`.
+    The other arguments are torch's. `find_unused_parameters`, `static_graph`, `bucket_cap_mb` and
+    `gradient_as_bucket_view` are accepted and change nothing: unused parameters are always handled
+    exactly, without searching the graph, and there are no buckets.
+
+    Collective: every rank builds the same model in the same order. Raises Mismatch naming the first
+    difference if not, InvalidArgument naming the parameter that cannot be synchronized.
+    Forward and backward of one model must run in one thread at a time.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: Sequence[int | torch.device] | None = None,
+        output_device: int | torch.device | None = None,
+        *,
+        scheme: SchemeChoice | None = None,
+        broadcast_buffers: bool = True,
+        init_sync: bool = True,
+        find_unused_parameters: bool = False,
+        bucket_cap_mb: float | None = None,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        **unsupported: Any,
+    ) -> None:
+        super().__init__()
+        _refuse(unsupported)
+        here = context()
+        self.module = module
+        self.broadcast_buffers = broadcast_buffers
+        self.require_backward_grad_sync = True
+        self._context = here
+        self._device = _input_device(module, device_ids, output_device)
+        self._ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        self._recorder = Recorder()
+        self._join: JoinedTraining | None = None
+        self._entries = self._collect(scheme)
+        self._sync: Synchronizer | None = None
+        if here.client is not None:
+            self._sync = self._connect(here, init_sync)
+
+    def _collect(self, scheme: SchemeChoice | None) -> list[SyncedParameter]:
+        default = self._context.settings.scheme
+        entries = collect_parameters(self.module, default if scheme is None else scheme, default, self._ignored)
+        if not entries:
+            raise InvalidArgument(
+                "DistributedDataParallel needs a module with at least one non-empty parameter that requires a gradient"
+            )
+        devices = {entry.param.device for entry in entries}
+        if len(devices) > 1:
+            raise InvalidArgument(f"the parameters are on several devices ({devices}): put the model on one")
+        return entries
+
+    def _connect(self, here: Context, init_sync: bool) -> Synchronizer:
+        assert here.client is not None
+        assert here.control is not None
+        options = f"broadcast_buffers {self.broadcast_buffers}, init_sync {init_sync}"
+        check_same_model(here.control, describe(self.module, self._entries, options))
+        if init_sync:
+            self.broadcast_state(0)
+        exchange = make_exchange(here.client, self._entries[0].param.device)
+        sync = Synchronizer(here.client, here.control, self._entries, exchange, here.settings.schedule)
+        recorder, client = self._recorder, here.client
+        sync.on_finished = lambda run: recorder.step_finished(run, client)  # holds no reference to self: no cycle
+        return sync
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward; before it, in training, the buffers of rank 0 reach all ranks."""
+        if self._device is not None:
+            args, kwargs = tree_map_only(
+                torch.Tensor, lambda tensor: tensor.to(self._device, non_blocking=True), (args, kwargs)
+            )
+        if self._sync is not None and torch.is_grad_enabled():
+            self._before_forward(self._sync)
+        return self.module(*args, **kwargs)
+
+    def _before_forward(self, sync: Synchronizer) -> None:
+        sync.check_usable()
+        sync.armed = True
+        sync.synchronizing = self.require_backward_grad_sync
+        if not sync.synchronizing:
+            sync.local_only()
+        sends_buffers = self.broadcast_buffers and sync.synchronizing and bool(self._buffers_to_sync())
+        root = 0
+        if self._join is not None:
+            root = self._join.notify_forward(sync.synchronizing, sends_buffers)
+        if sends_buffers:
+            self.broadcast_synced_buffers(root)
+
+    def _buffers_to_sync(self) -> list[torch.Tensor]:
+        return [buffer for name, buffer in self.module.named_buffers() if name not in self._ignored]
+
+    def broadcast_synced_buffers(self, root: int) -> None:
+        """Collective: overwrites the module's buffers with those of `root`."""
+        assert self._context.control is not None
+        self._context.control.broadcast(self._buffers_to_sync(), root)
+
+    def broadcast_state(self, root: int) -> None:
+        """Collective: overwrites the module's parameters and buffers with those of `root`."""
+        assert self._context.control is not None
+        params = [param.detach() for name, param in self.module.named_parameters() if name not in self._ignored]
+        self._context.control.broadcast(params + self._buffers_to_sync(), root)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, backward passes whose forward ran inside too accumulate gradients without exchange.
+
+        The first backward outside exchanges what was accumulated.
+        """
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        if self._sync is not None:
+            self._sync.local_only()
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    @contextmanager
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Iterator[None]:
+        """Trains with a different number of batches on each rank: a rank that leaves keeps the others going.
+
+        Gradients are divided by the world size, or, with `divide_by_initial_world_size=False`, by the
+        number of ranks that still have data. With `throw_on_early_termination` all ranks raise once one
+        has run out. In the end every rank has the model of those that trained longest.
+        """
+        if not enable or self._sync is None:
+            yield
+            return
+        assert self._context.control is not None
+        joined = JoinedTraining(
+            self, self._sync, self._context.control, divide_by_initial_world_size, throw_on_early_termination
+        )
+        self._join = joined
+        try:
+            yield
+            joined.shadow_others()
+        finally:
+            self._join = None
+            self._sync.divisor = self._context.settings.world_size
+
+    def plan(self, link_bits_per_s: float | None = None) -> PlanTable:
+        """What the next step will do, layer by layer: scheme, bytes and why; with a link rate also the time."""
+        return make_plan_table(self._entries, self._context, link_bits_per_s)
+
+    def record(self, enabled: bool = True) -> None:
+        """Keeps the timing of every synchronizing step from now on, for `recorded_steps()`."""
+        self._recorder.enabled = enabled
+
+    def recorded_steps(self) -> list[StepRecord]:
+        """The steps since `record(True)`, oldest first."""
+        return list(self._recorder.steps)
+
+    def synchronization_stats(self) -> list[LayerSynchronization]:
+        """How the last step's synchronization went, by layer in the order of backward; empty with one worker."""
+        if self._sync is None or self._sync.last_run is None or self._context.client is None:
+            return []
+        return StepRecord.of(self._sync.last_run, self._context.client).layers
+
+    def __getstate__(self) -> NoReturn:
+        raise InvalidArgument(
+            "a DistributedDataParallel cannot be copied or pickled, since it belongs to this process's job: "
+            "copy or save model.module, or save model.state_dict()"
+        )
+
+
+def _refuse(unsupported: dict[str, Any]) -> None:
+    for name, value in unsupported.items():
+        if name == "process_group" and value is None:
+            continue
+        raise InvalidArgument(
+            f"DistributedDataParallel has no argument {name!r} here; schemes are chosen by scheme= "
+            f"({', '.join(SCHEMES)}), and the workers by poseidon.init()"
+        )
+
+
+def _input_device(
+    module: nn.Module, device_ids: Sequence[int | torch.device] | None, output_device: int | torch.device | None
+) -> torch.device | None:
+    """Where inputs are moved to before forward; None: they stay where they are."""
+    if not device_ids:
+        return None
+    devices = {param.device for param in module.parameters()}
+    if len(device_ids) > 1 or any(device.type == "cpu" for device in devices):
+        raise InvalidArgument(
+            f"device_ids is {list(device_ids)}: leave it out for a module on the CPU, or name the module's one device"
+        )
+    device = torch.device("cuda", device_ids[0]) if isinstance(device_ids[0], int) else torch.device(device_ids[0])
+    if devices != {device} or output_device not in (None, device_ids[0], device):
+        raise InvalidArgument(f"device_ids and output_device must name the module's device, {devices}, not {device}")
+    return device

@@ -1,0 +1,68 @@
+"""How tensors reach the core: from their own memory, or staged through host memory.
+
+An exchange is driven by one synchronization at a time: any number of `dense`, `absent` and
+`factors`, then one `finish`, after which all results lie in the tensors that were passed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from poseidon.torch.factors import Factors
+from poseidon.torch.memory import flat_view
+
+if TYPE_CHECKING:
+    from poseidon import _core
+
+
+class Exchange(Protocol):
+    """What a synchronization needs of the client. Buffers are dense; none may change until `finish`."""
+
+    def dense(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str, factor_count: int | None) -> None:
+        """Contributes `buffer`, which receives the mean. `factor_count`: the rows it would be as factors, if known."""
+
+    def absent(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str) -> None:
+        """Contributes nothing; `buffer` receives the others' result if there is one."""
+
+    def factors(self, layer: int, factors: Factors, buffer: torch.Tensor, divisor: int, scheme: str) -> None:
+        """Contributes factors; `buffer` receives the mean."""
+
+    def finish(self) -> None:
+        """Waits until all results are in place."""
+
+
+class DirectExchange:
+    """CPU tensors: the core reads and writes their own memory."""
+
+    def __init__(self, client: _core.Client) -> None:
+        self._client = client
+        self._started: list[int] = []
+
+    def dense(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str, factor_count: int | None) -> None:
+        self._client.start(layer, flat_view(buffer), divisor, factor_count)
+        self._started.append(layer)
+
+    def absent(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str) -> None:
+        self._client.start_absent(layer, flat_view(buffer), divisor)
+        self._started.append(layer)
+
+    def factors(self, layer: int, factors: Factors, buffer: torch.Tensor, divisor: int, scheme: str) -> None:
+        self._client.start_factors(layer, factors.lefts, factors.rights, flat_view(buffer), divisor, False)
+        self._started.append(layer)
+
+    def finish(self) -> None:
+        started, self._started = self._started, []
+        # Not wait_all: another model of the same backward may have layers that it starts only later.
+        for layer in started:
+            self._client.wait(layer)
+
+
+def make_exchange(client: _core.Client, device: torch.device) -> Exchange:
+    """The exchange for parameters on `device`."""
+    if device.type == "cpu":
+        return DirectExchange(client)
+    from poseidon.torch.mover import CudaCopies, StagedExchange
+
+    return StagedExchange(client, CudaCopies(device))

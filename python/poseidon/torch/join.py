@@ -1,0 +1,67 @@
+"""Training while ranks run out of data at different times (`DistributedDataParallel.join`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from poseidon.errors import PoseidonError
+
+if TYPE_CHECKING:
+    from poseidon.torch.control import Control
+    from poseidon.torch.ddp import DistributedDataParallel
+    from poseidon.torch.synchronizer import Synchronizer
+
+_ACTIVE = 1
+_SYNCHRONIZES = 2
+_SENDS_BUFFERS = 4
+
+
+class JoinedTraining:
+    """One `with model.join():` on this rank. Every forward begins with one small exchange of flags."""
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        sync: Synchronizer,
+        control: Control,
+        divide_by_initial_world_size: bool,
+        throw_on_early_termination: bool,
+    ) -> None:
+        self._model = model
+        self._sync = sync
+        self._control = control
+        self._divide_by_initial = divide_by_initial_world_size
+        self._throw = throw_on_early_termination
+        self._last_active: int | None = None  # a rank that took part in the latest step
+
+    def _exchange_flags(self, own: int) -> list[int]:
+        flags = [row[0] for row in self._control.one_hot([own])]
+        active = [rank for rank, flag in enumerate(flags) if flag & _ACTIVE]
+        if active:
+            self._last_active = active[0]
+            self._sync.divisor = len(flags) if self._divide_by_initial else len(active)
+        if self._throw and len(active) < len(flags):
+            finished = [rank for rank, flag in enumerate(flags) if not flag & _ACTIVE]
+            raise PoseidonError(f"rank(s) {finished} ran out of inputs, and join() was told to raise then")
+        return flags
+
+    def notify_forward(self, synchronizes: bool, sends_buffers: bool) -> int:
+        """This rank starts a step. Returns the rank whose buffers all take over."""
+        self._exchange_flags(_ACTIVE | _SYNCHRONIZES * synchronizes | _SENDS_BUFFERS * sends_buffers)
+        assert self._last_active is not None
+        return self._last_active
+
+    def shadow_others(self) -> None:
+        """This rank has no more data: takes part in the others' steps until none has any."""
+        while True:
+            flags = self._exchange_flags(0)
+            if not any(flags):
+                break
+            assert self._last_active is not None
+            step = flags[self._last_active]
+            if step & _SENDS_BUFFERS:
+                self._model.broadcast_synced_buffers(self._last_active)
+            if step & _SYNCHRONIZES:
+                self._sync.shadow()
+        if self._last_active is not None:
+            self._model.broadcast_state(self._last_active)

@@ -1,0 +1,316 @@
+"""The parameters of a module that are synchronized, and the state of each one's gradient."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Mapping
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from poseidon.errors import InvalidArgument
+from poseidon.torch.factors import FactorForward, Factors, PendingGradient
+from poseidon.torch.memory import DTYPE_NAMES
+
+if TYPE_CHECKING:
+    from poseidon import _core
+    from poseidon.torch.synchronizer import Synchronizer
+
+SCHEMES = ("auto", "ps", "sfb", "adam")
+FACTOR_SCHEMES = ("sfb", "adam")
+
+SchemeChoice = str | Mapping[str, str]
+
+
+class SyncedParameter:
+    """One parameter, its layer in the client, and what of its gradient waits to be exchanged.
+
+    Its methods run in the thread that runs backward, with the GIL.
+    """
+
+    def __init__(self, name: str, param: nn.Parameter, linears: list[nn.Linear], scheme: str) -> None:
+        self.name = name
+        self.param = param
+        self.linears = linears  # the modules that may hand over factors; empty where the gradient is always dense
+        self.scheme = scheme  # as asked for
+        self.layout = torch.empty_like(param, device="meta", requires_grad=False)
+        self.next_scheme = ""  # the one that the next exchange takes, the same on every rank
+        self.layer = -1  # id in the client
+        self.forward_rows = 0  # K as forward saw it, until the ranks first agreed on schemes
+        self.factor_count = 0  # K of this rank since the last synchronization
+        self._refused_factors = False  # some of these rows went into the dense gradient
+        self._used_elsewhere = False  # the weight is also used outside its Linear modules
+        self.factors = Factors()
+        self.base: torch.Tensor | None = None  # replica-identical gradient that this exchange's result is added to
+        self.ready_ns = 0
+        self._placeholder: PendingGradient | None = None
+        self._sync: Callable[[], Synchronizer | None] = lambda: None
+        self._node: Any = None
+        self._hooks: list[Any] = []
+
+    @property
+    def factorable(self) -> bool:
+        """Whether the gradient may travel as factors."""
+        return bool(self.linears)
+
+    def new_buffer(self) -> torch.Tensor:
+        """Uninitialized memory for the gradient, in the layout that all ranks agreed on."""
+        layout = self.layout
+        return torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype, device=self.param.device)
+
+    def core_layer(self) -> _core.Layer:
+        """This parameter as the core sees it."""
+        from poseidon import _core
+
+        rows, cols = self.param.shape if self.factorable else (0, 0)
+        return _core.Layer(self.name, DTYPE_NAMES[self.param.dtype], self.param.numel(), rows, cols, self.scheme)
+
+    def attach(self, sync: Synchronizer) -> None:
+        """Puts the hooks in place: `sync` hears of every backward that reaches this parameter."""
+        self._sync = weakref.ref(sync)  # which owns this entry
+        # The node lives only as long as someone holds it; its hooks fire also for a missing gradient,
+        # once all uses of the parameter have contributed.
+        self._node = torch.autograd.graph.get_gradient_edge(self.param).node
+        self._hooks = [
+            self._node.register_prehook(_calling(self, SyncedParameter._before_accumulation)),
+            self._node.register_hook(_calling(self, SyncedParameter._after_accumulation)),
+        ]
+        if sync.uses_factors(self):
+            for linear in self.linears:
+                linear.forward = FactorForward(linear, self)  # type: ignore[method-assign]
+
+    def _before_accumulation(self, grads: tuple[torch.Tensor | None, ...]) -> None:
+        self.resume()
+        if (sync := self._sync()) is not None:
+            sync.before_accumulation(self, dense=grads[0] is not None)
+
+    def _after_accumulation(self, *_: Any) -> None:
+        if (sync := self._sync()) is not None:
+            sync.after_accumulation(self)
+
+    @property
+    def armed(self) -> bool:
+        """Whether backward may hand over factors at all."""
+        sync = self._sync()
+        return sync is not None and sync.armed
+
+    def _must_be_dense(self, left: torch.Tensor) -> bool:
+        param: Any = self.param
+        if param._backward_hooks or param._post_accumulate_grad_hooks:  # a hook must be shown the gradient itself
+            return True
+        rows, cols = param.shape
+        if (self.factors.count + left.shape[0]) * (rows + cols) > rows * cols:
+            return True
+        if self.factors and self.factors.lefts[0].dtype != left.dtype:
+            return True
+        return not self.may_send(left.dtype)
+
+    def may_send(self, dtype: torch.dtype) -> bool:
+        """Whether the next exchange takes factors of this dtype. Before the ranks agreed on a scheme it may be sfb."""
+        if self.next_scheme == "adam":
+            return dtype == self.param.dtype
+        return self.next_scheme in ("", "sfb") and dtype.itemsize <= self.param.dtype.itemsize
+
+    def count_forward_rows(self, row_count: int) -> None:
+        """Notes K of one forward call, for the first choice of schemes."""
+        self.forward_rows += row_count
+
+    def take_factors(self, left: torch.Tensor, right: torch.Tensor) -> bool:
+        """Called in backward with the rows of one use of the layer (K×M and K×N).
+
+        True: taken, or not wanted by anybody. False: the caller has to return the dense gradient.
+        """
+        sync = self._sync()
+        if sync is None or not sync.armed or torch.is_grad_enabled():  # create_graph: it must have a history
+            return False
+        try:
+            if not torch._C._will_engine_execute_node(self._node):
+                return True
+        except RuntimeError:  # torch.autograd.grad asks for this very gradient
+            return False
+        self.resume()
+        keep = sync.before_factors(self)
+        self.factor_count += left.shape[0]
+        if self._must_be_dense(left):
+            self._refused_factors = True
+            return False
+        if keep:  # outlives this backward, while the owner of the rows may write into them
+            self.factors.append(_own_copy(left), _own_copy(right))
+        else:
+            self.factors.append(left.detach().contiguous(), right.detach().contiguous())
+        return True
+
+    def known_factor_count(self) -> int | None:
+        """K of the gradient that is about to be sent; None where it is no sum of factors."""
+        hooked = bool(getattr(self.param, "_backward_hooks", None))
+        return self.factor_count if self.factorable and not self._used_elsewhere and not hooked else None
+
+    def note_dense_contribution(self) -> None:
+        """A dense gradient arrived while the layer sends factors."""
+        if not self._refused_factors:
+            self._used_elsewhere = True
+
+    def start_over(self) -> None:
+        """This synchronization has what there was."""
+        self.factors, self.factor_count, self._refused_factors = Factors(), 0, False
+
+    def hold(self) -> None:
+        """After a backward under `no_sync()`: makes `.grad` show what the held factors stand for."""
+        if not self.factors:
+            return
+        if self.param.grad is None:
+            self._placeholder = PendingGradient.make(self.param, self.factors)
+            self.param.grad = self._placeholder
+        else:
+            with torch.no_grad():
+                self.factors.add_to(self.param.grad)
+            self.factors = Factors()
+
+    def resume(self) -> None:
+        """Takes held factors back out of `.grad`, or drops them if the user cleared or replaced `.grad`."""
+        if self._placeholder is None:
+            return
+        if self.param.grad is self._placeholder:
+            self.param.grad = None
+            self.factors = self.factors.copy()
+        else:
+            self.factors = Factors()
+        self._placeholder = None
+
+    def mark_identical(self) -> None:
+        """Remembers that `.grad` now holds the same bits on every rank."""
+        grad: Any = self.param.grad
+        if grad is not None:
+            grad._poseidon_version = grad._version
+
+    def set_base_aside(self) -> None:
+        """Leaves in `.grad` only what this rank adds to a gradient that is the same on every rank."""
+        grad: Any = self.param.grad
+        if self.base is None and grad is not None and getattr(grad, "_poseidon_version", None) == grad._version:
+            self.base, self.param.grad = grad, None
+
+    def restore_base(self) -> None:
+        """Undoes `set_base_aside` after a failure."""
+        if self.base is not None:
+            self.param.grad, self.base = self.base, None
+
+
+def _own_copy(rows: torch.Tensor) -> torch.Tensor:
+    return rows.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _calling(entry: SyncedParameter, method: Callable[..., None]) -> Callable[..., None]:
+    """A hook that does not keep `entry` alive: the node that holds the hook is held by `entry`."""
+    reference = weakref.ref(entry)
+
+    def hook(*gradients: Any) -> None:
+        target = reference()
+        if target is not None:
+            method(target, *gradients)
+
+    return hook
+
+
+def collect_parameters(
+    module: nn.Module, scheme: SchemeChoice, default_scheme: str, ignored: Collection[str]
+) -> list[SyncedParameter]:
+    """The parameters to synchronize, in registration order, tied ones once.
+
+    Raises InvalidArgument naming the parameter or module that cannot be synchronized.
+    """
+    _refuse_sparse(module)
+    owners = _owners(module)
+    chosen = _SchemeTable(scheme, default_scheme)
+    entries = []
+    for name, param in module.named_parameters():
+        # Choosing also for frozen ones lets a pattern that names only these pass.
+        wanted = chosen.of([full for _, _, full in owners[param]])
+        if not param.requires_grad or name in ignored or param.numel() == 0:
+            continue
+        if param.dtype not in DTYPE_NAMES:
+            raise InvalidArgument(
+                f"parameter {name} has dtype {param.dtype}, which cannot be synchronized (only "
+                f"{', '.join(DTYPE_NAMES.values())} can): convert it, or set requires_grad=False"
+            )
+        linears = _capturing_linears(param, owners[param])
+        if not linears and wanted != "auto":
+            wanted = "ps"
+        entries.append(SyncedParameter(name, param, linears, wanted))
+    chosen.check_used()
+    return entries
+
+
+def _refuse_sparse(module: nn.Module) -> None:
+    for name, part in module.named_modules():
+        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse and part.weight.requires_grad:
+            weight = f"{name}.weight" if name else "weight"
+            raise InvalidArgument(
+                f"parameter {weight} has sparse gradients, which cannot be synchronized: "
+                "create the embedding with sparse=False"
+            )
+
+
+_Owner = tuple[nn.Module, str, str]  # module, attribute, full name
+
+
+def _owners(module: nn.Module) -> dict[nn.Parameter, list[_Owner]]:
+    owners: dict[nn.Parameter, list[_Owner]] = {}
+    for prefix, part in module.named_modules():
+        for attribute, param in part._parameters.items():
+            if param is not None:
+                full = f"{prefix}.{attribute}" if prefix else attribute
+                owners.setdefault(param, []).append((part, attribute, full))
+    return owners
+
+
+def _capturing_linears(param: nn.Parameter, owners: list[_Owner]) -> list[nn.Linear]:
+    """The Linear modules whose weight `param` is, if all its owners are such; else none."""
+    linears = [
+        part
+        for part, attribute, _ in owners
+        if isinstance(part, nn.Linear) and attribute == "weight" and _is_plain_linear(part)
+    ]
+    fits = len(linears) == len(owners) and param.dim() == 2 and param.is_contiguous()
+    return linears if fits else []
+
+
+def _is_plain_linear(module: nn.Linear) -> bool:
+    own_forward = module.__dict__.get("forward")
+    return (
+        type(module).forward is nn.Linear.forward
+        and (own_forward is None or isinstance(own_forward, FactorForward))
+        # MultiheadAttention reads the weight of this one without calling it.
+        and not isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
+    )
+
+
+class _SchemeTable:
+    """Which scheme the user wants for which parameter; the first pattern that matches decides."""
+
+    def __init__(self, scheme: SchemeChoice, default: str) -> None:
+        self._patterns = dict(scheme) if isinstance(scheme, Mapping) else {"*": scheme}
+        self._default = default
+        self._unused = set(self._patterns) - {"*"}
+        for name in (*self._patterns.values(), default):
+            if name not in SCHEMES:
+                raise InvalidArgument(f"{name!r} is no scheme: known are {', '.join(SCHEMES)}")
+
+    def of(self, names: list[str]) -> str:
+        for pattern, scheme in self._patterns.items():
+            if any(_matches(pattern, name) for name in names):
+                self._unused.discard(pattern)
+                return scheme
+        return self._default
+
+    def check_used(self) -> None:
+        if self._unused:
+            patterns = ", ".join(sorted(map(repr, self._unused)))
+            raise InvalidArgument(f"no parameter or module is called {patterns}: correct the mapping of schemes")
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Whether `pattern` names the parameter `name` or a module that contains it."""
+    parts = name.split(".")
+    return any(fnmatchcase(".".join(parts[:end]), pattern) for end in range(1, len(parts) + 1))

@@ -1,0 +1,52 @@
+"""How tensors lie in memory: the views that the core reads and writes."""
+
+from __future__ import annotations
+
+import torch
+
+DTYPE_NAMES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
+"""Dtypes of parameters that can be exchanged, and the core's names for them."""
+
+_ALIGNMENT_BYTES = 16
+
+
+def align(size_bytes: int) -> int:
+    """`size_bytes` rounded up so that any dtype may follow."""
+    return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def byte_view(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor's memory as a 1-D uint8 tensor."""
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's elements fill one block of memory without gaps or overlaps, in any order."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one shape have their elements in the same order in memory."""
+    return all(size <= 1 or left == right for size, left, right in zip(a.shape, a.stride(), b.stride(), strict=True))
+
+
+def flat_view(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a dense tensor as a 1-D tensor, in storage order."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
+def exchangeable(grad: torch.Tensor, layout: torch.Tensor) -> bool:
+    """Whether `grad` can be sent from its own memory, given the layout that all ranks agreed on."""
+    return grad.dtype == layout.dtype and is_dense(grad) and same_layout(grad, layout)

@@ -1,0 +1,114 @@
+"""The per-layer plan as a user sees it: `DistributedDataParallel.plan()`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from poseidon.torch.context import Context
+from poseidon.torch.layers import SyncedParameter
+
+if TYPE_CHECKING:
+    from poseidon import _core
+
+_UNBOUNDED = 2**32 - 1  # the core's K of a gradient that is no sum of factors
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """What the next step does with one layer."""
+
+    layer: str
+    shape: tuple[int, ...]
+    factor_count: int | None  # mean K over the workers in the last step; None where there is none or not yet
+    scheme: str
+    bytes: float  # that the busiest node sends and receives per step, by the cost model
+    dense_bytes: float  # the same with the parameter server
+    predicted_seconds: float | None  # on links of the given rate; None without one
+    reason: str
+
+
+class PlanTable(list[PlanRow]):
+    """The rows in registration order; `str()` gives a table."""
+
+    def __str__(self) -> str:
+        heads = ("layer", "shape", "K", "scheme", "bytes", "dense bytes", "seconds", "reason")
+        cells = [heads] + [
+            (
+                row.layer,
+                "×".join(map(str, row.shape)),
+                "" if row.factor_count is None else str(row.factor_count),
+                row.scheme,
+                f"{row.bytes:,.0f}",
+                f"{row.dense_bytes:,.0f}",
+                "" if row.predicted_seconds is None else f"{row.predicted_seconds:.4f}",
+                row.reason,
+            )
+            for row in self
+        ]
+        widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
+        numeric = (2, 4, 5, 6)
+        lines = [
+            "  ".join(
+                cell.rjust(width) if column in numeric else cell.ljust(width)
+                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in cells
+        ]
+        return "\n".join(lines)
+
+
+def make_plan_table(entries: list[SyncedParameter], here: Context, link_bits_per_s: float | None = None) -> PlanTable:
+    """The table for the parameters of one model in this job. `link_bits_per_s`: rate of each node's port."""
+    if here.client is None:
+        reason = "one worker: nothing to send"
+        return PlanTable(
+            PlanRow(entry.name, tuple(entry.param.shape), None, "local", 0.0, 0.0, None, reason) for entry in entries
+        )
+    return PlanTable(_row(entry, here, here.client, link_bits_per_s) for entry in entries)
+
+
+def _row(entry: SyncedParameter, here: Context, client: _core.Client, link_bits_per_s: float | None) -> PlanRow:
+    from poseidon import _core
+
+    size = here.settings.world_size
+    servers = len(here.settings.servers)
+    cluster = _core.Cluster(size, servers or size, "dedicated" if servers else "colocated")
+    scheme = client.next_scheme(entry.layer)
+    factor_count = _mean_factor_count(entry, client, size)
+    param = entry.param
+    rows, cols = param.shape if entry.factorable else (param.numel(), 1)
+    costs = _core.costs(rows, cols, factor_count or 0, cluster)
+    known = scheme == "ps" or factor_count is not None
+    exchanged = (getattr(costs, scheme) if known else costs.ps) * param.element_size()
+    # A port carries both directions at once.
+    seconds = None if link_bits_per_s is None else exchanged * 8 / 2 / link_bits_per_s
+    return PlanRow(
+        layer=entry.name,
+        shape=tuple(param.shape),
+        factor_count=factor_count,
+        scheme=scheme,
+        bytes=exchanged,
+        dense_bytes=costs.ps * param.element_size(),
+        predicted_seconds=seconds,
+        reason=_reason(entry, factor_count, costs.ps, costs.sfb),
+    )
+
+
+def _mean_factor_count(entry: SyncedParameter, client: _core.Client, worker_count: int) -> int | None:
+    if not entry.factorable:
+        return None
+    total = client.layer_stats(entry.layer).factor_count
+    return math.ceil(total / worker_count) if 0 < total < _UNBOUNDED else None
+
+
+def _reason(entry: SyncedParameter, factor_count: int | None, ps: float, sfb: float) -> str:
+    if not entry.factorable:
+        return "its gradient is no sum of factors"
+    if entry.scheme != "auto":
+        return "chosen by the user"
+    if factor_count is None:
+        return "factor count not known yet"
+    sign = "≤" if sfb <= ps else ">"
+    return f"factors {sfb:,.0f} {sign} dense {ps:,.0f} floats per node"

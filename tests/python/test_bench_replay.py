@@ -1,0 +1,115 @@
+"""Replayed networks: real parameters and gradients, compute time as told, never compressed."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from poseidon.bench.replay import ReplayLinear, ReplayModel, Timeline, input_token
+from poseidon.models import LayerSpec, ModelTable, model_table, scaled
+
+TABLE = ModelTable(
+    "tiny",
+    (
+        LayerSpec("conv", "conv", (4, 3, 3, 3), True, flops=300.0),
+        LayerSpec("conv.norm", "norm", (4,), True, flops=60.0),
+        LayerSpec("fc", "fc", (5, 6), True, flops=240.0),
+    ),
+    batch=2,
+    iteration_seconds=0.1,
+    iteration_source="none",
+)
+
+
+def test_parameters_are_those_of_the_table() -> None:
+    table = scaled(model_table("ResNet-50"), 8)
+    model = ReplayModel(table, 0.01)
+    assert sum(parameter.numel() for parameter in model.parameters()) == table.parameter_count
+    assert not list(model.buffers())
+
+
+def test_every_parameter_gets_a_real_gradient() -> None:
+    model = ReplayModel(TABLE, 0.006)
+    model(input_token()).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.is_contiguous(), name
+        assert float(parameter.grad.abs().sum()) > 0, name
+    layer = model.layers["fc"]
+    assert isinstance(layer, ReplayLinear)
+    assert type(layer.linear) is nn.Linear
+    assert model.linear_weights() == ["layers.fc.linear.weight"]
+    torch.testing.assert_close(layer.linear.weight.grad, layer.output_gradient.T @ layer.input_rows)
+
+
+def test_ranks_share_parameters_and_differ_in_rows() -> None:
+    first, second = ReplayModel(TABLE, 0.006, rank=0), ReplayModel(TABLE, 0.006, rank=1)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert not torch.equal(first.layers["fc"].input_rows, second.layers["fc"].input_rows)
+
+
+def test_shared_memory_keeps_gradients_apart() -> None:
+    first = ReplayModel(TABLE, 0.006)
+    second = ReplayModel(TABLE, 0.006, memory=first)
+    first(input_token()).backward()
+    for mine, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert mine.data_ptr() == other.data_ptr()
+        assert other.grad is None
+
+
+def test_a_step_takes_the_compute_time() -> None:
+    model = ReplayModel(TABLE, 0.3)
+    start = time.monotonic()
+    loss = model(input_token())
+    forward = time.monotonic() - start
+    loss.backward()
+    elapsed = time.monotonic() - start
+    assert 0.1 <= forward < 0.2
+    assert 0.3 <= elapsed < 0.6
+
+
+def test_gradients_arrive_last_layer_first_after_its_share() -> None:
+    model = ReplayModel(TABLE, 0.3)
+    arrivals: list[tuple[str, float]] = []
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(
+            lambda _, name=name: arrivals.append((name, time.monotonic() - start))
+        )
+    loss = model(input_token())
+    start = time.monotonic()
+    loss.backward()
+    assert [name.split(".")[1] for name, _ in arrivals] == ["fc", "fc", "conv_norm", "conv_norm", "conv", "conv"]
+    shares = [seconds for _, seconds in arrivals[::2]]
+    for seconds, expected in zip(shares, (0.08, 0.10, 0.20), strict=True):
+        assert expected <= seconds < expected + 0.1
+
+
+def test_processor_work_in_backward_does_not_delay_the_accelerator() -> None:
+    model = ReplayModel(TABLE, 0.9)
+    model.layers["fc"].linear.weight.register_post_accumulate_grad_hook(lambda _: time.sleep(0.2))
+    loss = model(input_token())
+    start = time.monotonic()
+    loss.backward()
+    assert 0.6 <= time.monotonic() - start < 0.75
+
+
+def test_a_blocked_forward_is_not_caught_up() -> None:
+    model = ReplayModel(TABLE, 0.3)
+    model.layers["conv_norm"].register_forward_pre_hook(lambda *_: time.sleep(0.05))
+    model.layers["fc"].linear.register_forward_pre_hook(lambda *_: time.sleep(0.05))
+    start = time.monotonic()
+    model(input_token())
+    assert time.monotonic() - start >= 0.2
+
+
+def test_a_late_layer_keeps_its_duration() -> None:
+    timeline = Timeline()
+    timeline.begin()
+    timeline.arrive()
+    time.sleep(0.05)
+    start = time.monotonic()
+    timeline.run_after_arrival(0.05)
+    assert time.monotonic() - start == pytest.approx(0.05, abs=0.04)

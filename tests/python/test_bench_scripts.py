@@ -1,0 +1,51 @@
+"""The benchmark scripts run end to end on small inputs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+
+def run_script(name: str, *arguments: str) -> Any:
+    command = [sys.executable, str(BENCH / name), *arguments, "--json"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert answer.returncode == 0, answer.stderr
+    return json.loads(answer.stdout)
+
+
+def converge(methods: str) -> Any:
+    pytest.importorskip("sklearn")
+    small = ["--hosts", "2", "--link", "none", "--dataset", "digits", "--hidden", "64", "--segment", "5"]
+    return run_script("convergence.py", *small, "--target", "0.6", "--lr", "0.05", "--methods", methods)
+
+
+def test_convergence_stops_at_the_target() -> None:
+    document = converge("ddp")
+    (run,) = document["methods"]
+    assert run["method"] == "ddp"
+    *earlier, (seconds, steps, accuracy) = run["points"]
+    assert accuracy >= 0.6
+    assert all(point[2] < 0.6 for point in earlier)
+    assert steps == 5 * len(run["points"])
+    assert run["seconds_to_target"] == seconds > 0
+
+
+def test_poseidon_and_ddp_take_the_same_way() -> None:
+    pytest.importorskip("poseidon._core")
+    poseidon, ddp = converge("poseidon,ddp")["methods"]
+    assert [steps for _, steps, _ in poseidon["points"]] == [steps for _, steps, _ in ddp["points"]]
+    for (_, _, mine), (_, _, theirs) in zip(poseidon["points"], ddp["points"], strict=True):
+        assert mine == pytest.approx(theirs, abs=0.02)
+
+
+def test_overhead_reports_a_share_of_the_bare_step() -> None:
+    result = run_script("overhead.py", "--step-ms", "5", "--steps", "6", "--width", "64", "--depth", "4")
+    assert result["bare_seconds"] > 0
+    assert -1 < result["overhead"] < 1

@@ -1,0 +1,100 @@
+"""Closed forms of the bytes a worker moves, and the counters they are compared with."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from poseidon.bench.methods import METHODS, parse_methods
+from poseidon.bench.traffic import (
+    adam_floats,
+    bytes_per_worker,
+    interface_counters,
+    layer_scheme,
+    ps_floats,
+    sfb_floats,
+)
+from poseidon.models import LayerSpec, ModelTable, model_table
+
+
+def table_of(*layers: LayerSpec, batch: int = 32) -> ModelTable:
+    return ModelTable("test", layers, batch, 1.0, "none")
+
+
+SQUARE = LayerSpec("fc", "fc", (4096, 4096), False, 1.0)
+
+
+def test_golden_values_of_the_paper() -> None:
+    assert ps_floats(4096 * 4096, 8) == pytest.approx(58.72e6, rel=1e-3)
+    assert sfb_floats(4096, 4096, 32, 8) == pytest.approx(3.67e6, rel=1e-3)
+
+
+def test_adam_moves_the_same_at_the_owner_as_at_all_others_together() -> None:
+    owner = 7 * (4096 * 4096 + 32 * 4096 + 32 * 4096)  # Table 1
+    assert adam_floats(4096, 4096, 32, 8) * 8 == pytest.approx(2 * owner)
+
+
+def test_best_scheme_follows_algorithm_1() -> None:
+    thin = LayerSpec("classifier", "fc", (1000, 1024), True, 1.0)
+    conv = LayerSpec("conv", "conv", (64, 3, 3, 3), True, 1.0)
+    assert layer_scheme(SQUARE, 32, 8, "auto") == "sfb"
+    assert layer_scheme(thin, 128, 16, "auto") == "ps"
+    assert layer_scheme(conv, 0, 8, "auto") == "ps"
+    assert layer_scheme(conv, 0, 8, "adam") == "ps"
+    # The tie K·P = 2MN/(M + N) goes to factors.
+    assert layer_scheme(SQUARE, 512, 8, "auto") == "sfb"
+    assert layer_scheme(SQUARE, 513, 8, "auto") == "ps"
+
+
+def test_adam_pushes_factors_only_where_they_are_smaller() -> None:
+    assert layer_scheme(SQUARE, 2048, 8, "adam") == "adam"
+    assert layer_scheme(SQUARE, 2049, 8, "adam") == "ps"
+
+
+def test_biases_go_through_the_parameter_server() -> None:
+    biased = LayerSpec("fc", "fc", (4096, 4096), True, 1.0)
+    difference = bytes_per_worker(table_of(biased), 8, "auto") - bytes_per_worker(table_of(SQUARE), 8, "auto")
+    assert difference == pytest.approx(ps_floats(4096, 8) * 4)
+
+
+def test_one_worker_moves_nothing() -> None:
+    assert all(bytes_per_worker(table_of(SQUARE), 1, scheme) == 0 for scheme in ("auto", "ps", "adam"))
+
+
+def test_methods_and_their_closed_forms() -> None:
+    table = model_table("VGG19")
+    dense = 4 * 143_667_240 * 7 / 8 * 4
+    assert METHODS["none"].closed_form_bytes(table, 8) == 0
+    assert METHODS["ddp"].closed_form_bytes(table, 8) == pytest.approx(dense)
+    assert METHODS["ddp-fp16"].closed_form_bytes(table, 8) == pytest.approx(dense / 2)
+    assert METHODS["wfbp-ps"].closed_form_bytes(table, 8) == pytest.approx(dense)
+    assert METHODS["coarse-ps"].closed_form_bytes(table, 8) == pytest.approx(dense)
+    assert METHODS["poseidon"].closed_form_bytes(table, 8) < dense / 4
+
+
+def test_parsing_methods() -> None:
+    assert [method.name for method in parse_methods("ddp, poseidon,ddp")] == ["none", "ddp", "poseidon"]
+    with pytest.raises(ValueError, match="known are none"):
+        parse_methods("horovod")
+
+
+def _connected_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sender = socket.create_connection(listener.getsockname())
+        return sender, listener.accept()[0]
+
+
+def test_interface_counters_see_traffic() -> None:
+    before = interface_counters("lo")
+    sender, receiver = _connected_pair()
+    with sender, receiver:
+        sender.sendall(bytes(100_000))
+        remaining = 100_000
+        while remaining:
+            remaining -= len(receiver.recv(remaining))
+    moved = interface_counters("lo") - before
+    assert moved.sent >= 100_000
+    assert moved.total >= 200_000
+    with pytest.raises(ValueError, match="nowhere0"):
+        interface_counters("nowhere0")

@@ -1,0 +1,158 @@
+"""`poseidon bench train`: two hosts on loopback, short sleeps; what it reports and how it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from poseidon.bench.fleet import Place, start_fleet
+from poseidon.bench.methods import parse_methods
+from poseidon.bench.plot import efficiency_plot
+from poseidon.bench.train import MethodResult, TrainConfig, TrainResult, run_training, step_seconds
+from poseidon.cli.main import app
+from poseidon.errors import PeerLost, PoseidonError, PoseidonTimeout
+from poseidon.testbed import missing_requirements
+
+LOOPBACK = Place(None, "127.0.0.1", "lo")
+
+
+class Answering:
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def double(self, value: int) -> int:
+        return 2 * value + self.rank
+
+    def fail_at(self, rank: int) -> None:
+        if rank == self.rank:
+            raise ValueError("on purpose")
+
+    def die_at(self, rank: int) -> None:
+        if rank == self.rank:
+            os._exit(3)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def test_fleet_answers_in_rank_order() -> None:
+    with start_fleet([LOOPBACK] * 3, Answering) as fleet:
+        assert fleet.call_same("double", 10, timeout_seconds=20) == [20, 21, 22]
+        assert fleet.call("double", [(1,), (2,), (3,)], 20) == [2, 5, 8]
+
+
+def test_fleet_names_the_host_that_fails() -> None:
+    failure = pytest.raises(PoseidonError, match=r"host 1 failed during fail_at[\s\S]*on purpose")
+    with start_fleet([LOOPBACK] * 3, Answering) as fleet, failure:
+        fleet.call_same("fail_at", 1, timeout_seconds=20)
+
+
+def test_fleet_names_the_host_that_dies() -> None:
+    failure = pytest.raises(PeerLost, match="host 2 died during die_at")
+    with start_fleet([LOOPBACK] * 3, Answering) as fleet, failure:
+        fleet.call_same("die_at", 2, timeout_seconds=20)
+
+
+def test_fleet_names_the_hosts_that_are_silent() -> None:
+    failure = pytest.raises(PoseidonTimeout, match=r"hosts \[1\] gave no answer")
+    with start_fleet([LOOPBACK] * 2, Answering) as fleet, failure:
+        fleet.call("sleep", [(0.0,), (60.0,)], 0.5)
+
+
+def test_a_step_ends_with_the_slowest_host() -> None:
+    assert step_seconds([[0.0, 1.0, 3.0], [0.5, 1.2, 2.0]]) == pytest.approx([0.7, 1.8])
+
+
+def config(methods: str, **changes: Any) -> TrainConfig:
+    base = TrainConfig("CIFAR-10 quick", 2, None, 2, 0.1, tuple(parse_methods(methods)), 3, 2, timeout_seconds=30)
+    return replace(base, **changes)
+
+
+def test_batch_sets_the_factor_count() -> None:
+    table = config("ddp", model="AlexNet", scale=4, batch=32).table
+    assert {table.factor_count(layer) for layer in table.layers if layer.factorable} == {8}
+    assert config("ddp", model="AlexNet", scale=4).table.batch == 64
+
+
+def test_ddp_alternates_with_no_exchange() -> None:
+    calls: list[str] = []
+    result = run_training(config("ddp"), lambda method, *_: calls.append(method))
+    assert calls == ["none", "ddp", "none", "ddp"]
+    none, ddp = result.methods
+    assert (none.method, none.efficiency, none.closed_form_bytes) == ("none", 1.0, 0.0)
+    assert len(ddp.step_seconds) == 6
+    assert min(none.step_seconds) >= 0.09
+    assert ddp.speedup == pytest.approx(2 * ddp.efficiency)
+    assert ddp.payload_bytes is None
+    # Headers of short messages weigh much on so small a model; all of it has to be there all the same.
+    assert ddp.interface_bytes >= 0.95 * ddp.closed_form_bytes
+    assert result.tcp_copy_bits_per_second is None
+
+
+@pytest.mark.skipif(bool(missing_requirements()), reason="shaped hosts need root and iproute2")
+def test_a_slow_link_shows() -> None:
+    result = run_training(config("ddp", model="AlexNet", scale=16, link="20mbit", step_count=1, repeat_count=1))
+    _, ddp = result.methods
+    seconds = ddp.closed_form_bytes / 2 * 8 / 20e6  # at the rate of one direction
+    assert ddp.iteration_seconds > max(0.1, 0.8 * seconds)
+    assert ddp.efficiency < 0.9
+    assert result.tcp_copy_bits_per_second is not None
+    assert 5e6 < result.tcp_copy_bits_per_second < 21e6
+    assert ddp.deviation == pytest.approx(0, abs=0.1)
+
+
+def test_poseidon_methods_move_what_the_closed_form_says() -> None:
+    pytest.importorskip("poseidon._core")
+    names = "poseidon,wfbp-ps,ps-sequential,coarse-ps,adam"
+    result = run_training(config(names, model="AlexNet", scale=16, repeat_count=1))
+    for entry in result.methods[1:]:
+        assert entry.deviation is not None, entry.method
+        assert abs(entry.deviation) < 0.02, entry
+    by_name = {entry.method: entry for entry in result.methods}
+    assert by_name["poseidon"].payload_bytes < by_name["wfbp-ps"].payload_bytes
+
+
+def test_command_prints_json_and_a_table(tmp_path: Path) -> None:
+    arguments = ["bench", "train", "--model", "CIFAR-10 quick", "--hosts", "2", "--compute", "0.05", "--methods", "ddp"]
+    arguments += ["--steps", "1", "--repeats", "1"]
+    answer = CliRunner().invoke(app, [*arguments, "--json", "--plot", str(tmp_path / "plot.svg")])
+    assert answer.exit_code == 0, answer.output
+    (document,) = json.loads(answer.stdout)
+    assert document["model"] == "CIFAR-10 quick"
+    assert [entry["method"] for entry in document["methods"]] == ["none", "ddp"]
+    assert (tmp_path / "plot.svg").exists()
+    table = CliRunner().invoke(app, arguments, env={"COLUMNS": "160"})
+    assert table.exit_code == 0
+    assert "efficiency" in table.stdout
+    assert "ddp" in table.stdout
+
+
+@pytest.mark.parametrize("wrong", [["--model", "VGG20"], ["--model", "VGG19", "--methods", "horovod"]])
+def test_command_refuses_unknown_names(wrong: list[str]) -> None:
+    answer = CliRunner().invoke(app, ["bench", "train", *wrong])
+    assert answer.exit_code != 0
+    assert "known are" in str(answer.exception)
+
+
+def test_plot_has_a_point_for_each_rate_and_method() -> None:
+    def entry(method: str, efficiency: float) -> MethodResult:
+        return MethodResult(method, [1.0], 1.0, efficiency, 8 * efficiency, 1.0, 1.0, None, 1.0, 1.0)
+
+    results = [
+        TrainResult(
+            "VGG19", 8, link, 4, 3.6, 1, 8, 1e8, [entry("none", 1.0), entry("poseidon", 0.9), entry("ddp", 0.5)]
+        )
+        for link in ("31.25mbit", "156.25mbit")
+    ]
+    root = ElementTree.fromstring(efficiency_plot(results))
+    assert len(root.findall(".//{http://www.w3.org/2000/svg}circle")) == 4
+    titles = [title.text for title in root.findall(".//{http://www.w3.org/2000/svg}title")]
+    assert "poseidon 31.25 Mb/s: 0.900" in titles

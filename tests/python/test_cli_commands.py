@@ -1,0 +1,123 @@
+"""The command line as a user sees it: help, JSON, errors in one line, and quick to start."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from poseidon.cli.lazy import lazy_group
+from poseidon.cli.main import app
+from poseidon.errors import InvalidArgument
+from poseidon.options import OPTIONS
+from poseidon.testbed import format_rate, parse_rate
+from poseidon.testbed.shaping import Shape
+
+COMMANDS = (["run"], ["server"], ["version"], ["testbed", "up"], ["testbed", "down"], ["testbed", "status"])
+
+
+def help_of(*command: str) -> str:
+    result = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert result.exit_code == 0, result.output
+    return re.sub(r"\x1b\[[0-9;]*m", "", result.output)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example(command: list[str]) -> None:
+    assert f"Example: poseidon {' '.join(command)}" in help_of(*command)
+
+
+def test_run_takes_every_option() -> None:
+    text = help_of("run")
+    for option in OPTIONS:
+        assert option.flag + " " in text
+
+
+def test_help_loads_neither_torch_nor_the_benchmarks() -> None:
+    program = (
+        "import sys\nfrom poseidon.cli import main\nsys.argv = ['poseidon', '--help']\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "print([m for m in ('torch', 'numpy', 'poseidon._core', 'poseidon.bench.cli') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "bench" in done.stdout
+    assert done.stdout.rstrip().endswith("[]")
+
+
+def test_lazy_group_keeps_one_command_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "late_commands.py").write_text(
+        "import typer\napp = typer.Typer()\n@app.command()\ndef train(count: int = 1): print('train', count)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    root = typer.Typer()
+    root.callback()(lambda: None)
+    root.add_typer(typer.Typer(), name="bench", cls=lazy_group("late_commands"))
+    result = CliRunner().invoke(root, ["bench", "train", "--count", "3"])
+    assert (result.exit_code, result.output) == (0, "train 3\n")
+    assert "train" in CliRunner().invoke(root, ["bench", "--help"]).output
+
+
+def test_version_as_json() -> None:
+    result = CliRunner().invoke(app, ["version", "--json"])
+    assert {"poseidon", "torch", "numpy", "python", "system"} == set(json.loads(result.output))
+
+
+def test_an_error_is_one_line_and_status_one() -> None:
+    command = [sys.executable, "-m", "poseidon", "run", "--chunk-bytes", "12x", "train.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert re.fullmatch(r"poseidon: --chunk-bytes is '12x': it must be .*\n", done.stderr)
+
+
+def test_server_serves_until_interrupted() -> None:
+    pytest.importorskip("poseidon._core", reason="the compiled core is not built")
+    command = [sys.executable, "-m", "poseidon", "server", "--interface", "127.0.0.1", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        text = ""
+        while not text.rstrip().endswith("}"):
+            line = process.stdout.readline()
+            assert line, "the server ended before it printed its address"
+            text += line
+        host, _, port = json.loads(text)["address"].rpartition(":")
+        assert host == "127.0.0.1"
+        assert int(port) > 0
+        process.send_signal(2)
+        assert process.wait(timeout=20) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("100mbit", 10**8), ("1gbit", 10**9), ("31.25mbit", 31_250_000), ("500kbit", 500_000), ("100000bit", 100_000)],
+)
+def test_rates(text: str, rate: int) -> None:
+    assert parse_rate(text) == rate
+    assert parse_rate(format_rate(rate)) == rate
+
+
+@pytest.mark.parametrize("text", ["", "100", "100 Mb", "-1mbit", "1e3mbit", "0mbit", "1tbit", "1bit", "200gbit"])
+def test_bad_rates(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="the link rate is"):
+        parse_rate(text)
+
+
+def test_shape_grows_with_the_rate() -> None:
+    slow, fast = Shape(31_250_000), Shape(10**9)
+    assert slow.burst_bytes == 16 << 10
+    assert slow.queue_bytes == 1 << 20
+    assert slow.segment_bytes == 3906
+    assert fast.burst_bytes == 125_000
+    assert fast.queue_bytes == 9_375_000
+    assert fast.segment_bytes == 65536
+    assert Shape(10**5, mtu=9000).burst_bytes >= 2 * 9014

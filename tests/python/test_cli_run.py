@@ -1,0 +1,222 @@
+"""The launcher behind `poseidon run`: environment, output, failures, signals, and that no process is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from poseidon import launch as launcher
+from poseidon import testbed
+from poseidon.errors import InvalidArgument
+from poseidon.launch import Failure, launch, run_workers
+
+POSEIDON = [sys.executable, "-m", "poseidon"]
+SLEEPER = """
+import os, pathlib, sys, time
+pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(str(os.getpid()))
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], str]:
+    """Writes the text of a worker and returns its path."""
+
+    def write(text: str) -> str:
+        path = tmp_path / "worker.py"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def collect(command: list[str], count: int, **arguments: object) -> tuple[list[int], dict[int, list[str]]]:
+    """The exit codes and the lines of each rank."""
+    lines: dict[int, list[str]] = {rank: [] for rank in range(count)}
+    codes = launch(command, count, on_line=lambda rank, text: lines[rank].append(text), **arguments)  # type: ignore[arg-type]
+    return codes, lines
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def runs(pid: int) -> bool:
+    """Whether the process exists and is no zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def start_sleepers(script: Callable[[str], str], folder: Path, count: int) -> tuple[subprocess.Popen[str], list[int]]:
+    """A `poseidon run` whose workers all sleep, and their pids."""
+    process = subprocess.Popen(
+        [*POSEIDON, "run", "-n", str(count), script(SLEEPER), str(folder)], stderr=subprocess.PIPE, text=True
+    )
+    files = [folder / str(rank) for rank in range(count)]
+    assert wait_for(lambda: all(path.exists() and path.read_text() for path in files))
+    return process, [int(path.read_text()) for path in files]
+
+
+def test_every_worker_finds_its_place(script: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR POSEIDON_SCHEME TORCHELASTIC_USE_AGENT_STORE A"
+    text = f"import os\nfor n in '{names}'.split(): print(os.environ.get(n))\n"
+    text += "print(os.environ['MASTER_PORT'], os.environ['OMP_NUM_THREADS'])"
+    codes, lines = collect([sys.executable, script(text)], 3, env={"A": "b"}, options={"scheme": "sfb"})
+    assert codes == [0, 0, 0]
+    for rank in range(3):
+        assert lines[rank][:-1] == [str(rank), "3", str(rank), "3", "127.0.0.1", "sfb", "None", "b"]
+    assert len({lines[rank][-1] for rank in range(3)}) == 1
+    port, threads = lines[0][-1].split()
+    assert 20000 <= int(port) < 30000
+    assert int(threads) == max(1, launcher.available_cpu_count() // 3)
+
+
+def test_command_line_beats_the_environment(script: Callable[[str], str]) -> None:
+    path = script("from poseidon.options import resolve\ns = resolve()\nprint(s.rank, s.chunk_bytes, s.timeout)")
+    done = subprocess.run(
+        [*POSEIDON, "run", "-n", "2", "--chunk-bytes", "4k", path],
+        env={**os.environ, "POSEIDON_CHUNK_BYTES": "1MiB", "POSEIDON_TIMEOUT": "7"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert sorted(done.stdout.splitlines()) == ["0 4096 7.0", "[1] 1 4096 7.0"]
+
+
+def test_output_is_prefixed_except_of_rank_zero(script: Callable[[str], str]) -> None:
+    path = script("import sys\nprint('out', sys.argv[1:])\nprint('err', file=sys.stderr)")
+    done = subprocess.run(
+        [*POSEIDON, "run", "-n", "2", path, "--lr", "3", "-n"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert sorted(done.stdout.splitlines()) == ["[1] out ['--lr', '3', '-n']", "out ['--lr', '3', '-n']"]
+    assert sorted(done.stderr.splitlines()) == ["[1] err", "err"]
+
+
+def test_module(tmp_path: Path) -> None:
+    (tmp_path / "trainer.py").write_text("import sys\nprint(__name__, sys.argv[1:])")
+    done = subprocess.run(
+        [*POSEIDON, "run", "-m", "trainer", "-m"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "__main__ ['-m']\n"
+
+
+def test_lines_of_progress_bars_and_long_lines() -> None:
+    given: list[str] = []
+    lines = launcher._Lines(given.append)
+    for piece in (b"10%\r", b"20%\r", b"90%\rdo", b"ne\nne", b"xt\r\n", b"caf\xc3", b"\xa9\n", b"no newline"):
+        lines.feed(piece)
+    lines.close()
+    assert given == ["done", "next", "café", "no newline"]
+    lines.feed(b"x" * (launcher._MOST_LINE_BYTES + 1))
+    assert len(given[-1]) == launcher._MOST_LINE_BYTES + 1
+
+
+@pytest.mark.parametrize(
+    ("death", "status", "message"),
+    [
+        ("sys.exit(3)", 3, "rank 1 failed first, with exit code 3"),
+        ("os.kill(os.getpid(), 9)", 137, "rank 1 failed first, killed by SIGKILL"),
+    ],
+)
+def test_first_failure_is_named(script: Callable[[str], str], death: str, status: int, message: str) -> None:
+    # Rank 2 notices and ends with another error, as workers normally do.
+    path = script(
+        f"import os, sys, time\nrank = os.environ['RANK']\nif rank == '1': {death}\ntime.sleep(0.5)\n"
+        "sys.exit(7 if rank == '2' else 0)"
+    )
+    done = subprocess.run([*POSEIDON, "run", "-n", "3", path], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == status
+    assert f"poseidon: {message}\n" in done.stderr
+
+
+def test_workers_that_ignore_everything_are_killed(
+    script: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launcher, "GRACE_SECONDS", 0.5)
+    path = script(
+        "import os, signal, sys, time\n"
+        "if os.environ['RANK'] == '0':\n    time.sleep(1)\n    sys.exit(4)\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "if os.environ['RANK'] == '1': signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "time.sleep(60)"
+    )
+    outcome = run_workers([sys.executable, path], 3)
+    assert outcome.codes == [4, -signal.SIGKILL, -signal.SIGTERM]
+    assert outcome.first_failure == Failure(0, 4)
+    assert outcome.exit_status == 4
+    assert "were ended: 1, 2" in capfd.readouterr().err
+
+
+def test_what_a_worker_started_ends_with_it(script: Callable[[str], str], tmp_path: Path) -> None:
+    path = script(
+        "import pathlib, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"pathlib.Path({str(tmp_path)!r}, 'child').write_text(str(child.pid))"
+    )
+    assert launch([sys.executable, path], 1) == [0]
+    child = int((tmp_path / "child").read_text())
+    assert wait_for(lambda: not runs(child), 5)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_all_workers(
+    script: Callable[[str], str], tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    process, pids = start_sleepers(script, tmp_path, 3)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == status
+    assert errors.count("KeyboardInterrupt") == 3  # forwarded as Ctrl-C, so that workers can clean up
+    assert "failed first" not in errors
+    assert not any(runs(pid) for pid in pids)
+
+
+def test_killing_the_launcher_ends_the_workers(script: Callable[[str], str], tmp_path: Path) -> None:
+    process, pids = start_sleepers(script, tmp_path, 2)
+    process.kill()
+    process.wait()
+    assert wait_for(lambda: not any(runs(pid) for pid in pids), 10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"command": ["no-such-program"], "count": 1}, "rank 0 cannot be started: 'no-such-program'"),
+        ({"command": ["true"], "count": 0}, "the number of workers is 0"),
+        ({"command": ["true"], "count": 1, "link": "fast"}, "the link rate is 'fast'"),
+        ({"command": ["true"], "count": 1, "options": {"scheme": "tcp"}}, "--scheme is 'tcp'"),
+    ],
+)
+def test_what_cannot_be_started(arguments: dict[str, object], expected: str) -> None:
+    with pytest.raises(InvalidArgument, match="^" + expected):
+        launch(**arguments)  # type: ignore[arg-type]
+
+
+def test_link_without_rights_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(testbed.TestbedError, match=r"needs root rights and the command ip .* and the command tc"):
+        launch(["true"], 2, "100mbit")

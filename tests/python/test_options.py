@@ -1,0 +1,194 @@
+"""The table of options: precedence, parsing, and one clear sentence for everything that is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poseidon import options
+from poseidon.errors import InvalidArgument
+
+PLACE = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No variable and no file of the machine takes part."""
+    for name in list(os.environ):
+        if name.startswith("POSEIDON_") or name in (*PLACE, "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+            monkeypatch.delenv(name)
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def set_place(monkeypatch: pytest.MonkeyPatch, **changes: str | None) -> None:
+    for name, value in {**PLACE, **changes}.items():
+        if value is not None:
+            monkeypatch.setenv(name, value)
+
+
+def test_defaults_are_those_of_the_core_header() -> None:
+    settings = options.resolve()
+    assert (settings.rank, settings.world_size) == (0, 1)
+    assert (settings.master_addr, settings.master_port) == ("127.0.0.1", 29500)
+    assert (settings.chunk_bytes, settings.small_bytes, settings.group_bytes) == (2 << 20, 32 << 10, 256 << 10)
+    assert (settings.schedule, settings.partition, settings.scheme) == ("wait_free", "balanced", "auto")
+    assert (settings.servers, settings.timeout, settings.job, settings.trace) == ((), 300.0, "default", None)
+    assert settings.use_agent_store is False
+    assert set(settings.sources.values()) == {"default"}
+
+
+def test_settings_hold_every_option_of_the_table() -> None:
+    fields = {field.name for field in dataclasses.fields(options.Settings)}
+    assert set(options.BY_NAME) <= fields
+
+
+def test_each_source_beats_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def source(command_line: dict[str, str], **keywords: object) -> tuple[int, str]:
+        settings = options.resolve_with(command_line, **keywords)
+        return settings.chunk_bytes, settings.sources["chunk_bytes"]
+
+    (tmp_path / "poseidon.toml").write_text('chunk_bytes = "1MiB"\n')
+    assert source({}) == (1 << 20, "configuration file")
+    monkeypatch.setenv("POSEIDON_CHUNK_BYTES", "512k")
+    assert source({}) == (512 << 10, "environment")
+    assert source({"chunk_bytes": "3000"}) == (3000, "command line")
+    assert source({"chunk_bytes": "3000"}, chunk_bytes=4000) == (4000, "keyword")
+    assert source({}, chunk_bytes=None) == (512 << 10, "environment")
+
+
+def test_named_configuration_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text('servers = ["a:1", "b:2"]\ntimeout = 5\n')
+    monkeypatch.setenv("POSEIDON_CONFIG", str(other))
+    settings = options.resolve()
+    assert settings.servers == ("a:1", "b:2")
+    assert settings.timeout == 5.0
+    assert isinstance(settings.timeout, float)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("65536", 65536), ("512k", 512 << 10), ("2MiB", 2 << 20), ("2MB", 2_000_000), ("1.5K", 1536), ("1 g", 1 << 30)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert options.parse_bytes(text) == size
+
+
+@given(st.integers(0, 2**60))
+def test_a_plain_number_of_bytes_is_exact(size: int) -> None:
+    assert options.parse_bytes(str(size)) == size
+
+
+@pytest.mark.parametrize("text", ["", "k", "-1", "2XB", "1.5", "0.3k", "2 MiB MiB"])
+def test_bad_sizes(text: str) -> None:
+    with pytest.raises(ValueError, match="is no"):
+        options.parse_bytes(text)
+
+
+def test_place_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_place(monkeypatch, LOCAL_RANK="1", LOCAL_WORLD_SIZE="2", TORCHELASTIC_USE_AGENT_STORE="True")
+    settings = options.resolve()
+    assert (settings.rank, settings.world_size, settings.local_rank, settings.local_world_size) == (1, 4, 1, 2)
+    assert (settings.master_addr, settings.master_port, settings.use_agent_store) == ("10.0.0.1", 1234, True)
+    assert settings.sources["rank"] == "environment"
+
+
+def test_compute_threads_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "available_cpu_count", lambda: 64)
+    set_place(monkeypatch, LOCAL_RANK="0", LOCAL_WORLD_SIZE="4", WORLD_SIZE="16")
+    assert options.resolve().compute_threads == 8
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
+    assert options.resolve().compute_threads == 4
+    monkeypatch.setattr(options, "available_cpu_count", lambda: 2)
+    assert options.resolve().compute_threads == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"RANK": None}, "RANK is missing while WORLD_SIZE is 4"),
+        ({"WORLD_SIZE": None}, "WORLD_SIZE is missing while RANK is 1"),
+        ({"RANK": "4"}, "RANK is 4 while WORLD_SIZE is 4: it must be from 0 to 3"),
+        ({"RANK": "-1"}, "RANK is '-1'"),
+        ({"RANK": "one"}, "RANK is 'one': it must be a whole number"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0'"),
+        ({"MASTER_ADDR": None}, "MASTER_ADDR is missing while WORLD_SIZE is 4"),
+        ({"MASTER_PORT": None}, "MASTER_PORT is missing while WORLD_SIZE is 4"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT is '70000': it must be a port from 1 to 65535"),
+        ({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK is 2, LOCAL_WORLD_SIZE is 2"),
+        ({"POSEIDON_CHUNK_BYTES": "12x"}, "POSEIDON_CHUNK_BYTES is '12x': it must be a size"),
+        ({"POSEIDON_CHUNK_BYTES": "8"}, "at least 64 bytes"),
+        ({"POSEIDON_SCHEME": "sfd"}, "did you mean 'sfb'"),
+        ({"POSEIDON_SERVERS": "a:1,b"}, "a list of host:port"),
+        ({"POSEIDON_TIMEOUT": "inf"}, "POSEIDON_TIMEOUT is 'inf'"),
+        ({"POSEIDON_TIMEOUT": "0"}, "a number of seconds"),
+        ({"POSEIDON_COMPUTE_THREADS": "0"}, "from 1 to 256"),
+        ({"POSEIDON_JOB": "a b"}, "1 to 64 letters"),
+        ({"POSEIDON_CONFIG": "nowhere.toml"}, "POSEIDON_CONFIG is 'nowhere.toml', which does not exist"),
+    ],
+)
+def test_wrong_variables(monkeypatch: pytest.MonkeyPatch, changes: dict[str, str | None], expected: str) -> None:
+    set_place(monkeypatch, **changes)
+    with pytest.raises(InvalidArgument) as caught:
+        options.resolve()
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "expected"),
+    [
+        ({"chunk_byte": 1}, "did you mean chunk_bytes?"),
+        ({"chunk_bytes": True}, "chunk_bytes is True"),
+        ({"servers": [1]}, "servers is [1]"),
+        ({"schedule": "eager"}, "one of wait_free, sequential"),
+        ({"timeout": "soon"}, "timeout is 'soon'"),
+        ({"rank": 3}, "WORLD_SIZE is missing while RANK is 3"),
+    ],
+)
+def test_wrong_keywords(keywords: dict[str, object], expected: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        options.resolve(**keywords)
+    assert expected in str(caught.value)
+
+
+def test_wrong_configuration_file(tmp_path: Path) -> None:
+    (tmp_path / "poseidon.toml").write_text("chunk_bites = 1\n")
+    with pytest.raises(InvalidArgument, match=r"poseidon\.toml: did you mean chunk_bytes"):
+        options.resolve()
+    (tmp_path / "poseidon.toml").write_text("chunk_bytes =\n")
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        options.resolve()
+
+
+def test_unknown_variable_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POSEIDON_CHUNKBYTES", "1")
+    with pytest.warns(UserWarning, match="did you mean POSEIDON_CHUNK_BYTES"):
+        options.resolve()
+    monkeypatch.delenv("POSEIDON_CHUNKBYTES")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        options.resolve()
+
+
+def test_command_line_goes_to_workers_through_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POSEIDON_CHUNK_BYTES", "1MiB")
+    variables = options.to_environment({"chunk_bytes": "4k", "scheme": None})
+    assert variables == {"POSEIDON_CHUNK_BYTES": "4k"}
+    monkeypatch.setenv("POSEIDON_CHUNK_BYTES", variables["POSEIDON_CHUNK_BYTES"])
+    assert options.resolve().chunk_bytes == 4096
+    with pytest.raises(InvalidArgument, match="--scheme is 'tcp'"):
+        options.to_environment({"scheme": "tcp"})
+
+
+def test_core_options() -> None:
+    pytest.importorskip("poseidon._core", reason="the compiled core is not built")
+    core = options.resolve(chunk_bytes="1MiB", servers=["h:1"], timeout=7, rank=0, world_size=1).core()
+    assert (core.chunk_bytes, core.servers, core.timeout, core.schedule) == (1 << 20, ["h:1"], 7.0, "wait_free")

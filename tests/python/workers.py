@@ -1,0 +1,196 @@
+"""Runs functions in several worker processes at once, as a launcher would start them.
+
+`run(world_size, function, *args)` uses kept processes, since each costs an import of PyTorch; they
+belong to one job of that size and are moved to another when the next call wants a different one.
+`run_fresh` starts processes for one call, which may break them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+CASE_TIMEOUT_S = 60.0
+JOB_TIMEOUT_S = 30.0
+_SPAWN = get_context("spawn")
+_job_ids = itertools.count(1)
+
+
+class WorkerError(AssertionError):
+    """A worker raised, died or did not answer; the message has each rank's traceback."""
+
+
+class Failure:
+    """What a worker raised: the exception's class name, its text and its traceback."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.kind = type(error).__name__
+        self.text = str(error)
+        self.trace = traceback.format_exc()
+
+    def __repr__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
+
+def free_port() -> int:
+    """A TCP port on loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def job_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """What a launcher tells a worker."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "POSEIDON_TIMEOUT": str(JOB_TIMEOUT_S),
+    }
+
+
+def _serve(pipe: Connection, environment: dict[str, str]) -> None:
+    """A worker's main: answers each (job id, variables, options, function, arguments)."""
+    os.environ.update(environment)
+    import torch
+
+    import poseidon.torch as poseidon
+
+    torch.set_num_threads(1)
+    current = 0
+    while True:
+        try:
+            message = pipe.recv()
+        except EOFError:
+            return
+        if message is None:
+            return
+        job, variables, options, function, args = message
+        try:
+            if job not in (0, current):
+                poseidon.shutdown()
+                os.environ.update(variables)
+                poseidon.init(**options)
+                current = job
+            answer = function(*args)
+        except Exception as error:
+            answer = Failure(error)
+        pipe.send(answer)
+
+
+class _Worker:
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.pipe, there = _SPAWN.Pipe()
+        self.process = _SPAWN.Process(target=_serve, args=(there, environment), daemon=True)
+        self.process.start()
+        there.close()
+        self.job = 0
+
+    def ask_to_end(self) -> None:
+        with contextlib.suppress(OSError):
+            self.pipe.send(None)
+
+    def end(self, patience_s: float) -> None:
+        self.process.join(patience_s)
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+def _end_all(workers: list[_Worker], patience_s: float) -> None:
+    for worker in workers:
+        worker.ask_to_end()
+    for worker in workers:
+        worker.end(patience_s)
+    workers.clear()
+
+
+def _answers(workers: list[_Worker], timeout_s: float, patience_s: float) -> list[Any]:
+    """Each rank's answer; None where its process ended. WorkerError when one does not come.
+
+    Once a rank has failed the others have `patience_s` left.
+    """
+    answers: dict[int, Any] = {}
+    deadline = time.monotonic() + timeout_s
+    while len(answers) < len(workers):
+        missing = {worker.pipe: rank for rank, worker in enumerate(workers) if rank not in answers}
+        ready = wait(list(missing), timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            failures = [f"rank {rank}: {a.trace}" for rank, a in answers.items() if isinstance(a, Failure)]
+            raise WorkerError("\n".join([f"ranks {sorted(missing.values())} did not answer in time", *failures]))
+        for pipe in ready:
+            assert isinstance(pipe, Connection)
+            try:
+                answers[missing[pipe]] = pipe.recv()
+            except (EOFError, ConnectionResetError):
+                answers[missing[pipe]] = None
+            if answers[missing[pipe]] is None or isinstance(answers[missing[pipe]], Failure):
+                deadline = min(deadline, time.monotonic() + patience_s)
+    return [answers[rank] for rank in range(len(workers))]
+
+
+_kept: list[_Worker] = []
+_specs: dict[int, tuple[int, dict[str, Any]]] = {}
+
+
+def run(world_size: int, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+    """Runs `function(*args)` on every rank of a job that was initialized with `options`.
+
+    Returns each rank's result; WorkerError if any rank raised, died or was too late.
+    """
+    while len(_kept) < world_size:
+        _kept.append(_Worker({}))
+    team = _kept[:world_size]
+    job = team[0].job
+    if any(worker.job != job for worker in team) or _specs.get(job) != (world_size, options):
+        job = next(_job_ids)
+        _specs[job] = (world_size, options)
+    port = free_port()
+    for rank, worker in enumerate(team):
+        worker.job = job
+        worker.pipe.send((job, job_variables(rank, world_size, port), options, function, args))
+    try:
+        answers = _answers(team, CASE_TIMEOUT_S, patience_s=5.0)
+    except WorkerError:
+        _end_all(_kept, 0)
+        raise
+    failures = [f"rank {rank}: {a.trace}" for rank, a in enumerate(answers) if isinstance(a, Failure)]
+    ended = [rank for rank, answer in enumerate(team) if not answer.process.is_alive()]
+    if failures or ended:
+        # A rank that failed leaves the others' exchange in the middle.
+        _end_all(_kept, 0)
+        raise WorkerError("\n".join([f"ranks {ended} ended"] * bool(ended) + failures))
+    return answers
+
+
+def run_fresh(world_size: int, function: Callable[..., Any], *args: Any, **environment: str) -> list[Any]:
+    """Runs `function(*args)` in processes of its own, which have not called init.
+
+    Each rank's answer: its result, a Failure, or None where the process ended.
+    """
+    port = free_port()
+    team = [_Worker({**job_variables(rank, world_size, port), **environment}) for rank in range(world_size)]
+    try:
+        for worker in team:
+            worker.pipe.send((0, {}, {}, function, args))
+        return _answers(team, CASE_TIMEOUT_S, CASE_TIMEOUT_S)
+    finally:
+        _end_all(team, 10)
+
+
+@atexit.register
+def close_all() -> None:
+    """Ends the kept processes."""
+    _end_all(_kept, 10)
