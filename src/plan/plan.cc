@@ -67,11 +67,10 @@ Scheme settled_scheme(const Layer& layer, const Cluster& cluster) {
 }
 
 /// A group costs its members a copy and the wait for each other, so only layers that would be mostly
-/// message overhead go into one, and none that factors might carry.
-bool goes_into_group(const Layer& layer, const Cluster& cluster, const Options& options) {
+/// message overhead go into one; factors would save such a layer fewer bytes than their messages cost.
+bool goes_into_group(const Layer& layer, const Options& options) {
   if (layer.size_bytes() > options.small_bytes || !dtype_is_floating(layer.dtype)) return false;
-  if (layer.scheme == Scheme::automatic) return best_scheme(layer, 1, cluster) != Scheme::sfb;
-  return layer.scheme == Scheme::ps;
+  return layer.scheme == Scheme::automatic || layer.scheme == Scheme::ps;
 }
 
 /// Puts layers into units, in the order in which the units' last members finish.
@@ -81,12 +80,13 @@ class UnitBuilder {
       : plan_(plan), options_(options), first_unit_id_(first_unit_id) {}
 
   void add(std::uint32_t index) {
-    const Layer& layer = plan_.layers[index];
-    if (!goes_into_group(layer, plan_.cluster, options_)) {
+    Layer& layer = plan_.layers[index];
+    if (!goes_into_group(layer, options_)) {
       Unit unit;
       append(unit, index);
       return finish(std::move(unit));
     }
+    layer.scheme = Scheme::ps;
     Unit& group = open_groups_[layer.dtype];
     append(group, index);
     if (group.size_bytes >= options_.group_bytes) {

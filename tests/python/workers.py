@@ -150,6 +150,8 @@ def run(world_size: int, function: Callable[..., Any], *args: Any, **options: An
 
     Returns each rank's result; WorkerError if any rank raised, died or was too late.
     """
+    # Test models are small: by default all their layers would travel in one group.
+    options = {"small_bytes": 256, **options}
     while len(_kept) < world_size:
         _kept.append(_Worker({}))
     team = _kept[:world_size]

@@ -61,7 +61,7 @@ def _method_help() -> str:
 
 
 @app.command(
-    epilog="Example: poseidon bench train --model VGG19 --hosts 8 --link 156mbit --scale 4 --compute 3.6 "
+    epilog="Example: poseidon bench train --model VGG19 --hosts 8 --link 156.25mbit --scale 4 --compute 3.6 "
     "--methods poseidon,ddp"
 )
 def train(

@@ -34,7 +34,8 @@ class SyncedParameter:
         self.name = name
         self.param = param
         self.linears = linears  # the modules that may hand over factors; empty where the gradient is always dense
-        self.scheme = scheme  # as asked for
+        self.scheme = scheme  # as asked for, or ps where the plan settled on it
+        self.grouped = False  # so small that it travels with others
         self.layout = torch.empty_like(param, device="meta", requires_grad=False)
         self.next_scheme = ""  # the one that the next exchange takes, the same on every rank
         self.layer = -1  # id in the client

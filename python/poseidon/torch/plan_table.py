@@ -106,6 +106,8 @@ def _mean_factor_count(entry: SyncedParameter, client: _core.Client, worker_coun
 def _reason(entry: SyncedParameter, factor_count: int | None, ps: float, sfb: float) -> str:
     if not entry.factorable:
         return "its gradient is no sum of factors"
+    if entry.grouped:
+        return "so small that it travels with others"
     if entry.scheme != "auto":
         return "chosen by the user"
     if factor_count is None:

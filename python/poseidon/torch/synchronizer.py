@@ -67,12 +67,12 @@ class Synchronizer:
         self._control = control
         self._exchange = exchange
         self._sequential = schedule == "sequential"
-        self._factorable = [entry for entry in self.entries if self.uses_factors(entry)]
         self._agreed = False
         self._marks_valid = False
         self._run: BackwardRun | None = None
         self._broken: str | None = None
         self._add_layers()
+        self._factorable = [entry for entry in self.entries if self.uses_factors(entry)]
         for entry in self.entries:
             entry.attach(self)
 
@@ -84,6 +84,8 @@ class Synchronizer:
         first, self.plan = self._client.add_layers([entry.core_layer() for entry in self.entries])
         for index, entry in enumerate(self.entries):
             entry.layer = first + index
+            if entry.scheme == "auto" and entry.factorable and self.plan.layers[index].scheme == "ps":
+                entry.scheme, entry.grouped = "ps", True
 
     def local_only(self) -> None:
         """From now until the next synchronization gradients may differ between the ranks."""

@@ -185,15 +185,16 @@ TEST(Plan, GroupsCloseAtTheirSize) {
   EXPECT_EQ(plan.units[3].size_bytes, 400u);
 }
 
-TEST(Plan, LayersThatFactorsMayCarryAreNotGrouped) {
-  // With 4 workers and K = 1, sfb wins iff 4 <= 2MN/(M+N).
+TEST(Plan, SmallLayersAreGroupedUnlessFactorsWereAskedFor) {
   const Plan plan =
-      plan_of({matrix_layer("wide", 10, 84), matrix_layer("thin", 2, 500), vector_layer("bias", 10),
+      plan_of({matrix_layer("small", 10, 84), matrix_layer("large", 400, 400), vector_layer("bias", 10),
                matrix_layer("forced_sfb", 2, 500, Scheme::sfb), matrix_layer("forced_ps", 10, 84, Scheme::ps)},
               colocated(4));
-  EXPECT_FALSE(plan.units[plan.unit_of_layer[0]].grouped());
+  EXPECT_FALSE(plan.units[plan.unit_of_layer[1]].grouped());
+  EXPECT_EQ(plan.layers[1].scheme, Scheme::automatic);
   EXPECT_FALSE(plan.units[plan.unit_of_layer[3]].grouped());
-  EXPECT_EQ(plan.units[plan.unit_of_layer[1]].layers, (std::vector<std::uint32_t>{1, 2, 4}));
+  EXPECT_EQ(plan.units[plan.unit_of_layer[0]].layers, (std::vector<std::uint32_t>{0, 2, 4}));
+  EXPECT_EQ(plan.layers[0].scheme, Scheme::ps);
 }
 
 TEST(Plan, SchemesThatNeverChangeAreSettled) {
