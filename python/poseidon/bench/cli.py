@@ -13,7 +13,7 @@ from rich.table import Table
 from poseidon.bench.methods import METHODS, parse_methods
 from poseidon.bench.plot import efficiency_plot
 from poseidon.bench.train import TrainConfig, TrainResult, run_training
-from poseidon.cli.output import JsonFlag, print_json
+from poseidon.cli.output import JsonFlag, make_console, print_json
 from poseidon.errors import InvalidArgument
 from poseidon.models import MODELS, model_table
 
@@ -85,6 +85,7 @@ def train(
     chunk_bytes: Annotated[int | None, typer.Option(help=_SIZE_HELP)] = None,
     small_bytes: Annotated[int | None, typer.Option(help=_SIZE_HELP)] = None,
     group_bytes: Annotated[int | None, typer.Option(help=_SIZE_HELP)] = None,
+    mtu: Annotated[int, typer.Option(help="Bytes of the largest IP packet; 9000 for jumbo frames.")] = 1500,
     timeout: Annotated[float, typer.Option(help="Seconds that a step may take.")] = 300.0,
     plot: Annotated[Path | None, typer.Option(help="Write an SVG of efficiency by rate and method here.")] = None,
     as_json: JsonFlag = False,
@@ -111,6 +112,7 @@ def train(
             step_count=steps,
             repeat_count=repeats,
             batch=batch,
+            mtu=mtu,
             timeout_seconds=timeout,
             options=options,
         )
@@ -123,7 +125,7 @@ def train(
     if as_json:
         print_json([result.to_json() for result in results])
         return
-    console = Console()
+    console = make_console()
     for result in results:
         console.print(_training_table(result))
 

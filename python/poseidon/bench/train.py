@@ -31,9 +31,10 @@ class TrainConfig:
     """What one run measures.
 
     link: rate of every port, such as "156mbit"; None runs unshaped on loopback. compute_seconds: of one iteration
-    without exchange. scale: divisor of both dimensions of every weight and of the batch; the sizes into which torch DDP
-    and Poseidon cut what they send shrink with the weights, by its square. batch: images per worker before scaling, in
-    place of the papers'; it changes K, not the compute time. options: more options of `poseidon.init`.
+    without exchange. scale: divisor of both dimensions of every weight and of the batch; the sizes into which torch
+    DDP and Poseidon cut what they send shrink with the weights, by its square. batch: images per worker before
+    scaling, in place of the papers'; it changes K, not the compute time. mtu: bytes of the largest IP packet.
+    options: more options of `poseidon.init`.
     """
 
     model: str
@@ -45,6 +46,7 @@ class TrainConfig:
     step_count: int
     repeat_count: int
     batch: int | None = None
+    mtu: int = 1500
     timeout_seconds: float = 300.0
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -125,7 +127,7 @@ def run_training(config: TrainConfig, progress: Callable[[str, int, int], None] 
         # Every host of a testbed shares this machine's cores, so each multiplies factors with one thread.
         options={**sizes, "compute_threads": 1, **config.options},
     )
-    with hosts_on(config.host_count, config.link) as (places, tcp_copy):
+    with hosts_on(config.host_count, config.link, config.mtu) as (places, tcp_copy):
         port, lockstep = free_port(), make_barrier(config.host_count)
         with start_fleet(places, lambda rank: Worker(job, places, rank, port, lockstep)) as fleet:
             rounds = _run_rounds(config, fleet, progress)
@@ -134,7 +136,7 @@ def run_training(config: TrainConfig, progress: Callable[[str, int, int], None] 
 
 
 @contextmanager
-def hosts_on(host_count: int, link: str | None) -> Iterator[tuple[list[Place], float | None]]:
+def hosts_on(host_count: int, link: str | None, mtu: int = 1500) -> Iterator[tuple[list[Place], float | None]]:
     """Brings up the hosts; also gives the rate of plain TCP copies between them (bits/s).
 
     The rate is the slowest of copies from every host to the next, all at once; None on loopback or of one host.
@@ -142,7 +144,7 @@ def hosts_on(host_count: int, link: str | None) -> Iterator[tuple[list[Place], f
     if link is None:
         yield [Place(None, "127.0.0.1", "lo")] * host_count, None
         return
-    with Testbed(host_count, link) as testbed:
+    with Testbed(host_count, link, mtu=mtu) as testbed:
         tcp_copy = None
         if host_count > 1:
             pairs = [(source, (source + 1) % host_count) for source in range(host_count)]

@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+_PIPE_WIDTH = 160
+
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -18,12 +20,18 @@ def print_json(data: Any) -> None:
     print(json.dumps(data, indent=2), flush=True)
 
 
+def make_console() -> Console:
+    """The terminal; a pipe or file gets lines wide enough for every table."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_PIPE_WIDTH)
+
+
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Prints rows under their column names."""
     table = Table(*columns)
     for row in rows:
         table.add_row(*map(str, row))
-    Console().print(table)
+    make_console().print(table)
 
 
 def print_line(text: str) -> None:
