@@ -45,9 +45,9 @@ inline constexpr std::uint64_t kNotFactorable = ~std::uint64_t{0};
 struct LayerStats {
   Scheme scheme = Scheme::automatic;  // the scheme it took
   std::uint64_t step = 0;
-  bool present = false;               // some worker contributed
-  std::uint64_t factor_count = 0;     // K summed over the workers
-  std::uint64_t bytes_sent = 0;       // on the wire, headers included, by the worker (not its shard)
+  bool present = false;            // some worker contributed
+  std::uint64_t factor_count = 0;  // K summed over the workers
+  std::uint64_t bytes_sent = 0;    // on the wire, headers included, by the worker (not its shard)
   std::uint64_t bytes_received = 0;
   std::int64_t started_ns = 0;
   std::int64_t completed_ns = 0;

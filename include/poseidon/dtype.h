@@ -37,8 +37,7 @@ constexpr std::size_t dtype_bytes(DType dtype) {
 }
 
 constexpr bool dtype_is_floating(DType dtype) {
-  return dtype == DType::float32 || dtype == DType::float64 || dtype == DType::float16 ||
-         dtype == DType::bfloat16;
+  return dtype == DType::float32 || dtype == DType::float64 || dtype == DType::float16 || dtype == DType::bfloat16;
 }
 
 /// "float32", … as numpy and PyTorch spell it; "unknown" otherwise.

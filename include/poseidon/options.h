@@ -34,9 +34,9 @@ struct Options {
   std::string interface;             // address or device to listen on; empty: the one that leads to master_addr
   std::vector<std::string> servers;  // "host:port" of dedicated servers; empty: every worker hosts a shard
 
-  std::size_t chunk_bytes = 2u << 20;   // largest piece of a tensor that one shard holds (Poseidon §4.1: 2 MB)
-  std::size_t small_bytes = 32u << 10;  // tensors up to this size are grouped
-  std::size_t group_bytes = 256u << 10; // a group is closed when it reaches this size
+  std::size_t chunk_bytes = 2u << 20;    // largest piece of a tensor that one shard holds (Poseidon §4.1: 2 MB)
+  std::size_t small_bytes = 32u << 10;   // tensors up to this size are grouped
+  std::size_t group_bytes = 256u << 10;  // a group is closed when it reaches this size
   Schedule schedule = Schedule::wait_free;
   Partition partition = Partition::balanced;
   int compute_threads = 1;  // threads that multiply factors

@@ -90,8 +90,8 @@ struct Unit {
   std::string name;  // the layer's name, or "group 3 (12 layers)"
   DType dtype = DType::float32;
   std::size_t size_bytes = 0;
-  std::vector<std::uint32_t> layers;         // indexes into Plan::layers
-  std::vector<std::size_t> offsets_bytes;    // of each member in the unit's buffer
+  std::vector<std::uint32_t> layers;       // indexes into Plan::layers
+  std::vector<std::size_t> offsets_bytes;  // of each member in the unit's buffer
   std::vector<Chunk> chunks;
 
   bool grouped() const { return layers.size() > 1; }

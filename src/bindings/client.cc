@@ -3,8 +3,8 @@
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
@@ -21,9 +21,7 @@ namespace {
 using Array = nb::ndarray<nb::device::cpu, nb::c_contig>;
 using ByteView = nb::ndarray<nb::numpy, const std::uint8_t>;
 
-std::span<std::byte> bytes_of(const Array& array) {
-  return {static_cast<std::byte*>(array.data()), array.nbytes()};
-}
+std::span<std::byte> bytes_of(const Array& array) { return {static_cast<std::byte*>(array.data()), array.nbytes()}; }
 
 /// A store that lives in Python: set(key, value: bytes) and get(key, timeout_s) -> bytes, which
 /// raises TimeoutError while the key is not there.
@@ -50,11 +48,12 @@ class PythonStore final : public Store {
   Result<std::string> get(const std::string& key, std::chrono::milliseconds timeout) override {
     const nb::gil_scoped_acquire gil;
     try {
-      const auto value = nb::cast<nb::bytes>(
-          store_.attr("get")(key.c_str(), std::chrono::duration<double>(timeout).count()));
+      const auto value =
+          nb::cast<nb::bytes>(store_.attr("get")(key.c_str(), std::chrono::duration<double>(timeout).count()));
       return std::string(value.c_str(), value.size());
     } catch (nb::python_error& error) {
-      if (error.matches(PyExc_TimeoutError)) return Status(ErrorCode::timeout, "the store has no key '" + key + "' yet");
+      if (error.matches(PyExc_TimeoutError))
+        return Status(ErrorCode::timeout, "the store has no key '" + key + "' yet");
       return Status(ErrorCode::unreachable, std::string("the rendezvous store failed: ") + error.what());
     }
   }
@@ -102,8 +101,9 @@ class PyClient {
   }
 
   std::pair<std::uint32_t, Plan> add_layers(const std::vector<Layer>& layers, bool transient) {
-    auto added = call_blocking(
-        [&](const std::function<bool()>& keep_waiting) { return client_->add_layers(layers, transient, keep_waiting); });
+    auto added = call_blocking([&](const std::function<bool()>& keep_waiting) {
+      return client_->add_layers(layers, transient, keep_waiting);
+    });
     raise_if_failed(added.status());
     for (const auto& layer : added.value().plan.layers) layers_.push_back(layer);
     return {added.value().first_layer, std::move(added.value().plan)};
@@ -162,9 +162,9 @@ class PyClient {
     for (std::size_t i = 0; i < lefts.size(); ++i) {
       const std::size_t count = lefts[i].ndim() == 2 ? lefts[i].shape(0) : 0;
       if (lefts.size() != rights.size() || !fits(lefts[i], shape.rows, count) || !fits(rights[i], shape.cols, count))
-        raise_if_failed({ErrorCode::invalid_argument,
-                         "factors of layer '" + shape.name + "' must be pairs of K x " + std::to_string(shape.rows) +
-                             " and K x " + std::to_string(shape.cols) + " arrays of one dtype"});
+        raise_if_failed({ErrorCode::invalid_argument, "factors of layer '" + shape.name + "' must be pairs of K x " +
+                                                          std::to_string(shape.rows) + " and K x " +
+                                                          std::to_string(shape.cols) + " arrays of one dtype"});
       segments.push_back({bytes_of(lefts[i]).data(), bytes_of(rights[i]).data(), count});
     }
     return segments;

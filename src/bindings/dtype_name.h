@@ -24,7 +24,9 @@ inline DType dtype_from(const std::string& name) {
 
 inline DType dtype_from(const nb::dlpack::dtype& dtype) {
   using Code = nb::dlpack::dtype_code;
-  const auto is = [&dtype](Code code, int bits) { return dtype.code == static_cast<std::uint8_t>(code) && dtype.bits == bits; };
+  const auto is = [&dtype](Code code, int bits) {
+    return dtype.code == static_cast<std::uint8_t>(code) && dtype.bits == bits;
+  };
   if (is(Code::Float, 32)) return DType::float32;
   if (is(Code::Float, 64)) return DType::float64;
   if (is(Code::Float, 16)) return DType::float16;

@@ -1,4 +1,6 @@
 // poseidon/options.h
+#include "poseidon/options.h"
+
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -8,7 +10,6 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "poseidon/options.h"
 
 namespace poseidon::bindings {
 
@@ -26,7 +27,7 @@ struct Field {
 };
 
 template <typename T>
-Field field(const char* name, T Options::* member) {
+Field field(const char* name, T Options::*member) {
   return {name, [member](const Options& options) { return nb::cast(options.*member); },
           [member](Options& options, nb::handle value) { options.*member = nb::cast<T>(value); }};
 }
@@ -45,23 +46,20 @@ Field schedule_field() {
 }
 
 Field partition_field() {
-  return {"partition",
-          [](const Options& options) {
-            return nb::cast(options.partition == Partition::balanced ? "balanced" : "coarse");
-          },
-          [](Options& options, nb::handle value) {
-            const auto text = nb::cast<std::string>(value);
-            if (text != "balanced" && text != "coarse")
-              raise_if_failed(not_one_of("partition", text, "'balanced' or 'coarse'"));
-            options.partition = text == "balanced" ? Partition::balanced : Partition::coarse;
-          }};
+  return {
+      "partition",
+      [](const Options& options) { return nb::cast(options.partition == Partition::balanced ? "balanced" : "coarse"); },
+      [](Options& options, nb::handle value) {
+        const auto text = nb::cast<std::string>(value);
+        if (text != "balanced" && text != "coarse")
+          raise_if_failed(not_one_of("partition", text, "'balanced' or 'coarse'"));
+        options.partition = text == "balanced" ? Partition::balanced : Partition::coarse;
+      }};
 }
 
 Field timeout_field() {
   return {"timeout",
-          [](const Options& options) {
-            return nb::cast(std::chrono::duration<double>(options.timeout).count());
-          },
+          [](const Options& options) { return nb::cast(std::chrono::duration<double>(options.timeout).count()); },
           [](Options& options, nb::handle value) {
             const auto seconds = nb::cast<double>(value);
             if (!(seconds > 0 && seconds < 1e9))
@@ -93,8 +91,7 @@ void init_from_keywords(Options* self, const nb::kwargs& keywords) {
   for (auto [key, value] : keywords) {
     const auto name = nb::cast<std::string>(key);
     const auto found = std::find_if(fields().begin(), fields().end(), [&](const Field& f) { return name == f.name; });
-    if (found == fields().end())
-      raise_if_failed({ErrorCode::invalid_argument, "there is no option '" + name + "'"});
+    if (found == fields().end()) raise_if_failed({ErrorCode::invalid_argument, "there is no option '" + name + "'"});
     found->set(options, value);
   }
   new (self) Options(std::move(options));

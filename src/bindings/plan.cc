@@ -1,10 +1,11 @@
 // poseidon/plan.h
+#include "poseidon/plan.h"
+
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
 #include "bindings/dtype_name.h"
-#include "poseidon/plan.h"
 
 namespace poseidon::bindings {
 

@@ -34,8 +34,11 @@ ClientImpl::UnitState::UnitState(std::shared_ptr<const Plan> of, std::size_t ind
       next_scheme(syncer.next_scheme()) {}
 
 ClientImpl::ClientImpl(const Options& options, const Cluster& cluster, Transport& network)
-    : options_(options), cluster_(cluster), network_(network), executor_(std::max(1, options.compute_threads)),
-      loop_("psd-client") {
+    : options_(options),
+      cluster_(cluster),
+      network_(network),
+      loop_("psd-client"),
+      executor_(std::max(1, options.compute_threads)) {
   const auto worker_count = static_cast<std::size_t>(options.world_size);
   links_.rank = static_cast<std::uint32_t>(options.rank);
   links_.worker_count = static_cast<std::uint32_t>(options.world_size);
@@ -65,7 +68,7 @@ Result<Client::Added> ClientImpl::add_layers(std::vector<Layer> layers, bool tra
     return made.status();
   }
   const auto plan = std::make_shared<const Plan>(std::move(made.value()));
-  run_on_loop([this, plan, transient] { register_units(plan, transient); });
+  loop_.call([this, plan, transient] { register_units(plan, transient); });
   if (first_layer > kCheckLayer) {
     if (Status status = check_plans(*plan, keep_waiting); !status.ok()) return status;
   }
@@ -90,8 +93,7 @@ Status ClientImpl::check_plans(const Plan& plan, const std::function<bool()>& ke
 
 Status ClientImpl::check_start(std::uint32_t layer, const Start& start) const {
   if (!status_.ok()) return status_;
-  if (layer >= layers_.size())
-    return {ErrorCode::invalid_argument, "there is no layer " + std::to_string(layer)};
+  if (layer >= layers_.size()) return {ErrorCode::invalid_argument, "there is no layer " + std::to_string(layer)};
   const LayerState& state = layers_[layer];
   const bool gather_only = start.has_factors && start.data.empty() && state.unit->next_scheme == Scheme::sfb;
   if (state.running) return invalid(state.layer, "was started twice in one step");
@@ -100,6 +102,9 @@ Status ClientImpl::check_start(std::uint32_t layer, const Start& start) const {
                                     std::to_string(start.data.size()));
   if (start.divisor == 0 || (start.divisor != 1 && !dtype_is_floating(state.layer.dtype)))
     return invalid(state.layer, "of dtype " + std::string(dtype_name(state.layer.dtype)) + " cannot be divided by " +
+                                    std::to_string(start.divisor));
+  if (state.unit->group && !state.unit->group->takes(start.divisor))
+    return invalid(state.layer, "shares a message with small layers that are divided by another number than " +
                                     std::to_string(start.divisor));
   if (!start.has_factors) return {};
   const Scheme scheme = state.unit->next_scheme;
@@ -122,7 +127,7 @@ Status ClientImpl::submit(std::uint32_t layer, Start start) {
   state.stats.started_ns = now_ns();
   ++running_count_;
   if (unit.group) {
-    if (!unit.group->put(state.member, start.data, start.absent)) return {};
+    if (!unit.group->put(state.member, start.data, start.absent, start.divisor)) return {};
     start.data = unit.group->span();
     start.absent = false;
     start.factor_count = kNotFactorable;
@@ -167,7 +172,7 @@ Scheme ClientImpl::next_scheme(std::uint32_t layer) const {
 }
 
 void ClientImpl::set_factor_count(std::uint32_t layer, std::uint64_t factor_count) {
-  run_on_loop([this, layer, factor_count] {
+  loop_.call([this, layer, factor_count] {
     const std::lock_guard lock(mutex_);
     if (layer >= layers_.size()) return;
     UnitState& unit = *layers_[layer].unit;
@@ -178,7 +183,7 @@ void ClientImpl::set_factor_count(std::uint32_t layer, std::uint64_t factor_coun
 
 std::vector<GatheredPart> ClientImpl::gathered(std::uint32_t layer) const {
   std::vector<GatheredPart> parts;
-  run_on_loop([this, layer, &parts] {
+  loop_.call([this, layer, &parts] {
     const std::lock_guard lock(mutex_);
     if (layer >= layers_.size()) return;
     for (const auto& part : layers_[layer].unit->syncer.exchange().inbox.parts) {
@@ -195,10 +200,13 @@ std::vector<GatheredPart> ClientImpl::gathered(std::uint32_t layer) const {
 
 Status ClientImpl::wait_until(const std::function<bool()>& done, const std::function<bool()>& keep_waiting) {
   const std::int64_t begun_ns = now_ns();
+  auto next_look = Clock::now() + kWaitSlice;
   bool gave_up = false;
   std::unique_lock lock(mutex_);
   while (!done()) {
-    if (changed_.wait_for(lock, kWaitSlice) == std::cv_status::no_timeout) continue;
+    changed_.wait_until(lock, next_look);
+    if (Clock::now() < next_look) continue;
+    next_look = Clock::now() + kWaitSlice;
     lock.unlock();
     const std::int64_t quiet_ns = now_ns() - std::max(begun_ns, last_progress_ns_.load(std::memory_order_relaxed));
     if (!gave_up && !keep_waiting()) {
@@ -209,7 +217,8 @@ Status ClientImpl::wait_until(const std::function<bool()>& done, const std::func
       gave_up = true;
       loop_.post([this] {
         fail({ErrorCode::timeout, "rank " + std::to_string(options_.rank) + " heard nothing for " +
-                                      std::to_string(options_.timeout.count()) + " ms while " + describe_waiting()});
+                                      std::to_string(options_.timeout.count()) + " ms while " + describe_waiting() +
+                                      "; see whether the others still run, or raise POSEIDON_TIMEOUT"});
       });
     }
     lock.lock();
@@ -232,7 +241,7 @@ LayerStats ClientImpl::layer_stats(std::uint32_t layer) const {
 
 TrafficStats ClientImpl::traffic() const {
   TrafficStats stats;
-  run_on_loop([this, &stats] {
+  loop_.call([this, &stats] {
     stats.bytes_sent = closed_bytes_sent_;
     stats.bytes_received = closed_bytes_received_;
     for (const auto& [key, link] : flows_) {
@@ -246,6 +255,11 @@ TrafficStats ClientImpl::traffic() const {
     stats.bytes_received += received;
   }
   return stats;
+}
+
+bool ClientImpl::failed() const {
+  const std::lock_guard lock(mutex_);
+  return !status_.ok() && status_.code() != ErrorCode::shut_down;
 }
 
 void ClientImpl::abort(const std::string& reason) {

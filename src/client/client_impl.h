@@ -7,7 +7,6 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
-#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -66,6 +65,8 @@ class ClientImpl final : public Client, private Receiver {
   TrafficStats traffic() const override;
   void abort(const std::string& reason) override;
   void shutdown() override;
+  /// Whether something other than shutdown() ended the exchange.
+  bool failed() const;
 
  private:
   struct LayerState;
@@ -83,9 +84,9 @@ class ClientImpl final : public Client, private Receiver {
     UnitState* unit = nullptr;
     std::size_t member = 0;  // index in the unit
     Layer layer;
-    bool running = false;                // under mutex_
-    std::span<std::byte> destination;    // set before the start is posted
-    LayerStats stats;                    // under mutex_
+    bool running = false;              // under mutex_
+    std::span<std::byte> destination;  // set before the start is posted
+    LayerStats stats;                  // under mutex_
   };
   enum class LinkKind : std::uint8_t { server, peer };
   struct LinkState {
@@ -93,8 +94,8 @@ class ClientImpl final : public Client, private Receiver {
     LinkKind kind = LinkKind::peer;
     std::size_t index = 0;  // shard or rank
     bool greeted = false;
-    bool left = false;      // said goodbye
-    Buffer text;            // of hello, refuse and abort
+    bool left = false;  // said goodbye
+    Buffer text;        // of hello, refuse and abort
   };
 
   // Receiver.
@@ -106,7 +107,6 @@ class ClientImpl final : public Client, private Receiver {
   // Loop side (client_loop.cc).
   void adopt(std::shared_ptr<Flow> flow, LinkKind kind, std::size_t index, bool greet);
   Status on_hello(Flow& flow, LinkState& link, const wire::Header& header, std::span<const std::byte> payload);
-  void on_goodbye(LinkState& link);
   void send_hello(Flow& flow);
   void fail(const Status& status);
   void stop(const Status& status, const wire::Header& last_message, const std::shared_ptr<const std::string>& text);
@@ -114,8 +114,11 @@ class ClientImpl final : public Client, private Receiver {
   void begin(UnitState& unit, Start start);
   void finished(UnitState& unit);
   void release_layers(UnitState& unit);
+  Status reject(const LinkState& link, const Status& status);
+  bool has_place(const LinkState& link, const wire::Header& header) const;
   bool needs(const LinkState& link) const;
   std::string describe(const LinkState& link) const;
+  std::string not_linked() const;
   std::string describe_waiting() const;
 
   // API side (client.cc).
@@ -123,23 +126,12 @@ class ClientImpl final : public Client, private Receiver {
   Status check_start(std::uint32_t layer, const Start& start) const;
   Status wait_until(const std::function<bool()>& done, const std::function<bool()>& keep_waiting);
   Status check_plans(const Plan& plan, const std::function<bool()>& keep_waiting);
-  /// Runs `task` on the loop and waits for it. Never from the loop itself.
-  template <typename F>
-  void run_on_loop(F&& task) const {
-    std::promise<void> ran;
-    loop_.post([&task, &ran] {
-      task();
-      ran.set_value();
-    });
-    ran.get_future().wait();
-  }
 
   const Options options_;
   const Cluster cluster_;
   Transport& network_;
   std::unique_ptr<Listener> listener_;
   std::function<std::pair<std::uint64_t, std::uint64_t>()> server_traffic_;
-  Executor executor_;
   std::atomic<std::int64_t> last_progress_ns_{0};
 
   // Loop thread only.
@@ -163,7 +155,8 @@ class ClientImpl final : public Client, private Receiver {
   Status status_;  // the first failure; everything after it fails alike
   std::uint32_t next_unit_id_ = 0;
 
-  mutable Loop loop_;  // last: its thread ends before what it uses
+  mutable Loop loop_;  // after what its thread uses
+  Executor executor_;  // last: its threads post to the loop
 };
 
 }  // namespace poseidon

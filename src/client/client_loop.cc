@@ -22,18 +22,18 @@ Result<std::string> ClientImpl::listen(const std::string& host) {
 }
 
 Status ClientImpl::link(const Endpoints& endpoints, const std::function<bool()>& keep_waiting) {
-  const auto deadline = Clock::now() + options_.timeout;
+  // Connecting gives up shortly before the wait below does: it can say why.
+  const auto deadline = Clock::now() + options_.timeout * 9 / 10;
   const auto connect = [this, deadline](Transport& transport, const std::string& address, LinkKind kind,
                                         std::size_t index) {
     transport.connect(loop_, address, deadline, [this, kind, index, address](Result<std::shared_ptr<Flow>> flow) {
       if (flow.ok()) return adopt(std::move(flow.value()), kind, index, true);
-      fail(flow.status().with_context(
-          "rank " + std::to_string(options_.rank) + " cannot connect to " +
-          (kind == LinkKind::server ? "server " : "rank ") + std::to_string(index) +
-          " (check that it runs, interfaces and firewalls)"));
+      fail(flow.status().with_context("rank " + std::to_string(options_.rank) + " cannot connect to " +
+                                      (kind == LinkKind::server ? "server " : "rank ") + std::to_string(index) +
+                                      " (check that it runs, interfaces and firewalls)"));
     });
   };
-  run_on_loop([this, &endpoints] {
+  loop_.call([this, &endpoints] {
     for (std::size_t i = 0; i < endpoints.servers.size(); ++i) links_.server_is_local[i] = endpoints.servers[i].local;
   });
   for (std::size_t i = 0; i < endpoints.servers.size(); ++i)
@@ -75,12 +75,13 @@ Status ClientImpl::on_hello(Flow& flow, LinkState& link, const wire::Header& hea
   if (link.kind == LinkKind::peer) {
     if (link.index == kUnknown) {
       if (hello.rank >= links_.worker_count || hello.rank == links_.rank || links_.peers[hello.rank] != nullptr)
-        return {ErrorCode::refused, flow.peer_name() + " claims rank " + std::to_string(hello.rank) + ", which is taken"};
+        return {ErrorCode::refused,
+                flow.peer_name() + " claims rank " + std::to_string(hello.rank) + ", which is taken"};
       link.index = hello.rank;
       send_hello(flow);
     } else if (hello.rank != link.index) {
-      return {ErrorCode::refused, flow.peer_name() + " is rank " + std::to_string(hello.rank) + ", not " +
-                                      std::to_string(link.index)};
+      return {ErrorCode::refused,
+              flow.peer_name() + " is rank " + std::to_string(hello.rank) + ", not " + std::to_string(link.index)};
     }
     links_.peers[link.index] = &flow;
   } else {
@@ -101,8 +102,7 @@ void ClientImpl::register_units(std::shared_ptr<const Plan> plan, bool transient
   const std::size_t first_layer = layers_.size();
   for (const auto& layer : plan->layers) layers_.emplace_back().layer = layer;
   for (std::size_t i = 0; i < plan->units.size(); ++i) {
-    UnitState& unit =
-        units_.emplace_back(plan, i, transient, links_, [this](UnitState& done) { finished(done); });
+    UnitState& unit = units_.emplace_back(plan, i, transient, links_, [this](UnitState& done) { finished(done); });
     for (std::size_t member = 0; member < plan->units[i].layers.size(); ++member) {
       LayerState& layer = layers_[first_layer + plan->units[i].layers[member]];
       layer.unit = &unit;
@@ -116,7 +116,8 @@ void ClientImpl::register_units(std::shared_ptr<const Plan> plan, bool transient
 
 void ClientImpl::begin(UnitState& unit, Start start) {
   if (closing_) return release_layers(unit);  // failed or shut down since the start was accepted
-  if (!left_.ok()) {
+  // A tensor without elements has no chunks: it needs nobody, so others may have left before it.
+  if (!left_.ok() && !unit.syncer.unit().chunks.empty()) {
     fail(left_);
     return release_layers(unit);
   }
@@ -147,6 +148,8 @@ void ClientImpl::finished(UnitState& unit) {
       stats.completed_ns = now_ns();
     }
   }
+  // One that failed on its own, not because the client had: nothing may go on after half a step.
+  if (!exchange.status.ok()) fail(exchange.status.with_context("layer '" + unit.syncer.unit().name + "'"));
   release_layers(unit);
 }
 
@@ -162,21 +165,26 @@ void ClientImpl::release_layers(UnitState& unit) {
 Result<std::span<std::byte>> ClientImpl::on_header(Flow& flow, const wire::Header& header) {
   LinkState& link = flows_.at(&flow);
   last_progress_ns_.store(now_ns(), std::memory_order_relaxed);
-  const bool text = header.kind == wire::Kind::hello || header.kind == wire::Kind::refuse || header.kind == wire::Kind::abort;
+  const bool text =
+      header.kind == wire::Kind::hello || header.kind == wire::Kind::refuse || header.kind == wire::Kind::abort;
   if (text) {
     if (header.payload_bytes > wire::kMaxTextBytes)
-      return Status(ErrorCode::mismatch, describe(link) + " sent a text of " + std::to_string(header.payload_bytes) + " bytes");
+      return Status(ErrorCode::mismatch,
+                    describe(link) + " sent a text of " + std::to_string(header.payload_bytes) + " bytes");
     link.text = Buffer(header.payload_bytes);
     return link.text.span();
   }
-  const wire::Kind expected = link.kind == LinkKind::server ? wire::Kind::result : wire::Kind::factors;
-  const auto unit = units_by_id_.find(header.unit);
-  if (!link.greeted || header.kind != expected || unit == units_by_id_.end() ||
-      (link.kind == LinkKind::peer && header.rank != link.index))
-    return Status(ErrorCode::mismatch, describe(link) + " sent a message that has no place here");
-  auto place = unit->second->syncer.on_header(header);
-  if (!place.ok()) return place.status().with_context(describe(link));
+  if (!has_place(link, header))
+    return reject(link, {ErrorCode::mismatch, describe(link) + " sent a message that has no place here"});
+  auto place = units_by_id_.at(header.unit)->syncer.on_header(header);
+  if (!place.ok()) return reject(link, place.status().with_context(describe(link)));
   return place;
+}
+
+Status ClientImpl::reject(const LinkState& link, const Status& status) {
+  // Ending this flow alone would look like a death to its peer: everybody is told why.
+  if (link.index != kUnknown) fail(status);
+  return status;
 }
 
 Status ClientImpl::on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
@@ -192,10 +200,10 @@ Status ClientImpl::on_message(Flow& flow, const wire::Header& header, std::span<
       const Status reason = wire::read_error(header, payload);
       const auto unit = units_by_id_.find(header.unit);
       const bool about_unit = header.kind == wire::Kind::refuse && unit != units_by_id_.end();
-      fail(about_unit ? reason.with_context(describe(link) + ", step " + std::to_string(header.step) + ", layer '" +
-                                            unit->second->syncer.unit().name + "', chunk " +
-                                            std::to_string(header.chunk))
-                      : reason);
+      fail(about_unit
+               ? reason.with_context(describe(link) + ", step " + std::to_string(header.step) + ", layer '" +
+                                     unit->second->syncer.unit().name + "', chunk " + std::to_string(header.chunk))
+               : reason);
       break;
     }
     case wire::Kind::goodbye:
@@ -204,16 +212,24 @@ Status ClientImpl::on_message(Flow& flow, const wire::Header& header, std::span<
     default:
       last_progress_ns_.store(now_ns(), std::memory_order_relaxed);
       // An empty or lent payload comes without on_header: the same checks hold for it.
-      if (payload.empty() || release) {
-        const auto unit = units_by_id_.find(header.unit);
-        const wire::Kind expected = link.kind == LinkKind::server ? wire::Kind::result : wire::Kind::factors;
-        if (!link.greeted || header.kind != expected || unit == units_by_id_.end())
-          status = {ErrorCode::mismatch, describe(link) + " sent a message that has no place here"};
-      }
-      if (status.ok()) status = units_by_id_.at(header.unit)->syncer.on_message(header, payload).with_context(describe(link));
+      if ((payload.empty() || release) && !has_place(link, header))
+        status = {ErrorCode::mismatch, describe(link) + " sent a message that has no place here"};
+      if (status.ok())
+        status = units_by_id_.at(header.unit)->syncer.on_message(header, payload).with_context(describe(link));
   }
   if (release) release();
-  return status;
+  if (status.ok() || link.index == kUnknown) return status;
+  fail(status);
+  return {};  // closing already: an error would cut the message that says why
+}
+
+bool ClientImpl::has_place(const LinkState& link, const wire::Header& header) const {
+  const auto unit = units_by_id_.find(header.unit);
+  if (!link.greeted || unit == units_by_id_.end()) return false;
+  if (link.kind == LinkKind::peer) return header.kind == wire::Kind::factors && header.rank == link.index;
+  const auto& chunks = unit->second->syncer.unit().chunks;
+  return header.kind == wire::Kind::result && header.chunk < chunks.size() &&
+         static_cast<std::size_t>(chunks[header.chunk].server) == link.index;
 }
 
 bool ClientImpl::needs(const LinkState& link) const {
@@ -287,8 +303,20 @@ void ClientImpl::stop(const Status& status, const wire::Header& last_message,
 }
 
 std::string ClientImpl::describe(const LinkState& link) const {
-  const std::string who = link.kind == LinkKind::peer ? "rank " : cluster_.placement == Placement::colocated ? "the shard of rank " : "server ";
+  const std::string who = link.kind == LinkKind::peer                  ? "rank "
+                          : cluster_.placement == Placement::colocated ? "the shard of rank "
+                                                                       : "server ";
   return who + std::to_string(link.index) + " (" + link.flow->peer_name() + ")";
+}
+
+std::string ClientImpl::not_linked() const {
+  std::string names;
+  const auto add = [&names](const std::string& name) { names += (names.empty() ? "" : ", ") + name; };
+  for (std::size_t i = 0; i < links_.servers.size(); ++i)
+    if (links_.servers[i] == nullptr) add("server " + std::to_string(i));
+  for (std::size_t rank = 0; rank < links_.peers.size(); ++rank)
+    if (links_.peers[rank] == nullptr && rank != links_.rank) add("rank " + std::to_string(rank));
+  return names;
 }
 
 std::string ClientImpl::describe_waiting() const {
@@ -301,7 +329,7 @@ std::string ClientImpl::describe_waiting() const {
   }
   if (first == nullptr) {
     const std::lock_guard lock(mutex_);
-    if (!linked_) return "waiting for " + std::to_string(links_.servers.size() + links_.peers.size() - 1 - greeted_count_) + " connections to be greeted";
+    if (!linked_) return "waiting for a greeting from " + not_linked();
     return "nothing was in flight";
   }
   const Exchange& exchange = first->syncer.exchange();
@@ -312,13 +340,13 @@ std::string ClientImpl::describe_waiting() const {
 
 void ClientImpl::shutdown() {
   listener_.reset();
-  run_on_loop([this] {
+  loop_.call([this] {
     wire::Header goodbye;
     goodbye.kind = wire::Kind::goodbye;
     stop({ErrorCode::shut_down, "the client has been shut down"}, goodbye, std::make_shared<const std::string>());
   });
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, 2 * kLinger, [this] { return all_closed_; });
+  changed_.wait_for(lock, 2 * kLinger, [this] { return all_closed_ && running_count_ == 0; });
 }
 
 }  // namespace poseidon

@@ -32,7 +32,8 @@ std::span<std::byte> GroupBuffer::footer(std::size_t member) {
   return buffer_.span().subspan(begin + member * element_bytes, element_bytes);
 }
 
-bool GroupBuffer::put(std::size_t member, std::span<const std::byte> data, bool absent) {
+bool GroupBuffer::put(std::size_t member, std::span<const std::byte> data, bool absent, std::uint32_t divisor) {
+  divisor_ = divisor;
   std::byte* place = buffer_.data() + unit_.offsets_bytes[member];
   if (absent) {
     std::memset(place, 0, data.size());

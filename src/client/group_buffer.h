@@ -18,8 +18,10 @@ class GroupBuffer {
  public:
   explicit GroupBuffer(const Unit& unit);
 
+  /// A group is divided as one: whether a member with this divisor fits those that have come.
+  bool takes(std::uint32_t divisor) const { return put_count_ == 0 || divisor == divisor_; }
   /// Copies one member in (`absent`: zeros). True when it was the last one to come.
-  bool put(std::size_t member, std::span<const std::byte> data, bool absent);
+  bool put(std::size_t member, std::span<const std::byte> data, bool absent, std::uint32_t divisor);
   /// Whether some worker contributed to the member, after the exchange.
   bool present(std::size_t member);
   /// Copies one member's result out.
@@ -35,6 +37,7 @@ class GroupBuffer {
   const Unit& unit_;
   Buffer buffer_;
   std::size_t put_count_ = 0;
+  std::uint32_t divisor_ = 1;  // of the members that have come
 };
 
 }  // namespace poseidon

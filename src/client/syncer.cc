@@ -77,7 +77,8 @@ void Syncer::start(Start start) {
   exchange_.bytes_received = 0;
   if (exchange_.scheme != Scheme::sfb && exchange_.inbox.arrived_count > 0)
     return fail({ErrorCode::mismatch, "a peer has sent factors in step " + std::to_string(exchange_.step) +
-                                          ", which takes scheme " + std::string(scheme_name(exchange_.scheme)) + " here"});
+                                          ", which takes scheme " + std::string(scheme_name(exchange_.scheme)) +
+                                          " here"});
   protocol_of(exchange_.scheme).start(exchange_, links_);
 }
 
@@ -108,7 +109,8 @@ Result<std::span<std::byte>> Syncer::on_header(const wire::Header& header) {
 
 Status Syncer::on_message(const wire::Header& header, std::span<const std::byte> payload) {
   if (header.kind == wire::Kind::result) {
-    if (exchange_.scheme == Scheme::sfb) return {ErrorCode::mismatch, "a server's result for '" + unit().name + "' under sfb"};
+    if (exchange_.scheme == Scheme::sfb)
+      return {ErrorCode::mismatch, "a server's result for '" + unit().name + "' under sfb"};
     return protocol_of(exchange_.scheme).receive(exchange_, header, payload, links_);
   }
   if (payload.empty()) {  // then no on_header came before

@@ -23,11 +23,11 @@ void sum(std::span<const std::byte* const> inputs, std::byte* out, std::size_t e
 
 /// One piece of a factor product, in the order of the sum.
 struct FactorTerm {
-  DType dtype = DType::float32;         // of left and right: a floating type no wider than the result's
-  const std::byte* left = nullptr;      // count × rows, row-major: output gradients
-  const std::byte* right = nullptr;     // count × cols, row-major: inputs
-  std::size_t count = 0;                // K of this piece
-  const std::byte* dense = nullptr;     // or instead: rows × cols of the result's dtype
+  DType dtype = DType::float32;      // of left and right: a floating type no wider than the result's
+  const std::byte* left = nullptr;   // count × rows, row-major: output gradients
+  const std::byte* right = nullptr;  // count × cols, row-major: inputs
+  std::size_t count = 0;             // K of this piece
+  const std::byte* dense = nullptr;  // or instead: rows × cols of the result's dtype
 };
 
 /// Rows [row_begin, row_end) of out = (Σ leftᵀ·right or dense, term after term) / divisor, an
@@ -35,8 +35,7 @@ struct FactorTerm {
 /// holds. Each element is one fused-multiply-add chain over k in the order of the terms, in
 /// float32 (float64 for float64), rounded once to `dtype` (source: Poseidon §3.2).
 /// Rows are independent, so disjoint row ranges may run on different threads.
-void factor_product(std::span<const FactorTerm> terms, std::byte* out, DType dtype, std::size_t rows,
-                    std::size_t cols, std::size_t row_begin, std::size_t row_end, unsigned divisor,
-                    bool accumulate);
+void factor_product(std::span<const FactorTerm> terms, std::byte* out, DType dtype, std::size_t rows, std::size_t cols,
+                    std::size_t row_begin, std::size_t row_end, unsigned divisor, bool accumulate);
 
 }  // namespace poseidon::kernel

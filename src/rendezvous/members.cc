@@ -83,8 +83,8 @@ Status missing(Store& store, const Options& options, int first) {
     if (!store.get(member_key(options, rank), std::chrono::milliseconds(0)).ok())
       ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
   return {ErrorCode::timeout, "rank " + std::to_string(options.rank) + " waited " +
-                                  std::to_string(options.timeout.count()) + " ms for rank " + ranks +
-                                  " of " + std::to_string(options.world_size) +
+                                  std::to_string(options.timeout.count()) + " ms for rank " + ranks + " of " +
+                                  std::to_string(options.world_size) +
                                   ", which never arrived; check that every rank was started with the same MASTER_ADDR, "
                                   "MASTER_PORT and WORLD_SIZE, or raise POSEIDON_TIMEOUT"};
 }
@@ -93,8 +93,8 @@ Status missing(Store& store, const Options& options, int first) {
 Status compare(const Options& options, int rank, const std::string& text, const Facts& facts) {
   for (const auto& [key, value] : facts) {
     if (const auto theirs = value_of(text, key); theirs != value)
-      return {ErrorCode::mismatch, "ranks disagree on " + key + ": rank " + std::to_string(options.rank) + " has " + value +
-                                       ", rank " + std::to_string(rank) + " has " + theirs +
+      return {ErrorCode::mismatch, "ranks disagree on " + key + ": rank " + std::to_string(options.rank) + " has " +
+                                       value + ", rank " + std::to_string(rank) + " has " + theirs +
                                        "; give all ranks the same value"};
   }
   return {};
@@ -156,7 +156,8 @@ Result<std::string> listen_host(const Options& options) {
   hints.ai_socktype = SOCK_DGRAM;
   addrinfo* found = nullptr;
   if (const int error = ::getaddrinfo(options.master_addr.c_str(), "9", &hints, &found); error != 0)
-    return Status(ErrorCode::unreachable, "MASTER_ADDR '" + options.master_addr + "' does not resolve: " + gai_strerror(error));
+    return Status(ErrorCode::unreachable,
+                  "MASTER_ADDR '" + options.master_addr + "' does not resolve: " + gai_strerror(error));
   // Connecting a datagram socket sends nothing; it makes the kernel choose the interface.
   const Fd probe(::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   sockaddr_storage local{};
@@ -165,8 +166,8 @@ Result<std::string> listen_host(const Options& options) {
                       ::getsockname(probe.get(), reinterpret_cast<sockaddr*>(&local), &length) == 0;
   ::freeaddrinfo(found);
   if (!chosen)
-    return Status(ErrorCode::unreachable, "no interface of this host leads to MASTER_ADDR '" + options.master_addr + "': " +
-                                              std::strerror(errno));
+    return Status(ErrorCode::unreachable, "no interface of this host leads to MASTER_ADDR '" + options.master_addr +
+                                              "': " + std::strerror(errno));
   return host_text(reinterpret_cast<const sockaddr*>(&local), length);
 }
 

@@ -59,8 +59,9 @@ Result<Address> resolve(const Options& options) {
   const int error =
       getaddrinfo(options.master_addr.c_str(), std::to_string(options.master_port).c_str(), &hints, &found);
   if (error != 0)
-    return Status(ErrorCode::unreachable, "MASTER_ADDR '" + options.master_addr + "' is not an address that resolves (" +
-                                              gai_strerror(error) + "); set it to rank 0's host name or address");
+    return Status(ErrorCode::unreachable, "MASTER_ADDR '" + options.master_addr +
+                                              "' is not an address that resolves (" + gai_strerror(error) +
+                                              "); set it to rank 0's host name or address");
   Address address;
   std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
   address.length = found->ai_addrlen;
@@ -105,7 +106,8 @@ class StoreServer {
     for (;;) {
       std::vector<pollfd> entries{{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
       for (const auto& connection : connections_)
-        entries.push_back({connection.fd.get(), static_cast<short>(connection.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
+        entries.push_back(
+            {connection.fd.get(), static_cast<short>(connection.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
       if (::poll(entries.data(), entries.size(), -1) < 0 && errno != EINTR) return;
       if (entries[0].revents != 0) return;
       for (std::size_t i = 0; i < connections_.size(); ++i) {
@@ -131,13 +133,13 @@ class StoreServer {
       const auto count = ::recv(connection.fd.get(), block.data(), block.size(), 0);
       if (count > 0) {
         connection.in.append(block.data(), static_cast<std::size_t>(count));
+        while (!connection.broken && take_request(connection)) {
+        }
+        if (connection.broken) return;
         continue;
       }
-      if (count < 0 && (errno == EAGAIN || errno == EINTR)) break;
-      connection.broken = true;
+      connection.broken = count == 0 || (errno != EAGAIN && errno != EINTR);
       return;
-    }
-    while (!connection.broken && take_request(connection)) {
     }
   }
 
@@ -278,8 +280,9 @@ Result<std::unique_ptr<StoreServer>> serve_store(const Options& options, const A
   ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0 ||
       ::listen(listener.get(), 1024) != 0)
-    return Status(ErrorCode::unreachable, "rank 0 cannot serve the rendezvous at " + where(options) + ": " + errno_text() +
-                                              "; set MASTER_PORT to a free port and MASTER_ADDR to an address of rank 0's host");
+    return Status(ErrorCode::unreachable,
+                  "rank 0 cannot serve the rendezvous at " + where(options) + ": " + errno_text() +
+                      "; set MASTER_PORT to a free port and MASTER_ADDR to an address of rank 0's host");
   return std::make_unique<StoreServer>(std::move(listener));
 }
 
@@ -291,7 +294,8 @@ Result<Fd> dial(const Options& options, const Address& address, const std::funct
     Fd fd(::socket(address.family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) == 0) return fd;
     int error = errno;
-    if (error == EINPROGRESS && wait_for(fd.get(), POLLOUT, std::min(deadline, Clock::now() + std::chrono::seconds(5)))) {
+    if (error == EINPROGRESS &&
+        wait_for(fd.get(), POLLOUT, std::min(deadline, Clock::now() + std::chrono::seconds(5)))) {
       socklen_t length = sizeof error;
       ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
       if (error == 0) return fd;
@@ -299,8 +303,8 @@ Result<Fd> dial(const Options& options, const Address& address, const std::funct
     why = std::strerror(error);
     if (!keep_waiting()) return Status(ErrorCode::aborted, "interrupted while connecting");
     if (Clock::now() + std::chrono::milliseconds(100) > deadline)
-      return Status(ErrorCode::unreachable, "rank " + std::to_string(options.rank) + " cannot reach rank 0's rendezvous at " +
-                                                where(options) + ": " + why +
+      return Status(ErrorCode::unreachable, "rank " + std::to_string(options.rank) +
+                                                " cannot reach rank 0's rendezvous at " + where(options) + ": " + why +
                                                 "; check that rank 0 runs, MASTER_ADDR and MASTER_PORT, and firewalls");
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }

@@ -44,26 +44,26 @@ struct Exchange {
   std::uint64_t step = 0;
   Scheme scheme = Scheme::ps;
   std::uint32_t divisor = 1;
-  std::uint32_t factor_count = 0;   // own K; kUnboundedFactors for a dense gradient
-  bool absent = false;              // nothing to contribute
+  std::uint32_t factor_count = 0;  // own K; kUnboundedFactors for a dense gradient
+  bool absent = false;             // nothing to contribute
   bool accumulate = false;
-  std::span<std::byte> data;        // dense gradient and result, or the factors' destination
+  std::span<std::byte> data;  // dense gradient and result, or the factors' destination
   DType factor_dtype = DType::float32;
   std::vector<FactorRows> factors;  // used when `has_factors`
   bool has_factors = false;
-  Inbox inbox;                      // sfb
+  Inbox inbox;  // sfb
 
   // Progress.
   bool running = false;
-  bool computing = false;               // the executor works on it
-  bool received = false;                // everything expected is here
-  std::size_t sends_pending = 0;        // sends that still read this worker's memory
+  bool computing = false;         // the executor works on it
+  bool received = false;          // everything expected is here
+  std::size_t sends_pending = 0;  // sends that still read this worker's memory
   std::vector<bool> chunk_received;
   std::size_t chunks_missing = 0;
 
   // Outcome.
-  bool present = false;                 // some worker contributed
-  std::uint64_t factor_count_sum = 0;   // over the workers
+  bool present = false;                // some worker contributed
+  std::uint64_t factor_count_sum = 0;  // over the workers
   std::uint64_t bytes_sent = 0;
   std::uint64_t bytes_received = 0;
   Status status;

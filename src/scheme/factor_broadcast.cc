@@ -94,8 +94,7 @@ Result<std::span<std::byte>> FactorBroadcast::make_room(Inbox& inbox, const Exch
   const auto refuse = [&header](const std::string& why) {
     return Status(ErrorCode::mismatch, "the factors of rank " + std::to_string(header.rank) + " " + why);
   };
-  if (header.rows != exchange.rows || header.cols != exchange.cols)
-    return refuse("are for a layer of another shape");
+  if (header.rows != exchange.rows || header.cols != exchange.cols) return refuse("are for a layer of another shape");
   if (inbox.parts[header.rank].arrived) return refuse("came twice");
   const std::size_t dense_bytes = exchange.unit->size_bytes;
   const bool dense = (header.flags & wire::kDense) != 0;
@@ -110,7 +109,7 @@ Result<std::span<std::byte>> FactorBroadcast::make_room(Inbox& inbox, const Exch
 }
 
 void FactorBroadcast::store(Inbox& inbox, const Exchange& exchange, const wire::Header& header,
-                              std::span<const std::byte> payload) {
+                            std::span<const std::byte> payload) {
   Part& part = inbox.parts[header.rank];
   part.arrived = true;
   part.present = (header.flags & wire::kAbsent) == 0;

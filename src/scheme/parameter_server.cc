@@ -21,6 +21,7 @@ void ParameterServer::start(Exchange& exchange, const Links& links) const {
     const auto server = static_cast<std::size_t>(chunk.server);
     send_counted(exchange, *links.servers[server], !links.server_is_local[server], header, std::move(payload));
   }
+  exchange.complete_if_done();  // a tensor without elements has no chunks to wait for
 }
 
 Result<std::span<std::byte>> ParameterServer::destination(Exchange& exchange, const wire::Header& header,
@@ -41,9 +42,9 @@ Status ParameterServer::receive(Exchange& exchange, const wire::Header& header, 
                                 const Links& links) const {
   const bool absent = (header.flags & wire::kAbsent) != 0;
   wire::Header expected = header;
-  if (absent) expected.payload_bytes = header.chunk < exchange.unit->chunks.size()
-                                           ? exchange.unit->chunks[header.chunk].size_bytes
-                                           : 0;
+  if (absent)
+    expected.payload_bytes =
+        header.chunk < exchange.unit->chunks.size() ? exchange.unit->chunks[header.chunk].size_bytes : 0;
   auto place = destination(exchange, expected, links);
   if (!place.ok()) return place.status();
   // A shard of this process lends its result instead of writing it here.

@@ -27,6 +27,7 @@ Result<std::size_t> dense_bytes(const wire::Header& header) {
   }
   if (wire::factor_bytes(header) != header.payload_bytes)
     return refused(header, "its factors do not have the size that it says");
+  if (!dtype_is_floating(header.dtype)) return refused(header, "factors have a floating dtype");
   const auto matrix = wire::matrix_bytes(header);
   if (!matrix || *matrix == 0) return refused(header, "its matrix is empty or too large");
   return static_cast<std::size_t>(*matrix);
@@ -37,6 +38,9 @@ Status ChunkState::add(Contribution& contribution) {
   if (header.rank >= parts_.size() || header.worker_count != parts_.size())
     return refused(header, "it speaks of " + std::to_string(header.worker_count) + " workers, here are " +
                                std::to_string(parts_.size()));
+  if (header.divisor == 0 || (header.divisor != 1 && !dtype_is_floating(header.dtype)))
+    return refused(header,
+                   std::string(dtype_name(header.dtype)) + " cannot be divided by " + std::to_string(header.divisor));
   auto size = dense_bytes(header);
   if (!size.ok()) return size.status();
   if (count_ > 0) {
@@ -46,20 +50,23 @@ Status ChunkState::add(Contribution& contribution) {
     if (parts_[header.rank]) return refused(header, "it has pushed this chunk already");
     if (header.dtype != shape_.dtype || header.divisor != shape_.divisor)
       return refused(header, "its dtype or divisor differs from rank " + std::to_string(shape_.rank) + "'s");
-    if (size.value() != 0 && dense_bytes_ != 0 && size.value() != dense_bytes_)
+    if (contribution.present() && dense_bytes_ && size.value() != *dense_bytes_)
       return refused(header, "it has " + std::to_string(size.value()) + " bytes, others have " +
-                                 std::to_string(dense_bytes_) + "; the ranks' models differ");
+                                 std::to_string(*dense_bytes_) + "; the ranks' models differ");
+    if (contribution.has_factors() && shape_.rows != 0 && (header.rows != shape_.rows || header.cols != shape_.cols))
+      return refused(header, "its factors are of another shape than others'; the ranks' models differ");
   } else {
     started_ns_ = now_ns();
     shape_ = header;
-    dense_bytes_ = 0;
+    shape_.rows = shape_.cols = 0;
+    dense_bytes_.reset();
   }
-  if (size.value() != 0) dense_bytes_ = size.value();
-  if (header.rows != 0) {
+  if (contribution.present()) dense_bytes_ = size.value();
+  if (contribution.has_factors()) {
     shape_.rows = header.rows;
     shape_.cols = header.cols;
   }
-  shape_.payload_bytes = dense_bytes_;
+  shape_.payload_bytes = dense_bytes_.value_or(0);
   parts_[header.rank] = std::move(contribution);
   ++count_;
   return {};

@@ -33,8 +33,8 @@ class ChunkState {
   explicit ChunkState(std::uint32_t worker_count) : parts_(worker_count) {}
 
   /// Takes a contribution. Refuses (ErrorCode::refused, the contribution is handed back untouched)
-  /// one that does not fit those already here: another step, size, dtype or divisor, or a second
-  /// one from the same rank.
+  /// one that does not fit those already here (another step, size, shape, dtype or divisor, or a
+  /// second one from the same rank) or that no shard can compute (an integer divided).
   Status add(Contribution& contribution);
 
   bool complete() const { return count_ == parts_.size(); }
@@ -55,8 +55,8 @@ class ChunkState {
   std::vector<std::optional<Contribution>> parts_;
   std::size_t count_ = 0;
   std::int64_t started_ns_ = 0;
-  wire::Header shape_;  // of the first contribution; its dense size once one is known
-  std::size_t dense_bytes_ = 0;
+  wire::Header shape_;  // of the first contribution; its dense size, rows and cols once they are known
+  std::optional<std::size_t> dense_bytes_;  // of those who are present
 };
 
 /// Bytes of the dense array that a push or factors message stands for; 0 when it does not say

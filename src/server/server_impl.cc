@@ -1,13 +1,13 @@
 #include "server/server_impl.h"
 
+#include <algorithm>
 #include <utility>
-
-#include "transport/tcp/tcp_transport.h"
 
 namespace poseidon {
 
 namespace {
 constexpr auto kLinger = std::chrono::seconds(2);
+constexpr auto kShortestPause = std::chrono::milliseconds(5);
 constexpr std::uint32_t kMaxWorkers = 1u << 16;
 
 void send_error(Flow& flow, const wire::Header& about, const Status& status) {
@@ -40,42 +40,39 @@ ServerImpl::~ServerImpl() { shutdown(); }
 Status ServerImpl::listen(Transport& transport, const std::string& address) {
   auto listener = transport.listen(loop_, address, [this](std::shared_ptr<Flow> flow) { accept(std::move(flow)); });
   if (!listener.ok()) return listener.status();
+  if (listeners_.empty()) address_ = listener.value()->address();
   listeners_.push_back(std::move(listener.value()));
   return {};
 }
 
-std::string ServerImpl::address() const { return listeners_.front()->address(); }
+void ServerImpl::shutdown() { shutdown(kLinger); }
 
-void ServerImpl::shutdown() {
+void ServerImpl::shutdown(std::chrono::milliseconds linger) {
   if (std::exchange(shut_down_, true)) return;
   listeners_.clear();
-  std::promise<void> begun;
-  loop_.post([this, &begun] {
+  loop_.call([this, linger] {
     stopping_ = true;
     if (connections_.empty()) all_closed_.set_value();
     wire::Header goodbye;
     goodbye.kind = wire::Kind::goodbye;
     for (auto& [key, connection] : connections_) {
       connection.flow->send(goodbye, {}, [](const Status&) {});
-      connection.flow->close(kLinger);
+      connection.flow->close(linger);
     }
-    begun.set_value();
   });
-  begun.get_future().wait();
-  all_closed_.get_future().wait_for(2 * kLinger);
+  all_closed_.get_future().wait_for(linger + kLinger);
 }
 
 std::pair<std::uint64_t, std::uint64_t> ServerImpl::traffic() {
-  std::promise<std::pair<std::uint64_t, std::uint64_t>> answer;
-  loop_.post([this, &answer] {
-    std::pair<std::uint64_t, std::uint64_t> bytes{closed_bytes_sent_, closed_bytes_received_};
+  std::pair<std::uint64_t, std::uint64_t> bytes;
+  loop_.call([this, &bytes] {
+    bytes = {closed_bytes_sent_, closed_bytes_received_};
     for (const auto& [key, connection] : connections_) {
       bytes.first += connection.flow->bytes_sent();
       bytes.second += connection.flow->bytes_received();
     }
-    answer.set_value(bytes);
   });
-  return answer.get_future().get();
+  return bytes;
 }
 
 void ServerImpl::accept(std::shared_ptr<Flow> flow) {
@@ -88,10 +85,10 @@ void ServerImpl::accept(std::shared_ptr<Flow> flow) {
 Result<std::span<std::byte>> ServerImpl::on_header(Flow& flow, const wire::Header& header) {
   Connection& connection = connections_.at(&flow);
   const bool text = header.kind == wire::Kind::hello || header.kind == wire::Kind::abort;
-  if (text ? header.payload_bytes > wire::kMaxTextBytes : connection.job == nullptr)
+  const bool contribution = header.kind == wire::Kind::push || header.kind == wire::Kind::factors;
+  if (text ? header.payload_bytes > wire::kMaxTextBytes : !contribution || connection.job == nullptr)
     return Status(ErrorCode::refused, flow.peer_name() + " does not speak as a worker of this job");
-  connection.receiving =
-      text ? Buffer(header.payload_bytes) : connection.job->shard.pool().take(header.payload_bytes);
+  connection.receiving = text ? Buffer(header.payload_bytes) : connection.job->shard.pool().take(header.payload_bytes);
   return connection.receiving.span();
 }
 
@@ -161,24 +158,14 @@ void ServerImpl::check_overdue() {
   // Workers give up after `timeout`; the one that can name the missing ranks speaks shortly before.
   const auto patience = options_.timeout * 9 / 10;
   const std::int64_t before = now_ns() - std::chrono::nanoseconds(patience).count();
-  for (auto& [name, job] : jobs_) {
+  for (auto& entry : jobs_) {
+    Job& job = entry.second;
     job.shard.for_each_overdue(before, [&job](const wire::Header& about, const std::string& why) {
       for (auto& [rank, flow] : job.workers) send_error(*flow, about, {ErrorCode::timeout, why});
     });
   }
-  loop_.call_at(Clock::now() + std::min<std::chrono::milliseconds>(patience / 9, std::chrono::seconds(5)),
-                [this] { check_overdue(); });
-}
-
-Result<std::unique_ptr<Server>> Server::listen(const Options& options, std::uint16_t port) {
-  Options any_job = options;
-  any_job.world_size = 0;
-  auto server = std::make_unique<ServerImpl>(any_job);
-  server->owned_transport_ = make_tcp_transport();
-  const std::string host = options.interface.empty() ? "0.0.0.0" : options.interface;
-  if (Status status = server->listen(*server->owned_transport_, host + ":" + std::to_string(port)); !status.ok())
-    return status;
-  return std::unique_ptr<Server>(std::move(server));
+  const auto pause = std::clamp<std::chrono::milliseconds>(patience / 9, kShortestPause, std::chrono::seconds(5));
+  loop_.call_at(Clock::now() + pause, [this] { check_overdue(); });
 }
 
 }  // namespace poseidon

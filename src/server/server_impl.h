@@ -24,9 +24,16 @@ class ServerImpl final : public Server, private Receiver {
 
   /// Accepts workers through one more transport (TCP, in-process). The transport must outlive this.
   Status listen(Transport& transport, const std::string& address);
+  /// The same through a transport that this server keeps.
+  Status listen(std::unique_ptr<Transport> transport, const std::string& address) {
+    owned_transport_ = std::move(transport);
+    return listen(*owned_transport_, address);
+  }
 
-  std::string address() const override;
+  std::string address() const override { return address_; }
   void shutdown() override;
+  /// The same, but gives what is queued for the workers up to `linger` to leave.
+  void shutdown(std::chrono::milliseconds linger);
 
   /// Network bytes of all flows so far: sent, received. Any thread but the loop's.
   std::pair<std::uint64_t, std::uint64_t> traffic();
@@ -43,7 +50,7 @@ class ServerImpl final : public Server, private Receiver {
   };
   struct Connection {
     std::shared_ptr<Flow> flow;
-    Buffer receiving;   // where the message under way lands
+    Buffer receiving;    // where the message under way lands
     Job* job = nullptr;  // null until its hello
   };
 
@@ -58,18 +65,17 @@ class ServerImpl final : public Server, private Receiver {
   void check_overdue();
 
   Options options_;
-  std::unique_ptr<Transport> owned_transport_;  // of a standalone server
+  std::unique_ptr<Transport> owned_transport_;  // null where someone else keeps it
   std::vector<std::unique_ptr<Listener>> listeners_;
+  std::string address_;  // of the first listener
   std::map<std::string, Job> jobs_;
   std::map<const Flow*, Connection> connections_;
-  std::uint64_t closed_bytes_sent_ = 0;     // of flows that are gone
+  std::uint64_t closed_bytes_sent_ = 0;  // of flows that are gone
   std::uint64_t closed_bytes_received_ = 0;
   bool shut_down_ = false;  // the owner's thread
   bool stopping_ = false;   // the loop's
   std::promise<void> all_closed_;
   Loop loop_;  // last: its thread ends before what it uses
-
-  friend Result<std::unique_ptr<Server>> Server::listen(const Options& options, std::uint16_t port);
 };
 
 }  // namespace poseidon

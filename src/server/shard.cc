@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/clock.h"
 #include "kernel/kernel.h"
 
 namespace poseidon {
@@ -77,7 +78,8 @@ std::shared_ptr<Buffer> Shard::reduce(ChunkState& chunk, std::size_t size_bytes)
   auto out = transient ? std::make_shared<Buffer>(size_bytes) : pool_->take_shared(size_bytes);
   if (std::any_of(parts.begin(), parts.end(), [](const auto& part) { return part->has_factors(); })) {
     const auto terms = factor_terms(parts);
-    kernel::factor_product(terms, out->data(), shape.dtype, shape.rows, shape.cols, 0, shape.rows, shape.divisor, false);
+    kernel::factor_product(terms, out->data(), shape.dtype, shape.rows, shape.cols, 0, shape.rows, shape.divisor,
+                           false);
     return out;
   }
   std::vector<const std::byte*> inputs;
@@ -104,7 +106,9 @@ void Shard::for_each_overdue(std::int64_t started_before_ns,
     if (!chunk.started() || chunk.started_ns() > started_before_ns) continue;
     std::string ranks;
     for (const auto rank : chunk.missing_ranks()) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
-    visit(chunk.shape(), "waiting for the push of rank " + ranks);
+    visit(chunk.shape(), "waiting for the push of rank " + ranks + " since " +
+                             std::to_string((now_ns() - chunk.started_ns()) / 1'000'000) +
+                             " ms; it is stopped, far behind or cut off: see its output, or raise POSEIDON_TIMEOUT");
   }
 }
 

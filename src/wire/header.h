@@ -29,9 +29,9 @@ enum class Kind : std::uint8_t {
 
 /// Bits of Header::flags.
 enum Flag : std::uint8_t {
-  kAbsent = 1,    // the sender has no contribution; the payload is empty
-  kDense = 2,     // a factors message whose payload is the dense gradient
-  kTransient = 4, // the server forgets the chunk when all have its result
+  kAbsent = 1,     // the sender has no contribution; the payload is empty
+  kDense = 2,      // a factors message whose payload is the dense gradient
+  kTransient = 4,  // the server forgets the chunk when all have its result
 };
 
 /// Field by field in wire order; all integers little-endian.
@@ -39,14 +39,14 @@ struct Header {
   Kind kind = Kind::hello;
   DType dtype = DType::float32;
   std::uint8_t flags = 0;
-  std::uint32_t rank = 0;           // of the worker the message is from (result: is for)
-  std::uint32_t worker_count = 0;   // P₁ as the sender knows it
+  std::uint32_t rank = 0;          // of the worker the message is from (result: is for)
+  std::uint32_t worker_count = 0;  // P₁ as the sender knows it
   std::uint32_t unit = 0;
   std::uint32_t chunk = 0;
   std::uint64_t step = 0;
-  std::uint32_t divisor = 1;        // refuse, abort: the ErrorCode
-  std::uint32_t factor_count = 0;   // K of the sender (result: the sum over the workers); kUnboundedFactors: dense
-  std::uint32_t rows = 0;           // factors: M and N
+  std::uint32_t divisor = 1;       // refuse, abort: the ErrorCode
+  std::uint32_t factor_count = 0;  // K of the sender (result: the sum over the workers); kUnboundedFactors: dense
+  std::uint32_t rows = 0;          // factors: M and N
   std::uint32_t cols = 0;
   std::uint64_t payload_bytes = 0;
 };

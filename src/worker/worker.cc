@@ -20,6 +20,11 @@ constexpr const char* kOwnShard = "shard";  // the embedded server's in-process 
 class Worker final : public Client {
  public:
   Worker(const Options& options, std::shared_ptr<Store> store) : options_(options), store_(std::move(store)) {}
+  ~Worker() override {
+    if (client_) shutdown();
+  }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
 
   Status connect(const std::function<bool()>& keep_waiting) {
     auto host = listen_host(options_);
@@ -66,8 +71,14 @@ class Worker final : public Client {
   TrafficStats traffic() const override { return client_->traffic(); }
   void abort(const std::string& reason) override { client_->abort(reason); }
   void shutdown() override {
+    const bool failed = client_->failed();
     client_->shutdown();
-    if (server_) server_->shutdown();
+    if (!server_) return;
+    // This rank may be done while its shard still sends the last results over a slow link.
+    if (failed)
+      server_->shutdown();
+    else
+      server_->shutdown(options_.timeout);
   }
 
  private:

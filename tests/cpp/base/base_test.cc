@@ -1,0 +1,139 @@
+// Buffers, their pool and the executor.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <future>
+#include <mutex>
+#include <numeric>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/buffer_pool.h"
+#include "base/executor.h"
+#include "base/fd.h"
+#include "poseidon/dtype.h"
+#include "poseidon/status.h"
+
+namespace poseidon {
+namespace {
+
+TEST(Buffer, IsAlignedToCacheLines) {
+  for (const std::size_t size_bytes : {0u, 1u, 63u, 64u, 65u, 1u << 20}) {
+    Buffer buffer(size_bytes);
+    ASSERT_TRUE(buffer);
+    EXPECT_EQ(buffer.size(), size_bytes);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(buffer.data()) % 64, 0u);
+    std::ranges::fill(buffer.span(), std::byte{0xAB});
+  }
+  EXPECT_FALSE(Buffer());
+}
+
+TEST(Buffer, MovingKeepsTheMemory) {
+  Buffer first(100);
+  const std::byte* memory = first.data();
+  const Buffer second = std::move(first);
+  EXPECT_EQ(second.data(), memory);
+  EXPECT_EQ(second.size(), 100u);
+}
+
+TEST(BufferPool, GivesBackTheSameMemoryForTheSameSize) {
+  const auto pool = std::make_shared<BufferPool>();
+  Buffer buffer = pool->take(1000);
+  const std::byte* memory = buffer.data();
+  pool->give_back(std::move(buffer));
+  EXPECT_NE(pool->take(999).data(), memory);
+  Buffer again = pool->take(1000);
+  EXPECT_EQ(again.data(), memory);
+  EXPECT_NE(pool->take(1000).data(), memory);
+}
+
+TEST(BufferPool, SharedBuffersReturnAndMayOutliveTheOwner) {
+  auto pool = std::make_shared<BufferPool>();
+  auto shared = pool->take_shared(64);
+  const std::byte* memory = shared->data();
+  auto second = shared;
+  shared.reset();
+  EXPECT_NE(pool->take(64).data(), memory);
+  second.reset();
+  EXPECT_EQ(pool->take(64).data(), memory);
+  auto late = pool->take_shared(64);
+  pool.reset();
+  std::ranges::fill(late->span(), std::byte{1});
+}
+
+TEST(Executor, RunsEveryPartOnceAndThenDone) {
+  Executor executor(3);
+  for (const std::size_t part_count : {0u, 1u, 2u, 100u}) {
+    std::vector<std::atomic<int>> runs(part_count);
+    std::promise<int> finished;
+    executor.run(
+        part_count, [&](std::size_t part) { ++runs[part]; },
+        [&] {
+          finished.set_value(
+              std::accumulate(runs.begin(), runs.end(), 0, [](int total, const auto& n) { return total + n.load(); }));
+        });
+    EXPECT_EQ(finished.get_future().get(), static_cast<int>(part_count));
+    for (const auto& count : runs) EXPECT_EQ(count.load(), 1);
+  }
+}
+
+TEST(Executor, OneThreadKeepsTheOrder) {
+  Executor executor(1);
+  std::mutex mutex;
+  std::vector<std::size_t> order;
+  std::promise<void> finished;
+  for (std::size_t job = 0; job < 20; ++job) {
+    executor.run(
+        2,
+        [&, job](std::size_t part) {
+          const std::lock_guard lock(mutex);
+          order.push_back(job * 2 + part);
+        },
+        [&, job] {
+          if (job == 19) finished.set_value();
+        });
+  }
+  finished.get_future().wait();
+  EXPECT_TRUE(std::ranges::is_sorted(order));
+  EXPECT_EQ(order.size(), 40u);
+}
+
+TEST(Executor, DestroyingItRunsWhatItWasGiven) {
+  std::atomic<int> done_count{0};
+  {
+    Executor executor(2);
+    for (int job = 0; job < 50; ++job)
+      executor.run(
+          3, [](std::size_t) {}, [&] { ++done_count; });
+  }
+  EXPECT_EQ(done_count.load(), 50);
+}
+
+TEST(Fd, ClosesOnceAndMoves) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  {
+    Fd reader(ends[0]);
+    Fd moved = std::move(reader);
+    EXPECT_FALSE(reader);  // NOLINT(bugprone-use-after-move): the state after a move is the contract
+    EXPECT_EQ(moved.get(), ends[0]);
+    const Fd writer(ends[1]);
+    EXPECT_EQ(::write(writer.get(), "x", 1), 1);
+  }
+  EXPECT_EQ(::write(ends[1], "x", 1), -1);
+}
+
+TEST(Status, ContextComesBeforeTheMessageAndOkStaysOk) {
+  EXPECT_TRUE(Status().with_context("anything").ok());
+  const Status status = Status(ErrorCode::timeout, "late").with_context("rank 3");
+  EXPECT_EQ(status.code(), ErrorCode::timeout);
+  EXPECT_EQ(status.message(), "rank 3: late");
+  EXPECT_EQ(error_code_name(ErrorCode::peer_lost), "peer_lost");
+  EXPECT_EQ(dtype_name(DType::bfloat16), "bfloat16");
+  EXPECT_EQ(dtype_name(static_cast<DType>(99)), "unknown");
+}
+
+}  // namespace
+}  // namespace poseidon

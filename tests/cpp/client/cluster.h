@@ -1,0 +1,99 @@
+// Several ranks of one job in this process.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cpp/rendezvous/ports.h"
+#include "poseidon/client.h"
+
+namespace poseidon::testing {
+
+inline std::vector<Options> cluster_options(int world_size,
+                                            std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
+  const auto port = free_port();
+  std::vector<Options> all;
+  for (int rank = 0; rank < world_size; ++rank) {
+    all.push_back(test_options(rank, world_size, port));
+    all.back().timeout = timeout;
+  }
+  return all;
+}
+
+/// Connects all ranks at once and destroys them, last rank first, at the end.
+class TestCluster {
+ public:
+  explicit TestCluster(const std::vector<Options>& all) {
+    clients.resize(all.size());
+    run_ranks(static_cast<int>(all.size()), [&](int rank) {
+      const auto index = static_cast<std::size_t>(rank);
+      auto client = Client::connect(all[index], nullptr, always);
+      EXPECT_TRUE(client.ok()) << client.status().message();
+      if (client.ok()) clients[index] = std::move(client.value());
+    });
+  }
+  ~TestCluster() {
+    run_ranks(static_cast<int>(clients.size()), [this](int rank) { clients[static_cast<std::size_t>(rank)].reset(); });
+  }
+  TestCluster(const TestCluster&) = delete;
+  TestCluster& operator=(const TestCluster&) = delete;
+
+  bool connected() const {
+    for (const auto& client : clients)
+      if (!client) return false;
+    return true;
+  }
+
+  /// The same layers on all ranks; returns the id of the first.
+  std::uint32_t add(const std::vector<Layer>& layers) {
+    std::vector<std::uint32_t> first(clients.size());
+    each([&](std::size_t rank, Client& client) {
+      auto added = client.add_layers(layers, false, always);
+      EXPECT_TRUE(added.ok()) << added.status().message();
+      if (added.ok()) first[rank] = added.value().first_layer;
+    });
+    return first[0];
+  }
+
+  /// Calls `body(rank, client)` on one thread per rank that is still there.
+  void each(const std::function<void(std::size_t, Client&)>& body) {
+    run_ranks(static_cast<int>(clients.size()), [&](int rank) {
+      const auto index = static_cast<std::size_t>(rank);
+      if (clients[index]) body(index, *clients[index]);
+    });
+  }
+
+  std::vector<std::unique_ptr<Client>> clients;
+};
+
+inline Layer vector_layer(const std::string& name, std::size_t element_count, DType dtype = DType::float32,
+                          Scheme scheme = Scheme::automatic) {
+  Layer layer;
+  layer.name = name;
+  layer.dtype = dtype;
+  layer.element_count = element_count;
+  layer.scheme = scheme;
+  return layer;
+}
+
+inline Layer matrix_layer(const std::string& name, std::size_t rows, std::size_t cols,
+                          Scheme scheme = Scheme::automatic, DType dtype = DType::float32) {
+  Layer layer = vector_layer(name, rows * cols, dtype, scheme);
+  layer.rows = rows;
+  layer.cols = cols;
+  return layer;
+}
+
+inline std::span<std::byte> bytes_of(std::vector<float>& values) { return std::as_writable_bytes(std::span(values)); }
+
+inline bool contains(const Status& status, const std::string& text) {
+  return status.message().find(text) != std::string::npos;
+}
+
+}  // namespace poseidon::testing

@@ -1,0 +1,195 @@
+// Random jobs for the cluster test: what every rank contributes in every step, the same wherever it
+// is asked for, and what must come out, in double precision.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cpp/client/cluster.h"
+#include "cpp/kernel/arrays.h"
+
+namespace poseidon::testing {
+
+using kernel::Bytes;
+using Random = std::mt19937_64;
+
+inline double read_value(const Bytes& array, DType dtype, std::size_t index) {
+  if (dtype == DType::uint8) return static_cast<double>(std::to_integer<int>(array[index]));
+  if (dtype == DType::int32) return kernel::element<std::int32_t>(array.data(), index);
+  if (dtype == DType::int64) return static_cast<double>(kernel::element<std::int64_t>(array.data(), index));
+  return kernel::value_at(array.data(), dtype, index);
+}
+
+inline void write_value(Bytes& array, DType dtype, std::size_t index, double value) {
+  const auto store = [&](auto typed) { std::memcpy(array.data() + index * sizeof typed, &typed, sizeof typed); };
+  if (dtype == DType::uint8) return store(static_cast<std::uint8_t>(value));
+  if (dtype == DType::int32) return store(static_cast<std::int32_t>(value));
+  if (dtype == DType::int64) return store(static_cast<std::int64_t>(value));
+  kernel::put(array.data(), dtype, index, value);
+}
+
+/// Floats in (-1, 1) whose sums need rounding; integers small enough that uint8 sums do not wrap.
+inline Bytes random_array(DType dtype, std::size_t element_count, Random& random) {
+  Bytes array(element_count * dtype_bytes(dtype));
+  std::uniform_real_distribution<double> real(-1, 1);
+  for (std::size_t i = 0; i < element_count; ++i)
+    write_value(array, dtype, i, dtype_is_floating(dtype) ? real(random) : static_cast<double>(random() % 20));
+  return array;
+}
+
+/// What one rank has for one layer in one step.
+struct Given {
+  enum class Kind { absent, dense, factors } kind = Kind::dense;
+  Bytes dense;
+  DType factor_dtype = DType::float32;
+  std::vector<Bytes> lefts;
+  std::vector<Bytes> rights;
+  std::vector<std::size_t> counts;
+
+  std::size_t factor_count() const {
+    std::size_t total = 0;
+    for (const auto count : counts) total += count;
+    return total;
+  }
+  std::vector<FactorRows> segments() const {
+    std::vector<FactorRows> rows;
+    for (std::size_t i = 0; i < counts.size(); ++i) rows.push_back({lefts[i].data(), rights[i].data(), counts[i]});
+    return rows;
+  }
+};
+
+/// Values in double precision, and for each the sum of the absolute values that made it.
+struct Exact {
+  std::vector<double> values;
+  std::vector<double> magnitudes;
+};
+
+inline void add_to(Exact& exact, const Given& given, const Layer& layer) {
+  if (given.kind == Given::Kind::dense) {
+    for (std::size_t i = 0; i < layer.element_count; ++i) {
+      const double value = read_value(given.dense, layer.dtype, i);
+      exact.values[i] += value;
+      exact.magnitudes[i] += std::fabs(value);
+    }
+  }
+  for (std::size_t segment = 0; segment < given.counts.size(); ++segment) {
+    for (std::size_t k = 0; k < given.counts[segment]; ++k) {
+      for (std::size_t row = 0; row < layer.rows; ++row) {
+        const double left = read_value(given.lefts[segment], given.factor_dtype, k * layer.rows + row);
+        for (std::size_t col = 0; col < layer.cols; ++col) {
+          const double term = left * read_value(given.rights[segment], given.factor_dtype, k * layer.cols + col);
+          exact.values[row * layer.cols + col] += term;
+          exact.magnitudes[row * layer.cols + col] += std::fabs(term);
+        }
+      }
+    }
+  }
+}
+
+inline Exact zeros(const Layer& layer) {
+  return {std::vector<double>(layer.element_count), std::vector<double>(layer.element_count)};
+}
+
+/// The gradient as a worker that has no use for factors would hold it.
+inline Bytes dense_of(const Given& given, const Layer& layer) {
+  if (given.kind == Given::Kind::dense) return given.dense;
+  Exact exact = zeros(layer);
+  add_to(exact, given, layer);
+  Bytes array(layer.size_bytes());
+  for (std::size_t i = 0; i < layer.element_count; ++i) write_value(array, layer.dtype, i, exact.values[i]);
+  return array;
+}
+
+inline double epsilon_of(DType dtype) {
+  if (dtype == DType::float32) return std::ldexp(1.0, -23);
+  if (dtype == DType::float64) return std::ldexp(1.0, -52);
+  if (dtype == DType::float16) return std::ldexp(1.0, -10);
+  return dtype == DType::bfloat16 ? std::ldexp(1.0, -7) : 0.0;
+}
+
+/// A whole random job. Every method gives the same answer on every rank.
+struct RandomJob {
+  explicit RandomJob(std::uint64_t of) : seed(of) {
+    Random random(seed);
+    world_size = 1 + static_cast<int>(random() % 8);
+    step_count = 2 + random() % 4;
+    server_count = random() % 4 == 0 ? 1 + static_cast<int>(random() % 3) : 0;
+    shared.chunk_bytes = pick<std::size_t>(random, {64, 192, 4096, 2u << 20});
+    shared.small_bytes = pick<std::size_t>(random, {0, 64, 1024, 32u << 10});
+    shared.group_bytes = pick<std::size_t>(random, {0, 256, 4096, 256u << 10});
+    shared.partition = random() % 4 == 0 ? Partition::coarse : Partition::balanced;
+    const std::size_t layer_count = 1 + random() % 10;
+    for (std::size_t i = 0; i < layer_count; ++i) layers.push_back(random_layer("layer " + std::to_string(i), random));
+    split = random() % 3 == 0 ? random() % (layer_count + 1) : layer_count;
+    transient = random() % 4 == 0;
+  }
+
+  template <typename T>
+  static T pick(Random& random, std::vector<T> values) {
+    return values[random() % values.size()];
+  }
+
+  static Layer random_layer(const std::string& name, Random& random) {
+    const auto dtype = static_cast<DType>(1 + random() % 7);
+    if (random() % 2 == 0) return vector_layer(name, pick<std::size_t>(random, {0, 1, 3, 100, 3000}), dtype);
+    const auto scheme =
+        pick<Scheme>(random, {Scheme::automatic, Scheme::automatic, Scheme::ps, Scheme::sfb, Scheme::adam});
+    const auto floating = dtype_is_floating(dtype) ? dtype : DType::float32;
+    return matrix_layer(name, 1 + random() % 80, 1 + random() % 60, scheme, floating);
+  }
+
+  Random random_of(std::uint64_t step, std::size_t layer, std::uint64_t what) const {
+    std::seed_seq sequence{seed, step, static_cast<std::uint64_t>(layer), what};
+    return Random(sequence);
+  }
+
+  Given given(std::uint64_t step, std::size_t index, std::size_t rank) const {
+    const Layer& layer = layers[index];
+    Random random = random_of(step, index, rank);
+    Given given;
+    const auto choice = random() % 8;
+    if (choice == 0 || (choice < 4 && random_of(step, index, 100)() % 8 == 0)) given.kind = Given::Kind::absent;
+    if (choice > 0 && choice < 7 && layer.factorable()) given.kind = Given::Kind::factors;
+    if (given.kind == Given::Kind::dense) given.dense = random_array(layer.dtype, layer.element_count, random);
+    if (given.kind != Given::Kind::factors) return given;
+    given.factor_dtype = layer.dtype;
+    const auto narrow = pick<DType>(random, {DType::float16, DType::bfloat16, DType::float32});
+    if (layer.scheme != Scheme::adam && dtype_bytes(narrow) <= dtype_bytes(layer.dtype)) given.factor_dtype = narrow;
+    const std::size_t segment_count = random() % 4;
+    for (std::size_t i = 0; i < segment_count; ++i) {
+      given.counts.push_back(random() % 6);
+      given.lefts.push_back(random_array(given.factor_dtype, given.counts[i] * layer.rows, random));
+      given.rights.push_back(random_array(given.factor_dtype, given.counts[i] * layer.cols, random));
+    }
+    return given;
+  }
+
+  std::uint32_t divisor(std::uint64_t step, const Layer& layer) const {
+    return dtype_is_floating(layer.dtype) ? static_cast<std::uint32_t>(1 + random_of(step, 0, 101)() % 9) : 1;
+  }
+  /// What destinations hold before a step.
+  Bytes before(std::uint64_t step, std::size_t index) const {
+    Random random = random_of(step, index, 102);
+    return random_array(layers[index].dtype, layers[index].element_count, random);
+  }
+  bool accumulates(std::uint64_t step, std::size_t index) const { return random_of(step, index, 103)() % 3 == 0; }
+  bool only_gathers(std::uint64_t step, std::size_t index) const { return random_of(step, index, 104)() % 4 == 0; }
+  /// K that set_factor_count tells before the first step; 0: it is not told.
+  std::uint64_t told_factor_count(std::size_t index) const { return random_of(0, index, 105)() % 30; }
+
+  std::uint64_t seed;
+  int world_size = 1;
+  int server_count = 0;  // dedicated servers; 0: colocated
+  std::uint64_t step_count = 1;
+  Options shared;
+  std::vector<Layer> layers;
+  std::size_t split = 0;  // layers before it are the first model, the rest a second one
+  bool transient = false;
+};
+
+}  // namespace poseidon::testing

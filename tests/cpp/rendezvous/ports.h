@@ -1,0 +1,69 @@
+// Options for tests in which several ranks of one process find each other on loopback.
+#pragma once
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <thread>
+#include <vector>
+
+#include "base/fd.h"
+#include "poseidon/options.h"
+
+namespace poseidon::testing {
+
+inline sockaddr_in loopback(std::uint16_t port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return address;
+}
+
+/// A port that nobody listens on, outside the range that the kernel takes for outgoing connections.
+inline std::uint16_t free_port() {
+  static std::atomic<unsigned> next{static_cast<unsigned>(::getpid()) * 61};
+  for (;;) {
+    const auto port = static_cast<std::uint16_t>(20'000 + next++ % 12'000);
+    const Fd probe(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const int on = 1;
+    ::setsockopt(probe.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    const sockaddr_in address = loopback(port);
+    if (::bind(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return port;
+  }
+}
+
+/// A connection to a port of this machine.
+inline Fd connected_socket(std::uint16_t port) {
+  Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const sockaddr_in address = loopback(port);
+  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) return Fd();
+  return fd;
+}
+
+inline Options test_options(int rank, int world_size, std::uint16_t port) {
+  Options options;
+  options.rank = rank;
+  options.world_size = world_size;
+  options.master_port = port;
+  options.timeout = std::chrono::seconds(20);
+  return options;
+}
+
+inline bool always() { return true; }
+
+/// Runs `body(rank)` on one thread per rank and joins them.
+template <typename F>
+void run_ranks(int world_size, F&& body) {
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) threads.emplace_back([&body, rank] { body(rank); });
+  for (auto& thread : threads) thread.join();
+}
+
+}  // namespace poseidon::testing

@@ -1,0 +1,236 @@
+// The store that rank 0 serves, and how ranks meet through it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "cpp/rendezvous/ports.h"
+#include "rendezvous/members.h"
+#include "rendezvous/tcp_store.h"
+
+namespace poseidon {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::always;
+using testing::free_port;
+using testing::run_ranks;
+using testing::test_options;
+
+std::shared_ptr<Store> open(const Options& options) {
+  auto store = open_tcp_store(options, always);
+  EXPECT_TRUE(store.ok()) << store.status().message();
+  return store.ok() ? store.value() : nullptr;
+}
+
+bool contains(const Status& status, const std::string& text) {
+  return status.message().find(text) != std::string::npos;
+}
+
+TEST(TcpStore, KeysAreSetOnceAndSeenByAll) {
+  const auto port = free_port();
+  const auto first = open(test_options(0, 2, port));
+  const auto second = open(test_options(1, 2, port));
+  ASSERT_TRUE(first && second);
+  std::string value("with\0zero", 9);
+  value.append(1 << 20, 'x');
+  ASSERT_TRUE(second->set("key", value).ok());
+  ASSERT_TRUE(first->set("empty", "").ok());
+  EXPECT_TRUE(first->set("key", "another").ok());
+  EXPECT_EQ(first->get("key", milliseconds(1000)).value(), value);
+  EXPECT_EQ(second->get("empty", milliseconds(1000)).value(), "");
+}
+
+TEST(TcpStore, GetWaitsForTheKey) {
+  const auto port = free_port();
+  const auto first = open(test_options(0, 2, port));
+  const auto second = open(test_options(1, 2, port));
+  ASSERT_TRUE(first && second);
+  std::thread late([&] {
+    std::this_thread::sleep_for(milliseconds(100));
+    EXPECT_TRUE(first->set("late", "here").ok());
+  });
+  const auto value = second->get("late", milliseconds(5000));
+  late.join();
+  ASSERT_TRUE(value.ok());
+  EXPECT_EQ(value.value(), "here");
+}
+
+TEST(TcpStore, GetEndsAtItsTimeoutAndNamesTheKey) {
+  const auto store = open(test_options(0, 1, free_port()));
+  ASSERT_TRUE(store);
+  const auto begun = Clock::now();
+  const auto value = store->get("nothing", milliseconds(150));
+  const auto took = Clock::now() - begun;
+  EXPECT_EQ(value.status().code(), ErrorCode::timeout);
+  EXPECT_TRUE(contains(value.status(), "nothing"));
+  EXPECT_GE(took, milliseconds(100));
+  EXPECT_LT(took, milliseconds(2000));
+  EXPECT_EQ(store->get("nothing", milliseconds(0)).status().code(), ErrorCode::timeout);
+}
+
+TEST(TcpStore, PortInUseIsNamed) {
+  const auto port = free_port();
+  const auto store = open(test_options(0, 2, port));
+  const auto second = open_tcp_store(test_options(0, 2, port), always);
+  ASSERT_FALSE(second.ok());
+  EXPECT_EQ(second.status().code(), ErrorCode::unreachable);
+  EXPECT_TRUE(contains(second.status(), std::to_string(port)));
+  EXPECT_TRUE(contains(second.status(), "MASTER_PORT"));
+}
+
+TEST(TcpStore, NobodyThereEndsAtTheTimeoutOrWhenInterrupted) {
+  Options options = test_options(1, 2, free_port());
+  options.timeout = milliseconds(300);
+  const auto begun = Clock::now();
+  const auto store = open_tcp_store(options, always);
+  EXPECT_EQ(store.status().code(), ErrorCode::unreachable);
+  EXPECT_TRUE(contains(store.status(), "rank 1"));
+  EXPECT_LT(Clock::now() - begun, milliseconds(3000));
+  options.timeout = std::chrono::seconds(60);
+  EXPECT_EQ(open_tcp_store(options, [] { return false; }).status().code(), ErrorCode::aborted);
+}
+
+TEST(TcpStore, AddressThatDoesNotResolveIsNamed) {
+  Options options = test_options(1, 2, free_port());
+  options.master_addr = "no host has this name";
+  const auto store = open_tcp_store(options, always);
+  EXPECT_EQ(store.status().code(), ErrorCode::unreachable);
+  EXPECT_TRUE(contains(store.status(), "no host has this name"));
+}
+
+TEST(TcpStore, StrangersDoNotDisturbIt) {
+  const auto port = free_port();
+  const auto store = open(test_options(0, 1, port));
+  ASSERT_TRUE(store);
+  const std::string garbage(100'000, '\xff');
+  const std::string oversized{'S', '\1', 0, 0, 0, '\xff', '\xff', '\xff', '\x7f'};
+  for (const std::string& text : {garbage, oversized, std::string("S"), std::string("GET / HTTP/1.1\r\n\r\n")}) {
+    const Fd stranger = testing::connected_socket(port);
+    ASSERT_TRUE(stranger);
+    (void)::send(stranger.get(), text.data(), text.size(), MSG_NOSIGNAL);
+    EXPECT_TRUE(store->set("key " + std::to_string(text.size()), "value").ok());
+    EXPECT_TRUE(store->get("key " + std::to_string(text.size()), milliseconds(1000)).ok());
+  }
+}
+
+TEST(TcpStore, TellsWhenItsServerHasGone) {
+  const auto port = free_port();
+  auto first = open(test_options(0, 2, port));
+  const auto second = open(test_options(1, 2, port));
+  ASSERT_TRUE(first && second);
+  first.reset();
+  EXPECT_EQ(second->set("key", "value").code(), ErrorCode::unreachable);
+  EXPECT_EQ(second->get("key", milliseconds(1000)).status().code(), ErrorCode::unreachable);
+}
+
+/// What meet() gave each rank. Ranks in `missing` never come.
+std::vector<Status> meet_all(std::vector<Options> all, const std::vector<int>& missing = {}) {
+  std::vector<Status> outcomes(all.size());
+  run_ranks(static_cast<int>(all.size()), [&](int rank) {
+    if (std::ranges::find(missing, rank) != missing.end()) return;
+    const Options& options = all[static_cast<std::size_t>(rank)];
+    const auto store = open(options);
+    if (!store) return;
+    const std::string name = std::to_string(rank);
+    const auto members = meet(*store, options, {"server" + name, "peer" + name}, always);
+    outcomes[static_cast<std::size_t>(rank)] = members.status();
+    if (!members.ok()) return;
+    ASSERT_EQ(members.value().size(), all.size());
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      EXPECT_EQ(members.value()[i].server_address, "server" + std::to_string(i));
+      EXPECT_EQ(members.value()[i].peer_address, "peer" + std::to_string(i));
+    }
+    // Rank 0 serves the store: it may not leave before the others have read it.
+    EXPECT_TRUE(store->set("met/" + name, "1").ok());
+    for (std::size_t i = 0; rank == 0 && i < all.size(); ++i)
+      EXPECT_TRUE(store->get("met/" + std::to_string(i), milliseconds(5000)).ok());
+  });
+  return outcomes;
+}
+
+std::vector<Options> options_of(int world_size) {
+  const auto port = free_port();
+  std::vector<Options> all;
+  for (int rank = 0; rank < world_size; ++rank) all.push_back(test_options(rank, world_size, port));
+  return all;
+}
+
+TEST(Meet, AllRanksLearnAllAddresses) {
+  for (const int world_size : {1, 2, 5})
+    for (const Status& status : meet_all(options_of(world_size))) EXPECT_TRUE(status.ok()) << status.message();
+}
+
+TEST(Meet, AMissingRankIsNamedOnAllRanksWithinTheTimeout) {
+  auto all = options_of(4);
+  for (auto& options : all) options.timeout = milliseconds(700);
+  const auto begun = Clock::now();
+  const auto outcomes = meet_all(all, {2});
+  EXPECT_LT(Clock::now() - begun, milliseconds(3500));
+  for (const int rank : {0, 1, 3}) {
+    const Status& status = outcomes[static_cast<std::size_t>(rank)];
+    EXPECT_TRUE(status.code() == ErrorCode::timeout || status.code() == ErrorCode::aborted);
+    EXPECT_TRUE(contains(status, "for rank 2 of 4")) << status.message();
+  }
+}
+
+TEST(Meet, SeveralMissingRanksAreAllNamed) {
+  auto all = options_of(4);
+  for (auto& options : all) options.timeout = milliseconds(500);
+  const auto outcomes = meet_all(all, {1, 3});
+  EXPECT_TRUE(contains(outcomes[0], "rank 1, 3 of 4")) << outcomes[0].message();
+}
+
+TEST(Meet, DifferingOptionsAreNamedWithTheirRank) {
+  const std::vector<std::pair<std::string, void (*)(Options&)>> changes{
+      {"chunk_bytes", [](Options& options) { options.chunk_bytes = 4096; }},
+      {"small_bytes", [](Options& options) { options.small_bytes = 1; }},
+      {"group_bytes", [](Options& options) { options.group_bytes = 1; }},
+      {"partition", [](Options& options) { options.partition = Partition::coarse; }},
+      {"schedule", [](Options& options) { options.schedule = Schedule::sequential; }},
+      {"servers", [](Options& options) { options.servers = {"10.0.0.1:1"}; }},
+  };
+  for (const auto& [name, change] : changes) {
+    auto all = options_of(3);
+    change(all[1]);
+    const auto outcomes = meet_all(all);
+    for (const Status& status : outcomes) {
+      EXPECT_TRUE(status.code() == ErrorCode::mismatch || status.code() == ErrorCode::aborted) << name;
+      EXPECT_TRUE(contains(status, "disagree on " + name)) << status.message();
+      EXPECT_TRUE(contains(status, "rank 1")) << status.message();
+    }
+  }
+}
+
+TEST(Meet, GivesUpWhenInterrupted) {
+  const Options options = test_options(0, 2, free_port());
+  const auto store = open(options);
+  ASSERT_TRUE(store);
+  const auto members = meet(*store, options, {"s", "p"}, [] { return false; });
+  EXPECT_EQ(members.status().code(), ErrorCode::aborted);
+}
+
+TEST(ListenHost, IsTheInterfaceThatLeadsToTheMaster) {
+  Options options = test_options(0, 1, 1);
+  EXPECT_EQ(listen_host(options).value(), "127.0.0.1");
+  options.interface = "lo";
+  EXPECT_EQ(listen_host(options).value(), "127.0.0.1");
+  options.interface = "127.0.0.2";
+  EXPECT_EQ(listen_host(options).value(), "127.0.0.2");
+}
+
+TEST(ListenHost, AnInterfaceThatDoesNotExistIsNamed) {
+  Options options = test_options(0, 1, 1);
+  options.interface = "eth-none";
+  const auto host = listen_host(options);
+  EXPECT_EQ(host.status().code(), ErrorCode::unreachable);
+  EXPECT_TRUE(contains(host.status(), "eth-none"));
+}
+
+}  // namespace
+}  // namespace poseidon

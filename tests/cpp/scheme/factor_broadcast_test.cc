@@ -1,0 +1,124 @@
+// FactorBroadcast: which factors of a peer are let in, and what becomes of them.
+#include "scheme/factor_broadcast.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace poseidon {
+namespace {
+
+constexpr std::size_t kRows = 4;
+constexpr std::size_t kCols = 6;
+
+class FactorBroadcastTest : public ::testing::Test {
+ protected:
+  FactorBroadcastTest() {
+    unit_.name = "weights";
+    unit_.size_bytes = kRows * kCols * sizeof(float);
+    exchange_.unit = &unit_;
+    exchange_.rows = kRows;
+    exchange_.cols = kCols;
+    inbox_.parts.resize(3);
+    links_.worker_count = 3;
+    links_.pool = std::make_shared<BufferPool>();
+  }
+
+  static wire::Header header(std::uint32_t factor_count) {
+    wire::Header header;
+    header.kind = wire::Kind::factors;
+    header.rank = 1;
+    header.rows = kRows;
+    header.cols = kCols;
+    header.factor_count = factor_count;
+    header.payload_bytes = factor_count * (kRows + kCols) * sizeof(float);
+    return header;
+  }
+
+  void expect_refused(const wire::Header& wrong, const std::string& word) {
+    const auto room = FactorBroadcast::make_room(inbox_, exchange_, wrong, links_);
+    EXPECT_EQ(room.status().code(), ErrorCode::mismatch);
+    EXPECT_NE(room.status().message().find(word), std::string::npos) << room.status().message();
+    EXPECT_NE(room.status().message().find("rank 1"), std::string::npos);
+  }
+
+  Unit unit_;
+  Exchange exchange_;
+  Inbox inbox_;
+  Links links_;
+};
+
+TEST_F(FactorBroadcastTest, MakesRoomForWhatFits) {
+  EXPECT_EQ(FactorBroadcast::make_room(inbox_, exchange_, header(3), links_).value().size(),
+            3 * (kRows + kCols) * sizeof(float));
+  wire::Header narrow = header(3);
+  narrow.dtype = DType::bfloat16;
+  narrow.payload_bytes /= 2;
+  EXPECT_TRUE(FactorBroadcast::make_room(inbox_, exchange_, narrow, links_).ok());
+  wire::Header dense = header(wire::kUnboundedFactors);
+  dense.flags = wire::kDense;
+  dense.payload_bytes = unit_.size_bytes;
+  EXPECT_EQ(FactorBroadcast::make_room(inbox_, exchange_, dense, links_).value().size(), unit_.size_bytes);
+}
+
+TEST_F(FactorBroadcastTest, RefusesWhatDoesNotFit) {
+  wire::Header wrong = header(3);
+  wrong.rows = kCols;
+  wrong.cols = kRows;
+  expect_refused(wrong, "shape");
+  wrong = header(3);
+  wrong.payload_bytes -= 4;
+  expect_refused(wrong, "size");
+  wrong = header(3);
+  wrong.dtype = DType::int32;
+  expect_refused(wrong, "dtype");
+  wrong = header(3);
+  wrong.dtype = DType::float64;  // wider than the layer
+  wrong.payload_bytes *= 2;
+  expect_refused(wrong, "dtype");
+  wrong = header(3);
+  wrong.flags = wire::kAbsent;  // and yet a payload
+  expect_refused(wrong, "size");
+  wrong = header(wire::kUnboundedFactors);
+  wrong.flags = wire::kDense;
+  wrong.payload_bytes = unit_.size_bytes + 4;
+  expect_refused(wrong, "size");
+  wrong.payload_bytes = unit_.size_bytes;
+  wrong.dtype = DType::int32;
+  expect_refused(wrong, "dtype");
+  wrong = header(wire::kUnboundedFactors);  // overflows any size
+  wrong.payload_bytes = 0;
+  expect_refused(wrong, "size");
+}
+
+TEST_F(FactorBroadcastTest, RefusesASecondPart) {
+  wire::Header absent = header(0);
+  absent.flags = wire::kAbsent;
+  ASSERT_TRUE(FactorBroadcast::make_room(inbox_, exchange_, absent, links_).ok());
+  FactorBroadcast::store(inbox_, exchange_, absent, {});
+  EXPECT_FALSE(inbox_.parts[1].present);
+  EXPECT_EQ(inbox_.arrived_count, 1u);
+  expect_refused(header(1), "twice");
+}
+
+TEST_F(FactorBroadcastTest, LeftRowsComeBeforeRightRows) {
+  const wire::Header two = header(2);
+  const auto room = FactorBroadcast::make_room(inbox_, exchange_, two, links_);
+  ASSERT_TRUE(room.ok());
+  FactorBroadcast::store(inbox_, exchange_, two, room.value());
+  const Part& part = inbox_.parts[1];
+  ASSERT_EQ(part.terms.size(), 1u);
+  EXPECT_EQ(part.terms[0].left, room.value().data());
+  EXPECT_EQ(part.terms[0].right, room.value().data() + 2 * kRows * sizeof(float));
+  EXPECT_EQ(part.terms[0].count, 2u);
+  EXPECT_TRUE(part.present);
+}
+
+TEST_F(FactorBroadcastTest, NamesWhoIsMissing) {
+  exchange_.inbox.parts.resize(3);
+  exchange_.inbox.parts[1].arrived = true;
+  EXPECT_NE(FactorBroadcast().waiting_for(exchange_).find("rank 0, 2"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace poseidon

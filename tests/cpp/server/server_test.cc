@@ -1,0 +1,289 @@
+// ServerImpl over the in-process transport: who is let in, who is refused, and who is left alone.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "conformance/transport_fixture.h"
+#include "cpp/rendezvous/ports.h"
+#include "cpp/server/contributions.h"
+#include "server/server_impl.h"
+#include "transport/inproc/inproc_transport.h"
+#include "transport/tcp/tcp_transport.h"
+#include "wire/messages.h"
+
+namespace poseidon {
+namespace {
+
+using testing::End;
+using testing::Floats;
+using testing::push_of;
+using testing::Received;
+
+using testing::Bytes;
+
+Bytes bytes_of(const Floats& values) {
+  const auto bytes = std::as_bytes(std::span(values));
+  return {bytes.begin(), bytes.end()};
+}
+
+Floats floats_of(const Received& message) {
+  Floats values(message.payload.size() / sizeof(float));
+  if (!values.empty()) std::memcpy(values.data(), message.payload.data(), message.payload.size());
+  return values;
+}
+
+class ServerTest : public ::testing::Test {
+ protected:
+  /// world_size 0: a standalone server.
+  void start(int world_size, std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
+    Options options;
+    options.world_size = world_size;
+    options.timeout = timeout;
+    server_ = std::make_unique<ServerImpl>(options);
+    ASSERT_TRUE(server_->listen(*transport_, "shard").ok());
+  }
+
+  std::unique_ptr<End> connect() {
+    std::promise<std::shared_ptr<Flow>> connected;
+    transport_->connect(*loop_, "shard", Clock::now() + std::chrono::seconds(5),
+                        [&](Result<std::shared_ptr<Flow>> flow) { connected.set_value(flow.value()); });
+    auto end = std::make_unique<End>(*loop_, connected.get_future().get());
+    end->receive();
+    return end;
+  }
+
+  void say_hello(End& worker, std::uint32_t rank, std::uint32_t worker_count, const std::string& job) {
+    const auto hello = wire::make_hello({rank, worker_count, job});
+    hellos_.push_back(hello);
+    worker.send(hello.header, {hello.payload()});
+  }
+
+  std::unique_ptr<End> join(std::uint32_t rank, std::uint32_t worker_count, const std::string& job = "default") {
+    auto worker = connect();
+    say_hello(*worker, rank, worker_count, job);
+    EXPECT_TRUE(worker->recorder.wait_messages(1));
+    EXPECT_EQ(worker->recorder.messages().at(0).header.kind, wire::Kind::hello);
+    return worker;
+  }
+
+  void push(End& worker, const wire::Header& header, const Floats& values) {
+    payloads_.push_back(bytes_of(values));
+    worker.send(header, payloads_.back());
+  }
+
+  static Received last(End& worker, std::size_t count) {
+    EXPECT_TRUE(worker.recorder.wait_messages(count));
+    const auto messages = worker.recorder.messages();
+    return messages.size() >= count ? messages[count - 1] : Received{};
+  }
+
+  static std::string text_of(const Received& message) {
+    return {reinterpret_cast<const char*>(message.payload.data()), message.payload.size()};
+  }
+
+  std::unique_ptr<Transport> transport_ = make_inproc_transport();
+  std::unique_ptr<Loop> loop_ = std::make_unique<Loop>("workers");
+  std::unique_ptr<ServerImpl> server_;
+  std::deque<Bytes> payloads_;  // what is sent stays until the workers are gone
+  std::deque<wire::TextMessage> hellos_;
+};
+
+TEST_F(ServerTest, SumsWhatItsWorkersPush) {
+  start(2);
+  const auto first = join(0, 2);
+  const auto second = join(1, 2);
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    push(*second, push_of(1, 2, step), {10, 20});
+    push(*first, push_of(0, 2, step), {1, 2});
+    for (const auto* worker : {&first, &second}) {
+      const Received result = last(**worker, 1 + step);
+      EXPECT_EQ(result.header.kind, wire::Kind::result);
+      EXPECT_EQ(result.header.step, step);
+      EXPECT_EQ(floats_of(result), (Floats{11, 22}));
+    }
+  }
+}
+
+TEST_F(ServerTest, ARefusalGoesToThatWorkerAloneAndTheOthersGoOn) {
+  start(3);
+  const auto first = join(0, 3);
+  const auto second = join(1, 3);
+  const auto third = join(2, 3);
+  push(*first, push_of(0, 3), {1, 2});
+  push(*first, push_of(0, 3), {1, 2});  // twice
+  const Received refusal = last(*first, 2);
+  EXPECT_EQ(refusal.header.kind, wire::Kind::refuse);
+  EXPECT_NE(text_of(refusal).find("rank 0"), std::string::npos);
+  EXPECT_EQ(wire::read_error(refusal.header, refusal.payload).code(), ErrorCode::refused);
+  push(*second, push_of(1, 3), {1});  // of another size
+  EXPECT_EQ(last(*second, 2).header.kind, wire::Kind::refuse);
+  push(*second, push_of(1, 3), {1, 2});
+  push(*third, push_of(2, 3), {1, 2});
+  EXPECT_EQ(floats_of(last(*first, 3)), (Floats{3, 6}));
+  EXPECT_EQ(floats_of(last(*second, 3)), (Floats{3, 6}));
+  EXPECT_EQ(floats_of(last(*third, 2)), (Floats{3, 6}));
+}
+
+TEST_F(ServerTest, TwoJobsDoNotDisturbEachOther) {
+  start(0);
+  const auto a0 = join(0, 2, "a");
+  const auto b0 = join(0, 1, "b");
+  const auto a1 = join(1, 2, "a");
+  push(*a0, push_of(0, 2), {1, 2});
+  push(*b0, push_of(0, 1), {5, 6, 7});  // the same unit, chunk and step
+  EXPECT_EQ(floats_of(last(*b0, 2)), (Floats{5, 6, 7}));
+  b0->close(std::chrono::milliseconds(0));
+  push(*a1, push_of(1, 2), {1, 2});
+  EXPECT_EQ(floats_of(last(*a0, 2)), (Floats{2, 4}));
+  EXPECT_EQ(floats_of(last(*a1, 2)), (Floats{2, 4}));
+}
+
+TEST_F(ServerTest, AJobStartsAnewWhenItsWorkersHaveGone) {
+  start(0);
+  {
+    const auto worker = join(0, 2, "a");
+    push(*worker, push_of(0, 2), {1, 2});
+  }
+  // Another size of the same job: only possible once the server has let go of the old one.
+  for (int attempt = 0;; ++attempt) {
+    const auto worker = connect();
+    say_hello(*worker, 0, 1, "a");
+    if (last(*worker, 1).header.kind == wire::Kind::hello) {
+      push(*worker, push_of(0, 1, 4), {3});
+      EXPECT_EQ(floats_of(last(*worker, 2)), (Floats{3}));
+      return;
+    }
+    ASSERT_LT(attempt, 100);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
+TEST_F(ServerTest, RefusesAWrongHelloWithTheReason) {
+  start(2);
+  const auto first = join(0, 2);
+  struct Case {
+    std::uint32_t rank;
+    std::uint32_t worker_count;
+    std::string job;
+    std::string word;
+  };
+  for (const Case& wrong : {Case{1, 2, "other", "other"}, Case{1, 3, "default", "1 of 3"},
+                            Case{2, 2, "default", "2 of 2"}, Case{0, 2, "default", "already"}}) {
+    const auto stranger = connect();
+    say_hello(*stranger, wrong.rank, wrong.worker_count, wrong.job);
+    const Received answer = last(*stranger, 1);
+    EXPECT_EQ(answer.header.kind, wire::Kind::refuse);
+    EXPECT_NE(text_of(answer).find(wrong.word), std::string::npos) << text_of(answer);
+    EXPECT_EQ(stranger->recorder.wait_closed().code(), ErrorCode::peer_lost);
+  }
+  const auto second = join(1, 2);
+  push(*first, push_of(0, 2), {1});
+  push(*second, push_of(1, 2), {1});
+  EXPECT_EQ(floats_of(last(*first, 2)), (Floats{2}));
+}
+
+TEST_F(ServerTest, WhoPushesBeforeItsHelloOrForAnotherRankIsDisconnected) {
+  start(2);
+  const auto stranger = connect();
+  push(*stranger, push_of(0, 2), {1});
+  EXPECT_FALSE(stranger->recorder.wait_closed().ok());
+  const auto first = join(0, 2);
+  push(*first, push_of(1, 2), {1});
+  EXPECT_FALSE(first->recorder.wait_closed().ok());
+}
+
+TEST_F(ServerTest, WhatALostWorkerHadLentIsFreeAgain) {
+  start(2);
+  const auto first = join(0, 2);
+  push(*first, push_of(0, 2), Floats(1000, 1.0F));
+  first->close(std::chrono::milliseconds(0));
+  EXPECT_TRUE(first->recorder.wait_closed().ok());  // comes when nothing is lent any more
+  EXPECT_TRUE(first->sends.wait_all());
+}
+
+TEST_F(ServerTest, AMissingPushIsNamedShortlyBeforeTheTimeout) {
+  start(3, std::chrono::milliseconds(300));
+  const auto first = join(0, 3);
+  const auto second = join(1, 3);
+  const auto third = join(2, 3);
+  push(*first, push_of(0, 3), {1});
+  push(*third, push_of(2, 3), {1});
+  for (const auto* worker : {&first, &second, &third}) {
+    const Received refusal = last(**worker, 2);
+    const Status status = wire::read_error(refusal.header, refusal.payload);
+    EXPECT_EQ(status.code(), ErrorCode::timeout);
+    EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
+  }
+}
+
+TEST_F(ServerTest, ShutdownSaysGoodbyeAndMayBeCalledTwice) {
+  start(1);
+  const auto worker = join(0, 1);
+  server_->shutdown();
+  server_->shutdown();
+  EXPECT_EQ(last(*worker, 2).header.kind, wire::Kind::goodbye);
+  EXPECT_EQ(worker->recorder.wait_closed().code(), ErrorCode::peer_lost);
+  EXPECT_EQ(server_->address(), "shard");
+  EXPECT_EQ(server_->traffic(), (std::pair<std::uint64_t, std::uint64_t>(0, 0)));
+}
+
+/// Blocks until `bytes` is full; false when the connection ends first.
+bool read_all(int fd, std::span<std::byte> bytes) {
+  while (!bytes.empty()) {
+    const auto count = ::recv(fd, bytes.data(), bytes.size(), 0);
+    if (count <= 0) return false;
+    bytes = bytes.subspan(static_cast<std::size_t>(count));
+  }
+  return true;
+}
+
+bool write_message(int fd, wire::Header header, std::span<const std::byte> payload) {
+  header.payload_bytes = payload.size();
+  Bytes bytes(wire::kHeaderBytes + payload.size());
+  wire::encode(header, std::span(bytes).first<wire::kHeaderBytes>());
+  std::ranges::copy(payload, bytes.begin() + wire::kHeaderBytes);
+  return ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
+}
+
+TEST(EmbeddedServer, SendsTheLastResultToASlowWorkerBeforeItShutsDown) {
+  const auto transport = make_tcp_transport();
+  Options options;
+  ServerImpl server(options);
+  ASSERT_TRUE(server.listen(*transport, "127.0.0.1:0").ok());
+  const auto port = static_cast<std::uint16_t>(std::stoi(server.address().substr(server.address().find(':') + 1)));
+  const Fd worker = testing::connected_socket(port);
+  ASSERT_TRUE(worker);
+  const auto hello = wire::make_hello({0, 1, options.job});
+  ASSERT_TRUE(write_message(worker.get(), hello.header, hello.payload()));
+  const Bytes gradient = bytes_of(Floats(8u << 20, 1.0F));  // more than sockets hold
+  ASSERT_TRUE(write_message(worker.get(), push_of(0, 1), gradient));
+  Bytes answer(wire::kHeaderBytes + hello.payload().size() + wire::kHeaderBytes);
+  ASSERT_TRUE(read_all(worker.get(), answer));  // the hello and the result's header
+  std::thread stop([&server] { server.shutdown(std::chrono::seconds(20)); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  Bytes result(gradient.size());
+  EXPECT_TRUE(read_all(worker.get(), result));
+  EXPECT_EQ(result, gradient);
+  ::shutdown(worker.get(), SHUT_RDWR);
+  stop.join();
+}
+
+TEST(StandaloneServer, ReportsAPortInUse) {
+  Options options;
+  options.interface = "127.0.0.1";
+  auto first = Server::listen(options, 0);
+  ASSERT_TRUE(first.ok());
+  const std::string address = first.value()->address();
+  const auto port = static_cast<std::uint16_t>(std::stoi(address.substr(address.find(':') + 1)));
+  const auto second = Server::listen(options, port);
+  EXPECT_EQ(second.status().code(), ErrorCode::unreachable);
+  EXPECT_NE(second.status().message().find(std::to_string(port)), std::string::npos);
+}
+
+}  // namespace
+}  // namespace poseidon

@@ -1,0 +1,193 @@
+"""The testbed with real namespaces and traffic. Skipped without root or iproute2."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from poseidon.errors import InvalidArgument
+from poseidon.launch import launch, run_workers
+from poseidon.testbed import Testbed, TestbedError, missing_requirements, network, records, remove, state
+
+missing = missing_requirements()
+pytestmark = pytest.mark.skipif(bool(missing), reason="shaped links need " + " and ".join(missing))
+
+POSEIDON = [sys.executable, "-m", "poseidon"]
+RATE = 100_000_000
+
+
+@pytest.fixture(scope="module")
+def bed() -> Iterator[Testbed]:
+    with Testbed(3, "100mbit") as testbed:
+        yield testbed
+
+
+def exists(testbed_id: int) -> bool:
+    return bool(network.namespaces_of(testbed_id)) or testbed_id in [record.id for record in records()]
+
+
+def test_hosts_have_names_and_addresses(bed: Testbed) -> None:
+    assert [host.name for host in bed.hosts] == ["h0", "h1", "h2"]
+    assert [host.address for host in bed.hosts] == [f"10.77.{bed.id}.{index}" for index in (1, 2, 3)]
+    assert len(network.namespaces_of(bed.id)) == 4
+    command = ["ip", "-j", "addr", "show", "eth0"]
+    with bed.exec(1, command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        device = json.load(process.stdout)[0]
+    assert device["mtu"] == 1500
+    assert [entry["local"] for entry in device["addr_info"]] == [bed.hosts[1].address]
+
+
+def test_nothing_of_it_is_in_the_machines_own_network(bed: Testbed) -> None:
+    assert not any(address.startswith(f"10.77.{bed.id}.") for address in network.own_addresses())
+
+
+def test_a_plain_copy_reaches_the_rate(bed: Testbed) -> None:
+    rate = bed.copy_rate(0, 1, RATE // 8)  # one second's worth
+    assert 0.90 * RATE <= rate <= 1.01 * RATE
+
+
+def test_two_senders_share_the_receivers_port(bed: Testbed) -> None:
+    rates = bed.copy_rates([(0, 2), (1, 2)], RATE // 16)
+    # The slower one shared the port until the end, so twice its rate is at most the port's.
+    assert 0.80 * RATE <= 2 * min(rates) <= 1.01 * RATE
+
+
+def test_both_directions_of_a_port_are_independent(bed: Testbed) -> None:
+    rates = bed.copy_rates([(0, 1), (1, 0)], RATE // 16)
+    assert min(rates) >= 0.80 * RATE
+    assert max(rates) <= 1.01 * RATE
+
+
+def test_a_failed_copy_is_an_error(bed: Testbed) -> None:
+    with pytest.raises(IndexError):
+        bed.copy_rate(0, 3, 1)
+
+
+def test_down_leaves_nothing_and_ends_what_runs_inside() -> None:
+    bed = Testbed(2, "1gbit")
+    bed.up()
+    testbed_id = bed.id
+    process = bed.exec(0, ["sleep", "60"])
+    bed.down()
+    assert process.wait(timeout=10) == -signal.SIGTERM
+    assert not exists(testbed_id)
+    assert bed.hosts == []
+    bed.down()
+
+
+def test_a_failed_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def fail(testbed_id: int, *_: object) -> None:
+        made.append(testbed_id)
+        subprocess.run(["ip", "netns", "add", network.namespace_prefix(testbed_id) + "h0"], check=True)
+        raise TestbedError("no")
+
+    monkeypatch.setattr(network, "build", fail)
+    with pytest.raises(TestbedError):
+        Testbed(2).up()
+    assert not exists(made[0])
+
+
+def test_what_a_killed_owner_left_is_removed_by_the_next_up() -> None:
+    program = (
+        "import os, signal\nfrom poseidon.testbed import Testbed\nbed = Testbed(2)\nbed.up()\n"
+        "print(bed.id, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == -signal.SIGKILL
+    left = int(done.stdout)
+    assert exists(left)
+    with Testbed(1):
+        # The id may be in use again, but not by a testbed with the owner that was killed.
+        assert not any(record.is_stale() for record in records())
+        assert network.namespaces_of(left) == [] or left in [record.id for record in records()]
+
+
+def test_a_reused_pid_does_not_keep_a_testbed() -> None:
+    start = state.start_of(os.getpid())
+    assert start is not None
+    assert not state.Record(0, 1, "1gbit", 1500, os.getpid(), start).is_stale()
+    assert state.Record(0, 1, "1gbit", 1500, os.getpid(), start + 1).is_stale()
+    assert not state.Record(0, 1, "1gbit", 1500).is_stale()
+
+
+def test_commands_up_status_down() -> None:
+    def poseidon(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*POSEIDON, "testbed", *arguments], capture_output=True, text=True, timeout=30, check=False
+        )
+
+    made = json.loads(poseidon("up", "2", "--link", "31.25mbit", "--mtu", "9000", "--json").stdout)
+    try:
+        assert (made["link"], made["mtu"], len(made["hosts"])) == ("31.25mbit", 9000, 2)
+        found = [entry for entry in json.loads(poseidon("status", "--json").stdout) if entry["id"] == made["id"]]
+        assert found[0]["hosts"] == made["hosts"]
+        assert json.loads(poseidon("down", str(made["id"]), "--json").stdout) == {"removed": [made["id"]]}
+        assert not exists(made["id"])
+        again = poseidon("down", str(made["id"]))
+        assert again.returncode == 1
+        assert f"there is no testbed {made['id']}" in again.stderr
+    finally:
+        if exists(made["id"]):
+            remove(made["id"])
+
+
+def test_workers_run_in_hosts_that_are_gone_afterwards(tmp_path: Path) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(
+        "import os, socket\n"
+        "rank, address, port = int(os.environ['RANK']), os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])\n"
+        "if rank == 0:\n"
+        "    with socket.create_server((address, port)) as server:\n"
+        "        print(address, *sorted(server.accept()[1][0] for _ in range(2)))\n"
+        "else:\n"
+        "    while True:\n"
+        "        try: socket.create_connection((address, port), timeout=10).close(); break\n"
+        "        except ConnectionRefusedError: pass\n"
+    )
+    lines: list[str] = []
+    codes = launch([sys.executable, str(script)], 3, "100mbit", on_line=lambda rank, text: lines.append(text))
+    assert codes == [0, 0, 0]
+    addresses = lines[0].split()
+    network_id = int(addresses[0].split(".")[2])
+    assert addresses == [f"10.77.{network_id}.{index}" for index in (1, 2, 3)]
+    assert not exists(network_id)
+
+
+def test_interrupting_a_run_removes_its_hosts(tmp_path: Path) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text("import os, time\nprint(os.environ['MASTER_ADDR'], flush=True)\ntime.sleep(60)")
+    process = subprocess.Popen(
+        [*POSEIDON, "run", "-n", "2", "--link", "1gbit", str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    network_id = int(process.stdout.readline().split(".")[2])
+    assert exists(network_id)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=20) == 130
+    process.stdout.close()
+    assert not exists(network_id)
+
+
+def test_a_testbed_that_is_up_is_used_and_kept(bed: Testbed) -> None:
+    outcome = run_workers(["true"], 2, testbed=bed)
+    assert outcome.codes == [0, 0]
+    assert exists(bed.id)
+    with pytest.raises(InvalidArgument, match="4 workers need 4 hosts, but the testbed has 3"):
+        run_workers(["true"], 4, testbed=bed)
+    with pytest.raises(InvalidArgument, match="a link rate cannot be given together with a testbed"):
+        run_workers(["true"], 2, "1gbit", testbed=bed)
