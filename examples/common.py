@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
@@ -27,19 +28,22 @@ class Parallel:
 def connect(ddp: bool) -> Parallel:
     """Joins the other workers by the variables that torchrun and `poseidon run` set; alone without them."""
     if ddp:
-        import torch.distributed as dist
-
         if "RANK" in os.environ:
             dist.init_process_group("gloo")
         else:
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         wrap = nn.parallel.DistributedDataParallel
-        return Parallel(dist.get_rank(), dist.get_world_size(), wrap, dist.destroy_process_group)
+        return Parallel(dist.get_rank(), dist.get_world_size(), wrap, _leave_ddp)
 
     import poseidon.torch as poseidon
 
     poseidon.init()
     return Parallel(poseidon.rank(), poseidon.world_size(), poseidon.DistributedDataParallel, poseidon.shutdown)
+
+
+def _leave_ddp() -> None:
+    dist.barrier()  # a rank that leaves while another still talks to it makes Gloo abort now and then
+    dist.destroy_process_group()
 
 
 def parser(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
