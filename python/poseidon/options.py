@@ -196,7 +196,6 @@ OPTIONS: tuple[Option, ...] = (
         "1 to 64 letters, digits, '.', '_' or '-'",
         check=lambda value: re.fullmatch(r"[\w.-]{1,64}", value) is not None,
     ),
-    Option("trace", TEXT, None, "Write a trace of the exchange to files whose path starts with this.", "a path"),
 )
 BY_NAME = {option.name: option for option in OPTIONS}
 
@@ -237,7 +236,6 @@ class Settings:
     compute_threads: int
     timeout: float
     job: str
-    trace: str | None
     rank: int
     world_size: int
     master_addr: str

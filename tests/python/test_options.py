@@ -39,7 +39,7 @@ def test_defaults_are_those_of_the_core_header() -> None:
     assert (settings.master_addr, settings.master_port) == ("127.0.0.1", 29500)
     assert (settings.chunk_bytes, settings.small_bytes, settings.group_bytes) == (2 << 20, 32 << 10, 256 << 10)
     assert (settings.schedule, settings.partition, settings.scheme) == ("wait_free", "balanced", "auto")
-    assert (settings.servers, settings.timeout, settings.job, settings.trace) == ((), 300.0, "default", None)
+    assert (settings.servers, settings.timeout, settings.job) == ((), 300.0, "default")
     assert settings.use_agent_store is False
     assert set(settings.sources.values()) == {"default"}
 
