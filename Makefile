@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 SOURCES := $(shell find src include -name '*.cc' -o -name '*.h') CMakeLists.txt pyproject.toml
 CPP_FILES = $(shell git ls-files 'src/*.cc' 'src/*.h' 'include/*.h' 'tests/*.cc' 'tests/*.h' 'bench/*.cc')
 
-.PHONY: demo test check format cpp-test sanitize fuzz clean
+.PHONY: demo test check format cpp-test core-bench sanitize fuzz clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -35,6 +35,14 @@ format: $(STAMP)
 	$(BIN)/clang-format -i $(CPP_FILES)
 	$(BIN)/ruff format python tests bench examples tools
 	$(BIN)/ruff check --fix-only python tests bench examples tools
+
+# Kernels against memory copy, TCP flows against blocking sockets. On a quiet machine.
+core-bench: $(STAMP)
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/bench -G Ninja -DPOSEIDON_PYTHON=OFF -DPOSEIDON_BENCH=ON >/dev/null
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/bench
+	build/bench/kernel_bench
+	build/bench/transport_bench 1 1024 7
+	build/bench/transport_bench 8 1024 7
 
 # The core's tests under address+undefined and thread sanitizers (minutes; thread three times over).
 sanitize: $(STAMP)

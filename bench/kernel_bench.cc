@@ -1,8 +1,6 @@
 // What the kernels reach on one core: sums against a memory copy of the same traffic, factor products
 // in GFLOP/s. Prints a table; each figure is the best of several rounds.
-//
-//   g++ -std=c++20 -O3 -DNDEBUG -ffp-contract=off -fno-math-errno -Iinclude -Isrc
-//       bench/kernel_bench.cc src/kernel/*.cc src/base/buffer.cc src/base/status.cc
+// `make core-bench` builds and runs it.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
