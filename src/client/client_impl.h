@@ -110,7 +110,7 @@ class ClientImpl final : public Client, private Receiver {
   void send_hello(Flow& flow);
   void fail(const Status& status);
   void stop(const Status& status, const wire::Header& last_message, const std::shared_ptr<const std::string>& text);
-  void register_units(std::shared_ptr<const Plan> plan, bool transient);
+  void register_units(const std::shared_ptr<const Plan>& plan, bool transient);
   void begin(UnitState& unit, Start start);
   void finished(UnitState& unit);
   void release_layers(UnitState& unit);

@@ -97,7 +97,7 @@ Status ClientImpl::on_hello(Flow& flow, LinkState& link, const wire::Header& hea
   return {};
 }
 
-void ClientImpl::register_units(std::shared_ptr<const Plan> plan, bool transient) {
+void ClientImpl::register_units(const std::shared_ptr<const Plan>& plan, bool transient) {
   const std::lock_guard lock(mutex_);
   const std::size_t first_layer = layers_.size();
   for (const auto& layer : plan->layers) layers_.emplace_back().layer = layer;

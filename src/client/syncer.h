@@ -64,7 +64,7 @@ class Syncer {
   std::function<void(Syncer&)> on_done_;
   Exchange exchange_;
   std::map<std::uint64_t, Inbox> early_;  // by step: what came before this worker started it
-  Scheme next_scheme_;
+  Scheme next_scheme_ = Scheme::ps;
 };
 
 }  // namespace poseidon

@@ -21,15 +21,15 @@ template <Isa isa>
 struct Tile;
 template <>
 struct Tile<Isa::baseline> {
-  static constexpr std::size_t rows = 4, col_bytes = 16;
+  static constexpr std::size_t kRows = 4, kColBytes = 16;
 };
 template <>
 struct Tile<Isa::v3> {
-  static constexpr std::size_t rows = 4, col_bytes = 96;
+  static constexpr std::size_t kRows = 4, kColBytes = 96;
 };
 template <>
 struct Tile<Isa::v4> {
-  static constexpr std::size_t rows = 8, col_bytes = 192;
+  static constexpr std::size_t kRows = 8, kColBytes = 192;
 };
 
 // A block of the result and the panels behind it fit the L2 cache together (under 0.5 MB). Whole
@@ -108,11 +108,11 @@ void pack(Isa isa, DType dtype, const std::byte* factor, std::size_t factor_cols
 template <typename T>
 struct Product {
   std::span<const FactorTerm> terms;
-  std::byte* out;
-  DType dtype;
-  std::size_t rows, cols;
-  unsigned divisor;
-  bool accumulate;
+  std::byte* out = nullptr;
+  DType dtype = DType::float32;
+  std::size_t rows = 0, cols = 0;
+  unsigned divisor = 1;
+  bool accumulate = false;
   T* left = nullptr;  // packed panels, kBlockDepth rows each
   T* right = nullptr;
   T* chains = nullptr;  // the block so far, kBlockCols<T> apart
@@ -121,8 +121,8 @@ struct Product {
 /// Continues the block's chains over the `depth` rows that are packed.
 template <typename T, Isa isa>
 POSEIDON_INLINE void multiply_packed(const Product<T>& product, const Block& block, std::size_t depth) {
-  constexpr std::size_t tile_rows = Tile<isa>::rows;
-  constexpr std::size_t tile_cols = Tile<isa>::col_bytes / sizeof(T);
+  constexpr std::size_t tile_rows = Tile<isa>::kRows;
+  constexpr std::size_t tile_cols = Tile<isa>::kColBytes / sizeof(T);
   static_assert(kBlockRows % tile_rows == 0 && kBlockCols<T> % tile_cols == 0);
   const std::size_t element_bytes = dtype_bytes(product.dtype);
   for (std::size_t c = 0; c < block.col_count; c += tile_cols) {
@@ -142,8 +142,8 @@ POSEIDON_INLINE void multiply_packed(const Product<T>& product, const Block& blo
 /// Adds consecutive factor terms. Short ones share a packed panel: a tile is then loaded and stored once.
 template <typename T, Isa isa>
 POSEIDON_INLINE void add_factors(const Product<T>& product, std::span<const FactorTerm> terms, const Block& block) {
-  constexpr std::size_t tile_rows = Tile<isa>::rows;
-  constexpr std::size_t tile_cols = Tile<isa>::col_bytes / sizeof(T);
+  constexpr std::size_t tile_rows = Tile<isa>::kRows;
+  constexpr std::size_t tile_cols = Tile<isa>::kColBytes / sizeof(T);
   std::size_t packed = 0;
   for (const FactorTerm& term : terms) {
     for (std::size_t k = 0; k < term.count;) {

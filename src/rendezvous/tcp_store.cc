@@ -128,7 +128,7 @@ class StoreServer {
   }
 
   void read_from(Connection& connection) {
-    std::array<char, 16384> block;
+    std::array<char, 16384> block{};
     for (;;) {
       const auto count = ::recv(connection.fd.get(), block.data(), block.size(), 0);
       if (count > 0) {
@@ -228,7 +228,7 @@ class TcpStore final : public Store {
     request += key + value;
     const auto deadline = Clock::now() + timeout_;
     if (Status status = send_all(request, deadline); !status.ok()) return status;
-    std::array<char, 4> size;
+    std::array<char, 4> size{};
     if (Status status = receive_all(size, deadline); !status.ok()) return status;
     const std::uint32_t value_bytes = read_u32(size.data());
     if (value_bytes == kNoSuchKey) return std::optional<std::string>();

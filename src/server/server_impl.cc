@@ -19,11 +19,12 @@ void send_error(Flow& flow, const wire::Header& about, const Status& status) {
 ServerImpl::Job::Job(std::string job_name, std::uint32_t count)
     : name(std::move(job_name)),
       worker_count(count),
-      shard(count, [this](std::uint32_t rank, const wire::Header& header, std::shared_ptr<Buffer> payload) {
-        send_result(rank, header, std::move(payload));
+      shard(count, [this](std::uint32_t rank, const wire::Header& header, const std::shared_ptr<Buffer>& payload) {
+        send_result(rank, header, payload);
       }) {}
 
-void ServerImpl::Job::send_result(std::uint32_t rank, const wire::Header& header, std::shared_ptr<Buffer> payload) {
+void ServerImpl::Job::send_result(std::uint32_t rank, const wire::Header& header,
+                                  const std::shared_ptr<Buffer>& payload) {
   const auto found = workers.find(rank);
   if (found == workers.end()) return;  // it has gone; the others learn that from their own connections to it
   std::vector<std::span<const std::byte>> pieces;
@@ -103,7 +104,7 @@ Status ServerImpl::on_message(Flow& flow, const wire::Header& header, std::span<
       send_error(flow, header, status);
     return {};
   }
-  const Status status = header.kind == wire::Kind::hello ? greet(flow, header, payload) : Status();
+  Status status = header.kind == wire::Kind::hello ? greet(flow, header, payload) : Status();
   if (contribution.release) contribution.release();
   return status;
 }

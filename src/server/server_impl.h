@@ -46,7 +46,7 @@ class ServerImpl final : public Server, private Receiver {
     std::map<std::uint32_t, Flow*> workers;  // by rank
     Shard shard;
     Job(std::string name, std::uint32_t worker_count);
-    void send_result(std::uint32_t rank, const wire::Header& header, std::shared_ptr<Buffer> payload);
+    void send_result(std::uint32_t rank, const wire::Header& header, const std::shared_ptr<Buffer>& payload);
   };
   struct Connection {
     std::shared_ptr<Flow> flow;

@@ -138,7 +138,7 @@ std::chrono::milliseconds Loop::State::wait_time() {
 }
 
 void Loop::State::wait_and_dispatch() {
-  std::array<epoll_event, kEventsPerWait> events;
+  std::array<epoll_event, kEventsPerWait> events{};
   asleep.store(true);
   const auto timeout = wait_time();
   const int count =

@@ -35,7 +35,7 @@ class SendQueue {
 
  private:
   struct Entry {
-    std::array<std::byte, wire::kHeaderBytes> header;
+    std::array<std::byte, wire::kHeaderBytes> header{};
     std::vector<std::span<const std::byte>> payload;  // no empty pieces
     Done done;
     std::size_t piece_count() const { return 1 + payload.size(); }

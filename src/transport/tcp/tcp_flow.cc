@@ -143,7 +143,7 @@ void TcpFlow::update_watch() {
 void TcpFlow::flush() {
   std::size_t budget_bytes = kWriteBudgetBytes;
   while (!queue_.empty() && budget_bytes > 0) {
-    std::array<iovec, kPiecesPerSend> pieces;
+    std::array<iovec, kPiecesPerSend> pieces{};
     const auto used = std::span(pieces).first(queue_.fill(pieces, budget_bytes));
     const msghdr message = message_of(used);
     const ssize_t sent = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -178,7 +178,7 @@ void TcpFlow::fail_sends(const Status& status) {
 void TcpFlow::receive() {
   std::size_t budget_bytes = kReadBudgetBytes;
   while (state_ != State::closed && budget_bytes > 0) {
-    std::array<iovec, 2> pieces;
+    std::array<iovec, 2> pieces{};
     const auto used = std::span(pieces).first(reader_.destinations(budget_bytes, pieces));
     msghdr message = message_of(used);
     const ssize_t got = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
