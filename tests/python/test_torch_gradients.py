@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import time
 from collections.abc import Callable
 
 import pytest
@@ -434,6 +435,7 @@ def test_gradient_penalty() -> None:
 def backward_fails() -> list[str]:
     model = poseidon.DistributedDataParallel(mlp(), scheme="auto")
     inputs, targets = map(own_rows, rows_batch(0))
+    time.sleep(0.5)  # the other rank must have left the constructor, too, before it hears of this one's failure
     hidden = model.module[0].register_full_backward_hook(lambda *_: 1 / 0)
     with contextlib.suppress(ZeroDivisionError, poseidon.PoseidonError):  # the other rank may be first
         mean_loss(model, inputs, targets).backward()
