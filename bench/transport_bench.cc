@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/buffer.h"
-#include "transport/posix.h"
+#include "base/file_descriptor.h"
 #include "transport/tcp/address.h"
 #include "transport/tcp/tcp_transport.h"
 

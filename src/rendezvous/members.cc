@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "base/fd.h"
+#include "base/file_descriptor.h"
 #include "base/version.h"
 
 namespace poseidon {
@@ -159,15 +159,15 @@ Result<std::string> listen_host(const Options& options) {
     return Status(ErrorCode::unreachable,
                   "MASTER_ADDR '" + options.master_addr + "' does not resolve: " + gai_strerror(error));
   // Connecting a datagram socket sends nothing; it makes the kernel choose the interface.
-  const Fd probe(::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const FileDescriptor probe(::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   sockaddr_storage local{};
   socklen_t length = sizeof local;
   const bool chosen = ::connect(probe.get(), found->ai_addr, found->ai_addrlen) == 0 &&
                       ::getsockname(probe.get(), reinterpret_cast<sockaddr*>(&local), &length) == 0;
   ::freeaddrinfo(found);
   if (!chosen)
-    return Status(ErrorCode::unreachable, "no interface of this host leads to MASTER_ADDR '" + options.master_addr +
-                                              "': " + std::strerror(errno));
+    return Status(ErrorCode::unreachable,
+                  "no interface of this host leads to MASTER_ADDR '" + options.master_addr + "': " + errno_text(errno));
   return host_text(reinterpret_cast<const sockaddr*>(&local), length);
 }
 

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/fd.h"
+#include "base/file_descriptor.h"
 
 namespace poseidon {
 
@@ -29,8 +29,6 @@ constexpr std::size_t kMaxValueBytes = std::size_t{16} << 20;
 constexpr std::size_t kRequestHeaderBytes = 9;
 constexpr std::uint32_t kNoSuchKey = 0xffffffffu;
 constexpr auto kAskAgain = std::chrono::milliseconds(20);
-
-std::string errno_text() { return std::strerror(errno); }
 
 std::string where(const Options& options) { return options.master_addr + ":" + std::to_string(options.master_port); }
 
@@ -85,7 +83,8 @@ bool wait_for(int fd, short events, Clock::time_point deadline) {
 /// Serves the map on a thread of its own. Values are small and few: one poll loop is enough.
 class StoreServer {
  public:
-  explicit StoreServer(Fd listener) : listener_(std::move(listener)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  explicit StoreServer(FileDescriptor listener)
+      : listener_(std::move(listener)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     thread_ = std::thread([this] { serve(); });
   }
   ~StoreServer() {
@@ -96,7 +95,7 @@ class StoreServer {
 
  private:
   struct Connection {
-    Fd fd;
+    FileDescriptor fd;
     std::string in;
     std::string out;
     bool broken = false;
@@ -121,7 +120,7 @@ class StoreServer {
 
   void accept_all() {
     for (;;) {
-      Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      FileDescriptor fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!fd) return;
       connections_.emplace_back().fd = std::move(fd);
     }
@@ -182,8 +181,8 @@ class StoreServer {
     }
   }
 
-  Fd listener_;
-  Fd wake_;
+  FileDescriptor listener_;
+  FileDescriptor wake_;
   std::map<std::string, std::string> values_;
   std::vector<Connection> connections_;
   std::thread thread_;
@@ -193,7 +192,7 @@ class StoreServer {
 /// are few and meet once.
 class TcpStore final : public Store {
  public:
-  TcpStore(Fd fd, std::unique_ptr<StoreServer> server, std::chrono::milliseconds timeout, std::string where)
+  TcpStore(FileDescriptor fd, std::unique_ptr<StoreServer> server, std::chrono::milliseconds timeout, std::string where)
       : server_(std::move(server)), fd_(std::move(fd)), timeout_(timeout), where_(std::move(where)) {}
 
   Status set(const std::string& key, const std::string& value) override {
@@ -269,29 +268,29 @@ class TcpStore final : public Store {
   }
 
   std::unique_ptr<StoreServer> server_;
-  Fd fd_;
+  FileDescriptor fd_;
   std::chrono::milliseconds timeout_;
   std::string where_;
 };
 
 Result<std::unique_ptr<StoreServer>> serve_store(const Options& options, const Address& address) {
-  Fd listener(::socket(address.family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  FileDescriptor listener(::socket(address.family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int on = 1;
   ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0 ||
       ::listen(listener.get(), 1024) != 0)
     return Status(ErrorCode::unreachable,
-                  "rank 0 cannot serve the rendezvous at " + where(options) + ": " + errno_text() +
+                  "rank 0 cannot serve the rendezvous at " + where(options) + ": " + errno_text(errno) +
                       "; set MASTER_PORT to a free port and MASTER_ADDR to an address of rank 0's host");
   return std::make_unique<StoreServer>(std::move(listener));
 }
 
 /// Connects, again and again while nobody listens there yet.
-Result<Fd> dial(const Options& options, const Address& address, const std::function<bool()>& keep_waiting) {
+Result<FileDescriptor> dial(const Options& options, const Address& address, const std::function<bool()>& keep_waiting) {
   const auto deadline = Clock::now() + options.timeout;
   std::string why = "no answer";
   for (;;) {
-    Fd fd(::socket(address.family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    FileDescriptor fd(::socket(address.family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) == 0) return fd;
     int error = errno;
     if (error == EINPROGRESS &&
@@ -300,7 +299,7 @@ Result<Fd> dial(const Options& options, const Address& address, const std::funct
       ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
       if (error == 0) return fd;
     }
-    why = std::strerror(error);
+    why = errno_text(error);
     if (!keep_waiting()) return Status(ErrorCode::aborted, "interrupted while connecting");
     if (Clock::now() + std::chrono::milliseconds(100) > deadline)
       return Status(ErrorCode::unreachable, "rank " + std::to_string(options.rank) +

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "transport/posix.h"
+#include "base/file_descriptor.h"
 
 namespace poseidon {
 

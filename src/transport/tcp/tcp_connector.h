@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "base/file_descriptor.h"
 #include "transport/backoff.h"
-#include "transport/posix.h"
 #include "transport/tcp/address.h"
 #include "transport/transport.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "transport/posix.h"
+#include "base/file_descriptor.h"
 #include "transport/tcp/message_reader.h"
 #include "transport/tcp/send_queue.h"
 #include "transport/transport.h"

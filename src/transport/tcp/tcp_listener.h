@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "transport/posix.h"
+#include "base/file_descriptor.h"
 #include "transport/transport.h"
 
 namespace poseidon::tcp {

@@ -12,7 +12,7 @@
 #include "base/buffer.h"
 #include "base/buffer_pool.h"
 #include "base/executor.h"
-#include "base/fd.h"
+#include "base/file_descriptor.h"
 #include "poseidon/dtype.h"
 #include "poseidon/status.h"
 
@@ -111,15 +111,15 @@ TEST(Executor, DestroyingItRunsWhatItWasGiven) {
   EXPECT_EQ(done_count.load(), 50);
 }
 
-TEST(Fd, ClosesOnceAndMoves) {
+TEST(FileDescriptor, ClosesOnceAndMoves) {
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
   {
-    Fd reader(ends[0]);
-    Fd moved = std::move(reader);
+    FileDescriptor reader(ends[0]);
+    FileDescriptor moved = std::move(reader);
     EXPECT_FALSE(reader);  // NOLINT(bugprone-use-after-move): the state after a move is the contract
     EXPECT_EQ(moved.get(), ends[0]);
-    const Fd writer(ends[1]);
+    const FileDescriptor writer(ends[1]);
     EXPECT_EQ(::write(writer.get(), "x", 1), 1);
   }
   EXPECT_EQ(::write(ends[1], "x", 1), -1);

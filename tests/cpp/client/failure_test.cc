@@ -322,7 +322,7 @@ TEST(Connect, ARankThatNeverArrivesIsNamed) {
 TEST(Connect, ARankThatMeetsAndThenSaysNothingIsNamed) {
   const auto all = cluster_options(2, milliseconds(700));
   const auto silent_port = free_port();
-  const Fd silent(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const FileDescriptor silent(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const sockaddr_in address = loopback(silent_port);
   ASSERT_EQ(::bind(silent.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
   ASSERT_EQ(::listen(silent.get(), 1), 0);
@@ -383,7 +383,7 @@ TEST(Strangers, OnAPeersPortDoNotDisturb) {
   TestCluster cluster(all);
   ASSERT_TRUE(cluster.connected());
   const auto layer = cluster.add({vector_layer("weights", 5000)});
-  const Fd store = connected_socket(all[0].master_port);
+  const FileDescriptor store = connected_socket(all[0].master_port);
   ASSERT_TRUE(store);
   const std::string garbage(1000, 'G');
   EXPECT_GT(::send(store.get(), garbage.data(), garbage.size(), MSG_NOSIGNAL), 0);

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/fd.h"
+#include "base/file_descriptor.h"
 #include "poseidon/options.h"
 
 namespace poseidon::testing {
@@ -31,7 +31,7 @@ inline std::uint16_t free_port() {
   static std::atomic<unsigned> next{static_cast<unsigned>(::getpid()) * 61};
   for (;;) {
     const auto port = static_cast<std::uint16_t>(20'000 + next++ % 12'000);
-    const Fd probe(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const FileDescriptor probe(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const int on = 1;
     ::setsockopt(probe.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     const sockaddr_in address = loopback(port);
@@ -40,10 +40,10 @@ inline std::uint16_t free_port() {
 }
 
 /// A connection to a port of this machine.
-inline Fd connected_socket(std::uint16_t port) {
-  Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+inline FileDescriptor connected_socket(std::uint16_t port) {
+  FileDescriptor fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const sockaddr_in address = loopback(port);
-  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) return Fd();
+  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) return FileDescriptor();
   return fd;
 }
 

@@ -111,7 +111,7 @@ TEST(TcpStore, StrangersDoNotDisturbIt) {
   const std::string garbage(100'000, '\xff');
   const std::string oversized{'S', '\1', 0, 0, 0, '\xff', '\xff', '\xff', '\x7f'};
   for (const std::string& text : {garbage, oversized, std::string("S"), std::string("GET / HTTP/1.1\r\n\r\n")}) {
-    const Fd stranger = testing::connected_socket(port);
+    const FileDescriptor stranger = testing::connected_socket(port);
     ASSERT_TRUE(stranger);
     (void)::send(stranger.get(), text.data(), text.size(), MSG_NOSIGNAL);
     EXPECT_TRUE(store->set("key " + std::to_string(text.size()), "value").ok());

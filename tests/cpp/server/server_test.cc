@@ -256,7 +256,7 @@ TEST(EmbeddedServer, SendsTheLastResultToASlowWorkerBeforeItShutsDown) {
   ServerImpl server(options);
   ASSERT_TRUE(server.listen(*transport, "127.0.0.1:0").ok());
   const auto port = static_cast<std::uint16_t>(std::stoi(server.address().substr(server.address().find(':') + 1)));
-  const Fd worker = testing::connected_socket(port);
+  const FileDescriptor worker = testing::connected_socket(port);
   ASSERT_TRUE(worker);
   const auto hello = wire::make_hello({0, 1, options.job});
   ASSERT_TRUE(write_message(worker.get(), hello.header, hello.payload()));

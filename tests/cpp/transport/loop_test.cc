@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "transport/posix.h"
+#include "base/file_descriptor.h"
 
 namespace poseidon {
 namespace {

@@ -7,8 +7,8 @@
 #include <array>
 #include <thread>
 
+#include "base/file_descriptor.h"
 #include "conformance/transport_fixture.h"
-#include "transport/posix.h"
 #include "transport/tcp/address.h"
 #include "transport/tcp/tcp_flow.h"
 #include "transport/tcp/tcp_transport.h"

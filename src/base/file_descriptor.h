@@ -1,4 +1,4 @@
-// What every user of file descriptors in this folder needs: ownership and error texts.
+// File descriptors: ownership, and the texts of their errors.
 #pragma once
 
 #include <unistd.h>
