@@ -1,48 +1,196 @@
-// What the kernels reach on one core: sums against a memory copy of the same traffic, factor products
-// in GFLOP/s. Prints a table; each figure is the best of several rounds.
+// What the kernels reach on one core: sums, conversions and optimizer updates against memory copies, factor
+// products in GFLOP/s. Prints a table; each figure is the best of several rounds.
 // `make core-bench` builds and runs it.
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <initializer_list>
 #include <limits>
 #include <vector>
 
+#include "base/buffer.h"
 #include "base/clock.h"
 #include "kernel/kernel.h"
+#include "kernel/update.h"
 
 namespace poseidon::kernel {
 namespace {
 
-constexpr int kRounds = 7;
+constexpr int kRounds = 31;
 
-/// Seconds of one call of `work`, best of kRounds rounds of at least 20 ms.
+/// Seconds of one call of `work`, from 2 ms of them: short enough to find a moment without other load.
 template <typename Work>
-double best_seconds(const Work& work) {
-  double best = std::numeric_limits<double>::infinity();
+double seconds_per_call(const Work& work) {
+  const std::int64_t begin = now_ns();
+  std::int64_t end = begin;
+  int calls = 0;
+  for (; end - begin < 2'000'000; end = now_ns(), ++calls) work();
+  return static_cast<double>(end - begin) * 1e-9 / calls;
+}
+
+/// Seconds of one call of each, best of kRounds rounds in turns, so that a noisy neighbour meets all alike.
+template <typename... Works>
+std::array<double, sizeof...(Works)> best_seconds(const Works&... works) {
+  std::array<double, sizeof...(Works)> best;
+  best.fill(std::numeric_limits<double>::infinity());
   for (int round = 0; round < kRounds; ++round) {
-    const std::int64_t begin = now_ns();
-    std::int64_t end = begin;
-    int calls = 0;
-    for (; end - begin < 20'000'000; end = now_ns(), ++calls) work();
-    best = std::min(best, static_cast<double>(end - begin) * 1e-9 / calls);
+    std::size_t i = 0;
+    ((best[i] = std::min(best[i], seconds_per_call(works)), ++i), ...);
   }
   return best;
 }
 
+/// Aligned arrays of one size, each at another offset from a page: equal offsets would meet in the same cache sets.
+class Arrays {
+ public:
+  Arrays(std::size_t count, std::size_t size_bytes) {
+    for (std::size_t i = 0; i < count; ++i) {
+      memory_.emplace_back(size_bytes + (i + 1) * kSkewBytes);
+      std::fill_n(memory_.back().data(), memory_.back().size(), std::byte{0});
+      pointers_.push_back(memory_.back().data() + i * kSkewBytes);
+    }
+  }
+  std::byte* operator[](std::size_t i) const { return pointers_[i]; }
+  std::vector<const std::byte*> inputs() const { return {pointers_.begin(), pointers_.end()}; }
+
+ private:
+  static constexpr std::size_t kSkewBytes = 320;
+  std::vector<Buffer> memory_;
+  std::vector<std::byte*> pointers_;
+};
+
+constexpr std::size_t kInputs = 8;
+
+/// One line: `name` takes in `bytes` bytes in `seconds`; peers copy as many in copies[i] seconds.
+void print_rate(const char* name, DType dtype, std::size_t size_bytes, double bytes, double seconds,
+                std::initializer_list<double> copies) {
+  std::printf("%-22s %-9s %5zu KiB  %6.1f GB/s", name, dtype_name(dtype).data(), size_bytes >> 10,
+              bytes / seconds * 1e-9);
+  for (const double copy : copies) std::printf("   memcpy %6.1f, ratio %.2f", bytes / copy * 1e-9, copy / seconds);
+  std::printf("\n");
+}
+
+/// Stops the compiler from merging equal copies.
+void clobber() { asm volatile("" ::: "memory"); }
+
+/// Eight inputs at once, GB/s of input. Peers: eight copies of one array, and one copy of each input.
 void bench_sum(DType dtype, std::size_t size_bytes) {
-  constexpr std::size_t input_count = 8;
-  std::vector<std::vector<std::byte>> arrays(input_count, std::vector<std::byte>(size_bytes));
-  std::vector<std::byte> out(size_bytes);
-  std::vector<const std::byte*> inputs;
-  for (const auto& array : arrays) inputs.push_back(array.data());
-  const double sum_seconds = best_seconds([&] { sum(inputs, out.data(), size_bytes / dtype_bytes(dtype), dtype, 8); });
-  const double copy_seconds = best_seconds([&] {
-    for (const std::byte* input : inputs) std::memcpy(out.data(), input, size_bytes);
-  });
-  const double gigabytes = static_cast<double>(input_count * size_bytes) * 1e-9;
-  std::printf("sum of 8   %-9s %8zu KiB  %7.1f GB/s read   memcpy %7.1f GB/s   ratio %.2f\n", dtype_name(dtype).data(),
-              size_bytes >> 10, gigabytes / sum_seconds, gigabytes / copy_seconds, copy_seconds / sum_seconds);
+  Arrays arrays(kInputs + 1, size_bytes);
+  std::byte* const out = arrays[kInputs];
+  std::vector<const std::byte*> inputs = arrays.inputs();
+  inputs.pop_back();
+  const auto [seconds, copy_one, copy_all] =
+      best_seconds([&] { sum(inputs, out, size_bytes / dtype_bytes(dtype), dtype, kInputs); },
+                   [&] {
+                     for (std::size_t i = 0; i < kInputs; ++i, clobber()) std::memcpy(out, inputs[0], size_bytes);
+                   },
+                   [&] {
+                     for (const std::byte* input : inputs) std::memcpy(out, input, size_bytes);
+                   });
+  print_rate("sum of 8 at once", dtype, size_bytes, static_cast<double>(kInputs * size_bytes), seconds,
+             {copy_one, copy_all});
+}
+
+/// One input after the other into one running sum; the peers as above.
+void bench_accumulate(DType dtype, std::size_t size_bytes) {
+  Arrays arrays(kInputs, size_bytes);
+  Arrays sums(1, size_bytes * 2);
+  const std::size_t n = size_bytes / dtype_bytes(dtype);
+  const auto inputs = arrays.inputs();
+  for (const bool same : {true, false}) {
+    const auto [seconds, copy] = best_seconds(
+        [&] {
+          for (std::size_t i = 0; i < kInputs; ++i) accumulate(inputs[same ? 0 : i], sums[0], n, dtype);
+        },
+        [&] {
+          for (std::size_t i = 0; i < kInputs; ++i, clobber()) std::memcpy(sums[0], inputs[same ? 0 : i], size_bytes);
+        });
+    print_rate(same ? "accumulate, one array" : "accumulate, 8 arrays", dtype, size_bytes,
+               static_cast<double>(kInputs * size_bytes), seconds, {copy});
+  }
+}
+
+/// An array that arrives in pieces through one small buffer, which is hot. Peer: the pieces copied to their places.
+void bench_accumulate_pieces(DType dtype, std::size_t size_bytes) {
+  constexpr std::size_t piece_bytes = 8 << 10;
+  Arrays piece(1, piece_bytes);
+  Arrays sums(1, size_bytes * 2);
+  const std::size_t sum_piece_bytes = piece_bytes / dtype_bytes(dtype) * running_sum_bytes(dtype);
+  const auto [seconds, copy] = best_seconds(
+      [&] {
+        for (std::size_t i = 0; i < size_bytes / piece_bytes; ++i) {
+          accumulate(piece[0], sums[0] + i * sum_piece_bytes, piece_bytes / dtype_bytes(dtype), dtype);
+        }
+      },
+      [&] {
+        for (std::size_t i = 0; i < size_bytes / piece_bytes; ++i) {
+          std::memcpy(sums[0] + i * piece_bytes, piece[0], piece_bytes);
+        }
+      });
+  print_rate("accumulate, 8 KiB piece", dtype, size_bytes, static_cast<double>(size_bytes), seconds, {copy});
+}
+
+/// A copy that reads and writes `moved_bytes` together.
+class Copy {
+ public:
+  explicit Copy(std::size_t moved_bytes) : arrays_(2, moved_bytes / 2), size_bytes_(moved_bytes / 2) {}
+  void operator()() const {
+    std::memcpy(arrays_[0], arrays_[1], size_bytes_);
+    clobber();
+  }
+
+ private:
+  Arrays arrays_;
+  std::size_t size_bytes_;
+};
+
+/// GB/s read and written together, against a copy that reads and writes as much.
+void bench_convert(DType from, DType to, std::size_t element_count) {
+  const std::size_t moved_bytes = element_count * (dtype_bytes(from) + dtype_bytes(to));
+  Arrays in(1, element_count * dtype_bytes(from));
+  Arrays out(1, element_count * dtype_bytes(to));
+  const auto [seconds, copy] =
+      best_seconds([&] { convert(from, in[0], to, out[0], element_count); }, Copy(moved_bytes));
+  print_rate(to == DType::float32 ? "convert to float32" : "convert from float32", to == DType::float32 ? from : to,
+             element_count * sizeof(float), static_cast<double>(moved_bytes), seconds, {copy});
+}
+
+/// GB/s read and written together, against a copy that reads and writes as much.
+void bench_update(const char* name, UpdateKind kind, double momentum, DType dtype, std::size_t size_bytes) {
+  UpdateRule rule;
+  rule.kind = kind;
+  rule.lr = 1e-3;
+  rule.momentum = momentum;
+  rule.beta1 = 0.9;
+  rule.beta2 = 0.999;
+  rule.eps = 1e-8;
+  rule.weight_decay = 0.01;
+  const std::size_t n = size_bytes / dtype_bytes(dtype);
+  Arrays arrays(5, size_bytes);  // parameters, gradient, two states, LAMB's direction
+  for (std::size_t array = 0; array < 4; ++array) {
+    for (std::size_t i = 0; i < n; ++i) {
+      const double value = 1e-3 * static_cast<double>(i % 977 + 1);
+      if (dtype == DType::float64) {
+        std::memcpy(arrays[array] + i * sizeof value, &value, sizeof value);
+      } else {
+        const auto narrow = static_cast<float>(value);
+        std::memcpy(arrays[array] + i * sizeof narrow, &narrow, sizeof narrow);
+      }
+    }
+  }
+  const std::array<std::byte*, 2> states{arrays[2], arrays[3]};
+  const auto work = [&] {
+    if (kind != UpdateKind::lamb) return update(rule, 2, arrays[0], arrays[1], states, n, dtype);
+    const LambNorms norms = lamb_direction(rule, 2, arrays[0], arrays[1], states, arrays[4], n, dtype);
+    lamb_apply(rule, norms, arrays[0], arrays[4], n, dtype);
+  };
+  // Parameters and states are read and written, the gradient is read; LAMB also writes and reads the direction
+  // and reads the parameters twice.
+  const std::size_t moves = 3 + 2 * update_state_count(rule) + (kind == UpdateKind::lamb ? 3 : 0);
+  const auto [seconds, copy] = best_seconds(work, Copy(moves * size_bytes));
+  print_rate(name, dtype, size_bytes, static_cast<double>(moves * size_bytes), seconds, {copy});
 }
 
 void bench_product(DType dtype, std::size_t rows, std::size_t cols, std::size_t factor_count, std::size_t term_count) {
@@ -56,7 +204,7 @@ void bench_product(DType dtype, std::size_t rows, std::size_t cols, std::size_t 
   term.right = right.data();
   term.count = factor_count / term_count;
   const std::vector<FactorTerm> terms(term_count, term);
-  const double seconds = best_seconds([&] { factor_product(terms, out.data(), dtype, rows, cols, 0, rows, 1, false); });
+  const auto [seconds] = best_seconds([&] { factor_product(terms, out.data(), dtype, rows, cols, 0, rows, 1, false); });
   const double flops = 2.0 * static_cast<double>(rows * cols) * static_cast<double>(term.count * term_count);
   std::printf("product    %-9s %5zu x %5zu  K %4zu in %zu terms  %7.2f ms  %7.1f GFLOP/s\n", dtype_name(dtype).data(),
               rows, cols, term.count * term_count, term_count, seconds * 1e3, flops / seconds * 1e-9);
@@ -67,10 +215,30 @@ void bench_product(DType dtype, std::size_t rows, std::size_t cols, std::size_t 
 
 int main() {
   using poseidon::DType;
+  using poseidon::UpdateKind;
   namespace kernel = poseidon::kernel;
+  constexpr std::size_t kSizes[] = {std::size_t{32} << 10, std::size_t{2} << 20};
   for (const DType dtype : {DType::float32, DType::float64, DType::float16, DType::bfloat16}) {
-    for (const std::size_t size_bytes : {std::size_t{32} << 10, std::size_t{2} << 20})
+    for (const std::size_t size_bytes : kSizes) {
       kernel::bench_sum(dtype, size_bytes);
+      kernel::bench_accumulate(dtype, size_bytes);
+      kernel::bench_accumulate_pieces(dtype, size_bytes);
+    }
+  }
+  for (const DType dtype : {DType::float16, DType::bfloat16}) {
+    for (const std::size_t size_bytes : kSizes) {
+      kernel::bench_convert(dtype, DType::float32, size_bytes / sizeof(float));
+      kernel::bench_convert(DType::float32, dtype, size_bytes / sizeof(float));
+    }
+  }
+  for (const DType dtype : {DType::float32, DType::float64}) {
+    for (const std::size_t size_bytes : kSizes) {
+      kernel::bench_update("sgd", UpdateKind::sgd, 0, dtype, size_bytes);
+      kernel::bench_update("sgd, momentum", UpdateKind::sgd, 0.9, dtype, size_bytes);
+      kernel::bench_update("adam", UpdateKind::adam, 0, dtype, size_bytes);
+      kernel::bench_update("adamw", UpdateKind::adamw, 0, dtype, size_bytes);
+      kernel::bench_update("lamb", UpdateKind::lamb, 0, dtype, size_bytes);
+    }
   }
   for (const DType dtype : {DType::float32, DType::float64, DType::bfloat16}) {
     kernel::bench_product(dtype, 1024, 6272, 64, 8);

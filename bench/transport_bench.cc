@@ -1,7 +1,9 @@
-// What the TCP transport reaches over loopback, against two threads that copy the same bytes through
-// a plain blocking socket. Prints rate and CPU time of both and their ratios, medians of alternating rounds.
+// What a transport reaches between two loops of this machine, against the plain way: for TCP two threads that copy
+// the same bytes through a blocking socket, for shared memory one thread's memcpy. Both go round the same memory.
+// Prints rate and CPU time of both and their ratios, medians of alternating rounds.
 //
-// Usage: transport_bench [flow_count] [mib_per_round] [round_count]
+// Usage: transport_bench [flow_count] [mib_per_round] [round_count] [tcp|shm] [message_kib] [memory_mib] [way_count]
+// memory_mib: what each flow goes round at each end (0: one message). way_count 2: both ends send at once.
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -11,19 +13,34 @@
 #include <cstring>
 #include <future>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "base/buffer.h"
 #include "base/file_descriptor.h"
+#include "transport/shm/shm_transport.h"
 #include "transport/tcp/address.h"
 #include "transport/tcp/tcp_transport.h"
 
 namespace poseidon {
 namespace {
 
-constexpr std::size_t kMessageBytes = 2u << 20;
 constexpr int kMessagesInFlight = 8;
+
+struct Setup {
+  int flow_count = 1;
+  int round_count = 5;
+  bool shared_memory = false;
+  std::size_t message_bytes = 0;
+  std::size_t memory_bytes = 0;  // that a flow goes round; a multiple of message_bytes
+  int way_count = 1;
+  int message_count = 1;  // per flow, way and round
+
+  std::size_t total_bytes() const {
+    return message_bytes * static_cast<std::size_t>(message_count) * static_cast<std::size_t>(flow_count * way_count);
+  }
+};
 
 /// Of all threads, user and system. Says more than the rate where other processes use the cores too.
 double cpu_seconds() {
@@ -67,94 +84,132 @@ Buffer filled_buffer(std::size_t size_bytes) {
   return buffer;
 }
 
-/// Takes messages into one buffer and says when all are there.
-class Sink final : public Receiver {
+/// Memory that messages come from or go to, one after the other.
+class Memory {
  public:
-  void expect(int message_count) { left_ = message_count; }
-  std::promise<void>& all_here() { return all_here_; }
+  explicit Memory(const Setup& setup)
+      : message_bytes_(setup.message_bytes), buffer_(filled_buffer(setup.memory_bytes)) {}
 
-  Result<std::span<std::byte>> on_header(Flow&, const wire::Header&) override { return place_.span(); }
-  Status on_message(Flow&, const wire::Header&, std::span<const std::byte>, std::function<void()>) override {
+  std::span<std::byte> next() {
+    const auto place = buffer_.span().subspan(at_bytes_, message_bytes_);
+    at_bytes_ = (at_bytes_ + message_bytes_) % buffer_.size();
+    return place;
+  }
+
+ private:
+  const std::size_t message_bytes_;
+  Buffer buffer_;
+  std::size_t at_bytes_ = 0;
+};
+
+/// One end of a flow: takes messages to its memory and says when all are there; keeps a few of its own
+/// in flight until all are sent.
+class End final : public Receiver {
+ public:
+  explicit End(const Setup& setup) : to_(setup), from_(setup), left_(setup.message_count) {}
+
+  void open(std::shared_ptr<Flow> flow) {
+    flow_ = std::move(flow);
+    flow_->set_receiver(this);
+    opened_.set_value();
+  }
+  void send_all(int count) {
+    to_send_ = count;
+    for (int i = 0; i < kMessagesInFlight; ++i) send_next();
+  }
+  void close() { flow_->close(std::chrono::seconds(1)); }
+  void wait_opened() { opened_.get_future().wait(); }
+  void wait_all_here() { all_here_.get_future().wait(); }
+  void wait_closed() { closed_.get_future().wait(); }
+
+  Result<std::span<std::byte>> on_header(Flow&, const wire::Header&) override { return to_.next(); }
+  Status on_message(Flow&, const wire::Header&, std::span<const std::byte> payload,
+                    std::function<void()> release) override {
+    if (release) std::memcpy(to_.next().data(), payload.data(), payload.size());
     if (--left_ == 0) all_here_.set_value();
     return {};
   }
-  void on_closed(Flow&, const Status&) override { closed_.set_value(); }
-  void wait_closed() { closed_.get_future().wait(); }
+  void on_closed(Flow&, const Status&) override {
+    flow_.reset();
+    closed_.set_value();
+  }
 
  private:
-  Buffer place_ = filled_buffer(kMessageBytes);
-  int left_ = 0;
+  void send_next() {
+    if (to_send_ == 0) return;
+    --to_send_;
+    wire::Header header;
+    header.kind = wire::Kind::push;
+    flow_->send(header, {from_.next()}, [this](const Status&) { send_next(); });
+  }
+
+  Memory to_;
+  Memory from_;
+  std::shared_ptr<Flow> flow_;
+  int left_;
+  int to_send_ = 0;
+  std::promise<void> opened_;
   std::promise<void> all_here_;
   std::promise<void> closed_;
 };
 
-/// Keeps a few messages in flight until all are sent. Loop thread only.
-struct Source {
-  std::shared_ptr<Flow> flow;
-  Buffer payload = filled_buffer(kMessageBytes);
-  int left = 0;
-
-  void send_next() {
-    if (left == 0) return;
-    --left;
-    wire::Header header;
-    header.kind = wire::Kind::push;
-    flow->send(header, {std::as_const(payload).span()}, [this](const Status&) { send_next(); });
-  }
-};
-
-/// MB/s of `message_count` messages on each of `flow_count` flows between two loops.
-Rate transport_rate(int flow_count, int message_count) {
+/// All flows between two loops, every message of every flow.
+Rate transport_rate(const Setup& setup) {
   Loop left("sender");
   Loop right("receiver");
-  const auto transport = make_tcp_transport();
-  std::vector<std::unique_ptr<Sink>> sinks;
-  std::vector<std::unique_ptr<Sink>> source_sinks;
-  std::vector<std::unique_ptr<Source>> sources;
-  for (int i = 0; i < flow_count; ++i) {
-    sinks.push_back(std::make_unique<Sink>());
-    sinks.back()->expect(message_count);
-    source_sinks.push_back(std::make_unique<Sink>());
-    sources.push_back(std::make_unique<Source>());
-    std::promise<void> accepted;
-    auto listener = transport->listen(right, "127.0.0.1:0", [&](std::shared_ptr<Flow> flow) {
-      flow->set_receiver(sinks.back().get());
-      accepted.set_value();
-    });
+  const auto transport = setup.shared_memory ? make_shm_transport() : make_tcp_transport();
+  std::vector<std::unique_ptr<End>> lefts;
+  std::vector<std::unique_ptr<End>> rights;
+  for (int i = 0; i < setup.flow_count; ++i) {
+    lefts.push_back(std::make_unique<End>(setup));
+    rights.push_back(std::make_unique<End>(setup));
+    auto listener = transport->listen(right, setup.shared_memory ? "bench:0" : "127.0.0.1:0",
+                                      [&](std::shared_ptr<Flow> flow) { rights.back()->open(std::move(flow)); });
     check(listener.ok(), "listen");
-    std::promise<void> connected;
     transport->connect(left, listener.value()->address(), Clock::now() + std::chrono::seconds(5),
                        [&](Result<std::shared_ptr<Flow>> flow) {
                          check(flow.ok(), "connect");
-                         sources.back()->flow = flow.value();
-                         sources.back()->flow->set_receiver(source_sinks.back().get());
-                         connected.set_value();
+                         lefts.back()->open(std::move(flow.value()));
                        });
-    connected.get_future().wait();
-    accepted.get_future().wait();
+    lefts.back()->wait_opened();
+    rights.back()->wait_opened();
   }
   const Stopwatch stopwatch;
-  left.post([&] {
-    for (auto& source : sources) {
-      source->left = message_count;
-      for (int i = 0; i < kMessagesInFlight; ++i) source->send_next();
-    }
-  });
-  for (auto& sink : sinks) sink->all_here().get_future().wait();
-  const Rate rate =
-      stopwatch.rate(kMessageBytes * static_cast<std::size_t>(message_count) * static_cast<std::size_t>(flow_count));
+  const auto send_all = [&](const std::vector<std::unique_ptr<End>>& ends) {
+    for (auto& end : ends) end->send_all(setup.message_count);
+  };
+  left.post([&] { send_all(lefts); });
+  if (setup.way_count == 2) right.post([&] { send_all(rights); });
+  for (auto& end : rights) end->wait_all_here();
+  if (setup.way_count == 2) {
+    for (auto& end : lefts) end->wait_all_here();
+  }
+  const Rate rate = stopwatch.rate(setup.total_bytes());
   left.call([&] {
-    for (auto& source : sources) source->flow->close(std::chrono::seconds(1));
+    for (auto& end : lefts) end->close();
   });
-  for (auto& sink : source_sinks) sink->wait_closed();
-  for (auto& sink : sinks) sink->wait_closed();
-  left.call([&] { sources.clear(); });
+  for (auto& end : lefts) end->wait_closed();
+  for (auto& end : rights) end->wait_closed();
   return rate;
 }
 
-/// MB/s of one thread that writes to a blocking socket and one that reads from it, both going round
-/// as much memory as the transport's flows touch.
-Rate plain_rate(std::size_t total_bytes, std::size_t memory_bytes) {
+/// One thread that copies the same bytes once.
+Rate copy_rate(const Setup& setup) {
+  Setup all = setup;
+  all.memory_bytes *= static_cast<std::size_t>(setup.flow_count);
+  Memory from(all);
+  Memory to(all);
+  const Stopwatch stopwatch;
+  for (std::size_t copied = 0; copied < setup.total_bytes(); copied += setup.message_bytes) {
+    std::memcpy(to.next().data(), from.next().data(), setup.message_bytes);
+  }
+  return stopwatch.rate(setup.total_bytes());
+}
+
+/// One thread that writes to a blocking socket and one that reads from it.
+Rate socket_rate(const Setup& setup) {
+  const std::size_t total_bytes = setup.total_bytes();
+  const std::size_t memory_bytes = setup.memory_bytes * static_cast<std::size_t>(setup.flow_count);
   const auto any = tcp::resolve("127.0.0.1:0");
   check(any.ok(), "resolve");
   const FileDescriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -171,14 +226,14 @@ Rate plain_rate(std::size_t total_bytes, std::size_t memory_bytes) {
   const Stopwatch stopwatch;
   std::thread sending([&] {
     for (std::size_t sent = 0; sent < total_bytes;) {
-      const std::size_t size_bytes = kMessageBytes - sent % kMessageBytes;
+      const std::size_t size_bytes = setup.message_bytes - sent % setup.message_bytes;
       const ssize_t count = ::send(writer.get(), from.data() + sent % memory_bytes, size_bytes, MSG_NOSIGNAL);
       check(count > 0, "send");
       sent += static_cast<std::size_t>(count);
     }
   });
   for (std::size_t got = 0; got < total_bytes;) {
-    const std::size_t size_bytes = kMessageBytes - got % kMessageBytes;
+    const std::size_t size_bytes = setup.message_bytes - got % setup.message_bytes;
     const ssize_t count = ::recv(reader.get(), to.data() + got % memory_bytes, size_bytes, 0);
     check(count > 0, "recv");
     got += static_cast<std::size_t>(count);
@@ -194,23 +249,22 @@ double median(const std::vector<Rate>& rates, double Rate::*field) {
   return values[values.size() / 2];
 }
 
-int main_with(int flow_count, int mib_per_round, int round_count) {
-  const int message_count = std::max(1, mib_per_round / 2 / flow_count);
-  const std::size_t total_bytes =
-      kMessageBytes * static_cast<std::size_t>(message_count) * static_cast<std::size_t>(flow_count);
+int main_with(const Setup& setup) {
   std::vector<Rate> transport;
   std::vector<Rate> plain;
-  for (int round = 0; round < round_count; ++round) {
-    plain.push_back(plain_rate(total_bytes, kMessageBytes * static_cast<std::size_t>(flow_count)));
-    transport.push_back(transport_rate(flow_count, message_count));
+  for (int round = 0; round < setup.round_count; ++round) {
+    plain.push_back(setup.shared_memory ? copy_rate(setup) : socket_rate(setup));
+    transport.push_back(transport_rate(setup));
   }
   const double rate = median(transport, &Rate::mb_per_s);
   const double plain_mb_per_s = median(plain, &Rate::mb_per_s);
   const double cost = median(transport, &Rate::cpu_s_per_gb);
   const double plain_cost = median(plain, &Rate::cpu_s_per_gb);
-  std::printf("flows %d, medians of %d rounds\n", flow_count, round_count);
+  std::printf("flows %d, messages of %zu KiB, ways %d, medians of %d rounds\n", setup.flow_count,
+              setup.message_bytes >> 10, setup.way_count, setup.round_count);
   std::printf("transport     %6.0f MB/s  %.3f CPU s/GB\n", rate, cost);
-  std::printf("plain socket  %6.0f MB/s  %.3f CPU s/GB\n", plain_mb_per_s, plain_cost);
+  std::printf("%-13s %6.0f MB/s  %.3f CPU s/GB\n", setup.shared_memory ? "memcpy" : "plain socket", plain_mb_per_s,
+              plain_cost);
   std::printf("ratio         %.3f         %.3f\n", rate / plain_mb_per_s, cost / plain_cost);
   return 0;
 }
@@ -219,8 +273,19 @@ int main_with(int flow_count, int mib_per_round, int round_count) {
 }  // namespace poseidon
 
 int main(int argc, char** argv) {
-  const auto argument = [&](int index, int fallback) {
-    return argc > index ? std::max(1, std::atoi(argv[index])) : fallback;
+  const auto argument = [&](int index, int fallback, int least) {
+    return argc > index ? std::max(least, std::atoi(argv[index])) : fallback;
   };
-  return poseidon::main_with(argument(1, 1), argument(2, 1024), argument(3, 5));
+  poseidon::Setup setup;
+  setup.flow_count = argument(1, 1, 1);
+  setup.round_count = argument(3, 5, 1);
+  setup.shared_memory = argc > 4 && std::string(argv[4]) == "shm";
+  setup.message_bytes = static_cast<std::size_t>(argument(5, 2048, 1)) << 10;
+  const std::size_t wanted_bytes = static_cast<std::size_t>(argument(6, 0, 0)) << 20;
+  setup.memory_bytes = std::max<std::size_t>(1, wanted_bytes / setup.message_bytes) * setup.message_bytes;
+  setup.way_count = std::min(2, argument(7, 1, 1));
+  const std::size_t round_bytes = static_cast<std::size_t>(argument(2, 1024, 1)) << 20;
+  const auto ends = static_cast<std::size_t>(setup.flow_count * setup.way_count);
+  setup.message_count = static_cast<int>(std::max<std::size_t>(1, round_bytes / setup.message_bytes / ends));
+  return poseidon::main_with(setup);
 }

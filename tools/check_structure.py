@@ -34,7 +34,9 @@ DOORS: dict[str, set[str]] = {
 PYTHON_DOORS: dict[str, set[str]] = {
     "errors": set(),
     "options": {"errors", "_core"},
-    "torch": {"errors", "options", "_core"},
+    "chunk_cache": {"options", "_core"},
+    "exchange": {"errors", "options", "chunk_cache", "torch", "_core"},
+    "torch": {"errors", "options", "chunk_cache", "_core"},
     "models": {"errors"},
     "report": {"errors", "torch"},
     "testbed": {"errors"},

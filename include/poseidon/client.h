@@ -19,6 +19,7 @@
 #include "poseidon/plan.h"
 #include "poseidon/status.h"
 #include "poseidon/store.h"
+#include "poseidon/update.h"
 
 namespace poseidon {
 
@@ -49,6 +50,7 @@ struct LayerStats {
   std::uint64_t factor_count = 0;  // K summed over the workers
   std::uint64_t bytes_sent = 0;    // on the wire, headers included, by the worker (not its shard)
   std::uint64_t bytes_received = 0;
+  std::uint64_t update_count = 0;  // pull: updates that the server has made
   std::int64_t started_ns = 0;
   std::int64_t completed_ns = 0;
 };
@@ -84,6 +86,11 @@ class Client {
   virtual Result<Added> add_layers(std::vector<Layer> layers, bool transient,
                                    const std::function<bool()>& keep_waiting) = 0;
 
+  /// Measures with which chunk size this cluster exchanges a tensor fastest (about a second) and uses it
+  /// for the layers that are added from then on. `known`: a size that was measured before; rank 0's
+  /// counts, 0 measures. Collective; the same answer on every rank.
+  virtual Result<std::size_t> choose_chunk_bytes(std::size_t known, const std::function<bool()>& keep_waiting) = 0;
+
   /// Starts one layer's exchange: sends `data` (element_count elements), receives the sum over the
   /// workers divided by `divisor` into the same memory. The memory must stay valid and untouched
   /// until the exchange has completed. An integer layer needs divisor 1. `factor_count` is the K that
@@ -91,11 +98,37 @@ class Client {
   virtual Status start(std::uint32_t layer, std::span<std::byte> data, std::uint32_t divisor,
                        std::uint64_t factor_count = kNotFactorable) = 0;
 
+  /// `start` for many layers in one call: arrays[i] is layer first_layer + i's. Stops at the first that
+  /// cannot start; those before it have.
+  virtual Status start_all(std::uint32_t first_layer, std::span<const std::span<std::byte>> arrays,
+                           std::uint32_t divisor) = 0;
+
   /// This rank has nothing for the layer (unused parameter, receiving side of a broadcast); the
   /// others' result lands in `destination`, which is untouched if nobody contributed.
   virtual Status start_absent(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t divisor) = 0;
 
-  /// The same with factors instead of a dense gradient. `destination` receives the product of all
+  // Layers with `stored`: the servers keep an array for each (Parameter Hub §3.1, Push, Pull, PushPull).
+  // All are asynchronous like `start`; a layer has one operation under way at a time. The memory given
+  // must stay valid until then, `data` unchanged, `destination` untouched.
+
+  /// Contributes `data` and receives, when every rank has contributed, what the step makes of the
+  /// layer: the sum divided by `divisor`, or with an update rule the updated parameters.
+  virtual Status push_pull(std::uint32_t layer, std::span<const std::byte> data, std::span<std::byte> destination,
+                           std::uint32_t divisor) = 0;
+  /// Contributes only. Completes when the step has: every rank takes part in it by push or push_pull.
+  virtual Status push(std::uint32_t layer, std::span<const std::byte> data, std::uint32_t divisor) = 0;
+  /// Receives the layer's value as it is now, or waits for its first one. `array`: 0 the value, 1… the
+  /// rule's state (1 momentum or exp_avg, 2 exp_avg_sq); layer_stats tells the update count.
+  virtual Status pull(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t array = 0) = 0;
+  /// Sets the layer's value or a state array, by one rank; `update_count`: of updates that it has seen.
+  /// Setting the value forgets the state. What this rank does afterwards comes after it; others wait
+  /// for it where they pull before there is a value, and otherwise agree on when it happens.
+  virtual Status assign(std::uint32_t layer, std::span<const std::byte> data, std::uint32_t array = 0,
+                        std::uint64_t update_count = 0) = 0;
+  /// How the servers update the layer from the next push on. Every rank sets the same.
+  virtual Status set_rule(std::uint32_t layer, const UpdateRule& rule) = 0;
+
+  /// The same as `start` with factors instead of a dense gradient. `destination` receives the product of all
   /// workers' factors (added to what it holds if `accumulate`); empty: parts are only gathered and
   /// `gathered()` gives them. The factors' dtype may be narrower than the layer's.
   /// Only when `next_scheme(layer)` is sfb or adam (adam: no accumulate, no empty destination).

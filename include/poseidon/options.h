@@ -24,6 +24,33 @@ enum class Partition : std::uint8_t {
   coarse,    // a whole tensor per shard, round robin, as TensorFlow did: the baseline
 };
 
+/// How a server adds up what its workers send (Parameter Hub §3.2.2).
+enum class Aggregation : std::uint8_t {
+  streaming,  // tall: the chunk's core adds while the bytes arrive
+  at_once,    // tall: the chunk's core adds all parts in one pass when the last one is in
+  wide,       // many threads on one array when its last part is in: the baseline
+};
+
+/// The order in which the parts of a sum are added.
+enum class ReduceOrder : std::uint8_t {
+  rank,     // bitwise repeatable from run to run
+  arrival,  // whoever comes first is added first
+};
+
+/// What a server core is responsible for (Parameter Hub §4.5).
+enum class Assignment : std::uint8_t {
+  chunk,   // its chunks, from all workers ("key by interface/core")
+  worker,  // its workers; chunks are handed to their owner and back ("worker by interface"): the baseline
+};
+
+/// What carries messages between processes.
+enum class Medium : std::uint8_t {
+  automatic,  // shared memory between processes of one host, TCP otherwise
+  tcp,
+  shm,
+  ucx,  // where the build found UCX
+};
+
 struct Options {
   int rank = 0;
   int world_size = 1;
@@ -31,14 +58,21 @@ struct Options {
   std::uint16_t master_port = 29500;
   std::string job = "default";  // ranks of different jobs never talk to each other
 
-  std::string interface;             // address or device to listen on; empty: the one that leads to master_addr
+  // Addresses or devices to listen on, all used at once; empty: the one that leads to master_addr.
+  std::vector<std::string> interfaces;
   std::vector<std::string> servers;  // "host:port" of dedicated servers; empty: every worker hosts a shard
+  Medium transport = Medium::automatic;
+  int server_cores = 1;  // loops of this process's server; at least one per interface
+  int flows = 1;         // connections from each worker to each server core
 
-  std::size_t chunk_bytes = 2u << 20;    // largest piece of a tensor that one shard holds (Poseidon §4.1: 2 MB)
+  std::size_t chunk_bytes = 256u << 10;  // largest piece of a tensor that one core holds; 0: measured ("auto")
   std::size_t small_bytes = 32u << 10;   // tensors up to this size are grouped
-  std::size_t group_bytes = 256u << 10;  // a group is closed when it reaches this size
+  std::size_t group_bytes = 1u << 20;    // a group is closed when it reaches this size
   Schedule schedule = Schedule::wait_free;
   Partition partition = Partition::balanced;
+  Aggregation aggregation = Aggregation::streaming;
+  ReduceOrder reduce_order = ReduceOrder::rank;
+  Assignment assignment = Assignment::chunk;
   int compute_threads = 1;  // threads that multiply factors
 
   std::chrono::milliseconds timeout{300'000};  // the one deadline; the others are derived from it

@@ -38,6 +38,10 @@ struct Cluster {
   int worker_count = 1;
   int server_count = 1;
   Placement placement = Placement::colocated;
+  std::vector<int> core_counts{};  // of each server; empty: one each
+  int flow_count = 1;              // connections from a worker to each server core
+
+  int core_count(int server) const { return core_counts.empty() ? 1 : core_counts[static_cast<std::size_t>(server)]; }
 };
 
 /// One tensor to synchronize, as the framework sees it.
@@ -50,6 +54,8 @@ struct Layer {
   std::size_t rows = 0;
   std::size_t cols = 0;
   Scheme scheme = Scheme::automatic;
+  bool stored = false;  // servers keep its value (push, pull, updates): scheme ps, never in a group
+  bool whole = false;   // lies on one server core in one piece (LAMB needs the norms of the whole layer)
 
   bool factorable() const { return rows > 0 && cols > 0; }
   std::size_t size_bytes() const { return element_count * dtype_bytes(dtype); }
@@ -74,12 +80,15 @@ Costs costs(std::size_t rows, std::size_t cols, double factor_count, const Clust
 /// `factor_count` is the mean K over the workers; 0 when unknown, which decides for ps.
 Scheme best_scheme(const Layer& layer, double factor_count, const Cluster& cluster);
 
-/// A slice of a unit's bytes and the shard that owns it.
+/// A slice of a unit's bytes and the server core that owns it (Parameter Hub §3.2.4). Everything
+/// about it travels on one flow.
 struct Chunk {
   std::uint32_t index = 0;
   std::size_t offset_bytes = 0;
   std::size_t size_bytes = 0;
   int server = 0;
+  int core = 0;  // of that server
+  int flow = 0;  // of those from a worker to that core
 };
 
 /// What is exchanged as one: a layer of its own, or a group of small layers of one dtype.

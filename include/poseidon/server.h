@@ -11,7 +11,8 @@ namespace poseidon {
 
 class Server {
  public:
-  /// Listens on `options.interface` and `port` (0: any) and serves until shutdown.
+  /// Listens on `options.interfaces` and serves until shutdown: its first core on `port` (0: any), each
+  /// further one on the next port. Without interfaces it listens on all of the host's.
   static Result<std::unique_ptr<Server>> listen(const Options& options, std::uint16_t port);
   virtual ~Server() = default;
 

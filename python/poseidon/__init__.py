@@ -1,8 +1,10 @@
 """Poseidon: wait-free, hybrid gradient exchange for synchronous data-parallel training.
 
 `import poseidon.torch as poseidon` is what a PyTorch program needs; this package itself holds what
-all frameworks share.
+all frameworks share. `poseidon.connect` is for everything that is not PyTorch: push and pull on arrays.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from poseidon.errors import (
     Aborted,
@@ -20,6 +22,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Aborted",
+    "Exchange",
+    "Handle",
     "InvalidArgument",
     "Mismatch",
     "PeerLost",
@@ -28,5 +32,20 @@ __all__ = [
     "Refused",
     "ShutDown",
     "Unreachable",
+    "UpdateRule",
     "__version__",
+    "connect",
 ]
+
+
+if TYPE_CHECKING:
+    from poseidon.exchange import Exchange, Handle, UpdateRule, connect
+else:
+
+    def __getattr__(name: str) -> Any:
+        # Not at the start: the command line's help needs neither NumPy nor the compiled core.
+        if name in ("Exchange", "Handle", "UpdateRule", "connect"):
+            from poseidon import exchange
+
+            return getattr(exchange, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

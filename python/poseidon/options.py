@@ -71,10 +71,18 @@ def _parse_list(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+AUTO = "auto"
+
+
+def _parse_size_or_auto(text: str) -> int | str:
+    return AUTO if text.strip() == AUTO else parse_bytes(text)
+
+
 TEXT = Kind("TEXT", str, lambda value: isinstance(value, str))
 INTEGER = Kind("N", int, _is_int)
 SECONDS = Kind("SECONDS", float, lambda value: _is_int(value) or isinstance(value, float))
 BYTES = Kind("BYTES", parse_bytes, _is_int)
+SIZE_OR_AUTO = Kind("BYTES|auto", _parse_size_or_auto, _is_int)
 LIST = Kind(
     "A,B,…",
     _parse_list,
@@ -142,7 +150,13 @@ def _is_address(text: str) -> bool:
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("interface", TEXT, "", "Address or device to listen on; empty: the one that leads to MASTER_ADDR.", "text"),
+    Option(
+        "interfaces",
+        LIST,
+        (),
+        "Addresses or devices to listen on, all used at once; none: the one that leads to MASTER_ADDR.",
+        "a list of addresses or devices separated by commas",
+    ),
     Option(
         "servers",
         LIST,
@@ -151,9 +165,38 @@ OPTIONS: tuple[Option, ...] = (
         "a list of host:port separated by commas",
         check=lambda value: all(_is_address(address) for address in value),
     ),
-    _size("chunk_bytes", 2 << 20, 64, "Largest piece of a tensor that one shard holds."),
+    _choice(
+        "transport",
+        "auto",
+        ("auto", "tcp", "shm", "ucx"),
+        "What carries messages: shared memory within a host and TCP between hosts, or one of them for all.",
+    ),
+    Option(
+        "server_cores",
+        INTEGER,
+        None,  # depends on the machine: _server_cores
+        "Threads of each server, each with its own chunks; 0: the worker's thread; default: by this worker's cores.",
+        "a whole number from 0 to 64",
+        check=lambda value: 0 <= value <= 64,
+    ),
+    Option(
+        "flows",
+        INTEGER,
+        1,
+        "Connections from each worker to each server core.",
+        "a whole number from 1 to 16",
+        check=lambda value: 1 <= value <= 16,
+    ),
+    Option(
+        "chunk_bytes",
+        SIZE_OR_AUTO,
+        256 << 10,
+        "Largest piece of a tensor that one server core holds, or auto: measured at the start.",
+        "auto, or a size of at least 64 bytes such as 65536, 512k or 2MiB",
+        check=lambda value: value == AUTO or 64 <= value <= 1 << 34,
+    ),
     _size("small_bytes", 32 << 10, 0, "Tensors up to this size are grouped."),
-    _size("group_bytes", 256 << 10, 1, "A group of small tensors is closed when it reaches this size."),
+    _size("group_bytes", 1 << 20, 1, "A group of small tensors is closed when it reaches this size."),
     _choice(
         "schedule",
         "wait_free",
@@ -165,6 +208,24 @@ OPTIONS: tuple[Option, ...] = (
         "balanced",
         ("balanced", "coarse"),
         "How tensors are spread over the shards: even chunks, or a whole tensor per shard.",
+    ),
+    _choice(
+        "aggregation",
+        "streaming",
+        ("streaming", "at_once", "wide"),
+        "How servers add: while bytes arrive, when all parts are in, or with many threads on one array (baseline).",
+    ),
+    _choice(
+        "reduce_order",
+        "rank",
+        ("rank", "arrival"),
+        "In which order the workers' parts are added: by rank (bitwise repeatable) or as they arrive.",
+    ),
+    _choice(
+        "assignment",
+        "chunk",
+        ("chunk", "worker"),
+        "What a server core is responsible for: its chunks, or its workers (baseline).",
     ),
     _choice(
         "scheme",
@@ -225,13 +286,19 @@ class Settings:
     "environment", "configuration file" or "default".
     """
 
-    interface: str
+    interfaces: tuple[str, ...]
     servers: tuple[str, ...]
-    chunk_bytes: int
+    transport: str
+    server_cores: int
+    flows: int
+    chunk_bytes: int | str
     small_bytes: int
     group_bytes: int
     schedule: str
     partition: str
+    aggregation: str
+    reduce_order: str
+    assignment: str
     scheme: str
     compute_threads: int
     timeout: float
@@ -256,13 +323,19 @@ class Settings:
             master_addr=self.master_addr,
             master_port=self.master_port,
             job=self.job,
-            interface=self.interface,
+            interfaces=list(self.interfaces),
             servers=list(self.servers),
-            chunk_bytes=self.chunk_bytes,
+            transport=self.transport,
+            server_cores=self.server_cores,
+            flows=self.flows,
+            chunk_bytes=0 if self.chunk_bytes == AUTO else self.chunk_bytes,
             small_bytes=self.small_bytes,
             group_bytes=self.group_bytes,
             schedule=self.schedule,
             partition=self.partition,
+            aggregation=self.aggregation,
+            reduce_order=self.reduce_order,
+            assignment=self.assignment,
             compute_threads=self.compute_threads,
             timeout=self.timeout,
         )
@@ -300,6 +373,8 @@ def resolve_with(command_line: Mapping[str, Any], **keywords: Any) -> Settings:
         )
     if values["compute_threads"] is None:
         values["compute_threads"] = _compute_threads(values["local_world_size"])
+    if values["server_cores"] is None:
+        values["server_cores"] = _server_cores(values["local_world_size"])
     values["use_agent_store"] = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT") or None
     values["restart_count"], _ = _first(_RESTART_COUNT, ("environment", "TORCHELASTIC_RESTART_COUNT", restarts))
@@ -328,6 +403,11 @@ def available_cpu_count() -> int:
 
 def _compute_threads(local_world_size: int) -> int:
     return min(8, max(1, available_cpu_count() // local_world_size))
+
+
+def _server_cores(local_world_size: int) -> int:
+    # The framework computes on the same cores: a quarter of them moves gradients.
+    return min(4, available_cpu_count() // local_world_size // 4)
 
 
 def _first(option: Option, *givers: tuple[str, str, Any]) -> tuple[Any, str]:

@@ -29,8 +29,11 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   }
 
   /// A buffer that returns here when its last owner lets go (on the pool's loop).
-  std::shared_ptr<Buffer> take_shared(std::size_t size_bytes) {
-    auto lease = std::make_shared<Lease>(shared_from_this(), take(size_bytes));
+  std::shared_ptr<Buffer> take_shared(std::size_t size_bytes) { return share(take(size_bytes)); }
+
+  /// The same for a buffer that was taken before.
+  std::shared_ptr<Buffer> share(Buffer buffer) {
+    auto lease = std::make_shared<Lease>(shared_from_this(), std::move(buffer));
     return {lease, &lease->buffer};
   }
 

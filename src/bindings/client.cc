@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -62,6 +63,19 @@ class PythonStore final : public Store {
   nb::object store_;
 };
 
+/// Arrays that are looked up once and used in many steps.
+struct Arrays {
+  explicit Arrays(std::vector<Array> of) : arrays(std::move(of)) {
+    for (const Array& array : arrays) {
+      spans.push_back(bytes_of(array));
+      dtypes.push_back(dtype_from(array.dtype()));
+    }
+  }
+  std::vector<Array> arrays;
+  std::vector<std::span<std::byte>> spans;
+  std::vector<DType> dtypes;
+};
+
 /// The client and the arrays that its running exchanges read and write (guarded by the GIL).
 class PyClient {
  public:
@@ -78,13 +92,58 @@ class PyClient {
   void start(std::uint32_t layer, Array array, std::uint32_t divisor, std::optional<std::uint64_t> factor_count) {
     check_dtype(layer, array);
     raise_if_failed(client_->start(layer, bytes_of(array), divisor, factor_count.value_or(kNotFactorable)));
-    held_[layer] = {std::move(array)};
+    held_[layer] = hold({std::move(array)});
+  }
+
+  void start_all(std::uint32_t first_layer, std::shared_ptr<const Arrays> arrays, std::uint32_t divisor) {
+    for (std::size_t i = 0; i < arrays->dtypes.size(); ++i)
+      if (arrays->dtypes[i] != layer_dtype(first_layer + static_cast<std::uint32_t>(i)))
+        check_dtype(first_layer + static_cast<std::uint32_t>(i), arrays->arrays[i]);
+    held_many_.push_back(arrays);
+    const nb::gil_scoped_release unlocked;
+    const Status status = client_->start_all(first_layer, arrays->spans, divisor);
+    const nb::gil_scoped_acquire locked;
+    raise_if_failed(status);
+  }
+
+  void push_pull(std::uint32_t layer, Array array, Array destination, std::uint32_t divisor) {
+    check_dtype(layer, array);
+    check_dtype(layer, destination);
+    raise_if_failed(client_->push_pull(layer, bytes_of(array), bytes_of(destination), divisor));
+    held_[layer] = hold({std::move(array), std::move(destination)});
+  }
+
+  void push(std::uint32_t layer, Array array, std::uint32_t divisor) {
+    check_dtype(layer, array);
+    raise_if_failed(client_->push(layer, bytes_of(array), divisor));
+    held_[layer] = hold({std::move(array)});
+  }
+
+  void pull(std::uint32_t layer, Array destination, std::uint32_t index) {
+    check_dtype(layer, destination);
+    raise_if_failed(client_->pull(layer, bytes_of(destination), index));
+    held_[layer] = hold({std::move(destination)});
+  }
+
+  void assign(std::uint32_t layer, Array array, std::uint32_t index, std::uint64_t update_count) {
+    check_dtype(layer, array);
+    raise_if_failed(client_->assign(layer, bytes_of(array), index, update_count));
+    held_[layer] = hold({std::move(array)});
+  }
+
+  void set_rule(std::uint32_t layer, const UpdateRule& rule) { raise_if_failed(client_->set_rule(layer, rule)); }
+
+  std::size_t choose_chunk_bytes(std::size_t known) {
+    auto chosen = call_blocking(
+        [&](const std::function<bool()>& keep_waiting) { return client_->choose_chunk_bytes(known, keep_waiting); });
+    raise_if_failed(chosen.status());
+    return chosen.value();
   }
 
   void start_absent(std::uint32_t layer, Array array, std::uint32_t divisor) {
     check_dtype(layer, array);
     raise_if_failed(client_->start_absent(layer, bytes_of(array), divisor));
-    held_[layer] = {std::move(array)};
+    held_[layer] = hold({std::move(array)});
   }
 
   void start_factors(std::uint32_t layer, std::vector<Array> lefts, std::vector<Array> rights,
@@ -97,7 +156,7 @@ class PyClient {
     std::vector<Array> held = std::move(lefts);
     held.insert(held.end(), std::make_move_iterator(rights.begin()), std::make_move_iterator(rights.end()));
     if (destination) held.push_back(std::move(*destination));
-    held_[layer] = std::move(held);
+    held_[layer] = hold(std::move(held));
   }
 
   std::pair<std::uint32_t, Plan> add_layers(const std::vector<Layer>& layers, bool transient) {
@@ -105,7 +164,8 @@ class PyClient {
       return client_->add_layers(layers, transient, keep_waiting);
     });
     raise_if_failed(added.status());
-    for (const auto& layer : added.value().plan.layers) layers_.push_back(layer);
+    std::uint32_t id = added.value().first_layer;
+    for (const auto& layer : added.value().plan.layers) layers_.emplace(id++, layer);
     return {added.value().first_layer, std::move(added.value().plan)};
   }
 
@@ -113,13 +173,16 @@ class PyClient {
     const Status status =
         call_blocking([&](const std::function<bool()>& keep_waiting) { return client_->wait_all(keep_waiting); });
     held_.clear();
+    held_many_.clear();
     raise_if_failed(status);
   }
 
   void wait(std::uint32_t layer) {
+    // Another thread may start the layer again as soon as the wait is over: what it holds must stay.
+    const auto held = held_.find(layer) == held_.end() ? Held() : held_[layer];
     const Status status =
         call_blocking([&](const std::function<bool()>& keep_waiting) { return client_->wait(layer, keep_waiting); });
-    held_.erase(layer);
+    if (const auto now = held_.find(layer); now != held_.end() && now->second == held) held_.erase(now);
     raise_if_failed(status);
   }
 
@@ -134,12 +197,11 @@ class PyClient {
   }
 
  private:
-  static constexpr std::uint32_t kOwnLayers = 1;  // the core's own "plan check" comes first
-
   const Layer& layer_of(std::uint32_t layer) const {
-    if (layer < kOwnLayers || layer - kOwnLayers >= layers_.size())
+    const auto found = layers_.find(layer);
+    if (found == layers_.end())
       raise_if_failed({ErrorCode::invalid_argument, "there is no layer " + std::to_string(layer)});
-    return layers_[layer - kOwnLayers];
+    return found->second;
   }
 
   DType layer_dtype(std::uint32_t layer) const { return layer_of(layer).dtype; }
@@ -188,8 +250,11 @@ class PyClient {
   }
 
   std::unique_ptr<Client> client_;
-  std::vector<Layer> layers_;
-  std::unordered_map<std::uint32_t, std::vector<Array>> held_;
+  std::unordered_map<std::uint32_t, Layer> layers_;  // those that were added here; the core has some of its own
+  using Held = std::shared_ptr<const std::vector<Array>>;
+  static Held hold(std::vector<Array> arrays) { return std::make_shared<const std::vector<Array>>(std::move(arrays)); }
+  std::unordered_map<std::uint32_t, Held> held_;
+  std::vector<std::shared_ptr<const Arrays>> held_many_;
 };
 
 void bind_stats(nb::module_& module) {
@@ -200,11 +265,42 @@ void bind_stats(nb::module_& module) {
       .def_ro("factor_count", &LayerStats::factor_count)
       .def_ro("bytes_sent", &LayerStats::bytes_sent)
       .def_ro("bytes_received", &LayerStats::bytes_received)
+      .def_ro("update_count", &LayerStats::update_count)
       .def_ro("started_ns", &LayerStats::started_ns)
       .def_ro("completed_ns", &LayerStats::completed_ns);
   nb::class_<TrafficStats>(module, "TrafficStats", "Network bytes of this process since connect.")
       .def_ro("bytes_sent", &TrafficStats::bytes_sent)
       .def_ro("bytes_received", &TrafficStats::bytes_received);
+}
+
+constexpr std::pair<const char*, UpdateKind> kUpdateKinds[] = {{"none", UpdateKind::none},
+                                                               {"sgd", UpdateKind::sgd},
+                                                               {"adam", UpdateKind::adam},
+                                                               {"adamw", UpdateKind::adamw},
+                                                               {"lamb", UpdateKind::lamb}};
+
+UpdateKind update_kind_from(const std::string& name) {
+  for (const auto& [known, kind] : kUpdateKinds)
+    if (name == known) return kind;
+  raise_if_failed(
+      {ErrorCode::invalid_argument, "an update rule is none, sgd, adam, adamw or lamb, not '" + name + "'"});
+  return UpdateKind::none;
+}
+
+void bind_update_rule(nb::module_& module) {
+  nb::class_<UpdateRule>(module, "UpdateRule", "How servers update a layer (include/poseidon/update.h).")
+      .def(
+          "__init__",
+          [](UpdateRule* self, const std::string& kind, double lr, double momentum, double dampening, bool nesterov,
+             double beta1, double beta2, double eps, double weight_decay, bool maximize) {
+            new (self) UpdateRule{
+                update_kind_from(kind), nesterov, maximize, lr, momentum, dampening, beta1, beta2, eps, weight_decay};
+          },
+          nb::arg("kind"), nb::kw_only(), nb::arg("lr") = 0.0, nb::arg("momentum") = 0.0, nb::arg("dampening") = 0.0,
+          nb::arg("nesterov") = false, nb::arg("beta1") = 0.0, nb::arg("beta2") = 0.0, nb::arg("eps") = 0.0,
+          nb::arg("weight_decay") = 0.0, nb::arg("maximize") = false)
+      .def_prop_ro("state_count", [](const UpdateRule& rule) { return update_state_count(rule); })
+      .def("__eq__", [](const UpdateRule& a, const UpdateRule& b) { return a == b; });
 }
 
 std::unique_ptr<PyClient> connect(const Options& options, nb::object store) {
@@ -220,17 +316,30 @@ std::unique_ptr<PyClient> connect(const Options& options, nb::object store) {
 }  // namespace
 
 void bind_client(nb::module_& module) {
+  bind_update_rule(module);
   bind_stats(module);
+  nb::class_<Arrays>(module, "Arrays", "Contiguous CPU arrays, for start_all; keeps them alive.")
+      .def(nb::init<std::vector<Array>>(), nb::arg("arrays").noconvert());
   nb::class_<PyClient>(module, "Client", "A worker's way into the exchange (include/poseidon/client.h).")
       .def_static("connect", &connect, nb::arg("options"), nb::arg("store").none() = nb::none())
       .def_prop_ro("rank", [](PyClient& self) { return self.get().rank(); })
       .def_prop_ro("world_size", [](PyClient& self) { return self.get().world_size(); })
       .def("add_layers", &PyClient::add_layers, nb::arg("layers"), nb::arg("transient") = false)
-      .def("start", &PyClient::start, nb::arg("layer"), nb::arg("array"), nb::arg("divisor"),
+      .def("start", &PyClient::start, nb::arg("layer"), nb::arg("array").noconvert(), nb::arg("divisor"),
            nb::arg("factor_count").none() = nb::none())
-      .def("start_absent", &PyClient::start_absent, nb::arg("layer"), nb::arg("array"), nb::arg("divisor"))
-      .def("start_factors", &PyClient::start_factors, nb::arg("layer"), nb::arg("lefts"), nb::arg("rights"),
-           nb::arg("destination").none(), nb::arg("divisor"), nb::arg("accumulate") = false)
+      .def("start_all", &PyClient::start_all, nb::arg("first_layer"), nb::arg("arrays"), nb::arg("divisor"))
+      .def("push_pull", &PyClient::push_pull, nb::arg("layer"), nb::arg("array").noconvert(),
+           nb::arg("destination").noconvert(), nb::arg("divisor"))
+      .def("push", &PyClient::push, nb::arg("layer"), nb::arg("array").noconvert(), nb::arg("divisor"))
+      .def("pull", &PyClient::pull, nb::arg("layer"), nb::arg("destination").noconvert(), nb::arg("index") = 0)
+      .def("assign", &PyClient::assign, nb::arg("layer"), nb::arg("array").noconvert(), nb::arg("index") = 0,
+           nb::arg("update_count") = 0)
+      .def("set_rule", &PyClient::set_rule, nb::arg("layer"), nb::arg("rule"))
+      .def("choose_chunk_bytes", &PyClient::choose_chunk_bytes, nb::arg("known") = 0)
+      .def("start_absent", &PyClient::start_absent, nb::arg("layer"), nb::arg("array").noconvert(), nb::arg("divisor"))
+      .def("start_factors", &PyClient::start_factors, nb::arg("layer"), nb::arg("lefts").noconvert(),
+           nb::arg("rights").noconvert(), nb::arg("destination").noconvert().none(), nb::arg("divisor"),
+           nb::arg("accumulate") = false)
       .def("next_scheme",
            [](PyClient& self, std::uint32_t layer) { return std::string(scheme_name(self.get().next_scheme(layer))); })
       .def("set_factor_count",

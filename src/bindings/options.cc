@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
@@ -15,8 +16,11 @@ namespace poseidon::bindings {
 
 namespace {
 
-Status not_one_of(const char* name, const std::string& text, const char* allowed) {
-  return {ErrorCode::invalid_argument, std::string(name) + " is " + allowed + ", not '" + text + "'"};
+template <typename Names>
+Status not_one_of(const char* name, const std::string& text, const Names& names) {
+  std::string allowed;
+  for (const auto& [one, value] : names) allowed += (allowed.empty() ? "'" : ", '") + std::string(one) + "'";
+  return {ErrorCode::invalid_argument, std::string(name) + " is one of " + allowed + ", not '" + text + "'"};
 }
 
 /// An attribute, from Python and to Python: the class and its keyword constructor both use it.
@@ -32,29 +36,21 @@ Field field(const char* name, T Options::*member) {
           [member](Options& options, nb::handle value) { options.*member = nb::cast<T>(value); }};
 }
 
-Field schedule_field() {
-  return {"schedule",
-          [](const Options& options) {
-            return nb::cast(options.schedule == Schedule::wait_free ? "wait_free" : "sequential");
+/// An enumeration, by the names that the command line and the environment use too.
+template <typename E>
+Field choice(const char* name, E Options::*member, std::vector<std::pair<const char*, E>> names) {
+  return {name,
+          [member, names](const Options& options) {
+            const auto found =
+                std::find_if(names.begin(), names.end(), [&](const auto& n) { return n.second == options.*member; });
+            return nb::cast(found->first);
           },
-          [](Options& options, nb::handle value) {
+          [name, member, names](Options& options, nb::handle value) {
             const auto text = nb::cast<std::string>(value);
-            if (text != "wait_free" && text != "sequential")
-              raise_if_failed(not_one_of("schedule", text, "'wait_free' or 'sequential'"));
-            options.schedule = text == "wait_free" ? Schedule::wait_free : Schedule::sequential;
+            const auto found = std::find_if(names.begin(), names.end(), [&](const auto& n) { return text == n.first; });
+            if (found == names.end()) raise_if_failed(not_one_of(name, text, names));
+            options.*member = found->second;
           }};
-}
-
-Field partition_field() {
-  return {
-      "partition",
-      [](const Options& options) { return nb::cast(options.partition == Partition::balanced ? "balanced" : "coarse"); },
-      [](Options& options, nb::handle value) {
-        const auto text = nb::cast<std::string>(value);
-        if (text != "balanced" && text != "coarse")
-          raise_if_failed(not_one_of("partition", text, "'balanced' or 'coarse'"));
-        options.partition = text == "balanced" ? Partition::balanced : Partition::coarse;
-      }};
 }
 
 Field timeout_field() {
@@ -69,20 +65,30 @@ Field timeout_field() {
 }
 
 const std::vector<Field>& fields() {
-  static const std::vector<Field> all{field("rank", &Options::rank),
-                                      field("world_size", &Options::world_size),
-                                      field("master_addr", &Options::master_addr),
-                                      field("master_port", &Options::master_port),
-                                      field("job", &Options::job),
-                                      field("interface", &Options::interface),
-                                      field("servers", &Options::servers),
-                                      field("chunk_bytes", &Options::chunk_bytes),
-                                      field("small_bytes", &Options::small_bytes),
-                                      field("group_bytes", &Options::group_bytes),
-                                      field("compute_threads", &Options::compute_threads),
-                                      schedule_field(),
-                                      partition_field(),
-                                      timeout_field()};
+  static const std::vector<Field> all{
+      field("rank", &Options::rank),
+      field("world_size", &Options::world_size),
+      field("master_addr", &Options::master_addr),
+      field("master_port", &Options::master_port),
+      field("job", &Options::job),
+      field("interfaces", &Options::interfaces),
+      field("servers", &Options::servers),
+      choice("transport", &Options::transport,
+             {{"auto", Medium::automatic}, {"tcp", Medium::tcp}, {"shm", Medium::shm}, {"ucx", Medium::ucx}}),
+      field("server_cores", &Options::server_cores),
+      field("flows", &Options::flows),
+      field("chunk_bytes", &Options::chunk_bytes),
+      field("small_bytes", &Options::small_bytes),
+      field("group_bytes", &Options::group_bytes),
+      field("compute_threads", &Options::compute_threads),
+      choice("schedule", &Options::schedule,
+             {{"wait_free", Schedule::wait_free}, {"sequential", Schedule::sequential}}),
+      choice("partition", &Options::partition, {{"balanced", Partition::balanced}, {"coarse", Partition::coarse}}),
+      choice("aggregation", &Options::aggregation,
+             {{"streaming", Aggregation::streaming}, {"at_once", Aggregation::at_once}, {"wide", Aggregation::wide}}),
+      choice("reduce_order", &Options::reduce_order, {{"rank", ReduceOrder::rank}, {"arrival", ReduceOrder::arrival}}),
+      choice("assignment", &Options::assignment, {{"chunk", Assignment::chunk}, {"worker", Assignment::worker}}),
+      timeout_field()};
   return all;
 }
 

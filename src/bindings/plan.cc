@@ -28,17 +28,20 @@ void bind_layer(nb::module_& module) {
       .def(
           "__init__",
           [](Layer* self, std::string name, const std::string& dtype, std::size_t element_count, std::size_t rows,
-             std::size_t cols, const std::string& scheme) {
-            new (self) Layer{std::move(name), dtype_from(dtype), element_count, rows, cols, scheme_from(scheme)};
+             std::size_t cols, const std::string& scheme, bool stored, bool whole) {
+            new (self) Layer{
+                std::move(name), dtype_from(dtype), element_count, rows, cols, scheme_from(scheme), stored, whole};
           },
           nb::arg("name"), nb::arg("dtype"), nb::arg("element_count"), nb::arg("rows") = 0, nb::arg("cols") = 0,
-          nb::arg("scheme") = "auto")
+          nb::arg("scheme") = "auto", nb::arg("stored") = false, nb::arg("whole") = false)
       .def_ro("name", &Layer::name)
       .def_prop_ro("dtype", [](const Layer& layer) { return std::string(dtype_name(layer.dtype)); })
       .def_ro("element_count", &Layer::element_count)
       .def_ro("rows", &Layer::rows)
       .def_ro("cols", &Layer::cols)
       .def_prop_ro("scheme", [](const Layer& layer) { return std::string(scheme_name(layer.scheme)); })
+      .def_ro("stored", &Layer::stored)
+      .def_ro("whole", &Layer::whole)
       .def_prop_ro("factorable", &Layer::factorable)
       .def_prop_ro("size_bytes", &Layer::size_bytes);
 }
@@ -76,7 +79,9 @@ void bind_plan(nb::module_& module) {
       .def_ro("index", &Chunk::index)
       .def_ro("offset_bytes", &Chunk::offset_bytes)
       .def_ro("size_bytes", &Chunk::size_bytes)
-      .def_ro("server", &Chunk::server);
+      .def_ro("server", &Chunk::server)
+      .def_ro("core", &Chunk::core)
+      .def_ro("flow", &Chunk::flow);
   nb::class_<Unit>(module, "Unit", "What is exchanged as one: a layer, or a group of small ones.")
       .def_ro("id", &Unit::id)
       .def_ro("name", &Unit::name)

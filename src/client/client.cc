@@ -9,6 +9,7 @@ namespace poseidon {
 namespace {
 
 constexpr auto kWaitSlice = std::chrono::milliseconds(100);
+constexpr std::size_t kStartsPerLock = 64;
 constexpr std::uint32_t kCheckLayer = 0;  // the layer that add_layers compares plans with
 
 /// FNV-1a over the plan's text.
@@ -30,45 +31,54 @@ ClientImpl::UnitState::UnitState(std::shared_ptr<const Plan> of, std::size_t ind
     : plan(std::move(of)),
       syncer(plan->units[index], plan->layers[plan->units[index].layers.front()], transient, plan->cluster, links,
              [this, done = std::move(on_done)](Syncer&) { done(*this); }),
-      group(plan->units[index].grouped() ? std::make_unique<GroupBuffer>(plan->units[index]) : nullptr),
+      group(plan->units[index].grouped() ? std::make_unique<Group>(plan->units[index]) : nullptr),
       next_scheme(syncer.next_scheme()) {}
 
-ClientImpl::ClientImpl(const Options& options, const Cluster& cluster, Transport& network)
+ClientImpl::ClientImpl(const Options& options, const Cluster& cluster, std::shared_ptr<Loop> loop)
     : options_(options),
       cluster_(cluster),
-      network_(network),
-      loop_("psd-client"),
-      executor_(std::max(1, options.compute_threads)) {
+      chunk_bytes_(options.chunk_bytes == 0 ? Options().chunk_bytes : options.chunk_bytes),
+      loop_(std::move(loop)),
+      executor_(std::make_unique<Executor>(std::max(1, options.compute_threads))) {
   const auto worker_count = static_cast<std::size_t>(options.world_size);
   links_.rank = static_cast<std::uint32_t>(options.rank);
   links_.worker_count = static_cast<std::uint32_t>(options.world_size);
-  links_.servers.resize(static_cast<std::size_t>(cluster.server_count), nullptr);
+  cluster_.flow_count = options.flows;
+  links_.flow_count = static_cast<std::size_t>(options.flows);
+  links_.by_worker = options.assignment == Assignment::worker;
+  links_.servers.resize(static_cast<std::size_t>(cluster.server_count));
   links_.server_is_local.resize(links_.servers.size(), false);
   links_.peers.resize(worker_count, nullptr);
-  links_.loop = &loop_;
-  links_.executor = &executor_;
+  links_.loop = loop_.get();
+  links_.executor = executor_.get();
   links_.pool = std::make_shared<BufferPool>();
 }
 
-ClientImpl::~ClientImpl() { shutdown(); }
+ClientImpl::~ClientImpl() {
+  shutdown();
+  executor_.reset();
+  loop_->stop();
+}
 
 Result<Client::Added> ClientImpl::add_layers(std::vector<Layer> layers, bool transient,
                                              const std::function<bool()>& keep_waiting) {
   std::uint32_t first_unit_id = 0;
   std::uint32_t first_layer = 0;
+  Options options = options_;
   {
     const std::lock_guard lock(mutex_);
     if (!status_.ok()) return status_;
+    options.chunk_bytes = chunk_bytes_;
     first_unit_id = next_unit_id_;
     first_layer = static_cast<std::uint32_t>(layers_.size());
   }
-  auto made = make_plan(std::move(layers), cluster_, options_, first_unit_id);
+  auto made = make_plan(std::move(layers), cluster_, options, first_unit_id);
   if (!made.ok()) {
     abort("its layers make no plan: " + made.status().message());  // the others would wait for this rank
     return made.status();
   }
   const auto plan = std::make_shared<const Plan>(std::move(made.value()));
-  loop_.call([this, plan, transient] { register_units(plan, transient); });
+  loop_->call([this, plan, transient] { register_units(plan, transient); });
   if (first_layer > kCheckLayer) {
     if (Status status = check_plans(*plan, keep_waiting); !status.ok()) return status;
   }
@@ -94,60 +104,94 @@ Status ClientImpl::check_plans(const Plan& plan, const std::function<bool()>& ke
 Status ClientImpl::check_start(std::uint32_t layer, const Start& start) const {
   if (!status_.ok()) return status_;
   if (layer >= layers_.size()) return {ErrorCode::invalid_argument, "there is no layer " + std::to_string(layer)};
-  const LayerState& state = layers_[layer];
+  const LayerState& state = *layers_[layer];
   const bool gather_only = start.has_factors && start.data.empty() && state.unit->next_scheme == Scheme::sfb;
-  if (state.running) return invalid(state.layer, "was started twice in one step");
-  if (start.data.size() != state.layer.size_bytes() && !gather_only)
-    return invalid(state.layer, "has " + std::to_string(state.layer.size_bytes()) + " bytes, the given array " +
-                                    std::to_string(start.data.size()));
-  if (start.divisor == 0 || (start.divisor != 1 && !dtype_is_floating(state.layer.dtype)))
-    return invalid(state.layer, "of dtype " + std::string(dtype_name(state.layer.dtype)) + " cannot be divided by " +
-                                    std::to_string(start.divisor));
+  if (state.running) return invalid(*state.layer, "was started twice in one step");
+  const bool sends = start.operation != Operation::pull;
+  const bool receives = start.operation == Operation::push_pull || start.operation == Operation::pull;
+  const std::size_t size_bytes = state.size_bytes;
+  const bool fits =
+      (!sends || start.data.size() == size_bytes) && (!receives || start.destination.size() == size_bytes);
+  if (!fits && !gather_only)
+    return invalid(
+        *state.layer,
+        "has " + std::to_string(size_bytes) + " bytes, the given array " +
+            std::to_string(sends && start.data.size() != size_bytes ? start.data.size() : start.destination.size()));
+  if (start.operation != Operation::push_pull && !state.layer->stored)
+    return invalid(*state.layer, "is not stored by the servers: push, pull and assign need a layer that is");
+  if (start.divisor == 0 || (start.divisor != 1 && !dtype_is_floating(state.layer->dtype)))
+    return invalid(*state.layer, "of dtype " + std::string(dtype_name(state.layer->dtype)) + " cannot be divided by " +
+                                     std::to_string(start.divisor));
   if (state.unit->group && !state.unit->group->takes(start.divisor))
-    return invalid(state.layer, "shares a message with small layers that are divided by another number than " +
-                                    std::to_string(start.divisor));
+    return invalid(*state.layer, "shares a message with small layers that are divided by another number than " +
+                                     std::to_string(start.divisor));
   if (!start.has_factors) return {};
   const Scheme scheme = state.unit->next_scheme;
   if (scheme != Scheme::sfb && scheme != Scheme::adam)
-    return invalid(state.layer, "takes scheme " + std::string(scheme_name(scheme)) + " in this step, not factors");
-  if (!dtype_is_floating(start.factor_dtype) || dtype_bytes(start.factor_dtype) > dtype_bytes(state.layer.dtype))
-    return invalid(state.layer, "cannot take factors of dtype " + std::string(dtype_name(start.factor_dtype)));
-  if (scheme == Scheme::adam && (start.accumulate || start.factor_dtype != state.layer.dtype))
-    return invalid(state.layer, "takes scheme adam, which neither accumulates nor converts");
+    return invalid(*state.layer, "takes scheme " + std::string(scheme_name(scheme)) + " in this step, not factors");
+  if (!dtype_is_floating(start.factor_dtype) || dtype_bytes(start.factor_dtype) > dtype_bytes(state.layer->dtype))
+    return invalid(*state.layer, "cannot take factors of dtype " + std::string(dtype_name(start.factor_dtype)));
+  if (scheme == Scheme::adam && (start.accumulate || start.factor_dtype != state.layer->dtype))
+    return invalid(*state.layer, "takes scheme adam, which neither accumulates nor converts");
   return {};
 }
 
 Status ClientImpl::submit(std::uint32_t layer, Start start) {
   const std::lock_guard lock(mutex_);
+  return submit_locked(layer, std::move(start), now_ns());
+}
+
+Status ClientImpl::submit_locked(std::uint32_t layer, Start start, std::int64_t time_ns) {
   if (Status status = check_start(layer, start); !status.ok()) return status;
-  LayerState& state = layers_[layer];
+  LayerState& state = *layers_[layer];
   UnitState& unit = *state.unit;
   state.running = true;
-  state.destination = start.data;
-  state.stats.started_ns = now_ns();
+  state.destination = start.destination;
+  state.stats.started_ns = time_ns;
   ++running_count_;
   if (unit.group) {
     if (!unit.group->put(state.member, start.data, start.absent, start.divisor)) return {};
-    start.data = unit.group->span();
+    start.data = start.destination = {};
+    start.pieces = unit.group->pieces();
     start.absent = false;
     start.factor_count = kNotFactorable;
   }
-  loop_.post([this, &unit, moved = std::move(start)]() mutable { begin(unit, std::move(moved)); });
+  const bool contributes = start.operation == Operation::push_pull || start.operation == Operation::push;
+  if (contributes && unit.rule) start.rule = std::exchange(unit.rule, std::nullopt);
+  loop_->post([this, &unit, moved = std::move(start)]() mutable { begin(unit, std::move(moved)); });
   return {};
 }
 
 Status ClientImpl::start(std::uint32_t layer, std::span<std::byte> data, std::uint32_t divisor,
                          std::uint64_t factor_count) {
   Start start;
-  start.data = data;
+  start.data = start.destination = data;
   start.divisor = divisor;
   start.factor_count = factor_count;
   return submit(layer, std::move(start));
 }
 
+Status ClientImpl::start_all(std::uint32_t first_layer, std::span<const std::span<std::byte>> arrays,
+                             std::uint32_t divisor) {
+  // The loop needs the lock too, to end what has been started: it gets its turn after every few.
+  for (std::size_t begin = 0; begin < arrays.size(); begin += kStartsPerLock) {
+    const std::lock_guard lock(mutex_);
+    const std::int64_t time_ns = now_ns();
+    for (std::size_t i = begin; i < std::min(begin + kStartsPerLock, arrays.size()); ++i) {
+      Start start;
+      start.data = start.destination = arrays[i];
+      start.divisor = divisor;
+      start.factor_count = kNotFactorable;
+      const auto layer = first_layer + static_cast<std::uint32_t>(i);
+      if (Status status = submit_locked(layer, std::move(start), time_ns); !status.ok()) return status;
+    }
+  }
+  return {};
+}
+
 Status ClientImpl::start_absent(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t divisor) {
   Start start;
-  start.data = destination;
+  start.data = start.destination = destination;
   start.divisor = divisor;
   start.absent = true;
   return submit(layer, std::move(start));
@@ -156,7 +200,7 @@ Status ClientImpl::start_absent(std::uint32_t layer, std::span<std::byte> destin
 Status ClientImpl::start_factors(std::uint32_t layer, DType dtype, std::vector<FactorRows> segments,
                                  std::span<std::byte> destination, std::uint32_t divisor, bool accumulate) {
   Start start;
-  start.data = destination;
+  start.data = start.destination = destination;
   start.divisor = divisor;
   start.accumulate = accumulate;
   start.has_factors = true;
@@ -166,16 +210,76 @@ Status ClientImpl::start_factors(std::uint32_t layer, DType dtype, std::vector<F
   return submit(layer, std::move(start));
 }
 
+namespace {
+
+/// The worker's memory is only read, but an exchange that also receives has one type for both.
+std::span<std::byte> only_read(std::span<const std::byte> data) {
+  return {const_cast<std::byte*>(data.data()), data.size()};
+}
+
+}  // namespace
+
+Status ClientImpl::push_pull(std::uint32_t layer, std::span<const std::byte> data, std::span<std::byte> destination,
+                             std::uint32_t divisor) {
+  Start start;
+  start.data = only_read(data);
+  start.destination = destination;
+  start.divisor = divisor;
+  start.factor_count = kNotFactorable;
+  return submit(layer, std::move(start));
+}
+
+Status ClientImpl::push(std::uint32_t layer, std::span<const std::byte> data, std::uint32_t divisor) {
+  Start start;
+  start.operation = Operation::push;
+  start.data = only_read(data);
+  start.divisor = divisor;
+  start.factor_count = kNotFactorable;
+  return submit(layer, std::move(start));
+}
+
+Status ClientImpl::pull(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t array) {
+  Start start;
+  start.operation = Operation::pull;
+  start.destination = destination;
+  start.array = array;
+  return submit(layer, std::move(start));
+}
+
+Status ClientImpl::assign(std::uint32_t layer, std::span<const std::byte> data, std::uint32_t array,
+                          std::uint64_t update_count) {
+  Start start;
+  start.operation = Operation::assign;
+  start.data = only_read(data);
+  start.array = array;
+  start.update_count = update_count;
+  return submit(layer, std::move(start));
+}
+
+Status ClientImpl::set_rule(std::uint32_t layer, const UpdateRule& rule) {
+  const std::lock_guard lock(mutex_);
+  if (layer >= layers_.size()) return {ErrorCode::invalid_argument, "there is no layer " + std::to_string(layer)};
+  const Layer& about = *layers_[layer]->layer;
+  if (!about.stored) return invalid(about, "is not stored by the servers, so they cannot update it");
+  if (rule.kind != UpdateKind::none && about.dtype != DType::float32 && about.dtype != DType::float64)
+    return invalid(about, "has dtype " + std::string(dtype_name(about.dtype)) + "; servers update float32 and float64");
+  if (rule.kind == UpdateKind::lamb && !about.whole)
+    return invalid(about, "is cut into pieces; lamb needs the norms of a layer that lies whole on one server");
+  // Every rank sets the same rule; one tells it, before its own push, without which no step ends.
+  if (options_.rank == 0) layers_[layer]->unit->rule = rule;
+  return {};
+}
+
 Scheme ClientImpl::next_scheme(std::uint32_t layer) const {
   const std::lock_guard lock(mutex_);
-  return layer < layers_.size() ? layers_[layer].unit->next_scheme : Scheme::ps;
+  return layer < layers_.size() ? layers_[layer]->unit->next_scheme : Scheme::ps;
 }
 
 void ClientImpl::set_factor_count(std::uint32_t layer, std::uint64_t factor_count) {
-  loop_.call([this, layer, factor_count] {
+  loop_->call([this, layer, factor_count] {
     const std::lock_guard lock(mutex_);
     if (layer >= layers_.size()) return;
-    UnitState& unit = *layers_[layer].unit;
+    UnitState& unit = *layers_[layer]->unit;
     unit.syncer.set_factor_count(factor_count);
     unit.next_scheme = unit.syncer.next_scheme();
   });
@@ -183,10 +287,10 @@ void ClientImpl::set_factor_count(std::uint32_t layer, std::uint64_t factor_coun
 
 std::vector<GatheredPart> ClientImpl::gathered(std::uint32_t layer) const {
   std::vector<GatheredPart> parts;
-  loop_.call([this, layer, &parts] {
+  loop_->call([this, layer, &parts] {
     const std::lock_guard lock(mutex_);
     if (layer >= layers_.size()) return;
-    for (const auto& part : layers_[layer].unit->syncer.exchange().inbox.parts) {
+    for (const auto& part : layers_[layer]->unit->syncer.exchange().inbox.parts) {
       GatheredPart& gathered = parts.emplace_back();
       for (const auto& term : part.terms) {
         gathered.dtype = term.dtype;
@@ -215,7 +319,7 @@ Status ClientImpl::wait_until(const std::function<bool()>& done, const std::func
     }
     if (!gave_up && quiet_ns > std::chrono::nanoseconds(options_.timeout).count()) {
       gave_up = true;
-      loop_.post([this] {
+      loop_->post([this] {
         fail({ErrorCode::timeout, "rank " + std::to_string(options_.rank) + " heard nothing for " +
                                       std::to_string(options_.timeout.count()) + " ms while " + describe_waiting() +
                                       "; see whether the others still run, or raise POSEIDON_TIMEOUT"});
@@ -231,17 +335,25 @@ Status ClientImpl::wait_all(const std::function<bool()>& keep_waiting) {
 }
 
 Status ClientImpl::wait(std::uint32_t layer, const std::function<bool()>& keep_waiting) {
-  return wait_until([this, layer] { return layer >= layers_.size() || !layers_[layer].running; }, keep_waiting);
+  const auto count_me = [this](int change) {
+    const std::lock_guard lock(mutex_);
+    single_waiter_count_ = static_cast<std::size_t>(static_cast<int>(single_waiter_count_) + change);
+  };
+  count_me(1);
+  const Status status =
+      wait_until([this, layer] { return layer >= layers_.size() || !layers_[layer]->running; }, keep_waiting);
+  count_me(-1);
+  return status;
 }
 
 LayerStats ClientImpl::layer_stats(std::uint32_t layer) const {
   const std::lock_guard lock(mutex_);
-  return layer < layers_.size() ? layers_[layer].stats : LayerStats();
+  return layer < layers_.size() ? layers_[layer]->stats : LayerStats();
 }
 
 TrafficStats ClientImpl::traffic() const {
   TrafficStats stats;
-  loop_.call([this, &stats] {
+  loop_->call([this, &stats] {
     stats.bytes_sent = closed_bytes_sent_;
     stats.bytes_received = closed_bytes_received_;
     for (const auto& [key, link] : flows_) {
@@ -263,7 +375,7 @@ bool ClientImpl::failed() const {
 }
 
 void ClientImpl::abort(const std::string& reason) {
-  loop_.post([this, reason] {
+  loop_->post([this, reason] {
     fail({ErrorCode::aborted, "rank " + std::to_string(options_.rank) + " ended the job: " + reason});
   });
 }

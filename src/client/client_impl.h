@@ -10,14 +10,16 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "client/group_buffer.h"
+#include "client/group.h"
 #include "client/syncer.h"
 #include "poseidon/client.h"
 #include "transport/transport.h"
+#include "wire/messages.h"
 
 namespace poseidon {
 
@@ -25,21 +27,27 @@ namespace poseidon {
 struct Endpoints {
   struct ServerEndpoint {
     Transport* transport = nullptr;
+    std::vector<std::string> addresses;  // by core; of a dedicated server the first one's, which knows the others
+    bool dedicated = false;
+    bool local = false;  // a server of this process
+  };
+  struct PeerEndpoint {
+    Transport* transport = nullptr;
     std::string address;
-    bool local = false;  // a shard of this process
   };
   std::vector<ServerEndpoint> servers;
-  std::vector<std::string> peers;  // by rank
+  std::vector<PeerEndpoint> peers;  // by rank
 };
 
 class ClientImpl final : public Client, private Receiver {
  public:
-  /// `network` carries peers' factors; it must outlive this.
-  ClientImpl(const Options& options, const Cluster& cluster, Transport& network);
+  /// The loop may be shared with a server of this process; it is stopped when either is destroyed, after
+  /// both have shut down.
+  ClientImpl(const Options& options, const Cluster& cluster, std::shared_ptr<Loop> loop);
   ~ClientImpl() override;
 
-  /// Starts accepting peers; returns the address to publish.
-  Result<std::string> listen(const std::string& host);
+  /// Starts accepting peers there too; returns the address to publish. `transport` must outlive this.
+  Result<std::string> listen(Transport& transport, const std::string& address);
   /// Connects to all servers and peers and waits until all have greeted. Blocks up to the timeout.
   Status link(const Endpoints& endpoints, const std::function<bool()>& keep_waiting);
   /// Network bytes of the embedded shard, added to this client's own in traffic().
@@ -51,11 +59,21 @@ class ClientImpl final : public Client, private Receiver {
   int world_size() const override { return options_.world_size; }
   Result<Added> add_layers(std::vector<Layer> layers, bool transient,
                            const std::function<bool()>& keep_waiting) override;
+  Result<std::size_t> choose_chunk_bytes(std::size_t known, const std::function<bool()>& keep_waiting) override;
   Status start(std::uint32_t layer, std::span<std::byte> data, std::uint32_t divisor,
                std::uint64_t factor_count) override;
+  Status start_all(std::uint32_t first_layer, std::span<const std::span<std::byte>> arrays,
+                   std::uint32_t divisor) override;
   Status start_absent(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t divisor) override;
   Status start_factors(std::uint32_t layer, DType dtype, std::vector<FactorRows> segments,
                        std::span<std::byte> destination, std::uint32_t divisor, bool accumulate) override;
+  Status push_pull(std::uint32_t layer, std::span<const std::byte> data, std::span<std::byte> destination,
+                   std::uint32_t divisor) override;
+  Status push(std::uint32_t layer, std::span<const std::byte> data, std::uint32_t divisor) override;
+  Status pull(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t array) override;
+  Status assign(std::uint32_t layer, std::span<const std::byte> data, std::uint32_t array,
+                std::uint64_t update_count) override;
+  Status set_rule(std::uint32_t layer, const UpdateRule& rule) override;
   Scheme next_scheme(std::uint32_t layer) const override;
   void set_factor_count(std::uint32_t layer, std::uint64_t factor_count) override;
   std::vector<GatheredPart> gathered(std::uint32_t layer) const override;
@@ -74,16 +92,19 @@ class ClientImpl final : public Client, private Receiver {
   struct UnitState {
     UnitState(std::shared_ptr<const Plan> plan, std::size_t index, bool transient, const Links& links,
               std::function<void(UnitState&)> on_done);
-    std::shared_ptr<const Plan> plan;    // keeps the syncer's unit alive
-    Syncer syncer;                       // loop
-    std::unique_ptr<GroupBuffer> group;  // under mutex_ until the group starts; null for one layer
-    Scheme next_scheme;                  // under mutex_: the syncer's, for API threads
-    std::vector<LayerState*> layers;     // by member
+    std::shared_ptr<const Plan> plan;  // keeps the syncer's unit alive
+    Syncer syncer;                     // loop
+    std::unique_ptr<Group> group;      // under mutex_ until all have come; null for one layer
+    Scheme next_scheme;                // under mutex_: the syncer's, for API threads
+    std::vector<LayerState*> layers;   // by member
+    std::optional<UpdateRule> rule;    // under mutex_: set since the last push, not yet told to the servers
   };
+  /// Small and side by side: a step of thousands of layers goes over all of them twice.
   struct LayerState {
     UnitState* unit = nullptr;
-    std::size_t member = 0;  // index in the unit
-    Layer layer;
+    const Layer* layer = nullptr;  // in the unit's plan
+    std::size_t size_bytes = 0;
+    std::uint32_t member = 0;          // index in the unit
     bool running = false;              // under mutex_
     std::span<std::byte> destination;  // set before the start is posted
     LayerStats stats;                  // under mutex_
@@ -92,7 +113,8 @@ class ClientImpl final : public Client, private Receiver {
   struct LinkState {
     std::shared_ptr<Flow> flow;
     LinkKind kind = LinkKind::peer;
-    std::size_t index = 0;  // shard or rank
+    std::size_t index = 0;  // server or rank
+    std::size_t lane = 0;   // of the server's
     bool greeted = false;
     bool left = false;  // said goodbye
     Buffer text;        // of hello, refuse and abort
@@ -105,39 +127,48 @@ class ClientImpl final : public Client, private Receiver {
   void on_closed(Flow& flow, const Status& status) override;
 
   // Loop side (client_loop.cc).
-  void adopt(std::shared_ptr<Flow> flow, LinkKind kind, std::size_t index, bool greet);
+  void adopt(std::shared_ptr<Flow> flow, LinkKind kind, std::size_t index, std::size_t lane, bool greet);
+  void dial(Transport& transport, const std::string& address, LinkKind kind, std::size_t index, std::size_t lane);
+  void dial_server(std::size_t index, const std::vector<std::string>& addresses);
+  void greeted_by_server(Flow& flow, LinkState& link, const wire::Hello& hello);
+  bool all_greeted() const;
   Status on_hello(Flow& flow, LinkState& link, const wire::Header& header, std::span<const std::byte> payload);
-  void send_hello(Flow& flow);
+  void send_hello(Flow& flow, std::uint32_t index);
   void fail(const Status& status);
   void stop(const Status& status, const wire::Header& last_message, const std::shared_ptr<const std::string>& text);
   void register_units(const std::shared_ptr<const Plan>& plan, bool transient);
   void begin(UnitState& unit, Start start);
   void finished(UnitState& unit);
   void release_layers(UnitState& unit);
+  void release_layers_locked(UnitState& unit);
+  Status deliver(const wire::Header& header, std::span<const std::byte> payload, bool lent);
   Status reject(const LinkState& link, const Status& status);
   bool has_place(const LinkState& link, const wire::Header& header) const;
   bool needs(const LinkState& link) const;
+  bool belongs(const LinkState& link, const Chunk& chunk) const;
   std::string describe(const LinkState& link) const;
   std::string not_linked() const;
   std::string describe_waiting() const;
 
   // API side (client.cc).
   Status submit(std::uint32_t layer, Start start);
+  Status submit_locked(std::uint32_t layer, Start start, std::int64_t time_ns);
   Status check_start(std::uint32_t layer, const Start& start) const;
   Status wait_until(const std::function<bool()>& done, const std::function<bool()>& keep_waiting);
+  void set_chunk_bytes(std::size_t chunk_bytes);
   Status check_plans(const Plan& plan, const std::function<bool()>& keep_waiting);
 
   const Options options_;
-  const Cluster cluster_;
-  Transport& network_;
-  std::unique_ptr<Listener> listener_;
+  Cluster cluster_;  // its core counts are known when linked
+  std::vector<std::unique_ptr<Listener>> listeners_;
   std::function<std::pair<std::uint64_t, std::uint64_t>()> server_traffic_;
   std::atomic<std::int64_t> last_progress_ns_{0};
 
   // Loop thread only.
   Links links_;
   std::map<const Flow*, LinkState> flows_;
-  std::size_t greeted_count_ = 0;
+  Endpoints endpoints_;
+  Clock::time_point link_deadline_;
   std::map<std::uint32_t, UnitState*> units_by_id_;
   bool closing_ = false;
   Status left_;  // a peer or server has said goodbye: nothing can start any more
@@ -148,15 +179,20 @@ class ClientImpl final : public Client, private Receiver {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<UnitState> units_;
-  std::deque<LayerState> layers_;
+  std::vector<std::vector<LayerState>> layer_blocks_;  // one per add_layers
+  std::vector<LayerState*> layers_;
+  std::size_t chunk_bytes_;  // of layers that are added from here on
   std::size_t running_count_ = 0;
+  std::size_t single_waiter_count_ = 0;  // threads that wait for one layer
   bool linked_ = false;
   bool all_closed_ = false;
   Status status_;  // the first failure; everything after it fails alike
   std::uint32_t next_unit_id_ = 0;
 
-  mutable Loop loop_;  // after what its thread uses
-  Executor executor_;  // last: its threads post to the loop
+  bool shut_down_ = false;  // the owner's thread
+
+  const std::shared_ptr<Loop> loop_;
+  std::unique_ptr<Executor> executor_;  // its threads post to the loop
 };
 
 }  // namespace poseidon

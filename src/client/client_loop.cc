@@ -1,5 +1,6 @@
 // The loop side of ClientImpl: connections, messages and failures.
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "client/client_impl.h"
@@ -12,34 +13,31 @@ constexpr auto kLinger = std::chrono::seconds(2);
 constexpr std::size_t kUnknown = static_cast<std::size_t>(-1);
 }  // namespace
 
-Result<std::string> ClientImpl::listen(const std::string& host) {
-  auto listener = network_.listen(loop_, host + ":0", [this](std::shared_ptr<Flow> flow) {
-    adopt(std::move(flow), LinkKind::peer, kUnknown, false);
+Result<std::string> ClientImpl::listen(Transport& transport, const std::string& address) {
+  auto listener = transport.listen(*loop_, address, [this](std::shared_ptr<Flow> flow) {
+    adopt(std::move(flow), LinkKind::peer, kUnknown, 0, false);
   });
   if (!listener.ok()) return listener.status();
-  listener_ = std::move(listener.value());
-  return listener_->address();
+  listeners_.push_back(std::move(listener.value()));
+  return listeners_.back()->address();
 }
 
 Status ClientImpl::link(const Endpoints& endpoints, const std::function<bool()>& keep_waiting) {
-  // Connecting gives up shortly before the wait below does: it can say why.
-  const auto deadline = Clock::now() + options_.timeout * 9 / 10;
-  const auto connect = [this, deadline](Transport& transport, const std::string& address, LinkKind kind,
-                                        std::size_t index) {
-    transport.connect(loop_, address, deadline, [this, kind, index, address](Result<std::shared_ptr<Flow>> flow) {
-      if (flow.ok()) return adopt(std::move(flow.value()), kind, index, true);
-      fail(flow.status().with_context("rank " + std::to_string(options_.rank) + " cannot connect to " +
-                                      (kind == LinkKind::server ? "server " : "rank ") + std::to_string(index) +
-                                      " (check that it runs, interfaces and firewalls)"));
-    });
-  };
-  loop_.call([this, &endpoints] {
-    for (std::size_t i = 0; i < endpoints.servers.size(); ++i) links_.server_is_local[i] = endpoints.servers[i].local;
+  loop_->call([this, &endpoints] {
+    endpoints_ = endpoints;
+    // Connecting gives up shortly before the wait below does: it can say why.
+    link_deadline_ = Clock::now() + options_.timeout * 9 / 10;
+    for (std::size_t i = 0; i < endpoints_.servers.size(); ++i) {
+      const auto& server = endpoints_.servers[i];
+      links_.server_is_local[i] = server.local;
+      if (server.dedicated)
+        dial(*server.transport, server.addresses.front(), LinkKind::server, i, 0);
+      else
+        dial_server(i, server.addresses);
+    }
+    for (std::size_t rank = 0; rank < static_cast<std::size_t>(options_.rank); ++rank)
+      dial(*endpoints_.peers[rank].transport, endpoints_.peers[rank].address, LinkKind::peer, rank, 0);
   });
-  for (std::size_t i = 0; i < endpoints.servers.size(); ++i)
-    connect(*endpoints.servers[i].transport, endpoints.servers[i].address, LinkKind::server, i);
-  for (std::size_t rank = 0; rank < static_cast<std::size_t>(options_.rank); ++rank)
-    connect(network_, endpoints.peers[rank], LinkKind::peer, rank);
   if (Status status = wait_until([this] { return linked_ || !status_.ok(); }, keep_waiting); !status.ok())
     return status;
   Layer check;
@@ -51,19 +49,39 @@ Status ClientImpl::link(const Endpoints& endpoints, const std::function<bool()>&
   return added.ok() ? Status() : added.status();
 }
 
-void ClientImpl::adopt(std::shared_ptr<Flow> flow, LinkKind kind, std::size_t index, bool greet) {
+void ClientImpl::dial(Transport& transport, const std::string& address, LinkKind kind, std::size_t index,
+                      std::size_t lane) {
+  transport.connect(*loop_, address, link_deadline_, [this, kind, index, lane](Result<std::shared_ptr<Flow>> flow) {
+    if (flow.ok()) return adopt(std::move(flow.value()), kind, index, lane, true);
+    fail(flow.status().with_context("rank " + std::to_string(options_.rank) + " cannot connect to " +
+                                    (kind == LinkKind::server ? "server " : "rank ") + std::to_string(index) +
+                                    " (check that it runs, interfaces and firewalls)"));
+  });
+}
+
+/// All connections to one server, whose cores' addresses are known; those that are there stay.
+void ClientImpl::dial_server(std::size_t index, const std::vector<std::string>& addresses) {
+  auto& lanes = links_.servers[index];
+  const std::size_t known = lanes.size();
+  lanes.resize(addresses.size() * links_.flow_count, nullptr);
+  for (std::size_t lane = known; lane < lanes.size(); ++lane)
+    dial(*endpoints_.servers[index].transport, addresses[lane / links_.flow_count], LinkKind::server, index, lane);
+}
+
+void ClientImpl::adopt(std::shared_ptr<Flow> flow, LinkKind kind, std::size_t index, std::size_t lane, bool greet) {
   Flow& adopted = *flow;
   LinkState& link = flows_[&adopted];
   link.flow = std::move(flow);
   link.kind = kind;
   link.index = index;
+  link.lane = lane;
   adopted.set_receiver(this);
   if (closing_) return adopted.close(kLinger);
-  if (greet) send_hello(adopted);
+  if (greet) send_hello(adopted, static_cast<std::uint32_t>(lane % links_.flow_count));
 }
 
-void ClientImpl::send_hello(Flow& flow) {
-  const auto hello = wire::make_hello({links_.rank, links_.worker_count, options_.job});
+void ClientImpl::send_hello(Flow& flow, std::uint32_t index) {
+  const auto hello = wire::make_hello({links_.rank, links_.worker_count, options_.job, index, {}});
   flow.send(hello.header, {hello.payload()}, [text = hello.text](const Status&) {});
 }
 
@@ -78,35 +96,63 @@ Status ClientImpl::on_hello(Flow& flow, LinkState& link, const wire::Header& hea
         return {ErrorCode::refused,
                 flow.peer_name() + " claims rank " + std::to_string(hello.rank) + ", which is taken"};
       link.index = hello.rank;
-      send_hello(flow);
+      send_hello(flow, 0);
     } else if (hello.rank != link.index) {
       return {ErrorCode::refused,
               flow.peer_name() + " is rank " + std::to_string(hello.rank) + ", not " + std::to_string(link.index)};
     }
     links_.peers[link.index] = &flow;
   } else {
-    links_.servers[link.index] = &flow;
+    greeted_by_server(flow, link, hello);
   }
   link.greeted = true;
-  ++greeted_count_;
-  if (greeted_count_ == links_.servers.size() + links_.peers.size() - 1) {
-    const std::lock_guard lock(mutex_);
-    linked_ = true;
-    changed_.notify_all();
-  }
+  if (!all_greeted()) return {};
+  const std::lock_guard lock(mutex_);
+  cluster_.core_counts.clear();
+  for (const auto& lanes : links_.servers)
+    cluster_.core_counts.push_back(static_cast<int>(lanes.size() / links_.flow_count));
+  linked_ = true;
+  changed_.notify_all();
   return {};
+}
+
+void ClientImpl::greeted_by_server(Flow& flow, LinkState& link, const wire::Hello& hello) {
+  auto& server = endpoints_.servers[link.index];
+  if (std::exchange(server.dedicated, false)) {
+    // Only now its cores are known. One that listens on all interfaces is where it was found.
+    const std::string& found = server.addresses.front();
+    for (const std::string& other : hello.other_cores) {
+      const bool anywhere = other.starts_with("0.0.0.0:") || other.starts_with("[::]:");
+      server.addresses.push_back(anywhere ? found.substr(0, found.rfind(':')) + other.substr(other.rfind(':')) : other);
+    }
+    links_.servers[link.index].push_back(&flow);
+    dial_server(link.index, std::vector<std::string>(server.addresses));
+  }
+  links_.servers[link.index][link.lane] = &flow;
+}
+
+bool ClientImpl::all_greeted() const {
+  const auto greeted = [](const Flow* flow) { return flow != nullptr; };
+  for (const auto& lanes : links_.servers)
+    if (lanes.empty() || !std::all_of(lanes.begin(), lanes.end(), greeted)) return false;
+  return std::count(links_.peers.begin(), links_.peers.end(), nullptr) == 1;
 }
 
 void ClientImpl::register_units(const std::shared_ptr<const Plan>& plan, bool transient) {
   const std::lock_guard lock(mutex_);
   const std::size_t first_layer = layers_.size();
-  for (const auto& layer : plan->layers) layers_.emplace_back().layer = layer;
+  auto& block = layer_blocks_.emplace_back(plan->layers.size());
+  for (std::size_t i = 0; i < block.size(); ++i) {
+    block[i].layer = &plan->layers[i];
+    block[i].size_bytes = plan->layers[i].size_bytes();
+    layers_.push_back(&block[i]);
+  }
   for (std::size_t i = 0; i < plan->units.size(); ++i) {
     UnitState& unit = units_.emplace_back(plan, i, transient, links_, [this](UnitState& done) { finished(done); });
     for (std::size_t member = 0; member < plan->units[i].layers.size(); ++member) {
-      LayerState& layer = layers_[first_layer + plan->units[i].layers[member]];
+      LayerState& layer = *layers_[first_layer + plan->units[i].layers[member]];
       layer.unit = &unit;
-      layer.member = member;
+      layer.member = static_cast<std::uint32_t>(member);
       unit.layers.push_back(&layer);
     }
     units_by_id_[plan->units[i].id] = &unit;
@@ -126,40 +172,50 @@ void ClientImpl::begin(UnitState& unit, Start start) {
 
 void ClientImpl::finished(UnitState& unit) {
   const Exchange& exchange = unit.syncer.exchange();
-  if (exchange.status.ok() && unit.group) {
+  const std::span<const std::byte> result = exchange.destination;
+  const auto present = [&](std::size_t member) {
+    return unit.group ? exchange.status.ok() && unit.group->present(result, member) : exchange.present;
+  };
+  if (unit.group) {
     for (std::size_t member = 0; member < unit.layers.size(); ++member)
-      if (unit.group->present(member)) unit.group->take(member, unit.layers[member]->destination);
-  }
-  {
-    const std::lock_guard lock(mutex_);
-    unit.next_scheme = unit.syncer.next_scheme();
-    for (auto* layer : unit.layers) {
-      const auto share = [&](std::uint64_t bytes) {
-        return unit.group ? bytes * layer->layer.size_bytes() / std::max<std::size_t>(1, unit.syncer.unit().size_bytes)
-                          : bytes;
-      };
-      LayerStats& stats = layer->stats;
-      stats.scheme = exchange.scheme;
-      stats.step = exchange.step;
-      stats.present = unit.group ? unit.group->present(layer->member) : exchange.present;
-      stats.factor_count = exchange.factor_count_sum;
-      stats.bytes_sent = share(exchange.bytes_sent);
-      stats.bytes_received = share(exchange.bytes_received);
-      stats.completed_ns = now_ns();
-    }
+      if (present(member)) unit.group->take(result, member, unit.layers[member]->destination);
   }
   // One that failed on its own, not because the client had: nothing may go on after half a step.
   if (!exchange.status.ok()) fail(exchange.status.with_context("layer '" + unit.syncer.unit().name + "'"));
-  release_layers(unit);
+  const std::lock_guard lock(mutex_);
+  unit.next_scheme = unit.syncer.next_scheme();
+  const std::int64_t time_ns = now_ns();
+  const double unit_bytes = static_cast<double>(std::max<std::size_t>(1, unit.syncer.unit().size_bytes));
+  for (auto* layer : unit.layers) {
+    const auto share = [&](std::uint64_t bytes) {
+      const double part = static_cast<double>(layer->size_bytes) / unit_bytes;
+      return unit.group ? static_cast<std::uint64_t>(static_cast<double>(bytes) * part) : bytes;
+    };
+    LayerStats& stats = layer->stats;
+    stats.scheme = exchange.scheme;
+    stats.step = exchange.step;
+    stats.present = present(layer->member);
+    stats.factor_count = exchange.factor_count_sum;
+    stats.bytes_sent = share(exchange.bytes_sent);
+    stats.bytes_received = share(exchange.bytes_received);
+    stats.update_count = exchange.update_count;
+    stats.completed_ns = time_ns;
+  }
+  release_layers_locked(unit);
 }
 
 void ClientImpl::release_layers(UnitState& unit) {
   const std::lock_guard lock(mutex_);
+  release_layers_locked(unit);
+}
+
+void ClientImpl::release_layers_locked(UnitState& unit) {
   for (auto* layer : unit.layers) {
     if (std::exchange(layer->running, false)) --running_count_;
   }
   if (unit.group) unit.group->reset();
-  changed_.notify_all();
+  // A thread that waits for all need not look after each: waking it up costs more than the rest of this.
+  if (running_count_ == 0 || single_waiter_count_ > 0) changed_.notify_all();
 }
 
 Result<std::span<std::byte>> ClientImpl::on_header(Flow& flow, const wire::Header& header) {
@@ -214,8 +270,7 @@ Status ClientImpl::on_message(Flow& flow, const wire::Header& header, std::span<
       // An empty or lent payload comes without on_header: the same checks hold for it.
       if ((payload.empty() || release) && !has_place(link, header))
         status = {ErrorCode::mismatch, describe(link) + " sent a message that has no place here"};
-      if (status.ok())
-        status = units_by_id_.at(header.unit)->syncer.on_message(header, payload).with_context(describe(link));
+      if (status.ok()) status = deliver(header, payload, static_cast<bool>(release)).with_context(describe(link));
   }
   if (release) release();
   if (status.ok() || link.index == kUnknown) return status;
@@ -223,13 +278,28 @@ Status ClientImpl::on_message(Flow& flow, const wire::Header& header, std::span<
   return {};  // closing already: an error would cut the message that says why
 }
 
+Status ClientImpl::deliver(const wire::Header& header, std::span<const std::byte> payload, bool lent) {
+  Syncer& syncer = units_by_id_.at(header.unit)->syncer;
+  if (!lent || payload.empty() || header.kind != wire::Kind::factors) return syncer.on_message(header, payload);
+  // Factors stay until all workers' are here; a loan of the transport's memory has to be short.
+  auto place = syncer.on_header(header);
+  if (!place.ok()) return place.status();
+  std::memcpy(place.value().data(), payload.data(), payload.size());
+  return syncer.on_message(header, place.value());
+}
+
 bool ClientImpl::has_place(const LinkState& link, const wire::Header& header) const {
   const auto unit = units_by_id_.find(header.unit);
   if (!link.greeted || unit == units_by_id_.end()) return false;
   if (link.kind == LinkKind::peer) return header.kind == wire::Kind::factors && header.rank == link.index;
   const auto& chunks = unit->second->syncer.unit().chunks;
-  return header.kind == wire::Kind::result && header.chunk < chunks.size() &&
-         static_cast<std::size_t>(chunks[header.chunk].server) == link.index;
+  return (header.kind == wire::Kind::result || header.kind == wire::Kind::value) && header.chunk < chunks.size() &&
+         belongs(link, chunks[header.chunk]);
+}
+
+/// Whether what concerns the chunk comes over this connection to a server.
+bool ClientImpl::belongs(const LinkState& link, const Chunk& chunk) const {
+  return static_cast<std::size_t>(chunk.server) == link.index && links_.lane_of(chunk) == link.lane;
 }
 
 bool ClientImpl::needs(const LinkState& link) const {
@@ -240,7 +310,7 @@ bool ClientImpl::needs(const LinkState& link) const {
       if (link.kind == LinkKind::peer && !exchange.inbox.parts[link.index].arrived) return true;
     } else if (link.kind == LinkKind::server) {
       for (const auto& chunk : exchange.unit->chunks)
-        if (static_cast<std::size_t>(chunk.server) == link.index && !exchange.chunk_received[chunk.index]) return true;
+        if (belongs(link, chunk) && !exchange.chunk_received[chunk.index]) return true;
     }
   }
   return false;
@@ -312,8 +382,10 @@ std::string ClientImpl::describe(const LinkState& link) const {
 std::string ClientImpl::not_linked() const {
   std::string names;
   const auto add = [&names](const std::string& name) { names += (names.empty() ? "" : ", ") + name; };
-  for (std::size_t i = 0; i < links_.servers.size(); ++i)
-    if (links_.servers[i] == nullptr) add("server " + std::to_string(i));
+  for (std::size_t i = 0; i < links_.servers.size(); ++i) {
+    const auto& lanes = links_.servers[i];
+    if (lanes.empty() || std::count(lanes.begin(), lanes.end(), nullptr) > 0) add("server " + std::to_string(i));
+  }
   for (std::size_t rank = 0; rank < links_.peers.size(); ++rank)
     if (links_.peers[rank] == nullptr && rank != links_.rank) add("rank " + std::to_string(rank));
   return names;
@@ -339,8 +411,9 @@ std::string ClientImpl::describe_waiting() const {
 }
 
 void ClientImpl::shutdown() {
-  listener_.reset();
-  loop_.call([this] {
+  if (std::exchange(shut_down_, true)) return;
+  listeners_.clear();
+  loop_->call([this] {
     wire::Header goodbye;
     goodbye.kind = wire::Kind::goodbye;
     stop({ErrorCode::shut_down, "the client has been shut down"}, goodbye, std::make_shared<const std::string>());

@@ -13,6 +13,7 @@ Syncer::Syncer(const Unit& unit, const Layer& first_layer, bool transient, const
     : links_(links), cluster_(cluster), layer_(first_layer), on_done_(std::move(on_done)) {
   exchange_.unit = &unit;
   exchange_.transient = transient;
+  exchange_.stored = first_layer.stored;
   if (!unit.grouped()) {
     exchange_.rows = layer_.rows;
     exchange_.cols = layer_.cols;
@@ -56,9 +57,15 @@ Inbox Syncer::take_inbox() {
 
 void Syncer::start(Start start) {
   recycle(exchange_.inbox);
-  ++exchange_.step;
+  if (start.operation == Operation::push_pull || start.operation == Operation::push) ++exchange_.step;
+  exchange_.operation = start.operation;
+  exchange_.array = start.array;
+  exchange_.update_count = start.update_count;
+  exchange_.rule = start.rule;
   exchange_.scheme = next_scheme_;
   exchange_.data = start.data;
+  exchange_.destination = start.destination;
+  exchange_.pieces = std::move(start.pieces);
   exchange_.divisor = start.divisor;
   exchange_.absent = start.absent;
   exchange_.accumulate = start.accumulate;
@@ -92,7 +99,7 @@ Status Syncer::check_step(const wire::Header& header) const {
 }
 
 Result<std::span<std::byte>> Syncer::on_header(const wire::Header& header) {
-  if (header.kind == wire::Kind::result) {
+  if (header.kind == wire::Kind::result || header.kind == wire::Kind::value) {
     if (exchange_.scheme == Scheme::sfb)
       return Status(ErrorCode::mismatch, "a server's result for '" + unit().name + "', which takes sfb in this step");
     return protocol_of(exchange_.scheme).destination(exchange_, header, links_);
@@ -108,7 +115,7 @@ Result<std::span<std::byte>> Syncer::on_header(const wire::Header& header) {
 }
 
 Status Syncer::on_message(const wire::Header& header, std::span<const std::byte> payload) {
-  if (header.kind == wire::Kind::result) {
+  if (header.kind == wire::Kind::result || header.kind == wire::Kind::value) {
     if (exchange_.scheme == Scheme::sfb)
       return {ErrorCode::mismatch, "a server's result for '" + unit().name + "' under sfb"};
     return protocol_of(exchange_.scheme).receive(exchange_, header, payload, links_);
@@ -132,6 +139,7 @@ std::string Syncer::waiting_for() const { return protocol_of(exchange_.scheme).w
 void Syncer::finished() {
   if (exchange_.status.ok()) set_factor_count(exchange_.factor_count_sum);
   on_done_(*this);
+  links_.pool->give_back(std::move(exchange_.group_result));
 }
 
 }  // namespace poseidon

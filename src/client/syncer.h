@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "scheme/exchange.h"
@@ -13,7 +14,13 @@ namespace poseidon {
 
 /// What a worker gives for one step of a unit.
 struct Start {
+  Operation operation = Operation::push_pull;
   std::span<std::byte> data;
+  std::span<std::byte> destination;                // of the result
+  std::vector<std::span<const std::byte>> pieces;  // a group's contribution, instead of both
+  std::uint32_t array = 0;                         // pull, assign
+  std::uint64_t update_count = 0;                  // assign
+  std::optional<UpdateRule> rule;                  // for the servers, from this step on
   std::uint32_t divisor = 1;
   bool absent = false;
   bool accumulate = false;

@@ -24,12 +24,13 @@
 /// 512-bit vectors are wanted where they exist: factor products are bound by arithmetic.
 #if defined(__clang__)
 #define POSEIDON_TARGET_V4 \
-  target("avx2,fma,bmi,bmi2,avx512f,avx512bw,avx512cd,avx512dq,avx512vl"), min_vector_width(512)
+  target("avx2,f16c,fma,bmi,bmi2,avx512f,avx512bw,avx512cd,avx512dq,avx512vl"), min_vector_width(512)
 #else
 #define POSEIDON_TARGET_V4 \
-  target("avx2,fma,bmi,bmi2,avx512f,avx512bw,avx512cd,avx512dq,avx512vl,prefer-vector-width=512")
+  target("avx2,f16c,fma,bmi,bmi2,avx512f,avx512bw,avx512cd,avx512dq,avx512vl,prefer-vector-width=512")
 #endif
-#define POSEIDON_TARGET_V3 target("avx2,fma,bmi,bmi2")
+// Every CPU with AVX2 has F16C.
+#define POSEIDON_TARGET_V3 target("avx2,f16c,fma,bmi,bmi2")
 
 #define POSEIDON_INLINE inline __attribute__((always_inline))
 

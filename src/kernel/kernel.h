@@ -21,6 +21,34 @@ namespace poseidon::kernel {
 void sum(std::span<const std::byte* const> inputs, std::byte* out, std::size_t element_count, DType dtype,
          unsigned divisor);
 
+/// Bytes of one element of a running sum of `dtype` values: 4 for the 16-bit types, which are added in
+/// float32, the value's own otherwise.
+constexpr std::size_t running_sum_bytes(DType dtype) {
+  return dtype == DType::float16 || dtype == DType::bfloat16 ? sizeof(float) : dtype_bytes(dtype);
+}
+
+/// A sum of inputs that come one after the other: start_sum with the first, accumulate with each
+/// further one, finish_sum. The result has the bits of `sum` over the same inputs in that order (the
+/// payload of a NaN excepted). `sum` has element_count × running_sum_bytes(dtype) bytes. Calls on
+/// slices of the arrays give the same bits, so an input may be added in the pieces it arrives in.
+///
+/// sum[i] = input[i]. The arrays do not overlap.
+void start_sum(const std::byte* input, std::byte* sum, std::size_t element_count, DType dtype);
+
+/// sum[i] += input[i]; integers wrap. The arrays do not overlap.
+void accumulate(const std::byte* input, std::byte* sum, std::size_t element_count, DType dtype);
+
+/// out[i] = sum[i] / divisor, rounded once to `dtype`; the division is that of `sum`. `out` may be `sum`.
+void finish_sum(const std::byte* sum, std::byte* out, std::size_t element_count, DType dtype, unsigned divisor);
+
+/// values[i] *= factor, for a floating `dtype`; 16-bit values are multiplied in float32. `factor` is
+/// rounded to the type of the multiplication first.
+void scale(std::byte* values, std::size_t element_count, DType dtype, double factor);
+
+/// out[i] = in[i] rounded to nearest, ties to even, between float32, float16 and bfloat16; too large
+/// becomes infinity. The arrays do not overlap.
+void convert(DType from_dtype, const std::byte* in, DType to_dtype, std::byte* out, std::size_t element_count);
+
 /// One piece of a factor product, in the order of the sum.
 struct FactorTerm {
   DType dtype = DType::float32;      // of left and right: a floating type no wider than the result's

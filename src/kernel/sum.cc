@@ -1,80 +1,51 @@
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdint>
 #include <cstring>
 
+#include "kernel/arithmetic.h"
 #include "kernel/dispatch.h"
 #include "kernel/half.h"
+#include "kernel/half_sum.h"
 #include "kernel/kernel.h"
 #include "kernel/kernel_isa.h"
 
 namespace poseidon::kernel {
 namespace {
 
-// Elements that go through all inputs together: the running sum stays in the L1 cache, so that
-// memory is read once per input and written once.
+// Bytes of `out` that go through all groups of inputs together: the running sum stays in the L1 cache, so
+// that memory is read once per input and written once.
 constexpr std::size_t kBlockBytes = 8192;
-// Arrays read by one loop; more would not fit the registers and prefetch streams of every CPU.
-constexpr std::size_t kGroupInputs = 4;
 
+/// out[i] = (arrays[0][i] + arrays[1][i] + …) · factor; integers ignore the factor.
 template <typename T>
-using Group = std::array<const T*, kGroupInputs>;
-
-template <typename T>
-POSEIDON_INLINE T add(T a, T b) {
-  return static_cast<T>(a + b);
+POSEIDON_INLINE void add_arrays(const std::array<const T*, kMaxArrays>& arrays, std::size_t count, T factor, T* out,
+                                std::size_t n) {
+  with_arrays(
+      arrays, count, [=](const auto*... in) __attribute__((always_inline)) {
+        POSEIDON_INDEPENDENT_ELEMENTS
+        for (std::size_t i = 0; i < n; ++i) {
+          out[i] = static_cast<T>((... + in[i]));
+          if constexpr (std::is_floating_point_v<T>) out[i] *= factor;
+        }
+      });
 }
 
-/// out[i] = in[0][i] + … + in[input_count - 1][i], from left to right; input_count in [1, kGroupInputs].
-template <typename T>
-POSEIDON_INLINE void add_group(Group<T> in, std::size_t input_count, T* out, std::size_t n) {
-  const auto [a, b, c, d] = in;
-  switch (input_count) {
-    case 1:
-      if (out != a) std::memmove(out, a, n * sizeof(T));
-      break;
-    case 2:
-      POSEIDON_INDEPENDENT_ELEMENTS
-      for (std::size_t i = 0; i < n; ++i) out[i] = add(a[i], b[i]);
-      break;
-    case 3:
-      POSEIDON_INDEPENDENT_ELEMENTS
-      for (std::size_t i = 0; i < n; ++i) out[i] = add(add(a[i], b[i]), c[i]);
-      break;
-    default:
-      POSEIDON_INDEPENDENT_ELEMENTS
-      for (std::size_t i = 0; i < n; ++i) out[i] = add(add(add(a[i], b[i]), c[i]), d[i]);
-      break;
-  }
-}
-
-template <typename T>
-POSEIDON_INLINE void divide(T* values, std::size_t n, unsigned divisor) {
-  if (divisor == 1) return;
-  if (std::has_single_bit(divisor)) {
-    const T reciprocal = T{1} / static_cast<T>(divisor);
-    for (std::size_t i = 0; i < n; ++i) values[i] *= reciprocal;
-  } else {
-    const T denominator = static_cast<T>(divisor);
-    for (std::size_t i = 0; i < n; ++i) values[i] /= denominator;
-  }
-}
-
-/// One block: `inputs` are summed into `out`, through `running` because `out` may be an input.
+/// Elements [first, first + n). Groups of inputs are added through `running`, because `out` may be an input.
 template <typename T>
 POSEIDON_INLINE void sum_block(const std::byte* const* inputs, std::size_t input_count, std::size_t first,
-                               std::size_t n, T* running, T* out) {
-  Group<T> group{};
+                               std::size_t n, T* running, T* out, const Divisor<T>& divisor) {
+  std::array<const T*, kMaxArrays> group{};
   std::size_t filled = 0;
   for (std::size_t i = 0; i < input_count; ++i) {
     group[filled++] = reinterpret_cast<const T*>(inputs[i]) + first;
     const bool last = i + 1 == input_count;
-    if (!last && filled < kGroupInputs) continue;
-    add_group(group, filled, last ? out : running, n);
+    if (!last && filled < kMaxArrays) continue;
+    add_arrays(group, filled, last ? divisor.factor() : T{1}, last ? out : running, n);
     group[0] = running;
     filled = 1;
   }
+  if (!divisor.exact_reciprocal) divide(out, n, divisor);
 }
 
 template <typename T>
@@ -87,33 +58,71 @@ void sum_wide(Isa isa, std::span<const std::byte* const> inputs, std::byte* out_
       isa, [=](auto) __attribute__((always_inline)) {
         constexpr std::size_t block = kBlockBytes / sizeof(T);
         alignas(64) T running[block];
+        const Divisor<T> division(divisor);
         for (std::size_t first = 0; first < element_count; first += block) {
           const std::size_t n = std::min(block, element_count - first);
-          sum_block<T>(in, input_count, first, n, running, out + first);
-          if constexpr (std::is_floating_point_v<T>) divide(out + first, n, divisor);
+          sum_block<T>(in, input_count, first, n, running, out + first, division);
         }
       });
 }
 
-void sum_half(Isa isa, std::span<const std::byte* const> inputs, std::byte* out, std::size_t element_count, DType dtype,
-              unsigned divisor) {
-  constexpr std::size_t block = kBlockBytes / sizeof(float);
-  alignas(64) float running[block];
-  alignas(64) float next[block];
-  for (std::size_t first = 0; first < element_count; first += block) {
-    const std::size_t n = std::min(block, element_count - first);
-    const std::size_t offset_bytes = first * dtype_bytes(dtype);
-    widen(isa, dtype, inputs[0] + offset_bytes, running, n);
-    for (const std::byte* input : inputs.subspan(1)) {
-      widen(isa, dtype, input + offset_bytes, next, n);
-      run_with(
-          isa, [ =, a = running, b = next ](auto) __attribute__((always_inline)) {
-            add_group<float>({a, b}, 2, a, n);
-          });
+/// Empty arrays may be null, which memcpy may not be given.
+void copy_bytes(const std::byte* in, std::byte* out, std::size_t size_bytes) {
+  if (size_bytes > 0) std::memcpy(out, in, size_bytes);
+}
+
+template <typename T>
+void accumulate_wide(Isa isa, const std::byte* input_bytes, std::byte* sum_bytes, std::size_t element_count) {
+  const T* const input = reinterpret_cast<const T*>(input_bytes);
+  T* const sum = reinterpret_cast<T*>(sum_bytes);
+  run_with(
+      isa, [=](auto) __attribute__((always_inline)) {
+        POSEIDON_INDEPENDENT_ELEMENTS
+        for (std::size_t i = 0; i < element_count; ++i) sum[i] = static_cast<T>(sum[i] + input[i]);
+      });
+}
+
+template <typename T>
+void divide_wide(Isa isa, const std::byte* sum_bytes, std::byte* out_bytes, std::size_t element_count,
+                 unsigned divisor) {
+  if (out_bytes != sum_bytes) copy_bytes(sum_bytes, out_bytes, element_count * sizeof(T));
+  T* const out = reinterpret_cast<T*>(out_bytes);
+  run_with(
+      isa, [=](auto) __attribute__((always_inline)) { divide(out, element_count, Divisor<T>(divisor)); });
+}
+
+template <typename T>
+POSEIDON_INLINE void multiply(T* values, std::size_t n, T factor) {
+  for (std::size_t i = 0; i < n; ++i) values[i] *= factor;
+}
+
+template <typename T>
+void scale_wide(Isa isa, std::byte* values_bytes, std::size_t element_count, double factor) {
+  T* const values = reinterpret_cast<T*>(values_bytes);
+  run_with(
+      isa, [=](auto) __attribute__((always_inline)) { multiply(values, element_count, static_cast<T>(factor)); });
+}
+
+// Elements of the 16-bit types that are converted at a time: in the L1 cache.
+constexpr std::size_t kHalfBlock = 1024;
+
+/// Calls `function(values, first, n)` block after block with in[first + i] as float32; with an `out`,
+/// what it leaves in `values` goes there, rounded to `out_dtype`.
+template <typename Function>
+void for_float_blocks(Isa isa, DType in_dtype, const std::byte* in, DType out_dtype, std::byte* out,
+                      std::size_t element_count, const Function& function) {
+  alignas(64) float values[kHalfBlock];
+  for (std::size_t first = 0; first < element_count; first += kHalfBlock) {
+    const std::size_t n = std::min(kHalfBlock, element_count - first);
+    const std::byte* const block = in + first * dtype_bytes(in_dtype);
+    if (is_half(in_dtype)) {
+      widen(isa, in_dtype, block, values, n);
+    } else {
+      std::memcpy(values, block, n * sizeof(float));
     }
     run_with(
-        isa, [ =, values = running ](auto) __attribute__((always_inline)) { divide(values, n, divisor); });
-    narrow(isa, dtype, running, out + offset_bytes, n);
+        isa, [&function, n, block = values ](auto) __attribute__((always_inline)) { function(block, n); });
+    narrow(isa, out_dtype, values, out + first * dtype_bytes(out_dtype), n);
   }
 }
 
@@ -121,26 +130,85 @@ void sum_half(Isa isa, std::span<const std::byte* const> inputs, std::byte* out,
 
 void sum_with(Isa isa, std::span<const std::byte* const> inputs, std::byte* out, std::size_t element_count, DType dtype,
               unsigned divisor) {
-  switch (dtype) {
-    case DType::float32:
-      return sum_wide<float>(isa, inputs, out, element_count, divisor);
-    case DType::float64:
-      return sum_wide<double>(isa, inputs, out, element_count, divisor);
-    case DType::float16:
-    case DType::bfloat16:
-      return sum_half(isa, inputs, out, element_count, dtype, divisor);
-    case DType::uint8:
-      return sum_wide<std::uint8_t>(isa, inputs, out, element_count, divisor);
-    case DType::int32:  // unsigned: wraps by definition
-      return sum_wide<std::uint32_t>(isa, inputs, out, element_count, divisor);
-    case DType::int64:
-      return sum_wide<std::uint64_t>(isa, inputs, out, element_count, divisor);
+  if (is_half(dtype)) return sum_half(isa, inputs, out, element_count, dtype, divisor);
+  with_element_type(dtype, [&](auto type) { sum_wide<decltype(type)>(isa, inputs, out, element_count, divisor); });
+}
+
+void start_sum_with(Isa isa, const std::byte* input, std::byte* sum, std::size_t element_count, DType dtype) {
+  if (is_half(dtype)) return widen(isa, dtype, input, reinterpret_cast<float*>(sum), element_count);
+  copy_bytes(input, sum, element_count * dtype_bytes(dtype));
+}
+
+void accumulate_with(Isa isa, const std::byte* input, std::byte* sum, std::size_t element_count, DType dtype) {
+  if (is_half(dtype)) return accumulate_half(isa, input, reinterpret_cast<float*>(sum), element_count, dtype);
+  with_element_type(dtype, [&](auto type) { accumulate_wide<decltype(type)>(isa, input, sum, element_count); });
+}
+
+void finish_sum_with(Isa isa, const std::byte* sum, std::byte* out, std::size_t element_count, DType dtype,
+                     unsigned divisor) {
+  if (is_half(dtype)) {
+    const Divisor<float> division(divisor);
+    for_float_blocks(
+        isa, DType::float32, sum, dtype, out,
+        element_count, [&](float* values, std::size_t n) __attribute__((always_inline)) {
+          divide(values, n, division);
+        });
+    return;
+  }
+  with_element_type(dtype, [&](auto type) { divide_wide<decltype(type)>(isa, sum, out, element_count, divisor); });
+}
+
+void scale_with(Isa isa, std::byte* values, std::size_t element_count, DType dtype, double factor) {
+  if (is_half(dtype)) {
+    const auto multiplier = static_cast<float>(factor);
+    for_float_blocks(
+        isa, dtype, values, dtype, values,
+        element_count, [=](float* block, std::size_t n) __attribute__((always_inline)) {
+          multiply(block, n, multiplier);
+        });
+  } else if (dtype == DType::float32) {
+    scale_wide<float>(isa, values, element_count, factor);
+  } else if (dtype == DType::float64) {
+    scale_wide<double>(isa, values, element_count, factor);
+  }
+}
+
+void convert_with(Isa isa, DType from_dtype, const std::byte* in, DType to_dtype, std::byte* out,
+                  std::size_t element_count) {
+  if (from_dtype == to_dtype) {
+    copy_bytes(in, out, element_count * dtype_bytes(to_dtype));
+  } else if (to_dtype == DType::float32) {
+    widen(isa, from_dtype, in, reinterpret_cast<float*>(out), element_count);
+  } else if (from_dtype == DType::float32) {
+    narrow(isa, to_dtype, reinterpret_cast<const float*>(in), out, element_count);
+  } else {
+    for_float_blocks(isa, from_dtype, in, to_dtype, out, element_count, [](float*, std::size_t) {});
   }
 }
 
 void sum(std::span<const std::byte* const> inputs, std::byte* out, std::size_t element_count, DType dtype,
          unsigned divisor) {
   sum_with(best_isa(), inputs, out, element_count, dtype, divisor);
+}
+
+void start_sum(const std::byte* input, std::byte* sum, std::size_t element_count, DType dtype) {
+  start_sum_with(best_isa(), input, sum, element_count, dtype);
+}
+
+void accumulate(const std::byte* input, std::byte* sum, std::size_t element_count, DType dtype) {
+  accumulate_with(best_isa(), input, sum, element_count, dtype);
+}
+
+void finish_sum(const std::byte* sum, std::byte* out, std::size_t element_count, DType dtype, unsigned divisor) {
+  finish_sum_with(best_isa(), sum, out, element_count, dtype, divisor);
+}
+
+void scale(std::byte* values, std::size_t element_count, DType dtype, double factor) {
+  scale_with(best_isa(), values, element_count, dtype, factor);
+}
+
+void convert(DType from_dtype, const std::byte* in, DType to_dtype, std::byte* out, std::size_t element_count) {
+  convert_with(best_isa(), from_dtype, in, to_dtype, out, element_count);
 }
 
 }  // namespace poseidon::kernel

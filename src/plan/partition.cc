@@ -17,9 +17,11 @@ bool usually_factors(const Plan& plan, const Unit& unit) {
   return scheme == Scheme::automatic || scheme == Scheme::sfb;
 }
 
-/// Adam's strategy gathers a layer's factors in one place.
+/// Project Adam's strategy gathers a layer's factors in one place; others ask for it.
 bool needs_one_shard(const Plan& plan, const Unit& unit) {
-  return unit.layers.size() == 1 && plan.layers[unit.layers.front()].scheme == Scheme::adam;
+  if (unit.layers.size() != 1) return false;
+  const Layer& layer = plan.layers[unit.layers.front()];
+  return layer.whole || layer.scheme == Scheme::adam;
 }
 
 void cut(Unit& unit, std::size_t chunk_bytes) {
@@ -60,23 +62,31 @@ void assign_round_robin(Plan& plan) {
   }
 }
 
-}  // namespace
-
-std::size_t spread_chunk_bytes(std::size_t size_bytes, int server_count, std::size_t chunk_bytes) {
-  // Every shard gets an equal share of every layer, so that all ports are busy for each layer, as in
-  // a ring: where one shard held more than the others, the layer would wait for that shard's port.
-  // A share above `chunk_bytes` is cut further, still into as many pieces on every shard.
-  const auto servers = static_cast<std::size_t>(server_count);
-  const std::size_t cap = std::max(kChunkAlignmentBytes, chunk_bytes / kChunkAlignmentBytes * kChunkAlignmentBytes);
-  const std::size_t share = std::max(kMinChunkBytes, divide_up(size_bytes, servers));
-  const std::size_t piece = divide_up(share, divide_up(share, cap));
-  return std::min(cap, divide_up(piece, kChunkAlignmentBytes) * kChunkAlignmentBytes);
+/// Spreads each server's chunks over its cores and their flows: the largest chunk first, to the least
+/// loaded (Graham's rule: at most 4/3 of the best possible load; Parameter Hub §3.2.4).
+void assign_lanes(Plan& plan) {
+  std::vector<std::vector<Chunk*>> by_server(plan.server_bytes.size());
+  for (Unit& unit : plan.units)
+    for (Chunk& chunk : unit.chunks) by_server[static_cast<std::size_t>(chunk.server)].push_back(&chunk);
+  const int flow_count = plan.cluster.flow_count;
+  for (std::size_t server = 0; server < by_server.size(); ++server) {
+    auto& chunks = by_server[server];
+    std::stable_sort(chunks.begin(), chunks.end(),
+                     [](const Chunk* a, const Chunk* b) { return a->size_bytes > b->size_bytes; });
+    // Lane i is flow i / cores of core i % cores: neighbours of equal load go to different cores.
+    const int core_count = plan.cluster.core_count(static_cast<int>(server));
+    std::vector<std::size_t> lane_bytes(static_cast<std::size_t>(core_count * flow_count), 0);
+    for (Chunk* chunk : chunks) {
+      const auto least = std::min_element(lane_bytes.begin(), lane_bytes.end());
+      const auto lane = static_cast<int>(least - lane_bytes.begin());
+      *least += chunk->size_bytes;
+      chunk->core = lane % core_count;
+      chunk->flow = lane / core_count;
+    }
+  }
 }
 
-void assign_chunks(Plan& plan, const Options& options) {
-  plan.server_bytes.assign(static_cast<std::size_t>(plan.cluster.server_count), 0);
-  if (options.partition == Partition::coarse) return assign_round_robin(plan);
-
+void assign_balanced(Plan& plan, const Options& options) {
   std::vector<std::size_t> order(plan.units.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   for (Unit& unit : plan.units) {
@@ -93,6 +103,28 @@ void assign_chunks(Plan& plan, const Options& options) {
   };
   std::stable_sort(order.begin(), order.end(), [&rank](std::size_t a, std::size_t b) { return rank(a) < rank(b); });
   for (const std::size_t index : order) assign_least_loaded(plan.units[index], plan.server_bytes);
+}
+
+}  // namespace
+
+std::size_t spread_chunk_bytes(std::size_t size_bytes, int server_count, std::size_t chunk_bytes) {
+  // Every shard gets an equal share of every layer, so that all ports are busy for each layer, as in
+  // a ring: where one shard held more than the others, the layer would wait for that shard's port.
+  // A share above `chunk_bytes` is cut further, still into as many pieces on every shard.
+  const auto servers = static_cast<std::size_t>(server_count);
+  const std::size_t cap = std::max(kChunkAlignmentBytes, chunk_bytes / kChunkAlignmentBytes * kChunkAlignmentBytes);
+  const std::size_t share = std::max(kMinChunkBytes, divide_up(size_bytes, servers));
+  const std::size_t piece = divide_up(share, divide_up(share, cap));
+  return std::min(cap, divide_up(piece, kChunkAlignmentBytes) * kChunkAlignmentBytes);
+}
+
+void assign_chunks(Plan& plan, const Options& options) {
+  plan.server_bytes.assign(static_cast<std::size_t>(plan.cluster.server_count), 0);
+  if (options.partition == Partition::coarse)
+    assign_round_robin(plan);
+  else
+    assign_balanced(plan, options);
+  assign_lanes(plan);
 }
 
 }  // namespace poseidon

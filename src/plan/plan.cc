@@ -21,6 +21,13 @@ Status check_cluster(const Cluster& cluster, const Options& options) {
     return invalid("colocated servers are one per worker, not " + std::to_string(cluster.server_count) + " for " +
                    std::to_string(cluster.worker_count) + " workers");
   }
+  if (cluster.flow_count < 1 ||
+      (!cluster.core_counts.empty() && cluster.core_counts.size() != static_cast<std::size_t>(cluster.server_count))) {
+    return invalid("a cluster has at least one flow and a number of cores for each of its servers");
+  }
+  for (const int count : cluster.core_counts) {
+    if (count < 1) return invalid("a server needs a core");
+  }
   if (options.chunk_bytes < kChunkAlignmentBytes) {
     return invalid("chunk_bytes is " + std::to_string(options.chunk_bytes) + "; it must be at least " +
                    std::to_string(kChunkAlignmentBytes));
@@ -61,6 +68,7 @@ Status check_layers(const std::vector<Layer>& layers, const Cluster& cluster) {
 
 /// The layer's scheme where it is the same for every factor count; automatic where it is not.
 Scheme settled_scheme(const Layer& layer, const Cluster& cluster) {
+  if (layer.stored) return Scheme::ps;
   const bool open = layer.scheme == Scheme::automatic && layer.factorable() && dtype_is_floating(layer.dtype) &&
                     cluster.worker_count > 1;
   return open ? Scheme::automatic : best_scheme(layer, 0, cluster);
@@ -69,6 +77,7 @@ Scheme settled_scheme(const Layer& layer, const Cluster& cluster) {
 /// A group costs its members a copy and the wait for each other, so only layers that would be mostly
 /// message overhead go into one; factors would save such a layer fewer bytes than their messages cost.
 bool goes_into_group(const Layer& layer, const Options& options) {
+  if (layer.stored || layer.whole) return false;
   if (layer.size_bytes() > options.small_bytes || !dtype_is_floating(layer.dtype)) return false;
   return layer.scheme == Scheme::automatic || layer.scheme == Scheme::ps;
 }
@@ -134,7 +143,8 @@ std::string layer_text(const Plan& plan, std::uint32_t index) {
   std::string text = std::to_string(index) + " " + layer.name + "[";
   text += layer.factorable() ? std::to_string(layer.rows) + "x" + std::to_string(layer.cols)
                              : std::to_string(layer.element_count);
-  return text + "] " + std::string(scheme_name(layer.scheme));
+  return text + "] " + std::string(scheme_name(layer.scheme)) + (layer.stored ? " stored" : "") +
+         (layer.whole ? " whole" : "");
 }
 
 }  // namespace
@@ -171,6 +181,8 @@ std::vector<std::string> plan_lines(const Plan& plan) {
     line += " chunks (bytes@shard):";
     for (const Chunk& chunk : unit.chunks) {
       line.append(" ").append(std::to_string(chunk.size_bytes)).append("@").append(std::to_string(chunk.server));
+      if (chunk.core + chunk.flow > 0)
+        line.append(".").append(std::to_string(chunk.core)).append(".").append(std::to_string(chunk.flow));
     }
     lines.push_back(line + "; " + cluster);
   }

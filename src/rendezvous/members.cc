@@ -6,9 +6,12 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <sstream>
 #include <utility>
 
@@ -44,16 +47,29 @@ std::string device_host(const std::string& device) {
   return host;
 }
 
+std::string joined(const std::vector<std::string>& parts) {
+  std::string text;
+  for (const auto& part : parts) text += (text.empty() ? "" : ",") + part;
+  return text;
+}
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
+  return parts;
+}
+
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
 /// What must be equal on all ranks, in the order in which differences are reported.
 Facts shared_facts(const Options& options) {
-  std::string servers;
-  for (const auto& server : options.servers) servers += (servers.empty() ? "" : ",") + server;
   return {{"version", kVersionText},
           {"world_size", std::to_string(options.world_size)},
-          {"servers", servers},
-          {"chunk_bytes", std::to_string(options.chunk_bytes)},
+          {"servers", joined(options.servers)},
+          {"flows", std::to_string(options.flows)},
+          {"assignment", options.assignment == Assignment::chunk ? "chunk" : "worker"},
+          {"chunk_bytes", options.chunk_bytes == 0 ? "auto" : std::to_string(options.chunk_bytes)},
           {"small_bytes", std::to_string(options.small_bytes)},
           {"group_bytes", std::to_string(options.group_bytes)},
           {"schedule", options.schedule == Schedule::wait_free ? "wait_free" : "sequential"},
@@ -61,7 +77,10 @@ Facts shared_facts(const Options& options) {
 }
 
 std::string to_text(const Member& mine, const Facts& facts) {
-  std::string text = "server_address=" + mine.server_address + "\npeer_address=" + mine.peer_address + "\n";
+  std::string text = "host_id=" + mine.host_id + "\nserver_addresses=" + joined(mine.server_addresses) +
+                     "\npeer_address=" + mine.peer_address +
+                     "\nserver_shm_addresses=" + joined(mine.server_shm_addresses) +
+                     "\npeer_shm_address=" + mine.peer_shm_address + "\n";
   for (const auto& [key, value] : facts) text += key + "=" + value + "\n";
   return text;
 }
@@ -71,6 +90,11 @@ std::string value_of(const std::string& text, const std::string& key) {
   for (std::string line; std::getline(lines, line);)
     if (line.starts_with(key + "=")) return line.substr(key.size() + 1);
   return "nothing";
+}
+
+Member to_member(const std::string& text) {
+  return {value_of(text, "host_id"), split(value_of(text, "server_addresses")), value_of(text, "peer_address"),
+          split(value_of(text, "server_shm_addresses")), value_of(text, "peer_shm_address")};
 }
 
 std::string key_of(const Options& options, const std::string& what) { return "poseidon/" + options.job + "/" + what; }
@@ -123,7 +147,7 @@ Result<std::vector<Member>> gather(Store& store, const Options& options, const M
     auto text = await_member(store, options, rank, deadline, keep_waiting);
     if (!text.ok()) return text.status();
     if (Status status = compare(options, rank, text.value(), facts); !status.ok()) return status;
-    members.push_back({value_of(text.value(), "server_address"), value_of(text.value(), "peer_address")});
+    members.push_back(to_member(text.value()));
   }
   return members;
 }
@@ -142,16 +166,19 @@ void leave_failed(Store& store, const Options& options, const Status& why) {
 
 }  // namespace
 
-Result<std::string> listen_host(const Options& options) {
-  if (!options.interface.empty()) {
-    if (auto host = device_host(options.interface); !host.empty()) return host;
-    in6_addr parsed{};
-    if (::inet_pton(AF_INET, options.interface.c_str(), &parsed) == 1 ||
-        ::inet_pton(AF_INET6, options.interface.c_str(), &parsed) == 1)
-      return options.interface;
-    return Status(ErrorCode::unreachable, "interface '" + options.interface +
-                                              "' is neither an address nor a network device of this host that has one");
-  }
+namespace {
+
+Result<std::string> host_of_interface(const std::string& interface) {
+  if (auto host = device_host(interface); !host.empty()) return host;
+  in6_addr parsed{};
+  if (::inet_pton(AF_INET, interface.c_str(), &parsed) == 1 || ::inet_pton(AF_INET6, interface.c_str(), &parsed) == 1)
+    return interface;
+  return Status(ErrorCode::unreachable,
+                "interface '" + interface + "' is neither an address nor a network device of this host that has one");
+}
+
+/// The address that leads to master_addr.
+Result<std::string> host_towards_master(const Options& options) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_DGRAM;
   addrinfo* found = nullptr;
@@ -169,6 +196,29 @@ Result<std::string> listen_host(const Options& options) {
     return Status(ErrorCode::unreachable,
                   "no interface of this host leads to MASTER_ADDR '" + options.master_addr + "': " + errno_text(errno));
   return host_text(reinterpret_cast<const sockaddr*>(&local), length);
+}
+
+}  // namespace
+
+Result<std::vector<std::string>> listen_hosts(const Options& options) {
+  std::vector<std::string> hosts;
+  for (const std::string& interface : options.interfaces) {
+    auto host = host_of_interface(interface);
+    if (!host.ok()) return host.status();
+    hosts.push_back(std::move(host.value()));
+  }
+  if (!hosts.empty()) return hosts;
+  auto host = host_towards_master(options);
+  if (!host.ok()) return host.status();
+  return std::vector{std::move(host.value())};
+}
+
+std::string host_id() {
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  std::error_code ignored;  // without /proc processes count as strangers only if their boot_id differs
+  const auto network = std::filesystem::read_symlink("/proc/self/ns/net", ignored);
+  return boot + " " + network.string() + " " + std::to_string(::getuid());
 }
 
 Result<std::vector<Member>> meet(Store& store, const Options& options, const Member& mine,

@@ -12,13 +12,20 @@ namespace poseidon {
 
 /// Where one worker listens.
 struct Member {
-  std::string server_address;  // of its embedded shard; empty with dedicated servers
-  std::string peer_address;    // for factors
+  std::string host_id;                        // equal for processes that can share memory
+  std::vector<std::string> server_addresses;  // of its embedded server, by core; none with dedicated servers
+  std::string peer_address;                   // for factors
+  // The same in shared memory; empty where this process does not offer it.
+  std::vector<std::string> server_shm_addresses;
+  std::string peer_shm_address;
 };
 
-/// The address of this host that leads to master_addr, or the one that `options.interface` (a
-/// device name or an address) asks for. ErrorCode::unreachable when there is none.
-Result<std::string> listen_host(const Options& options);
+/// The addresses of this host that `options.interfaces` (device names or addresses) ask for, or the
+/// one that leads to master_addr. ErrorCode::unreachable where there is none.
+Result<std::vector<std::string>> listen_hosts(const Options& options);
+
+/// Tells this process's host from others: the kernel's boot, its network namespace and the user.
+std::string host_id();
 
 /// Publishes `mine`, waits for all ranks' and returns them by rank. Fails with timeout naming the
 /// ranks that never came, or with mismatch naming the rank and the option in which it differs

@@ -9,8 +9,7 @@ void Adam::start(Exchange& exchange, const Links& links) const {
   wire::Header header = header_for(exchange, links, wire::Kind::factors);
   header.rows = static_cast<std::uint32_t>(exchange.rows);
   header.cols = static_cast<std::uint32_t>(exchange.cols);
-  const auto server = static_cast<std::size_t>(whole.server);
-  send_counted(exchange, *links.servers[server], !links.server_is_local[server], header, factor_pieces(exchange));
+  send_counted(exchange, links.flow_of(whole), !links.is_local(whole), header, factor_pieces(exchange));
 }
 
 }  // namespace poseidon

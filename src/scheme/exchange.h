@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "kernel/kernel.h"
 #include "poseidon/client.h"
 #include "poseidon/plan.h"
+#include "poseidon/update.h"
 #include "wire/header.h"
 
 namespace poseidon {
@@ -32,6 +34,14 @@ struct Inbox {
   std::size_t arrived_count = 0;
 };
 
+/// What a worker asks of the servers for one unit.
+enum class Operation : std::uint8_t {
+  push_pull,  // contribute, and receive what the step makes of it
+  push,       // contribute
+  pull,       // receive an array that the servers keep
+  assign,     // set an array that the servers keep
+};
+
 /// Owned by its syncer and reused from step to step; loop thread only.
 struct Exchange {
   // The unit; fixed.
@@ -39,15 +49,24 @@ struct Exchange {
   std::size_t rows = 0;
   std::size_t cols = 0;
   bool transient = false;
+  bool stored = false;
 
   // This step's contribution.
   std::uint64_t step = 0;
+  Operation operation = Operation::push_pull;
+  std::uint32_t array = 0;         // pull, assign: 0 the value, 1… the update rule's state
+  std::uint64_t update_count = 0;  // assign: to set; pull: what came
+  std::optional<UpdateRule> rule;  // to be told to the servers before the contribution
   Scheme scheme = Scheme::ps;
   std::uint32_t divisor = 1;
   std::uint32_t factor_count = 0;  // own K; kUnboundedFactors for a dense gradient
   bool absent = false;             // nothing to contribute
   bool accumulate = false;
-  std::span<std::byte> data;  // dense gradient and result, or the factors' destination
+  std::span<std::byte> data;         // dense gradient; sfb and adam: the factors' destination
+  std::span<std::byte> destination;  // ps, adam: of the result; often the same memory
+  // A group's contribution, as the unit lays it out, instead of `data`; its result comes into `group_result`.
+  std::vector<std::span<const std::byte>> pieces;
+  Buffer group_result;
   DType factor_dtype = DType::float32;
   std::vector<FactorRows> factors;  // used when `has_factors`
   bool has_factors = false;

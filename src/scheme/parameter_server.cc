@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
+
+#include "wire/messages.h"
 
 namespace poseidon {
 
@@ -11,50 +14,98 @@ void ParameterServer::expect_results(Exchange& exchange) {
   exchange.received = exchange.chunks_missing == 0;
 }
 
+/// A chunk's bytes, where they lie: in one piece, or in those of a group.
+std::vector<std::span<const std::byte>> ParameterServer::payload_of(const Exchange& exchange, const Chunk& chunk) {
+  if (exchange.pieces.empty()) return {exchange.data.subspan(chunk.offset_bytes, chunk.size_bytes)};
+  const auto& offsets = exchange.unit->offsets_bytes;
+  const auto after = std::upper_bound(offsets.begin(), offsets.end(), chunk.offset_bytes);
+  std::size_t piece = static_cast<std::size_t>(after - offsets.begin()) - 1;
+  // The footer has no offset of its own: it follows the last member.
+  std::size_t skip_bytes = chunk.offset_bytes - offsets[piece];
+  if (skip_bytes >= exchange.pieces[piece].size()) skip_bytes -= exchange.pieces[piece++].size();
+  std::vector<std::span<const std::byte>> payload;
+  for (std::size_t left_bytes = chunk.size_bytes; left_bytes > 0; ++piece) {
+    const auto rest = exchange.pieces[piece].subspan(skip_bytes);
+    skip_bytes = 0;
+    if (rest.empty()) continue;
+    payload.push_back(rest.first(std::min(rest.size(), left_bytes)));
+    left_bytes -= payload.back().size();
+  }
+  return payload;
+}
+
+void ParameterServer::send_rule(Exchange& exchange, const Links& links) {
+  wire::Header about = header_for(exchange, links, wire::Kind::rule);
+  const wire::TextMessage message = wire::make_rule(about, *exchange.rule);
+  std::set<Flow*> told;  // each flow once: the rule has to be there before the chunks that follow on it
+  for (const Chunk& chunk : exchange.unit->chunks) {
+    Flow& flow = links.flow_of(chunk);
+    if (!told.insert(&flow).second) continue;
+    flow.send(message.header, {message.payload()}, [text = message.text](const Status&) {});
+  }
+  exchange.rule.reset();
+}
+
 void ParameterServer::start(Exchange& exchange, const Links& links) const {
   expect_results(exchange);
+  if (exchange.rule) send_rule(exchange, links);
+  const Operation operation = exchange.operation;
+  const wire::Kind kind = operation == Operation::pull     ? wire::Kind::pull
+                          : operation == Operation::assign ? wire::Kind::assign
+                                                           : wire::Kind::push;
   for (const Chunk& chunk : exchange.unit->chunks) {
-    wire::Header header = header_for(exchange, links, wire::Kind::push);
+    wire::Header header = header_for(exchange, links, kind);
     header.chunk = chunk.index;
+    header.rows = exchange.array;
+    if (operation == Operation::assign) header.step = exchange.update_count;
     std::vector<std::span<const std::byte>> payload;
-    if (!exchange.absent) payload.push_back(exchange.data.subspan(chunk.offset_bytes, chunk.size_bytes));
-    const auto server = static_cast<std::size_t>(chunk.server);
-    send_counted(exchange, *links.servers[server], !links.server_is_local[server], header, std::move(payload));
+    if (!exchange.absent && operation != Operation::pull) payload = payload_of(exchange, chunk);
+    send_counted(exchange, links.flow_of(chunk), !links.is_local(chunk), header, std::move(payload));
   }
-  exchange.complete_if_done();  // a tensor without elements has no chunks to wait for
+  if (operation == Operation::assign) exchange.received = true;  // no answer; what follows on a flow comes after it
+  exchange.complete_if_done();                                   // a tensor without elements has no chunks to wait for
 }
 
 Result<std::span<std::byte>> ParameterServer::destination(Exchange& exchange, const wire::Header& header,
-                                                          const Links&) const {
-  if (!exchange.running || header.step != exchange.step || header.chunk >= exchange.unit->chunks.size() ||
+                                                          const Links& links) const {
+  const bool pulls = exchange.operation == Operation::pull;
+  const bool expected = pulls ? header.kind == wire::Kind::value && header.rows == exchange.array
+                              : header.kind == wire::Kind::result && header.step == exchange.step;
+  if (!exchange.running || !expected || header.chunk >= exchange.unit->chunks.size() ||
       exchange.chunk_received[header.chunk])
     return Status(ErrorCode::mismatch, "a result nobody asked for: step " + std::to_string(header.step) + ", chunk " +
                                            std::to_string(header.chunk));
   const Chunk& chunk = exchange.unit->chunks[header.chunk];
-  if (header.payload_bytes != chunk.size_bytes || header.dtype != exchange.unit->dtype)
+  const std::size_t size_bytes = exchange.operation == Operation::push ? 0 : chunk.size_bytes;
+  if (header.payload_bytes != size_bytes || header.dtype != exchange.unit->dtype)
     return Status(ErrorCode::mismatch, "the result of chunk " + std::to_string(header.chunk) + " has " +
                                            std::to_string(header.payload_bytes) + " bytes instead of " +
-                                           std::to_string(chunk.size_bytes));
-  return exchange.data.subspan(chunk.offset_bytes, chunk.size_bytes);
+                                           std::to_string(size_bytes));
+  if (!exchange.pieces.empty() && !exchange.group_result) {
+    exchange.group_result = links.pool->take(exchange.unit->size_bytes);
+    exchange.destination = exchange.group_result.span();
+  }
+  return exchange.destination.subspan(size_bytes == 0 ? 0 : chunk.offset_bytes, size_bytes);
 }
 
 Status ParameterServer::receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
                                 const Links& links) const {
   const bool absent = (header.flags & wire::kAbsent) != 0;
   wire::Header expected = header;
-  if (absent)
+  if (absent && exchange.operation != Operation::push)
     expected.payload_bytes =
         header.chunk < exchange.unit->chunks.size() ? exchange.unit->chunks[header.chunk].size_bytes : 0;
   auto place = destination(exchange, expected, links);
   if (!place.ok()) return place.status();
   // A shard of this process lends its result instead of writing it here.
-  if (!absent && payload.data() != place.value().data())
+  if (!payload.empty() && payload.data() != place.value().data())
     std::memcpy(place.value().data(), payload.data(), payload.size());
-  const auto server = static_cast<std::size_t>(exchange.unit->chunks[header.chunk].server);
-  if (!links.server_is_local[server]) exchange.bytes_received += wire::kHeaderBytes + header.payload_bytes;
+  if (!links.is_local(exchange.unit->chunks[header.chunk]))
+    exchange.bytes_received += wire::kHeaderBytes + header.payload_bytes;
   exchange.chunk_received[header.chunk] = true;
   exchange.present = !absent;
   exchange.factor_count_sum = header.factor_count;
+  if (exchange.operation == Operation::pull) exchange.update_count = header.step;
   exchange.received = --exchange.chunks_missing == 0;
   exchange.complete_if_done();
   return {};

@@ -17,6 +17,10 @@ class ParameterServer : public SchemeProtocol {
  protected:
   /// Marks every chunk as awaited.
   static void expect_results(Exchange& exchange);
+
+ private:
+  static std::vector<std::span<const std::byte>> payload_of(const Exchange& exchange, const Chunk& chunk);
+  static void send_rule(Exchange& exchange, const Links& links);
 };
 
 }  // namespace poseidon

@@ -19,8 +19,9 @@ wire::Header header_for(const Exchange& exchange, const Links& links, wire::Kind
   wire::Header header;
   header.kind = kind;
   header.dtype = exchange.unit->dtype;
-  header.flags =
-      static_cast<std::uint8_t>((exchange.absent ? wire::kAbsent : 0) | (exchange.transient ? wire::kTransient : 0));
+  header.flags = static_cast<std::uint8_t>(
+      (exchange.absent ? wire::kAbsent : 0) | (exchange.transient ? wire::kTransient : 0) |
+      (exchange.stored ? wire::kStored : 0) | (exchange.operation == Operation::push ? wire::kNoResult : 0));
   header.rank = links.rank;
   header.worker_count = links.worker_count;
   header.unit = exchange.unit->id;

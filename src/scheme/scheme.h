@@ -15,12 +15,23 @@ namespace poseidon {
 struct Links {
   std::uint32_t rank = 0;
   std::uint32_t worker_count = 1;
-  std::vector<Flow*> servers;         // by shard
-  std::vector<bool> server_is_local;  // that shard lives in this process: nothing crosses a network
-  std::vector<Flow*> peers;           // by rank; null for this one
+  std::vector<std::vector<Flow*>> servers;  // by server and lane
+  std::vector<bool> server_is_local;        // that server lives in this process: nothing crosses a network
+  std::size_t flow_count = 1;               // from this worker to each server core
+  bool by_worker = false;                   // Assignment::worker
+  std::vector<Flow*> peers;                 // by rank; null for this one
   Loop* loop = nullptr;
   Executor* executor = nullptr;
   std::shared_ptr<BufferPool> pool;
+
+  /// Which of its server's connections a chunk takes: flow `chunk.flow` to its core.
+  std::size_t lane_of(const Chunk& chunk) const {
+    const auto& lanes = servers[static_cast<std::size_t>(chunk.server)];
+    const auto core = by_worker ? rank % (lanes.size() / flow_count) : static_cast<std::size_t>(chunk.core);
+    return core * flow_count + static_cast<std::size_t>(chunk.flow);
+  }
+  Flow& flow_of(const Chunk& chunk) const { return *servers[static_cast<std::size_t>(chunk.server)][lane_of(chunk)]; }
+  bool is_local(const Chunk& chunk) const { return server_is_local[static_cast<std::size_t>(chunk.server)]; }
 };
 
 /// Stateless; loop thread only. State is in the Exchange.

@@ -1,18 +1,28 @@
 #include "server/chunk_state.h"
 
+#include <algorithm>
+#include <numeric>
 #include <string>
 #include <utility>
 
 #include "base/clock.h"
+#include "kernel/kernel.h"
 
 namespace poseidon {
 
 namespace {
 
+// Bytes that are here but not a multiple of this wait for the next ones: whole elements, whole lines.
+constexpr std::size_t kGrainBytes = 64;
+constexpr std::size_t kNone = ~std::size_t{0};
+
 Status refused(const wire::Header& header, const std::string& why) {
   return {ErrorCode::refused, "the server refuses the push of rank " + std::to_string(header.rank) + " in step " +
                                   std::to_string(header.step) + ": " + why};
 }
+
+/// 16-bit sums are rounded once, at the end, so they cannot be added part by part in their own type.
+bool addable_in_parts(DType dtype) { return dtype != DType::float16 && dtype != DType::bfloat16; }
 
 }  // namespace
 
@@ -33,8 +43,30 @@ Result<std::size_t> dense_bytes(const wire::Header& header) {
   return static_cast<std::size_t>(*matrix);
 }
 
-Status ChunkState::add(Contribution& contribution) {
-  const wire::Header& header = contribution.header;
+ChunkState::ChunkState(std::uint32_t worker_count, Reduction reduction, std::shared_ptr<BufferPool> pool)
+    : reduction_(reduction), pool_(std::move(pool)), parts_(worker_count) {
+  reset();
+}
+
+Status ChunkState::fits(const wire::Header& header, std::size_t size_bytes) const {
+  if (header.step != shape_.step)
+    return refused(header, "the chunk is in step " + std::to_string(shape_.step) + " since rank " +
+                               std::to_string(shape_.rank) + " pushed it");
+  if (parts_[header.rank]) return refused(header, "it has pushed this chunk already");
+  if (header.dtype != shape_.dtype || header.divisor != shape_.divisor ||
+      (header.flags & wire::kStored) != (shape_.flags & wire::kStored))
+    return refused(header, "its dtype, divisor or kind differs from rank " + std::to_string(shape_.rank) + "'s");
+  const bool present = (header.flags & wire::kAbsent) == 0;
+  if (present && dense_bytes_ && size_bytes != *dense_bytes_)
+    return refused(header, "it has " + std::to_string(size_bytes) + " bytes, others have " +
+                               std::to_string(*dense_bytes_) + "; the ranks' models differ");
+  if (present && header.kind == wire::Kind::factors && shape_.rows != 0 &&
+      (header.rows != shape_.rows || header.cols != shape_.cols))
+    return refused(header, "its factors are of another shape than others'; the ranks' models differ");
+  return {};
+}
+
+Status ChunkState::admit(const wire::Header& header, Requester* from) {
   if (header.rank >= parts_.size() || header.worker_count != parts_.size())
     return refused(header, "it speaks of " + std::to_string(header.worker_count) + " workers, here are " +
                                std::to_string(parts_.size()));
@@ -43,51 +75,241 @@ Status ChunkState::add(Contribution& contribution) {
                    std::string(dtype_name(header.dtype)) + " cannot be divided by " + std::to_string(header.divisor));
   auto size = dense_bytes(header);
   if (!size.ok()) return size.status();
-  if (count_ > 0) {
-    if (header.step != shape_.step)
-      return refused(header, "the chunk is in step " + std::to_string(shape_.step) + " since rank " +
-                                 std::to_string(shape_.rank) + " pushed it");
-    if (parts_[header.rank]) return refused(header, "it has pushed this chunk already");
-    if (header.dtype != shape_.dtype || header.divisor != shape_.divisor)
-      return refused(header, "its dtype or divisor differs from rank " + std::to_string(shape_.rank) + "'s");
-    if (contribution.present() && dense_bytes_ && size.value() != *dense_bytes_)
-      return refused(header, "it has " + std::to_string(size.value()) + " bytes, others have " +
-                                 std::to_string(*dense_bytes_) + "; the ranks' models differ");
-    if (contribution.has_factors() && shape_.rows != 0 && (header.rows != shape_.rows || header.cols != shape_.cols))
-      return refused(header, "its factors are of another shape than others'; the ranks' models differ");
+  if (lost_) return refused(header, "the chunk's step can never end: a rank that had pushed it has gone");
+  if (started()) {
+    if (Status status = fits(header, size.value()); !status.ok()) return status;
   } else {
     started_ns_ = now_ns();
     shape_ = header;
     shape_.rows = shape_.cols = 0;
     dense_bytes_.reset();
   }
-  if (contribution.present()) dense_bytes_ = size.value();
-  if (contribution.has_factors()) {
+  Contribution& part = parts_[header.rank].emplace();
+  part.header = header;
+  part.from = from;
+  ++admitted_count_;
+  if (part.present()) {
+    dense_bytes_ = size.value();
+    ++present_count_;
+  }
+  if (part.has_factors()) {
+    ++factors_count_;
     shape_.rows = header.rows;
     shape_.cols = header.cols;
   }
   shape_.payload_bytes = dense_bytes_.value_or(0);
-  parts_[header.rank] = std::move(contribution);
-  ++count_;
+  if (reduction_.order == ReduceOrder::arrival) {
+    position_of_[header.rank] = order_.size();
+    order_.push_back(header.rank);
+  }
   return {};
+}
+
+std::span<std::byte> ChunkState::place(std::uint32_t rank) {
+  Contribution& part = *parts_[rank];
+  part.buffer = pool_->take(part.header.payload_bytes);
+  part.payload = part.buffer.span();
+  return part.buffer.span();
+}
+
+void ChunkState::progress(std::uint32_t rank, std::size_t received_bytes) {
+  parts_[rank]->received_bytes = received_bytes;
+  if (reduction_.aggregation == Aggregation::streaming) advance(position_of_[rank]);
+}
+
+void ChunkState::complete(std::uint32_t rank, std::span<const std::byte> payload, std::function<void()> release) {
+  Contribution& part = *parts_[rank];
+  part.payload = payload;
+  part.release = std::move(release);
+  part.received_bytes = payload.size();
+  part.complete = true;
+  ++complete_count_;
+  if (reduction_.aggregation == Aggregation::streaming) advance(position_of_[rank]);
+}
+
+Contribution* ChunkState::at(std::size_t position) {
+  if (position >= order_.size() || !parts_[order_[position]]) return nullptr;
+  return &*parts_[order_[position]];
+}
+
+/// The part that the others are added to; kNone as long as it is not certain.
+std::size_t ChunkState::first_present() {
+  for (std::size_t position = 0; Contribution* part = at(position); ++position)
+    if (part->present()) return position;
+  return kNone;
+}
+
+std::size_t ChunkState::available_bytes(const Contribution& part) const {
+  return part.complete ? part.received_bytes : part.received_bytes / kGrainBytes * kGrainBytes;
+}
+
+bool ChunkState::addable(const Contribution& part) const {
+  return !part.has_factors() && (addable_in_parts(shape_.dtype) || (all_here() && factors_count_ == 0));
+}
+
+/// Adds what can be added from `position` on: its predecessor may have let it, and it may let others.
+void ChunkState::advance(std::size_t position) {
+  const std::size_t base = first_present();
+  if (base == kNone || lost_ || !addable(*at(base))) return;
+  position = std::max(position, base);
+  added_bytes_[base] = available_bytes(*at(base));
+  std::size_t limit_bytes = added_bytes_[base];
+  for (std::size_t before = position; before-- > base;) {
+    const Contribution* part = at(before);
+    if (part == nullptr) return;
+    if (!part->present()) continue;
+    limit_bytes = added_bytes_[before];
+    break;
+  }
+  for (std::size_t next = std::max(position, base + 1); Contribution* part = at(next); ++next) {
+    if (!part->present()) continue;
+    const std::size_t end_bytes = std::min(limit_bytes, available_bytes(*part));
+    if (!addable(*part) || end_bytes <= added_bytes_[next]) return;
+    const std::size_t last = group_end(next, end_bytes);
+    add(next, last, end_bytes);
+    next = last;
+    limit_bytes = end_bytes;
+  }
+}
+
+/// The last of the positions that can be added over the same range in one pass.
+std::size_t ChunkState::group_end(std::size_t position, std::size_t end_bytes) {
+  std::size_t last = position;
+  for (std::size_t next = position + 1; const Contribution* part = at(next); ++next) {
+    if (!part->present()) continue;
+    if (!addable(*part) || added_bytes_[next] != added_bytes_[position] || available_bytes(*part) < end_bytes) break;
+    last = next;
+  }
+  return last;
+}
+
+void ChunkState::add(std::size_t first, std::size_t last, std::size_t end_bytes) {
+  const std::size_t begin_bytes = added_bytes_[first];
+  const std::size_t base = first_present();
+  bool follows_base = true;
+  for (std::size_t between = base + 1; between < first; ++between)
+    if (at(between)->present()) follows_base = false;
+  const std::byte* base_data = at(base)->payload.data();
+  claim_sum(*at(base));
+  std::vector<const std::byte*> inputs{(follows_base ? base_data : sum_.data()) + begin_bytes};
+  for (std::size_t position = first; position <= last; ++position)
+    if (at(position)->present()) inputs.push_back(at(position)->payload.data() + begin_bytes);
+  // The very last part divides as it is added; where that one is absent, take_sum divides. What is added in
+  // one pass is also divided in it: 16-bit values would otherwise be rounded twice.
+  const bool ends = last + 1 == parts_.size() || !addable_in_parts(shape_.dtype);
+  const unsigned divisor = ends ? shape_.divisor : 1;
+  kernel::sum(inputs, sum_.data() + begin_bytes, (end_bytes - begin_bytes) / dtype_bytes(shape_.dtype), shape_.dtype,
+              divisor);
+  for (std::size_t position = first; position <= last; ++position) {
+    if (!at(position)->present()) continue;
+    added_bytes_[position] = end_bytes;
+    if (at(position)->complete && end_bytes == *dense_bytes_) free(*at(position));
+  }
+  if (end_bytes == *dense_bytes_) free(*at(base));  // its bytes are in the sum
+}
+
+/// The first part's own memory becomes the sum's where it is ours, which saves writing to new memory.
+void ChunkState::claim_sum(Contribution& base) {
+  if (sum_) return;
+  sum_ = base.buffer ? std::move(base.buffer) : pool_->take(*dense_bytes_);
+}
+
+void ChunkState::free(Contribution& part) {
+  if (part.release) std::exchange(part.release, nullptr)();
+  pool_->give_back(std::move(part.buffer));
+}
+
+Buffer ChunkState::take_sum() {
+  if (factors_count_ > 0) return multiply();
+  const std::size_t base = first_present();
+  advance(base + 1);
+  const bool divided = present_count_ > 1 && (at(parts_.size() - 1)->present() || !addable_in_parts(shape_.dtype));
+  if (!divided) {
+    const std::byte* undivided = sum_ ? sum_.data() : at(base)->payload.data();
+    claim_sum(*at(base));
+    kernel::sum({&undivided, 1}, sum_.data(), *dense_bytes_ / dtype_bytes(shape_.dtype), shape_.dtype, shape_.divisor);
+  }
+  return std::move(sum_);
+}
+
+std::vector<const std::byte*> ChunkState::dense_inputs() {
+  std::vector<const std::byte*> inputs;
+  if (factors_count_ > 0) return inputs;
+  for (std::size_t position = 0; const Contribution* part = at(position); ++position)
+    if (part->present()) inputs.push_back(part->payload.data());
+  return inputs;
+}
+
+/// Factors, and dense parts among them: one product over all terms in order.
+Buffer ChunkState::multiply() {
+  std::vector<kernel::FactorTerm> terms;
+  for (std::size_t position = 0; const Contribution* part = at(position); ++position) {
+    if (!part->present()) continue;
+    kernel::FactorTerm term;
+    term.dtype = part->header.dtype;
+    if (part->has_factors()) {
+      term.left = part->payload.data();
+      term.right = term.left + std::size_t{part->header.factor_count} * shape_.rows * dtype_bytes(term.dtype);
+      term.count = part->header.factor_count;
+    } else if (sum_ && added_bytes_[position] == *dense_bytes_) {
+      terms.clear();  // the dense parts so far are one term
+      term.dense = sum_.data();
+    } else {
+      term.dense = part->payload.data();
+    }
+    terms.push_back(term);
+  }
+  Buffer out = pool_->take(*dense_bytes_);
+  kernel::factor_product(terms, out.data(), shape_.dtype, shape_.rows, shape_.cols, 0, shape_.rows, shape_.divisor,
+                         false);
+  return out;
 }
 
 std::vector<std::uint32_t> ChunkState::missing_ranks() const {
   std::vector<std::uint32_t> ranks;
   for (std::uint32_t rank = 0; rank < parts_.size(); ++rank)
-    if (!parts_[rank]) ranks.push_back(rank);
+    if (!parts_[rank] || !parts_[rank]->complete) ranks.push_back(rank);
   return ranks;
 }
 
 void ChunkState::reset() {
-  for (auto& part : parts_) part.reset();
-  count_ = 0;
+  for (auto& part : parts_) {
+    if (part) free(*part);
+    part.reset();
+  }
+  if (sum_) pool_->give_back(std::move(sum_));
+  admitted_count_ = complete_count_ = present_count_ = factors_count_ = 0;
+  lost_ = false;
+  added_bytes_.assign(parts_.size(), 0);
+  position_of_.resize(parts_.size());
+  order_.clear();
+  if (reduction_.order == ReduceOrder::arrival) return;
+  order_.resize(parts_.size());
+  std::iota(order_.begin(), order_.end(), 0U);
+  std::iota(position_of_.begin(), position_of_.end(), std::size_t{0});
 }
 
-std::optional<Contribution> ChunkState::remove(std::uint32_t rank) {
-  if (rank >= parts_.size() || !parts_[rank]) return std::nullopt;
-  --count_;
-  return std::exchange(parts_[rank], std::nullopt);
+void ChunkState::drop(const Requester* from) {
+  for (auto& part : parts_) {
+    if (!part || part->from != from) continue;
+    // Without its owner the step cannot end. What has been added cannot be taken out again; the rest can.
+    if (sum_ || reduction_.order == ReduceOrder::arrival) lost_ = true;
+    --admitted_count_;
+    complete_count_ -= part->complete ? 1 : 0;
+    present_count_ -= part->present() ? 1 : 0;
+    factors_count_ -= part->has_factors() ? 1 : 0;
+    added_bytes_[position_of_[part->header.rank]] = 0;
+    free(*part);
+    part.reset();
+  }
+  if (present_count_ == 0) dense_bytes_.reset();
+  if (factors_count_ == 0) shape_.rows = shape_.cols = 0;
+  if (!started()) reset();
+}
+
+void ChunkState::orphan(const Requester* from) {
+  for (auto& part : parts_)
+    if (part && part->from == from) part->from = nullptr;
 }
 
 }  // namespace poseidon

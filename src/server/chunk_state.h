@@ -1,62 +1,120 @@
-// ChunkState: one chunk's contributions in the step that is under way (Poseidon §4.1: the count
-// that every KV pair keeps).
+// ChunkState: one chunk's contributions in the step that is under way, and their running sum
+// (Poseidon §4.1: the count that every KV pair keeps; Parameter Hub §3.2.2: tall aggregation).
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "base/buffer.h"
+#include "base/buffer_pool.h"
+#include "poseidon/options.h"
 #include "poseidon/status.h"
+#include "server/requester.h"
 #include "wire/header.h"
 
 namespace poseidon {
 
-/// One worker's message, with its payload: received into `buffer`, or lent by a worker of this
-/// process until `release` is called.
+/// One worker's message, with its payload: received into `buffer`, or lent by a worker of this host
+/// until `release` is called.
 struct Contribution {
   wire::Header header;
+  Requester* from = nullptr;
   Buffer buffer;
   std::span<const std::byte> payload;
   std::function<void()> release;
+  std::size_t received_bytes = 0;
+  bool complete = false;
 
   bool present() const { return (header.flags & wire::kAbsent) == 0; }
   bool has_factors() const { return present() && header.kind == wire::Kind::factors; }
 };
 
+/// How a shard adds.
+struct Reduction {
+  Aggregation aggregation = Aggregation::streaming;
+  ReduceOrder order = ReduceOrder::rank;
+};
+
 /// Loop thread of its shard only. Steps of one chunk never overlap: no worker pushes step t + 1
-/// before it has the result of step t, which takes every worker's push of step t.
+/// before it has the result of step t or has completed its push, and what comes early is refused.
+///
+/// The parts are added in one order, fixed by `Reduction::order`, each range of bytes on its own: a
+/// part may be added up to where its predecessor has been. So adding keeps up with the wire, a part's
+/// memory is free when its last byte is added, and the bits do not depend on the timing.
 class ChunkState {
  public:
-  explicit ChunkState(std::uint32_t worker_count) : parts_(worker_count) {}
+  ChunkState(std::uint32_t worker_count, Reduction reduction, std::shared_ptr<BufferPool> pool);
 
-  /// Takes a contribution. Refuses (ErrorCode::refused, the contribution is handed back untouched)
-  /// one that does not fit those already here (another step, size, shape, dtype or divisor, or a
-  /// second one from the same rank) or that no shard can compute (an integer divided).
-  Status add(Contribution& contribution);
+  /// A contribution's header has come. Refuses (ErrorCode::refused) one that does not fit those already
+  /// here (another step, size, shape, dtype or divisor, or a second one from the same rank) or that no
+  /// shard can compute (an integer divided).
+  Status admit(const wire::Header& header, Requester* from);
+  /// Where an admitted contribution's payload is received.
+  std::span<std::byte> place(std::uint32_t rank);
+  /// The first `received_bytes` of a rank's payload are here.
+  void progress(std::uint32_t rank, std::size_t received_bytes);
+  /// All of it is here: in its place, or lent (then `release` is not empty) for as long as it is needed.
+  void complete(std::uint32_t rank, std::span<const std::byte> payload, std::function<void()> release);
 
-  bool complete() const { return count_ == parts_.size(); }
-  bool started() const { return count_ > 0; }
-  /// When the first contribution of this step came.
+  /// All contributions are here.
+  bool all_here() const { return complete_count_ == parts_.size(); }
+  bool started() const { return admitted_count_ > 0; }
+  /// Since when the first contribution of this step is here.
   std::int64_t started_ns() const { return started_ns_; }
   const wire::Header& shape() const { return shape_; }
+  /// Whose contribution is not (completely) here.
   std::vector<std::uint32_t> missing_ranks() const;
+  bool any_present() const { return present_count_ > 0; }
 
-  /// By rank; only meaningful when complete.
-  std::vector<std::optional<Contribution>>& parts() { return parts_; }
-  /// Forgets the step's contributions; lent payloads must have been released by the caller.
+  /// By rank; all filled when all_here().
+  const std::vector<std::optional<Contribution>>& parts() const { return parts_; }
+
+  /// The sum over the parts divided by the divisor, when all are here and some are present.
+  Buffer take_sum();
+  /// For the wide baseline, which adds on other threads: the dense parts in order, when all are here;
+  /// empty where the sum is not one of dense parts.
+  std::vector<const std::byte*> dense_inputs();
+
+  /// Forgets the step's contributions and gives back their memory.
   void reset();
-  /// Takes out one rank's contribution (its connection has ended).
-  std::optional<Contribution> remove(std::uint32_t rank);
+  /// A requester has gone: its unfinished contribution will never be complete, and neither will the step.
+  void drop(const Requester* from);
+  /// The same when the step is complete: its sum stands, nobody waits for the requester's answer.
+  void orphan(const Requester* from);
 
  private:
-  std::vector<std::optional<Contribution>> parts_;
-  std::size_t count_ = 0;
+  Status fits(const wire::Header& header, std::size_t size_bytes) const;
+  Contribution* at(std::size_t position);
+  std::size_t first_present();
+  std::size_t available_bytes(const Contribution& part) const;
+  bool addable(const Contribution& part) const;
+  void advance(std::size_t position);
+  std::size_t group_end(std::size_t position, std::size_t end_bytes);
+  void add(std::size_t first, std::size_t last, std::size_t end_bytes);
+  void claim_sum(Contribution& base);
+  void free(Contribution& part);
+  Buffer multiply();
+
+  const Reduction reduction_;
+  const std::shared_ptr<BufferPool> pool_;
+  std::vector<std::optional<Contribution>> parts_;  // by rank
+  std::size_t admitted_count_ = 0;
+  std::size_t complete_count_ = 0;
+  std::size_t present_count_ = 0;
+  std::size_t factors_count_ = 0;
   std::int64_t started_ns_ = 0;
   wire::Header shape_;  // of the first contribution; its dense size, rows and cols once they are known
   std::optional<std::size_t> dense_bytes_;  // of those who are present
+  bool lost_ = false;                       // a part that is in the sum has lost its owner
+
+  std::vector<std::uint32_t> order_;      // ranks in the order of adding, as far as it is known
+  std::vector<std::size_t> position_of_;  // by rank
+  std::vector<std::size_t> added_bytes_;  // by position: never more than its predecessor's
+  Buffer sum_;                            // empty until something is added to the first part
 };
 
 /// Bytes of the dense array that a push or factors message stands for; 0 when it does not say

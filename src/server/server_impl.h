@@ -1,81 +1,59 @@
-// ServerImpl: a loop, its listeners, the workers' flows and the shard they talk to.
+// ServerImpl: a server's cores. They share nothing; a worker talks to each of them on flows of its own.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
-#include <future>
-#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/executor.h"
 #include "poseidon/server.h"
-#include "server/shard.h"
+#include "server/server_core.h"
 #include "transport/transport.h"
-#include "wire/messages.h"
 
 namespace poseidon {
 
-class ServerImpl final : public Server, private Receiver {
+class ServerImpl final : public Server {
  public:
-  /// Serves `options.job` only where options.world_size > 0 (embedded), any job otherwise.
-  explicit ServerImpl(const Options& options);
+  /// Serves `options.job` only where options.world_size > 0 (embedded), any job otherwise. It has one
+  /// core for each of `loops`, which may also serve others; without any it makes as many as
+  /// options.server_cores and options.interfaces ask for.
+  explicit ServerImpl(const Options& options, std::vector<std::shared_ptr<Loop>> loops = {});
   ~ServerImpl() override;
 
-  /// Accepts workers through one more transport (TCP, in-process). The transport must outlive this.
-  Status listen(Transport& transport, const std::string& address);
+  std::size_t core_count() const { return cores_.size(); }
+
+  /// Accepts workers through one more transport. Core i listens on address i of as many as there are
+  /// cores; one address stands for all: a fixed port then grows by one from core to core, port 0 is any.
+  /// Transports must outlive this. The addresses are told to workers in the answer to their hello.
+  Status listen(Transport& transport, const std::vector<std::string>& addresses);
+  Status listen(Transport& transport, const std::string& address) { return listen(transport, std::vector{address}); }
   /// The same through a transport that this server keeps.
-  Status listen(std::unique_ptr<Transport> transport, const std::string& address) {
+  Status listen(std::unique_ptr<Transport> transport, const std::vector<std::string>& addresses) {
     owned_transport_ = std::move(transport);
-    return listen(*owned_transport_, address);
+    return listen(*owned_transport_, addresses);
   }
 
-  std::string address() const override { return address_; }
+  /// Of the first core, on the first transport.
+  std::string address() const override { return addresses_.empty() ? "" : addresses_.front(); }
+  /// Of every core, on the transport that was listened on last.
+  const std::vector<std::string>& last_addresses() const { return last_addresses_; }
+
   void shutdown() override;
   /// The same, but gives what is queued for the workers up to `linger` to leave.
   void shutdown(std::chrono::milliseconds linger);
 
-  /// Network bytes of all flows so far: sent, received. Any thread but the loop's.
+  /// Network bytes of all flows so far: sent, received. Any thread but the cores'.
   std::pair<std::uint64_t, std::uint64_t> traffic();
 
  private:
-  /// One job's chunks and workers: from its first hello until its last worker has gone.
-  struct Job {
-    std::string name;
-    std::uint32_t worker_count;
-    std::map<std::uint32_t, Flow*> workers;  // by rank
-    Shard shard;
-    Job(std::string name, std::uint32_t worker_count);
-    void send_result(std::uint32_t rank, const wire::Header& header, const std::shared_ptr<Buffer>& payload);
-  };
-  struct Connection {
-    std::shared_ptr<Flow> flow;
-    Buffer receiving;    // where the message under way lands
-    Job* job = nullptr;  // null until its hello
-  };
-
-  Result<std::span<std::byte>> on_header(Flow& flow, const wire::Header& header) override;
-  Status on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
-                    std::function<void()> release) override;
-  void on_closed(Flow& flow, const Status& status) override;
-
-  void accept(std::shared_ptr<Flow> flow);
-  Status greet(Flow& flow, const wire::Header& header, std::span<const std::byte> payload);
-  std::string objection(const wire::Hello& hello) const;
-  void check_overdue();
-
-  Options options_;
   std::unique_ptr<Transport> owned_transport_;  // null where someone else keeps it
-  std::vector<std::unique_ptr<Listener>> listeners_;
-  std::string address_;  // of the first listener
-  std::map<std::string, Job> jobs_;
-  std::map<const Flow*, Connection> connections_;
-  std::uint64_t closed_bytes_sent_ = 0;  // of flows that are gone
-  std::uint64_t closed_bytes_received_ = 0;
-  bool shut_down_ = false;  // the owner's thread
-  bool stopping_ = false;   // the loop's
-  std::promise<void> all_closed_;
-  Loop loop_;  // last: its thread ends before what it uses
+  std::unique_ptr<Executor> executor_;          // Aggregation::wide only
+  std::vector<std::string> addresses_;          // of every core, on the first transport
+  std::vector<std::string> last_addresses_;
+  std::vector<std::unique_ptr<ServerCore>> cores_;
 };
 
 }  // namespace poseidon

@@ -177,7 +177,10 @@ Loop::Loop(const std::string& name) : state_(std::make_unique<State>()) {
   });
 }
 
-Loop::~Loop() {
+Loop::~Loop() { stop(); }
+
+void Loop::stop() {
+  if (!state_->thread.joinable()) return;
   post([state = state_.get()] { state->stopping = true; });
   state_->thread.join();
 }

@@ -16,11 +16,14 @@ class Loop {
  public:
   /// Starts the thread. `name` shows in `top -H` and debuggers (15 characters count).
   explicit Loop(const std::string& name);
-  /// Runs the tasks posted so far (and those that they post), drops watches and timers, then
-  /// joins. Never from the loop's own thread.
   ~Loop();
   Loop(const Loop&) = delete;
   Loop& operator=(const Loop&) = delete;
+
+  /// Runs the tasks posted so far (and those that they post), drops watches and timers, then ends the
+  /// thread. For owners that share a loop: whoever is destroyed first stops it, after all have shut
+  /// down. Once only counts; never from the loop's own thread.
+  void stop();
 
   /// Runs `task` on the loop's thread, in the order of posting. Any thread; never blocks.
   void post(std::function<void()> task);

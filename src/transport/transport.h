@@ -32,6 +32,11 @@ class Receiver {
   /// with that status.
   virtual Result<std::span<std::byte>> on_header(Flow& flow, const wire::Header& header) = 0;
 
+  /// More of a payload has arrived where on_header said: its first `received_bytes`, fewer than all of
+  /// them. They are still in the cache, so this is the time to work on them. Only media that deliver
+  /// payloads piece by piece call it.
+  virtual void on_progress(Flow& /*flow*/, const wire::Header& /*header*/, std::size_t /*received_bytes*/) {}
+
   /// The message is complete. `payload` is the memory that on_header gave, or, where the medium
   /// can lend the sender's own memory (in-process), that memory: on_header was then not called and
   /// `release` is not empty and must be called once, from any thread, when the payload is no longer read

@@ -30,7 +30,7 @@ enum Offset : std::size_t {
   kReservedAt = 56,
 };
 
-constexpr std::uint8_t kKnownFlags = kAbsent | kDense | kTransient;
+constexpr std::uint8_t kKnownFlags = kAbsent | kDense | kTransient | kStored | kNoResult;
 
 template <typename T>
 void put(std::span<std::byte, kHeaderBytes> out, std::size_t at, T value) {
@@ -89,7 +89,7 @@ Result<Header> decode(std::span<const std::byte, kHeaderBytes> in) {
     return bad("wire format version " + std::to_string(version) + ", this side speaks " + std::to_string(kVersion) +
                "; install the same poseidon-dl on every machine");
   const auto kind = take<std::uint8_t>(in, kKindAt);
-  if (kind < static_cast<std::uint8_t>(Kind::hello) || kind > static_cast<std::uint8_t>(Kind::goodbye))
+  if (kind < static_cast<std::uint8_t>(Kind::hello) || kind > static_cast<std::uint8_t>(Kind::value))
     return bad("unknown kind " + std::to_string(kind));
   const auto dtype = static_cast<DType>(take<std::uint8_t>(in, kDTypeAt));
   if (dtype_bytes(dtype) == 0) return bad("unknown dtype");

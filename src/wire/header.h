@@ -25,6 +25,10 @@ enum class Kind : std::uint8_t {
   refuse = 5,   // server → worker: this request does not fit; payload: why (text)
   abort = 6,    // the sender has failed; payload: why (text)
   goodbye = 7,  // the sender closes on purpose
+  rule = 8,     // worker → server: how a unit's parameters are updated from this step on; payload: encode_rule
+  assign = 9,   // worker → server: sets a chunk's value or a state array of its rule
+  pull = 10,    // worker → server: asks for a chunk's value or a state array, as it is now
+  value = 11,   // server → worker: what a pull asked for
 };
 
 /// Bits of Header::flags.
@@ -32,6 +36,8 @@ enum Flag : std::uint8_t {
   kAbsent = 1,     // the sender has no contribution; the payload is empty
   kDense = 2,      // a factors message whose payload is the dense gradient
   kTransient = 4,  // the server forgets the chunk when all have its result
+  kStored = 8,     // the server keeps the chunk's value: a push updates or replaces it, a pull asks for it
+  kNoResult = 16,  // a push whose sender does not want the result
 };
 
 /// Field by field in wire order; all integers little-endian.
@@ -46,8 +52,8 @@ struct Header {
   std::uint64_t step = 0;
   std::uint32_t divisor = 1;       // refuse, abort: the ErrorCode
   std::uint32_t factor_count = 0;  // K of the sender (result: the sum over the workers); kUnboundedFactors: dense
-  std::uint32_t rows = 0;          // factors: M and N
-  std::uint32_t cols = 0;
+  std::uint32_t rows = 0;          // factors: M; assign, pull, value: the array, 0 the value, 1… the rule's state
+  std::uint32_t cols = 0;          // factors: N
   std::uint64_t payload_bytes = 0;
 };
 

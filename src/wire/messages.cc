@@ -1,6 +1,10 @@
 #include "wire/messages.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <sstream>
 
 namespace poseidon::wire {
 
@@ -16,6 +20,18 @@ TextMessage with_text(Header header, std::string text) {
   return {header, std::make_shared<const std::string>(std::move(text))};
 }
 
+// Kind, two flags and padding to 8 bytes, then the doubles in the order of RuleNumbers.
+constexpr std::size_t kRuleKindAt = 0;
+constexpr std::size_t kRuleNesterovAt = 1;
+constexpr std::size_t kRuleMaximizeAt = 2;
+constexpr std::size_t kRuleNumbersAt = 8;
+constexpr std::array kRuleNumbers{&UpdateRule::lr,          &UpdateRule::momentum, &UpdateRule::dampening,
+                                  &UpdateRule::beta1,       &UpdateRule::beta2,    &UpdateRule::eps,
+                                  &UpdateRule::weight_decay};
+constexpr std::size_t kRuleBytes = kRuleNumbersAt + kRuleNumbers.size() * sizeof(double);
+
+Status bad_rule(const std::string& why) { return {ErrorCode::mismatch, "an update rule " + why}; }
+
 }  // namespace
 
 TextMessage make_hello(const Hello& hello) {
@@ -23,7 +39,10 @@ TextMessage make_hello(const Hello& hello) {
   header.kind = Kind::hello;
   header.rank = hello.rank;
   header.worker_count = hello.worker_count;
-  return with_text(header, hello.job);
+  header.chunk = hello.flow;
+  std::string text = hello.job;
+  for (const auto& address : hello.other_cores) text += '\n' + address;
+  return with_text(header, std::move(text));
 }
 
 TextMessage make_error(Kind kind, const Header& about, const Status& status) {
@@ -38,8 +57,41 @@ TextMessage make_error(Kind kind, const Header& about, const Status& status) {
   return with_text(header, status.message());
 }
 
+TextMessage make_rule(const Header& about, const UpdateRule& rule) {
+  std::string bytes(kRuleBytes, '\0');
+  bytes[kRuleKindAt] = static_cast<char>(rule.kind);
+  bytes[kRuleNesterovAt] = static_cast<char>(rule.nesterov);
+  bytes[kRuleMaximizeAt] = static_cast<char>(rule.maximize);
+  for (std::size_t i = 0; i < kRuleNumbers.size(); ++i)
+    std::memcpy(bytes.data() + kRuleNumbersAt + i * sizeof(double), &(rule.*kRuleNumbers[i]), sizeof(double));
+  Header header = about;
+  header.kind = Kind::rule;
+  return with_text(header, std::move(bytes));
+}
+
+Result<UpdateRule> read_rule(std::span<const std::byte> payload) {
+  if (payload.size() != kRuleBytes) return bad_rule("has " + std::to_string(payload.size()) + " bytes");
+  UpdateRule rule;
+  const auto kind = std::to_integer<std::uint8_t>(payload[kRuleKindAt]);
+  if (kind > static_cast<std::uint8_t>(UpdateKind::lamb)) return bad_rule("of unknown kind " + std::to_string(kind));
+  rule.kind = static_cast<UpdateKind>(kind);
+  rule.nesterov = payload[kRuleNesterovAt] != std::byte{0};
+  rule.maximize = payload[kRuleMaximizeAt] != std::byte{0};
+  for (std::size_t i = 0; i < kRuleNumbers.size(); ++i) {
+    double number = 0;
+    std::memcpy(&number, payload.data() + kRuleNumbersAt + i * sizeof(double), sizeof(double));
+    if (!std::isfinite(number)) return bad_rule("with a number that is not finite");
+    rule.*kRuleNumbers[i] = number;
+  }
+  return rule;
+}
+
 Hello read_hello(const Header& header, std::span<const std::byte> payload) {
-  return {header.rank, header.worker_count, as_text(payload)};
+  Hello hello{header.rank, header.worker_count, {}, header.chunk, {}};
+  std::istringstream lines(as_text(payload));
+  std::getline(lines, hello.job);
+  for (std::string address; std::getline(lines, address);) hello.other_cores.push_back(address);
+  return hello;
 }
 
 Status read_error(const Header& header, std::span<const std::byte> payload) {

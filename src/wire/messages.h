@@ -1,12 +1,14 @@
-// The few messages that are more than a header: hello and the texts of refuse and abort.
+// The few messages whose payload has a form: hello, the update rule, and the texts of refuse and abort.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "poseidon/status.h"
+#include "poseidon/update.h"
 #include "wire/header.h"
 
 namespace poseidon::wire {
@@ -14,11 +16,13 @@ namespace poseidon::wire {
 /// Longest job name and error text; anything longer is cut when sent and refused when received.
 inline constexpr std::size_t kMaxTextBytes = 4096;
 
-/// Who a connection is from.
+/// Who a connection is from. The answer of a server's first core says where the others listen.
 struct Hello {
   std::uint32_t rank = 0;
   std::uint32_t worker_count = 0;
   std::string job;
+  std::uint32_t flow = 0;                  // which of the connections between the two
+  std::vector<std::string> other_cores{};  // only in a server's answer: core 1, 2, …
 };
 
 /// A message whose payload is a text that it owns.
@@ -31,6 +35,11 @@ struct TextMessage {
 TextMessage make_hello(const Hello& hello);
 /// `kind` is refuse or abort; `about` gives the unit, chunk and step it is about.
 TextMessage make_error(Kind kind, const Header& about, const Status& status);
+
+/// The message that tells how unit `header.unit` is updated; `step` of the update is not part of it.
+TextMessage make_rule(const Header& about, const UpdateRule& rule);
+/// ErrorCode::mismatch for a payload of another size, an unknown kind or a value that is not finite.
+Result<UpdateRule> read_rule(std::span<const std::byte> payload);
 
 Hello read_hello(const Header& header, std::span<const std::byte> payload);
 Status read_error(const Header& header, std::span<const std::byte> payload);

@@ -8,13 +8,15 @@
 #include "rendezvous/tcp_store.h"
 #include "server/server_impl.h"
 #include "transport/inproc/inproc_transport.h"
+#include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"
+#include "transport/ucx/ucx_transport.h"
 
 namespace poseidon {
 
 namespace {
 
-constexpr const char* kOwnShard = "shard";  // the embedded server's in-process address
+constexpr const char* kOwnServer = "server";  // the embedded server's in-process address
 
 /// A client and what must outlive it, destroyed in reverse order: client, shard, transports, store.
 class Worker final : public Client {
@@ -27,18 +29,21 @@ class Worker final : public Client {
   Worker& operator=(const Worker&) = delete;
 
   Status connect(const std::function<bool()>& keep_waiting) {
-    auto host = listen_host(options_);
-    if (!host.ok()) return host.status();
+    if (Status status = make_transports(); !status.ok()) return status;
+    auto hosts = listen_hosts(options_);
+    if (!hosts.ok()) return hosts.status();
     Member mine;
-    if (Status status = open_shard(host.value(), mine); !status.ok()) return status;
-    client_ = std::make_unique<ClientImpl>(options_, cluster(), *tcp_);
-    auto peer_address = client_->listen(host.value());
-    if (!peer_address.ok()) return peer_address.status();
-    mine.peer_address = peer_address.value();
+    mine.host_id = host_id();
+    const auto loop = std::make_shared<Loop>("psd-client");
+    if (Status status = open_server(hosts.value(), loop, mine); !status.ok()) return status;
+    client_ = std::make_unique<ClientImpl>(options_, cluster(), loop);
+    if (Status status = listen_for_peers(hosts.value().front(), mine); !status.ok()) return status;
     auto members = meet(*store_, options_, mine, keep_waiting);
     if (!members.ok()) return members.status();
     if (server_) client_->set_server_traffic([server = server_.get()] { return server->traffic(); });
-    return client_->link(endpoints(members.value()), keep_waiting);
+    auto found = endpoints(members.value());
+    if (!found.ok()) return found.status();
+    return client_->link(found.value(), keep_waiting);
   }
 
   int rank() const override { return client_->rank(); }
@@ -47,9 +52,16 @@ class Worker final : public Client {
                            const std::function<bool()>& keep_waiting) override {
     return client_->add_layers(std::move(layers), transient, keep_waiting);
   }
+  Result<std::size_t> choose_chunk_bytes(std::size_t known, const std::function<bool()>& keep_waiting) override {
+    return client_->choose_chunk_bytes(known, keep_waiting);
+  }
   Status start(std::uint32_t layer, std::span<std::byte> data, std::uint32_t divisor,
                std::uint64_t factor_count) override {
     return client_->start(layer, data, divisor, factor_count);
+  }
+  Status start_all(std::uint32_t first_layer, std::span<const std::span<std::byte>> arrays,
+                   std::uint32_t divisor) override {
+    return client_->start_all(first_layer, arrays, divisor);
   }
   Status start_absent(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t divisor) override {
     return client_->start_absent(layer, destination, divisor);
@@ -58,6 +70,21 @@ class Worker final : public Client {
                        std::span<std::byte> destination, std::uint32_t divisor, bool accumulate) override {
     return client_->start_factors(layer, dtype, std::move(segments), destination, divisor, accumulate);
   }
+  Status push_pull(std::uint32_t layer, std::span<const std::byte> data, std::span<std::byte> destination,
+                   std::uint32_t divisor) override {
+    return client_->push_pull(layer, data, destination, divisor);
+  }
+  Status push(std::uint32_t layer, std::span<const std::byte> data, std::uint32_t divisor) override {
+    return client_->push(layer, data, divisor);
+  }
+  Status pull(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t array) override {
+    return client_->pull(layer, destination, array);
+  }
+  Status assign(std::uint32_t layer, std::span<const std::byte> data, std::uint32_t array,
+                std::uint64_t update_count) override {
+    return client_->assign(layer, data, array, update_count);
+  }
+  Status set_rule(std::uint32_t layer, const UpdateRule& rule) override { return client_->set_rule(layer, rule); }
   Scheme next_scheme(std::uint32_t layer) const override { return client_->next_scheme(layer); }
   void set_factor_count(std::uint32_t layer, std::uint64_t factor_count) override {
     client_->set_factor_count(layer, factor_count);
@@ -90,34 +117,84 @@ class Worker final : public Client {
     return cluster;
   }
 
-  /// Every worker hosts a shard unless dedicated servers do.
-  Status open_shard(const std::string& host, Member& mine) {
-    if (!options_.servers.empty()) return {};
-    server_ = std::make_unique<ServerImpl>(options_);
-    if (Status status = server_->listen(*tcp_, host + ":0"); !status.ok()) return status;
-    mine.server_address = server_->address();
-    return server_->listen(*inproc_, kOwnShard);
+  Status make_transports() {
+    if (options_.transport == Medium::ucx) {
+      network_ = make_ucx_transport();
+      if (!network_) return {ErrorCode::invalid_argument, kNoUcx};
+    } else {
+      network_ = make_tcp_transport();
+    }
+    if (options_.transport == Medium::automatic || options_.transport == Medium::shm) shm_ = make_shm_transport();
+    return {};
   }
 
-  Endpoints endpoints(const std::vector<Member>& members) const {
+  /// Every worker hosts a server unless dedicated ones do. Its cores take the interfaces in turn.
+  Status open_server(const std::vector<std::string>& hosts, const std::shared_ptr<Loop>& client_loop, Member& mine) {
+    if (!options_.servers.empty()) return {};
+    std::vector<std::shared_ptr<Loop>> loops;
+    if (options_.server_cores == 0 && options_.interfaces.size() <= 1) loops.push_back(client_loop);
+    server_ = std::make_unique<ServerImpl>(options_, std::move(loops));
+    std::vector<std::string> addresses;
+    for (std::size_t core = 0; core < server_->core_count(); ++core)
+      addresses.push_back(hosts[core % hosts.size()] + ":0");
+    if (Status status = server_->listen(*network_, addresses); !status.ok()) return status;
+    mine.server_addresses = server_->last_addresses();
+    if (shm_) {
+      if (Status status = server_->listen(*shm_, ":0"); !status.ok()) return status;
+      mine.server_shm_addresses = server_->last_addresses();
+    }
+    if (Status status = server_->listen(*inproc_, kOwnServer); !status.ok()) return status;
+    own_addresses_ = server_->last_addresses();
+    return {};
+  }
+
+  Status listen_for_peers(const std::string& host, Member& mine) {
+    auto address = client_->listen(*network_, host + ":0");
+    if (!address.ok()) return address.status();
+    mine.peer_address = address.value();
+    if (!shm_) return {};
+    auto shm_address = client_->listen(*shm_, ":0");
+    if (!shm_address.ok()) return shm_address.status();
+    mine.peer_shm_address = shm_address.value();
+    return {};
+  }
+
+  /// Whether to talk to a member through shared memory.
+  Result<bool> shares_memory(const std::vector<Member>& members, int rank) const {
+    const Member& other = members[static_cast<std::size_t>(rank)];
+    const bool near = other.host_id == members[static_cast<std::size_t>(options_.rank)].host_id;
+    if (shm_ && near && !other.peer_shm_address.empty()) return true;
+    if (options_.transport != Medium::shm || rank == options_.rank) return false;
+    return Status(ErrorCode::unreachable, "transport=shm, but rank " + std::to_string(rank) +
+                                              " shares no memory with rank " + std::to_string(options_.rank) +
+                                              "; use transport=auto");
+  }
+
+  Result<Endpoints> endpoints(const std::vector<Member>& members) const {
     Endpoints endpoints;
-    for (const auto& address : options_.servers) endpoints.servers.push_back({tcp_.get(), address, false});
+    for (const auto& address : options_.servers) endpoints.servers.push_back({network_.get(), {address}, true, false});
     for (int rank = 0; rank < options_.world_size; ++rank) {
       const Member& member = members[static_cast<std::size_t>(rank)];
-      endpoints.peers.push_back(member.peer_address);
+      auto shm = shares_memory(members, rank);
+      if (!shm.ok()) return shm.status();
+      Transport* transport = shm.value() ? shm_.get() : network_.get();
+      endpoints.peers.push_back({transport, shm.value() ? member.peer_shm_address : member.peer_address});
       if (!options_.servers.empty()) continue;
       if (rank == options_.rank)
-        endpoints.servers.push_back({inproc_.get(), kOwnShard, true});
+        endpoints.servers.push_back({inproc_.get(), own_addresses_, false, true});
       else
-        endpoints.servers.push_back({tcp_.get(), member.server_address, false});
+        endpoints.servers.push_back(
+            {transport, shm.value() ? member.server_shm_addresses : member.server_addresses, false, false});
     }
     return endpoints;
   }
 
   const Options options_;
   std::shared_ptr<Store> store_;
-  std::unique_ptr<Transport> tcp_ = make_tcp_transport();
+  std::unique_ptr<Transport> network_;  // TCP or UCX
+  std::unique_ptr<Transport> shm_;      // null where it is not wanted
   std::unique_ptr<Transport> inproc_ = make_inproc_transport();
+  std::vector<std::string> own_addresses_;  // of the embedded server's cores, in this process
   std::unique_ptr<ServerImpl> server_;
   std::unique_ptr<ClientImpl> client_;
 };

@@ -4,6 +4,7 @@
 
 #include "conformance/transport_fixture.h"
 #include "transport/inproc/inproc_transport.h"
+#include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"
 
 namespace poseidon::testing {
@@ -233,7 +234,7 @@ TEST_P(TransportTest, RefusesASendAfterClose) {
 }
 
 TEST_P(TransportTest, ARefusedHeaderClosesTheFlowWithThatStatus) {
-  const Bytes payload = pattern(1000, 1);
+  const Bytes payload = pattern(9 * kMiB, 1);  // in two pieces, and more than shared memory lends
   const std::span<const std::byte> all(payload);
   Pair pair = connected_pair();
   pair.server->recorder.refuse_header = Status(ErrorCode::refused, "no place for this");
@@ -411,7 +412,9 @@ INSTANTIATE_TEST_SUITE_P(Transports, TransportTest,
                                            TransportCase{"tcp_v6", make_tcp_transport, "[::1]:0", true, false},
                                            TransportCase{"inproc", make_inproc_transport, "shard:0", false, false},
                                            TransportCase{"inproc_one_loop", make_inproc_transport, "shard:0", false,
-                                                         true}),
+                                                         true},
+                                           TransportCase{"shm", make_shm_transport, "shm:0", false, false},
+                                           TransportCase{"shm_one_loop", make_shm_transport, "shm:0", false, true}),
                          [](const auto& tested) { return tested.param.name; });
 
 }  // namespace

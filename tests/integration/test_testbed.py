@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from poseidon.bench.exchange_methods import PLACEMENTS, parse_methods, parse_workload
+from poseidon.bench.exchange_results import ExchangeConfig, ExchangeResult
+from poseidon.bench.exchange_run import run_exchange
 from poseidon.errors import InvalidArgument
 from poseidon.launch import launch, run_workers
 from poseidon.testbed import Testbed, TestbedError, missing_requirements, network, records, remove, state
@@ -72,6 +75,68 @@ def test_a_failed_copy_is_an_error(bed: Testbed) -> None:
         bed.copy_rate(0, 3, 1)
 
 
+def test_each_port_has_a_subnet_that_leaves_by_it() -> None:
+    with Testbed(2, "100mbit", ports=3) as bed:
+        first, second = bed.hosts
+        assert first.devices == ("eth0", "eth1", "eth2")
+        assert second.address == second.addresses[0] == f"10.77.{bed.id}.2"
+        assert second.addresses[1:] == (f"10.78.{bed.id}.2", f"10.79.{bed.id}.2")
+        for device, source, destination in zip(first.devices, first.addresses, second.addresses, strict=True):
+            command = bed.command(0, ["ip", "-j", "route", "get", destination])
+            (route,) = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+            assert (route["dev"], route["prefsrc"]) == (device, source)
+            classes = subprocess.run(
+                bed.command(0, ["tc", "class", "show", "dev", device]), capture_output=True, check=True
+            )
+            assert b"rate 100Mbit" in classes.stdout
+
+
+@pytest.mark.parametrize("ports", [0, 9])
+def test_ports_that_cannot_be(ports: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"hosts of {ports} ports"):
+        Testbed(2, ports=ports)
+
+
+def test_an_id_whose_later_ports_would_clash_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    with state.locked():
+        free = state.free_id()
+        monkeypatch.setattr(network, "own_addresses", lambda: [f"10.79.{free}.200"])
+        assert state.free_id() != free
+
+
+def exchange_over(ports: int, placement: str = "cs", methods: str = "poseidon,tcp-copy") -> ExchangeResult:
+    pytest.importorskip("poseidon._core")
+    return run_exchange(
+        ExchangeConfig(
+            workload=parse_workload("tensors:2x4MB", 1),
+            worker_count=2,
+            link="100mbit",
+            placement=PLACEMENTS[placement],
+            methods=parse_methods(methods),
+            step_count=2,
+            repeat_count=1,
+            timeout_seconds=60,
+            port_count=ports,
+        )
+    )
+
+
+def test_two_ports_carry_twice_the_bytes_of_one() -> None:
+    for alone, both in zip(exchange_over(1).methods, exchange_over(2).methods, strict=True):
+        assert alone.goodput_bits_per_second < 1.01 * RATE, alone.method
+        assert both.goodput_bits_per_second > 1.7 * alone.goodput_bits_per_second, both.method
+        assert len(alone.port_sent_bytes) == 1
+        halves = both.port_sent_bytes
+        assert sum(halves) == pytest.approx(alone.port_sent_bytes[0], rel=0.05), both.method
+        assert min(halves) > 0.45 * sum(halves), both.method
+
+
+@pytest.mark.parametrize("placement", ["cc", "ncc", "ncs"])
+def test_dedicated_servers_serve_on_both_ports(placement: str) -> None:
+    (entry,) = exchange_over(2, placement, "poseidon").methods
+    assert min(entry.port_sent_bytes) > 0.45 * sum(entry.port_sent_bytes)
+
+
 def test_down_leaves_nothing_and_ends_what_runs_inside() -> None:
     bed = Testbed(2, "1gbit")
     bed.up()
@@ -127,11 +192,12 @@ def test_commands_up_status_down() -> None:
             [*POSEIDON, "testbed", *arguments], capture_output=True, text=True, timeout=30, check=False
         )
 
-    made = json.loads(poseidon("up", "2", "--link", "31.25mbit", "--mtu", "9000", "--json").stdout)
+    made = json.loads(poseidon("up", "2", "--link", "31.25mbit", "--mtu", "9000", "--ports", "2", "--json").stdout)
     try:
-        assert (made["link"], made["mtu"], len(made["hosts"])) == ("31.25mbit", 9000, 2)
+        assert (made["link"], made["mtu"], made["ports"], len(made["hosts"])) == ("31.25mbit", 9000, 2, 2)
+        assert made["hosts"][1]["addresses"] == [f"10.77.{made['id']}.2", f"10.78.{made['id']}.2"]
         found = [entry for entry in json.loads(poseidon("status", "--json").stdout) if entry["id"] == made["id"]]
-        assert found[0]["hosts"] == made["hosts"]
+        assert (found[0]["hosts"], found[0]["ports"]) == (made["hosts"], 2)
         assert json.loads(poseidon("down", str(made["id"]), "--json").stdout) == {"removed": [made["id"]]}
         assert not exists(made["id"])
         again = poseidon("down", str(made["id"]))

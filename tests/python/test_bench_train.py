@@ -13,15 +13,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from poseidon.bench.fleet import Place, start_fleet
+from poseidon.bench.fleet import LOOPBACK, start_fleet
 from poseidon.bench.methods import parse_methods
 from poseidon.bench.plot import efficiency_plot
 from poseidon.bench.train import MethodResult, TrainConfig, TrainResult, run_training, step_seconds
 from poseidon.cli.main import app
 from poseidon.errors import PeerLost, PoseidonError, PoseidonTimeout
 from poseidon.testbed import missing_requirements
-
-LOOPBACK = Place(None, "127.0.0.1", "lo")
 
 
 class Answering:

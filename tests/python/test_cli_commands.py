@@ -78,7 +78,7 @@ def test_an_error_is_one_line_and_status_one() -> None:
 
 def test_server_serves_until_interrupted() -> None:
     pytest.importorskip("poseidon._core", reason="the compiled core is not built")
-    command = [sys.executable, "-m", "poseidon", "server", "--interface", "127.0.0.1", "--json"]
+    command = [sys.executable, "-m", "poseidon", "server", "--interfaces", "127.0.0.1", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

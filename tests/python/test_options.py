@@ -37,9 +37,11 @@ def test_defaults_are_those_of_the_core_header() -> None:
     settings = options.resolve()
     assert (settings.rank, settings.world_size) == (0, 1)
     assert (settings.master_addr, settings.master_port) == ("127.0.0.1", 29500)
-    assert (settings.chunk_bytes, settings.small_bytes, settings.group_bytes) == (2 << 20, 32 << 10, 256 << 10)
+    assert (settings.chunk_bytes, settings.small_bytes, settings.group_bytes) == (256 << 10, 32 << 10, 1 << 20)
     assert (settings.schedule, settings.partition, settings.scheme) == ("wait_free", "balanced", "auto")
     assert (settings.servers, settings.timeout, settings.job) == ((), 300.0, "default")
+    assert (settings.interfaces, settings.transport, settings.flows) == ((), "auto", 1)
+    assert (settings.aggregation, settings.reduce_order, settings.assignment) == ("streaming", "rank", "chunk")
     assert settings.use_agent_store is False
     assert set(settings.sources.values()) == {"default"}
 
@@ -110,6 +112,29 @@ def test_compute_threads_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> Non
     assert options.resolve().compute_threads == 1
 
 
+def test_server_cores_leave_room_for_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "available_cpu_count", lambda: 64)
+    set_place(monkeypatch, LOCAL_RANK="0", LOCAL_WORLD_SIZE="8", WORLD_SIZE="16")
+    assert options.resolve().server_cores == 2
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert options.resolve().server_cores == 4
+    monkeypatch.setattr(options, "available_cpu_count", lambda: 2)
+    assert options.resolve().server_cores == 0
+    assert options.resolve(server_cores=3).server_cores == 3
+
+
+def test_chunk_bytes_may_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert options.resolve(chunk_bytes="auto").chunk_bytes == options.AUTO
+    monkeypatch.setenv("POSEIDON_CHUNK_BYTES", " auto ")
+    assert options.resolve().chunk_bytes == options.AUTO
+
+
+def test_lists_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POSEIDON_INTERFACES", "eth0, 10.0.0.7,")
+    assert options.resolve().interfaces == ("eth0", "10.0.0.7")
+    assert options.resolve(interfaces=["lo"]).interfaces == ("lo",)
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -123,9 +148,16 @@ def test_compute_threads_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"MASTER_PORT": None}, "MASTER_PORT is missing while WORLD_SIZE is 4"),
         ({"MASTER_PORT": "70000"}, "MASTER_PORT is '70000': it must be a port from 1 to 65535"),
         ({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK is 2, LOCAL_WORLD_SIZE is 2"),
-        ({"POSEIDON_CHUNK_BYTES": "12x"}, "POSEIDON_CHUNK_BYTES is '12x': it must be a size"),
+        ({"POSEIDON_CHUNK_BYTES": "12x"}, "POSEIDON_CHUNK_BYTES is '12x': it must be auto, or a size"),
+        ({"POSEIDON_CHUNK_BYTES": "automatic"}, "it must be auto, or a size"),
         ({"POSEIDON_CHUNK_BYTES": "8"}, "at least 64 bytes"),
         ({"POSEIDON_SCHEME": "sfd"}, "did you mean 'sfb'"),
+        ({"POSEIDON_TRANSPORT": "shmem"}, "did you mean 'shm'"),
+        ({"POSEIDON_SERVER_CORES": "65"}, "from 0 to 64"),
+        ({"POSEIDON_FLOWS": "0"}, "from 1 to 16"),
+        ({"POSEIDON_AGGREGATION": "tall"}, "one of streaming, at_once, wide"),
+        ({"POSEIDON_REDUCE_ORDER": "none"}, "one of rank, arrival"),
+        ({"POSEIDON_ASSIGNMENT": "workers"}, "did you mean 'worker'"),
         ({"POSEIDON_SERVERS": "a:1,b"}, "a list of host:port"),
         ({"POSEIDON_TIMEOUT": "inf"}, "POSEIDON_TIMEOUT is 'inf'"),
         ({"POSEIDON_TIMEOUT": "0"}, "a number of seconds"),
@@ -148,6 +180,8 @@ def test_wrong_variables(monkeypatch: pytest.MonkeyPatch, changes: dict[str, str
         ({"chunk_byte": 1}, "did you mean chunk_bytes?"),
         ({"chunk_bytes": True}, "chunk_bytes is True"),
         ({"servers": [1]}, "servers is [1]"),
+        ({"interface": "eth0"}, "did you mean interfaces?"),
+        ({"interfaces": "eth0", "flows": 1.5}, "flows is 1.5"),
         ({"schedule": "eager"}, "one of wait_free, sequential"),
         ({"timeout": "soon"}, "timeout is 'soon'"),
         ({"rank": 3}, "WORLD_SIZE is missing while RANK is 3"),
@@ -189,6 +223,31 @@ def test_command_line_goes_to_workers_through_the_environment(monkeypatch: pytes
 
 
 def test_core_options() -> None:
+    """Every setting reaches the core; none is left at the core's own default."""
     pytest.importorskip("poseidon._core", reason="the compiled core is not built")
-    core = options.resolve(chunk_bytes="1MiB", servers=["h:1"], timeout=7, rank=0, world_size=1).core()
-    assert (core.chunk_bytes, core.servers, core.timeout, core.schedule) == (1 << 20, ["h:1"], 7.0, "wait_free")
+    given = {
+        "rank": 1,
+        "world_size": 3,
+        "master_addr": "10.0.0.1",
+        "master_port": 1234,
+        "job": "night",
+        "interfaces": ["eth0", "eth1"],
+        "servers": ["h:1"],
+        "transport": "tcp",
+        "server_cores": 3,
+        "flows": 2,
+        "chunk_bytes": 1 << 20,
+        "small_bytes": 1000,
+        "group_bytes": 2000,
+        "schedule": "sequential",
+        "partition": "coarse",
+        "aggregation": "at_once",
+        "reduce_order": "arrival",
+        "assignment": "worker",
+        "compute_threads": 5,
+        "timeout": 7.0,
+    }
+    core = options.resolve(**given).core()
+    assert {name: getattr(core, name) for name in given} == given
+    assert {name for name in dir(core) if not name.startswith("_")} == set(given)
+    assert options.resolve(chunk_bytes="auto").core().chunk_bytes == 0

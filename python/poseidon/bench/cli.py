@@ -6,18 +6,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from poseidon.bench.exchange_cli import EPILOG, exchange
 from poseidon.bench.methods import METHODS, parse_methods
 from poseidon.bench.plot import efficiency_plot
+from poseidon.bench.progress import round_progress
 from poseidon.bench.train import TrainConfig, TrainResult, run_training
 from poseidon.cli.output import JsonFlag, make_console, print_json
 from poseidon.errors import InvalidArgument
 from poseidon.models import MODELS, model_table
 
 app = typer.Typer(no_args_is_help=True, help="Exchange and training benchmarks, against peers in the same run.")
+app.command(epilog=EPILOG)(exchange)
 
 _MIB = 2**20
 _LOOPBACK: list[str | None] = [None]
@@ -131,17 +132,5 @@ def train(
 
 
 def _run_with_progress(config: TrainConfig) -> TrainResult:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # The bar must not draw before the worker processes are forked: it has a thread.
-    progress = Progress(*columns, console=Console(stderr=True), auto_refresh=False)
-    name = f"{config.model} {config.link or 'loopback'}"
-    task = progress.add_task(name, total=config.repeat_count * len(config.methods))
-
-    def show(method: str, done: int, total: int) -> None:
-        progress.update(task, description=f"{name} {method}", completed=done, total=total)
-        progress.refresh()
-
-    with progress:
-        result = run_training(config, show)
-        show("done", config.repeat_count * len(config.methods), config.repeat_count * len(config.methods))
-    return result
+    with round_progress(f"{config.model} {config.link or 'loopback'}") as show:
+        return run_training(config, show)

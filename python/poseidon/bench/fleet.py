@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from poseidon.errors import PeerLost, PoseidonError, PoseidonTimeout, Unreachable
+from poseidon.testbed import Testbed
 
 _CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1
@@ -28,11 +29,29 @@ _FORK = multiprocessing.get_context("fork")
 
 @dataclass(frozen=True)
 class Place:
-    """Where one host lives: its network namespace (None: this one), address and interface."""
+    """Where one host lives: its network namespace (None: this one) and its ports' addresses and interfaces."""
 
     namespace: str | None
-    address: str
-    interface: str
+    addresses: tuple[str, ...]
+    interfaces: tuple[str, ...]
+
+    @property
+    def address(self) -> str:
+        """Of the first port."""
+        return self.addresses[0]
+
+    @property
+    def interface(self) -> str:
+        """Of the first port."""
+        return self.interfaces[0]
+
+
+LOOPBACK = Place(None, ("127.0.0.1",), ("lo",))
+
+
+def places_of(testbed: Testbed) -> list[Place]:
+    """The hosts of a testbed that is up."""
+    return [Place(host.namespace, host.addresses, host.devices) for host in testbed.hosts]
 
 
 def enter_namespace(namespace: str) -> None:
@@ -142,6 +161,17 @@ def _serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller gets Ctrl-C and stops the workers
     for other in inherited:
         other.close()  # else a closed pipe would not be seen as closed
+
+    def build_in_place() -> Any:
+        if place.namespace is not None:
+            enter_namespace(place.namespace)
+        return build(rank)
+
+    answer_calls(connection, build_in_place)
+
+
+def answer_calls(connection: Connection, build: Callable[[], Any]) -> None:
+    """The worker's end of a fleet: calls methods of what `build` makes at the first call, until the pipe is closed."""
     worker: Any = None
     while True:
         try:
@@ -150,9 +180,7 @@ def _serve(
             return
         try:
             if worker is None:
-                if place.namespace is not None:
-                    enter_namespace(place.namespace)
-                worker = build(rank)
+                worker = build()
             answer = (False, getattr(worker, name)(*arguments))
         except Exception:
             answer = (True, traceback.format_exc())

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from poseidon.bench.train import TrainResult
 from poseidon.testbed import parse_rate
 
-_COLOURS = ("#1b6ca8", "#d1495b", "#edae49", "#66a182", "#6f4e7c", "#8d8d8d", "#00798c", "#a05195")
+COLOURS = ("#1b6ca8", "#d1495b", "#edae49", "#66a182", "#6f4e7c", "#8d8d8d", "#00798c", "#a05195")
 _PANEL_WIDTH, _PANEL_HEIGHT, _MARGIN = 420, 260, 50
 
 
@@ -25,7 +25,7 @@ def efficiency_plot(results: Sequence[TrainResult]) -> str:
     models = list(dict.fromkeys(result.model for result in shaped))
     names = dict.fromkeys(entry.method for result in shaped for entry in result.methods)
     methods = [name for name in names if name != "none"]
-    colours = {method: _COLOURS[index % len(_COLOURS)] for index, method in enumerate(methods)}
+    colours = {method: COLOURS[index % len(COLOURS)] for index, method in enumerate(methods)}
     width, height = max(1, len(models)) * _PANEL_WIDTH, _PANEL_HEIGHT + 30
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '

@@ -10,17 +10,17 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from poseidon.bench.fleet import Fleet, Place, free_port, make_barrier, start_fleet
+from poseidon.bench.fleet import LOOPBACK, Fleet, Place, free_port, make_barrier, places_of, start_fleet
 from poseidon.bench.methods import Method
 from poseidon.models import ModelTable, model_table, scaled
+from poseidon.options import BY_NAME
 from poseidon.testbed import Testbed
-from poseidon.testbed.network import HOST_DEVICE
 
 if TYPE_CHECKING:
     from poseidon.bench.worker import Round
 
-# Poseidon's defaults for the sizes into which it cuts and groups what it sends, and the least it accepts.
-_SIZES = {"chunk_bytes": (2 << 20, 64), "small_bytes": (32 << 10, 0), "group_bytes": (256 << 10, 1)}
+# The sizes into which Poseidon cuts and groups what it sends, and the least it accepts.
+_LEAST_SIZES = {"chunk_bytes": 64, "small_bytes": 0, "group_bytes": 1}
 _FIRST_WARMUP = 2  # torch DDP orders its buckets and Poseidon learns factor counts in the first step
 _NEXT_WARMUP = 1
 _COPY_SECONDS = 1.5
@@ -118,14 +118,14 @@ def run_training(config: TrainConfig, progress: Callable[[str, int, int], None] 
     from poseidon.bench.exchange import BUCKET_BYTES
     from poseidon.bench.worker import Job, Worker
 
-    sizes = {name: max(least, default // config.scale**2) for name, (default, least) in _SIZES.items()}
+    sizes = {name: max(least, BY_NAME[name].default // config.scale**2) for name, least in _LEAST_SIZES.items()}
     job = Job(
         table=config.table,
         compute_seconds=config.compute_seconds,
         bucket_bytes=max(1, BUCKET_BYTES // config.scale**2),
         timeout_seconds=config.timeout_seconds,
         # Every host of a testbed shares this machine's cores, so each multiplies factors with one thread.
-        options={**sizes, "compute_threads": 1, **config.options},
+        options={**sizes, "compute_threads": 1, "transport": "tcp", **config.options},
     )
     with hosts_on(config.host_count, config.link, config.mtu) as (places, tcp_copy):
         port, lockstep = free_port(), make_barrier(config.host_count)
@@ -142,14 +142,14 @@ def hosts_on(host_count: int, link: str | None, mtu: int = 1500) -> Iterator[tup
     The rate is the slowest of copies from every host to the next, all at once; None on loopback or of one host.
     """
     if link is None:
-        yield [Place(None, "127.0.0.1", "lo")] * host_count, None
+        yield [LOOPBACK] * host_count, None
         return
     with Testbed(host_count, link, mtu=mtu) as testbed:
         tcp_copy = None
         if host_count > 1:
             pairs = [(source, (source + 1) % host_count) for source in range(host_count)]
             tcp_copy = min(testbed.copy_rates(pairs, int(testbed.bits_per_second / 8 * _COPY_SECONDS)))
-        yield [Place(host.namespace, host.address, HOST_DEVICE) for host in testbed.hosts], tcp_copy
+        yield places_of(testbed), tcp_copy
 
 
 def _run_rounds(

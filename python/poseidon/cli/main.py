@@ -20,7 +20,7 @@ app = typer.Typer(
 )
 app.command("run", epilog=run.EPILOG, context_settings={"allow_interspersed_args": False})(run.run)
 app.add_typer(testbed.app, name="testbed")
-app.command("server", epilog="Example: poseidon server --interface 10.0.0.1 --port 7000")(server.server)
+app.command("server", epilog="Example: poseidon server --interfaces 10.0.0.1 --port 7000")(server.server)
 app.add_typer(
     typer.Typer(),
     name="bench",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import threading
 from typing import Annotated
@@ -10,17 +11,24 @@ import typer
 
 from poseidon.cli.output import JsonFlag, print_json, print_line
 from poseidon.cli.settings import with_options
-from poseidon.options import resolve_with
+from poseidon.options import available_cpu_count, resolve_with
+
+_MOST_CORES = 8  # of the default: as many saturate a machine's memory
 
 
-@with_options("interface", "compute_threads", "timeout")
+@with_options("interfaces", "server_cores", "aggregation", "reduce_order", "assignment", "compute_threads", "timeout")
 def server(
     command_line: dict[str, str],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 0,
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="Port of the first core, the others take the next ones; 0: free ports."),
+    ] = 0,
     json: JsonFlag = False,
 ) -> None:
     """Serve until Ctrl-C; give the printed address to the workers as --servers."""
     settings = resolve_with(command_line)
+    if settings.sources["server_cores"] == "default":  # which leaves room for a framework: there is none here
+        settings = dataclasses.replace(settings, server_cores=min(_MOST_CORES, available_cpu_count()))
     from poseidon._core import Server
 
     stop = threading.Event()

@@ -13,8 +13,11 @@ from poseidon.errors import InvalidArgument
 app = typer.Typer(no_args_is_help=True, help="Hosts on one machine, with shaped links (needs root and iproute2).")
 
 
-def _host_rows(hosts: list[testbed.Host]) -> list[dict[str, str]]:
-    return [{"host": host.name, "address": host.address, "namespace": host.namespace} for host in hosts]
+def _host_rows(hosts: list[testbed.Host]) -> list[dict[str, object]]:
+    return [
+        {"host": host.name, "address": host.address, "addresses": list(host.addresses), "namespace": host.namespace}
+        for host in hosts
+    ]
 
 
 @app.command(epilog="Example: poseidon testbed up 8 --link 100mbit")
@@ -22,17 +25,26 @@ def up(
     hosts: Annotated[int, typer.Argument(min=1, help="How many hosts.")],
     link: Annotated[str, typer.Option(metavar="RATE", help="Rate of each port and direction.")] = "1gbit",
     mtu: Annotated[int, typer.Option(metavar="BYTES", help="Largest IP packet.")] = 1500,
+    ports: Annotated[
+        int,
+        typer.Option(
+            min=1, max=testbed.MOST_PORTS, help="Ports of each host, eth0, eth1, …, each in a subnet of its own."
+        ),
+    ] = 1,
     json: JsonFlag = False,
 ) -> None:
     """Make a testbed that stays until `poseidon testbed down`."""
-    bed = testbed.Testbed(hosts, link, mtu=mtu, persistent=True)
+    bed = testbed.Testbed(hosts, link, mtu=mtu, persistent=True, ports=ports)
     bed.up()
     rows = _host_rows(bed.hosts)
     if json:
-        print_json({"id": bed.id, "link": bed.link, "mtu": mtu, "hosts": rows})
+        print_json({"id": bed.id, "link": bed.link, "mtu": mtu, "ports": ports, "hosts": rows})
         return
-    print_line(f"Testbed {bed.id}: {len(rows)} hosts, {bed.link} each way")
-    print_table(["host", "address", "namespace"], [list(row.values()) for row in rows])
+    each = "" if ports == 1 else f", {ports} ports each"
+    print_line(f"Testbed {bed.id}: {len(rows)} hosts{each}, {bed.link} each way")
+    print_table(
+        ["host", "address", "namespace"], [[host.name, " ".join(host.addresses), host.namespace] for host in bed.hosts]
+    )
     print_line(f"Run something in a host:  ip netns exec {bed.hosts[0].namespace} COMMAND")
     print_line(f"Remove it:                poseidon testbed down {bed.id}")
 
@@ -73,14 +85,14 @@ def status(json: JsonFlag = False) -> None:
     if json:
         print_json([_status(record) for record in records])
     elif records:
-        columns = ["id", "host_count", "link", "addresses", "owner"]
+        columns = ["id", "host_count", "ports", "link", "addresses", "owner"]
         print_table(columns, [[_status(record)[column] for column in columns] for record in records])
     else:
         print_line("There is no testbed.")
 
 
 def _status(record: testbed.Record) -> dict[str, object]:
-    hosts = testbed.make_hosts(record.id, record.host_count)
+    hosts = testbed.make_hosts(record.id, record.host_count, record.port_count)
     owner = f"process {record.owner_pid}" if record.owner_pid else "none: stays until removed"
     return {
         "id": record.id,
@@ -89,5 +101,6 @@ def _status(record: testbed.Record) -> dict[str, object]:
         "addresses": f"{hosts[0].address} to {hosts[-1].address}",
         "owner": "ended without removing it" if record.is_stale() else owner,
         "mtu": record.mtu,
+        "ports": record.port_count,
         "hosts": _host_rows(hosts),
     }

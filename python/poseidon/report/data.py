@@ -81,6 +81,8 @@ class RankRecord:
     layers: list[LayerRow] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     bytes_sent: int = 0  # since the start, all that this process sent
+    optimizer_bytes: int = 0  # of optimizer state in this process; the next: with an update on every worker
+    worker_side_optimizer_bytes: int = 0
 
     def steps(self) -> list[int]:
         """The recorded steps, in order."""

@@ -66,6 +66,7 @@ def headlines(report: Report) -> list[tuple[str, str, str]]:
             f"{number_text(dense / sent)} times less than dense, {bytes_text(dense)}" if dense > sent else "as dense"
         )
         shown.append(("Sent per worker and step", bytes_text(sent), against))
+    shown += _optimizer_memory(report)
     share = overall_hidden(report)
     if share is not None:
         shown.append(
@@ -76,6 +77,15 @@ def headlines(report: Report) -> list[tuple[str, str, str]]:
             )
         )
     return shown
+
+
+def _optimizer_memory(report: Report) -> list[tuple[str, str, str]]:
+    here = max((record.optimizer_bytes for record in report.ranks), default=0)
+    on_workers = max((record.worker_side_optimizer_bytes for record in report.ranks), default=0)
+    if not on_workers:
+        return []
+    factor = f"{number_text(on_workers / here)} times less than" if here else "instead of"
+    return [("Optimizer memory per worker", bytes_text(here), f"{factor} with the update on workers")]
 
 
 def totals(layers: Iterable[LayerRow]) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from poseidon.report.data import LayerRow, RankRecord, Span, hidden_share
 
 if TYPE_CHECKING:
+    from poseidon.torch.optimizer import OptimizerMemory
     from poseidon.torch.plan_table import PlanRow
     from poseidon.torch.stats import LayerSynchronization, StepRecord
 
@@ -21,18 +22,22 @@ def rank_record(
     steps: Sequence[StepRecord],
     passes: Iterable[Span],
     first_step: int = 0,
+    optimizer: OptimizerMemory | None = None,
 ) -> RankRecord:
     """One rank's record, for a job whose workers host the shards.
 
     `plan` is `model.plan()` and `steps` is `model.recorded_steps()`, of which the first is step `first_step` of the
     run. `passes` are the forward, backward and update spans of the same steps as the training loop saw them: its
-    backward includes the wait for exchanges, which is split off here.
+    backward includes the wait for exchanges, which is split off here. `optimizer` is `DistributedOptimizer.memory()`.
     """
     ends = {first_step + index: step.backward_end_ns for index, step in enumerate(steps)}
     spans = [part for span in passes for part in _without_wait(span, ends.get(span.step))]
     for number, step in enumerate(steps, start=first_step):
         spans += _layer_spans(number, step)
-    return RankRecord(rank, host, 0, _rows(worker_count, plan, steps, spans), spans)
+    record = RankRecord(rank, host, 0, _rows(worker_count, plan, steps, spans), spans)
+    if optimizer is not None:
+        record.optimizer_bytes, record.worker_side_optimizer_bytes = optimizer.this_process, optimizer.worker_side
+    return record
 
 
 def _without_wait(span: Span, backward_end_ns: int | None) -> list[Span]:

@@ -1,4 +1,4 @@
-"""The network of a testbed: namespaces, a bridge and shaped links, made and removed with iproute2."""
+"""The network of a testbed: namespaces, bridges and shaped links, made and removed with iproute2."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from poseidon.errors import PoseidonError
 from poseidon.testbed.shaping import Shape
 
 NAMESPACE_FOLDER = Path("/var/run/netns")
-HOST_DEVICE = "eth0"
-_BRIDGE = "br0"
+HOST_DEVICE = "eth0"  # of a host's first port
+MOST_PORTS = 8
+_FIRST_NETWORK = 77  # second byte of the first ports' addresses; the next ports have the next numbers
 # What lets the hosts' TCP see a port that is slow only on average: BBR, some machines' default, takes the first
 # packets after a pause, which a token bucket passes at once, for the link's rate and then floods its own queue.
 # On links without delay Reno and CUBIC do the same; only Reno may be chosen everywhere.
@@ -35,11 +36,21 @@ class TestbedError(PoseidonError):
 
 @dataclass(frozen=True)
 class Host:
-    """One machine of the testbed: a network namespace with one shaped port."""
+    """One machine of the testbed: a network namespace with shaped ports. addresses: of the ports eth0, eth1, …"""
 
     name: str
-    address: str
+    addresses: tuple[str, ...]
     namespace: str
+
+    @property
+    def address(self) -> str:
+        """Of the first port."""
+        return self.addresses[0]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Names of the ports."""
+        return tuple(f"eth{port}" for port in range(len(self.addresses)))
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,7 @@ class Link:
     device: str
     switch_namespace: str
     switch_device: str
+    bridge: str
     shape: Shape
 
 
@@ -64,27 +76,42 @@ def namespace_prefix(testbed_id: int) -> str:
     return f"psd{testbed_id}-"
 
 
-def make_hosts(testbed_id: int, count: int) -> list[Host]:
+def address_prefixes(testbed_id: int) -> tuple[str, ...]:
+    """What the addresses of all possible ports of a testbed start with: a subnet for every port of a host."""
+    return tuple(f"10.{_FIRST_NETWORK + port}.{testbed_id}." for port in range(MOST_PORTS))
+
+
+def make_hosts(testbed_id: int, count: int, port_count: int = 1) -> list[Host]:
     """Names and addresses of the hosts of a testbed; makes nothing."""
+    subnets = address_prefixes(testbed_id)[:port_count]
     prefix = namespace_prefix(testbed_id)
-    return [Host(f"h{index}", f"10.77.{testbed_id}.{index + 1}", f"{prefix}h{index}") for index in range(count)]
+    return [
+        Host(f"h{index}", tuple(f"{subnet}{index + 1}" for subnet in subnets), f"{prefix}h{index}")
+        for index in range(count)
+    ]
 
 
 def build(testbed_id: int, hosts: list[Host], shape: Shape) -> None:
-    """Makes the namespaces, the switch and one shaped link per host. Raises TestbedError."""
+    """Makes the namespaces, the switch and a shaped link for each port of each host. Raises TestbedError.
+
+    A bridge joins the hosts' ports of one number, so that none of them can take another's packets.
+    """
     switch = namespace_prefix(testbed_id) + "sw"
-    links = [Link(host.namespace, HOST_DEVICE, switch, f"port{index}", shape) for index, host in enumerate(hosts)]
     _batch("ip", None, [f"netns add {namespace}" for namespace in (switch, *(host.namespace for host in hosts))])
     lines: dict[str, list[str]] = defaultdict(list)
-    lines[switch] += [
-        "link set lo up",
-        f"link add {_BRIDGE} type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
-        f"link set {_BRIDGE} mtu {shape.mtu} addrgenmode none up",
-    ]
+    lines[switch].append("link set lo up")
+    for port in range(len(hosts[0].addresses)):
+        lines[switch] += [
+            f"link add {_bridge(port)} type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
+            f"link set {_bridge(port)} mtu {shape.mtu} addrgenmode none up",
+        ]
+    links = [link for index, host in enumerate(hosts) for link in _links(index, host, switch, shape)]
     for link in links:
         _connect(link, lines)
     for host in hosts:
-        lines[host.namespace] += [f"addr add {host.address}/24 dev {HOST_DEVICE}", "link set lo up"]
+        for device, address in zip(host.devices, host.addresses, strict=True):
+            lines[host.namespace].append(f"addr add {address}/24 dev {device}")
+        lines[host.namespace].append("link set lo up")
     for namespace, commands in lines.items():
         _batch("ip", namespace, commands)
     _shape(links)
@@ -93,11 +120,23 @@ def build(testbed_id: int, hosts: list[Host], shape: Shape) -> None:
         _run(["ip", "netns", "exec", host.namespace, "sh", "-c", setting])
 
 
+def _bridge(port: int) -> str:
+    return f"br{port}"
+
+
+def _links(index: int, host: Host, switch: str, shape: Shape) -> list[Link]:
+    """The links of one host's ports."""
+    return [
+        Link(host.namespace, device, switch, f"port{index}-{port}", _bridge(port), shape)
+        for port, device in enumerate(host.devices)
+    ]
+
+
 def _connect(link: Link, lines: dict[str, list[str]]) -> None:
     settings = f"mtu {link.shape.mtu} gso_max_size {link.shape.segment_bytes} addrgenmode none"
     lines[link.switch_namespace] += [
         f"link add {link.switch_device} type veth peer name {link.device} netns {link.namespace}",
-        f"link set {link.switch_device} {settings} master {_BRIDGE} up",
+        f"link set {link.switch_device} {settings} master {link.bridge} up",
     ]
     lines[link.namespace].append(f"link set {link.device} {settings} up")
 

@@ -18,7 +18,10 @@ _ID_COUNT = 255  # ids are the third byte of the addresses
 
 @dataclass(frozen=True)
 class Record:
-    """A testbed as its file describes it. `owner_pid` is 0 for one that outlives the command that made it."""
+    """A testbed as its file describes it. `owner_pid` is 0 for one that outlives the command that made it.
+
+    `port_count` is that of each host.
+    """
 
     id: int
     host_count: int
@@ -26,6 +29,7 @@ class Record:
     mtu: int
     owner_pid: int = 0
     owner_start: int = 0  # in clock ticks since boot; tells a reused pid from the owner's
+    port_count: int = 1
 
     def is_stale(self) -> bool:
         """Whether the owner ended without removing the testbed."""
@@ -87,7 +91,7 @@ def free_id() -> int:
     taken = {record.id for record in records()}
     addresses = network.own_addresses()
     for candidate in range(_ID_COUNT):
-        in_use = any(address.startswith(f"10.77.{candidate}.") for address in addresses)
+        in_use = any(address.startswith(network.address_prefixes(candidate)) for address in addresses)
         if candidate not in taken and not in_use and not network.namespaces_of(candidate):
             return candidate
     raise network.TestbedError("all ids of testbeds are taken: remove some with `poseidon testbed down`")

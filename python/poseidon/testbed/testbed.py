@@ -1,4 +1,4 @@
-"""Testbed: N hosts on one machine, each a network namespace whose port into one switch is shaped."""
+"""Testbed: N hosts on one machine, each a network namespace whose ports into one switch are shaped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from poseidon.errors import InvalidArgument
 from poseidon.testbed import network, state
-from poseidon.testbed.network import Host, TestbedError
+from poseidon.testbed.network import MOST_PORTS, Host, TestbedError
 from poseidon.testbed.rate import format_rate, parse_rate
 from poseidon.testbed.shaping import Shape
 
@@ -23,6 +23,9 @@ _TCP_COPY = Path(__file__).with_name("tcp_copy.py")
 class Testbed:
     """N hosts whose ports send and receive at `link` at most, connected by one switch.
 
+    Every host has `ports` ports, eth0, eth1, …, each in a subnet of its own that joins the hosts' ports of that
+    number, so that a packet leaves by the port of the subnet that it goes to.
+
     A context manager: `with Testbed(4, "100mbit") as testbed: testbed.exec(0, ["ip", "addr"])`. Needs root
     and iproute2. Nothing of it is in the machine's own network. When its process is killed, the next `up` of
     any testbed removes what is left, unless it is `persistent`: then only `down` or `remove(id)` does.
@@ -31,13 +34,18 @@ class Testbed:
 
     __test__ = False  # not a test class, whatever its name suggests to pytest
 
-    def __init__(self, host_count: int, link: str = "1gbit", *, mtu: int = 1500, persistent: bool = False) -> None:
+    def __init__(
+        self, host_count: int, link: str = "1gbit", *, mtu: int = 1500, persistent: bool = False, ports: int = 1
+    ) -> None:
         """Raises InvalidArgument for a count, rate (such as "31.25mbit") or mtu (bytes) that cannot be."""
         if not 1 <= host_count <= MOST_HOSTS:
             raise InvalidArgument(f"a testbed of {host_count} hosts cannot be made: it must have 1 to {MOST_HOSTS}")
         if not 576 <= mtu <= 9216:
             raise InvalidArgument(f"the mtu is {mtu}: it must be from 576 to 9216 bytes")
+        if not 1 <= ports <= MOST_PORTS:
+            raise InvalidArgument(f"hosts of {ports} ports cannot be made: they must have 1 to {MOST_PORTS}")
         self._host_count = host_count
+        self._port_count = ports
         self._shape = Shape(parse_rate(link), mtu)
         self._persistent = persistent
         self._id: int | None = None
@@ -73,11 +81,8 @@ class Testbed:
         with state.locked():
             state.remove_stale()
             testbed_id = state.free_id()
-            owner_pid = 0 if self._persistent else os.getpid()
-            owner_start = 0 if self._persistent else state.start_of(owner_pid) or 0
-            record = state.Record(testbed_id, self._host_count, self.link, self._shape.mtu, owner_pid, owner_start)
-            state.write(record)
-            hosts = network.make_hosts(testbed_id, self._host_count)
+            state.write(self._record(testbed_id))
+            hosts = network.make_hosts(testbed_id, self._host_count, self._port_count)
             try:
                 network.build(testbed_id, hosts, self._shape)
             except BaseException:
@@ -103,6 +108,17 @@ class Testbed:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.down()
+
+    def _record(self, testbed_id: int) -> state.Record:
+        return state.Record(
+            id=testbed_id,
+            host_count=self._host_count,
+            link=self.link,
+            mtu=self._shape.mtu,
+            owner_pid=0 if self._persistent else os.getpid(),
+            owner_start=0 if self._persistent else state.start_of(os.getpid()) or 0,
+            port_count=self._port_count,
+        )
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
         """The command that runs `argv` in a host; the process is the same one, not a child of it."""

@@ -4,14 +4,17 @@ import poseidon.torch as poseidon
 
 poseidon.init()
 model = poseidon.DistributedDataParallel(model)
+opt = poseidon.DistributedOptimizer(opt, model, update="server")  # optional: see docs/server-update.md
 """
 
 from poseidon.errors import PoseidonError
 from poseidon.torch.context import barrier, broadcast, init, rank, shutdown, world_size
 from poseidon.torch.ddp import DistributedDataParallel
+from poseidon.torch.optimizer import DistributedOptimizer
 
 __all__ = [
     "DistributedDataParallel",
+    "DistributedOptimizer",
     "PoseidonError",
     "barrier",
     "broadcast",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from poseidon.chunk_cache import settle_chunk_bytes
 from poseidon.errors import InvalidArgument, PoseidonError, ShutDown
 from poseidon.options import Settings, resolve
 
@@ -37,6 +38,7 @@ class Context:
 
         store = AgentStore(settings) if settings.use_agent_store else None
         self.client = _core.Client.connect(settings.core(), store)
+        settle_chunk_bytes(self.client, settings)
         self.control = Control(self.client)
 
     def abort(self, error: BaseException) -> None:

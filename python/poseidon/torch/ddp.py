@@ -18,7 +18,7 @@ from poseidon.torch.layers import SCHEMES, SchemeChoice, SyncedParameter, collec
 from poseidon.torch.plan_table import PlanTable, make_plan_table
 from poseidon.torch.stats import LayerSynchronization, Recorder, StepRecord
 from poseidon.torch.synchronizer import Synchronizer
-from poseidon.torch.verify import check_same_model, describe
+from poseidon.torch.verify import check_same, describe
 
 
 class DistributedDataParallel(nn.Module):
@@ -83,7 +83,7 @@ class DistributedDataParallel(nn.Module):
         assert here.client is not None
         assert here.control is not None
         options = f"broadcast_buffers {self.broadcast_buffers}, init_sync {init_sync}"
-        check_same_model(here.control, describe(self.module, self._entries, options))
+        check_same(here.control, describe(self.module, self._entries, options), "model")
         if init_sync:
             self.broadcast_state(0)
         exchange = make_exchange(here.client, self._entries[0].param.device)
@@ -103,7 +103,7 @@ class DistributedDataParallel(nn.Module):
         return self.module(*args, **kwargs)
 
     def _before_forward(self, sync: Synchronizer) -> None:
-        sync.check_usable()
+        sync.check_forward()
         sync.armed = True
         sync.synchronizing = self.require_backward_grad_sync
         if not sync.synchronizing:
@@ -159,6 +159,11 @@ class DistributedDataParallel(nn.Module):
         if not enable or self._sync is None:
             yield
             return
+        if self._sync.updates:
+            raise InvalidArgument(
+                "join() and update='server' exclude each other: rank 0, whose hyperparameters count, may be the one "
+                "without data; give every rank as many batches, or use the optimizer without DistributedOptimizer"
+            )
         assert self._context.control is not None
         joined = JoinedTraining(
             self, self._sync, self._context.control, divide_by_initial_world_size, throw_on_early_termination
@@ -170,6 +175,16 @@ class DistributedDataParallel(nn.Module):
         finally:
             self._join = None
             self._sync.divisor = self._context.settings.world_size
+
+    @property
+    def synchronizer(self) -> Synchronizer | None:
+        """What exchanges this model's gradients; None with one worker."""
+        return self._sync
+
+    @property
+    def synced_parameters(self) -> Sequence[SyncedParameter]:
+        """The parameters whose gradients are exchanged, in registration order."""
+        return self._entries
 
     def plan(self, link_bits_per_s: float | None = None) -> PlanTable:
         """What the next step will do, layer by layer: scheme, bytes and why; with a link rate also the time."""

@@ -29,6 +29,9 @@ class Exchange(Protocol):
     def factors(self, layer: int, factors: Factors, buffer: torch.Tensor, divisor: int, scheme: str) -> None:
         """Contributes factors; `buffer` receives the mean."""
 
+    def update(self, layer: int, gradient: torch.Tensor, parameter: torch.Tensor, divisor: int) -> None:
+        """Contributes `gradient` to a stored layer; `parameter` receives what the servers make of it."""
+
     def finish(self) -> None:
         """Waits until all results are in place."""
 
@@ -50,6 +53,10 @@ class DirectExchange:
 
     def factors(self, layer: int, factors: Factors, buffer: torch.Tensor, divisor: int, scheme: str) -> None:
         self._client.start_factors(layer, factors.lefts, factors.rights, flat_view(buffer), divisor, False)
+        self._started.append(layer)
+
+    def update(self, layer: int, gradient: torch.Tensor, parameter: torch.Tensor, divisor: int) -> None:
+        self._client.push_pull(layer, flat_view(gradient), flat_view(parameter), divisor)
         self._started.append(layer)
 
     def finish(self) -> None:

@@ -16,6 +16,7 @@ from poseidon.torch.memory import DTYPE_NAMES
 
 if TYPE_CHECKING:
     from poseidon import _core
+    from poseidon.torch.server_update import StoredParameter
     from poseidon.torch.synchronizer import Synchronizer
 
 SCHEMES = ("auto", "ps", "sfb", "adam")
@@ -46,6 +47,7 @@ class SyncedParameter:
         self.factors = Factors()
         self.base: torch.Tensor | None = None  # replica-identical gradient that this exchange's result is added to
         self.ready_ns = 0
+        self.stored: StoredParameter | None = None  # where servers hold and update the parameter
         self._placeholder: PendingGradient | None = None
         self._sync: Callable[[], Synchronizer | None] = lambda: None
         self._node: Any = None
@@ -66,7 +68,8 @@ class SyncedParameter:
         from poseidon import _core
 
         rows, cols = self.param.shape if self.factorable else (0, 0)
-        return _core.Layer(self.name, DTYPE_NAMES[self.param.dtype], self.param.numel(), rows, cols, self.scheme)
+        dtype, stored = DTYPE_NAMES[self.param.dtype], self.stored is not None
+        return _core.Layer(self.name, dtype, self.param.numel(), rows, cols, self.scheme, stored)
 
     def attach(self, sync: Synchronizer) -> None:
         """Puts the hooks in place: `sync` hears of every backward that reaches this parameter."""
@@ -81,6 +84,16 @@ class SyncedParameter:
         if sync.uses_factors(self):
             for linear in self.linears:
                 linear.forward = FactorForward(linear, self)  # type: ignore[method-assign]
+
+    def store(self, stored: StoredParameter) -> None:
+        """From now on servers update the parameter, from dense gradients."""
+        if isinstance(self.param.grad, PendingGradient):
+            self.param.grad.materialize()
+        self.resume()
+        for linear in self.linears:
+            if isinstance(linear.__dict__.get("forward"), FactorForward):
+                del linear.forward
+        self.stored, self.linears, self.scheme, self.next_scheme, self.grouped = stored, [], "ps", "ps", False
 
     def _before_accumulation(self, grads: tuple[torch.Tensor | None, ...]) -> None:
         self.resume()

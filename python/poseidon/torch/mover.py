@@ -40,7 +40,7 @@ class Copies(Protocol):
         """
 
     def to_device(self, host: torch.Tensor, destination: torch.Tensor) -> None:
-        """Starts a copy into a dense tensor."""
+        """Starts a copy into a dense tensor once the work submitted so far no longer needs what it holds."""
 
     def run(self, function: Callable[[], None]) -> None:
         """Submits device work after the copies."""
@@ -69,6 +69,7 @@ class CudaCopies:
         return copied.synchronize
 
     def to_device(self, host: torch.Tensor, destination: torch.Tensor) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
             flat_view(destination).copy_(host, non_blocking=True)
             destination.record_stream(self._stream)
@@ -144,6 +145,15 @@ class StagedExchange:
 
         host = hosts if destination is None else [destination, *hosts]
         self._stage(_Staged(layer, divisor, buffer, host, destination is None), copied, start)
+
+    def update(self, layer: int, gradient: torch.Tensor, parameter: torch.Tensor, divisor: int) -> None:
+        host = self._host(layer, parameter)
+        copied = self._copies.to_host(gradient, host)
+
+        def start() -> None:
+            self._client.start(layer, host, divisor)
+
+        self._stage(_Staged(layer, divisor, parameter, [host], False), copied, start)
 
     def _host(self, layer: int, buffer: torch.Tensor) -> torch.Tensor:
         if layer not in self._hosts:

@@ -104,6 +104,8 @@ def _mean_factor_count(entry: SyncedParameter, client: _core.Client, worker_coun
 
 
 def _reason(entry: SyncedParameter, factor_count: int | None, ps: float, sfb: float) -> str:
+    if entry.stored is not None:
+        return "updated by the servers"
     if not entry.factorable:
         return "its gradient is no sum of factors"
     if entry.grouped:

@@ -3,13 +3,14 @@
 A synchronizing backward begins with its first hook and ends in a callback that autograd runs after
 the last. In between every layer's exchange is started as soon as its gradient is complete (WFBP,
 Poseidon §3.1); the callback starts what got no gradient, waits, and puts the results into `.grad`.
+For a parameter that the servers update the result is the parameter itself, and `.grad` stays.
 """
 
 from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.torch.factors import Factors
 from poseidon.torch.layers import FACTOR_SCHEMES, SyncedParameter
 from poseidon.torch.memory import exchangeable
+from poseidon.torch.server_update import ServerUpdate, StoredParameter
 
 if TYPE_CHECKING:
     from poseidon import _core
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class _Job:
-    """One parameter's exchange under way. `in_place`: `buffer` is the memory of `.grad`."""
+    """One parameter's exchange under way. `in_place`: `buffer` is the memory of `.grad`, or of the parameter."""
 
     entry: SyncedParameter
     buffer: torch.Tensor
@@ -63,6 +65,7 @@ class Synchronizer:
         self.divisor = client.world_size
         self.last_run: BackwardRun | None = None
         self.on_finished: Callable[[BackwardRun], None] | None = None
+        self.updates: list[ServerUpdate] = []
         self._client = client
         self._control = control
         self._exchange = exchange
@@ -71,8 +74,7 @@ class Synchronizer:
         self._marks_valid = False
         self._run: BackwardRun | None = None
         self._broken: str | None = None
-        self._add_layers()
-        self._factorable = [entry for entry in self.entries if self.uses_factors(entry)]
+        self._add_layers(self.entries)
         for entry in self.entries:
             entry.attach(self)
 
@@ -80,12 +82,29 @@ class Synchronizer:
         """Whether the layer may take a scheme that sends factors."""
         return entry.factorable and entry.scheme != "ps"
 
-    def _add_layers(self) -> None:
-        first, self.plan = self._client.add_layers([entry.core_layer() for entry in self.entries])
-        for index, entry in enumerate(self.entries):
+    def _add_layers(self, entries: Sequence[SyncedParameter]) -> None:
+        first, plan = self._client.add_layers([entry.core_layer() for entry in entries])
+        for index, entry in enumerate(entries):
             entry.layer = first + index
-            if entry.scheme == "auto" and entry.factorable and self.plan.layers[index].scheme == "ps":
+            if entry.scheme == "auto" and entry.factorable and plan.layers[index].scheme == "ps":
                 entry.scheme, entry.grouped = "ps", True
+            if entry.stored is not None:
+                entry.stored.shard_bytes = self._shard_bytes(plan, index)
+        self._factorable = [entry for entry in self.entries if self.uses_factors(entry)]
+
+    def _shard_bytes(self, plan: _core.Plan, layer: int) -> int:
+        if plan.cluster.placement != "colocated":
+            return 0
+        chunks = plan.units[plan.unit_of_layer[layer]].chunks
+        return sum(chunk.size_bytes for chunk in chunks if chunk.server == self._client.rank)
+
+    def store(self, entries: Collection[SyncedParameter]) -> None:
+        """Collective: the servers are to hold these parameters. An update, appended to `updates`, gives them values."""
+        # The others get new layers, too: of a group of small ones nothing is sent until all have contributed.
+        renewed = [entry for entry in self.entries if entry.stored is None]
+        for entry in entries:
+            entry.store(StoredParameter(entry.param))
+        self._add_layers(renewed)
 
     def local_only(self) -> None:
         """From now until the next synchronization gradients may differ between the ranks."""
@@ -130,6 +149,8 @@ class Synchronizer:
         if self._run is not None:
             return self._run
         self.check_usable()
+        for update in self.updates:
+            update.begin()
         begin_ns = time.monotonic_ns()
         self._choose_schemes()
         run = self._run = BackwardRun(begin_ns)
@@ -141,6 +162,12 @@ class Synchronizer:
         # Autograd drops the callback unrun when backward fails.
         weakref.finalize(finish, _dropped, weakref.ref(self), weakref.ref(run))
         return run
+
+    def check_forward(self) -> None:
+        """Raises PoseidonError if no forward pass may begin now."""
+        self.check_usable()
+        for update in self.updates:
+            update.check_forward()
 
     def check_usable(self) -> None:
         """Raises PoseidonError if an earlier backward failed half way."""
@@ -184,7 +211,9 @@ class Synchronizer:
                 "only dense gradients can"
             )
         with torch.no_grad():
-            if grad is None and not factors:
+            if entry.stored is not None:
+                run.jobs[entry] = self._start_update(entry, grad)
+            elif grad is None and not factors:
                 run.jobs[entry] = self._start_absent(entry)
             elif factors and entry.may_send(factors.lefts[0].dtype) and (grad is None or not grad.any()):
                 run.jobs[entry] = self._start_factors(entry, factors)
@@ -221,6 +250,19 @@ class Synchronizer:
         self._exchange.dense(entry.layer, job.buffer, self.divisor, entry.next_scheme, entry.known_factor_count())
         return job
 
+    def _start_update(self, entry: SyncedParameter, grad: torch.Tensor | None) -> _Job:
+        param = entry.param.detach()
+        in_place = exchangeable(param, entry.layout)
+        job = _Job(entry, param if in_place else entry.new_buffer(), in_place, absent=grad is None)
+        # Before the memory changes: what still needs the parameter as it was must fail, not compute with another.
+        torch.autograd.graph.increment_version(entry.param)
+        if grad is None:
+            self._exchange.absent(entry.layer, job.buffer, self.divisor, entry.next_scheme)
+            return job
+        gradient = grad.detach() if exchangeable(grad, entry.layout) else entry.new_buffer().copy_(grad)
+        self._exchange.update(entry.layer, gradient, job.buffer, self.divisor)
+        return job
+
     def _finish(self, run: BackwardRun) -> None:
         run.end_ns = time.monotonic_ns()
         try:
@@ -235,20 +277,29 @@ class Synchronizer:
         except BaseException:
             self.backward_failed(run)
             raise
-        written = [job.entry.param.grad for job in run.jobs.values() if job.in_place and job.entry.base is None]
+        in_place = [job.entry for job in run.jobs.values() if job.in_place and job.entry.stored is None]
+        written = [entry.param.grad for entry in in_place if entry.base is None]
         # Autograd has to know that these have changed; one call for all, since each is slow.
         torch.autograd.graph.increment_version([grad for grad in written if grad is not None])
-        for job in run.jobs.values():
-            self._deliver(job)
+        updated = {job.entry for job in run.jobs.values() if self._deliver(job) and job.entry.stored is not None}
+        for update in self.updates:
+            update.finished(updated)
         run.jobs.clear()  # the record of the run must not hold the gradients' memory
         self._marks_valid = True
         self._run, self.last_run = None, run
         if self.on_finished is not None:
             self.on_finished(run)
 
-    def _deliver(self, job: _Job) -> None:
+    def _deliver(self, job: _Job) -> bool:
+        """Puts a result where it belongs. False: there is none, since no rank contributed."""
         entry, param = job.entry, job.entry.param
-        if job.absent and not self._client.layer_stats(entry.layer).present:
+        present = not job.absent or self._client.layer_stats(entry.layer).present
+        if entry.stored is not None:
+            if present and not job.in_place:
+                with torch.no_grad():
+                    param.copy_(job.buffer)
+            return present
+        if not present:
             entry.restore_base()
         elif entry.base is not None:
             with torch.no_grad():
@@ -261,6 +312,7 @@ class Synchronizer:
                 param.grad.copy_(job.buffer)
         if entry.factorable:
             entry.mark_identical()
+        return present
 
     def shadow(self) -> None:
         """Takes part in the other ranks' backward with nothing to contribute (`join()`)."""

@@ -30,8 +30,8 @@ def _tensor(tensor: torch.Tensor) -> str:
     return f"shape {tuple(tensor.shape)}, device {tensor.device.type}, dtype {dtype}, strides {strides}"
 
 
-def check_same_model(control: Control, description: str) -> None:
-    """Raises Mismatch on every rank, with the first difference, unless all ranks describe the same model."""
+def check_same(control: Control, description: str, what: str) -> None:
+    """Raises Mismatch on every rank, with the first difference, unless all ranks describe the same `what`."""
     texts = control.texts_if_different(description)
     if texts is None:
         return
@@ -42,6 +42,6 @@ def check_same_model(control: Control, description: str) -> None:
             theirs, ours = (part[index] if index < len(part) else "nothing more" for part in (lines, reference))
             if theirs != ours:
                 raise Mismatch(
-                    f"the ranks built different models: rank 0 has {ours!r}, rank {rank} has {theirs!r}; "
-                    "build the model from the same code and options on every rank"
+                    f"the ranks built different {what}s: rank 0 has {ours!r}, rank {rank} has {theirs!r}; "
+                    "build the {what} from the same code and options on every rank"
                 )

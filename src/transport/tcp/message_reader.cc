@@ -48,6 +48,7 @@ Status MessageReader::consume(std::size_t count, Flow& flow, Receiver& receiver)
     if (Status status = finish_message(flow, receiver); !status.ok()) return status;
   }
   if (begin_ == end_) begin_ = end_ = 0;
+  if (in_payload_ && received_bytes_ > 0) receiver.on_progress(flow, header_, received_bytes_);
   return {};
 }
 

@@ -27,6 +27,9 @@ class MessageReader {
   /// No calls of the receiver from here on, even inside consume: bytes are read and dropped.
   void stop() { stopped_ = true; }
 
+  /// Bytes that the payload under way still needs; 0 between messages and in headers.
+  std::size_t wanted_bytes() const { return in_payload_ && !stopped_ ? payload_.size() - received_bytes_ : 0; }
+
   /// True when the stream may end here without cutting a message.
   bool between_messages() const { return !in_payload_ && end_ == begin_; }
 

@@ -16,13 +16,16 @@ namespace poseidon::tcp {
 
 namespace {
 
-constexpr std::size_t kPiecesPerSend = 64;
-// One flow's share of a wake-up, so that the loop's other flows get their turn.
-constexpr std::size_t kReadBudgetBytes = 2u << 20;
+constexpr std::size_t kPiecesPerSend = 512;
+// One flow's share of a wake-up, so that the loop's other flows get their turn, and so that what has
+// been read is still in the cache when it is worked on.
+constexpr std::size_t kReadBudgetBytes = 256u << 10;
+constexpr std::size_t kReadLowWaterBytes = 64u << 10;
 constexpr std::size_t kWriteBudgetBytes = 2u << 20;
-// What the kernel may hold unsent: enough to keep the link busy, little enough that the order of
-// what follows is still ours to choose.
-constexpr int kNotSentLowatBytes = 256 << 10;
+// What the kernel may hold unsent: enough to keep the link busy, little enough to stay in the cache until
+// the card or the peer has read it, and for the order of what follows to be still ours to choose. Over
+// loopback, CPU time per byte against a blocking socket's: 0.97 with 64 KiB, 1.5 with 256 KiB, 1.4 with 1 MiB.
+constexpr int kNotSentLowatBytes = 64 << 10;
 // An idle connection to a dead machine is noticed after 15 + 6 × 5 seconds.
 constexpr int kKeepIdleSeconds = 15;
 constexpr int kKeepIntervalSeconds = 5;
@@ -117,7 +120,10 @@ void TcpFlow::on_events(std::uint32_t events) {
   const bool failed = (events & (EPOLLERR | EPOLLHUP)) != 0;
   if ((failed || (events & EPOLLOUT) != 0) && !queue_.empty()) flush();
   run_finished();
-  if (state_ != State::closed && (watched_events_ & EPOLLIN) != 0 && (failed || (events & EPOLLIN) != 0)) receive();
+  if (state_ != State::closed && (watched_events_ & EPOLLIN) != 0 && (failed || (events & EPOLLIN) != 0)) {
+    receive();
+    update_low_water();
+  }
   update_watch();
 }
 
@@ -194,6 +200,15 @@ void TcpFlow::receive() {
     }
     if (drained) return;
   }
+}
+
+/// On a link that is slower than this loop, packets trickle in: waking up for each costs more than
+/// what it brings. The socket waits for a good piece of the payload, or for its end.
+void TcpFlow::update_low_water() {
+  const std::size_t wanted = std::clamp<std::size_t>(reader_.wanted_bytes(), 1, kReadLowWaterBytes);
+  if (state_ != State::open || wanted == low_water_bytes_) return;
+  low_water_bytes_ = wanted;
+  set_option(socket_.get(), SOL_SOCKET, SO_RCVLOWAT, static_cast<int>(wanted));
 }
 
 void TcpFlow::on_read_error(int error) {

@@ -44,6 +44,7 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   void flush();
   void fail_sends(const Status& status);
   void receive();
+  void update_low_water();
   void on_read_error(int error);
   void end(const Status& status);
   void post_finished();
@@ -64,6 +65,7 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   Loop::TimerId linger_timer_ = 0;
 
   MessageReader reader_;
+  std::size_t low_water_bytes_ = 1;  // the socket is readable from so many on
   Receiver* receiver_ = nullptr;
   Status end_status_;
 

@@ -212,26 +212,23 @@ class Rank {
   std::vector<Running> running_;
 };
 
-std::vector<std::unique_ptr<Server>> listen_servers(int count) {
+std::vector<std::unique_ptr<Server>> listen_servers(const RandomJob& job) {
   std::vector<std::unique_ptr<Server>> servers;
-  Options options;
-  options.interface = "127.0.0.1";
-  for (int i = 0; i < count; ++i) servers.push_back(std::move(Server::listen(options, 0).value()));
+  Options options = job.shared;
+  if (options.interfaces.empty()) options.interfaces = {"127.0.0.1"};
+  for (int i = 0; i < job.server_count; ++i) {
+    options.server_cores = (job.shared.server_cores + i) % 4;  // servers may differ
+    servers.push_back(std::move(Server::listen(options, 0).value()));
+  }
   return servers;
 }
 
-void run_job(std::uint64_t seed, const std::vector<std::unique_ptr<Server>>& servers, const std::string& name) {
-  const RandomJob job(seed);
+void run_job(const RandomJob& job, const std::vector<std::unique_ptr<Server>>& servers, const std::string& name) {
   Agreement agreement;
   auto all = cluster_options(job.world_size);
   run_ranks(job.world_size, [&](int rank) {
-    Options options = all[static_cast<std::size_t>(rank)];
+    Options options = job.options_of(all[static_cast<std::size_t>(rank)]);
     options.job = name;
-    options.chunk_bytes = job.shared.chunk_bytes;
-    options.small_bytes = job.shared.small_bytes;
-    options.group_bytes = job.shared.group_bytes;
-    options.partition = job.shared.partition;
-    options.compute_threads = 1 + (rank + static_cast<int>(seed)) % 3;
     for (const auto& server : servers) options.servers.push_back(server->address());
     Rank(job, static_cast<std::size_t>(rank), agreement).run(options);
   });
@@ -242,7 +239,8 @@ class RandomJobs : public ::testing::TestWithParam<std::uint64_t> {};
 TEST_P(RandomJobs, GiveTheExactSumAndTheSameBitsOnAllRanks) {
   for (std::uint64_t seed = GetParam() * 15; seed < (GetParam() + 1) * 15; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    run_job(seed, listen_servers(RandomJob(seed).server_count), "default");
+    const RandomJob job(seed);
+    run_job(job, listen_servers(job), "default");
     if (HasFatalFailure() || HasNonfatalFailure()) return;
   }
 }
@@ -250,14 +248,26 @@ TEST_P(RandomJobs, GiveTheExactSumAndTheSameBitsOnAllRanks) {
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomJobs, ::testing::Range<std::uint64_t>(0, 8));
 
 TEST(SharedServers, CarryTwoJobsAtOnce) {
-  const auto servers = listen_servers(2);
-  std::thread other([&] { run_job(1001, servers, "one"); });
-  run_job(1002, servers, "two");
+  RandomJob one(1001);
+  RandomJob two(1002);
+  for (RandomJob* job : {&one, &two}) {
+    job->server_count = 2;
+    job->shared.transport = Medium::automatic;
+    job->shared.assignment = Assignment::chunk;
+    job->shared.interfaces.clear();
+  }
+  const auto servers = listen_servers(one);
+  std::thread other([&] { run_job(one, servers, "one"); });
+  run_job(two, servers, "two");
   other.join();
 }
 
-TEST(LargeTensors, ArriveWholeUnderEveryScheme) {
-  TestCluster cluster(cluster_options(3));
+class LargeTensors : public ::testing::TestWithParam<Medium> {};
+
+TEST_P(LargeTensors, ArriveWholeUnderEveryScheme) {
+  auto all = cluster_options(3);
+  for (auto& options : all) options.transport = GetParam();
+  TestCluster cluster(all);
   ASSERT_TRUE(cluster.connected());
   const std::size_t rows = 1000;
   const std::size_t cols = 3000;
@@ -280,9 +290,14 @@ TEST(LargeTensors, ArriveWholeUnderEveryScheme) {
     EXPECT_EQ(dense, std::vector<float>(5'000'011, 3.0F));
     EXPECT_EQ(product, std::vector<float>(rows * cols, 24.0F));
     EXPECT_EQ(matrix, std::vector<float>(rows * cols, 6.0F));
-    EXPECT_GT(client.traffic().bytes_sent, rows * cols * sizeof(float));
+    if (GetParam() == Medium::tcp)
+      EXPECT_GT(client.traffic().bytes_sent, rows * cols * sizeof(float));
+    else
+      EXPECT_EQ(client.traffic().bytes_sent, 0u) << "nothing crosses a network";
   });
 }
+
+INSTANTIATE_TEST_SUITE_P(Media, LargeTensors, ::testing::Values(Medium::tcp, Medium::automatic));
 
 TEST(NextScheme, FollowsTheFactorCountOfTheStepBefore) {
   auto all = cluster_options(4);

@@ -127,6 +127,33 @@ struct RandomJob {
     for (std::size_t i = 0; i < layer_count; ++i) layers.push_back(random_layer("layer " + std::to_string(i), random));
     split = random() % 3 == 0 ? random() % (layer_count + 1) : layer_count;
     transient = random() % 4 == 0;
+    choose_modes();
+  }
+
+  /// How the servers work and are reached.
+  void choose_modes() {
+    Random random(seed + 77'000);
+    shared.server_cores = static_cast<int>(random() % 4);
+    shared.flows = 1 + static_cast<int>(random() % 3);
+    shared.transport = pick<Medium>(random, {Medium::tcp, Medium::automatic, Medium::shm});
+    if (server_count > 0 && shared.transport == Medium::shm) shared.transport = Medium::tcp;
+    shared.aggregation = pick<Aggregation>(
+        random, {Aggregation::streaming, Aggregation::streaming, Aggregation::at_once, Aggregation::wide});
+    shared.reduce_order = pick<ReduceOrder>(random, {ReduceOrder::rank, ReduceOrder::arrival});
+    shared.assignment = pick<Assignment>(random, {Assignment::chunk, Assignment::chunk, Assignment::worker});
+    if (random() % 4 == 0) shared.interfaces = {"127.0.0.1", "127.0.0.2"};
+  }
+
+  /// What one rank connects with; `own` has its rank, port and timeout.
+  Options options_of(Options own) const {
+    const Options rest = own;
+    own = shared;
+    own.rank = rest.rank;
+    own.world_size = rest.world_size;
+    own.master_port = rest.master_port;
+    own.timeout = rest.timeout;
+    own.compute_threads = 1 + (rest.rank + static_cast<int>(seed)) % 3;
+    return own;
   }
 
   template <typename T>

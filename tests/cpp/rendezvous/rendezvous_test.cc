@@ -129,6 +129,17 @@ TEST(TcpStore, TellsWhenItsServerHasGone) {
   EXPECT_EQ(second->get("key", milliseconds(1000)).status().code(), ErrorCode::unreachable);
 }
 
+/// Where a rank says that it listens: each on another number of cores, every second one in shared memory too.
+Member member_of(int rank) {
+  const std::string name = std::to_string(rank);
+  Member member{"host" + name, {}, "peer" + name, {}, rank % 2 == 0 ? "" : "peer shm" + name};
+  for (int core = 0; core < rank; ++core) {
+    member.server_addresses.push_back("server" + name + ":" + std::to_string(core));
+    if (rank % 2 != 0) member.server_shm_addresses.push_back("shm" + name + ":" + std::to_string(core));
+  }
+  return member;
+}
+
 /// What meet() gave each rank. Ranks in `missing` never come.
 std::vector<Status> meet_all(std::vector<Options> all, const std::vector<int>& missing = {}) {
   std::vector<Status> outcomes(all.size());
@@ -138,13 +149,18 @@ std::vector<Status> meet_all(std::vector<Options> all, const std::vector<int>& m
     const auto store = open(options);
     if (!store) return;
     const std::string name = std::to_string(rank);
-    const auto members = meet(*store, options, {"server" + name, "peer" + name}, always);
+    const auto members = meet(*store, options, member_of(rank), always);
     outcomes[static_cast<std::size_t>(rank)] = members.status();
     if (!members.ok()) return;
     ASSERT_EQ(members.value().size(), all.size());
     for (std::size_t i = 0; i < all.size(); ++i) {
-      EXPECT_EQ(members.value()[i].server_address, "server" + std::to_string(i));
-      EXPECT_EQ(members.value()[i].peer_address, "peer" + std::to_string(i));
+      const Member& member = members.value()[i];
+      const Member expected = member_of(static_cast<int>(i));
+      EXPECT_EQ(member.host_id, expected.host_id);
+      EXPECT_EQ(member.server_addresses, expected.server_addresses);
+      EXPECT_EQ(member.peer_address, expected.peer_address);
+      EXPECT_EQ(member.server_shm_addresses, expected.server_shm_addresses);
+      EXPECT_EQ(member.peer_shm_address, expected.peer_shm_address);
     }
     // Rank 0 serves the store: it may not leave before the others have read it.
     EXPECT_TRUE(store->set("met/" + name, "1").ok());
@@ -194,6 +210,8 @@ TEST(Meet, DifferingOptionsAreNamedWithTheirRank) {
       {"partition", [](Options& options) { options.partition = Partition::coarse; }},
       {"schedule", [](Options& options) { options.schedule = Schedule::sequential; }},
       {"servers", [](Options& options) { options.servers = {"10.0.0.1:1"}; }},
+      {"flows", [](Options& options) { options.flows = 2; }},
+      {"assignment", [](Options& options) { options.assignment = Assignment::worker; }},
   };
   for (const auto& [name, change] : changes) {
     auto all = options_of(3);
@@ -211,25 +229,39 @@ TEST(Meet, GivesUpWhenInterrupted) {
   const Options options = test_options(0, 2, free_port());
   const auto store = open(options);
   ASSERT_TRUE(store);
-  const auto members = meet(*store, options, {"s", "p"}, [] { return false; });
+  const auto members = meet(*store, options, member_of(0), [] { return false; });
   EXPECT_EQ(members.status().code(), ErrorCode::aborted);
 }
 
-TEST(ListenHost, IsTheInterfaceThatLeadsToTheMaster) {
-  Options options = test_options(0, 1, 1);
-  EXPECT_EQ(listen_host(options).value(), "127.0.0.1");
-  options.interface = "lo";
-  EXPECT_EQ(listen_host(options).value(), "127.0.0.1");
-  options.interface = "127.0.0.2";
-  EXPECT_EQ(listen_host(options).value(), "127.0.0.2");
+TEST(Meet, RanksMayDifferInHowTheirServersWork) {
+  auto all = options_of(2);
+  all[1].server_cores = 3;
+  all[1].transport = Medium::tcp;
+  all[1].compute_threads = 2;
+  for (const Status& status : meet_all(all)) EXPECT_TRUE(status.ok()) << status.message();
 }
 
-TEST(ListenHost, AnInterfaceThatDoesNotExistIsNamed) {
+TEST(ListenHosts, AreTheInterfacesOrTheOneThatLeadsToTheMaster) {
   Options options = test_options(0, 1, 1);
-  options.interface = "eth-none";
-  const auto host = listen_host(options);
-  EXPECT_EQ(host.status().code(), ErrorCode::unreachable);
-  EXPECT_TRUE(contains(host.status(), "eth-none"));
+  EXPECT_EQ(listen_hosts(options).value(), std::vector<std::string>{"127.0.0.1"});
+  options.interfaces = {"lo"};
+  EXPECT_EQ(listen_hosts(options).value(), std::vector<std::string>{"127.0.0.1"});
+  options.interfaces = {"127.0.0.2", "lo", "::1"};
+  EXPECT_EQ(listen_hosts(options).value(), (std::vector<std::string>{"127.0.0.2", "127.0.0.1", "::1"}));
+}
+
+TEST(ListenHosts, AnInterfaceThatDoesNotExistIsNamed) {
+  Options options = test_options(0, 1, 1);
+  options.interfaces = {"lo", "eth-none"};
+  const auto hosts = listen_hosts(options);
+  EXPECT_EQ(hosts.status().code(), ErrorCode::unreachable);
+  EXPECT_TRUE(contains(hosts.status(), "eth-none"));
+}
+
+TEST(HostId, IsTheSameForTheWholeProcessAndSaysSomething) {
+  EXPECT_EQ(host_id(), host_id());
+  EXPECT_GT(host_id().size(), 10u);
+  EXPECT_EQ(host_id().find('\n'), std::string::npos) << "it travels as a line";
 }
 
 }  // namespace

@@ -1,52 +1,101 @@
-// What workers send to a shard, for its tests.
+// What workers send to a shard, and a worker that records what comes back, for the server's tests.
 #pragma once
 
 #include <cstring>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
-#include "server/chunk_state.h"
+#include "server/requester.h"
 
 namespace poseidon::testing {
 
+using Bytes = std::vector<std::byte>;
 using Floats = std::vector<float>;
 
-inline wire::Header push_of(std::uint32_t rank, std::uint32_t worker_count, std::uint64_t step = 1) {
+template <typename T>
+Bytes bytes_of(const std::vector<T>& values) {
+  const auto bytes = std::as_bytes(std::span(values));
+  return {bytes.begin(), bytes.end()};
+}
+
+template <typename T = float>
+std::vector<T> values_of(std::span<const std::byte> bytes) {
+  std::vector<T> values(bytes.size() / sizeof(T));
+  if (!bytes.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+inline wire::Header header_of(wire::Kind kind, std::uint32_t rank, std::uint32_t worker_count, std::uint64_t step = 1) {
   wire::Header header;
-  header.kind = wire::Kind::push;
+  header.kind = kind;
   header.rank = rank;
   header.worker_count = worker_count;
   header.step = step;
+  return header;
+}
+
+inline wire::Header push_of(std::uint32_t rank, std::uint32_t worker_count, std::uint64_t step = 1) {
+  wire::Header header = header_of(wire::Kind::push, rank, worker_count, step);
   header.factor_count = wire::kUnboundedFactors;
   return header;
 }
 
-/// A contribution that owns its payload; `released` counts the calls of its release.
-inline Contribution contribution_of(wire::Header header, const Floats& values, int* released = nullptr) {
-  Contribution contribution;
-  header.payload_bytes = values.size() * sizeof(float);
-  contribution.header = header;
-  contribution.buffer = Buffer(header.payload_bytes);
-  if (!values.empty()) std::memcpy(contribution.buffer.data(), values.data(), header.payload_bytes);
-  contribution.payload = std::as_const(contribution.buffer).span();
-  if (released != nullptr) contribution.release = [released] { ++*released; };
-  return contribution;
+/// A push to a chunk whose value the server keeps.
+inline wire::Header stored_push_of(std::uint32_t rank, std::uint32_t worker_count, std::uint64_t step = 1) {
+  wire::Header header = push_of(rank, worker_count, step);
+  header.flags = wire::kStored;
+  return header;
 }
 
-inline Contribution absent_of(wire::Header header) {
+inline wire::Header absent_of(wire::Header header) {
   header.flags |= wire::kAbsent;
   header.factor_count = 0;
-  return contribution_of(header, {});
+  return header;
 }
 
-/// K rows of lefts, then K rows of rights.
-inline Contribution factors_of(wire::Header header, std::uint32_t rows, std::uint32_t cols, const Floats& values) {
+/// K rows of lefts and K rows of rights.
+inline wire::Header factors_of(wire::Header header, std::uint32_t rows, std::uint32_t cols, std::uint32_t count) {
   header.kind = wire::Kind::factors;
   header.rows = rows;
   header.cols = cols;
-  header.factor_count = static_cast<std::uint32_t>(values.size()) / (rows + cols);
-  return contribution_of(header, values);
+  header.factor_count = count;
+  header.payload_bytes = std::uint64_t{count} * (rows + cols) * dtype_bytes(header.dtype);
+  return header;
 }
+
+inline wire::Header with_size(wire::Header header, std::size_t size_bytes) {
+  header.payload_bytes = size_bytes;
+  return header;
+}
+
+/// Remembers what it was sent; payloads are copied, and kept alive where `keep` is set.
+class RecordingRequester final : public Requester {
+ public:
+  struct Sent {
+    wire::Header header;
+    Bytes payload;
+    bool has_payload = false;
+    std::shared_ptr<const Buffer> kept;
+  };
+
+  void send(const wire::Header& header, std::shared_ptr<const Buffer> payload) override {
+    Sent& one = sent.emplace_back();
+    one.header = header;
+    one.has_payload = payload != nullptr;
+    if (payload) one.payload.assign(payload->span().begin(), payload->span().end());
+    if (keep) one.kept = std::move(payload);
+  }
+  void refuse(const wire::Header& about, const Status& status) override {
+    refusals.push_back(status);
+    refused_headers.push_back(about);
+  }
+
+  bool keep = false;
+  std::vector<Sent> sent;
+  std::vector<Status> refusals;
+  std::vector<wire::Header> refused_headers;
+};
 
 }  // namespace poseidon::testing

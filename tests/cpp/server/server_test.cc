@@ -1,96 +1,41 @@
 // ServerImpl over the in-process transport: who is let in, who is refused, and who is left alone.
+#include "poseidon/server.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <deque>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "conformance/transport_fixture.h"
 #include "cpp/rendezvous/ports.h"
-#include "cpp/server/contributions.h"
-#include "server/server_impl.h"
+#include "cpp/server/server_fixture.h"
 #include "transport/inproc/inproc_transport.h"
 #include "transport/tcp/tcp_transport.h"
-#include "wire/messages.h"
 
 namespace poseidon {
 namespace {
 
-using testing::End;
+using testing::Bytes;
+using testing::bytes_of;
 using testing::Floats;
+using testing::floats_of;
 using testing::push_of;
 using testing::Received;
+using testing::text_of;
 
-using testing::Bytes;
-
-Bytes bytes_of(const Floats& values) {
-  const auto bytes = std::as_bytes(std::span(values));
-  return {bytes.begin(), bytes.end()};
-}
-
-Floats floats_of(const Received& message) {
-  Floats values(message.payload.size() / sizeof(float));
-  if (!values.empty()) std::memcpy(values.data(), message.payload.data(), message.payload.size());
-  return values;
-}
-
-class ServerTest : public ::testing::Test {
+class ServerTest : public ::testing::Test, protected testing::ServerWithWorkers {
  protected:
+  ServerTest() : ServerWithWorkers(make_inproc_transport()) {}
+
   /// world_size 0: a standalone server.
   void start(int world_size, std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
     Options options;
     options.world_size = world_size;
     options.timeout = timeout;
-    server_ = std::make_unique<ServerImpl>(options);
-    ASSERT_TRUE(server_->listen(*transport_, "shard").ok());
+    ServerWithWorkers::start(options, "shard");
   }
-
-  std::unique_ptr<End> connect() {
-    std::promise<std::shared_ptr<Flow>> connected;
-    transport_->connect(*loop_, "shard", Clock::now() + std::chrono::seconds(5),
-                        [&](Result<std::shared_ptr<Flow>> flow) { connected.set_value(flow.value()); });
-    auto end = std::make_unique<End>(*loop_, connected.get_future().get());
-    end->receive();
-    return end;
-  }
-
-  void say_hello(End& worker, std::uint32_t rank, std::uint32_t worker_count, const std::string& job) {
-    const auto hello = wire::make_hello({rank, worker_count, job});
-    hellos_.push_back(hello);
-    worker.send(hello.header, {hello.payload()});
-  }
-
-  std::unique_ptr<End> join(std::uint32_t rank, std::uint32_t worker_count, const std::string& job = "default") {
-    auto worker = connect();
-    say_hello(*worker, rank, worker_count, job);
-    EXPECT_TRUE(worker->recorder.wait_messages(1));
-    EXPECT_EQ(worker->recorder.messages().at(0).header.kind, wire::Kind::hello);
-    return worker;
-  }
-
-  void push(End& worker, const wire::Header& header, const Floats& values) {
-    payloads_.push_back(bytes_of(values));
-    worker.send(header, payloads_.back());
-  }
-
-  static Received last(End& worker, std::size_t count) {
-    EXPECT_TRUE(worker.recorder.wait_messages(count));
-    const auto messages = worker.recorder.messages();
-    return messages.size() >= count ? messages[count - 1] : Received{};
-  }
-
-  static std::string text_of(const Received& message) {
-    return {reinterpret_cast<const char*>(message.payload.data()), message.payload.size()};
-  }
-
-  std::unique_ptr<Transport> transport_ = make_inproc_transport();
-  std::unique_ptr<Loop> loop_ = std::make_unique<Loop>("workers");
-  std::unique_ptr<ServerImpl> server_;
-  std::deque<Bytes> payloads_;  // what is sent stays until the workers are gone
-  std::deque<wire::TextMessage> hellos_;
 };
 
 TEST_F(ServerTest, SumsWhatItsWorkersPush) {
@@ -101,7 +46,7 @@ TEST_F(ServerTest, SumsWhatItsWorkersPush) {
     push(*second, push_of(1, 2, step), {10, 20});
     push(*first, push_of(0, 2, step), {1, 2});
     for (const auto* worker : {&first, &second}) {
-      const Received result = last(**worker, 1 + step);
+      const Received result = message(**worker, 1 + step);
       EXPECT_EQ(result.header.kind, wire::Kind::result);
       EXPECT_EQ(result.header.step, step);
       EXPECT_EQ(floats_of(result), (Floats{11, 22}));
@@ -116,17 +61,17 @@ TEST_F(ServerTest, ARefusalGoesToThatWorkerAloneAndTheOthersGoOn) {
   const auto third = join(2, 3);
   push(*first, push_of(0, 3), {1, 2});
   push(*first, push_of(0, 3), {1, 2});  // twice
-  const Received refusal = last(*first, 2);
+  const Received refusal = message(*first, 2);
   EXPECT_EQ(refusal.header.kind, wire::Kind::refuse);
   EXPECT_NE(text_of(refusal).find("rank 0"), std::string::npos);
   EXPECT_EQ(wire::read_error(refusal.header, refusal.payload).code(), ErrorCode::refused);
   push(*second, push_of(1, 3), {1});  // of another size
-  EXPECT_EQ(last(*second, 2).header.kind, wire::Kind::refuse);
+  EXPECT_EQ(message(*second, 2).header.kind, wire::Kind::refuse);
   push(*second, push_of(1, 3), {1, 2});
   push(*third, push_of(2, 3), {1, 2});
-  EXPECT_EQ(floats_of(last(*first, 3)), (Floats{3, 6}));
-  EXPECT_EQ(floats_of(last(*second, 3)), (Floats{3, 6}));
-  EXPECT_EQ(floats_of(last(*third, 2)), (Floats{3, 6}));
+  EXPECT_EQ(floats_of(message(*first, 3)), (Floats{3, 6}));
+  EXPECT_EQ(floats_of(message(*second, 3)), (Floats{3, 6}));
+  EXPECT_EQ(floats_of(message(*third, 2)), (Floats{3, 6}));
 }
 
 TEST_F(ServerTest, TwoJobsDoNotDisturbEachOther) {
@@ -136,11 +81,11 @@ TEST_F(ServerTest, TwoJobsDoNotDisturbEachOther) {
   const auto a1 = join(1, 2, "a");
   push(*a0, push_of(0, 2), {1, 2});
   push(*b0, push_of(0, 1), {5, 6, 7});  // the same unit, chunk and step
-  EXPECT_EQ(floats_of(last(*b0, 2)), (Floats{5, 6, 7}));
+  EXPECT_EQ(floats_of(message(*b0, 2)), (Floats{5, 6, 7}));
   b0->close(std::chrono::milliseconds(0));
   push(*a1, push_of(1, 2), {1, 2});
-  EXPECT_EQ(floats_of(last(*a0, 2)), (Floats{2, 4}));
-  EXPECT_EQ(floats_of(last(*a1, 2)), (Floats{2, 4}));
+  EXPECT_EQ(floats_of(message(*a0, 2)), (Floats{2, 4}));
+  EXPECT_EQ(floats_of(message(*a1, 2)), (Floats{2, 4}));
 }
 
 TEST_F(ServerTest, AJobStartsAnewWhenItsWorkersHaveGone) {
@@ -152,10 +97,10 @@ TEST_F(ServerTest, AJobStartsAnewWhenItsWorkersHaveGone) {
   // Another size of the same job: only possible once the server has let go of the old one.
   for (int attempt = 0;; ++attempt) {
     const auto worker = connect();
-    say_hello(*worker, 0, 1, "a");
-    if (last(*worker, 1).header.kind == wire::Kind::hello) {
+    say_hello(*worker, {0, 1, "a"});
+    if (message(*worker, 1).header.kind == wire::Kind::hello) {
       push(*worker, push_of(0, 1, 4), {3});
-      EXPECT_EQ(floats_of(last(*worker, 2)), (Floats{3}));
+      EXPECT_EQ(floats_of(message(*worker, 2)), (Floats{3}));
       return;
     }
     ASSERT_LT(attempt, 100);
@@ -175,8 +120,8 @@ TEST_F(ServerTest, RefusesAWrongHelloWithTheReason) {
   for (const Case& wrong : {Case{1, 2, "other", "other"}, Case{1, 3, "default", "1 of 3"},
                             Case{2, 2, "default", "2 of 2"}, Case{0, 2, "default", "already"}}) {
     const auto stranger = connect();
-    say_hello(*stranger, wrong.rank, wrong.worker_count, wrong.job);
-    const Received answer = last(*stranger, 1);
+    say_hello(*stranger, {wrong.rank, wrong.worker_count, wrong.job});
+    const Received answer = message(*stranger, 1);
     EXPECT_EQ(answer.header.kind, wire::Kind::refuse);
     EXPECT_NE(text_of(answer).find(wrong.word), std::string::npos) << text_of(answer);
     EXPECT_EQ(stranger->recorder.wait_closed().code(), ErrorCode::peer_lost);
@@ -184,7 +129,7 @@ TEST_F(ServerTest, RefusesAWrongHelloWithTheReason) {
   const auto second = join(1, 2);
   push(*first, push_of(0, 2), {1});
   push(*second, push_of(1, 2), {1});
-  EXPECT_EQ(floats_of(last(*first, 2)), (Floats{2}));
+  EXPECT_EQ(floats_of(message(*first, 2)), (Floats{2}));
 }
 
 TEST_F(ServerTest, WhoPushesBeforeItsHelloOrForAnotherRankIsDisconnected) {
@@ -214,7 +159,7 @@ TEST_F(ServerTest, AMissingPushIsNamedShortlyBeforeTheTimeout) {
   push(*first, push_of(0, 3), {1});
   push(*third, push_of(2, 3), {1});
   for (const auto* worker : {&first, &second, &third}) {
-    const Received refusal = last(**worker, 2);
+    const Received refusal = message(**worker, 2);
     const Status status = wire::read_error(refusal.header, refusal.payload);
     EXPECT_EQ(status.code(), ErrorCode::timeout);
     EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
@@ -224,12 +169,12 @@ TEST_F(ServerTest, AMissingPushIsNamedShortlyBeforeTheTimeout) {
 TEST_F(ServerTest, ShutdownSaysGoodbyeAndMayBeCalledTwice) {
   start(1);
   const auto worker = join(0, 1);
-  server_->shutdown();
-  server_->shutdown();
-  EXPECT_EQ(last(*worker, 2).header.kind, wire::Kind::goodbye);
+  server->shutdown();
+  server->shutdown();
+  EXPECT_EQ(message(*worker, 2).header.kind, wire::Kind::goodbye);
   EXPECT_EQ(worker->recorder.wait_closed().code(), ErrorCode::peer_lost);
-  EXPECT_EQ(server_->address(), "shard");
-  EXPECT_EQ(server_->traffic(), (std::pair<std::uint64_t, std::uint64_t>(0, 0)));
+  EXPECT_EQ(server->address(), "shard");
+  EXPECT_EQ(server->traffic(), (std::pair<std::uint64_t, std::uint64_t>(0, 0)));
 }
 
 /// Blocks until `bytes` is full; false when the connection ends first.
@@ -275,7 +220,7 @@ TEST(EmbeddedServer, SendsTheLastResultToASlowWorkerBeforeItShutsDown) {
 
 TEST(StandaloneServer, ReportsAPortInUse) {
   Options options;
-  options.interface = "127.0.0.1";
+  options.interfaces = {"127.0.0.1"};
   auto first = Server::listen(options, 0);
   ASSERT_TRUE(first.ok());
   const std::string address = first.value()->address();

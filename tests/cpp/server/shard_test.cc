@@ -1,138 +1,57 @@
-// ChunkState and Shard: what is refused, and that the result does not depend on who came first.
+// Shard: contributions in, results out. What it keeps between steps is in stored_chunk_test.cc.
 #include "server/shard.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <deque>
+#include <future>
 #include <numeric>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "cpp/server/contributions.h"
-#include "server/chunk_state.h"
 
 namespace poseidon {
 namespace {
 
 using testing::absent_of;
-using testing::contribution_of;
+using testing::bytes_of;
 using testing::factors_of;
 using testing::Floats;
 using testing::push_of;
+using testing::RecordingRequester;
+using testing::values_of;
+using testing::with_size;
 
-/// What the shard sent, by rank.
-struct Sent {
-  wire::Header header;
-  Floats values;
-};
+/// A shard and its workers. What they lend stays.
+struct Fixture {
+  explicit Fixture(std::uint32_t worker_count, Reduction reduction = {}, WideThreads wide = {})
+      : workers(worker_count), shard(worker_count, reduction, wide) {}
 
-struct Recorder {
-  std::vector<std::pair<std::uint32_t, Sent>> all;
-  Shard::SendResult send() {
-    return [this](std::uint32_t rank, const wire::Header& header, std::shared_ptr<Buffer> payload) {
-      Sent sent{header, {}};
-      if (payload) {
-        sent.values.resize(payload->size() / sizeof(float));
-        std::memcpy(sent.values.data(), payload->data(), payload->size());
-      }
-      all.emplace_back(rank, std::move(sent));
-    };
+  Status add(wire::Header header, const Floats& values, int* released = nullptr) {
+    lent.push_back(values);
+    header.payload_bytes = values.size() * sizeof(float);
+    return shard.add(header, workers[header.rank], std::as_bytes(std::span(lent.back())), [released] {
+      if (released != nullptr) ++*released;
+    });
   }
+  Status add_absent(const wire::Header& header) {
+    return shard.add(absent_of(header), workers[header.rank], {}, nullptr);
+  }
+  Floats last(std::uint32_t rank) const { return values_of(workers[rank].sent.back().payload); }
+  std::size_t sent_count() const {
+    std::size_t count = 0;
+    for (const auto& worker : workers) count += worker.sent.size();
+    return count;
+  }
+
+  std::deque<Floats> lent;
+  std::vector<RecordingRequester> workers;
+  Shard shard;
 };
-
-void expect_refused(ChunkState& chunk, Contribution contribution, const std::string& word) {
-  const std::size_t size_bytes = contribution.payload.size();
-  const Status status = chunk.add(contribution);
-  EXPECT_EQ(status.code(), ErrorCode::refused);
-  EXPECT_NE(status.message().find(word), std::string::npos) << status.message();
-  EXPECT_EQ(contribution.buffer.size(), size_bytes) << "not handed back";
-}
-
-TEST(ChunkState, RefusesWhatDoesNotFitTheFirst) {
-  ChunkState chunk(3);
-  Contribution first = contribution_of(push_of(1, 3, 5), {1, 2});
-  ASSERT_TRUE(chunk.add(first).ok());
-  expect_refused(chunk, contribution_of(push_of(0, 3, 6), {1, 2}), "step 5");
-  expect_refused(chunk, contribution_of(push_of(0, 3, 4), {1, 2}), "step 5");
-  expect_refused(chunk, contribution_of(push_of(0, 3, 5), {1, 2, 3}), "12 bytes");
-  expect_refused(chunk, contribution_of(push_of(0, 3, 5), {}), "0 bytes");
-  expect_refused(chunk, contribution_of(push_of(1, 3, 5), {1, 2}), "already");
-  expect_refused(chunk, contribution_of(push_of(0, 4, 5), {1, 2}), "4 workers");
-  expect_refused(chunk, contribution_of(push_of(3, 3, 5), {1, 2}), "workers");
-  wire::Header header = push_of(0, 3, 5);
-  header.divisor = 2;
-  expect_refused(chunk, contribution_of(header, {1, 2}), "divisor");
-  header = push_of(0, 3, 5);
-  header.dtype = DType::float64;
-  expect_refused(chunk, contribution_of(header, {1, 2}), "dtype");
-  EXPECT_FALSE(chunk.complete());
-  EXPECT_EQ(chunk.missing_ranks(), (std::vector<std::uint32_t>{0, 2}));
-}
-
-TEST(ChunkState, RefusesWhatIsWrongByItself) {
-  ChunkState chunk(2);
-  wire::Header header = push_of(0, 2);
-  header.divisor = 0;
-  expect_refused(chunk, contribution_of(header, {1}), "divided by 0");
-  header = push_of(0, 2);
-  header.dtype = DType::int32;
-  header.divisor = 2;
-  expect_refused(chunk, contribution_of(header, {1}), "int32 cannot be divided");
-  header = push_of(0, 2);
-  header.dtype = DType::float64;
-  expect_refused(chunk, contribution_of(header, {1}), "multiple");
-  header = push_of(0, 2);
-  header.flags = wire::kAbsent;
-  expect_refused(chunk, contribution_of(header, {1}), "absent");
-  Contribution factors = factors_of(push_of(0, 2), 2, 3, Floats(10));
-  factors.header.factor_count = 3;
-  expect_refused(chunk, std::move(factors), "size");
-  Contribution integers = factors_of(push_of(0, 2), 2, 3, Floats(10));
-  integers.header.dtype = DType::int32;
-  expect_refused(chunk, std::move(integers), "floating");
-  Contribution empty = factors_of(push_of(0, 2), 2, 3, {});
-  empty.header.rows = 0;
-  expect_refused(chunk, std::move(empty), "empty");
-  EXPECT_FALSE(chunk.started());
-}
-
-TEST(ChunkState, RefusesFactorsOfAnotherShapeOfTheSameSize) {
-  ChunkState chunk(3);
-  Contribution first = factors_of(push_of(0, 3), 4, 4, Floats(8));
-  ASSERT_TRUE(chunk.add(first).ok());
-  expect_refused(chunk, factors_of(push_of(1, 3), 2, 8, Floats(10)), "shape");
-  Contribution dense = contribution_of(push_of(1, 3), Floats(16));
-  EXPECT_TRUE(chunk.add(dense).ok());
-  Contribution second = factors_of(push_of(2, 3), 4, 4, Floats(16));
-  EXPECT_TRUE(chunk.add(second).ok());
-  EXPECT_TRUE(chunk.complete());
-}
-
-TEST(ChunkState, AbsentFirstAndThenSizes) {
-  ChunkState chunk(3);
-  Contribution absent = absent_of(push_of(0, 3));
-  Contribution one = contribution_of(push_of(2, 3), {1});
-  ASSERT_TRUE(chunk.add(absent).ok());
-  ASSERT_TRUE(chunk.add(one).ok());
-  expect_refused(chunk, contribution_of(push_of(1, 3), {1, 2}), "bytes");
-  Contribution two = contribution_of(push_of(1, 3), {2});
-  ASSERT_TRUE(chunk.add(two).ok());
-  EXPECT_TRUE(chunk.complete());
-  EXPECT_EQ(chunk.shape().payload_bytes, sizeof(float));
-}
-
-TEST(ChunkState, RemoveMakesRoom) {
-  ChunkState chunk(2);
-  Contribution first = contribution_of(push_of(0, 2, 1), {1});
-  ASSERT_TRUE(chunk.add(first).ok());
-  EXPECT_FALSE(chunk.remove(1).has_value());
-  EXPECT_FALSE(chunk.remove(9).has_value());
-  EXPECT_TRUE(chunk.remove(0).has_value());
-  EXPECT_FALSE(chunk.started());
-  Contribution other_step = contribution_of(push_of(1, 2, 7), {1, 2});
-  EXPECT_TRUE(chunk.add(other_step).ok());
-}
 
 TEST(Shard, TheSumIsInRankOrderWhateverTheArrivalOrder) {
   constexpr std::uint32_t kRanks = 5;
@@ -149,113 +68,154 @@ TEST(Shard, TheSumIsInRankOrderWhateverTheArrivalOrder) {
   }
   std::vector<std::uint32_t> order(kRanks);
   std::iota(order.begin(), order.end(), 0u);
-  Recorder recorder;
-  Shard shard(kRanks, recorder.send());
+  Fixture fixture(kRanks);
   std::uint64_t step = 0;
   do {
-    recorder.all.clear();
     ++step;
     for (const auto rank : order) {
       wire::Header header = push_of(rank, kRanks, step);
       header.divisor = 3;
-      ASSERT_TRUE(recorder.all.empty());
-      ASSERT_TRUE(shard.add(contribution_of(header, inputs[rank])).ok());
+      ASSERT_EQ(fixture.sent_count(), (step - 1) * kRanks);
+      ASSERT_TRUE(fixture.add(header, inputs[rank]).ok());
     }
-    ASSERT_EQ(recorder.all.size(), kRanks);
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
-      EXPECT_EQ(recorder.all[rank].first, rank);
-      EXPECT_EQ(recorder.all[rank].second.header.rank, rank);
-      EXPECT_EQ(recorder.all[rank].second.header.step, step);
-      EXPECT_EQ(recorder.all[rank].second.header.kind, wire::Kind::result);
+      ASSERT_EQ(fixture.workers[rank].sent.size(), step);
+      const wire::Header& header = fixture.workers[rank].sent.back().header;
+      EXPECT_EQ(header.rank, rank);
+      EXPECT_EQ(header.step, step);
+      EXPECT_EQ(header.kind, wire::Kind::result);
+      ASSERT_EQ(fixture.last(rank), expected);
     }
-    ASSERT_EQ(recorder.all[0].second.values, expected);
   } while (std::next_permutation(order.begin(), order.end()));
 }
 
-TEST(Shard, FactorCountsAreSummedAndSaturate) {
-  Recorder recorder;
-  Shard shard(2, recorder.send());
-  for (const std::uint32_t second : {4u, wire::kUnboundedFactors}) {
-    recorder.all.clear();
-    for (const std::uint32_t rank : {0u, 1u}) {
-      wire::Header header = push_of(rank, 2);
-      header.factor_count = rank == 0 ? 3 : second;
-      ASSERT_TRUE(shard.add(contribution_of(header, {1})).ok());
+TEST(Shard, ReceivesPayloadsPieceByPiece) {
+  Fixture fixture(3);
+  const Floats values(1000, 1.5F);
+  const auto bytes = std::as_bytes(std::span(values));
+  std::vector<std::span<std::byte>> places;
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    auto place = fixture.shard.begin(with_size(push_of(rank, 3), bytes.size()), fixture.workers[rank]);
+    ASSERT_TRUE(place.ok());
+    ASSERT_EQ(place.value().size(), bytes.size());
+    places.push_back(place.value());
+  }
+  constexpr std::size_t kPiece = 333;
+  for (std::size_t begin = 0; begin < bytes.size(); begin += kPiece) {
+    const std::size_t end = std::min(begin + kPiece, bytes.size());
+    for (const std::uint32_t rank : {2u, 0u, 1u}) {
+      ASSERT_EQ(fixture.sent_count(), 0u);
+      std::memcpy(places[rank].data() + begin, bytes.data() + begin, end - begin);
+      const wire::Header header = with_size(push_of(rank, 3), bytes.size());
+      if (end < bytes.size())
+        fixture.shard.progress(header, end);
+      else
+        fixture.shard.complete(header);
     }
-    EXPECT_EQ(recorder.all[0].second.header.factor_count, second == 4 ? 7 : wire::kUnboundedFactors);
+  }
+  for (std::uint32_t rank = 0; rank < 3; ++rank) EXPECT_EQ(fixture.last(rank), Floats(1000, 4.5F));
+}
+
+TEST(Shard, FactorCountsAreSummedAndSaturate) {
+  Fixture fixture(2);
+  std::uint64_t step = 0;
+  for (const std::uint32_t second : {4u, wire::kUnboundedFactors}) {
+    ++step;
+    for (const std::uint32_t rank : {0u, 1u}) {
+      wire::Header header = push_of(rank, 2, step);
+      header.factor_count = rank == 0 ? 3 : second;
+      ASSERT_TRUE(fixture.add(header, {1}).ok());
+    }
+    EXPECT_EQ(fixture.workers[0].sent.back().header.factor_count, second == 4 ? 7 : wire::kUnboundedFactors);
   }
 }
 
 TEST(Shard, AbsentContributionsDoNotCount) {
-  Recorder recorder;
-  Shard shard(3, recorder.send());
-  ASSERT_TRUE(shard.add(absent_of(push_of(1, 3))).ok());
-  ASSERT_TRUE(shard.add(contribution_of(push_of(2, 3), {4, 5})).ok());
-  ASSERT_TRUE(shard.add(absent_of(push_of(0, 3))).ok());
-  ASSERT_EQ(recorder.all.size(), 3u);
-  EXPECT_EQ(recorder.all[0].second.values, (Floats{4, 5}));
-  EXPECT_EQ(recorder.all[0].second.header.flags & wire::kAbsent, 0);
+  Fixture fixture(3);
+  ASSERT_TRUE(fixture.add_absent(push_of(1, 3)).ok());
+  ASSERT_TRUE(fixture.add(push_of(2, 3), {4, 5}).ok());
+  ASSERT_TRUE(fixture.add_absent(push_of(0, 3)).ok());
+  ASSERT_EQ(fixture.sent_count(), 3u);
+  EXPECT_EQ(fixture.last(0), (Floats{4, 5}));
+  EXPECT_EQ(fixture.workers[0].sent[0].header.flags & wire::kAbsent, 0);
 }
 
 TEST(Shard, AllAbsentSendsAbsence) {
-  Recorder recorder;
-  Shard shard(2, recorder.send());
-  ASSERT_TRUE(shard.add(absent_of(push_of(1, 2))).ok());
-  ASSERT_TRUE(shard.add(absent_of(push_of(0, 2))).ok());
-  ASSERT_EQ(recorder.all.size(), 2u);
-  EXPECT_NE(recorder.all[0].second.header.flags & wire::kAbsent, 0);
-  EXPECT_TRUE(recorder.all[0].second.values.empty());
+  Fixture fixture(2);
+  ASSERT_TRUE(fixture.add_absent(push_of(1, 2)).ok());
+  ASSERT_TRUE(fixture.add_absent(push_of(0, 2)).ok());
+  ASSERT_EQ(fixture.sent_count(), 2u);
+  EXPECT_NE(fixture.workers[0].sent[0].header.flags & wire::kAbsent, 0);
+  EXPECT_FALSE(fixture.workers[0].sent[0].has_payload);
 }
 
 TEST(Shard, FactorsAndDenseGradientsAddUp) {
-  Recorder recorder;
-  Shard shard(3, recorder.send());
+  Fixture fixture(3);
   // Rank 0: [1 2]ᵀ·[1 0 1] + [0 1]ᵀ·[2 2 2]; rank 1: dense; rank 2: no rows at all.
-  ASSERT_TRUE(shard.add(factors_of(push_of(2, 3), 2, 3, {})).ok());
-  ASSERT_TRUE(shard.add(contribution_of(push_of(1, 3), {10, 20, 30, 40, 50, 60})).ok());
-  ASSERT_TRUE(shard.add(factors_of(push_of(0, 3), 2, 3, {1, 2, 0, 1, 1, 0, 1, 2, 2, 2})).ok());
-  ASSERT_EQ(recorder.all.size(), 3u);
-  EXPECT_EQ(recorder.all[1].second.values, (Floats{11, 20, 31, 44, 52, 64}));
+  ASSERT_TRUE(fixture.add(factors_of(push_of(2, 3), 2, 3, 0), {}).ok());
+  ASSERT_TRUE(fixture.add(push_of(1, 3), {10, 20, 30, 40, 50, 60}).ok());
+  ASSERT_TRUE(fixture.add(factors_of(push_of(0, 3), 2, 3, 2), {1, 2, 0, 1, 1, 0, 1, 2, 2, 2}).ok());
+  ASSERT_EQ(fixture.sent_count(), 3u);
+  EXPECT_EQ(fixture.last(1), (Floats{11, 20, 31, 44, 52, 64}));
 }
 
 TEST(Shard, EveryLoanIsReleasedExactlyOnce) {
-  Recorder recorder;
-  Shard shard(2, recorder.send());
+  Fixture fixture(2);
   int completed = 0;
   int dropped = 0;
   int refused = 0;
-  ASSERT_TRUE(shard.add(contribution_of(push_of(0, 2), {1}, &completed)).ok());
-  EXPECT_FALSE(shard.add(contribution_of(push_of(0, 2), {1}, &refused)).ok());
+  ASSERT_TRUE(fixture.add(push_of(0, 2), {1}, &completed).ok());
+  EXPECT_FALSE(fixture.add(push_of(0, 2), {1}, &refused).ok());
   EXPECT_EQ(refused, 1);
   EXPECT_EQ(completed, 0);
-  ASSERT_TRUE(shard.add(contribution_of(push_of(1, 2), {1}, &completed)).ok());
+  ASSERT_TRUE(fixture.add(push_of(1, 2), {1}, &completed).ok());
   EXPECT_EQ(completed, 2);
-  ASSERT_TRUE(shard.add(contribution_of(push_of(0, 2, 2), {1}, &dropped)).ok());
-  shard.drop(1);
+  ASSERT_TRUE(fixture.add(push_of(0, 2, 2), {1}, &dropped).ok());
+  fixture.shard.drop(fixture.workers[1]);
   EXPECT_EQ(dropped, 0);
-  shard.drop(0);
-  shard.drop(0);
+  fixture.shard.drop(fixture.workers[0]);
+  fixture.shard.drop(fixture.workers[0]);
   EXPECT_EQ(dropped, 1);
   EXPECT_EQ(completed, 2);
 }
 
+TEST(Shard, APushWithoutResultIsAnsweredWithoutPayload) {
+  Fixture fixture(2);
+  wire::Header header = push_of(1, 2);
+  header.flags = wire::kNoResult;
+  ASSERT_TRUE(fixture.add(header, {1, 2}).ok());
+  ASSERT_TRUE(fixture.add(push_of(0, 2), {10, 20}).ok());
+  EXPECT_EQ(fixture.last(0), (Floats{11, 22}));
+  ASSERT_EQ(fixture.workers[1].sent.size(), 1u);
+  EXPECT_FALSE(fixture.workers[1].sent[0].has_payload);
+  EXPECT_EQ(fixture.workers[1].sent[0].header.kind, wire::Kind::result);
+}
+
+TEST(Shard, ARefusedPushLeavesItsChunkToOthers) {
+  Fixture fixture(1);
+  wire::Header wrong = push_of(0, 1);
+  wrong.divisor = 0;
+  EXPECT_EQ(fixture.add(wrong, {1}).code(), ErrorCode::refused);
+  EXPECT_FALSE(fixture.shard.begin(with_size(wrong, 4), fixture.workers[0]).ok());
+  ASSERT_TRUE(fixture.add(push_of(0, 1, 9), {1, 2, 3}).ok());
+  EXPECT_EQ(fixture.last(0), (Floats{1, 2, 3}));
+}
+
 TEST(Shard, TransientChunksAreForgotten) {
-  Recorder recorder;
-  Shard shard(1, recorder.send());
+  Fixture fixture(1);
   wire::Header header = push_of(0, 1, 1);
   header.flags = wire::kTransient;
-  ASSERT_TRUE(shard.add(contribution_of(header, {1, 2})).ok());
-  ASSERT_TRUE(shard.add(contribution_of(header, {3})).ok());
-  EXPECT_EQ(recorder.all[1].second.values, (Floats{3}));
+  ASSERT_TRUE(fixture.add(header, {1, 2}).ok());
+  ASSERT_TRUE(fixture.add(header, {3}).ok());
+  EXPECT_EQ(fixture.last(0), (Floats{3}));
 }
 
 TEST(Shard, OverdueChunksNameTheMissingRanks) {
-  Recorder recorder;
-  Shard shard(4, recorder.send());
+  Fixture fixture(4);
   wire::Header header = push_of(2, 4, 9);
   header.unit = 7;
   header.chunk = 3;
-  ASSERT_TRUE(shard.add(contribution_of(header, {1})).ok());
+  ASSERT_TRUE(fixture.add(header, {1}).ok());
   std::vector<std::string> texts;
   const auto visit = [&](const wire::Header& about, const std::string& why) {
     EXPECT_EQ(about.unit, 7u);
@@ -263,11 +223,70 @@ TEST(Shard, OverdueChunksNameTheMissingRanks) {
     EXPECT_EQ(about.step, 9u);
     texts.push_back(why);
   };
-  shard.for_each_overdue(0, visit);
+  fixture.shard.for_each_overdue(0, visit);
   EXPECT_TRUE(texts.empty());
-  shard.for_each_overdue(INT64_MAX, visit);
+  fixture.shard.for_each_overdue(INT64_MAX, visit);
   ASSERT_EQ(texts.size(), 1u);
   EXPECT_NE(texts[0].find("rank 0, 1, 3"), std::string::npos) << texts[0];
+}
+
+/// The wide baseline computes on other threads and comes back to a loop.
+class WideShard : public ::testing::Test {
+ protected:
+  /// Runs `body` where the shard lives.
+  void on_loop(const std::function<void()>& body) { loop_.call(body); }
+
+  /// Waits until `rank` has got `count` answers.
+  void wait_for(std::uint32_t rank, std::size_t count) {
+    const auto deadline = Clock::now() + std::chrono::seconds(20);
+    for (std::size_t have = 0; have < count;) {
+      on_loop([&] { have = fixture_->workers[rank].sent.size(); });
+      ASSERT_LT(Clock::now(), deadline);
+    }
+  }
+  ~WideShard() override {
+    on_loop([this] { fixture_.reset(); });
+  }
+
+  Executor executor_{3};
+  Loop loop_{"shard"};
+  std::unique_ptr<Fixture> fixture_ =
+      std::make_unique<Fixture>(3, Reduction{Aggregation::wide, ReduceOrder::rank}, WideThreads{&executor_, &loop_});
+};
+
+TEST_F(WideShard, GivesTheSameSums) {
+  for (std::uint64_t step = 1; step <= 20; ++step) {
+    const std::size_t count = 1 + step * 37;  // of any size, also fewer elements than threads
+    const std::size_t elements = step == 1 ? 2 : count;
+    on_loop([&] {
+      for (const std::uint32_t rank : {1u, 2u, 0u}) {
+        wire::Header header = push_of(rank, 3, step);
+        header.unit = static_cast<std::uint32_t>(step);
+        header.divisor = 2;
+        EXPECT_TRUE(fixture_->add(header, Floats(elements, static_cast<float>(rank + 1))).ok());
+      }
+    });
+    wait_for(0, step);
+    on_loop([&] { EXPECT_EQ(fixture_->last(2), Floats(elements, 3.0F)); });
+  }
+}
+
+TEST_F(WideShard, AWorkerOrAShardThatGoesMeanwhileDisturbsNothing) {
+  int released = 0;
+  on_loop([&] {
+    for (const std::uint32_t rank : {0u, 1u, 2u})
+      EXPECT_TRUE(fixture_->add(push_of(rank, 3), Floats(1'000'000, 1.0F), &released).ok());
+    fixture_->shard.drop(fixture_->workers[1]);
+  });
+  wait_for(0, 1);
+  on_loop([&] {
+    EXPECT_EQ(released, 3);
+    EXPECT_EQ(fixture_->last(0), Floats(1'000'000, 3.0F));
+    EXPECT_TRUE(fixture_->workers[1].sent.empty());
+    for (const std::uint32_t rank : {0u, 1u, 2u})
+      EXPECT_TRUE(fixture_->add(push_of(rank, 3, 2), Floats(1'000'000, 1.0F)).ok());
+    fixture_.reset();  // waits for the threads, which read the parts
+  });
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// GroupBuffer: members in, sum, members out.
-#include "client/group_buffer.h"
+// Group: members in, sum, members out.
+#include "client/group.h"
 
 #include <gtest/gtest.h>
 
@@ -28,39 +28,51 @@ kernel::Bytes array_of(DType dtype, const std::vector<double>& values) {
   return array;
 }
 
-class GroupBufferTest : public ::testing::TestWithParam<DType> {};
+/// What travels.
+kernel::Bytes sent(const Group& group) {
+  kernel::Bytes bytes;
+  for (const auto& piece : group.pieces()) bytes.insert(bytes.end(), piece.begin(), piece.end());
+  return bytes;
+}
 
-TEST_P(GroupBufferTest, TakesMembersAndKnowsWhoContributed) {
+class GroupTest : public ::testing::TestWithParam<DType> {};
+
+TEST_P(GroupTest, TakesMembersAndKnowsWhoContributed) {
   const DType dtype = GetParam();
   const Unit unit = unit_of(dtype);
-  GroupBuffer mine(unit);
-  GroupBuffer theirs(unit);
+  Group mine(unit);
+  Group theirs(unit);
   const auto first = array_of(dtype, {1, 2, 3});
   const auto third = array_of(dtype, {8, 9});
   // Twice: what a step leaves behind must not reach the next one.
   for (int step = 0; step < 2; ++step) {
     EXPECT_FALSE(mine.put(2, third, true, 2));
-    EXPECT_FALSE(mine.put(0, first, false, 2));
+    EXPECT_FALSE(mine.put(0, first, true, 2));
     EXPECT_TRUE(mine.put(1, {}, true, 2));
     EXPECT_FALSE(theirs.put(0, first, false, 2));
     EXPECT_FALSE(theirs.put(1, {}, false, 2));
     EXPECT_TRUE(theirs.put(2, third, true, 2));
-    const std::vector<const std::byte*> inputs{mine.span().data(), theirs.span().data()};
-    kernel::sum(inputs, mine.span().data(), mine.span().size() / dtype_bytes(dtype), dtype, 2);
-    EXPECT_TRUE(mine.present(0));
-    EXPECT_TRUE(mine.present(1));
-    EXPECT_FALSE(mine.present(2));
+    const kernel::Bytes ours = sent(mine);
+    const kernel::Bytes others = sent(theirs);
+    ASSERT_EQ(ours.size(), unit.size_bytes);
+    ASSERT_EQ(others.size(), unit.size_bytes);
+    kernel::Bytes sum(unit.size_bytes);
+    const std::vector<const std::byte*> inputs{ours.data(), others.data()};
+    kernel::sum(inputs, sum.data(), sum.size() / dtype_bytes(dtype), dtype, 2);
+    EXPECT_TRUE(mine.present(sum, 0));
+    EXPECT_TRUE(mine.present(sum, 1));
+    EXPECT_FALSE(mine.present(sum, 2));
     kernel::Bytes result(first.size());
-    mine.take(0, result);
-    EXPECT_EQ(result, first);
+    mine.take(sum, 0, result);
+    EXPECT_EQ(result, array_of(dtype, {0.5, 1, 1.5}));
     mine.reset();
     theirs.reset();
   }
 }
 
-TEST_P(GroupBufferTest, OneDivisorForAllMembersOfAStep) {
+TEST_P(GroupTest, OneDivisorForAllMembersOfAStep) {
   const Unit unit = unit_of(GetParam());
-  GroupBuffer group(unit);
+  Group group(unit);
   EXPECT_TRUE(group.takes(4));
   group.put(1, {}, true, 4);
   EXPECT_TRUE(group.takes(4));
@@ -69,7 +81,7 @@ TEST_P(GroupBufferTest, OneDivisorForAllMembersOfAStep) {
   EXPECT_TRUE(group.takes(3));
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, GroupBufferTest,
+INSTANTIATE_TEST_SUITE_P(DTypes, GroupTest,
                          ::testing::Values(DType::float32, DType::float64, DType::float16, DType::bfloat16));
 
 }  // namespace

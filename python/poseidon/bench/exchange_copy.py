@@ -1,0 +1,130 @@
+"""A plain TCP copy as a peer: what an application can get out of the hosts' ports."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from poseidon.bench.exchange_engines import Engine, Job
+from poseidon.errors import PeerLost
+
+if TYPE_CHECKING:
+    from poseidon.bench.exchange_arrays import Arrays
+
+_BLOCK_BYTES = 1 << 20
+
+
+class CopyEngine(Engine):
+    """Sends to the next worker while it receives from the one before: blocking sockets, a thread per direction.
+
+    Each port of the hosts carries an equal part, all at once. The bytes come from the arrays and go into them, as in
+    an exchange; or, `cached`, always from and into the same short block, which costs no traffic to memory.
+    """
+
+    divisor = 0
+
+    def __init__(self, job: Job, rank: int, arrays: Arrays, cached: bool) -> None:
+        memory = memoryview(bytearray(_BLOCK_BYTES)) if cached else arrays.flat.data.cast("B")
+        self._streams = [_Stream(job, rank, memory, port) for port in range(len(job.places[rank].addresses))]
+
+    def connect(self) -> None:
+        for stream in self._streams:
+            stream.connect()
+        others = [stream.receive for stream in self._streams[1:]]
+        self._helpers = [_Helper(work) for work in (*(stream.send for stream in self._streams), *others)]
+
+    def step(self) -> None:
+        for helper in self._helpers:
+            helper.start()
+        self._streams[0].receive()
+        for helper in self._helpers:
+            helper.finish()
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.close()
+
+
+class _Stream:
+    """One port's part of the copy."""
+
+    def __init__(self, job: Job, rank: int, memory: memoryview, port: int) -> None:
+        count, port_count = len(job.places), len(job.places[rank].addresses)
+        after = (rank + 1) % count
+        self._next = (job.places[after].addresses[port], job.ports[after])
+        self._timeout_seconds = job.timeout_seconds
+        start, end = (len(memory) * bound // port_count for bound in (port, port + 1))
+        share_bytes = job.copy_bytes * (port + 1) // port_count - job.copy_bytes * port // port_count
+        self._blocks = list(_blocks(memory[start : max(end, start + 1)], share_bytes))
+        # Listening from here on: the workers connect only when all of them have been built.
+        self._listener = socket.create_server((job.places[rank].addresses[port], job.ports[rank]))
+
+    def connect(self) -> None:
+        """Meets the next worker and the one before."""
+        self._out = socket.create_connection(self._next, self._timeout_seconds)
+        self._listener.settimeout(self._timeout_seconds)
+        self._in, _ = self._listener.accept()
+        limit = struct.pack("ll", int(self._timeout_seconds) + 1, 0)
+        for connection, option in ((self._out, socket.SO_SNDTIMEO), (self._in, socket.SO_RCVTIMEO)):
+            connection.settimeout(None)  # Python's own timeout would poll before each call
+            connection.setsockopt(socket.SOL_SOCKET, option, limit)
+
+    def send(self) -> None:
+        """One step's bytes to the next worker."""
+        for block in self._blocks:
+            self._out.sendall(block)
+
+    def receive(self) -> None:
+        """One step's bytes from the worker before."""
+        for block in self._blocks:
+            left = len(block)
+            while left > 0:
+                count = self._in.recv_into(block[-left:], left, socket.MSG_WAITALL)
+                if count == 0:
+                    raise PeerLost("the other end of the plain copy has closed")
+                left -= count
+
+    def close(self) -> None:
+        """Ends the connections."""
+        for endpoint in (self._out, self._in, self._listener):
+            endpoint.close()
+
+
+class _Helper:
+    """A thread that does `work` once for every `start`."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._failure: Exception | None = None
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def start(self) -> None:
+        """Lets it begin."""
+        self._go.release()
+
+    def finish(self) -> None:
+        """Waits until it is done. Raises what went wrong."""
+        self._done.acquire()
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        while True:
+            self._go.acquire()
+            try:
+                self._work()
+            except Exception as error:
+                self._failure = error
+            self._done.release()
+
+
+def _blocks(memory: memoryview, byte_count: int) -> Iterator[memoryview]:
+    """Parts of `memory`, over and over from its start, that have `byte_count` bytes together."""
+    while byte_count > 0:
+        for start in range(0, min(len(memory), byte_count), _BLOCK_BYTES):
+            yield memory[start : min(start + _BLOCK_BYTES, byte_count)]
+        byte_count -= len(memory)

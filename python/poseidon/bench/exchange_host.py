@@ -1,0 +1,131 @@
+"""The processes of `poseidon bench exchange`: workers with infinitely fast compute, and dedicated servers."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import resource
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from poseidon.bench.exchange_arrays import Arrays
+from poseidon.bench.exchange_engines import Job, make_engine, settings_on
+from poseidon.bench.fleet import Place
+from poseidon.bench.traffic import interface_counters
+
+LEAD_IN_STEPS = 1  # the first step after a pause finds slow connections and workers out of step
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one worker measured.
+
+    ends: monotonic seconds at the end of the lead-in and of each measured step. cpu_seconds: user and system time of
+    the process in all of these steps. grown_bytes: of resident memory since before the workers met, at the end;
+    peak_bytes: the same at the worst moment of the steps. port_sent_bytes: by each port of the host in all of these
+    steps, headers included.
+    """
+
+    ends: list[float]
+    cpu_seconds: float
+    grown_bytes: int
+    peak_bytes: int
+    port_sent_bytes: list[int]
+
+
+class ExchangeHost:
+    """A worker: its arrays and its end of one method's exchange."""
+
+    def __init__(self, job: Job, rank: int) -> None:
+        self._worker_count = len(job.places)
+        self._interfaces = job.places[rank].interfaces
+        self._rank = rank
+        self._arrays = Arrays(job.tensors)
+        self._engine = make_engine(job, rank, self._arrays)
+
+    def ready(self) -> None:
+        """Nothing: the call returns when the worker has been built."""
+
+    def prepare(self, step_count: int) -> None:
+        """Meets the other workers and exchanges known values `step_count` times. Raises PoseidonError if wrong."""
+        ctypes.CDLL(None).malloc_trim(0)  # what is free must not hide growth
+        self._memory_before = _memory_bytes("VmRSS")
+        self._engine.connect()
+        for step in range(step_count):
+            self._arrays.fill(self._rank, step)
+            self._engine.step()
+            if self._engine.divisor:
+                self._arrays.check(step, self._worker_count, self._engine.divisor)
+        self._arrays.clear()
+
+    def measure(self, step_count: int) -> Round:
+        """Step after step, without a pause between them."""
+        Path("/proc/self/clear_refs").write_text("5")  # restarts VmHWM
+        before = cpu_seconds()
+        sent_before = self._sent_bytes()
+        ends = []
+        for _ in range(LEAD_IN_STEPS + step_count):
+            self._engine.step()
+            ends.append(time.monotonic())
+        return Round(
+            ends[LEAD_IN_STEPS - 1 :],
+            cpu_seconds() - before,
+            _memory_bytes("VmRSS") - self._memory_before,
+            _memory_bytes("VmHWM") - self._memory_before,
+            [after - before for after, before in zip(self._sent_bytes(), sent_before, strict=True)],
+        )
+
+    def close(self) -> None:
+        """Leaves the others."""
+        self._engine.close()
+
+    def _sent_bytes(self) -> list[int]:
+        return [interface_counters(interface).sent for interface in self._interfaces]
+
+
+class ServerHost:
+    """A dedicated server; it serves from when it is built."""
+
+    def __init__(self, place: Place, options: Mapping[str, str], server_count: int, timeout_seconds: float) -> None:
+        """server_count: of this machine, among which its cores are shared."""
+        from poseidon._core import Server
+
+        settings = settings_on(
+            place,
+            options,
+            rank=0,
+            world_size=server_count,
+            local_rank=0,
+            local_world_size=server_count,
+            master_addr="127.0.0.1",
+            master_port=1,  # unused: the workers come to the servers
+            timeout=timeout_seconds,
+        )
+        self._server = Server.listen(settings.core(), 0)
+
+    def port(self) -> int:
+        """Where its first core listens: on all addresses of its host, or on the first of several ports."""
+        return int(self._server.address.rpartition(":")[2])
+
+    def cpu_seconds(self) -> float:
+        """User and system time of the process so far."""
+        return cpu_seconds()
+
+    def close(self) -> None:
+        """Stops serving."""
+        self._server.shutdown()
+
+
+def cpu_seconds() -> float:
+    """User and system time of this process with all its threads."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _memory_bytes(field: str) -> int:
+    match = re.search(rf"{field}:\s*(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
+    if match is None:
+        raise RuntimeError(f"/proc/self/status has no {field}")
+    return int(match[1]) << 10

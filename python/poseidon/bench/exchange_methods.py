@@ -1,0 +1,198 @@
+"""What `poseidon bench exchange` can run: workloads, placements of the servers, methods and sweeps, by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from poseidon.bench.traffic import FLOAT_BYTES
+from poseidon.errors import InvalidArgument
+from poseidon.models import MODELS, model_table, scaled
+from poseidon.options import BY_NAME, OPTIONS, parse_bytes
+
+Library = Literal["poseidon", "gloo", "mpi", "tcp-copy", "tcp-stream"]
+
+# What this benchmark decides itself.
+_RESERVED = ("servers", "job", "scheme", "timeout")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is exchanged in every step: float32 tensors, (name, elements) each, in forward order."""
+
+    name: str
+    tensors: tuple[tuple[str, int], ...]
+
+    @property
+    def element_count(self) -> int:
+        """Of all tensors."""
+        return sum(count for _, count in self.tensors)
+
+    @property
+    def size_bytes(self) -> int:
+        """S of the closed forms."""
+        return self.element_count * FLOAT_BYTES
+
+    @property
+    def largest_bytes(self) -> int:
+        """Of the largest tensor."""
+        return max(count for _, count in self.tensors) * FLOAT_BYTES
+
+
+def parse_workload(text: str, scale: int) -> Workload:
+    """The parameter tensors of a model's table, scaled, or COUNT equal tensors of "tensors:COUNTxBYTES".
+
+    Raises InvalidArgument for anything else.
+    """
+    if text.startswith("tensors:"):
+        return _synthetic(text)
+    try:
+        table = scaled(model_table(text), scale)
+    except ValueError as error:
+        raise InvalidArgument(f"{error}, or tensors:COUNTxBYTES such as tensors:1x256MB") from None
+    tensors = []
+    for layer in table.layers:
+        tensors.append((f"{layer.name}.weight", layer.weight_count))
+        if layer.bias:
+            tensors.append((f"{layer.name}.bias", layer.bias_count))
+    return Workload(table.name if scale == 1 else f"{table.name}/{scale}", tuple(tensors))
+
+
+def _synthetic(text: str) -> Workload:
+    count_text, _, size_text = text.removeprefix("tensors:").partition("x")
+    try:
+        count, size_bytes = int(count_text), parse_bytes(size_text)
+    except ValueError:
+        count, size_bytes = 0, 0
+    if not 1 <= count <= 1_000_000 or size_bytes < FLOAT_BYTES or size_bytes % FLOAT_BYTES:
+        raise InvalidArgument(
+            f"the model is {text!r}: synthetic tensors are tensors:COUNTxBYTES, from 1 to 1000000 of a multiple of "
+            f"{FLOAT_BYTES} bytes each, such as tensors:1x256MB or tensors:10000x1KB; models are {', '.join(MODELS)}"
+        )
+    return Workload(text, tuple((f"tensor{index}", size_bytes // FLOAT_BYTES) for index in range(count)))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the servers are (Parameter Hub §2.1, Figure 4). P is the number of workers, S the bytes of all tensors.
+
+    server_count: dedicated servers for P workers. own_hosts: whether these have hosts of their own. sent_bytes: what
+    one worker's host sends in a step, and as much it receives, from (S, P); in cc that of a worker without the server.
+    """
+
+    name: str
+    description: str
+    server_count: Callable[[int], int]
+    own_hosts: bool
+    sent_bytes: Callable[[int, int], float]
+
+    def host_count(self, worker_count: int) -> int:
+        """Hosts that a run needs."""
+        return worker_count + (self.server_count(worker_count) if self.own_hosts else 0)
+
+
+def sharded_bytes(size_bytes: int, worker_count: int) -> float:
+    """Sent by one host of P colocated shards or of an optimal all-reduce: 2·S·(P − 1)/P."""
+    return 2 * size_bytes * (worker_count - 1) / worker_count
+
+
+PLACEMENTS = {
+    placement.name: placement
+    for placement in (
+        Placement("cs", "colocated sharded: every worker hosts a shard", lambda _: 0, False, sharded_bytes),
+        Placement("cc", "colocated centralized: one server on worker 0's host", lambda _: 1, False, lambda s, _: s),
+        Placement("ncc", "non-colocated centralized: one server, its own host", lambda _: 1, True, lambda s, _: s),
+        Placement("ncs", "non-colocated sharded: P servers, P hosts of their own", lambda p: p, True, lambda s, _: s),
+    )
+}
+
+
+def parse_placement(name: str) -> Placement:
+    """A placement by its name. Raises InvalidArgument."""
+    if name not in PLACEMENTS:
+        raise InvalidArgument(f"unknown placement {name!r}; known are {', '.join(PLACEMENTS)}")
+    return PLACEMENTS[name]
+
+
+@dataclass(frozen=True)
+class ExchangeMethod:
+    """One way of exchanging. options: Poseidon's, as text. swept: the option whose sweep this method is a point of."""
+
+    name: str
+    library: Library
+    options: Mapping[str, str] = field(default_factory=dict)
+    swept: str | None = None
+
+    def sent_bytes(self, placement: Placement, size_bytes: int, worker_count: int) -> float:
+        """Payload that one worker must send in a step, and as much it receives."""
+        if self.library in ("gloo", "mpi"):
+            return sharded_bytes(size_bytes, worker_count)
+        return placement.sent_bytes(size_bytes, worker_count)
+
+
+COPY = "tcp-copy"  # the method that goodput is compared with
+METHOD_HELP = {
+    "poseidon": "this library",
+    "gloo": "all-reduce of one flat tensor by torch.distributed, on the first port",
+    "mpi": "MPI_Allreduce of one flat buffer by MPICH over TCP, if installed, on the first port",
+    COPY: "plain TCP copies of the bytes that a worker sends, from and into the arrays, every host to the next at "
+    "once, split evenly between the ports",
+    "tcp-stream": "the same from and into one block that stays in the cache",
+}
+ABLATIONS = ("aggregation", "assignment", "reduce_order")
+
+
+def parse_option(text: str) -> tuple[str, str]:
+    """Name and checked text of "NAME=VALUE". Raises InvalidArgument naming what is allowed."""
+    name, equals, value = text.partition("=")
+    name = name.strip().replace("-", "_")
+    known = [option.name for option in OPTIONS if option.name not in _RESERVED]
+    if not equals or name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"options are {', '.join(known)}"
+        raise InvalidArgument(f"{text!r} is no NAME=VALUE of an option of Poseidon: {hint}")
+    BY_NAME[name].read(value, name)
+    return name, value
+
+
+def parse_methods(
+    methods: str, options: Iterable[str] = (), sweeps: Iterable[str] = (), ablations: Iterable[str] = ()
+) -> list[ExchangeMethod]:
+    """The methods of one run: those named, then each value of each sweep and ablation.
+
+    methods: names separated by commas. options: "NAME=VALUE" for every method of Poseidon. sweeps:
+    "NAME=VALUE,VALUE,…". Without an option for it, messages go over TCP, as those of the other libraries do.
+    Raises InvalidArgument.
+    """
+    common = {"transport": "tcp", **dict(parse_option(text) for text in options)}
+    found: dict[str, ExchangeMethod] = {}
+    for name in (name.strip() for name in methods.split(",")):
+        if not name:
+            continue
+        if name not in METHOD_HELP:
+            raise InvalidArgument(f"unknown method {name!r}; known are {', '.join(METHOD_HELP)}")
+        library: Library = name  # type: ignore[assignment]
+        found[name] = ExchangeMethod(name, library, common if name == "poseidon" else {})
+    for name, values in [*map(_parse_sweep, sweeps), *map(_parse_ablation, ablations)]:
+        for value in values:
+            label = f"{name}={value}"
+            found[label] = ExchangeMethod(label, "poseidon", {**common, name: value}, swept=name)
+    if not found:
+        raise InvalidArgument(f"there is nothing to measure; methods are {', '.join(METHOD_HELP)}")
+    return list(found.values())
+
+
+def _parse_sweep(text: str) -> tuple[str, Sequence[str]]:
+    name, _, values = text.partition("=")
+    pairs = [parse_option(f"{name}={value.strip()}") for value in values.split(",") if value.strip()]
+    if not pairs:
+        raise InvalidArgument(f"the sweep is {text!r}: it must be NAME=VALUE,VALUE,… such as chunk_bytes=64k,256k,1M")
+    return pairs[0][0], [value for _, value in pairs]
+
+
+def _parse_ablation(name: str) -> tuple[str, Sequence[str]]:
+    if name not in ABLATIONS:
+        raise InvalidArgument(f"unknown ablation {name!r}; known are {', '.join(ABLATIONS)}")
+    return name, BY_NAME[name].choices

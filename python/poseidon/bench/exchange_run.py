@@ -1,0 +1,124 @@
+"""`poseidon bench exchange`: the exchange alone, with infinitely fast compute (Parameter Hub §4.4).
+
+Every round is a set of fresh processes that exchange with one method and nothing else, so that no method finds
+another's memory, threads or connections. The methods take turns, so that a drift of the machine meets all of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from poseidon.bench.exchange_engines import Job
+from poseidon.bench.exchange_host import LEAD_IN_STEPS, ExchangeHost, ServerHost
+from poseidon.bench.exchange_methods import ExchangeMethod
+from poseidon.bench.exchange_results import ExchangeConfig, ExchangeResult, Measured, summarize
+from poseidon.bench.fleet import LOOPBACK, Fleet, Place, free_port, places_of, start_fleet
+from poseidon.bench.mpi import missing_mpi, start_mpi_fleet
+from poseidon.errors import InvalidArgument
+from poseidon.options import resolve
+from poseidon.testbed import Testbed
+
+_WARMUP_STEPS = 2  # the second finds what the first left behind
+_START_SECONDS = 120.0
+
+
+def run_exchange(config: ExchangeConfig, progress: Callable[[str, int, int], None] | None = None) -> ExchangeResult:
+    """Measures all methods of `config` in one run. Needs root for a shaped link.
+
+    `progress(method, rounds done, rounds in all)` is called before every round. Raises PoseidonError.
+    """
+    if config.worker_count < 2:
+        raise InvalidArgument(f"hosts is {config.worker_count}: an exchange needs at least 2")
+    if config.port_count > 1 and config.link is None:
+        raise InvalidArgument(f"ports is {config.port_count}: the loopback has one; give the rate of each with --link")
+    skipped = {}
+    if (reason := missing_mpi()) is not None:
+        skipped = {method.name: reason for method in config.methods if method.library == "mpi"}
+    methods = [method for method in config.methods if method.name not in skipped]
+    _import_libraries(methods)
+    rounds: dict[str, list[Measured]] = {method.name: [] for method in methods}
+    total = config.repeat_count * len(methods)
+    with _places_on(config) as places:
+        for index, method in enumerate(methods * config.repeat_count):
+            if progress is not None:
+                progress(method.name, index, total)
+            rounds[method.name].append(_run_round(config, method, places))
+    return summarize(config, methods, rounds, skipped)
+
+
+def _import_libraries(methods: Sequence[ExchangeMethod]) -> None:
+    """Imports once what the processes share when they are forked. Raises InvalidArgument for options that cannot be."""
+    for method in methods:
+        if method.library == "poseidon":
+            resolve(rank=0, world_size=1, **method.options).core()
+    if any(method.library == "gloo" for method in methods):
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its store would warn of hosts without a name
+        import torch.distributed  # noqa: F401
+
+
+@contextmanager
+def _places_on(config: ExchangeConfig) -> Iterator[list[Place]]:
+    """The hosts: the workers', then those of dedicated servers that have their own."""
+    count = config.placement.host_count(config.worker_count)
+    if config.link is None:
+        yield [LOOPBACK] * count
+        return
+    with Testbed(count, config.link, mtu=config.mtu, ports=config.port_count) as testbed:
+        yield places_of(testbed)
+
+
+def _run_round(config: ExchangeConfig, method: ExchangeMethod, places: Sequence[Place]) -> Measured:
+    """Fresh processes meet, check the exchange, measure and end."""
+    limit = config.timeout_seconds
+    steps = LEAD_IN_STEPS + config.step_count
+    with ExitStack() as stack:
+        servers: Fleet | None = None
+        addresses: tuple[str, ...] = ()
+        if method.library == "poseidon":
+            servers, addresses = _start_servers(config, method, places, stack)
+        job = Job(
+            method=method,
+            tensors=config.workload.tensors,
+            places=places[: config.worker_count],
+            ports=[free_port() for _ in range(config.worker_count)],
+            copy_bytes=round(config.placement.sent_bytes(config.workload.size_bytes, config.worker_count)),
+            timeout_seconds=limit,
+            servers=addresses,
+        )
+        workers = stack.enter_context(
+            start_mpi_fleet(job.places, job)
+            if method.library == "mpi"
+            else start_fleet(job.places, lambda rank: ExchangeHost(job, rank))
+        )
+        workers.call_same("ready", timeout_seconds=_START_SECONDS)
+        # The library's own timeout comes first, so that its error says what happened.
+        workers.call_same("prepare", _WARMUP_STEPS, timeout_seconds=limit * (1 + _WARMUP_STEPS) + _START_SECONDS)
+        before = _cpu_seconds(servers)
+        measured = workers.call_same("measure", config.step_count, timeout_seconds=limit * steps + _START_SECONDS)
+        server_cpu_seconds = _cpu_seconds(servers) - before
+        workers.call_same("close", timeout_seconds=limit)
+        if servers is not None:
+            servers.call_same("close", timeout_seconds=limit)
+    return Measured(measured, server_cpu_seconds)
+
+
+def _start_servers(
+    config: ExchangeConfig, method: ExchangeMethod, places: Sequence[Place], stack: ExitStack
+) -> tuple[Fleet | None, tuple[str, ...]]:
+    """The dedicated servers of the placement and their addresses; none where every worker hosts a shard."""
+    count = config.placement.server_count(config.worker_count)
+    if count == 0:
+        return None, ()
+    first = config.worker_count if config.placement.own_hosts else 0
+    hosts = places[first : first + count]
+    fleet = stack.enter_context(
+        start_fleet(hosts, lambda rank: ServerHost(hosts[rank], method.options, count, config.timeout_seconds)),
+    )
+    ports = fleet.call_same("port", timeout_seconds=_START_SECONDS)
+    return fleet, tuple(f"{host.address}:{port}" for host, port in zip(hosts, ports, strict=True))
+
+
+def _cpu_seconds(servers: Fleet | None) -> float:
+    return sum(servers.call_same("cpu_seconds", timeout_seconds=_START_SECONDS)) if servers is not None else 0.0

@@ -1,0 +1,166 @@
+"""MPI_Allreduce by MPICH as a peer, over TCP: one process per host, started by its own launcher.
+
+`python -m poseidon.bench.mpi SOCKET` is such a process; it takes its orders from the benchmark over a Unix socket,
+which reaches across network namespaces. MPICH is called through ctypes, so that nothing is compiled against it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from poseidon.bench.exchange_engines import Engine, Job
+from poseidon.bench.fleet import Fleet, Place, answer_calls
+from poseidon.errors import PoseidonError, Unreachable
+
+if TYPE_CHECKING:
+    from poseidon.bench.exchange_arrays import Arrays
+
+_LAUNCHER = "mpiexec.hydra"
+_START_SECONDS = 60.0
+_STOP_SECONDS = 5.0
+# Values of the common binary interface of MPICH and its descendants.
+_COMM_WORLD, _FLOAT, _SUM, _IN_PLACE = 0x44000000, 0x4C00040A, 0x58000003, -1
+
+
+def _library() -> str | None:
+    return ctypes.util.find_library("mpich")
+
+
+def missing_mpi() -> str | None:
+    """Why MPI cannot be measured here; None if it can."""
+    if shutil.which(_LAUNCHER) is None or _library() is None:
+        return f"MPICH is not installed ({_LAUNCHER} and libmpich; on Debian: apt-get install mpich)"
+    return None
+
+
+class MpiEngine(Engine):
+    """MPI_Allreduce in place of all arrays as one buffer. Only in a process that MPICH's launcher started."""
+
+    divisor = 1
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+
+    def connect(self) -> None:
+        self._mpi = ctypes.CDLL(_library())
+        self._call(self._mpi.MPI_Init(None, None))
+
+    def step(self) -> None:
+        flat = self._arrays.flat
+        place, buffer = ctypes.c_void_p(_IN_PLACE), ctypes.c_void_p(flat.ctypes.data)
+        self._call(self._mpi.MPI_Allreduce(place, buffer, flat.size, _FLOAT, _SUM, _COMM_WORLD))
+
+    def close(self) -> None:
+        self._call(self._mpi.MPI_Finalize())
+
+    @staticmethod
+    def _call(code: int) -> None:
+        if code != 0:
+            raise PoseidonError(f"MPI failed with error class {code}")
+
+
+@contextmanager
+def start_mpi_fleet(places: Sequence[Place], job: Job) -> Iterator[Fleet]:
+    """A fleet of `ExchangeHost`s in processes that MPICH started, one per place. Raises Unreachable if they do not."""
+    connections: list[Connection] = []
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
+        path = str(Path(folder) / "socket")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen(len(places))
+            launcher = subprocess.Popen(
+                _command(places, path),
+                env={**os.environ, **_tcp_only(places[0].interface)},
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+            )
+            try:
+                connections += _accept(listener, len(places), launcher, errors)
+                for connection in connections:
+                    connection.send(job)
+                yield Fleet([], connections)
+            finally:
+                for connection in connections:
+                    connection.close()
+                _end(launcher)
+
+
+def _command(places: Sequence[Place], path: str) -> list[str]:
+    """One process per host. `ip netns exec` also shows each its own /sys, where MPI looks for its devices."""
+    command = [_LAUNCHER, "-launcher", "fork"]
+    for place in places:
+        enter = [] if place.namespace is None else ["ip", "netns", "exec", place.namespace]
+        command += [":"] if len(command) > 3 else []
+        command += ["-n", "1", *enter, sys.executable, "-m", "poseidon.bench.mpi", path]
+    return command
+
+
+def _tcp_only(interface: str) -> dict[str, str]:
+    """Variables that keep MPICH from shared memory between hosts, for its builds on UCX and on libfabric."""
+    return {
+        "MPIR_CVAR_NOLOCAL": "1",
+        "UCX_TLS": "tcp,self",
+        "UCX_NET_DEVICES": interface,
+        "UCX_LOG_LEVEL": "error",
+        "FI_PROVIDER": "tcp",
+        "FI_TCP_IFACE": interface,
+    }
+
+
+def _accept(listener: socket.socket, count: int, launcher: subprocess.Popen[Any], errors: IO[str]) -> list[Connection]:
+    """Connections of all ranks, in rank order."""
+    listener.settimeout(0.5)
+    by_rank: dict[int, Connection] = {}
+    deadline = time.monotonic() + _START_SECONDS
+    while len(by_rank) < count:
+        try:
+            accepted, _ = listener.accept()
+        except TimeoutError:
+            if launcher.poll() is None and time.monotonic() < deadline:
+                continue
+            errors.seek(0)
+            raise Unreachable(f"MPI did not start: {errors.read()[-2000:].strip() or 'it says nothing'}") from None
+        accepted.setblocking(True)
+        connection = Connection(accepted.detach())
+        by_rank[connection.recv()] = connection
+    return [by_rank[rank] for rank in range(count)]
+
+
+def _end(launcher: subprocess.Popen[Any]) -> None:
+    for stop in (lambda: None, launcher.terminate, launcher.kill):
+        stop()
+        try:
+            launcher.wait(_STOP_SECONDS)
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _serve(path: str) -> None:
+    from poseidon.bench.exchange_host import ExchangeHost
+
+    endpoint = socket.socket(socket.AF_UNIX)
+    endpoint.connect(path)
+    connection = Connection(endpoint.detach())
+    rank = int(os.environ["PMI_RANK"])
+    connection.send(rank)
+    job = connection.recv()
+    answer_calls(connection, lambda: ExchangeHost(job, rank))
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])

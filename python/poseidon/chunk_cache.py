@@ -1,0 +1,93 @@
+"""`chunk_bytes="auto"`: measured once for a cluster and its settings, then remembered (Parameter Hub §4.6)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import tempfile
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import poseidon
+from poseidon.options import AUTO, BY_NAME, Settings, available_cpu_count
+
+if TYPE_CHECKING:
+    from poseidon import _core
+
+# What the fastest size depends on, as far as it can be told without measuring.
+_DECIDING = (
+    "world_size",
+    "local_world_size",
+    "master_addr",
+    "interfaces",
+    "servers",
+    "transport",
+    "server_cores",
+    "flows",
+    "partition",
+    "aggregation",
+    "reduce_order",
+    "assignment",
+)
+
+
+def settle_chunk_bytes(client: _core.Client, settings: Settings) -> None:
+    """With `chunk_bytes="auto"` makes the client use the fastest chunk size; otherwise does nothing.
+
+    Collective: every rank calls it with the same settings before it adds layers. Rank 0 knows the size from an
+    earlier start, or all measure it (about a second), and rank 0 keeps it. A file that cannot be read or written
+    is a warning: the size is then measured again. Blocks; raises a PoseidonError if the job fails meanwhile.
+    A worker that is alone with its own server sends nothing and keeps the default.
+    """
+    if settings.chunk_bytes != AUTO or (settings.world_size == 1 and not settings.servers):
+        return
+    facts = {"version": poseidon.__version__, "host": socket.gethostname(), "cpu_count": available_cpu_count()}
+    facts |= {name: getattr(settings, name) for name in _DECIDING}
+    known = _load(facts) if settings.rank == 0 else 0
+    chosen = client.choose_chunk_bytes(known)
+    if settings.rank == 0 and chosen != known:
+        _store(facts, chosen)
+
+
+def _path(facts: dict[str, object]) -> Path:
+    """One file for each set of facts, so that jobs that start at the same time do not lose each other's answer."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    folder = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+    text = json.dumps(facts, sort_keys=True)
+    return folder / "poseidon" / "chunk_bytes" / f"{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.json"
+
+
+def _load(facts: dict[str, object]) -> int:
+    """The size that was measured for these facts; 0 if there is none."""
+    try:
+        size = json.loads(_path(facts).read_text(encoding="utf-8"))["chunk_bytes"]
+        return int(BY_NAME["chunk_bytes"].read(size, "chunk_bytes"))
+    except FileNotFoundError:
+        return 0
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        _warn("read", error)
+        return 0
+
+
+def _store(facts: dict[str, object], chunk_bytes: int) -> None:
+    """Writes the file as a whole or not at all."""
+    try:
+        path = _path(facts)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump({"chunk_bytes": chunk_bytes, "measured_with": facts}, file, indent=2)
+            os.replace(name, path)
+        except OSError:
+            os.unlink(name)
+            raise
+    except (OSError, RuntimeError) as error:
+        _warn("kept", error)
+
+
+def _warn(what: str, error: Exception) -> None:
+    warnings.warn(f"the measured chunk size cannot be {what} ({error}); each start measures it", stacklevel=3)

@@ -1,0 +1,370 @@
+"""Push, pull and the fused push_pull on arrays, without a framework (Parameter Hub §3.1).
+
+    with poseidon.connect() as exchange:
+        exchange.declare({"w": w})
+        exchange.push_pull("w", gradient, out=w)
+
+An *array* here is anything C-contiguous in CPU memory that offers the buffer protocol or
+`__dlpack__`: of NumPy, PyTorch, JAX, `array.array` and so on. Its dtype is float32, float64, float16,
+uint8, int32 or int64 in native byte order. Nothing is copied: it is sent from and received into the
+array's own memory, except that a read-only array is copied once before it is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from poseidon._core import Client, Layer, UpdateRule
+from poseidon.chunk_cache import settle_chunk_bytes
+from poseidon.errors import InvalidArgument, PoseidonError, ShutDown
+from poseidon.options import Settings, resolve
+
+Keys = str | Iterable[str] | Mapping[str, Any]  # one key, several, or keys with their arrays
+Arrays = Any  # one array, a list or tuple of them, or a mapping from key to array
+
+_DTYPES = ("float32", "float64", "float16", "uint8", "int32", "int64")
+_HOST_DEVICES = (1, 3, 11)  # DLPack's kDLCPU, kDLCUDAHost and kDLROCMHost
+_NO_LAYER = 2**32 - 1  # waiting for it returns at once, or raises what ended the job
+
+
+def connect(**options: Any) -> Exchange:
+    """Joins the job that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe and returns its exchange.
+
+    `options` are those of `poseidon.options` and the place in the job (`rank`, `world_size`, …); a keyword
+    beats the environment. Blocks until all ranks have come, up to `timeout`. With one worker and no
+    `servers` everything stays in this process. Raises a PoseidonError that says who or what is missing.
+    """
+    settings = resolve(**options)
+    client = Client.connect(settings.core(), _store(settings))
+    settle_chunk_bytes(client, settings)
+    return Exchange(client)
+
+
+def _store(settings: Settings) -> Any:
+    """Where the ranks meet; None: at MASTER_ADDR:MASTER_PORT, which torchrun's agent may have taken."""
+    if not settings.use_agent_store or settings.world_size == 1:
+        return None
+    from poseidon.torch.store import AgentStore
+
+    return AgentStore(settings)
+
+
+@dataclass
+class _Key:
+    """What is known of a declared key. `operation` is the token of the one under way, None without."""
+
+    name: str
+    layer: int
+    dtype: str
+    shape: tuple[int, ...]
+    operation: object | None = None
+    arrays: tuple[np.ndarray, ...] = ()  # kept alive as long as the core reads or writes them
+
+
+_Jobs = Sequence[tuple[_Key, tuple[np.ndarray, ...]]]
+
+
+class Handle:
+    """One call's operations, which may still be under way. Any thread may use it."""
+
+    def __init__(self, exchange: Exchange, keys: Sequence[_Key], operation: object) -> None:
+        self._exchange = exchange
+        self._keys = keys
+        self._operation = operation
+
+    def wait(self) -> None:
+        """Returns when the arrays may be read and changed again; any number of times.
+
+        Raises the PoseidonError that ended the job; the arrays that should have received hold nothing useful then.
+        """
+        self._exchange._wait(self._keys, self._operation)
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait()` would return at once. Raises what ended the job."""
+        return self._exchange._done(self._keys, self._operation)
+
+
+class Exchange:
+    """This worker's membership of a job whose servers keep an array for every declared key.
+
+    A *step* of a key begins when the first rank pushes (or push_pulls) it and is complete when every rank has.
+    It makes the mean or sum of what was pushed the key's new value or, with a rule, updates the value by it.
+    So each rank pushes every key equally often. Steps of different keys are independent.
+
+    All methods may be called from any thread; a key has one operation under way at a time. An array given to an
+    operation must be left alone until that has completed: `sync=False` returns before. The first failure ends
+    the job on every rank with the same reason, and every call raises it from then on.
+    """
+
+    def __init__(self, client: Client) -> None:
+        """Takes over a connected client; use `poseidon.connect`."""
+        self._client = client
+        self._keys: dict[str, _Key] = {}
+        self._lock = threading.Lock()
+        # Also when the process ends without close(): the others then hear a goodbye, not a death.
+        self._shut_down = weakref.finalize(self, client.shutdown)
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0 to world_size - 1."""
+        return self._client.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers in the job."""
+        return self._client.world_size
+
+    def declare(self, arrays: Mapping[str, Any], *, whole: bool = False) -> None:
+        """Makes keys known; the servers' values are rank 0's arrays, which are only read.
+
+        Collective: all ranks declare the same keys, sizes and dtypes in the same order, Mismatch otherwise. `whole`:
+        each key lies in one piece on one server core, as LAMB needs; otherwise it is spread over all. Blocks.
+        """
+        for name in arrays:
+            if not isinstance(name, str) or not name:
+                raise InvalidArgument(f"{name!r} is no key: a key is a text that is not empty")
+            if name in self._keys:
+                raise InvalidArgument(f"key {name!r} was declared before")
+        self._check_open()
+        views = {name: _view(name, array) for name, array in arrays.items()}
+        if not views:
+            return
+        layers = [_layer(name, view, whole) for name, view in views.items()]
+        first, _ = self._client.add_layers(layers)
+        keys = [_Key(name, layer, v.dtype.name, v.shape) for layer, (name, v) in enumerate(views.items(), first)]
+        if self.rank == 0:
+            self._begin([(key, (_source(key, views[key.name]),)) for key in keys], self._client.assign, sync=True)
+        self.barrier()
+        self._keys.update({key.name: key for key in keys})
+
+    def set_rule(self, keys: str | Iterable[str], rule: UpdateRule) -> None:
+        """From their next step on, servers update these keys by `rule`, so that push_pull and pull give parameters.
+
+        Every rank sets the same rule before the same step, for float32 and float64 keys; UpdateRule("none") ends it.
+        """
+        self._check_open()
+        for key in [self._key(name) for name in ([keys] if isinstance(keys, str) else keys)]:
+            self._client.set_rule(key.layer, rule)
+
+    def push_pull(
+        self, keys: Keys, arrays: Arrays = None, out: Arrays = None, *, average: bool = True, sync: bool = True
+    ) -> Handle:
+        """Contributes the arrays, and when every rank has, receives the keys' new values.
+
+        `keys` may be one key, several, or a mapping from key to array (then without `arrays`); `out`, of the
+        same form as `arrays`, receives, and may be the same array; without it `arrays` do. `average`: divide by
+        the number of workers, otherwise sum; the same on all ranks. All keys start together. With `sync` it
+        returns when all are done. Raises InvalidArgument, before anything starts, for what does not fit.
+        """
+        given = _by_key(keys, arrays, "arrays")
+        received = given if out is None else _by_key(keys if isinstance(keys, str) else list(given), out, "out")
+        jobs = []
+        for name, array in given.items():
+            key = self._key(name)
+            destination = _destination(key, received[name])
+            source = destination if array is received[name] else _source(key, array)
+            _check_overlap(key, source, destination)
+            jobs.append((key, (source, destination)))
+        return self._contribute(jobs, self._client.push_pull, average, sync)
+
+    def push(self, keys: Keys, arrays: Arrays = None, *, average: bool = True, sync: bool = True) -> Handle:
+        """Contributes the arrays and receives nothing; completes when every rank has contributed.
+
+        Otherwise as `push_pull`, which other ranks may use for the same step.
+        """
+        given = _by_key(keys, arrays, "arrays")
+        jobs = [(key, (_source(key, given[key.name]),)) for key in map(self._key, given)]
+        return self._contribute(jobs, self._client.push, average, sync)
+
+    def pull(self, keys: Keys, out: Arrays = None, *, sync: bool = True) -> Handle:
+        """Receives the keys' values as they are now into `out`; other ranks need not take part."""
+        received = _by_key(keys, out, "out")
+        jobs = [(key, (_destination(key, received[key.name]),)) for key in map(self._key, received)]
+        return self._begin(jobs, self._client.pull, sync)
+
+    def wait_all(self) -> None:
+        """Returns when nothing that this process started is under way."""
+        for key in list(self._keys.values()):
+            if (operation := key.operation) is not None:
+                self._wait([key], operation)
+
+    def barrier(self) -> None:
+        """Returns once every rank has called it."""
+        self._check_open()
+        self._client.add_layers([])  # waits for all ranks, as it compares what they add
+
+    def close(self) -> None:
+        """Waits for what is under way and leaves the job, when every rank does: each serves the others. Again: nothing.
+
+        Raises the PoseidonError that ended the job before, if one has.
+        """
+        if self._shut_down.alive:
+            try:
+                self.wait_all()
+                self.barrier()
+            finally:
+                self._shut_down()
+
+    def __enter__(self) -> Exchange:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes; if an exception leaves the block, the other ranks are told and end with it."""
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            self.close()
+            return
+        # Where this fails it does so because of the same peers; the error itself is on its way.
+        with contextlib.suppress(PoseidonError):
+            self._client.abort(f"rank {self.rank} failed: {type(error).__name__}: {error}")
+        self._shut_down()
+
+    def _key(self, name: str) -> _Key:
+        key = self._keys.get(name)
+        if key is None:
+            known = ", ".join(list(self._keys)[:8]) or "none"
+            raise InvalidArgument(f"there is no key {name!r}: declare it on every rank first; declared: {known}")
+        return key
+
+    def _check_open(self) -> None:
+        if not self._shut_down.alive:
+            raise ShutDown("the exchange is closed: call poseidon.connect() for another one")
+        self._client.wait(_NO_LAYER)
+
+    def _contribute(self, jobs: _Jobs, start: Callable[..., None], average: bool, sync: bool) -> Handle:
+        divisor = self.world_size if average else 1
+        for key, _ in jobs:
+            if divisor > 1 and not key.dtype.startswith("float"):
+                raise InvalidArgument(f"key {key.name!r} is {key.dtype} and has no mean: pass average=False")
+        return self._begin(jobs, lambda *arguments: start(*arguments, divisor), sync)
+
+    def _begin(self, jobs: _Jobs, start: Callable[..., None], sync: bool) -> Handle:
+        """Calls `start(layer, *arrays)` for all keys, or, if one is busy, for none."""
+        operation = object()
+        with self._lock:
+            self._check_open()
+            for key, _ in jobs:
+                if key.operation is not None and not self._completed(key):
+                    raise InvalidArgument(f"key {key.name!r} has an operation under way: wait for its handle first")
+            for key, arrays in jobs:
+                start(key.layer, *arrays)
+                key.operation, key.arrays = operation, arrays
+        handle = Handle(self, [key for key, _ in jobs], operation)
+        if sync:
+            handle.wait()
+        return handle
+
+    def _completed(self, key: _Key) -> bool:
+        stats = self._client.layer_stats(key.layer)
+        if stats.completed_ns < stats.started_ns:
+            return False
+        self._client.wait(key.layer)  # the core writes the times a moment before it lets the key go
+        return True
+
+    def _done(self, keys: Sequence[_Key], operation: object) -> bool:
+        running = [key for key in keys if key.operation is operation]
+        if running:
+            self._client.wait(_NO_LAYER)
+        return all(self._completed(key) for key in running)
+
+    def _wait(self, keys: Sequence[_Key], operation: object) -> None:
+        failure: PoseidonError | None = None
+        for key in keys:
+            if key.operation is not operation:
+                continue
+            try:
+                self._client.wait(key.layer)
+            except PoseidonError as error:  # of the whole job: the other keys complete at once, with the same
+                failure = failure or error
+            with self._lock:
+                if key.operation is operation:
+                    key.operation, key.arrays = None, ()
+        if failure is not None:
+            raise failure
+
+
+def _layer(name: str, view: np.ndarray, whole: bool) -> Layer:
+    return Layer(name, view.dtype.name, math.prod(view.shape), scheme="ps", stored=True, whole=whole)
+
+
+def _by_key(keys: Keys, arrays: Arrays, what: str) -> dict[str, Any]:
+    """Which array belongs to which key."""
+    if isinstance(keys, str):
+        return {keys: arrays[keys] if isinstance(arrays, Mapping) and keys in arrays else arrays}
+    if isinstance(keys, Mapping):
+        if arrays is not None:
+            raise InvalidArgument(f"{what} were given twice: in the mapping and apart from it")
+        return dict(keys)
+    names = list(keys)
+    if isinstance(arrays, Mapping):
+        if set(arrays) != set(names):
+            raise InvalidArgument(f"{what} must have the keys {', '.join(names)}, not {', '.join(arrays)}")
+        return {name: arrays[name] for name in names}
+    if not isinstance(arrays, (list, tuple)) or len(arrays) != len(names):
+        raise InvalidArgument(f"{what} must be a list of {len(names)} arrays, one for each key")
+    if len(set(names)) != len(names):
+        raise InvalidArgument("a key was given twice in one call")
+    return dict(zip(names, arrays, strict=True))
+
+
+def _view(name: str, array: Any) -> np.ndarray:
+    """The array's own memory as NumPy sees it. Raises InvalidArgument for what cannot be exchanged."""
+    if not isinstance(array, np.ndarray):
+        array = _as_numpy(name, array)
+    if array.dtype.name not in _DTYPES or not array.dtype.isnative:
+        raise InvalidArgument(f"the array for key {name!r} is {array.dtype!r}: it must be one of {', '.join(_DTYPES)}")
+    if not array.flags.c_contiguous:
+        raise InvalidArgument(f"the array for key {name!r} is not contiguous: pass a contiguous copy")
+    return array
+
+
+def _as_numpy(name: str, array: Any) -> np.ndarray:
+    try:
+        if not hasattr(array, "__dlpack__"):
+            return np.asarray(memoryview(array))
+        if array.__dlpack_device__()[0] in _HOST_DEVICES:
+            return np.from_dlpack(array)
+    except (TypeError, ValueError, BufferError, RuntimeError) as error:
+        kind = type(array).__name__
+        raise InvalidArgument(f"the {kind} for key {name!r} is no array that can be exchanged: {error}") from error
+    raise InvalidArgument(f"the array for key {name!r} is on a device: copy it to CPU memory first")
+
+
+def _fitting(key: _Key, array: Any) -> np.ndarray:
+    view = _view(key.name, array)
+    if view.shape != key.shape or view.dtype.name != key.dtype:
+        raise InvalidArgument(
+            f"key {key.name!r} was declared as {key.dtype} of shape {key.shape}, "
+            f"the given array is {view.dtype.name} of shape {view.shape}"
+        )
+    return view
+
+
+def _source(key: _Key, array: Any) -> np.ndarray:
+    """The array to send, of the key's shape and dtype."""
+    view = _fitting(key, array)
+    return view if view.flags.writeable else view.copy()  # the binding takes writable memory only
+
+
+def _destination(key: _Key, array: Any) -> np.ndarray:
+    """The array to receive into, writable and of the key's shape and dtype."""
+    view = _fitting(key, array)
+    if not view.flags.writeable:
+        raise InvalidArgument(f"the array that is to receive key {key.name!r} is read-only")
+    return view
+
+
+def _check_overlap(key: _Key, source: np.ndarray, destination: np.ndarray) -> None:
+    if source.ctypes.data != destination.ctypes.data and np.may_share_memory(source, destination):
+        raise InvalidArgument(f"the two arrays for key {key.name!r} overlap: pass the same one, or two apart")

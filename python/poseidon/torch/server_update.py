@@ -1,0 +1,287 @@
+"""Updates on the servers: they hold the parameters and the optimizer's state, workers push gradients.
+
+`ServerUpdate` is one optimizer's part of a model's `Synchronizer`, which pushes each gradient as its
+backward ends and receives the updated parameter into its own memory (Parameter Hub §3.1, §3.2.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from poseidon.errors import InvalidArgument, PoseidonError
+from poseidon.torch.memory import exchangeable, flat_view
+from poseidon.torch.rules import Algorithm
+
+if TYPE_CHECKING:
+    from poseidon import _core
+    from poseidon.torch.control import Control
+    from poseidon.torch.layers import SyncedParameter
+
+States = Mapping[torch.Tensor, Mapping[str, Any]]
+"""An optimizer's state by parameter, as torch keeps it."""
+
+
+class StoredParameter:
+    """What a worker knows about one parameter that the servers hold."""
+
+    def __init__(self, param: torch.Tensor) -> None:
+        self.shard_bytes = 0  # of the parameter, on the shard of this process
+        self.update_count = 0
+        self.state_count = 0  # arrays beside the value that updates have filled
+        self._param = param
+        self._seen = (-1, -1)
+
+    def received(self) -> None:
+        """The parameter now holds what the servers hold."""
+        self._seen = (self._param._version, self._param.data_ptr())
+
+    def updated(self, state_count: int) -> None:
+        """The servers have updated it, and so has this worker."""
+        self.update_count += 1
+        self.state_count = max(self.state_count, state_count)
+
+    def changed_here(self) -> bool:
+        """Whether someone else has written to the parameter since."""
+        return self._seen != (self._param._version, self._param.data_ptr())
+
+    def note_gradient(self) -> None:
+        """`.grad` is what this rank has pushed."""
+        grad: Any = self._param.grad
+        if grad is not None:
+            grad._poseidon_pushed = grad._version
+
+    def gradient_changed(self) -> bool:
+        """Whether `.grad` has been written to or replaced since; cleared it may be."""
+        grad = self._param.grad
+        return grad is not None and getattr(grad, "_poseidon_pushed", None) != grad._version
+
+
+class ServerUpdate:
+    """The updates of one optimizer's parameters. Used from the thread that trains.
+
+    `groups` has the parameters of each group of `param_groups`, whose hyperparameters rank 0 tells
+    the servers before the push of a step that uses them.
+    """
+
+    def __init__(
+        self,
+        client: _core.Client,
+        control: Control,
+        algorithm: Algorithm,
+        groups: Sequence[list[SyncedParameter]],
+        param_groups: list[dict[str, Any]],
+    ) -> None:
+        self.algorithm = algorithm
+        self.param_groups = param_groups
+        self._client = client
+        self._control = control
+        self._groups = groups
+        self._rules: list[_core.UpdateRule | None] = [None] * len(groups)
+        self._updated = False  # by a backward whose step() is yet to come
+
+    @property
+    def entries(self) -> list[SyncedParameter]:
+        """All parameters, in the order of the groups."""
+        return [entry for group in self._groups for entry in group]
+
+    # Of a step, in the order in which a training loop meets them.
+
+    def check_forward(self) -> None:
+        """PoseidonError if a forward pass would not see the parameters of the last step()."""
+        if self._updated:
+            raise PoseidonError(
+                "a forward pass came between backward and step(): the servers have updated the parameters already; "
+                "call step() after every synchronizing backward, and accumulate gradients under no_sync()"
+            )
+        for entry in self.entries:
+            if _stored(entry).changed_here():
+                raise PoseidonError(
+                    f"parameter {entry.name} was changed on this worker, not by an update: call push_parameters() of "
+                    "the DistributedOptimizer on every rank after loading or editing the model's parameters"
+                )
+
+    def begin(self) -> None:
+        """A synchronizing backward has begun: tells the servers hyperparameters that have changed."""
+        if self._updated:
+            raise PoseidonError(
+                "a second backward came before step(): the servers updated the parameters with the first one's "
+                "gradients; call step() in between, or accumulate gradients under no_sync()"
+            )
+        for index, param_group in enumerate(self.param_groups):
+            rule, last = self.algorithm.rule(param_group), self._rules[index]
+            if last is not None and last == rule:
+                continue
+            if rule.state_count and param_group.get("dampening") and any(map(_lacks_momentum, self._groups[index])):
+                raise InvalidArgument(
+                    f"parameter group {index} got a momentum after updates without one, and has a dampening: "
+                    "servers cannot start a momentum buffer then; set the momentum from the start, or dampening=0"
+                )
+            for entry in self._groups[index]:
+                self._client.set_rule(entry.layer, rule)
+            self._rules[index] = rule
+
+    def finished(self, updated: Collection[SyncedParameter]) -> None:
+        """Backward has ended and the parameters are what they are to be; `updated` are those that got an update."""
+        for group, rule in zip(self._groups, self._rules, strict=True):
+            assert rule is not None
+            for entry in group:
+                stored = _stored(entry)
+                stored.received()
+                stored.note_gradient()
+                if entry in updated:
+                    stored.updated(rule.state_count)
+        self._updated = True
+
+    def step(self) -> None:
+        """The optimizer's step(): PoseidonError unless what the servers did is what it would do now."""
+        if not self._updated:
+            for entry in self.entries:
+                if entry.param.grad is not None:
+                    raise PoseidonError(
+                        "step() without a synchronizing backward since the last one: the servers update during "
+                        "backward, so gradients that it did not push (under no_sync(), by hand) have no effect"
+                    )
+            return
+        for index, (param_group, used) in enumerate(zip(self.param_groups, self._rules, strict=True)):
+            if self.algorithm.rule(param_group) != used:
+                raise PoseidonError(
+                    f"hyperparameters of parameter group {index} changed between backward and step(): the servers "
+                    "have used the former ones; change them before backward, as schedulers called after step() do"
+                )
+        for entry in self.entries:
+            if _stored(entry).gradient_changed():
+                raise PoseidonError(
+                    f"the gradient of {entry.name} was changed between backward and step(), which has no effect: the "
+                    "servers have used what backward pushed; for clipping and the like use the optimizer itself, "
+                    "without DistributedOptimizer"
+                )
+        self._updated = False
+
+    # State.
+
+    def pull_states(self) -> dict[torch.Tensor, dict[str, Any]]:
+        """The optimizer's state as torch would hold it on a worker. Not collective: any rank may call it."""
+        names = self.algorithm.state_names
+        states: dict[torch.Tensor, dict[str, Any]] = {}
+        for entry in self.entries:
+            if _stored(entry).state_count:
+                states[entry.param] = self._count_state(_stored(entry).update_count)
+        for number, name in enumerate(names, start=1):
+            having = [entry for entry in self.entries if _stored(entry).state_count >= number]
+            hosts = [_new_host(entry) for entry in having]
+            self._pull(having, hosts, number)
+            for entry, host in zip(having, hosts, strict=True):
+                states[entry.param][name] = host.to(entry.param.device)
+        return states
+
+    def _count_state(self, update_count: int) -> dict[str, Any]:
+        if not self.algorithm.counts_steps:
+            return {}
+        dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32  # as torch does
+        return {"step": torch.tensor(float(update_count), dtype=dtype)}
+
+    def load_states(self, states: States) -> None:
+        """Collective: makes `states` the optimizer's state. Every rank passes the same; rank 0's arrays are taken."""
+        for entry in self.entries:
+            state = states.get(entry.param, {})
+            arrays = [state[name] for name in self.algorithm.state_names if state.get(name) is not None]
+            for array in arrays:
+                if array.shape != entry.param.shape:
+                    raise InvalidArgument(
+                        f"the state of parameter {entry.name} has shape {tuple(array.shape)}, the parameter "
+                        f"{tuple(entry.param.shape)}: load the checkpoint of the same model"
+                    )
+            _stored(entry).state_count = len(arrays)
+        self._publish(states)
+
+    def push_parameters(self) -> None:
+        """Collective: the servers and all ranks take over rank 0's parameters; the optimizer's state stays."""
+        self._publish(self.pull_states() if self._client.rank == 0 else {})
+
+    def _publish(self, states: States) -> None:
+        if self._client.rank == 0:
+            self._assign(states)
+            self._pull_parameters()  # also waits until the servers have the assignments, which nobody acknowledges
+        self._control.barrier()
+        if self._client.rank != 0:
+            self._pull_parameters()
+        for entry in self.entries:
+            _stored(entry).update_count = self._client.layer_stats(entry.layer).update_count
+            _stored(entry).received()
+        self._updated = False
+
+    def _assign(self, states: States) -> None:
+        entries = self.entries
+        counts = {entry: self._update_count(states.get(entry.param, {})) for entry in entries}
+        for entry in entries:
+            self._client.assign(entry.layer, _host_array(entry.param, entry), 0, counts[entry])
+        self._wait(entries)
+        for number, name in enumerate(self.algorithm.state_names, start=1):
+            having = [entry for entry in entries if states.get(entry.param, {}).get(name) is not None]
+            for entry in having:
+                array = _host_array(states[entry.param][name], entry)
+                self._client.assign(entry.layer, array, number, counts[entry])
+            self._wait(having)
+
+    def _update_count(self, state: Mapping[str, Any]) -> int:
+        if self.algorithm.counts_steps:
+            return int(state.get("step", 0))
+        # SGD's first momentum is the gradient itself; to later ones it is added.
+        return int(state.get("momentum_buffer") is not None)
+
+    def _pull_parameters(self) -> None:
+        entries = self.entries
+        hosts = [entry.param.detach() if _in_host_order(entry.param, entry) else _new_host(entry) for entry in entries]
+        self._pull(entries, hosts, 0)
+        with torch.no_grad():
+            for entry, host in zip(entries, hosts, strict=True):
+                if host.data_ptr() != entry.param.data_ptr():
+                    entry.param.copy_(host)
+        torch.autograd.graph.increment_version([entry.param for entry in entries])
+
+    def _pull(self, entries: Sequence[SyncedParameter], hosts: Sequence[torch.Tensor], array: int) -> None:
+        for entry, host in zip(entries, hosts, strict=True):
+            self._client.pull(entry.layer, flat_view(host), array)
+        self._wait(entries)
+
+    def _wait(self, entries: Iterable[SyncedParameter]) -> None:
+        for entry in entries:
+            self._client.wait(entry.layer)
+
+    def state_bytes(self) -> tuple[int, int]:
+        """Of the optimizer's state: bytes on the shard of this process, and on all servers together."""
+        here = everywhere = 0
+        for group, param_group in zip(self._groups, self.param_groups, strict=True):
+            count = self.algorithm.rule(param_group).state_count
+            here += count * sum(_stored(entry).shard_bytes for entry in group)
+            everywhere += count * sum(entry.param.nbytes for entry in group)
+        return here, everywhere
+
+
+def _stored(entry: SyncedParameter) -> StoredParameter:
+    assert entry.stored is not None
+    return entry.stored
+
+
+def _lacks_momentum(entry: SyncedParameter) -> bool:
+    return _stored(entry).update_count > 0 and _stored(entry).state_count == 0
+
+
+def _new_host(entry: SyncedParameter) -> torch.Tensor:
+    layout = entry.layout
+    return torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype)
+
+
+def _in_host_order(tensor: torch.Tensor, entry: SyncedParameter) -> bool:
+    return tensor.device.type == "cpu" and exchangeable(tensor, entry.layout)
+
+
+def _host_array(tensor: torch.Tensor, entry: SyncedParameter) -> torch.Tensor:
+    """The elements in host memory, in the order that all ranks agreed on."""
+    tensor = tensor.detach()
+    if _in_host_order(tensor, entry):
+        return flat_view(tensor)
+    return flat_view(_new_host(entry).copy_(tensor))

@@ -1,0 +1,98 @@
+// What the sums and the other element-wise kernels share.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernel/dispatch.h"
+#include "poseidon/dtype.h"
+
+namespace poseidon::kernel {
+
+constexpr bool is_half(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
+
+/// Calls `function(T{})` with the C++ type of `dtype`, which is none of the 16-bit types. Integers are
+/// unsigned: those wrap by definition.
+template <typename Function>
+void with_element_type(DType dtype, const Function& function) {
+  switch (dtype) {
+    case DType::float32:
+      return function(float{});
+    case DType::float64:
+      return function(double{});
+    case DType::uint8:
+      return function(std::uint8_t{});
+    case DType::int32:
+      return function(std::uint32_t{});
+    case DType::int64:
+      return function(std::uint64_t{});
+    case DType::float16:
+    case DType::bfloat16:
+      return;
+  }
+}
+
+/// Arrays that one loop reads; more would not fit the registers and prefetch streams of every CPU.
+constexpr std::size_t kMaxArrays = 8;
+
+/// Calls `function(arrays[0], …, arrays[count - 1])`, count in [1, kMaxArrays]: compilers turn a loop over
+/// that many named pointers into vector code that keeps the sums in registers, and no other form of it.
+template <typename T, typename Function>
+POSEIDON_INLINE void with_arrays(const std::array<const T*, kMaxArrays>& arrays, std::size_t count,
+                                 const Function& function) {
+  const auto [a, b, c, d, e, f, g, h] = arrays;
+  switch (count) {
+    case 1:
+      return function(a);
+    case 2:
+      return function(a, b);
+    case 3:
+      return function(a, b, c);
+    case 4:
+      return function(a, b, c, d);
+    case 5:
+      return function(a, b, c, d, e);
+    case 6:
+      return function(a, b, c, d, e, f);
+    case 7:
+      return function(a, b, c, d, e, f, g);
+    default:
+      return function(a, b, c, d, e, f, g, h);
+  }
+}
+
+/// A divisor of sums: a multiplication by the reciprocal where that is exact, a division otherwise.
+/// Integers are not divided.
+template <typename T>
+struct Divisor {
+  explicit Divisor(unsigned divisor)
+      : none(divisor == 1 || !std::is_floating_point_v<T>),
+        exact_reciprocal(std::has_single_bit(divisor)),
+        denominator(static_cast<T>(divisor)),
+        reciprocal(static_cast<T>(1 / static_cast<double>(divisor))) {}
+
+  /// What the sum is multiplied by in the loop that adds; what is left is for `divide`.
+  T factor() const { return exact_reciprocal ? reciprocal : T{1}; }
+
+  bool none;
+  bool exact_reciprocal;
+  T denominator;
+  T reciprocal;
+};
+
+template <typename T>
+POSEIDON_INLINE void divide(T* values, std::size_t n, const Divisor<T>& divisor) {
+  if constexpr (std::is_floating_point_v<T>) {
+    if (divisor.none) return;
+    if (divisor.exact_reciprocal) {
+      for (std::size_t i = 0; i < n; ++i) values[i] *= divisor.reciprocal;
+    } else {
+      for (std::size_t i = 0; i < n; ++i) values[i] /= divisor.denominator;
+    }
+  }
+}
+
+}  // namespace poseidon::kernel

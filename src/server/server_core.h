@@ -1,0 +1,104 @@
+// ServerCore: one loop of a server, with its listeners, its workers' flows and its chunks.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/executor.h"
+#include "poseidon/options.h"
+#include "server/shard.h"
+#include "transport/transport.h"
+#include "wire/messages.h"
+
+namespace poseidon {
+
+/// Receive, reduce, update and send back: all of it happens on this core's loop, and no core waits for
+/// another (Parameter Hub §3.2.4). With Assignment::worker, the baseline, a core receives whatever its
+/// workers push and hands chunks that others own to them, and their results come back through it.
+class ServerCore final : private Receiver {
+ public:
+  /// `peers()` are all cores of the server, this one too, by index; used only after `listen`.
+  /// `executor` (wide aggregation; else null) outlives this.
+  struct Surroundings {
+    std::size_t index = 0;
+    std::function<const std::vector<std::unique_ptr<ServerCore>>&()> peers;
+    Executor* executor = nullptr;
+  };
+  ServerCore(const Options& options, std::shared_ptr<Loop> loop, Surroundings surroundings);
+  ~ServerCore() override;
+  ServerCore(const ServerCore&) = delete;
+  ServerCore& operator=(const ServerCore&) = delete;
+
+  /// Where the server's other cores listen: told to workers that find this one. Before `listen`.
+  void set_other_cores(std::vector<std::string> addresses);
+  /// Accepts workers there too; returns the address to publish. The transport must outlive this.
+  Result<std::string> listen(Transport& transport, const std::string& address);
+
+  /// Closes everything. Gives what is queued for the workers up to `linger` to leave. `begin` returns at
+  /// once, so that all cores of a server end together; then `finish` waits. Once only counts.
+  void begin_shutdown(std::chrono::milliseconds linger);
+  void finish_shutdown(std::chrono::milliseconds linger);
+
+  /// The loop; for an owner that has to stop all loops before the first core goes.
+  Loop& loop() { return *loop_; }
+
+  /// Network bytes of all flows so far: sent, received. Any thread but the loop's.
+  std::pair<std::uint64_t, std::uint64_t> traffic();
+
+ private:
+  class Connection;
+  class RemoteWorker;
+  struct Job;
+  /// A connection's id on another core: its own, and this times the index of the core it is on.
+  static constexpr std::uint64_t kRemoteIdStride = std::uint64_t{1} << 48;
+
+  Result<std::span<std::byte>> on_header(Flow& flow, const wire::Header& header) override;
+  void on_progress(Flow& flow, const wire::Header& header, std::size_t received_bytes) override;
+  Status on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
+                    std::function<void()> release) override;
+  void on_closed(Flow& flow, const Status& status) override;
+
+  void accept(std::shared_ptr<Flow> flow);
+  Status greet(Connection& connection, const wire::Header& header, std::span<const std::byte> payload);
+  std::string objection(const wire::Hello& hello) const;
+  Job& job_of(const std::string& name, std::uint32_t worker_count);
+  void end_if_empty(Job& job);
+  Status contribute(Connection& connection, const wire::Header& header, std::span<const std::byte> payload,
+                    std::function<void()> release);
+  Status request(Connection& connection, const wire::Header& header, std::span<const std::byte> payload);
+  void check_overdue();
+
+  // Assignment::worker: what a worker's core and a chunk's owner say to each other.
+  bool hands_over(const wire::Header& header) const;
+  ServerCore& owner_of(const wire::Header& header) const;
+  void tell_peers(const std::function<void(ServerCore&)>& what);
+  void hand_over(Connection& connection, const wire::Header& header, std::span<const std::byte> payload,
+                 std::function<void()> release);
+  void take_over(const std::string& name, std::uint64_t remote_id, const wire::Header& header,
+                 std::span<const std::byte> payload, std::function<void()> release);
+  void with_connection(std::uint64_t connection_id, const std::function<void(Connection&)>& what);
+
+  const Options options_;
+  const Surroundings surroundings_;
+  std::vector<std::unique_ptr<Listener>> listeners_;  // the owner's thread
+  std::map<std::string, std::unique_ptr<Job>> jobs_;
+  std::map<const Flow*, std::unique_ptr<Connection>> connections_;
+  std::uint64_t next_connection_id_ = 1;
+  std::vector<std::string> other_cores_;
+  std::uint64_t closed_bytes_sent_ = 0;  // of flows that are gone
+  std::uint64_t closed_bytes_received_ = 0;
+  bool shut_down_ = false;  // the owner's thread
+  bool stopping_ = false;   // the loop's
+  std::promise<void> all_closed_;
+  std::future<void> closed_ = all_closed_.get_future();
+  const std::shared_ptr<Loop> loop_;  // shared: stopped by whichever owner goes first, after all have shut down
+};
+
+}  // namespace poseidon

@@ -1,0 +1,50 @@
+// StoredChunk: a chunk whose value the server keeps: parameters with the state of their update rule, or
+// the last reduced gradient (Parameter Hub §3.1: push and pull).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/buffer_pool.h"
+#include "poseidon/dtype.h"
+#include "poseidon/status.h"
+#include "poseidon/update.h"
+
+namespace poseidon {
+
+/// Loop thread of its shard only. Array 0 is the value, 1… the rule's state arrays.
+class StoredChunk {
+ public:
+  explicit StoredChunk(std::shared_ptr<BufferPool> pool) : pool_(std::move(pool)) {}
+
+  bool has_value() const { return !arrays_.empty() && arrays_[0]; }
+  DType dtype() const { return dtype_; }
+  std::uint64_t update_count() const { return update_count_; }
+
+  /// Sets an array, and how many updates it has seen. Refused: a size or dtype other than the value's,
+  /// a state array before the value, more arrays than any rule has.
+  Status assign(std::size_t array, std::span<const std::byte> data, DType dtype, std::uint64_t update_count);
+  /// The array as it is now; it does not change afterwards. A state that no update has made yet is
+  /// zeros. Null where there is no value, or no such array.
+  std::shared_ptr<const Buffer> array(std::size_t index);
+
+  /// The value becomes `sum`.
+  void replace(Buffer sum, DType dtype);
+  /// One step of the rule with the mean gradient. Refused: no value yet, another size or dtype, a
+  /// dtype that is neither float32 nor float64.
+  Status update(const UpdateRule& rule, const Buffer& gradient, DType dtype);
+
+ private:
+  std::byte* writable(std::size_t index, bool keep);
+  void update_lamb(const UpdateRule& rule, const Buffer& gradient, std::span<std::byte* const> states);
+
+  const std::shared_ptr<BufferPool> pool_;
+  DType dtype_ = DType::float32;
+  std::vector<std::shared_ptr<Buffer>> arrays_;
+  std::uint64_t update_count_ = 0;
+};
+
+}  // namespace poseidon

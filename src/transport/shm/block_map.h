@@ -1,0 +1,31 @@
+// BlockMap: which blocks of an area are in use. The sender's own record, never in shared memory.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+#include "transport/shm/segment.h"
+
+namespace poseidon::shm {
+
+/// One thread.
+class BlockMap {
+ public:
+  /// The first run of `count` (> 0) free blocks: low ones first, so that few are in use again and again.
+  std::optional<std::uint32_t> take(std::uint32_t count);
+  /// Frees the run that take() gave at `first`; false when there is none.
+  bool give_back(std::uint32_t first);
+  std::uint32_t used_count() const { return used_count_; }
+
+ private:
+  std::uint32_t next(std::uint32_t from, bool used) const;
+  void mark(std::uint32_t first, std::uint32_t count, bool used);
+
+  static_assert(kBlockCount % 64 == 0);
+  std::array<std::uint64_t, kBlockCount / 64> used_{};
+  std::array<std::uint32_t, kBlockCount> run_blocks_{};  // by first block; 0: no run starts here
+  std::uint32_t used_count_ = 0;
+};
+
+}  // namespace poseidon::shm

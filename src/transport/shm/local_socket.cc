@@ -1,0 +1,110 @@
+#include "transport/shm/local_socket.h"
+
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <utility>
+
+namespace poseidon::shm {
+
+namespace {
+
+/// Both ends must mean the same by the segment's bytes.
+struct Greeting {
+  std::array<char, 8> magic{'P', 'S', 'D', 'S', 'H', 'M', '0', '1'};
+  std::uint64_t block_bytes = kBlockBytes;
+  std::uint32_t block_count = kBlockCount;
+  std::uint32_t descriptor_count = kDescriptorCount;
+};
+
+constexpr std::size_t kFileCount = 3;
+using ControlBuffer = std::array<char, CMSG_SPACE(kFileCount * sizeof(int))>;
+
+}  // namespace
+
+Result<SocketName> socket_name(const std::string& text) {
+  SocketName name;
+  // An abstract name begins with a 0 byte and has no end mark.
+  if (text.empty() || text.size() >= sizeof(name.address.sun_path)) {
+    return Status(ErrorCode::invalid_argument, "'" + text + "' is no name for shared memory: it must have 1 to " +
+                                                   std::to_string(sizeof(name.address.sun_path) - 1) + " bytes");
+  }
+  name.address.sun_family = AF_UNIX;
+  std::memcpy(name.address.sun_path + 1, text.data(), text.size());
+  name.size_bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
+  return name;
+}
+
+std::string free_name() {
+  std::random_device random;
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "psd-%d-%08x%08x", static_cast<int>(::getpid()), random(), random());
+  return text.data();
+}
+
+FileDescriptor make_socket() {
+  return FileDescriptor(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+}
+
+Result<pid_t> peer_process(int socket) {
+  ucred peer{};
+  socklen_t size_bytes = sizeof(peer);
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size_bytes) != 0) {
+    return Status(ErrorCode::refused, "the other process is unknown: " + errno_text(errno));
+  }
+  if (peer.uid != ::geteuid()) {
+    return Status(ErrorCode::refused, "process " + std::to_string(peer.pid) + " belongs to another user");
+  }
+  return peer.pid;
+}
+
+bool send_files(int socket, const SegmentFiles& files) {
+  Greeting greeting;
+  iovec bytes{&greeting, sizeof(greeting)};
+  alignas(cmsghdr) ControlBuffer control{};
+  msghdr message{};
+  message.msg_iov = &bytes;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  const std::array<int, kFileCount> fds{files.memory.get(), files.connector_wake.get(), files.acceptor_wake.get()};
+  cmsghdr* const rights = CMSG_FIRSTHDR(&message);
+  rights->cmsg_level = SOL_SOCKET;
+  rights->cmsg_type = SCM_RIGHTS;
+  rights->cmsg_len = CMSG_LEN(sizeof(fds));
+  std::memcpy(CMSG_DATA(rights), fds.data(), sizeof(fds));
+  return ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(sizeof(greeting));
+}
+
+Result<SegmentFiles> receive_files(int socket) {
+  Greeting greeting;
+  iovec bytes{&greeting, sizeof(greeting)};
+  alignas(cmsghdr) ControlBuffer control{};
+  msghdr message{};
+  message.msg_iov = &bytes;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  const ssize_t got = ::recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  // Owned before anything is checked: what came must be closed in any case.
+  std::array<FileDescriptor, kFileCount> received;
+  const cmsghdr* const rights = got < 0 ? nullptr : CMSG_FIRSTHDR(&message);
+  if (rights != nullptr && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS) {
+    const std::size_t count = (rights->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    std::array<int, kFileCount> fds{};
+    std::memcpy(fds.data(), CMSG_DATA(rights), count * sizeof(int));  // the buffer has room for no more
+    for (std::size_t i = 0; i < count; ++i) received[i] = FileDescriptor(fds[i]);
+  }
+  const Greeting expected;
+  if (got != static_cast<ssize_t>(sizeof(greeting)) || std::memcmp(&greeting, &expected, sizeof(greeting)) != 0 ||
+      (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || !received[kFileCount - 1]) {
+    return Status(ErrorCode::mismatch, "the other process does not share memory as this one does");
+  }
+  return SegmentFiles{std::move(received[0]), std::move(received[1]), std::move(received[2])};
+}
+
+}  // namespace poseidon::shm

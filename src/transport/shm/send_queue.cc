@@ -1,0 +1,43 @@
+#include "transport/shm/send_queue.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace poseidon::shm {
+
+void SendQueue::push(const wire::Header& header, std::vector<std::span<const std::byte>> payload, Done done) {
+  entries_.push_back({header, std::move(payload), std::move(done)});
+}
+
+void SendQueue::copy(std::span<std::byte> out) {
+  copied_bytes_ += out.size();
+  const auto& pieces = entries_.front().payload;
+  while (!out.empty()) {
+    const auto rest = pieces[piece_].subspan(offset_bytes_);
+    const std::size_t size_bytes = std::min(rest.size(), out.size());
+    if (size_bytes > 0) std::memcpy(out.data(), rest.data(), size_bytes);
+    out = out.subspan(size_bytes);
+    offset_bytes_ += size_bytes;
+    if (offset_bytes_ < pieces[piece_].size()) continue;
+    ++piece_;
+    offset_bytes_ = 0;
+  }
+}
+
+SendQueue::Done SendQueue::pop() {
+  Done done = std::move(entries_.front().done);
+  entries_.pop_front();
+  copied_bytes_ = 0;
+  piece_ = 0;
+  offset_bytes_ = 0;
+  return done;
+}
+
+std::vector<SendQueue::Done> SendQueue::take_all() {
+  std::vector<Done> all;
+  while (!empty()) all.push_back(pop());
+  return all;
+}
+
+}  // namespace poseidon::shm

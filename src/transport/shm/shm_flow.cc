@@ -1,0 +1,302 @@
+#include "transport/shm/shm_flow.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace poseidon::shm {
+
+namespace {
+
+// What is too large to be lent goes in pieces of this size, so that both sides copy at once and the
+// pieces stay in the cache.
+constexpr std::size_t kPieceBytes = 128u << 10;
+// One flow's share of a turn, so that the loop's other flows get theirs.
+constexpr std::size_t kReadBudgetBytes = 2u << 20;
+constexpr std::size_t kWriteBudgetBytes = 2u << 20;
+
+}  // namespace
+
+ShmFlow::ShmFlow(Loop& loop, FileDescriptor socket, std::shared_ptr<Segment> segment, std::string peer_name)
+    : loop_(loop),
+      socket_(std::move(socket)),
+      segment_(std::move(segment)),
+      peer_name_(std::move(peer_name)),
+      outbox_(segment_),
+      inbox_(segment_) {}
+
+void ShmFlow::set_receiver(Receiver* receiver) {
+  receiver_ = receiver;
+  if (state_ == State::closed) return post_finished();
+  if (state_ == State::open) update_watch();
+  post_work();
+}
+
+void ShmFlow::send(wire::Header header, std::vector<std::span<const std::byte>> payload,
+                   std::function<void(const Status&)> done) {
+  header.payload_bytes = 0;
+  for (const auto& piece : payload) header.payload_bytes += piece.size();
+  Status refusal = send_error_;
+  if (state_ != State::open && refusal.ok()) {
+    refusal = {ErrorCode::shut_down, "connection to " + peer_name_ + " is closed"};
+  } else if (header.payload_bytes > wire::kMaxPayloadBytes) {
+    refusal = {ErrorCode::invalid_argument,
+               "a payload of " + std::to_string(header.payload_bytes) + " bytes is too large"};
+  }
+  if (!refusal.ok()) {
+    finished_.push_back({std::move(done), refusal});
+    return post_finished();
+  }
+  const bool idle = queue_.empty();
+  queue_.push(header, std::move(payload), std::move(done));
+  if (!idle) return;  // more work is posted, or the peer will wake us
+  const Rest rest = flush();
+  if (state_ == State::closed) return;
+  update_watch();
+  wait_for_room(rest);
+  if (!finished_.empty()) post_finished();
+}
+
+void ShmFlow::close(std::chrono::milliseconds linger) {
+  if (state_ != State::open) return;
+  state_ = State::closing;
+  const Rest rest = flush();
+  if (state_ == State::closed) return;
+  // What is in the shared memory is the peer's to read, whether we are there or not.
+  if (queue_.empty() || linger.count() <= 0) return end({});
+  linger_timer_ = loop_.call_at(Clock::now() + linger, [self = shared_from_this()] {
+    self->linger_timer_ = 0;
+    self->end({});
+  });
+  update_watch();
+  wait_for_room(rest);
+  post_work();  // drops what has arrived: the peer may be waiting for room, too
+}
+
+void ShmFlow::on_wake() {
+  std::uint64_t count = 0;
+  const ssize_t got = ::read(segment_->own_wake(), &count, sizeof(count));
+  // Whatever else the peer has passed as an eventfd might never stop being readable.
+  if (got >= 0 && got != static_cast<ssize_t>(sizeof(count))) {
+    return end(Status(ErrorCode::mismatch, "message from " + peer_name_ + ": it wakes with something else"));
+  }
+  work();
+}
+
+/// Nothing but the end of the connection comes over the socket.
+void ShmFlow::on_socket() {
+  std::byte byte{};
+  const ssize_t got = ::recv(socket_.get(), &byte, 1, MSG_DONTWAIT);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (got > 0) return end(Status(ErrorCode::mismatch, "message from " + peer_name_ + ": bytes on the socket"));
+  peer_gone_ = true;
+  loop_.unwatch(socket_.get());
+  const auto self = shared_from_this();
+  fail_sends(ended("closed by the peer"));
+  work();
+}
+
+/// A turn: sends and receives what can be now, and sees to it that there is another when there is more.
+void ShmFlow::work() {
+  const auto self = shared_from_this();
+  if (state_ == State::closed) return;
+  const Rest sending = flush();
+  run_finished();
+  const Rest receiving = receive();
+  if (state_ == State::closed) return;
+  if (state_ == State::closing && queue_.empty()) return end({});
+  update_watch();
+  wait_for_room(sending);
+  if (receiving == Rest::more || (receiving == Rest::nothing && !inbox_.sleep())) post_work();
+}
+
+void ShmFlow::post_work() {
+  if (std::exchange(work_posted_, true)) return;
+  loop_.post([self = shared_from_this()] {
+    self->work_posted_ = false;
+    self->work();
+  });
+}
+
+/// After a flush: whoever has something left to send is woken when it can go on.
+void ShmFlow::wait_for_room(Rest rest) {
+  if (queue_.empty()) return;
+  if (rest == Rest::more || !outbox_.wait()) post_work();
+}
+
+ShmFlow::Rest ShmFlow::flush() {
+  std::uint64_t sent_bytes = 0;
+  while (!queue_.empty()) {
+    if (sent_bytes >= kWriteBudgetBytes) return Rest::more;
+    const std::uint64_t left_bytes = queue_.left_bytes();
+    auto sent = send_piece();
+    if (!sent.ok()) {
+      end(sent.status().with_context("message from " + peer_name_));
+      return Rest::nothing;
+    }
+    if (!sent.value()) return Rest::blocked;
+    sent_bytes += left_bytes - queue_.left_bytes();
+    if (queue_.left_bytes() == 0) finished_.push_back({queue_.pop(), Status()});
+  }
+  return Rest::nothing;
+}
+
+/// The next piece of the first message; false when there is no room for it.
+Result<bool> ShmFlow::send_piece() {
+  const bool first = queue_.copied_bytes() == 0;
+  const bool whole = first && queue_.left_bytes() <= kLendableBytes;
+  Outbox::Place place;
+  auto reserved =
+      outbox_.reserve(whole ? queue_.left_bytes() : std::min<std::uint64_t>(queue_.left_bytes(), kPieceBytes), place);
+  if (!reserved.ok() || !reserved.value()) return reserved;
+  Descriptor descriptor;
+  descriptor.kind = first ? Descriptor::Kind::message : Descriptor::Kind::piece;
+  if (first) wire::encode(queue_.header(), descriptor.header);
+  queue_.copy(place.memory);
+  outbox_.publish(descriptor, place);
+  return true;
+}
+
+ShmFlow::Rest ShmFlow::receive() {
+  std::uint64_t taken_bytes = 0;
+  while (state_ == State::closing || (state_ == State::open && receiver_ != nullptr)) {
+    if (taken_bytes >= kReadBudgetBytes) return Rest::more;
+    auto descriptor = inbox_.next();
+    Status status = descriptor.status();
+    if (status.ok() && !descriptor.value()) {
+      if (!peer_gone_) return Rest::nothing;
+      end(ended(in_payload_ ? "closed by the peer in the middle of a message" : "closed by the peer"));
+      return Rest::blocked;
+    }
+    if (!status.ok()) {
+      status = status.with_context("message from " + peer_name_);
+    } else {
+      taken_bytes += descriptor.value()->data_bytes;
+      status = take(*descriptor.value());
+    }
+    if (!status.ok()) end(status);
+  }
+  return Rest::blocked;
+}
+
+Status ShmFlow::take(const Descriptor& descriptor) {
+  if (state_ == State::closing) {
+    inbox_.give_back(descriptor);
+    return {};
+  }
+  if (in_payload_ != (descriptor.kind == Descriptor::Kind::piece)) {
+    return {ErrorCode::mismatch, "message from " + peer_name_ + ": a piece out of place"};
+  }
+  return in_payload_ ? take_piece(descriptor) : start_message(descriptor);
+}
+
+Status ShmFlow::start_message(const Descriptor& descriptor) {
+  auto header = wire::decode(descriptor.header);
+  if (!header.ok()) return header.status().with_context("message from " + peer_name_);
+  header_ = header.value();
+  if (descriptor.data_bytes > header_.payload_bytes || (descriptor.data_bytes == 0 && header_.payload_bytes > 0)) {
+    return misfit(descriptor.data_bytes);
+  }
+  if (header_.payload_bytes == 0) return receiver_->on_message(*this, header_, {}, {});
+  if (descriptor.data_bytes == header_.payload_bytes && descriptor.data_bytes <= kLendableBytes) {
+    if (auto release = inbox_.lend(descriptor)) {
+      return receiver_->on_message(*this, header_, inbox_.data(descriptor), std::move(release));
+    }
+  }
+  auto place = receiver_->on_header(*this, header_);
+  if (state_ != State::open) return {};
+  if (!place.ok()) return place.status();
+  if (place.value().size() != header_.payload_bytes) {
+    return {ErrorCode::invalid_argument, "the receiver gave " + std::to_string(place.value().size()) +
+                                             " bytes for a payload of " + std::to_string(header_.payload_bytes)};
+  }
+  in_payload_ = true;
+  payload_ = place.value();
+  received_bytes_ = 0;
+  return take_piece(descriptor);
+}
+
+Status ShmFlow::take_piece(const Descriptor& descriptor) {
+  const auto data = inbox_.data(descriptor);
+  if (data.empty() || data.size() > payload_.size() - received_bytes_) return misfit(data.size());
+  std::memcpy(payload_.data() + received_bytes_, data.data(), data.size());
+  inbox_.give_back(descriptor);
+  received_bytes_ += data.size();
+  if (received_bytes_ < payload_.size()) {
+    receiver_->on_progress(*this, header_, received_bytes_);
+    return {};
+  }
+  in_payload_ = false;
+  return receiver_->on_message(*this, header_, std::exchange(payload_, {}), {});
+}
+
+void ShmFlow::update_watch() {
+  if (state_ == State::closed) return;
+  const bool wanted = receiver_ != nullptr || !queue_.empty();
+  if (wanted == watched_) return;
+  if (!wanted) return unwatch();
+  const auto self = shared_from_this();
+  Status status = loop_.watch(segment_->own_wake(), EPOLLIN, [self](std::uint32_t) { self->on_wake(); });
+  if (!status.ok()) return end(status);
+  watched_ = true;
+  if (peer_gone_) return;
+  status = loop_.watch(socket_.get(), EPOLLIN | EPOLLRDHUP, [self](std::uint32_t) { self->on_socket(); });
+  if (!status.ok()) end(status);
+}
+
+void ShmFlow::unwatch() {
+  if (!std::exchange(watched_, false)) return;
+  loop_.unwatch(segment_->own_wake());
+  if (!peer_gone_) loop_.unwatch(socket_.get());
+}
+
+void ShmFlow::fail_sends(const Status& status) {
+  send_error_ = status;
+  for (auto& done : queue_.take_all()) finished_.push_back({std::move(done), status});
+}
+
+void ShmFlow::end(const Status& status) {
+  if (state_ == State::closed) return;
+  const bool ours = state_ == State::closing;
+  state_ = State::closed;
+  end_status_ = ours ? Status() : status;
+  if (send_error_.ok()) {
+    send_error_ = ours
+                      ? Status(ErrorCode::shut_down, "connection to " + peer_name_ + " was closed before this was sent")
+                      : status;
+  }
+  fail_sends(send_error_);
+  post_finished();  // holds the flow when the registration goes
+  unwatch();
+  if (linger_timer_ != 0) loop_.cancel(std::exchange(linger_timer_, 0));
+  socket_.reset();
+}
+
+void ShmFlow::post_finished() {
+  if (std::exchange(finished_posted_, true)) return;
+  loop_.post([self = shared_from_this()] {
+    self->finished_posted_ = false;
+    self->run_finished();
+    if (self->state_ != State::closed || self->receiver_ == nullptr) return;
+    std::exchange(self->receiver_, nullptr)->on_closed(*self, self->end_status_);
+  });
+}
+
+void ShmFlow::run_finished() {
+  for (const auto& [done, status] : std::exchange(finished_, {})) done(status);
+}
+
+Status ShmFlow::misfit(std::uint64_t size_bytes) const {
+  return {ErrorCode::mismatch,
+          "message from " + peer_name_ + ": a piece of " + std::to_string(size_bytes) + " bytes does not fit"};
+}
+
+Status ShmFlow::ended(const std::string& why) const {
+  return {ErrorCode::peer_lost, "connection to " + peer_name_ + " ended (" + why + ")"};
+}
+
+}  // namespace poseidon::shm

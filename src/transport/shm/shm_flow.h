@@ -1,0 +1,91 @@
+// ShmFlow: one end of a connection of the shared-memory transport.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/file_descriptor.h"
+#include "transport/shm/inbox.h"
+#include "transport/shm/outbox.h"
+#include "transport/shm/send_queue.h"
+#include "transport/transport.h"
+
+namespace poseidon::shm {
+
+/// Loop thread only. While it has a receiver, or something to send, the loop's registration keeps
+/// it alive until on_closed has run; otherwise dropping the last reference closes the connection.
+class ShmFlow final : public Flow, public std::enable_shared_from_this<ShmFlow> {
+ public:
+  /// `socket` is connected to the process that shares `segment`; it says when that has gone.
+  ShmFlow(Loop& loop, FileDescriptor socket, std::shared_ptr<Segment> segment, std::string peer_name);
+
+  void set_receiver(Receiver* receiver) override;
+  void send(wire::Header header, std::vector<std::span<const std::byte>> payload,
+            std::function<void(const Status&)> done) override;
+  void close(std::chrono::milliseconds linger) override;
+  const std::string& peer_name() const override { return peer_name_; }
+  std::uint64_t bytes_sent() const override { return 0; }
+  std::uint64_t bytes_received() const override { return 0; }
+
+ private:
+  enum class State {
+    open,
+    closing,  // close() was called: sends what is queued, drops what arrives
+    closed,   // the socket is gone; on_closed has run or is posted
+  };
+  /// What a turn of sending or receiving left behind.
+  enum class Rest { nothing, blocked, more };
+  struct Finished {
+    SendQueue::Done done;
+    Status status;
+  };
+
+  void on_wake();
+  void on_socket();
+  void work();
+  void post_work();
+  Rest flush();
+  Result<bool> send_piece();
+  Rest receive();
+  Status take(const Descriptor& descriptor);
+  Status start_message(const Descriptor& descriptor);
+  Status take_piece(const Descriptor& descriptor);
+  void wait_for_room(Rest rest);
+  void update_watch();
+  void unwatch();
+  void fail_sends(const Status& status);
+  void end(const Status& status);
+  void post_finished();
+  void run_finished();
+  Status misfit(std::uint64_t size_bytes) const;
+  Status ended(const std::string& why) const;
+
+  Loop& loop_;
+  FileDescriptor socket_;
+  const std::shared_ptr<Segment> segment_;
+  const std::string peer_name_;
+  State state_ = State::open;
+  bool watched_ = false;
+  bool peer_gone_ = false;  // no more comes than what is in the shared memory
+  bool work_posted_ = false;
+
+  Outbox outbox_;
+  SendQueue queue_;
+  Status send_error_;  // not ok: no send can succeed any more
+  std::vector<Finished> finished_;
+  bool finished_posted_ = false;
+  Loop::TimerId linger_timer_ = 0;
+
+  Inbox inbox_;
+  bool in_payload_ = false;
+  wire::Header header_;  // of the message that arrives in pieces
+  std::span<std::byte> payload_;
+  std::size_t received_bytes_ = 0;  // of payload_
+  Receiver* receiver_ = nullptr;
+  Status end_status_;
+};
+
+}  // namespace poseidon::shm

@@ -1,0 +1,48 @@
+// ShmListener: a bound Unix socket that hands out flows.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "base/file_descriptor.h"
+#include "transport/transport.h"
+
+namespace poseidon::shm {
+
+class ShmListener final : public Listener {
+ public:
+  using OnAccept = std::function<void(std::shared_ptr<Flow>)>;
+
+  /// Transport::listen.
+  static Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address, OnAccept on_accept);
+
+  ShmListener(Loop& loop, FileDescriptor socket, std::string address, OnAccept on_accept);
+  ~ShmListener() override;
+  const std::string& address() const override { return address_; }
+
+ private:
+  /// A connection whose files have not come yet.
+  struct Guest {
+    FileDescriptor socket;
+    std::string name;
+    Loop::TimerId timer = 0;
+  };
+
+  Status start();
+  void accept_all();
+  void pause();
+  void await_files(FileDescriptor socket);
+  void on_files(int socket);
+  Guest dismiss(int socket);
+
+  Loop& loop_;
+  const FileDescriptor socket_;
+  const std::string address_;
+  const OnAccept on_accept_;
+  Loop::TimerId resume_timer_ = 0;
+  std::map<int, Guest> guests_;  // by socket
+};
+
+}  // namespace poseidon::shm

@@ -1,0 +1,36 @@
+#include "transport/shm/shm_transport.h"
+
+#include <utility>
+
+#include "transport/shm/local_socket.h"
+#include "transport/shm/shm_connector.h"
+#include "transport/shm/shm_listener.h"
+
+namespace poseidon {
+
+namespace {
+
+class ShmTransport final : public Transport {
+ public:
+  Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address,
+                                           std::function<void(std::shared_ptr<Flow>)> on_accept) override {
+    return shm::ShmListener::listen(loop, address, std::move(on_accept));
+  }
+
+  void connect(Loop& loop, const std::string& address, Clock::time_point deadline,
+               std::function<void(Result<std::shared_ptr<Flow>>)> done) override {
+    const auto name = shm::socket_name(address);
+    if (!name.ok()) {
+      loop.post([done = std::move(done), status = name.status().with_context("cannot connect")] { done(status); });
+      return;
+    }
+    auto connector = std::make_shared<shm::ShmConnector>(loop, address, name.value(), deadline, std::move(done));
+    loop.post([connector] { connector->attempt(); });
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_shm_transport() { return std::make_unique<ShmTransport>(); }
+
+}  // namespace poseidon

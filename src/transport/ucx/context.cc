@@ -1,0 +1,50 @@
+#ifdef POSEIDON_HAVE_UCX
+
+#include "transport/ucx/context.h"
+
+#include <utility>
+
+namespace poseidon::ucx {
+
+namespace {
+
+using Config = std::unique_ptr<ucp_config_t, decltype(&::ucp_config_release)>;
+
+/// A server that starts again on its port must not wait for old connections to time out.
+const UcxSettings kDefaults{{"CM_REUSEADDR", "y"}};
+
+Status modify(ucp_config_t& config, const UcxSettings& settings) {
+  for (const auto& [name, value] : settings) {
+    const ucs_status_t status = ::ucp_config_modify(&config, name.c_str(), value.c_str());
+    if (status == UCS_OK) continue;
+    return {ErrorCode::invalid_argument, "UCX rejects the setting " + name + "=" + value + ": " + text_of(status)};
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string text_of(ucs_status_t status) { return ::ucs_status_string(status); }
+
+Result<std::shared_ptr<const Context>> Context::open(const UcxSettings& settings) {
+  ucp_config_t* read = nullptr;
+  if (const ucs_status_t status = ::ucp_config_read(nullptr, nullptr, &read); status != UCS_OK) {
+    return Status(ErrorCode::invalid_argument, "UCX cannot read its environment variables: " + text_of(status));
+  }
+  const Config config(read, &::ucp_config_release);
+  if (Status status = modify(*config, kDefaults); !status.ok()) return status;
+  if (Status status = modify(*config, settings); !status.ok()) return status;
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED;
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  params.mt_workers_shared = 1;
+  ucp_context_h context = nullptr;
+  if (const ucs_status_t status = ::ucp_init(&params, config.get(), &context); status != UCS_OK) {
+    return Status(ErrorCode::invalid_argument, "UCX cannot be set up: " + text_of(status));
+  }
+  return std::shared_ptr<const Context>(std::make_shared<Context>(context));
+}
+
+}  // namespace poseidon::ucx
+
+#endif  // POSEIDON_HAVE_UCX

@@ -1,0 +1,47 @@
+// UcxConnector: one connect() of the UCX transport, from the first try to the last.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/backoff.h"
+#include "transport/tcp/address.h"
+#include "transport/transport.h"
+#include "transport/ucx/worker.h"
+
+namespace poseidon::ucx {
+
+class UcxFlow;
+
+/// Kept alive by the attempt or the timer under way. Loop thread only after construction.
+class UcxConnector final : public std::enable_shared_from_this<UcxConnector> {
+ public:
+  using Done = std::function<void(Result<std::shared_ptr<Flow>>)>;
+
+  /// `candidates` is not empty.
+  UcxConnector(Loop& loop, std::string address, std::vector<tcp::SocketAddress> candidates, Clock::time_point deadline,
+               Done done);
+
+  /// Tries every candidate in turn, again and again until the deadline; calls `done` once.
+  void start(const std::shared_ptr<Worker>& worker);
+
+ private:
+  void try_candidate();
+  void on_open(const Status& status);
+  void failed(const Status& why);
+
+  Loop& loop_;
+  const std::string address_;
+  const std::vector<tcp::SocketAddress> candidates_;
+  const Clock::time_point deadline_;
+  const Done done_;
+  std::weak_ptr<Worker> worker_;
+  Backoff backoff_;
+  std::size_t next_candidate_ = 0;
+  std::shared_ptr<UcxFlow> flow_;  // of the attempt under way
+  Loop::TimerId timer_ = 0;
+};
+
+}  // namespace poseidon::ucx

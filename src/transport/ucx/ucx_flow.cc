@@ -1,0 +1,401 @@
+#ifdef POSEIDON_HAVE_UCX
+
+#include "transport/ucx/ucx_flow.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace poseidon::ucx {
+
+namespace {
+
+constexpr std::size_t kNumberBytes = sizeof(std::uint64_t);
+
+// The kinds of control messages.
+constexpr std::uint64_t kWelcome = 1;  // value: none
+constexpr std::uint64_t kFin = 2;      // value: how many data messages came before
+constexpr std::size_t kControlBytes = 2 * kNumberBytes;
+
+// UCX itself needs both ends to have the same byte order.
+void put(std::span<std::byte> out, std::uint64_t number) { std::memcpy(out.data(), &number, kNumberBytes); }
+
+std::uint64_t get(std::span<const std::byte> in) {
+  std::uint64_t number = 0;
+  std::memcpy(&number, in.data(), kNumberBytes);
+  return number;
+}
+
+}  // namespace
+
+std::shared_ptr<UcxFlow> UcxFlow::connect(Worker& worker, const std::string& peer_name, const tcp::SocketAddress& peer,
+                                          OnOpen on_open) {
+  auto flow = std::make_shared<UcxFlow>(worker, peer_name);
+  flow->on_open_ = std::move(on_open);
+  ucp_ep_params_t params{};
+  params.field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR;
+  params.flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER;
+  params.sockaddr.addr = peer.get();
+  params.sockaddr.addrlen = peer.size_bytes;
+  if (const ucs_status_t status = flow->open_endpoint(params); status != UCS_OK) flow->on_error(status);
+  return flow;
+}
+
+std::shared_ptr<UcxFlow> UcxFlow::accept(Worker& worker, const std::string& peer_name, ucp_conn_request_h request) {
+  auto flow = std::make_shared<UcxFlow>(worker, peer_name);
+  ucp_ep_params_t params{};
+  params.field_mask = UCP_EP_PARAM_FIELD_CONN_REQUEST;
+  params.conn_request = request;
+  if (flow->open_endpoint(params) != UCS_OK) return nullptr;
+  flow->send_control(kWelcome, 0);
+  return flow;
+}
+
+UcxFlow::UcxFlow(Worker& worker, std::string peer_name)
+    : loop_(worker.loop()), worker_(&worker), peer_name_(std::move(peer_name)) {
+  worker.add(*this);
+}
+
+UcxFlow::~UcxFlow() {
+  if (worker_ == nullptr) return;
+  close_endpoint();
+  drop_arrivals();
+  worker_->remove(*this);
+}
+
+std::shared_ptr<UcxFlow> UcxFlow::abandon() {
+  auto self = shared_from_this();
+  keep_alive_.reset();
+  close_endpoint();
+  drop_arrivals();
+  worker_->remove(*this);
+  worker_ = nullptr;
+  state_ = State::ended;
+  receiver_ = nullptr;
+  on_open_ = nullptr;
+  finished_.clear();
+  return self;
+}
+
+ucs_status_t UcxFlow::open_endpoint(const ucp_ep_params_t& parameters) {
+  return worker_->create_endpoint(parameters, *this, endpoint_);
+}
+
+void UcxFlow::close_endpoint() {
+  if (endpoint_ != nullptr) worker_->close_endpoint(std::exchange(endpoint_, nullptr));
+}
+
+void UcxFlow::set_receiver(Receiver* receiver) {
+  receiver_ = receiver;
+  update_keep_alive();
+  settle_soon();
+}
+
+void UcxFlow::send(wire::Header header, std::vector<std::span<const std::byte>> payload, Done done) {
+  header.payload_bytes = 0;
+  for (const auto& piece : payload) header.payload_bytes += piece.size();
+  Status refusal = send_error_.ok() ? connection_error_ : send_error_;
+  if (state_ != State::open && refusal.ok()) {
+    refusal = {ErrorCode::shut_down, "connection to " + peer_name_ + " is closed"};
+  } else if (header.payload_bytes > wire::kMaxPayloadBytes) {
+    refusal = {ErrorCode::invalid_argument,
+               "a payload of " + std::to_string(header.payload_bytes) + " bytes is too large"};
+  }
+  if (!refusal.ok()) {
+    finished_.push_back({std::move(done), refusal});
+    update_keep_alive();
+    return settle_soon();
+  }
+  Operation& operation = add_operation(sends_);
+  put(operation.header, next_sequence_++);
+  wire::encode(header, std::span(operation.header).last<wire::kHeaderBytes>());
+  operation.pieces.reserve(payload.size());
+  for (const auto& piece : payload) {
+    // UCX takes the memory of sends as mutable and does not write to it.
+    if (!piece.empty()) operation.pieces.push_back({const_cast<std::byte*>(piece.data()), piece.size()});
+  }
+  operation.message_bytes = wire::kHeaderBytes + header.payload_bytes;
+  operation.done = std::move(done);
+  post(operation, kDataId, operation.header.size(), header.payload_bytes);
+}
+
+void UcxFlow::send_control(std::uint64_t kind, std::uint64_t value) {
+  Operation& operation = add_operation(controls_);
+  put(operation.header, kind);
+  put(std::span(operation.header).subspan(kNumberBytes), value);
+  post(operation, kControlId, kControlBytes, 0);
+}
+
+UcxFlow::Operation& UcxFlow::add_operation(std::list<Operation>& list) {
+  Operation& operation = list.emplace_back();
+  operation.flow = this;
+  operation.list = &list;
+  operation.position = std::prev(list.end());
+  update_keep_alive();
+  return operation;
+}
+
+void UcxFlow::post(Operation& operation, unsigned id, std::size_t header_bytes, std::uint64_t payload_bytes) {
+  ucp_request_param_t params{};
+  params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
+  params.cb.send = &UcxFlow::on_sent;
+  params.user_data = &operation;
+  params.flags = UCP_AM_SEND_FLAG_REPLY;  // tells the peer's worker the endpoint
+  if (payload_bytes > kUcxEagerBytes) params.flags |= UCP_AM_SEND_FLAG_RNDV;
+  const void* buffer = nullptr;
+  std::size_t count = 0;
+  if (operation.pieces.size() == 1) {
+    buffer = operation.pieces.front().buffer;
+    count = operation.pieces.front().length;
+  } else if (!operation.pieces.empty()) {
+    params.op_attr_mask |= UCP_OP_ATTR_FIELD_DATATYPE;
+    params.datatype = ucp_dt_make_iov();
+    buffer = operation.pieces.data();
+    count = operation.pieces.size();
+  }
+  const ucs_status_ptr_t request =
+      ::ucp_am_send_nbx(endpoint_, id, operation.header.data(), header_bytes, buffer, count, &params);
+  if (!UCS_PTR_IS_PTR(request)) complete(operation, UCS_PTR_STATUS(request));
+  settle_soon();
+}
+
+void UcxFlow::on_sent(void* request, ucs_status_t status, void* operation) {
+  auto& sent = *static_cast<Operation*>(operation);
+  sent.flow->complete(sent, status);
+  ::ucp_request_free(request);
+}
+
+void UcxFlow::complete(Operation& operation, ucs_status_t status) {
+  Status result;
+  if (status != UCS_OK) {
+    result = send_error_.ok() ? lost(text_of(status)) : send_error_;
+    send_error_ = result;
+    fail(result);
+  }
+  if (operation.done) {
+    if (result.ok()) bytes_sent_ += operation.message_bytes;
+    finished_.push_back({std::move(operation.done), result});
+  }
+  operation.list->erase(operation.position);
+  settle_soon();
+}
+
+ucs_status_t UcxFlow::on_data(std::span<const std::byte> header, void* data, std::size_t data_bytes, bool rendezvous) {
+  if (state_ != State::open || !connection_error_.ok()) return UCS_OK;  // which tells the sender to go on
+  if (header.size() != kNumberBytes + wire::kHeaderBytes) {
+    fail({ErrorCode::mismatch, "message from " + peer_name_ + ": a header of " + std::to_string(header.size()) +
+                                   " bytes is not this protocol's"});
+    return UCS_OK;
+  }
+  const auto decoded = wire::decode(header.last<wire::kHeaderBytes>());
+  if (!decoded.ok()) {
+    fail(decoded.status().with_context("message from " + peer_name_));
+    return UCS_OK;
+  }
+  const std::uint64_t sequence = get(header);
+  if (decoded.value().payload_bytes != data_bytes) {
+    fail({ErrorCode::mismatch, "message from " + peer_name_ + ": its payload has " + std::to_string(data_bytes) +
+                                   " bytes, its header says " + std::to_string(decoded.value().payload_bytes)});
+    return UCS_OK;
+  }
+  if (!arrivals_.insert(sequence, {decoded.value(), data_bytes == 0 ? nullptr : data, rendezvous})) {
+    fail({ErrorCode::mismatch, "message from " + peer_name_ + ": unexpected number " + std::to_string(sequence)});
+    return UCS_OK;
+  }
+  settle_soon();
+  return data_bytes == 0 ? UCS_OK : UCS_INPROGRESS;
+}
+
+void UcxFlow::on_control(std::span<const std::byte> header) {
+  const std::uint64_t kind = header.size() == kControlBytes ? get(header) : 0;
+  if (kind == kWelcome) {
+    welcomed_ = true;
+  } else if (kind == kFin && !peer_fin_) {
+    peer_fin_ = get(header.subspan(kNumberBytes));
+  } else {
+    fail({ErrorCode::mismatch, "message from " + peer_name_ + ": unknown control message"});
+  }
+  settle_soon();
+}
+
+void UcxFlow::on_error(ucs_status_t status) { fail(lost(text_of(status))); }
+
+void UcxFlow::fail(Status status) {
+  if (connection_error_.ok()) connection_error_ = std::move(status);
+  settle_soon();
+}
+
+void UcxFlow::close(std::chrono::milliseconds linger) {
+  if (state_ != State::open) return;
+  state_ = State::closing;
+  on_open_ = nullptr;
+  if (linger.count() <= 0) return end({});
+  drop_arrivals();  // which tells the peer to go on
+  linger_timer_ = loop_.call_at(Clock::now() + linger, [self = shared_from_this()] {
+    self->linger_timer_ = 0;
+    self->end({});
+  });
+  settle_soon();
+}
+
+void UcxFlow::settle_soon() {
+  if (worker_ == nullptr || std::exchange(settle_posted_, true)) return;
+  worker_->defer([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->settle();
+  });
+}
+
+/// Everything that calls the owner: after UCX's callbacks have taken their notes, never from inside them or send.
+void UcxFlow::settle() {
+  settle_posted_ = false;
+  run_finished();
+  open_or_fail();
+  if (state_ == State::open) deliver();
+  if (state_ == State::closing) advance_close();
+  if (state_ != State::open && receiving_ && receiving_->complete) receiving_.reset();
+  if (state_ == State::ended && receiver_ != nullptr && !ucx_has_memory() && !std::exchange(finish_posted_, true)) {
+    // Behind the sends that the loop has in its queue: their `done`s come first.
+    loop_.post([self = shared_from_this()] { self->finish(); });
+  }
+  update_keep_alive();
+}
+
+void UcxFlow::finish() {
+  run_finished();
+  if (receiver_ != nullptr) std::exchange(receiver_, nullptr)->on_closed(*this, end_status_);
+  update_keep_alive();
+}
+
+void UcxFlow::open_or_fail() {
+  if (!on_open_ || (!welcomed_ && connection_error_.ok())) return;
+  const auto on_open = std::exchange(on_open_, nullptr);
+  if (!welcomed_) end(connection_error_);
+  on_open(welcomed_ ? Status() : connection_error_);
+}
+
+void UcxFlow::deliver() {
+  if (receiver_ == nullptr) return;
+  if (receiving_ && receiving_->complete) finish_receiving();
+  while (state_ == State::open && !receiving_ && arrivals_.front() != nullptr) {
+    // What has arrived is delivered though the connection has ended since; what is still with the peer is lost.
+    if (arrivals_.front()->rendezvous && !connection_error_.ok()) break;
+    deliver_next();
+  }
+  if (state_ != State::open) return;
+  if (!connection_error_.ok()) return end(connection_error_);
+  if (peer_fin_ && *peer_fin_ <= arrivals_.next() && !receiving_) end(lost("closed by the peer"));
+}
+
+void UcxFlow::deliver_next() {
+  const Arrival arrival = arrivals_.take();
+  if (arrival.data == nullptr) return hand_over(arrival.header, {});
+  const auto place = receiver_->on_header(*this, arrival.header);
+  if (state_ != State::open || !place.ok() || place.value().size() != arrival.header.payload_bytes) {
+    release(arrival);
+    if (state_ != State::open) return;
+    if (!place.ok()) return end(place.status());
+    return end({ErrorCode::invalid_argument, "the receiver gave " + std::to_string(place.value().size()) +
+                                                 " bytes for a payload of " +
+                                                 std::to_string(arrival.header.payload_bytes)});
+  }
+  if (arrival.rendezvous) return receive(arrival, place.value());
+  std::memcpy(place.value().data(), arrival.data, place.value().size());
+  release(arrival);
+  hand_over(arrival.header, place.value());
+}
+
+void UcxFlow::receive(const Arrival& arrival, std::span<std::byte> place) {
+  receiving_ = Receiving{arrival.header, place, false, {}};
+  update_keep_alive();
+  ucp_request_param_t params{};
+  params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+  params.cb.recv_am = &UcxFlow::on_received;
+  params.user_data = this;
+  const ucs_status_ptr_t request =
+      ::ucp_am_recv_data_nbx(worker_->get(), arrival.data, place.data(), place.size(), &params);
+  if (UCS_PTR_IS_PTR(request)) return;
+  receiving_->complete = true;
+  if (UCS_PTR_IS_ERR(request)) receiving_->status = lost(text_of(UCS_PTR_STATUS(request)));
+  finish_receiving();
+}
+
+void UcxFlow::on_received(void* request, ucs_status_t status, std::size_t bytes, void* flow) {
+  auto& self = *static_cast<UcxFlow*>(flow);
+  self.receiving_->complete = true;
+  if (status != UCS_OK) {
+    self.receiving_->status = self.lost(text_of(status));
+  } else if (bytes != self.receiving_->place.size()) {
+    self.receiving_->status = self.lost("a payload was cut short");
+  }
+  ::ucp_request_free(request);
+  self.settle_soon();
+}
+
+void UcxFlow::finish_receiving() {
+  const Receiving received = std::move(*receiving_);
+  receiving_.reset();
+  if (!received.status.ok()) return end(received.status);
+  hand_over(received.header, received.place);
+}
+
+void UcxFlow::hand_over(const wire::Header& header, std::span<const std::byte> payload) {
+  bytes_received_ += wire::kHeaderBytes + payload.size();
+  if (Status status = receiver_->on_message(*this, header, payload, {}); !status.ok()) end(status);
+}
+
+/// The fin follows when the peer has taken everything, so that nothing is lost whichever side goes first then.
+void UcxFlow::advance_close() {
+  if (!connection_error_.ok()) return end({});
+  if (!sends_.empty()) return;
+  if (!std::exchange(fin_sent_, true)) send_control(kFin, next_sequence_);
+  if (peer_fin_ && controls_.empty()) end({});
+}
+
+void UcxFlow::end(const Status& status) {
+  if (state_ == State::ended) return;
+  const bool ours = state_ == State::closing;
+  state_ = State::ended;
+  end_status_ = ours ? Status() : status;
+  if (send_error_.ok()) {
+    send_error_ = ours
+                      ? Status(ErrorCode::shut_down, "connection to " + peer_name_ + " was closed before this was sent")
+                      : status;
+  }
+  if (linger_timer_ != 0) loop_.cancel(std::exchange(linger_timer_, 0));
+  update_keep_alive();
+  close_endpoint();
+  drop_arrivals();  // after: the peer must not take a payload for received that it could not deliver
+  settle_soon();
+}
+
+void UcxFlow::drop_arrivals() {
+  for (const auto& arrival : arrivals_.take_all()) {
+    if (arrival) release(*arrival);
+  }
+}
+
+void UcxFlow::release(const Arrival& arrival) {
+  if (arrival.data != nullptr) ::ucp_am_data_release(worker_->get(), arrival.data);
+}
+
+void UcxFlow::run_finished() {
+  for (const auto& [done, status] : std::exchange(finished_, {})) done(status);
+}
+
+void UcxFlow::update_keep_alive() {
+  const bool wanted = worker_ != nullptr &&
+                      (receiver_ != nullptr || ucx_has_memory() || !finished_.empty() || state_ == State::closing);
+  if (!wanted) {
+    keep_alive_.reset();
+  } else if (keep_alive_ == nullptr) {
+    keep_alive_ = shared_from_this();
+  }
+}
+
+Status UcxFlow::lost(const std::string& why) const {
+  return {ErrorCode::peer_lost, "connection to " + peer_name_ + " ended (" + why + ")"};
+}
+
+}  // namespace poseidon::ucx
+
+#endif  // POSEIDON_HAVE_UCX

@@ -1,0 +1,141 @@
+// UcxFlow: one connection of the UCX transport.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "transport/tcp/address.h"
+#include "transport/transport.h"
+#include "transport/ucx/arrivals.h"
+#include "transport/ucx/worker.h"
+
+namespace poseidon::ucx {
+
+/// Loop thread only. While it has a receiver, or something under way in UCX, it keeps itself alive until
+/// on_closed has run; otherwise dropping the last reference closes the connection.
+///
+/// A data message is an active message whose header is its number in the flow (8 bytes) and the wire header.
+/// A control message has no payload: the listening side's `welcome` completes the connecting side's
+/// connect, and `fin` says how many messages came before a close.
+class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> {
+ public:
+  using OnOpen = std::function<void(const Status&)>;
+
+  /// Starts to connect. `on_open` runs once, ok when the peer has answered, unless the flow is closed before.
+  static std::shared_ptr<UcxFlow> connect(Worker& worker, const std::string& peer_name, const tcp::SocketAddress& peer,
+                                          OnOpen on_open);
+  /// The listening side. Null when the client has gone already.
+  static std::shared_ptr<UcxFlow> accept(Worker& worker, const std::string& peer_name, ucp_conn_request_h request);
+
+  UcxFlow(Worker& worker, std::string peer_name);
+  ~UcxFlow() override;
+
+  void set_receiver(Receiver* receiver) override;
+  void send(wire::Header header, std::vector<std::span<const std::byte>> payload,
+            std::function<void(const Status&)> done) override;
+  void close(std::chrono::milliseconds linger) override;
+  const std::string& peer_name() const override { return peer_name_; }
+  std::uint64_t bytes_sent() const override { return bytes_sent_; }
+  std::uint64_t bytes_received() const override { return bytes_received_; }
+
+  // What the worker calls, from inside UCX.
+  ucs_status_t on_data(std::span<const std::byte> header, void* data, std::size_t data_bytes, bool rendezvous);
+  void on_control(std::span<const std::byte> header);
+  void on_error(ucs_status_t status);
+
+  /// The worker ends: closes the endpoint and calls nobody any more. Returns what kept the flow alive.
+  std::shared_ptr<UcxFlow> abandon();
+
+ private:
+  using Done = std::function<void(const Status&)>;
+  enum class State {
+    open,
+    closing,  // close() was called: sends what is queued, drops what arrives
+    ended,    // the endpoint is closed; on_closed has run or waits for UCX to let go of all memory
+  };
+  struct Operation {
+    UcxFlow* flow = nullptr;
+    std::list<Operation>* list = nullptr;
+    std::list<Operation>::iterator position;
+    std::array<std::byte, sizeof(std::uint64_t) + wire::kHeaderBytes> header{};
+    std::vector<ucp_dt_iov_t> pieces;
+    std::uint64_t message_bytes = 0;
+    Done done;  // empty for control messages
+  };
+  struct Finished {
+    Done done;
+    Status status;
+  };
+  struct Receiving {
+    wire::Header header;
+    std::span<std::byte> place;
+    bool complete = false;
+    Status status;
+  };
+
+  ucs_status_t open_endpoint(const ucp_ep_params_t& parameters);
+  Operation& add_operation(std::list<Operation>& list);
+  void post(Operation& operation, unsigned id, std::size_t header_bytes, std::uint64_t payload_bytes);
+  void send_control(std::uint64_t kind, std::uint64_t value);
+  void complete(Operation& operation, ucs_status_t status);
+  static void on_sent(void* request, ucs_status_t status, void* operation);
+  static void on_received(void* request, ucs_status_t status, std::size_t bytes, void* flow);
+
+  void settle_soon();
+  void settle();
+  void finish();
+  void open_or_fail();
+  void deliver();
+  void deliver_next();
+  void receive(const Arrival& arrival, std::span<std::byte> place);
+  void finish_receiving();
+  void hand_over(const wire::Header& header, std::span<const std::byte> payload);
+  void fail(Status status);
+  void advance_close();
+  void end(const Status& status);
+  void close_endpoint();
+  void drop_arrivals();
+  void release(const Arrival& arrival);
+  void run_finished();
+  void update_keep_alive();
+  bool ucx_has_memory() const { return !sends_.empty() || !controls_.empty() || receiving_.has_value(); }
+  Status lost(const std::string& why) const;
+
+  Loop& loop_;
+  Worker* worker_;  // null: has ended
+  ucp_ep_h endpoint_ = nullptr;
+  const std::string peer_name_;
+  State state_ = State::open;
+  bool settle_posted_ = false;
+  bool finish_posted_ = false;
+  std::shared_ptr<UcxFlow> keep_alive_;
+  OnOpen on_open_;
+  bool welcomed_ = false;
+
+  std::list<Operation> sends_;     // in UCX's hands
+  std::list<Operation> controls_;  // the same
+  std::vector<Finished> finished_;
+  std::uint64_t next_sequence_ = 0;
+  Status send_error_;  // not ok: no send can succeed any more
+  bool fin_sent_ = false;
+  Loop::TimerId linger_timer_ = 0;
+
+  Receiver* receiver_ = nullptr;
+  Arrivals arrivals_;
+  std::optional<Receiving> receiving_;     // the rendezvous under way
+  std::optional<std::uint64_t> peer_fin_;  // how many messages the peer sent before it closed
+  Status connection_error_;                // seen by a callback; settle ends the flow with it
+  Status end_status_;
+
+  std::uint64_t bytes_sent_ = 0;
+  std::uint64_t bytes_received_ = 0;
+};
+
+}  // namespace poseidon::ucx

@@ -1,0 +1,33 @@
+// UcxListener: a bound address that hands out flows.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "transport/transport.h"
+#include "transport/ucx/worker.h"
+
+namespace poseidon::ucx {
+
+class UcxListener final : public Listener {
+ public:
+  using OnAccept = std::function<void(std::shared_ptr<Flow>)>;
+
+  /// Transport::listen, with the worker that this loop has. Loop thread only.
+  static Result<std::unique_ptr<Listener>> listen(const std::shared_ptr<Worker>& worker, const std::string& address,
+                                                  OnAccept on_accept);
+
+  ~UcxListener() override;
+  const std::string& address() const override { return address_; }
+
+ private:
+  class Acceptor;
+  UcxListener(Loop& loop, std::shared_ptr<Acceptor> acceptor, std::string address);
+
+  Loop& loop_;
+  std::shared_ptr<Acceptor> acceptor_;
+  const std::string address_;
+};
+
+}  // namespace poseidon::ucx

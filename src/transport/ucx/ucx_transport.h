@@ -1,0 +1,40 @@
+// UCX transport: RDMA (InfiniBand, RoCE), shared memory or TCP, whichever UCX finds. Optional at build time.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "transport/transport.h"
+
+namespace poseidon {
+
+/// UCX's own settings by their names without "UCX_", e.g. {"TLS", "rc,sm,self"}, {"NET_DEVICES", "mlx5_0:1"} or
+/// {"IB_SL", "3"}. They beat UCX's environment variables, which hold for everything not named here.
+/// A transport has one set: flows of different priority classes take a transport each (docs/ucx.md).
+using UcxSettings = std::vector<std::pair<std::string, std::string>>;
+
+/// Whether this build has UCX.
+bool ucx_available();
+/// What to tell who asks for it and there is none.
+inline constexpr const char* kNoUcx = "transport=ucx, but this build has no UCX; see docs/ucx.md";
+
+/// Null when the build has no UCX. A setting that UCX rejects shows as the invalid_argument of every listen and
+/// connect.
+///
+/// Addresses are "host:port" (IPv6 in brackets); port 0 binds any free one. A loop that uses the transport
+/// gets a UCX worker, which lives as long as the loop.
+///
+/// A payload is received into what on_header gives; a flow receives one at a time, and on_progress is not called.
+/// bytes_sent and bytes_received count headers and payloads of complete messages, over whatever medium
+/// UCX has chosen: it tells neither its own framing nor whether a network was crossed.
+/// Messages of up to kUcxEagerBytes may be with the peer before it has a receiver, in memory of its worker:
+/// only larger ones are held back until then, at their sender.
+/// A close without linger may lose messages whose send is done, as the reset of a TCP connection does.
+std::unique_ptr<Transport> make_ucx_transport(UcxSettings settings = {});
+
+/// Payloads above it are sent by rendezvous: straight into place, when the receiver takes them. Below, UCX decides.
+inline constexpr std::size_t kUcxEagerBytes = std::size_t{32} << 10;
+
+}  // namespace poseidon

@@ -1,0 +1,74 @@
+// Worker: UCX on one loop.
+#pragma once
+
+#include <ucp/api/ucp.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "transport/loop.h"
+#include "transport/ucx/context.h"
+
+namespace poseidon::ucx {
+
+class UcxFlow;
+
+/// The two kinds of UCX's active messages that flows exchange.
+inline constexpr unsigned kDataId = 0;
+inline constexpr unsigned kControlId = 1;
+
+/// Owned by its loop's watch of UCX's event descriptor: ends with the loop, on its thread, and closes what is
+/// still open then. Loop thread only. UCX's callbacks only take notes; receivers and `done`s are called
+/// afterwards, so that they may call anything.
+class Worker : public std::enable_shared_from_this<Worker> {
+ public:
+  static Result<std::shared_ptr<Worker>> open(Loop& loop, std::shared_ptr<const Context> context);
+
+  Worker(Loop& loop, std::shared_ptr<const Context> context, ucp_worker_h worker);
+  ~Worker();
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  Loop& loop() { return loop_; }
+  ucp_worker_h get() { return worker_; }
+
+  /// `parameters` with error handling added; the endpoint is the flow's until it forgets it.
+  ucs_status_t create_endpoint(ucp_ep_params_t parameters, UcxFlow& flow, ucp_ep_h& endpoint);
+  /// Closes it at once: sends and receives under way are called back with an error, the peer's too.
+  void close_endpoint(ucp_ep_h endpoint);
+
+  /// Flows that have an endpoint, or callbacks of one to come.
+  void add(UcxFlow& flow);
+  void remove(UcxFlow& flow);
+
+  /// Runs `task` soon, outside UCX's callbacks.
+  void defer(std::function<void()> task);
+
+ private:
+  Status start();
+  void wake();
+  void pump();
+  bool progress();
+  bool run_deferred();
+  UcxFlow* find(const ucp_am_recv_param_t& param) const;
+
+  static ucs_status_t on_data(void* self, const void* header, std::size_t header_bytes, void* data,
+                              std::size_t data_bytes, const ucp_am_recv_param_t* param);
+  static ucs_status_t on_control(void* self, const void* header, std::size_t header_bytes, void* data,
+                                 std::size_t data_bytes, const ucp_am_recv_param_t* param);
+  static void on_endpoint_error(void* self, ucp_ep_h endpoint, ucs_status_t status);
+
+  Loop& loop_;
+  const std::shared_ptr<const Context> context_;
+  const ucp_worker_h worker_;
+  std::unordered_map<ucp_ep_h, UcxFlow*> endpoints_;
+  std::vector<UcxFlow*> flows_;
+  std::vector<std::function<void()>> deferred_;
+  bool pumping_ = false;
+  bool wake_posted_ = false;
+};
+
+}  // namespace poseidon::ucx

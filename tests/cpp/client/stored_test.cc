@@ -1,0 +1,239 @@
+// Values that servers keep, end to end: random jobs of push, pull, push_pull, assign and set_rule against
+// parameters that are updated as whole arrays in this process, bit by bit.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cpp/client/random_model.h"
+#include "cpp/server/reference_update.h"
+#include "kernel/kernel.h"
+#include "poseidon/server.h"
+
+namespace poseidon::testing {
+namespace {
+
+/// A layer, how it is updated, and what it holds at first.
+struct StoredLayer {
+  Layer layer;
+  UpdateRule rule;
+  Bytes initial;
+};
+
+/// Every method gives the same answer on every rank.
+class StoredJob {
+ public:
+  explicit StoredJob(std::uint64_t of) : seed(of), model(of) {
+    std::mt19937 random(static_cast<std::uint32_t>(seed));
+    model.world_size = 1 + static_cast<int>(random() % 5);
+    model.server_count = random() % 3 == 0 ? 1 + static_cast<int>(random() % 2) : 0;
+    model.choose_modes();
+    model.shared.assignment = Assignment::chunk;  // the other one keeps no values
+    const auto rules = update_rules();
+    for (std::size_t i = 0; i < 4; ++i) {
+      StoredLayer& stored = layers.emplace_back();
+      const DType dtype = random() % 3 == 0 ? DType::float64 : DType::float32;
+      stored.layer = vector_layer("layer " + std::to_string(i), 1 + random() % 30'000, dtype);
+      stored.layer.stored = true;
+      stored.rule = i == 0 ? UpdateRule() : rules[random() % rules.size()];
+      stored.layer.whole = stored.rule.kind == UpdateKind::lamb;
+      stored.initial = random_reals(random, dtype, stored.layer.element_count);
+    }
+  }
+
+  /// Sums that need rounding where the order is fixed, exact ones where it is not.
+  Bytes gradient(std::uint64_t step, std::size_t layer, int rank) const {
+    std::seed_seq sequence{seed, step, static_cast<std::uint64_t>(layer), static_cast<std::uint64_t>(rank)};
+    std::mt19937 random(sequence);
+    const Layer& about = layers[layer].layer;
+    if (model.shared.reduce_order == ReduceOrder::rank) return random_reals(random, about.dtype, about.element_count);
+    std::vector<double> wide(about.element_count);
+    for (double& value : wide) value = static_cast<double>(random() % 1000) / 8;
+    return about.dtype == DType::float64 ? testing::bytes_of(wide)
+                                         : testing::bytes_of(Floats(wide.begin(), wide.end()));
+  }
+
+  Bytes mean_gradient(std::uint64_t step, std::size_t layer) const {
+    std::vector<Bytes> all;
+    std::vector<const std::byte*> inputs;
+    for (int rank = 0; rank < model.world_size; ++rank) all.push_back(gradient(step, layer, rank));
+    for (const Bytes& one : all) inputs.push_back(one.data());
+    const Layer& about = layers[layer].layer;
+    Bytes mean(about.size_bytes());
+    kernel::sum(inputs, mean.data(), about.element_count, about.dtype, divisor());
+    return mean;
+  }
+
+  std::uint32_t divisor() const { return static_cast<std::uint32_t>(model.world_size); }
+
+  std::uint64_t seed;
+  RandomJob model;
+  std::vector<StoredLayer> layers;
+};
+
+class StoredRank {
+ public:
+  StoredRank(const StoredJob& job, int rank)
+      : job_(job), rank_(rank), random_(static_cast<std::uint32_t>(job.seed * 31 + static_cast<std::uint64_t>(rank))) {}
+
+  void run(const Options& options) {
+    auto connected = Client::connect(options, nullptr, always);
+    ASSERT_TRUE(connected.ok()) << connected.status().message();
+    client_ = std::move(connected.value());
+    std::vector<Layer> layers;
+    for (const StoredLayer& stored : job_.layers) {
+      layers.push_back(stored.layer);
+      references_.emplace_back(stored.initial, stored.layer.dtype);
+    }
+    layers.push_back(vector_layer("barrier", 1));
+    auto added = client_->add_layers(layers, false, always);
+    ASSERT_TRUE(added.ok()) << added.status().message();
+    first_ = added.value().first_layer;
+    begin();
+    for (std::uint64_t step = 1; step <= 4 && !::testing::Test::HasFailure(); ++step) {
+      if (step == 3) restore();
+      run_step(step);
+    }
+    await_others();  // a rank's server goes with it
+    client_->shutdown();
+  }
+
+ private:
+  /// Until all have looked at what the servers keep.
+  void await_others() {
+    Bytes one(sizeof(float));
+    expect_ok(client_->start(id(job_.layers.size()), one, 1, kNotFactorable));
+    expect_ok(client_->wait_all(always));
+  }
+
+  std::uint32_t id(std::size_t layer) const { return first_ + static_cast<std::uint32_t>(layer); }
+
+  void expect_ok(const Status& status) {
+    EXPECT_TRUE(status.ok()) << "seed " << job_.seed << ", rank " << rank_ << ": " << status.message();
+  }
+
+  /// Rank 0 sets the values, everybody gets them, and all tell the rules.
+  void begin() {
+    for (std::size_t i = 0; i < job_.layers.size(); ++i)
+      if (rank_ == 0) expect_ok(client_->assign(id(i), job_.layers[i].initial));
+    expect_ok(client_->wait_all(always));
+    for (std::size_t i = 0; i < job_.layers.size(); ++i) expect_array(i, 0, job_.layers[i].initial);
+    for (std::size_t i = 0; i < job_.layers.size(); ++i) expect_ok(client_->set_rule(id(i), job_.layers[i].rule));
+  }
+
+  void run_step(std::uint64_t step) {
+    const std::size_t count = job_.layers.size();
+    std::vector<Bytes> gradients(count);
+    std::vector<Bytes> results(count);
+    for (std::size_t i = count; i-- > 0;) {
+      gradients[i] = job_.gradient(step, i, rank_);
+      results[i].resize(gradients[i].size());
+      const auto choice = random_() % 3;
+      if (choice == 0) {
+        results[i].clear();
+        expect_ok(client_->push(id(i), gradients[i], job_.divisor()));
+      } else if (choice == 1) {
+        expect_ok(client_->push_pull(id(i), gradients[i], results[i], job_.divisor()));
+      } else {  // in place
+        results[i] = gradients[i];
+        expect_ok(client_->start(id(i), results[i], job_.divisor(), kNotFactorable));
+      }
+    }
+    expect_ok(client_->wait_all(always));
+    for (std::size_t i = 0; i < count; ++i) {
+      advance_reference(step, i);
+      EXPECT_EQ(gradients[i], job_.gradient(step, i, rank_)) << "a push changed what it sent";
+      if (!results[i].empty()) EXPECT_TRUE(results[i] == references_[i].value) << where(step, i);
+      check_arrays(step, i);
+    }
+  }
+
+  void advance_reference(std::uint64_t step, std::size_t layer) {
+    const Bytes mean = job_.mean_gradient(step, layer);
+    if (job_.layers[layer].rule.kind == UpdateKind::none)
+      references_[layer].value = mean;
+    else
+      references_[layer].update(job_.layers[layer].rule, mean);
+  }
+
+  /// Nobody can change them now: the next step needs this rank.
+  void check_arrays(std::uint64_t step, std::size_t layer) {
+    const ReferenceParameters& reference = references_[layer];
+    EXPECT_TRUE(pulled(layer, 0) == reference.value) << where(step, layer);
+    EXPECT_EQ(client_->layer_stats(id(layer)).update_count, reference.update_count) << where(step, layer);
+    for (std::size_t state = 0; state < reference.states.size(); ++state)
+      EXPECT_TRUE(pulled(layer, static_cast<std::uint32_t>(state + 1)) == reference.states[state])
+          << where(step, layer);
+  }
+
+  Bytes pulled(std::size_t layer, std::uint32_t array) {
+    Bytes values(job_.layers[layer].layer.size_bytes());
+    expect_ok(client_->pull(id(layer), values, array));
+    expect_ok(client_->wait(id(layer), always));
+    return values;
+  }
+  void expect_array(std::size_t layer, std::uint32_t array, const Bytes& expected) {
+    EXPECT_TRUE(pulled(layer, array) == expected) << where(0, layer) << ", array " << array;
+  }
+
+  /// As from a checkpoint: rank 0 sets everything to what it is already.
+  void restore() {
+    await_others();
+    if (rank_ != 0) return;
+    for (std::size_t i = 0; i < job_.layers.size(); ++i) {
+      const ReferenceParameters& reference = references_[i];
+      expect_ok(client_->assign(id(i), reference.value, 0, reference.update_count));
+      expect_ok(client_->wait(id(i), always));
+      for (std::size_t state = 0; state < reference.states.size(); ++state) {
+        expect_ok(client_->assign(id(i), reference.states[state], static_cast<std::uint32_t>(state + 1),
+                                  reference.update_count));
+        expect_ok(client_->wait(id(i), always));
+      }
+    }
+  }
+
+  std::string where(std::uint64_t step, std::size_t layer) const {
+    const StoredLayer& about = job_.layers[layer];
+    return "seed " + std::to_string(job_.seed) + ", rank " + std::to_string(rank_) + " of " +
+           std::to_string(job_.model.world_size) + ", step " + std::to_string(step) + ", " + about.layer.name + " (" +
+           std::to_string(about.layer.element_count) + " " + std::string(dtype_name(about.layer.dtype)) + ", rule " +
+           std::to_string(static_cast<int>(about.rule.kind)) + ")";
+  }
+
+  const StoredJob& job_;
+  const int rank_;
+  std::mt19937 random_;
+  std::unique_ptr<Client> client_;
+  std::uint32_t first_ = 0;
+  std::vector<ReferenceParameters> references_;
+};
+
+class StoredJobs : public ::testing::TestWithParam<std::uint64_t> {};
+
+TEST_P(StoredJobs, GiveTheBitsOfUpdatingWholeArrays) {
+  for (std::uint64_t seed = GetParam() * 6; seed < (GetParam() + 1) * 6; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const StoredJob job(seed);
+    std::vector<std::unique_ptr<Server>> servers;
+    for (int i = 0; i < job.model.server_count; ++i) {
+      Options options = job.model.shared;
+      if (options.interfaces.empty()) options.interfaces = {"127.0.0.1"};
+      servers.push_back(std::move(Server::listen(options, 0).value()));
+    }
+    const auto all = cluster_options(job.model.world_size);
+    run_ranks(job.model.world_size, [&](int rank) {
+      Options options = job.model.options_of(all[static_cast<std::size_t>(rank)]);
+      for (const auto& server : servers) options.servers.push_back(server->address());
+      StoredRank(job, rank).run(options);
+    });
+    if (HasFailure()) return;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, StoredJobs, ::testing::Range<std::uint64_t>(0, 8));
+
+}  // namespace
+}  // namespace poseidon::testing

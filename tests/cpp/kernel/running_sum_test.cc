@@ -1,0 +1,109 @@
+#include <gtest/gtest.h>
+
+#include "arrays.h"
+#include "kernel/kernel_isa.h"
+
+namespace poseidon::kernel {
+namespace {
+
+Bytes random_bytes(std::mt19937& random, DType dtype, std::size_t element_count) {
+  if (dtype != DType::uint8 && dtype != DType::int32 && dtype != DType::int64) {
+    return random_array(random, dtype, element_count);
+  }
+  Bytes bytes(element_count * dtype_bytes(dtype));
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  return bytes;
+}
+
+class RunningSum : public testing::TestWithParam<DType> {};
+
+TEST_P(RunningSum, HasTheBitsOfTheSumAtOnce) {
+  const DType dtype = GetParam();
+  std::mt19937 random(21);
+  for (const std::size_t element_count : {0, 1, 2, 15, 16, 63, 127, 128, 129, 1000, 4099, 20'011}) {
+    for (const std::size_t input_count : {1, 2, 7, 8, 9, 16, 20}) {
+      std::vector<Bytes> arrays;
+      std::vector<const std::byte*> inputs;
+      for (std::size_t i = 0; i < input_count; ++i) {
+        arrays.push_back(random_bytes(random, dtype, element_count));
+        inputs.push_back(arrays.back().data());
+      }
+      const unsigned divisor = 1 + static_cast<unsigned>(random() % 9);
+      for (const Isa isa : available_isas()) {
+        Bytes expected(element_count * dtype_bytes(dtype));
+        sum_with(isa, inputs, expected.data(), element_count, dtype, divisor);
+        Bytes sum(element_count * running_sum_bytes(dtype));
+        start_sum_with(isa, inputs[0], sum.data(), element_count, dtype);
+        for (std::size_t i = 1; i < input_count; ++i) accumulate_with(isa, inputs[i], sum.data(), element_count, dtype);
+        Bytes out(expected.size());
+        finish_sum_with(isa, sum.data(), out.data(), element_count, dtype, divisor);
+        ASSERT_EQ(out, expected) << element_count << " elements, " << input_count << " inputs, divisor " << divisor;
+        finish_sum_with(isa, sum.data(), sum.data(), element_count, dtype, divisor);
+        sum.resize(expected.size());
+        ASSERT_EQ(sum, expected) << "in place";
+      }
+    }
+  }
+}
+
+TEST_P(RunningSum, AnInputMayComeInPieces) {
+  const DType dtype = GetParam();
+  constexpr std::size_t element_count = 3001;
+  std::mt19937 random(22);
+  const Bytes first = random_bytes(random, dtype, element_count);
+  const Bytes second = random_bytes(random, dtype, element_count);
+  Bytes whole(element_count * running_sum_bytes(dtype));
+  start_sum(first.data(), whole.data(), element_count, dtype);
+  Bytes pieces = whole;
+  accumulate(second.data(), whole.data(), element_count, dtype);
+  for (std::size_t begin = 0, n = 1; begin < element_count; begin += n, n = n * 2 + 1) {
+    n = std::min(n, element_count - begin);
+    accumulate(second.data() + begin * dtype_bytes(dtype), pieces.data() + begin * running_sum_bytes(dtype), n, dtype);
+  }
+  EXPECT_EQ(pieces, whole);
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, RunningSum,
+                         testing::Values(DType::float32, DType::float64, DType::float16, DType::bfloat16, DType::uint8,
+                                         DType::int32, DType::int64),
+                         [](const auto& info) { return std::string(dtype_name(info.param)); });
+
+TEST(Scale, MultipliesInTheTypeOfTheSum) {
+  std::mt19937 random(23);
+  constexpr std::size_t element_count = 2500;
+  for (const DType dtype : {DType::float32, DType::float64, DType::float16, DType::bfloat16}) {
+    const Bytes values = random_array(random, dtype, element_count);
+    Bytes expected = values;
+    for (std::size_t i = 0; i < element_count; ++i) {
+      const double value = value_at(values.data(), dtype, i);
+      const double product = dtype == DType::float64 ? value * 0.3 : static_cast<float>(value) * 0.3f;
+      put(expected.data(), dtype, i, product);
+    }
+    for (const Isa isa : available_isas()) {
+      Bytes scaled = values;
+      scale_with(isa, scaled.data(), element_count, dtype, 0.3);
+      EXPECT_EQ(scaled, expected) << dtype_name(dtype);
+    }
+  }
+}
+
+TEST(Convert, RoundsOnceBetweenTheFloatingTypes) {
+  std::mt19937 random(24);
+  constexpr std::size_t element_count = 2500;
+  constexpr DType kTypes[] = {DType::float32, DType::float16, DType::bfloat16};
+  for (const DType from : kTypes) {
+    const Bytes in = random_array(random, from, element_count);
+    for (const DType to : kTypes) {
+      Bytes expected(element_count * dtype_bytes(to));
+      for (std::size_t i = 0; i < element_count; ++i) put(expected.data(), to, i, value_at(in.data(), from, i));
+      for (const Isa isa : available_isas()) {
+        Bytes out(expected.size());
+        convert_with(isa, from, in.data(), to, out.data(), element_count);
+        EXPECT_EQ(out, expected) << dtype_name(from) << " to " << dtype_name(to);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace poseidon::kernel

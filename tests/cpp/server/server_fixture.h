@@ -1,0 +1,82 @@
+// A server and workers that speak to it message by message.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <future>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "conformance/transport_fixture.h"
+#include "cpp/server/contributions.h"
+#include "server/server_impl.h"
+#include "wire/messages.h"
+
+namespace poseidon::testing {
+
+/// The server goes after its workers: what they sent stays until they are gone.
+class ServerWithWorkers {
+ public:
+  explicit ServerWithWorkers(std::unique_ptr<Transport> transport) : transport_(std::move(transport)) {}
+
+  /// options.world_size 0: a standalone server. `address` ends with 0: any.
+  void start(const Options& options, const std::string& address) {
+    server = std::make_unique<ServerImpl>(options);
+    const Status status = server->listen(*transport_, address);
+    ASSERT_TRUE(status.ok()) << status.message();
+  }
+
+  std::unique_ptr<End> connect(std::size_t core = 0) {
+    std::promise<std::shared_ptr<Flow>> connected;
+    transport_->connect(*loop_, server->last_addresses().at(core), Clock::now() + std::chrono::seconds(5),
+                        [&](Result<std::shared_ptr<Flow>> flow) { connected.set_value(flow.value()); });
+    auto end = std::make_unique<End>(*loop_, connected.get_future().get());
+    end->receive();
+    return end;
+  }
+
+  void say_hello(End& worker, const wire::Hello& hello) {
+    texts_.push_back(wire::make_hello(hello));
+    worker.send(texts_.back().header, {texts_.back().payload()});
+  }
+
+  std::unique_ptr<End> join(std::uint32_t rank, std::uint32_t worker_count, const std::string& job = "default",
+                            std::size_t core = 0, std::uint32_t flow = 0) {
+    auto worker = connect(core);
+    say_hello(*worker, {rank, worker_count, job, flow, {}});
+    EXPECT_TRUE(worker->recorder.wait_messages(1));
+    EXPECT_EQ(worker->recorder.messages().at(0).header.kind, wire::Kind::hello);
+    return worker;
+  }
+
+  void send(End& worker, const wire::Header& header, Bytes payload) {
+    payloads_.push_back(std::move(payload));
+    worker.send(header, payloads_.back());
+  }
+  void push(End& worker, const wire::Header& header, const Floats& values) { send(worker, header, bytes_of(values)); }
+
+  /// The message that came as the `count`-th.
+  static Received message(End& worker, std::size_t count) {
+    EXPECT_TRUE(worker.recorder.wait_messages(count));
+    const auto messages = worker.recorder.messages();
+    return messages.size() >= count ? messages[count - 1] : Received{};
+  }
+
+  std::unique_ptr<ServerImpl> server;
+
+ private:
+  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<Loop> loop_ = std::make_unique<Loop>("workers");
+  std::deque<Bytes> payloads_;
+  std::deque<wire::TextMessage> texts_;
+};
+
+inline Floats floats_of(const Received& message) { return values_of(message.payload); }
+
+inline std::string text_of(const Received& message) {
+  return {reinterpret_cast<const char*>(message.payload.data()), message.payload.size()};
+}
+
+}  // namespace poseidon::testing

@@ -1,0 +1,78 @@
+// What the UCX transport promises beyond the conformance suite.
+#include <gtest/gtest.h>
+
+#include <future>
+#include <string>
+
+#include "transport/ucx/arrivals.h"
+#include "transport/ucx/ucx_transport.h"
+
+namespace poseidon {
+namespace {
+
+using ucx::Arrival;
+using ucx::Arrivals;
+
+Arrival numbered(std::uint32_t chunk) {
+  Arrival arrival;
+  arrival.header.chunk = chunk;
+  return arrival;
+}
+
+TEST(UcxArrivals, GivesMessagesInTheOrderOfTheirNumbers) {
+  Arrivals arrivals;
+  EXPECT_EQ(arrivals.front(), nullptr);
+  for (const std::uint32_t number : {2u, 0u, 3u}) EXPECT_TRUE(arrivals.insert(number, numbered(number)));
+  ASSERT_NE(arrivals.front(), nullptr);
+  EXPECT_EQ(arrivals.take().header.chunk, 0u);
+  EXPECT_EQ(arrivals.front(), nullptr) << "number 1 has not come";
+  EXPECT_EQ(arrivals.next(), 1u);
+  EXPECT_TRUE(arrivals.insert(1, numbered(1)));
+  for (std::uint32_t number = 1; number < 4; ++number) EXPECT_EQ(arrivals.take().header.chunk, number);
+  EXPECT_EQ(arrivals.next(), 4u);
+}
+
+TEST(UcxArrivals, RefusesNumbersThatNoSenderWouldGive) {
+  Arrivals arrivals;
+  EXPECT_TRUE(arrivals.insert(0, numbered(0)));
+  EXPECT_TRUE(arrivals.insert(5, numbered(5)));
+  EXPECT_FALSE(arrivals.insert(5, numbered(5))) << "twice";
+  arrivals.take();
+  EXPECT_FALSE(arrivals.insert(0, numbered(0))) << "delivered already";
+  EXPECT_FALSE(arrivals.insert(std::uint64_t{1} << 40, numbered(1))) << "too far ahead";
+  EXPECT_FALSE(arrivals.insert(~std::uint64_t{0}, numbered(1)));
+}
+
+TEST(UcxArrivals, EmptiesItselfOfWhatIsHere) {
+  Arrivals arrivals;
+  arrivals.insert(0, numbered(0));
+  arrivals.insert(2, numbered(2));
+  const auto all = arrivals.take_all();
+  ASSERT_EQ(all.size(), 3u);
+  EXPECT_TRUE(all[0] && !all[1] && all[2]);
+  EXPECT_EQ(arrivals.front(), nullptr);
+}
+
+TEST(UcxTransport, IsThereExactlyWhenTheBuildHasUcx) { EXPECT_EQ(make_ucx_transport() != nullptr, ucx_available()); }
+
+/// What listening and connecting say with this setting.
+void expect_rejected(const std::string& name, const std::string& value) {
+  const auto transport = make_ucx_transport({{name, value}});
+  Loop loop("ucx");
+  const auto listener = transport->listen(loop, "127.0.0.1:0", [](std::shared_ptr<Flow>) {});
+  ASSERT_FALSE(listener.ok());
+  EXPECT_EQ(listener.status().code(), ErrorCode::invalid_argument) << listener.status().message();
+  std::promise<Status> connected;
+  transport->connect(loop, "127.0.0.1:9", Clock::now(),
+                     [&](Result<std::shared_ptr<Flow>> flow) { connected.set_value(flow.status()); });
+  EXPECT_EQ(connected.get_future().get().code(), ErrorCode::invalid_argument);
+}
+
+TEST(UcxTransport, SaysWhichSettingUcxRejects) {
+  if (!ucx_available()) GTEST_SKIP() << "this build has no UCX";
+  expect_rejected("RNDV_THRESH", "many");
+  expect_rejected("TLS", "no_such_transport");
+}
+
+}  // namespace
+}  // namespace poseidon

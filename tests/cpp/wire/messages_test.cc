@@ -1,0 +1,169 @@
+// The messages that have a form: hello, the update rule and texts, and what is no such message.
+#include "wire/messages.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace poseidon::wire {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+constexpr std::size_t kRuleBytes = 64;
+constexpr std::size_t kFirstNumberAt = 8;
+
+UpdateRule full_rule() {
+  UpdateRule rule;
+  rule.kind = UpdateKind::adamw;
+  rule.nesterov = true;
+  rule.maximize = true;
+  rule.lr = 1e-3;
+  rule.momentum = -0.0;
+  rule.dampening = 0.25;
+  rule.beta1 = 0.9;
+  rule.beta2 = std::nextafter(1.0, 0.0);
+  rule.eps = std::numeric_limits<double>::denorm_min();
+  rule.weight_decay = -std::numeric_limits<double>::max();
+  return rule;
+}
+
+Bytes bytes_of(const TextMessage& message) { return {message.payload().begin(), message.payload().end()}; }
+
+void expect_no_rule(const Bytes& bytes, const std::string& word) {
+  const auto rule = read_rule(bytes);
+  ASSERT_FALSE(rule.ok()) << word;
+  EXPECT_EQ(rule.status().code(), ErrorCode::mismatch);
+  EXPECT_NE(rule.status().message().find(word), std::string::npos) << rule.status().message();
+}
+
+TEST(Rule, RoundTrip) {
+  Header about;
+  about.unit = 9;
+  about.rank = 3;
+  about.step = 5;
+  for (int kind = 0; kind <= 4; ++kind) {
+    UpdateRule rule = full_rule();
+    rule.kind = static_cast<UpdateKind>(kind);
+    rule.nesterov = kind % 2 == 0;
+    const TextMessage message = make_rule(about, rule);
+    EXPECT_EQ(message.header.kind, Kind::rule);
+    EXPECT_EQ(message.header.unit, 9u);
+    EXPECT_EQ(message.header.rank, 3u);
+    EXPECT_EQ(message.header.payload_bytes, kRuleBytes);
+    const auto read = read_rule(message.payload());
+    ASSERT_TRUE(read.ok()) << read.status().message();
+    EXPECT_EQ(read.value(), rule);
+  }
+}
+
+TEST(Rule, OfAnotherSizeIsNone) {
+  Bytes bytes = bytes_of(make_rule({}, full_rule()));
+  for (std::size_t size = 0; size < kRuleBytes; ++size)
+    expect_no_rule({bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(size)}, std::to_string(size) + " bytes");
+  bytes.push_back(std::byte{0});
+  expect_no_rule(bytes, "65 bytes");
+}
+
+TEST(Rule, OfAnUnknownKindOrWithoutANumberIsNone) {
+  for (int kind = 5; kind < 256; ++kind) {
+    Bytes bytes = bytes_of(make_rule({}, full_rule()));
+    bytes[0] = static_cast<std::byte>(kind);
+    expect_no_rule(bytes, "kind " + std::to_string(kind));
+  }
+  for (const double number : {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
+                              std::numeric_limits<double>::quiet_NaN()}) {
+    for (std::size_t at = kFirstNumberAt; at < kRuleBytes; at += sizeof number) {
+      Bytes bytes = bytes_of(make_rule({}, full_rule()));
+      std::memcpy(bytes.data() + at, &number, sizeof number);
+      expect_no_rule(bytes, "finite");
+    }
+  }
+}
+
+TEST(Rule, RandomBytesAreARuleOrNone) {
+  std::mt19937_64 random(3);
+  for (int i = 0; i < 20'000; ++i) {
+    Bytes bytes = bytes_of(make_rule({}, full_rule()));
+    for (int change = 0; change < 4; ++change) bytes[random() % kRuleBytes] = static_cast<std::byte>(random());
+    const auto rule = read_rule(bytes);
+    if (!rule.ok()) continue;
+    const auto again = read_rule(make_rule({}, rule.value()).payload());
+    ASSERT_TRUE(again.ok());
+    EXPECT_EQ(again.value(), rule.value());
+  }
+}
+
+TEST(Hello, OfAServerTellsItsOtherCores) {
+  const Hello sent{2, 8, "a job", 3, {"10.0.0.1:5000", "[fe80::1]:6", "shm/1"}};
+  const TextMessage message = make_hello(sent);
+  const Hello hello = read_hello(message.header, message.payload());
+  EXPECT_EQ(hello.rank, 2u);
+  EXPECT_EQ(hello.worker_count, 8u);
+  EXPECT_EQ(hello.job, "a job");
+  EXPECT_EQ(hello.flow, 3u);
+  EXPECT_EQ(hello.other_cores, sent.other_cores);
+}
+
+TEST(Hello, OfAnyBytesIsRead) {
+  std::mt19937_64 random(4);
+  for (int i = 0; i < 2000; ++i) {
+    Bytes bytes(random() % 64);
+    for (auto& byte : bytes) byte = random() % 4 == 0 ? std::byte{'\n'} : static_cast<std::byte>(random());
+    const Hello hello = read_hello(Header{}, bytes);
+    std::size_t size = hello.job.size();
+    for (const auto& core : hello.other_cores) size += 1 + core.size();
+    EXPECT_LE(size, bytes.size());
+    EXPECT_GE(size + 1, bytes.size()) << "at most a last newline is not told";
+  }
+}
+
+TEST(Messages, HelloRoundTrip) {
+  const TextMessage message = make_hello({3, 8, "a job"});
+  EXPECT_EQ(message.header.payload_bytes, 5u);
+  const Hello hello = read_hello(message.header, message.payload());
+  EXPECT_EQ(hello.rank, 3u);
+  EXPECT_EQ(hello.worker_count, 8u);
+  EXPECT_EQ(hello.job, "a job");
+  EXPECT_EQ(read_hello(make_hello({0, 1, ""}).header, {}).job, "");
+}
+
+TEST(Messages, ErrorRoundTrip) {
+  Header about;
+  about.unit = 4;
+  about.chunk = 5;
+  about.step = 6;
+  const TextMessage message = make_error(Kind::refuse, about, {ErrorCode::timeout, "too late"});
+  EXPECT_EQ(message.header.kind, Kind::refuse);
+  EXPECT_EQ(message.header.unit, 4u);
+  EXPECT_EQ(message.header.chunk, 5u);
+  EXPECT_EQ(message.header.step, 6u);
+  const Status status = read_error(message.header, message.payload());
+  EXPECT_EQ(status.code(), ErrorCode::timeout);
+  EXPECT_EQ(status.message(), "too late");
+}
+
+TEST(Messages, UnknownErrorCodesBecomeAborted) {
+  Header header;
+  for (const std::uint32_t code : {0u, 9u, 0xffffffffu}) {
+    header.divisor = code;
+    EXPECT_EQ(read_error(header, {}).code(), ErrorCode::aborted);
+  }
+}
+
+TEST(Messages, LongTextsAreCut) {
+  const std::string text(kMaxTextBytes + 1, 'x');
+  EXPECT_EQ(make_hello({0, 1, text}).payload().size(), kMaxTextBytes);
+  const TextMessage message = make_error(Kind::abort, Header{}, {ErrorCode::aborted, text});
+  EXPECT_EQ(message.payload().size(), kMaxTextBytes);
+  EXPECT_EQ(message.header.payload_bytes, kMaxTextBytes);
+  EXPECT_EQ(make_hello({0, 1, std::string(kMaxTextBytes, 'x')}).payload().size(), kMaxTextBytes);
+}
+
+}  // namespace
+}  // namespace poseidon::wire

@@ -1,0 +1,52 @@
+// Any payload of a message that has a form: hello, rule and error texts are read or rejected, and what
+// was read comes out again as it went in.
+//
+// The first byte of the input decides what the rest is read as.
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+#include <string>
+
+#include "wire/messages.h"
+
+namespace {
+
+using namespace poseidon;
+
+void fuzz_rule(std::span<const std::byte> payload) {
+  const auto rule = wire::read_rule(payload);
+  if (!rule.ok()) {
+    if (rule.status().code() != ErrorCode::mismatch || rule.status().message().empty()) std::abort();
+    return;
+  }
+  const auto message = wire::make_rule(wire::Header{}, rule.value());
+  const auto again = wire::read_rule(message.payload());
+  if (message.payload().size() != payload.size() || !again.ok() || !(again.value() == rule.value())) std::abort();
+}
+
+void fuzz_hello(std::span<const std::byte> payload) {
+  if (payload.size() > wire::kMaxTextBytes) return;  // refused by its header
+  const wire::Hello hello = wire::read_hello(wire::Header{}, payload);
+  const auto message = wire::make_hello(hello);
+  const wire::Hello again = wire::read_hello(message.header, message.payload());
+  if (again.job != hello.job || again.other_cores.size() > hello.other_cores.size()) std::abort();
+}
+
+void fuzz_error(std::span<const std::byte> payload) {
+  wire::Header header;
+  header.divisor = payload.empty() ? 0 : std::to_integer<std::uint32_t>(payload.front());
+  const Status status = wire::read_error(header, payload);
+  if (status.ok() || status.message().size() != payload.size()) std::abort();
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  if (size == 0) return 0;
+  const auto payload = std::as_bytes(std::span(data, size)).subspan(1);
+  if (data[0] % 3 == 0) fuzz_rule(payload);
+  if (data[0] % 3 == 1) fuzz_hello(payload);
+  if (data[0] % 3 == 2) fuzz_error(payload);
+  return 0;
+}

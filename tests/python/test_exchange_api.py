@@ -1,0 +1,432 @@
+"""Push, pull and push_pull on arrays: values, rules, handles and errors, in one to three processes."""
+
+from __future__ import annotations
+
+import array
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import poseidon
+import workers
+from poseidon.errors import Aborted, InvalidArgument, Mismatch, PoseidonError, ShutDown
+
+pytest.importorskip("poseidon._core", reason="the compiled core is not built")
+ROOT = Path(__file__).resolve().parents[2]
+WORLD_SIZES = [1, 2, 3]
+STEPS = 4
+
+
+def run(world_size: int, case: Callable[..., Any], *args: Any) -> list[Any]:
+    """Each rank's result of `case(port, *args)`."""
+    return workers.run(world_size, case, workers.free_port(), *args)
+
+
+def joined(port: int, **options: Any) -> poseidon.Exchange:
+    """Chunks are small, so that arrays of a few KB lie on all servers."""
+    return poseidon.connect(**{"master_port": port, "chunk_bytes": 1024, "timeout": 20, **options})
+
+
+def own(exchange: poseidon.Exchange, shape: tuple[int, ...], dtype: str, step: int = 0) -> np.ndarray:
+    """What this rank contributes: small whole numbers, whose sums are exact in every dtype."""
+    return part_of(exchange.rank, shape, dtype, step)
+
+
+def part_of(rank: int, shape: tuple[int, ...], dtype: str, step: int = 0) -> np.ndarray:
+    return np.random.default_rng((rank, step)).integers(0, 16, shape).astype(dtype)
+
+
+def total(exchange: poseidon.Exchange, shape: tuple[int, ...], dtype: str, step: int = 0) -> np.ndarray:
+    return sum(part_of(rank, shape, dtype, step) for rank in range(exchange.world_size))  # type: ignore[return-value]
+
+
+def values(port: int) -> None:
+    with joined(port) as exchange:
+        declared = {name: own(exchange, (37, 20), name) for name in ("float32", "float64", "float16", "uint8", "int64")}
+        declared["empty"] = np.zeros((0, 3), "float32")
+        declared["scalar"] = own(exchange, (), "float32")
+        exchange.declare(declared)
+        for name, mine in declared.items():
+            held = np.full_like(mine, 99)
+            exchange.pull(name, out=held)
+            assert np.array_equal(held, part_of(0, mine.shape, mine.dtype.name)), name
+            before = mine.copy()
+            exchange.push_pull(name, mine, out=held, average=False)
+            summed = total(exchange, mine.shape, mine.dtype.name)
+            assert np.array_equal(held, summed), name
+            assert np.array_equal(mine, before), name
+            again = np.zeros_like(mine)
+            exchange.pull(name, again)
+            assert np.array_equal(again, summed), name
+        exchange.push_pull("float32", declared["float32"])
+        mean = total(exchange, (37, 20), "float32") / np.float32(exchange.world_size)
+        assert np.allclose(declared["float32"], mean, rtol=1e-6)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_values(world_size: int) -> None:
+    run(world_size, values)
+
+
+def many_keys(port: int) -> None:
+    shape = (300,)
+    with joined(port) as exchange:
+        names = [f"layer {i}" for i in range(20)]
+        exchange.declare({name: np.zeros(shape, "float32") for name in names})
+        given = {name: own(exchange, shape, "float32", step) for step, name in enumerate(names)}
+        expected = [total(exchange, shape, "float32", step) for step in range(len(names))]
+        out = [np.zeros(shape, "float32") for _ in names]
+        exchange.push_pull(given, out=out, average=False)
+        assert all(map(np.array_equal, out, expected))
+        exchange.push(names, [array * 2 for array in given.values()], average=False)
+        held = {name: np.zeros(shape, "float32") for name in reversed(names)}
+        exchange.pull(held)
+        assert all(np.array_equal(held[name], 2 * sums) for name, sums in zip(names, expected, strict=True))
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_many_keys_in_one_call(world_size: int) -> None:
+    run(world_size, many_keys)
+
+
+def asynchronous(port: int) -> None:
+    shape = (5000,)
+    with joined(port) as exchange:
+        exchange.declare({"a": np.zeros(shape), "b": np.zeros(shape)})
+        mine, out = own(exchange, shape, "float64"), np.zeros(shape)
+        expected = total(exchange, shape, "float64")
+        if exchange.rank == 0:
+            first = exchange.push_pull("a", mine, out=out, average=False, sync=False)
+            assert not first.done  # rank 1 has not contributed
+            with pytest.raises(InvalidArgument, match="'a' has an operation under way"):
+                exchange.push_pull(["b", "a"], [mine, mine])
+            other = exchange.pull("b", np.zeros(shape), sync=False)  # nor was "b" started by that call
+            other.wait()
+            exchange.barrier()
+        else:
+            exchange.barrier()
+            first = exchange.push("a", mine, average=False, sync=False)
+            exchange.pull("b", np.zeros(shape))
+        first.wait()
+        first.wait()
+        assert first.done
+        assert exchange.rank != 0 or np.array_equal(out, expected)
+        for step in range(20):  # a handle that nobody waits for does not keep its key
+            late = exchange.push("a", own(exchange, shape, "float64", step), average=False, sync=False)
+            deadline = time.monotonic() + 10
+            while not late.done:
+                assert time.monotonic() < deadline
+        exchange.push_pull("b", out, sync=False)
+        exchange.wait_all()
+        exchange.pull("a", out)
+        assert np.array_equal(out, total(exchange, shape, "float64", 19))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_asynchronous(world_size: int) -> None:
+    run(world_size, asynchronous)
+
+
+def from_threads(port: int) -> None:
+    with joined(port) as exchange:
+        names = [f"key {i}" for i in range(4)]
+        exchange.declare({name: np.zeros(2000, "float32") for name in names})
+
+        def work(name: str) -> bool:
+            held = np.zeros(2000, "float32")
+            for step in range(25):
+                exchange.push_pull(name, own(exchange, held.shape, "float32", step), out=held, average=False)
+                if not np.array_equal(held, total(exchange, held.shape, "float32", step)):
+                    return False
+            return True
+
+        with ThreadPoolExecutor(len(names)) as pool:
+            assert all(pool.map(work, names))
+
+
+def test_threads_use_different_keys_at_once() -> None:
+    run(2, from_threads)
+
+
+RULES: dict[str, dict[str, Any]] = {
+    "sgd": {"lr": 0.1, "weight_decay": 0.01},
+    "sgd momentum": {"lr": 0.1, "momentum": 0.9, "dampening": 0.1},
+    "sgd nesterov": {"lr": 0.1, "momentum": 0.9, "nesterov": True, "maximize": True},
+    "adam": {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1},
+    "adamw": {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1},
+    "lamb": {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "weight_decay": 0.1},
+}
+
+
+class Reference:
+    """The rules as textbooks write them, on float64 arrays."""
+
+    def __init__(self, name: str, parameters: np.ndarray) -> None:
+        self.kind = name.partition(" ")[0]
+        self.rule = {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, **RULES[name]}
+        self.parameters = parameters.copy()
+        self.first = np.zeros_like(parameters)
+        self.second = np.zeros_like(parameters)
+        self.count = 0
+
+    def step(self, gradient: np.ndarray) -> np.ndarray:
+        self.count += 1
+        if self.rule.get("maximize"):
+            gradient = -gradient
+        return self._sgd(gradient) if self.kind == "sgd" else self._moments(gradient)
+
+    def _sgd(self, gradient: np.ndarray) -> np.ndarray:
+        rule = self.rule
+        gradient = gradient + rule["weight_decay"] * self.parameters
+        share = 1 if self.count == 1 else 1 - rule["dampening"]
+        self.first = rule["momentum"] * self.first + share * gradient
+        direction = gradient + rule["momentum"] * self.first if rule["nesterov"] else self.first
+        self.parameters -= rule["lr"] * direction
+        return self.parameters
+
+    def _moments(self, gradient: np.ndarray) -> np.ndarray:
+        rule, decay = self.rule, self.rule["weight_decay"] * self.parameters
+        if self.kind == "adam":
+            gradient = gradient + decay
+        self.first = rule["beta1"] * self.first + (1 - rule["beta1"]) * gradient
+        self.second = rule["beta2"] * self.second + (1 - rule["beta2"]) * gradient**2
+        unbiased = self.second / (1 - rule["beta2"] ** self.count)
+        direction = self.first / (1 - rule["beta1"] ** self.count) / (np.sqrt(unbiased) + rule["eps"])
+        if self.kind == "adam":
+            self.parameters -= rule["lr"] * direction
+        elif self.kind == "adamw":
+            self.parameters -= rule["lr"] * (direction + decay)
+        else:
+            direction = direction + decay
+            ratio = np.linalg.norm(self.parameters) / np.linalg.norm(direction)
+            self.parameters -= rule["lr"] * ratio * direction
+        return self.parameters
+
+
+def updates(port: int) -> None:
+    shape = (23, 41)
+    begin = np.random.default_rng(7).normal(size=shape)
+    with joined(port) as exchange:
+        references = {name: Reference(name, begin) for name in RULES}
+        cut = [name for name in RULES if name != "lamb"]
+        exchange.declare(dict.fromkeys(cut, begin))
+        exchange.declare({"lamb": begin}, whole=True)
+        for name, rule in RULES.items():
+            exchange.set_rule(name, poseidon.UpdateRule(name.partition(" ")[0], **rule))
+        parameters = {name: np.zeros(shape) for name in RULES}
+        for step in range(STEPS):
+            parts = [np.random.default_rng((rank, step)).normal(size=shape) for rank in range(exchange.world_size)]
+            gradients = dict.fromkeys(RULES, parts[exchange.rank])
+            if step % 2:
+                exchange.push(gradients)
+                exchange.pull(parameters)
+            else:
+                exchange.push_pull(gradients, out=parameters)
+            for name, reference in references.items():
+                expected = reference.step(sum(parts) / exchange.world_size)
+                np.testing.assert_allclose(parameters[name], expected, rtol=1e-10, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_servers_update_as_the_rules_say(world_size: int) -> None:
+    run(world_size, updates)
+
+
+def rule_changes(port: int) -> None:
+    with joined(port) as exchange:
+        exchange.declare({"w": np.ones(1000)})
+        out, gradient = np.zeros(1000), np.ones(1000)
+        for lr, expected in ((0.5, 0.5), (0.25, 0.25)):
+            exchange.set_rule("w", poseidon.UpdateRule("sgd", lr=lr))
+            exchange.push_pull("w", gradient, out=out)
+            assert np.all(out == expected)
+        exchange.set_rule("w", poseidon.UpdateRule("none"))
+        exchange.push_pull("w", gradient * 3, out=out)
+        assert np.all(out == 3)
+
+
+def test_a_rule_holds_from_the_next_step_on() -> None:
+    run(2, rule_changes)
+
+
+def kinds_of_arrays(port: int) -> None:
+    import torch
+
+    with joined(port, world_size=1, rank=0) as exchange:
+        exchange.declare({"d": array.array("d", [1, 2, 3]), "u": b"\x05\x06"})
+        doubles, octets = array.array("d", [0, 0, 0]), bytearray(2)
+        exchange.pull(["d", "u"], out=(doubles, octets))
+        assert list(doubles) == [1, 2, 3]
+        assert octets == b"\x05\x06"
+        read_only = np.array([4.0, 5.0, 6.0])
+        read_only.flags.writeable = False
+        tensor = torch.zeros(3, dtype=torch.float64)
+        exchange.push_pull("d", read_only, out=tensor)
+        assert tensor.tolist() == [4, 5, 6]
+        exchange.push_pull("d", tensor * 2, out=memoryview(doubles))
+        assert list(doubles) == [8, 10, 12]
+
+
+def test_arrays_of_every_kind() -> None:
+    run(1, kinds_of_arrays)
+
+
+class OnDevice:
+    """What says by DLPack that it lies in the memory of a CUDA device."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __dlpack__(self) -> object:
+        raise AssertionError("its memory was asked for")
+
+
+def refusals(port: int) -> None:
+    import torch
+
+    with joined(port) as exchange:
+        good = np.zeros((4, 6), "float32")
+        exchange.declare({"w": good, "n": np.zeros(3, "int32")})
+        backwards = good.astype(">f4")
+        locked = good.copy()
+        locked.flags.writeable = False
+        leaf = torch.zeros(4, 6, requires_grad=True)
+        memory = np.zeros(100, "float32")
+        lamb = poseidon.UpdateRule("lamb", lr=0.1)
+        wrong: list[tuple[str, Callable[[], object]]] = [
+            ("there is no key 'v'.*declared: w, n", lambda: exchange.push("v", good)),
+            (
+                "float32 of shape .4, 6., the given array is float32 of shape .6, 4.",
+                lambda: exchange.push("w", good.reshape(6, 4)),
+            ),
+            ("the given array is float64", lambda: exchange.pull("w", good.astype("float64"))),
+            ("must be one of float32", lambda: exchange.push("w", good.astype("complex64"))),
+            ("must be one of float32", lambda: exchange.push("w", backwards)),
+            ("not contiguous", lambda: exchange.push("w", np.zeros((6, 4), "float32").T)),
+            ("is read-only", lambda: exchange.push_pull("w", locked)),
+            ("is read-only", lambda: exchange.pull("w", locked)),
+            ("the Tensor for key 'w' is no array", lambda: exchange.push("w", leaf)),
+            ("is on a device", lambda: exchange.push("w", OnDevice())),
+            ("the list for key 'w' is no array", lambda: exchange.push("w", [[0.0] * 6] * 4)),
+            ("overlap", lambda: exchange.push_pull("w", memory[:24].reshape(4, 6), memory[6:30].reshape(4, 6))),
+            ("has no mean: pass average=False", lambda: exchange.push("n", np.zeros(3, "int32"))),
+            ("must be a list of 2 arrays", lambda: exchange.push(["w", "n"], [good])),
+            ("must have the keys w", lambda: exchange.push_pull({"w": good}, out={"n": good})),
+            ("given twice: in the mapping", lambda: exchange.push({"w": good}, good)),
+            ("a key was given twice", lambda: exchange.push(["w", "w"], [good, good])),
+            ("'w' was declared before", lambda: exchange.declare({"w": good})),
+            ("'' is no key", lambda: exchange.declare({"": good})),
+            ("lies whole on one server", lambda: exchange.set_rule("w", lamb)),
+            ("servers update float32", lambda: exchange.set_rule("n", poseidon.UpdateRule("sgd", lr=1))),
+        ]
+        if exchange.world_size == 1:
+            wrong = [case for case in wrong if "mean" not in case[0]]
+        for text, call in wrong:
+            with pytest.raises(InvalidArgument, match=text):
+                call()
+        exchange.push_pull("w", good + 1, out=good)  # none of it has done any harm
+        assert np.all(good == 1)
+    exchange.close()
+    for call in (lambda: exchange.push("w", good), exchange.barrier, lambda: exchange.declare({"x": good})):
+        with pytest.raises(ShutDown, match="closed"):
+            call()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_what_does_not_fit_is_refused_before_anything_is_sent(world_size: int) -> None:
+    run(world_size, refusals)
+
+
+def fails(port: int, failing_rank: int) -> str:
+    try:
+        with joined(port) as exchange:
+            exchange.declare({"w": np.zeros(10)})
+            if exchange.rank == failing_rank:
+                raise ZeroDivisionError("oh no")
+            handle = exchange.push("w", np.zeros(10), sync=False)
+            while exchange.rank == 0 and not handle.done:  # one rank asks, the other waits
+                time.sleep(0.001)
+            handle.wait()
+    except (PoseidonError, ZeroDivisionError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing failed"
+
+
+def test_an_exception_in_the_block_ends_the_other_ranks_with_its_text() -> None:
+    answers = run(3, fails, 1)
+    assert answers[1] == "ZeroDivisionError: oh no"
+    for rank in (0, 2):
+        assert answers[rank].startswith(Aborted.__name__)
+        assert "rank 1 failed: ZeroDivisionError: oh no" in answers[rank]
+
+
+def disagrees(port: int) -> None:
+    with pytest.raises(Mismatch, match="differs from that of rank"), joined(port) as exchange:
+        exchange.declare({"w": np.zeros(10 + exchange.rank)})
+
+
+def test_ranks_that_declare_different_arrays_are_told() -> None:
+    run(2, disagrees)
+
+
+def test_alone_and_without_pytorch() -> None:
+    program = (
+        "import sys, poseidon\n"
+        "assert not {'numpy', 'poseidon._core'} & set(sys.modules)\n"
+        "import numpy as np\n"
+        "exchange = poseidon.connect()\n"
+        "exchange.declare({'w': np.ones(3)})\n"
+        "out = np.zeros(3)\n"
+        "exchange.push('w', out + 5).wait()\n"
+        "exchange.pull('w', out)\n"
+        "assert 'torch' not in sys.modules\n"
+        "print(exchange.rank, exchange.world_size, out.tolist())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "0 1 [5.0, 5.0, 5.0]\n"), done.stderr
+
+
+def test_unknown_name_of_the_package() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'conect'"):
+        poseidon.conect  # noqa: B018
+
+
+def program_of_the_page() -> str:
+    page = (ROOT / "docs" / "push-pull.md").read_text(encoding="utf-8")
+    match = re.search(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert match is not None
+    return match[1]
+
+
+def run_script(world_size: int, *command: str) -> str:
+    launcher = [sys.executable, "-m", "poseidon", "run", "-n", str(world_size), *command]
+    done = subprocess.run(launcher, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_program_of_the_page(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(program_of_the_page(), encoding="utf-8")
+    velocity, parameter = 0.0, 0.0
+    for _ in range(10):
+        velocity = 0.9 * velocity + 1
+        parameter -= 0.1 * velocity
+    text = run_script(2, str(script))
+    for rank in range(2):
+        assert f"rank {rank} of 2: {parameter:.4f}" in text
+
+
+def test_the_example_learns() -> None:
+    text = run_script(3, str(ROOT / "examples" / "push_pull.py"), "--steps", "41")
+    losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", text)]
+    assert len(losses) == 3
+    assert losses[-1] < losses[0] / 4
