@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 from poseidon.bench.fleet import LOOPBACK, start_fleet
 from poseidon.bench.methods import parse_methods
 from poseidon.bench.plot import efficiency_plot
-from poseidon.bench.train import MethodResult, TrainConfig, TrainResult, run_training, step_seconds
+from poseidon.bench.train import MethodResult, TrainConfig, TrainResult, run_training, scaled_sizes, step_seconds
 from poseidon.cli.main import app
 from poseidon.errors import PeerLost, PoseidonError, PoseidonTimeout
+from poseidon.options import resolve
 from poseidon.testbed import missing_requirements
 
 
@@ -80,6 +81,14 @@ def test_batch_sets_the_factor_count() -> None:
     assert config("ddp", model="AlexNet", scale=4).table.batch == 64
 
 
+def test_sizes_shrink_with_the_weights() -> None:
+    defaults = resolve()
+    assert scaled_sizes(1) == {name: getattr(defaults, name) for name in scaled_sizes(1)}
+    assert scaled_sizes(4)["chunk_bytes"] == defaults.chunk_bytes // 16
+    # The least that Poseidon takes.
+    resolve(**scaled_sizes(1 << 20))
+
+
 def test_ddp_alternates_with_no_exchange() -> None:
     calls: list[str] = []
     result = run_training(config("ddp"), lambda method, *_: calls.append(method))
@@ -110,10 +119,11 @@ def test_a_slow_link_shows() -> None:
 def test_poseidon_methods_move_what_the_closed_form_says() -> None:
     pytest.importorskip("poseidon._core")
     names = "poseidon,wfbp-ps,ps-sequential,coarse-ps,adam"
-    result = run_training(config(names, model="AlexNet", scale=16, repeat_count=1))
+    # At larger scales headers, which do not shrink, would weigh on the small chunks.
+    result = run_training(config(names, model="AlexNet", scale=4, repeat_count=1))
     for entry in result.methods[1:]:
         assert entry.deviation is not None, entry.method
-        assert abs(entry.deviation) < 0.02, entry
+        assert abs(entry.deviation) < 0.01, entry
     by_name = {entry.method: entry for entry in result.methods}
     assert by_name["poseidon"].payload_bytes < by_name["wfbp-ps"].payload_bytes
 

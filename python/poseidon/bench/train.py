@@ -32,9 +32,9 @@ class TrainConfig:
 
     link: rate of every port, such as "156mbit"; None runs unshaped on loopback. compute_seconds: of one iteration
     without exchange. scale: divisor of both dimensions of every weight and of the batch; the sizes into which torch
-    DDP and Poseidon cut what they send shrink with the weights, by its square. batch: images per worker before
-    scaling, in place of the papers'; it changes K, not the compute time. mtu: bytes of the largest IP packet.
-    options: more options of `poseidon.init`.
+    DDP and Poseidon cut what they send shrink with the weights, by its square; headers do not. batch: images per
+    worker before scaling, in place of the papers'; it changes K, not the compute time. mtu: bytes of the largest IP
+    packet. options: more options of `poseidon.init`.
     """
 
     model: str
@@ -108,6 +108,11 @@ class TrainResult:
         return document
 
 
+def scaled_sizes(scale: int) -> dict[str, int]:
+    """Poseidon's default sizes for weights whose dimensions are divided by `scale`."""
+    return {name: max(least, BY_NAME[name].default // scale**2) for name, least in _LEAST_SIZES.items()}
+
+
 def run_training(config: TrainConfig, progress: Callable[[str, int, int], None] | None = None) -> TrainResult:
     """Measures all methods of `config` in one run. Needs root for a shaped link.
 
@@ -118,14 +123,13 @@ def run_training(config: TrainConfig, progress: Callable[[str, int, int], None] 
     from poseidon.bench.exchange import BUCKET_BYTES
     from poseidon.bench.worker import Job, Worker
 
-    sizes = {name: max(least, BY_NAME[name].default // config.scale**2) for name, least in _LEAST_SIZES.items()}
     job = Job(
         table=config.table,
         compute_seconds=config.compute_seconds,
         bucket_bytes=max(1, BUCKET_BYTES // config.scale**2),
         timeout_seconds=config.timeout_seconds,
         # Every host of a testbed shares this machine's cores, so each multiplies factors with one thread.
-        options={**sizes, "compute_threads": 1, "transport": "tcp", **config.options},
+        options={**scaled_sizes(config.scale), "compute_threads": 1, "transport": "tcp", **config.options},
     )
     with hosts_on(config.host_count, config.link, config.mtu) as (places, tcp_copy):
         port, lockstep = free_port(), make_barrier(config.host_count)
