@@ -54,7 +54,10 @@ class ServerCore::RemoteWorker final : public Requester {
   void send(const wire::Header& header, std::shared_ptr<const Buffer> payload) override {
     // The payload's memory belongs to this loop's pool: its last owner has to let go here.
     std::shared_ptr<const Buffer> lent;
-    if (payload) lent = {payload.get(), [&here = here_, held = payload](const Buffer*) { here.post([held] {}); }};
+    if (payload)
+      lent = {payload.get(), [&here = here_, held = payload](const Buffer*) mutable {
+                here.post([moved = std::move(held)] {});  // a copy could make this thread the last owner
+              }};
     payload.reset();
     home_.loop().post([&home = home_, id = connection_id_, header, lent] {
       home.with_connection(id, [&](Connection& connection) { connection.send(header, lent); });

@@ -22,6 +22,7 @@ SCRIPTS = {
     "mlp.py": ["--dataset", "digits", "--batch", "16"],
     "cifar10_quick.py": ["--dataset", "digits", "--batch", "16"],
     "vgg.py": ["--dataset", "digits", "--batch", "8"],
+    "server_update.py": ["--dataset", "digits", "--batch", "16"],
     "transformer.py": ["--batch", "4", "--context", "16"],
 }
 ALONE = (sys.executable,)

@@ -20,6 +20,9 @@ constexpr std::size_t kPiecesPerSend = 512;
 // One flow's share of a wake-up, so that the loop's other flows get their turn, and so that what has
 // been read is still in the cache when it is worked on.
 constexpr std::size_t kReadBudgetBytes = 256u << 10;
+// One call's share: a shorter hold of the socket, and the window opens earlier. CPU time per byte against a
+// blocking socket's: 0.77 with 64 KiB, 0.92 with 256 KiB (loopback; 0.88 and 1.01 over veth).
+constexpr std::size_t kReadPieceBytes = 64u << 10;
 constexpr std::size_t kReadLowWaterBytes = 64u << 10;
 constexpr std::size_t kWriteBudgetBytes = 2u << 20;
 // What the kernel may hold unsent: enough to keep the link busy, little enough to stay in the cache until
@@ -185,7 +188,7 @@ void TcpFlow::receive() {
   std::size_t budget_bytes = kReadBudgetBytes;
   while (state_ != State::closed && budget_bytes > 0) {
     std::array<iovec, 2> pieces{};
-    const auto used = std::span(pieces).first(reader_.destinations(budget_bytes, pieces));
+    const auto used = std::span(pieces).first(reader_.destinations(std::min(budget_bytes, kReadPieceBytes), pieces));
     msghdr message = message_of(used);
     const ssize_t got = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
