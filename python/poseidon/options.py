@@ -374,7 +374,7 @@ def resolve_with(command_line: Mapping[str, Any], **keywords: Any) -> Settings:
     if values["compute_threads"] is None:
         values["compute_threads"] = _compute_threads(values["local_world_size"])
     if values["server_cores"] is None:
-        values["server_cores"] = _server_cores(values["local_world_size"])
+        values["server_cores"] = _server_cores(values)
     values["use_agent_store"] = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT") or None
     values["restart_count"], _ = _first(_RESTART_COUNT, ("environment", "TORCHELASTIC_RESTART_COUNT", restarts))
@@ -405,9 +405,14 @@ def _compute_threads(local_world_size: int) -> int:
     return min(8, max(1, available_cpu_count() // local_world_size))
 
 
-def _server_cores(local_world_size: int) -> int:
-    # The framework computes on the same cores: a quarter of them moves gradients.
-    return min(4, available_cpu_count() // local_world_size // 4)
+def _server_cores(values: Mapping[str, Any]) -> int:
+    # The framework computes on the same cores: a quarter of them moves gradients. A worker with few needs a core
+    # beside its own thread where the kernel does the copying; in shared memory two would only compete for the cache.
+    cores = available_cpu_count() // values["local_world_size"]
+    on_one_host = values["transport"] == "shm" or (
+        values["transport"] == "auto" and values["local_world_size"] == values["world_size"]
+    )
+    return min(4, max(cores // 4, 0 if on_one_host or cores == 0 else 1))
 
 
 def _first(option: Option, *givers: tuple[str, str, Any]) -> tuple[Any, str]:

@@ -138,10 +138,11 @@ Status ClientImpl::check_start(std::uint32_t layer, const Start& start) const {
 
 Status ClientImpl::submit(std::uint32_t layer, Start start) {
   const std::lock_guard lock(mutex_);
-  return submit_locked(layer, std::move(start), now_ns());
+  return submit_locked(layer, start, now_ns());
 }
 
-Status ClientImpl::submit_locked(std::uint32_t layer, Start start, std::int64_t time_ns) {
+/// `start` is used up, and empty again, when the layer's exchange begins; not when its group waits for others.
+Status ClientImpl::submit_locked(std::uint32_t layer, Start& start, std::int64_t time_ns) {
   if (Status status = check_start(layer, start); !status.ok()) return status;
   LayerState& state = *layers_[layer];
   UnitState& unit = *state.unit;
@@ -153,12 +154,16 @@ Status ClientImpl::submit_locked(std::uint32_t layer, Start start, std::int64_t 
     if (!unit.group->put(state.member, start.data, start.absent, start.divisor)) return {};
     start.data = start.destination = {};
     start.pieces = unit.group->pieces();
+    if (!unit.group->any_absent()) {
+      start.members.reserve(unit.layers.size());
+      for (const LayerState* member : unit.layers) start.members.push_back(member->destination);
+    }
     start.absent = false;
     start.factor_count = kNotFactorable;
   }
   const bool contributes = start.operation == Operation::push_pull || start.operation == Operation::push;
   if (contributes && unit.rule) start.rule = std::exchange(unit.rule, std::nullopt);
-  loop_->post([this, &unit, moved = std::move(start)]() mutable { begin(unit, std::move(moved)); });
+  loop_->post([this, &unit, moved = std::exchange(start, Start())]() mutable { begin(unit, std::move(moved)); });
   return {};
 }
 
@@ -177,13 +182,13 @@ Status ClientImpl::start_all(std::uint32_t first_layer, std::span<const std::spa
   for (std::size_t begin = 0; begin < arrays.size(); begin += kStartsPerLock) {
     const std::lock_guard lock(mutex_);
     const std::int64_t time_ns = now_ns();
+    Start start;
     for (std::size_t i = begin; i < std::min(begin + kStartsPerLock, arrays.size()); ++i) {
-      Start start;
       start.data = start.destination = arrays[i];
       start.divisor = divisor;
       start.factor_count = kNotFactorable;
       const auto layer = first_layer + static_cast<std::uint32_t>(i);
-      if (Status status = submit_locked(layer, std::move(start), time_ns); !status.ok()) return status;
+      if (Status status = submit_locked(layer, start, time_ns); !status.ok()) return status;
     }
   }
   return {};

@@ -152,7 +152,7 @@ class ClientImpl final : public Client, private Receiver {
 
   // API side (client.cc).
   Status submit(std::uint32_t layer, Start start);
-  Status submit_locked(std::uint32_t layer, Start start, std::int64_t time_ns);
+  Status submit_locked(std::uint32_t layer, Start& start, std::int64_t time_ns);
   Status check_start(std::uint32_t layer, const Start& start) const;
   Status wait_until(const std::function<bool()>& done, const std::function<bool()>& keep_waiting);
   void set_chunk_bytes(std::size_t chunk_bytes);

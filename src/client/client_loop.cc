@@ -174,9 +174,10 @@ void ClientImpl::finished(UnitState& unit) {
   const Exchange& exchange = unit.syncer.exchange();
   const std::span<const std::byte> result = exchange.destination;
   const auto present = [&](std::size_t member) {
-    return unit.group ? exchange.status.ok() && unit.group->present(result, member) : exchange.present;
+    if (!unit.group || !exchange.members.empty()) return exchange.present;
+    return exchange.status.ok() && unit.group->present(result, member);
   };
-  if (unit.group) {
+  if (unit.group && exchange.members.empty()) {
     for (std::size_t member = 0; member < unit.layers.size(); ++member)
       if (present(member)) unit.group->take(result, member, unit.layers[member]->destination);
   }
@@ -186,20 +187,22 @@ void ClientImpl::finished(UnitState& unit) {
   unit.next_scheme = unit.syncer.next_scheme();
   const std::int64_t time_ns = now_ns();
   const double unit_bytes = static_cast<double>(std::max<std::size_t>(1, unit.syncer.unit().size_bytes));
+  const double sent_share = static_cast<double>(exchange.bytes_sent) / unit_bytes;
+  const double received_share = static_cast<double>(exchange.bytes_received) / unit_bytes;
+  const auto share = [](std::size_t bytes, double factor) {
+    return static_cast<std::uint64_t>(static_cast<double>(bytes) * factor);
+  };
   for (auto* layer : unit.layers) {
-    const auto share = [&](std::uint64_t bytes) {
-      const double part = static_cast<double>(layer->size_bytes) / unit_bytes;
-      return unit.group ? static_cast<std::uint64_t>(static_cast<double>(bytes) * part) : bytes;
-    };
     LayerStats& stats = layer->stats;
     stats.scheme = exchange.scheme;
     stats.step = exchange.step;
     stats.present = present(layer->member);
     stats.factor_count = exchange.factor_count_sum;
-    stats.bytes_sent = share(exchange.bytes_sent);
-    stats.bytes_received = share(exchange.bytes_received);
+    stats.bytes_sent = unit.group ? share(layer->size_bytes, sent_share) : exchange.bytes_sent;
+    stats.bytes_received = unit.group ? share(layer->size_bytes, received_share) : exchange.bytes_received;
     stats.update_count = exchange.update_count;
     stats.completed_ns = time_ns;
+    if (std::exchange(layer->running, false)) --running_count_;
   }
   release_layers_locked(unit);
 }

@@ -25,8 +25,13 @@ class Group {
   bool put(std::size_t member, std::span<const std::byte> data, bool absent, std::uint32_t divisor);
   /// What is sent, in the order of the layout; complete when all members have come.
   const std::vector<std::span<const std::byte>>& pieces() const { return pieces_; }
+  /// Whether some member came as absent.
+  bool any_absent() const { return any_absent_; }
   /// Makes it ready for the next step.
-  void reset() { put_count_ = 0; }
+  void reset() {
+    put_count_ = 0;
+    any_absent_ = false;
+  }
 
   /// Whether some worker contributed to the member, as a result (of the unit's size) says.
   bool present(std::span<const std::byte> result, std::size_t member) const;
@@ -41,6 +46,7 @@ class Group {
   Buffer zeros_;  // what an absent member sends; made when there is one
   std::vector<std::span<const std::byte>> pieces_;
   std::size_t put_count_ = 0;
+  bool any_absent_ = false;
   std::uint32_t divisor_ = 1;  // of the members that have come
 };
 

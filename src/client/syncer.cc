@@ -66,6 +66,7 @@ void Syncer::start(Start start) {
   exchange_.data = start.data;
   exchange_.destination = start.destination;
   exchange_.pieces = std::move(start.pieces);
+  exchange_.members = std::move(start.members);
   exchange_.divisor = start.divisor;
   exchange_.absent = start.absent;
   exchange_.accumulate = start.accumulate;
@@ -140,6 +141,7 @@ void Syncer::finished() {
   if (exchange_.status.ok()) set_factor_count(exchange_.factor_count_sum);
   on_done_(*this);
   links_.pool->give_back(std::move(exchange_.group_result));
+  for (Buffer& buffer : exchange_.member_chunks) links_.pool->give_back(std::move(buffer));
 }
 
 }  // namespace poseidon

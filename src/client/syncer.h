@@ -18,6 +18,7 @@ struct Start {
   std::span<std::byte> data;
   std::span<std::byte> destination;                // of the result
   std::vector<std::span<const std::byte>> pieces;  // a group's contribution, instead of both
+  std::vector<std::span<std::byte>> members;       // and where its result goes, when none of it is absent
   std::uint32_t array = 0;                         // pull, assign
   std::uint64_t update_count = 0;                  // assign
   std::optional<UpdateRule> rule;                  // for the servers, from this step on

@@ -64,8 +64,12 @@ struct Exchange {
   bool accumulate = false;
   std::span<std::byte> data;         // dense gradient; sfb and adam: the factors' destination
   std::span<std::byte> destination;  // ps, adam: of the result; often the same memory
-  // A group's contribution, as the unit lays it out, instead of `data`; its result comes into `group_result`.
+  // A group's contribution, as the unit lays it out, instead of `data`. Its result goes to the members at once
+  // where this worker contributed to all of them (`members`); else, since the footer has to say first which
+  // members there are, into `group_result`.
   std::vector<std::span<const std::byte>> pieces;
+  std::vector<std::span<std::byte>> members;
+  std::vector<Buffer> member_chunks;  // being received, by chunk, on their way to the members
   Buffer group_result;
   DType factor_dtype = DType::float32;
   std::vector<FactorRows> factors;  // used when `has_factors`

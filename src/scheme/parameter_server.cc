@@ -34,6 +34,27 @@ std::vector<std::span<const std::byte>> ParameterServer::payload_of(const Exchan
   return payload;
 }
 
+/// Copies a chunk of a group's result to the members.
+Status ParameterServer::scatter(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
+                                const Links& links) {
+  if (Status status = check_result(exchange, header); !status.ok()) return status;
+  const Chunk& chunk = exchange.unit->chunks[header.chunk];
+  const auto& offsets = exchange.unit->offsets_bytes;
+  const auto after = std::upper_bound(offsets.begin(), offsets.end(), chunk.offset_bytes);
+  for (std::size_t member = static_cast<std::size_t>(after - offsets.begin()) - 1; member < offsets.size(); ++member) {
+    const std::size_t begin = std::max(offsets[member], chunk.offset_bytes);
+    const std::size_t end =
+        std::min(offsets[member] + exchange.members[member].size(), chunk.offset_bytes + payload.size());
+    if (offsets[member] >= chunk.offset_bytes + payload.size()) break;
+    if (begin >= end) continue;
+    std::memcpy(exchange.members[member].data() + (begin - offsets[member]),
+                payload.data() + (begin - chunk.offset_bytes), end - begin);
+  }
+  if (header.chunk < exchange.member_chunks.size())
+    links.pool->give_back(std::move(exchange.member_chunks[header.chunk]));
+  return {};
+}
+
 void ParameterServer::send_rule(Exchange& exchange, const Links& links) {
   wire::Header about = header_for(exchange, links, wire::Kind::rule);
   const wire::TextMessage message = wire::make_rule(about, *exchange.rule);
@@ -66,8 +87,8 @@ void ParameterServer::start(Exchange& exchange, const Links& links) const {
   exchange.complete_if_done();                                   // a tensor without elements has no chunks to wait for
 }
 
-Result<std::span<std::byte>> ParameterServer::destination(Exchange& exchange, const wire::Header& header,
-                                                          const Links& links) const {
+/// Whether a message is an answer that the exchange waits for, of the right size and type.
+Status ParameterServer::check_result(const Exchange& exchange, const wire::Header& header) {
   const bool pulls = exchange.operation == Operation::pull;
   const bool expected = pulls ? header.kind == wire::Kind::value && header.rows == exchange.array
                               : header.kind == wire::Kind::result && header.step == exchange.step;
@@ -81,11 +102,25 @@ Result<std::span<std::byte>> ParameterServer::destination(Exchange& exchange, co
     return Status(ErrorCode::mismatch, "the result of chunk " + std::to_string(header.chunk) + " has " +
                                            std::to_string(header.payload_bytes) + " bytes instead of " +
                                            std::to_string(size_bytes));
+  return {};
+}
+
+Result<std::span<std::byte>> ParameterServer::destination(Exchange& exchange, const wire::Header& header,
+                                                          const Links& links) const {
+  if (Status status = check_result(exchange, header); !status.ok()) return status;
+  const Chunk& chunk = exchange.unit->chunks[header.chunk];
+  if (!exchange.members.empty()) {
+    exchange.member_chunks.resize(exchange.unit->chunks.size());
+    Buffer& buffer = exchange.member_chunks[header.chunk];
+    if (!buffer) buffer = links.pool->take(chunk.size_bytes);
+    return buffer.span();
+  }
   if (!exchange.pieces.empty() && !exchange.group_result) {
     exchange.group_result = links.pool->take(exchange.unit->size_bytes);
     exchange.destination = exchange.group_result.span();
   }
-  return exchange.destination.subspan(size_bytes == 0 ? 0 : chunk.offset_bytes, size_bytes);
+  if (exchange.operation == Operation::push) return std::span<std::byte>();
+  return exchange.destination.subspan(chunk.offset_bytes, chunk.size_bytes);
 }
 
 Status ParameterServer::receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
@@ -95,11 +130,15 @@ Status ParameterServer::receive(Exchange& exchange, const wire::Header& header, 
   if (absent && exchange.operation != Operation::push)
     expected.payload_bytes =
         header.chunk < exchange.unit->chunks.size() ? exchange.unit->chunks[header.chunk].size_bytes : 0;
-  auto place = destination(exchange, expected, links);
-  if (!place.ok()) return place.status();
-  // A shard of this process lends its result instead of writing it here.
-  if (!payload.empty() && payload.data() != place.value().data())
-    std::memcpy(place.value().data(), payload.data(), payload.size());
+  if (exchange.members.empty()) {
+    auto place = destination(exchange, expected, links);
+    if (!place.ok()) return place.status();
+    // A shard of this process lends its result instead of writing it here.
+    if (!payload.empty() && payload.data() != place.value().data())
+      std::memcpy(place.value().data(), payload.data(), payload.size());
+  } else if (Status status = scatter(exchange, expected, payload, links); !status.ok()) {
+    return status;
+  }
   if (!links.is_local(exchange.unit->chunks[header.chunk]))
     exchange.bytes_received += wire::kHeaderBytes + header.payload_bytes;
   exchange.chunk_received[header.chunk] = true;

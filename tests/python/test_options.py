@@ -119,8 +119,12 @@ def test_server_cores_leave_room_for_the_framework(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     assert options.resolve().server_cores == 4
     monkeypatch.setattr(options, "available_cpu_count", lambda: 2)
-    assert options.resolve().server_cores == 0
+    assert options.resolve().server_cores == 1
+    assert options.resolve(transport="shm").server_cores == 0
     assert options.resolve(server_cores=3).server_cores == 3
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")  # all on one host, eight to a core
+    assert options.resolve().server_cores == 0
+    assert options.resolve(transport="tcp").server_cores == 0
 
 
 def test_chunk_bytes_may_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
