@@ -340,14 +340,14 @@ Status ClientImpl::wait_all(const std::function<bool()>& keep_waiting) {
 }
 
 Status ClientImpl::wait(std::uint32_t layer, const std::function<bool()>& keep_waiting) {
-  const auto count_me = [this](int change) {
+  {
     const std::lock_guard lock(mutex_);
-    single_waiter_count_ = static_cast<std::size_t>(static_cast<int>(single_waiter_count_) + change);
-  };
-  count_me(1);
-  const Status status =
+    ++single_waiter_count_;
+  }
+  Status status =
       wait_until([this, layer] { return layer >= layers_.size() || !layers_[layer]->running; }, keep_waiting);
-  count_me(-1);
+  const std::lock_guard lock(mutex_);
+  --single_waiter_count_;
   return status;
 }
 

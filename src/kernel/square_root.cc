@@ -45,14 +45,14 @@ POSEIDON_INLINE float refine(float value, float estimate) {
 
 /// Zeros, subnormal numbers, negative numbers, NaN, infinity and what overflows on the way.
 POSEIDON_INLINE bool is_special(float value) {
-  constexpr std::uint32_t kSmallest = 0x00800000u;  // 2^-126
-  constexpr std::uint32_t kEnd = 0x7f000000u;       // 2^127
-  return std::bit_cast<std::uint32_t>(value) - kSmallest >= kEnd - kSmallest;
+  constexpr std::uint32_t smallest = 0x00800000u;  // 2^-126
+  constexpr std::uint32_t end = 0x7f000000u;       // 2^127
+  return std::bit_cast<std::uint32_t>(value) - smallest >= end - smallest;
 }
 
 void refined_roots(Isa isa, float* values, std::size_t element_count) {
-  alignas(64) std::array<float, kBlock> held;
-  alignas(64) std::array<float, kBlock> estimates;
+  alignas(64) std::array<float, kBlock> held{};
+  alignas(64) std::array<float, kBlock> estimates{};
   for (std::size_t first = 0; first < element_count; first += kBlock) {
     const std::size_t n = std::min(kBlock, element_count - first);
     std::copy_n(values + first, n, held.begin());

@@ -151,7 +151,7 @@ POSEIDON_INLINE void adam_step(AdamScalars<T> scalars, AdamArrays<T> arrays, con
 
 template <Decay decay, typename T>
 void adam(Isa isa, const AdamScalars<T>& scalars, const AdamArrays<T>& all, std::size_t element_count) {
-  alignas(64) std::array<T, kBlock> scratch;
+  alignas(64) std::array<T, kBlock> scratch{};
   T* const roots = scratch.data();
   for (std::size_t first = 0; first < element_count; first += kBlock) {
     const std::size_t n = std::min(kBlock, element_count - first);

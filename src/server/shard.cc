@@ -100,6 +100,7 @@ void Shard::reduce_wide(std::uint64_t key, Entry& entry) {
         const std::size_t begin = element_count * part / part_count;
         const std::size_t end = element_count * (part + 1) / part_count;
         std::vector<const std::byte*> slices;
+        slices.reserve(inputs.size());
         for (const std::byte* input : inputs) slices.push_back(input + begin * element_bytes);
         kernel::sum(slices, out->data() + begin * element_bytes, end - begin, shape.dtype, shape.divisor);
       },

@@ -61,7 +61,7 @@ class Shard {
  private:
   struct PendingPull {
     wire::Header header;
-    Requester* from;
+    Requester* from = nullptr;
   };
   struct Entry {
     Entry(std::uint32_t worker_count, Reduction reduction, const std::shared_ptr<BufferPool>& pool)

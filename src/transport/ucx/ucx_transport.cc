@@ -79,7 +79,7 @@ class UcxTransport final : public Transport {
 
 bool ucx_available() { return true; }
 
-std::unique_ptr<Transport> make_ucx_transport(UcxSettings settings) {
+std::unique_ptr<Transport> make_ucx_transport(const UcxSettings& settings) {
   return std::make_unique<ucx::UcxTransport>(settings);
 }
 
@@ -91,7 +91,7 @@ namespace poseidon {
 
 bool ucx_available() { return false; }
 
-std::unique_ptr<Transport> make_ucx_transport(UcxSettings /*settings*/) { return nullptr; }
+std::unique_ptr<Transport> make_ucx_transport(const UcxSettings& /*settings*/) { return nullptr; }
 
 }  // namespace poseidon
 
