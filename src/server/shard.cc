@@ -39,18 +39,20 @@ StoredChunk& Shard::stored_of(Entry& entry) {
   return *entry.stored;
 }
 
-Status Shard::admit(const wire::Header& header, Requester& from) {
+Result<Shard::Entry*> Shard::admit(const wire::Header& header, Requester& from) {
   Entry& entry = entry_of(header);
   Status status = entry.computing ? Status(ErrorCode::refused, "the chunk is being reduced; step " +
                                                                    std::to_string(header.step) + " comes too early")
                                   : entry.state.admit(header, &from);
-  if (!status.ok() && !entry.state.started() && !entry.stored) entries_.erase(key_of(header));
+  if (status.ok()) return &entry;
+  if (!entry.state.started() && !entry.stored) entries_.erase(key_of(header));
   return status;
 }
 
 Result<std::span<std::byte>> Shard::begin(const wire::Header& header, Requester& from) {
-  if (Status status = admit(header, from); !status.ok()) return status;
-  return entry_of(header).state.place(header.rank);
+  auto entry = admit(header, from);
+  if (!entry.ok()) return entry.status();
+  return entry.value()->state.place(header.rank);
 }
 
 void Shard::progress(const wire::Header& header, std::size_t received_bytes) {
@@ -58,34 +60,34 @@ void Shard::progress(const wire::Header& header, std::size_t received_bytes) {
 }
 
 void Shard::complete(const wire::Header& header) {
-  ChunkState& state = entry_of(header).state;
-  state.complete(header.rank, state.parts()[header.rank]->payload, nullptr);
-  finish_if_all_here(header);
+  Entry& entry = entry_of(header);
+  entry.state.complete(header.rank, entry.state.parts()[header.rank]->payload, nullptr);
+  finish_if_all_here(entry);
 }
 
 Status Shard::add(const wire::Header& header, Requester& from, std::span<const std::byte> payload,
                   std::function<void()> release) {
-  if (Status status = admit(header, from); !status.ok()) {
+  auto entry = admit(header, from);
+  if (!entry.ok()) {
     if (release) release();
-    return status;
+    return entry.status();
   }
-  entry_of(header).state.complete(header.rank, payload, std::move(release));
-  finish_if_all_here(header);
+  entry.value()->state.complete(header.rank, payload, std::move(release));
+  finish_if_all_here(*entry.value());
   return {};
 }
 
-void Shard::finish_if_all_here(const wire::Header& header) {
-  Entry& entry = entry_of(header);
+void Shard::finish_if_all_here(Entry& entry) {
   if (!entry.state.all_here()) return;
-  if (reduction_.aggregation == Aggregation::wide && entry.state.any_present())
-    return reduce_wide(key_of(header), entry);
-  finish(key_of(header), entry, entry.state.any_present() ? entry.state.take_sum() : Buffer());
+  if (!entry.state.any_present()) return finish(entry, Buffer());
+  if (reduction_.aggregation == Aggregation::wide) return reduce_wide(entry);
+  finish(entry, entry.state.take_sum());
 }
 
 /// Many threads on one array, which has to be here as a whole first (Parameter Hub Figure 7).
-void Shard::reduce_wide(std::uint64_t key, Entry& entry) {
+void Shard::reduce_wide(Entry& entry) {
   const auto inputs = entry.state.dense_inputs();
-  if (inputs.empty()) return finish(key, entry, entry.state.take_sum());
+  if (inputs.empty()) return finish(entry, entry.state.take_sum());
   const wire::Header shape = entry.state.shape();
   const std::size_t element_bytes = dtype_bytes(shape.dtype);
   const std::size_t element_count = shape.payload_bytes / element_bytes;
@@ -104,18 +106,18 @@ void Shard::reduce_wide(std::uint64_t key, Entry& entry) {
         for (const std::byte* input : inputs) slices.push_back(input + begin * element_bytes);
         kernel::sum(slices, out->data() + begin * element_bytes, end - begin, shape.dtype, shape.divisor);
       },
-      [this, key, out, computed, loop = wide_.loop, alive = std::weak_ptr<bool>(alive_)] {
+      [this, key = key_of(shape), out, computed, loop = wide_.loop, alive = std::weak_ptr<bool>(alive_)] {
         loop->post([this, key, out, alive] {
           if (alive.expired()) return;
           Entry& done = entries_.at(key);
           done.computing = false;
-          finish(key, done, std::move(*out));
+          finish(done, std::move(*out));
         });
         computed->set_value();
       });
 }
 
-void Shard::finish(std::uint64_t key, Entry& entry, Buffer sum) {
+void Shard::finish(Entry& entry, Buffer sum) {
   const wire::Header shape = entry.state.shape();
   wire::Header header = shape;
   header.kind = wire::Kind::result;
@@ -144,7 +146,7 @@ void Shard::finish(std::uint64_t key, Entry& entry, Buffer sum) {
     else
       answer.to->send(header, answer.wants_result ? payload : nullptr);
   }
-  if ((shape.flags & wire::kTransient) != 0) entries_.erase(key);
+  if ((shape.flags & wire::kTransient) != 0) entries_.erase(key_of(shape));
 }
 
 /// What the step makes of the chunk's value; the value itself is what goes back.

@@ -75,10 +75,10 @@ class Shard {
 
   Entry& entry_of(const wire::Header& header);
   StoredChunk& stored_of(Entry& entry);
-  Status admit(const wire::Header& header, Requester& from);
-  void finish_if_all_here(const wire::Header& header);
-  void reduce_wide(std::uint64_t key, Entry& entry);
-  void finish(std::uint64_t key, Entry& entry, Buffer sum);
+  Result<Entry*> admit(const wire::Header& header, Requester& from);
+  void finish_if_all_here(Entry& entry);
+  void reduce_wide(Entry& entry);
+  void finish(Entry& entry, Buffer sum);
   std::shared_ptr<const Buffer> store(Entry& entry, Buffer sum, const wire::Header& shape);
   void answer_pulls(Entry& entry);
 

@@ -76,27 +76,6 @@ def test_an_error_is_one_line_and_status_one() -> None:
     assert re.fullmatch(r"poseidon: --chunk-bytes is '12x': it must be .*\n", done.stderr)
 
 
-def test_server_serves_until_interrupted() -> None:
-    pytest.importorskip("poseidon._core", reason="the compiled core is not built")
-    command = [sys.executable, "-m", "poseidon", "server", "--interfaces", "127.0.0.1", "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        text = ""
-        while not text.rstrip().endswith("}"):
-            line = process.stdout.readline()
-            assert line, "the server ended before it printed its address"
-            text += line
-        host, _, port = json.loads(text)["address"].rpartition(":")
-        assert host == "127.0.0.1"
-        assert int(port) > 0
-        process.send_signal(2)
-        assert process.wait(timeout=20) == 0
-    finally:
-        process.kill()
-        process.wait()
-
-
 @pytest.mark.parametrize(
     ("text", "rate"),
     [("100mbit", 10**8), ("1gbit", 10**9), ("31.25mbit", 31_250_000), ("500kbit", 500_000), ("100000bit", 100_000)],

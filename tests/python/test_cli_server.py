@@ -26,8 +26,8 @@ LISTENING = "0A"  # a socket's state in /proc/net/tcp
 
 
 @contextlib.contextmanager
-def serving(*arguments: str) -> Iterator[tuple[str, int]]:
-    """The address and process id of a `poseidon server` on loopback."""
+def server_process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A `poseidon server` on loopback and its address; killed in the end."""
     command = [sys.executable, "-m", "poseidon", "server", "--interfaces", "127.0.0.1", "--json", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -37,12 +37,28 @@ def serving(*arguments: str) -> Iterator[tuple[str, int]]:
             line = process.stdout.readline()
             assert line, "the server ended before it printed its address"
             text += line
-        yield json.loads(text)["address"], process.pid
-        process.terminate()
-        assert process.wait(timeout=20) == 0
+        yield process, json.loads(text)["address"]
     finally:
         process.kill()
         process.wait()
+
+
+@contextlib.contextmanager
+def serving(*arguments: str) -> Iterator[tuple[str, int]]:
+    """The address and process id of a `poseidon server` that ends well when it is told to."""
+    with server_process(*arguments) as (process, address):
+        yield address, process.pid
+        process.terminate()
+        assert process.wait(timeout=20) == 0
+
+
+def test_server_serves_until_interrupted() -> None:
+    with server_process() as (process, address):
+        host, _, port = address.rpartition(":")
+        assert host == "127.0.0.1"
+        assert int(port) > 0
+        process.send_signal(2)
+        assert process.wait(timeout=20) == 0
 
 
 def listening_ports(process_id: int) -> list[int]:

@@ -13,7 +13,7 @@ from poseidon.bench.methods import METHODS, parse_methods
 from poseidon.bench.plot import efficiency_plot
 from poseidon.bench.progress import round_progress
 from poseidon.bench.train import TrainConfig, TrainResult, run_training
-from poseidon.cli.output import JsonFlag, make_console, print_json
+from poseidon.cli.output import JsonFlag, print_results
 from poseidon.errors import InvalidArgument
 from poseidon.models import MODELS, model_table
 
@@ -123,12 +123,7 @@ def train(
     results = [_run_with_progress(config) for config in configs]
     if plot is not None:
         plot.write_text(efficiency_plot(results), encoding="utf-8")
-    if as_json:
-        print_json([result.to_json() for result in results])
-        return
-    console = make_console()
-    for result in results:
-        console.print(_training_table(result))
+    print_results(results, as_json, lambda result: [_training_table(result)])
 
 
 def _run_with_progress(config: TrainConfig) -> TrainResult:

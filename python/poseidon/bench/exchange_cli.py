@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from poseidon.bench.exchange_methods import (
     ABLATIONS,
@@ -21,7 +24,7 @@ from poseidon.bench.exchange_plot import exchange_plot
 from poseidon.bench.exchange_results import ExchangeConfig, ExchangeResult
 from poseidon.bench.exchange_run import run_exchange
 from poseidon.bench.progress import round_progress
-from poseidon.cli.output import JsonFlag, make_console, print_json
+from poseidon.cli.output import JsonFlag, print_results
 from poseidon.models import MODELS
 from poseidon.testbed import MOST_PORTS, parse_rate
 
@@ -145,14 +148,13 @@ def exchange(
     results = [_run_with_progress(config) for config in configs]
     if plot is not None:
         plot.write_text(exchange_plot(results), encoding="utf-8")
-    if as_json:
-        print_json([result.to_json() for result in results])
-        return
-    console = make_console()
-    for result in results:
-        console.print(_table(result))
-        for name, reason in result.skipped.items():
-            console.print(f"{name} was left out: {reason}", markup=False, highlight=False)
+    print_results(results, as_json, _rendered)
+
+
+def _rendered(result: ExchangeResult) -> Iterator[RenderableType]:
+    yield _table(result)
+    for name, reason in result.skipped.items():
+        yield Text(f"{name} was left out: {reason}")
 
 
 def _table(result: ExchangeResult) -> Table:

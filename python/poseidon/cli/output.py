@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, Protocol
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 _PIPE_WIDTH = 160
+
+
+class Result(Protocol):
+    """What a benchmark reports."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -32,6 +39,17 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
     for row in rows:
         table.add_row(*map(str, row))
     make_console().print(table)
+
+
+def print_results(results: Sequence[Result], as_json: bool, render: Callable[[Any], Iterable[RenderableType]]) -> None:
+    """Prints a benchmark's results: as one JSON list, or what `render` makes of each."""
+    if as_json:
+        print_json([result.to_json() for result in results])
+        return
+    console = make_console()
+    for result in results:
+        for part in render(result):
+            console.print(part)
 
 
 def print_line(text: str) -> None:

@@ -3,6 +3,8 @@
 #include <atomic>
 #include <cstring>
 
+#include "transport/flow_end.h"
+
 namespace poseidon::inproc {
 
 namespace {
@@ -81,17 +83,8 @@ void InprocFlow::set_receiver(Receiver* receiver) {
 }
 
 void InprocFlow::send(wire::Header header, std::vector<std::span<const std::byte>> payload, Done done) {
-  header.payload_bytes = 0;
-  for (const auto& piece : payload) header.payload_bytes += piece.size();
+  const Status refusal = check_send(end_status_, !closed_, peer_name_, header, payload);
   std::erase_if(payload, [](const auto& piece) { return piece.empty(); });
-  Status refusal;
-  if (closed_) {
-    refusal =
-        end_status_.ok() ? Status(ErrorCode::shut_down, "connection to " + peer_name_ + " is closed") : end_status_;
-  } else if (header.payload_bytes > wire::kMaxPayloadBytes) {
-    refusal = {ErrorCode::invalid_argument,
-               "a payload of " + std::to_string(header.payload_bytes) + " bytes is too large"};
-  }
   if (!refusal.ok()) {
     loop_.post([done = std::move(done), refusal] { done(refusal); });
     return;

@@ -22,7 +22,23 @@ struct Greeting {
 };
 
 constexpr std::size_t kFileCount = 3;
-using ControlBuffer = std::array<char, CMSG_SPACE(kFileCount * sizeof(int))>;
+
+/// The one message of a connection: a greeting, and room for the files.
+struct Parcel {
+  Greeting greeting;
+  iovec bytes{&greeting, sizeof(greeting)};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kFileCount * sizeof(int))> control{};
+  msghdr message{};
+
+  Parcel() {
+    message.msg_iov = &bytes;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+  }
+  Parcel(const Parcel&) = delete;
+  Parcel& operator=(const Parcel&) = delete;
+};
 
 }  // namespace
 
@@ -63,36 +79,22 @@ Result<pid_t> peer_process(int socket) {
 }
 
 bool send_files(int socket, const SegmentFiles& files) {
-  Greeting greeting;
-  iovec bytes{&greeting, sizeof(greeting)};
-  alignas(cmsghdr) ControlBuffer control{};
-  msghdr message{};
-  message.msg_iov = &bytes;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
+  Parcel parcel;
   const std::array<int, kFileCount> fds{files.memory.get(), files.connector_wake.get(), files.acceptor_wake.get()};
-  cmsghdr* const rights = CMSG_FIRSTHDR(&message);
+  cmsghdr* const rights = CMSG_FIRSTHDR(&parcel.message);
   rights->cmsg_level = SOL_SOCKET;
   rights->cmsg_type = SCM_RIGHTS;
   rights->cmsg_len = CMSG_LEN(sizeof(fds));
   std::memcpy(CMSG_DATA(rights), fds.data(), sizeof(fds));
-  return ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(sizeof(greeting));
+  return ::sendmsg(socket, &parcel.message, MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(sizeof(Greeting));
 }
 
 Result<SegmentFiles> receive_files(int socket) {
-  Greeting greeting;
-  iovec bytes{&greeting, sizeof(greeting)};
-  alignas(cmsghdr) ControlBuffer control{};
-  msghdr message{};
-  message.msg_iov = &bytes;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  const ssize_t got = ::recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  Parcel parcel;
+  const ssize_t got = ::recvmsg(socket, &parcel.message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   // Owned before anything is checked: what came must be closed in any case.
   std::array<FileDescriptor, kFileCount> received;
-  const cmsghdr* const rights = got < 0 ? nullptr : CMSG_FIRSTHDR(&message);
+  const cmsghdr* const rights = got < 0 ? nullptr : CMSG_FIRSTHDR(&parcel.message);
   if (rights != nullptr && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS) {
     const std::size_t count = (rights->cmsg_len - CMSG_LEN(0)) / sizeof(int);
     std::array<int, kFileCount> fds{};
@@ -100,8 +102,9 @@ Result<SegmentFiles> receive_files(int socket) {
     for (std::size_t i = 0; i < count; ++i) received[i] = FileDescriptor(fds[i]);
   }
   const Greeting expected;
-  if (got != static_cast<ssize_t>(sizeof(greeting)) || std::memcmp(&greeting, &expected, sizeof(greeting)) != 0 ||
-      (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || !received[kFileCount - 1]) {
+  if (got != static_cast<ssize_t>(sizeof(expected)) ||
+      std::memcmp(&parcel.greeting, &expected, sizeof(expected)) != 0 ||
+      (parcel.message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || !received[kFileCount - 1]) {
     return Status(ErrorCode::mismatch, "the other process does not share memory as this one does");
   }
   return SegmentFiles{std::move(received[0]), std::move(received[1]), std::move(received[2])};

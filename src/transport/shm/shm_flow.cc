@@ -25,7 +25,7 @@ ShmFlow::ShmFlow(Loop& loop, FileDescriptor socket, std::shared_ptr<Segment> seg
     : loop_(loop),
       socket_(std::move(socket)),
       segment_(std::move(segment)),
-      peer_name_(std::move(peer_name)),
+      end_(std::move(peer_name)),
       outbox_(segment_),
       inbox_(segment_) {}
 
@@ -38,17 +38,9 @@ void ShmFlow::set_receiver(Receiver* receiver) {
 
 void ShmFlow::send(wire::Header header, std::vector<std::span<const std::byte>> payload,
                    std::function<void(const Status&)> done) {
-  header.payload_bytes = 0;
-  for (const auto& piece : payload) header.payload_bytes += piece.size();
-  Status refusal = send_error_;
-  if (state_ != State::open && refusal.ok()) {
-    refusal = {ErrorCode::shut_down, "connection to " + peer_name_ + " is closed"};
-  } else if (header.payload_bytes > wire::kMaxPayloadBytes) {
-    refusal = {ErrorCode::invalid_argument,
-               "a payload of " + std::to_string(header.payload_bytes) + " bytes is too large"};
-  }
-  if (!refusal.ok()) {
-    finished_.push_back({std::move(done), refusal});
+  const bool open = state_ == State::open;
+  if (Status refusal = check_send(end_.send_error(), open, end_.peer_name(), header, payload); !refusal.ok()) {
+    end_.finish(std::move(done), refusal);
     return post_finished();
   }
   const bool idle = queue_.empty();
@@ -58,7 +50,7 @@ void ShmFlow::send(wire::Header header, std::vector<std::span<const std::byte>> 
   if (state_ == State::closed) return;
   update_watch();
   wait_for_room(rest);
-  if (!finished_.empty()) post_finished();
+  if (end_.has_finished()) post_finished();
 }
 
 void ShmFlow::close(std::chrono::milliseconds linger) {
@@ -82,7 +74,7 @@ void ShmFlow::on_wake() {
   const ssize_t got = ::read(segment_->own_wake(), &count, sizeof(count));
   // Whatever else the peer has passed as an eventfd might never stop being readable.
   if (got >= 0 && got != static_cast<ssize_t>(sizeof(count))) {
-    return end(Status(ErrorCode::mismatch, "message from " + peer_name_ + ": it wakes with something else"));
+    return end(Status(ErrorCode::mismatch, "message from " + end_.peer_name() + ": it wakes with something else"));
   }
   work();
 }
@@ -92,11 +84,11 @@ void ShmFlow::on_socket() {
   std::byte byte{};
   const ssize_t got = ::recv(socket_.get(), &byte, 1, MSG_DONTWAIT);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (got > 0) return end(Status(ErrorCode::mismatch, "message from " + peer_name_ + ": bytes on the socket"));
+  if (got > 0) return end(Status(ErrorCode::mismatch, "message from " + end_.peer_name() + ": bytes on the socket"));
   peer_gone_ = true;
   loop_.unwatch(socket_.get());
   const auto self = shared_from_this();
-  fail_sends(ended("closed by the peer"));
+  fail_sends(end_.lost("closed by the peer"));
   work();
 }
 
@@ -105,7 +97,7 @@ void ShmFlow::work() {
   const auto self = shared_from_this();
   if (state_ == State::closed) return;
   const Rest sending = flush();
-  run_finished();
+  end_.run_finished();
   const Rest receiving = receive();
   if (state_ == State::closed) return;
   if (state_ == State::closing && queue_.empty()) return end({});
@@ -135,12 +127,12 @@ ShmFlow::Rest ShmFlow::flush() {
     const std::uint64_t left_bytes = queue_.left_bytes();
     auto sent = send_piece();
     if (!sent.ok()) {
-      end(sent.status().with_context("message from " + peer_name_));
+      end(sent.status().with_context("message from " + end_.peer_name()));
       return Rest::nothing;
     }
     if (!sent.value()) return Rest::blocked;
     sent_bytes += left_bytes - queue_.left_bytes();
-    if (queue_.left_bytes() == 0) finished_.push_back({queue_.pop(), Status()});
+    if (queue_.left_bytes() == 0) end_.finish(queue_.pop(), Status());
   }
   return Rest::nothing;
 }
@@ -169,11 +161,11 @@ ShmFlow::Rest ShmFlow::receive() {
     Status status = descriptor.status();
     if (status.ok() && !descriptor.value()) {
       if (!peer_gone_) return Rest::nothing;
-      end(ended(in_payload_ ? "closed by the peer in the middle of a message" : "closed by the peer"));
+      end(end_.lost(in_payload_ ? "closed by the peer in the middle of a message" : "closed by the peer"));
       return Rest::blocked;
     }
     if (!status.ok()) {
-      status = status.with_context("message from " + peer_name_);
+      status = status.with_context("message from " + end_.peer_name());
     } else {
       taken_bytes += descriptor.value()->data_bytes;
       status = take(*descriptor.value());
@@ -189,14 +181,14 @@ Status ShmFlow::take(const Descriptor& descriptor) {
     return {};
   }
   if (in_payload_ != (descriptor.kind == Descriptor::Kind::piece)) {
-    return {ErrorCode::mismatch, "message from " + peer_name_ + ": a piece out of place"};
+    return {ErrorCode::mismatch, "message from " + end_.peer_name() + ": a piece out of place"};
   }
   return in_payload_ ? take_piece(descriptor) : start_message(descriptor);
 }
 
 Status ShmFlow::start_message(const Descriptor& descriptor) {
   auto header = wire::decode(descriptor.header);
-  if (!header.ok()) return header.status().with_context("message from " + peer_name_);
+  if (!header.ok()) return header.status().with_context("message from " + end_.peer_name());
   header_ = header.value();
   if (descriptor.data_bytes > header_.payload_bytes || (descriptor.data_bytes == 0 && header_.payload_bytes > 0)) {
     return misfit(descriptor.data_bytes);
@@ -255,48 +247,27 @@ void ShmFlow::unwatch() {
 }
 
 void ShmFlow::fail_sends(const Status& status) {
-  send_error_ = status;
-  for (auto& done : queue_.take_all()) finished_.push_back({std::move(done), status});
+  end_.fail_sends(status);
+  for (auto& done : queue_.take_all()) end_.finish(std::move(done), status);
 }
 
 void ShmFlow::end(const Status& status) {
   if (state_ == State::closed) return;
   const bool ours = state_ == State::closing;
   state_ = State::closed;
-  end_status_ = ours ? Status() : status;
-  if (send_error_.ok()) {
-    send_error_ = ours
-                      ? Status(ErrorCode::shut_down, "connection to " + peer_name_ + " was closed before this was sent")
-                      : status;
-  }
-  fail_sends(send_error_);
+  end_.end(status, ours);
+  fail_sends(end_.send_error());
   post_finished();  // holds the flow when the registration goes
   unwatch();
   if (linger_timer_ != 0) loop_.cancel(std::exchange(linger_timer_, 0));
   socket_.reset();
 }
 
-void ShmFlow::post_finished() {
-  if (std::exchange(finished_posted_, true)) return;
-  loop_.post([self = shared_from_this()] {
-    self->finished_posted_ = false;
-    self->run_finished();
-    if (self->state_ != State::closed || self->receiver_ == nullptr) return;
-    std::exchange(self->receiver_, nullptr)->on_closed(*self, self->end_status_);
-  });
-}
-
-void ShmFlow::run_finished() {
-  for (const auto& [done, status] : std::exchange(finished_, {})) done(status);
-}
+void ShmFlow::post_finished() { end_.post(loop_, shared_from_this(), receiver_); }
 
 Status ShmFlow::misfit(std::uint64_t size_bytes) const {
   return {ErrorCode::mismatch,
-          "message from " + peer_name_ + ": a piece of " + std::to_string(size_bytes) + " bytes does not fit"};
-}
-
-Status ShmFlow::ended(const std::string& why) const {
-  return {ErrorCode::peer_lost, "connection to " + peer_name_ + " ended (" + why + ")"};
+          "message from " + end_.peer_name() + ": a piece of " + std::to_string(size_bytes) + " bytes does not fit"};
 }
 
 }  // namespace poseidon::shm

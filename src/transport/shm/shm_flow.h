@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/file_descriptor.h"
+#include "transport/flow_end.h"
 #include "transport/shm/inbox.h"
 #include "transport/shm/outbox.h"
 #include "transport/shm/send_queue.h"
@@ -26,7 +27,7 @@ class ShmFlow final : public Flow, public std::enable_shared_from_this<ShmFlow> 
   void send(wire::Header header, std::vector<std::span<const std::byte>> payload,
             std::function<void(const Status&)> done) override;
   void close(std::chrono::milliseconds linger) override;
-  const std::string& peer_name() const override { return peer_name_; }
+  const std::string& peer_name() const override { return end_.peer_name(); }
   std::uint64_t bytes_sent() const override { return 0; }
   std::uint64_t bytes_received() const override { return 0; }
 
@@ -38,10 +39,6 @@ class ShmFlow final : public Flow, public std::enable_shared_from_this<ShmFlow> 
   };
   /// What a turn of sending or receiving left behind.
   enum class Rest { nothing, blocked, more };
-  struct Finished {
-    SendQueue::Done done;
-    Status status;
-  };
 
   void on_wake();
   void on_socket();
@@ -59,14 +56,12 @@ class ShmFlow final : public Flow, public std::enable_shared_from_this<ShmFlow> 
   void fail_sends(const Status& status);
   void end(const Status& status);
   void post_finished();
-  void run_finished();
   Status misfit(std::uint64_t size_bytes) const;
-  Status ended(const std::string& why) const;
 
   Loop& loop_;
   FileDescriptor socket_;
   const std::shared_ptr<Segment> segment_;
-  const std::string peer_name_;
+  FlowEnd end_;
   State state_ = State::open;
   bool watched_ = false;
   bool peer_gone_ = false;  // no more comes than what is in the shared memory
@@ -74,9 +69,6 @@ class ShmFlow final : public Flow, public std::enable_shared_from_this<ShmFlow> 
 
   Outbox outbox_;
   SendQueue queue_;
-  Status send_error_;  // not ok: no send can succeed any more
-  std::vector<Finished> finished_;
-  bool finished_posted_ = false;
   Loop::TimerId linger_timer_ = 0;
 
   Inbox inbox_;
@@ -85,7 +77,6 @@ class ShmFlow final : public Flow, public std::enable_shared_from_this<ShmFlow> 
   std::span<std::byte> payload_;
   std::size_t received_bytes_ = 0;  // of payload_
   Receiver* receiver_ = nullptr;
-  Status end_status_;
 };
 
 }  // namespace poseidon::shm

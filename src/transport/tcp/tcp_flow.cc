@@ -66,7 +66,7 @@ bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 }  // namespace
 
 TcpFlow::TcpFlow(Loop& loop, FileDescriptor socket)
-    : loop_(loop), socket_(std::move(socket)), peer_name_(to_text(peer_address(socket_.get()))) {
+    : loop_(loop), socket_(std::move(socket)), end_(to_text(peer_address(socket_.get()))) {
   set_flow_options(socket_.get());
 }
 
@@ -81,17 +81,9 @@ void TcpFlow::set_receiver(Receiver* receiver) {
 
 void TcpFlow::send(wire::Header header, std::vector<std::span<const std::byte>> payload,
                    std::function<void(const Status&)> done) {
-  header.payload_bytes = 0;
-  for (const auto& piece : payload) header.payload_bytes += piece.size();
-  Status refusal = send_error_;
-  if (state_ != State::open && refusal.ok()) {
-    refusal = {ErrorCode::shut_down, "connection to " + peer_name_ + " is closed"};
-  } else if (header.payload_bytes > wire::kMaxPayloadBytes) {
-    refusal = {ErrorCode::invalid_argument,
-               "a payload of " + std::to_string(header.payload_bytes) + " bytes is too large"};
-  }
-  if (!refusal.ok()) {
-    finished_.push_back({std::move(done), refusal});
+  const bool open = state_ == State::open;
+  if (Status refusal = check_send(end_.send_error(), open, end_.peer_name(), header, payload); !refusal.ok()) {
+    end_.finish(std::move(done), refusal);
     return post_finished();
   }
   const bool idle = queue_.empty();
@@ -99,7 +91,7 @@ void TcpFlow::send(wire::Header header, std::vector<std::span<const std::byte>> 
   if (!idle) return;  // EPOLLOUT will come
   flush();
   update_watch();
-  if (!finished_.empty()) post_finished();
+  if (end_.has_finished()) post_finished();
 }
 
 void TcpFlow::close(std::chrono::milliseconds linger) {
@@ -108,7 +100,7 @@ void TcpFlow::close(std::chrono::milliseconds linger) {
   reader_.stop();
   flush();
   if (state_ == State::closed) return;
-  if (linger.count() <= 0 || !send_error_.ok()) return end({});
+  if (linger.count() <= 0 || !end_.send_error().ok()) return end({});
   // After the last byte the socket stays open until the peer has closed its side: closing it with
   // unread data in it would make the kernel throw away what the peer has not received yet.
   linger_timer_ = loop_.call_at(Clock::now() + linger, [self = shared_from_this()] {
@@ -122,7 +114,7 @@ void TcpFlow::on_events(std::uint32_t events) {
   const auto self = shared_from_this();
   const bool failed = (events & (EPOLLERR | EPOLLHUP)) != 0;
   if ((failed || (events & EPOLLOUT) != 0) && !queue_.empty()) flush();
-  run_finished();
+  end_.run_finished();
   if (state_ != State::closed && (watched_events_ & EPOLLIN) != 0 && (failed || (events & EPOLLIN) != 0)) {
     receive();
     update_low_water();
@@ -159,14 +151,14 @@ void TcpFlow::flush() {
     if (sent < 0) {
       if (errno == EINTR) continue;
       if (would_block(errno)) break;
-      return fail_sends(ended(errno_text(errno)));
+      return fail_sends(end_.lost(errno_text(errno)));
     }
     const auto sent_bytes = static_cast<std::size_t>(sent);
     bytes_sent_ += sent_bytes;
     budget_bytes -= sent_bytes;
     std::vector<SendQueue::Done> complete;
     queue_.advance(sent_bytes, complete);
-    for (auto& done : complete) finished_.push_back({std::move(done), Status()});
+    for (auto& done : complete) end_.finish(std::move(done), Status());
     if (sent_bytes < total_bytes(used)) break;  // the next try would only say EAGAIN
   }
   if (state_ == State::closing && queue_.empty() && !end_of_stream_sent_) {
@@ -176,8 +168,8 @@ void TcpFlow::flush() {
 }
 
 void TcpFlow::fail_sends(const Status& status) {
-  send_error_ = status;
-  for (auto& done : queue_.take_all()) finished_.push_back({std::move(done), status});
+  end_.fail_sends(status);
+  for (auto& done : queue_.take_all()) end_.finish(std::move(done), status);
   if (state_ == State::closing) return end({});
   // What the peer sent before it went (why it did, perhaps) is still there to be read; then comes
   // the end of the stream.
@@ -215,9 +207,9 @@ void TcpFlow::update_low_water() {
 }
 
 void TcpFlow::on_read_error(int error) {
-  if (!send_error_.ok()) return end(send_error_);
-  if (error != 0) return end(ended(errno_text(error)));
-  end(ended(reader_.between_messages() ? "closed by the peer" : "closed by the peer in the middle of a message"));
+  if (!end_.send_error().ok()) return end(end_.send_error());
+  if (error != 0) return end(end_.lost(errno_text(error)));
+  end(end_.lost(reader_.between_messages() ? "closed by the peer" : "closed by the peer in the middle of a message"));
 }
 
 void TcpFlow::end(const Status& status) {
@@ -225,13 +217,8 @@ void TcpFlow::end(const Status& status) {
   const bool ours = state_ == State::closing;
   state_ = State::closed;
   reader_.stop();
-  end_status_ = ours ? Status() : status;
-  if (send_error_.ok()) {
-    send_error_ = ours
-                      ? Status(ErrorCode::shut_down, "connection to " + peer_name_ + " was closed before this was sent")
-                      : status;
-  }
-  for (auto& done : queue_.take_all()) finished_.push_back({std::move(done), send_error_});
+  end_.end(status, ours);
+  for (auto& done : queue_.take_all()) end_.finish(std::move(done), end_.send_error());
   post_finished();  // holds the flow when the registration goes
   if (watched_events_ != 0) loop_.unwatch(socket_.get());
   watched_events_ = 0;
@@ -239,22 +226,6 @@ void TcpFlow::end(const Status& status) {
   socket_.reset();
 }
 
-void TcpFlow::post_finished() {
-  if (std::exchange(finished_posted_, true)) return;
-  loop_.post([self = shared_from_this()] {
-    self->finished_posted_ = false;
-    self->run_finished();
-    if (self->state_ != State::closed || self->receiver_ == nullptr) return;
-    std::exchange(self->receiver_, nullptr)->on_closed(*self, self->end_status_);
-  });
-}
-
-void TcpFlow::run_finished() {
-  for (const auto& [done, status] : std::exchange(finished_, {})) done(status);
-}
-
-Status TcpFlow::ended(const std::string& why) const {
-  return {ErrorCode::peer_lost, "connection to " + peer_name_ + " ended (" + why + ")"};
-}
+void TcpFlow::post_finished() { end_.post(loop_, shared_from_this(), receiver_); }
 
 }  // namespace poseidon::tcp

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/file_descriptor.h"
+#include "transport/flow_end.h"
 #include "transport/tcp/message_reader.h"
 #include "transport/tcp/send_queue.h"
 #include "transport/transport.h"
@@ -24,7 +25,7 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   void send(wire::Header header, std::vector<std::span<const std::byte>> payload,
             std::function<void(const Status&)> done) override;
   void close(std::chrono::milliseconds linger) override;
-  const std::string& peer_name() const override { return peer_name_; }
+  const std::string& peer_name() const override { return end_.peer_name(); }
   std::uint64_t bytes_sent() const override { return bytes_sent_; }
   std::uint64_t bytes_received() const override { return bytes_received_; }
 
@@ -33,10 +34,6 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
     open,
     closing,  // close() was called: sends what is queued, drops what arrives
     closed,   // the socket is gone; on_closed has run or is posted
-  };
-  struct Finished {
-    SendQueue::Done done;
-    Status status;
   };
 
   void on_events(std::uint32_t events);
@@ -48,26 +45,20 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   void on_read_error(int error);
   void end(const Status& status);
   void post_finished();
-  void run_finished();
-  Status ended(const std::string& why) const;
 
   Loop& loop_;
   FileDescriptor socket_;
-  const std::string peer_name_;
+  FlowEnd end_;
   State state_ = State::open;
   std::uint32_t watched_events_ = 0;  // 0: not registered
 
   SendQueue queue_;
-  Status send_error_;  // not ok: no send can succeed any more
-  std::vector<Finished> finished_;
-  bool finished_posted_ = false;
   bool end_of_stream_sent_ = false;
   Loop::TimerId linger_timer_ = 0;
 
   MessageReader reader_;
   std::size_t low_water_bytes_ = 1;  // the socket is readable from so many on
   Receiver* receiver_ = nullptr;
-  Status end_status_;
 
   std::uint64_t bytes_sent_ = 0;
   std::uint64_t bytes_received_ = 0;

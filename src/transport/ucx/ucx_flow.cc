@@ -52,7 +52,7 @@ std::shared_ptr<UcxFlow> UcxFlow::accept(Worker& worker, const std::string& peer
 }
 
 UcxFlow::UcxFlow(Worker& worker, std::string peer_name)
-    : loop_(worker.loop()), worker_(&worker), peer_name_(std::move(peer_name)) {
+    : loop_(worker.loop()), worker_(&worker), end_(std::move(peer_name)) {
   worker.add(*this);
 }
 
@@ -73,7 +73,7 @@ std::shared_ptr<UcxFlow> UcxFlow::abandon() {
   state_ = State::ended;
   receiver_ = nullptr;
   on_open_ = nullptr;
-  finished_.clear();
+  end_.drop_finished();
   return self;
 }
 
@@ -92,17 +92,10 @@ void UcxFlow::set_receiver(Receiver* receiver) {
 }
 
 void UcxFlow::send(wire::Header header, std::vector<std::span<const std::byte>> payload, Done done) {
-  header.payload_bytes = 0;
-  for (const auto& piece : payload) header.payload_bytes += piece.size();
-  Status refusal = send_error_.ok() ? connection_error_ : send_error_;
-  if (state_ != State::open && refusal.ok()) {
-    refusal = {ErrorCode::shut_down, "connection to " + peer_name_ + " is closed"};
-  } else if (header.payload_bytes > wire::kMaxPayloadBytes) {
-    refusal = {ErrorCode::invalid_argument,
-               "a payload of " + std::to_string(header.payload_bytes) + " bytes is too large"};
-  }
-  if (!refusal.ok()) {
-    finished_.push_back({std::move(done), refusal});
+  const Status& send_error = end_.send_error().ok() ? connection_error_ : end_.send_error();
+  const bool open = state_ == State::open;
+  if (Status refusal = check_send(send_error, open, end_.peer_name(), header, payload); !refusal.ok()) {
+    end_.finish(std::move(done), refusal);
     update_keep_alive();
     return settle_soon();
   }
@@ -168,13 +161,13 @@ void UcxFlow::on_sent(void* request, ucs_status_t status, void* operation) {
 void UcxFlow::complete(Operation& operation, ucs_status_t status) {
   Status result;
   if (status != UCS_OK) {
-    result = send_error_.ok() ? lost(text_of(status)) : send_error_;
-    send_error_ = result;
+    result = end_.send_error().ok() ? end_.lost(text_of(status)) : end_.send_error();
+    end_.fail_sends(result);
     fail(result);
   }
   if (operation.done) {
     if (result.ok()) bytes_sent_ += operation.message_bytes;
-    finished_.push_back({std::move(operation.done), result});
+    end_.finish(std::move(operation.done), result);
   }
   operation.list->erase(operation.position);
   settle_soon();
@@ -183,23 +176,23 @@ void UcxFlow::complete(Operation& operation, ucs_status_t status) {
 ucs_status_t UcxFlow::on_data(std::span<const std::byte> header, void* data, std::size_t data_bytes, bool rendezvous) {
   if (state_ != State::open || !connection_error_.ok()) return UCS_OK;  // which tells the sender to go on
   if (header.size() != kNumberBytes + wire::kHeaderBytes) {
-    fail({ErrorCode::mismatch, "message from " + peer_name_ + ": a header of " + std::to_string(header.size()) +
+    fail({ErrorCode::mismatch, "message from " + end_.peer_name() + ": a header of " + std::to_string(header.size()) +
                                    " bytes is not this protocol's"});
     return UCS_OK;
   }
   const auto decoded = wire::decode(header.last<wire::kHeaderBytes>());
   if (!decoded.ok()) {
-    fail(decoded.status().with_context("message from " + peer_name_));
+    fail(decoded.status().with_context("message from " + end_.peer_name()));
     return UCS_OK;
   }
   const std::uint64_t sequence = get(header);
   if (decoded.value().payload_bytes != data_bytes) {
-    fail({ErrorCode::mismatch, "message from " + peer_name_ + ": its payload has " + std::to_string(data_bytes) +
+    fail({ErrorCode::mismatch, "message from " + end_.peer_name() + ": its payload has " + std::to_string(data_bytes) +
                                    " bytes, its header says " + std::to_string(decoded.value().payload_bytes)});
     return UCS_OK;
   }
   if (!arrivals_.insert(sequence, {decoded.value(), data_bytes == 0 ? nullptr : data, rendezvous})) {
-    fail({ErrorCode::mismatch, "message from " + peer_name_ + ": unexpected number " + std::to_string(sequence)});
+    fail({ErrorCode::mismatch, "message from " + end_.peer_name() + ": unexpected number " + std::to_string(sequence)});
     return UCS_OK;
   }
   settle_soon();
@@ -213,12 +206,12 @@ void UcxFlow::on_control(std::span<const std::byte> header) {
   } else if (kind == kFin && !peer_fin_) {
     peer_fin_ = get(header.subspan(kNumberBytes));
   } else {
-    fail({ErrorCode::mismatch, "message from " + peer_name_ + ": unknown control message"});
+    fail({ErrorCode::mismatch, "message from " + end_.peer_name() + ": unknown control message"});
   }
   settle_soon();
 }
 
-void UcxFlow::on_error(ucs_status_t status) { fail(lost(text_of(status))); }
+void UcxFlow::on_error(ucs_status_t status) { fail(end_.lost(text_of(status))); }
 
 void UcxFlow::fail(Status status) {
   if (connection_error_.ok()) connection_error_ = std::move(status);
@@ -248,7 +241,7 @@ void UcxFlow::settle_soon() {
 /// Everything that calls the owner: after UCX's callbacks have taken their notes, never from inside them or send.
 void UcxFlow::settle() {
   settle_posted_ = false;
-  run_finished();
+  end_.run_finished();
   open_or_fail();
   if (state_ == State::open) deliver();
   if (state_ == State::closing) advance_close();
@@ -261,8 +254,8 @@ void UcxFlow::settle() {
 }
 
 void UcxFlow::finish() {
-  run_finished();
-  if (receiver_ != nullptr) std::exchange(receiver_, nullptr)->on_closed(*this, end_status_);
+  end_.run_finished();
+  if (receiver_ != nullptr) std::exchange(receiver_, nullptr)->on_closed(*this, end_.status());
   update_keep_alive();
 }
 
@@ -283,7 +276,7 @@ void UcxFlow::deliver() {
   }
   if (state_ != State::open) return;
   if (!connection_error_.ok()) return end(connection_error_);
-  if (peer_fin_ && *peer_fin_ <= arrivals_.next() && !receiving_) end(lost("closed by the peer"));
+  if (peer_fin_ && *peer_fin_ <= arrivals_.next() && !receiving_) end(end_.lost("closed by the peer"));
 }
 
 void UcxFlow::deliver_next() {
@@ -315,7 +308,7 @@ void UcxFlow::receive(const Arrival& arrival, std::span<std::byte> place) {
       ::ucp_am_recv_data_nbx(worker_->get(), arrival.data, place.data(), place.size(), &params);
   if (UCS_PTR_IS_PTR(request)) return;
   receiving_->complete = true;
-  if (UCS_PTR_IS_ERR(request)) receiving_->status = lost(text_of(UCS_PTR_STATUS(request)));
+  if (UCS_PTR_IS_ERR(request)) receiving_->status = end_.lost(text_of(UCS_PTR_STATUS(request)));
   finish_receiving();
 }
 
@@ -323,9 +316,9 @@ void UcxFlow::on_received(void* request, ucs_status_t status, std::size_t bytes,
   auto& self = *static_cast<UcxFlow*>(flow);
   self.receiving_->complete = true;
   if (status != UCS_OK) {
-    self.receiving_->status = self.lost(text_of(status));
+    self.receiving_->status = self.end_.lost(text_of(status));
   } else if (bytes != self.receiving_->place.size()) {
-    self.receiving_->status = self.lost("a payload was cut short");
+    self.receiving_->status = self.end_.lost("a payload was cut short");
   }
   ::ucp_request_free(request);
   self.settle_soon();
@@ -355,12 +348,7 @@ void UcxFlow::end(const Status& status) {
   if (state_ == State::ended) return;
   const bool ours = state_ == State::closing;
   state_ = State::ended;
-  end_status_ = ours ? Status() : status;
-  if (send_error_.ok()) {
-    send_error_ = ours
-                      ? Status(ErrorCode::shut_down, "connection to " + peer_name_ + " was closed before this was sent")
-                      : status;
-  }
+  end_.end(status, ours);
   if (linger_timer_ != 0) loop_.cancel(std::exchange(linger_timer_, 0));
   update_keep_alive();
   close_endpoint();
@@ -378,22 +366,14 @@ void UcxFlow::release(const Arrival& arrival) {
   if (arrival.data != nullptr) ::ucp_am_data_release(worker_->get(), arrival.data);
 }
 
-void UcxFlow::run_finished() {
-  for (const auto& [done, status] : std::exchange(finished_, {})) done(status);
-}
-
 void UcxFlow::update_keep_alive() {
   const bool wanted = worker_ != nullptr &&
-                      (receiver_ != nullptr || ucx_has_memory() || !finished_.empty() || state_ == State::closing);
+                      (receiver_ != nullptr || ucx_has_memory() || end_.has_finished() || state_ == State::closing);
   if (!wanted) {
     keep_alive_.reset();
   } else if (keep_alive_ == nullptr) {
     keep_alive_ = shared_from_this();
   }
-}
-
-Status UcxFlow::lost(const std::string& why) const {
-  return {ErrorCode::peer_lost, "connection to " + peer_name_ + " ended (" + why + ")"};
 }
 
 }  // namespace poseidon::ucx

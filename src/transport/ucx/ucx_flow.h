@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "transport/flow_end.h"
 #include "transport/tcp/address.h"
 #include "transport/transport.h"
 #include "transport/ucx/arrivals.h"
@@ -41,7 +42,7 @@ class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> 
   void send(wire::Header header, std::vector<std::span<const std::byte>> payload,
             std::function<void(const Status&)> done) override;
   void close(std::chrono::milliseconds linger) override;
-  const std::string& peer_name() const override { return peer_name_; }
+  const std::string& peer_name() const override { return end_.peer_name(); }
   std::uint64_t bytes_sent() const override { return bytes_sent_; }
   std::uint64_t bytes_received() const override { return bytes_received_; }
 
@@ -68,10 +69,6 @@ class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> 
     std::vector<ucp_dt_iov_t> pieces;
     std::uint64_t message_bytes = 0;
     Done done;  // empty for control messages
-  };
-  struct Finished {
-    Done done;
-    Status status;
   };
   struct Receiving {
     wire::Header header;
@@ -103,15 +100,13 @@ class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> 
   void close_endpoint();
   void drop_arrivals();
   void release(const Arrival& arrival);
-  void run_finished();
   void update_keep_alive();
   bool ucx_has_memory() const { return !sends_.empty() || !controls_.empty() || receiving_.has_value(); }
-  Status lost(const std::string& why) const;
 
   Loop& loop_;
   Worker* worker_;  // null: has ended
   ucp_ep_h endpoint_ = nullptr;
-  const std::string peer_name_;
+  FlowEnd end_;
   State state_ = State::open;
   bool settle_posted_ = false;
   bool finish_posted_ = false;
@@ -121,9 +116,7 @@ class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> 
 
   std::list<Operation> sends_;     // in UCX's hands
   std::list<Operation> controls_;  // the same
-  std::vector<Finished> finished_;
   std::uint64_t next_sequence_ = 0;
-  Status send_error_;  // not ok: no send can succeed any more
   bool fin_sent_ = false;
   Loop::TimerId linger_timer_ = 0;
 
@@ -132,7 +125,6 @@ class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> 
   std::optional<Receiving> receiving_;     // the rendezvous under way
   std::optional<std::uint64_t> peer_fin_;  // how many messages the peer sent before it closed
   Status connection_error_;                // seen by a callback; settle ends the flow with it
-  Status end_status_;
 
   std::uint64_t bytes_sent_ = 0;
   std::uint64_t bytes_received_ = 0;

@@ -1,0 +1,67 @@
+// FlowEnd: how a flow and its sends end, the same for every medium.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "poseidon/status.h"
+#include "transport/loop.h"
+#include "transport/transport.h"
+#include "wire/header.h"
+
+namespace poseidon {
+
+/// Fills in header.payload_bytes. Not ok when the message cannot be sent: with `send_error` where there
+/// is one, else because the flow is not open or the payload is too large.
+Status check_send(const Status& send_error, bool open, const std::string& peer_name, wire::Header& header,
+                  std::span<const std::span<const std::byte>> payload);
+
+/// Part of a flow; its loop's thread only.
+class FlowEnd {
+ public:
+  using Done = std::function<void(const Status&)>;
+
+  explicit FlowEnd(std::string peer_name) : peer_name_(std::move(peer_name)) {}
+
+  const std::string& peer_name() const { return peer_name_; }
+  /// That the connection has ended by itself: ErrorCode::peer_lost.
+  Status lost(const std::string& why) const;
+
+  /// Not ok: no send can succeed any more.
+  const Status& send_error() const { return send_error_; }
+  void fail_sends(const Status& status) { send_error_ = status; }
+
+  /// The flow has ended: after its own close() (`ours`), else with `status`. Sends that have not failed
+  /// for another reason fail for this one.
+  void end(const Status& status, bool ours);
+  /// What on_closed says.
+  const Status& status() const { return status_; }
+
+  /// A send's `done` is to run, but not from inside send: run_finished() does it.
+  void finish(Done done, const Status& status) { finished_.push_back({std::move(done), status}); }
+  bool has_finished() const { return !finished_.empty(); }
+  void run_finished();
+  void drop_finished() { finished_.clear(); }
+
+  /// Posts run_finished() and, if the flow has ended by then, its on_closed. `flow` is what this is
+  /// part of, and `receiver` the flow's.
+  void post(Loop& loop, std::shared_ptr<Flow> flow, Receiver*& receiver);
+
+ private:
+  struct Finished {
+    Done done;
+    Status status;
+  };
+
+  const std::string peer_name_;
+  Status send_error_;
+  Status status_;
+  bool ended_ = false;
+  std::vector<Finished> finished_;
+  bool posted_ = false;
+};
+
+}  // namespace poseidon
