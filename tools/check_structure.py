@@ -33,13 +33,15 @@ DOORS: dict[str, set[str]] = {
 # Which packages of python/poseidon a package may import. What is not listed may import anything.
 PYTHON_DOORS: dict[str, set[str]] = {
     "errors": set(),
-    "options": {"errors", "_core"},
+    "dscp": set(),
+    "option_kinds": {"errors"},
+    "options": {"errors", "dscp", "option_kinds", "_core"},
     "chunk_cache": {"options", "_core"},
     "exchange": {"errors", "options", "chunk_cache", "torch", "_core"},
     "torch": {"errors", "options", "chunk_cache", "_core"},
     "models": {"errors"},
     "report": {"errors", "torch"},
-    "testbed": {"errors"},
+    "testbed": {"errors", "dscp"},
 }
 
 INCLUDE = re.compile(r'^#include "([a-z_]+)/')

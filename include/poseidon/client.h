@@ -62,6 +62,12 @@ struct TrafficStats {
   std::uint64_t bytes_received = 0;
 };
 
+/// How urgently the next forward pass needs a layer (Geryon §III-A).
+struct LayerPriority {
+  double urgency = 0;       // 1 − l/L of the l-th of L layers in the order in which forward uses them; 0 to 1
+  int priority_class = -1;  // 0 is brought first; −1: as the threshold says
+};
+
 class Client {
  public:
   /// Finds the other ranks through `store` (null: a TcpStore that rank 0 serves), starts the
@@ -150,6 +156,18 @@ class Client {
   /// and may return false to give up (Ctrl-C): the call then returns ErrorCode::aborted.
   virtual Status wait_all(const std::function<bool()>& keep_waiting) = 0;
   virtual Status wait(std::uint32_t layer, const std::function<bool()>& keep_waiting) = 0;
+
+  /// Whether no exchange of the layer is under way; so too after a failure, of which `wait` tells.
+  virtual bool done(std::uint32_t layer) const = 0;
+
+  /// What is sent first, from each layer's next start on: priorities[i] is layer first_layer + i's. In send queues
+  /// the more urgent overtakes; of the flows between two peers the one of its class carries it: class 0 where the
+  /// urgency is above `priority_threshold` (0 to 1), the last one elsewhere. Layers without priorities are equal,
+  /// go last and in the last class. Results do not depend on any of it; every rank should set the same.
+  virtual Status set_priorities(std::uint32_t first_layer, std::span<const LayerPriority> priorities,
+                                double priority_threshold) = 0;
+  /// What the job goes on without, in words: marks that the system does not permit.
+  virtual std::vector<std::string> notices() const = 0;
 
   virtual LayerStats layer_stats(std::uint32_t layer) const = 0;
   virtual TrafficStats traffic() const = 0;

@@ -73,7 +73,9 @@ struct Options {
   Aggregation aggregation = Aggregation::streaming;
   ReduceOrder reduce_order = ReduceOrder::rank;
   Assignment assignment = Assignment::chunk;
-  int compute_threads = 1;  // threads that multiply factors
+  int priority_classes = 2;         // flows between each pair of peers, by urgency (Geryon §III-A)
+  std::vector<int> dscp = {46, 0};  // code points that mark the classes, the most urgent first; 0: not marked
+  int compute_threads = 1;          // threads that multiply factors
 
   std::chrono::milliseconds timeout{300'000};  // the one deadline; the others are derived from it
 };

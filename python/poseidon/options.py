@@ -16,12 +16,14 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from poseidon.dscp import MOST_CLASSES, default_dscp
 from poseidon.errors import InvalidArgument
+from poseidon.option_kinds import AUTO, INTEGER, LIST, SECONDS, SIZE_OR_AUTO, TEXT, Option, choice, size
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -34,119 +36,17 @@ if TYPE_CHECKING:
 CONFIG_VARIABLE = "POSEIDON_CONFIG"
 CONFIG_FILE = "poseidon.toml"
 
-_SIZE_UNITS = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgt", start=1):
-    _SIZE_UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes that `text` stands for: "65536", "512k" (= 512 KiB), "2MiB", "2MB" (= 2 000 000).
-
-    Raises ValueError when it is not a whole number of bytes.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text.strip())
-    unit = _SIZE_UNITS.get(match[2].lower()) if match else None
-    if match is None or unit is None:
-        raise ValueError(f"{text!r} is no size")
-    size = float(match[1]) * unit if "." in match[1] else int(match[1]) * unit
-    if size != int(size):
-        raise ValueError(f"{text!r} is no whole number of bytes")
-    return int(size)
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A type of option: how its text is read and what is said when that fails."""
-
-    metavar: str
-    parse: Callable[[str], Any]  # raises ValueError
-    accepts: Callable[[Any], bool]  # is this Python value, not text, of the type?
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _parse_list(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-AUTO = "auto"
-
-
-def _parse_size_or_auto(text: str) -> int | str:
-    return AUTO if text.strip() == AUTO else parse_bytes(text)
-
-
-TEXT = Kind("TEXT", str, lambda value: isinstance(value, str))
-INTEGER = Kind("N", int, _is_int)
-SECONDS = Kind("SECONDS", float, lambda value: _is_int(value) or isinstance(value, float))
-BYTES = Kind("BYTES", parse_bytes, _is_int)
-SIZE_OR_AUTO = Kind("BYTES|auto", _parse_size_or_auto, _is_int)
-LIST = Kind(
-    "A,B,…",
-    _parse_list,
-    lambda value: isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value),
-)
-
-
-@dataclass(frozen=True)
-class Option:
-    """One row of the table. `allowed` completes the sentence "it must be …"."""
-
-    name: str
-    kind: Kind
-    default: Any
-    help: str
-    allowed: str
-    choices: tuple[str, ...] = ()
-    check: Callable[[Any], bool] = lambda value: True
-
-    @property
-    def variable(self) -> str:
-        """The environment variable of this option."""
-        return f"POSEIDON_{self.name.upper()}"
-
-    @property
-    def flag(self) -> str:
-        """The command-line flag of this option."""
-        return "--" + self.name.replace("_", "-")
-
-    def read(self, given: Any, origin: str) -> Any:
-        """The value that `given` (text or already typed) stands for; `origin` names its giver in the error."""
-        value = given
-        if isinstance(given, str):
-            try:
-                value = self.kind.parse(given)
-            except ValueError:
-                raise self._error(given, origin) from None
-        elif not self.kind.accepts(given):
-            raise self._error(given, origin)
-        if (self.choices and value not in self.choices) or not self.check(value):
-            raise self._error(given, origin)
-        if self.kind is SECONDS:
-            return float(value)
-        return tuple(value) if self.kind is LIST else value
-
-    def _error(self, value: object, origin: str) -> InvalidArgument:
-        hint = ""
-        if isinstance(value, str) and (near := difflib.get_close_matches(value, self.choices, n=1)):
-            hint = f" (did you mean {near[0]!r}?)"
-        return InvalidArgument(f"{origin} is {value!r}: it must be {self.allowed}{hint}; correct it or leave it out")
-
-
-def _choice(name: str, default: str, choices: tuple[str, ...], text: str) -> Option:
-    return Option(name, TEXT, default, text, "one of " + ", ".join(choices), choices)
-
-
-def _size(name: str, default: int, least: int, text: str) -> Option:
-    allowed = f"a size of at least {least} bytes such as 65536, 512k or 2MiB"
-    return Option(name, BYTES, default, text, allowed, check=lambda value: least <= value <= 1 << 34)
-
 
 def _is_address(text: str) -> bool:
     host, colon, port = text.rpartition(":")
     return bool(colon and host and port.isdigit() and 1 <= int(port) <= 65535)
+
+
+def _is_share(text: str) -> bool:
+    try:
+        return 0 <= float(text) <= 1
+    except ValueError:
+        return False
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -165,7 +65,7 @@ OPTIONS: tuple[Option, ...] = (
         "a list of host:port separated by commas",
         check=lambda value: all(_is_address(address) for address in value),
     ),
-    _choice(
+    choice(
         "transport",
         "auto",
         ("auto", "tcp", "shm", "ucx"),
@@ -195,39 +95,69 @@ OPTIONS: tuple[Option, ...] = (
         "auto, or a size of at least 64 bytes such as 65536, 512k or 2MiB",
         check=lambda value: value == AUTO or 64 <= value <= 1 << 34,
     ),
-    _size("small_bytes", 32 << 10, 0, "Tensors up to this size are grouped."),
-    _size("group_bytes", 1 << 20, 1, "A group of small tensors is closed when it reaches this size."),
-    _choice(
+    size("small_bytes", 32 << 10, 0, "Tensors up to this size are grouped."),
+    size("group_bytes", 1 << 20, 1, "A group of small tensors is closed when it reaches this size."),
+    choice(
         "schedule",
         "wait_free",
         ("wait_free", "sequential"),
         "When a layer's exchange starts: with its gradient (wait-free), or after the whole backward pass.",
     ),
-    _choice(
+    choice(
         "partition",
         "balanced",
         ("balanced", "coarse"),
         "How tensors are spread over the shards: even chunks, or a whole tensor per shard.",
     ),
-    _choice(
+    choice(
         "aggregation",
         "streaming",
         ("streaming", "at_once", "wide"),
         "How servers add: while bytes arrive, when all parts are in, or with many threads on one array (baseline).",
     ),
-    _choice(
+    choice(
         "reduce_order",
         "rank",
         ("rank", "arrival"),
         "In which order the workers' parts are added: by rank (bitwise repeatable) or as they arrive.",
     ),
-    _choice(
+    choice(
         "assignment",
         "chunk",
         ("chunk", "worker"),
         "What a server core is responsible for: its chunks, or its workers (baseline).",
     ),
-    _choice(
+    Option(
+        "priority_classes",
+        INTEGER,
+        2,
+        "Flows between each pair of peers, by urgency; the network may tell them apart by their marks.",
+        f"a whole number from 1 to {MOST_CLASSES}",
+        check=lambda value: 1 <= value <= MOST_CLASSES,
+    ),
+    Option(
+        "dscp",
+        LIST,
+        (),
+        "Code points that mark the classes, the most urgent first; none: 46, 34, 26, …, and 0 for the last.",
+        "a list of numbers from 0 to 63 separated by commas, one for each of priority_classes",
+        check=lambda value: all(mark.isdigit() and int(mark) < 64 for mark in value),
+    ),
+    choice(
+        "priority_order",
+        "urgency",
+        ("urgency", "fifo", "reverse", "random"),
+        "What DistributedOptimizer sends first: what the next forward pass needs first, or a baseline.",
+    ),
+    Option(
+        "priority_threshold",
+        TEXT,
+        AUTO,
+        "Urgency above which a layer is in the first class; auto: searched in the first steps; coarse: all but linear.",
+        "auto, coarse or a number from 0 to 1",
+        check=lambda value: value in (AUTO, "coarse") or _is_share(value),
+    ),
+    choice(
         "scheme",
         "auto",
         ("auto", "ps", "sfb", "adam"),
@@ -299,6 +229,10 @@ class Settings:
     aggregation: str
     reduce_order: str
     assignment: str
+    priority_classes: int
+    dscp: tuple[str, ...]
+    priority_order: str
+    priority_threshold: str
     scheme: str
     compute_threads: int
     timeout: float
@@ -336,6 +270,8 @@ class Settings:
             aggregation=self.aggregation,
             reduce_order=self.reduce_order,
             assignment=self.assignment,
+            priority_classes=self.priority_classes,
+            dscp=[int(mark) for mark in self.dscp] or list(default_dscp(self.priority_classes)),
             compute_threads=self.compute_threads,
             timeout=self.timeout,
         )
@@ -375,6 +311,11 @@ def resolve_with(command_line: Mapping[str, Any], **keywords: Any) -> Settings:
         values["compute_threads"] = _compute_threads(values["local_world_size"])
     if values["server_cores"] is None:
         values["server_cores"] = _server_cores(values)
+    if values["dscp"] and len(values["dscp"]) != values["priority_classes"]:
+        raise InvalidArgument(
+            f"dscp has {len(values['dscp'])} code points and priority_classes is {values['priority_classes']}: give "
+            "one for each class, or none"
+        )
     values["use_agent_store"] = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT") or None
     values["restart_count"], _ = _first(_RESTART_COUNT, ("environment", "TORCHELASTIC_RESTART_COUNT", restarts))

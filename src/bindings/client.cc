@@ -186,6 +186,15 @@ class PyClient {
     raise_if_failed(status);
   }
 
+  void set_priorities(std::uint32_t first_layer, const std::vector<double>& urgencies,
+                      const std::vector<int>& priority_classes, double priority_threshold) {
+    if (urgencies.size() != priority_classes.size())
+      raise_if_failed({ErrorCode::invalid_argument, "as many classes as urgencies must be given"});
+    std::vector<LayerPriority> priorities;
+    for (std::size_t i = 0; i < urgencies.size(); ++i) priorities.push_back({urgencies[i], priority_classes[i]});
+    raise_if_failed(client_->set_priorities(first_layer, priorities, priority_threshold));
+  }
+
   nb::list gathered(std::uint32_t layer) {
     const auto parts = [&] {
       const nb::gil_scoped_release unlocked;
@@ -350,6 +359,10 @@ void bind_client(nb::module_& module) {
       .def("gathered", &PyClient::gathered)
       .def("wait_all", &PyClient::wait_all)
       .def("wait", &PyClient::wait)
+      .def("done", [](PyClient& self, std::uint32_t layer) { return self.get().done(layer); })
+      .def("set_priorities", &PyClient::set_priorities, nb::arg("first_layer"), nb::arg("urgencies"),
+           nb::arg("priority_classes"), nb::arg("priority_threshold"))
+      .def("notices", [](PyClient& self) { return self.get().notices(); })
       .def("layer_stats", [](PyClient& self, std::uint32_t layer) { return self.get().layer_stats(layer); })
       .def("traffic",
            [](PyClient& self) {

@@ -88,6 +88,8 @@ const std::vector<Field>& fields() {
              {{"streaming", Aggregation::streaming}, {"at_once", Aggregation::at_once}, {"wide", Aggregation::wide}}),
       choice("reduce_order", &Options::reduce_order, {{"rank", ReduceOrder::rank}, {"arrival", ReduceOrder::arrival}}),
       choice("assignment", &Options::assignment, {{"chunk", Assignment::chunk}, {"worker", Assignment::worker}}),
+      field("priority_classes", &Options::priority_classes),
+      field("dscp", &Options::dscp),
       timeout_field()};
   return all;
 }

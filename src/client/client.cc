@@ -45,10 +45,14 @@ ClientImpl::ClientImpl(const Options& options, const Cluster& cluster, std::shar
   links_.worker_count = static_cast<std::uint32_t>(options.world_size);
   cluster_.flow_count = options.flows;
   links_.flow_count = static_cast<std::size_t>(options.flows);
+  links_.class_count = static_cast<std::size_t>(options.priority_classes);
+  links_.priorities = PriorityMap(options.priority_classes);
   links_.by_worker = options.assignment == Assignment::worker;
   links_.servers.resize(static_cast<std::size_t>(cluster.server_count));
   links_.server_is_local.resize(links_.servers.size(), false);
-  links_.peers.resize(worker_count, nullptr);
+  // A peer may come before this client dials.
+  links_.peers.resize(worker_count, std::vector<Flow*>(links_.class_count, nullptr));
+  links_.peers[links_.rank].clear();
   links_.loop = loop_.get();
   links_.executor = executor_.get();
   links_.pool = std::make_shared<BufferPool>();

@@ -23,16 +23,18 @@
 
 namespace poseidon {
 
-/// Where a client connects to: one address per shard, which transport leads there, and the peers'.
+/// Where a client connects to: one address per server core, which transports lead there, and the peers'.
 struct Endpoints {
+  /// One for all priority classes, or one for each; an address has as many parts, joined by '|'.
+  using Transports = std::vector<Transport*>;
   struct ServerEndpoint {
-    Transport* transport = nullptr;
+    Transports transports;
     std::vector<std::string> addresses;  // by core; of a dedicated server the first one's, which knows the others
     bool dedicated = false;
     bool local = false;  // a server of this process
   };
   struct PeerEndpoint {
-    Transport* transport = nullptr;
+    Transports transports;
     std::string address;
   };
   std::vector<ServerEndpoint> servers;
@@ -79,6 +81,10 @@ class ClientImpl final : public Client, private Receiver {
   std::vector<GatheredPart> gathered(std::uint32_t layer) const override;
   Status wait_all(const std::function<bool()>& keep_waiting) override;
   Status wait(std::uint32_t layer, const std::function<bool()>& keep_waiting) override;
+  bool done(std::uint32_t layer) const override;
+  Status set_priorities(std::uint32_t first_layer, std::span<const LayerPriority> priorities,
+                        double priority_threshold) override;
+  std::vector<std::string> notices() const override;
   LayerStats layer_stats(std::uint32_t layer) const override;
   TrafficStats traffic() const override;
   void abort(const std::string& reason) override;
@@ -114,7 +120,7 @@ class ClientImpl final : public Client, private Receiver {
     std::shared_ptr<Flow> flow;
     LinkKind kind = LinkKind::peer;
     std::size_t index = 0;  // server or rank
-    std::size_t lane = 0;   // of the server's
+    std::size_t lane = 0;   // of the server's; of a peer's the priority class
     bool greeted = false;
     bool left = false;  // said goodbye
     Buffer text;        // of hello, refuse and abort
@@ -128,12 +134,14 @@ class ClientImpl final : public Client, private Receiver {
 
   // Loop side (client_loop.cc).
   void adopt(std::shared_ptr<Flow> flow, LinkKind kind, std::size_t index, std::size_t lane, bool greet);
-  void dial(Transport& transport, const std::string& address, LinkKind kind, std::size_t index, std::size_t lane);
+  void dial(const Endpoints::Transports& transports, const std::string& address, LinkKind kind, std::size_t index,
+            std::size_t lane);
   void dial_server(std::size_t index, const std::vector<std::string>& addresses);
   void greeted_by_server(Flow& flow, LinkState& link, const wire::Hello& hello);
   bool all_greeted() const;
   Status on_hello(Flow& flow, LinkState& link, const wire::Header& header, std::span<const std::byte> payload);
-  void send_hello(Flow& flow, std::uint32_t index);
+  void send_hello(Flow& flow, std::size_t lane);
+  void mark(Flow& flow, std::size_t priority_class);
   void fail(const Status& status);
   void stop(const Status& status, const wire::Header& last_message, const std::shared_ptr<const std::string>& text);
   void register_units(const std::shared_ptr<const Plan>& plan, bool transient);
@@ -187,6 +195,7 @@ class ClientImpl final : public Client, private Receiver {
   bool linked_ = false;
   bool all_closed_ = false;
   Status status_;  // the first failure; everything after it fails alike
+  std::vector<std::string> notices_;
   std::uint32_t next_unit_id_ = 0;
 
   bool shut_down_ = false;  // the owner's thread

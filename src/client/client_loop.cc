@@ -1,9 +1,11 @@
 // The loop side of ClientImpl: connections, messages and failures.
 #include <algorithm>
 #include <cstring>
+#include <sstream>
 #include <utility>
 
 #include "client/client_impl.h"
+#include "transport/traffic_class.h"
 #include "wire/messages.h"
 
 namespace poseidon {
@@ -11,6 +13,15 @@ namespace poseidon {
 namespace {
 constexpr auto kLinger = std::chrono::seconds(2);
 constexpr std::size_t kUnknown = static_cast<std::size_t>(-1);
+constexpr Priority kFirst{wire::kFirstPriority + 1, 0};
+
+/// The part of an address that is for one of several transports.
+std::string part_of(const std::string& address, std::size_t index) {
+  std::istringstream parts(address);
+  std::string part;
+  for (std::size_t i = 0; i <= index; ++i) std::getline(parts, part, '|');
+  return part;
+}
 }  // namespace
 
 Result<std::string> ClientImpl::listen(Transport& transport, const std::string& address) {
@@ -31,12 +42,15 @@ Status ClientImpl::link(const Endpoints& endpoints, const std::function<bool()>&
       const auto& server = endpoints_.servers[i];
       links_.server_is_local[i] = server.local;
       if (server.dedicated)
-        dial(*server.transport, server.addresses.front(), LinkKind::server, i, 0);
+        dial(server.transports, server.addresses.front(), LinkKind::server, i, 0);
       else
         dial_server(i, server.addresses);
     }
-    for (std::size_t rank = 0; rank < static_cast<std::size_t>(options_.rank); ++rank)
-      dial(*endpoints_.peers[rank].transport, endpoints_.peers[rank].address, LinkKind::peer, rank, 0);
+    for (std::size_t rank = 0; rank < links_.rank; ++rank) {
+      const auto& peer = endpoints_.peers[rank];
+      for (std::size_t priority_class = 0; priority_class < links_.class_count; ++priority_class)
+        dial(peer.transports, peer.address, LinkKind::peer, rank, priority_class);
+    }
   });
   if (Status status = wait_until([this] { return linked_ || !status_.ok(); }, keep_waiting); !status.ok())
     return status;
@@ -49,23 +63,26 @@ Status ClientImpl::link(const Endpoints& endpoints, const std::function<bool()>&
   return added.ok() ? Status() : added.status();
 }
 
-void ClientImpl::dial(Transport& transport, const std::string& address, LinkKind kind, std::size_t index,
-                      std::size_t lane) {
-  transport.connect(*loop_, address, link_deadline_, [this, kind, index, lane](Result<std::shared_ptr<Flow>> flow) {
+void ClientImpl::dial(const Endpoints::Transports& transports, const std::string& address, LinkKind kind,
+                      std::size_t index, std::size_t lane) {
+  const std::size_t network = std::min(lane % links_.class_count, transports.size() - 1);
+  auto connected = [this, kind, index, lane](Result<std::shared_ptr<Flow>> flow) {
     if (flow.ok()) return adopt(std::move(flow.value()), kind, index, lane, true);
     fail(flow.status().with_context("rank " + std::to_string(options_.rank) + " cannot connect to " +
                                     (kind == LinkKind::server ? "server " : "rank ") + std::to_string(index) +
                                     " (check that it runs, interfaces and firewalls)"));
-  });
+  };
+  transports[network]->connect(*loop_, part_of(address, network), link_deadline_, std::move(connected));
 }
 
 /// All connections to one server, whose cores' addresses are known; those that are there stay.
 void ClientImpl::dial_server(std::size_t index, const std::vector<std::string>& addresses) {
   auto& lanes = links_.servers[index];
   const std::size_t known = lanes.size();
-  lanes.resize(addresses.size() * links_.flow_count, nullptr);
+  lanes.resize(addresses.size() * links_.lanes_per_core(), nullptr);
   for (std::size_t lane = known; lane < lanes.size(); ++lane)
-    dial(*endpoints_.servers[index].transport, addresses[lane / links_.flow_count], LinkKind::server, index, lane);
+    dial(endpoints_.servers[index].transports, addresses[lane / links_.lanes_per_core()], LinkKind::server, index,
+         lane);
 }
 
 void ClientImpl::adopt(std::shared_ptr<Flow> flow, LinkKind kind, std::size_t index, std::size_t lane, bool greet) {
@@ -77,12 +94,23 @@ void ClientImpl::adopt(std::shared_ptr<Flow> flow, LinkKind kind, std::size_t in
   link.lane = lane;
   adopted.set_receiver(this);
   if (closing_) return adopted.close(kLinger);
-  if (greet) send_hello(adopted, static_cast<std::uint32_t>(lane % links_.flow_count));
+  if (greet) send_hello(adopted, lane);
 }
 
-void ClientImpl::send_hello(Flow& flow, std::uint32_t index) {
-  const auto hello = wire::make_hello({links_.rank, links_.worker_count, options_.job, index, {}});
+/// The first message of a connection, whose lane says which of those between the two it is.
+void ClientImpl::send_hello(Flow& flow, std::size_t lane) {
+  const auto index = static_cast<std::uint32_t>(lane % links_.lanes_per_core() / links_.class_count);
+  const auto priority_class = static_cast<std::uint32_t>(lane % links_.class_count);
+  mark(flow, priority_class);
+  const auto hello = wire::make_hello({links_.rank, links_.worker_count, options_.job, index, {}, priority_class});
   flow.send(hello.header, {hello.payload()}, [text = hello.text](const Status&) {});
+}
+
+void ClientImpl::mark(Flow& flow, std::size_t priority_class) {
+  const Status status = flow.set_traffic_class(traffic_class_of(options_, priority_class));
+  const std::lock_guard lock(mutex_);
+  if (!status.ok() && notices_.empty())
+    notices_.push_back(status.message() + "; the job goes on, priorities hold on the hosts alone");
 }
 
 Status ClientImpl::on_hello(Flow& flow, LinkState& link, const wire::Header& header,
@@ -92,16 +120,18 @@ Status ClientImpl::on_hello(Flow& flow, LinkState& link, const wire::Header& hea
     return {ErrorCode::refused, flow.peer_name() + " belongs to another job ('" + hello.job + "')"};
   if (link.kind == LinkKind::peer) {
     if (link.index == kUnknown) {
-      if (hello.rank >= links_.worker_count || hello.rank == links_.rank || links_.peers[hello.rank] != nullptr)
+      if (hello.rank >= links_.worker_count || hello.rank == links_.rank ||
+          hello.priority_class >= links_.class_count || links_.peers[hello.rank][hello.priority_class] != nullptr)
         return {ErrorCode::refused,
                 flow.peer_name() + " claims rank " + std::to_string(hello.rank) + ", which is taken"};
       link.index = hello.rank;
-      send_hello(flow, 0);
+      link.lane = hello.priority_class;
+      send_hello(flow, link.lane);
     } else if (hello.rank != link.index) {
       return {ErrorCode::refused,
               flow.peer_name() + " is rank " + std::to_string(hello.rank) + ", not " + std::to_string(link.index)};
     }
-    links_.peers[link.index] = &flow;
+    links_.peers[link.index][link.lane] = &flow;
   } else {
     greeted_by_server(flow, link, hello);
   }
@@ -110,7 +140,7 @@ Status ClientImpl::on_hello(Flow& flow, LinkState& link, const wire::Header& hea
   const std::lock_guard lock(mutex_);
   cluster_.core_counts.clear();
   for (const auto& lanes : links_.servers)
-    cluster_.core_counts.push_back(static_cast<int>(lanes.size() / links_.flow_count));
+    cluster_.core_counts.push_back(static_cast<int>(lanes.size() / links_.lanes_per_core()));
   linked_ = true;
   changed_.notify_all();
   return {};
@@ -135,7 +165,8 @@ bool ClientImpl::all_greeted() const {
   const auto greeted = [](const Flow* flow) { return flow != nullptr; };
   for (const auto& lanes : links_.servers)
     if (lanes.empty() || !std::all_of(lanes.begin(), lanes.end(), greeted)) return false;
-  return std::count(links_.peers.begin(), links_.peers.end(), nullptr) == 1;
+  return std::all_of(links_.peers.begin(), links_.peers.end(),
+                     [&](const auto& flows) { return std::all_of(flows.begin(), flows.end(), greeted); });
 }
 
 void ClientImpl::register_units(const std::shared_ptr<const Plan>& plan, bool transient) {
@@ -156,6 +187,8 @@ void ClientImpl::register_units(const std::shared_ptr<const Plan>& plan, bool tr
       unit.layers.push_back(&layer);
     }
     units_by_id_[plan->units[i].id] = &unit;
+    // What is small and waited for at once, such as a barrier, overtakes gradients in flight.
+    if (transient) links_.priorities.set(plan->units[i].id, kFirst);
   }
   next_unit_id_ += static_cast<std::uint32_t>(plan->units.size());
 }
@@ -302,7 +335,8 @@ bool ClientImpl::has_place(const LinkState& link, const wire::Header& header) co
 
 /// Whether what concerns the chunk comes over this connection to a server.
 bool ClientImpl::belongs(const LinkState& link, const Chunk& chunk) const {
-  return static_cast<std::size_t>(chunk.server) == link.index && links_.lane_of(chunk) == link.lane;
+  if (static_cast<std::size_t>(chunk.server) != link.index) return false;
+  return links_.lane_of(chunk, link.lane % links_.class_count) == link.lane;
 }
 
 bool ClientImpl::needs(const LinkState& link) const {
@@ -390,7 +424,8 @@ std::string ClientImpl::not_linked() const {
     if (lanes.empty() || std::count(lanes.begin(), lanes.end(), nullptr) > 0) add("server " + std::to_string(i));
   }
   for (std::size_t rank = 0; rank < links_.peers.size(); ++rank)
-    if (links_.peers[rank] == nullptr && rank != links_.rank) add("rank " + std::to_string(rank));
+    if (std::count(links_.peers[rank].begin(), links_.peers[rank].end(), nullptr) > 0)
+      add("rank " + std::to_string(rank));
   return names;
 }
 
@@ -419,6 +454,7 @@ void ClientImpl::shutdown() {
   loop_->call([this] {
     wire::Header goodbye;
     goodbye.kind = wire::Kind::goodbye;
+    goodbye.priority = wire::kLastPriority;
     stop({ErrorCode::shut_down, "the client has been shut down"}, goodbye, std::make_shared<const std::string>());
   });
   std::unique_lock lock(mutex_);

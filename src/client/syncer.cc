@@ -58,6 +58,8 @@ Inbox Syncer::take_inbox() {
 void Syncer::start(Start start) {
   recycle(exchange_.inbox);
   if (start.operation == Operation::push_pull || start.operation == Operation::push) ++exchange_.step;
+  // Nobody answers an assignment: what follows it has to take the same flows to stay behind it.
+  if (exchange_.operation != Operation::assign) exchange_.priority = links_.priorities.of(unit().id);
   exchange_.operation = start.operation;
   exchange_.array = start.array;
   exchange_.update_count = start.update_count;

@@ -68,6 +68,7 @@ Facts shared_facts(const Options& options) {
           {"world_size", std::to_string(options.world_size)},
           {"servers", joined(options.servers)},
           {"flows", std::to_string(options.flows)},
+          {"priority_classes", std::to_string(options.priority_classes)},
           {"assignment", options.assignment == Assignment::chunk ? "chunk" : "worker"},
           {"chunk_bytes", options.chunk_bytes == 0 ? "auto" : std::to_string(options.chunk_bytes)},
           {"small_bytes", std::to_string(options.small_bytes)},

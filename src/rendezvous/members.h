@@ -10,7 +10,7 @@
 
 namespace poseidon {
 
-/// Where one worker listens.
+/// Where one worker listens. An address may be several, joined by '|': one for each network transport in use.
 struct Member {
   std::string host_id;                        // equal for processes that can share memory
   std::vector<std::string> server_addresses;  // of its embedded server, by core; none with dedicated servers

@@ -9,7 +9,8 @@ void Adam::start(Exchange& exchange, const Links& links) const {
   wire::Header header = header_for(exchange, links, wire::Kind::factors);
   header.rows = static_cast<std::uint32_t>(exchange.rows);
   header.cols = static_cast<std::uint32_t>(exchange.cols);
-  send_counted(exchange, links.flow_of(whole), !links.is_local(whole), header, factor_pieces(exchange));
+  Flow& flow = links.flow_of(whole, exchange.priority.priority_class);
+  send_counted(exchange, flow, !links.is_local(whole), header, factor_pieces(exchange));
 }
 
 }  // namespace poseidon

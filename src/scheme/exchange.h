@@ -11,6 +11,7 @@
 
 #include "base/buffer.h"
 #include "kernel/kernel.h"
+#include "plan/priority.h"
 #include "poseidon/client.h"
 #include "poseidon/plan.h"
 #include "poseidon/update.h"
@@ -58,6 +59,7 @@ struct Exchange {
   std::uint64_t update_count = 0;  // assign: to set; pull: what came
   std::optional<UpdateRule> rule;  // to be told to the servers before the contribution
   Scheme scheme = Scheme::ps;
+  Priority priority;
   std::uint32_t divisor = 1;
   std::uint32_t factor_count = 0;  // own K; kUnboundedFactors for a dense gradient
   bool absent = false;             // nothing to contribute

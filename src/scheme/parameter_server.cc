@@ -60,7 +60,7 @@ void ParameterServer::send_rule(Exchange& exchange, const Links& links) {
   const wire::TextMessage message = wire::make_rule(about, *exchange.rule);
   std::set<Flow*> told;  // each flow once: the rule has to be there before the chunks that follow on it
   for (const Chunk& chunk : exchange.unit->chunks) {
-    Flow& flow = links.flow_of(chunk);
+    Flow& flow = links.flow_of(chunk, exchange.priority.priority_class);
     if (!told.insert(&flow).second) continue;
     flow.send(message.header, {message.payload()}, [text = message.text](const Status&) {});
   }
@@ -81,7 +81,8 @@ void ParameterServer::start(Exchange& exchange, const Links& links) const {
     if (operation == Operation::assign) header.step = exchange.update_count;
     std::vector<std::span<const std::byte>> payload;
     if (!exchange.absent && operation != Operation::pull) payload = payload_of(exchange, chunk);
-    send_counted(exchange, links.flow_of(chunk), !links.is_local(chunk), header, std::move(payload));
+    Flow& flow = links.flow_of(chunk, exchange.priority.priority_class);
+    send_counted(exchange, flow, !links.is_local(chunk), header, std::move(payload));
   }
   if (operation == Operation::assign) exchange.received = true;  // no answer; what follows on a flow comes after it
   exchange.complete_if_done();                                   // a tensor without elements has no chunks to wait for

@@ -28,6 +28,7 @@ wire::Header header_for(const Exchange& exchange, const Links& links, wire::Kind
   header.step = exchange.step;
   header.divisor = exchange.divisor;
   header.factor_count = exchange.factor_count;
+  header.priority = exchange.priority.level;
   return header;
 }
 

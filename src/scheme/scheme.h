@@ -6,6 +6,7 @@
 
 #include "base/buffer_pool.h"
 #include "base/executor.h"
+#include "plan/priority.h"
 #include "scheme/exchange.h"
 #include "transport/transport.h"
 
@@ -17,20 +18,26 @@ struct Links {
   std::uint32_t worker_count = 1;
   std::vector<std::vector<Flow*>> servers;  // by server and lane
   std::vector<bool> server_is_local;        // that server lives in this process: nothing crosses a network
-  std::size_t flow_count = 1;               // from this worker to each server core
+  std::size_t flow_count = 1;               // of each class from this worker to each server core
+  std::size_t class_count = 1;              // priority classes
   bool by_worker = false;                   // Assignment::worker
-  std::vector<Flow*> peers;                 // by rank; null for this one
+  std::vector<std::vector<Flow*>> peers;    // by rank, none for this one, and class
   Loop* loop = nullptr;
   Executor* executor = nullptr;
   std::shared_ptr<BufferPool> pool;
+  PriorityMap priorities{1};
 
-  /// Which of its server's connections a chunk takes: flow `chunk.flow` to its core.
-  std::size_t lane_of(const Chunk& chunk) const {
+  /// Connections from this worker to each server core.
+  std::size_t lanes_per_core() const { return flow_count * class_count; }
+  /// Which of its server's connections a chunk takes: flow `chunk.flow` of the class to its core.
+  std::size_t lane_of(const Chunk& chunk, std::size_t priority_class) const {
     const auto& lanes = servers[static_cast<std::size_t>(chunk.server)];
-    const auto core = by_worker ? rank % (lanes.size() / flow_count) : static_cast<std::size_t>(chunk.core);
-    return core * flow_count + static_cast<std::size_t>(chunk.flow);
+    const auto core = by_worker ? rank % (lanes.size() / lanes_per_core()) : static_cast<std::size_t>(chunk.core);
+    return (core * flow_count + static_cast<std::size_t>(chunk.flow)) * class_count + priority_class;
   }
-  Flow& flow_of(const Chunk& chunk) const { return *servers[static_cast<std::size_t>(chunk.server)][lane_of(chunk)]; }
+  Flow& flow_of(const Chunk& chunk, std::size_t priority_class) const {
+    return *servers[static_cast<std::size_t>(chunk.server)][lane_of(chunk, priority_class)];
+  }
   bool is_local(const Chunk& chunk) const { return server_is_local[static_cast<std::size_t>(chunk.server)]; }
 };
 

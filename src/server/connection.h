@@ -36,6 +36,7 @@ class ServerCore::Connection final : public Requester {
   Job* job = nullptr;  // null until its hello
   std::uint32_t rank = 0;
   std::uint32_t flow_index = 0;
+  std::uint32_t priority_class = 0;
   Buffer receiving;       // a text, a contribution that others own or one that is refused: where it lands
   Status refusal;         // of the contribution that is being received
   bool in_shard = false;  // the contribution that is being received lands in this core's shard

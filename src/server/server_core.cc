@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "server/connection.h"
+#include "transport/traffic_class.h"
 
 namespace poseidon {
 
@@ -54,6 +55,7 @@ void ServerCore::begin_shutdown(std::chrono::milliseconds linger) {
     if (connections_.empty()) all_closed_.set_value();
     wire::Header goodbye;
     goodbye.kind = wire::Kind::goodbye;
+    goodbye.priority = wire::kLastPriority;
     for (auto& [key, connection] : connections_) {
       connection->flow().send(goodbye, {}, [](const Status&) {});
       connection->flow().close(linger);
@@ -172,7 +174,7 @@ std::string ServerCore::objection(const wire::Hello& hello) const {
            std::to_string(hello.rank) + " of " + std::to_string(hello.worker_count);
   if (job == jobs_.end()) return "";
   for (const Connection* other : job->second->connections)
-    if (other->rank == hello.rank && other->flow_index == hello.flow)
+    if (other->rank == hello.rank && other->flow_index == hello.flow && other->priority_class == hello.priority_class)
       return "rank " + std::to_string(hello.rank) + " is connected already; two processes have the same RANK";
   return "";
 }
@@ -197,12 +199,16 @@ Status ServerCore::greet(Connection& connection, const wire::Header& header, std
   connection.job->connections.insert(&connection);
   connection.rank = hello.rank;
   connection.flow_index = hello.flow;
+  connection.priority_class = hello.priority_class;
+  // Where the system does not permit it, the worker at the other end has said so.
+  static_cast<void>(connection.flow().set_traffic_class(traffic_class_of(options_, hello.priority_class)));
   tell_peers([home = this, id = connection.id(), hello](ServerCore& peer) {
     Job& job = peer.job_of(hello.job, hello.worker_count);
     job.remote[id + home->surroundings_.index * kRemoteIdStride] =
         std::make_unique<RemoteWorker>(*home, id, peer.loop());
   });
-  const wire::TextMessage answer = wire::make_hello({0, hello.worker_count, hello.job, hello.flow, other_cores_});
+  const wire::TextMessage answer =
+      wire::make_hello({0, hello.worker_count, hello.job, hello.flow, other_cores_, hello.priority_class});
   connection.flow().send(answer.header, {answer.payload()}, [text = answer.text](const Status&) {});
   return {};
 }

@@ -21,6 +21,12 @@ namespace poseidon {
 
 class Flow;
 
+/// How the network is to treat a flow's packets, where it can (docs/network-priority.md).
+struct TrafficClass {
+  int dscp = 0;             // IPv4's and IPv6's differentiated services code point, 0 to 63
+  int socket_priority = 0;  // SO_PRIORITY: which queue of this host's card, 0 (best effort) to 6
+};
+
 /// What owns the other end of a flow's messages. Calls come on the flow's loop, never from inside
 /// Flow::send.
 class Receiver {
@@ -49,10 +55,10 @@ class Receiver {
   virtual void on_closed(Flow& flow, const Status& status) = 0;
 };
 
-/// A connection to one peer. FIFO. Owned by shared_ptr; destroyed on its loop's thread only
-/// after on_closed (or before a receiver was set).
-/// Every `done` of a message sent before the flow ended runs before on_closed. A loop that ends
-/// with flows still open closes their connections without further calls.
+/// A connection to one peer. Messages of one priority (wire::Header) are FIFO; one of a lower number overtakes what
+/// still waits here, between messages. Inside the process nothing waits. Owned by shared_ptr; destroyed on its loop's
+/// thread only after on_closed (or before a receiver was set). Every `done` of a message sent before the flow ended
+/// runs before on_closed. A loop that ends with flows still open closes their connections without further calls.
 class Flow {
  public:
   virtual ~Flow() = default;
@@ -69,6 +75,10 @@ class Flow {
   /// Sends what is queued (up to `linger`), then closes; the receiver gets on_closed(ok). Nothing
   /// more is delivered. With a linger, TCP ends when the peer has closed its side too, or at its end.
   virtual void close(std::chrono::milliseconds linger) = 0;
+
+  /// Marks what this end sends. ErrorCode::refused where the system does not permit it; the flow goes on.
+  /// Nothing to do for media that are no network.
+  virtual Status set_traffic_class(const TrafficClass& /*traffic_class*/) { return {}; }
 
   /// For messages to people, e.g. "10.1.0.3:41234".
   virtual const std::string& peer_name() const = 0;

@@ -1,5 +1,6 @@
 #include "wire/header.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <string>
@@ -27,7 +28,8 @@ enum Offset : std::size_t {
   kRowsAt = 40,
   kColsAt = 44,
   kPayloadBytesAt = 48,
-  kReservedAt = 56,
+  kPriorityAt = 56,
+  kReservedAt = 58,
 };
 
 constexpr std::uint8_t kKnownFlags = kAbsent | kDense | kTransient | kStored | kNoResult;
@@ -80,7 +82,8 @@ void encode(const Header& header, std::span<std::byte, kHeaderBytes> out) {
   put(out, kRowsAt, header.rows);
   put(out, kColsAt, header.cols);
   put(out, kPayloadBytesAt, header.payload_bytes);
-  put(out, kReservedAt, std::uint64_t{0});
+  put(out, kPriorityAt, header.priority);
+  std::memset(out.data() + kReservedAt, 0, kHeaderBytes - kReservedAt);
 }
 
 Result<Header> decode(std::span<const std::byte, kHeaderBytes> in) {
@@ -110,7 +113,11 @@ Result<Header> decode(std::span<const std::byte, kHeaderBytes> in) {
   header.payload_bytes = take<std::uint64_t>(in, kPayloadBytesAt);
   if (header.payload_bytes > kMaxPayloadBytes)
     return bad("payload of " + std::to_string(header.payload_bytes) + " bytes is over the limit");
-  if (take<std::uint64_t>(in, kReservedAt) != 0) return bad("reserved bytes are not zero");
+  header.priority = take<std::uint16_t>(in, kPriorityAt);
+  if (header.priority >= kPriorityLevels) return bad("priority " + std::to_string(header.priority));
+  const auto reserved = in.subspan(kReservedAt);
+  if (std::any_of(reserved.begin(), reserved.end(), [](std::byte b) { return b != std::byte{0}; }))
+    return bad("reserved bytes are not zero");
   return header;
 }
 

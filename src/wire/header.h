@@ -16,6 +16,10 @@ inline constexpr std::uint8_t kVersion = 1;
 inline constexpr std::size_t kHeaderBytes = 64;
 /// No payload may be larger; what a message may hold in its place is checked by its receiver too.
 inline constexpr std::uint64_t kMaxPayloadBytes = std::uint64_t{1} << 34;
+/// Header::priority: whoever sends lets messages of a lower level overtake those of a higher one.
+inline constexpr std::uint16_t kPriorityLevels = 1024;
+inline constexpr std::uint16_t kFirstPriority = 0;                   // what ends or begins a connection
+inline constexpr std::uint16_t kLastPriority = kPriorityLevels - 1;  // goodbye: nothing comes after it
 
 enum class Kind : std::uint8_t {
   hello = 1,    // first on every connection, both ways: who I am; payload: the job's name
@@ -55,6 +59,7 @@ struct Header {
   std::uint32_t rows = 0;          // factors: M; assign, pull, value: the array, 0 the value, 1… the rule's state
   std::uint32_t cols = 0;          // factors: N
   std::uint64_t payload_bytes = 0;
+  std::uint16_t priority = kFirstPriority;
 };
 
 /// The factor count of a contribution that has no factors; sums saturate at it.

@@ -40,6 +40,7 @@ TextMessage make_hello(const Hello& hello) {
   header.rank = hello.rank;
   header.worker_count = hello.worker_count;
   header.chunk = hello.flow;
+  header.rows = hello.priority_class;
   std::string text = hello.job;
   for (const auto& address : hello.other_cores) text += '\n' + address;
   return with_text(header, std::move(text));
@@ -87,7 +88,7 @@ Result<UpdateRule> read_rule(std::span<const std::byte> payload) {
 }
 
 Hello read_hello(const Header& header, std::span<const std::byte> payload) {
-  Hello hello{header.rank, header.worker_count, {}, header.chunk, {}};
+  Hello hello{header.rank, header.worker_count, {}, header.chunk, {}, header.rows};
   std::istringstream lines(as_text(payload));
   std::getline(lines, hello.job);
   for (std::string address; std::getline(lines, address);) hello.other_cores.push_back(address);

@@ -23,6 +23,7 @@ struct Hello {
   std::string job;
   std::uint32_t flow = 0;                  // which of the connections between the two
   std::vector<std::string> other_cores{};  // only in a server's answer: core 1, 2, …
+  std::uint32_t priority_class = 0;        // of the connection, 0 the most urgent
 };
 
 /// A message whose payload is a text that it owns.

@@ -1,5 +1,6 @@
 // Client::connect: puts a worker together. The one place that knows both server and client; they
 // themselves meet only in the wire format.
+#include <algorithm>
 #include <utility>
 
 #include "client/client_impl.h"
@@ -10,6 +11,7 @@
 #include "transport/inproc/inproc_transport.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"
+#include "transport/traffic_class.h"
 #include "transport/ucx/ucx_transport.h"
 
 namespace poseidon {
@@ -17,6 +19,11 @@ namespace poseidon {
 namespace {
 
 constexpr const char* kOwnServer = "server";  // the embedded server's in-process address
+
+/// Adds one transport's address to those of others (members.h).
+void append(std::string& addresses, const std::string& address) {
+  addresses += (addresses.empty() ? "" : "|") + address;
+}
 
 /// A client and what must outlive it, destroyed in reverse order: client, shard, transports, store.
 class Worker final : public Client {
@@ -94,6 +101,12 @@ class Worker final : public Client {
   Status wait(std::uint32_t layer, const std::function<bool()>& keep_waiting) override {
     return client_->wait(layer, keep_waiting);
   }
+  bool done(std::uint32_t layer) const override { return client_->done(layer); }
+  Status set_priorities(std::uint32_t first_layer, std::span<const LayerPriority> priorities,
+                        double priority_threshold) override {
+    return client_->set_priorities(first_layer, priorities, priority_threshold);
+  }
+  std::vector<std::string> notices() const override { return client_->notices(); }
   LayerStats layer_stats(std::uint32_t layer) const override { return client_->layer_stats(layer); }
   TrafficStats traffic() const override { return client_->traffic(); }
   void abort(const std::string& reason) override { client_->abort(reason); }
@@ -117,12 +130,22 @@ class Worker final : public Client {
     return cluster;
   }
 
+  /// RoCE's traffic class is the DSCP and two bits more; InfiniBand's service levels rise with the urgency.
+  UcxSettings ucx_settings(int priority_class) const {
+    const int dscp = traffic_class_of(options_, static_cast<std::size_t>(priority_class)).dscp;
+    const int service_level = std::min(7, options_.priority_classes - 1 - priority_class);
+    if (dscp == 0 && service_level == 0) return {};
+    return {{"IB_TRAFFIC_CLASS", std::to_string(dscp << 2)}, {"IB_SL", std::to_string(service_level)}};
+  }
+
   Status make_transports() {
     if (options_.transport == Medium::ucx) {
-      network_ = make_ucx_transport();
-      if (!network_) return {ErrorCode::invalid_argument, kNoUcx};
+      if (!ucx_available()) return {ErrorCode::invalid_argument, kNoUcx};
+      // UCX has a traffic class for all that one transport sends. Dedicated servers have one for all classes.
+      const int count = options_.servers.empty() ? options_.priority_classes : 1;
+      for (int i = 0; i < count; ++i) networks_.push_back(make_ucx_transport(ucx_settings(i)));
     } else {
-      network_ = make_tcp_transport();
+      networks_.push_back(make_tcp_transport());
     }
     if (options_.transport == Medium::automatic || options_.transport == Medium::shm) shm_ = make_shm_transport();
     return {};
@@ -137,8 +160,12 @@ class Worker final : public Client {
     std::vector<std::string> addresses;
     for (std::size_t core = 0; core < server_->core_count(); ++core)
       addresses.push_back(hosts[core % hosts.size()] + ":0");
-    if (Status status = server_->listen(*network_, addresses); !status.ok()) return status;
-    mine.server_addresses = server_->last_addresses();
+    mine.server_addresses.resize(server_->core_count());
+    for (const auto& network : networks_) {
+      if (Status status = server_->listen(*network, addresses); !status.ok()) return status;
+      for (std::size_t core = 0; core < server_->core_count(); ++core)
+        append(mine.server_addresses[core], server_->last_addresses()[core]);
+    }
     if (shm_) {
       if (Status status = server_->listen(*shm_, ":0"); !status.ok()) return status;
       mine.server_shm_addresses = server_->last_addresses();
@@ -149,9 +176,11 @@ class Worker final : public Client {
   }
 
   Status listen_for_peers(const std::string& host, Member& mine) {
-    auto address = client_->listen(*network_, host + ":0");
-    if (!address.ok()) return address.status();
-    mine.peer_address = address.value();
+    for (const auto& network : networks_) {
+      auto address = client_->listen(*network, host + ":0");
+      if (!address.ok()) return address.status();
+      append(mine.peer_address, address.value());
+    }
     if (!shm_) return {};
     auto shm_address = client_->listen(*shm_, ":0");
     if (!shm_address.ok()) return shm_address.status();
@@ -172,27 +201,29 @@ class Worker final : public Client {
 
   Result<Endpoints> endpoints(const std::vector<Member>& members) const {
     Endpoints endpoints;
-    for (const auto& address : options_.servers) endpoints.servers.push_back({network_.get(), {address}, true, false});
+    Endpoints::Transports networks;
+    for (const auto& network : networks_) networks.push_back(network.get());
+    for (const auto& address : options_.servers) endpoints.servers.push_back({networks, {address}, true, false});
     for (int rank = 0; rank < options_.world_size; ++rank) {
       const Member& member = members[static_cast<std::size_t>(rank)];
       auto shm = shares_memory(members, rank);
       if (!shm.ok()) return shm.status();
-      Transport* transport = shm.value() ? shm_.get() : network_.get();
-      endpoints.peers.push_back({transport, shm.value() ? member.peer_shm_address : member.peer_address});
+      const auto transports = shm.value() ? Endpoints::Transports{shm_.get()} : networks;
+      endpoints.peers.push_back({transports, shm.value() ? member.peer_shm_address : member.peer_address});
       if (!options_.servers.empty()) continue;
       if (rank == options_.rank)
-        endpoints.servers.push_back({inproc_.get(), own_addresses_, false, true});
+        endpoints.servers.push_back({{inproc_.get()}, own_addresses_, false, true});
       else
         endpoints.servers.push_back(
-            {transport, shm.value() ? member.server_shm_addresses : member.server_addresses, false, false});
+            {transports, shm.value() ? member.server_shm_addresses : member.server_addresses, false, false});
     }
     return endpoints;
   }
 
   const Options options_;
   std::shared_ptr<Store> store_;
-  std::unique_ptr<Transport> network_;  // TCP or UCX
-  std::unique_ptr<Transport> shm_;      // null where it is not wanted
+  std::vector<std::unique_ptr<Transport>> networks_;  // TCP, or UCX by priority class
+  std::unique_ptr<Transport> shm_;                    // null where it is not wanted
   std::unique_ptr<Transport> inproc_ = make_inproc_transport();
   std::vector<std::string> own_addresses_;  // of the embedded server's cores, in this process
   std::unique_ptr<ServerImpl> server_;

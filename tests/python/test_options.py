@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poseidon import options
+from poseidon import option_kinds, options
 from poseidon.errors import InvalidArgument
 
 PLACE = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}
@@ -80,18 +80,18 @@ def test_named_configuration_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     [("65536", 65536), ("512k", 512 << 10), ("2MiB", 2 << 20), ("2MB", 2_000_000), ("1.5K", 1536), ("1 g", 1 << 30)],
 )
 def test_sizes(text: str, size: int) -> None:
-    assert options.parse_bytes(text) == size
+    assert option_kinds.parse_bytes(text) == size
 
 
 @given(st.integers(0, 2**60))
 def test_a_plain_number_of_bytes_is_exact(size: int) -> None:
-    assert options.parse_bytes(str(size)) == size
+    assert option_kinds.parse_bytes(str(size)) == size
 
 
 @pytest.mark.parametrize("text", ["", "k", "-1", "2XB", "1.5", "0.3k", "2 MiB MiB"])
 def test_bad_sizes(text: str) -> None:
     with pytest.raises(ValueError, match="is no"):
-        options.parse_bytes(text)
+        option_kinds.parse_bytes(text)
 
 
 def test_place_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ from typing import Literal
 from poseidon.bench.traffic import FLOAT_BYTES
 from poseidon.errors import InvalidArgument
 from poseidon.models import MODELS, model_table, scaled
-from poseidon.options import BY_NAME, OPTIONS, parse_bytes
+from poseidon.option_kinds import parse_bytes
+from poseidon.options import BY_NAME, OPTIONS
 
 Library = Literal["poseidon", "gloo", "mpi", "tcp-copy", "tcp-stream"]
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from poseidon.options import BYTES, OPTIONS, Option
+from poseidon.option_kinds import BYTES, Option
+from poseidon.options import OPTIONS
 
 
 def _help(option: Option) -> str:

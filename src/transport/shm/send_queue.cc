@@ -7,12 +7,12 @@
 namespace poseidon::shm {
 
 void SendQueue::push(const wire::Header& header, std::vector<std::span<const std::byte>> payload, Done done) {
-  entries_.push_back({header, std::move(payload), std::move(done)});
+  waiting_.push(header.priority, {header, std::move(payload), std::move(done)});
 }
 
 void SendQueue::copy(std::span<std::byte> out) {
   copied_bytes_ += out.size();
-  const auto& pieces = entries_.front().payload;
+  const auto& pieces = current_->payload;
   while (!out.empty()) {
     const auto rest = pieces[piece_].subspan(offset_bytes_);
     const std::size_t size_bytes = std::min(rest.size(), out.size());
@@ -26,8 +26,8 @@ void SendQueue::copy(std::span<std::byte> out) {
 }
 
 SendQueue::Done SendQueue::pop() {
-  Done done = std::move(entries_.front().done);
-  entries_.pop_front();
+  Done done = std::move(current_->done);
+  current_.reset();
   copied_bytes_ = 0;
   piece_ = 0;
   offset_bytes_ = 0;
@@ -36,7 +36,10 @@ SendQueue::Done SendQueue::pop() {
 
 std::vector<SendQueue::Done> SendQueue::take_all() {
   std::vector<Done> all;
-  while (!empty()) all.push_back(pop());
+  while (!empty()) {
+    begin();
+    all.push_back(pop());
+  }
   return all;
 }
 

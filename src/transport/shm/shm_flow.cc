@@ -124,6 +124,7 @@ ShmFlow::Rest ShmFlow::flush() {
   std::uint64_t sent_bytes = 0;
   while (!queue_.empty()) {
     if (sent_bytes >= kWriteBudgetBytes) return Rest::more;
+    queue_.begin();
     const std::uint64_t left_bytes = queue_.left_bytes();
     auto sent = send_piece();
     if (!sent.ok()) {

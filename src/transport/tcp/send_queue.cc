@@ -11,19 +11,20 @@ std::span<const std::byte> SendQueue::Entry::piece(std::size_t index) const {
 
 void SendQueue::push(const wire::Header& header, std::vector<std::span<const std::byte>> payload, Done done) {
   std::erase_if(payload, [](const auto& piece) { return piece.empty(); });
-  Entry& entry = entries_.emplace_back();
+  Entry entry;
   wire::encode(header, entry.header);
   entry.payload = std::move(payload);
   entry.done = std::move(done);
+  waiting_.push(header.priority, std::move(entry));
 }
 
 std::size_t SendQueue::fill(std::span<iovec> out, std::size_t limit_bytes) const {
   std::size_t used = 0;
   std::size_t piece = piece_;
   std::size_t offset_bytes = offset_bytes_;
-  for (const Entry& entry : entries_) {
+  const auto add = [&](const Entry& entry) {
     for (; piece < entry.piece_count(); ++piece) {
-      if (used == out.size() || limit_bytes == 0) return used;
+      if (used == out.size() || limit_bytes == 0) return false;
       const auto rest = entry.piece(piece).subspan(offset_bytes);
       const std::size_t size_bytes = std::min(rest.size(), limit_bytes);
       // sendmsg only reads; iovec has no const form.
@@ -32,31 +33,34 @@ std::size_t SendQueue::fill(std::span<iovec> out, std::size_t limit_bytes) const
       offset_bytes = 0;
     }
     piece = 0;
-  }
+    return true;
+  };
+  if (!current_ || add(*current_)) waiting_.visit(add);
   return used;
 }
 
 void SendQueue::advance(std::size_t count, std::vector<Done>& finished) {
   while (count > 0) {
-    Entry& entry = entries_.front();
-    const std::size_t left = entry.piece(piece_).size() - offset_bytes_;
+    if (!current_) current_ = waiting_.pop();
+    const std::size_t left = current_->piece(piece_).size() - offset_bytes_;
     if (count < left) {
       offset_bytes_ += count;
       return;
     }
     count -= left;
     offset_bytes_ = 0;
-    if (++piece_ < entry.piece_count()) continue;
+    if (++piece_ < current_->piece_count()) continue;
     piece_ = 0;
-    finished.push_back(std::move(entry.done));
-    entries_.pop_front();
+    finished.push_back(std::move(current_->done));
+    current_.reset();
   }
 }
 
 std::vector<SendQueue::Done> SendQueue::take_all() {
   std::vector<Done> all;
-  for (Entry& entry : entries_) all.push_back(std::move(entry.done));
-  entries_.clear();
+  if (current_) all.push_back(std::move(current_->done));
+  current_.reset();
+  while (!waiting_.empty()) all.push_back(waiting_.pop().done);
   piece_ = 0;
   offset_bytes_ = 0;
   return all;

@@ -34,9 +34,14 @@ constexpr int kKeepIdleSeconds = 15;
 constexpr int kKeepIntervalSeconds = 5;
 constexpr int kKeepCount = 6;
 
+/// False, with errno set, where the kernel does not take it.
+bool try_option(int fd, int level, int name, int value) {
+  return ::setsockopt(fd, level, name, &value, sizeof(value)) == 0;
+}
+
 void set_option(int fd, int level, int name, int value) {
   // These only tune: a kernel that lacks one still carries the flow.
-  static_cast<void>(::setsockopt(fd, level, name, &value, sizeof(value)));
+  static_cast<void>(try_option(fd, level, name, value));
 }
 
 void set_flow_options(int fd) {
@@ -92,6 +97,18 @@ void TcpFlow::send(wire::Header header, std::vector<std::span<const std::byte>> 
   flush();
   update_watch();
   if (end_.has_finished()) post_finished();
+}
+
+Status TcpFlow::set_traffic_class(const TrafficClass& traffic_class) {
+  if (state_ == State::closed) return {};
+  const int tos = traffic_class.dscp << 2;  // the low two bits are ECN's
+  const bool v6 = peer_address(socket_.get()).family() == AF_INET6;
+  const bool marked = v6 ? try_option(socket_.get(), IPPROTO_IPV6, IPV6_TCLASS, tos)
+                         : try_option(socket_.get(), IPPROTO_IP, IP_TOS, tos);
+  // After the mark, which sets it, too.
+  if (marked && try_option(socket_.get(), SOL_SOCKET, SO_PRIORITY, traffic_class.socket_priority)) return {};
+  return {ErrorCode::refused, "the system does not permit marking packets with DSCP " +
+                                  std::to_string(traffic_class.dscp) + ": " + errno_text(errno)};
 }
 
 void TcpFlow::close(std::chrono::milliseconds linger) {

@@ -1,0 +1,32 @@
+#include "plan/priority.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace poseidon {
+
+namespace {
+constexpr double kFirstLevel = 1;
+constexpr double kLastLevel = kPriorityLevelCount - 2;
+}  // namespace
+
+std::uint16_t level_of(double urgency) {
+  return static_cast<std::uint16_t>(std::lround(kLastLevel - urgency * (kLastLevel - kFirstLevel)));
+}
+
+std::uint8_t class_of(double urgency, double threshold, int class_count) {
+  const int last = class_count - 1;
+  if (last == 0 || urgency <= threshold) return static_cast<std::uint8_t>(last);
+  const double part = (1 - urgency) / (1 - threshold) * last;
+  return static_cast<std::uint8_t>(std::clamp(static_cast<int>(part), 0, last - 1));
+}
+
+PriorityMap::PriorityMap(int class_count)
+    : default_{static_cast<std::uint16_t>(kLastLevel), static_cast<std::uint8_t>(class_count - 1)} {}
+
+void PriorityMap::set(std::uint32_t unit, Priority priority) {
+  if (unit >= priorities_.size()) priorities_.resize(unit + 1, default_);
+  priorities_[unit] = priority;
+}
+
+}  // namespace poseidon

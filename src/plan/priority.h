@@ -1,0 +1,40 @@
+// PriorityMap: which flow carries which unit, and what goes first on it (Geryon §III).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace poseidon {
+
+/// How many levels the queues tell apart (wire::kPriorityLevels).
+inline constexpr int kPriorityLevelCount = 1024;
+
+/// Of what one unit sends and is sent.
+struct Priority {
+  std::uint16_t level = 0;          // in send queues: wire::Header::priority
+  std::uint8_t priority_class = 0;  // of the flow; 0 the most urgent
+};
+
+/// Levels between the first, for what ends or begins a connection, and the last, for goodbyes.
+std::uint16_t level_of(double urgency);
+
+/// 0 for an urgency above the threshold, the last class below it; classes in between divide what is above:
+/// of n classes, those from 0 to n − 2 take equal parts of the urgencies from 1 down to the threshold.
+std::uint8_t class_of(double urgency, double threshold, int class_count);
+
+/// Written when priorities are set and read for every message, both on the client's loop: no locks.
+class PriorityMap {
+ public:
+  /// For units that nobody has set: after all others, in the last class.
+  explicit PriorityMap(int class_count);
+
+  Priority of(std::uint32_t unit) const { return unit < priorities_.size() ? priorities_[unit] : default_; }
+  void set(std::uint32_t unit, Priority priority);
+
+ private:
+  Priority default_;
+  std::vector<Priority> priorities_;  // by unit id
+};
+
+}  // namespace poseidon

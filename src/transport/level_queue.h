@@ -1,0 +1,101 @@
+// LevelQueue: what waits to be sent, the most urgent first.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "wire/header.h"
+
+namespace poseidon {
+
+/// FIFO within a level, lower levels first. Every operation takes the same time however many values wait: a list
+/// for each level, and a bit for each list that is not empty. One thread.
+template <typename T>
+class LevelQueue {
+ public:
+  LevelQueue() {
+    heads_.fill(kNone);
+    tails_.fill(kNone);
+  }
+
+  bool empty() const { return words_ == 0; }
+
+  /// `level` is below wire::kPriorityLevels.
+  void push(std::uint16_t level, T value) {
+    const std::uint32_t node = take_node(std::move(value));
+    if (heads_[level] == kNone)
+      heads_[level] = node;
+    else
+      nodes_[tails_[level]].next = node;
+    tails_[level] = node;
+    bits_[level / kWordBits] |= std::uint64_t{1} << level % kWordBits;
+    words_ |= std::uint32_t{1} << level / kWordBits;
+  }
+
+  /// Removes and returns the first value. Not when empty.
+  T pop() {
+    const std::size_t level = first_level();
+    const std::uint32_t node = heads_[level];
+    heads_[level] = nodes_[node].next;
+    if (heads_[level] == kNone) {
+      tails_[level] = kNone;
+      bits_[level / kWordBits] &= ~(std::uint64_t{1} << level % kWordBits);
+      if (bits_[level / kWordBits] == 0) words_ &= ~(std::uint32_t{1} << level / kWordBits);
+    }
+    T value = std::exchange(nodes_[node].value, T());
+    nodes_[node].next = std::exchange(free_, node);
+    return value;
+  }
+
+  /// Calls `visit` with the values in the order in which they would be popped, as long as it returns true.
+  template <typename Visit>
+  void visit(const Visit& visit) const {
+    for (std::uint32_t words = words_; words != 0; words &= words - 1) {
+      const auto word = static_cast<std::size_t>(std::countr_zero(words));
+      for (std::uint64_t bits = bits_[word]; bits != 0; bits &= bits - 1) {
+        const std::size_t level = word * kWordBits + static_cast<std::size_t>(std::countr_zero(bits));
+        for (std::uint32_t node = heads_[level]; node != kNone; node = nodes_[node].next)
+          if (!visit(nodes_[node].value)) return;
+      }
+    }
+  }
+
+ private:
+  static constexpr std::size_t kWordBits = 64;
+  static constexpr std::size_t kWords = wire::kPriorityLevels / kWordBits;
+  static_assert(wire::kPriorityLevels % kWordBits == 0 && kWords <= 32);
+  static constexpr std::uint32_t kNone = 0xffffffffu;
+  struct Node {
+    T value;
+    std::uint32_t next = kNone;
+  };
+
+  std::size_t first_level() const {
+    const auto word = static_cast<std::size_t>(std::countr_zero(words_));
+    return word * kWordBits + static_cast<std::size_t>(std::countr_zero(bits_[word]));
+  }
+
+  std::uint32_t take_node(T value) {
+    if (free_ == kNone) {
+      nodes_.push_back({std::move(value), kNone});
+      return static_cast<std::uint32_t>(nodes_.size() - 1);
+    }
+    const std::uint32_t node = free_;
+    free_ = nodes_[node].next;
+    nodes_[node] = {std::move(value), kNone};
+    return node;
+  }
+
+  std::vector<Node> nodes_;  // as many as ever waited at once
+  std::uint32_t free_ = kNone;
+  std::array<std::uint32_t, wire::kPriorityLevels> heads_;  // by level; indexes into nodes_
+  std::array<std::uint32_t, wire::kPriorityLevels> tails_;
+  std::array<std::uint64_t, kWords> bits_{};  // a bit for each level that is not empty
+  std::uint32_t words_ = 0;                   // a bit for each word of bits_ that is not 0
+};
+
+}  // namespace poseidon
