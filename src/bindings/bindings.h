@@ -15,6 +15,7 @@ void bind_options(nb::module_& module);
 void bind_plan(nb::module_& module);
 void bind_client(nb::module_& module);
 void bind_server(nb::module_& module);
+void bind_measure(nb::module_& module);
 
 /// Raises the PoseidonError subclass of a failed status; returns for ok. Needs the GIL.
 void raise_if_failed(const Status& status);

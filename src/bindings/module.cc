@@ -20,4 +20,5 @@ NB_MODULE(_core, module) {
   poseidon::bindings::bind_plan(module);
   poseidon::bindings::bind_client(module);
   poseidon::bindings::bind_server(module);
+  poseidon::bindings::bind_measure(module);
 }

@@ -1,0 +1,55 @@
+#include "poseidon/measure.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "base/clock.h"
+#include "plan/priority.h"
+#include "transport/level_queue.h"
+
+namespace poseidon {
+
+namespace {
+
+/// What a flow's queue keeps of a message (transport/tcp/send_queue.h).
+struct Waiting {
+  std::array<std::byte, wire::kHeaderBytes> header{};
+  std::vector<std::span<const std::byte>> payload;
+  std::function<void(const Status&)> done;
+};
+
+}  // namespace
+
+double scheduling_seconds(std::size_t chunk_count, std::size_t layer_count) {
+  constexpr int kClasses = 2;
+  constexpr double kThreshold = 0.5;
+  layer_count = std::clamp<std::size_t>(layer_count, 1, std::max<std::size_t>(chunk_count, 1));
+  PriorityMap map(kClasses);
+  for (std::size_t layer = 0; layer < layer_count; ++layer) {
+    const double urgency = 1 - static_cast<double>(layer) / static_cast<double>(layer_count);
+    map.set(static_cast<std::uint32_t>(layer), {level_of(urgency), class_of(urgency, kThreshold, kClasses)});
+  }
+  std::array<LevelQueue<Waiting>, kClasses> queues;
+  const std::array<std::byte, 64> memory{};
+  std::size_t sent = 0;
+  const std::int64_t begun_ns = now_ns();
+  for (std::size_t chunk = 0; chunk < chunk_count; ++chunk) {
+    const std::size_t layer = layer_count - 1 - chunk * layer_count / chunk_count;
+    const Priority priority = map.of(static_cast<std::uint32_t>(layer));
+    Waiting waiting;
+    waiting.payload.emplace_back(memory);
+    waiting.done = [&sent](const Status&) { ++sent; };
+    queues[priority.priority_class].push(priority.level, std::move(waiting));
+  }
+  for (auto& queue : queues)
+    while (!queue.empty()) queue.pop().done(Status());
+  const std::int64_t ended_ns = now_ns();
+  if (sent != chunk_count) std::abort();  // a queue that loses messages is no queue
+  return static_cast<double>(ended_ns - begun_ns) * 1e-9;
+}
+
+}  // namespace poseidon
