@@ -26,6 +26,7 @@ import numpy as np
 from poseidon._core import Client, Layer, UpdateRule
 from poseidon.chunk_cache import settle_chunk_bytes
 from poseidon.errors import InvalidArgument, PoseidonError, ShutDown
+from poseidon.notices import tell_notices
 from poseidon.options import Settings, resolve
 
 Keys = str | Iterable[str] | Mapping[str, Any]  # one key, several, or keys with their arrays
@@ -46,6 +47,7 @@ def connect(**options: Any) -> Exchange:
     settings = resolve(**options)
     client = Client.connect(settings.core(), _store(settings))
     settle_chunk_bytes(client, settings)
+    tell_notices(client)
     return Exchange(client)
 
 
@@ -155,6 +157,16 @@ class Exchange:
         self._check_open()
         for key in [self._key(name) for name in ([keys] if isinstance(keys, str) else keys)]:
             self._client.set_rule(key.layer, rule)
+
+    def set_urgency(self, urgencies: Mapping[str, float], threshold: float = 0.5) -> None:
+        """From their next operation on, more urgent keys overtake: from 1, the first, to 0, then keys without urgency.
+
+        Keys above `threshold` take the flows of the first priority class, which the network can tell by their marks.
+        Order is all that this changes; give every rank the same.
+        """
+        self._check_open()
+        for key, urgency in [(self._key(name), urgency) for name, urgency in urgencies.items()]:
+            self._client.set_priorities(key.layer, [urgency], [-1], threshold)
 
     def push_pull(
         self, keys: Keys, arrays: Arrays = None, out: Arrays = None, *, average: bool = True, sync: bool = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import math
 import re
 import subprocess
 import sys
@@ -343,6 +344,31 @@ def refusals(port: int) -> None:
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_what_does_not_fit_is_refused_before_anything_is_sent(world_size: int) -> None:
     run(world_size, refusals)
+
+
+def urgency(port: int) -> bool:
+    with joined(port, transport="tcp", chunk_bytes=1 << 18) as exchange:
+        bulk = {f"bulk {i}": np.full(4 << 20, exchange.rank, "float32") for i in range(4)}
+        urgent = {"urgent": np.full(1000, exchange.rank, "float32")}
+        exchange.declare({**bulk, **urgent})
+        exchange.set_urgency({**dict.fromkeys(bulk, 0.0), "urgent": 1.0})
+        for wrong in ({"urgent": 1.5}, {"urgent": math.nan}):
+            with pytest.raises(InvalidArgument, match="urgency"):
+                exchange.set_urgency(wrong)
+        with pytest.raises(InvalidArgument, match="no key"):
+            exchange.set_urgency({"nobody": 1.0})
+        exchange.barrier()
+        slow = exchange.push_pull(bulk, sync=False)
+        exchange.push_pull(urgent)
+        overtook = not slow.done
+        slow.wait()
+        mean = (exchange.world_size - 1) / 2
+        assert all(np.all(array == mean) for array in (*bulk.values(), *urgent.values()))
+        return overtook
+
+
+def test_what_is_urgent_overtakes() -> None:
+    assert all(run(2, urgency))
 
 
 def fails(port: int, failing_rank: int) -> str:

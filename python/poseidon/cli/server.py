@@ -16,7 +16,17 @@ from poseidon.options import available_cpu_count, resolve_with
 _MOST_CORES = 8  # of the default: as many saturate a machine's memory
 
 
-@with_options("interfaces", "server_cores", "aggregation", "reduce_order", "assignment", "compute_threads", "timeout")
+@with_options(
+    "interfaces",
+    "server_cores",
+    "aggregation",
+    "reduce_order",
+    "assignment",
+    "priority_classes",
+    "dscp",
+    "compute_threads",
+    "timeout",
+)
 def server(
     command_line: dict[str, str],
     port: Annotated[

@@ -7,20 +7,15 @@ from typing import Annotated, Optional
 import typer
 
 from poseidon import testbed
+from poseidon.bench.network_options import Switches, SwitchesOption, network_arguments
 from poseidon.cli.output import JsonFlag, print_json, print_line, print_table
+from poseidon.dscp import MOST_CLASSES, default_dscp
 from poseidon.errors import InvalidArgument
 
 app = typer.Typer(no_args_is_help=True, help="Hosts on one machine, with shaped links (needs root and iproute2).")
 
 
-def _host_rows(hosts: list[testbed.Host]) -> list[dict[str, object]]:
-    return [
-        {"host": host.name, "address": host.address, "addresses": list(host.addresses), "namespace": host.namespace}
-        for host in hosts
-    ]
-
-
-@app.command(epilog="Example: poseidon testbed up 8 --link 100mbit")
+@app.command(epilog="Example: poseidon testbed up 8 --link 100mbit --priorities 2 --racks 2 --oversubscription 4")
 def up(
     hosts: Annotated[int, typer.Argument(min=1, help="How many hosts.")],
     link: Annotated[str, typer.Option(metavar="RATE", help="Rate of each port and direction.")] = "1gbit",
@@ -31,22 +26,78 @@ def up(
             min=1, max=testbed.MOST_PORTS, help="Ports of each host, eth0, eth1, …, each in a subnet of its own."
         ),
     ] = 1,
+    priorities: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=MOST_CLASSES,
+            help="Classes that every port serves in strict priority, by the packets' code points.",
+        ),
+    ] = 1,
+    switches: SwitchesOption = Switches.honour,
+    racks: Annotated[int, typer.Option(min=1, help="Racks, each with a switch, over which the hosts are spread.")] = 1,
+    oversubscription: Annotated[
+        float, typer.Option(min=1, help="The sum of the rates of a rack's hosts over that of its uplink.")
+    ] = 1.0,
     json: JsonFlag = False,
 ) -> None:
     """Make a testbed that stays until `poseidon testbed down`."""
-    bed = testbed.Testbed(hosts, link, mtu=mtu, persistent=True, ports=ports)
+    network = network_arguments(priorities, switches, racks, oversubscription)
+    bed = testbed.Testbed(hosts, link, mtu=mtu, persistent=True, ports=ports, **network)
     bed.up()
-    rows = _host_rows(bed.hosts)
     if json:
-        print_json({"id": bed.id, "link": bed.link, "mtu": mtu, "ports": ports, "hosts": rows})
+        print_json({"id": bed.id, **_description(bed.layout, bed.hosts)})
         return
     each = "" if ports == 1 else f", {ports} ports each"
-    print_line(f"Testbed {bed.id}: {len(rows)} hosts{each}, {bed.link} each way")
+    print_line(f"Testbed {bed.id}: {len(bed.hosts)} hosts{each}, {bed.link} each way")
+    if priorities > 1:
+        print_line(f"Priorities: {_priorities(bed.layout)}")
+    if racks > 1:
+        print_line(f"Racks: {_racks(bed.layout)}")
     print_table(
-        ["host", "address", "namespace"], [[host.name, " ".join(host.addresses), host.namespace] for host in bed.hosts]
+        ["host", "rack", "address", "namespace"],
+        [[host.name, host.rack, " ".join(host.addresses), host.namespace] for host in bed.hosts],
     )
     print_line(f"Run something in a host:  ip netns exec {bed.hosts[0].namespace} COMMAND")
     print_line(f"Remove it:                poseidon testbed down {bed.id}")
+
+
+def _description(layout: testbed.Layout, hosts: list[testbed.Host]) -> dict[str, object]:
+    """The network and its hosts, for machines."""
+    return {
+        "link": testbed.format_rate(layout.bits_per_second),
+        "mtu": layout.mtu,
+        "ports": layout.port_count,
+        "priorities": layout.priorities,
+        "switches": _switches(layout).value,
+        "racks": layout.racks,
+        "oversubscription": layout.oversubscription,
+        "hosts": [
+            {
+                "host": host.name,
+                "rack": host.rack,
+                "address": host.address,
+                "addresses": list(host.addresses),
+                "namespace": host.namespace,
+            }
+            for host in hosts
+        ],
+    }
+
+
+def _switches(layout: testbed.Layout) -> Switches:
+    return Switches.honour if layout.honour_dscp else Switches.ignore
+
+
+def _priorities(layout: testbed.Layout) -> str:
+    if layout.priorities == 1:
+        return "1"
+    marks = ", ".join(map(str, default_dscp(layout.priorities)))
+    return f"{layout.priorities} (DSCP {marks}), switches {_switches(layout).value} them"
+
+
+def _racks(layout: testbed.Layout) -> str:
+    return "1" if layout.racks == 1 else f"{layout.racks}, uplinks {layout.oversubscription:g}:1"
 
 
 @app.command(epilog="Example: poseidon testbed down 0")
@@ -85,22 +136,37 @@ def status(json: JsonFlag = False) -> None:
     if json:
         print_json([_status(record) for record in records])
     elif records:
-        columns = ["id", "host_count", "ports", "link", "addresses", "owner"]
-        print_table(columns, [[_status(record)[column] for column in columns] for record in records])
+        print_table(
+            ["id", "hosts", "ports", "link", "priorities", "racks", "addresses", "owner"],
+            [_status_row(record) for record in records],
+        )
     else:
         print_line("There is no testbed.")
 
 
 def _status(record: testbed.Record) -> dict[str, object]:
-    hosts = testbed.make_hosts(record.id, record.host_count, record.port_count)
-    owner = f"process {record.owner_pid}" if record.owner_pid else "none: stays until removed"
+    hosts = testbed.make_hosts(record.id, record.layout())
     return {
         "id": record.id,
         "host_count": record.host_count,
-        "link": record.link,
-        "addresses": f"{hosts[0].address} to {hosts[-1].address}",
-        "owner": "ended without removing it" if record.is_stale() else owner,
-        "mtu": record.mtu,
-        "ports": record.port_count,
-        "hosts": _host_rows(hosts),
+        "addresses": _addresses(hosts),
+        "owner": _owner(record),
+        **_description(record.layout(), hosts),
     }
+
+
+def _status_row(record: testbed.Record) -> list[object]:
+    layout = record.layout()
+    addresses = _addresses(testbed.make_hosts(record.id, layout))
+    network = [record.port_count, record.link, _priorities(layout), _racks(layout)]
+    return [record.id, record.host_count, *network, addresses, _owner(record)]
+
+
+def _addresses(hosts: list[testbed.Host]) -> str:
+    return f"{hosts[0].address} to {hosts[-1].address}"
+
+
+def _owner(record: testbed.Record) -> str:
+    if record.is_stale():
+        return "ended without removing it"
+    return f"process {record.owner_pid}" if record.owner_pid else "none: stays until removed"

@@ -1,6 +1,7 @@
-"""N hosts on one machine: network namespaces behind one switch, with shaped ports."""
+"""N hosts on one machine: network namespaces behind switches, with shaped ports and priorities."""
 
-from poseidon.testbed.network import HOST_DEVICE, MOST_PORTS, Host, TestbedError, make_hosts, missing_requirements
+from poseidon.testbed.layout import MOST_PORTS, Layout
+from poseidon.testbed.network import HOST_DEVICE, Host, TestbedError, make_hosts, missing_requirements
 from poseidon.testbed.rate import format_rate, parse_rate
 from poseidon.testbed.state import Record
 from poseidon.testbed.testbed import Testbed, records, remove, remove_all
@@ -9,6 +10,7 @@ __all__ = [
     "HOST_DEVICE",
     "MOST_PORTS",
     "Host",
+    "Layout",
     "Record",
     "Testbed",
     "TestbedError",

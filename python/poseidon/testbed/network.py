@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from poseidon.errors import PoseidonError
+from poseidon.testbed.layout import MOST_PORTS, Layout
 from poseidon.testbed.shaping import Shape
 
 NAMESPACE_FOLDER = Path("/var/run/netns")
 HOST_DEVICE = "eth0"  # of a host's first port
-MOST_PORTS = 8
 _FIRST_NETWORK = 77  # second byte of the first ports' addresses; the next ports have the next numbers
 # What lets the hosts' TCP see a port that is slow only on average: BBR, some machines' default, takes the first
 # packets after a pause, which a token bucket passes at once, for the link's rate and then floods its own queue.
@@ -41,6 +41,7 @@ class Host:
     name: str
     addresses: tuple[str, ...]
     namespace: str
+    rack: int = 0
 
     @property
     def address(self) -> str:
@@ -54,15 +55,16 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Link:
-    """A cable from a device in one namespace to a port of a bridge in another, shaped in both directions."""
+class Port:
+    """One end of a cable: a device in a namespace, shaped, and the bridge that it is a port of, if any."""
 
     namespace: str
     device: str
-    switch_namespace: str
-    switch_device: str
-    bridge: str
     shape: Shape
+    bridge: str = ""
+
+
+Link = tuple[Port, Port]
 
 
 def missing_requirements() -> list[str]:
@@ -81,37 +83,44 @@ def address_prefixes(testbed_id: int) -> tuple[str, ...]:
     return tuple(f"10.{_FIRST_NETWORK + port}.{testbed_id}." for port in range(MOST_PORTS))
 
 
-def make_hosts(testbed_id: int, count: int, port_count: int = 1) -> list[Host]:
+def make_hosts(testbed_id: int, layout: Layout) -> list[Host]:
     """Names and addresses of the hosts of a testbed; makes nothing."""
-    subnets = address_prefixes(testbed_id)[:port_count]
+    subnets = address_prefixes(testbed_id)[: layout.port_count]
     prefix = namespace_prefix(testbed_id)
     return [
-        Host(f"h{index}", tuple(f"{subnet}{index + 1}" for subnet in subnets), f"{prefix}h{index}")
-        for index in range(count)
+        Host(
+            f"h{index}",
+            tuple(f"{subnet}{index + 1}" for subnet in subnets),
+            f"{prefix}h{index}",
+            layout.rack_of(index),
+        )
+        for index in range(layout.host_count)
     ]
 
 
-def build(testbed_id: int, hosts: list[Host], shape: Shape) -> None:
-    """Makes the namespaces, the switch and a shaped link for each port of each host. Raises TestbedError.
+def build(testbed_id: int, hosts: list[Host], layout: Layout) -> None:
+    """Makes the namespaces, the switches and a shaped link for each port and uplink. Raises TestbedError.
 
-    A bridge joins the hosts' ports of one number, so that none of them can take another's packets.
+    A rack's switch is a bridge, and a core bridge joins several; all are in one namespace. Ports of different numbers
+    have bridges of their own, so that none of them can take another's packets.
     """
     switch = namespace_prefix(testbed_id) + "sw"
     _batch("ip", None, [f"netns add {namespace}" for namespace in (switch, *(host.namespace for host in hosts))])
+    links = [link for port in range(layout.port_count) for link in _links(port, hosts, switch, layout)]
     lines: dict[str, list[str]] = defaultdict(list)
-    lines[switch].append("link set lo up")
-    for port in range(len(hosts[0].addresses)):
+    for bridge in dict.fromkeys(port.bridge for link in links for port in link if port.bridge):
         lines[switch] += [
-            f"link add {_bridge(port)} type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
-            f"link set {_bridge(port)} mtu {shape.mtu} addrgenmode none up",
+            f"link add {bridge} type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
+            f"link set {bridge} mtu {layout.mtu} addrgenmode none up",
         ]
-    links = [link for index, host in enumerate(hosts) for link in _links(index, host, switch, shape)]
+    settings = f"mtu {layout.mtu} gso_max_size {layout.segment_bytes} addrgenmode none"
     for link in links:
-        _connect(link, lines)
+        _connect(link, settings, lines)
     for host in hosts:
         for device, address in zip(host.devices, host.addresses, strict=True):
             lines[host.namespace].append(f"addr add {address}/24 dev {device}")
-        lines[host.namespace].append("link set lo up")
+    for namespace in (switch, *(host.namespace for host in hosts)):
+        lines[namespace].append("link set lo up")
     for namespace, commands in lines.items():
         _batch("ip", namespace, commands)
     _shape(links)
@@ -120,32 +129,39 @@ def build(testbed_id: int, hosts: list[Host], shape: Shape) -> None:
         _run(["ip", "netns", "exec", host.namespace, "sh", "-c", setting])
 
 
-def _bridge(port: int) -> str:
-    return f"br{port}"
-
-
-def _links(index: int, host: Host, switch: str, shape: Shape) -> list[Link]:
-    """The links of one host's ports."""
-    return [
-        Link(host.namespace, device, switch, f"port{index}-{port}", _bridge(port), shape)
-        for port, device in enumerate(host.devices)
+def _links(port: int, hosts: list[Host], switch: str, layout: Layout) -> list[Link]:
+    """The links of the hosts' ports of one number, and the uplinks that join their racks' switches."""
+    links = [
+        (
+            Port(host.namespace, host.devices[port], layout.host_shape),
+            Port(switch, f"port{index}-{port}", layout.switch_shape, f"rack{host.rack}-{port}"),
+        )
+        for index, host in enumerate(hosts)
     ]
+    if layout.racks > 1:
+        links += [
+            (
+                Port(switch, f"up{rack}-{port}", layout.uplink_shape(rack), f"rack{rack}-{port}"),
+                Port(switch, f"down{rack}-{port}", layout.uplink_shape(rack), f"core-{port}"),
+            )
+            for rack in range(layout.racks)
+        ]
+    return links
 
 
-def _connect(link: Link, lines: dict[str, list[str]]) -> None:
-    settings = f"mtu {link.shape.mtu} gso_max_size {link.shape.segment_bytes} addrgenmode none"
-    lines[link.switch_namespace] += [
-        f"link add {link.switch_device} type veth peer name {link.device} netns {link.namespace}",
-        f"link set {link.switch_device} {settings} master {link.bridge} up",
-    ]
-    lines[link.namespace].append(f"link set {link.device} {settings} up")
+def _connect(link: Link, settings: str, lines: dict[str, list[str]]) -> None:
+    near, far = link
+    lines[far.namespace].append(f"link add {far.device} type veth peer name {near.device} netns {near.namespace}")
+    for port in link:
+        master = f"master {port.bridge} " if port.bridge else ""
+        lines[port.namespace].append(f"link set {port.device} {settings} {master}up")
 
 
 def _shape(links: Iterable[Link]) -> None:
     commands: dict[str, list[str]] = defaultdict(list)
     for link in links:
-        commands[link.namespace] += link.shape.commands(link.device)
-        commands[link.switch_namespace] += link.shape.commands(link.switch_device)
+        for port in link:
+            commands[port.namespace] += port.shape.commands(port.device)
     for namespace, lines in commands.items():
         _batch("tc", namespace, lines)
 

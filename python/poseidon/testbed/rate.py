@@ -7,14 +7,14 @@ import re
 from poseidon.errors import InvalidArgument
 
 _UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
-_LEAST, _MOST = 10**5, 10**11
+LEAST_RATE, MOST_RATE = 10**5, 10**11
 
 
 def parse_rate(text: str) -> int:
     """Bits per second that `text` stands for. Raises InvalidArgument when it is no rate from 100kbit to 100gbit."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]+)", text.strip().lower())
     rate = round(float(match[1]) * _UNITS[match[2]]) if match and match[2] in _UNITS else 0
-    if not _LEAST <= rate <= _MOST:
+    if not LEAST_RATE <= rate <= MOST_RATE:
         raise InvalidArgument(
             f"the link rate is {text!r}: it must be a number with kbit, mbit or gbit, "
             "from 100kbit to 100gbit, such as 100mbit, 31.25mbit or 1gbit"

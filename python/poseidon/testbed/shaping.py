@@ -1,26 +1,31 @@
-"""How a port is shaped: the `tc` commands that give a device a rate, a burst and a queue.
+"""How a port is shaped: the `tc` commands that give a device a rate, a burst, a queue and priority classes.
 
-Only leaving packets can be shaped, so each link is shaped at both of its ends. An HTB class holds the
-rate even where only one class is used: classes of several priorities share a port in the same way.
+Only leaving packets can be shaped, so each link is shaped at both of its ends. Classes share a port in strict
+priority: each borrows the rate of the port, which HTB lends to the class of the least `prio` that has packets. HTB
+guarantees every class some rate; here it is as small as it may be, and a packet that leaves by it is paid by the port.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from poseidon.dscp import default_dscp
+
 ETHERNET_HEADER_BYTES = 14
 _LEAST_BURST_BYTES = 16 << 10
 _LEAST_QUEUE_BYTES = 1 << 20
 _BURST_SECONDS = 0.001
 _QUEUE_SECONDS = 0.075  # a large incast fills a queue of this length before packets are dropped, as in a switch
+_GUARANTEED_SHARE = 0.001  # of the port's rate, for each class
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Rate and packet size of one direction of a link."""
+    """Rate, packet size and number of priority classes of one direction of a link."""
 
     bits_per_second: int
     mtu: int = 1500
+    priorities: int = 1
 
     @property
     def burst_bytes(self) -> int:
@@ -29,7 +34,7 @@ class Shape:
 
     @property
     def queue_bytes(self) -> int:
-        """What may wait for the port before packets are dropped."""
+        """What may wait in each class before packets are dropped."""
         return max(_LEAST_QUEUE_BYTES, self._bytes_in(_QUEUE_SECONDS))
 
     @property
@@ -44,12 +49,38 @@ class Shape:
 
     def commands(self, device: str) -> list[str]:
         """Lines for `tc -batch` that shape what leaves `device`."""
-        return [
-            f"qdisc add dev {device} root handle 1: htb default 1",
+        # Identifiers are hexadecimal. Class 1:1 is the port; with several priorities 1:10, 1:11, … are its classes.
+        leaves = ["1"] if self.priorities == 1 else [f"1{index}" for index in range(self.priorities)]
+        lines = [
+            f"qdisc add dev {device} root handle 1: htb default {leaves[-1]}",
             f"class add dev {device} parent 1: classid 1:1 htb rate {self.bits_per_second}bit "
             f"burst {self.burst_bytes} cburst {self.burst_bytes} quantum {self.packet_bytes}",
-            f"qdisc add dev {device} parent 1:1 handle 10: bfifo limit {self.queue_bytes}",
         ]
+        if self.priorities > 1:
+            lines += self._class_commands(device, leaves)
+        return lines + [
+            f"qdisc add dev {device} parent 1:{leaf} handle {leaf}0: bfifo limit {self.queue_bytes}" for leaf in leaves
+        ]
+
+    def _class_commands(self, device: str, leaves: list[str]) -> list[str]:
+        """The classes in strict priority, and the filters that find a packet's class by its code point."""
+        guaranteed = max(1, round(self.bits_per_second * _GUARANTEED_SHARE))
+        classes = [
+            f"class add dev {device} parent 1:1 classid 1:{leaf} htb prio {index} rate {guaranteed}bit "
+            f"burst {self.packet_bytes} ceil {self.bits_per_second}bit cburst {self.burst_bytes} "
+            f"quantum {self.packet_bytes}"
+            for index, leaf in enumerate(leaves)
+        ]
+        # By the packet, not by its socket's priority, which ends with the host. The last two bits are not the mark's.
+        # No filter for the last class, which is the default, so that it gets all code points that are no class's.
+        marked = list(zip(leaves, default_dscp(self.priorities), strict=True))[:-1]
+        filters = [
+            f"filter add dev {device} parent 1: protocol {protocol} prio {order} "
+            f"u32 match {field} {code_point << 2:#04x} 0xfc flowid 1:{leaf}"
+            for order, (protocol, field) in enumerate((("ip", "ip dsfield"), ("ipv6", "ip6 priority")), 1)
+            for leaf, code_point in marked
+        ]
+        return classes + filters
 
     def _bytes_in(self, seconds: float) -> int:
         return int(self.bits_per_second * seconds / 8)

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from poseidon.testbed import network
+from poseidon.testbed.layout import Layout
+from poseidon.testbed.rate import parse_rate
 
 _ID_COUNT = 255  # ids are the third byte of the addresses
 
@@ -30,6 +32,23 @@ class Record:
     owner_pid: int = 0
     owner_start: int = 0  # in clock ticks since boot; tells a reused pid from the owner's
     port_count: int = 1
+    priorities: int = 1
+    honour_dscp: bool = True
+    racks: int = 1
+    oversubscription: float = 1.0
+
+    def layout(self) -> Layout:
+        """The network that it was made with."""
+        return Layout(
+            self.host_count,
+            parse_rate(self.link),
+            self.mtu,
+            self.port_count,
+            self.priorities,
+            self.honour_dscp,
+            self.racks,
+            self.oversubscription,
+        )
 
     def is_stale(self) -> bool:
         """Whether the owner ended without removing the testbed."""

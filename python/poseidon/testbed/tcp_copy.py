@@ -1,7 +1,7 @@
 """A plain TCP copy between two processes: what an application can get out of a link.
 
-`tcp_copy.py receive ADDRESS` prints the port it listens on, then the bits per second of what one sender sent.
-`tcp_copy.py send ADDRESS PORT BYTES` is that sender.
+`tcp_copy.py receive ADDRESS DSCP` prints the port it listens on, then the bits per second of what one sender sent.
+`tcp_copy.py send ADDRESS PORT BYTES DSCP` is that sender. DSCP is the code point of the packets, 0 for unmarked ones.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ _BUFFER_BYTES = 1 << 18
 _TIMEOUT_SECONDS = 60.0
 
 
-def receive(address: str) -> None:
+def receive(address: str, dscp: int) -> None:
     """Serves one sender and prints what it got, from the first bytes' arrival to the last's."""
     with socket.create_server((address, 0)) as listener:
+        _mark(listener, dscp)  # its connection takes the mark over: acknowledgements are as urgent as the data
         listener.settimeout(_TIMEOUT_SECONDS)
         print(listener.getsockname()[1], flush=True)
         connection, _ = listener.accept()
@@ -31,18 +32,25 @@ def receive(address: str) -> None:
     print(8 * (total_bytes - first_bytes) / max(end - start, 1e-9), flush=True)
 
 
-def send(address: str, port: int, byte_count: int) -> None:
+def send(address: str, port: int, byte_count: int, dscp: int) -> None:
     """Sends `byte_count` zeros and waits until the receiver has them."""
     block = memoryview(bytes(_BUFFER_BYTES))
-    with socket.create_connection((address, port), timeout=_TIMEOUT_SECONDS) as connection:
+    with socket.socket() as connection:
+        connection.settimeout(_TIMEOUT_SECONDS)
+        _mark(connection, dscp)  # before the first packet
+        connection.connect((address, port))
         while byte_count > 0:
             byte_count -= connection.send(block[: min(byte_count, _BUFFER_BYTES)])
         connection.shutdown(socket.SHUT_WR)
         connection.recv(1)
 
 
+def _mark(end: socket.socket, dscp: int) -> None:
+    end.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, dscp << 2)
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "receive":
-        receive(sys.argv[2])
+        receive(sys.argv[2], int(sys.argv[3]))
     else:
-        send(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+        send(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))

@@ -1,4 +1,4 @@
-"""Testbed: N hosts on one machine, each a network namespace whose ports into one switch are shaped."""
+"""Testbed: N hosts on one machine, each a network namespace whose ports into a switch are shaped."""
 
 from __future__ import annotations
 
@@ -12,19 +12,25 @@ from typing import Any
 
 from poseidon.errors import InvalidArgument
 from poseidon.testbed import network, state
-from poseidon.testbed.network import MOST_PORTS, Host, TestbedError
+from poseidon.testbed.layout import Layout
+from poseidon.testbed.network import Host, TestbedError
 from poseidon.testbed.rate import format_rate, parse_rate
-from poseidon.testbed.shaping import Shape
 
-MOST_HOSTS = 250
 _TCP_COPY = Path(__file__).with_name("tcp_copy.py")
 
 
 class Testbed:
-    """N hosts whose ports send and receive at `link` at most, connected by one switch.
+    """N hosts whose ports send and receive at `link` at most, connected by one switch, or by one per rack.
 
     Every host has `ports` ports, eth0, eth1, …, each in a subnet of its own that joins the hosts' ports of that
     number, so that a packet leaves by the port of the subnet that it goes to.
+
+    With `priorities` above 1 every port serves that many classes in strict priority, found by the packets' code
+    points (`poseidon.dscp.default_dscp`); other packets are in the last class. With `honour_dscp` off only the hosts'
+    own ports do so, and the switches' ports are FIFO queues.
+
+    With several `racks` the hosts stand in them in contiguous blocks. What leaves or enters a rack shares its uplink,
+    which has the sum of the rates of the rack's hosts divided by `oversubscription` in each direction.
 
     A context manager: `with Testbed(4, "100mbit") as testbed: testbed.exec(0, ["ip", "addr"])`. Needs root
     and iproute2. Nothing of it is in the machine's own network. When its process is killed, the next `up` of
@@ -35,18 +41,22 @@ class Testbed:
     __test__ = False  # not a test class, whatever its name suggests to pytest
 
     def __init__(
-        self, host_count: int, link: str = "1gbit", *, mtu: int = 1500, persistent: bool = False, ports: int = 1
+        self,
+        host_count: int,
+        link: str = "1gbit",
+        *,
+        mtu: int = 1500,
+        persistent: bool = False,
+        ports: int = 1,
+        priorities: int = 1,
+        honour_dscp: bool = True,
+        racks: int = 1,
+        oversubscription: float = 1.0,
     ) -> None:
-        """Raises InvalidArgument for a count, rate (such as "31.25mbit") or mtu (bytes) that cannot be."""
-        if not 1 <= host_count <= MOST_HOSTS:
-            raise InvalidArgument(f"a testbed of {host_count} hosts cannot be made: it must have 1 to {MOST_HOSTS}")
-        if not 576 <= mtu <= 9216:
-            raise InvalidArgument(f"the mtu is {mtu}: it must be from 576 to 9216 bytes")
-        if not 1 <= ports <= MOST_PORTS:
-            raise InvalidArgument(f"hosts of {ports} ports cannot be made: they must have 1 to {MOST_PORTS}")
-        self._host_count = host_count
-        self._port_count = ports
-        self._shape = Shape(parse_rate(link), mtu)
+        """Raises InvalidArgument for a count, rate (such as "31.25mbit"), mtu (bytes) or ratio that cannot be."""
+        self._layout = Layout(
+            host_count, parse_rate(link), mtu, ports, priorities, honour_dscp, racks, oversubscription
+        )
         self._persistent = persistent
         self._id: int | None = None
         self._hosts: list[Host] = []
@@ -67,12 +77,17 @@ class Testbed:
     @property
     def link(self) -> str:
         """The rate of each port, such as "100mbit"."""
-        return format_rate(self._shape.bits_per_second)
+        return format_rate(self._layout.bits_per_second)
 
     @property
     def bits_per_second(self) -> int:
         """The rate of each port and direction, counted with Ethernet, IP and TCP headers."""
-        return self._shape.bits_per_second
+        return self._layout.bits_per_second
+
+    @property
+    def layout(self) -> Layout:
+        """What its network looks like."""
+        return self._layout
 
     def up(self) -> None:
         """Makes the hosts and their links. Raises TestbedError, with nothing left behind."""
@@ -82,9 +97,9 @@ class Testbed:
             state.remove_stale()
             testbed_id = state.free_id()
             state.write(self._record(testbed_id))
-            hosts = network.make_hosts(testbed_id, self._host_count, self._port_count)
+            hosts = network.make_hosts(testbed_id, self._layout)
             try:
-                network.build(testbed_id, hosts, self._shape)
+                network.build(testbed_id, hosts, self._layout)
             except BaseException:
                 state.remove(testbed_id)
                 raise
@@ -110,14 +125,19 @@ class Testbed:
         self.down()
 
     def _record(self, testbed_id: int) -> state.Record:
+        layout = self._layout
         return state.Record(
             id=testbed_id,
-            host_count=self._host_count,
+            host_count=layout.host_count,
             link=self.link,
-            mtu=self._shape.mtu,
+            mtu=layout.mtu,
             owner_pid=0 if self._persistent else os.getpid(),
             owner_start=0 if self._persistent else state.start_of(os.getpid()) or 0,
-            port_count=self._port_count,
+            port_count=layout.port_count,
+            priorities=layout.priorities,
+            honour_dscp=layout.honour_dscp,
+            racks=layout.racks,
+            oversubscription=layout.oversubscription,
         )
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
@@ -130,21 +150,31 @@ class Testbed:
         self._processes.append(subprocess.Popen(self.command(host, argv), **popen))
         return self._processes[-1]
 
-    def copy_rate(self, source: int, destination: int, byte_count: int) -> float:
-        """Bits per second of payload that a plain TCP copy reaches from one host to another."""
-        return self.copy_rates([(source, destination)], byte_count)[0]
+    def copy_rate(self, source: int, destination: int, byte_count: int, dscp: int = 0) -> float:
+        """Bits per second of payload that a plain TCP copy, with packets of a code point, reaches between two hosts."""
+        return self.copy_rates([(source, destination)], byte_count, [dscp])[0]
 
-    def copy_rates(self, pairs: Sequence[tuple[int, int]], byte_count: int) -> list[float]:
-        """As `copy_rate`, for several (source, destination) at the same time. Raises TestbedError when one fails."""
+    def copy_rates(
+        self, pairs: Sequence[tuple[int, int]], byte_count: int, dscp: Sequence[int] | None = None
+    ) -> list[float]:
+        """As `copy_rate`, for several (source, destination) at the same time, each of `byte_count` bytes.
+
+        dscp: one code point for each pair; None leaves all unmarked. Raises TestbedError when a copy fails.
+        """
+        if dscp is not None and len(dscp) != len(pairs):
+            raise InvalidArgument(f"{len(dscp)} code points were given for {len(pairs)} copies: give one for each")
+        if any(not 0 <= mark < 64 for mark in dscp or []):
+            raise InvalidArgument(f"the code points are {', '.join(map(str, dscp or []))}: each must be from 0 to 63")
+        marks = [str(mark) for mark in dscp or [0] * len(pairs)]
         program = [sys.executable, "-I", str(_TCP_COPY)]
         receivers, senders = [], []
         try:
-            for _, destination in pairs:
-                argv = [*program, "receive", self._hosts[destination].address]
+            for (_, destination), mark in zip(pairs, marks, strict=True):
+                argv = [*program, "receive", self._hosts[destination].address, mark]
                 receivers.append(self.exec(destination, argv, stdout=subprocess.PIPE, text=True))
             ports = [(receiver.stdout.readline() if receiver.stdout else "").strip() for receiver in receivers]
-            for (source, destination), port in zip(pairs, ports, strict=True):
-                argv = [*program, "send", self._hosts[destination].address, port, str(byte_count)]
+            for (source, destination), port, mark in zip(pairs, ports, marks, strict=True):
+                argv = [*program, "send", self._hosts[destination].address, port, str(byte_count), mark]
                 senders.append(self.exec(source, argv))
             outputs = [receiver.communicate()[0] for receiver in receivers]
             if any(process.wait() != 0 for process in (*senders, *receivers)):

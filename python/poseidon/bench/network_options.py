@@ -1,0 +1,65 @@
+"""Options of benchmark commands that say what the testbed's network does with priorities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+
+from poseidon.dscp import MOST_CLASSES
+from poseidon.options import BY_NAME
+
+
+class Switches(str, Enum):
+    """What the switches do with the packets' code points."""
+
+    honour = "honour"
+    ignore = "ignore"
+
+
+PrioritiesOption = Annotated[
+    int,
+    typer.Option(
+        min=1, max=MOST_CLASSES, help="Priority classes of the network's ports, and of methods that do not say theirs."
+    ),
+]
+ThresholdOption = Annotated[
+    str,
+    typer.Option(
+        help="Poseidon's priority_threshold: coarse, a number from 0 to 1, or auto, which every job of a method with "
+        "DistributedOptimizer searches before its measured steps."
+    ),
+]
+SwitchesOption = Annotated[
+    Switches, typer.Option(help="Whether the switches honour the packets' code points; the hosts' ports always do.")
+]
+
+
+def network_arguments(
+    priorities: int, switches: Switches, racks: int = 1, oversubscription: float = 1.0
+) -> dict[str, Any]:
+    """Arguments of `Testbed` for the options above."""
+    return {
+        "priorities": priorities,
+        "honour_dscp": switches is Switches.honour,
+        "racks": racks,
+        "oversubscription": oversubscription,
+    }
+
+
+def network_words(arguments: Mapping[str, Any]) -> str:
+    """What `network_arguments` say beyond hosts at one switch that honours code points; empty if nothing."""
+    words = []
+    if arguments.get("racks", 1) > 1:
+        words.append(f"{arguments['racks']} racks, oversubscribed {arguments['oversubscription']:g}:1")
+    if not arguments.get("honour_dscp", True):
+        words.append("switches ignore DSCP")
+    return ", ".join(words)
+
+
+def priority_options(priorities: int, threshold: str) -> dict[str, Any]:
+    """Options of `poseidon.init` for the options above. Raises InvalidArgument for what is no threshold."""
+    threshold = BY_NAME["priority_threshold"].read(threshold, "--threshold")
+    return {"priority_classes": priorities, "priority_threshold": threshold}
