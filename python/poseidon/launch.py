@@ -23,7 +23,7 @@ from types import FrameType
 from typing import IO
 
 from poseidon.errors import InvalidArgument
-from poseidon.options import available_cpu_count, to_environment
+from poseidon.options import BY_NAME, available_cpu_count, to_environment
 from poseidon.testbed import HOST_DEVICE, Testbed
 
 GRACE_SECONDS = 5.0  # between the steps of ending workers
@@ -32,6 +32,7 @@ _DRAIN_SECONDS = 1.0  # for output of processes that a worker left behind
 _MOST_LINE_BYTES = 1 << 16
 _PR_SET_PDEATHSIG = 1
 # Below the ports that Linux gives to outgoing connections, one of which could otherwise take the port first.
+_CLASSES = BY_NAME["priority_classes"]
 _PORTS = range(20000, 30000)
 
 OnLine = Callable[[int, str], None]
@@ -123,7 +124,8 @@ def run_workers(
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(_caught_signals())
         if link is not None:
-            testbed = stack.enter_context(Testbed(count, link))
+            classes = variables.get(_CLASSES.variable, _CLASSES.default)
+            testbed = stack.enter_context(Testbed(count, link, priorities=int(classes)))
         environments = _environments(count, variables, testbed, master_port)
         commands = [testbed.command(rank, command) if testbed else list(command) for rank in range(count)]
         outcome = _Run(commands, environments, on_line, signals).run()

@@ -26,8 +26,8 @@ def run(
         Optional[str],  # noqa: UP045
         typer.Option(
             metavar="RATE",
-            help="Put each worker on a host of its own, with a port shaped to this rate, such as 100mbit or 1gbit. "
-            "Needs root and iproute2.",
+            help="Put each worker on a host of its own, with a port shaped to this rate, such as 100mbit or 1gbit, "
+            "behind a switch that serves urgent packets first. Needs root and iproute2.",
         ),
     ] = None,
     module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module.")] = False,
