@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from poseidon.bench.replay import ReplayLinear, ReplayModel, Timeline, input_token
+from poseidon.bench.replay import ReplayLinear, ReplayModel, ReplaySGD, Timeline, input_token
 from poseidon.models import LayerSpec, ModelTable, model_table, scaled
 
 TABLE = ModelTable(
@@ -113,3 +113,57 @@ def test_a_late_layer_keeps_its_duration() -> None:
     start = time.monotonic()
     timeline.run_after_arrival(0.05)
     assert time.monotonic() - start == pytest.approx(0.05, abs=0.04)
+
+
+def test_what_is_charged_delays_the_next_layer_once() -> None:
+    timeline = Timeline()
+    timeline.begin()
+    timeline.charge(0.1)
+    start = time.monotonic()
+    timeline.run(0.01)
+    timeline.run(0.01)
+    assert 0.12 <= time.monotonic() - start < 0.2
+
+
+def test_what_is_charged_between_passes_has_delayed_them_already() -> None:
+    timeline = Timeline()
+    timeline.charge(1.0)
+    timeline.begin()
+    start = time.monotonic()
+    timeline.run(0.01)
+    assert time.monotonic() - start < 0.5
+
+
+def test_the_replayed_optimizer_is_sgd() -> None:
+    gradients = torch.rand(3, 50)
+    values = []
+    for build in (torch.optim.SGD, lambda params, **options: ReplaySGD(params, Timeline(), **options)):
+        parameter = nn.Parameter(torch.ones(50))
+        optimizer = build([parameter], lr=0.1, momentum=0.9, fused=True)
+        for gradient in gradients:
+            parameter.grad = gradient.clone()
+            optimizer.step()
+        values.append(parameter.detach())
+    assert torch.equal(*values)
+
+
+def test_an_update_in_a_forward_hook_takes_the_accelerators_time() -> None:
+    """Less than a layer takes, which any other work of the processor would hide in."""
+    model = ReplayModel(TABLE, 0.9)
+    parameter = nn.Parameter(torch.zeros(1 << 20))
+    parameter.grad = torch.ones_like(parameter)
+    optimizer = ReplaySGD([parameter], model.timeline, lr=0.1, momentum=0.9)
+    spent: list[float] = []
+
+    def update(*_: object) -> None:
+        before = time.thread_time()
+        while time.thread_time() - before < 0.05:
+            optimizer.step()
+        spent.append(time.thread_time() - before)
+
+    model.layers["conv_norm"].register_forward_pre_hook(update)
+    start = time.monotonic()
+    model(input_token())
+    elapsed = time.monotonic() - start
+    assert spent[0] >= 0.05
+    assert elapsed >= 0.3 + 0.9 * spent[0]

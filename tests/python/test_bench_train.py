@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from poseidon.bench.fleet import LOOPBACK, start_fleet
-from poseidon.bench.methods import parse_methods
+from poseidon.bench.fleet import LOOPBACK, free_port, make_barrier, start_fleet
+from poseidon.bench.methods import METHODS, parse_methods, scaled_sizes
 from poseidon.bench.plot import efficiency_plot
-from poseidon.bench.train import MethodResult, TrainConfig, TrainResult, run_training, scaled_sizes, step_seconds
+from poseidon.bench.train import MethodResult, TrainConfig, TrainResult, run_training, step_seconds
 from poseidon.cli.main import app
 from poseidon.errors import PeerLost, PoseidonError, PoseidonTimeout
 from poseidon.options import resolve
@@ -126,6 +126,34 @@ def test_poseidon_methods_move_what_the_closed_form_says() -> None:
         assert abs(entry.deviation) < 0.01, entry
     by_name = {entry.method: entry for entry in result.methods}
     assert by_name["poseidon"].payload_bytes < by_name["wfbp-ps"].payload_bytes
+
+
+def test_overlapped_methods_move_what_the_closed_form_says() -> None:
+    pytest.importorskip("poseidon._core")
+    names = "overlap,overlap-ps,vanilla,partition,slicing,end-host,geryon,geryon-coarse"
+    result = run_training(config(names, model="AlexNet", scale=4, step_count=2, repeat_count=1))
+    for entry in result.methods[1:]:
+        assert entry.deviation is not None, entry.method
+        assert abs(entry.deviation) < 0.01, entry
+        assert len(entry.step_seconds) == 2
+
+
+def test_a_search_for_a_threshold_is_not_measured() -> None:
+    pytest.importorskip("poseidon._core")
+    from poseidon.bench.worker import Job, Worker
+
+    table = config("none").table
+    options = {**scaled_sizes(2), "transport": "tcp", "priority_threshold": "auto"}
+    job = Job(table, 0.01, bucket_bytes=1 << 20, timeout_seconds=30, options=options)
+    places, port, lockstep = [LOOPBACK] * 2, free_port(), make_barrier(2)
+    overlap = METHODS["overlap"]
+    with start_fleet(places, lambda rank: Worker(job, places, rank, port, lockstep)) as fleet:
+        first = fleet.call_same("run_round", overlap, 2, 3, free_port(), timeout_seconds=60)
+        second = fleet.call_same("run_round", overlap, 2, 3, free_port(), timeout_seconds=60)
+        fleet.call_same("close", timeout_seconds=30)
+    assert [len(host.ends) for host in (*first, *second)] == [4] * 4
+    assert first[0].counted_steps == first[1].counted_steps > 5
+    assert [host.counted_steps for host in second] == [5, 5]
 
 
 def test_command_prints_json_and_a_table(tmp_path: Path) -> None:

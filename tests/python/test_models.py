@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from poseidon.models import MODELS, model_table, scaled
+from poseidon.models import MODELS, ModelTable, model_table, scaled
 from poseidon.models.table import pooled
 
 PARAMETER_COUNTS = {
@@ -15,9 +15,17 @@ PARAMETER_COUNTS = {
     "Inception-V3": 27_161_264,
     "ResNet-50": 25_557_032,
     "ResNet-152": 60_192_808,
+    "YOLO": 271_703_550,
     "CIFAR-10 quick": 145_578,
 }
-FORWARD_GIGAFLOPS = {"VGG19": 39.3, "AlexNet": 1.45, "GoogLeNet": 3.2, "ResNet-50": 8.2, "ResNet-152": 23.1}
+FORWARD_GIGAFLOPS = {
+    "VGG19": 39.3,
+    "AlexNet": 1.45,
+    "GoogLeNet": 3.2,
+    "ResNet-50": 8.2,
+    "ResNet-152": 23.1,
+    "YOLO": 40.6,
+}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -53,6 +61,48 @@ def test_googlenet_has_the_thin_layer_of_the_paper() -> None:
     layers = model_table("GoogLeNet").layers
     assert [layer.weight_shape for layer in layers if layer.factorable] == [(1000, 1024)]
     assert sum(layer.parameter_count for layer in layers if layer.kind == "conv") == 5_973_552
+
+
+def fc_share(table: ModelTable) -> float:
+    return sum(layer.parameter_count for layer in table.layers if layer.kind == "fc") / table.parameter_count
+
+
+@pytest.mark.parametrize(("name", "share"), [("VGG19", 0.8606), ("YOLO", 0.7786), ("ResNet-50", 0.0802)])
+def test_share_of_the_fully_connected_layers_of_the_paper(name: str, share: float) -> None:
+    assert fc_share(model_table(name)) == pytest.approx(share, abs=5e-5)
+
+
+def test_alexnet_share_of_the_paper_is_that_without_groups() -> None:
+    table = model_table("AlexNet")
+    assert fc_share(table) == pytest.approx(0.9617, abs=5e-5)
+    grouped = {"conv2", "conv4", "conv5"}
+    missing = sum(layer.weight_count for layer in table.layers if layer.name in grouped)
+    assert fc_share(table) * table.parameter_count / (table.parameter_count + missing) == pytest.approx(
+        0.9399, abs=5e-5
+    )
+
+
+def test_yolo_has_the_layers_of_its_paper() -> None:
+    layers = model_table("YOLO").layers
+    assert [layer.kind for layer in layers] == ["conv"] * 24 + ["fc"] * 2
+    assert [layer.weight_shape for layer in layers[-2:]] == [(4096, 7 * 7 * 1024), (1470, 4096)]
+    assert layers[-3].positions == 7 * 7
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "seconds"),
+    [("VGG19", 64, 1.735), ("AlexNet", 512, 0.512), ("ResNet-50", 64, 0.362), ("YOLO", 64, 1.79)],
+)
+def test_k40_times(name: str, batch: int, seconds: float) -> None:
+    table = model_table(name, "k40")
+    assert table.batch == batch
+    assert table.iteration_seconds == pytest.approx(seconds, rel=0.005)
+    assert table.layers == model_table(name).layers
+
+
+def test_unknown_device_is_refused() -> None:
+    with pytest.raises(ValueError, match="known are titan-x, k40"):
+        model_table("VGG19", "v100")
 
 
 @pytest.mark.parametrize("name", MODELS)

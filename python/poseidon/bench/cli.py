@@ -10,15 +10,26 @@ from rich.table import Table
 
 from poseidon.bench.exchange_cli import EPILOG, exchange
 from poseidon.bench.methods import METHODS, parse_methods
+from poseidon.bench.network_options import (
+    PrioritiesOption,
+    Switches,
+    SwitchesOption,
+    ThresholdOption,
+    network_arguments,
+    network_words,
+    priority_options,
+)
 from poseidon.bench.plot import efficiency_plot
+from poseidon.bench.priority_cli import app as priority_app
 from poseidon.bench.progress import round_progress
 from poseidon.bench.train import TrainConfig, TrainResult, run_training
 from poseidon.cli.output import JsonFlag, print_results
 from poseidon.errors import InvalidArgument
-from poseidon.models import MODELS, model_table
+from poseidon.models import DEVICES, MODELS, model_table
 
 app = typer.Typer(no_args_is_help=True, help="Exchange and training benchmarks, against peers in the same run.")
 app.command(epilog=EPILOG)(exchange)
+app.add_typer(priority_app, name="priority")
 
 _MIB = 2**20
 _LOOPBACK: list[str | None] = [None]
@@ -27,7 +38,8 @@ _DEFAULT_METHODS = "poseidon,wfbp-ps,ddp,ddp-fp16"
 
 
 def _training_table(result: TrainResult) -> Table:
-    link = result.link or "loopback, unshaped"
+    words = ", ".join(filter(None, (result.link, network_words(result.testbed))))
+    link = words if result.link else "loopback, unshaped"
     copy = result.tcp_copy_bits_per_second
     rate = f"; a plain TCP copy gets {copy / 1e6:.1f} Mb/s" if copy is not None else ""
     table = Table(
@@ -35,16 +47,28 @@ def _training_table(result: TrainResult) -> Table:
         f"compute {result.compute_seconds:.3g} s",
         title_justify="left",
     )
-    headings = ("iteration s", "efficiency", "speed-up", "images/s", "MiB/step", "closed form", "deviation", "port MiB")
+    headings = (
+        "iteration s",
+        "efficiency",
+        "bound",
+        "speed-up",
+        "images/s",
+        "MiB/step",
+        "closed form",
+        "deviation",
+        "port MiB",
+    )
     table.add_column("method")
     for heading in headings:
         table.add_column(heading, justify="right")
     for entry in result.methods:
         measured = entry.interface_bytes if entry.payload_bytes is None else entry.payload_bytes
+        bound = result.bound(entry)
         table.add_row(
             entry.method,
             f"{entry.iteration_seconds:.3f}",
             f"{entry.efficiency:.3f}",
+            "" if bound is None else f"{bound:.3f}",
             f"{entry.speedup:.2f}",
             f"{entry.images_per_second:.1f}",
             f"{measured / _MIB:.2f}",
@@ -80,6 +104,9 @@ def train(
     batch: Annotated[
         int | None, typer.Option(min=1, help="Images per worker before scaling, which set K. Default: the papers'.")
     ] = None,
+    device: Annotated[
+        str, typer.Option(help=f"Whose batch and time per iteration: one of {', '.join(DEVICES)}.")
+    ] = "titan-x",
     methods: Annotated[str, typer.Option(help=_method_help())] = _DEFAULT_METHODS,
     steps: Annotated[int, typer.Option(min=1, help="Measured steps per round.")] = 3,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds per method; methods take turns.")] = 3,
@@ -87,6 +114,13 @@ def train(
     small_bytes: Annotated[int | None, typer.Option(help=_SIZE_HELP)] = None,
     group_bytes: Annotated[int | None, typer.Option(help=_SIZE_HELP)] = None,
     mtu: Annotated[int, typer.Option(help="Bytes of the largest IP packet; 9000 for jumbo frames.")] = 1500,
+    priorities: PrioritiesOption = 2,
+    threshold: ThresholdOption = "coarse",
+    switches: SwitchesOption = Switches.honour,
+    racks: Annotated[int, typer.Option(min=1, help="Racks that the hosts are spread over.")] = 1,
+    oversubscription: Annotated[
+        float, typer.Option(min=1, help="What a rack's hosts could send over what its uplink carries.")
+    ] = 1.0,
     timeout: Annotated[float, typer.Option(help="Seconds that a step may take.")] = 300.0,
     plot: Annotated[Path | None, typer.Option(help="Write an SVG of efficiency by rate and method here.")] = None,
     as_json: JsonFlag = False,
@@ -97,11 +131,13 @@ def train(
     """
     try:
         chosen = tuple(parse_methods(methods))
-        tables = [model_table(name) for name in model]
+        tables = [model_table(name, device) for name in model]
     except ValueError as error:
         raise InvalidArgument(str(error)) from None
     given = {"chunk_bytes": chunk_bytes, "small_bytes": small_bytes, "group_bytes": group_bytes}
     options = {name: value for name, value in given.items() if value is not None}
+    options |= priority_options(priorities, threshold)
+    network = network_arguments(priorities, switches, racks, oversubscription)
     configs = [
         TrainConfig(
             model=table.name,
@@ -116,6 +152,8 @@ def train(
             mtu=mtu,
             timeout_seconds=timeout,
             options=options,
+            device=device,
+            testbed=network,
         )
         for table in tables
         for rate in (link or _LOOPBACK)

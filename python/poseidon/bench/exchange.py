@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -30,12 +29,23 @@ class Bare(NamedTuple):
     factorable: list[str]
 
 
-@dataclass
 class Trainer:
-    """A wrapped model and its optimizer."""
+    """A wrapped model and its optimizer, perhaps a DistributedOptimizer, which leaves a step's exchange under way."""
 
-    module: Callable[[torch.Tensor], torch.Tensor]
-    optimizer: torch.optim.Optimizer
+    def __init__(self, module: Callable[[torch.Tensor], torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
+        self.module = module
+        self.optimizer = optimizer
+
+    @property
+    def searching(self) -> bool:
+        """Whether the next step still is part of the search for a priority threshold; the same on all ranks."""
+        return not getattr(self.optimizer, "priority_threshold_found", True)
+
+    def settle(self) -> None:
+        """Returns when nothing is under way and the parameters are updated."""
+        synchronize = getattr(self.optimizer, "synchronize", None)
+        if synchronize is not None:
+            synchronize()
 
 
 class Exchange:
@@ -113,7 +123,8 @@ class Exchange:
 
         scheme = dict.fromkeys(bare.factorable, "adam") if method.scheme == "adam" else method.scheme
         module = poseidon.DistributedDataParallel(bare.model, scheme=scheme, init_sync=self._init_sync)
-        return Trainer(module, bare.optimizer)
+        optimizer = poseidon.DistributedOptimizer(bare.optimizer, module) if method.overlap else bare.optimizer
+        return Trainer(module, optimizer)
 
     def _join_poseidon(self, method: Method, master_port: int) -> None:
         options = {**self._options, **method.options}

@@ -3,28 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from poseidon.bench.traffic import FLOAT_BYTES, bytes_per_worker
 from poseidon.models import ModelTable
+from poseidon.options import BY_NAME
 
 Library = Literal["none", "torch", "poseidon"]
+
+# The sizes into which Poseidon cuts and groups what it sends, and the least it accepts.
+_LEAST_SIZES = {"chunk_bytes": 64, "small_bytes": 0, "group_bytes": 1}
+# Geryon's slicing threshold of 1,024K. It counts elements: in bytes VGG-19 would have at least 548 slices, not its 320.
+_SLICE_BYTES = 4 << 20
+_UNSLICED_BYTES = 1 << 34  # the most that chunk_bytes may be
+
+
+def scaled_size(name: str, size_bytes: int, scale: int) -> int:
+    """The option `name` for weights whose dimensions are divided by `scale`, where `size_bytes` fits whole ones."""
+    return max(_LEAST_SIZES[name], size_bytes // scale**2)
+
+
+def scaled_sizes(scale: int) -> dict[str, int]:
+    """Poseidon's default sizes for weights whose dimensions are divided by `scale`."""
+    return {name: scaled_size(name, BY_NAME[name].default, scale) for name in _LEAST_SIZES}
 
 
 @dataclass(frozen=True)
 class Method:
     """One way of exchanging gradients.
 
-    scheme: of Poseidon's factorable layers. options: of `poseidon.init`. fp16: torch DDP's compression hook.
+    scheme: of Poseidon's factorable layers. options: of `poseidon.init`. overlap: DistributedOptimizer updates each
+    layer when its gradient is in, and the next forward pass waits layer by layer. chunk_bytes: for unscaled weights;
+    None: the run's. fp16: torch DDP's compression hook.
     """
 
     name: str
     library: Library
     description: str
     scheme: str = "auto"
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    overlap: bool = False
+    chunk_bytes: int | None = None
     fp16: bool = False
+
+    def scaled(self, scale: int) -> Method:
+        """This method for weights whose dimensions are divided by `scale`."""
+        if self.chunk_bytes is None:
+            return self
+        return replace(
+            self, options={**self.options, "chunk_bytes": scaled_size("chunk_bytes", self.chunk_bytes, scale)}
+        )
 
     def closed_form_bytes(self, table: ModelTable, worker_count: int) -> float:
         """Bytes sent plus received by one worker in one step, payload only."""
@@ -34,6 +63,12 @@ class Method:
             return bytes_per_worker(table, worker_count, "ps", FLOAT_BYTES // 2 if self.fp16 else FLOAT_BYTES)
         return bytes_per_worker(table, worker_count, self.scheme)
 
+
+def _overlapped_ps(name: str, description: str, chunk_bytes: int | None, **options: Any) -> Method:
+    return Method(name, "poseidon", description, "ps", options, overlap=True, chunk_bytes=chunk_bytes)
+
+
+_UNORDERED = {"priority_order": "random", "priority_classes": 1}  # as TensorFlow fetches parameters
 
 METHODS = {
     method.name: method
@@ -58,6 +93,28 @@ METHODS = {
             options={"partition": "coarse"},
         ),
         Method("adam", "poseidon", "factors to one shard, the dense matrix back (Project Adam)", scheme="adam"),
+        Method(
+            "overlap", "poseidon", "poseidon with DistributedOptimizer: the next forward waits by layer", overlap=True
+        ),
+        _overlapped_ps("overlap-ps", "the same, every layer through the parameter server", None),
+        # Geryon's ablation (Figure 7, Tables II to IV). All of them overlap with the next forward pass.
+        _overlapped_ps("vanilla", "a whole tensor per shard, in random order", None, partition="coarse", **_UNORDERED),
+        _overlapped_ps(
+            "partition", "every tensor in one part per shard, in random order", _UNSLICED_BYTES, **_UNORDERED
+        ),
+        _overlapped_ps(
+            "slicing", "the parts sliced (4 MiB over the scale's square), in random order", _SLICE_BYTES, **_UNORDERED
+        ),
+        _overlapped_ps(
+            "end-host", "slicing, the hosts send by urgency, one class (TicTac, P3)", _SLICE_BYTES, priority_classes=1
+        ),
+        _overlapped_ps("geryon", "slicing, the hosts send by urgency, a flow per class in the network", _SLICE_BYTES),
+        _overlapped_ps(
+            "geryon-coarse",
+            "geryon with convolutions in the first class, fully connected layers in the last",
+            _SLICE_BYTES,
+            priority_threshold="coarse",
+        ),
         Method("ddp", "torch", "torch DistributedDataParallel over Gloo"),
         Method("ddp-fp16", "torch", "the same with its fp16 compression hook (lossy)", fp16=True),
     )

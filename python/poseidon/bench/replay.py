@@ -8,11 +8,17 @@ an accelerator would not; they are part of every run alike, also of the one with
 The timeline is that of an accelerator. Layers run one after the other, none shorter than its duration. Work of the
 processor between two layers does not delay them, because an accelerator's queue is filled ahead; but a forward pass
 that blocks (for parameters that have not arrived) delays all that follows by the whole time it was blocked.
+
+An update is the accelerator's work, wherever it happens. Between backward and the next forward it takes the time that
+it takes, as a pass begins when it begins. Within a pass, where hooks update a layer before it runs, its processor time
+is charged to the accelerator (`ReplaySGD`). What it takes longer than that, because other hosts of this machine update
+at the same time, counts as blocked: so nothing is counted twice, and each way of updating pays the same.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -29,12 +35,18 @@ class Timeline:
 
     def __init__(self) -> None:
         self._end = 0.0
+        self._charged = 0.0
         self._arrived = 0.0
         self._arrived_cpu = 0.0
 
     def begin(self) -> None:
         """A pass starts now, with nothing queued."""
         self._end = time.monotonic()
+        self._charged = 0.0  # what was done between passes has delayed this moment
+
+    def charge(self, seconds: float) -> None:
+        """The accelerator works for `seconds` before its next layer, on what the processor does here in its place."""
+        self._charged += seconds
 
     def arrive(self) -> None:
         """The next layer of a forward pass is about to be called; its hooks may block."""
@@ -50,10 +62,25 @@ class Timeline:
 
     def run(self, seconds: float) -> None:
         """Runs a layer for `seconds` behind the one before it; returns when it has ended."""
-        self._end += seconds
+        self._end += self._charged + seconds
+        self._charged = 0.0
         remaining = self._end - time.monotonic()
         if remaining > 0:
             time.sleep(remaining)  # releases the GIL
+
+
+class ReplaySGD(torch.optim.SGD):
+    """SGD that charges its processor time to the accelerator of `timeline`, also where it updates few parameters."""
+
+    def __init__(self, params: Iterable[nn.Parameter], timeline: Timeline, **options: Any) -> None:
+        super().__init__(params, **options)
+        self._timeline = timeline
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        before = time.thread_time()
+        loss = super().step(closure)
+        self._timeline.charge(time.thread_time() - before)
+        return loss
 
 
 class _Dense(torch.autograd.Function):
@@ -116,6 +143,8 @@ class ReplayDense(nn.Module):
         self.gradient = torch.full((1,), _GRADIENT_VALUE)
 
     def forward(self, token: torch.Tensor) -> torch.Tensor:
+        for parameter in self.parameters():
+            parameter.detach()  # a layer that computes reads its parameters here, and waits until they have arrived
         return _Dense.apply(token, self.weight, self.bias, self)
 
 

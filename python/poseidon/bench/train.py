@@ -11,18 +11,16 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from poseidon.bench.fleet import LOOPBACK, Fleet, Place, free_port, make_barrier, places_of, start_fleet
-from poseidon.bench.methods import Method
+from poseidon.bench.methods import Method, scaled_sizes
 from poseidon.models import ModelTable, model_table, scaled
-from poseidon.options import BY_NAME
 from poseidon.testbed import Testbed
 
 if TYPE_CHECKING:
     from poseidon.bench.worker import Round
 
-# The sizes into which Poseidon cuts and groups what it sends, and the least it accepts.
-_LEAST_SIZES = {"chunk_bytes": 64, "small_bytes": 0, "group_bytes": 1}
 _FIRST_WARMUP = 2  # torch DDP orders its buckets and Poseidon learns factor counts in the first step
 _NEXT_WARMUP = 1
+_OVERLAP_WARMUP = 1  # more, until every step begins with the exchange that the one before has left
 _COPY_SECONDS = 1.5
 
 
@@ -34,7 +32,8 @@ class TrainConfig:
     without exchange. scale: divisor of both dimensions of every weight and of the batch; the sizes into which torch
     DDP and Poseidon cut what they send shrink with the weights, by its square; headers do not. batch: images per
     worker before scaling, in place of the papers'; it changes K, not the compute time. mtu: bytes of the largest IP
-    packet. options: more options of `poseidon.init`.
+    packet. options: more options of `poseidon.init`. device: whose times the papers' batch and images per second are.
+    testbed: more arguments of `Testbed`, without effect on loopback.
     """
 
     model: str
@@ -49,11 +48,18 @@ class TrainConfig:
     mtu: int = 1500
     timeout_seconds: float = 300.0
     options: dict[str, Any] = field(default_factory=dict)
+    device: str = "titan-x"
+    testbed: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def full_table(self) -> ModelTable:
+        """The layer table before scaling, with the papers' batch."""
+        return model_table(self.model, self.device)
 
     @property
     def table(self) -> ModelTable:
         """The scaled layer table."""
-        table = model_table(self.model)
+        table = self.full_table
         return scaled(table if self.batch is None else replace(table, batch=self.batch), self.scale)
 
 
@@ -99,18 +105,30 @@ class TrainResult:
     batch: int
     tcp_copy_bits_per_second: float | None
     methods: list[MethodResult]
+    device: str = "titan-x"
+    testbed: dict[str, Any] = field(default_factory=dict)
+
+    def by_name(self, method: str) -> MethodResult:
+        """The result of one method."""
+        return next(entry for entry in self.methods if entry.method == method)
+
+    def bound(self, entry: MethodResult) -> float | None:
+        """The efficiency that no schedule of the method's bytes can beat; None without a shaped link.
+
+        A step cannot be shorter than without exchange, nor than the bytes of one direction at a plain TCP copy's rate.
+        """
+        if self.tcp_copy_bits_per_second is None:
+            return None
+        without = self.by_name("none").iteration_seconds
+        wire_seconds = entry.closed_form_bytes / 2 * 8 / self.tcp_copy_bits_per_second
+        return without / max(without, wire_seconds)
 
     def to_json(self) -> dict[str, Any]:
         """For `json.dump`."""
         document = asdict(self)
         for entry, result in zip(document["methods"], self.methods, strict=True):
-            entry["deviation"] = result.deviation
+            entry.update(deviation=result.deviation, bound=self.bound(result))
         return document
-
-
-def scaled_sizes(scale: int) -> dict[str, int]:
-    """Poseidon's default sizes for weights whose dimensions are divided by `scale`."""
-    return {name: max(least, BY_NAME[name].default // scale**2) for name, least in _LEAST_SIZES.items()}
 
 
 def run_training(config: TrainConfig, progress: Callable[[str, int, int], None] | None = None) -> TrainResult:
@@ -131,7 +149,7 @@ def run_training(config: TrainConfig, progress: Callable[[str, int, int], None] 
         # Every host of a testbed shares this machine's cores, so each multiplies factors with one thread.
         options={**scaled_sizes(config.scale), "compute_threads": 1, "transport": "tcp", **config.options},
     )
-    with hosts_on(config.host_count, config.link, config.mtu) as (places, tcp_copy):
+    with hosts_on(config.host_count, config.link, mtu=config.mtu, **config.testbed) as (places, tcp_copy):
         port, lockstep = free_port(), make_barrier(config.host_count)
         with start_fleet(places, lambda rank: Worker(job, places, rank, port, lockstep)) as fleet:
             rounds = _run_rounds(config, fleet, progress)
@@ -140,20 +158,20 @@ def run_training(config: TrainConfig, progress: Callable[[str, int, int], None] 
 
 
 @contextmanager
-def hosts_on(host_count: int, link: str | None, mtu: int = 1500) -> Iterator[tuple[list[Place], float | None]]:
-    """Brings up the hosts; also gives the rate of plain TCP copies between them (bits/s).
+def hosts_on(host_count: int, link: str | None, **testbed: Any) -> Iterator[tuple[list[Place], float | None]]:
+    """Brings up the hosts; also gives the rate of plain TCP copies between them (bits/s). testbed: of `Testbed`.
 
     The rate is the slowest of copies from every host to the next, all at once; None on loopback or of one host.
     """
     if link is None:
         yield [LOOPBACK] * host_count, None
         return
-    with Testbed(host_count, link, mtu=mtu) as testbed:
+    with Testbed(host_count, link, **testbed) as hosts:
         tcp_copy = None
         if host_count > 1:
             pairs = [(source, (source + 1) % host_count) for source in range(host_count)]
-            tcp_copy = min(testbed.copy_rates(pairs, int(testbed.bits_per_second / 8 * _COPY_SECONDS)))
-        yield places_of(testbed), tcp_copy
+            tcp_copy = min(hosts.copy_rates(pairs, int(hosts.bits_per_second / 8 * _COPY_SECONDS)))
+        yield places_of(hosts), tcp_copy
 
 
 def _run_rounds(
@@ -168,8 +186,8 @@ def _run_rounds(
         for method in config.methods:
             if progress is not None:
                 progress(method.name, done, config.repeat_count * len(config.methods))
-            warmup = _NEXT_WARMUP if repeat else _FIRST_WARMUP
-            arguments = (method, warmup, config.step_count, free_port())
+            warmup = (_NEXT_WARMUP if repeat else _FIRST_WARMUP) + (_OVERLAP_WARMUP if method.overlap else 0)
+            arguments = (method.scaled(config.scale), warmup, config.step_count, free_port())
             # The library's own timeout comes first, so that its error says what happened.
             limit = config.timeout_seconds * (warmup + config.step_count) + 60
             rounds[method.name].append(fleet.call_same("run_round", *arguments, timeout_seconds=limit))
@@ -185,7 +203,7 @@ def step_seconds(hosts: Sequence[Sequence[float]]) -> list[float]:
 
 def _summarize(config: TrainConfig, rounds: dict[str, list[list[Round]]], tcp_copy: float | None) -> TrainResult:
     table = config.table
-    full = model_table(config.model)
+    full = config.full_table
     seconds = {
         name: [duration for hosts in repeats for duration in step_seconds([host.ends for host in hosts])]
         for name, repeats in rounds.items()
@@ -196,8 +214,9 @@ def _summarize(config: TrainConfig, rounds: dict[str, list[list[Round]]], tcp_co
     results = []
     for method in config.methods:
         efficiency = without_exchange / median(seconds[method.name])
+        counted_steps = sum(hosts[0].counted_steps for hosts in rounds[method.name])
         by_host = [
-            sum(hosts[rank].interface.total for hosts in rounds[method.name]) / len(seconds[method.name]) / sharers
+            sum(hosts[rank].interface.total for hosts in rounds[method.name]) / counted_steps / sharers
             for rank in range(config.host_count)
         ]
         payloads = [host.payload.total for hosts in rounds[method.name] for host in hosts if host.payload is not None]
@@ -210,7 +229,7 @@ def _summarize(config: TrainConfig, rounds: dict[str, list[list[Round]]], tcp_co
                 speedup=config.host_count * efficiency,
                 images_per_second=config.host_count * efficiency * full.batch / full.iteration_seconds,
                 closed_form_bytes=method.closed_form_bytes(table, config.host_count),
-                payload_bytes=sum(payloads) / len(payloads) / config.step_count if payloads else None,
+                payload_bytes=sum(payloads) / config.host_count / counted_steps if payloads else None,
                 interface_bytes=sum(by_host) / config.host_count,
                 interface_bytes_max=max(by_host),
             )
@@ -225,4 +244,6 @@ def _summarize(config: TrainConfig, rounds: dict[str, list[list[Round]]], tcp_co
         batch=table.batch,
         tcp_copy_bits_per_second=tcp_copy,
         methods=results,
+        device=config.device,
+        testbed=config.testbed,
     )

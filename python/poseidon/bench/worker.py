@@ -12,7 +12,7 @@ import torch
 from poseidon.bench.exchange import Bare, Exchange, Trainer
 from poseidon.bench.fleet import Place
 from poseidon.bench.methods import Method
-from poseidon.bench.replay import ReplayModel, input_token
+from poseidon.bench.replay import ReplayModel, ReplaySGD, input_token
 from poseidon.bench.traffic import Counters, interface_counters
 from poseidon.models import ModelTable
 
@@ -32,12 +32,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Round:
-    """What one host measured: the monotonic time at the end of the warm-up and of each step, and bytes per round.
+    """What one host measured.
 
-    `payload` is what Poseidon counts itself; None for other methods.
+    ends: the monotonic time at the end of the warm-up and of each measured step. counted_steps: all of the round, of
+    which interface and payload count the bytes until nothing was under way any more. payload: what Poseidon counts
+    itself; None for other methods.
     """
 
     ends: list[float]
+    counted_steps: int
     interface: Counters
     payload: Counters | None
 
@@ -65,20 +68,27 @@ class Worker:
         self._token = input_token()
 
     def run_round(self, method: Method, warmup_count: int, step_count: int, master_port: int) -> Round:
-        """Trains `warmup_count` + `step_count` steps. `master_port`: free on host 0, for a new Poseidon job."""
+        """Trains `warmup_count` + `step_count` steps, and between them those of a search for a priority threshold.
+
+        `master_port`: free on host 0, for a new Poseidon job.
+        """
         trainer = self._exchange.trainer(method, master_port, self._build)
         exchanges = method.library != "none"
-        for _ in range(warmup_count):
-            self._step(trainer, exchanges)
         payload, interface = self._exchange.payload(method), interface_counters(self._interface)
+        lead_in = 0
+        while lead_in < warmup_count or trainer.searching:
+            self._step(trainer, exchanges)
+            lead_in += 1
         ends = [time.monotonic()]
         for _ in range(step_count):
             self._step(trainer, exchanges)
             ends.append(time.monotonic())
+        trainer.settle()  # what is left of the last step must not meet another method's round
         interface = interface_counters(self._interface) - interface
         moved = self._exchange.payload(method)
         trainer.optimizer.zero_grad(set_to_none=True)  # frees the gradients until the method's next round
-        return Round(ends, interface, moved - payload if moved is not None and payload is not None else None)
+        payload = moved - payload if moved is not None and payload is not None else None
+        return Round(ends, lead_in + step_count, interface, payload)
 
     def close(self) -> None:
         """Ends both libraries' connections."""
@@ -95,7 +105,7 @@ class Worker:
 
     def _build(self) -> Bare:
         model = ReplayModel(self._job.table, self._job.compute_seconds, rank=self._rank, memory=self._memory)
-        optimizer = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE, momentum=0.9, fused=True)
+        optimizer = ReplaySGD(model.parameters(), model.timeline, lr=_LEARNING_RATE, momentum=0.9, fused=True)
         for parameter, momentum in zip(model.parameters(), self._momentum, strict=True):
             optimizer.state[parameter]["momentum_buffer"] = momentum
         return Bare(model, optimizer, model.linear_weights())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from poseidon.models.classic import alexnet, cifar10_quick, vgg19, vgg19_22k
+from poseidon.models.detection import yolo
+from poseidon.models.devices import DEVICES
 from poseidon.models.inception import googlenet, inception_v3
 from poseidon.models.resnet import resnet50, resnet152
 from poseidon.models.table import LayerSpec, ModelTable, scaled
@@ -17,19 +19,25 @@ MODELS: dict[str, Callable[[], ModelTable]] = {
     "Inception-V3": inception_v3,
     "ResNet-50": resnet50,
     "ResNet-152": resnet152,
+    "YOLO": yolo,
     "CIFAR-10 quick": cifar10_quick,
 }
 
-__all__ = ["MODELS", "LayerSpec", "ModelTable", "model_table", "scaled"]
+__all__ = ["DEVICES", "MODELS", "LayerSpec", "ModelTable", "model_table", "scaled"]
 
 
 def _simplified(name: str) -> str:
     return "".join(character for character in name.lower() if character.isalnum())
 
 
-def model_table(name: str) -> ModelTable:
-    """The table of a model by its name; case, spaces and hyphens do not matter. ValueError for an unknown one."""
+def model_table(name: str, device: str = "titan-x") -> ModelTable:
+    """The table of a model by its name, timed on a device of `DEVICES`; case, spaces and hyphens do not matter.
+
+    ValueError for an unknown one.
+    """
+    if device not in DEVICES:
+        raise ValueError(f"unknown device {device!r}; known are {', '.join(DEVICES)}")
     for known, build in MODELS.items():
         if _simplified(known) == _simplified(name):
-            return build()
+            return DEVICES[device](build())
     raise ValueError(f"unknown model {name!r}; known are {', '.join(MODELS)}")

@@ -34,7 +34,8 @@ def vgg19_22k() -> ModelTable:
 def alexnet() -> ModelTable:
     """AlexNet as Krizhevsky trained it, with the two-group convolutions: 60.97 M parameters.
 
-    Poseidon §2.2 rounds to 61.5 M; the variant without groups that PyTorch ships has 61.10 M.
+    Poseidon §2.2 rounds to 61.5 M; the variant without groups that PyTorch ships has 61.10 M. The fully connected
+    layers hold 96.17 % of this one; Geryon §III-B counts 93.99 %, which is this one with ungrouped convolutions.
     """
     builder = TableBuilder()
     shape = builder.conv("conv1", (3, 227, 227), 96, 11, stride=4)

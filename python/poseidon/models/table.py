@@ -113,6 +113,12 @@ def scaled(model: ModelTable, divisor: int) -> ModelTable:
     )
 
 
+def seconds_by_flops(layers: tuple[LayerSpec, ...], batch: int, reference: ModelTable) -> float:
+    """Seconds of one iteration of `batch` images on the device that `reference` was timed on, by FLOPs at its rate."""
+    images = batch * sum(layer.flops for layer in layers) / reference.flops  # of the reference's
+    return reference.iteration_seconds * images / reference.batch
+
+
 def pooled(shape: Shape, kernel: int, stride: int, *, padding: int = 0, round_up: bool = False) -> Shape:
     """The shape after a pooling layer, which has no parameters. Caffe rounds the extent up, PyTorch down."""
     rounding: Callable[[float], int] = ceil if round_up else floor

@@ -1,0 +1,238 @@
+"""`poseidon bench priority`: what priorities in hosts and network do, after Geryon's figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from statistics import median
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from poseidon.bench.methods import METHODS, Method, parse_methods
+from poseidon.bench.network_options import (
+    PrioritiesOption,
+    Switches,
+    SwitchesOption,
+    ThresholdOption,
+    network_arguments,
+    priority_options,
+)
+from poseidon.bench.priority_cost import CHUNK_COUNTS, VGG19_TENSOR_COUNT, CostResult, measure_costs
+from poseidon.bench.priority_tables import (
+    PAPER_EFFICIENCIES,
+    PAPER_METHODS,
+    PAPER_MODELS,
+    GridConfig,
+    GridResult,
+    run_grid,
+)
+from poseidon.bench.priority_urgent import UrgentConfig, UrgentResult, run_urgent
+from poseidon.bench.progress import round_progress
+from poseidon.cli.output import JsonFlag, print_results
+from poseidon.errors import InvalidArgument
+from poseidon.option_kinds import parse_bytes
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="What priorities on hosts and network do (Geryon).",
+    epilog="Example: poseidon bench priority urgent --link 100mbit",
+)
+
+_DEFAULT_METHODS = ",".join(PAPER_METHODS)
+_OVERLAPPED = ", ".join(name for name, method in METHODS.items() if method.overlap)
+ModelsOption = Annotated[list[str] | None, typer.Option(help=f"May be repeated. Default: {', '.join(PAPER_MODELS)}.")]
+MethodsOption = Annotated[
+    str, typer.Option(help=f"Methods of `bench train`, separated by commas; with overlap: {_OVERLAPPED}.")
+]
+GigabitsOption = Annotated[
+    list[float] | None,
+    typer.Option(
+        min=0.001,
+        help="Gb/s of the real ports, which the testbed's stand for at rate / (scale² · stretch); may be repeated.",
+    ),
+]
+ScaleOption = Annotated[int, typer.Option(min=1, help="Divisor of weight dimensions and batch.")]
+StretchOption = Annotated[float, typer.Option(min=0.001, help="Factor of the K40's compute time.")]
+StepsOption = Annotated[int, typer.Option(min=1, help="Measured steps per round.")]
+RepeatsOption = Annotated[int, typer.Option(min=1, help="Rounds per method; methods take turns.")]
+
+
+def _bytes(text: str, what: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError:
+        raise InvalidArgument(f"{what} is {text!r}: it must be a size such as 4194304 or 4MiB") from None
+
+
+def _methods(text: str) -> tuple[Method, ...]:
+    try:
+        return tuple(parse_methods(text))
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from None
+
+
+@app.command(epilog="Example: poseidon bench priority urgent --link 100mbit --repeats 5")
+def urgent(
+    link: Annotated[str, typer.Option(help="Rate of every port.")] = "100mbit",
+    urgent_bytes: Annotated[str, typer.Option(metavar="BYTES", help="Size of the urgent tensor.")] = "4MiB",
+    bulk_bytes: Annotated[str, typer.Option(metavar="BYTES", help="Size of the bulk tensor.")] = "32MiB",
+    repeats: Annotated[int, typer.Option(min=1, help="Pulls of each kind.")] = 5,
+    timeout: Annotated[float, typer.Option(help="Seconds that a pull may take.")] = 300.0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Times an urgent tensor from one server while a bulk tensor comes from another, against alone (Figure 5).
+
+    On switches that honour the packets' code points and on ones that ignore them; with one flow per pair of peers
+    (end hosts order what they send, the network knows nothing) and with one for each of two classes.
+    """
+    config = UrgentConfig(
+        link, _bytes(urgent_bytes, "urgent-bytes"), _bytes(bulk_bytes, "bulk-bytes"), repeats, timeout
+    )
+    with round_progress("urgent") as show:
+        result = run_urgent(config, show)
+    print_results([result], as_json, _urgent_table)
+
+
+def _urgent_table(result: UrgentResult) -> Iterator[Table]:
+    table = Table(
+        title=f"{result.urgent_bytes / 2**20:g} MiB pulled while {result.bulk_bytes / 2**20:g} MiB come from another "
+        f"server; ports of {result.link}",
+        title_justify="left",
+    )
+    for heading in ("switches", "classes"):
+        table.add_column(heading)
+    for heading in ("alone ms", "with bulk ms", "ratio"):
+        table.add_column(heading, justify="right")
+    for delay in result.delays:
+        table.add_row(
+            "honour DSCP" if delay.honour_dscp else "ignore DSCP",
+            "1: end hosts only" if delay.classes == 1 else str(delay.classes),
+            f"{1e3 * median(delay.alone_seconds):.1f}",
+            f"{1e3 * median(delay.loaded_seconds):.1f}",
+            f"{delay.ratio:.2f}",
+        )
+    yield table
+
+
+@app.command(epilog="Example: poseidon bench priority tables --model VGG19 --gigabits 10")
+def tables(
+    model: ModelsOption = None,
+    gigabits: GigabitsOption = None,
+    hosts: Annotated[int, typer.Option(min=2, help="Workers, a host each.")] = 8,
+    methods: MethodsOption = _DEFAULT_METHODS,
+    scale: ScaleOption = 4,
+    stretch: StretchOption = 4.0,
+    steps: StepsOption = 3,
+    repeats: RepeatsOption = 2,
+    priorities: PrioritiesOption = 2,
+    threshold: ThresholdOption = "coarse",
+    switches: SwitchesOption = Switches.honour,
+    as_json: JsonFlag = False,
+) -> None:
+    """Scaling efficiency beside the paper's (Tables II and III), compute at the K40's times. Default: 10 and 40 Gb/s.
+
+    The bound is what no schedule can beat: the methods' bytes at the rate of plain TCP copies on the same ports.
+    """
+    config = GridConfig(
+        models=tuple(model or PAPER_MODELS),
+        gigabits_per_second=tuple(gigabits or PAPER_EFFICIENCIES),
+        host_counts=(hosts,),
+        methods=_methods(methods),
+        scale=scale,
+        stretch=stretch,
+        step_count=steps,
+        repeat_count=repeats,
+    )
+    _print_grid(config, priorities, threshold, switches, as_json)
+
+
+@app.command(epilog="Example: poseidon bench priority scaling --model VGG19 --hosts 1 --hosts 2 --hosts 4")
+def scaling(
+    model: ModelsOption = None,
+    gigabits: GigabitsOption = None,
+    hosts: Annotated[
+        list[int] | None, typer.Option(min=1, help="Workers; may be repeated. Default: 1, 2, 4, 8.")
+    ] = None,
+    methods: MethodsOption = _DEFAULT_METHODS,
+    scale: ScaleOption = 4,
+    stretch: StretchOption = 4.0,
+    steps: StepsOption = 3,
+    repeats: RepeatsOption = 2,
+    priorities: PrioritiesOption = 2,
+    threshold: ThresholdOption = "coarse",
+    switches: SwitchesOption = Switches.honour,
+    as_json: JsonFlag = False,
+) -> None:
+    """Throughput by the number of workers (Figures 8 and 9), compute at the K40's times. Default rate: 10 Gb/s."""
+    config = GridConfig(
+        models=tuple(model or PAPER_MODELS),
+        gigabits_per_second=tuple(gigabits or (10.0,)),
+        host_counts=tuple(hosts or (1, 2, 4, 8)),
+        methods=_methods(methods),
+        scale=scale,
+        stretch=stretch,
+        step_count=steps,
+        repeat_count=repeats,
+    )
+    _print_grid(config, priorities, threshold, switches, as_json)
+
+
+def _print_grid(config: GridConfig, priorities: int, threshold: str, switches: Switches, as_json: bool) -> None:
+    config = replace(
+        config,
+        options=priority_options(priorities, threshold),
+        testbed=network_arguments(priorities, switches),
+    )
+    print_results([run_grid(config, round_progress)], as_json, _grid_tables)
+
+
+def _grid_tables(grid: GridResult) -> Iterator[Table]:
+    for rate in dict.fromkeys(run.gigabits_per_second for run in grid.runs):
+        runs = [run for run in grid.runs if run.gigabits_per_second == rate]
+        table = Table(title=f"{rate:g} Gb/s, as ports of {runs[0].result.link}", title_justify="left")
+        table.add_column("model")
+        table.add_column("workers", justify="right")
+        table.add_column("method")
+        for heading in ("iteration s", "images/s", "efficiency", "paper", "bound"):
+            table.add_column(heading, justify="right")
+        for run in runs:
+            for entry in run.result.methods:
+                paper, bound = run.paper_efficiency(entry), run.result.bound(entry)
+                table.add_row(
+                    run.result.model,
+                    str(run.result.hosts),
+                    entry.method,
+                    f"{entry.iteration_seconds:.3f}",
+                    f"{entry.images_per_second:.1f}",
+                    f"{entry.efficiency:.3f}",
+                    "" if paper is None else f"{paper:.3f}",
+                    "" if bound is None else f"{bound:.3f}",
+                )
+        yield table
+
+
+@app.command(epilog="Example: poseidon bench priority cost --chunks 320 --chunks 1000000")
+def cost(
+    chunks: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help=f"Chunks; may be repeated. Default: {', '.join(map(str, CHUNK_COUNTS))}."),
+    ] = None,
+    layers: Annotated[int, typer.Option(min=1, help="Layers that they belong to.")] = VGG19_TENSOR_COUNT,
+    repeats: Annotated[int, typer.Option(min=1, help="Measurements of each number of chunks.")] = 5,
+    as_json: JsonFlag = False,
+) -> None:
+    """Times a host's scheduling of chunks: class look-up, send queue in and out (Figure 10)."""
+    print_results([measure_costs(chunks or CHUNK_COUNTS, layers, repeats)], as_json, _cost_table)
+
+
+def _cost_table(result: CostResult) -> Iterator[Table]:
+    table = Table(title=f"{result.layer_count} layers", title_justify="left")
+    for heading in ("chunks", "all, ms", "each, µs"):
+        table.add_column(heading, justify="right")
+    for entry in result.costs:
+        table.add_row(
+            str(entry.chunk_count), f"{1e3 * median(entry.seconds):.3f}", f"{1e6 * entry.seconds_per_chunk:.3f}"
+        )
+    yield table
