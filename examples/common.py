@@ -22,6 +22,7 @@ class Parallel:
     rank: int
     world_size: int
     DistributedDataParallel: Callable[[nn.Module], nn.Module]
+    DistributedOptimizer: Callable[[torch.optim.Optimizer, nn.Module], torch.optim.Optimizer] | None  # DDP has none
     shutdown: Callable[[], None]
 
 
@@ -33,12 +34,18 @@ def connect(ddp: bool) -> Parallel:
         else:
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         wrap = nn.parallel.DistributedDataParallel
-        return Parallel(dist.get_rank(), dist.get_world_size(), wrap, _leave_ddp)
+        return Parallel(dist.get_rank(), dist.get_world_size(), wrap, None, _leave_ddp)
 
     import poseidon.torch as poseidon
 
     poseidon.init()
-    return Parallel(poseidon.rank(), poseidon.world_size(), poseidon.DistributedDataParallel, poseidon.shutdown)
+    return Parallel(
+        poseidon.rank(),
+        poseidon.world_size(),
+        poseidon.DistributedDataParallel,
+        poseidon.DistributedOptimizer,
+        poseidon.shutdown,
+    )
 
 
 def _leave_ddp() -> None:
@@ -51,6 +58,9 @@ def parser(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--ddp", action="store_true", help="plain torch DistributedDataParallel over Gloo instead of Poseidon"
+    )
+    parser.add_argument(
+        "--overlap", action="store_true", help="Poseidon's DistributedOptimizer: the next forward waits layer by layer"
     )
     parser.add_argument("--epochs", type=int, help="passes over the training set")
     parser.add_argument("--steps", type=int, help="stop after so many steps")
@@ -89,6 +99,8 @@ def train(
     args: argparse.Namespace,
 ) -> None:
     """The usual loop; rank 0 prints the loss on its share of the examples. Outputs are rows × classes."""
+    if args.overlap and parallel.DistributedOptimizer is not None:
+        optimizer = parallel.DistributedOptimizer(optimizer, model)
     step, started = 0, time.monotonic()
     for epoch in range(args.epochs):
         set_epoch(batches, epoch)
