@@ -74,6 +74,7 @@ TEST_P(TransportTest, CarriesEveryHeaderField) {
   header.factor_count = 7;
   header.rows = 8;
   header.cols = 9;
+  header.priority = 10;
   header.payload_bytes = 12345;  // send fills in the real one
   pair.client->send(header, payload);
   ASSERT_TRUE(pair.server->recorder.wait_messages(1));
@@ -90,6 +91,7 @@ TEST_P(TransportTest, CarriesEveryHeaderField) {
   EXPECT_EQ(got.factor_count, header.factor_count);
   EXPECT_EQ(got.rows, header.rows);
   EXPECT_EQ(got.cols, header.cols);
+  EXPECT_EQ(got.priority, header.priority);
   EXPECT_EQ(got.payload_bytes, payload.size());
 }
 

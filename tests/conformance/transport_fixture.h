@@ -215,9 +215,10 @@ class End {
 struct TransportCase {
   std::string name;
   std::unique_ptr<Transport> (*make)();
-  std::string any_address;    // listens on a free address
-  bool counts_bytes = false;  // bytes_sent and bytes_received follow what crosses the network
-  bool one_loop = false;      // both ends on the same loop
+  std::string any_address;      // listens on a free address
+  bool counts_bytes = false;    // bytes_sent and bytes_received follow what crosses the network
+  bool one_loop = false;        // both ends on the same loop
+  std::size_t begun_count = 1;  // messages that nothing overtakes any more: begun, but not taken by the medium
 };
 
 struct Pair {

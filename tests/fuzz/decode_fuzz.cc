@@ -17,7 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (header.status().code() != poseidon::ErrorCode::mismatch || header.status().message().empty()) std::abort();
     return 0;
   }
-  if (header.value().payload_bytes > kMaxPayloadBytes) std::abort();
+  if (header.value().payload_bytes > kMaxPayloadBytes || header.value().priority >= kPriorityLevels) std::abort();
   std::array<std::byte, kHeaderBytes> again;
   encode(header.value(), again);
   if (again != bytes) std::abort();

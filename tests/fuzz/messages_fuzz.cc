@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <span>
 #include <string>
 
@@ -27,9 +28,13 @@ void fuzz_rule(std::span<const std::byte> payload) {
 
 void fuzz_hello(std::span<const std::byte> payload) {
   if (payload.size() > wire::kMaxTextBytes) return;  // refused by its header
-  const wire::Hello hello = wire::read_hello(wire::Header{}, payload);
+  wire::Header header;
+  if (payload.size() >= sizeof header.rows) std::memcpy(&header.rows, payload.data(), sizeof header.rows);
+  header.chunk = ~header.rows;
+  const wire::Hello hello = wire::read_hello(header, payload);
   const auto message = wire::make_hello(hello);
   const wire::Hello again = wire::read_hello(message.header, message.payload());
+  if (again.priority_class != header.rows || again.flow != header.chunk) std::abort();
   if (again.job != hello.job || again.other_cores.size() > hello.other_cores.size()) std::abort();
 }
 

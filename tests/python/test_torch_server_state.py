@@ -190,8 +190,7 @@ def kinds_refused() -> None:
     refused(lambda: AdamW(params, fused=True), "fused=True")
     strangers: list[Any] = [*params, torch.ones(3, requires_grad=True)]
     refused(lambda: SGD(strangers, lr=0.1), "parameter 6 of group 0 .* not synchronized")
-    refused(lambda: SGD(params, lr=0.1), "pass update='server', not update='worker'", "worker")
-    refused(lambda: SGD(params, lr=0.1), "pass update='server'$", None)
+    refused(lambda: SGD(params, lr=0.1), "update is 'both': pass 'worker' .* or 'server'", "both")
     refused(lambda: SGD(params, lr=0.1), "not a Sequential", target=module)
     half = poseidon.DistributedDataParallel(mlp(torch.bfloat16))
     refused(lambda: SGD(half.parameters(), lr=0.1), "4.weight|0.weight has dtype torch.bfloat16", target=half)

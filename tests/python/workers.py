@@ -85,7 +85,9 @@ def _serve(pipe: Connection, environment: dict[str, str]) -> None:
                 poseidon.init(**options)
                 current = job
             answer = function(*args)
-        except Exception as error:
+        except SystemExit:
+            raise
+        except BaseException as error:  # that of a failed pytest.raises is no Exception
             answer = Failure(error)
         pipe.send(answer)
 

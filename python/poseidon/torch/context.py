@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from multiprocessing.util import Finalize
 from types import TracebackType
@@ -20,6 +21,7 @@ from poseidon.options import Settings, resolve
 if TYPE_CHECKING:
     from poseidon import _core
     from poseidon.torch.control import Control
+    from poseidon.torch.synchronizer import Synchronizer
 
 
 class Context:
@@ -30,6 +32,7 @@ class Context:
         self.process_id = os.getpid()
         self.client: _core.Client | None = None
         self.control: Control | None = None
+        self.synchronizers: weakref.WeakSet[Synchronizer] = weakref.WeakSet()
         if settings.world_size == 1:
             return
         from poseidon import _core
@@ -103,11 +106,16 @@ def broadcast(tensors: torch.Tensor | Iterable[torch.Tensor], root: int = 0) -> 
 
 
 def shutdown() -> None:
-    """Leaves the job. Does nothing if there is none; runs by itself when the process ends."""
+    """Leaves the job, after what is in flight. Does nothing if there is none; runs by itself when the process ends."""
     global _context
     leaving, _context = _context, None
-    if leaving is not None and leaving.client is not None:
-        leaving.client.shutdown()
+    if leaving is None or leaving.client is None:
+        return
+    for sync in list(leaving.synchronizers):
+        # After a failure the parameters that miss an update say so to whoever uses them.
+        with contextlib.suppress(PoseidonError):
+            sync.settle()
+    leaving.client.shutdown()
 
 
 _watching = False

@@ -1,6 +1,6 @@
 """Small blocking exchanges between the ranks, beside the gradients.
 
-Every rank must make the same calls in the same order, and none while gradients are being exchanged.
+Every rank must make the same calls in the same order. Gradients may be in flight meanwhile.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class Control:
 
             layer = _core.Layer(f"control {dtype} {element_count}", dtype, element_count, 0, 0, "ps")
             self._layers[key], _ = self._client.add_layers([layer], transient=True)
+            # Someone waits for each of these, so they overtake gradients that are in flight.
+            self._client.set_priorities(self._layers[key], [1.0], [0], 0.0)
         return self._layers[key]
 
     def _exchange(self, dtype: str, values: torch.Tensor, present: bool) -> None:

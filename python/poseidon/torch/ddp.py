@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 from poseidon.errors import InvalidArgument
 from poseidon.torch.context import Context, context
 from poseidon.torch.exchange import make_exchange
+from poseidon.torch.forward_order import forward_order
 from poseidon.torch.join import JoinedTraining
 from poseidon.torch.layers import SCHEMES, SchemeChoice, SyncedParameter, collect_parameters
 from poseidon.torch.plan_table import PlanTable, make_plan_table
@@ -87,7 +88,8 @@ class DistributedDataParallel(nn.Module):
         if init_sync:
             self.broadcast_state(0)
         exchange = make_exchange(here.client, self._entries[0].param.device)
-        sync = Synchronizer(here.client, here.control, self._entries, exchange, here.settings.schedule)
+        sync = Synchronizer(here.client, here.control, self._entries, exchange, here.settings)
+        here.synchronizers.add(sync)
         recorder, client = self._recorder, here.client
         sync.on_finished = lambda run: recorder.step_finished(run, client)  # holds no reference to self: no cycle
         return sync
@@ -100,7 +102,21 @@ class DistributedDataParallel(nn.Module):
             )
         if self._sync is not None and torch.is_grad_enabled():
             self._before_forward(self._sync)
-        return self.module(*args, **kwargs)
+        if self._sync is None or self._sync.priorities is None:
+            return self.module(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            torch.compiler.disable(self._sync.settle)()
+            return self.module(*args, **kwargs)
+        with forward_order(self.module, self._sync, self._sync.priorities):
+            return self.module(*args, **kwargs)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients, without waiting for those in flight."""
+        if not set_to_none:
+            super().zero_grad(set_to_none=False)
+            return
+        for param in self.parameters():
+            param.grad = None
 
     def _before_forward(self, sync: Synchronizer) -> None:
         sync.check_forward()
@@ -187,19 +203,30 @@ class DistributedDataParallel(nn.Module):
         return self._entries
 
     def plan(self, link_bits_per_s: float | None = None) -> PlanTable:
-        """What the next step will do, layer by layer: scheme, bytes and why; with a link rate also the time."""
-        return make_plan_table(self._entries, self._context, link_bits_per_s)
+        """What the next step will do, layer by layer: scheme, bytes and why; with a link rate also the time.
+
+        With updates on the workers also the urgency and priority class of each layer.
+        """
+        priorities = None if self._sync is None else self._sync.priorities
+        return make_plan_table(self._entries, self._context, priorities, link_bits_per_s)
 
     def record(self, enabled: bool = True) -> None:
         """Keeps the timing of every synchronizing step from now on, for `recorded_steps()`."""
         self._recorder.enabled = enabled
 
     def recorded_steps(self) -> list[StepRecord]:
-        """The steps since `record(True)`, oldest first."""
+        """The steps since `record(True)`, oldest first. Waits for what is in flight."""
+        if self._sync is not None:
+            self._sync.settle()
         return list(self._recorder.steps)
 
     def synchronization_stats(self) -> list[LayerSynchronization]:
-        """How the last step's synchronization went, by layer in the order of backward; empty with one worker."""
+        """How the last step's synchronization went, by layer in the order of backward; empty with one worker.
+
+        Waits for what is in flight.
+        """
+        if self._sync is not None:
+            self._sync.settle()
         if self._sync is None or self._sync.last_run is None or self._context.client is None:
             return []
         return StepRecord.of(self._sync.last_run, self._context.client).layers

@@ -1,11 +1,12 @@
 """How tensors reach the core: from their own memory, or staged through host memory.
 
-An exchange is driven by one synchronization at a time: any number of `dense`, `absent` and
-`factors`, then one `finish`, after which all results lie in the tensors that were passed.
+Each layer's exchange is started by one of `dense`, `absent`, `factors` and `update`, and ended by `wait`, after
+which the result lies in the tensor that was passed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Exchange(Protocol):
-    """What a synchronization needs of the client. Buffers are dense; none may change until `finish`."""
+    """What a synchronization needs of the client. Buffers are dense; none may change until `wait`."""
 
     def dense(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str, factor_count: int | None) -> None:
         """Contributes `buffer`, which receives the mean. `factor_count`: the rows it would be as factors, if known."""
@@ -32,8 +33,11 @@ class Exchange(Protocol):
     def update(self, layer: int, gradient: torch.Tensor, parameter: torch.Tensor, divisor: int) -> None:
         """Contributes `gradient` to a stored layer; `parameter` receives what the servers make of it."""
 
-    def finish(self) -> None:
-        """Waits until all results are in place."""
+    def wait(self, layers: Sequence[int]) -> None:
+        """Waits until the results of these layers are in place."""
+
+    def done(self, layer: int) -> bool:
+        """Whether `wait` would find the layer's exchange over."""
 
 
 class DirectExchange:
@@ -41,29 +45,25 @@ class DirectExchange:
 
     def __init__(self, client: _core.Client) -> None:
         self._client = client
-        self._started: list[int] = []
 
     def dense(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str, factor_count: int | None) -> None:
         self._client.start(layer, flat_view(buffer), divisor, factor_count)
-        self._started.append(layer)
 
     def absent(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str) -> None:
         self._client.start_absent(layer, flat_view(buffer), divisor)
-        self._started.append(layer)
 
     def factors(self, layer: int, factors: Factors, buffer: torch.Tensor, divisor: int, scheme: str) -> None:
         self._client.start_factors(layer, factors.lefts, factors.rights, flat_view(buffer), divisor, False)
-        self._started.append(layer)
 
     def update(self, layer: int, gradient: torch.Tensor, parameter: torch.Tensor, divisor: int) -> None:
         self._client.push_pull(layer, flat_view(gradient), flat_view(parameter), divisor)
-        self._started.append(layer)
 
-    def finish(self) -> None:
-        started, self._started = self._started, []
-        # Not wait_all: another model of the same backward may have layers that it starts only later.
-        for layer in started:
+    def wait(self, layers: Sequence[int]) -> None:
+        for layer in layers:
             self._client.wait(layer)
+
+    def done(self, layer: int) -> bool:
+        return self._client.done(layer)
 
 
 def make_exchange(client: _core.Client, device: torch.device) -> Exchange:

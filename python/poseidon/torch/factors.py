@@ -1,4 +1,4 @@
-"""Sufficient factors of a Linear layer's weight gradient: capture, and what `.grad` is meanwhile.
+"""Sufficient factors of a Linear layer's weight gradient, and how they are captured.
 
 The gradient of a weight W (M×N) of a Linear layer is leftᵀ·right with K rows of output gradients
 (left, K×M) and inputs (right, K×N) (Poseidon §3.2). Where the layer exchanges factors, backward hands
@@ -8,14 +8,15 @@ the two over and leaves the product out.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd import forward_ad
-from torch.utils._pytree import tree_map
+
+from poseidon.torch.pending_gradient import PendingGradient
+from poseidon.torch.watched import touch
 
 if TYPE_CHECKING:
     from poseidon.torch.layers import SyncedParameter
@@ -52,51 +53,23 @@ class Factors:
             else:
                 grad.add_(left.to(grad.dtype).t() @ right.to(grad.dtype))
 
+    def pending_gradient(self, param: torch.Tensor) -> PendingGradient:
+        """A gradient of `param` that is made of these factors, once, when someone looks at it."""
+        reference, layout = weakref.ref(param), param.detach()
+        value: torch.Tensor | None = None
 
-class PendingGradient(torch.Tensor):
-    """Stands in `.grad` for a gradient that so far exists as factors only (under `no_sync()`).
+        def resolve(pending: PendingGradient) -> torch.Tensor:
+            nonlocal value
+            if value is None:
+                value = torch.zeros_like(layout)
+                with torch.no_grad():
+                    self.add_to(value)
+                param = reference()
+                if param is not None and param.grad is pending:
+                    param.grad = value
+            return value
 
-    The first operation that touches it computes the gradient and puts it in its place, so that
-    whoever looks (an optimizer, clipping, a print) sees what plain PyTorch would show. It takes
-    the memory of one element.
-    """
-
-    _param: weakref.ref[torch.Tensor]
-    _layout: torch.Tensor
-    _factors: Factors
-    _value: torch.Tensor | None
-
-    @staticmethod
-    def make(param: torch.Tensor, factors: Factors) -> PendingGradient:
-        """The stand-in for the gradient of `param`."""
-        zero = torch.zeros((), dtype=param.dtype, device=param.device)
-        pending = zero.expand(param.shape).as_subclass(PendingGradient)
-        pending._param, pending._layout = weakref.ref(param), param.detach()
-        pending._factors, pending._value = factors, None
-        return pending
-
-    def materialize(self) -> torch.Tensor:
-        """Computes the gradient once; it replaces this object where that is still the `.grad`."""
-        if self._value is None:
-            value = torch.zeros_like(self._layout)
-            with torch.no_grad():
-                self._factors.add_to(value)
-            self._value = value
-            param = self._param()
-            if param is not None and param.grad is self:
-                param.grad = value
-        return self._value
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        args, kwargs = tree_map(_materialized, (args, kwargs or {}))
-        return func(*args, **kwargs)
-
-
-def _materialized(value: Any) -> Any:
-    return value.materialize() if isinstance(value, PendingGradient) else value
+        return PendingGradient.make(param, resolve)
 
 
 class _FactorLinear(torch.autograd.Function):
@@ -146,6 +119,7 @@ class FactorForward:
         weight, bias = self._module.weight, self._module.bias
         if torch.compiler.is_compiling():
             return F.linear(input, weight, bias)
+        touch((weight, bias))  # the Function below would do so where updates are no longer in place
         entry = self._entry()
         if entry is None or not _capturable(entry, input, weight, bias):
             return F.linear(input, weight, bias)

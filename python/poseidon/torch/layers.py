@@ -11,13 +11,15 @@ import torch
 from torch import nn
 
 from poseidon.errors import InvalidArgument
-from poseidon.torch.factors import FactorForward, Factors, PendingGradient
+from poseidon.torch.factors import FactorForward, Factors
 from poseidon.torch.memory import DTYPE_NAMES
+from poseidon.torch.pending_gradient import PendingGradient
 
 if TYPE_CHECKING:
     from poseidon import _core
     from poseidon.torch.server_update import StoredParameter
     from poseidon.torch.synchronizer import Synchronizer
+    from poseidon.torch.worker_update import WorkerUpdate
 
 SCHEMES = ("auto", "ps", "sfb", "adam")
 FACTOR_SCHEMES = ("sfb", "adam")
@@ -40,6 +42,11 @@ class SyncedParameter:
         self.layout = torch.empty_like(param, device="meta", requires_grad=False)
         self.next_scheme = ""  # the one that the next exchange takes, the same on every rank
         self.layer = -1  # id in the client
+        self.unit = (-1, -1)  # equal for parameters that travel together
+        self.fully_connected = False  # only nn.Linear modules have it
+        self.position = 0  # in the order in which forward uses the parameters
+        self.urgency: float | None = None  # of its exchange, once the ranks have agreed on the order
+        self.update: WorkerUpdate | None = None  # which updates the parameter when its gradient arrives
         self.forward_rows = 0  # K as forward saw it, until the ranks first agreed on schemes
         self.factor_count = 0  # K of this rank since the last synchronization
         self._refused_factors = False  # some of these rows went into the dense gradient
@@ -85,10 +92,15 @@ class SyncedParameter:
             for linear in self.linears:
                 linear.forward = FactorForward(linear, self)  # type: ignore[method-assign]
 
+    def check_free(self) -> None:
+        """InvalidArgument if a DistributedOptimizer has the parameter already."""
+        if self.stored is not None or self.update is not None:
+            raise InvalidArgument(f"parameter {self.name} is updated by another DistributedOptimizer already")
+
     def store(self, stored: StoredParameter) -> None:
         """From now on servers update the parameter, from dense gradients."""
         if isinstance(self.param.grad, PendingGradient):
-            self.param.grad.materialize()
+            self.param.grad.resolve()
         self.resume()
         for linear in self.linears:
             if isinstance(linear.__dict__.get("forward"), FactorForward):
@@ -175,8 +187,7 @@ class SyncedParameter:
         if not self.factors:
             return
         if self.param.grad is None:
-            self._placeholder = PendingGradient.make(self.param, self.factors)
-            self.param.grad = self._placeholder
+            self._placeholder = self.param.grad = self.factors.pending_gradient(self.param)
         else:
             with torch.no_grad():
                 self.factors.add_to(self.param.grad)
@@ -193,9 +204,8 @@ class SyncedParameter:
             self.factors = Factors()
         self._placeholder = None
 
-    def mark_identical(self) -> None:
-        """Remembers that `.grad` now holds the same bits on every rank."""
-        grad: Any = self.param.grad
+    def mark_identical(self, grad: Any) -> None:
+        """Remembers that this gradient now has the same bits on every rank."""
         if grad is not None:
             grad._poseidon_version = grad._version
 
@@ -251,7 +261,9 @@ def collect_parameters(
         linears = _capturing_linears(param, owners[param])
         if not linears and wanted != "auto":
             wanted = "ps"
-        entries.append(SyncedParameter(name, param, linears, wanted))
+        entry = SyncedParameter(name, param, linears, wanted)
+        entry.fully_connected = all(isinstance(part, nn.Linear) for part, _, _ in owners[param])
+        entries.append(entry)
     chosen.check_used()
     return entries
 

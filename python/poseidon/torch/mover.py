@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -91,6 +91,7 @@ class _Staged:
     buffer: torch.Tensor
     host: list[torch.Tensor]
     multiplies: bool  # the result is made of the gathered parts, instead of received into host[0]
+    started: threading.Event = field(default_factory=threading.Event)  # or never will be, because of an error
 
 
 class StagedExchange:
@@ -100,7 +101,7 @@ class StagedExchange:
         self._client = client
         self._copies = copies
         self._hosts: dict[int, torch.Tensor] = {}
-        self._staged: list[_Staged] = []
+        self._staged: dict[int, _Staged] = {}  # by layer
         self._starts: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=_move, args=(self._starts,), name="poseidon mover", daemon=True)
@@ -161,35 +162,37 @@ class StagedExchange:
         return self._hosts[layer]
 
     def _stage(self, staged: _Staged, copied: Callable[[], None], start: Callable[[], None]) -> None:
-        self._staged.append(staged)
+        self._staged[staged.layer] = staged
 
         def move() -> None:
-            if self._error is not None:
-                return
             try:
-                copied()
-                start()
+                if self._error is None:
+                    copied()
+                    start()
             except BaseException as error:
                 self._error = error
+            finally:
+                staged.started.set()
 
         self._starts.put(move)
 
-    def finish(self) -> None:
-        staged, self._staged = self._staged, []
-        drained = threading.Event()
-        self._starts.put(drained.set)
-        drained.wait()
-        if self._error is not None:
-            raise self._error
-        for one in staged:
-            self._client.wait(one.layer)
-            if not self._client.layer_stats(one.layer).present:
+    def wait(self, layers: Sequence[int]) -> None:
+        for layer in layers:
+            staged = self._staged.pop(layer)
+            staged.started.wait()
+            if self._error is not None:
+                raise self._error
+            self._client.wait(layer)
+            if not self._client.layer_stats(layer).present:
                 continue
-            if one.multiplies:
-                self._multiply(one)
+            if staged.multiplies:
+                self._multiply(staged)
             else:
-                self._copies.to_device(one.host[0], one.buffer)
+                self._copies.to_device(staged.host[0], staged.buffer)
         self._copies.join()
+
+    def done(self, layer: int) -> bool:
+        return self._staged[layer].started.is_set() and self._client.done(layer)
 
     def _multiply(self, one: _Staged) -> None:
         """Makes the mean of the gathered parts on the device: one product in rank order, then dense parts."""

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NoReturn
 
 import torch
 from torch.optim import Optimizer
 
 from poseidon.errors import InvalidArgument
+from poseidon.torch.clipping import make_clipping
 from poseidon.torch.context import context
 from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.layers import SyncedParameter
-from poseidon.torch.memory import is_dense
-from poseidon.torch.rules import algorithm_of, check_dtype, check_options
+from poseidon.torch.rules import algorithm_of, check_options, entries_of
 from poseidon.torch.server_update import ServerUpdate
+from poseidon.torch.synchronizer import Synchronizer
 from poseidon.torch.verify import check_same
+from poseidon.torch.worker_update import WorkerUpdate
 
-_STATE_DICT_HOOKS = (
+_SHARED_HOOKS = (
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
     "_optimizer_state_dict_pre_hooks",
     "_optimizer_state_dict_post_hooks",
     "_optimizer_load_state_dict_pre_hooks",
     "_optimizer_load_state_dict_post_hooks",
 )
-_STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 @dataclass(frozen=True)
@@ -36,76 +38,168 @@ class OptimizerMemory:
     worker_side: int  # what the optimizer would hold in every worker
 
 
+def _scaling(name: str, on_servers: Any) -> Any:
+    """What GradScaler.step() sets on an optimizer that scales by itself."""
+
+    def get(self: DistributedOptimizer) -> Any:
+        return on_servers if self._on_servers else getattr(self._inner, name)
+
+    def put(self: DistributedOptimizer, value: Any) -> None:
+        if self._on_servers:
+            raise InvalidArgument(
+                "GradScaler and update='server' exclude each other: backward has applied the scaled gradients already; "
+                "use torch.autocast with bfloat16, which needs no scaling, or update='worker'"
+            )
+        setattr(self._inner, name, value)
+
+    def drop(self: DistributedOptimizer) -> None:
+        delattr(self._inner, name)
+
+    return property(get, put, drop)
+
+
 class DistributedOptimizer(Optimizer):
-    """Trains the parameters of `optimizer` with updates on the servers (`update="server"`).
+    """Trains the parameters of `optimizer`, of which `model` synchronizes the gradients, with less waiting.
 
-    The servers hold the parameters and the optimizer's state, sharded. Workers push gradients as
-    their backward ends and receive the updated parameters; `step()` computes nothing. The bits are
-    those of `optimizer` under `DistributedDataParallel(scheme="ps")`. With one worker the
-    optimizer itself runs.
+    `update="worker"` (the default): the end of backward and `step()` wait for nothing. Each parameter is updated when
+    its gradient has arrived, and whoever uses it next, as a rule the next forward pass, waits for it alone. What is
+    needed first is exchanged first. The bits are those of `optimizer` itself, for any optimizer whose
+    update is per parameter. `max_norm` clips the gradients by their total 2-norm: `clip="gathered"` waits for
+    all of them, "previous" takes the norm of the step before. See docs/distributed-optimizer.md.
 
-    `optimizer`: torch.optim.SGD, Adam or AdamW over float32 or float64 parameters that `model`
-    synchronizes; replace it by this object. `param_groups`, hooks and learning-rate schedulers work
-    as before. Afterwards, all ranks hold rank 0's parameters.
+    `update="server"`: the servers hold the parameters and the optimizer's state, and update them; for
+    torch.optim.SGD, Adam and AdamW. See docs/server-update.md.
 
-    Collective: every rank wraps the same optimizer. Raises InvalidArgument, saying what to use
-    instead, for what servers cannot update, Mismatch where the ranks' optimizers differ.
-    docs/server-update.md says what is exact and what is refused.
+    Replace `optimizer` by this object. `param_groups`, hooks and learning-rate schedulers work as before. With one
+    worker the optimizer itself runs. Collective: every rank wraps the same optimizer. Raises InvalidArgument, saying
+    what to use instead, for an optimizer that cannot be run so, Mismatch where the ranks' optimizers differ.
     """
 
-    def __init__(self, optimizer: Optimizer, model: DistributedDataParallel, update: str | None = None) -> None:
-        if update != "server":
-            given = "" if update is None else f", not update={update!r}"
-            raise InvalidArgument(f"DistributedOptimizer updates on the servers: pass update='server'{given}")
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: DistributedDataParallel,
+        update: str | None = None,
+        *,
+        max_norm: float | None = None,
+        clip: str = "gathered",
+    ) -> None:
+        if update not in (None, "worker", "server"):
+            raise InvalidArgument(f"update is {update!r}: pass 'worker' (the default) or 'server'")
         if not isinstance(model, DistributedDataParallel):
             raise InvalidArgument(
                 f"DistributedOptimizer needs the poseidon.DistributedDataParallel, not a {type(model).__name__}"
             )
-        algorithm = algorithm_of(optimizer)
-        groups = _entries_of(optimizer, model)
+        if update == "server" and max_norm is not None:
+            raise InvalidArgument(
+                "the servers see one gradient at a time: clip with update='worker', which has max_norm"
+            )
         self._inner = optimizer
-        self._update: ServerUpdate | None = None
+        self._model = model
+        self._on_servers = update == "server"
+        self._server: ServerUpdate | None = None
+        self._worker: WorkerUpdate | None = None
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
-        shared_hooks: tuple[str, ...] = _STATE_DICT_HOOKS
-        if (sync := model.synchronizer) is not None:
-            here = context()
-            assert here.client is not None
-            assert here.control is not None
-            check_same(here.control, _describe(algorithm.name, groups, self.param_groups), "optimizer")
-            sync.store([entry for group in groups for entry in group])
-            self._update = ServerUpdate(here.client, here.control, algorithm, groups, self.param_groups)
-            self._hand_over_state()
-            sync.updates.append(self._update)
-            shared_hooks += _STEP_HOOKS
-        for name in shared_hooks:
+        if self._on_servers and model.synchronizer is not None:
+            self._update_on_servers(model.synchronizer)
+        else:
+            self._update_on_workers(model.synchronizer, max_norm, clip)
+        for name in _SHARED_HOOKS:
             setattr(self, name, getattr(optimizer, name))
-        # GradScaler would otherwise change gradients that have been used already; so it says what it wants.
-        self._step_supports_amp_scaling = True
+        # On servers GradScaler would otherwise change gradients that have been used already; so it says what it wants.
+        if self._on_servers or getattr(optimizer, "_step_supports_amp_scaling", False):
+            self._step_supports_amp_scaling = True
+
+    def _update_on_servers(self, sync: Synchronizer) -> None:
+        here = context()
+        assert here.client is not None
+        assert here.control is not None
+        algorithm, groups = algorithm_of(self._inner), entries_of(self._inner, self._model)
+        check_same(here.control, _describe(self._inner, groups), "optimizer")
+        sync.store([entry for group in groups for entry in group])
+        self._server = ServerUpdate(here.client, here.control, algorithm, groups, self.param_groups)
+        self._hand_over_state()
+        sync.updates.append(self._server)
+
+    def _update_on_workers(self, sync: Synchronizer | None, max_norm: float | None, clip: str) -> None:
+        worker = WorkerUpdate(self._inner, sync, make_clipping(max_norm, clip))
+        if self._on_servers:  # which do not exist; what they could not do is refused all the same
+            algorithm_of(self._inner)
+            groups = entries_of(self._inner, self._model)
+        else:
+            groups = [self._entries_in(group["params"]) for group in self.param_groups]
+        entries = [entry for group in groups for entry in group]
+        if not entries:
+            raise InvalidArgument("the model synchronizes no parameter of the optimizer: pass the model that it trains")
+        if sync is not None:
+            control = context().control
+            assert control is not None
+            check_same(control, _describe(self._inner, groups), "optimizer")
+            sync.prioritize()
+        worker.take(entries)
+        self._worker = worker
+
+    def _entries_in(self, params: Sequence[torch.Tensor]) -> list[SyncedParameter]:
+        synced: dict[torch.Tensor, SyncedParameter] = {entry.param: entry for entry in self._model.synced_parameters}
+        entries = [synced[param] for param in params if param in synced]
+        for entry in entries:
+            entry.check_free()
+        return entries
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Ends a step that backward has made. `closure`, if given, is called once and runs that backward.
+        """The optimizer's step(): updates wait for their gradients, which nobody waits for here.
 
-        PoseidonError where the optimizer itself would now do something else than the servers did:
-        without a synchronizing backward, or after changes to gradients or hyperparameters since.
+        `closure`, if given, is called once and runs the backward. With updates on the servers: PoseidonError where
+        the optimizer itself would now do something else than they did.
         """
         self._inner._opt_called = True  # type: ignore[attr-defined]  # for schedulers that were made with it
-        if self._update is None:
-            step = type(self._inner).step
-            return step(self._inner) if closure is None else step(self._inner, closure)  # type: ignore[return-value]
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._update.step()
+        update = self._server or self._worker
+        assert update is not None
+        update.step()
         return loss
 
+    def synchronize(self) -> None:
+        """Waits until all gradients are in place, and after `step()` all updates.
+
+        Needed only before parameters or gradients are reached past PyTorch: through pointers or views that were made
+        before, or by compiled code.
+        """
+        if self._worker is not None:
+            self._worker.synchronize()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients, without waiting for those in flight."""
+        if not set_to_none:
+            super().zero_grad(set_to_none=False)
+            return
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.grad = None
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The optimizer's state by parameter, with all updates in it; empty where servers hold it."""
+        self.synchronize()
+        return self._state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._state = state
+
     def state_dict(self) -> dict[str, Any]:
-        """What the torch optimizer's own state_dict() would be. Pulls the state; any rank may call it alone."""
-        if self._update is None:
-            return super().state_dict()
-        self.state.update(self._update.pull_states())
+        """What the torch optimizer's own state_dict() would be. Any rank may call it alone."""
+        if self._server is None:
+            saved = super().state_dict()
+            # Its order is that in which gradients first arrived, another one on every rank.
+            saved["state"] = dict(sorted(saved["state"].items(), key=lambda item: (isinstance(item[0], str), item[0])))
+            return saved
+        self.state.update(self._server.pull_states())
         try:
             return super().state_dict()
         finally:
@@ -114,107 +208,85 @@ class DistributedOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a checkpoint of this class or of the torch optimizer.
 
-        Collective: every rank passes the same. Also makes rank 0's parameters everybody's, so load the
-        model's before.
+        With updates on the servers it is collective, every rank passes the same, and it makes rank 0's
+        parameters everybody's, so load the model's before.
         """
-        check_options(state_dict["param_groups"])
+        if self._on_servers:
+            check_options(state_dict["param_groups"])
         super().load_state_dict(state_dict)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # The last thing that Optimizer.load_state_dict does; each optimizer has its own way with old checkpoints.
+        self.synchronize()
         self._inner.__setstate__(state)
         self.param_groups, self.state = self._inner.param_groups, self._inner.state
-        if self._update is not None:
-            self._update.param_groups = self.param_groups
+        if self._server is not None:
+            self._server.param_groups = self.param_groups
             self._hand_over_state()
 
     def _hand_over_state(self) -> None:
-        assert self._update is not None
-        self._update.load_states(self.state)
+        assert self._server is not None
+        self._server.load_states(self.state)
         self.state.clear()
 
     def push_parameters(self) -> None:
-        """Makes rank 0's parameters the servers' and everybody's; the optimizer's state stays.
+        """With updates on the servers: makes rank 0's parameters theirs and everybody's; the optimizer's state stays.
 
         Collective. Needed after parameters were changed on the workers (`model.load_state_dict`, an edit).
         """
-        if self._update is not None:
-            self._update.push_parameters()
+        if self._server is not None:
+            self._server.push_parameters()
 
     def memory(self) -> OptimizerMemory:
         """Where the optimizer's state is. With dedicated servers this process has none."""
-        if self._update is not None:
-            return OptimizerMemory(*self._update.state_bytes())
+        if self._server is not None:
+            return OptimizerMemory(*self._server.state_bytes())
         tensors = [value for state in self.state.values() for value in state.values()]
         size = sum(value.nbytes for value in tensors if isinstance(value, torch.Tensor) and value.dim())
         return OptimizerMemory(size, size)
 
+    @property
+    def priority_threshold(self) -> float | None:
+        """The urgency above which layers are exchanged in class 0, as it is now.
+
+        None where there is nothing to decide: with one worker, updates on the servers, or priority_threshold=coarse.
+        """
+        priorities = None if self._model.synchronizer is None else self._model.synchronizer.priorities
+        return None if priorities is None or self._on_servers else priorities.threshold
+
+    @property
+    def priority_threshold_found(self) -> bool:
+        """Whether the search for the threshold, if any, is over."""
+        priorities = None if self._model.synchronizer is None else self._model.synchronizer.priorities
+        return priorities is None or self._on_servers or priorities.settled
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """InvalidArgument: the servers have been told which parameters there are."""
-        if "_step_supports_amp_scaling" in vars(self):
+        """Adds a group to the optimizer. InvalidArgument with updates on the servers, which know their parameters."""
+        if self._worker is None and self._server is None:
+            super().add_param_group(param_group)  # from Optimizer.__init__
+            return
+        if self._on_servers:
             raise InvalidArgument("add all parameter groups to the optimizer before DistributedOptimizer takes it")
+        assert self._worker is not None
         super().add_param_group(param_group)
+        self._worker.take(self._entries_in(self.param_groups[-1]["params"]))
+
+    grad_scale = _scaling("grad_scale", 1)
+    found_inf = _scaling("found_inf", None)
 
     def __repr__(self) -> str:
-        return f"DistributedOptimizer(update='server', {self._inner!r})"
+        return f"DistributedOptimizer(update='{'server' if self._on_servers else 'worker'}', {self._inner!r})"
 
     def __getstate__(self) -> NoReturn:
         raise InvalidArgument(
-            "a DistributedOptimizer cannot be copied or pickled, since its state is on the servers: save state_dict()"
+            "a DistributedOptimizer cannot be copied or pickled, since it belongs to this process's job: "
+            "save state_dict()"
         )
 
-    def _refuse_scaling(self, _: Any) -> None:
-        raise InvalidArgument(
-            "GradScaler and update='server' exclude each other: backward has applied the scaled gradients already; "
-            "use torch.autocast with bfloat16, which needs no scaling, or the optimizer without DistributedOptimizer"
-        )
 
-    # What GradScaler.step() sets on an optimizer that scales by itself.
-    grad_scale = property(lambda self: 1, _refuse_scaling)
-    found_inf = property(lambda self: None, _refuse_scaling)
-
-
-def _entries_of(optimizer: Optimizer, model: DistributedDataParallel) -> list[list[SyncedParameter]]:
-    """The parameters of each group that the servers will update; InvalidArgument for those that they cannot."""
-    synced = {entry.param: entry for entry in model.synced_parameters}
-    names = {param: name for name, param in model.module.named_parameters()}
-    groups: list[list[SyncedParameter]] = []
-    for number, group in enumerate(optimizer.param_groups):
-        entries = []
-        for index, param in enumerate(group["params"]):
-            entry = synced.get(param)
-            if entry is None and param in names and (not param.requires_grad or param.numel() == 0):
-                continue  # never updated
-            if entry is None:
-                name = names.get(param, f"{index} of group {number}")
-                raise InvalidArgument(
-                    f"parameter {name} of the optimizer is not synchronized by the model: give it an optimizer of its "
-                    "own, without DistributedOptimizer"
-                )
-            if entry.stored is not None:
-                raise InvalidArgument(f"parameter {entry.name} is updated by another DistributedOptimizer already")
-            check_dtype(entry.name, param)
-            entries.append(entry)
-        groups.append(entries)
-    _refuse_overlaps([entry for entries in groups for entry in entries])
-    return groups
-
-
-def _refuse_overlaps(entries: list[SyncedParameter]) -> None:
-    """Servers update each parameter on its own, and the results must not meet in memory."""
-    dense = [entry for entry in entries if is_dense(entry.param)]
-    dense.sort(key=lambda entry: entry.param.data_ptr())
-    for first, second in pairwise(dense):
-        if first.param.data_ptr() + first.param.nbytes > second.param.data_ptr():
-            raise InvalidArgument(
-                f"parameters {first.name} and {second.name} share memory: make them one parameter, or use the "
-                "optimizer itself, without DistributedOptimizer"
-            )
-
-
-def _describe(name: str, groups: list[list[SyncedParameter]], param_groups: list[dict[str, Any]]) -> str:
-    lines = [name]
-    for entries, group in zip(groups, param_groups, strict=True):
+def _describe(optimizer: Optimizer, groups: list[list[SyncedParameter]]) -> str:
+    lines = [type(optimizer).__name__]
+    for entries, group in zip(groups, optimizer.param_groups, strict=True):
         options = {key: value for key, value in sorted(group.items()) if key not in ("params", "param_names")}
         lines.append(f"{options} for {', '.join(entry.name for entry in entries)}")
     return "\n".join(lines)

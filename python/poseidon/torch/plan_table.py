@@ -11,6 +11,7 @@ from poseidon.torch.layers import SyncedParameter
 
 if TYPE_CHECKING:
     from poseidon import _core
+    from poseidon.torch.priorities import Priorities
 
 _UNBOUNDED = 2**32 - 1  # the core's K of a gradient that is no sum of factors
 
@@ -26,6 +27,8 @@ class PlanRow:
     bytes: float  # that the busiest node sends and receives per step, by the cost model
     dense_bytes: float  # the same with the parameter server
     predicted_seconds: float | None  # on links of the given rate; None without one
+    urgency: float | None  # 1 for what forward uses first, towards 0; None: no DistributedOptimizer, or no step yet
+    priority_class: int | None  # of the flow that carries it, 0 being brought first; None where urgency is
     reason: str
 
 
@@ -33,7 +36,7 @@ class PlanTable(list[PlanRow]):
     """The rows in registration order; `str()` gives a table."""
 
     def __str__(self) -> str:
-        heads = ("layer", "shape", "K", "scheme", "bytes", "dense bytes", "seconds", "reason")
+        heads = ("layer", "shape", "K", "scheme", "bytes", "dense bytes", "seconds", "urgency", "class", "reason")
         cells = [heads] + [
             (
                 row.layer,
@@ -43,12 +46,14 @@ class PlanTable(list[PlanRow]):
                 f"{row.bytes:,.0f}",
                 f"{row.dense_bytes:,.0f}",
                 "" if row.predicted_seconds is None else f"{row.predicted_seconds:.4f}",
+                "" if row.urgency is None else f"{row.urgency:.3f}",
+                "" if row.priority_class is None else str(row.priority_class),
                 row.reason,
             )
             for row in self
         ]
         widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
-        numeric = (2, 4, 5, 6)
+        numeric = (2, 4, 5, 6, 7, 8)
         lines = [
             "  ".join(
                 cell.rjust(width) if column in numeric else cell.ljust(width)
@@ -59,17 +64,29 @@ class PlanTable(list[PlanRow]):
         return "\n".join(lines)
 
 
-def make_plan_table(entries: list[SyncedParameter], here: Context, link_bits_per_s: float | None = None) -> PlanTable:
+def make_plan_table(
+    entries: list[SyncedParameter],
+    here: Context,
+    priorities: Priorities | None = None,
+    link_bits_per_s: float | None = None,
+) -> PlanTable:
     """The table for the parameters of one model in this job. `link_bits_per_s`: rate of each node's port."""
     if here.client is None:
         reason = "one worker: nothing to send"
         return PlanTable(
-            PlanRow(entry.name, tuple(entry.param.shape), None, "local", 0.0, 0.0, None, reason) for entry in entries
+            PlanRow(entry.name, tuple(entry.param.shape), None, "local", 0.0, 0.0, None, None, None, reason)
+            for entry in entries
         )
-    return PlanTable(_row(entry, here, here.client, link_bits_per_s) for entry in entries)
+    return PlanTable(_row(entry, here, here.client, priorities, link_bits_per_s) for entry in entries)
 
 
-def _row(entry: SyncedParameter, here: Context, client: _core.Client, link_bits_per_s: float | None) -> PlanRow:
+def _row(
+    entry: SyncedParameter,
+    here: Context,
+    client: _core.Client,
+    priorities: Priorities | None,
+    link_bits_per_s: float | None,
+) -> PlanRow:
     from poseidon import _core
 
     size = here.settings.world_size
@@ -92,6 +109,8 @@ def _row(entry: SyncedParameter, here: Context, client: _core.Client, link_bits_
         bytes=exchanged,
         dense_bytes=costs.ps * param.element_size(),
         predicted_seconds=seconds,
+        urgency=entry.urgency,
+        priority_class=None if priorities is None or entry.urgency is None else priorities.class_of(entry),
         reason=_reason(entry, factor_count, costs.ps, costs.sfb),
     )
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from poseidon.errors import InvalidArgument
+from poseidon.torch.memory import is_dense
 
 if TYPE_CHECKING:
     from poseidon import _core
+    from poseidon.torch.ddp import DistributedDataParallel
+    from poseidon.torch.layers import SyncedParameter
 
 # What each option asks for that servers do not do.
 _REFUSED_OPTIONS = {
@@ -101,3 +105,40 @@ def check_dtype(name: str, param: torch.Tensor) -> None:
             f"parameter {name} has dtype {param.dtype}; servers update float32 and float64: keep the parameters in "
             "float32 and compute under torch.autocast, or use the optimizer itself, without DistributedOptimizer"
         )
+
+
+def entries_of(optimizer: Optimizer, model: DistributedDataParallel) -> list[list[SyncedParameter]]:
+    """The parameters of each group that the servers will update; InvalidArgument for those that they cannot."""
+    synced = {entry.param: entry for entry in model.synced_parameters}
+    names = {param: name for name, param in model.module.named_parameters()}
+    groups: list[list[SyncedParameter]] = []
+    for number, group in enumerate(optimizer.param_groups):
+        entries = []
+        for index, param in enumerate(group["params"]):
+            entry = synced.get(param)
+            if entry is None and param in names and (not param.requires_grad or param.numel() == 0):
+                continue  # never updated
+            if entry is None:
+                name = names.get(param, f"{index} of group {number}")
+                raise InvalidArgument(
+                    f"parameter {name} of the optimizer is not synchronized by the model: give it an optimizer of its "
+                    "own, without DistributedOptimizer"
+                )
+            entry.check_free()
+            check_dtype(entry.name, param)
+            entries.append(entry)
+        groups.append(entries)
+    _refuse_overlaps([entry for entries in groups for entry in entries])
+    return groups
+
+
+def _refuse_overlaps(entries: list[SyncedParameter]) -> None:
+    """Servers update each parameter on its own, and the results must not meet in memory."""
+    dense = [entry for entry in entries if is_dense(entry.param)]
+    dense.sort(key=lambda entry: entry.param.data_ptr())
+    for first, second in pairwise(dense):
+        if first.param.data_ptr() + first.param.nbytes > second.param.data_ptr():
+            raise InvalidArgument(
+                f"parameters {first.name} and {second.name} share memory: make them one parameter, or use the "
+                "optimizer itself, without DistributedOptimizer"
+            )

@@ -4,38 +4,35 @@ A synchronizing backward begins with its first hook and ends in a callback that 
 the last. In between every layer's exchange is started as soon as its gradient is complete (WFBP,
 Poseidon §3.1); the callback starts what got no gradient, waits, and puts the results into `.grad`.
 For a parameter that the servers update the result is the parameter itself, and `.grad` stays.
+
+For a parameter of a worker-side `DistributedOptimizer` the callback does not wait: the exchange outlives its
+backward. Whoever needs the gradient, or after step() the parameter, first waits for it alone (`settle`).
 """
 
 from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
-from poseidon.errors import InvalidArgument, PoseidonError
-from poseidon.torch.factors import Factors
+from poseidon.errors import PoseidonError
+from poseidon.torch.jobs import Job, start_job
 from poseidon.torch.layers import FACTOR_SCHEMES, SyncedParameter
-from poseidon.torch.memory import exchangeable
+from poseidon.torch.pending_gradient import PendingGradient
+from poseidon.torch.priorities import Priorities
 from poseidon.torch.server_update import ServerUpdate, StoredParameter
+from poseidon.torch.watched import unwatch, watch
+from poseidon.torch.worker_update import update_mode
 
 if TYPE_CHECKING:
     from poseidon import _core
+    from poseidon.options import Settings
     from poseidon.torch.control import Control
     from poseidon.torch.exchange import Exchange
-
-
-@dataclass(eq=False)
-class _Job:
-    """One parameter's exchange under way. `in_place`: `buffer` is the memory of `.grad`, or of the parameter."""
-
-    entry: SyncedParameter
-    buffer: torch.Tensor
-    in_place: bool = False
-    absent: bool = False
 
 
 @dataclass(eq=False)
@@ -43,9 +40,10 @@ class BackwardRun:
     """One synchronizing backward pass. Times are of the monotonic clock."""
 
     begin_ns: int
-    jobs: dict[SyncedParameter, _Job] = field(default_factory=dict)
+    jobs: dict[SyncedParameter, Job] = field(default_factory=dict)
     started: list[SyncedParameter] = field(default_factory=list)
     fired: set[SyncedParameter] = field(default_factory=set)
+    stale: set[SyncedParameter] = field(default_factory=set)  # updated only after the forward pass
     end_ns: int = 0
 
 
@@ -57,7 +55,12 @@ class Synchronizer:
     """
 
     def __init__(
-        self, client: _core.Client, control: Control, entries: list[SyncedParameter], exchange: Exchange, schedule: str
+        self,
+        client: _core.Client,
+        control: Control,
+        entries: list[SyncedParameter],
+        exchange: Exchange,
+        settings: Settings,
     ) -> None:
         self.entries = entries[::-1]  # the order in which backward finishes them
         self.armed = False
@@ -66,13 +69,17 @@ class Synchronizer:
         self.last_run: BackwardRun | None = None
         self.on_finished: Callable[[BackwardRun], None] | None = None
         self.updates: list[ServerUpdate] = []
+        self.priorities: Priorities | None = None  # of a model with updates on the workers
         self._client = client
         self._control = control
         self._exchange = exchange
-        self._sequential = schedule == "sequential"
+        self._settings = settings
+        self._sequential = settings.schedule == "sequential"
         self._agreed = False
         self._marks_valid = False
         self._run: BackwardRun | None = None
+        self._flying: BackwardRun | None = None  # the one that is over but for exchanges in flight
+        self._in_flight: dict[SyncedParameter, Job] = {}  # the soonest needed first
         self._broken: str | None = None
         self._add_layers(self.entries)
         for entry in self.entries:
@@ -86,6 +93,7 @@ class Synchronizer:
         first, plan = self._client.add_layers([entry.core_layer() for entry in entries])
         for index, entry in enumerate(entries):
             entry.layer = first + index
+            entry.unit = (first, plan.unit_of_layer[index])
             if entry.scheme == "auto" and entry.factorable and plan.layers[index].scheme == "ps":
                 entry.scheme, entry.grouped = "ps", True
             if entry.stored is not None:
@@ -100,11 +108,19 @@ class Synchronizer:
 
     def store(self, entries: Collection[SyncedParameter]) -> None:
         """Collective: the servers are to hold these parameters. An update, appended to `updates`, gives them values."""
+        self.settle()
         # The others get new layers, too: of a group of small ones nothing is sent until all have contributed.
         renewed = [entry for entry in self.entries if entry.stored is None]
         for entry in entries:
             entry.store(StoredParameter(entry.param))
         self._add_layers(renewed)
+        if self.priorities is not None:
+            self.priorities.renew()
+
+    def prioritize(self) -> None:
+        """From now on backward does not wait for the parameters that have an `update`, and urgent ones go first."""
+        if self.priorities is None:
+            self.priorities = Priorities(self._client, self._control, self._settings, self.entries)
 
     def local_only(self) -> None:
         """From now until the next synchronization gradients may differ between the ranks."""
@@ -120,9 +136,15 @@ class Synchronizer:
 
     def before_accumulation(self, entry: SyncedParameter, dense: bool) -> None:
         """All uses of the parameter have contributed; `.grad` does not yet hold the dense ones, if any."""
+        job = self._in_flight.get(entry)
+        if job is not None and job.step is not None:
+            raise _stale(entry)
         if not self.armed or not self.synchronizing:
+            self.settle([entry])
             return
         run = self._begin()
+        if entry in run.stale:
+            raise _stale(entry)
         if entry in run.jobs:
             raise PoseidonError(
                 f"parameter {entry.name} received a gradient twice in one backward pass: a nested backward "
@@ -149,11 +171,13 @@ class Synchronizer:
         if self._run is not None:
             return self._run
         self.check_usable()
+        begin_ns = time.monotonic_ns()
+        stale = {entry for entry, job in self._in_flight.items() if job.step is not None}
+        self.settle()
         for update in self.updates:
             update.begin()
-        begin_ns = time.monotonic_ns()
-        self._choose_schemes()
-        run = self._run = BackwardRun(begin_ns)
+        self._agree()
+        run = self._run = BackwardRun(begin_ns, stale=stale)
 
         def finish() -> None:
             self._finish(run)
@@ -184,7 +208,7 @@ class Synchronizer:
         for entry in self.entries:
             entry.restore_base()
 
-    def _choose_schemes(self) -> None:
+    def _agree(self) -> None:
         if not self._agreed:
             self._agreed = True
             if self._factorable:
@@ -193,6 +217,8 @@ class Synchronizer:
                     self._client.set_factor_count(entry.layer, count)
         for entry in self._factorable:
             entry.next_scheme = self._client.next_scheme(entry.layer)
+        if self.priorities is not None:
+            self.priorities.begin_run()
 
     def _set_base_aside(self, entry: SyncedParameter) -> None:
         # A sum of factors has no room for what `.grad` held before. If that is the same on every rank,
@@ -203,65 +229,9 @@ class Synchronizer:
     # Exchange.
 
     def _start(self, run: BackwardRun, entry: SyncedParameter) -> None:
-        factors = entry.factors
-        grad = entry.param.grad
-        if grad is not None and grad.layout != torch.strided:
-            raise InvalidArgument(
-                f"parameter {entry.name} has a gradient of layout {grad.layout}, which cannot be synchronized: "
-                "only dense gradients can"
-            )
-        with torch.no_grad():
-            if entry.stored is not None:
-                run.jobs[entry] = self._start_update(entry, grad)
-            elif grad is None and not factors:
-                run.jobs[entry] = self._start_absent(entry)
-            elif factors and entry.may_send(factors.lefts[0].dtype) and (grad is None or not grad.any()):
-                run.jobs[entry] = self._start_factors(entry, factors)
-            else:
-                run.jobs[entry] = self._start_dense(entry, factors)
+        run.jobs[entry] = start_job(self._exchange, entry, self.divisor)
         run.started.append(entry)
         entry.start_over()
-
-    def _start_absent(self, entry: SyncedParameter) -> _Job:
-        job = _Job(entry, entry.new_buffer(), absent=True)
-        self._exchange.absent(entry.layer, job.buffer, self.divisor, entry.next_scheme)
-        return job
-
-    def _start_factors(self, entry: SyncedParameter, factors: Factors) -> _Job:
-        grad = entry.param.grad
-        if grad is not None and exchangeable(grad, entry.layout):
-            job = _Job(entry, grad.detach(), in_place=True)
-        else:
-            job = _Job(entry, entry.new_buffer())
-        self._exchange.factors(entry.layer, factors, job.buffer, self.divisor, entry.next_scheme)
-        return job
-
-    def _start_dense(self, entry: SyncedParameter, factors: Factors) -> _Job:
-        grad = entry.param.grad
-        if grad is not None and exchangeable(grad, entry.layout):
-            job = _Job(entry, grad.detach(), in_place=True)
-        else:
-            job = _Job(entry, entry.new_buffer())
-            if grad is None:
-                job.buffer.zero_()
-            else:
-                job.buffer.copy_(grad)
-        factors.add_to(job.buffer)
-        self._exchange.dense(entry.layer, job.buffer, self.divisor, entry.next_scheme, entry.known_factor_count())
-        return job
-
-    def _start_update(self, entry: SyncedParameter, grad: torch.Tensor | None) -> _Job:
-        param = entry.param.detach()
-        in_place = exchangeable(param, entry.layout)
-        job = _Job(entry, param if in_place else entry.new_buffer(), in_place, absent=grad is None)
-        # Before the memory changes: what still needs the parameter as it was must fail, not compute with another.
-        torch.autograd.graph.increment_version(entry.param)
-        if grad is None:
-            self._exchange.absent(entry.layer, job.buffer, self.divisor, entry.next_scheme)
-            return job
-        gradient = grad.detach() if exchangeable(grad, entry.layout) else entry.new_buffer().copy_(grad)
-        self._exchange.update(entry.layer, gradient, job.buffer, self.divisor)
-        return job
 
     def _finish(self, run: BackwardRun) -> None:
         run.end_ns = time.monotonic_ns()
@@ -273,54 +243,145 @@ class Synchronizer:
                         entry.ready_ns = run.end_ns
                         self._set_base_aside(entry)
                     self._start(run, entry)
-            self._exchange.finish()
+            self._deliver([job for job in run.jobs.values() if job.entry.update is None])
         except BaseException:
             self.backward_failed(run)
             raise
-        in_place = [job.entry for job in run.jobs.values() if job.in_place and job.entry.stored is None]
-        written = [entry.param.grad for entry in in_place if entry.base is None]
-        # Autograd has to know that these have changed; one call for all, since each is slow.
-        torch.autograd.graph.increment_version([grad for grad in written if grad is not None])
-        updated = {job.entry for job in run.jobs.values() if self._deliver(job) and job.entry.stored is not None}
         for update in self.updates:
-            update.finished(updated)
+            update.finished({entry for entry, job in run.jobs.items() if job.value is not None})
+        later = [job for job in run.jobs.values() if job.entry.update is not None]
         run.jobs.clear()  # the record of the run must not hold the gradients' memory
         self._marks_valid = True
-        self._run, self.last_run = None, run
-        if self.on_finished is not None:
+        self._run, self._flying = None, run
+        for job in sorted(later, key=lambda job: job.entry.position):
+            self._take_off(job)
+        if not later:
+            self._completed()
+
+    def _deliver(self, jobs: Sequence[Job]) -> None:
+        """Waits for results and puts them where they belong."""
+        for job in jobs:
+            job.check_untouched()
+        self._exchange.wait([job.entry.layer for job in jobs])
+        # Autograd has to know that these have changed; one call for all, since each is slow.
+        torch.autograd.graph.increment_version([job.grad for job in jobs if job.in_place and job.grad is not None])
+        for job in jobs:
+            present = not job.absent or self._client.layer_stats(job.entry.layer).present
+            if job.entry.stored is None:
+                job.land(present)
+            else:
+                job.land_update(present)
+
+    def _completed(self) -> None:
+        run, self._flying = self._flying, None
+        self.last_run = run
+        if run is not None and self.on_finished is not None:
             self.on_finished(run)
 
-    def _deliver(self, job: _Job) -> bool:
-        """Puts a result where it belongs. False: there is none, since no rank contributed."""
-        entry, param = job.entry, job.entry.param
-        present = not job.absent or self._client.layer_stats(entry.layer).present
-        if entry.stored is not None:
-            if present and not job.in_place:
-                with torch.no_grad():
-                    param.copy_(job.buffer)
-            return present
-        if not present:
-            entry.restore_base()
-        elif entry.base is not None:
-            with torch.no_grad():
-                entry.base.add_(job.buffer)
-            entry.restore_base()
-        elif param.grad is None:
-            param.grad = job.buffer
-        elif not job.in_place:
-            with torch.no_grad():
-                param.grad.copy_(job.buffer)
-        if entry.factorable:
-            entry.mark_identical()
-        return present
+    # What outlives its backward: exchanges, and the updates that wait for them.
+
+    def in_flight(self, entry: SyncedParameter) -> Job | None:
+        """The parameter's exchange, if it has outlived its backward."""
+        return self._in_flight.get(entry)
+
+    def _take_off(self, job: Job) -> None:
+        entry = job.entry
+        self._in_flight[entry] = job
+        if job.absent:  # whether there will be a gradient is not known yet
+            watch(entry.param, self, entry)
+            return
+
+        def resolve(_: PendingGradient) -> torch.Tensor:
+            self.settle([entry])
+            assert job.value is not None
+            return job.value
+
+        job.stand_aside(PendingGradient.make(entry.param, resolve, job.zero_later))
+
+    def settle(self, entries: Iterable[SyncedParameter] | None = None) -> None:
+        """Waits until the gradients of these parameters (None: all) are in place, and updates that are due are made."""
+        jobs = self._in_flight.values() if entries is None else map(self._in_flight.get, entries)
+        wanted = [job for job in jobs if job is not None]
+        if wanted:
+            units = {job.entry.unit for job in wanted}  # what travels together arrives together
+            self._land([job for job in self._in_flight.values() if job.entry.unit in units], meanwhile=True)
+
+    def _land(self, jobs: Sequence[Job], meanwhile: bool) -> None:
+        self.check_usable()
+        if torch._C._are_functorch_transforms_active():
+            raise PoseidonError(
+                f"parameter {jobs[0].entry.name} is used inside a torch.func transform while its update is in flight: "
+                "call synchronize() of the DistributedOptimizer before"
+            )
+        with update_mode(jobs[0].buffer.device):
+            if meanwhile:
+                self._update_others(jobs)
+            try:
+                self._finish_jobs(jobs)
+            except BaseException:
+                self._broken = (
+                    f"rank {self._client.rank}: the exchange of gradients or the update after a backward pass failed, "
+                    "so that some parameters have made the step and some have not"
+                )
+                raise
+        if not self._in_flight:
+            self._completed()
+
+    def _finish_jobs(self, jobs: Sequence[Job]) -> None:
+        self._deliver(jobs)
+        for job in jobs:
+            del self._in_flight[job.entry]
+            unwatch(job.entry.param)
+        for step in dict.fromkeys(job.step for job in jobs if job.step is not None):
+            step.apply([job for job in jobs if job.step is step])
+
+    def _update_others(self, jobs: Sequence[Job]) -> None:
+        """Makes updates whose gradients are in, the soonest needed first, until those of `jobs` are."""
+        done, wanted = self._exchange.done, set(jobs)
+        others = [job for job in self._in_flight.values() if job.step is not None and job not in wanted]
+        for other in others:
+            if all(done(job.entry.layer) for job in jobs):
+                return
+            if other.entry in self._in_flight and done(other.entry.layer):
+                mates = [job for job in self._in_flight.values() if job.entry.unit == other.entry.unit]
+                self._land(mates, meanwhile=False)
+
+    def used(self, entries: list[SyncedParameter]) -> None:
+        """As a `Watcher`: the parameters' values are needed now."""
+        if self.priorities is not None:
+            self.priorities.note_use(entries)
+        for entry in entries:
+            if entry not in self._in_flight:
+                unwatch(entry.param)
+        self.settle(entries)
+
+    def gradient_wanted(self, entry: SyncedParameter) -> None:
+        """As a `Watcher`: the parameter's `.grad` is about to be read."""
+        job = self._in_flight.get(entry)
+        if job is not None and job.absent and job.kept:
+            self.settle([entry])
+
+    def gradient_replaced(self, entry: SyncedParameter) -> None:
+        """As a `Watcher`: the parameter's `.grad` has been set."""
+        job = self._in_flight.get(entry)
+        if job is not None and job.absent:
+            job.dropped = True
 
     def shadow(self) -> None:
         """Takes part in the other ranks' backward with nothing to contribute (`join()`)."""
-        self._choose_schemes()
+        self.settle()
+        self._agree()
         for entry in self.entries:
-            buffer = entry.new_buffer()
-            self._exchange.absent(entry.layer, buffer, self.divisor, entry.next_scheme)
-        self._exchange.finish()
+            self._exchange.absent(entry.layer, entry.new_buffer(), self.divisor, entry.next_scheme)
+        self._exchange.wait([entry.layer for entry in self.entries])
+
+
+def _stale(entry: SyncedParameter) -> PoseidonError:
+    return PoseidonError(
+        f"parameter {entry.name} got a gradient, but its last update had not been made when the forward pass used it: "
+        "either that pass came before step(), or compiled code that PyTorch does not dispatch read the parameter; in "
+        "the latter case call synchronize() of the DistributedOptimizer before the forward pass"
+    )
 
 
 def _dropped(sync: weakref.ref[Synchronizer], run: weakref.ref[BackwardRun]) -> None:

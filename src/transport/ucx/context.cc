@@ -2,6 +2,12 @@
 
 #include "transport/ucx/context.h"
 
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <iterator>
+#include <string_view>
 #include <utility>
 
 namespace poseidon::ucx {
@@ -13,6 +19,9 @@ using Config = std::unique_ptr<ucp_config_t, decltype(&::ucp_config_release)>;
 /// A server that starts again on its port must not wait for old connections to time out.
 const UcxSettings kDefaults{{"CM_REUSEADDR", "y"}};
 
+/// Settings that only media for RDMA devices take.
+constexpr const char* kRdmaPrefix = "IB_";
+
 Status modify(ucp_config_t& config, const UcxSettings& settings) {
   for (const auto& [name, value] : settings) {
     const ucs_status_t status = ::ucp_config_modify(&config, name.c_str(), value.c_str());
@@ -22,11 +31,8 @@ Status modify(ucp_config_t& config, const UcxSettings& settings) {
   return {};
 }
 
-}  // namespace
-
-std::string text_of(ucs_status_t status) { return ::ucs_status_string(status); }
-
-Result<std::shared_ptr<const Context>> Context::open(const UcxSettings& settings) {
+/// A context with exactly these settings.
+Result<std::shared_ptr<const Context>> open_with(const UcxSettings& settings) {
   ucp_config_t* read = nullptr;
   if (const ucs_status_t status = ::ucp_config_read(nullptr, nullptr, &read); status != UCS_OK) {
     return Status(ErrorCode::invalid_argument, "UCX cannot read its environment variables: " + text_of(status));
@@ -43,6 +49,35 @@ Result<std::shared_ptr<const Context>> Context::open(const UcxSettings& settings
     return Status(ErrorCode::invalid_argument, "UCX cannot be set up: " + text_of(status));
   }
   return std::shared_ptr<const Context>(std::make_shared<Context>(context));
+}
+
+}  // namespace
+
+std::string text_of(ucs_status_t status) { return ::ucs_status_string(status); }
+
+Result<std::shared_ptr<const Context>> Context::open(const UcxSettings& settings) {
+  auto context = open_with(settings);
+  UcxSettings others;
+  std::ranges::copy_if(settings, std::back_inserter(others),
+                       [](const auto& setting) { return !setting.first.starts_with(kRdmaPrefix); });
+  if (others.size() == settings.size() || !context.ok() || context.value()->has_rdma()) return context;
+  // UCX would warn of settings that nothing takes, for each worker anew.
+  return open_with(others);
+}
+
+bool Context::has_rdma() const {
+  // UCX tells it in no other way: a line for each medium and device, "… rc_mlx5/mlx5_0:1".
+  char* text = nullptr;
+  std::size_t size = 0;
+  FILE* stream = ::open_memstream(&text, &size);
+  if (stream == nullptr) return true;
+  ::ucp_context_print_info(context_, stream);
+  static_cast<void>(std::fclose(stream));
+  const std::unique_ptr<char, decltype(&::free)> owner(text, &::free);
+  const std::string_view description(text, size);
+  return std::ranges::any_of(std::array{" rc_", " dc_", " ud_"}, [&description](const char* medium) {
+    return description.find(medium) != std::string_view::npos;
+  });
 }
 
 }  // namespace poseidon::ucx

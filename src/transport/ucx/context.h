@@ -17,7 +17,8 @@ std::string text_of(ucs_status_t status);
 /// Thread-safe once opened.
 class Context {
  public:
-  /// invalid_argument when UCX rejects a setting or finds nothing to communicate over.
+  /// invalid_argument when UCX rejects a setting or finds nothing to communicate over. Settings of RDMA devices
+  /// (IB_…) are left out where there is no such device, or it may not be used.
   static Result<std::shared_ptr<const Context>> open(const UcxSettings& settings);
 
   explicit Context(ucp_context_h context) : context_(context) {}
@@ -26,6 +27,8 @@ class Context {
   Context& operator=(const Context&) = delete;
 
   ucp_context_h get() const { return context_; }
+  /// Whether it may communicate over an RDMA device.
+  bool has_rdma() const;
 
  private:
   const ucp_context_h context_;

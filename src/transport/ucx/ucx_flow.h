@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "transport/flow_end.h"
+#include "transport/level_queue.h"
 #include "transport/tcp/address.h"
 #include "transport/transport.h"
 #include "transport/ucx/arrivals.h"
@@ -22,7 +23,10 @@ namespace poseidon::ucx {
 /// Loop thread only. While it has a receiver, or something under way in UCX, it keeps itself alive until
 /// on_closed has run; otherwise dropping the last reference closes the connection.
 ///
-/// A data message is an active message whose header is its number in the flow (8 bytes) and the wire header.
+/// What is not yet in UCX's hands waits here, the most urgent first: UCX itself sends in the order of its calls.
+///
+/// A data message is an active message whose header is its number in the flow (8 bytes; the order in which UCX was
+/// given them) and the wire header.
 /// A control message has no payload: the listening side's `welcome` completes the connecting side's
 /// connect, and `fin` says how many messages came before a close.
 class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> {
@@ -61,6 +65,11 @@ class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> 
     closing,  // close() was called: sends what is queued, drops what arrives
     ended,    // the endpoint is closed; on_closed has run or waits for UCX to let go of all memory
   };
+  struct Message {
+    wire::Header header;
+    std::vector<ucp_dt_iov_t> pieces;  // no empty ones
+    Done done;
+  };
   struct Operation {
     UcxFlow* flow = nullptr;
     std::list<Operation>* list = nullptr;
@@ -79,7 +88,9 @@ class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> 
 
   ucs_status_t open_endpoint(const ucp_ep_params_t& parameters);
   Operation& add_operation(std::list<Operation>& list);
+  void post_waiting();
   void post(Operation& operation, unsigned id, std::size_t header_bytes, std::uint64_t payload_bytes);
+  void fail_waiting(const Status& status);
   void send_control(std::uint64_t kind, std::uint64_t value);
   void complete(Operation& operation, ucs_status_t status);
   static void on_sent(void* request, ucs_status_t status, void* operation);
@@ -101,6 +112,8 @@ class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> 
   void drop_arrivals();
   void release(const Arrival& arrival);
   void update_keep_alive();
+  /// Why nothing can be sent any more; ok while it can.
+  const Status& send_error() const { return end_.send_error().ok() ? connection_error_ : end_.send_error(); }
   bool ucx_has_memory() const { return !sends_.empty() || !controls_.empty() || receiving_.has_value(); }
 
   Loop& loop_;
@@ -114,8 +127,10 @@ class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> 
   OnOpen on_open_;
   bool welcomed_ = false;
 
-  std::list<Operation> sends_;     // in UCX's hands
-  std::list<Operation> controls_;  // the same
+  LevelQueue<Message> waiting_;
+  std::list<Operation> sends_;      // in UCX's hands
+  std::list<Operation> controls_;   // the same
+  std::uint64_t posted_bytes_ = 0;  // of sends_
   std::uint64_t next_sequence_ = 0;
   bool fin_sent_ = false;
   Loop::TimerId linger_timer_ = 0;

@@ -11,7 +11,8 @@
 namespace poseidon {
 
 /// UCX's own settings by their names without "UCX_", e.g. {"TLS", "rc,sm,self"}, {"NET_DEVICES", "mlx5_0:1"} or
-/// {"IB_SL", "3"}. They beat UCX's environment variables, which hold for everything not named here.
+/// {"IB_SL", "3"}. They beat UCX's environment variables, which hold for everything not named here. Those that begin
+/// with "IB_" are for RDMA devices and count only where UCX uses one.
 /// A transport has one set: flows of different priority classes take a transport each (docs/ucx.md).
 using UcxSettings = std::vector<std::pair<std::string, std::string>>;
 
@@ -27,6 +28,8 @@ inline constexpr const char* kNoUcx = "transport=ucx, but this build has no UCX;
 /// gets a UCX worker, which lives as long as the loop.
 ///
 /// A payload is received into what on_header gives; a flow receives one at a time, and on_progress is not called.
+/// A flow has about 1 MiB or two messages in UCX's hands; what waits for its turn leaves by its priority.
+/// Marks (Flow::set_traffic_class) are the transport's settings, not the flow's: nothing to do for it.
 /// bytes_sent and bytes_received count headers and payloads of complete messages, over whatever medium
 /// UCX has chosen: it tells neither its own framing nor whether a network was crossed.
 /// Messages of up to kUcxEagerBytes may be with the peer before it has a receiver, in memory of its worker:

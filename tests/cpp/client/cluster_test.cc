@@ -79,6 +79,8 @@ class Rank {
   }
 
   void run_step(std::uint64_t step) {
+    const auto told = job_.told_priorities(step, rank_);
+    expect_ok(client_->set_priorities(ids_[told.first_layer], told.priorities, told.threshold), step, 0);
     for (const std::size_t index : shuffled()) {
       start(step, index);
       pause();

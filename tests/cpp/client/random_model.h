@@ -142,6 +142,9 @@ struct RandomJob {
     shared.reduce_order = pick<ReduceOrder>(random, {ReduceOrder::rank, ReduceOrder::arrival});
     shared.assignment = pick<Assignment>(random, {Assignment::chunk, Assignment::chunk, Assignment::worker});
     if (random() % 4 == 0) shared.interfaces = {"127.0.0.1", "127.0.0.2"};
+    shared.priority_classes = 1 + static_cast<int>(random() % 3);
+    shared.dscp = shared.priority_classes == 3 ? std::vector{46, 34, 0} : std::vector{46, 0};
+    equal_priorities = random() % 2 == 0;
   }
 
   /// What one rank connects with; `own` has its rank, port and timeout.
@@ -204,6 +207,22 @@ struct RandomJob {
     Random random = random_of(step, index, 102);
     return random_array(layers[index].dtype, layers[index].element_count, random);
   }
+  /// Some layers' priorities, told before this step: the same on every rank, or on each its own.
+  struct ToldPriorities {
+    std::size_t first_layer = 0;
+    std::vector<LayerPriority> priorities;
+    double threshold = 0;
+  };
+  ToldPriorities told_priorities(std::uint64_t step, std::size_t rank) const {
+    Random random = random_of(step, equal_priorities ? 0 : rank, 106);
+    std::uniform_real_distribution<double> share(0, 1);
+    ToldPriorities told{random() % layers.size(), {}, share(random)};
+    if (random() % 3 == 0) return told;  // none
+    for (std::size_t i = 0; i < layers.size() - told.first_layer; ++i)
+      told.priorities.push_back(
+          {share(random), static_cast<int>(random() % (static_cast<std::size_t>(shared.priority_classes) + 1)) - 1});
+    return told;
+  }
   bool accumulates(std::uint64_t step, std::size_t index) const { return random_of(step, index, 103)() % 3 == 0; }
   bool only_gathers(std::uint64_t step, std::size_t index) const { return random_of(step, index, 104)() % 4 == 0; }
   /// K that set_factor_count tells before the first step; 0: it is not told.
@@ -217,6 +236,7 @@ struct RandomJob {
   std::vector<Layer> layers;
   std::size_t split = 0;  // layers before it are the first model, the rest a second one
   bool transient = false;
+  bool equal_priorities = true;
 };
 
 }  // namespace poseidon::testing

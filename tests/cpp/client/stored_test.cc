@@ -109,6 +109,16 @@ class StoredRank {
     expect_ok(client_->wait_all(always));
   }
 
+  /// Whatever they are, what a rank does comes after what it did before.
+  void change_priorities() {
+    if (random_() % 2 == 0) return;
+    std::vector<LayerPriority> priorities;
+    const auto classes = static_cast<unsigned>(job_.model.shared.priority_classes);
+    for (std::size_t i = 0; i < job_.layers.size(); ++i)
+      priorities.push_back({static_cast<double>(random_() % 100) / 100, static_cast<int>(random_() % classes)});
+    expect_ok(client_->set_priorities(first_, priorities, 0.5));
+  }
+
   std::uint32_t id(std::size_t layer) const { return first_ + static_cast<std::uint32_t>(layer); }
 
   void expect_ok(const Status& status) {
@@ -117,14 +127,17 @@ class StoredRank {
 
   /// Rank 0 sets the values, everybody gets them, and all tell the rules.
   void begin() {
+    change_priorities();
     for (std::size_t i = 0; i < job_.layers.size(); ++i)
       if (rank_ == 0) expect_ok(client_->assign(id(i), job_.layers[i].initial));
     expect_ok(client_->wait_all(always));
+    change_priorities();
     for (std::size_t i = 0; i < job_.layers.size(); ++i) expect_array(i, 0, job_.layers[i].initial);
     for (std::size_t i = 0; i < job_.layers.size(); ++i) expect_ok(client_->set_rule(id(i), job_.layers[i].rule));
   }
 
   void run_step(std::uint64_t step) {
+    change_priorities();
     const std::size_t count = job_.layers.size();
     std::vector<Bytes> gradients(count);
     std::vector<Bytes> results(count);
@@ -170,6 +183,7 @@ class StoredRank {
   }
 
   Bytes pulled(std::size_t layer, std::uint32_t array) {
+    change_priorities();
     Bytes values(job_.layers[layer].layer.size_bytes());
     expect_ok(client_->pull(id(layer), values, array));
     expect_ok(client_->wait(id(layer), always));
@@ -188,6 +202,7 @@ class StoredRank {
       expect_ok(client_->assign(id(i), reference.value, 0, reference.update_count));
       expect_ok(client_->wait(id(i), always));
       for (std::size_t state = 0; state < reference.states.size(); ++state) {
+        change_priorities();
         expect_ok(client_->assign(id(i), reference.states[state], static_cast<std::uint32_t>(state + 1),
                                   reference.update_count));
         expect_ok(client_->wait(id(i), always));

@@ -43,9 +43,9 @@ class ServerWithWorkers {
   }
 
   std::unique_ptr<End> join(std::uint32_t rank, std::uint32_t worker_count, const std::string& job = "default",
-                            std::size_t core = 0, std::uint32_t flow = 0) {
+                            std::size_t core = 0, std::uint32_t flow = 0, std::uint32_t priority_class = 0) {
     auto worker = connect(core);
-    say_hello(*worker, {rank, worker_count, job, flow, {}});
+    say_hello(*worker, {rank, worker_count, job, flow, {}, priority_class});
     EXPECT_TRUE(worker->recorder.wait_messages(1));
     EXPECT_EQ(worker->recorder.messages().at(0).header.kind, wire::Kind::hello);
     return worker;

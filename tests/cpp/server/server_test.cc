@@ -132,6 +132,48 @@ TEST_F(ServerTest, RefusesAWrongHelloWithTheReason) {
   EXPECT_EQ(floats_of(message(*first, 2)), (Floats{2}));
 }
 
+TEST_F(ServerTest, AWorkerHasAConnectionForEachClassHoweverManyTheServerKnows) {
+  start(1);  // options of 2 classes
+  std::vector<std::unique_ptr<testing::End>> connections;
+  for (const std::uint32_t priority_class : {0u, 1u, 5u, 0xffffffffu}) {
+    connections.push_back(join(0, 1, "default", 0, 0, priority_class));
+    const auto answer = message(*connections.back(), 1);
+    EXPECT_EQ(wire::read_hello(answer.header, answer.payload).priority_class, priority_class);
+  }
+  connections.push_back(join(0, 1, "default", 0, 1, 5));  // the same class of another flow
+  for (const std::uint32_t priority_class : {0u, 5u}) {
+    const auto again = connect();
+    say_hello(*again, {0, 1, "default", 0, {}, priority_class});
+    EXPECT_EQ(message(*again, 1).header.kind, wire::Kind::refuse);
+    EXPECT_NE(text_of(message(*again, 1)).find("already"), std::string::npos);
+  }
+  for (std::uint64_t step = 1; step <= 2 * connections.size(); ++step) {
+    testing::End& connection = *connections[step % connections.size()];
+    push(connection, push_of(0, 1, step), {static_cast<float>(step)});
+    const std::size_t count = 1 + (step + connections.size() - 1) / connections.size();
+    EXPECT_EQ(floats_of(message(connection, count)), Floats{static_cast<float>(step)}) << "step " << step;
+  }
+}
+
+TEST_F(ServerTest, AnAnswerHasThePriorityOfItsRequest) {
+  start(3);
+  std::vector<std::unique_ptr<testing::End>> workers;
+  for (std::uint32_t rank = 0; rank < 3; ++rank) workers.push_back(join(rank, 3));
+  for (std::uint64_t step = 1; step <= 2; ++step) {
+    const auto priority_of = [step](std::uint32_t rank) { return static_cast<std::uint16_t>(100 * step + rank); };
+    for (const std::uint32_t rank : {1u, 2u, 0u}) {
+      wire::Header header = push_of(rank, 3, step);
+      header.priority = priority_of(rank);
+      push(*workers[rank], header, {1, 2});
+    }
+    for (std::uint32_t rank = 0; rank < 3; ++rank) {
+      const Received result = message(*workers[rank], 1 + step);
+      EXPECT_EQ(result.header.kind, wire::Kind::result);
+      EXPECT_EQ(result.header.priority, priority_of(rank)) << "rank " << rank << ", step " << step;
+    }
+  }
+}
+
 TEST_F(ServerTest, WhoPushesBeforeItsHelloOrForAnotherRankIsDisconnected) {
   start(2);
   const auto stranger = connect();
@@ -172,6 +214,7 @@ TEST_F(ServerTest, ShutdownSaysGoodbyeAndMayBeCalledTwice) {
   server->shutdown();
   server->shutdown();
   EXPECT_EQ(message(*worker, 2).header.kind, wire::Kind::goodbye);
+  EXPECT_EQ(message(*worker, 2).header.priority, wire::kLastPriority) << "results go before it";
   EXPECT_EQ(worker->recorder.wait_closed().code(), ErrorCode::peer_lost);
   EXPECT_EQ(server->address(), "shard");
   EXPECT_EQ(server->traffic(), (std::pair<std::uint64_t, std::uint64_t>(0, 0)));

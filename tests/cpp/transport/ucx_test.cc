@@ -4,6 +4,7 @@
 #include <future>
 #include <string>
 
+#include "conformance/transport_fixture.h"
 #include "transport/ucx/arrivals.h"
 #include "transport/ucx/ucx_transport.h"
 
@@ -72,6 +73,36 @@ TEST(UcxTransport, SaysWhichSettingUcxRejects) {
   if (!ucx_available()) GTEST_SKIP() << "this build has no UCX";
   expect_rejected("RNDV_THRESH", "many");
   expect_rejected("TLS", "no_such_transport");
+}
+
+/// A message from a connection's one end to the other, both over this transport.
+void expect_to_work(Transport& transport) {
+  Loop loop("ucx");
+  std::promise<std::shared_ptr<Flow>> accepted;
+  auto listener =
+      transport.listen(loop, "127.0.0.1:0", [&](std::shared_ptr<Flow> flow) { accepted.set_value(std::move(flow)); });
+  ASSERT_TRUE(listener.ok()) << listener.status().message();
+  std::promise<Result<std::shared_ptr<Flow>>> connected;
+  transport.connect(loop, listener.value()->address(), Clock::now() + testing::kPatience,
+                    [&](Result<std::shared_ptr<Flow>> flow) { connected.set_value(std::move(flow)); });
+  auto flow = connected.get_future().get();
+  ASSERT_TRUE(flow.ok()) << flow.status().message();
+  testing::End client(loop, std::move(flow.value()));
+  testing::End server(loop, accepted.get_future().get());
+  client.receive();
+  server.receive();
+  const testing::Bytes payload = testing::pattern(100'000, 1);
+  client.send(testing::push_header(1), payload);
+  ASSERT_TRUE(server.recorder.wait_messages(1));
+  EXPECT_TRUE(server.recorder.messages()[0].payload == payload);
+}
+
+TEST(UcxTransport, MarksOfRdmaDevicesDoNotDisturbWhereThereAreNone) {
+  if (!ucx_available()) GTEST_SKIP() << "this build has no UCX";
+  ::testing::internal::CaptureStdout();  // where UCX warns
+  expect_to_work(*make_ucx_transport({{"TLS", "tcp"}, {"IB_TRAFFIC_CLASS", "184"}, {"IB_SL", "1"}}));
+  const std::string said = ::testing::internal::GetCapturedStdout();
+  EXPECT_EQ(said.find("IB_"), std::string::npos) << said;
 }
 
 }  // namespace

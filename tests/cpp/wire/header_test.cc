@@ -50,6 +50,7 @@ TEST(Header, RoundTrip) {
     header.rows = static_cast<std::uint32_t>(random());
     header.cols = static_cast<std::uint32_t>(random());
     header.payload_bytes = random() % (kMaxPayloadBytes + 1);
+    header.priority = static_cast<std::uint16_t>(random() % kPriorityLevels);
     const Bytes bytes = encoded(header);
     const auto decoded = decode(bytes);
     ASSERT_TRUE(decoded.ok());
@@ -57,6 +58,7 @@ TEST(Header, RoundTrip) {
     EXPECT_EQ(decoded.value().step, header.step);
     EXPECT_EQ(decoded.value().cols, header.cols);
     EXPECT_EQ(decoded.value().payload_bytes, header.payload_bytes);
+    EXPECT_EQ(decoded.value().priority, header.priority);
   }
 }
 
@@ -80,8 +82,22 @@ TEST(Header, RejectsEveryFieldThatCannotBe) {
   expect_rejected(with_field(7, std::uint8_t{0x80}), "flags");
   expect_rejected(with_field(48, kMaxPayloadBytes + 1), "payload");
   expect_rejected(with_field(48, ~std::uint64_t{0}), "payload");
-  expect_rejected(with_field(56, std::uint8_t{1}), "reserved");
+  expect_rejected(with_field(56, std::uint16_t{kPriorityLevels}), "priority 1024");
+  expect_rejected(with_field(56, std::uint16_t{0xffff}), "priority 65535");
+  expect_rejected(with_field(58, std::uint8_t{1}), "reserved");
   expect_rejected(with_field(63, std::uint8_t{1}), "reserved");
+}
+
+TEST(Header, CarriesEveryPriority) {
+  for (std::uint16_t priority = kFirstPriority; priority <= kLastPriority; ++priority) {
+    Header header;
+    header.priority = priority;
+    const auto decoded = decode(encoded(header));
+    ASSERT_TRUE(decoded.ok()) << decoded.status().message();
+    ASSERT_EQ(decoded.value().priority, priority);
+  }
+  EXPECT_EQ(Header().priority, kFirstPriority);
+  EXPECT_EQ(encoded({.priority = 0x0201})[56], std::byte{1});
 }
 
 TEST(Header, AnyBytesDecodeOrAreRejected) {

@@ -47,6 +47,7 @@ TEST(Rule, RoundTrip) {
   about.unit = 9;
   about.rank = 3;
   about.step = 5;
+  about.priority = 321;
   for (int kind = 0; kind <= 4; ++kind) {
     UpdateRule rule = full_rule();
     rule.kind = static_cast<UpdateKind>(kind);
@@ -56,6 +57,7 @@ TEST(Rule, RoundTrip) {
     EXPECT_EQ(message.header.unit, 9u);
     EXPECT_EQ(message.header.rank, 3u);
     EXPECT_EQ(message.header.payload_bytes, kRuleBytes);
+    EXPECT_EQ(message.header.priority, 321) << "of the pushes that it stands before";
     const auto read = read_rule(message.payload());
     ASSERT_TRUE(read.ok()) << read.status().message();
     EXPECT_EQ(read.value(), rule);
@@ -110,6 +112,19 @@ TEST(Hello, OfAServerTellsItsOtherCores) {
   EXPECT_EQ(hello.other_cores, sent.other_cores);
 }
 
+TEST(Hello, SaysWhichFlowOfWhichClass) {
+  for (const std::uint32_t priority_class : {0u, 1u, 7u, 0xffffffffu}) {
+    for (const std::uint32_t flow : {0u, 5u}) {
+      const TextMessage message = make_hello({1, 4, "a job", flow, {}, priority_class});
+      const Hello hello = read_hello(message.header, message.payload());
+      EXPECT_EQ(hello.priority_class, priority_class);
+      EXPECT_EQ(hello.flow, flow);
+      EXPECT_EQ(message.header.priority, kFirstPriority) << "nothing may come before a hello";
+    }
+  }
+  EXPECT_EQ(read_hello(make_hello({3, 8, "a job"}).header, {}).priority_class, 0u);
+}
+
 TEST(Hello, OfAnyBytesIsRead) {
   std::mt19937_64 random(4);
   for (int i = 0; i < 2000; ++i) {
@@ -138,7 +153,9 @@ TEST(Messages, ErrorRoundTrip) {
   about.unit = 4;
   about.chunk = 5;
   about.step = 6;
+  about.priority = 700;
   const TextMessage message = make_error(Kind::refuse, about, {ErrorCode::timeout, "too late"});
+  EXPECT_EQ(message.header.priority, kFirstPriority) << "why it failed overtakes data";
   EXPECT_EQ(message.header.kind, Kind::refuse);
   EXPECT_EQ(message.header.unit, 4u);
   EXPECT_EQ(message.header.chunk, 5u);

@@ -1,0 +1,64 @@
+"""What `.grad` is while the gradient itself is not there yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from poseidon.torch.watched import METADATA, without_torch_function
+
+
+class PendingGradient(torch.Tensor):
+    """Stands in `.grad` for a gradient that is still to be computed, or on its way.
+
+    The first operation that needs its values calls `resolve()`, which returns the gradient and puts it in the
+    place of this object, so that whoever looks (an optimizer, clipping, a print) sees what plain
+    PyTorch would show. It takes the memory of one element.
+    """
+
+    _resolve: Callable[[PendingGradient], torch.Tensor]
+    _zero_later: Callable[[], bool] | None
+
+    @staticmethod
+    def make(
+        param: torch.Tensor,
+        resolve: Callable[[PendingGradient], torch.Tensor],
+        zero_later: Callable[[], bool] | None = None,
+    ) -> PendingGradient:
+        """The stand-in for the gradient of `param`.
+
+        `resolve` is called with the stand-in; `zero_later()`: whether zeroing it now needs no values, and is noted.
+        """
+        blank = torch.zeros((), dtype=param.dtype, device=param.device)
+        pending = blank.expand(param.shape).as_subclass(PendingGradient)
+        pending._resolve, pending._zero_later = resolve, zero_later
+        return pending
+
+    def resolve(self) -> torch.Tensor:
+        """The gradient itself."""
+        return self._resolve(self)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in METADATA:
+            with without_torch_function():
+                return func(*args, **(kwargs or {}))
+        if func is torch.Tensor.zero_ and _zeroes_later(args[0]):
+            return args[0]
+        if func is torch._foreach_zero_:
+            args = ([grad for grad in args[0] if not _zeroes_later(grad)],)
+        args, kwargs = tree_map(_resolved, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _zeroes_later(value: Any) -> bool:
+    return isinstance(value, PendingGradient) and value._zero_later is not None and value._zero_later()
+
+
+def _resolved(value: Any) -> Any:
+    return value.resolve() if isinstance(value, PendingGradient) else value

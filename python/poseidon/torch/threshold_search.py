@@ -1,0 +1,81 @@
+"""The search for the priority threshold in the first steps of a training (Geryon §III).
+
+Thresholds are tried by turns, so that slow changes of the cluster's speed hit all of them; each one's median step
+time is taken, a parabola is fitted through the medians, and the threshold where it is lowest is kept.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import torch
+
+CANDIDATES = tuple(eighth / 8 for eighth in range(8))
+"""The thresholds that are tried: from all layers in class 0 to the first eighth of them."""
+
+_ROUNDS = 3
+_WARM_UP_STEPS = 2
+
+
+class ThresholdSearch:
+    """One search: step times go in by `add`, a threshold comes out by `best` and `decide`.
+
+    `threshold`: the one to use for the next step. Its step counts are the same on all ranks, whatever they measure.
+    """
+
+    def __init__(
+        self, candidates: Sequence[float] = CANDIDATES, rounds: int = _ROUNDS, warm_up_steps: int = _WARM_UP_STEPS
+    ) -> None:
+        self._candidates = candidates
+        self._step_count = rounds * len(candidates)
+        self._warm_up_left = warm_up_steps
+        self._decision: int | None = None
+        self.durations_ns: list[int] = []
+
+    @property
+    def threshold(self) -> float:
+        """For the next step: the one to try, in the end the one found."""
+        index = len(self.durations_ns) % len(self._candidates) if self._decision is None else self._decision
+        return self._candidates[index]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all steps have been measured."""
+        return len(self.durations_ns) == self._step_count
+
+    @property
+    def finished(self) -> bool:
+        """Whether the threshold stays as it is."""
+        return self._decision is not None
+
+    @property
+    def steps(self) -> int:
+        """How many steps the whole search takes."""
+        return self._step_count + self._warm_up_left
+
+    def add(self, duration_ns: int) -> None:
+        """The step with `threshold` took this long."""
+        if self._warm_up_left:
+            self._warm_up_left -= 1
+        else:
+            self.durations_ns.append(duration_ns)
+
+    def best(self, totals_ns: Sequence[int]) -> int:
+        """The index of the best candidate, given all ranks' `durations_ns` added up."""
+        count = len(self._candidates)
+        medians = [statistics.median(totals_ns[index::count]) for index in range(count)]
+        fitted = _fit(self._candidates, medians)
+        return min(range(count), key=fitted.__getitem__)
+
+    def decide(self, index: int) -> None:
+        """Ends the search with this candidate."""
+        self._decision = index
+
+
+def _fit(positions: Sequence[float], values: Sequence[float]) -> list[float]:
+    """The values of the parabola through (position, value) with the least squared error."""
+    x = torch.tensor(positions, dtype=torch.float64)
+    powers = torch.stack([torch.ones_like(x), x, x * x], dim=1)
+    y = torch.tensor(values, dtype=torch.float64)
+    return (powers @ torch.linalg.lstsq(powers, y).solution).tolist()

@@ -1,0 +1,27 @@
+// The media that UCX is tested over; none where the build has no UCX.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "conformance/transport_fixture.h"
+#include "transport/ucx/ucx_transport.h"
+
+namespace poseidon::testing {
+
+inline std::unique_ptr<Transport> make_ucx_over_tcp() { return make_ucx_transport({{"TLS", "tcp"}}); }
+
+/// UCX leaves shared memory out where it has to tell that a peer has died, unless this is set.
+inline std::unique_ptr<Transport> make_ucx_over_shm() {
+  return make_ucx_transport({{"TLS", "posix,cma,tcp"}, {"MM_ERROR_HANDLING", "y"}});
+}
+
+inline std::vector<TransportCase> ucx_cases() {
+  if (!ucx_available()) return {};
+  return {{"ucx_tcp", make_ucx_over_tcp, "127.0.0.1:0", true, false, 2},
+          {"ucx_tcp_one_loop", make_ucx_over_tcp, "127.0.0.1:0", true, true, 2},
+          {"ucx_shm", make_ucx_over_shm, "127.0.0.1:0", true, false, 2},
+          {"ucx_shm_one_loop", make_ucx_over_shm, "127.0.0.1:0", true, true, 2}};
+}
+
+}  // namespace poseidon::testing

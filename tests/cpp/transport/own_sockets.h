@@ -1,0 +1,53 @@
+// This process's TCP connections, as the kernel sees them.
+#pragma once
+
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "transport/tcp/address.h"
+
+namespace poseidon::testing {
+
+struct OwnSocket {
+  std::string local_address;
+  std::string peer_address;
+  int dscp = 0;
+  int priority = 0;  // SO_PRIORITY
+  std::uint64_t bytes_sent = 0;
+};
+
+namespace own_sockets_detail {
+
+inline int option(int fd, int level, int name) {
+  int value = 0;
+  socklen_t size = sizeof value;
+  return ::getsockopt(fd, level, name, &value, &size) == 0 ? value : -1;
+}
+
+}  // namespace own_sockets_detail
+
+/// One entry for each end that is in this process.
+inline std::vector<OwnSocket> own_sockets() {
+  using own_sockets_detail::option;
+  std::vector<OwnSocket> sockets;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::stoi(entry.path().filename());
+    const auto peer = tcp::peer_address(fd);
+    const bool v6 = peer.family() == AF_INET6;
+    tcp_info info{};
+    socklen_t size = sizeof info;
+    if ((!v6 && peer.family() != AF_INET) || ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) continue;
+    const int traffic_class = v6 ? option(fd, IPPROTO_IPV6, IPV6_TCLASS) : option(fd, IPPROTO_IP, IP_TOS);
+    sockets.push_back({tcp::to_text(tcp::local_address(fd)), tcp::to_text(peer), traffic_class >> 2,
+                       option(fd, SOL_SOCKET, SO_PRIORITY), info.tcpi_bytes_sent});
+  }
+  return sockets;
+}
+
+}  // namespace poseidon::testing

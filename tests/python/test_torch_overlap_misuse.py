@@ -1,0 +1,306 @@
+"""Updates that wait for their gradients: what cannot be exact is an error that says what to do."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import LBFGS, SGD, AdamW, Optimizer, SparseAdam
+
+import poseidon.torch as poseidon
+import workers
+from overlap_cases import Model, assert_same_training, own_batch, plain_loop, train_step, wrapped
+from torch_cases import all_equal, mean_loss, mlp, parameters_digest
+
+
+def momentum(params: Any) -> Optimizer:
+    return SGD(params, lr=0.05, momentum=0.9)
+
+
+# Optimizers that torch does not have.
+
+
+class Lion(Optimizer):
+    """Per parameter."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is None:
+                    continue
+                average = self.state[param].setdefault("exp_avg", torch.zeros_like(param))
+                param.sub_(average.lerp(param.grad, 0.1).sign_(), alpha=group["lr"])
+                average.lerp_(param.grad, 0.01)
+
+
+class Noisy(Lion):
+    """Takes random numbers, so the order of parameters counts."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step()
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    param.data.add_(torch.randn_like(param), alpha=0.1)
+
+
+class Normed(Lion):
+    """Scales by the norm of all gradients."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        grads = [param.grad for group in self.param_groups for param in group["params"] if param.grad is not None]
+        torch._foreach_div_(grads, torch.stack([grad.norm() for grad in grads]).norm())
+        super().step()
+
+
+class Counting(Lion):
+    """Counts its steps in the parameter group."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["step_count"] = group.get("step_count", 0) + 1
+        super().step()
+
+
+class CountingItself(Lion):
+    """Counts its steps in an attribute, which its update follows."""
+
+    count = 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.count += 1
+        for group in self.param_groups:
+            group["lr"], lr = group["lr"] / self.count, group["lr"]
+        super().step()
+        for group in self.param_groups:
+            group["lr"] = lr
+
+
+class OwnStep(SGD):
+    """Calls the step() of its class, around which torch has put hooks."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+class NeedsModel(Lion):
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        raise RuntimeError("this optimizer works with its own model only")
+
+
+def others_that_fit() -> str:
+    def with_hooks(params: Any) -> Optimizer:
+        optimizer = OwnStep(params, lr=0.05, momentum=0.9)
+        optimizer.register_step_pre_hook(lambda *_: calls.append(1))
+        return optimizer
+
+    momentum([torch.ones(1, requires_grad=True)])  # torch puts its hooks around step() of a class at its first use
+    calls: list[int] = []
+    digests = [assert_same_training(plain_loop, Lion), assert_same_training(plain_loop, with_hooks)]
+    # Where it is plain, the hooks around both step() run.
+    assert len(calls) == 6 + (6 * 2)
+    return " ".join(digests)
+
+
+def test_other_optimizers_that_update_each_parameter_on_its_own() -> None:
+    assert all_equal(workers.run(2, others_that_fit))
+
+
+def refused() -> None:
+    model = Model(mlp())
+    params = list(model.parameters())
+
+    def check(make: Callable[[], Optimizer], text: str, **options: Any) -> None:
+        state = torch.get_rng_state()
+        with pytest.raises(poseidon.PoseidonError, match=text):
+            poseidon.DistributedOptimizer(make(), model, **options)
+        assert torch.equal(torch.get_rng_state(), state)
+
+    check(lambda: LBFGS(params), "LBFGS searches along .*use the optimizer itself with the model, without")
+    check(lambda: SparseAdam(params), "SparseAdam takes sparse gradients.*use the optimizer itself")
+    check(lambda: Noisy(params), "Noisy does not update each parameter on its own")
+    check(lambda: Normed(params), "Normed does not update each parameter on its own")
+    check(lambda: Counting(params), "Counting is no .*trial.*keeps step_count of its parameter groups")
+    check(lambda: CountingItself(params), "CountingItself does not update each")
+    check(lambda: NeedsModel(params), "NeedsModel is no .*RuntimeError: this optimizer works with its own model only")
+    check(lambda: momentum([torch.ones(3, requires_grad=True)]), "synchronizes no parameter of the optimizer")
+    check(lambda: momentum(params), "update is 'workers': pass 'worker'", update="workers")
+    check(lambda: momentum(params), "max_norm is 0.0", max_norm=0.0)
+    check(lambda: momentum(params), "clip is 'global': known are gathered and previous", max_norm=1.0, clip="global")
+    check(lambda: momentum(params), "clip with update='worker'", max_norm=1.0, update="server")
+    patched = momentum(params)
+    patched.step = lambda: None  # type: ignore[method-assign,assignment]
+    check(lambda: patched, "has a step\\(\\) of its own")
+    with pytest.raises(poseidon.PoseidonError, match="not a Sequential"):
+        poseidon.DistributedOptimizer(momentum(params), model.module)
+    optimizer = poseidon.DistributedOptimizer(momentum(params[:2]), model)
+    check(lambda: momentum(params), r"0\.weight is updated by another DistributedOptimizer already")
+    with pytest.raises(poseidon.PoseidonError, match=r"save state_dict\(\)"):
+        copy.deepcopy(optimizer)
+    assert repr(optimizer).startswith("DistributedOptimizer(update='worker', SGD")
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_what_is_refused(world_size: int) -> None:
+    workers.run(world_size, refused)
+
+
+def different_optimizers() -> str:
+    model = Model(mlp())
+    lr = 0.1 * (1 + poseidon.rank())
+    with pytest.raises(poseidon.PoseidonError) as caught:
+        poseidon.DistributedOptimizer(SGD(model.parameters(), lr=lr), model)
+    return str(caught.value)
+
+
+def test_ranks_must_have_the_same_optimizer() -> None:
+    for text in workers.run(2, different_optimizers):
+        assert re.search("different optimizers: .*'lr': 0.1.*'lr': 0.2", text)
+
+
+# Uses that cannot be exact.
+
+
+def graph_from_before(model: Any, optimizer: Any) -> Callable[[], Any]:
+    loss = mean_loss(model, *own_batch(0))
+    mean_loss(model, *own_batch(1)).backward()
+    optimizer.step()
+    return loss.backward
+
+
+def read_past_pytorch(model: Any, optimizer: Any) -> Callable[[], Any]:
+    """A view from before step() is another tensor; its use leads to the parameter, which nobody touched."""
+    first = model.module[0]
+    view = first.bias.view_as(first.bias)
+    train_step(model, optimizer, 0)
+    return (view * 2).sum().backward
+
+
+def gradient_written_in_flight(model: Any, optimizer: Any) -> Callable[[], Any]:
+    train_step(model, optimizer, 0)
+    optimizer.synchronize()
+    grad = model.module[0].weight.grad
+    assert grad is not None
+    optimizer.zero_grad(set_to_none=False)
+    mean_loss(model, *own_batch(1)).backward()
+    grad.mul_(2)
+    optimizer.step()
+    return lambda: model(own_batch(2)[0])
+
+
+def inside_a_transform(model: Any, optimizer: Any) -> Callable[[], Any]:
+    train_step(model, optimizer, 0)
+    return lambda: torch.func.grad(lambda x: model.module(x).sum())(own_batch(1)[0])
+
+
+MISUSES: list[tuple[Any, str]] = [
+    (graph_from_before, "modified by an inplace operation|had not been made when the forward pass used it"),
+    (read_past_pytorch, r"parameter 0\.bias got a gradient, but .*call synchronize\(\) of the DistributedOptimizer"),
+    (gradient_written_in_flight, r"gradient of 0\.weight was changed in place.*call synchronize\(\)"),
+    (inside_a_transform, r"inside a torch\.func transform.*call synchronize\(\)"),
+]
+
+
+def misuse(name: str) -> str:
+    wrong = next(begin for begin, _ in MISUSES if begin.__name__ == name)
+    model, optimizer = wrapped(True, momentum)
+    call = wrong(model, optimizer)
+    with pytest.raises(RuntimeError) as caught:
+        call()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("wrong", "text"), MISUSES)
+def test_misuse_is_an_error(wrong: Any, text: str) -> None:
+    for answer in workers.run(2, misuse, wrong.__name__):
+        assert re.search(text, answer)
+
+
+def after_synchronize() -> str:
+    """What is refused above works once everything is in place."""
+
+    def loop(model: Any, optimizer: Any) -> float:
+        first = model.module[0]
+        view = first.bias.view_as(first.bias)
+        train_step(model, optimizer, 0)
+        if isinstance(optimizer, poseidon.DistributedOptimizer):
+            optimizer.synchronize()
+        optimizer.zero_grad()
+        (view * 2).sum().backward()
+        train_step(model, optimizer, 1)
+        if isinstance(optimizer, poseidon.DistributedOptimizer):
+            optimizer.synchronize()
+        grads = torch.func.grad(lambda x: model.module(x).sum())(own_batch(1)[0])
+        return grads.sum().item()
+
+    return assert_same_training(loop, momentum)
+
+
+def test_after_synchronize_all_is_well() -> None:
+    assert all_equal(workers.run(2, after_synchronize))
+
+
+def failing_update() -> str:
+    """An optimizer that fails between two layers: no parameter is used after half a step."""
+    model, optimizer = wrapped(True, momentum)
+    train_step(model, optimizer, 0)
+    optimizer.synchronize()
+    state = optimizer._inner.state[model.module[2].weight]
+    state["momentum_buffer"] = torch.zeros(3)  # of another shape
+    train_step_fails(model, optimizer)
+    with pytest.raises(poseidon.PoseidonError, match="some parameters have made the step and some have not") as caught:
+        model(own_batch(2)[0])
+    return str(caught.value)
+
+
+def train_step_fails(model: nn.Module, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    mean_loss(model, *own_batch(1)).backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="size"):
+        model(own_batch(2)[0])
+
+
+def test_half_a_step_is_never_used() -> None:
+    for text in workers.run_fresh(2, initialized, failing_update):
+        assert re.search("rank [01]: .*end all workers and start again from a checkpoint", str(text))
+
+
+def initialized(function: Any) -> Any:
+    poseidon.init()
+    return function()
+
+
+def peer_leaves(kind: str) -> str:
+    """Rank 1 ends in the middle of a step; rank 0 hears of it at the next parameter, not later."""
+    poseidon.init()
+    model, optimizer = wrapped(True, lambda params: AdamW(params, lr=0.01))
+    train_step(model, optimizer, 0)
+    train_step(model, optimizer, 1)
+    before = parameters_digest(model)
+    if poseidon.rank() == 1:
+        raise SystemExit(3)
+    mean_loss(model, *own_batch(2)).backward()
+    optimizer.step()
+    use = model.module.state_dict if kind == "checkpoint" else lambda: model(own_batch(3)[0])
+    with pytest.raises(poseidon.PoseidonError) as caught:
+        use()
+    with pytest.raises(poseidon.PoseidonError, match="start again from a checkpoint"):
+        parameters_digest(model)
+    assert before
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["forward", "checkpoint"])
+def test_a_peer_that_leaves_is_an_error_at_the_next_use(kind: str) -> None:
+    answers = workers.run_fresh(2, peer_leaves, kind)
+    assert "rank 1" in answers[0]
