@@ -142,6 +142,7 @@ TEST_P(TransportPriority, CloseSendsAllThatWaitsByLevel) {
 TEST_P(TransportPriority, WhatWaitsIsDoneOnceWhenThePeerDies) {
   Pair pair = held_back_pair();
   send_mixed(*pair.client, small_, kBulkCount, 100);
+  pair.client->loop().call([] {});  // all are sent before the peer goes
   pair.server.reset();
   EXPECT_EQ(pair.client->recorder.wait_closed().code(), ErrorCode::peer_lost);
   EXPECT_EQ(pair.client->sends.done_count(), kBulkCount + 100) << "before on_closed";

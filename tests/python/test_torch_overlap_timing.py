@@ -102,4 +102,4 @@ def updates_while_waiting() -> list[list[str]]:
 def test_a_wait_is_used_to_update_what_is_there() -> None:
     updates = workers.run(2, updates_while_waiting)[0]
     assert updates[:2] == [["late.weight"], ["first.weight"]]
-    assert sorted(sum(updates, [])) == ["first.weight"] * 2 + ["late.weight"] * 2
+    assert sorted(name for names in updates for name in names) == ["first.weight"] * 2 + ["late.weight"] * 2

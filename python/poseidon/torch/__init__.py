@@ -4,7 +4,7 @@ import poseidon.torch as poseidon
 
 poseidon.init()
 model = poseidon.DistributedDataParallel(model)
-opt = poseidon.DistributedOptimizer(opt, model, update="server")  # optional: see docs/server-update.md
+opt = poseidon.DistributedOptimizer(opt, model)  # optional: see docs/distributed-optimizer.md
 """
 
 from poseidon.errors import PoseidonError

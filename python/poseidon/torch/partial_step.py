@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -60,8 +59,7 @@ class PartialStep:
 
     def run_all(self) -> None:
         """The whole step, without the hooks."""
-        with _without_hooks(self._optimizer):
-            _plain_step(self._optimizer)
+        _plain_step(self._optimizer)
 
     def run(self, hyperparameters: Hyperparameters, params: Sequence[Sequence[torch.Tensor]]) -> None:
         """The step of `params` (those of each group), which have gradients."""
@@ -69,8 +67,7 @@ class PartialStep:
         before = self._optimizer.param_groups
         self._optimizer.param_groups = groups
         try:
-            with _without_hooks(self._optimizer):
-                _plain_step(self._optimizer)
+            _plain_step(self._optimizer)
         finally:
             self._optimizer.param_groups = before
         for values, group in zip(hyperparameters, groups, strict=True):
@@ -89,25 +86,20 @@ def _snapshot(value: Any) -> Any:
 
 
 def _plain_step(optimizer: Optimizer) -> None:
+    """step() without the optimizer's hooks, also where a subclass calls the step() of its parent class."""
     step: Any = type(optimizer).step
     # Around step() torch puts a function that runs hooks and labels profiles, too slow for a part of a step.
     if getattr(step, "hooked", False):
         step = step.__wrapped__
-    with torch.no_grad():
-        step(optimizer)
-
-
-@contextmanager
-def _without_hooks(optimizer: Optimizer) -> Iterator[None]:
-    """Also for the step() of a parent class, which a subclass may call."""
-    before = [getattr(optimizer, name) for name in _HOOKS]
-    for name in _HOOKS:
+    hooks = {name: getattr(optimizer, name) for name in _HOOKS if getattr(optimizer, name)}
+    for name in hooks:
         setattr(optimizer, name, {})
     try:
-        yield
+        with torch.no_grad():
+            step(optimizer)
     finally:
-        for name, hooks in zip(_HOOKS, before, strict=True):
-            setattr(optimizer, name, hooks)
+        for name, before in hooks.items():
+            setattr(optimizer, name, before)
 
 
 def check_per_parameter(optimizer: Optimizer) -> None:
@@ -157,10 +149,17 @@ def _trial(optimizer: Optimizer, rounds: list[list[int]]) -> list[torch.Tensor]:
 
 def _double(optimizer: Optimizer, params: list[torch.nn.Parameter]) -> Optimizer:
     """An optimizer of that kind and with those hyperparameters for other parameters."""
-    group = {key: _snapshot(optimizer.param_groups[0][key]) for key in optimizer.param_groups[0]}
-    group = {**{key: value for key, value in group.items() if key not in _NOT_HYPERPARAMETERS}, "params": params}
+    group = {**PartialStep(optimizer).hyperparameters()[0], "params": params}
     double: Optimizer = object.__new__(type(optimizer))
-    own = {key: value for key, value in vars(optimizer).items() if key not in ("param_groups", "state", "step")}
-    vars(double).update(copy.deepcopy(own))
+    for key, value in vars(optimizer).items():
+        if key not in ("param_groups", "state", "step"):
+            vars(double)[key] = _own_copy(value)
     double.param_groups, double.state = [group], defaultdict(dict)
     return double
+
+
+def _own_copy(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # what cannot be copied (a lock, a file) is hardly what an update computes with
+        return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -32,8 +33,7 @@ class PendingGradient(torch.Tensor):
 
         `resolve` is called with the stand-in; `zero_later()`: whether zeroing it now needs no values, and is noted.
         """
-        blank = torch.zeros((), dtype=param.dtype, device=param.device)
-        pending = blank.expand(param.shape).as_subclass(PendingGradient)
+        pending = _blank(param.shape, param.dtype, param.device).as_subclass(PendingGradient)
         pending._resolve, pending._zero_later = resolve, zero_later
         return pending
 
@@ -54,6 +54,11 @@ class PendingGradient(torch.Tensor):
             args = ([grad for grad in args[0] if not _zeroes_later(grad)],)
         args, kwargs = tree_map(_resolved, (args, kwargs or {}))
         return func(*args, **kwargs)
+
+
+@functools.lru_cache(maxsize=4096)
+def _blank(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.zeros((), dtype=dtype, device=device).expand(shape)
 
 
 def _zeroes_later(value: Any) -> bool:

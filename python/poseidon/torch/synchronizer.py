@@ -79,7 +79,8 @@ class Synchronizer:
         self._marks_valid = False
         self._run: BackwardRun | None = None
         self._flying: BackwardRun | None = None  # the one that is over but for exchanges in flight
-        self._in_flight: dict[SyncedParameter, Job] = {}  # the soonest needed first
+        self._in_flight: dict[SyncedParameter, Job] = {}
+        self._units: dict[tuple[int, int], list[Job]] = {}  # what of it arrives together, the soonest needed first
         self._broken: str | None = None
         self._add_layers(self.entries)
         for entry in self.entries:
@@ -287,6 +288,7 @@ class Synchronizer:
     def _take_off(self, job: Job) -> None:
         entry = job.entry
         self._in_flight[entry] = job
+        self._units.setdefault(entry.unit, []).append(job)
         if job.absent:  # whether there will be a gradient is not known yet
             watch(entry.param, self, entry)
             return
@@ -300,13 +302,13 @@ class Synchronizer:
 
     def settle(self, entries: Iterable[SyncedParameter] | None = None) -> None:
         """Waits until the gradients of these parameters (None: all) are in place, and updates that are due are made."""
-        jobs = self._in_flight.values() if entries is None else map(self._in_flight.get, entries)
-        wanted = [job for job in jobs if job is not None]
+        wanted = list(self._in_flight) if entries is None else [entry for entry in entries if entry in self._in_flight]
         if wanted:
-            units = {job.entry.unit for job in wanted}  # what travels together arrives together
-            self._land([job for job in self._in_flight.values() if job.entry.unit in units], meanwhile=True)
+            units = dict.fromkeys(entry.unit for entry in wanted)
+            self._land([job for unit in units for job in self._units[unit]], meanwhile=True)
 
     def _land(self, jobs: Sequence[Job], meanwhile: bool) -> None:
+        """Ends the flight of whole units; `meanwhile`: waiting for them is used to update others."""
         self.check_usable()
         if torch._C._are_functorch_transforms_active():
             raise PoseidonError(
@@ -331,20 +333,20 @@ class Synchronizer:
         self._deliver(jobs)
         for job in jobs:
             del self._in_flight[job.entry]
+            self._units.pop(job.entry.unit, None)
             unwatch(job.entry.param)
         for step in dict.fromkeys(job.step for job in jobs if job.step is not None):
             step.apply([job for job in jobs if job.step is step])
 
     def _update_others(self, jobs: Sequence[Job]) -> None:
         """Makes updates whose gradients are in, the soonest needed first, until those of `jobs` are."""
-        done, wanted = self._exchange.done, set(jobs)
-        others = [job for job in self._in_flight.values() if job.step is not None and job not in wanted]
-        for other in others:
+        done, awaited = self._exchange.done, {job.entry.unit for job in jobs}
+        for unit in [unit for unit in self._units if unit not in awaited]:
             if all(done(job.entry.layer) for job in jobs):
                 return
-            if other.entry in self._in_flight and done(other.entry.layer):
-                mates = [job for job in self._in_flight.values() if job.entry.unit == other.entry.unit]
-                self._land(mates, meanwhile=False)
+            others = self._units[unit]
+            if any(job.step is not None for job in others) and all(done(job.entry.layer) for job in others):
+                self._land(others, meanwhile=False)
 
     def used(self, entries: list[SyncedParameter]) -> None:
         """As a `Watcher`: the parameters' values are needed now."""

@@ -7,9 +7,9 @@ its gradient and updates it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
@@ -130,13 +130,14 @@ class WorkerUpdate:
             self._sync.settle(self._entries)
 
 
-@contextmanager
-def update_mode(device: torch.device) -> Iterator[None]:
+def update_mode(device: torch.device) -> AbstractContextManager[Any]:
     """What step() usually runs in, whatever the surroundings of the forward pass that waits for an update are."""
-    with ExitStack() as modes:
-        if torch.is_inference_mode_enabled():  # or the optimizer's state would be of a kind that no one may change
-            modes.enter_context(torch.inference_mode(False))
-        modes.enter_context(torch.no_grad())
-        if torch.is_autocast_enabled(device.type):
-            modes.enter_context(torch.autocast(device.type, enabled=False))
-        yield
+    autocast = torch.is_autocast_enabled(device.type)
+    if not autocast and not torch.is_inference_mode_enabled():
+        return torch.no_grad()
+    modes = ExitStack()
+    modes.enter_context(torch.inference_mode(False))  # or the optimizer's state would be of a kind that stays as it is
+    modes.enter_context(torch.no_grad())
+    if autocast:
+        modes.enter_context(torch.autocast(device.type, enabled=False))
+    return modes

@@ -66,6 +66,7 @@ TEST(Done, IsWhetherNothingRuns) {
   ASSERT_TRUE(cluster.clients[1]->start(layer, bytes_of(others), 1).ok());
   ASSERT_TRUE(client.wait(layer, always).ok());
   EXPECT_TRUE(client.done(layer));
+  ASSERT_TRUE(cluster.clients[1]->wait(layer, always).ok());
   ASSERT_TRUE(client.start(layer, bytes_of(mine), 1).ok());
   client.abort("enough");
   EXPECT_EQ(client.wait(layer, always).code(), ErrorCode::aborted);
