@@ -73,25 +73,44 @@ void refined_roots(Isa isa, float* values, std::size_t element_count) {
                  });
   }
 }
+
+__attribute__((POSEIDON_TARGET_V4)) void refined_roots_v4(float* values, std::size_t element_count) {
+  constexpr std::size_t kWide = 16;
+  const __m512 one = _mm512_set1_ps(1.f);
+  const __m512 half = _mm512_set1_ps(0.5f);
+  for (std::size_t first = 0; first < element_count; first += kWide) {
+    const std::size_t n = std::min(kWide, element_count - first);
+    const auto lanes = static_cast<__mmask16>((1u << n) - 1);
+    const __m512 value = _mm512_mask_loadu_ps(one, lanes, values + first);
+    const __m512 estimate = _mm512_rsqrt14_ps(value);
+    const __m512 root = _mm512_mul_ps(value, estimate);
+    const __m512 residual = _mm512_fnmadd_ps(root, root, value);
+    const __m512 refined = _mm512_fmadd_ps(residual, _mm512_mul_ps(estimate, half), root);
+    const __mmask16 usual = _mm512_cmp_ps_mask(value, _mm512_set1_ps(0x1p-126f), _CMP_GE_OQ) &
+                            _mm512_cmp_ps_mask(value, _mm512_set1_ps(0x1p127f), _CMP_LT_OQ);
+    _mm512_mask_storeu_ps(values + first, lanes, _mm512_mask_blend_ps(usual, _mm512_sqrt_ps(value), refined));
+  }
+}
+
+enum class Rounding : std::uint8_t { ieee, refined, refined_v4 };
+
+/// By the CPU alone, not by the instructions that a test chooses: a value has one root.
+Rounding rounding() {
+  static const Rounding here = [] {
+    __builtin_cpu_init();
+    if (__builtin_cpu_is("amd")) return Rounding::refined;
+    return __builtin_cpu_is("intel") && best_isa() == Isa::v4 ? Rounding::refined_v4 : Rounding::ieee;
+  }();
+  return here;
+}
 #endif
 
 }  // namespace
 
-bool refines_estimates() {
-#if POSEIDON_X86_DISPATCH
-  static const bool refines = [] {
-    __builtin_cpu_init();
-    return __builtin_cpu_is("amd") != 0;
-  }();
-  return refines;
-#else
-  return false;
-#endif
-}
-
 void square_root(Isa isa, float* values, std::size_t element_count) {
 #if POSEIDON_X86_DISPATCH
-  if (refines_estimates()) return refined_roots(isa, values, element_count);
+  if (rounding() == Rounding::refined) return refined_roots(isa, values, element_count);
+  if (rounding() == Rounding::refined_v4) return refined_roots_v4(values, element_count);
 #endif
   ieee_roots(isa, values, element_count);
 }
