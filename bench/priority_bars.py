@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="runs whose title contains this, such as K40, urgent or cost")
     parser.add_argument("--steps", type=int, default=2, help="measured steps per round")
     parser.add_argument("--repeats", type=int, default=3, help="rounds per method")
-    parser.add_argument("--threshold", default="coarse", help="priority_threshold of Poseidon's methods")
+    parser.add_argument("--threshold", default="0.5", help="priority_threshold of Poseidon's methods")
     arguments = parser.parse_args()
     print(f"{'run':34} {'what':34} {'measured':>8}   {'bar':7} {'bound':>6}")
     if arguments.only in "scheduling cost":

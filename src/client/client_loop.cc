@@ -339,15 +339,23 @@ bool ClientImpl::belongs(const LinkState& link, const Chunk& chunk) const {
   return links_.lane_of(chunk, link.lane % links_.class_count) == link.lane;
 }
 
+/// Whether something is under way that cannot come any more now that this link has closed: a server's results come
+/// where their pushes went, a peer's factors over any link to it that is still there.
 bool ClientImpl::needs(const LinkState& link) const {
+  const bool last = std::none_of(flows_.begin(), flows_.end(), [&link](const auto& other) {
+    return other.second.kind == link.kind && other.second.index == link.index;
+  });
   for (const auto& [id, unit] : units_by_id_) {
     const Exchange& exchange = unit->syncer.exchange();
     if (!exchange.running || exchange.received) continue;
     if (exchange.scheme == Scheme::sfb) {
-      if (link.kind == LinkKind::peer && !exchange.inbox.parts[link.index].arrived) return true;
+      if (link.kind == LinkKind::peer && last && !exchange.inbox.parts[link.index].arrived) return true;
     } else if (link.kind == LinkKind::server) {
-      for (const auto& chunk : exchange.unit->chunks)
-        if (belongs(link, chunk) && !exchange.chunk_received[chunk.index]) return true;
+      for (const auto& chunk : exchange.unit->chunks) {
+        const bool comes_here = static_cast<std::size_t>(chunk.server) == link.index &&
+                                links_.lane_of(chunk, exchange.priority.priority_class) == link.lane;
+        if (comes_here && !exchange.chunk_received[chunk.index]) return true;
+      }
     }
   }
   return false;

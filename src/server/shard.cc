@@ -132,15 +132,18 @@ void Shard::finish(Entry& entry, Buffer sum) {
   struct Answer {
     Requester* to;
     std::uint32_t rank;
+    std::uint16_t priority;
     bool wants_result;
   };
   std::vector<Answer> answers;
   for (const auto& part : entry.state.parts())
-    answers.push_back({part->from, part->header.rank, (part->header.flags & wire::kNoResult) == 0});
+    answers.push_back(
+        {part->from, part->header.rank, part->header.priority, (part->header.flags & wire::kNoResult) == 0});
   entry.state.reset();
   for (const Answer& answer : answers) {
     if (answer.to == nullptr) continue;  // gone while other threads were adding
     header.rank = answer.rank;
+    header.priority = answer.priority;
     if (any_present && !payload)
       answer.to->refuse(header, {ErrorCode::refused, "the update needs parameters and a rule of float32 or float64"});
     else

@@ -130,12 +130,13 @@ class Worker final : public Client {
     return cluster;
   }
 
-  /// RoCE's traffic class is the DSCP and two bits more; InfiniBand's service levels rise with the urgency.
+  /// RoCE's traffic class is the DSCP and two bits more, which say that ECN is understood; InfiniBand's service
+  /// levels rise with the urgency.
   UcxSettings ucx_settings(int priority_class) const {
     const int dscp = traffic_class_of(options_, static_cast<std::size_t>(priority_class)).dscp;
     const int service_level = std::min(7, options_.priority_classes - 1 - priority_class);
     if (dscp == 0 && service_level == 0) return {};
-    return {{"IB_TRAFFIC_CLASS", std::to_string(dscp << 2)}, {"IB_SL", std::to_string(service_level)}};
+    return {{"IB_TRAFFIC_CLASS", std::to_string(dscp << 2 | 2)}, {"IB_SL", std::to_string(service_level)}};
   }
 
   Status make_transports() {

@@ -103,8 +103,9 @@ Status TcpFlow::set_traffic_class(const TrafficClass& traffic_class) {
   if (state_ == State::closed) return {};
   const int tos = traffic_class.dscp << 2;  // the low two bits are ECN's
   const bool v6 = peer_address(socket_.get()).family() == AF_INET6;
-  const bool marked = v6 ? try_option(socket_.get(), IPPROTO_IPV6, IPV6_TCLASS, tos)
-                         : try_option(socket_.get(), IPPROTO_IP, IP_TOS, tos);
+  // A socket for IPv6 may be talking IPv4, whose packets have the mark for IPv4.
+  const bool marked = try_option(socket_.get(), IPPROTO_IP, IP_TOS, tos) &&
+                      (!v6 || try_option(socket_.get(), IPPROTO_IPV6, IPV6_TCLASS, tos));
   // After the mark, which sets it, too.
   if (marked && try_option(socket_.get(), SOL_SOCKET, SO_PRIORITY, traffic_class.socket_priority)) return {};
   return {ErrorCode::refused, "the system does not permit marking packets with DSCP " +
