@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/$1:$PATH"
 
-tidy=$(command -v clang-tidy || compgen -c clang-tidy- | grep -v diff | sort -V | tail -n 1)
+tidy=$(command -v clang-tidy || { compgen -c clang-tidy- | grep -v diff | sort -V | tail -n 1; } || true)
 if [ -z "$tidy" ]; then
   echo "clang-tidy is not installed: skipped (apt-get install clang-tidy)" >&2
   exit 0
