@@ -248,10 +248,13 @@ def test_core_options() -> None:
         "aggregation": "at_once",
         "reduce_order": "arrival",
         "assignment": "worker",
+        "priority_classes": 3,
+        "dscp": ["34", "10", "0"],
         "compute_threads": 5,
         "timeout": 7.0,
     }
     core = options.resolve(**given).core()
-    assert {name: getattr(core, name) for name in given} == given
+    assert {name: getattr(core, name) for name in given} == {**given, "dscp": [34, 10, 0]}
+    assert options.resolve().core().dscp == [46, 0]
     assert {name for name in dir(core) if not name.startswith("_")} == set(given)
     assert options.resolve(chunk_bytes="auto").core().chunk_bytes == 0

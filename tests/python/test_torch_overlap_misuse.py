@@ -266,13 +266,14 @@ def train_step_fails(model: nn.Module, optimizer: Any) -> None:
     optimizer.zero_grad()
     mean_loss(model, *own_batch(1)).backward()
     optimizer.step()
-    with pytest.raises(RuntimeError, match="size"):
+    # By itself, or because the other rank has failed first and says so.
+    with pytest.raises((RuntimeError, poseidon.PoseidonError), match="size|some parameters have made the step"):
         model(own_batch(2)[0])
 
 
 def test_half_a_step_is_never_used() -> None:
     for text in workers.run_fresh(2, initialized, failing_update):
-        assert re.search("rank [01]: .*end all workers and start again from a checkpoint", str(text))
+        assert "some parameters have made the step and some have not" in str(text)
 
 
 def initialized(function: Any) -> Any:
