@@ -267,7 +267,7 @@ def train_step_fails(model: nn.Module, optimizer: Any) -> None:
     mean_loss(model, *own_batch(1)).backward()
     optimizer.step()
     # By itself, or because the other rank has failed first and says so.
-    with pytest.raises((RuntimeError, poseidon.PoseidonError), match="size|some parameters have made the step"):
+    with pytest.raises((RuntimeError, poseidon.PoseidonError), match=r"size|some parameters have made the step"):
         model(own_batch(2)[0])
 
 
