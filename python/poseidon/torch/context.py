@@ -16,6 +16,7 @@ import torch
 
 from poseidon.chunk_cache import settle_chunk_bytes
 from poseidon.errors import InvalidArgument, PoseidonError, ShutDown
+from poseidon.notices import tell_notices
 from poseidon.options import Settings, resolve
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Context:
         store = AgentStore(settings) if settings.use_agent_store else None
         self.client = _core.Client.connect(settings.core(), store)
         settle_chunk_bytes(self.client, settings)
+        tell_notices(self.client)
         self.control = Control(self.client)
 
     def abort(self, error: BaseException) -> None:
