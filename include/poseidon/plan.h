@@ -120,6 +120,10 @@ struct Plan {
 Result<Plan> make_plan(std::vector<Layer> layers, const Cluster& cluster, const Options& options,
                        std::uint32_t first_unit_id);
 
+/// The priority class of a layer (Geryon §III-C): 0 for an urgency above the threshold, the last class up to it.
+/// Of n classes, those from 0 to n − 2 take equal parts of the urgencies from 1 down to the threshold.
+int priority_class(double urgency, double threshold, int class_count);
+
 /// A text that is equal on two ranks iff their plans are; line i describes unit i.
 std::vector<std::string> plan_lines(const Plan& plan);
 

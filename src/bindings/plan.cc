@@ -104,6 +104,7 @@ void bind_plan(nb::module_& module) {
         return std::string(scheme_name(best_scheme(layer, factor_count, cluster)));
       },
       nb::arg("layer"), nb::arg("factor_count"), nb::arg("cluster"));
+  module.def("priority_class", &priority_class, nb::arg("urgency"), nb::arg("threshold"), nb::arg("class_count"));
   module.def(
       "make_plan",
       [](const std::vector<Layer>& layers, const Cluster& cluster, const Options& options,

@@ -4,6 +4,7 @@
 
 #include "client/client_impl.h"
 #include "plan/priority.h"
+#include "poseidon/plan.h"
 
 namespace poseidon {
 
@@ -24,10 +25,11 @@ Status ClientImpl::set_priorities(std::uint32_t first_layer, std::span<const Lay
       if (!is_share(given.urgency) || given.priority_class < -1 || given.priority_class >= options_.priority_classes)
         return {ErrorCode::invalid_argument,
                 "a layer's urgency is from 0 to 1 and its class below " + std::to_string(options_.priority_classes)};
-      const Priority priority{level_of(given.urgency),
-                              given.priority_class >= 0
-                                  ? static_cast<std::uint8_t>(given.priority_class)
-                                  : class_of(given.urgency, priority_threshold, options_.priority_classes)};
+      const Priority priority{
+          level_of(given.urgency),
+          static_cast<std::uint8_t>(given.priority_class >= 0 ? given.priority_class
+                                                              : priority_class(given.urgency, priority_threshold,
+                                                                               options_.priority_classes))};
       // A group is as urgent as its most urgent member.
       auto [known, fresh] = by_unit.try_emplace(layers_[first_layer + i]->unit->syncer.unit().id, priority);
       known->second.level = std::min(known->second.level, priority.level);

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "plan/priority.h"
+#include "poseidon/plan.h"
 #include "transport/level_queue.h"
 
 namespace poseidon {
@@ -31,7 +32,8 @@ double scheduling_seconds(std::size_t chunk_count, std::size_t layer_count) {
   PriorityMap map(kClasses);
   for (std::size_t layer = 0; layer < layer_count; ++layer) {
     const double urgency = 1 - static_cast<double>(layer) / static_cast<double>(layer_count);
-    map.set(static_cast<std::uint32_t>(layer), {level_of(urgency), class_of(urgency, kThreshold, kClasses)});
+    map.set(static_cast<std::uint32_t>(layer),
+            {level_of(urgency), static_cast<std::uint8_t>(priority_class(urgency, kThreshold, kClasses))});
   }
   std::array<LevelQueue<Waiting>, kClasses> queues;
   const std::array<std::byte, 64> memory{};

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "poseidon/plan.h"
+
 namespace poseidon {
 
 namespace {
@@ -14,11 +16,11 @@ std::uint16_t level_of(double urgency) {
   return static_cast<std::uint16_t>(std::lround(kLastLevel - urgency * (kLastLevel - kFirstLevel)));
 }
 
-std::uint8_t class_of(double urgency, double threshold, int class_count) {
+int priority_class(double urgency, double threshold, int class_count) {
   const int last = class_count - 1;
-  if (last == 0 || urgency <= threshold) return static_cast<std::uint8_t>(last);
+  if (last == 0 || urgency <= threshold) return last;
   const double part = (1 - urgency) / (1 - threshold) * last;
-  return static_cast<std::uint8_t>(std::clamp(static_cast<int>(part), 0, last - 1));
+  return std::clamp(static_cast<int>(part), 0, last - 1);
 }
 
 PriorityMap::PriorityMap(int class_count)

@@ -19,10 +19,6 @@ struct Priority {
 /// Levels between the first, for what ends or begins a connection, and the last, for goodbyes.
 std::uint16_t level_of(double urgency);
 
-/// 0 for an urgency above the threshold, the last class below it; classes in between divide what is above:
-/// of n classes, those from 0 to n − 2 take equal parts of the urgencies from 1 down to the threshold.
-std::uint8_t class_of(double urgency, double threshold, int class_count);
-
 /// Written when priorities are set and read for every message, both on the client's loop: no locks.
 class PriorityMap {
  public:

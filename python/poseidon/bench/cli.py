@@ -12,10 +12,7 @@ from poseidon.bench.exchange_cli import EPILOG, exchange
 from poseidon.bench.methods import METHODS, parse_methods
 from poseidon.bench.network_options import (
     PrioritiesOption,
-    Switches,
-    SwitchesOption,
     ThresholdOption,
-    network_arguments,
     network_words,
     priority_options,
 )
@@ -23,6 +20,7 @@ from poseidon.bench.plot import efficiency_plot
 from poseidon.bench.priority_cli import app as priority_app
 from poseidon.bench.progress import round_progress
 from poseidon.bench.train import TrainConfig, TrainResult, run_training
+from poseidon.cli.network import Switches, SwitchesOption, network_arguments
 from poseidon.cli.output import JsonFlag, print_results
 from poseidon.errors import InvalidArgument
 from poseidon.models import DEVICES, MODELS, model_table

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
 from typing import Annotated, Any
 
 import typer
 
 from poseidon.dscp import MOST_CLASSES
 from poseidon.options import BY_NAME
-
-
-class Switches(str, Enum):
-    """What the switches do with the packets' code points."""
-
-    honour = "honour"
-    ignore = "ignore"
-
 
 PrioritiesOption = Annotated[
     int,
@@ -32,21 +23,6 @@ ThresholdOption = Annotated[
         "DistributedOptimizer searches before its measured steps."
     ),
 ]
-SwitchesOption = Annotated[
-    Switches, typer.Option(help="Whether the switches honour the packets' code points; the hosts' ports always do.")
-]
-
-
-def network_arguments(
-    priorities: int, switches: Switches, racks: int = 1, oversubscription: float = 1.0
-) -> dict[str, Any]:
-    """Arguments of `Testbed` for the options above."""
-    return {
-        "priorities": priorities,
-        "honour_dscp": switches is Switches.honour,
-        "racks": racks,
-        "oversubscription": oversubscription,
-    }
 
 
 def network_words(arguments: Mapping[str, Any]) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -13,10 +12,7 @@ from rich.table import Table
 from poseidon.bench.methods import METHODS, Method, parse_methods
 from poseidon.bench.network_options import (
     PrioritiesOption,
-    Switches,
-    SwitchesOption,
     ThresholdOption,
-    network_arguments,
     priority_options,
 )
 from poseidon.bench.priority_cost import CHUNK_COUNTS, VGG19_TENSOR_COUNT, CostResult, measure_costs
@@ -30,6 +26,7 @@ from poseidon.bench.priority_tables import (
 )
 from poseidon.bench.priority_urgent import UrgentConfig, UrgentResult, run_urgent
 from poseidon.bench.progress import round_progress
+from poseidon.cli.network import Switches, SwitchesOption, network_arguments
 from poseidon.cli.output import JsonFlag, print_results
 from poseidon.errors import InvalidArgument
 from poseidon.option_kinds import parse_bytes
@@ -135,17 +132,18 @@ def tables(
 
     The bound is what no schedule can beat: the methods' bytes at the rate of plain TCP copies on the same ports.
     """
-    config = GridConfig(
-        models=tuple(model or PAPER_MODELS),
-        gigabits_per_second=tuple(gigabits or PAPER_EFFICIENCIES),
-        host_counts=(hosts,),
-        methods=_methods(methods),
-        scale=scale,
-        stretch=stretch,
-        step_count=steps,
-        repeat_count=repeats,
+    _print_grid(
+        GridConfig(
+            gigabits_per_second=tuple(gigabits or PAPER_EFFICIENCIES),
+            host_counts=(hosts,),
+            scale=scale,
+            stretch=stretch,
+            step_count=steps,
+            repeat_count=repeats,
+            **_who_and_where(model, methods, priorities, threshold, switches),
+        ),
+        as_json,
     )
-    _print_grid(config, priorities, threshold, switches, as_json)
 
 
 @app.command(epilog="Example: poseidon bench priority scaling --model VGG19 --hosts 1 --hosts 2 --hosts 4")
@@ -166,25 +164,33 @@ def scaling(
     as_json: JsonFlag = False,
 ) -> None:
     """Throughput by the number of workers (Figures 8 and 9), compute at the K40's times. Default rate: 10 Gb/s."""
-    config = GridConfig(
-        models=tuple(model or PAPER_MODELS),
-        gigabits_per_second=tuple(gigabits or (10.0,)),
-        host_counts=tuple(hosts or (1, 2, 4, 8)),
-        methods=_methods(methods),
-        scale=scale,
-        stretch=stretch,
-        step_count=steps,
-        repeat_count=repeats,
+    _print_grid(
+        GridConfig(
+            gigabits_per_second=tuple(gigabits or (10.0,)),
+            host_counts=tuple(hosts or (1, 2, 4, 8)),
+            scale=scale,
+            stretch=stretch,
+            step_count=steps,
+            repeat_count=repeats,
+            **_who_and_where(model, methods, priorities, threshold, switches),
+        ),
+        as_json,
     )
-    _print_grid(config, priorities, threshold, switches, as_json)
 
 
-def _print_grid(config: GridConfig, priorities: int, threshold: str, switches: Switches, as_json: bool) -> None:
-    config = replace(
-        config,
-        options=priority_options(priorities, threshold),
-        testbed=network_arguments(priorities, switches),
-    )
+def _who_and_where(
+    models: list[str] | None, methods: str, priorities: int, threshold: str, switches: Switches
+) -> dict[str, Any]:
+    """What both commands make of their options: models, methods, and what priorities mean to hosts and network."""
+    return {
+        "models": tuple(models or PAPER_MODELS),
+        "methods": _methods(methods),
+        "options": priority_options(priorities, threshold),
+        "testbed": network_arguments(priorities, switches),
+    }
+
+
+def _print_grid(config: GridConfig, as_json: bool) -> None:
     print_results([run_grid(config, round_progress)], as_json, _grid_tables)
 
 

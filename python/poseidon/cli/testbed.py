@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 import typer
 
 from poseidon import testbed
-from poseidon.bench.network_options import Switches, SwitchesOption, network_arguments
+from poseidon.cli.network import Switches, SwitchesOption, network_arguments
 from poseidon.cli.output import JsonFlag, print_json, print_line, print_table
 from poseidon.dscp import MOST_CLASSES, default_dscp
 from poseidon.errors import InvalidArgument

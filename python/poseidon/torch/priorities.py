@@ -149,8 +149,6 @@ class Priorities:
             return self._last_class
         if self.threshold is None:
             return self._last_class if entry.fully_connected and entry.update is not None else 0
-        if entry.urgency <= self.threshold:
-            return self._last_class
-        # The classes but for the last take equal parts of the urgencies above the threshold.
-        part = (1 - entry.urgency) / (1 - self.threshold) * self._last_class
-        return min(int(part), self._last_class - 1)
+        from poseidon import _core
+
+        return _core.priority_class(entry.urgency, self.threshold, self._last_class + 1)

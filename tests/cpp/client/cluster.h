@@ -26,6 +26,15 @@ inline std::vector<Options> cluster_options(int world_size,
   return all;
 }
 
+/// `shared`, but who and where as in `own`, one of `cluster_options`.
+inline Options with_place_of(const Options& own, Options shared) {
+  shared.rank = own.rank;
+  shared.world_size = own.world_size;
+  shared.master_port = own.master_port;
+  shared.timeout = own.timeout;
+  return shared;
+}
+
 /// Connects all ranks at once and destroys them, last rank first, at the end.
 class TestCluster {
  public:

@@ -79,12 +79,7 @@ class TappedCluster {
   TappedCluster(int world_size, Options shared) {
     auto all = cluster_options(world_size);
     for (Options& options : all) {
-      const Options own = options;
-      options = shared;
-      options.rank = own.rank;
-      options.world_size = own.world_size;
-      options.master_port = own.master_port;
-      options.timeout = own.timeout;
+      options = with_place_of(options, shared);
       options.transport = Medium::tcp;
       options.servers = {tap.address()};
     }

@@ -148,15 +148,10 @@ struct RandomJob {
   }
 
   /// What one rank connects with; `own` has its rank, port and timeout.
-  Options options_of(Options own) const {
-    const Options rest = own;
-    own = shared;
-    own.rank = rest.rank;
-    own.world_size = rest.world_size;
-    own.master_port = rest.master_port;
-    own.timeout = rest.timeout;
-    own.compute_threads = 1 + (rest.rank + static_cast<int>(seed)) % 3;
-    return own;
+  Options options_of(const Options& own) const {
+    Options options = with_place_of(own, shared);
+    options.compute_threads = 1 + (own.rank + static_cast<int>(seed)) % 3;
+    return options;
   }
 
   template <typename T>

@@ -7,6 +7,7 @@
 #include <map>
 #include <vector>
 
+#include "poseidon/plan.h"
 #include "wire/header.h"
 
 namespace poseidon {
@@ -47,34 +48,34 @@ TEST(Level, TellsAThousandLayersApart) {
 }
 
 TEST(Class, OfTwoFollowsTheThreshold) {
-  EXPECT_EQ(class_of(0.8, 0.8, 2), 1) << "only what is above it is urgent";
-  EXPECT_EQ(class_of(std::nextafter(0.8, 1.0), 0.8, 2), 0);
-  EXPECT_EQ(class_of(1, 0.8, 2), 0);
-  EXPECT_EQ(class_of(0, 0.8, 2), 1);
+  EXPECT_EQ(priority_class(0.8, 0.8, 2), 1) << "only what is above it is urgent";
+  EXPECT_EQ(priority_class(std::nextafter(0.8, 1.0), 0.8, 2), 0);
+  EXPECT_EQ(priority_class(1, 0.8, 2), 0);
+  EXPECT_EQ(priority_class(0, 0.8, 2), 1);
 }
 
 TEST(Class, ThresholdsAtTheEnds) {
   for (int classes = 1; classes <= 8; ++classes) {
     const auto last = static_cast<std::uint8_t>(classes - 1);
-    EXPECT_EQ(class_of(1, 1, classes), last) << "no layer is above 1";
-    EXPECT_EQ(class_of(0, 0, classes), last) << "nor is 0 above 0";
-    EXPECT_EQ(class_of(1, 0, classes), 0);
-    EXPECT_EQ(class_of(1e-9, 0, classes), classes == 1 ? 0 : last - 1) << "everything else is above 0";
+    EXPECT_EQ(priority_class(1, 1, classes), last) << "no layer is above 1";
+    EXPECT_EQ(priority_class(0, 0, classes), last) << "nor is 0 above 0";
+    EXPECT_EQ(priority_class(1, 0, classes), 0);
+    EXPECT_EQ(priority_class(1e-9, 0, classes), classes == 1 ? 0 : last - 1) << "everything else is above 0";
   }
 }
 
 TEST(Class, OfThreeAndFourDividesWhatIsAboveTheThreshold) {
   const double threshold = 0.4;
-  EXPECT_EQ(class_of(1, threshold, 3), 0);
-  EXPECT_EQ(class_of(0.71, threshold, 3), 0);
-  EXPECT_EQ(class_of(0.69, threshold, 3), 1);
-  EXPECT_EQ(class_of(0.41, threshold, 3), 1);
-  EXPECT_EQ(class_of(0.4, threshold, 3), 2);
-  EXPECT_EQ(class_of(0.81, threshold, 4), 0);
-  EXPECT_EQ(class_of(0.79, threshold, 4), 1);
-  EXPECT_EQ(class_of(0.61, threshold, 4), 1);
-  EXPECT_EQ(class_of(0.59, threshold, 4), 2);
-  EXPECT_EQ(class_of(0.1, threshold, 4), 3);
+  EXPECT_EQ(priority_class(1, threshold, 3), 0);
+  EXPECT_EQ(priority_class(0.71, threshold, 3), 0);
+  EXPECT_EQ(priority_class(0.69, threshold, 3), 1);
+  EXPECT_EQ(priority_class(0.41, threshold, 3), 1);
+  EXPECT_EQ(priority_class(0.4, threshold, 3), 2);
+  EXPECT_EQ(priority_class(0.81, threshold, 4), 0);
+  EXPECT_EQ(priority_class(0.79, threshold, 4), 1);
+  EXPECT_EQ(priority_class(0.61, threshold, 4), 1);
+  EXPECT_EQ(priority_class(0.59, threshold, 4), 2);
+  EXPECT_EQ(priority_class(0.1, threshold, 4), 3);
 }
 
 TEST(Class, NeverFallsAsTheUrgencyDoesAndAllAreUsed) {
@@ -83,10 +84,10 @@ TEST(Class, NeverFallsAsTheUrgencyDoesAndAllAreUsed) {
       std::map<int, int> count;
       int before = 0;
       for (const double urgency : urgencies(1000)) {
-        const int priority_class = class_of(urgency, threshold, classes);
-        EXPECT_GE(priority_class, before);
-        before = priority_class;
-        ++count[priority_class];
+        const int chosen = priority_class(urgency, threshold, classes);
+        EXPECT_GE(chosen, before);
+        before = chosen;
+        ++count[chosen];
       }
       const int below = threshold > 0 || classes == 1 ? 1 : 0;  // with 0 nothing is below: the least is 1/1000
       EXPECT_EQ(count.size(), static_cast<std::size_t>(classes - 1 + below)) << classes << " classes, " << threshold;
