@@ -1,71 +1,49 @@
 #include "rendezvous/tcp_store.h"
 
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
-#include <map>
 #include <optional>
 #include <span>
 #include <string>
 #include <thread>
-#include <vector>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/file_descriptor.h"
+#include "rendezvous/store_protocol.h"
+#include "rendezvous/store_server.h"
+#include "transport/admission.h"
+#include "transport/tcp/address.h"
 
 namespace poseidon {
 
+using namespace store_protocol;
+
 namespace {
 
-constexpr std::size_t kMaxKeyBytes = 4096;
-constexpr std::size_t kMaxValueBytes = std::size_t{16} << 20;
-constexpr std::size_t kRequestHeaderBytes = 9;
-constexpr std::uint32_t kNoSuchKey = 0xffffffffu;
-constexpr auto kAskAgain = std::chrono::milliseconds(20);
+constexpr std::chrono::milliseconds kAskAgain{20};
+constexpr std::chrono::milliseconds kDialAgain{100};
+constexpr std::chrono::milliseconds kQuickLook{100};
+constexpr std::chrono::milliseconds kAnswerTime{
+    1'000};  // that a get gives the server at least, unless it is a quick look
+constexpr std::chrono::seconds kAttemptTime{5};
 
 std::string where(const Options& options) { return options.master_addr + ":" + std::to_string(options.master_port); }
 
-void append_u32(std::string& out, std::size_t value) {
-  const auto narrow = static_cast<std::uint32_t>(value);
-  out.append(reinterpret_cast<const char*>(&narrow), sizeof narrow);
-}
-
-std::uint32_t read_u32(const char* in) {
-  std::uint32_t value;
-  std::memcpy(&value, in, sizeof value);
-  return value;
-}
-
-/// First address that `master_addr` stands for.
-struct Address {
-  sockaddr_storage storage{};
-  socklen_t length = 0;
-  int family = AF_INET;
-};
-
-Result<Address> resolve(const Options& options) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int error =
-      getaddrinfo(options.master_addr.c_str(), std::to_string(options.master_port).c_str(), &hints, &found);
-  if (error != 0)
-    return Status(ErrorCode::unreachable, "MASTER_ADDR '" + options.master_addr +
-                                              "' is not an address that resolves (" + gai_strerror(error) +
-                                              "); set it to rank 0's host name or address");
-  Address address;
-  std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
-  address.length = found->ai_addrlen;
-  address.family = found->ai_family;
-  freeaddrinfo(found);
-  return address;
+/// The first address that `master_addr` stands for.
+Result<tcp::SocketAddress> master_address(const Options& options) {
+  const bool v6 = options.master_addr.find(':') != std::string::npos;
+  const auto found = tcp::resolve((v6 ? "[" + options.master_addr + "]" : options.master_addr) + ":" +
+                                  std::to_string(options.master_port));
+  if (found.ok()) return found.value().front();
+  return Status(ErrorCode::unreachable, "MASTER_ADDR '" + options.master_addr + "' is not an address that resolves (" +
+                                            found.status().message() + "); set it to rank 0's host name or address");
 }
 
 /// Waits for `events`; false when the deadline has passed.
@@ -80,130 +58,93 @@ bool wait_for(int fd, short events, Clock::time_point deadline) {
   }
 }
 
-/// Serves the map on a thread of its own. Values are small and few: one poll loop is enough.
-class StoreServer {
- public:
-  explicit StoreServer(FileDescriptor listener)
-      : listener_(std::move(listener)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    thread_ = std::thread([this] { serve(); });
-  }
-  ~StoreServer() {
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const auto written = ::write(wake_.get(), &one, sizeof one);
-    thread_.join();
-  }
+Status unreachable(int error) { return {ErrorCode::unreachable, errno_text(error)}; }
 
- private:
-  struct Connection {
-    FileDescriptor fd;
-    std::string in;
-    std::string out;
-    bool broken = false;
-  };
-
-  void serve() {
-    for (;;) {
-      std::vector<pollfd> entries{{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
-      for (const auto& connection : connections_)
-        entries.push_back(
-            {connection.fd.get(), static_cast<short>(connection.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
-      if (::poll(entries.data(), entries.size(), -1) < 0 && errno != EINTR) return;
-      if (entries[0].revents != 0) return;
-      for (std::size_t i = 0; i < connections_.size(); ++i) {
-        if ((entries[i + 2].revents & (POLLIN | POLLHUP | POLLERR)) != 0) read_from(connections_[i]);
-        if (!connections_[i].broken && (entries[i + 2].revents & POLLOUT) != 0) flush(connections_[i]);
-      }
-      if (entries[1].revents != 0) accept_all();
-      std::erase_if(connections_, [](const Connection& connection) { return connection.broken; });
+Status shake_hands(int socket, const Admission& admission, const std::string& who, Clock::time_point deadline) {
+  wire::Handshake handshake(wire::Handshake::Role::connector, wire::Purpose::store, admission.credentials,
+                            wire::random_nonce());
+  for (;;) {
+    switch (advance(handshake, socket)) {
+      case HandshakeStep::waiting:
+        if (!wait_for(socket, POLLIN, deadline)) return unreachable(ETIMEDOUT);
+        break;
+      case HandshakeStep::ended:
+        return unreachable(ECONNRESET);
+      case HandshakeStep::failed:
+        return unreachable(errno);
+      case HandshakeStep::over:
+        if (handshake.state() == wire::Handshake::State::done) return {};
+        return wire::handshake_error(handshake.state(), who);
     }
   }
+}
 
-  void accept_all() {
-    for (;;) {
-      FileDescriptor fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (!fd) return;
-      connections_.emplace_back().fd = std::move(fd);
-    }
+/// One try. unreachable: another one may succeed.
+Result<FileDescriptor> dial(const tcp::SocketAddress& address, const Admission& admission, const std::string& who,
+                            Clock::time_point deadline) {
+  FileDescriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket) return unreachable(errno);
+  int error = ::connect(socket.get(), address.get(), address.size_bytes) == 0 ? 0 : errno;
+  if (error == EINPROGRESS) {
+    socklen_t length = sizeof error;
+    if (!wait_for(socket.get(), POLLOUT, deadline)) return unreachable(ETIMEDOUT);
+    if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
   }
-
-  void read_from(Connection& connection) {
-    std::array<char, 16384> block{};
-    for (;;) {
-      const auto count = ::recv(connection.fd.get(), block.data(), block.size(), 0);
-      if (count > 0) {
-        connection.in.append(block.data(), static_cast<std::size_t>(count));
-        while (!connection.broken && take_request(connection)) {
-        }
-        if (connection.broken) return;
-        continue;
-      }
-      connection.broken = count == 0 || (errno != EAGAIN && errno != EINTR);
-      return;
-    }
-  }
-
-  /// Handles one complete request from the front of the buffer; false when there is none.
-  bool take_request(Connection& connection) {
-    if (connection.in.size() < kRequestHeaderBytes) return false;
-    const char op = connection.in[0];
-    const std::size_t key_bytes = read_u32(connection.in.data() + 1);
-    const std::size_t value_bytes = read_u32(connection.in.data() + 5);
-    if ((op != 'S' && op != 'G') || key_bytes > kMaxKeyBytes || value_bytes > kMaxValueBytes) {
-      connection.broken = true;
-      return false;
-    }
-    if (connection.in.size() < kRequestHeaderBytes + key_bytes + value_bytes) return false;
-    std::string key = connection.in.substr(kRequestHeaderBytes, key_bytes);
-    std::string value = connection.in.substr(kRequestHeaderBytes + key_bytes, value_bytes);
-    connection.in.erase(0, kRequestHeaderBytes + key_bytes + value_bytes);
-    if (op == 'S') {
-      values_.emplace(key, std::move(value));
-      append_u32(connection.out, 0);
-    } else if (const auto found = values_.find(key); found != values_.end()) {
-      append_u32(connection.out, found->second.size());
-      connection.out += found->second;
-    } else {
-      append_u32(connection.out, kNoSuchKey);
-    }
-    flush(connection);
-    return true;
-  }
-
-  void flush(Connection& connection) {
-    while (!connection.out.empty()) {
-      const auto count = ::send(connection.fd.get(), connection.out.data(), connection.out.size(), MSG_NOSIGNAL);
-      if (count < 0 && errno == EINTR) continue;
-      if (count < 0) {
-        connection.broken = errno != EAGAIN;
-        return;
-      }
-      connection.out.erase(0, static_cast<std::size_t>(count));
-    }
-  }
-
-  FileDescriptor listener_;
-  FileDescriptor wake_;
-  std::map<std::string, std::string> values_;
-  std::vector<Connection> connections_;
-  std::thread thread_;
-};
+  if (error == 0 && tcp::connected_to_itself(socket.get())) error = ECONNREFUSED;
+  if (error != 0) return unreachable(error);
+  const int on = 1;
+  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  if (Status status = shake_hands(socket.get(), admission, who, deadline); !status.ok()) return status;
+  return socket;
+}
 
 /// One connection to the server. A key that is not there yet is asked for again and again: ranks
 /// are few and meet once.
 class TcpStore final : public Store {
  public:
-  TcpStore(FileDescriptor fd, std::unique_ptr<StoreServer> server, std::chrono::milliseconds timeout, std::string where)
-      : server_(std::move(server)), fd_(std::move(fd)), timeout_(timeout), where_(std::move(where)) {}
+  TcpStore(const Options& options, const tcp::SocketAddress& address, Admission admission,
+           std::unique_ptr<StoreServer> server)
+      : server_(std::move(server)),
+        address_(address),
+        admission_(std::move(admission)),
+        rank_(options.rank),
+        timeout_(options.timeout),
+        where_("the rendezvous store at " + where(options)),
+        redials_(options.on_failure != OnFailure::abort) {}
+
+  /// Connects, again and again until the deadline while nobody serves there.
+  Status reach(Clock::time_point deadline, const std::function<bool()>& keep_waiting) {
+    for (;;) {
+      const auto now = Clock::now();
+      auto socket =
+          dial(address_, admission_, where_, std::min(std::max(deadline, now + kQuickLook), now + kAttemptTime));
+      if (socket.ok()) {
+        socket_ = std::move(socket.value());
+        reached_ = true;
+        return {};
+      }
+      if (socket.status().code() != ErrorCode::unreachable) return socket.status();
+      if (take_over()) continue;
+      if (!keep_waiting()) return {ErrorCode::aborted, "interrupted while connecting"};
+      if (Clock::now() + kDialAgain > deadline)
+        return {ErrorCode::unreachable, "rank " + std::to_string(rank_) + " cannot reach " + where_ + ": " +
+                                            socket.status().message() +
+                                            "; check that rank 0 runs, MASTER_ADDR and MASTER_PORT, and firewalls"};
+      std::this_thread::sleep_for(kDialAgain);
+    }
+  }
 
   Status set(const std::string& key, const std::string& value) override {
-    auto answer = ask('S', key, value);
-    return answer.ok() ? Status() : answer.status();
+    const auto deadline = Clock::now() + timeout_;
+    return ask(kSet, key, value, deadline, deadline).status();
   }
 
   Result<std::string> get(const std::string& key, std::chrono::milliseconds timeout) override {
-    const auto deadline = Clock::now() + timeout;
+    const auto begun = Clock::now();
+    const auto deadline = begun + timeout;
+    const auto answer_deadline = begun + (timeout.count() == 0 ? kQuickLook : std::max(timeout, kAnswerTime));
     for (;;) {
-      auto answer = ask('G', key, "");
+      auto answer = ask(kGet, key, "", deadline, answer_deadline);
       if (!answer.ok()) return answer.status();
       if (answer.value().has_value()) return std::move(*answer.value());
       if (Clock::now() + kAskAgain > deadline)
@@ -213,39 +154,65 @@ class TcpStore final : public Store {
   }
 
  private:
-  Status lost() const {
-    return {ErrorCode::unreachable, "the rendezvous store at " + where_ + " closed the connection; rank 0 has ended"};
+  using Answer = std::optional<std::string>;  // nullopt: no such key
+
+  /// Serves from now on, if this is a process of rank 0's host and nobody else does.
+  bool take_over() {
+    if (server_ || !redials_ || (rank_ != 0 && !reached_)) return false;
+    auto served = StoreServer::listen(address_, admission_);
+    if (served.ok()) server_ = std::move(served.value());
+    return served.ok();
   }
 
-  /// One request and its answer; nullopt: no such key.
-  Result<std::optional<std::string>> ask(char op, const std::string& key, const std::string& value) {
+  /// Repeats the request until the first deadline as long as connections end; an answer may take until the second.
+  Result<Answer> ask(char op, const std::string& key, const std::string& value, Clock::time_point deadline,
+                     Clock::time_point answer_deadline) {
     if (key.size() > kMaxKeyBytes || value.size() > kMaxValueBytes)
       return Status(ErrorCode::invalid_argument, "key or value too large for the rendezvous store");
     std::string request(1, op);
     append_u32(request, key.size());
     append_u32(request, value.size());
     request += key + value;
-    const auto deadline = Clock::now() + timeout_;
+    for (;;) {
+      if (lost_) return lost();
+      if (!socket_) {
+        if (Status status = reach(deadline, [] { return true; }); !status.ok()) return status;
+      }
+      auto answer = exchange(request, answer_deadline);
+      if (answer.ok() || answer.status().code() == ErrorCode::refused) return answer;
+      socket_.reset();  // an answer that came late would be taken for that to the next request
+      if (answer.status().code() == ErrorCode::timeout) {
+        // With a store that may be lost, silence does not mean that there is no such key.
+        return redials_ ? Status(ErrorCode::unreachable, answer.status().message()) : answer.status();
+      }
+      lost_ = !redials_;
+      if (redials_ && Clock::now() >= deadline) return answer;
+    }
+  }
+
+  Result<Answer> exchange(const std::string& request, Clock::time_point deadline) {
     if (Status status = send_all(request, deadline); !status.ok()) return status;
-    std::array<char, 4> size{};
+    std::array<char, sizeof(std::uint32_t)> size{};
     if (Status status = receive_all(size, deadline); !status.ok()) return status;
     const std::uint32_t value_bytes = read_u32(size.data());
-    if (value_bytes == kNoSuchKey) return std::optional<std::string>();
+    if (value_bytes == kNoSuchKey) return Answer();
+    if (value_bytes == kFull) return Status(ErrorCode::refused, where_ + " is full");
     if (value_bytes > kMaxValueBytes) return lost();
     std::string answer(value_bytes, '\0');
     if (Status status = receive_all(answer, deadline); !status.ok()) return status;
-    return std::optional<std::string>(std::move(answer));
+    return Answer(std::move(answer));
   }
 
-  Status silent() const { return {ErrorCode::timeout, "the rendezvous store at " + where_ + " does not answer"}; }
+  Status lost() const { return {ErrorCode::unreachable, where_ + " closed the connection; rank 0 has ended"}; }
+  Status silent() const { return {ErrorCode::timeout, where_ + " does not answer"}; }
 
   Status send_all(std::span<const char> bytes, Clock::time_point deadline) {
     while (!bytes.empty()) {
-      const auto count = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      const auto count = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
       if (count >= 0) {
         bytes = bytes.subspan(static_cast<std::size_t>(count));
       } else if (errno == EAGAIN) {
-        if (!wait_for(fd_.get(), POLLOUT, deadline)) return silent();
+        if (!wait_for(socket_.get(), POLLOUT, deadline)) return silent();
       } else if (errno != EINTR) {
         return lost();
       }
@@ -255,77 +222,60 @@ class TcpStore final : public Store {
 
   Status receive_all(std::span<char> bytes, Clock::time_point deadline) {
     while (!bytes.empty()) {
-      const auto count = ::recv(fd_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+      const auto count = ::recv(socket_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
       if (count > 0) {
         bytes = bytes.subspan(static_cast<std::size_t>(count));
       } else if (count == 0 || (errno != EAGAIN && errno != EINTR)) {
         return lost();
-      } else if (!wait_for(fd_.get(), POLLIN, deadline)) {
+      } else if (!wait_for(socket_.get(), POLLIN, deadline)) {
         return silent();
       }
     }
     return {};
   }
 
-  std::unique_ptr<StoreServer> server_;
-  FileDescriptor fd_;
-  std::chrono::milliseconds timeout_;
-  std::string where_;
+  std::unique_ptr<StoreServer> server_;  // null where another process serves
+  const tcp::SocketAddress address_;
+  const Admission admission_;
+  const int rank_;
+  const std::chrono::milliseconds timeout_;
+  const std::string where_;
+  const bool redials_;
+  FileDescriptor socket_;
+  bool reached_ = false;
+  bool lost_ = false;
 };
 
-Result<std::unique_ptr<StoreServer>> serve_store(const Options& options, const Address& address) {
-  FileDescriptor listener(::socket(address.family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const int on = 1;
-  ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0 ||
-      ::listen(listener.get(), 1024) != 0)
-    return Status(ErrorCode::unreachable,
-                  "rank 0 cannot serve the rendezvous at " + where(options) + ": " + errno_text(errno) +
-                      "; set MASTER_PORT to a free port and MASTER_ADDR to an address of rank 0's host");
-  return std::make_unique<StoreServer>(std::move(listener));
-}
-
-/// Connects, again and again while nobody listens there yet.
-Result<FileDescriptor> dial(const Options& options, const Address& address, const std::function<bool()>& keep_waiting) {
-  const auto deadline = Clock::now() + options.timeout;
-  std::string why = "no answer";
-  for (;;) {
-    FileDescriptor fd(::socket(address.family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) == 0) return fd;
-    int error = errno;
-    if (error == EINPROGRESS &&
-        wait_for(fd.get(), POLLOUT, std::min(deadline, Clock::now() + std::chrono::seconds(5)))) {
-      socklen_t length = sizeof error;
-      ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
-      if (error == 0) return fd;
-    }
-    why = errno_text(error);
-    if (!keep_waiting()) return Status(ErrorCode::aborted, "interrupted while connecting");
-    if (Clock::now() + std::chrono::milliseconds(100) > deadline)
-      return Status(ErrorCode::unreachable, "rank " + std::to_string(options.rank) +
-                                                " cannot reach rank 0's rendezvous at " + where(options) + ": " + why +
-                                                "; check that rank 0 runs, MASTER_ADDR and MASTER_PORT, and firewalls");
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  }
+Result<std::unique_ptr<StoreServer>> serve(const Options& options, const tcp::SocketAddress& address,
+                                           const Admission& admission) {
+  auto server = StoreServer::listen(address, admission);
+  if (server.ok()) return server;
+  return Status(ErrorCode::unreachable,
+                "rank 0 cannot serve the rendezvous at " + where(options) + ": " + server.status().message() +
+                    "; set MASTER_PORT to a free port and MASTER_ADDR to an address of rank 0's host");
 }
 
 }  // namespace
 
 Result<std::shared_ptr<Store>> open_tcp_store(const Options& options, const std::function<bool()>& keep_waiting) {
-  auto address = resolve(options);
+  const auto address = master_address(options);
   if (!address.ok()) return address.status();
+  auto admission = admission_of(options);
+  if (!admission.ok()) return admission.status();
   std::unique_ptr<StoreServer> server;
+  Status cannot_serve;
   if (options.rank == 0) {
-    auto served = serve_store(options, address.value());
-    if (!served.ok()) return served.status();
-    server = std::move(served.value());
+    auto served = serve(options, address.value(), admission.value());
+    if (!served.ok()) cannot_serve = served.status();
+    if (served.ok()) server = std::move(served.value());
   }
-  auto fd = dial(options, address.value(), keep_waiting);
-  if (!fd.ok()) return fd.status();
-  const int on = 1;
-  ::setsockopt(fd.value().get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  return std::shared_ptr<Store>(
-      std::make_shared<TcpStore>(std::move(fd.value()), std::move(server), options.timeout, where(options)));
+  // Where rank 0 was lost before, another process of this host may serve already.
+  if (!cannot_serve.ok() && options.on_failure == OnFailure::abort) return cannot_serve;
+  const auto store =
+      std::make_shared<TcpStore>(options, address.value(), std::move(admission.value()), std::move(server));
+  const Status reached = store->reach(Clock::now() + options.timeout, keep_waiting);
+  if (!reached.ok()) return cannot_serve.ok() ? reached : cannot_serve;
+  return std::shared_ptr<Store>(store);
 }
 
 }  // namespace poseidon

@@ -1,8 +1,4 @@
 // TcpStore: the Store that rank 0 serves when no agent (torchrun) holds one.
-//
-// Protocol, little-endian: request = op byte ('S' set, 'G' get), key length u32, value length u32,
-// key, value; answer = value length u32, value ('S': empty). A get of a key that is not set is
-// answered with the length 0xffffffff.
 #pragma once
 
 #include <functional>
@@ -14,9 +10,15 @@
 namespace poseidon {
 
 /// Rank 0 binds master_addr:master_port and serves until the returned Store is destroyed; every
-/// rank, 0 too, connects to it. Blocks until connected or options.timeout has passed.
-/// `keep_waiting` is asked now and then and may return false to give up (ErrorCode::aborted).
-/// ErrorCode::unreachable names the address and what to check.
+/// rank, 0 too, connects to it. Both ends prove that they know options.secret. Blocks until connected or
+/// options.timeout has passed. `keep_waiting` is asked now and then and may return false to give up
+/// (ErrorCode::aborted). ErrorCode::unreachable names the address and what to check; refused when rank 0 has another
+/// secret.
+///
+/// A connection that ends is lost with OnFailure::abort: ErrorCode::unreachable from then on. Otherwise set
+/// (until options.timeout) and get (until its own) connect again and repeat the request. Rank 0's replacement serves,
+/// or a process of its host that comes first, and begins with an empty store. ErrorCode::unreachable is then no more
+/// than that nobody served it in that time. A get of 0 ms takes about 100 ms at most.
 Result<std::shared_ptr<Store>> open_tcp_store(const Options& options, const std::function<bool()>& keep_waiting);
 
 }  // namespace poseidon

@@ -55,6 +55,7 @@ struct Loop::State {
 
   // The loop thread's alone.
   bool stopping = false;
+  std::uint64_t round = 0;
   std::vector<std::function<void()>> running;
   std::unordered_map<int, std::shared_ptr<Watch>> watches;
   std::uint32_t next_generation = 0;
@@ -139,6 +140,7 @@ std::chrono::milliseconds Loop::State::wait_time() {
 
 void Loop::State::wait_and_dispatch() {
   std::array<epoll_event, kEventsPerWait> events{};
+  ++round;
   asleep.store(true);
   const auto timeout = wait_time();
   const int count =
@@ -209,6 +211,8 @@ void Loop::call(const std::function<void()>& task) {
 }
 
 bool Loop::in_loop_thread() const { return state_->thread_id.load() == std::this_thread::get_id(); }
+
+std::uint64_t Loop::round() const { return state_->round; }
 
 Status Loop::watch(int fd, std::uint32_t events, std::function<void(std::uint32_t)> handler) {
   const std::uint32_t generation = state_->next_generation++;

@@ -33,6 +33,9 @@ class Loop {
 
   // The rest: loop thread only.
 
+  /// Grows from one wait for events to the next: what is ready at the same time is handled in the same round.
+  std::uint64_t round() const;
+
   /// Calls `handler(events)` when the descriptor is ready (EPOLLIN, EPOLLOUT, …; level-triggered).
   /// The descriptor stays the caller's; unwatch before closing it. A handler may watch and unwatch
   /// any descriptor, its own too; after unwatch returns the handler is not called again.

@@ -11,6 +11,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "poseidon/status.h"
@@ -32,6 +33,11 @@ struct TrafficClass {
 class Receiver {
  public:
   virtual ~Receiver() = default;
+
+  /// A flow has something to receive. False: not in this round of the loop (Loop::round). Only media whose turns are
+  /// bounded ask; when one is over they say so.
+  virtual bool begin_turn(Flow& /*flow*/) { return true; }
+  virtual void end_turn(Flow& /*flow*/) {}
 
   /// A header with a payload has arrived over a medium that needs a place to put it: returns memory
   /// of exactly header.payload_bytes that stays valid until `on_message` or `on_closed`. An error closes the flow
@@ -87,8 +93,16 @@ class Flow {
   virtual std::uint64_t bytes_sent() const = 0;
   virtual std::uint64_t bytes_received() const = 0;
 
+  /// Which secret both ends have proved to know (wire::Key::name); empty where they have none.
+  const std::string& key_id() const { return key_id_; }
+  /// The transport's alone, before it hands the flow out.
+  void set_key_id(std::string key_id) { key_id_ = std::move(key_id); }
+
   /// Free for the receiver's use, e.g. the rank at the other end. -1 at first.
   int tag = -1;
+
+ private:
+  std::string key_id_;
 };
 
 /// A bound address that accepts flows.
@@ -110,7 +124,8 @@ class Transport {
                                                    std::function<void(std::shared_ptr<Flow>)> on_accept) = 0;
 
   /// Any thread; `done` runs once on `loop`. Tries again until the deadline while the other side
-  /// refuses (it may not be up yet), then ErrorCode::unreachable naming the address.
+  /// refuses (it may not be up yet), then ErrorCode::unreachable naming the address. At once ErrorCode::refused when
+  /// the other side does not know the secret, mismatch when it is no Poseidon process of this version.
   virtual void connect(Loop& loop, const std::string& address, Clock::time_point deadline,
                        std::function<void(Result<std::shared_ptr<Flow>>)> done) = 0;
 };

@@ -25,6 +25,8 @@ struct Acceptor {
 /// Who listens where, in one transport. Thread-safe.
 class Registry {
  public:
+  explicit Registry(std::string key_id) : key_id_(std::move(key_id)) {}
+
   /// The address, numbered where it asked for any; unreachable when it is taken.
   Result<std::string> add(const std::string& address, const std::shared_ptr<Acceptor>& acceptor) {
     const std::lock_guard lock(mutex_);
@@ -50,6 +52,8 @@ class Registry {
     const auto acceptor = found->second;
     const std::string name = "client " + std::to_string(next_client_++) + " of " + address;
     auto [ours, theirs] = InprocFlow::make_pair(loop, address, acceptor->loop, name);
+    ours->set_key_id(key_id_);
+    theirs->set_key_id(key_id_);
     acceptor->loop.post([acceptor, flow = std::move(theirs)]() mutable {
       const auto accepted = std::move(flow);
       if (acceptor->open) acceptor->on_accept(accepted);
@@ -58,6 +62,7 @@ class Registry {
   }
 
  private:
+  const std::string key_id_;
   std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Acceptor>> acceptors_;
   int next_port_ = 1;
@@ -112,6 +117,8 @@ class Connector : public std::enable_shared_from_this<Connector> {
 
 class InprocTransport final : public Transport {
  public:
+  explicit InprocTransport(std::string key_id) : registry_(std::make_shared<Registry>(std::move(key_id))) {}
+
   Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address, OnAccept on_accept) override {
     auto acceptor = std::make_shared<Acceptor>(Acceptor{loop, std::move(on_accept)});
     auto name = registry_->add(address, acceptor);
@@ -126,12 +133,14 @@ class InprocTransport final : public Transport {
   }
 
  private:
-  const std::shared_ptr<Registry> registry_ = std::make_shared<Registry>();
+  const std::shared_ptr<Registry> registry_;
 };
 
 }  // namespace
 }  // namespace inproc
 
-std::unique_ptr<Transport> make_inproc_transport() { return std::make_unique<inproc::InprocTransport>(); }
+std::unique_ptr<Transport> make_inproc_transport(std::string key_id) {
+  return std::make_unique<inproc::InprocTransport>(std::move(key_id));
+}
 
 }  // namespace poseidon

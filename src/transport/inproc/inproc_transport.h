@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "transport/transport.h"
 
@@ -13,6 +14,8 @@ namespace poseidon {
 /// A payload of one piece is lent to the peer (Receiver::on_message with `release`); one of several
 /// pieces is copied into what its on_header gives. A flow ends, for its own receiver, when every
 /// payload that it lent has been released: no `done` comes after on_closed.
-std::unique_ptr<Transport> make_inproc_transport();
+/// Nobody has to prove anything; the flows say that both ends know the secret `key_id`.
+std::unique_ptr<Transport> make_inproc_transport(std::string key_id);
+inline std::unique_ptr<Transport> make_inproc_transport() { return make_inproc_transport(std::string()); }
 
 }  // namespace poseidon

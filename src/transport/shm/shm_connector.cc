@@ -1,5 +1,7 @@
 #include "transport/shm/shm_connector.h"
 
+#include <sys/epoll.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <utility>
@@ -10,35 +12,86 @@ namespace poseidon::shm {
 
 namespace {
 
-Status system_error() { return {ErrorCode::unreachable, errno_text(errno)}; }
+Status system_error(int error) { return {ErrorCode::unreachable, errno_text(error)}; }
 
 }  // namespace
 
-ShmConnector::ShmConnector(Loop& loop, std::string address, const SocketName& name, Clock::time_point deadline,
-                           Done done)
-    : loop_(loop), address_(std::move(address)), name_(name), deadline_(deadline), done_(std::move(done)) {}
+ShmConnector::ShmConnector(Loop& loop, std::string address, const SocketName& name, Admission admission,
+                           Clock::time_point deadline, Done done)
+    : loop_(loop),
+      address_(std::move(address)),
+      name_(name),
+      admission_(std::move(admission)),
+      deadline_(deadline),
+      done_(std::move(done)) {}
 
 void ShmConnector::attempt() {
-  auto flow = try_once();
-  if (flow.ok()) return done_(std::move(flow));
-  const auto now = Clock::now();
-  if (now >= deadline_) {
-    return done_(Status(ErrorCode::unreachable, "cannot connect to " + address_ + ": " + flow.status().message()));
-  }
-  loop_.call_at(std::min(deadline_, now + backoff_.next()), [self = shared_from_this()] { self->attempt(); });
+  if (Status status = begin(); !status.ok()) return failed(status);
+  timer_ = loop_.call_at(std::min(deadline_, Clock::now() + admission_.patience),
+                         [self = shared_from_this()] { self->failed(system_error(ETIMEDOUT)); });
+  shake_hands();
 }
 
-Result<std::shared_ptr<Flow>> ShmConnector::try_once() {
-  FileDescriptor socket = make_socket();
-  if (!socket || ::connect(socket.get(), name_.get(), name_.size_bytes) != 0) return system_error();
-  if (const auto peer = peer_process(socket.get()); !peer.ok()) return peer.status();
+Status ShmConnector::begin() {
+  socket_ = make_socket();
+  if (!socket_ || ::connect(socket_.get(), name_.get(), name_.size_bytes) != 0) return system_error(errno);
+  if (const auto peer = peer_process(socket_.get()); !peer.ok()) return peer.status();
+  handshake_.emplace(wire::Handshake::Role::connector, wire::Purpose::flow, admission_.credentials,
+                     wire::random_nonce());
+  return loop_.watch(socket_.get(), EPOLLIN, [self = shared_from_this()](std::uint32_t) { self->shake_hands(); });
+}
+
+void ShmConnector::shake_hands() {
+  const auto self = shared_from_this();
+  switch (advance(*handshake_, socket_.get())) {
+    case HandshakeStep::waiting:
+      return;
+    case HandshakeStep::ended:
+      return failed(system_error(ECONNRESET));
+    case HandshakeStep::failed:
+      return failed(system_error(errno));
+    case HandshakeStep::over:
+      break;
+  }
+  if (handshake_->state() != wire::Handshake::State::done)
+    return finish(wire::handshake_error(handshake_->state(), address_));
+  auto flow = share_memory();
+  if (!flow.ok()) return failed(flow.status());
+  finish(std::move(flow));
+}
+
+/// The socket becomes the flow's.
+Result<std::shared_ptr<Flow>> ShmConnector::share_memory() {
   auto files = Segment::make_files();
   if (!files.ok()) return files.status();
-  if (!send_files(socket.get(), files.value())) return system_error();
+  if (!send_files(socket_.get(), files.value())) return system_error(errno);
   auto segment = Segment::open(std::move(files.value()), true);
   if (!segment.ok()) return segment.status();
-  return std::shared_ptr<Flow>(
-      std::make_shared<ShmFlow>(loop_, std::move(socket), std::move(segment.value()), address_));
+  loop_.unwatch(socket_.get());
+  const auto flow = std::make_shared<ShmFlow>(loop_, std::move(socket_), std::move(segment.value()), address_);
+  flow->set_key_id(handshake_->key_name());
+  return std::shared_ptr<Flow>(flow);
+}
+
+void ShmConnector::finish(Result<std::shared_ptr<Flow>> result) {
+  stop_attempt();
+  done_(std::move(result));
+}
+
+void ShmConnector::stop_attempt() {
+  if (socket_) loop_.unwatch(socket_.get());
+  socket_.reset();
+  handshake_.reset();
+  loop_.cancel(timer_);
+}
+
+void ShmConnector::failed(const Status& why) {
+  const auto self = shared_from_this();
+  stop_attempt();
+  const auto now = Clock::now();
+  if (now >= deadline_)
+    return done_(Status(ErrorCode::unreachable, "cannot connect to " + address_ + ": " + why.message()));
+  timer_ = loop_.call_at(std::min(deadline_, now + backoff_.next()), [self] { self->attempt(); });
 }
 
 }  // namespace poseidon::shm

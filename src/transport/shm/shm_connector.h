@@ -3,33 +3,46 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "transport/admission.h"
 #include "transport/backoff.h"
 #include "transport/shm/local_socket.h"
 #include "transport/transport.h"
 
 namespace poseidon::shm {
 
-/// Kept alive by its timer. Loop thread only after construction.
+/// Kept alive by what it has registered with the loop. Loop thread only after construction.
 class ShmConnector final : public std::enable_shared_from_this<ShmConnector> {
  public:
   using Done = std::function<void(Result<std::shared_ptr<Flow>>)>;
 
-  ShmConnector(Loop& loop, std::string address, const SocketName& name, Clock::time_point deadline, Done done);
+  ShmConnector(Loop& loop, std::string address, const SocketName& name, Admission admission, Clock::time_point deadline,
+               Done done);
 
   /// Tries again and again until the deadline; calls `done` once.
   void attempt();
 
  private:
-  Result<std::shared_ptr<Flow>> try_once();
+  Status begin();
+  void shake_hands();
+  Result<std::shared_ptr<Flow>> share_memory();
+  void finish(Result<std::shared_ptr<Flow>> result);
+  void failed(const Status& why);
+  void stop_attempt();
 
   Loop& loop_;
   const std::string address_;
   const SocketName name_;
+  const Admission admission_;
   const Clock::time_point deadline_;
   const Done done_;
   Backoff backoff_;
+  // Of the attempt under way.
+  FileDescriptor socket_;
+  std::optional<wire::Handshake> handshake_;
+  Loop::TimerId timer_ = 0;
 };
 
 }  // namespace poseidon::shm

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/file_descriptor.h"
+#include "transport/entrance.h"
 #include "transport/transport.h"
 
 namespace poseidon::shm {
@@ -16,9 +17,10 @@ class ShmListener final : public Listener {
   using OnAccept = std::function<void(std::shared_ptr<Flow>)>;
 
   /// Transport::listen.
-  static Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address, OnAccept on_accept);
+  static Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address, const Admission& admission,
+                                                  OnAccept on_accept);
 
-  ShmListener(Loop& loop, FileDescriptor socket, std::string address, OnAccept on_accept);
+  ShmListener(Loop& loop, FileDescriptor socket, std::string address, const Admission& admission, OnAccept on_accept);
   ~ShmListener() override;
   const std::string& address() const override { return address_; }
 
@@ -26,23 +28,19 @@ class ShmListener final : public Listener {
   /// A connection whose files have not come yet.
   struct Guest {
     FileDescriptor socket;
-    std::string name;
+    std::string key_id;
     Loop::TimerId timer = 0;
   };
 
-  Status start();
-  void accept_all();
-  void pause();
-  void await_files(FileDescriptor socket);
+  void await_files(FileDescriptor socket, const std::string& key_id);
   void on_files(int socket);
   Guest dismiss(int socket);
 
   Loop& loop_;
-  const FileDescriptor socket_;
   const std::string address_;
   const OnAccept on_accept_;
-  Loop::TimerId resume_timer_ = 0;
   std::map<int, Guest> guests_;  // by socket
+  std::unique_ptr<Entrance> entrance_;
 };
 
 }  // namespace poseidon::shm

@@ -12,9 +12,11 @@ namespace {
 
 class ShmTransport final : public Transport {
  public:
+  explicit ShmTransport(Admission admission) : admission_(std::move(admission)) {}
+
   Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address,
                                            std::function<void(std::shared_ptr<Flow>)> on_accept) override {
-    return shm::ShmListener::listen(loop, address, std::move(on_accept));
+    return shm::ShmListener::listen(loop, address, admission_, std::move(on_accept));
   }
 
   void connect(Loop& loop, const std::string& address, Clock::time_point deadline,
@@ -24,13 +26,19 @@ class ShmTransport final : public Transport {
       loop.post([done = std::move(done), status = name.status().with_context("cannot connect")] { done(status); });
       return;
     }
-    auto connector = std::make_shared<shm::ShmConnector>(loop, address, name.value(), deadline, std::move(done));
+    auto connector =
+        std::make_shared<shm::ShmConnector>(loop, address, name.value(), admission_, deadline, std::move(done));
     loop.post([connector] { connector->attempt(); });
   }
+
+ private:
+  const Admission admission_;
 };
 
 }  // namespace
 
-std::unique_ptr<Transport> make_shm_transport() { return std::make_unique<ShmTransport>(); }
+std::unique_ptr<Transport> make_shm_transport(const Admission& admission) {
+  return std::make_unique<ShmTransport>(admission);
+}
 
 }  // namespace poseidon

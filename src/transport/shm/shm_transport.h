@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "transport/admission.h"
 #include "transport/transport.h"
 
 namespace poseidon {
@@ -14,6 +15,8 @@ namespace poseidon {
 /// the sender has copied it to. The sending process could still change those bytes, so a receiver must not check
 /// what they say and then read it there again. Larger payloads, and all while half of the memory is lent and not
 /// yet released, are copied piece by piece to where on_header says.
-std::unique_ptr<Transport> make_shm_transport();
+/// Both ends prove that they know the secret before they share anything.
+std::unique_ptr<Transport> make_shm_transport(const Admission& admission);
+inline std::unique_ptr<Transport> make_shm_transport() { return make_shm_transport(Admission()); }
 
 }  // namespace poseidon

@@ -1,9 +1,11 @@
 #include "transport/tcp/address.h"
 
 #include <netdb.h>
+#include <netinet/in.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <charconv>
 #include <cstdint>
 #include <cstring>
@@ -88,6 +90,37 @@ SocketAddress peer_address(int fd) {
   address.size_bytes = sizeof(address.storage);
   if (::getpeername(fd, reinterpret_cast<sockaddr*>(&address.storage), &address.size_bytes) != 0) return {};
   return address;
+}
+
+std::string source_of(const SocketAddress& address) {
+  constexpr std::size_t kNetworkBytes = 8;
+  if (address.family() == AF_INET) {
+    const auto& ours = reinterpret_cast<const sockaddr_in&>(address.storage).sin_addr;
+    return {reinterpret_cast<const char*>(&ours), sizeof ours};
+  }
+  const auto& ours = reinterpret_cast<const sockaddr_in6&>(address.storage).sin6_addr;
+  // IPv4's hosts, as a socket for both sees them, are all of one IPv6 network.
+  return {reinterpret_cast<const char*>(&ours), IN6_IS_ADDR_V4MAPPED(&ours) ? sizeof ours : kNetworkBytes};
+}
+
+FileDescriptor bind_and_listen(const SocketAddress& address) {
+  FileDescriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket) return socket;
+  const int on = 1;
+  if (::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
+      ::bind(socket.get(), address.get(), address.size_bytes) == 0 && ::listen(socket.get(), SOMAXCONN) == 0) {
+    return socket;
+  }
+  const int error = errno;
+  socket.reset();
+  errno = error;
+  return socket;
+}
+
+bool connected_to_itself(int fd) {
+  const SocketAddress ours = local_address(fd);
+  const SocketAddress theirs = peer_address(fd);
+  return ours.size_bytes == theirs.size_bytes && std::memcmp(&ours.storage, &theirs.storage, ours.size_bytes) == 0;
 }
 
 }  // namespace poseidon::tcp

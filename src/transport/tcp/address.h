@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/file_descriptor.h"
 #include "poseidon/status.h"
 
 namespace poseidon::tcp {
@@ -28,5 +29,16 @@ std::string to_text(const SocketAddress& address);
 /// Of a bound or connected socket.
 SocketAddress local_address(int fd);
 SocketAddress peer_address(int fd);
+
+/// Whose address it is, as far as one can tell: the IPv4 host, or the IPv6 network of 64 bits, where a host has as many
+/// addresses as it likes. For comparison only.
+std::string source_of(const SocketAddress& address);
+
+/// A nonblocking socket that listens there, on a port that another process may just have left. Invalid, with errno set,
+/// on failure.
+FileDescriptor bind_and_listen(const SocketAddress& address);
+
+/// Whether a connection to a free port of this machine has met itself (TCP's simultaneous open).
+bool connected_to_itself(int fd);
 
 }  // namespace poseidon::tcp

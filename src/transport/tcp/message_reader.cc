@@ -79,6 +79,7 @@ Status MessageReader::start_message(Flow& flow, Receiver& receiver) {
 
 Status MessageReader::finish_message(Flow& flow, Receiver& receiver) {
   in_payload_ = false;
+  ++message_count_;
   const std::span<const std::byte> payload = payload_;
   payload_ = {};
   received_bytes_ = 0;

@@ -4,6 +4,7 @@
 #include <sys/uio.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 #include "base/buffer.h"
@@ -30,6 +31,9 @@ class MessageReader {
   /// Bytes that the payload under way still needs; 0 between messages and in headers.
   std::size_t wanted_bytes() const { return in_payload_ && !stopped_ ? payload_.size() - received_bytes_ : 0; }
 
+  /// Messages that have been completed.
+  std::uint64_t message_count() const { return message_count_; }
+
   /// True when the stream may end here without cutting a message.
   bool between_messages() const { return !in_payload_ && end_ == begin_; }
 
@@ -45,6 +49,7 @@ class MessageReader {
   wire::Header header_;
   std::span<std::byte> payload_;
   std::size_t received_bytes_ = 0;  // of payload_
+  std::uint64_t message_count_ = 0;
   bool stopped_ = false;
 };
 

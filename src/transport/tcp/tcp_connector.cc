@@ -7,7 +7,6 @@
 #include <array>
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <utility>
 
 #include "transport/tcp/tcp_flow.h"
@@ -20,13 +19,6 @@ namespace {
 // a fresh attempt finds the host sooner, and the next candidate gets its turn.
 constexpr std::chrono::seconds kAttemptTime{3};
 
-/// A connection to a free port of this machine may meet itself (TCP's simultaneous open).
-bool connected_to_itself(int fd) {
-  const SocketAddress ours = local_address(fd);
-  const SocketAddress theirs = peer_address(fd);
-  return ours.size_bytes == theirs.size_bytes && std::memcmp(&ours.storage, &theirs.storage, ours.size_bytes) == 0;
-}
-
 std::string seconds_text(Clock::duration duration) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.1f s", std::chrono::duration<double>(duration).count());
@@ -35,11 +27,12 @@ std::string seconds_text(Clock::duration duration) {
 
 }  // namespace
 
-TcpConnector::TcpConnector(Loop& loop, std::string address, std::vector<SocketAddress> candidates,
+TcpConnector::TcpConnector(Loop& loop, std::string address, std::vector<SocketAddress> candidates, Admission admission,
                            Clock::time_point deadline, Done done)
     : loop_(loop),
       address_(std::move(address)),
       candidates_(std::move(candidates)),
+      admission_(std::move(admission)),
       started_(Clock::now()),
       deadline_(deadline),
       done_(std::move(done)) {}
@@ -54,43 +47,74 @@ void TcpConnector::try_candidate() {
     return failed(errno);
   }
   const auto self = shared_from_this();
-  if (Status status = loop_.watch(socket_.get(), EPOLLOUT, [self](std::uint32_t) { self->on_writable(); });
-      !status.ok()) {
+  if (Status status = loop_.watch(socket_.get(), EPOLLOUT, [self](std::uint32_t) { self->on_ready(); }); !status.ok()) {
     return failed(ENOMEM);
   }
   timer_ = loop_.call_at(std::min(deadline_, Clock::now() + kAttemptTime), [self] { self->failed(ETIMEDOUT); });
 }
 
-void TcpConnector::on_writable() {
+/// Connected or failed to, and later: more of the handshake has come.
+void TcpConnector::on_ready() {
   const auto self = shared_from_this();
-  int error = 0;
-  socklen_t size_bytes = sizeof(error);
-  if (::getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &size_bytes) != 0) error = errno;
-  if (error == 0 && connected_to_itself(socket_.get())) error = ECONNREFUSED;
-  if (error != 0) return failed(error);
-  FileDescriptor socket = std::move(socket_);
-  loop_.unwatch(socket.get());
+  if (!handshake_) {
+    int error = 0;
+    socklen_t size_bytes = sizeof(error);
+    if (::getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &size_bytes) != 0) error = errno;
+    if (error == 0 && connected_to_itself(socket_.get())) error = ECONNREFUSED;
+    if (error == 0 && !loop_.rewatch(socket_.get(), EPOLLIN).ok()) error = ENOMEM;
+    if (error != 0) return failed(error);
+    handshake_.emplace(wire::Handshake::Role::connector, wire::Purpose::flow, admission_.credentials,
+                       wire::random_nonce());
+    loop_.cancel(timer_);
+    timer_ =
+        loop_.call_at(std::min(deadline_, Clock::now() + admission_.patience), [self] { self->failed(ETIMEDOUT); });
+  }
+  shake_hands();
+}
+
+void TcpConnector::shake_hands() {
+  switch (advance(*handshake_, socket_.get())) {
+    case HandshakeStep::waiting:
+      return;
+    case HandshakeStep::ended:  // it is going, or has too many at its door: a moment later it may be different
+      return failed(ECONNRESET);
+    case HandshakeStep::failed:
+      return failed(errno);
+    case HandshakeStep::over:
+      break;
+  }
+  if (handshake_->state() != wire::Handshake::State::done)
+    return finish(wire::handshake_error(handshake_->state(), address_));
+  loop_.unwatch(socket_.get());
+  const auto flow = std::make_shared<TcpFlow>(loop_, std::move(socket_), admission_.silence);
+  flow->set_key_id(handshake_->key_name());
+  finish(std::shared_ptr<Flow>(flow));
+}
+
+void TcpConnector::finish(Result<std::shared_ptr<Flow>> result) {
+  stop_attempt();
+  done_(std::move(result));
+}
+
+void TcpConnector::stop_attempt() {
+  if (socket_) loop_.unwatch(socket_.get());
+  socket_.reset();
+  handshake_.reset();
   loop_.cancel(timer_);
-  done_(std::shared_ptr<Flow>(std::make_shared<TcpFlow>(loop_, std::move(socket))));
 }
 
 void TcpConnector::failed(int error) {
   const auto self = shared_from_this();
-  last_error_ = error;
-  if (socket_) loop_.unwatch(socket_.get());
-  socket_.reset();
-  loop_.cancel(timer_);
+  stop_attempt();
   next_candidate_ = (next_candidate_ + 1) % candidates_.size();
   const auto now = Clock::now();
-  if (now >= deadline_) return give_up();
+  if (now >= deadline_) {
+    return done_(Status(ErrorCode::unreachable, "cannot connect to " + address_ + " within " +
+                                                    seconds_text(now - started_) + ": " + errno_text(error)));
+  }
   // A candidate's turn comes at once; a round of all of them only after a pause.
   const auto pause = next_candidate_ == 0 ? backoff_.next() : std::chrono::milliseconds(0);
   timer_ = loop_.call_at(std::min(deadline_, now + pause), [self] { self->try_candidate(); });
-}
-
-void TcpConnector::give_up() {
-  done_(Status(ErrorCode::unreachable, "cannot connect to " + address_ + " within " +
-                                           seconds_text(Clock::now() - started_) + ": " + errno_text(last_error_)));
 }
 
 }  // namespace poseidon::tcp

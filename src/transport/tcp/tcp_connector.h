@@ -3,10 +3,12 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/file_descriptor.h"
+#include "transport/admission.h"
 #include "transport/backoff.h"
 #include "transport/tcp/address.h"
 #include "transport/transport.h"
@@ -19,28 +21,32 @@ class TcpConnector final : public std::enable_shared_from_this<TcpConnector> {
   using Done = std::function<void(Result<std::shared_ptr<Flow>>)>;
 
   /// `candidates` is not empty.
-  TcpConnector(Loop& loop, std::string address, std::vector<SocketAddress> candidates, Clock::time_point deadline,
-               Done done);
+  TcpConnector(Loop& loop, std::string address, std::vector<SocketAddress> candidates, Admission admission,
+               Clock::time_point deadline, Done done);
 
   /// Tries every candidate in turn, again and again until the deadline; calls `done` once.
   void start();
 
  private:
   void try_candidate();
-  void on_writable();
+  void on_ready();
+  void shake_hands();
+  void finish(Result<std::shared_ptr<Flow>> result);
   void failed(int error);
-  void give_up();
+  void stop_attempt();
 
   Loop& loop_;
   const std::string address_;
   const std::vector<SocketAddress> candidates_;
+  const Admission admission_;
   const Clock::time_point started_;
   const Clock::time_point deadline_;
   const Done done_;
   Backoff backoff_;
   std::size_t next_candidate_ = 0;
-  int last_error_ = 0;
-  FileDescriptor socket_;  // of the attempt under way
+  // Of the attempt under way.
+  FileDescriptor socket_;
+  std::optional<wire::Handshake> handshake_;  // once it is connected
   Loop::TimerId timer_ = 0;
 };
 

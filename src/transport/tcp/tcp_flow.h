@@ -18,8 +18,8 @@ namespace poseidon::tcp {
 /// it alive until on_closed has run; otherwise dropping the last reference closes the connection.
 class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> {
  public:
-  /// `socket` is connected. The flow makes it nonblocking and sets its options.
-  TcpFlow(Loop& loop, FileDescriptor socket);
+  /// `socket` is connected. The flow makes it nonblocking and sets its options. `silence`: Admission::silence.
+  TcpFlow(Loop& loop, FileDescriptor socket, std::chrono::milliseconds silence = {});
 
   void set_receiver(Receiver* receiver) override;
   void send(wire::Header header, std::vector<std::span<const std::byte>> payload,
@@ -41,6 +41,7 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   void update_watch();
   void flush();
   void fail_sends(const Status& status);
+  void take_turn();
   void receive();
   void update_low_water();
   void on_read_error(int error);

@@ -1,11 +1,13 @@
 // TcpListener: a bound socket that hands out flows.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
 
 #include "base/file_descriptor.h"
+#include "transport/entrance.h"
 #include "transport/transport.h"
 
 namespace poseidon::tcp {
@@ -15,22 +17,21 @@ class TcpListener final : public Listener {
   using OnAccept = std::function<void(std::shared_ptr<Flow>)>;
 
   /// Transport::listen.
-  static Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address, OnAccept on_accept);
+  static Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address, const Admission& admission,
+                                                  OnAccept on_accept);
 
-  TcpListener(Loop& loop, FileDescriptor socket, OnAccept on_accept);
+  TcpListener(Loop& loop, FileDescriptor socket, const Admission& admission, OnAccept on_accept);
   ~TcpListener() override;
   const std::string& address() const override { return address_; }
 
  private:
-  Status start();
-  void accept_all();
-  void pause();
+  void enter(FileDescriptor socket, const std::string& key_id);
 
   Loop& loop_;
-  const FileDescriptor socket_;
   const std::string address_;
   const OnAccept on_accept_;
-  Loop::TimerId resume_timer_ = 0;
+  const std::chrono::milliseconds silence_;
+  std::unique_ptr<Entrance> entrance_;
 };
 
 }  // namespace poseidon::tcp

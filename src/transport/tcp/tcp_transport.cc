@@ -12,9 +12,11 @@ namespace {
 
 class TcpTransport final : public Transport {
  public:
+  explicit TcpTransport(Admission admission) : admission_(std::move(admission)) {}
+
   Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address,
                                            std::function<void(std::shared_ptr<Flow>)> on_accept) override {
-    return tcp::TcpListener::listen(loop, address, std::move(on_accept));
+    return tcp::TcpListener::listen(loop, address, admission_, std::move(on_accept));
   }
 
   void connect(Loop& loop, const std::string& address, Clock::time_point deadline,
@@ -26,14 +28,19 @@ class TcpTransport final : public Transport {
           [done = std::move(done), status = candidates.status().with_context("cannot connect")] { done(status); });
       return;
     }
-    auto connector =
-        std::make_shared<tcp::TcpConnector>(loop, address, std::move(candidates.value()), deadline, std::move(done));
+    auto connector = std::make_shared<tcp::TcpConnector>(loop, address, std::move(candidates.value()), admission_,
+                                                         deadline, std::move(done));
     loop.post([connector] { connector->start(); });
   }
+
+ private:
+  const Admission admission_;
 };
 
 }  // namespace
 
-std::unique_ptr<Transport> make_tcp_transport() { return std::make_unique<TcpTransport>(); }
+std::unique_ptr<Transport> make_tcp_transport(const Admission& admission) {
+  return std::make_unique<TcpTransport>(admission);
+}
 
 }  // namespace poseidon

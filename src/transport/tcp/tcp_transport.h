@@ -3,11 +3,14 @@
 
 #include <memory>
 
+#include "transport/admission.h"
 #include "transport/transport.h"
 
 namespace poseidon {
 
-/// Addresses are "host:port" (IPv6 in brackets); port 0 binds any free one.
-std::unique_ptr<Transport> make_tcp_transport();
+/// Addresses are "host:port" (IPv6 in brackets); port 0 binds any free one. Both ends prove that they know the secret
+/// before a flow exists; bytes_sent and bytes_received do not count that.
+std::unique_ptr<Transport> make_tcp_transport(const Admission& admission);
+inline std::unique_ptr<Transport> make_tcp_transport() { return make_tcp_transport(Admission()); }
 
 }  // namespace poseidon

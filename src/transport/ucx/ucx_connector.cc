@@ -17,10 +17,11 @@ constexpr std::chrono::seconds kAttemptTime{3};
 }  // namespace
 
 UcxConnector::UcxConnector(Loop& loop, std::string address, std::vector<tcp::SocketAddress> candidates,
-                           Clock::time_point deadline, Done done)
+                           Admission admission, Clock::time_point deadline, Done done)
     : loop_(loop),
       address_(std::move(address)),
       candidates_(std::move(candidates)),
+      admission_(std::move(admission)),
       deadline_(deadline),
       done_(std::move(done)) {}
 
@@ -37,14 +38,18 @@ void UcxConnector::try_candidate() {
   timer_ = loop_.call_at(std::min(deadline_, Clock::now() + kAttemptTime), [self] {
     self->failed({ErrorCode::timeout, "no answer"});
   });
-  flow_ = UcxFlow::connect(*worker, tcp::to_text(candidate), candidate,
+  flow_ = UcxFlow::connect(*worker, tcp::to_text(candidate), candidate, admission_.credentials,
                            [self](const Status& status) { self->on_open(status); });
 }
 
 void UcxConnector::on_open(const Status& status) {
-  if (!status.ok()) return failed(status);
+  const auto handshake = flow_->handshake_state();
+  const bool hopeless = handshake == wire::Handshake::State::unproven || handshake == wire::Handshake::State::foreign;
+  if (!status.ok() && !hopeless) return failed(status);
   loop_.cancel(timer_);
-  done_(std::shared_ptr<Flow>(std::move(flow_)));
+  const auto flow = std::exchange(flow_, nullptr);
+  if (hopeless) return done_(wire::handshake_error(handshake, address_));
+  done_(std::shared_ptr<Flow>(flow));
 }
 
 void UcxConnector::failed(const Status& why) {

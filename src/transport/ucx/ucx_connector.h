@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "transport/admission.h"
 #include "transport/backoff.h"
 #include "transport/tcp/address.h"
 #include "transport/transport.h"
@@ -21,8 +22,8 @@ class UcxConnector final : public std::enable_shared_from_this<UcxConnector> {
   using Done = std::function<void(Result<std::shared_ptr<Flow>>)>;
 
   /// `candidates` is not empty.
-  UcxConnector(Loop& loop, std::string address, std::vector<tcp::SocketAddress> candidates, Clock::time_point deadline,
-               Done done);
+  UcxConnector(Loop& loop, std::string address, std::vector<tcp::SocketAddress> candidates, Admission admission,
+               Clock::time_point deadline, Done done);
 
   /// Tries every candidate in turn, again and again until the deadline; calls `done` once.
   void start(const std::shared_ptr<Worker>& worker);
@@ -35,6 +36,7 @@ class UcxConnector final : public std::enable_shared_from_this<UcxConnector> {
   Loop& loop_;
   const std::string address_;
   const std::vector<tcp::SocketAddress> candidates_;
+  const Admission admission_;
   const Clock::time_point deadline_;
   const Done done_;
   std::weak_ptr<Worker> worker_;

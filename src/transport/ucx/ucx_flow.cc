@@ -13,9 +13,10 @@ namespace {
 constexpr std::size_t kNumberBytes = sizeof(std::uint64_t);
 
 // The kinds of control messages.
-constexpr std::uint64_t kWelcome = 1;  // value: none
-constexpr std::uint64_t kFin = 2;      // value: how many data messages came before
-constexpr std::size_t kControlBytes = 2 * kNumberBytes;
+constexpr std::uint64_t kWelcome = 1;    // nothing follows
+constexpr std::uint64_t kFin = 2;        // how many data messages came before
+constexpr std::uint64_t kHandshake = 3;  // one of its messages
+constexpr std::size_t kDataHeaderBytes = kNumberBytes + wire::kHeaderBytes;
 
 // UCX gets the next message while it has less than this: enough to keep a 100 Gb/s link busy for 80 µs, many times
 // what it takes to complete a send and post another, little enough for an urgent message to come soon.
@@ -35,8 +36,8 @@ std::uint64_t get(std::span<const std::byte> in) {
 }  // namespace
 
 std::shared_ptr<UcxFlow> UcxFlow::connect(Worker& worker, const std::string& peer_name, const tcp::SocketAddress& peer,
-                                          OnOpen on_open) {
-  auto flow = std::make_shared<UcxFlow>(worker, peer_name);
+                                          const wire::Credentials& credentials, OnOpen on_open) {
+  auto flow = std::make_shared<UcxFlow>(worker, peer_name, wire::Handshake::Role::connector, credentials);
   flow->on_open_ = std::move(on_open);
   ucp_ep_params_t params{};
   params.field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR;
@@ -44,21 +45,28 @@ std::shared_ptr<UcxFlow> UcxFlow::connect(Worker& worker, const std::string& pee
   params.sockaddr.addr = peer.get();
   params.sockaddr.addrlen = peer.size_bytes;
   if (const ucs_status_t status = flow->open_endpoint(params); status != UCS_OK) flow->on_error(status);
+  flow->settle_soon();
   return flow;
 }
 
-std::shared_ptr<UcxFlow> UcxFlow::accept(Worker& worker, const std::string& peer_name, ucp_conn_request_h request) {
-  auto flow = std::make_shared<UcxFlow>(worker, peer_name);
+std::shared_ptr<UcxFlow> UcxFlow::accept(Worker& worker, const std::string& peer_name, ucp_conn_request_h request,
+                                         const wire::Credentials& credentials, OnOpen on_open) {
+  auto flow = std::make_shared<UcxFlow>(worker, peer_name, wire::Handshake::Role::acceptor, credentials);
+  flow->on_open_ = std::move(on_open);
   ucp_ep_params_t params{};
   params.field_mask = UCP_EP_PARAM_FIELD_CONN_REQUEST;
   params.conn_request = request;
   if (flow->open_endpoint(params) != UCS_OK) return nullptr;
-  flow->send_control(kWelcome, 0);
   return flow;
 }
 
-UcxFlow::UcxFlow(Worker& worker, std::string peer_name)
-    : loop_(worker.loop()), worker_(&worker), end_(std::move(peer_name)) {
+UcxFlow::UcxFlow(Worker& worker, std::string peer_name, wire::Handshake::Role role,
+                 const wire::Credentials& credentials)
+    : loop_(worker.loop()),
+      worker_(&worker),
+      end_(std::move(peer_name)),
+      role_(role),
+      handshake_(role, wire::Purpose::flow, credentials, wire::random_nonce()) {
   worker.add(*this);
 }
 
@@ -121,12 +129,12 @@ void UcxFlow::post_waiting() {
     Message message = waiting_.pop();
     Operation& operation = add_operation(sends_);
     put(operation.header, next_sequence_++);
-    wire::encode(message.header, std::span(operation.header).last<wire::kHeaderBytes>());
+    wire::encode(message.header, std::span(operation.header).subspan<kNumberBytes, wire::kHeaderBytes>());
     operation.pieces = std::move(message.pieces);
     operation.message_bytes = wire::kHeaderBytes + message.header.payload_bytes;
     operation.done = std::move(message.done);
     posted_bytes_ += operation.message_bytes;
-    post(operation, kDataId, operation.header.size(), message.header.payload_bytes);
+    post(operation, kDataId, kDataHeaderBytes, message.header.payload_bytes);
   }
 }
 
@@ -134,11 +142,19 @@ void UcxFlow::fail_waiting(const Status& status) {
   while (!waiting_.empty()) end_.finish(waiting_.pop().done, status);
 }
 
-void UcxFlow::send_control(std::uint64_t kind, std::uint64_t value) {
+void UcxFlow::send_control(std::uint64_t kind, std::span<const std::byte> content) {
   Operation& operation = add_operation(controls_);
   put(operation.header, kind);
-  put(std::span(operation.header).subspan(kNumberBytes), value);
-  post(operation, kControlId, kControlBytes, 0);
+  std::ranges::copy(content, operation.header.begin() + kNumberBytes);
+  post(operation, kControlId, kNumberBytes + content.size(), 0);
+}
+
+/// Says what the handshake has to say now. Nobody sends data before the welcome: the order of messages is not kept.
+void UcxFlow::shake_hands() {
+  if (state_ != State::open || endpoint_ == nullptr || !connection_error_.ok()) return;
+  if (const auto out = handshake_.take_outgoing(); !out.empty()) send_control(kHandshake, out);
+  if (handshake_.state() != wire::Handshake::State::done || role_ == wire::Handshake::Role::connector) return;
+  if (!std::exchange(welcomed_, true)) send_control(kWelcome, {});
 }
 
 UcxFlow::Operation& UcxFlow::add_operation(std::list<Operation>& list) {
@@ -198,7 +214,11 @@ void UcxFlow::complete(Operation& operation, ucs_status_t status) {
 
 ucs_status_t UcxFlow::on_data(std::span<const std::byte> header, void* data, std::size_t data_bytes, bool rendezvous) {
   if (state_ != State::open || !connection_error_.ok()) return UCS_OK;  // which tells the sender to go on
-  if (header.size() != kNumberBytes + wire::kHeaderBytes) {
+  if (handshake_.state() != wire::Handshake::State::done) {
+    fail({ErrorCode::mismatch, "message from " + end_.peer_name() + ": data before the handshake"});
+    return UCS_OK;
+  }
+  if (header.size() != kDataHeaderBytes) {
     fail({ErrorCode::mismatch, "message from " + end_.peer_name() + ": a header of " + std::to_string(header.size()) +
                                    " bytes is not this protocol's"});
     return UCS_OK;
@@ -223,13 +243,19 @@ ucs_status_t UcxFlow::on_data(std::span<const std::byte> header, void* data, std
 }
 
 void UcxFlow::on_control(std::span<const std::byte> header) {
-  const std::uint64_t kind = header.size() == kControlBytes ? get(header) : 0;
-  if (kind == kWelcome) {
+  const std::uint64_t kind = header.size() < kNumberBytes ? 0 : get(header);
+  const auto content = header.subspan(std::min(header.size(), kNumberBytes));
+  const bool proven = handshake_.state() == wire::Handshake::State::done;
+  if (kind == kHandshake && content.size() <= handshake_.wanted_bytes()) {
+    handshake_.receive(content);
+    if (handshake_.state() == wire::Handshake::State::foreign || handshake_.state() == wire::Handshake::State::unproven)
+      fail(wire::handshake_error(handshake_.state(), end_.peer_name()));
+  } else if (kind == kWelcome && proven && role_ == wire::Handshake::Role::connector) {
     welcomed_ = true;
-  } else if (kind == kFin && !peer_fin_) {
-    peer_fin_ = get(header.subspan(kNumberBytes));
+  } else if (kind == kFin && proven && content.size() == kNumberBytes && !peer_fin_) {
+    peer_fin_ = get(content);
   } else {
-    fail({ErrorCode::mismatch, "message from " + end_.peer_name() + ": unknown control message"});
+    fail({ErrorCode::mismatch, "message from " + end_.peer_name() + ": unexpected control message"});
   }
   settle_soon();
 }
@@ -267,6 +293,7 @@ void UcxFlow::settle() {
   post_waiting();
   if (!send_error().ok()) fail_waiting(send_error());
   end_.run_finished();
+  shake_hands();
   open_or_fail();
   if (state_ == State::open) deliver();
   if (state_ == State::closing) advance_close();
@@ -287,6 +314,7 @@ void UcxFlow::finish() {
 void UcxFlow::open_or_fail() {
   if (!on_open_ || (!welcomed_ && connection_error_.ok())) return;
   const auto on_open = std::exchange(on_open_, nullptr);
+  if (welcomed_) set_key_id(handshake_.key_name());
   if (!welcomed_) end(connection_error_);
   on_open(welcomed_ ? Status() : connection_error_);
 }
@@ -365,7 +393,7 @@ void UcxFlow::hand_over(const wire::Header& header, std::span<const std::byte> p
 void UcxFlow::advance_close() {
   if (!connection_error_.ok()) return end({});
   if (!waiting_.empty() || !sends_.empty()) return;
-  if (!std::exchange(fin_sent_, true)) send_control(kFin, next_sequence_);
+  if (!std::exchange(fin_sent_, true)) send_control(kFin, std::as_bytes(std::span(&next_sequence_, 1)));
   if (peer_fin_ && controls_.empty()) end({});
 }
 

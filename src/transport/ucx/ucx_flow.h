@@ -1,6 +1,7 @@
 // UcxFlow: one connection of the UCX transport.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -17,6 +18,7 @@
 #include "transport/transport.h"
 #include "transport/ucx/arrivals.h"
 #include "transport/ucx/worker.h"
+#include "wire/handshake.h"
 
 namespace poseidon::ucx {
 
@@ -27,19 +29,21 @@ namespace poseidon::ucx {
 ///
 /// A data message is an active message whose header is its number in the flow (8 bytes; the order in which UCX was
 /// given them) and the wire header.
-/// A control message has no payload: the listening side's `welcome` completes the connecting side's
-/// connect, and `fin` says how many messages came before a close.
+/// A control message has no payload: first the `handshake` in three of them, then the listening side's `welcome`, which
+/// completes the connecting side's connect, and `fin` says how many messages came before a close.
 class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> {
  public:
   using OnOpen = std::function<void(const Status&)>;
 
-  /// Starts to connect. `on_open` runs once, ok when the peer has answered, unless the flow is closed before.
+  /// Starts to connect. `on_open` runs once, ok when both ends have proved that they know the secret, unless the flow
+  /// is closed before.
   static std::shared_ptr<UcxFlow> connect(Worker& worker, const std::string& peer_name, const tcp::SocketAddress& peer,
-                                          OnOpen on_open);
-  /// The listening side. Null when the client has gone already.
-  static std::shared_ptr<UcxFlow> accept(Worker& worker, const std::string& peer_name, ucp_conn_request_h request);
+                                          const wire::Credentials& credentials, OnOpen on_open);
+  /// The listening side; `on_open` as above. Null when the client has gone already.
+  static std::shared_ptr<UcxFlow> accept(Worker& worker, const std::string& peer_name, ucp_conn_request_h request,
+                                         const wire::Credentials& credentials, OnOpen on_open);
 
-  UcxFlow(Worker& worker, std::string peer_name);
+  UcxFlow(Worker& worker, std::string peer_name, wire::Handshake::Role role, const wire::Credentials& credentials);
   ~UcxFlow() override;
 
   void set_receiver(Receiver* receiver) override;
@@ -49,6 +53,7 @@ class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> 
   const std::string& peer_name() const override { return end_.peer_name(); }
   std::uint64_t bytes_sent() const override { return bytes_sent_; }
   std::uint64_t bytes_received() const override { return bytes_received_; }
+  wire::Handshake::State handshake_state() const { return handshake_.state(); }
 
   // What the worker calls, from inside UCX.
   ucs_status_t on_data(std::span<const std::byte> header, void* data, std::size_t data_bytes, bool rendezvous);
@@ -74,7 +79,7 @@ class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> 
     UcxFlow* flow = nullptr;
     std::list<Operation>* list = nullptr;
     std::list<Operation>::iterator position;
-    std::array<std::byte, sizeof(std::uint64_t) + wire::kHeaderBytes> header{};
+    std::array<std::byte, sizeof(std::uint64_t) + std::max(wire::kHeaderBytes, wire::kLongestHandshakeBytes)> header{};
     std::vector<ucp_dt_iov_t> pieces;
     std::uint64_t message_bytes = 0;
     Done done;  // empty for control messages
@@ -91,7 +96,8 @@ class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> 
   void post_waiting();
   void post(Operation& operation, unsigned id, std::size_t header_bytes, std::uint64_t payload_bytes);
   void fail_waiting(const Status& status);
-  void send_control(std::uint64_t kind, std::uint64_t value);
+  void send_control(std::uint64_t kind, std::span<const std::byte> content);
+  void shake_hands();
   void complete(Operation& operation, ucs_status_t status);
   static void on_sent(void* request, ucs_status_t status, void* operation);
   static void on_received(void* request, ucs_status_t status, std::size_t bytes, void* flow);
@@ -124,8 +130,10 @@ class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> 
   bool settle_posted_ = false;
   bool finish_posted_ = false;
   std::shared_ptr<UcxFlow> keep_alive_;
+  const wire::Handshake::Role role_;
+  wire::Handshake handshake_;
   OnOpen on_open_;
-  bool welcomed_ = false;
+  bool welcomed_ = false;  // both ends know that both know the secret
 
   LevelQueue<Message> waiting_;
   std::list<Operation> sends_;      // in UCX's hands

@@ -4,9 +4,12 @@
 
 #include <netinet/in.h>
 
+#include <algorithm>
+#include <list>
 #include <utility>
 #include <vector>
 
+#include "transport/entrance.h"
 #include "transport/tcp/address.h"
 #include "transport/ucx/ucx_flow.h"
 
@@ -14,11 +17,11 @@ namespace poseidon::ucx {
 
 namespace {
 
-std::string text_of(const sockaddr_storage& storage) {
+tcp::SocketAddress address_of(const sockaddr_storage& storage) {
   tcp::SocketAddress address;
   address.storage = storage;
   address.size_bytes = storage.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
-  return tcp::to_text(address);
+  return address;
 }
 
 }  // namespace
@@ -26,10 +29,11 @@ std::string text_of(const sockaddr_storage& storage) {
 /// Lives on the loop, until its listener goes.
 class UcxListener::Acceptor : public std::enable_shared_from_this<Acceptor> {
  public:
-  Acceptor(std::shared_ptr<Worker> worker, OnAccept on_accept)
-      : worker_(std::move(worker)), on_accept_(std::move(on_accept)) {}
+  Acceptor(std::shared_ptr<Worker> worker, Admission admission, OnAccept on_accept)
+      : worker_(std::move(worker)), admission_(std::move(admission)), on_accept_(std::move(on_accept)) {}
 
   ~Acceptor() {
+    while (!strangers_.empty()) turn_away(strangers_.begin());
     for (const ucp_conn_request_h request : waiting_) ::ucp_listener_reject(listener_, request);
     if (listener_ != nullptr) ::ucp_listener_destroy(listener_);
   }
@@ -54,10 +58,18 @@ class UcxListener::Acceptor : public std::enable_shared_from_this<Acceptor> {
     if (const ucs_status_t status = ::ucp_listener_query(listener_, &attributes); status != UCS_OK) {
       return Status(ErrorCode::unreachable, "UCX does not tell the listener's address: " + ucx::text_of(status));
     }
-    return text_of(attributes.sockaddr);
+    return tcp::to_text(address_of(attributes.sockaddr));
   }
 
  private:
+  /// A connection that has not proved yet that it knows the secret.
+  struct Stranger {
+    std::shared_ptr<UcxFlow> flow;
+    std::string source;
+    Loop::TimerId timer = 0;
+  };
+  using Place = std::list<Stranger>::iterator;
+
   /// From inside UCX.
   void on_request(ucp_conn_request_h request) {
     waiting_.push_back(request);
@@ -67,29 +79,59 @@ class UcxListener::Acceptor : public std::enable_shared_from_this<Acceptor> {
   }
 
   void accept_all() {
-    while (!waiting_.empty()) {
-      const ucp_conn_request_h request = waiting_.back();
-      waiting_.pop_back();
-      ucp_conn_request_attr_t attributes{};
-      attributes.field_mask = UCP_CONN_REQUEST_ATTR_FIELD_CLIENT_ADDR;
-      const bool known = ::ucp_conn_request_query(request, &attributes) == UCS_OK;
-      auto flow = UcxFlow::accept(*worker_, known ? text_of(attributes.client_address) : std::string("unknown address"),
-                                  request);
-      if (flow != nullptr) on_accept_(std::move(flow));
-    }
+    for (const ucp_conn_request_h request : std::exchange(waiting_, {})) accept(request);
   }
 
+  void accept(ucp_conn_request_h request) {
+    ucp_conn_request_attr_t attributes{};
+    attributes.field_mask = UCP_CONN_REQUEST_ATTR_FIELD_CLIENT_ADDR;
+    const bool known = ::ucp_conn_request_query(request, &attributes) == UCS_OK;
+    const tcp::SocketAddress client = known ? address_of(attributes.client_address) : tcp::SocketAddress();
+    const std::string source = tcp::source_of(client);
+    make_room(source);
+    const Place place = strangers_.insert(strangers_.end(), {nullptr, source, 0});
+    place->timer = worker_->loop().call_at(Clock::now() + admission_.patience, [this, place] { turn_away(place); });
+    place->flow = UcxFlow::accept(*worker_, known ? tcp::to_text(client) : std::string("unknown address"), request,
+                                  admission_.credentials, [this, place](const Status& status) {
+                                    const auto flow = dismiss(place);
+                                    if (status.ok()) on_accept_(flow);
+                                  });
+    if (place->flow == nullptr) dismiss(place);
+  }
+
+  /// As at an Entrance.
+  void make_room(const std::string& source) {
+    const auto is_of_source = [&](const Stranger& stranger) { return stranger.source == source; };
+    const auto of_source = static_cast<std::size_t>(std::ranges::count_if(strangers_, is_of_source));
+    if (of_source >= Entrance::kMostOfOneSource)
+      turn_away(std::ranges::find_if(strangers_, is_of_source));
+    else if (strangers_.size() >= Entrance::kMostStrangers)
+      turn_away(strangers_.begin());
+  }
+
+  std::shared_ptr<UcxFlow> dismiss(Place place) {
+    const Stranger stranger = std::move(*place);
+    strangers_.erase(place);
+    worker_->loop().cancel(stranger.timer);
+    return stranger.flow;
+  }
+
+  /// Closing forgets its on_open, which holds a place that is no more.
+  void turn_away(Place place) { dismiss(place)->close(std::chrono::milliseconds(0)); }
+
   const std::shared_ptr<Worker> worker_;
+  const Admission admission_;
   const OnAccept on_accept_;
   ucp_listener_h listener_ = nullptr;
   std::vector<ucp_conn_request_h> waiting_;
+  std::list<Stranger> strangers_;  // the oldest first
 };
 
 Result<std::unique_ptr<Listener>> UcxListener::listen(const std::shared_ptr<Worker>& worker, const std::string& address,
-                                                      OnAccept on_accept) {
+                                                      const Admission& admission, OnAccept on_accept) {
   const auto candidates = tcp::resolve(address);
   if (!candidates.ok()) return candidates.status().with_context("cannot listen");
-  const auto acceptor = std::make_shared<Acceptor>(worker, std::move(on_accept));
+  const auto acceptor = std::make_shared<Acceptor>(worker, admission, std::move(on_accept));
   ucs_status_t status = UCS_ERR_UNREACHABLE;
   for (const tcp::SocketAddress& candidate : candidates.value()) {
     status = acceptor->bind(candidate);

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "transport/admission.h"
 #include "transport/transport.h"
 #include "transport/ucx/worker.h"
 
@@ -16,7 +17,7 @@ class UcxListener final : public Listener {
 
   /// Transport::listen, with the worker that this loop has. Loop thread only.
   static Result<std::unique_ptr<Listener>> listen(const std::shared_ptr<Worker>& worker, const std::string& address,
-                                                  OnAccept on_accept);
+                                                  const Admission& admission, OnAccept on_accept);
 
   ~UcxListener() override;
   const std::string& address() const override { return address_; }

@@ -41,14 +41,15 @@ class Workers {
 
 class UcxTransport final : public Transport {
  public:
-  explicit UcxTransport(const UcxSettings& settings) : workers_(std::make_shared<Workers>(Context::open(settings))) {}
+  UcxTransport(const UcxSettings& settings, Admission admission)
+      : workers_(std::make_shared<Workers>(Context::open(settings))), admission_(std::move(admission)) {}
 
   Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address,
                                            UcxListener::OnAccept on_accept) override {
     Result<std::unique_ptr<Listener>> listener = Status(ErrorCode::unreachable, "not asked yet");
     loop.call([&] {
       auto worker = workers_->of(loop);
-      listener = worker.ok() ? UcxListener::listen(worker.value(), address, std::move(on_accept))
+      listener = worker.ok() ? UcxListener::listen(worker.value(), address, admission_, std::move(on_accept))
                              : worker.status().with_context("cannot listen on " + address);
     });
     return listener;
@@ -62,16 +63,17 @@ class UcxTransport final : public Transport {
           [done = std::move(done), status = candidates.status().with_context("cannot connect")] { done(status); });
       return;
     }
-    loop.post([workers = workers_, &loop, address, candidates = std::move(candidates.value()), deadline,
-               done = std::move(done)] {
+    loop.post([workers = workers_, admission = admission_, &loop, address, candidates = std::move(candidates.value()),
+               deadline, done = std::move(done)] {
       auto worker = workers->of(loop);
       if (!worker.ok()) return done(worker.status().with_context("cannot connect to " + address));
-      std::make_shared<UcxConnector>(loop, address, candidates, deadline, done)->start(worker.value());
+      std::make_shared<UcxConnector>(loop, address, candidates, admission, deadline, done)->start(worker.value());
     });
   }
 
  private:
   const std::shared_ptr<Workers> workers_;
+  const Admission admission_;
 };
 
 }  // namespace
@@ -79,8 +81,8 @@ class UcxTransport final : public Transport {
 
 bool ucx_available() { return true; }
 
-std::unique_ptr<Transport> make_ucx_transport(const UcxSettings& settings) {
-  return std::make_unique<ucx::UcxTransport>(settings);
+std::unique_ptr<Transport> make_ucx_transport(const UcxSettings& settings, const Admission& admission) {
+  return std::make_unique<ucx::UcxTransport>(settings, admission);
 }
 
 }  // namespace poseidon
@@ -91,7 +93,9 @@ namespace poseidon {
 
 bool ucx_available() { return false; }
 
-std::unique_ptr<Transport> make_ucx_transport(const UcxSettings& /*settings*/) { return nullptr; }
+std::unique_ptr<Transport> make_ucx_transport(const UcxSettings& /*settings*/, const Admission& /*admission*/) {
+  return nullptr;
+}
 
 }  // namespace poseidon
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "transport/admission.h"
 #include "transport/transport.h"
 
 namespace poseidon {
@@ -35,7 +36,12 @@ inline constexpr const char* kNoUcx = "transport=ucx, but this build has no UCX;
 /// Messages of up to kUcxEagerBytes may be with the peer before it has a receiver, in memory of its worker:
 /// only larger ones are held back until then, at their sender.
 /// A close without linger may lose messages whose send is done, as the reset of a TCP connection does.
-std::unique_ptr<Transport> make_ucx_transport(const UcxSettings& settings = {});
+/// Both ends prove that they know the secret in their first messages; of anything else that comes before, nothing is
+/// parsed but what UCX itself parses.
+std::unique_ptr<Transport> make_ucx_transport(const UcxSettings& settings, const Admission& admission);
+inline std::unique_ptr<Transport> make_ucx_transport(const UcxSettings& settings = {}) {
+  return make_ucx_transport(settings, Admission());
+}
 
 /// Payloads above it are sent by rendezvous: straight into place, when the receiver takes them. Below, UCX decides.
 inline constexpr std::size_t kUcxEagerBytes = std::size_t{32} << 10;

@@ -19,6 +19,7 @@ struct OwnSocket {
   std::string peer_address;
   int dscp = 0;
   int priority = 0;              // SO_PRIORITY
+  int user_timeout_ms = 0;       // TCP_USER_TIMEOUT
   std::uint64_t bytes_sent = 0;  // each once, however often it was sent
 };
 
@@ -45,7 +46,8 @@ inline std::vector<OwnSocket> own_sockets() {
     if ((!v6 && peer.family() != AF_INET) || ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) continue;
     const int traffic_class = v6 ? option(fd, IPPROTO_IPV6, IPV6_TCLASS) : option(fd, IPPROTO_IP, IP_TOS);
     sockets.push_back({tcp::to_text(tcp::local_address(fd)), tcp::to_text(peer), traffic_class >> 2,
-                       option(fd, SOL_SOCKET, SO_PRIORITY), info.tcpi_bytes_sent - info.tcpi_bytes_retrans});
+                       option(fd, SOL_SOCKET, SO_PRIORITY), option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT),
+                       info.tcpi_bytes_sent - info.tcpi_bytes_retrans});
   }
   return sockets;
 }

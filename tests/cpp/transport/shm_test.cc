@@ -9,6 +9,7 @@
 #include <random>
 
 #include "conformance/transport_fixture.h"
+#include "cpp/transport/handshakes.h"
 #include "transport/shm/local_socket.h"
 #include "transport/shm/segment.h"
 #include "transport/shm/shm_transport.h"
@@ -43,7 +44,7 @@ class ShmStranger : public ::testing::Test {
   bool connect_socket() {
     const auto name = shm::socket_name(listener_->address());
     stranger_ = shm::make_socket();
-    return ::connect(stranger_.get(), name.value().get(), name.value().size_bytes) == 0;
+    return ::connect(stranger_.get(), name.value().get(), name.value().size_bytes) == 0 && let_in(stranger_.get());
   }
 
   shm::Lane& lane() { return segment_->outgoing(); }

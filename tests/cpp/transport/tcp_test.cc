@@ -1,4 +1,4 @@
-// What only TCP can do wrong: strangers, cut streams, addresses, descriptors that run out.
+// What only TCP can do wrong: peers that talk nonsense, cut streams, addresses, descriptors that run out.
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/resource.h>
@@ -9,6 +9,7 @@
 
 #include "base/file_descriptor.h"
 #include "conformance/transport_fixture.h"
+#include "cpp/transport/handshakes.h"
 #include "transport/tcp/address.h"
 #include "transport/tcp/tcp_flow.h"
 #include "transport/tcp/tcp_transport.h"
@@ -30,6 +31,7 @@ class TcpStranger : public ::testing::Test {
     ASSERT_TRUE(where.ok());
     stranger_ = FileDescriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     ASSERT_EQ(::connect(stranger_.get(), where.value()[0].get(), where.value()[0].size_bytes), 0);
+    ASSERT_TRUE(let_in(stranger_.get()));
     end_ = std::make_unique<End>(loop_, accepted->get_future().get());
     end_->receive();
   }
@@ -231,6 +233,7 @@ TEST(TcpListen, AcceptsAgainAfterRunningOutOfDescriptors) {
   EXPECT_EQ(flow.wait_for(milliseconds(50)), std::future_status::timeout);
   fillers.clear();
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &old_limit), 0);
+  EXPECT_TRUE(let_in(client.get()));
   ASSERT_EQ(flow.wait_for(std::chrono::seconds(5)), std::future_status::ready);
   auto got = flow.get();
   loop.call([&] { got.reset(); });

@@ -1,0 +1,24 @@
+#include "base/random_bytes.h"
+
+#include <sys/random.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+
+#include "base/file_descriptor.h"
+
+namespace poseidon {
+
+void fill_with_random_bytes(std::span<std::byte> out) {
+  // Up to 256 bytes come whole, or not at all while the machine is just starting.
+  ssize_t got = -1;
+  do {
+    got = ::getrandom(out.data(), out.size(), 0);
+  } while (got < 0 && errno == EINTR);
+  if (got == static_cast<ssize_t>(out.size())) return;
+  std::fprintf(stderr, "poseidon: getrandom: %s\n", errno_text(errno).c_str());
+  std::abort();
+}
+
+}  // namespace poseidon

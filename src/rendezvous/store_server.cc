@@ -1,0 +1,140 @@
+#include "rendezvous/store_server.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include "rendezvous/store_protocol.h"
+
+namespace poseidon {
+
+using namespace store_protocol;
+
+namespace {
+
+// A connection's share of a wake-up.
+constexpr std::size_t kReadBytes = std::size_t{64} << 10;
+
+struct RequestSizes {
+  std::size_t key_bytes;
+  std::size_t value_bytes;
+  std::size_t total_bytes() const { return kRequestHeaderBytes + key_bytes + value_bytes; }
+};
+
+RequestSizes sizes_of(const std::string& in) { return {read_u32(in.data() + 1), read_u32(in.data() + 5)}; }
+
+}  // namespace
+
+Result<std::unique_ptr<StoreServer>> StoreServer::listen(const tcp::SocketAddress& address,
+                                                         const Admission& admission) {
+  FileDescriptor socket = tcp::bind_and_listen(address);
+  if (!socket) return Status(ErrorCode::unreachable, errno_text(errno));
+  auto server = std::make_unique<StoreServer>(std::move(socket), admission);
+  Status status;
+  server->loop_.call([&] { status = server->entrance_->start(); });
+  if (!status.ok()) return status;
+  return server;
+}
+
+StoreServer::StoreServer(FileDescriptor socket, const Admission& admission) {
+  entrance_ = std::make_unique<Entrance>(
+      loop_, std::move(socket), wire::Purpose::store, admission,
+      [](int peer) { return tcp::source_of(tcp::peer_address(peer)); },
+      [this](FileDescriptor peer, const std::string&) { enter(std::move(peer)); });
+}
+
+StoreServer::~StoreServer() {
+  loop_.call([this] {
+    entrance_.reset();
+    for (const auto& [fd, connection] : connections_) loop_.unwatch(fd);
+  });
+}
+
+void StoreServer::enter(FileDescriptor socket) {
+  const int fd = socket.get();
+  if (connections_.size() >= kMostConnections) return;
+  if (!loop_.watch(fd, EPOLLIN, [this, fd](std::uint32_t) { on_ready(fd); }).ok()) return;
+  connections_[fd].socket = std::move(socket);
+}
+
+void StoreServer::on_ready(int fd) {
+  Connection& connection = connections_.at(fd);
+  if (!receive(connection) || !answer_all(connection) ||
+      !loop_.rewatch(fd, connection.out.empty() ? EPOLLIN : EPOLLOUT).ok()) {
+    loop_.unwatch(fd);
+    connections_.erase(fd);
+  }
+}
+
+/// Takes what has come, up to a connection's share. False when it has ended.
+bool StoreServer::receive(Connection& connection) {
+  if (!connection.out.empty()) return true;
+  std::array<char, kReadBytes> block;
+  const auto count = ::recv(connection.socket.get(), block.data(), block.size(), MSG_DONTWAIT);
+  if (count < 0) return errno == EAGAIN || errno == EINTR;
+  connection.in.append(block.data(), static_cast<std::size_t>(count));
+  return count > 0;
+}
+
+/// Sends what there is to send. False when the connection has ended.
+bool StoreServer::flush(Connection& connection) {
+  while (!connection.out.empty()) {
+    const auto rest = std::string_view(connection.out).substr(connection.sent_bytes);
+    const auto count = ::send(connection.socket.get(), rest.data(), rest.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return errno == EAGAIN;
+    connection.sent_bytes += static_cast<std::size_t>(count);
+    if (connection.sent_bytes < connection.out.size()) continue;
+    connection.out.clear();
+    connection.sent_bytes = 0;
+  }
+  return true;
+}
+
+/// Of the complete requests. False when the connection has ended, or talks nonsense.
+bool StoreServer::answer_all(Connection& connection) {
+  for (;;) {
+    if (!flush(connection)) return false;
+    if (!connection.out.empty() || connection.in.size() < kRequestHeaderBytes) return true;
+    const char op = connection.in.front();
+    const RequestSizes sizes = sizes_of(connection.in);
+    const bool known = op == kSet || op == kGet;
+    if (!known || sizes.key_bytes > kMaxKeyBytes || sizes.value_bytes > kMaxValueBytes) return false;
+    if (connection.in.size() < sizes.total_bytes()) return true;
+    answer_first(connection);
+  }
+}
+
+void StoreServer::answer_first(Connection& connection) {
+  const RequestSizes sizes = sizes_of(connection.in);
+  const auto request = std::string_view(connection.in).substr(0, sizes.total_bytes());
+  const auto key = request.substr(kRequestHeaderBytes, sizes.key_bytes);
+  if (request.front() == kSet)
+    set(key, request.substr(kRequestHeaderBytes + sizes.key_bytes), connection.out);
+  else
+    get(key, connection.out);
+  connection.in.erase(0, sizes.total_bytes());
+}
+
+void StoreServer::set(std::string_view key, std::string_view value, std::string& out) {
+  const auto found = values_.find(key);
+  const bool is_new = found == values_.end();
+  const std::size_t freed_bytes = is_new ? 0 : key.size() + found->second.size();
+  const std::size_t after_bytes = stored_bytes_ - freed_bytes + key.size() + value.size();
+  if (after_bytes > kMostStoredBytes || (is_new && values_.size() >= kMostKeys)) return append_u32(out, kFull);
+  stored_bytes_ = after_bytes;
+  values_.insert_or_assign(std::string(key), std::string(value));
+  append_u32(out, 0);
+}
+
+void StoreServer::get(std::string_view key, std::string& out) const {
+  const auto found = values_.find(key);
+  if (found == values_.end()) return append_u32(out, kNoSuchKey);
+  append_u32(out, found->second.size());
+  out += found->second;
+}
+
+}  // namespace poseidon

@@ -1,0 +1,58 @@
+// StoreServer: keys and values for whoever knows the job's secret, on a thread of its own.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "base/file_descriptor.h"
+#include "poseidon/status.h"
+#include "transport/admission.h"
+#include "transport/entrance.h"
+#include "transport/loop.h"
+#include "transport/tcp/address.h"
+
+namespace poseidon {
+
+/// Serves until it is destroyed. What it keeps, and what a connection may make it hold, is bounded.
+class StoreServer {
+ public:
+  static constexpr std::size_t kMostKeys = std::size_t{1} << 16;
+  static constexpr std::size_t kMostStoredBytes = std::size_t{128} << 20;  // of keys and values
+  static constexpr std::size_t kMostConnections = 4096;
+
+  /// unreachable, with the system's words, when the address cannot be bound.
+  static Result<std::unique_ptr<StoreServer>> listen(const tcp::SocketAddress& address, const Admission& admission);
+
+  StoreServer(FileDescriptor socket, const Admission& admission);
+  ~StoreServer();
+  StoreServer(const StoreServer&) = delete;
+  StoreServer& operator=(const StoreServer&) = delete;
+
+ private:
+  struct Connection {
+    FileDescriptor socket;
+    std::string in;
+    std::string out;  // one answer at a time: who does not read gets no more of them
+    std::size_t sent_bytes = 0;
+  };
+
+  void enter(FileDescriptor socket);
+  void on_ready(int fd);
+  static bool receive(Connection& connection);
+  static bool flush(Connection& connection);
+  bool answer_all(Connection& connection);
+  void answer_first(Connection& connection);
+  void set(std::string_view key, std::string_view value, std::string& out);
+  void get(std::string_view key, std::string& out) const;
+
+  std::map<std::string, std::string, std::less<>> values_;
+  std::size_t stored_bytes_ = 0;
+  std::map<int, Connection> connections_;
+  std::unique_ptr<Entrance> entrance_;
+  Loop loop_{"psd-store"};
+};
+
+}  // namespace poseidon

@@ -1,0 +1,43 @@
+#include "transport/admission.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+namespace poseidon {
+
+namespace {
+constexpr std::chrono::milliseconds kShortestSilence{1'000};  // a busy machine may well be as slow
+}
+
+Result<Admission> admission_of(const Options& options) {
+  auto credentials = wire::Credentials::from_text(options.secret);
+  if (!credentials.ok()) return credentials.status();
+  Admission admission;
+  admission.credentials = std::move(credentials.value());
+  admission.patience = std::min(admission.patience, options.timeout);
+  admission.silence = std::max(options.timeout, kShortestSilence);
+  return admission;
+}
+
+HandshakeStep advance(wire::Handshake& handshake, int socket) {
+  for (;;) {
+    // The few bytes of a handshake always fit into a socket that has sent nothing else.
+    const auto out = handshake.take_outgoing();
+    if (!out.empty() &&
+        ::send(socket, out.data(), out.size(), MSG_NOSIGNAL | MSG_DONTWAIT) != static_cast<ssize_t>(out.size()))
+      return HandshakeStep::failed;
+    const std::size_t wanted_bytes = handshake.wanted_bytes();
+    if (wanted_bytes == 0) return HandshakeStep::over;
+    std::array<std::byte, wire::kLongestHandshakeBytes> bytes;
+    const ssize_t got = ::recv(socket, bytes.data(), wanted_bytes, MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK ? HandshakeStep::waiting : HandshakeStep::failed;
+    if (got == 0) return HandshakeStep::ended;
+    handshake.receive(std::span(bytes).first(static_cast<std::size_t>(got)));
+  }
+}
+
+}  // namespace poseidon

@@ -1,0 +1,120 @@
+#include "transport/entrance.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+namespace poseidon {
+
+namespace {
+
+// The loop's flows get their turn in between.
+constexpr int kAcceptsPerWakeup = 16;
+constexpr std::chrono::milliseconds kPause{100};
+
+/// Closes with a reset, where the medium has one: the peer may try again, and nothing of it stays in the kernel.
+void close_abruptly(FileDescriptor& socket) {
+  const linger at_once{1, 0};
+  static_cast<void>(::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once));
+  socket.reset();
+}
+
+}  // namespace
+
+Entrance::Entrance(Loop& loop, FileDescriptor socket, wire::Purpose purpose, Admission admission, SourceOf source_of,
+                   OnEnter on_enter)
+    : loop_(loop),
+      socket_(std::move(socket)),
+      purpose_(purpose),
+      admission_(std::move(admission)),
+      source_of_(std::move(source_of)),
+      on_enter_(std::move(on_enter)) {}
+
+Entrance::~Entrance() {
+  loop_.cancel(resume_timer_);
+  loop_.cancel(patience_timer_);
+  loop_.unwatch(socket_.get());
+  while (!strangers_.empty()) turn_away(strangers_.begin());
+}
+
+Status Entrance::start() {
+  return loop_.watch(socket_.get(), EPOLLIN, [this](std::uint32_t) { accept_some(); });
+}
+
+void Entrance::accept_some() {
+  for (int i = 0; i < kAcceptsPerWakeup; ++i) {
+    FileDescriptor socket(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (socket) {
+      admit(std::move(socket));
+      continue;
+    }
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+      if (strangers_.empty()) return pause();
+      turn_away(strangers_.begin());
+    }
+    // Anything else is about the one connection that went before it was accepted.
+  }
+}
+
+/// The connection that cannot be taken stays in the backlog: without a pause the loop would spin.
+void Entrance::pause() {
+  if (!loop_.rewatch(socket_.get(), 0).ok()) return;
+  resume_timer_ = loop_.call_at(Clock::now() + kPause, [this] {
+    // Modifying a registration that exists cannot run out of anything.
+    static_cast<void>(loop_.rewatch(socket_.get(), EPOLLIN));
+  });
+}
+
+void Entrance::admit(FileDescriptor socket) {
+  auto source = source_of_(socket.get());
+  if (!source) return;  // closed without a word
+  make_room(*source);
+  const auto leaves = Clock::now() + admission_.patience;
+  strangers_.push_back(
+      {std::move(socket), std::move(*source), leaves,
+       wire::Handshake(wire::Handshake::Role::acceptor, purpose_, admission_.credentials, wire::random_nonce())});
+  const Place place = std::prev(strangers_.end());
+  if (!loop_.watch(place->socket.get(), EPOLLIN, [this, place](std::uint32_t) { advance_one(place); }).ok())
+    return turn_away(place);
+  if (patience_timer_ == 0) patience_timer_ = loop_.call_at(leaves, [this] { turn_away_late(); });
+  advance_one(place);  // what it says has often come with it
+}
+
+void Entrance::advance_one(Place place) {
+  const HandshakeStep step = advance(place->handshake, place->socket.get());
+  if (step == HandshakeStep::waiting) return;
+  if (step != HandshakeStep::over || place->handshake.state() != wire::Handshake::State::done) return turn_away(place);
+  FileDescriptor socket = std::move(place->socket);
+  const std::string key_id = place->handshake.key_name();
+  loop_.unwatch(socket.get());
+  strangers_.erase(place);
+  on_enter_(std::move(socket), key_id);
+}
+
+void Entrance::make_room(const std::string& source) {
+  const auto is_of_source = [&](const Stranger& stranger) { return stranger.source == source; };
+  const auto of_source = static_cast<std::size_t>(std::ranges::count_if(strangers_, is_of_source));
+  if (of_source >= kMostOfOneSource)
+    turn_away(std::ranges::find_if(strangers_, is_of_source));
+  else if (strangers_.size() >= kMostStrangers)
+    turn_away(strangers_.begin());
+}
+
+void Entrance::turn_away(Place place) {
+  loop_.unwatch(place->socket.get());
+  close_abruptly(place->socket);
+  strangers_.erase(place);
+}
+
+void Entrance::turn_away_late() {
+  const auto now = Clock::now();
+  while (!strangers_.empty() && strangers_.front().leaves <= now) turn_away(strangers_.begin());
+  patience_timer_ = 0;
+  if (!strangers_.empty()) patience_timer_ = loop_.call_at(strangers_.front().leaves, [this] { turn_away_late(); });
+}
+
+}  // namespace poseidon

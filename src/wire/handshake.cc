@@ -1,0 +1,180 @@
+#include "wire/handshake.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/random_bytes.h"
+
+namespace poseidon::wire {
+
+namespace {
+
+constexpr std::array<std::byte, 4> kHandshakeMagic{std::byte{'P'}, std::byte{'S'}, std::byte{'A'}, std::byte{'1'}};
+constexpr std::byte kHandshakeVersion{1};
+
+std::string hexadecimal(std::span<const std::byte> bytes) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string text;
+  for (const std::byte one : bytes) {
+    text += kDigits[std::to_integer<std::size_t>(one >> 4)];
+    text += kDigits[std::to_integer<std::size_t>(one & std::byte{0xf})];
+  }
+  return text;
+}
+
+/// Each use of a secret has a key of its own, so that what one of them shows says nothing about the others.
+Key key_of(std::string_view secret) {
+  Key key;
+  const Digest id = hmac_sha256(bytes_of(secret), {bytes_of("poseidon key id 1")});
+  std::ranges::copy(std::span(id).first<kKeyIdBytes>(), key.id.begin());
+  key.proof = hmac_sha256(bytes_of(secret), {bytes_of("poseidon proof 1")});
+  if (!secret.empty()) key.name = hexadecimal(key.id);
+  return key;
+}
+
+std::string_view trimmed(std::string_view text) {
+  constexpr std::string_view kSpace = " \t\r";
+  const auto first = text.find_first_not_of(kSpace);
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(kSpace) - first + 1);
+}
+
+std::array<std::byte, kHandshakePrefixBytes> prefix_of(Purpose purpose) {
+  std::array<std::byte, kHandshakePrefixBytes> prefix{};
+  std::ranges::copy(kHandshakeMagic, prefix.begin());
+  prefix[4] = kHandshakeVersion;
+  prefix[5] = static_cast<std::byte>(purpose);
+  return prefix;
+}
+
+}  // namespace
+
+Nonce random_nonce() {
+  Nonce nonce;
+  fill_with_random_bytes(nonce);
+  return nonce;
+}
+
+Credentials::Credentials() : Credentials(std::vector{key_of("")}) {}
+
+Result<Credentials> Credentials::from_text(std::string_view secrets) {
+  std::vector<Key> keys;
+  while (!secrets.empty()) {
+    const auto end = std::min(secrets.find('\n'), secrets.size());
+    const std::string_view secret = trimmed(secrets.substr(0, end));
+    secrets.remove_prefix(std::min(end + 1, secrets.size()));
+    if (secret.empty()) continue;
+    if (secret.size() < kShortestSecretBytes)
+      return Status(ErrorCode::invalid_argument, "a secret of " + std::to_string(secret.size()) +
+                                                     " bytes can be guessed: use at least " +
+                                                     std::to_string(kShortestSecretBytes) + ", at random");
+    keys.push_back(key_of(secret));
+  }
+  return keys.empty() ? Credentials() : Credentials(std::move(keys));
+}
+
+const Key* Credentials::find(const KeyId& id) const {
+  const auto found = std::ranges::find(*keys_, id, &Key::id);
+  return found == keys_->end() ? nullptr : &*found;
+}
+
+Handshake::Handshake(Role role, Purpose purpose, Credentials credentials, const Nonce& nonce)
+    : role_(role),
+      prefix_(prefix_of(purpose)),
+      credentials_(std::move(credentials)),
+      nonce_(nonce),
+      expected_bytes_(role == Role::connector ? kChallengeBytes : kOpeningBytes) {
+  if (role == Role::acceptor) return;
+  key_ = &credentials_.own();
+  key_id_ = key_->id;
+  send_prefix();
+  append(key_id_);
+  append(nonce_);
+}
+
+void Handshake::receive(std::span<const std::byte> bytes) {
+  if (state_ != State::running) return;
+  if (bytes.size() > wanted_bytes()) {
+    state_ = State::foreign;
+    return;
+  }
+  std::ranges::copy(bytes, in_.begin() + static_cast<std::ptrdiff_t>(in_bytes_));
+  in_bytes_ += bytes.size();
+  // Another protocol shows in its first bytes: there may never come as many as a handshake has.
+  const std::size_t comparable_bytes = std::min(in_bytes_, prefix_.size());
+  if (prefix_expected_ && std::memcmp(in_.data(), prefix_.data(), comparable_bytes) != 0) {
+    state_ = State::foreign;
+    return;
+  }
+  if (in_bytes_ < expected_bytes_) return;
+  if (role_ == Role::connector) return on_challenge();
+  prefix_expected_ ? on_opening() : on_answer();
+}
+
+std::span<const std::byte> Handshake::take_outgoing() {
+  return std::span(std::as_const(out_)).first(std::exchange(out_bytes_, 0));
+}
+
+const std::string& Handshake::key_name() const {
+  static const std::string none;
+  return state_ == State::done ? key_->name : none;
+}
+
+void Handshake::on_opening() {
+  const auto opening = std::span(std::as_const(in_)).subspan(kHandshakePrefixBytes);
+  std::ranges::copy(opening.first(kKeyIdBytes), key_id_.begin());
+  std::ranges::copy(opening.subspan(kKeyIdBytes, kNonceBytes), peer_nonce_.begin());
+  key_ = credentials_.find(key_id_);
+  send_prefix();
+  append(nonce_);
+  // Who does not know our secret learns so from a proof that is none, and nothing else: an end of the connection would
+  // look like a process that is just ending, which is worth another try.
+  append(key_ != nullptr ? proof_of(Role::acceptor)
+                         : hmac_sha256(credentials_.own().proof, {bytes_of("poseidon no proof"), nonce_, peer_nonce_}));
+  prefix_expected_ = false;
+  expected_bytes_ = kAnswerBytes;
+  in_bytes_ = 0;
+}
+
+void Handshake::on_challenge() {
+  const auto challenge = std::span(std::as_const(in_)).subspan(kHandshakePrefixBytes);
+  std::ranges::copy(challenge.first(kNonceBytes), peer_nonce_.begin());
+  // With its opening still here the peer cannot have answered to it.
+  const bool proven =
+      out_bytes_ == 0 && equal_in_constant_time(challenge.subspan(kNonceBytes, kDigestBytes), proof_of(Role::acceptor));
+  state_ = proven ? State::done : State::unproven;
+  if (proven) append(proof_of(Role::connector));
+}
+
+void Handshake::on_answer() {
+  const bool proven = key_ != nullptr && out_bytes_ == 0 &&
+                      equal_in_constant_time(std::span(in_).first(kAnswerBytes), proof_of(Role::connector));
+  state_ = proven ? State::done : State::unproven;
+}
+
+void Handshake::send_prefix() { append(prefix_); }
+
+void Handshake::append(std::span<const std::byte> bytes) {
+  std::ranges::copy(bytes, out_.begin() + static_cast<std::ptrdiff_t>(out_bytes_));
+  out_bytes_ += bytes.size();
+}
+
+/// The proof of the end in `role`. Labels tell the two ends' apart: neither can be sent back as the other's.
+Digest Handshake::proof_of(Role role) const {
+  const bool connector = role_ == Role::connector;
+  return hmac_sha256(key_->proof, {bytes_of(role == Role::connector ? "connector" : "acceptor"), prefix_, key_id_,
+                                   connector ? nonce_ : peer_nonce_, connector ? peer_nonce_ : nonce_});
+}
+
+Status handshake_error(Handshake::State state, const std::string& who) {
+  if (state == Handshake::State::foreign)
+    return {ErrorCode::mismatch, who +
+                                     " is no Poseidon process of this version; check the address, and install the "
+                                     "same version everywhere"};
+  return {ErrorCode::refused, who +
+                                  " did not prove that it knows the job's secret; give all processes the same "
+                                  "POSEIDON_SECRET or secret_file"};
+}
+
+}  // namespace poseidon::wire
