@@ -1,0 +1,120 @@
+"""`poseidon doctor`: says from flight records who started a failure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from poseidon.cli.output import JsonFlag, print_json, print_line, print_table
+from poseidon.doctor import Record, diagnose, group, load
+from poseidon.errors import InvalidArgument
+from poseidon.options import resolve
+
+EPILOG = "Example: poseidon doctor /tmp/poseidon-default-rank*.json"
+
+
+def doctor(
+    records: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Argument(help="Flight records, or directories of them; default: the newest failure on this machine."),
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Read the flight records of a job and say who started its failure and why.
+
+    Every process of a job that fails writes a record and names it at the end of its error message. Bring those of all
+    machines together: a process that has left none is as telling as one that has.
+    """
+    try:
+        failures = group(load(records if records else [_default_directory()]))
+    except InvalidArgument as error:
+        raise typer.BadParameter(str(error)) from None
+    if not records:
+        failures = failures[-1:]
+    if json:
+        print_json([_to_json(one) for one in failures])
+        return
+    for one in failures:
+        _print(one)
+
+
+def _default_directory() -> Path:
+    directory = resolve().flight_record
+    if directory == "off":
+        raise InvalidArgument("flight_record is off: name the records to read")
+    return Path(directory)
+
+
+def _print(one: Sequence[Record]) -> None:
+    first = one[0]
+    there = sorted({record.rank for record in one if record.rank is not None})
+    missing = [str(rank) for rank in range(first.world_size) if rank not in there]
+    print_line(
+        f"Job {first.job!r}, generation {first.generation}: {len(one)} records of {first.world_size} ranks"
+        + (f", none of rank {', '.join(missing)}" if missing else "")
+    )
+    print_table(
+        ["process", "host", "pid", "when", "learnt", "error", "waiting for"], [_row(record, one) for record in one]
+    )
+    print_line(f"Verdict: {diagnose(list(one)).text}.")
+
+
+def _row(record: Record, one: Sequence[Record]) -> list[str]:
+    about = f" rank {record.about_rank}" if record.about_rank is not None and record.how != "silent" else ""
+    about = f" server {record.about_server}" if record.about_server is not None else about
+    waiting = record.waiting[0] if record.waiting else None
+    more = f" and {record.waiting_count - 1} more" if record.waiting_count > 1 else ""
+    return [
+        _process(record),
+        record.host,
+        str(record.pid),
+        _when(record, one),
+        record.how + about,
+        record.code,
+        f"{waiting.layer} step {waiting.step}: {waiting.text}{more}" if waiting else "nothing",
+    ]
+
+
+def _process(record: Record) -> str:
+    return f"rank {record.rank}" if record.rank is not None else "server"
+
+
+def _when(record: Record, one: Sequence[Record]) -> str:
+    """The time of day of the first record of each machine; those of the same clock relative to it."""
+    same_clock = [other for other in one if record.seconds_after(other) is not None]
+    first = min(same_clock, key=lambda other: other.monotonic_s, default=record)
+    after_s = record.seconds_after(first)
+    if after_s:
+        return f"+{after_s:.3f} s"
+    return time.strftime("%H:%M:%S", time.localtime(record.wall_s)) + f".{int(record.wall_s * 1000) % 1000:03d}"
+
+
+def _to_json(one: Sequence[Record]) -> dict[str, Any]:
+    first = one[0]
+    return {
+        "job": first.job,
+        "run": first.run,
+        "generation": first.generation,
+        "world_size": first.world_size,
+        "verdict": diagnose(list(one)).to_json(),
+        "records": [
+            {
+                "path": record.path,
+                "process": record.process,
+                "rank": record.rank,
+                "host": record.host,
+                "pid": record.pid,
+                "wall_s": record.wall_s,
+                "learnt": record.how,
+                "about_rank": record.about_rank,
+                "about_server": record.about_server,
+                "error": {"code": record.code, "message": record.message},
+                "waiting": [waiting.text for waiting in record.waiting],
+            }
+            for record in one
+        ],
+    }

@@ -1,0 +1,6 @@
+"""Reads the flight records of a job that has failed and says who started it (docs/flight-records.md)."""
+
+from poseidon.doctor.records import Record, group, load
+from poseidon.doctor.verdict import Verdict, diagnose
+
+__all__ = ["Record", "Verdict", "diagnose", "group", "load"]

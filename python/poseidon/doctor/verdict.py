@@ -1,0 +1,223 @@
+"""Who started a failure, and why, as far as the records tell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from poseidon.doctor.evidence import Evidence, waited_text
+from poseidon.doctor.records import Record
+
+_OWN_WORDS = re.compile(r"^.*? ended the job: ")
+_DISAGREEMENT = re.compile(r"\bMismatch\b|built different models")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What happened (`kind`), who started it and the sentence for people. Both lists may be empty."""
+
+    kind: str
+    ranks: tuple[int, ...]
+    servers: tuple[int, ...]
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def diagnose(records: list[Record]) -> Verdict:
+    """The verdict on the records of one failure."""
+    evidence = Evidence(records)
+    for judge in _JUDGES:
+        verdict = judge(evidence)
+        if verdict is not None:
+            return verdict
+    raise AssertionError("the last judge always has an answer")
+
+
+def _verdict(kind: str, text: str, ranks: Any = (), servers: Any = ()) -> Verdict:
+    return Verdict(kind, tuple(sorted(ranks)), tuple(sorted(servers)), text)
+
+
+def _ended_by_itself(evidence: Evidence) -> Verdict | None:
+    own = evidence.learnt("own")
+    if not own:
+        return None
+    first = evidence.first(own)
+    assert first.rank is not None
+    reason = _OWN_WORDS.sub("", first.message).split("; flight record: ")[0]
+    ranks = [record.rank for record in own if record.rank is not None]
+    if _DISAGREEMENT.search(reason):
+        return _verdict("mismatch", f"the ranks disagree, as {evidence.name(ranks)} found: {reason}", ranks)
+    if "interrupted" in reason:
+        return _verdict("interrupted", f"{evidence.name(ranks)} was interrupted (Ctrl-C): {reason}", ranks)
+    text = f"{evidence.name([first.rank])} ended the job for a reason of its own: {reason}"
+    if len(own) > 1:
+        text += f"; so did {evidence.name(set(ranks) - {first.rank})}"
+        if any(record.seconds_after(first) is None for record in own):
+            text += ", and whose clock came first is not known"
+        else:
+            ranks = [first.rank]
+    return _verdict("exception", text, ranks)
+
+
+def _left_early(evidence: Evidence) -> Verdict | None:
+    left = evidence.accused("left")
+    if not left:
+        return None
+    text = (
+        f"{evidence.name(left)} shut down while others went on; give every rank the same number of steps, or use join()"
+    )
+    return _verdict("left", text, left)
+
+
+def _killed(evidence: Evidence) -> Verdict | None:
+    lost = evidence.accused("lost", "unreachable")
+    gone = {rank: accusers for rank, accusers in lost.items() if rank not in evidence.by_rank}
+    if gone:
+        records = [record for accusers in gone.values() for record in accusers]
+        reason = _why_lost(records[0])
+        text = f"{evidence.name(gone)} died: {_losers(evidence, records)} lost the connection ({reason}), and there is "
+        text += "no record of it, which a process leaves that fails by itself. It was killed or crashed (see its "
+        text += "output, and the kernel's log for want of memory), or its machine died"
+        host = _dead_host(evidence, set(gone))
+        if host:
+            text += f"; of {host} no rank has left a record, so suspect the machine first"
+        return _verdict("killed", text, gone)
+    servers = {record.about_server for record in evidence.learnt("lost", "unreachable")} - {None}
+    if not servers:
+        return None
+    names = ", ".join(str(server) for server in sorted(servers, key=str))
+    return _verdict(
+        "killed",
+        f"server {names} died or is cut off: {_losers(evidence, evidence.learnt('lost'))} "
+        "lost the connection to it; see its output",
+        servers=servers,
+    )
+
+
+def _cut(evidence: Evidence) -> Verdict | None:
+    if len(evidence.sides) < 2:
+        return None
+    sides = " and ".join(evidence.name(side) for side in evidence.sides)
+    text = f"the network between {sides} is cut: all of them were alive and have left records, but what one side sent "
+    text += "did not come to the other"
+    return _verdict("cut", text, set().union(*evidence.sides))
+
+
+def _broken_path(evidence: Evidence) -> Verdict | None:
+    if not evidence.broken_paths or len(evidence.sides) > 1:
+        return None
+    paths = ", ".join(f"rank {a} to rank {b}" for a, b in sorted(evidence.broken_paths))
+    ranks = {rank for path in evidence.broken_paths for rank in path}
+    text = f"what was sent did not arrive: from {paths}. The ranks were alive: the network loses packets one way or is "
+    text += "slower than the timeout allows"
+    return _verdict("path", text, ranks)
+
+
+def _frozen(evidence: Evidence) -> Verdict | None:
+    frozen = {rank for rank in evidence.missed if rank not in evidence.by_rank and evidence.still_connected(rank)}
+    if not frozen:
+        silent = evidence.learnt("silent")
+        awaited = {rank for one in silent if one.colocated for waiting in one.waiting for rank in waiting.servers}
+        frozen = {rank for rank in awaited if rank not in evidence.by_rank and evidence.still_connected(rank)}
+    if not frozen:
+        return None
+    silence_s = min(evidence.longest_silence_s(rank) for rank in frozen)
+    text = f"{evidence.name(frozen)} froze: it was connected, but nothing had come from it for {silence_s:.1f} s, and "
+    text += (
+        "it has left no record. It is stopped (SIGSTOP, a debugger), swapped out, or its machine hangs or is cut off"
+    )
+    return _verdict("frozen", text, frozen)
+
+
+def _late(evidence: Evidence) -> Verdict | None:
+    if not evidence.learnt("silent"):
+        return None
+    late = {rank: evidence.by_rank[rank] for rank in evidence.missed if rank in evidence.by_rank}
+    idle = [rank for rank, record in late.items() if record.waiting_count == 0]
+    others = [record for record in evidence.records if record.rank not in late and record.waiting]
+    waited = waited_text(others[0].waiting) if others else "its part"
+    if idle:
+        text = f"{evidence.name(idle)} did not start {waited}, for which the others waited until the timeout: its own "
+        text += "work took longer (data, evaluation, a checkpoint), it took another path through the model, or it hung"
+        return _verdict("late", text, idle)
+    if late:
+        own = "; ".join(f"rank {rank} waited for {waited_text(record.waiting)}" for rank, record in late.items())
+        text = (
+            f"the ranks exchange different things: others waited for {waited}, {own}; every rank has to run the same "
+        )
+        text += "layers in every step"
+        return _verdict("diverged", text, late)
+    return None
+
+
+def _misfit(evidence: Evidence) -> Verdict | None:
+    found = evidence.learnt("found", "refused")
+    if not found:
+        return None
+    first = evidence.first(found)
+    ranks = {rank for rank in (first.rank, first.about_rank) if rank is not None}
+    kind = "mismatch" if first.code == "mismatch" else "refused"
+    text = f"messages did not fit ({first.code}): {first.message.split('; flight record: ')[0]}"
+    return _verdict(kind, text, ranks)
+
+
+def _absent(evidence: Evidence) -> Verdict | None:
+    waiting = [
+        record
+        for record in evidence.records
+        if (record.phase == "meeting" and record.code == "timeout") or record.code == "unreachable"
+    ]
+    if not waiting:
+        return None
+    absent = evidence.silent_ranks
+    return _verdict(
+        "absent", "the ranks did not all find each other: " + waiting[0].message.split("; flight record: ")[0], absent
+    )
+
+
+def _unknown(evidence: Evidence) -> Verdict:
+    tellers = {record.about_rank for record in evidence.learnt("told")} - set(evidence.by_rank) - {None}
+    first = evidence.first(evidence.records)
+    message = first.message.split("; flight record: ")[0]
+    if tellers:
+        names = evidence.name(rank for rank in tellers if rank is not None)
+        return _verdict("unknown", f"{names} told the others; give its record, too. It said: {message}", tellers)
+    return _verdict("unknown", f"these records do not tell who started it. The first message: {message}")
+
+
+_JUDGES: tuple[Callable[[Evidence], Verdict | None], ...] = (
+    _ended_by_itself,
+    _left_early,
+    _killed,
+    _cut,
+    _frozen,
+    _broken_path,
+    _late,
+    _absent,
+    _misfit,
+    _unknown,
+)
+
+
+def _why_lost(record: Record) -> str:
+    """The system's words for the end of the connection."""
+    ended = re.search(r"ended \(([^()]*)\)", record.message)
+    return ended[1] if ended else record.code
+
+
+def _losers(evidence: Evidence, records: list[Record]) -> str:
+    ranks = {record.rank for record in records if record.rank is not None}
+    return evidence.name(ranks) if ranks else "a server"
+
+
+def _dead_host(evidence: Evidence, gone: set[int]) -> str | None:
+    """A machine of several ranks of which none has left a record."""
+    for host in {evidence.hosts[rank] for rank in gone if rank in evidence.hosts}:
+        there = {rank for rank, name in evidence.hosts.items() if name == host}
+        if len(there) > 1 and not there & set(evidence.by_rank):
+            return host
+    return None

@@ -1,0 +1,26 @@
+#include "base/host.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <fstream>
+
+namespace poseidon {
+
+namespace {
+constexpr std::size_t kHostNameBytes = 256;
+}
+
+std::string host_name() {
+  std::array<char, kHostNameBytes> name{};
+  if (::gethostname(name.data(), name.size() - 1) != 0 || name[0] == '\0') return "unknown";
+  return name.data();
+}
+
+std::string boot_id() {
+  std::string id;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
+  return id;
+}
+
+}  // namespace poseidon

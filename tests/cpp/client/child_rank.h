@@ -1,0 +1,43 @@
+// A rank in a process of its own, which a test can kill or stop.
+#pragma once
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <utility>
+#include <vector>
+
+#include "cpp/client/cluster.h"
+#include "poseidon/client.h"
+
+namespace poseidon::testing {
+
+/// Joins, adds the layers and then does nothing. To be made before the test has threads: it forks.
+class ChildRank {
+ public:
+  ChildRank(const Options& options, const std::vector<Layer>& layers) : pid_(::fork()) {
+    if (pid_ != 0) return;
+    auto client = Client::connect(options, nullptr, always);
+    if (client.ok() && client.value()->add_layers(layers, false, always).ok()) {
+      for (;;) ::pause();
+    }
+    ::_exit(1);
+  }
+  ~ChildRank() {
+    if (pid_ > 0) kill();
+  }
+  ChildRank(const ChildRank&) = delete;
+  ChildRank& operator=(const ChildRank&) = delete;
+
+  void kill() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(std::exchange(pid_, -1), nullptr, 0);
+  }
+  void stop() const { ::kill(pid_, SIGSTOP); }
+
+ private:
+  pid_t pid_;
+};
+
+}  // namespace poseidon::testing
