@@ -38,6 +38,12 @@ std::shared_ptr<const Buffer> StoredChunk::array(std::size_t index) {
   return arrays_[index];
 }
 
+std::vector<std::shared_ptr<const Buffer>> StoredChunk::arrays() {
+  std::vector<std::shared_ptr<const Buffer>> all;
+  for (std::size_t index = 0; has_value() && index < arrays_.size(); ++index) all.push_back(array(index));
+  return all;
+}
+
 /// The memory of an array, to write to: what is being sent at this moment is left as it is. A new
 /// state is zeros.
 std::byte* StoredChunk::writable(std::size_t index, bool keep) {

@@ -30,6 +30,8 @@ class StoredChunk {
   /// The array as it is now; it does not change afterwards. A state that no update has made yet is
   /// zeros. Null where there is no value, or no such array.
   std::shared_ptr<const Buffer> array(std::size_t index);
+  /// The value and the states that it has by now, as they are; they do not change afterwards. Empty without a value.
+  std::vector<std::shared_ptr<const Buffer>> arrays();
 
   /// The value becomes `sum`.
   void replace(Buffer sum, DType dtype);

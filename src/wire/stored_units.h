@@ -1,0 +1,53 @@
+// The message by which rank 0 tells servers what the units are whose values they keep. A checkpoint that one job has
+// written means the same to the next one only by this: ids and chunks depend on the plan, names do not.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "poseidon/dtype.h"
+#include "poseidon/status.h"
+#include "wire/messages.h"
+
+namespace poseidon::wire {
+
+/// A unit, cut into pieces of `chunk_bytes`, of which the last may be smaller. The methods: of one that check_unit
+/// has found right.
+struct StoredUnit {
+  std::uint32_t id = 0;
+  DType dtype = DType::float32;
+  std::uint64_t size_bytes = 0;
+  std::uint64_t chunk_bytes = 0;
+  std::string name;
+
+  std::uint64_t chunk_count() const { return (size_bytes - 1) / chunk_bytes + 1; }
+  /// Where a chunk begins, and its size. `chunk` is one of chunk_count().
+  std::uint64_t chunk_offset(std::uint64_t chunk) const { return chunk * chunk_bytes; }
+  std::uint64_t chunk_size(std::uint64_t chunk) const {
+    return chunk + 1 == chunk_count() ? size_bytes - chunk_offset(chunk) : chunk_bytes;
+  }
+  bool operator==(const StoredUnit&) const = default;
+};
+
+/// Longest name of a unit in messages and checkpoints; a longer one is cut.
+inline constexpr std::size_t kMaxUnitNameBytes = 1024;
+
+struct StoredUnits {
+  std::uint64_t run = 0;           // of the job: later ones have higher numbers
+  std::uint64_t base_version = 0;  // of the checkpoint that this run went on from; 0: none
+  std::vector<StoredUnit> units;
+};
+
+/// As many messages as it takes. `worker_count` as in every header.
+std::vector<TextMessage> make_stored_units(const StoredUnits& units, std::uint32_t rank, std::uint32_t worker_count);
+/// ErrorCode::mismatch for a payload that is cut off, a unit without elements, an unknown dtype, or chunks that are not
+/// whole elements or more than a unit can have.
+Result<StoredUnits> read_stored_units(std::span<const std::byte> payload);
+
+/// ErrorCode::mismatch where the numbers make no unit, as above.
+Status check_unit(const StoredUnit& unit);
+
+}  // namespace poseidon::wire
