@@ -12,6 +12,8 @@ class Buffer {
  public:
   Buffer() = default;
   explicit Buffer(std::size_t size_bytes);
+  /// Empty where the machine has no such memory.
+  static Buffer try_make(std::size_t size_bytes);
 
   std::byte* data() { return data_.get(); }
   const std::byte* data() const { return data_.get(); }
@@ -24,6 +26,8 @@ class Buffer {
   struct Free {
     void operator()(std::byte* memory) const;
   };
+  Buffer(std::byte* memory, std::size_t size_bytes) : data_(memory), size_(memory == nullptr ? 0 : size_bytes) {}
+
   std::unique_ptr<std::byte[], Free> data_;
   std::size_t size_ = 0;
 };

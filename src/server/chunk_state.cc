@@ -105,9 +105,9 @@ Status ChunkState::admit(const wire::Header& header, Requester* from) {
   return {};
 }
 
-std::span<std::byte> ChunkState::place(std::uint32_t rank) {
+std::span<std::byte> ChunkState::place(std::uint32_t rank, Buffer buffer) {
   Contribution& part = *parts_[rank];
-  part.buffer = pool_->take(part.header.payload_bytes);
+  part.buffer = std::move(buffer);
   part.payload = part.buffer.span();
   return part.buffer.span();
 }
@@ -259,7 +259,8 @@ Buffer ChunkState::multiply() {
     }
     terms.push_back(term);
   }
-  Buffer out = pool_->take(*dense_bytes_);
+  Buffer out = pool_->try_take(*dense_bytes_);
+  if (!out) return out;
   kernel::factor_product(terms, out.data(), shape_.dtype, shape_.rows, shape_.cols, 0, shape_.rows, shape_.divisor,
                          false);
   return out;

@@ -53,8 +53,8 @@ class ChunkState {
   /// here (another step, size, shape, dtype or divisor, or a second one from the same rank) or that no
   /// shard can compute (an integer divided).
   Status admit(const wire::Header& header, Requester* from);
-  /// Where an admitted contribution's payload is received.
-  std::span<std::byte> place(std::uint32_t rank);
+  /// Where an admitted contribution's payload is received: `buffer`, from the pool.
+  std::span<std::byte> place(std::uint32_t rank, Buffer buffer);
   /// The first `received_bytes` of a rank's payload are here.
   void progress(std::uint32_t rank, std::size_t received_bytes);
   /// All of it is here: in its place, or lent (then `release` is not empty) for as long as it is needed.
@@ -73,7 +73,8 @@ class ChunkState {
   /// By rank; all filled when all_here().
   const std::vector<std::optional<Contribution>>& parts() const { return parts_; }
 
-  /// The sum over the parts divided by the divisor, when all are here and some are present.
+  /// The sum over the parts divided by the divisor, when all are here and some are present. Empty where the pool has
+  /// no room for the product of factors.
   Buffer take_sum();
   /// For the wide baseline, which adds on other threads: the dense parts in order, when all are here;
   /// empty where the sum is not one of dense parts.

@@ -1,5 +1,7 @@
 #include "server/server_core.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 
 #include "base/clock.h"
@@ -12,15 +14,22 @@ namespace {
 
 constexpr auto kLinger = std::chrono::seconds(2);
 constexpr auto kShortestPause = std::chrono::milliseconds(5);
-constexpr std::uint32_t kMaxWorkers = 1u << 16;
 
 bool is_contribution(const wire::Header& header) {
   return header.kind == wire::Kind::push || header.kind == wire::Kind::factors;
 }
 
+/// Of one job to one core: together half of what this process may open, so that others can connect.
+std::size_t most_connections(std::size_t core_count) {
+  rlimit descriptors{};
+  ::getrlimit(RLIMIT_NOFILE, &descriptors);
+  return descriptors.rlim_cur / 2 / core_count;
+}
+
 /// Small messages that end with their handling, and assignments, whose data is copied.
 bool is_request(const wire::Header& header) {
-  return header.kind == wire::Kind::rule || header.kind == wire::Kind::assign || header.kind == wire::Kind::pull;
+  return header.kind == wire::Kind::rule || header.kind == wire::Kind::units || header.kind == wire::Kind::assign ||
+         header.kind == wire::Kind::pull;
 }
 
 }  // namespace
@@ -81,43 +90,98 @@ std::pair<std::uint64_t, std::uint64_t> ServerCore::traffic() {
 
 void ServerCore::accept(std::shared_ptr<Flow> flow) {
   Flow& accepted = *flow;
-  connections_[&accepted] = std::make_unique<Connection>(next_connection_id_++, std::move(flow));
+  auto& connection = connections_[&accepted];
+  connection = std::make_unique<Connection>(next_connection_id_++, std::move(flow), recorder_);
+  note(FlightEvent::Kind::connected, *connection, "");
   accepted.set_receiver(this);
-  if (stopping_) accepted.close(kLinger);
+  if (stopping_) return accepted.close(kLinger);
+  strangers_.emplace(connection->id(), connection.get());
+  if (strangers_.size() > limits::kStrangers) dismiss_oldest_stranger();
+  watch_strangers();
+}
+
+void ServerCore::dismiss_oldest_stranger() {
+  strangers_.begin()->second->flow().close(std::chrono::milliseconds(0));
+  strangers_.erase(strangers_.begin());
+}
+
+/// Who says nothing holds a descriptor.
+void ServerCore::watch_strangers() {
+  if (strangers_.empty() || std::exchange(strangers_watched_, true)) return;
+  const auto patience = std::min<std::chrono::milliseconds>(limits::kHelloPatience, options_.timeout);
+  loop_->call_at(strangers_.begin()->second->since + patience, [this, patience] {
+    strangers_watched_ = false;
+    const auto latest = Clock::now() - patience;
+    while (!strangers_.empty() && strangers_.begin()->second->since <= latest) dismiss_oldest_stranger();
+    watch_strangers();
+  });
+}
+
+/// Whether a worker may say so now. What it contributes and requests is for its own rank.
+Status ServerCore::check_place(Connection& connection, const wire::Header& header) const {
+  const bool for_rank = is_contribution(header) || is_request(header);
+  const bool ends = header.kind == wire::Kind::abort || header.kind == wire::Kind::goodbye;
+  const bool greeted = connection.job != nullptr;
+  if (header.kind == wire::Kind::hello || (greeted && (for_rank ? header.rank == connection.rank : ends))) return {};
+  return {ErrorCode::refused,
+          connection.flow().peer_name() + " speaks before its hello, for another rank than its own or out of place"};
+}
+
+bool ServerCore::begin_turn(Flow& flow) {
+  Job* job = connections_.at(&flow)->job;
+  sharing_ = job != nullptr && jobs_.size() > 1;
+  return !sharing_ || job->share.begin(loop_->round(), now_ns());
+}
+
+void ServerCore::end_turn(Flow& flow) {
+  if (sharing_) connections_.at(&flow)->job->share.end(now_ns());
 }
 
 Result<std::span<std::byte>> ServerCore::on_header(Flow& flow, const wire::Header& header) {
   Connection& connection = *connections_.at(&flow);
-  const bool text =
-      header.kind == wire::Kind::hello || header.kind == wire::Kind::abort || header.kind == wire::Kind::rule;
+  heard(connection);
+  const bool text = header.kind == wire::Kind::hello || header.kind == wire::Kind::abort ||
+                    header.kind == wire::Kind::rule || header.kind == wire::Kind::units;
   const bool data = is_contribution(header) || header.kind == wire::Kind::assign;
-  if (text ? header.payload_bytes > wire::kMaxTextBytes
-           : !data || connection.job == nullptr || header.rank != connection.rank)
-    return Status(ErrorCode::refused, flow.peer_name() + " does not speak as a worker of this job");
+  if (text ? header.payload_bytes > wire::kMaxTextBytes : !data)
+    return Status(ErrorCode::refused, flow.peer_name() + " sends a payload that has no place here");
+  if (Status status = check_place(connection, header); !status.ok()) return status;
   connection.refusal = Status();
-  connection.in_shard = is_contribution(header) && !hands_over(header);
-  if (connection.in_shard) {
-    auto place = connection.job->shard.begin(header, connection);
+  connection.in_shard = false;
+  if (text) {
+    connection.text = Buffer(header.payload_bytes);
+    return connection.text.span();
+  }
+  Shard& shard = connection.job->shard;
+  if (is_contribution(header) && !hands_over(header)) {
+    auto place = shard.begin(header, connection);
+    connection.in_shard = place.ok();
     if (place.ok()) return place;
-    // Refused: the rest of what this worker sends goes on, so the payload has to be taken.
-    connection.in_shard = false;
     connection.refusal = place.status();
   }
-  connection.receiving = text ? Buffer(header.payload_bytes) : connection.job->shard.pool().take(header.payload_bytes);
-  return connection.receiving.span();
+  // Refused: the rest of what this worker sends goes on, so the payload has to be taken.
+  connection.receiving = shard.pool().try_take(header.payload_bytes);
+  if (connection.receiving) return connection.receiving.span();
+  if (connection.refusal.ok()) connection.refusal = shard.no_room(header.payload_bytes);
+  connection.refuse(header, connection.refusal);
+  flow.close(kLinger);
+  return connection.refusal;
 }
 
 void ServerCore::on_progress(Flow& flow, const wire::Header& header, std::size_t received_bytes) {
   Connection& connection = *connections_.at(&flow);
+  heard(connection);
   if (connection.in_shard) connection.job->shard.progress(header, received_bytes);
 }
 
 Status ServerCore::on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
                               std::function<void()> release) {
   Connection& connection = *connections_.at(&flow);
-  const bool for_job = is_contribution(header) || is_request(header);
-  if (for_job && (connection.job == nullptr || header.rank != connection.rank))
-    return {ErrorCode::refused, flow.peer_name() + " speaks before its hello or for another rank than its own"};
+  heard(connection);
+  note(FlightEvent::Kind::message, connection, wire::kind_name(header.kind), &header);
+  connection.left = connection.left || header.kind == wire::Kind::goodbye || header.kind == wire::Kind::abort;
+  if (header.kind == wire::Kind::abort && connection.job != nullptr) remember_open_chunks(*connection.job);
+  if (Status status = check_place(connection, header); !status.ok()) return status;
   if (is_contribution(header)) {
     if (Status status = contribute(connection, header, payload, std::move(release)); !status.ok())
       connection.refuse(header, status);
@@ -154,6 +218,8 @@ Status ServerCore::contribute(Connection& connection, const wire::Header& header
 
 Status ServerCore::request(Connection& connection, const wire::Header& header, std::span<const std::byte> payload) {
   Shard& shard = connection.job->shard;
+  if (!shard.pool().has_room(0)) return shard.no_room(0);
+  if (header.kind == wire::Kind::units) return shard.describe_units(payload);
   if (options_.assignment == Assignment::worker && surroundings_.peers().size() > 1)
     return {ErrorCode::refused, "a server with assignment=worker, which is a baseline, keeps no values"};
   if (header.kind == wire::Kind::rule) return shard.set_rule(header, payload);
@@ -161,65 +227,112 @@ Status ServerCore::request(Connection& connection, const wire::Header& header, s
   return shard.pull(header, connection);
 }
 
-std::string ServerCore::objection(const wire::Hello& hello) const {
-  const auto job = jobs_.find(hello.job);
+/// Names no job but the one that the hello names, and tells nothing of it to those without its secret.
+std::string ServerCore::objection(const JobName& name, const wire::Hello& hello) const {
+  if (!wire::is_job_name(hello.job) || !hello.other_cores.empty())
+    return "the name of a job is one line of 1 to " + std::to_string(wire::kMaxJobNameBytes) + " bytes";
   const bool embedded = options_.world_size > 0;
-  const std::uint32_t expected = job != jobs_.end() ? job->second->worker_count
-                                 : embedded         ? static_cast<std::uint32_t>(options_.world_size)
-                                                    : hello.worker_count;
-  if (embedded && hello.job != options_.job)
-    return "this server works for job '" + options_.job + "', not '" + hello.job + "'";
-  if (hello.worker_count != expected || hello.rank >= expected || expected > kMaxWorkers)
-    return "this server serves " + std::to_string(expected) + " workers of job '" + hello.job + "', not rank " +
+  const std::string of_job = " of job '" + hello.job + "'";
+  if (embedded && hello.job != options_.job) return "this server has no part" + of_job;
+  const auto found = jobs_.find(name);
+  const Job* job = found == jobs_.end() ? nullptr : found->second.get();
+  const std::uint32_t generation = job != nullptr ? job->generation : embedded ? options_.generation : 0;
+  if (hello.generation < generation)
+    return "generation " + std::to_string(hello.generation) + of_job + " has ended, this is generation " +
+           std::to_string(generation) +
+           "; the process has been replaced, or an earlier run of the job is still connected";
+  if (job != nullptr && job->generation < hello.generation) job = nullptr;  // this hello ends it
+  const auto most = embedded ? static_cast<std::uint32_t>(options_.world_size) : limits::kWorkers;
+  const bool all = embedded && options_.on_failure != OnFailure::shrink;
+  const std::uint32_t expected = job != nullptr ? job->worker_count : all ? most : hello.worker_count;
+  if (hello.worker_count != expected || hello.rank >= expected || expected > most)
+    return "this server serves " + std::to_string(std::min(expected, most)) + " workers" + of_job + ", not rank " +
            std::to_string(hello.rank) + " of " + std::to_string(hello.worker_count);
-  if (job == jobs_.end()) return "";
-  for (const Connection* other : job->second->connections)
-    if (other->rank == hello.rank && other->flow_index == hello.flow && other->priority_class == hello.priority_class)
-      return "rank " + std::to_string(hello.rank) + " is connected already; two processes have the same RANK";
-  return "";
+  if (job != nullptr && !embedded && job->connections.size() >= most_connections(surroundings_.peers().size()))
+    return "the job has " + std::to_string(job->connections.size()) +
+           " connections to a core of this server, half of what its process may open; raise its `ulimit -n`";
+  return job != nullptr ? job->objection(hello) : "";
 }
 
-ServerCore::Job& ServerCore::job_of(const std::string& name, std::uint32_t worker_count) {
-  auto& job = jobs_[name];
-  if (!job)
-    job = std::make_unique<Job>(name, worker_count, Reduction{options_.aggregation, options_.reduce_order},
-                                WideThreads{surroundings_.executor, loop_.get()});
-  return *job;
+Result<ServerCore::Job*> ServerCore::job_of(const JobName& name, const wire::Hello& hello) {
+  auto found = jobs_.find(name);
+  if (found != jobs_.end() && found->second->generation < hello.generation) {
+    end_generation(std::move(found->second), hello.generation);
+    jobs_.erase(found);
+    found = jobs_.end();
+  }
+  if (found != jobs_.end()) return found->second.get();
+  auto budget = surroundings_.tenants->admit(name);
+  if (!budget)
+    return Status(ErrorCode::refused, "this server takes max_jobs=" + std::to_string(options_.max_jobs) +
+                                          " jobs at once and has them; start it with a higher max_jobs");
+  auto job = std::make_unique<Job>(name, hello, Reduction{options_.aggregation, options_.reduce_order},
+                                   WideThreads{surroundings_.executor, loop_.get()}, std::move(budget));
+  if (surroundings_.checkpoints != nullptr)
+    job->shard.set_checkpoint(std::make_unique<ShardCheckpoint>(*surroundings_.checkpoints,
+                                                                checkpoint_job(name.name, name.key_id), options_,
+                                                                *loop_, job->shard.pool().shared_from_this()));
+  return jobs_.emplace(name, std::move(job)).first->second.get();
+}
+
+/// The job has gone on to its next generation. Whoever is still here of this one is told, and its connections are
+/// closed; until they are, the transport may write to the shard's memory.
+void ServerCore::end_generation(std::unique_ptr<Job> job, std::uint32_t next) {
+  const Status why(ErrorCode::aborted, "generation " + std::to_string(job->generation) + " of job '" + job->name.name +
+                                           "' has been replaced by generation " + std::to_string(next));
+  wire::Header about;
+  about.worker_count = job->worker_count;
+  for (Connection* connection : job->connections) {
+    connection->left = true;
+    connection->send_text(wire::make_error(wire::Kind::abort, about, why), [] {});
+    connection->flow().close(kLinger);
+  }
+  for (auto& [id, worker] : job->remote) job->shard.drop(*worker);
+  job->remote.clear();
+  if (!job->connections.empty()) replaced_jobs_.push_back(std::move(job));
 }
 
 Status ServerCore::greet(Connection& connection, const wire::Header& header, std::span<const std::byte> payload) {
   const wire::Hello hello = wire::read_hello(header, payload);
-  const std::string why = connection.job != nullptr ? "a second hello" : objection(hello);
-  if (!why.empty()) {
-    connection.refuse(header, {ErrorCode::refused, why});
+  const JobName name{connection.flow().key_id(), hello.job};
+  strangers_.erase(connection.id());
+  const std::string why = connection.job != nullptr ? "a second hello" : objection(name, hello);
+  const auto job = why.empty() ? job_of(name, hello) : Result<Job*>(Status(ErrorCode::refused, why));
+  if (!job.ok()) {
+    connection.refuse(header, job.status());
     connection.flow().close(kLinger);
     return {};
   }
-  connection.job = &job_of(hello.job, hello.worker_count);
-  connection.job->connections.insert(&connection);
+  connection.join(*job.value());
   connection.rank = hello.rank;
   connection.flow_index = hello.flow;
   connection.priority_class = hello.priority_class;
+  note(FlightEvent::Kind::greeted, connection, "");
   // Where the system does not permit it, the worker at the other end has said so.
   static_cast<void>(connection.flow().set_traffic_class(traffic_class_of(options_, hello.priority_class)));
-  tell_peers([home = this, id = connection.id(), hello](ServerCore& peer) {
-    Job& job = peer.job_of(hello.job, hello.worker_count);
-    job.remote[id + home->surroundings_.index * kRemoteIdStride] =
+  tell_peers([home = this, id = connection.id(), name, hello](ServerCore& peer) {
+    const auto there = peer.job_of(name, hello);
+    if (!there.ok() || there.value()->generation != hello.generation) return;  // it has gone on meanwhile
+    there.value()->remote[id + home->surroundings_.index * kRemoteIdStride] =
         std::make_unique<RemoteWorker>(*home, id, peer.loop());
   });
-  const wire::TextMessage answer =
-      wire::make_hello({0, hello.worker_count, hello.job, hello.flow, other_cores_, hello.priority_class});
-  connection.flow().send(answer.header, {answer.payload()}, [text = answer.text](const Status&) {});
+  connection.send_text(wire::make_hello({0, hello.worker_count, hello.job, hello.flow, other_cores_,
+                                         hello.priority_class, hello.generation}),
+                       [] {});
   return {};
 }
 
-void ServerCore::on_closed(Flow& flow, const Status&) {
+void ServerCore::on_closed(Flow& flow, const Status& status) {
   const auto found = connections_.find(&flow);
   Connection& connection = *found->second;
+  note(FlightEvent::Kind::closed, connection, "");
+  if (connection.job != nullptr && !connection.left) tell_lost(connection, status);
   closed_bytes_sent_ += flow.bytes_sent();
   closed_bytes_received_ += flow.bytes_received();
+  strangers_.erase(connection.id());
   if (Job* job = connection.job) {
     job->shard.drop(connection);
+    if (connection.receiving) job->shard.pool().give_back(std::move(connection.receiving));
     job->connections.erase(&connection);
     tell_peers([home = this, id = connection.id(), name = job->name](ServerCore& peer) {
       const auto known = peer.jobs_.find(name);
@@ -238,7 +351,11 @@ void ServerCore::on_closed(Flow& flow, const Status&) {
 }
 
 void ServerCore::end_if_empty(Job& job) {
-  if (job.connections.empty() && job.remote.empty()) jobs_.erase(std::string(job.name));
+  if (!job.connections.empty() || !job.remote.empty()) return;
+  if (const auto found = jobs_.find(job.name); found != jobs_.end() && found->second.get() == &job)
+    jobs_.erase(found);
+  else
+    std::erase_if(replaced_jobs_, [&job](const auto& replaced) { return replaced.get() == &job; });
 }
 
 void ServerCore::check_overdue() {
@@ -246,10 +363,8 @@ void ServerCore::check_overdue() {
   const auto patience = options_.timeout * 9 / 10;
   const std::int64_t before = now_ns() - std::chrono::nanoseconds(patience).count();
   for (auto& [name, job] : jobs_) {
-    job->shard.for_each_overdue(before, [&job = *job](const wire::Header& about, const std::string& why) {
-      for (Connection* connection : job.connections) connection->refuse(about, {ErrorCode::timeout, why});
-      for (auto& [id, worker] : job.remote) worker->refuse(about, {ErrorCode::timeout, why});
-    });
+    for (const Shard::OpenChunk& chunk : job->shard.open_chunks(before))
+      if (const auto silent = silent_ranks(*job, chunk, before); !silent.empty()) tell_overdue(*job, chunk, silent);
   }
   const auto pause = std::clamp<std::chrono::milliseconds>(patience / 9, kShortestPause, std::chrono::seconds(5));
   loop_->call_at(Clock::now() + pause, [this] { check_overdue(); });
@@ -286,7 +401,7 @@ void ServerCore::hand_over(Connection& connection, const wire::Header& header, s
   });
 }
 
-void ServerCore::take_over(const std::string& name, std::uint64_t remote_id, const wire::Header& header,
+void ServerCore::take_over(const JobName& name, std::uint64_t remote_id, const wire::Header& header,
                            std::span<const std::byte> payload, std::function<void()> release) {
   const auto job = jobs_.find(name);
   const auto worker = job == jobs_.end() ? decltype(job->second->remote.end())() : job->second->remote.find(remote_id);

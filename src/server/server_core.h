@@ -12,8 +12,11 @@
 #include <vector>
 
 #include "base/executor.h"
+#include "base/flight_recorder.h"
 #include "poseidon/options.h"
+#include "server/job_failure.h"
 #include "server/shard.h"
+#include "server/tenants.h"
 #include "transport/transport.h"
 #include "wire/messages.h"
 
@@ -25,11 +28,15 @@ namespace poseidon {
 class ServerCore final : private Receiver {
  public:
   /// `peers()` are all cores of the server, this one too, by index; used only after `listen`.
-  /// `executor` (wide aggregation; else null) outlives this.
+  /// `executor` (wide aggregation; else null) and `checkpoints` outlive this.
   struct Surroundings {
     std::size_t index = 0;
+    std::shared_ptr<Tenants> tenants;  // of the server
     std::function<const std::vector<std::unique_ptr<ServerCore>>&()> peers;
     Executor* executor = nullptr;
+    CheckpointWriter* checkpoints = nullptr;  // null: nothing is saved
+    /// Told on the core's loop when a job has lost a worker or waits for too long; may be empty.
+    std::function<void(const JobFailure&)> on_failure;
   };
   ServerCore(const Options& options, std::shared_ptr<Loop> loop, Surroundings surroundings);
   ~ServerCore() override;
@@ -46,6 +53,10 @@ class ServerCore final : private Receiver {
   void begin_shutdown(std::chrono::milliseconds linger);
   void finish_shutdown(std::chrono::milliseconds linger);
 
+  /// Adds to a flight record, as one value, what the loop did last, its connections and what its chunks wait for.
+  /// Any thread but the loop's; waits for it.
+  void report(JsonWriter& json, std::int64_t time_ns);
+
   /// The loop; for an owner that has to stop all loops before the first core goes.
   Loop& loop() { return *loop_; }
 
@@ -59,6 +70,8 @@ class ServerCore final : private Receiver {
   /// A connection's id on another core: its own, and this times the index of the core it is on.
   static constexpr std::uint64_t kRemoteIdStride = std::uint64_t{1} << 48;
 
+  bool begin_turn(Flow& flow) override;
+  void end_turn(Flow& flow) override;
   Result<std::span<std::byte>> on_header(Flow& flow, const wire::Header& header) override;
   void on_progress(Flow& flow, const wire::Header& header, std::size_t received_bytes) override;
   Status on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
@@ -66,14 +79,28 @@ class ServerCore final : private Receiver {
   void on_closed(Flow& flow, const Status& status) override;
 
   void accept(std::shared_ptr<Flow> flow);
+  void watch_strangers();
+  void dismiss_oldest_stranger();
+  Status check_place(Connection& connection, const wire::Header& header) const;
   Status greet(Connection& connection, const wire::Header& header, std::span<const std::byte> payload);
-  std::string objection(const wire::Hello& hello) const;
-  Job& job_of(const std::string& name, std::uint32_t worker_count);
+  std::string objection(const JobName& name, const wire::Hello& hello) const;
+  Result<Job*> job_of(const JobName& name, const wire::Hello& hello);
+  void end_generation(std::unique_ptr<Job> job, std::uint32_t next);
   void end_if_empty(Job& job);
   Status contribute(Connection& connection, const wire::Header& header, std::span<const std::byte> payload,
                     std::function<void()> release);
   Status request(Connection& connection, const wire::Header& header, std::span<const std::byte> payload);
   void check_overdue();
+
+  // server_report.cc
+  static void heard(Connection& connection);
+  void note(FlightEvent::Kind kind, const Connection& connection, const char* what,
+            const wire::Header* about = nullptr);
+  static std::vector<std::uint32_t> silent_ranks(const Job& job, const Shard::OpenChunk& chunk, std::int64_t since_ns);
+  void remember_open_chunks(Job& job);
+  void tell_lost(const Connection& connection, const Status& status);
+  void tell_failure(const Job& job, FailureSource source, std::uint32_t rank, const Status& status) const;
+  void tell_overdue(Job& job, const Shard::OpenChunk& chunk, const std::vector<std::uint32_t>& silent);
 
   // Assignment::worker: what a worker's core and a chunk's owner say to each other.
   bool hands_over(const wire::Header& header) const;
@@ -81,18 +108,24 @@ class ServerCore final : private Receiver {
   void tell_peers(const std::function<void(ServerCore&)>& what);
   void hand_over(Connection& connection, const wire::Header& header, std::span<const std::byte> payload,
                  std::function<void()> release);
-  void take_over(const std::string& name, std::uint64_t remote_id, const wire::Header& header,
+  void take_over(const JobName& name, std::uint64_t remote_id, const wire::Header& header,
                  std::span<const std::byte> payload, std::function<void()> release);
   void with_connection(std::uint64_t connection_id, const std::function<void(Connection&)>& what);
 
   const Options options_;
   const Surroundings surroundings_;
   std::vector<std::unique_ptr<Listener>> listeners_;  // the owner's thread
-  std::map<std::string, std::unique_ptr<Job>> jobs_;
+  std::map<JobName, std::unique_ptr<Job>> jobs_;
+  std::vector<std::unique_ptr<Job>> replaced_jobs_;  // by a later generation; their connections are being closed
   std::map<const Flow*, std::unique_ptr<Connection>> connections_;
+  std::map<std::uint64_t, Connection*> strangers_;  // that have not said hello; by id, so the oldest first
+  bool strangers_watched_ = false;
+  bool sharing_ = false;  // the turn under way is counted: there are several jobs
   std::uint64_t next_connection_id_ = 1;
   std::vector<std::string> other_cores_;
-  std::uint64_t closed_bytes_sent_ = 0;  // of flows that are gone
+  FlightRecorder recorder_;
+  std::vector<Shard::OpenChunk> remembered_;  // of the job that failed last, as it did
+  std::uint64_t closed_bytes_sent_ = 0;       // of flows that are gone
   std::uint64_t closed_bytes_received_ = 0;
   bool shut_down_ = false;  // the owner's thread
   bool stopping_ = false;   // the loop's

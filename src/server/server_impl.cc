@@ -4,6 +4,8 @@
 #include <charconv>
 #include <utility>
 
+#include "server/checkpoint_directory.h"
+
 namespace poseidon {
 
 namespace {
@@ -36,21 +38,36 @@ ServerImpl::ServerImpl(const Options& options, std::vector<std::shared_ptr<Loop>
     for (std::size_t core = 0; core < wanted_cores(options); ++core)
       loops.push_back(std::make_shared<Loop>("psd-server-" + std::to_string(core)));
   }
+  if (options.world_size == 0 && !options.flight_record.empty())
+    records_ =
+        std::make_unique<ServerRecords>(options.flight_record, options.timeout,
+                                        [this](JsonWriter& json, std::int64_t time_ns) { report(json, time_ns); });
+  if (!options.checkpoint_dir.empty()) {
+    checkpoint_status_ = open_checkpoint_directory(options.checkpoint_dir);
+    checkpoints_ = std::make_unique<CheckpointWriter>(options.checkpoint_dir,
+                                                      static_cast<std::size_t>(std::max(1, options.checkpoint_keep)));
+  }
+  const auto tenants = std::make_shared<Tenants>(options);
   for (std::size_t core = 0; core < loops.size(); ++core) {
     ServerCore::Surroundings surroundings;
     surroundings.index = core;
+    surroundings.tenants = tenants;
     surroundings.peers = [this]() -> const std::vector<std::unique_ptr<ServerCore>>& { return cores_; };
     surroundings.executor = executor_.get();
+    surroundings.checkpoints = checkpoints_.get();
+    if (records_) surroundings.on_failure = [this](const JobFailure& failure) { records_->write(failure); };
     cores_.push_back(std::make_unique<ServerCore>(options, loops[core], std::move(surroundings)));
   }
 }
 
 ServerImpl::~ServerImpl() {
   shutdown();
+  records_.reset();                               // asks the cores' loops
   for (auto& core : cores_) core->loop().stop();  // cores talk to each other: none may go while another runs
 }
 
 Status ServerImpl::listen(Transport& transport, const std::vector<std::string>& addresses) {
+  if (!checkpoint_status_.ok()) return checkpoint_status_.with_context("checkpoint_dir");
   const bool first_transport = addresses_.empty();
   last_addresses_.assign(cores_.size(), "");
   // Core 0 last: a worker that finds it is told where the others are.
@@ -65,11 +82,22 @@ Status ServerImpl::listen(Transport& transport, const std::vector<std::string>& 
   return {};
 }
 
+void ServerImpl::report(JsonWriter& json, std::int64_t time_ns) {
+  json.begin_array();
+  for (auto& core : cores_) core->report(json, time_ns);
+  json.end_array();
+}
+
 void ServerImpl::shutdown() { shutdown(kLinger); }
 
 void ServerImpl::shutdown(std::chrono::milliseconds linger) {
   for (auto& core : cores_) core->begin_shutdown(linger);
   for (auto& core : cores_) core->finish_shutdown(linger);
+  if (checkpoints_) checkpoints_->finish();  // while the loops run, which get the memory back
+}
+
+std::vector<std::string> ServerImpl::notices() const {
+  return checkpoints_ ? checkpoints_->notices() : std::vector<std::string>();
 }
 
 std::pair<std::uint64_t, std::uint64_t> ServerImpl::traffic() {

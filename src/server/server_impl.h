@@ -10,7 +10,9 @@
 
 #include "base/executor.h"
 #include "poseidon/server.h"
+#include "server/checkpoint_writer.h"
 #include "server/server_core.h"
+#include "server/server_records.h"
 #include "transport/transport.h"
 
 namespace poseidon {
@@ -41,17 +43,25 @@ class ServerImpl final : public Server {
   /// Of every core, on the transport that was listened on last.
   const std::vector<std::string>& last_addresses() const { return last_addresses_; }
 
+  std::vector<std::string> notices() const override;
+
   void shutdown() override;
   /// The same, but gives what is queued for the workers up to `linger` to leave.
   void shutdown(std::chrono::milliseconds linger);
+
+  /// Adds what the cores know to a flight record, as one value. Any thread but theirs; waits for them.
+  void report(JsonWriter& json, std::int64_t time_ns);
 
   /// Network bytes of all flows so far: sent, received. Any thread but the cores'.
   std::pair<std::uint64_t, std::uint64_t> traffic();
 
  private:
-  std::unique_ptr<Transport> owned_transport_;  // null where someone else keeps it
-  std::unique_ptr<Executor> executor_;          // Aggregation::wide only
-  std::vector<std::string> addresses_;          // of every core, on the first transport
+  std::unique_ptr<Transport> owned_transport_;     // null where someone else keeps it
+  std::unique_ptr<Executor> executor_;             // Aggregation::wide only
+  std::unique_ptr<ServerRecords> records_;         // of a server that stands alone
+  std::unique_ptr<CheckpointWriter> checkpoints_;  // null: nothing is saved
+  Status checkpoint_status_;                       // of their directory
+  std::vector<std::string> addresses_;             // of every core, on the first transport
   std::vector<std::string> last_addresses_;
   std::vector<std::unique_ptr<ServerCore>> cores_;
 };

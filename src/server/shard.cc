@@ -5,11 +5,17 @@
 
 #include "base/clock.h"
 #include "kernel/kernel.h"
+#include "server/limits.h"
 #include "wire/messages.h"
 
 namespace poseidon {
 
 namespace {
+
+// What the tables need for a chunk, a rank's part of it and a rule, allocations and links included: an estimate.
+constexpr std::size_t kNodeBytes = 64;
+constexpr std::size_t kRankBytes = sizeof(std::optional<Contribution>) + 2 * sizeof(std::size_t);
+constexpr std::size_t kRuleBytes = kNodeBytes + sizeof(UpdateRule);
 
 std::uint64_t key_of(const wire::Header& header) { return std::uint64_t{header.unit} << 32 | header.chunk; }
 
@@ -22,17 +28,51 @@ std::uint32_t sum_factor_counts(const ChunkState& chunk) {
 
 }  // namespace
 
-Shard::Shard(std::uint32_t worker_count, Reduction reduction, WideThreads wide)
-    : worker_count_(worker_count), reduction_(reduction), wide_(wide) {}
+Shard::Shard(std::uint32_t worker_count, Reduction reduction, WideThreads wide, std::shared_ptr<MemoryBudget> budget)
+    : worker_count_(worker_count),
+      reduction_(reduction),
+      wide_(wide),
+      pool_(std::make_shared<BufferPool>(std::move(budget))),
+      entry_bytes_(kNodeBytes + sizeof(Entry) + worker_count * kRankBytes) {}
 
 Shard::~Shard() {
   for (auto& [key, entry] : entries_)
     if (entry.computing) entry.computed.wait();  // the threads still read its parts
 }
 
-Shard::Entry& Shard::entry_of(const wire::Header& header) {
-  return entries_.try_emplace(key_of(header), worker_count_, reduction_, pool_).first->second;
+Status Shard::no_room(std::uint64_t size_bytes) const {
+  const MemoryBudget& budget = pool_->budget();
+  if (budget.limit_bytes() == 0)
+    return {ErrorCode::refused, "the server's machine has no " + std::to_string(size_bytes) + " bytes of memory left"};
+  return {ErrorCode::refused, "the job holds " + std::to_string(budget.used_bytes()) + " bytes on this server and " +
+                                  std::to_string(size_bytes) + " more would pass memory_limit, " +
+                                  std::to_string(budget.limit_bytes()) +
+                                  "; start the server with a higher memory_limit or use more servers"};
 }
+
+Result<Shard::Entry*> Shard::open(const wire::Header& header) {
+  if (const auto found = entries_.find(key_of(header)); found != entries_.end()) return &found->second;
+  if (entries_.size() >= limits::kChunks)
+    return Status(ErrorCode::refused, "a core of a server holds at most " + std::to_string(limits::kChunks) +
+                                          " chunks of a job; raise chunk_bytes or use more servers");
+  if (!pool_->try_charge(entry_bytes_)) return no_room(entry_bytes_);
+  return &entries_.try_emplace(key_of(header), worker_count_, reduction_, pool_).first->second;
+}
+
+void Shard::forget(std::uint64_t key) {
+  if (entries_.erase(key) > 0) pool_->release(entry_bytes_);
+}
+
+/// After a request that was refused: it may have been the first to speak of the chunk.
+void Shard::forget_if_unused(const wire::Header& header) {
+  const auto found = entries_.find(key_of(header));
+  if (found == entries_.end()) return;
+  const Entry& entry = found->second;
+  const bool stores = entry.stored && entry.stored->has_value();
+  if (!entry.state.started() && !entry.computing && !stores && entry.pulls.empty()) forget(found->first);
+}
+
+Shard::Entry& Shard::entry_of(const wire::Header& header) { return entries_.at(key_of(header)); }
 
 StoredChunk& Shard::stored_of(Entry& entry) {
   if (!entry.stored) entry.stored = std::make_unique<StoredChunk>(pool_);
@@ -40,19 +80,25 @@ StoredChunk& Shard::stored_of(Entry& entry) {
 }
 
 Result<Shard::Entry*> Shard::admit(const wire::Header& header, Requester& from) {
-  Entry& entry = entry_of(header);
-  Status status = entry.computing ? Status(ErrorCode::refused, "the chunk is being reduced; step " +
-                                                                   std::to_string(header.step) + " comes too early")
-                                  : entry.state.admit(header, &from);
-  if (status.ok()) return &entry;
-  if (!entry.state.started() && !entry.stored) entries_.erase(key_of(header));
+  if (!pool_->has_room(0)) return no_room(header.payload_bytes);
+  auto entry = open(header);
+  if (!entry.ok()) return entry;
+  Status status = entry.value()->computing
+                      ? Status(ErrorCode::refused,
+                               "the chunk is being reduced; step " + std::to_string(header.step) + " comes too early")
+                      : entry.value()->state.admit(header, &from);
+  if (status.ok()) return entry;
+  forget_if_unused(header);
   return status;
 }
 
 Result<std::span<std::byte>> Shard::begin(const wire::Header& header, Requester& from) {
+  Buffer buffer = pool_->try_take(header.payload_bytes);
+  if (!buffer) return no_room(header.payload_bytes);
   auto entry = admit(header, from);
-  if (!entry.ok()) return entry.status();
-  return entry.value()->state.place(header.rank);
+  if (entry.ok()) return entry.value()->state.place(header.rank, std::move(buffer));
+  pool_->give_back(std::move(buffer));
+  return entry.status();
 }
 
 void Shard::progress(const wire::Header& header, std::size_t received_bytes) {
@@ -92,7 +138,8 @@ void Shard::reduce_wide(Entry& entry) {
   const std::size_t element_bytes = dtype_bytes(shape.dtype);
   const std::size_t element_count = shape.payload_bytes / element_bytes;
   const auto part_count = static_cast<std::size_t>(wide_.executor->thread_count());
-  const auto out = std::make_shared<Buffer>(pool_->take(shape.payload_bytes));
+  const auto out = std::make_shared<Buffer>(pool_->try_take(shape.payload_bytes));
+  if (!*out) return finish(entry, Buffer());
   const auto computed = std::make_shared<std::promise<void>>();
   entry.computing = true;
   entry.computed = computed->get_future();
@@ -122,13 +169,15 @@ void Shard::finish(Entry& entry, Buffer sum) {
   wire::Header header = shape;
   header.kind = wire::Kind::result;
   header.factor_count = sum_factor_counts(entry.state);
-  const bool any_present = static_cast<bool>(sum);
+  const bool any_present = entry.state.any_present();
   header.flags = static_cast<std::uint8_t>(any_present ? 0 : wire::kAbsent);
-  std::shared_ptr<const Buffer> payload;
-  if (any_present && (shape.flags & wire::kStored) != 0)
+  Result<std::shared_ptr<const Buffer>> payload{nullptr};
+  if (any_present && !sum)
+    payload = no_room(shape.payload_bytes);
+  else if (any_present && (shape.flags & wire::kStored) != 0)
     payload = store(entry, std::move(sum), shape);
   else if (any_present)
-    payload = pool_->share(std::move(sum));
+    payload = std::shared_ptr<const Buffer>(pool_->share(std::move(sum)));
   struct Answer {
     Requester* to;
     std::uint32_t rank;
@@ -144,50 +193,118 @@ void Shard::finish(Entry& entry, Buffer sum) {
     if (answer.to == nullptr) continue;  // gone while other threads were adding
     header.rank = answer.rank;
     header.priority = answer.priority;
-    if (any_present && !payload)
-      answer.to->refuse(header, {ErrorCode::refused, "the update needs parameters and a rule of float32 or float64"});
+    if (payload.ok())
+      answer.to->send(header, answer.wants_result ? payload.value() : nullptr);
     else
-      answer.to->send(header, answer.wants_result ? payload : nullptr);
+      answer.to->refuse(header, payload.status());
   }
-  if ((shape.flags & wire::kTransient) != 0) entries_.erase(key_of(shape));
+  if (checkpoint_ && payload.ok() && (shape.flags & wire::kStored) != 0) {
+    const auto rule = rules_.find(shape.unit);
+    checkpoint_->stepped(shape, stored_of(entry), rule == rules_.end() ? nullptr : &rule->second);
+  }
+  if ((shape.flags & wire::kTransient) != 0) forget(key_of(shape));
 }
 
 /// What the step makes of the chunk's value; the value itself is what goes back.
-std::shared_ptr<const Buffer> Shard::store(Entry& entry, Buffer sum, const wire::Header& shape) {
+Result<std::shared_ptr<const Buffer>> Shard::store(Entry& entry, Buffer sum, const wire::Header& shape) {
   StoredChunk& stored = stored_of(entry);
   const auto rule = rules_.find(shape.unit);
   const bool updates = rule != rules_.end() && rule->second.kind != UpdateKind::none;
   if (updates) {
-    const Status status = stored.update(rule->second, sum, shape.dtype);
+    // At most the value, the states and one array more are new: those that are being sent are left as they are.
+    const std::size_t new_bytes = (update_state_count(rule->second) + 2) * sum.size();
+    const Status status =
+        pool_->has_room(new_bytes) ? stored.update(rule->second, sum, shape.dtype) : no_room(new_bytes);
     pool_->give_back(std::move(sum));
-    if (!status.ok()) return nullptr;
+    if (!status.ok()) return status;
   } else {
     stored.replace(std::move(sum), shape.dtype);
   }
   answer_pulls(entry);
-  return stored.array(0);
+  return std::shared_ptr<const Buffer>(stored.array(0));
 }
 
 Status Shard::set_rule(const wire::Header& header, std::span<const std::byte> payload) {
   auto rule = wire::read_rule(payload);
   if (!rule.ok()) return Status(ErrorCode::refused, rule.status().message());
-  rules_[header.unit] = rule.value();
+  return keep_rule(header.unit, rule.value());
+}
+
+Status Shard::keep_rule(std::uint32_t unit, const UpdateRule& rule) {
+  if (const auto known = rules_.find(unit); known != rules_.end()) {
+    known->second = rule;
+    return {};
+  }
+  if (rules_.size() >= limits::kRules)
+    return {ErrorCode::refused,
+            "a core of a server keeps at most " + std::to_string(limits::kRules) + " rules of a job"};
+  if (!pool_->try_charge(kRuleBytes)) return no_room(kRuleBytes);
+  rules_.emplace(unit, rule);
   return {};
+}
+
+Status Shard::describe_units(std::span<const std::byte> payload) {
+  auto units = wire::read_stored_units(payload);
+  if (!units.ok()) return Status(ErrorCode::refused, units.status().message());
+  return checkpoint_ ? checkpoint_->describe(units.value()) : Status();
 }
 
 Status Shard::assign(const wire::Header& header, std::span<const std::byte> payload) {
   if (payload.empty() || payload.size() % dtype_bytes(header.dtype) != 0)
     return {ErrorCode::refused, "an assignment of " + std::to_string(payload.size()) + " bytes is no array of " +
                                     std::string(dtype_name(header.dtype))};
-  Entry& entry = entry_of(header);
-  if (Status status = stored_of(entry).assign(header.rows, payload, header.dtype, header.step); !status.ok())
-    return status;
-  answer_pulls(entry);
+  if (!pool_->has_room(payload.size())) return no_room(payload.size());
+  auto entry = open(header);
+  if (!entry.ok()) return entry.status();
+  Status status = checkpoint_ ? checkpoint_->before_assign() : Status();
+  if (status.ok()) status = stored_of(*entry.value()).assign(header.rows, payload, header.dtype, header.step);
+  if (status.ok() && checkpoint_) checkpoint_->assigned(header);
+  if (status.ok())
+    answer_pulls(*entry.value());
+  else
+    forget_if_unused(header);
+  return status;
+}
+
+/// Answers with what the chunk has got from a checkpoint, or without payload where there is none.
+Status Shard::restore(const wire::Header& header, Requester& from) {
+  wire::Header answer = header;
+  answer.kind = wire::Kind::value;
+  answer.flags = wire::kAbsent;
+  answer.rows = answer.cols = 0;
+  if (!checkpoint_) {
+    from.send(answer, nullptr);
+    return {};
+  }
+  auto opened = open(header);
+  if (!opened.ok()) return opened.status();
+  StoredChunk& stored = stored_of(*opened.value());
+  const auto restored = checkpoint_->restore(header, stored);
+  if (!restored.ok()) {
+    forget_if_unused(header);
+    return restored.status();
+  }
+  const auto& [version, rule] = restored.value();
+  if (rule && rule->kind != UpdateKind::none && !rules_.contains(header.unit)) {
+    if (Status status = keep_rule(header.unit, *rule); !status.ok()) return status;
+  }
+  answer.cols = static_cast<std::uint32_t>(version);
+  answer.dtype = stored.has_value() ? stored.dtype() : header.dtype;
+  answer.step = stored.update_count();
+  answer.flags = version == 0 ? wire::kAbsent : 0;
+  from.send(answer, version == 0 ? nullptr : stored.array(0));
+  answer_pulls(*opened.value());
   return {};
 }
 
 Status Shard::pull(const wire::Header& header, Requester& from) {
-  Entry& entry = entry_of(header);
+  if ((header.flags & wire::kRestore) != 0) return restore(header, from);
+  auto opened = open(header);
+  if (!opened.ok()) return opened.status();
+  Entry& entry = *opened.value();
+  const auto same = [&from](const PendingPull& pull) { return pull.from == &from; };
+  if (std::ranges::any_of(entry.pulls, same))
+    return {ErrorCode::refused, "rank " + std::to_string(header.rank) + " waits for this chunk's value already"};
   entry.pulls.push_back({header, &from});
   if (stored_of(entry).has_value()) answer_pulls(entry);
   return {};
@@ -201,7 +318,11 @@ void Shard::answer_pulls(Entry& entry) {
     header.kind = wire::Kind::value;
     header.dtype = stored.dtype();
     header.step = stored.update_count();
-    if (auto array = stored.array(header.rows))
+    // A state that no update has made yet is made now.
+    const std::size_t new_bytes = header.rows == 0 ? 0 : stored.array(0)->size();
+    if (!pool_->has_room(new_bytes))
+      pull.from->refuse(header, no_room(new_bytes));
+    else if (auto array = stored.array(header.rows))
       pull.from->send(header, std::move(array));
     else
       pull.from->refuse(header, {ErrorCode::refused, "there is no array " + std::to_string(header.rows)});
@@ -218,17 +339,14 @@ void Shard::drop(const Requester& from) {
   }
 }
 
-void Shard::for_each_overdue(std::int64_t started_before_ns,
-                             const std::function<void(const wire::Header&, const std::string&)>& visit) const {
+std::vector<Shard::OpenChunk> Shard::open_chunks(std::int64_t started_before_ns) const {
+  std::vector<OpenChunk> open;
   for (const auto& [key, entry] : entries_) {
     const ChunkState& state = entry.state;
-    if (!state.started() || state.started_ns() > started_before_ns) continue;
-    std::string ranks;
-    for (const auto rank : state.missing_ranks()) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
-    visit(state.shape(), "waiting for the push of rank " + ranks + " since " +
-                             std::to_string((now_ns() - state.started_ns()) / 1'000'000) +
-                             " ms; it is stopped, far behind or cut off: see its output, or raise POSEIDON_TIMEOUT");
+    if (state.started() && state.started_ns() < started_before_ns)
+      open.push_back({state.shape(), state.started_ns(), state.missing_ranks()});
   }
+  return open;
 }
 
 }  // namespace poseidon

@@ -188,7 +188,7 @@ class RandomStep {
       rank.admitted = true;
       order_.push_back(rank.header.rank);
       if (!rank.lent && rank.header.payload_bytes > 0) {
-        rank.place = state.place(rank.header.rank);
+        rank.place = state.place(rank.header.rank, pool_->take(rank.header.payload_bytes));
         ASSERT_EQ(rank.place.size(), rank.header.payload_bytes);
         return;
       }

@@ -36,10 +36,14 @@ class ChunkStateTest : public ::testing::Test {
     EXPECT_EQ(state.missing_ranks(), missing);
   }
 
+  std::span<std::byte> place_of(ChunkState& state, std::uint32_t rank) {
+    return state.place(rank, pool_->take(state.parts()[rank]->header.payload_bytes));
+  }
+
   /// Admits and receives a whole payload; returns where it was put.
   const std::byte* receive(ChunkState& state, const wire::Header& header, const Floats& values) {
     EXPECT_TRUE(state.admit(floats(header, values.size()), &worker_).ok());
-    const auto place = state.place(header.rank);
+    const auto place = place_of(state, header.rank);
     std::memcpy(place.data(), values.data(), place.size());
     state.complete(header.rank, place, nullptr);
     return place.data();
@@ -140,7 +144,7 @@ TEST_F(ChunkStateTest, NothingMoreFitsWhenOneThatIsInTheSumHasGone) {
     ChunkState state = chunk(3, {Aggregation::streaming, order});
     RecordingRequester gone;
     ASSERT_TRUE(state.admit(floats(push_of(0, 3), 2), &gone).ok());
-    const auto place = state.place(0);
+    const auto place = place_of(state, 0);
     std::memset(place.data(), 0, place.size());
     state.complete(0, place, nullptr);
     receive(state, push_of(1, 3), {1, 2});
@@ -181,7 +185,7 @@ TEST_F(ChunkStateTest, AddsWhatIsHereBeforeTheRestHasCome) {
   constexpr std::size_t kCount = 64;
   receive(state, push_of(0, 2), Floats(kCount, 1));
   ASSERT_TRUE(state.admit(floats(push_of(1, 2), kCount), &worker_).ok());
-  const auto place = state.place(1);
+  const auto place = place_of(state, 1);
   std::memset(place.data(), 0, place.size());
   const Floats half(kCount / 2, 5);
   std::memcpy(place.data(), half.data(), half.size() * sizeof(float));
@@ -215,7 +219,7 @@ TEST_F(ChunkStateTest, OrphanedPartsStayInTheSum) {
   ChunkState state = chunk(2, {Aggregation::wide, ReduceOrder::rank});
   RecordingRequester gone;
   ASSERT_TRUE(state.admit(floats(push_of(0, 2), 1), &gone).ok());
-  state.place(0);
+  place_of(state, 0);
   state.complete(0, state.parts()[0]->payload, nullptr);
   receive(state, push_of(1, 2), {1});
   state.orphan(&gone);

@@ -29,13 +29,20 @@ class ServerWithWorkers {
   }
 
   std::unique_ptr<End> connect(std::size_t core = 0) {
-    std::promise<std::shared_ptr<Flow>> connected;
-    transport_->connect(*loop_, server->last_addresses().at(core), Clock::now() + std::chrono::seconds(5),
-                        [&](Result<std::shared_ptr<Flow>> flow) { connected.set_value(flow.value()); });
-    auto end = std::make_unique<End>(*loop_, connected.get_future().get());
+    auto end = connect_to(server->last_addresses().at(core));
     end->receive();
     return end;
   }
+
+  /// One that does not receive.
+  std::unique_ptr<End> connect_to(const std::string& address) {
+    std::promise<std::shared_ptr<Flow>> connected;
+    transport_->connect(*loop_, address, Clock::now() + std::chrono::seconds(5),
+                        [&](Result<std::shared_ptr<Flow>> flow) { connected.set_value(flow.value()); });
+    return std::make_unique<End>(*loop_, connected.get_future().get());
+  }
+
+  Transport& transport() { return *transport_; }
 
   void say_hello(End& worker, const wire::Hello& hello) {
     texts_.push_back(wire::make_hello(hello));

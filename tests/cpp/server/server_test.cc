@@ -11,6 +11,7 @@
 
 #include "cpp/rendezvous/ports.h"
 #include "cpp/server/server_fixture.h"
+#include "cpp/transport/handshakes.h"
 #include "transport/inproc/inproc_transport.h"
 #include "transport/tcp/tcp_transport.h"
 
@@ -246,6 +247,7 @@ TEST(EmbeddedServer, SendsTheLastResultToASlowWorkerBeforeItShutsDown) {
   const auto port = static_cast<std::uint16_t>(std::stoi(server.address().substr(server.address().find(':') + 1)));
   const FileDescriptor worker = testing::connected_socket(port);
   ASSERT_TRUE(worker);
+  ASSERT_TRUE(testing::let_in(worker.get()));
   const auto hello = wire::make_hello({0, 1, options.job});
   ASSERT_TRUE(write_message(worker.get(), hello.header, hello.payload()));
   const Bytes gradient = bytes_of(Floats(8u << 20, 1.0F));  // more than sockets hold

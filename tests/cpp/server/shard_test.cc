@@ -210,24 +210,19 @@ TEST(Shard, TransientChunksAreForgotten) {
   EXPECT_EQ(fixture.last(0), (Floats{3}));
 }
 
-TEST(Shard, OverdueChunksNameTheMissingRanks) {
+TEST(Shard, OpenChunksNameTheMissingRanks) {
   Fixture fixture(4);
   wire::Header header = push_of(2, 4, 9);
   header.unit = 7;
   header.chunk = 3;
   ASSERT_TRUE(fixture.add(header, {1}).ok());
-  std::vector<std::string> texts;
-  const auto visit = [&](const wire::Header& about, const std::string& why) {
-    EXPECT_EQ(about.unit, 7u);
-    EXPECT_EQ(about.chunk, 3u);
-    EXPECT_EQ(about.step, 9u);
-    texts.push_back(why);
-  };
-  fixture.shard.for_each_overdue(0, visit);
-  EXPECT_TRUE(texts.empty());
-  fixture.shard.for_each_overdue(INT64_MAX, visit);
-  ASSERT_EQ(texts.size(), 1u);
-  EXPECT_NE(texts[0].find("rank 0, 1, 3"), std::string::npos) << texts[0];
+  EXPECT_TRUE(fixture.shard.open_chunks(0).empty());
+  const auto open = fixture.shard.open_chunks(INT64_MAX);
+  ASSERT_EQ(open.size(), 1u);
+  EXPECT_EQ(open[0].about.unit, 7u);
+  EXPECT_EQ(open[0].about.chunk, 3u);
+  EXPECT_EQ(open[0].about.step, 9u);
+  EXPECT_EQ(open[0].missing_ranks, (std::vector<std::uint32_t>{0, 1, 3}));
 }
 
 /// The wide baseline computes on other threads and comes back to a loop.

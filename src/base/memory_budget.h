@@ -1,0 +1,40 @@
+// MemoryBudget: how much memory one owner, a job on a server, may hold, whichever of its loops takes it.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+
+namespace poseidon {
+
+/// Thread-safe. What is charged has to be released.
+class MemoryBudget {
+ public:
+  /// 0: no limit.
+  explicit MemoryBudget(std::size_t limit_bytes) : limit_bytes_(limit_bytes) {}
+
+  std::size_t limit_bytes() const { return limit_bytes_; }
+  std::size_t used_bytes() const { return used_bytes_.load(std::memory_order_relaxed); }
+
+  bool has_room(std::size_t size_bytes) const { return fits(used_bytes(), size_bytes); }
+  /// False, and nothing is charged, where there is no room.
+  bool try_charge(std::size_t size_bytes) {
+    std::size_t used = used_bytes();
+    do {
+      if (!fits(used, size_bytes)) return false;
+    } while (!used_bytes_.compare_exchange_weak(used, used + size_bytes, std::memory_order_relaxed));
+    return true;
+  }
+  /// For what can no longer be refused: may pass the limit.
+  void charge(std::size_t size_bytes) { used_bytes_.fetch_add(size_bytes, std::memory_order_relaxed); }
+  void release(std::size_t size_bytes) { used_bytes_.fetch_sub(size_bytes, std::memory_order_relaxed); }
+
+ private:
+  bool fits(std::size_t used, std::size_t more) const {
+    return limit_bytes_ == 0 || (used <= limit_bytes_ && more <= limit_bytes_ - used);
+  }
+
+  const std::size_t limit_bytes_;
+  std::atomic<std::size_t> used_bytes_{0};
+};
+
+}  // namespace poseidon

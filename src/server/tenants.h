@@ -1,0 +1,39 @@
+// Tenants: the jobs that the cores of one server have in common.
+#pragma once
+
+#include <compare>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "base/memory_budget.h"
+#include "poseidon/options.h"
+
+namespace poseidon {
+
+/// A job's name counts only together with the secret that its connections have proved (Flow::key_id): jobs of one name
+/// under different secrets have nothing to do with each other, and nobody learns of another secret's jobs.
+struct JobName {
+  std::string key_id;
+  std::string name;
+  auto operator<=>(const JobName&) const = default;
+};
+
+/// Limits how many jobs there are, and what each holds on all cores together. Thread-safe.
+class Tenants {
+ public:
+  explicit Tenants(const Options& options) : max_jobs_(options.max_jobs), memory_limit_(options.memory_limit) {}
+
+  /// What the job may hold: the same for every core, as long as one of them keeps it. Null: there are max_jobs others
+  /// with this secret.
+  std::shared_ptr<MemoryBudget> admit(const JobName& job);
+
+ private:
+  const int max_jobs_;
+  const std::size_t memory_limit_;
+  std::mutex mutex_;
+  std::map<JobName, std::weak_ptr<MemoryBudget>> budgets_;
+};
+
+}  // namespace poseidon
