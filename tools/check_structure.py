@@ -22,11 +22,11 @@ DOORS: dict[str, set[str]] = {
     "plan": {"base"},
     "wire": {"base"},
     "transport": {"base", "wire"},
-    "rendezvous": {"base"},
+    "rendezvous": {"base", "wire", "transport"},
     "scheme": {"base", "plan", "wire", "kernel", "transport"},
     "server": {"base", "plan", "wire", "kernel", "transport"},
     "client": {"base", "scheme", "plan", "wire", "transport", "rendezvous"},
-    "worker": {"base", "client", "server", "transport", "rendezvous"},
+    "worker": {"base", "client", "server", "wire", "transport", "rendezvous"},
     "bindings": set(),
 }
 
@@ -35,14 +35,18 @@ PYTHON_DOORS: dict[str, set[str]] = {
     "errors": set(),
     "dscp": set(),
     "option_kinds": {"errors"},
-    "options": {"errors", "dscp", "option_kinds", "_core"},
+    "option_table": {"dscp", "option_kinds"},
+    "secret": {"errors"},
+    "options": {"errors", "dscp", "option_kinds", "option_table", "secret", "_core"},
     "chunk_cache": {"options", "_core"},
     "notices": {"_core"},
-    "exchange": {"errors", "options", "chunk_cache", "notices", "torch", "_core"},
-    "torch": {"errors", "options", "chunk_cache", "notices", "_core"},
+    "restore": {"errors", "_core"},
+    "exchange": {"errors", "options", "chunk_cache", "notices", "restore", "torch", "_core"},
+    "torch": {"errors", "options", "chunk_cache", "notices", "restore", "_core"},
     "models": {"errors"},
     "report": {"errors", "torch"},
     "testbed": {"errors", "dscp"},
+    "doctor": {"errors"},
 }
 
 INCLUDE = re.compile(r'^#include "([a-z_]+)/')

@@ -51,6 +51,9 @@ struct LayerStats {
   std::uint64_t bytes_sent = 0;    // on the wire, headers included, by the worker (not its shard)
   std::uint64_t bytes_received = 0;
   std::uint64_t update_count = 0;  // pull: updates that the server has made
+  // restore: the versions of the checkpoint that the layer's chunks have got; 0: none.
+  std::uint64_t oldest_version = 0;
+  std::uint64_t newest_version = 0;
   std::int64_t started_ns = 0;
   std::int64_t completed_ns = 0;
 };
@@ -73,12 +76,22 @@ class Client {
   /// Finds the other ranks through `store` (null: a TcpStore that rank 0 serves), starts the
   /// embedded shard where servers are colocated, connects all flows. Blocks up to the timeout.
   /// `keep_waiting` is asked now and then and may return false to give up (Ctrl-C): ErrorCode::aborted.
+  ///
+  /// With OnFailure::rejoin or shrink this forms the job's next generation, after a failure with those who have
+  /// survived it: each destroys its client and calls again, with the same store (`open_store`) and `options.generation`
+  /// as the client said. Others that are lost on the way begin another generation in the same call.
+  /// ErrorCode::timeout names the slots that did not come; aborted, too, where another process has this one's place.
   static Result<std::unique_ptr<Client>> connect(const Options& options, std::shared_ptr<Store> store,
                                                  const std::function<bool()>& keep_waiting);
   virtual ~Client() = default;
 
+  /// This client's membership. With OnFailure::shrink its numbers are of those who are there, by slot.
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
+  /// 1, 2, …: which membership of the job it is. Higher than any that its members were part of before.
+  virtual std::uint32_t generation() const = 0;
+  /// Whether this process comes new to others that were in an earlier generation.
+  virtual bool joining() const = 0;
 
   /// Adds the layers of one model, in the order in which backward finishes them. Every rank makes
   /// the same calls in the same order: the call waits for all ranks and fails with
@@ -131,6 +144,11 @@ class Client {
   /// for it where they pull before there is a value, and otherwise agree on when it happens.
   virtual Status assign(std::uint32_t layer, std::span<const std::byte> data, std::uint32_t array = 0,
                         std::uint64_t update_count = 0) = 0;
+  /// The servers take the layer's value and state from their newest checkpoint, by one rank and before the layer's
+  /// first push. Receives the value; layer_stats says of which version, and `destination` is untouched where there is
+  /// none. Servers may answer with different versions: then ask for all layers again with the oldest as `version_limit`
+  /// (0: no limit), until all have the same. ErrorCode::refused where the checkpoint does not fit the layer.
+  virtual Status restore(std::uint32_t layer, std::span<std::byte> destination, std::uint64_t version_limit = 0) = 0;
   /// How the servers update the layer from the next push on. Every rank sets the same.
   virtual Status set_rule(std::uint32_t layer, const UpdateRule& rule) = 0;
 
@@ -172,6 +190,8 @@ class Client {
   virtual LayerStats layer_stats(std::uint32_t layer) const = 0;
   virtual TrafficStats traffic() const = 0;
 
+  /// Ok as long as the job runs; then what ended it, here or elsewhere, first. Cheap, any thread.
+  virtual Status status() const = 0;
   /// Tells every peer that this rank fails and why, so that they end at once with that reason.
   virtual void abort(const std::string& reason) = 0;
   /// Says goodbye and closes all flows. Idempotent; called by the destructor.

@@ -51,12 +51,22 @@ enum class Medium : std::uint8_t {
   ucx,  // where the build found UCX
 };
 
+/// What happens to a job that has lost a process (docs/decisions/0016-generations.md).
+enum class OnFailure : std::uint8_t {
+  abort,   // every rank ends with the words of the first that failed
+  rejoin,  // the others wait for its replacement and go on with it
+  shrink,  // they go on without it; a replacement is taken in when it comes
+};
+
 struct Options {
-  int rank = 0;
-  int world_size = 1;
+  int rank = 0;        // with OnFailure::shrink this process's slot: its rank counts those who are there
+  int world_size = 1;  // with OnFailure::shrink the number of slots
   std::string master_addr = "127.0.0.1";
   std::uint16_t master_port = 29500;
   std::string job = "default";  // ranks of different jobs never talk to each other
+  // What all processes of the job prove to know before anything else is said (SECURITY.md), at least 16 bytes; empty:
+  // none, whoever can connect is let in. One a line: a standalone server takes all of them, a worker proves the first.
+  std::string secret;
 
   // Addresses or devices to listen on, all used at once; empty: the one that leads to master_addr.
   std::vector<std::string> interfaces;
@@ -76,6 +86,22 @@ struct Options {
   int priority_classes = 2;         // flows between each pair of peers, by urgency (Geryon §III-A)
   std::vector<int> dscp = {46, 0};  // code points that mark the classes, the most urgent first; 0: not marked
   int compute_threads = 1;          // threads that multiply factors
+
+  OnFailure on_failure = OnFailure::abort;
+  int min_workers = 1;           // shrink: fewer than these wait for more
+  std::uint32_t generation = 0;  // the last one (Client::generation) that this process was part of; 0: none
+
+  // Bytes that one job may hold on one server; 0: no limit, and half of the machine's memory for a server that stands
+  // alone.
+  std::size_t memory_limit = 0;
+  int max_jobs = 64;  // that a server which stands alone takes at once, for each secret
+
+  // Where servers write what they keep (docs/checkpoints.md), the same for all of a job; empty: nowhere.
+  std::string checkpoint_dir;
+  std::uint64_t checkpoint_every = 100;  // steps
+  int checkpoint_keep = 2;               // complete versions that stay
+
+  std::string flight_record;  // the directory for flight records (docs/flight-records.md); empty: none are written
 
   std::chrono::milliseconds timeout{300'000};  // the one deadline; the others are derived from it
 };

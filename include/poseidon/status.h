@@ -19,7 +19,7 @@ enum class ErrorCode : unsigned char {
   timeout,           // a deadline passed; the message names who was waited for
   peer_lost,         // a connection ended while something was still expected from it
   mismatch,          // ranks disagree (model, dtype, version, options)
-  refused,           // a server refused a request of this worker alone
+  refused,           // a server refused a request of this worker alone, or the peer does not know the secret
   unreachable,       // connecting failed, or an address cannot be bound
   aborted,           // another rank failed first and said why
   shut_down,         // the operation came after shutdown()

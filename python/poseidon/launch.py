@@ -23,11 +23,13 @@ from types import FrameType
 from typing import IO
 
 from poseidon.errors import InvalidArgument
-from poseidon.options import BY_NAME, available_cpu_count, to_environment
+from poseidon.options import BY_NAME, available_cpu_count, fresh_secret, resolve_option, to_environment
+from poseidon.secret import VARIABLE as SECRET_VARIABLE
 from poseidon.testbed import HOST_DEVICE, Testbed
 
 GRACE_SECONDS = 5.0  # between the steps of ending workers
 _POLL_SECONDS = 0.05
+_MOST_RESTARTS = 3  # of each worker, unless told otherwise
 _DRAIN_SECONDS = 1.0  # for output of processes that a worker left behind
 _MOST_LINE_BYTES = 1 << 16
 _PR_SET_PDEATHSIG = 1
@@ -40,7 +42,7 @@ OnLine = Callable[[int, str], None]
 
 @dataclass(frozen=True)
 class Failure:
-    """The first worker that failed. `code` is negative for a signal, as in subprocess."""
+    """A worker that failed. `code` is negative for a signal, as in subprocess."""
 
     rank: int
     code: int
@@ -50,18 +52,22 @@ class Failure:
         """What a shell would report for that worker."""
         return self.code if self.code > 0 else 128 - self.code
 
+    @property
+    def how(self) -> str:
+        """In words, e.g. "with exit code 3"."""
+        return f"with exit code {self.code}" if self.code > 0 else f"killed by {signal.Signals(-self.code).name}"
+
     def __str__(self) -> str:
-        if self.code > 0:
-            return f"rank {self.rank} failed first, with exit code {self.code}"
-        return f"rank {self.rank} failed first, killed by {signal.Signals(-self.code).name}"
+        return f"rank {self.rank} failed first, {self.how}"
 
 
 @dataclass
 class Outcome:
-    """How a run ended: the exit code of each rank, the first failure, the ranks that had to be ended,
-    and the signal (0: none) that stopped the launcher."""
+    """How a run ended: the exit code of each rank's last process and how often it was started again, the first failure
+    that ended the run, the ranks that had to be ended, and the signal (0: none) that stopped the launcher."""
 
     codes: list[int] = field(default_factory=list)
+    restart_counts: list[int] = field(default_factory=list)
     first_failure: Failure | None = None
     ended_ranks: list[int] = field(default_factory=list)
     interrupted_by: int = 0
@@ -74,6 +80,25 @@ class Outcome:
         return self.first_failure.exit_status if self.first_failure else 0
 
 
+@dataclass(frozen=True)
+class _Recovery:
+    """What is done about a worker that fails: how often it is started again, and whether the others can do without."""
+
+    most_restarts: int = 0
+    spares_workers: bool = False
+
+    @classmethod
+    def of(cls, on_failure: str, max_restarts: int | None) -> _Recovery:
+        if on_failure == "abort":
+            if max_restarts:
+                raise InvalidArgument("workers are only started again with --on-failure rejoin or shrink: add it")
+            return cls()
+        most = _MOST_RESTARTS if max_restarts is None else max_restarts
+        if most < 0:
+            raise InvalidArgument(f"the number of restarts is {most}: it must be 0 or more")
+        return cls(most, on_failure == "shrink")
+
+
 def launch(
     command: Sequence[str],
     count: int,
@@ -84,6 +109,7 @@ def launch(
     options: Mapping[str, object] | None = None,
     master_port: int | None = None,
     on_line: OnLine | None = None,
+    max_restarts: int | None = None,
 ) -> list[int]:
     """Runs `command` as `count` workers and returns their exit codes by rank (negative: a signal).
 
@@ -91,11 +117,13 @@ def launch(
     rank i on its host i. `env` adds variables, `options` (name to value) sets options of Poseidon.
     Rank 0 has the terminal; the output of the others is prefixed with `[rank]`. With `on_line(rank, text)` every
     rank's output goes there instead. When a rank fails the others are ended, and standard error says who was first.
+    With the option on_failure=rejoin or shrink it is started again instead, up to `max_restarts` times (None: 3),
+    unless another has finished; after that the run ends, or with shrink goes on without it.
 
     Raises InvalidArgument for what cannot be started, TestbedError where there can be no shaped links, and
     KeyboardInterrupt or SystemExit after a signal, once all workers have ended.
     """
-    outcome = run_workers(command, count, link, env, testbed, options, master_port, on_line)
+    outcome = run_workers(command, count, link, env, testbed, options, master_port, on_line, max_restarts)
     if outcome.interrupted_by == signal.SIGINT:
         raise KeyboardInterrupt
     if outcome.interrupted_by:
@@ -112,6 +140,7 @@ def run_workers(
     options: Mapping[str, object] | None = None,
     master_port: int | None = None,
     on_line: OnLine | None = None,
+    max_restarts: int | None = None,
 ) -> Outcome:
     """As `launch`, but a signal ends up in the outcome instead of an exception."""
     if count < 1:
@@ -121,6 +150,7 @@ def run_workers(
     if testbed is not None and len(testbed.hosts) < count:
         raise InvalidArgument(f"{count} workers need {count} hosts, but the testbed has {len(testbed.hosts)}")
     variables = {**(env or {}), **to_environment(options or {})}
+    recovery = _Recovery.of(resolve_option("on_failure", {**os.environ, **variables}), max_restarts)
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(_caught_signals())
         if link is not None:
@@ -128,12 +158,16 @@ def run_workers(
             testbed = stack.enter_context(Testbed(count, link, priorities=int(classes)))
         environments = _environments(count, variables, testbed, master_port)
         commands = [testbed.command(rank, command) if testbed else list(command) for rank in range(count)]
-        outcome = _Run(commands, environments, on_line, signals).run()
+        outcome = _Run(commands, environments, on_line, signals, recovery).run()
     if outcome.first_failure:
         ended = ", ".join(map(str, outcome.ended_ranks))
         tail = f"; these ranks did not end by themselves and were ended: {ended}" if ended else ""
-        print(f"poseidon: {outcome.first_failure}{tail}", file=sys.stderr, flush=True)
+        _tell(f"{outcome.first_failure}{tail}")
     return outcome
+
+
+def _tell(text: str) -> None:
+    print(f"poseidon: {text}", file=sys.stderr, flush=True)
 
 
 def free_port() -> int:
@@ -150,6 +184,9 @@ def _environments(
 ) -> list[dict[str, str]]:
     """What each rank finds in its environment."""
     shared = {**os.environ, **variables}
+    if BY_NAME["secret_file"].variable in variables:  # which beats a secret that was there before
+        shared.pop(SECRET_VARIABLE, None)
+    shared.update(fresh_secret(shared))
     shared.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # there is no agent: rank 0 serves the store
     shared.setdefault("OMP_NUM_THREADS", str(max(1, available_cpu_count() // count)))
     shared.setdefault("PYTHONUNBUFFERED", "1")
@@ -249,14 +286,17 @@ class _Run:
         environments: list[dict[str, str]],
         on_line: OnLine | None,
         signals: _Signals,
+        recovery: _Recovery,
     ) -> None:
+        self._recovery = recovery
         self._commands = commands
         self._environments = environments
         self._on_line = on_line
         self._signals = signals
         self._workers: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
-        self._outcome = Outcome(codes=[0] * len(commands))
+        self._outcome = Outcome(codes=[0] * len(commands), restart_counts=[0] * len(commands))
+        self._finished = False  # one of them, so that the job is over
         self._ladder: list[tuple[float, int]] = []  # when to send which signal to those that still run
 
     def run(self) -> Outcome:
@@ -323,11 +363,24 @@ class _Run:
             if not worker.has_ended():
                 continue
             code = self._outcome.codes[worker.rank] = worker.reap()
+            self._finished |= code == 0
             if code != 0 and self._outcome.first_failure is None and not self._outcome.interrupted_by:
-                self._outcome.first_failure = Failure(worker.rank, code)
-                now = time.monotonic()
-                # The others normally notice the loss and end with an error of their own that says more.
-                self._ladder = [(now + GRACE_SECONDS, signal.SIGTERM), (now + 2 * GRACE_SECONDS, signal.SIGKILL)]
+                self._react_to_failure(Failure(worker.rank, code))
+
+    def _react_to_failure(self, failure: Failure) -> None:
+        rank, most = failure.rank, self._recovery.most_restarts
+        what = f"rank {rank} failed, {failure.how}"
+        if not self._finished and self._outcome.restart_counts[rank] < most:
+            self._outcome.restart_counts[rank] += 1
+            _tell(f"{what}; it is started again (restart {self._outcome.restart_counts[rank]} of {most})")
+            self._start(rank)
+        elif self._recovery.spares_workers and (self._finished or self._running()):
+            _tell(f"{what}; it is not started again, the others go on")
+        else:
+            self._outcome.first_failure = failure
+            now = time.monotonic()
+            # The others normally notice the loss and end with an error of their own that says more.
+            self._ladder = [(now + GRACE_SECONDS, signal.SIGTERM), (now + 2 * GRACE_SECONDS, signal.SIGKILL)]
 
     def _react_to_signals(self) -> None:
         received, self._signals.received[:] = list(self._signals.received), []

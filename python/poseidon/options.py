@@ -5,25 +5,28 @@ The value of an option is the first one given by: a keyword, the command line, t
 that `POSEIDON_CONFIG` names), the default. The commands of `poseidon` hand what their command line
 says to the processes they start through the environment, so it also beats what was set there.
 
+The secret itself (`secret`, POSEIDON_SECRET) is no row of the table: it has no flag and is in no configuration file.
+
 No other module reads `POSEIDON_*` or torchrun's variables.
 """
 
 from __future__ import annotations
 
 import difflib
-import math
 import os
-import re
 import sys
+import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from poseidon.dscp import MOST_CLASSES, default_dscp
+from poseidon import secret
+from poseidon.dscp import default_dscp
 from poseidon.errors import InvalidArgument
-from poseidon.option_kinds import AUTO, INTEGER, LIST, SECONDS, SIZE_OR_AUTO, TEXT, Option, choice, size
+from poseidon.option_kinds import AUTO, INTEGER, TEXT, Option
+from poseidon.option_table import OPTIONS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -36,158 +39,6 @@ if TYPE_CHECKING:
 CONFIG_VARIABLE = "POSEIDON_CONFIG"
 CONFIG_FILE = "poseidon.toml"
 
-
-def _is_address(text: str) -> bool:
-    host, colon, port = text.rpartition(":")
-    return bool(colon and host and port.isdigit() and 1 <= int(port) <= 65535)
-
-
-def _is_share(text: str) -> bool:
-    try:
-        return 0 <= float(text) <= 1
-    except ValueError:
-        return False
-
-
-OPTIONS: tuple[Option, ...] = (
-    Option(
-        "interfaces",
-        LIST,
-        (),
-        "Addresses or devices to listen on, all used at once; none: the one that leads to MASTER_ADDR.",
-        "a list of addresses or devices separated by commas",
-    ),
-    Option(
-        "servers",
-        LIST,
-        (),
-        "Dedicated servers, host:port separated by commas; none: every worker hosts a shard.",
-        "a list of host:port separated by commas",
-        check=lambda value: all(_is_address(address) for address in value),
-    ),
-    choice(
-        "transport",
-        "auto",
-        ("auto", "tcp", "shm", "ucx"),
-        "What carries messages: shared memory within a host and TCP between hosts, or one of them for all.",
-    ),
-    Option(
-        "server_cores",
-        INTEGER,
-        None,  # depends on the machine: _server_cores
-        "Threads of each server, each with its own chunks; 0: the worker's thread; default: by this worker's cores.",
-        "a whole number from 0 to 64",
-        check=lambda value: 0 <= value <= 64,
-    ),
-    Option(
-        "flows",
-        INTEGER,
-        1,
-        "Connections from each worker to each server core.",
-        "a whole number from 1 to 16",
-        check=lambda value: 1 <= value <= 16,
-    ),
-    Option(
-        "chunk_bytes",
-        SIZE_OR_AUTO,
-        256 << 10,
-        "Largest piece of a tensor that one server core holds, or auto: measured at the start.",
-        "auto, or a size of at least 64 bytes such as 65536, 512k or 2MiB",
-        check=lambda value: value == AUTO or 64 <= value <= 1 << 34,
-    ),
-    size("small_bytes", 32 << 10, 0, "Tensors up to this size are grouped."),
-    size("group_bytes", 1 << 20, 1, "A group of small tensors is closed when it reaches this size."),
-    choice(
-        "schedule",
-        "wait_free",
-        ("wait_free", "sequential"),
-        "When a layer's exchange starts: with its gradient (wait-free), or after the whole backward pass.",
-    ),
-    choice(
-        "partition",
-        "balanced",
-        ("balanced", "coarse"),
-        "How tensors are spread over the shards: even chunks, or a whole tensor per shard.",
-    ),
-    choice(
-        "aggregation",
-        "streaming",
-        ("streaming", "at_once", "wide"),
-        "How servers add: while bytes arrive, when all parts are in, or with many threads on one array (baseline).",
-    ),
-    choice(
-        "reduce_order",
-        "rank",
-        ("rank", "arrival"),
-        "In which order the workers' parts are added: by rank (bitwise repeatable) or as they arrive.",
-    ),
-    choice(
-        "assignment",
-        "chunk",
-        ("chunk", "worker"),
-        "What a server core is responsible for: its chunks, or its workers (baseline).",
-    ),
-    Option(
-        "priority_classes",
-        INTEGER,
-        2,
-        "Flows between each pair of peers, by urgency; the network may tell them apart by their marks.",
-        f"a whole number from 1 to {MOST_CLASSES}",
-        check=lambda value: 1 <= value <= MOST_CLASSES,
-    ),
-    Option(
-        "dscp",
-        LIST,
-        (),
-        "Code points that mark the classes, the most urgent first; none: 46, 34, 26, …, and 0 for the last.",
-        "a list of numbers from 0 to 63 separated by commas, one for each of priority_classes",
-        check=lambda value: all(mark.isdigit() and int(mark) < 64 for mark in value),
-    ),
-    choice(
-        "priority_order",
-        "urgency",
-        ("urgency", "fifo", "reverse", "random"),
-        "What DistributedOptimizer sends first: what the next forward pass needs first, or a baseline.",
-    ),
-    Option(
-        "priority_threshold",
-        TEXT,
-        AUTO,
-        "Urgency above which a layer is in the first class; auto: searched in the first steps; coarse: all but linear.",
-        "auto, coarse or a number from 0 to 1",
-        check=lambda value: value in (AUTO, "coarse") or _is_share(value),
-    ),
-    choice(
-        "scheme",
-        "auto",
-        ("auto", "ps", "sfb", "adam"),
-        "How gradients are exchanged: the cheapest for each layer, or one scheme for all.",
-    ),
-    Option(
-        "compute_threads",
-        INTEGER,
-        None,  # depends on the machine: _compute_threads
-        "Threads that multiply factors; default: this worker's share of the cores, at most 8.",
-        "a whole number from 1 to 256",
-        check=lambda value: 1 <= value <= 256,
-    ),
-    Option(
-        "timeout",
-        SECONDS,
-        300.0,
-        "Seconds after which waiting for another process is an error.",
-        "a number of seconds from 0.1 to 1000000",
-        check=lambda value: math.isfinite(value) and 0.1 <= value <= 1e6,
-    ),
-    Option(
-        "job",
-        TEXT,
-        "default",
-        "Name of the job; workers of different jobs never talk to each other.",
-        "1 to 64 letters, digits, '.', '_' or '-'",
-        check=lambda value: re.fullmatch(r"[\w.-]{1,64}", value) is not None,
-    ),
-)
 BY_NAME = {option.name: option for option in OPTIONS}
 
 
@@ -235,7 +86,16 @@ class Settings:
     priority_threshold: str
     scheme: str
     compute_threads: int
+    on_failure: str
+    min_workers: int
+    memory_limit: int
+    max_jobs: int
+    checkpoint_dir: str
+    checkpoint_every: int
+    checkpoint_keep: int
+    flight_record: str
     timeout: float
+    secret_file: str
     job: str
     rank: int
     world_size: int
@@ -245,6 +105,8 @@ class Settings:
     local_world_size: int
     use_agent_store: bool
     restart_count: int
+    # One, or for a server that stands alone one for each tenant; none: whoever can connect is let in.
+    secrets: tuple[str, ...] = field(default=(), repr=False)
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def core(self) -> Options:
@@ -257,6 +119,7 @@ class Settings:
             master_addr=self.master_addr,
             master_port=self.master_port,
             job=self.job,
+            secret=self.secrets[0] if self.secrets else "",
             interfaces=list(self.interfaces),
             servers=list(self.servers),
             transport=self.transport,
@@ -273,6 +136,14 @@ class Settings:
             priority_classes=self.priority_classes,
             dscp=[int(mark) for mark in self.dscp] or list(default_dscp(self.priority_classes)),
             compute_threads=self.compute_threads,
+            on_failure=self.on_failure,
+            min_workers=self.min_workers,
+            memory_limit=self.memory_limit,
+            max_jobs=self.max_jobs,
+            checkpoint_dir=self.checkpoint_dir,
+            checkpoint_every=self.checkpoint_every,
+            checkpoint_keep=self.checkpoint_keep,
+            flight_record="" if self.flight_record == "off" else self.flight_record,
             timeout=self.timeout,
         )
 
@@ -287,7 +158,7 @@ def resolve(**keywords: Any) -> Settings:
 
 def resolve_with(command_line: Mapping[str, Any], **keywords: Any) -> Settings:
     """As `resolve`, for a command that also takes options on its own command line (names to values)."""
-    _reject_unknown(keywords, (*BY_NAME, *_PLACE_NAMES), "keyword")
+    _reject_unknown(keywords, (*BY_NAME, *_PLACE_NAMES, "secret"), "keyword")
     _warn_of_unknown_variables()
     path, config = _read_config()
     values: dict[str, Any] = {}
@@ -307,6 +178,11 @@ def resolve_with(command_line: Mapping[str, Any], **keywords: Any) -> Settings:
             ("environment", option.variable, os.environ.get(option.variable) or None),
             ("configuration file", f"{option.name} in {path}", config.get(option.name)),
         )
+    if values["flight_record"] is None:
+        values["flight_record"] = tempfile.gettempdir()
+    values["secrets"], sources["secret"] = secret.choose(
+        keywords.get("secret"), os.environ.get(secret.VARIABLE), values["secret_file"], sources["secret_file"]
+    )
     if values["compute_threads"] is None:
         values["compute_threads"] = _compute_threads(values["local_world_size"])
     if values["server_cores"] is None:
@@ -322,6 +198,18 @@ def resolve_with(command_line: Mapping[str, Any], **keywords: Any) -> Settings:
     return Settings(**values, sources=sources)
 
 
+def resolve_option(name: str, environment: Mapping[str, str]) -> Any:
+    """One option's value for processes that get this environment and read the same configuration file as this one."""
+    option = BY_NAME[name]
+    path, config = _read_config()
+    value, _ = _first(
+        option,
+        ("environment", option.variable, environment.get(option.variable) or None),
+        ("configuration file", f"{name} in {path}", config.get(name)),
+    )
+    return value
+
+
 def to_environment(command_line: Mapping[str, Any]) -> dict[str, str]:
     """Checks options given on a command line and returns the variables that hand them to a worker.
 
@@ -333,6 +221,18 @@ def to_environment(command_line: Mapping[str, Any]) -> dict[str, str]:
             BY_NAME[name].read(text, BY_NAME[name].flag)
             variables[BY_NAME[name].variable] = str(text)
     return variables
+
+
+def fresh_secret(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variable that gives a run's workers a secret of their own; empty where their user has given them one.
+
+    With dedicated servers, too: those know only what their user has given them.
+    """
+    if environment.get(secret.VARIABLE) or any(
+        resolve_option(name, environment) for name in ("secret_file", "servers")
+    ):
+        return {}
+    return {secret.VARIABLE: secret.fresh()}
 
 
 def available_cpu_count() -> int:
@@ -417,7 +317,7 @@ def _reject_unknown(given: Mapping[str, Any], known: tuple[str, ...], what: str)
 
 
 def _warn_of_unknown_variables() -> None:
-    known = (*(option.variable for option in OPTIONS), CONFIG_VARIABLE)
+    known = (*(option.variable for option in OPTIONS), CONFIG_VARIABLE, secret.VARIABLE)
     for name in os.environ:
         if name.startswith("POSEIDON_") and name not in known:
             hint = _did_you_mean(name, known)

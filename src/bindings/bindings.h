@@ -4,21 +4,30 @@
 #include <nanobind/nanobind.h>
 
 #include <functional>
+#include <memory>
 
 #include "poseidon/status.h"
+#include "poseidon/store.h"
 
 namespace poseidon::bindings {
 
 namespace nb = nanobind;
 
 void bind_options(nb::module_& module);
+void bind_store(nb::module_& module);
 void bind_plan(nb::module_& module);
+void bind_checkpoint(nb::module_& module);
 void bind_client(nb::module_& module);
 void bind_server(nb::module_& module);
 void bind_measure(nb::module_& module);
 
+/// The PoseidonError subclass's instance for a failed status, None for ok. Needs the GIL.
+nb::object to_exception(const Status& status);
 /// Raises the PoseidonError subclass of a failed status; returns for ok. Needs the GIL.
 void raise_if_failed(const Status& status);
+
+/// The store that a caller gives: one of open_store, a Python object with set and get, or None: null. Needs the GIL.
+std::shared_ptr<Store> store_from(nb::object store);
 
 /// Runs `call(keep_waiting)` without the GIL; Ctrl-C makes keep_waiting false and is raised after.
 template <typename Call>

@@ -24,45 +24,6 @@ using ByteView = nb::ndarray<nb::numpy, const std::uint8_t>;
 
 std::span<std::byte> bytes_of(const Array& array) { return {static_cast<std::byte*>(array.data()), array.nbytes()}; }
 
-/// A store that lives in Python: set(key, value: bytes) and get(key, timeout_s) -> bytes, which
-/// raises TimeoutError while the key is not there.
-class PythonStore final : public Store {
- public:
-  explicit PythonStore(nb::object store) : store_(std::move(store)) {}
-  ~PythonStore() override {
-    const nb::gil_scoped_acquire gil;
-    store_.reset();
-  }
-  PythonStore(const PythonStore&) = delete;
-  PythonStore& operator=(const PythonStore&) = delete;
-
-  Status set(const std::string& key, const std::string& value) override {
-    const nb::gil_scoped_acquire gil;
-    try {
-      store_.attr("set")(key.c_str(), nb::bytes(value.data(), value.size()));
-      return {};
-    } catch (nb::python_error& error) {
-      return {ErrorCode::unreachable, std::string("the rendezvous store failed: ") + error.what()};
-    }
-  }
-
-  Result<std::string> get(const std::string& key, std::chrono::milliseconds timeout) override {
-    const nb::gil_scoped_acquire gil;
-    try {
-      const auto value =
-          nb::cast<nb::bytes>(store_.attr("get")(key.c_str(), std::chrono::duration<double>(timeout).count()));
-      return std::string(value.c_str(), value.size());
-    } catch (nb::python_error& error) {
-      if (error.matches(PyExc_TimeoutError))
-        return Status(ErrorCode::timeout, "the store has no key '" + key + "' yet");
-      return Status(ErrorCode::unreachable, std::string("the rendezvous store failed: ") + error.what());
-    }
-  }
-
- private:
-  nb::object store_;
-};
-
 /// Arrays that are looked up once and used in many steps.
 struct Arrays {
   explicit Arrays(std::vector<Array> of) : arrays(std::move(of)) {
@@ -129,6 +90,12 @@ class PyClient {
     check_dtype(layer, array);
     raise_if_failed(client_->assign(layer, bytes_of(array), index, update_count));
     held_[layer] = hold({std::move(array)});
+  }
+
+  void restore(std::uint32_t layer, Array destination, std::uint64_t version_limit) {
+    check_dtype(layer, destination);
+    raise_if_failed(client_->restore(layer, bytes_of(destination), version_limit));
+    held_[layer] = hold({std::move(destination)});
   }
 
   void set_rule(std::uint32_t layer, const UpdateRule& rule) { raise_if_failed(client_->set_rule(layer, rule)); }
@@ -275,6 +242,8 @@ void bind_stats(nb::module_& module) {
       .def_ro("bytes_sent", &LayerStats::bytes_sent)
       .def_ro("bytes_received", &LayerStats::bytes_received)
       .def_ro("update_count", &LayerStats::update_count)
+      .def_ro("oldest_version", &LayerStats::oldest_version)
+      .def_ro("newest_version", &LayerStats::newest_version)
       .def_ro("started_ns", &LayerStats::started_ns)
       .def_ro("completed_ns", &LayerStats::completed_ns);
   nb::class_<TrafficStats>(module, "TrafficStats", "Network bytes of this process since connect.")
@@ -313,10 +282,8 @@ void bind_update_rule(nb::module_& module) {
 }
 
 std::unique_ptr<PyClient> connect(const Options& options, nb::object store) {
-  std::shared_ptr<Store> core_store;
-  if (!store.is_none()) core_store = std::make_shared<PythonStore>(std::move(store));
-  auto client = call_blocking([&](const std::function<bool()>& keep_waiting) {
-    return Client::connect(options, std::move(core_store), keep_waiting);
+  auto client = call_blocking([&, core_store = store_from(std::move(store))](auto& keep_waiting) {
+    return Client::connect(options, core_store, keep_waiting);
   });
   raise_if_failed(client.status());
   return std::make_unique<PyClient>(std::move(client.value()));
@@ -333,6 +300,8 @@ void bind_client(nb::module_& module) {
       .def_static("connect", &connect, nb::arg("options"), nb::arg("store").none() = nb::none())
       .def_prop_ro("rank", [](PyClient& self) { return self.get().rank(); })
       .def_prop_ro("world_size", [](PyClient& self) { return self.get().world_size(); })
+      .def_prop_ro("generation", [](PyClient& self) { return self.get().generation(); })
+      .def_prop_ro("joining", [](PyClient& self) { return self.get().joining(); })
       .def("add_layers", &PyClient::add_layers, nb::arg("layers"), nb::arg("transient") = false)
       .def("start", &PyClient::start, nb::arg("layer"), nb::arg("array").noconvert(), nb::arg("divisor"),
            nb::arg("factor_count").none() = nb::none())
@@ -343,6 +312,8 @@ void bind_client(nb::module_& module) {
       .def("pull", &PyClient::pull, nb::arg("layer"), nb::arg("destination").noconvert(), nb::arg("index") = 0)
       .def("assign", &PyClient::assign, nb::arg("layer"), nb::arg("array").noconvert(), nb::arg("index") = 0,
            nb::arg("update_count") = 0)
+      .def("restore", &PyClient::restore, nb::arg("layer"), nb::arg("destination").noconvert(),
+           nb::arg("version_limit") = 0)
       .def("set_rule", &PyClient::set_rule, nb::arg("layer"), nb::arg("rule"))
       .def("choose_chunk_bytes", &PyClient::choose_chunk_bytes, nb::arg("known") = 0)
       .def("start_absent", &PyClient::start_absent, nb::arg("layer"), nb::arg("array").noconvert(), nb::arg("divisor"))
@@ -362,6 +333,7 @@ void bind_client(nb::module_& module) {
       .def("done", [](PyClient& self, std::uint32_t layer) { return self.get().done(layer); })
       .def("set_priorities", &PyClient::set_priorities, nb::arg("first_layer"), nb::arg("urgencies"),
            nb::arg("priority_classes"), nb::arg("priority_threshold"))
+      .def_prop_ro("failure", [](PyClient& self) { return to_exception(self.get().status()); })
       .def("notices", [](PyClient& self) { return self.get().notices(); })
       .def("layer_stats", [](PyClient& self, std::uint32_t layer) { return self.get().layer_stats(layer); })
       .def("traffic",

@@ -3,12 +3,17 @@
 
 namespace poseidon::bindings {
 
-void raise_if_failed(const Status& status) {
-  if (status.ok()) return;
+nb::object to_exception(const Status& status) {
+  if (status.ok()) return nb::none();
   const nb::object by_code = nb::module_::import_("poseidon.errors").attr("by_code");
   const std::string code(error_code_name(status.code()));
-  const nb::object type = by_code(code.c_str());
-  PyErr_SetObject(type.ptr(), nb::str(status.message().c_str()).ptr());
+  return by_code(code.c_str())(status.message().c_str());
+}
+
+void raise_if_failed(const Status& status) {
+  if (status.ok()) return;
+  const nb::object error = to_exception(status);
+  PyErr_SetObject(error.type().ptr(), error.ptr());
   throw nb::python_error();
 }
 
@@ -17,7 +22,9 @@ void raise_if_failed(const Status& status) {
 NB_MODULE(_core, module) {
   module.doc() = "Poseidon's core: plan, client and server (contracts: include/poseidon/*.h)";
   poseidon::bindings::bind_options(module);
+  poseidon::bindings::bind_store(module);
   poseidon::bindings::bind_plan(module);
+  poseidon::bindings::bind_checkpoint(module);
   poseidon::bindings::bind_client(module);
   poseidon::bindings::bind_server(module);
   poseidon::bindings::bind_measure(module);

@@ -71,6 +71,7 @@ const std::vector<Field>& fields() {
       field("master_addr", &Options::master_addr),
       field("master_port", &Options::master_port),
       field("job", &Options::job),
+      field("secret", &Options::secret),
       field("interfaces", &Options::interfaces),
       field("servers", &Options::servers),
       choice("transport", &Options::transport,
@@ -90,6 +91,16 @@ const std::vector<Field>& fields() {
       choice("assignment", &Options::assignment, {{"chunk", Assignment::chunk}, {"worker", Assignment::worker}}),
       field("priority_classes", &Options::priority_classes),
       field("dscp", &Options::dscp),
+      choice("on_failure", &Options::on_failure,
+             {{"abort", OnFailure::abort}, {"rejoin", OnFailure::rejoin}, {"shrink", OnFailure::shrink}}),
+      field("min_workers", &Options::min_workers),
+      field("generation", &Options::generation),
+      field("memory_limit", &Options::memory_limit),
+      field("max_jobs", &Options::max_jobs),
+      field("checkpoint_dir", &Options::checkpoint_dir),
+      field("checkpoint_every", &Options::checkpoint_every),
+      field("checkpoint_keep", &Options::checkpoint_keep),
+      field("flight_record", &Options::flight_record),
       timeout_field()};
   return all;
 }

@@ -3,6 +3,7 @@
 
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
 
@@ -19,6 +20,7 @@ void bind_server(nb::module_& module) {
           },
           nb::arg("options"), nb::arg("port") = 0)
       .def_prop_ro("address", &Server::address)
+      .def("notices", &Server::notices)
       .def("shutdown", &Server::shutdown, nb::call_guard<nb::gil_scoped_release>());
 }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/host.h"
 #include "client/client_impl.h"
 
 namespace poseidon {
@@ -34,11 +35,15 @@ ClientImpl::UnitState::UnitState(std::shared_ptr<const Plan> of, std::size_t ind
       group(plan->units[index].grouped() ? std::make_unique<Group>(plan->units[index]) : nullptr),
       next_scheme(syncer.next_scheme()) {}
 
-ClientImpl::ClientImpl(const Options& options, const Cluster& cluster, std::shared_ptr<Loop> loop)
+ClientImpl::ClientImpl(const Options& options, const Cluster& cluster, const Seat& seat, std::shared_ptr<Loop> loop,
+                       std::unique_ptr<Lobby> lobby)
     : options_(options),
       cluster_(cluster),
+      seat_(seat),
+      host_(host_name()),
       chunk_bytes_(options.chunk_bytes == 0 ? Options().chunk_bytes : options.chunk_bytes),
       loop_(std::move(loop)),
+      lobby_(std::move(lobby)),
       executor_(std::make_unique<Executor>(std::max(1, options.compute_threads))) {
   const auto worker_count = static_cast<std::size_t>(options.world_size);
   links_.rank = static_cast<std::uint32_t>(options.rank);
@@ -56,6 +61,12 @@ ClientImpl::ClientImpl(const Options& options, const Cluster& cluster, std::shar
   links_.loop = loop_.get();
   links_.executor = executor_.get();
   links_.pool = std::make_shared<BufferPool>();
+  links_.recorder = &recorder_;
+  if (options_.flight_record.empty()) return;
+  if (const Status usable = open_record_directory(options_.flight_record); usable.ok())
+    record_directory_ = options_.flight_record;
+  else
+    notices_.push_back("without flight records (flight_record=" + options_.flight_record + "): " + usable.message());
 }
 
 ClientImpl::~ClientImpl() {
@@ -82,7 +93,10 @@ Result<Client::Added> ClientImpl::add_layers(std::vector<Layer> layers, bool tra
     return made.status();
   }
   const auto plan = std::make_shared<const Plan>(std::move(made.value()));
-  loop_->call([this, plan, transient] { register_units(plan, transient); });
+  loop_->call([this, plan, transient] {
+    register_units(plan, transient);
+    describe_units(*plan);
+  });
   if (first_layer > kCheckLayer) {
     if (Status status = check_plans(*plan, keep_waiting); !status.ok()) return status;
   }
@@ -111,8 +125,8 @@ Status ClientImpl::check_start(std::uint32_t layer, const Start& start) const {
   const LayerState& state = *layers_[layer];
   const bool gather_only = start.has_factors && start.data.empty() && state.unit->next_scheme == Scheme::sfb;
   if (state.running) return invalid(*state.layer, "was started twice in one step");
-  const bool sends = start.operation != Operation::pull;
-  const bool receives = start.operation == Operation::push_pull || start.operation == Operation::pull;
+  const bool sends = !only_receives(start.operation);
+  const bool receives = !sends || start.operation == Operation::push_pull;
   const std::size_t size_bytes = state.size_bytes;
   const bool fits =
       (!sends || start.data.size() == size_bytes) && (!receives || start.destination.size() == size_bytes);
@@ -321,6 +335,7 @@ Status ClientImpl::wait_until(const std::function<bool()>& done, const std::func
     if (Clock::now() < next_look) continue;
     next_look = Clock::now() + kWaitSlice;
     lock.unlock();
+    loop_->post([this] { note_traffic(); });
     const std::int64_t quiet_ns = now_ns() - std::max(begun_ns, last_progress_ns_.load(std::memory_order_relaxed));
     if (!gave_up && !keep_waiting()) {
       gave_up = true;
@@ -329,9 +344,10 @@ Status ClientImpl::wait_until(const std::function<bool()>& done, const std::func
     if (!gave_up && quiet_ns > std::chrono::nanoseconds(options_.timeout).count()) {
       gave_up = true;
       loop_->post([this] {
-        fail({ErrorCode::timeout, "rank " + std::to_string(options_.rank) + " heard nothing for " +
-                                      std::to_string(options_.timeout.count()) + " ms while " + describe_waiting() +
-                                      "; see whether the others still run, or raise POSEIDON_TIMEOUT"});
+        fail({ErrorCode::timeout, here() + " heard nothing for " + std::to_string(options_.timeout.count()) +
+                                      " ms while " + describe_waiting() + last_heard() +
+                                      "; see whether the others still run, or raise POSEIDON_TIMEOUT"},
+             {FailureSource::silent});
       });
     }
     lock.lock();
@@ -384,8 +400,8 @@ bool ClientImpl::failed() const {
 }
 
 void ClientImpl::abort(const std::string& reason) {
-  loop_->post([this, reason] {
-    fail({ErrorCode::aborted, "rank " + std::to_string(options_.rank) + " ended the job: " + reason});
+  loop_->call([this, &reason] {
+    fail({ErrorCode::aborted, here() + " ended the job: " + reason}, {FailureSource::own});
   });
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -15,7 +16,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/flight_record.h"
+#include "base/flight_recorder.h"
+#include "client/flight_report.h"
 #include "client/group.h"
+#include "client/lobby.h"
 #include "client/syncer.h"
 #include "poseidon/client.h"
 #include "transport/transport.h"
@@ -32,33 +37,51 @@ struct Endpoints {
     std::vector<std::string> addresses;  // by core; of a dedicated server the first one's, which knows the others
     bool dedicated = false;
     bool local = false;  // a server of this process
+    std::string host;    // the machine's name; empty: not known
   };
   struct PeerEndpoint {
     Transports transports;
     std::string address;
+    std::string host;
   };
   std::vector<ServerEndpoint> servers;
   std::vector<PeerEndpoint> peers;  // by rank
+  std::string run;                  // equal for all members, another one each time that they meet
+};
+
+/// What this process is among the members of its generation, besides its rank.
+struct Seat {
+  int slot = 0;          // the rank that it was started with
+  bool joining = false;  // as Client::joining
 };
 
 class ClientImpl final : public Client, private Receiver {
  public:
-  /// The loop may be shared with a server of this process; it is stopped when either is destroyed, after
-  /// both have shut down.
-  ClientImpl(const Options& options, const Cluster& cluster, std::shared_ptr<Loop> loop);
+  /// `options` has the rank, world size and number of this generation. The loop may be shared with a server of this
+  /// process; it is stopped when either is destroyed, after both have shut down. Peers come through the lobby, which is
+  /// on that loop.
+  ClientImpl(const Options& options, const Cluster& cluster, const Seat& seat, std::shared_ptr<Loop> loop,
+             std::unique_ptr<Lobby> lobby);
   ~ClientImpl() override;
 
-  /// Starts accepting peers there too; returns the address to publish. `transport` must outlive this.
-  Result<std::string> listen(Transport& transport, const std::string& address);
   /// Connects to all servers and peers and waits until all have greeted. Blocks up to the timeout.
   Status link(const Endpoints& endpoints, const std::function<bool()>& keep_waiting);
   /// Network bytes of the embedded shard, added to this client's own in traffic().
   void set_server_traffic(std::function<std::pair<std::uint64_t, std::uint64_t>()> traffic) {
     server_traffic_ = std::move(traffic);
   }
+  /// Adds what the embedded server knows to a flight record, as one value with times relative to `time_ns`. Any thread
+  /// but the loops'; until shutdown() has returned.
+  void set_server_report(std::function<void(JsonWriter&, std::int64_t time_ns)> report) {
+    loop_->call([&] { server_report_ = std::move(report); });
+  }
+  /// The worker has failed before this could be linked: ends it with `status`, which comes back with the record's path.
+  Status fail_to_join(const Status& status);
 
   int rank() const override { return options_.rank; }
   int world_size() const override { return options_.world_size; }
+  std::uint32_t generation() const override { return options_.generation; }
+  bool joining() const override { return seat_.joining; }
   Result<Added> add_layers(std::vector<Layer> layers, bool transient,
                            const std::function<bool()>& keep_waiting) override;
   Result<std::size_t> choose_chunk_bytes(std::size_t known, const std::function<bool()>& keep_waiting) override;
@@ -75,6 +98,7 @@ class ClientImpl final : public Client, private Receiver {
   Status pull(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t array) override;
   Status assign(std::uint32_t layer, std::span<const std::byte> data, std::uint32_t array,
                 std::uint64_t update_count) override;
+  Status restore(std::uint32_t layer, std::span<std::byte> destination, std::uint64_t version_limit) override;
   Status set_rule(std::uint32_t layer, const UpdateRule& rule) override;
   Scheme next_scheme(std::uint32_t layer) const override;
   void set_factor_count(std::uint32_t layer, std::uint64_t factor_count) override;
@@ -87,6 +111,7 @@ class ClientImpl final : public Client, private Receiver {
   std::vector<std::string> notices() const override;
   LayerStats layer_stats(std::uint32_t layer) const override;
   TrafficStats traffic() const override;
+  Status status() const override;
   void abort(const std::string& reason) override;
   void shutdown() override;
   /// Whether something other than shutdown() ended the exchange.
@@ -124,10 +149,26 @@ class ClientImpl final : public Client, private Receiver {
     bool greeted = false;
     bool left = false;  // said goodbye
     Buffer text;        // of hello, refuse and abort
+    // For records and messages.
+    std::int64_t last_progress_ns = 0;
+    bool in_payload = false;
+    wire::Header receiving;  // while in_payload
+    std::size_t received_bytes = 0;
   };
+  static constexpr std::size_t kUnknown = static_cast<std::size_t>(-1);  // the index of who has not said it yet
+  /// How this rank learns of a failure, and about whom.
+  struct Cause {
+    FailureSource source = FailureSource::found;
+    FlightEvent::Party party = FlightEvent::Party::none;
+    std::uint32_t index = kNoFlightId;
+  };
+  static Cause cause_of(FailureSource source, const LinkState& link) {
+    return {source, party_of(link.kind), static_cast<std::uint32_t>(link.index)};
+  }
 
   // Receiver.
   Result<std::span<std::byte>> on_header(Flow& flow, const wire::Header& header) override;
+  void on_progress(Flow& flow, const wire::Header& header, std::size_t received_bytes) override;
   Status on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
                     std::function<void()> release) override;
   void on_closed(Flow& flow, const Status& status) override;
@@ -142,21 +183,37 @@ class ClientImpl final : public Client, private Receiver {
   Status on_hello(Flow& flow, LinkState& link, const wire::Header& header, std::span<const std::byte> payload);
   void send_hello(Flow& flow, std::size_t lane);
   void mark(Flow& flow, std::size_t priority_class);
-  void fail(const Status& status);
-  void stop(const Status& status, const wire::Header& last_message, const std::shared_ptr<const std::string>& text);
+  void stop(const Status& status, const wire::Header& last_message, const std::shared_ptr<const std::string>& text,
+            const std::function<void()>& when_told);
   void register_units(const std::shared_ptr<const Plan>& plan, bool transient);
+  void describe_units(const Plan& plan);  // client_units.cc
   void begin(UnitState& unit, Start start);
   void finished(UnitState& unit);
   void release_layers(UnitState& unit);
   void release_layers_locked(UnitState& unit);
   Status deliver(const wire::Header& header, std::span<const std::byte> payload, bool lent);
   Status reject(const LinkState& link, const Status& status);
+  void told(const LinkState& link, const wire::Header& header, const Status& reason);
   bool has_place(const LinkState& link, const wire::Header& header) const;
   bool needs(const LinkState& link) const;
   bool belongs(const LinkState& link, const Chunk& chunk) const;
+
+  // Loop side: messages and records (client_report.cc).
+  void fail(const Status& status, const Cause& cause);
+  void heard(LinkState& link);
+  void note_traffic();
+  void note(FlightEvent::Kind kind, const LinkState& link, const char* what, const wire::Header* about = nullptr);
+  static FlightEvent::Party party_of(LinkKind kind);
+  LinkReport report_of_link(const LinkState& link, bool connected) const;
+  FlightReport make_report(const Status& status, const Cause& cause, std::int64_t time_of_day_ns) const;
+  bool linked() const;
+  std::string here() const;
+  std::string host_of(LinkKind kind, std::size_t index) const;
+  std::string name_of(LinkKind kind, std::size_t index) const;
   std::string describe(const LinkState& link) const;
   std::string not_linked() const;
   std::string describe_waiting() const;
+  std::string last_heard() const;
 
   // API side (client.cc).
   Status submit(std::uint32_t layer, Start start);
@@ -168,8 +225,12 @@ class ClientImpl final : public Client, private Receiver {
 
   const Options options_;
   Cluster cluster_;  // its core counts are known when linked
-  std::vector<std::unique_ptr<Listener>> listeners_;
+  const Seat seat_;
   std::function<std::pair<std::uint64_t, std::uint64_t>()> server_traffic_;
+  std::function<void(JsonWriter&, std::int64_t)> server_report_;
+  const std::string host_;            // this machine's name
+  std::string record_directory_;      // empty: no flight records
+  FlightRecordWriter record_writer_;  // after what its thread uses has been made, before it goes
   std::atomic<std::int64_t> last_progress_ns_{0};
 
   // Loop thread only.
@@ -178,8 +239,16 @@ class ClientImpl final : public Client, private Receiver {
   Endpoints endpoints_;
   Clock::time_point link_deadline_;
   std::map<std::uint32_t, UnitState*> units_by_id_;
+  std::map<std::string, std::size_t> stored_names_;  // how many stored units have been called so
+  std::uint64_t restored_version_ = 0;               // of the servers' checkpoints
+  const std::chrono::system_clock::time_point began_ = std::chrono::system_clock::now();
   bool closing_ = false;
-  Status left_;  // a peer or server has said goodbye: nothing can start any more
+  bool told_of_marks_ = false;  // that the system does not permit them
+  Status left_;                 // a peer or server has said goodbye: nothing can start any more
+  Cause left_by_;
+  FlightRecorder recorder_;
+  std::vector<LinkReport> ended_links_;
+  std::uint64_t known_bytes_sent_ = 0;  // when last looked at
   std::uint64_t closed_bytes_sent_ = 0;
   std::uint64_t closed_bytes_received_ = 0;
 
@@ -201,6 +270,7 @@ class ClientImpl final : public Client, private Receiver {
   bool shut_down_ = false;  // the owner's thread
 
   const std::shared_ptr<Loop> loop_;
+  const std::unique_ptr<Lobby> lobby_;
   std::unique_ptr<Executor> executor_;  // its threads post to the loop
 };
 

@@ -12,8 +12,17 @@ namespace poseidon {
 
 namespace {
 constexpr auto kLinger = std::chrono::seconds(2);
-constexpr std::size_t kUnknown = static_cast<std::size_t>(-1);
+constexpr auto kShortestPatience = std::chrono::milliseconds(1000);
 constexpr Priority kFirst{wire::kFirstPriority + 1, 0};
+
+/// For how long to try to connect: it gives up shortly before the wait for it does, since it can say why.
+std::chrono::milliseconds patience_to_link(const Options& options) {
+  const auto most = options.timeout * 9 / 10;
+  // The others listened before they said where: one that refuses has died since, and the job forms anew without it.
+  // Dedicated servers may still be on their way.
+  if (options.on_failure == OnFailure::abort || !options.servers.empty()) return most;
+  return std::min(most, std::max(options.timeout / 20, kShortestPatience));
+}
 
 /// The part of an address that is for one of several transports.
 std::string part_of(const std::string& address, std::size_t index) {
@@ -24,20 +33,10 @@ std::string part_of(const std::string& address, std::size_t index) {
 }
 }  // namespace
 
-Result<std::string> ClientImpl::listen(Transport& transport, const std::string& address) {
-  auto listener = transport.listen(*loop_, address, [this](std::shared_ptr<Flow> flow) {
-    adopt(std::move(flow), LinkKind::peer, kUnknown, 0, false);
-  });
-  if (!listener.ok()) return listener.status();
-  listeners_.push_back(std::move(listener.value()));
-  return listeners_.back()->address();
-}
-
 Status ClientImpl::link(const Endpoints& endpoints, const std::function<bool()>& keep_waiting) {
   loop_->call([this, &endpoints] {
     endpoints_ = endpoints;
-    // Connecting gives up shortly before the wait below does: it can say why.
-    link_deadline_ = Clock::now() + options_.timeout * 9 / 10;
+    link_deadline_ = Clock::now() + patience_to_link(options_);
     for (std::size_t i = 0; i < endpoints_.servers.size(); ++i) {
       const auto& server = endpoints_.servers[i];
       links_.server_is_local[i] = server.local;
@@ -51,6 +50,7 @@ Status ClientImpl::link(const Endpoints& endpoints, const std::function<bool()>&
       for (std::size_t priority_class = 0; priority_class < links_.class_count; ++priority_class)
         dial(peer.transports, peer.address, LinkKind::peer, rank, priority_class);
     }
+    lobby_->open([this](std::shared_ptr<Flow> flow) { adopt(std::move(flow), LinkKind::peer, kUnknown, 0, false); });
   });
   if (Status status = wait_until([this] { return linked_ || !status_.ok(); }, keep_waiting); !status.ok())
     return status;
@@ -68,9 +68,9 @@ void ClientImpl::dial(const Endpoints::Transports& transports, const std::string
   const std::size_t network = std::min(lane % links_.class_count, transports.size() - 1);
   auto connected = [this, kind, index, lane](Result<std::shared_ptr<Flow>> flow) {
     if (flow.ok()) return adopt(std::move(flow.value()), kind, index, lane, true);
-    fail(flow.status().with_context("rank " + std::to_string(options_.rank) + " cannot connect to " +
-                                    (kind == LinkKind::server ? "server " : "rank ") + std::to_string(index) +
-                                    " (check that it runs, interfaces and firewalls)"));
+    fail(flow.status().with_context(here() + " cannot connect to " + name_of(kind, index) +
+                                    " (check that it runs, interfaces and firewalls)"),
+         {FailureSource::unreachable, party_of(kind), static_cast<std::uint32_t>(index)});
   };
   transports[network]->connect(*loop_, part_of(address, network), link_deadline_, std::move(connected));
 }
@@ -92,6 +92,9 @@ void ClientImpl::adopt(std::shared_ptr<Flow> flow, LinkKind kind, std::size_t in
   link.kind = kind;
   link.index = index;
   link.lane = lane;
+  link.last_progress_ns = now_ns();
+  adopted.tag = static_cast<int>(index);
+  note(FlightEvent::Kind::connected, link, "");
   adopted.set_receiver(this);
   if (closing_) return adopted.close(kLinger);
   if (greet) send_hello(adopted, lane);
@@ -102,22 +105,28 @@ void ClientImpl::send_hello(Flow& flow, std::size_t lane) {
   const auto index = static_cast<std::uint32_t>(lane % links_.lanes_per_core() / links_.class_count);
   const auto priority_class = static_cast<std::uint32_t>(lane % links_.class_count);
   mark(flow, priority_class);
-  const auto hello = wire::make_hello({links_.rank, links_.worker_count, options_.job, index, {}, priority_class});
+  const auto hello = wire::make_hello(
+      {links_.rank, links_.worker_count, options_.job, index, {}, priority_class, options_.generation});
   flow.send(hello.header, {hello.payload()}, [text = hello.text](const Status&) {});
 }
 
 void ClientImpl::mark(Flow& flow, std::size_t priority_class) {
   const Status status = flow.set_traffic_class(traffic_class_of(options_, priority_class));
+  if (status.ok() || std::exchange(told_of_marks_, true)) return;
   const std::lock_guard lock(mutex_);
-  if (!status.ok() && notices_.empty())
-    notices_.push_back(status.message() + "; the job goes on, priorities hold on the hosts alone");
+  notices_.push_back(status.message() + "; the job goes on, priorities hold on the hosts alone");
 }
 
 Status ClientImpl::on_hello(Flow& flow, LinkState& link, const wire::Header& header,
                             std::span<const std::byte> payload) {
   const wire::Hello hello = wire::read_hello(header, payload);
-  if (link.greeted || hello.job != options_.job || hello.worker_count != links_.worker_count)
+  if (link.greeted || hello.job != options_.job ||
+      (hello.generation == options_.generation && hello.worker_count != links_.worker_count))
     return {ErrorCode::refused, flow.peer_name() + " belongs to another job ('" + hello.job + "')"};
+  if (hello.generation != options_.generation)
+    return {ErrorCode::refused, flow.peer_name() + " is in generation " + std::to_string(hello.generation) +
+                                    " of the job, rank " + std::to_string(options_.rank) + " in " +
+                                    std::to_string(options_.generation)};
   if (link.kind == LinkKind::peer) {
     if (link.index == kUnknown) {
       if (hello.rank >= links_.worker_count || hello.rank == links_.rank ||
@@ -126,6 +135,7 @@ Status ClientImpl::on_hello(Flow& flow, LinkState& link, const wire::Header& hea
                 flow.peer_name() + " claims rank " + std::to_string(hello.rank) + ", which is taken"};
       link.index = hello.rank;
       link.lane = hello.priority_class;
+      flow.tag = static_cast<int>(hello.rank);
       send_hello(flow, link.lane);
     } else if (hello.rank != link.index) {
       return {ErrorCode::refused,
@@ -136,6 +146,7 @@ Status ClientImpl::on_hello(Flow& flow, LinkState& link, const wire::Header& hea
     greeted_by_server(flow, link, hello);
   }
   link.greeted = true;
+  note(FlightEvent::Kind::greeted, link, "");
   if (!all_greeted()) return {};
   const std::lock_guard lock(mutex_);
   cluster_.core_counts.clear();
@@ -197,7 +208,7 @@ void ClientImpl::begin(UnitState& unit, Start start) {
   if (closing_) return release_layers(unit);  // failed or shut down since the start was accepted
   // A tensor without elements has no chunks: it needs nobody, so others may have left before it.
   if (!left_.ok() && !unit.syncer.unit().chunks.empty()) {
-    fail(left_);
+    fail(left_, left_by_);
     return release_layers(unit);
   }
   unit.syncer.start(std::move(start));
@@ -215,7 +226,9 @@ void ClientImpl::finished(UnitState& unit) {
       if (present(member)) unit.group->take(result, member, unit.layers[member]->destination);
   }
   // One that failed on its own, not because the client had: nothing may go on after half a step.
-  if (!exchange.status.ok()) fail(exchange.status.with_context("layer '" + unit.syncer.unit().name + "'"));
+  if (!exchange.status.ok())
+    fail(exchange.status.with_context(here() + ": layer '" + unit.syncer.unit().name + "'"), {});
+  if (exchange.operation == Operation::restore) restored_version_ = exchange.oldest_version;
   const std::lock_guard lock(mutex_);
   unit.next_scheme = unit.syncer.next_scheme();
   const std::int64_t time_ns = now_ns();
@@ -234,6 +247,8 @@ void ClientImpl::finished(UnitState& unit) {
     stats.bytes_sent = unit.group ? share(layer->size_bytes, sent_share) : exchange.bytes_sent;
     stats.bytes_received = unit.group ? share(layer->size_bytes, received_share) : exchange.bytes_received;
     stats.update_count = exchange.update_count;
+    stats.oldest_version = exchange.oldest_version;
+    stats.newest_version = exchange.newest_version;
     stats.completed_ns = time_ns;
     if (std::exchange(layer->running, false)) --running_count_;
   }
@@ -256,7 +271,10 @@ void ClientImpl::release_layers_locked(UnitState& unit) {
 
 Result<std::span<std::byte>> ClientImpl::on_header(Flow& flow, const wire::Header& header) {
   LinkState& link = flows_.at(&flow);
-  last_progress_ns_.store(now_ns(), std::memory_order_relaxed);
+  heard(link);
+  link.in_payload = true;
+  link.receiving = header;
+  link.received_bytes = 0;
   const bool text =
       header.kind == wire::Kind::hello || header.kind == wire::Kind::refuse || header.kind == wire::Kind::abort;
   if (text) {
@@ -273,15 +291,24 @@ Result<std::span<std::byte>> ClientImpl::on_header(Flow& flow, const wire::Heade
   return place;
 }
 
+void ClientImpl::on_progress(Flow& flow, const wire::Header&, std::size_t received_bytes) {
+  LinkState& link = flows_.at(&flow);
+  heard(link);
+  link.received_bytes = received_bytes;
+}
+
 Status ClientImpl::reject(const LinkState& link, const Status& status) {
   // Ending this flow alone would look like a death to its peer: everybody is told why.
-  if (link.index != kUnknown) fail(status);
+  if (link.index != kUnknown) fail(status.with_context(here()), cause_of(FailureSource::found, link));
   return status;
 }
 
 Status ClientImpl::on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
                               std::function<void()> release) {
   LinkState& link = flows_.at(&flow);
+  heard(link);
+  link.in_payload = false;
+  note(FlightEvent::Kind::message, link, wire::kind_name(header.kind), &header);
   Status status;
   switch (header.kind) {
     case wire::Kind::hello:
@@ -289,20 +316,13 @@ Status ClientImpl::on_message(Flow& flow, const wire::Header& header, std::span<
       break;
     case wire::Kind::refuse:
     case wire::Kind::abort: {
-      const Status reason = wire::read_error(header, payload);
-      const auto unit = units_by_id_.find(header.unit);
-      const bool about_unit = header.kind == wire::Kind::refuse && unit != units_by_id_.end();
-      fail(about_unit
-               ? reason.with_context(describe(link) + ", step " + std::to_string(header.step) + ", layer '" +
-                                     unit->second->syncer.unit().name + "', chunk " + std::to_string(header.chunk))
-               : reason);
+      told(link, header, wire::read_error(header, payload));
       break;
     }
     case wire::Kind::goodbye:
       link.left = true;
       break;
     default:
-      last_progress_ns_.store(now_ns(), std::memory_order_relaxed);
       // An empty or lent payload comes without on_header: the same checks hold for it.
       if ((payload.empty() || release) && !has_place(link, header))
         status = {ErrorCode::mismatch, describe(link) + " sent a message that has no place here"};
@@ -310,8 +330,21 @@ Status ClientImpl::on_message(Flow& flow, const wire::Header& header, std::span<
   }
   if (release) release();
   if (status.ok() || link.index == kUnknown) return status;
-  fail(status);
+  fail(status.with_context(here()), cause_of(FailureSource::found, link));
   return {};  // closing already: an error would cut the message that says why
+}
+
+/// A server refuses a request, or somebody has failed.
+void ClientImpl::told(const LinkState& link, const wire::Header& header, const Status& reason) {
+  const auto unit = units_by_id_.find(header.unit);
+  if (header.kind != wire::Kind::refuse) return fail(reason, cause_of(FailureSource::told, link));
+  const bool overdue = reason.code() == ErrorCode::timeout;
+  Status status = overdue ? Status(reason.code(), reason.message() + last_heard()) : reason;
+  if (unit != units_by_id_.end())
+    status = status.with_context("step " + std::to_string(header.step) + ", layer '" +
+                                 unit->second->syncer.unit().name + "', chunk " + std::to_string(header.chunk));
+  fail(status.with_context(here() + " was told by " + describe(link)),
+       cause_of(overdue ? FailureSource::silent : FailureSource::refused, link));
 }
 
 Status ClientImpl::deliver(const wire::Header& header, std::span<const std::byte> payload, bool lent) {
@@ -364,6 +397,8 @@ bool ClientImpl::needs(const LinkState& link) const {
 void ClientImpl::on_closed(Flow& flow, const Status& status) {
   auto node = flows_.extract(&flow);
   LinkState& link = node.mapped();
+  note(FlightEvent::Kind::closed, link, link.left ? "goodbye" : "");
+  if (link.index != kUnknown) ended_links_.push_back(report_of_link(link, false));
   closed_bytes_sent_ += flow.bytes_sent();
   closed_bytes_received_ += flow.bytes_received();
   if (closing_) {
@@ -374,27 +409,23 @@ void ClientImpl::on_closed(Flow& flow, const Status& status) {
   }
   if (link.index == kUnknown) return;  // a stranger that never said who it is
   if (link.left) {
-    left_ = {ErrorCode::peer_lost, describe(link) + " has shut down, rank " + std::to_string(options_.rank) +
+    left_ = {ErrorCode::peer_lost, describe(link) + " has shut down, " + here() +
                                        " goes on; give every rank the same number of steps, or use join()"};
-    if (needs(link)) fail(left_);
+    left_by_ = cause_of(FailureSource::left, link);
+    if (needs(link)) fail(left_, left_by_);
     return;
   }
-  const std::string was = describe_waiting();
-  if (status.code() == ErrorCode::peer_lost)
-    fail({ErrorCode::peer_lost, "rank " + std::to_string(options_.rank) + " lost " + describe(link) + " while " + was +
-                                    ": " + status.message() + "; its process or host has died, see its output"});
-  else
-    fail(status);
+  if (status.code() != ErrorCode::peer_lost)
+    return fail(status.with_context(here() + " ends the connection to " + describe(link)),
+                cause_of(FailureSource::found, link));
+  fail({ErrorCode::peer_lost, here() + " lost " + describe(link) + " while " + describe_waiting() + ": " +
+                                  status.message() + "; its process or host has died, see its output" + last_heard()},
+       cause_of(FailureSource::lost, link));
 }
 
-void ClientImpl::fail(const Status& status) {
-  // One that is told keeps the first teller's words and code, so that all ranks name one cause.
-  const auto message = wire::make_error(wire::Kind::abort, wire::Header{}, status);
-  stop(status, message.header, message.text);
-}
-
+/// `when_told` runs once the peers are told, before anything that was in flight has ended.
 void ClientImpl::stop(const Status& status, const wire::Header& last_message,
-                      const std::shared_ptr<const std::string>& text) {
+                      const std::shared_ptr<const std::string>& text, const std::function<void()>& when_told) {
   if (closing_) return;
   closing_ = true;
   {
@@ -406,6 +437,7 @@ void ClientImpl::stop(const Status& status, const wire::Header& last_message,
     link.flow->send(last_message, {std::as_bytes(std::span(*text))}, [text](const Status&) {});
     link.flow->close(kLinger);
   }
+  if (when_told) when_told();
   for (auto& [id, unit] : units_by_id_) {
     if (unit->syncer.exchange().running)
       unit->syncer.fail(status);
@@ -417,56 +449,19 @@ void ClientImpl::stop(const Status& status, const wire::Header& last_message,
   changed_.notify_all();
 }
 
-std::string ClientImpl::describe(const LinkState& link) const {
-  const std::string who = link.kind == LinkKind::peer                  ? "rank "
-                          : cluster_.placement == Placement::colocated ? "the shard of rank "
-                                                                       : "server ";
-  return who + std::to_string(link.index) + " (" + link.flow->peer_name() + ")";
-}
-
-std::string ClientImpl::not_linked() const {
-  std::string names;
-  const auto add = [&names](const std::string& name) { names += (names.empty() ? "" : ", ") + name; };
-  for (std::size_t i = 0; i < links_.servers.size(); ++i) {
-    const auto& lanes = links_.servers[i];
-    if (lanes.empty() || std::count(lanes.begin(), lanes.end(), nullptr) > 0) add("server " + std::to_string(i));
-  }
-  for (std::size_t rank = 0; rank < links_.peers.size(); ++rank)
-    if (std::count(links_.peers[rank].begin(), links_.peers[rank].end(), nullptr) > 0)
-      add("rank " + std::to_string(rank));
-  return names;
-}
-
-std::string ClientImpl::describe_waiting() const {
-  const UnitState* first = nullptr;
-  std::size_t count = 0;
-  for (const auto& [id, unit] : units_by_id_) {
-    if (!unit->syncer.exchange().running) continue;
-    if (first == nullptr) first = unit;
-    ++count;
-  }
-  if (first == nullptr) {
-    const std::lock_guard lock(mutex_);
-    if (!linked_) return "waiting for a greeting from " + not_linked();
-    return "nothing was in flight";
-  }
-  const Exchange& exchange = first->syncer.exchange();
-  return "in step " + std::to_string(exchange.step) + " layer '" + exchange.unit->name + "' (" +
-         std::string(scheme_name(exchange.scheme)) + ") was " + first->syncer.waiting_for() +
-         (count > 1 ? ", and " + std::to_string(count - 1) + " more layers in flight" : "");
-}
-
 void ClientImpl::shutdown() {
   if (std::exchange(shut_down_, true)) return;
-  listeners_.clear();
+  lobby_->close();
   loop_->call([this] {
     wire::Header goodbye;
     goodbye.kind = wire::Kind::goodbye;
     goodbye.priority = wire::kLastPriority;
-    stop({ErrorCode::shut_down, "the client has been shut down"}, goodbye, std::make_shared<const std::string>());
+    stop({ErrorCode::shut_down, "the client has been shut down"}, goodbye, std::make_shared<const std::string>(), {});
   });
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, 2 * kLinger, [this] { return all_closed_ && running_count_ == 0; });
+  lock.unlock();
+  record_writer_.wait();
 }
 
 }  // namespace poseidon

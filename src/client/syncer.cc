@@ -55,6 +55,16 @@ Inbox Syncer::take_inbox() {
   return inbox;
 }
 
+void Syncer::note(FlightEvent::Kind kind) const {
+  FlightEvent event;
+  event.kind = kind;
+  event.what = scheme_name(exchange_.scheme).data();  // names are literals
+  event.unit = unit().id;
+  event.step = exchange_.step;
+  event.bytes = unit().size_bytes;
+  links_.recorder->note(event);
+}
+
 void Syncer::start(Start start) {
   recycle(exchange_.inbox);
   if (start.operation == Operation::push_pull || start.operation == Operation::push) ++exchange_.step;
@@ -63,6 +73,7 @@ void Syncer::start(Start start) {
   exchange_.operation = start.operation;
   exchange_.array = start.array;
   exchange_.update_count = start.update_count;
+  exchange_.version_limit = start.version_limit;
   exchange_.rule = start.rule;
   exchange_.scheme = next_scheme_;
   exchange_.data = start.data;
@@ -85,6 +96,9 @@ void Syncer::start(Start start) {
   exchange_.factor_count_sum = 0;
   exchange_.bytes_sent = 0;
   exchange_.bytes_received = 0;
+  exchange_.oldest_version = 0;
+  exchange_.newest_version = 0;
+  note(FlightEvent::Kind::start);
   if (exchange_.scheme != Scheme::sfb && exchange_.inbox.arrived_count > 0)
     return fail({ErrorCode::mismatch, "a peer has sent factors in step " + std::to_string(exchange_.step) +
                                           ", which takes scheme " + std::string(scheme_name(exchange_.scheme)) +
@@ -140,6 +154,7 @@ void Syncer::fail(const Status& status) {
 std::string Syncer::waiting_for() const { return protocol_of(exchange_.scheme).waiting_for(exchange_); }
 
 void Syncer::finished() {
+  note(FlightEvent::Kind::complete);
   if (exchange_.status.ok()) set_factor_count(exchange_.factor_count_sum);
   on_done_(*this);
   links_.pool->give_back(std::move(exchange_.group_result));

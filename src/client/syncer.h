@@ -21,6 +21,7 @@ struct Start {
   std::vector<std::span<std::byte>> members;       // and where its result goes, when none of it is absent
   std::uint32_t array = 0;                         // pull, assign
   std::uint64_t update_count = 0;                  // assign
+  std::uint64_t version_limit = 0;                 // restore
   std::optional<UpdateRule> rule;                  // for the servers, from this step on
   std::uint32_t divisor = 1;
   bool absent = false;
@@ -61,6 +62,7 @@ class Syncer {
 
  private:
   void finished();
+  void note(FlightEvent::Kind kind) const;
   Status check_step(const wire::Header& header) const;
   Inbox take_inbox();
   void recycle(Inbox& inbox);

@@ -10,7 +10,7 @@ void Adam::start(Exchange& exchange, const Links& links) const {
   header.rows = static_cast<std::uint32_t>(exchange.rows);
   header.cols = static_cast<std::uint32_t>(exchange.cols);
   Flow& flow = links.flow_of(whole, exchange.priority.priority_class);
-  send_counted(exchange, flow, !links.is_local(whole), header, factor_pieces(exchange));
+  send_counted(exchange, links, flow, !links.is_local(whole), header, factor_pieces(exchange));
 }
 
 }  // namespace poseidon

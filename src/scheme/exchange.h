@@ -41,7 +41,13 @@ enum class Operation : std::uint8_t {
   push,       // contribute
   pull,       // receive an array that the servers keep
   assign,     // set an array that the servers keep
+  restore,    // have the servers take it from their checkpoint, and receive the value
 };
+
+/// Whether it asks for an array without contributing.
+constexpr bool only_receives(Operation operation) {
+  return operation == Operation::pull || operation == Operation::restore;
+}
 
 /// Owned by its syncer and reused from step to step; loop thread only.
 struct Exchange {
@@ -55,9 +61,10 @@ struct Exchange {
   // This step's contribution.
   std::uint64_t step = 0;
   Operation operation = Operation::push_pull;
-  std::uint32_t array = 0;         // pull, assign: 0 the value, 1… the update rule's state
-  std::uint64_t update_count = 0;  // assign: to set; pull: what came
-  std::optional<UpdateRule> rule;  // to be told to the servers before the contribution
+  std::uint32_t array = 0;          // pull, assign: 0 the value, 1… the update rule's state
+  std::uint64_t update_count = 0;   // assign: to set; pull: what came
+  std::uint64_t version_limit = 0;  // restore: the newest version that may come; 0: any
+  std::optional<UpdateRule> rule;   // to be told to the servers before the contribution
   Scheme scheme = Scheme::ps;
   Priority priority;
   std::uint32_t divisor = 1;
@@ -91,6 +98,8 @@ struct Exchange {
   std::uint64_t factor_count_sum = 0;  // over the workers
   std::uint64_t bytes_sent = 0;
   std::uint64_t bytes_received = 0;
+  std::uint64_t oldest_version = 0;  // restore: of what came
+  std::uint64_t newest_version = 0;
   Status status;
 
   /// Runs once per step, when nothing reads or writes this worker's memory any more.

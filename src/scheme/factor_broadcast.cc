@@ -85,7 +85,7 @@ void FactorBroadcast::start(Exchange& exchange, const Links& links) const {
   // Starting after the own rank spreads the senders over the receivers' ports.
   for (std::uint32_t i = 1; i < links.worker_count; ++i) {
     Flow& flow = *links.peers[(links.rank + i) % links.worker_count][exchange.priority.priority_class];
-    send_counted(exchange, flow, true, header, payload);
+    send_counted(exchange, links, flow, true, header, payload);
   }
   if (exchange.inbox.arrived_count == links.worker_count) finish(exchange, links);
   exchange.complete_if_done();

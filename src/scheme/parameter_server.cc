@@ -71,7 +71,7 @@ void ParameterServer::start(Exchange& exchange, const Links& links) const {
   expect_results(exchange);
   if (exchange.rule) send_rule(exchange, links);
   const Operation operation = exchange.operation;
-  const wire::Kind kind = operation == Operation::pull     ? wire::Kind::pull
+  const wire::Kind kind = only_receives(operation)         ? wire::Kind::pull
                           : operation == Operation::assign ? wire::Kind::assign
                                                            : wire::Kind::push;
   for (const Chunk& chunk : exchange.unit->chunks) {
@@ -79,10 +79,11 @@ void ParameterServer::start(Exchange& exchange, const Links& links) const {
     header.chunk = chunk.index;
     header.rows = exchange.array;
     if (operation == Operation::assign) header.step = exchange.update_count;
+    if (operation == Operation::restore) header.step = exchange.version_limit;
     std::vector<std::span<const std::byte>> payload;
-    if (!exchange.absent && operation != Operation::pull) payload = payload_of(exchange, chunk);
+    if (!exchange.absent && !only_receives(operation)) payload = payload_of(exchange, chunk);
     Flow& flow = links.flow_of(chunk, exchange.priority.priority_class);
-    send_counted(exchange, flow, !links.is_local(chunk), header, std::move(payload));
+    send_counted(exchange, links, flow, !links.is_local(chunk), header, std::move(payload));
   }
   if (operation == Operation::assign) exchange.received = true;  // no answer; what follows on a flow comes after it
   exchange.complete_if_done();                                   // a tensor without elements has no chunks to wait for
@@ -90,7 +91,7 @@ void ParameterServer::start(Exchange& exchange, const Links& links) const {
 
 /// Whether a message is an answer that the exchange waits for, of the right size and type.
 Status ParameterServer::check_result(const Exchange& exchange, const wire::Header& header) {
-  const bool pulls = exchange.operation == Operation::pull;
+  const bool pulls = only_receives(exchange.operation);
   const bool expected = pulls ? header.kind == wire::Kind::value && header.rows == exchange.array
                               : header.kind == wire::Kind::result && header.step == exchange.step;
   if (!exchange.running || !expected || header.chunk >= exchange.unit->chunks.size() ||
@@ -104,6 +105,14 @@ Status ParameterServer::check_result(const Exchange& exchange, const wire::Heade
                                            std::to_string(header.payload_bytes) + " bytes instead of " +
                                            std::to_string(size_bytes));
   return {};
+}
+
+/// Which versions of a checkpoint the chunks come from.
+void ParameterServer::note_version(Exchange& exchange, const wire::Header& header) {
+  if (exchange.operation != Operation::restore) return;
+  const bool first = exchange.chunks_missing == exchange.unit->chunks.size();
+  exchange.oldest_version = first ? header.cols : std::min<std::uint64_t>(exchange.oldest_version, header.cols);
+  exchange.newest_version = first ? header.cols : std::max<std::uint64_t>(exchange.newest_version, header.cols);
 }
 
 Result<std::span<std::byte>> ParameterServer::destination(Exchange& exchange, const wire::Header& header,
@@ -143,9 +152,10 @@ Status ParameterServer::receive(Exchange& exchange, const wire::Header& header, 
   if (!links.is_local(exchange.unit->chunks[header.chunk]))
     exchange.bytes_received += wire::kHeaderBytes + header.payload_bytes;
   exchange.chunk_received[header.chunk] = true;
+  note_version(exchange, header);
   exchange.present = !absent;
   exchange.factor_count_sum = header.factor_count;
-  if (exchange.operation == Operation::pull) exchange.update_count = header.step;
+  if (only_receives(exchange.operation)) exchange.update_count = header.step;
   exchange.received = --exchange.chunks_missing == 0;
   exchange.complete_if_done();
   return {};

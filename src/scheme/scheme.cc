@@ -21,7 +21,8 @@ wire::Header header_for(const Exchange& exchange, const Links& links, wire::Kind
   header.dtype = exchange.unit->dtype;
   header.flags = static_cast<std::uint8_t>(
       (exchange.absent ? wire::kAbsent : 0) | (exchange.transient ? wire::kTransient : 0) |
-      (exchange.stored ? wire::kStored : 0) | (exchange.operation == Operation::push ? wire::kNoResult : 0));
+      (exchange.stored ? wire::kStored : 0) | (exchange.operation == Operation::push ? wire::kNoResult : 0) |
+      (exchange.operation == Operation::restore ? wire::kRestore : 0));
   header.rank = links.rank;
   header.worker_count = links.worker_count;
   header.unit = exchange.unit->id;
@@ -32,12 +33,20 @@ wire::Header header_for(const Exchange& exchange, const Links& links, wire::Kind
   return header;
 }
 
-void send_counted(Exchange& exchange, Flow& flow, bool crosses_network, const wire::Header& header,
+void send_counted(Exchange& exchange, const Links& links, Flow& flow, bool crosses_network, const wire::Header& header,
                   std::vector<std::span<const std::byte>> payload) {
-  if (crosses_network) {
-    exchange.bytes_sent += wire::kHeaderBytes;
-    for (const auto& piece : payload) exchange.bytes_sent += piece.size();
-  }
+  FlightEvent event;
+  event.kind = FlightEvent::Kind::sent;
+  event.what = wire::kind_name(header.kind);
+  event.party = header.kind == wire::Kind::factors && exchange.scheme == Scheme::sfb ? FlightEvent::Party::peer
+                                                                                     : FlightEvent::Party::server;
+  event.index = static_cast<std::uint32_t>(flow.tag);
+  event.unit = header.unit;
+  event.chunk = header.chunk;
+  event.step = header.step;
+  for (const auto& piece : payload) event.bytes += piece.size();
+  links.recorder->note(event);
+  if (crosses_network) exchange.bytes_sent += wire::kHeaderBytes + event.bytes;
   ++exchange.sends_pending;
   flow.send(header, std::move(payload), [&exchange](const Status&) {
     // A failed send also closes its flow, and that fails the exchange with the better message.

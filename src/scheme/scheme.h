@@ -6,6 +6,7 @@
 
 #include "base/buffer_pool.h"
 #include "base/executor.h"
+#include "base/flight_recorder.h"
 #include "plan/priority.h"
 #include "scheme/exchange.h"
 #include "transport/transport.h"
@@ -26,6 +27,7 @@ struct Links {
   Executor* executor = nullptr;
   std::shared_ptr<BufferPool> pool;
   PriorityMap priorities{1};
+  FlightRecorder* recorder = nullptr;  // the loop's
 
   /// Connections from this worker to each server core.
   std::size_t lanes_per_core() const { return flow_count * class_count; }
@@ -68,7 +70,7 @@ const SchemeProtocol& protocol_of(Scheme scheme);
 wire::Header header_for(const Exchange& exchange, const Links& links, wire::Kind kind);
 
 /// Sends a part of the worker's memory and keeps the exchange's count of pending sends and bytes.
-void send_counted(Exchange& exchange, Flow& flow, bool crosses_network, const wire::Header& header,
+void send_counted(Exchange& exchange, const Links& links, Flow& flow, bool crosses_network, const wire::Header& header,
                   std::vector<std::span<const std::byte>> payload);
 
 /// The pieces of the factors' payload: all left rows, then all right rows.

@@ -33,7 +33,11 @@ enum class Kind : std::uint8_t {
   assign = 9,   // worker → server: sets a chunk's value or a state array of its rule
   pull = 10,    // worker → server: asks for a chunk's value or a state array, as it is now
   value = 11,   // server → worker: what a pull asked for
+  units = 12,   // worker → server: what the units are whose values are kept (stored_units.h)
 };
+
+/// The name in records, e.g. "push".
+const char* kind_name(Kind kind);
 
 /// Bits of Header::flags.
 enum Flag : std::uint8_t {
@@ -42,6 +46,7 @@ enum Flag : std::uint8_t {
   kTransient = 4,  // the server forgets the chunk when all have its result
   kStored = 8,     // the server keeps the chunk's value: a push updates or replaces it, a pull asks for it
   kNoResult = 16,  // a push whose sender does not want the result
+  kRestore = 32,   // a pull of what the server's checkpoint has: answered at once, by a value without payload if nothing
 };
 
 /// Field by field in wire order; all integers little-endian.
@@ -57,7 +62,7 @@ struct Header {
   std::uint32_t divisor = 1;       // refuse, abort: the ErrorCode
   std::uint32_t factor_count = 0;  // K of the sender (result: the sum over the workers); kUnboundedFactors: dense
   std::uint32_t rows = 0;          // factors: M; assign, pull, value: the array, 0 the value, 1… the rule's state
-  std::uint32_t cols = 0;          // factors: N
+  std::uint32_t cols = 0;          // factors: N; value: the version of the checkpoint that it was restored from
   std::uint64_t payload_bytes = 0;
   std::uint16_t priority = kFirstPriority;
 };

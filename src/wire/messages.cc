@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <sstream>
 
 namespace poseidon::wire {
@@ -34,6 +35,10 @@ Status bad_rule(const std::string& why) { return {ErrorCode::mismatch, "an updat
 
 }  // namespace
 
+bool is_job_name(const std::string& name) {
+  return !name.empty() && name.size() <= kMaxJobNameBytes && name.find('\n') == std::string::npos;
+}
+
 TextMessage make_hello(const Hello& hello) {
   Header header;
   header.kind = Kind::hello;
@@ -41,6 +46,7 @@ TextMessage make_hello(const Hello& hello) {
   header.worker_count = hello.worker_count;
   header.chunk = hello.flow;
   header.rows = hello.priority_class;
+  header.step = hello.generation;
   std::string text = hello.job;
   for (const auto& address : hello.other_cores) text += '\n' + address;
   return with_text(header, std::move(text));
@@ -88,7 +94,9 @@ Result<UpdateRule> read_rule(std::span<const std::byte> payload) {
 }
 
 Hello read_hello(const Header& header, std::span<const std::byte> payload) {
-  Hello hello{header.rank, header.worker_count, {}, header.chunk, {}, header.rows};
+  constexpr std::uint64_t kLast = std::numeric_limits<std::uint32_t>::max();
+  const auto generation = static_cast<std::uint32_t>(std::min(header.step, kLast));
+  Hello hello{header.rank, header.worker_count, {}, header.chunk, {}, header.rows, generation};
   std::istringstream lines(as_text(payload));
   std::getline(lines, hello.job);
   for (std::string address; std::getline(lines, address);) hello.other_cores.push_back(address);

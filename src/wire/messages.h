@@ -13,8 +13,14 @@
 
 namespace poseidon::wire {
 
-/// Longest job name and error text; anything longer is cut when sent and refused when received.
+/// Longest text of a hello, refuse or abort; anything longer is cut when sent and refused when received.
 inline constexpr std::size_t kMaxTextBytes = 4096;
+
+/// Longest name of a job.
+inline constexpr std::size_t kMaxJobNameBytes = 256;
+
+/// Whether a job may be called so: 1 to kMaxJobNameBytes bytes in one line.
+bool is_job_name(const std::string& name);
 
 /// Who a connection is from. The answer of a server's first core says where the others listen.
 struct Hello {
@@ -24,6 +30,7 @@ struct Hello {
   std::uint32_t flow = 0;                  // which of the connections between the two
   std::vector<std::string> other_cores{};  // only in a server's answer: core 1, 2, …
   std::uint32_t priority_class = 0;        // of the connection, 0 the most urgent
+  std::uint32_t generation = 0;            // of the job, as the sender knows it (docs/decisions/0016-generations.md)
 };
 
 /// A message whose payload is a text that it owns.

@@ -1,22 +1,48 @@
 // Server::listen: a parameter server in a process of its own.
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstdint>
+#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/flight_record.h"
 #include "poseidon/server.h"
-#include "rendezvous/members.h"
+#include "rendezvous/hosts.h"
 #include "server/server_impl.h"
+#include "transport/admission.h"
 #include "transport/tcp/tcp_transport.h"
 #include "transport/ucx/ucx_transport.h"
 
 namespace poseidon {
 
+namespace {
+
+/// Half of what this process may use: the machine's, or its container's where that has less.
+std::size_t default_memory_limit() {
+  auto memory_bytes = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::getpagesize());
+  std::size_t container_bytes = 0;
+  if (std::ifstream("/sys/fs/cgroup/memory.max") >> container_bytes)  // "max" where there is no limit
+    memory_bytes = std::min(memory_bytes, container_bytes);
+  return memory_bytes / 2;
+}
+
+}  // namespace
+
 Result<std::unique_ptr<Server>> Server::listen(const Options& options, std::uint16_t port) {
   Options any_job = options;
   any_job.world_size = 0;
-  // Without an interface there is no master_addr to go by: workers of any network may come.
-  std::vector<std::string> hosts{"0.0.0.0"};
+  if (any_job.memory_limit == 0) any_job.memory_limit = default_memory_limit();
+  if (!any_job.flight_record.empty()) {
+    if (const Status usable = open_record_directory(any_job.flight_record); !usable.ok())
+      return usable.with_context("flight_record");
+  }
+  const auto admission = admission_of(options);
+  if (!admission.ok()) return admission.status();
+  // Without an interface there is no master_addr to go by, and open ports are asked for, not given.
+  std::vector<std::string> hosts{"127.0.0.1"};
   if (!options.interfaces.empty()) {
     auto found = listen_hosts(options);
     if (!found.ok()) return found.status();
@@ -32,7 +58,8 @@ Result<std::unique_ptr<Server>> Server::listen(const Options& options, std::uint
     const std::size_t own_port = port == 0 ? 0 : port + core;
     addresses.push_back(hosts[core % hosts.size()] + ":" + std::to_string(own_port));
   }
-  auto transport = options.transport == Medium::ucx ? make_ucx_transport() : make_tcp_transport();
+  auto transport = options.transport == Medium::ucx ? make_ucx_transport({}, admission.value())
+                                                    : make_tcp_transport(admission.value());
   if (!transport) return Status(ErrorCode::invalid_argument, kNoUcx);
   if (Status status = server->listen(std::move(transport), addresses); !status.ok()) return status;
   return std::unique_ptr<Server>(std::move(server));

@@ -1,18 +1,21 @@
 // Client::connect: puts a worker together. The one place that knows both server and client; they
 // themselves meet only in the wire format.
+#include "worker/worker.h"
+
 #include <algorithm>
+#include <iterator>
+#include <optional>
 #include <utility>
 
+#include "base/clock.h"
+#include "base/host.h"
 #include "client/client_impl.h"
-#include "poseidon/client.h"
+#include "rendezvous/hosts.h"
 #include "rendezvous/members.h"
 #include "rendezvous/tcp_store.h"
 #include "server/server_impl.h"
 #include "transport/inproc/inproc_transport.h"
-#include "transport/shm/shm_transport.h"
-#include "transport/tcp/tcp_transport.h"
-#include "transport/traffic_class.h"
-#include "transport/ucx/ucx_transport.h"
+#include "wire/messages.h"
 
 namespace poseidon {
 
@@ -25,36 +28,51 @@ void append(std::string& addresses, const std::string& address) {
   addresses += (addresses.empty() ? "" : "|") + address;
 }
 
+/// Whether the others, or those of them that are left, may go on after this failure to connect to them.
+bool others_may_go_on(const Status& status) {
+  return status.code() == ErrorCode::peer_lost || status.code() == ErrorCode::aborted ||
+         status.code() == ErrorCode::unreachable || status.code() == ErrorCode::refused;
+}
+
+bool is_loopback(const std::string& host) { return host.starts_with("127.") || host == "::1"; }
+
+std::string open_to_all(const std::string& host) {
+  return "this job has no secret: whoever can connect to " + host +
+         " can take part in it; give all processes the same POSEIDON_SECRET or secret_file (SECURITY.md)";
+}
+
 /// A client and what must outlive it, destroyed in reverse order: client, shard, transports, store.
 class Worker final : public Client {
  public:
-  Worker(const Options& options, std::shared_ptr<Store> store) : options_(options), store_(std::move(store)) {}
-  ~Worker() override {
-    if (client_) shutdown();
-  }
+  Worker(const Options& options, std::shared_ptr<Store> store, WorkerTransports transports)
+      : given_(options), options_(options), store_(std::move(store)), transports_(std::move(transports)) {}
+  ~Worker() override { end(); }
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
+  /// Forms generations until one holds or, for a reason that no other generation changes, none can.
   Status connect(const std::function<bool()>& keep_waiting) {
-    if (Status status = make_transports(); !status.ok()) return status;
-    auto hosts = listen_hosts(options_);
-    if (!hosts.ok()) return hosts.status();
-    Member mine;
-    mine.host_id = host_id();
-    const auto loop = std::make_shared<Loop>("psd-client");
-    if (Status status = open_server(hosts.value(), loop, mine); !status.ok()) return status;
-    client_ = std::make_unique<ClientImpl>(options_, cluster(), loop);
-    if (Status status = listen_for_peers(hosts.value().front(), mine); !status.ok()) return status;
-    auto members = meet(*store_, options_, mine, keep_waiting);
-    if (!members.ok()) return members.status();
-    if (server_) client_->set_server_traffic([server = server_.get()] { return server->traffic(); });
-    auto found = endpoints(members.value());
-    if (!found.ok()) return found.status();
-    return client_->link(found.value(), keep_waiting);
+    const auto deadline = Clock::now() + given_.timeout;
+    bool interrupted = false;
+    const auto ask = [&] {
+      interrupted = interrupted || !keep_waiting();
+      return !interrupted;
+    };
+    for (std::uint32_t at_least = 1;; at_least = membership_->generation + 1) {
+      membership_.reset();
+      Status status = form(at_least, ask);
+      if (status.ok() || given_.on_failure == OnFailure::abort || !membership_) return status;
+      // Those that have not noticed yet need not wait for this process.
+      want_generation(*store_, given_.job, membership_->generation + 1);
+      if (interrupted || !others_may_go_on(status) || Clock::now() > deadline) return status;
+      end();
+    }
   }
 
   int rank() const override { return client_->rank(); }
   int world_size() const override { return client_->world_size(); }
+  std::uint32_t generation() const override { return client_->generation(); }
+  bool joining() const override { return client_->joining(); }
   Result<Added> add_layers(std::vector<Layer> layers, bool transient,
                            const std::function<bool()>& keep_waiting) override {
     return client_->add_layers(std::move(layers), transient, keep_waiting);
@@ -91,6 +109,9 @@ class Worker final : public Client {
                 std::uint64_t update_count) override {
     return client_->assign(layer, data, array, update_count);
   }
+  Status restore(std::uint32_t layer, std::span<std::byte> destination, std::uint64_t version_limit) override {
+    return client_->restore(layer, destination, version_limit);
+  }
   Status set_rule(std::uint32_t layer, const UpdateRule& rule) override { return client_->set_rule(layer, rule); }
   Scheme next_scheme(std::uint32_t layer) const override { return client_->next_scheme(layer); }
   void set_factor_count(std::uint32_t layer, std::uint64_t factor_count) override {
@@ -106,9 +127,15 @@ class Worker final : public Client {
                         double priority_threshold) override {
     return client_->set_priorities(first_layer, priorities, priority_threshold);
   }
-  std::vector<std::string> notices() const override { return client_->notices(); }
+  std::vector<std::string> notices() const override {
+    auto all = client_->notices();
+    if (!open_host_.empty() && rank() == 0) all.push_back(open_to_all(open_host_));
+    if (server_) std::ranges::copy(server_->notices(), std::back_inserter(all));
+    return all;
+  }
   LayerStats layer_stats(std::uint32_t layer) const override { return client_->layer_stats(layer); }
   TrafficStats traffic() const override { return client_->traffic(); }
+  Status status() const override { return client_->status(); }
   void abort(const std::string& reason) override { client_->abort(reason); }
   void shutdown() override {
     const bool failed = client_->failed();
@@ -122,6 +149,53 @@ class Worker final : public Client {
   }
 
  private:
+  /// One try: meets the others and connects to them. `membership_` is there once they have met.
+  Status form(std::uint32_t at_least, const std::function<bool()>& keep_waiting) {
+    auto hosts = listen_hosts(given_);
+    if (!hosts.ok()) return hosts.status();
+    const auto reached = std::ranges::find_if_not(hosts.value(), is_loopback);
+    if (given_.secret.empty() && reached != hosts.value().end()) open_host_ = *reached;
+    Member mine;
+    mine.host_id = host_id();
+    mine.host_name = host_name();
+    const auto loop = std::make_shared<Loop>("psd-client");
+    if (Status status = open_server(hosts.value(), loop, mine); !status.ok()) return status;
+    auto lobby = std::make_unique<Lobby>(loop);
+    if (Status status = listen_for_peers(*lobby, hosts.value().front(), mine); !status.ok()) return status;
+    auto membership = meet(*store_, given_, mine, keep_waiting, at_least);
+    options_ = given_;
+    if (membership.ok()) {
+      membership_ = std::move(membership.value());
+      options_.rank = membership_->rank;
+      options_.world_size = static_cast<int>(membership_->members.size());
+      options_.generation = membership_->generation;
+    }
+    const Seat seat{given_.rank, membership_ && membership_->joining};
+    client_ = std::make_unique<ClientImpl>(options_, cluster(), seat, loop, std::move(lobby));
+    if (!membership_) return client_->fail_to_join(membership.status());
+    if (server_) {
+      client_->set_server_traffic([server = server_.get()] { return server->traffic(); });
+      client_->set_server_report(
+          [server = server_.get()](JsonWriter& json, std::int64_t time_ns) { server->report(json, time_ns); });
+    }
+    auto found = endpoints();
+    if (!found.ok()) return client_->fail_to_join(found.status());
+    return client_->link(found.value(), [&] {
+      if (!still_wanted()) client_->abort("another generation of the job is to be formed");
+      return keep_waiting();
+    });
+  }
+
+  bool still_wanted() const {
+    return given_.on_failure == OnFailure::abort || stands(*store_, given_.job, *membership_);
+  }
+
+  void end() {
+    if (client_) shutdown();
+    client_.reset();
+    server_.reset();
+  }
+
   Cluster cluster() const {
     Cluster cluster;
     cluster.worker_count = options_.world_size;
@@ -130,45 +204,23 @@ class Worker final : public Client {
     return cluster;
   }
 
-  /// RoCE's traffic class is the DSCP and two bits more, which say that ECN is understood; InfiniBand's service
-  /// levels rise with the urgency.
-  UcxSettings ucx_settings(int priority_class) const {
-    const int dscp = traffic_class_of(options_, static_cast<std::size_t>(priority_class)).dscp;
-    const int service_level = std::min(7, options_.priority_classes - 1 - priority_class);
-    if (dscp == 0 && service_level == 0) return {};
-    return {{"IB_TRAFFIC_CLASS", std::to_string(dscp << 2 | 2)}, {"IB_SL", std::to_string(service_level)}};
-  }
-
-  Status make_transports() {
-    if (options_.transport == Medium::ucx) {
-      if (!ucx_available()) return {ErrorCode::invalid_argument, kNoUcx};
-      // UCX has a traffic class for all that one transport sends. Dedicated servers have one for all classes.
-      const int count = options_.servers.empty() ? options_.priority_classes : 1;
-      for (int i = 0; i < count; ++i) networks_.push_back(make_ucx_transport(ucx_settings(i)));
-    } else {
-      networks_.push_back(make_tcp_transport());
-    }
-    if (options_.transport == Medium::automatic || options_.transport == Medium::shm) shm_ = make_shm_transport();
-    return {};
-  }
-
   /// Every worker hosts a server unless dedicated ones do. Its cores take the interfaces in turn.
   Status open_server(const std::vector<std::string>& hosts, const std::shared_ptr<Loop>& client_loop, Member& mine) {
-    if (!options_.servers.empty()) return {};
+    if (!given_.servers.empty()) return {};
     std::vector<std::shared_ptr<Loop>> loops;
-    if (options_.server_cores == 0 && options_.interfaces.size() <= 1) loops.push_back(client_loop);
-    server_ = std::make_unique<ServerImpl>(options_, std::move(loops));
+    if (given_.server_cores == 0 && given_.interfaces.size() <= 1) loops.push_back(client_loop);
+    server_ = std::make_unique<ServerImpl>(given_, std::move(loops));
     std::vector<std::string> addresses;
     for (std::size_t core = 0; core < server_->core_count(); ++core)
       addresses.push_back(hosts[core % hosts.size()] + ":0");
     mine.server_addresses.resize(server_->core_count());
-    for (const auto& network : networks_) {
+    for (const auto& network : transports_.networks) {
       if (Status status = server_->listen(*network, addresses); !status.ok()) return status;
       for (std::size_t core = 0; core < server_->core_count(); ++core)
         append(mine.server_addresses[core], server_->last_addresses()[core]);
     }
-    if (shm_) {
-      if (Status status = server_->listen(*shm_, ":0"); !status.ok()) return status;
+    if (transports_.shm) {
+      if (Status status = server_->listen(*transports_.shm, ":0"); !status.ok()) return status;
       mine.server_shm_addresses = server_->last_addresses();
     }
     if (Status status = server_->listen(*inproc_, kOwnServer); !status.ok()) return status;
@@ -176,76 +228,105 @@ class Worker final : public Client {
     return {};
   }
 
-  Status listen_for_peers(const std::string& host, Member& mine) {
-    for (const auto& network : networks_) {
-      auto address = client_->listen(*network, host + ":0");
+  Status listen_for_peers(Lobby& lobby, const std::string& host, Member& mine) const {
+    for (const auto& network : transports_.networks) {
+      auto address = lobby.listen(*network, host + ":0");
       if (!address.ok()) return address.status();
       append(mine.peer_address, address.value());
     }
-    if (!shm_) return {};
-    auto shm_address = client_->listen(*shm_, ":0");
-    if (!shm_address.ok()) return shm_address.status();
-    mine.peer_shm_address = shm_address.value();
+    if (!transports_.shm) return {};
+    auto address = lobby.listen(*transports_.shm, ":0");
+    if (!address.ok()) return address.status();
+    mine.peer_shm_address = address.value();
     return {};
   }
 
   /// Whether to talk to a member through shared memory.
-  Result<bool> shares_memory(const std::vector<Member>& members, int rank) const {
-    const Member& other = members[static_cast<std::size_t>(rank)];
-    const bool near = other.host_id == members[static_cast<std::size_t>(options_.rank)].host_id;
-    if (shm_ && near && !other.peer_shm_address.empty()) return true;
+  Result<bool> shares_memory(int rank) const {
+    const Member& other = membership_->members[static_cast<std::size_t>(rank)];
+    const bool near = other.host_id == membership_->members[static_cast<std::size_t>(options_.rank)].host_id;
+    if (transports_.shm && near && !other.peer_shm_address.empty()) return true;
     if (options_.transport != Medium::shm || rank == options_.rank) return false;
     return Status(ErrorCode::unreachable, "transport=shm, but rank " + std::to_string(rank) +
                                               " shares no memory with rank " + std::to_string(options_.rank) +
                                               "; use transport=auto");
   }
 
-  Result<Endpoints> endpoints(const std::vector<Member>& members) const {
+  Result<Endpoints> endpoints() const {
     Endpoints endpoints;
+    endpoints.run = membership_->run;
     Endpoints::Transports networks;
-    for (const auto& network : networks_) networks.push_back(network.get());
-    for (const auto& address : options_.servers) endpoints.servers.push_back({networks, {address}, true, false});
+    for (const auto& network : transports_.networks) networks.push_back(network.get());
+    for (const auto& address : options_.servers) endpoints.servers.push_back({networks, {address}, true, false, ""});
     for (int rank = 0; rank < options_.world_size; ++rank) {
-      const Member& member = members[static_cast<std::size_t>(rank)];
-      auto shm = shares_memory(members, rank);
+      const Member& member = membership_->members[static_cast<std::size_t>(rank)];
+      auto shm = shares_memory(rank);
       if (!shm.ok()) return shm.status();
-      const auto transports = shm.value() ? Endpoints::Transports{shm_.get()} : networks;
-      endpoints.peers.push_back({transports, shm.value() ? member.peer_shm_address : member.peer_address});
+      const auto transports = shm.value() ? Endpoints::Transports{transports_.shm.get()} : networks;
+      endpoints.peers.push_back(
+          {transports, shm.value() ? member.peer_shm_address : member.peer_address, member.host_name});
       if (!options_.servers.empty()) continue;
       if (rank == options_.rank)
-        endpoints.servers.push_back({{inproc_.get()}, own_addresses_, false, true});
+        endpoints.servers.push_back({{inproc_.get()}, own_addresses_, false, true, member.host_name});
       else
-        endpoints.servers.push_back(
-            {transports, shm.value() ? member.server_shm_addresses : member.server_addresses, false, false});
+        endpoints.servers.push_back({transports, shm.value() ? member.server_shm_addresses : member.server_addresses,
+                                     false, false, member.host_name});
     }
     return endpoints;
   }
 
-  const Options options_;
+  const Options given_;
+  Options options_;  // as given, but of the membership
   std::shared_ptr<Store> store_;
-  std::vector<std::unique_ptr<Transport>> networks_;  // TCP, or UCX by priority class
-  std::unique_ptr<Transport> shm_;                    // null where it is not wanted
-  std::unique_ptr<Transport> inproc_ = make_inproc_transport();
+  WorkerTransports transports_;
+  std::unique_ptr<Transport> inproc_ = make_inproc_transport(transports_.key_id);
+  std::string open_host_;  // where strangers could reach this job, which has no secret; empty: nowhere
+  std::optional<Membership> membership_;
   std::vector<std::string> own_addresses_;  // of the embedded server's cores, in this process
   std::unique_ptr<ServerImpl> server_;
   std::unique_ptr<ClientImpl> client_;
 };
 
+Status check(const Options& options) {
+  if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size)
+    return {ErrorCode::invalid_argument,
+            "rank " + std::to_string(options.rank) + " of " + std::to_string(options.world_size) + " does not exist"};
+  if (!wire::is_job_name(options.job))
+    return {ErrorCode::invalid_argument,
+            "the name of a job is one line of 1 to " + std::to_string(wire::kMaxJobNameBytes) + " bytes"};
+  const bool shrinks = options.on_failure == OnFailure::shrink;
+  if (shrinks && (options.min_workers < 1 || options.min_workers > options.world_size))
+    return {ErrorCode::invalid_argument, "min_workers is " + std::to_string(options.min_workers) +
+                                             ": it must be from 1 to the number of workers, " +
+                                             std::to_string(options.world_size)};
+  return {};
+}
+
 }  // namespace
+
+Result<std::unique_ptr<Client>> connect_worker(const Options& options, std::shared_ptr<Store> store,
+                                               const std::function<bool()>& keep_waiting, WorkerTransports transports) {
+  if (Status status = check(options); !status.ok()) return status;
+  auto worker = std::make_unique<Worker>(options, std::move(store), std::move(transports));
+  if (Status status = worker->connect(keep_waiting); !status.ok()) return status;
+  return std::unique_ptr<Client>(std::move(worker));
+}
 
 Result<std::unique_ptr<Client>> Client::connect(const Options& options, std::shared_ptr<Store> store,
                                                 const std::function<bool()>& keep_waiting) {
-  if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size)
-    return Status(ErrorCode::invalid_argument, "rank " + std::to_string(options.rank) + " of " +
-                                                   std::to_string(options.world_size) + " does not exist");
+  if (Status status = check(options); !status.ok()) return status;
+  auto transports = make_transports(options);
+  if (!transports.ok()) return transports.status();
   if (!store) {
-    auto opened = open_tcp_store(options, keep_waiting);
+    auto opened = open_store(options, keep_waiting);
     if (!opened.ok()) return opened.status();
     store = std::move(opened.value());
   }
-  auto worker = std::make_unique<Worker>(options, std::move(store));
-  if (Status status = worker->connect(keep_waiting); !status.ok()) return status;
-  return std::unique_ptr<Client>(std::move(worker));
+  return connect_worker(options, std::move(store), keep_waiting, std::move(transports.value()));
+}
+
+Result<std::shared_ptr<Store>> open_store(const Options& options, const std::function<bool()>& keep_waiting) {
+  return open_tcp_store(options, keep_waiting);
 }
 
 }  // namespace poseidon

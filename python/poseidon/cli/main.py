@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from poseidon.cli import run, server, testbed, version
+from poseidon.cli import checkpoint, doctor, run, server, testbed, version
 from poseidon.cli.lazy import lazy_group
 from poseidon.errors import PoseidonError
 
@@ -29,6 +29,8 @@ app.add_typer(
     help="Benchmarks of exchange and training, against peers in the same run.",
     epilog="Example: poseidon bench train --help",
 )
+app.add_typer(checkpoint.app, name="checkpoint")
+app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 app.command("version", epilog="Example: poseidon version --json")(version.version)
 
 

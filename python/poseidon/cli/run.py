@@ -31,6 +31,13 @@ def run(
         ),
     ] = None,
     module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module.")] = False,
+    max_restarts: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            min=0,
+            help="With --on-failure rejoin or shrink: how often a worker that fails is started again; default: 3.",
+        ),
+    ] = None,
     master_port: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(min=1, max=65535, help="Port of rank 0's rendezvous; default: a free one."),
@@ -39,8 +46,11 @@ def run(
     """Run a training script as N workers on this machine.
 
     Rank 0 has the terminal; lines of the other ranks start with their number in brackets. If a worker fails the
-    others are ended, and the exit status is that of the first that failed. Options go before SCRIPT.
+    others are ended, and the exit status is that of the first that failed; with --on-failure rejoin or shrink it is
+    started again instead. Options go before SCRIPT.
     """
     command = [sys.executable, *(["-m"] if module else []), script, *(arguments or [])]
-    outcome = run_workers(command, workers, link, options=command_line, master_port=master_port)
+    outcome = run_workers(
+        command, workers, link, options=command_line, master_port=master_port, max_restarts=max_restarts
+    )
     raise typer.Exit(outcome.exit_status)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import resource
 import signal
+import sys
 import threading
 from typing import Annotated
 
@@ -11,7 +13,7 @@ import typer
 
 from poseidon.cli.output import JsonFlag, print_json, print_line
 from poseidon.cli.settings import with_options
-from poseidon.options import available_cpu_count, resolve_with
+from poseidon.options import Settings, available_cpu_count, resolve_with
 
 _MOST_CORES = 8  # of the default: as many saturate a machine's memory
 
@@ -25,6 +27,13 @@ _MOST_CORES = 8  # of the default: as many saturate a machine's memory
     "priority_classes",
     "dscp",
     "compute_threads",
+    "memory_limit",
+    "max_jobs",
+    "checkpoint_dir",
+    "checkpoint_every",
+    "checkpoint_keep",
+    "flight_record",
+    "secret_file",
     "timeout",
 )
 def server(
@@ -35,23 +44,46 @@ def server(
     ] = 0,
     json: JsonFlag = False,
 ) -> None:
-    """Serve until Ctrl-C; give the printed address to the workers as --servers."""
+    """Serve until Ctrl-C; give the printed address to the workers as --servers.
+
+    It listens on this machine alone (127.0.0.1) unless --interfaces says where else, such as 10.0.0.1, eth0 or, for all
+    addresses of the machine, 0.0.0.0. With a secret (--secret-file, or POSEIDON_SECRET) it takes only workers that know
+    it; a file with several, one a line, makes tenants that do not notice each other.
+    """
     settings = resolve_with(command_line)
     if settings.sources["server_cores"] == "default":  # which leaves room for a framework: there is none here
         settings = dataclasses.replace(settings, server_cores=min(_MOST_CORES, available_cpu_count()))
     from poseidon._core import Server
 
+    _, most_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)  # every worker has several connections
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_descriptors, most_descriptors))
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    listening = Server.listen(settings.core(), port)
+    options = settings.core()
+    options.secret = "\n".join(settings.secrets)
+    listening = Server.listen(options, port)
     try:
         if json:
-            print_json({"address": listening.address})
+            print_json({"address": listening.address, "secret_count": len(settings.secrets)})
         else:
             print_line(f"Serving at {listening.address} until Ctrl-C.")
             print_line(f"Workers use it with:  poseidon run --servers {listening.address} …")
+            print_line(_who_is_let_in(settings))
+        told = 0
         while not stop.wait(1.0):
-            pass
+            notices = listening.notices()
+            for text in notices[told:]:
+                print(f"poseidon server: {text}", file=sys.stderr, flush=True)
+            told = len(notices)
     finally:
         listening.shutdown()
+
+
+def _who_is_let_in(settings: Settings) -> str:
+    if not settings.secrets:
+        where = "on this machine " if not settings.interfaces else ""
+        return f"It has no secret: whoever {where}can connect is let in. See --secret-file."
+    if len(settings.secrets) == 1:
+        return "It takes workers that know its secret: give them the same --secret-file or POSEIDON_SECRET."
+    return f"It takes workers that know one of its {len(settings.secrets)} secrets, each in a --secret-file of its own."

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from poseidon.option_kinds import BYTES, Option
-from poseidon.options import OPTIONS
+from poseidon.option_table import OPTIONS
 
 
 def _help(option: Option) -> str:

@@ -7,12 +7,14 @@
 #include <future>
 #include <mutex>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include "base/buffer.h"
 #include "base/buffer_pool.h"
 #include "base/executor.h"
 #include "base/file_descriptor.h"
+#include "base/memory_budget.h"
 #include "poseidon/dtype.h"
 #include "poseidon/status.h"
 
@@ -61,6 +63,76 @@ TEST(BufferPool, SharedBuffersReturnAndMayOutliveTheOwner) {
   auto late = pool->take_shared(64);
   pool.reset();
   std::ranges::fill(late->span(), std::byte{1});
+}
+
+TEST(Buffer, IsEmptyWhereTheMachineHasNoSuchMemory) {
+  EXPECT_FALSE(Buffer::try_make(std::size_t{1} << 60));
+  EXPECT_EQ(Buffer::try_make(100).size(), 100u);
+}
+
+TEST(MemoryBudget, ChargesWhatFitsAndNotAByteMore) {
+  MemoryBudget budget(100);
+  EXPECT_TRUE(budget.try_charge(60));
+  EXPECT_FALSE(budget.try_charge(41));
+  EXPECT_TRUE(budget.has_room(40));
+  EXPECT_FALSE(budget.has_room(~std::size_t{0})) << "no sum overflows";
+  EXPECT_TRUE(budget.try_charge(40));
+  budget.charge(1);
+  EXPECT_FALSE(budget.has_room(0)) << "past the limit";
+  budget.release(101);
+  EXPECT_EQ(budget.used_bytes(), 0u);
+}
+
+TEST(MemoryBudget, OfNoLimitHasRoomForAll) {
+  MemoryBudget budget(0);
+  EXPECT_TRUE(budget.try_charge(std::size_t{1} << 62));
+  EXPECT_TRUE(budget.has_room(~std::size_t{0}));
+}
+
+TEST(MemoryBudget, ThreadsTogetherStayWithinIt) {
+  constexpr std::size_t kLimit = 1000;
+  MemoryBudget budget(kLimit);
+  std::atomic<std::size_t> most{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&budget, &most] {
+      for (int round = 0; round < 20'000; ++round) {
+        if (!budget.try_charge(300)) continue;
+        std::size_t seen = most.load();
+        const std::size_t used = budget.used_bytes();
+        while (seen < used && !most.compare_exchange_weak(seen, used)) {
+        }
+        budget.release(300);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_LE(most.load(), kLimit);
+  EXPECT_GE(most.load(), 300u);
+  EXPECT_EQ(budget.used_bytes(), 0u);
+}
+
+TEST(BufferPool, CountsWhatItHoldsAndDropsWhatIsFreeFirst) {
+  const auto budget = std::make_shared<MemoryBudget>(1000);
+  auto pool = std::make_shared<BufferPool>(budget);
+  Buffer first = pool->try_take(600);
+  ASSERT_TRUE(first);
+  EXPECT_FALSE(pool->try_take(500)) << "in use";
+  pool->give_back(std::move(first));
+  EXPECT_EQ(budget->used_bytes(), 600u) << "free, but held";
+  EXPECT_TRUE(pool->has_room(1000));
+  EXPECT_EQ(budget->used_bytes(), 0u);
+  Buffer second = pool->try_take(600);
+  pool->give_back(std::move(second));
+  EXPECT_TRUE(pool->try_take(600)) << "the free one";
+  const auto third = pool->take(600);  // what cannot be refused
+  EXPECT_EQ(budget->used_bytes(), 1200u);
+  EXPECT_FALSE(pool->has_room(0));
+  auto late = pool->take_shared(50);
+  pool.reset();
+  EXPECT_GT(budget->used_bytes(), 0u) << "its last buffer keeps it";
+  late.reset();
+  EXPECT_EQ(budget->used_bytes(), 0u);
 }
 
 TEST(Executor, RunsEveryPartOnceAndThenDone) {

@@ -1,4 +1,4 @@
-// The store that rank 0 serves, and how ranks meet through it.
+// How ranks meet.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "cpp/rendezvous/ports.h"
+#include "rendezvous/hosts.h"
 #include "rendezvous/members.h"
 #include "rendezvous/tcp_store.h"
 
@@ -30,103 +31,6 @@ std::shared_ptr<Store> open(const Options& options) {
 
 bool contains(const Status& status, const std::string& text) {
   return status.message().find(text) != std::string::npos;
-}
-
-TEST(TcpStore, KeysAreSetOnceAndSeenByAll) {
-  const auto port = free_port();
-  const auto first = open(test_options(0, 2, port));
-  const auto second = open(test_options(1, 2, port));
-  ASSERT_TRUE(first && second);
-  std::string value("with\0zero", 9);
-  value.append(1 << 20, 'x');
-  ASSERT_TRUE(second->set("key", value).ok());
-  ASSERT_TRUE(first->set("empty", "").ok());
-  EXPECT_TRUE(first->set("key", "another").ok());
-  EXPECT_EQ(first->get("key", milliseconds(1000)).value(), value);
-  EXPECT_EQ(second->get("empty", milliseconds(1000)).value(), "");
-}
-
-TEST(TcpStore, GetWaitsForTheKey) {
-  const auto port = free_port();
-  const auto first = open(test_options(0, 2, port));
-  const auto second = open(test_options(1, 2, port));
-  ASSERT_TRUE(first && second);
-  std::thread late([&] {
-    std::this_thread::sleep_for(milliseconds(100));
-    EXPECT_TRUE(first->set("late", "here").ok());
-  });
-  const auto value = second->get("late", milliseconds(5000));
-  late.join();
-  ASSERT_TRUE(value.ok());
-  EXPECT_EQ(value.value(), "here");
-}
-
-TEST(TcpStore, GetEndsAtItsTimeoutAndNamesTheKey) {
-  const auto store = open(test_options(0, 1, free_port()));
-  ASSERT_TRUE(store);
-  const auto begun = Clock::now();
-  const auto value = store->get("nothing", milliseconds(150));
-  const auto took = Clock::now() - begun;
-  EXPECT_EQ(value.status().code(), ErrorCode::timeout);
-  EXPECT_TRUE(contains(value.status(), "nothing"));
-  EXPECT_GE(took, milliseconds(100));
-  EXPECT_LT(took, milliseconds(2000));
-  EXPECT_EQ(store->get("nothing", milliseconds(0)).status().code(), ErrorCode::timeout);
-}
-
-TEST(TcpStore, PortInUseIsNamed) {
-  const auto port = free_port();
-  const auto store = open(test_options(0, 2, port));
-  const auto second = open_tcp_store(test_options(0, 2, port), always);
-  ASSERT_FALSE(second.ok());
-  EXPECT_EQ(second.status().code(), ErrorCode::unreachable);
-  EXPECT_TRUE(contains(second.status(), std::to_string(port)));
-  EXPECT_TRUE(contains(second.status(), "MASTER_PORT"));
-}
-
-TEST(TcpStore, NobodyThereEndsAtTheTimeoutOrWhenInterrupted) {
-  Options options = test_options(1, 2, free_port());
-  options.timeout = milliseconds(300);
-  const auto begun = Clock::now();
-  const auto store = open_tcp_store(options, always);
-  EXPECT_EQ(store.status().code(), ErrorCode::unreachable);
-  EXPECT_TRUE(contains(store.status(), "rank 1"));
-  EXPECT_LT(Clock::now() - begun, milliseconds(3000));
-  options.timeout = std::chrono::seconds(60);
-  EXPECT_EQ(open_tcp_store(options, [] { return false; }).status().code(), ErrorCode::aborted);
-}
-
-TEST(TcpStore, AddressThatDoesNotResolveIsNamed) {
-  Options options = test_options(1, 2, free_port());
-  options.master_addr = "no host has this name";
-  const auto store = open_tcp_store(options, always);
-  EXPECT_EQ(store.status().code(), ErrorCode::unreachable);
-  EXPECT_TRUE(contains(store.status(), "no host has this name"));
-}
-
-TEST(TcpStore, StrangersDoNotDisturbIt) {
-  const auto port = free_port();
-  const auto store = open(test_options(0, 1, port));
-  ASSERT_TRUE(store);
-  const std::string garbage(100'000, '\xff');
-  const std::string oversized{'S', '\1', 0, 0, 0, '\xff', '\xff', '\xff', '\x7f'};
-  for (const std::string& text : {garbage, oversized, std::string("S"), std::string("GET / HTTP/1.1\r\n\r\n")}) {
-    const FileDescriptor stranger = testing::connected_socket(port);
-    ASSERT_TRUE(stranger);
-    (void)::send(stranger.get(), text.data(), text.size(), MSG_NOSIGNAL);
-    EXPECT_TRUE(store->set("key " + std::to_string(text.size()), "value").ok());
-    EXPECT_TRUE(store->get("key " + std::to_string(text.size()), milliseconds(1000)).ok());
-  }
-}
-
-TEST(TcpStore, TellsWhenItsServerHasGone) {
-  const auto port = free_port();
-  auto first = open(test_options(0, 2, port));
-  const auto second = open(test_options(1, 2, port));
-  ASSERT_TRUE(first && second);
-  first.reset();
-  EXPECT_EQ(second->set("key", "value").code(), ErrorCode::unreachable);
-  EXPECT_EQ(second->get("key", milliseconds(1000)).status().code(), ErrorCode::unreachable);
 }
 
 /// Where a rank says that it listens: each on another number of cores, every second one in shared memory too.
@@ -152,9 +56,10 @@ std::vector<Status> meet_all(std::vector<Options> all, const std::vector<int>& m
     const auto members = meet(*store, options, member_of(rank), always);
     outcomes[static_cast<std::size_t>(rank)] = members.status();
     if (!members.ok()) return;
-    ASSERT_EQ(members.value().size(), all.size());
+    EXPECT_EQ(members.value().rank, rank);
+    ASSERT_EQ(members.value().members.size(), all.size());
     for (std::size_t i = 0; i < all.size(); ++i) {
-      const Member& member = members.value()[i];
+      const Member& member = members.value().members[i];
       const Member expected = member_of(static_cast<int>(i));
       EXPECT_EQ(member.host_id, expected.host_id);
       EXPECT_EQ(member.server_addresses, expected.server_addresses);

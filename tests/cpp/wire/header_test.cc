@@ -37,9 +37,9 @@ TEST(Header, RoundTrip) {
   std::mt19937_64 random(7);
   for (int i = 0; i < 1000; ++i) {
     Header header;
-    header.kind = static_cast<Kind>(1 + random() % 11);
+    header.kind = static_cast<Kind>(1 + random() % 12);
     header.dtype = static_cast<DType>(1 + random() % 7);
-    header.flags = static_cast<std::uint8_t>(random() % 32);
+    header.flags = static_cast<std::uint8_t>(random() % 64);
     header.rank = static_cast<std::uint32_t>(random());
     header.worker_count = static_cast<std::uint32_t>(random());
     header.unit = static_cast<std::uint32_t>(random());
@@ -75,10 +75,10 @@ TEST(Header, RejectsEveryFieldThatCannotBe) {
   expect_rejected(with_field(0, std::uint32_t{0x31445351}), "magic");
   expect_rejected(with_field(4, std::uint8_t{2}), "version 2");
   expect_rejected(with_field(5, std::uint8_t{0}), "kind 0");
-  expect_rejected(with_field(5, std::uint8_t{12}), "kind 12");
+  expect_rejected(with_field(5, std::uint8_t{13}), "kind 13");
   expect_rejected(with_field(6, std::uint8_t{0}), "dtype");
   expect_rejected(with_field(6, std::uint8_t{8}), "dtype");
-  expect_rejected(with_field(7, std::uint8_t{32}), "flags");
+  expect_rejected(with_field(7, std::uint8_t{64}), "flags");
   expect_rejected(with_field(7, std::uint8_t{0x80}), "flags");
   expect_rejected(with_field(48, kMaxPayloadBytes + 1), "payload");
   expect_rejected(with_field(48, ~std::uint64_t{0}), "payload");

@@ -138,6 +138,21 @@ TEST(Hello, OfAnyBytesIsRead) {
   }
 }
 
+TEST(Hello, HasTheJobsGeneration) {
+  const TextMessage message = make_hello({1, 2, "a", 0, {}, 0, 7});
+  EXPECT_EQ(read_hello(message.header, message.payload()).generation, 7u);
+  Header header = message.header;
+  header.step = std::uint64_t{1} << 32;  // no generation that there is, and not 0 again
+  EXPECT_EQ(read_hello(header, {}).generation, std::numeric_limits<std::uint32_t>::max());
+}
+
+TEST(Hello, AJobsNameIsOneLine) {
+  for (const std::string& name : {std::string("a"), std::string("a job.1"), std::string(kMaxJobNameBytes, 'x')})
+    EXPECT_TRUE(is_job_name(name)) << name;
+  for (const std::string& name : {std::string(), std::string("a\nb"), std::string("a\n"), std::string(257, 'x')})
+    EXPECT_FALSE(is_job_name(name)) << name;
+}
+
 TEST(Messages, HelloRoundTrip) {
   const TextMessage message = make_hello({3, 8, "a job"});
   EXPECT_EQ(message.header.payload_bytes, 5u);

@@ -1,0 +1,35 @@
+#include "client/lobby.h"
+
+#include <utility>
+
+namespace poseidon {
+
+namespace {
+// A peer has one connection for each priority class, and comes only after it has read that all are there.
+constexpr std::size_t kMostWaiting = 4096;
+}  // namespace
+
+Result<std::string> Lobby::listen(Transport& transport, const std::string& address) {
+  auto listener = transport.listen(*loop_, address, [this](std::shared_ptr<Flow> flow) { arrive(std::move(flow)); });
+  if (!listener.ok()) return listener.status();
+  listeners_.push_back(std::move(listener.value()));
+  return listeners_.back()->address();
+}
+
+void Lobby::open(std::function<void(std::shared_ptr<Flow>)> on_flow) {
+  on_flow_ = std::move(on_flow);
+  for (auto& flow : std::exchange(waiting_, {})) on_flow_(std::move(flow));
+}
+
+void Lobby::close() {
+  if (listeners_.empty()) return;
+  listeners_.clear();
+  loop_->call([this] { waiting_.clear(); });
+}
+
+void Lobby::arrive(std::shared_ptr<Flow> flow) {
+  if (on_flow_) return on_flow_(std::move(flow));
+  if (waiting_.size() < kMostWaiting) waiting_.push_back(std::move(flow));
+}
+
+}  // namespace poseidon

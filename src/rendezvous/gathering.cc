@@ -1,0 +1,223 @@
+#include "rendezvous/gathering.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+namespace poseidon {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kQuickLook{0};
+constexpr int kMostDisplacements = 16;
+constexpr std::uint32_t kLostGenerations = 100;  // more than a store that is lost may have known of and nobody told
+
+/// How long, with OnFailure::shrink, nobody new must have come before those who are there go on.
+milliseconds window_of(const Options& options) {
+  const auto window = std::clamp(options.timeout / 60, milliseconds(500), milliseconds(5000));
+  return std::min(window, options.timeout / 6);
+}
+
+/// Between looks; the more processes there are, the more the store has to do for each.
+milliseconds pause_of(const Options& options) {
+  return std::clamp(milliseconds(options.world_size / 2), milliseconds(5), milliseconds(100));
+}
+
+}  // namespace
+
+Gathering::Gathering(Store& store, const Options& options, const Member& mine, std::uint32_t at_least)
+    : store_(store),
+      options_(options),
+      mine_{std::max(at_least, mine.last_generation + 1), make_nonce(), mine},
+      facts_(shared_facts(options)),
+      known_generation_(mine_.generation - 1),
+      deadline_(Clock::now() + options.timeout),
+      window_(window_of(options)),
+      leader_patience_(window_),
+      last_arrival_(Clock::now()) {}
+
+Result<Membership> Gathering::run(const std::function<bool()>& keep_waiting) {
+  for (;;) {
+    auto found = look();
+    if (!found.ok()) return found.status();
+    if (found.value()) return std::move(*found.value());
+    if (!keep_waiting()) return Status(ErrorCode::aborted, "interrupted while waiting for the other ranks");
+    if (Clock::now() > deadline_) return missing();
+    std::this_thread::sleep_for(pause_of(options_));
+  }
+}
+
+Result<std::optional<Membership>> Gathering::look() {
+  const std::optional<Membership> not_yet;
+  const auto wanted = quick_get(generation_key(options_.job));
+  if (!away_.ok()) return not_yet;
+  const std::uint32_t stored = wanted.ok() ? parse_generation(wanted.value()) : 0;
+  if (stored > mine_.generation) move_to(stored);
+  // The store has lost its content, and who is in the generations that it knew. Some may go on in one of them, without
+  // this process: its number is not given again, and they see that another one is wanted.
+  const bool lost = options_.on_failure == OnFailure::shrink && stored < known_generation_;
+  if (lost && mine_.generation < known_generation_ + kLostGenerations) move_to(known_generation_ + kLostGenerations);
+  known_generation_ = std::max(known_generation_, stored);
+  // Whether this and what else is written here has arrived, the next look shows.
+  if (stored < mine_.generation) (void)store_.set(generation_key(options_.job), std::to_string(mine_.generation));
+  const auto claimed = claim();
+  if (!claimed.ok()) return claimed.status();
+  if (!claimed.value()) return not_yet;
+  const auto text = quick_get(roster_key(options_.job));
+  if (!away_.ok()) return not_yet;
+  const Roster roster = text.ok() ? parse_roster(text.value()) : Roster();
+  if (roster.generation == mine_.generation) return join(roster);
+  see_arrivals();
+  if (const auto written = lead()) return join(*written);
+  return not_yet;
+}
+
+/// What is there now. Notes whether the store is.
+Result<std::string> Gathering::quick_get(const std::string& key) {
+  auto value = store_.get(key, kQuickLook);
+  away_ = value.ok() || value.status().code() == ErrorCode::timeout ? Status() : value.status();
+  return value;
+}
+
+/// Who is in the slot in this generation.
+std::optional<Entry> Gathering::entry_of(int slot, std::string* text) {
+  auto found = quick_get(member_key(options_.job, slot));
+  if (!found.ok()) return std::nullopt;
+  Entry entry = parse_entry(found.value());
+  if (entry.generation != mine_.generation) return std::nullopt;
+  if (text != nullptr) *text = std::move(found.value());
+  return entry;
+}
+
+void Gathering::move_to(std::uint32_t generation) {
+  mine_.generation = generation;
+  arrivals_.clear();
+  last_arrival_ = Clock::now();
+  complete_since_.reset();
+}
+
+/// Sees to it that this process has its slot in this generation; false: not in this one, or not yet.
+Result<bool> Gathering::claim() {
+  const int slot = mine_.member.slot;
+  const auto text = quick_get(member_key(options_.job, slot));
+  if (!away_.ok()) return false;
+  const Entry there = text.ok() ? parse_entry(text.value()) : Entry();
+  if (there.nonce == mine_.nonce && there.generation == mine_.generation) return true;
+  // A new process finds what its predecessor left, a survivor what it wrote itself, now or when it tried before.
+  // Otherwise the one that has the slot was started to replace this one, or by mistake.
+  const std::uint32_t last = mine_.member.last_generation;
+  const bool replaced = last > 0 && there.generation > last && there.member.last_generation != last;
+  if (!replaced && (there.nonce == mine_.nonce || there.generation < mine_.generation)) {
+    (void)store_.set(member_key(options_.job, slot), to_text(mine_, facts_));
+    return true;
+  }
+  if (!replaced && ++displaced_count_ < kMostDisplacements) {
+    move_to(there.generation + 1);
+    return false;
+  }
+  return Status(ErrorCode::aborted, "rank " + std::to_string(slot) + " of job '" + options_.job +
+                                        "' is another process now (in generation " + std::to_string(there.generation) +
+                                        "), so this one ends; see whether two were started with the same RANK");
+}
+
+/// Looks for those that have not come so far, where this process may have to lead.
+void Gathering::see_arrivals() {
+  if (options_.on_failure == OnFailure::rejoin && mine_.member.slot != 0) return;
+  for (int slot = 0; slot < options_.world_size; ++slot) {
+    if (arrivals_.contains(slot)) continue;
+    const auto entry = entry_of(slot);
+    if (!entry) continue;
+    arrivals_[slot] = entry->member.last_generation;
+    last_arrival_ = Clock::now();
+  }
+}
+
+bool Gathering::complete_enough() const {
+  const auto count = static_cast<int>(arrivals_.size());
+  if (count == options_.world_size) return true;
+  if (options_.on_failure == OnFailure::rejoin || count < options_.min_workers) return false;
+  // A job that begins waits for all as long as it may. Later, whoever does not come soon has been lost.
+  const bool going_on = std::ranges::any_of(arrivals_, [](const auto& arrival) { return arrival.second > 0; });
+  const auto now = Clock::now();
+  return now - last_arrival_ >= window_ && (going_on || now >= deadline_ - options_.timeout / 10);
+}
+
+/// The roster, if this process has written it now.
+std::optional<Roster> Gathering::lead() {
+  if (!complete_enough()) {
+    complete_since_.reset();
+    return std::nullopt;
+  }
+  if (arrivals_.begin()->first < mine_.member.slot) {
+    if (!complete_since_) complete_since_ = Clock::now();
+    // The one that has to write it came and died: nobody finds it in the next generation.
+    if (Clock::now() - *complete_since_ > leader_patience_) {
+      leader_patience_ *= 2;  // it may only be slower than this process
+      move_to(mine_.generation + 1);
+    }
+    return std::nullopt;
+  }
+  Roster roster;
+  roster.generation = mine_.generation;
+  for (const auto& [slot, last_generation] : arrivals_) {
+    const auto entry = entry_of(slot);
+    if (!entry) {
+      // It has moved on, or the store has lost its content.
+      arrivals_.erase(slot);
+      return std::nullopt;
+    }
+    roster.places.emplace_back(slot, entry->nonce);
+  }
+  if (!store_.set(roster_key(options_.job), to_text(roster)).ok()) return std::nullopt;
+  return roster;
+}
+
+/// Takes part in what the roster says; nullopt where this process has to try the next generation.
+Result<std::optional<Membership>> Gathering::join(const Roster& roster) {
+  const auto place = std::ranges::find(roster.places, std::pair(mine_.member.slot, mine_.nonce));
+  if (place == roster.places.end()) {
+    move_to(mine_.generation + 1);
+    return std::optional<Membership>();
+  }
+  Membership membership;
+  membership.generation = mine_.generation;
+  membership.rank = static_cast<int>(place - roster.places.begin());
+  membership.run = roster.places.front().second;
+  membership.roster = to_text(roster);
+  bool going_on = false;
+  for (const auto& [slot, nonce] : roster.places) {
+    std::string text;
+    auto entry = entry_of(slot, &text);
+    if (!away_.ok()) return std::optional<Membership>();
+    if (!entry || entry->nonce != nonce) {
+      move_to(mine_.generation + 1);
+      return std::optional<Membership>();
+    }
+    if (Status status = compare(options_, slot, text, facts_); !status.ok()) return status;
+    going_on |= entry->member.last_generation > 0;
+    membership.members.push_back(std::move(entry->member));
+  }
+  membership.joining = going_on && mine_.member.last_generation == 0;
+  return std::optional(std::move(membership));
+}
+
+Status Gathering::missing() {
+  std::string slots;
+  for (int slot = 0; slot < options_.world_size; ++slot)
+    if (slot != mine_.member.slot && !entry_of(slot)) slots += (slots.empty() ? "" : ", ") + std::to_string(slot);
+  const std::string who = slots.empty() ? "the one of the lowest number, which has to say who takes part" : slots;
+  const std::string store = away_.ok() ? "" : " (" + away_.message() + ")";
+  const std::string least = options_.on_failure == OnFailure::shrink
+                                ? " and goes on with no fewer than " + std::to_string(options_.min_workers)
+                                : "";
+  return {ErrorCode::timeout,
+          "rank " + std::to_string(mine_.member.slot) + " waited " + std::to_string(options_.timeout.count()) +
+              " ms in generation " + std::to_string(mine_.generation) + " for rank " + who + " of " +
+              std::to_string(options_.world_size) + least + ", which did not come" + store +
+              "; see that lost ranks are started again with the same RANK, MASTER_ADDR, MASTER_PORT and WORLD_SIZE, "
+              "or raise POSEIDON_TIMEOUT"};
+}
+
+}  // namespace poseidon

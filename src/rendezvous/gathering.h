@@ -1,0 +1,56 @@
+// Gathering: how the members of a job's next generation find each other (docs/decisions/0016-generations.md).
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "base/clock.h"
+#include "poseidon/options.h"
+#include "poseidon/store.h"
+#include "rendezvous/members.h"
+#include "rendezvous/published.h"
+
+namespace poseidon {
+
+/// One process's part in it. The lowest slot that has come writes the roster, and what the roster says holds. The
+/// store may lose its content at any time, when the process that serves it is replaced: whatever is missing is written
+/// again. Used by one thread, once.
+class Gathering {
+ public:
+  Gathering(Store& store, const Options& options, const Member& mine, std::uint32_t at_least);
+
+  Result<Membership> run(const std::function<bool()>& keep_waiting);
+
+ private:
+  Result<std::optional<Membership>> look();
+  Result<std::string> quick_get(const std::string& key);
+  std::optional<Entry> entry_of(int slot, std::string* text = nullptr);
+  void move_to(std::uint32_t generation);
+  Result<bool> claim();
+  void see_arrivals();
+  bool complete_enough() const;
+  std::optional<Roster> lead();
+  Result<std::optional<Membership>> join(const Roster& roster);
+  Status missing();
+
+  Store& store_;
+  const Options& options_;
+  Entry mine_;  // its generation rises while others ask for later ones
+  const Facts facts_;
+  std::uint32_t known_generation_;  // the highest that the store has had
+  const Clock::time_point deadline_;
+  const std::chrono::milliseconds window_;
+  std::chrono::milliseconds leader_patience_;
+  Status away_;  // why the store did not answer the last time; ok: it did
+  int displaced_count_ = 0;
+  // In this generation:
+  std::map<int, std::uint32_t> arrivals_;  // what each slot's last one was; not kept by those that cannot lead
+  Clock::time_point last_arrival_;
+  std::optional<Clock::time_point> complete_since_;
+};
+
+}  // namespace poseidon

@@ -1,0 +1,160 @@
+#include "rendezvous/published.h"
+
+#include <array>
+#include <charconv>
+#include <cstddef>
+#include <sstream>
+
+#include "base/random_bytes.h"
+#include "base/version.h"
+
+namespace poseidon {
+
+namespace {
+
+std::string joined(const std::vector<std::string>& parts) {
+  std::string text;
+  for (const auto& part : parts) text += (text.empty() ? "" : ",") + part;
+  return text;
+}
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
+  return parts;
+}
+
+std::string value_of(const std::string& text, const std::string& key) {
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);)
+    if (line.starts_with(key + "=")) return line.substr(key.size() + 1);
+  return "nothing";
+}
+
+/// False unless the whole text is one number.
+template <typename T>
+bool parse(const std::string& text, T& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+const char* name_of(OnFailure on_failure) {
+  if (on_failure == OnFailure::rejoin) return "rejoin";
+  return on_failure == OnFailure::shrink ? "shrink" : "abort";
+}
+
+}  // namespace
+
+std::string generation_key(const std::string& job) { return "poseidon/" + job + "/generation"; }
+
+std::string member_key(const std::string& job, int slot) {
+  return "poseidon/" + job + "/member/" + std::to_string(slot);
+}
+
+std::string roster_key(const std::string& job) { return "poseidon/" + job + "/roster"; }
+
+std::uint32_t parse_generation(const std::string& text) {
+  std::uint32_t generation = 0;
+  return parse(text, generation) ? generation : 0;
+}
+
+Facts shared_facts(const Options& options) {
+  return {{"version", kVersionText},
+          {"world_size", std::to_string(options.world_size)},
+          {"servers", joined(options.servers)},
+          {"flows", std::to_string(options.flows)},
+          {"priority_classes", std::to_string(options.priority_classes)},
+          {"assignment", options.assignment == Assignment::chunk ? "chunk" : "worker"},
+          {"chunk_bytes", options.chunk_bytes == 0 ? "auto" : std::to_string(options.chunk_bytes)},
+          {"small_bytes", std::to_string(options.small_bytes)},
+          {"group_bytes", std::to_string(options.group_bytes)},
+          {"schedule", options.schedule == Schedule::wait_free ? "wait_free" : "sequential"},
+          {"partition", options.partition == Partition::balanced ? "balanced" : "coarse"},
+          {"on_failure", name_of(options.on_failure)},
+          {"min_workers", std::to_string(options.min_workers)}};
+}
+
+std::string make_nonce() {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::array<std::byte, 8> bytes{};
+  fill_with_random_bytes(bytes);
+  std::string nonce;
+  for (const std::byte byte : bytes) {
+    nonce += kDigits[std::to_integer<unsigned>(byte) >> 4];
+    nonce += kDigits[std::to_integer<unsigned>(byte) & 15];
+  }
+  return nonce;
+}
+
+std::string to_text(const Entry& entry, const Facts& facts) {
+  const Member& member = entry.member;
+  const Facts own{{"generation", std::to_string(entry.generation)},
+                  {"nonce", entry.nonce},
+                  {"slot", std::to_string(member.slot)},
+                  {"last_generation", std::to_string(member.last_generation)},
+                  {"host_id", member.host_id},
+                  {"host_name", member.host_name},
+                  {"server_addresses", joined(member.server_addresses)},
+                  {"peer_address", member.peer_address},
+                  {"server_shm_addresses", joined(member.server_shm_addresses)},
+                  {"peer_shm_address", member.peer_shm_address}};
+  std::string text;
+  for (const Facts* lines : {&own, &facts})
+    for (const auto& [key, value] : *lines) text += key + "=" + value + "\n";
+  return text;
+}
+
+Entry parse_entry(const std::string& text) {
+  Entry entry;
+  entry.generation = parse_generation(value_of(text, "generation"));
+  entry.nonce = value_of(text, "nonce");
+  Member& member = entry.member;
+  if (!parse(value_of(text, "slot"), member.slot)) member.slot = -1;
+  member.last_generation = parse_generation(value_of(text, "last_generation"));
+  member.host_id = value_of(text, "host_id");
+  member.host_name = value_of(text, "host_name");
+  member.server_addresses = split(value_of(text, "server_addresses"));
+  member.peer_address = value_of(text, "peer_address");
+  member.server_shm_addresses = split(value_of(text, "server_shm_addresses"));
+  member.peer_shm_address = value_of(text, "peer_shm_address");
+  return entry;
+}
+
+Status compare(const Options& options, int slot, const std::string& text, const Facts& facts) {
+  for (const auto& [key, value] : facts) {
+    if (const auto theirs = value_of(text, key); theirs != value)
+      return {ErrorCode::mismatch, "ranks disagree on " + key + ": rank " + std::to_string(options.rank) + " has " +
+                                       value + ", rank " + std::to_string(slot) + " has " + theirs +
+                                       "; give all ranks the same value"};
+  }
+  return {};
+}
+
+std::string to_text(const Roster& roster) {
+  std::string text = std::to_string(roster.generation);
+  for (const auto& [slot, nonce] : roster.places) {
+    text += ',';
+    text += std::to_string(slot);
+    text += ':';
+    text += nonce;
+  }
+  return text;
+}
+
+Roster parse_roster(const std::string& text) {
+  const std::vector<std::string> parts = split(text);
+  if (parts.size() < 2) return {};
+  Roster roster;
+  for (std::size_t i = 1; i < parts.size(); ++i) {
+    const std::size_t colon = parts[i].find(':');
+    int slot = 0;
+    if (colon == std::string::npos || !parse(parts[i].substr(0, colon), slot)) return {};
+    if (!roster.places.empty() && slot <= roster.places.back().first) return {};
+    roster.places.emplace_back(slot, parts[i].substr(colon + 1));
+  }
+  roster.generation = parse_generation(parts.front());
+  return roster;
+}
+
+}  // namespace poseidon

@@ -1,0 +1,32 @@
+// Puts a worker together: client, embedded server and what carries their messages. The one place that knows both;
+// they themselves meet only in the wire format.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "poseidon/client.h"
+#include "transport/transport.h"
+
+namespace poseidon {
+
+/// What carries a worker's messages to other workers and servers. Within the process it has a transport of its own.
+struct WorkerTransports {
+  /// One for all priority classes, or one for each. They listen on "HOST:0", HOST one of `listen_hosts`.
+  std::vector<std::unique_ptr<Transport>> networks;
+  /// For processes of the same host, which listens on ":0"; null: the networks do that, too.
+  std::unique_ptr<Transport> shm;
+  /// Of the secret that their flows have proved (Flow::key_id); those within the process say the same.
+  std::string key_id{};
+};
+
+/// Those that options.transport asks for. ErrorCode::invalid_argument for UCX in a build without it.
+Result<WorkerTransports> make_transports(const Options& options);
+
+/// Client::connect over the given transports, which end with the client. `store` is not null.
+Result<std::unique_ptr<Client>> connect_worker(const Options& options, std::shared_ptr<Store> store,
+                                               const std::function<bool()>& keep_waiting, WorkerTransports transports);
+
+}  // namespace poseidon

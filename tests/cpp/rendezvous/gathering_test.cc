@@ -1,0 +1,400 @@
+// How the members of a job's next generation find each other, whoever is lost on the way.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <future>
+#include <map>
+#include <mutex>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "cpp/rendezvous/memory_store.h"
+#include "cpp/rendezvous/ports.h"
+#include "rendezvous/members.h"
+#include "rendezvous/published.h"
+
+namespace poseidon {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::always;
+using testing::MemoryStore;
+using testing::run_ranks;
+
+Options options_of(int slot, int slot_count, OnFailure on_failure, std::uint32_t last = 0) {
+  Options options;
+  options.rank = slot;
+  options.world_size = slot_count;
+  options.on_failure = on_failure;
+  options.generation = last;
+  options.timeout = std::chrono::seconds(20);
+  return options;
+}
+
+Result<Membership> join(MemoryStore& store, const Options& options, std::uint32_t at_least = 1) {
+  Member mine;
+  mine.peer_address = "slot " + std::to_string(options.rank);
+  return meet(*store.open(), options, mine, always, at_least);
+}
+
+std::future<Result<Membership>> begin_to_join(MemoryStore& store, const Options& options) {
+  return std::async(std::launch::async, [&store, options] { return join(store, options); });
+}
+
+bool contains(const Status& status, const std::string& text) {
+  return status.message().find(text) != std::string::npos;
+}
+
+/// All of these at once; every one must get in.
+std::vector<Membership> join_all(MemoryStore& store, const std::vector<Options>& all) {
+  std::vector<Membership> found(all.size());
+  run_ranks(static_cast<int>(all.size()), [&](int i) {
+    const auto index = static_cast<std::size_t>(i);
+    auto joined = join(store, all[index]);
+    ASSERT_TRUE(joined.ok()) << joined.status().message();
+    found[index] = std::move(joined.value());
+  });
+  return found;
+}
+
+std::vector<int> slots_of(const Membership& membership) {
+  std::vector<int> slots;
+  for (const Member& member : membership.members) slots.push_back(member.slot);
+  return slots;
+}
+
+constexpr auto kRejoin = OnFailure::rejoin;
+constexpr auto kShrink = OnFailure::shrink;
+
+TEST(Rejoin, AJobBeginsWithItsFirstGeneration) {
+  for (const OnFailure on_failure : {kRejoin, kShrink}) {
+    MemoryStore store;
+    const auto found =
+        join_all(store, {options_of(0, 3, on_failure), options_of(1, 3, on_failure), options_of(2, 3, on_failure)});
+    for (std::size_t slot = 0; slot < 3; ++slot) {
+      EXPECT_EQ(found[slot].generation, 1u);
+      EXPECT_EQ(found[slot].rank, static_cast<int>(slot));
+      EXPECT_EQ(slots_of(found[slot]), (std::vector{0, 1, 2}));
+      EXPECT_EQ(found[slot].members[2].peer_address, "slot 2");
+      EXPECT_FALSE(found[slot].joining);
+      EXPECT_EQ(found[slot].run, found[0].run);
+    }
+    EXPECT_EQ(generation_wanted(*store.open(), "default"), 1u);
+  }
+}
+
+TEST(Rejoin, SurvivorsWaitForTheReplacementWhichKnowsThatItIsNew) {
+  MemoryStore store;
+  join_all(store, {options_of(0, 3, kRejoin), options_of(1, 3, kRejoin), options_of(2, 3, kRejoin)});
+  const auto found =
+      join_all(store, {options_of(0, 3, kRejoin, 1), options_of(1, 3, kRejoin), options_of(2, 3, kRejoin, 1)});
+  for (const Membership& membership : found) EXPECT_EQ(membership.generation, 2u);
+  EXPECT_FALSE(found[0].joining);
+  EXPECT_TRUE(found[1].joining);
+  EXPECT_EQ(found[0].members[0].last_generation, 1u);
+  EXPECT_EQ(found[0].members[1].last_generation, 0u);
+}
+
+TEST(Rejoin, TheReplacementMayComeBeforeAnybodyHasNoticed) {
+  MemoryStore store;
+  const auto first = join_all(store, {options_of(0, 2, kRejoin), options_of(1, 2, kRejoin)});
+  EXPECT_TRUE(stands(*store.open(), "default", first[0]));
+  auto replacement = begin_to_join(store, options_of(1, 2, kRejoin));
+  while (generation_wanted(*store.open(), "default") < 2) std::this_thread::sleep_for(milliseconds(2));
+  EXPECT_FALSE(stands(*store.open(), "default", first[0]));
+  const auto survivor = join(store, options_of(0, 2, kRejoin, 1));
+  ASSERT_TRUE(survivor.ok()) << survivor.status().message();
+  EXPECT_EQ(survivor.value().generation, 2u);
+  EXPECT_TRUE(replacement.get().value().joining);
+}
+
+TEST(Rejoin, WhoHasBeenReplacedIsToldSo) {
+  MemoryStore store;
+  join_all(store, {options_of(0, 2, kRejoin), options_of(1, 2, kRejoin)});
+  join_all(store, {options_of(0, 2, kRejoin, 1), options_of(1, 2, kRejoin)});
+  const auto frozen_before = join(store, options_of(1, 2, kRejoin, 1));
+  EXPECT_EQ(frozen_before.status().code(), ErrorCode::aborted);
+  EXPECT_TRUE(contains(frozen_before.status(), "rank 1 of job 'default' is another process now"))
+      << frozen_before.status().message();
+}
+
+TEST(Rejoin, WhoTriesAgainIsNotTakenForItsReplacement) {
+  MemoryStore store;
+  join_all(store, {options_of(0, 2, kRejoin), options_of(1, 2, kRejoin)});
+  join_all(store, {options_of(0, 2, kRejoin, 1), options_of(1, 2, kRejoin, 1)});  // and could not connect
+  const auto found = join_all(store, {options_of(0, 2, kRejoin, 1), options_of(1, 2, kRejoin, 1)});
+  EXPECT_EQ(found[0].generation, 3u);
+  EXPECT_EQ(found[1].generation, 3u);
+}
+
+TEST(Rejoin, WhatTheStoreLosesIsWrittenAgain) {
+  MemoryStore store;
+  auto survivor = begin_to_join(store, options_of(1, 3, kRejoin, 6));
+  auto other = begin_to_join(store, options_of(2, 3, kRejoin, 6));
+  while (!store.has(member_key("default", 1)) || !store.has(member_key("default", 2)))
+    std::this_thread::sleep_for(milliseconds(2));
+  store.set_away(true);
+  std::this_thread::sleep_for(milliseconds(20));
+  store.lose_content();  // rank 0's process served it
+  store.set_away(false);
+  const auto replacement = join(store, options_of(0, 3, kRejoin));
+  ASSERT_TRUE(replacement.ok()) << replacement.status().message();
+  EXPECT_EQ(replacement.value().generation, 7u);
+  EXPECT_TRUE(replacement.value().joining);
+  EXPECT_EQ(survivor.get().value().generation, 7u);
+  EXPECT_EQ(other.get().value().generation, 7u);
+}
+
+TEST(Rejoin, AMembershipWhoseStoreHasLostItsContentDoesNotStand) {
+  MemoryStore store;
+  const auto found = join_all(store, {options_of(0, 2, kRejoin), options_of(1, 2, kRejoin)});
+  store.set_away(true);
+  EXPECT_TRUE(stands(*store.open(), "default", found[0])) << "nobody can tell";
+  store.set_away(false);
+  store.lose_content();
+  EXPECT_FALSE(stands(*store.open(), "default", found[0]));
+}
+
+TEST(Rejoin, ThoseThatDoNotComeAreNamed) {
+  MemoryStore store;
+  Options options = options_of(1, 4, kRejoin, 2);
+  options.timeout = milliseconds(150);
+  auto found = join(store, options);
+  EXPECT_EQ(found.status().code(), ErrorCode::timeout);
+  EXPECT_TRUE(contains(found.status(), "rank 1 waited 150 ms in generation 3 for rank 0, 2, 3 of 4"))
+      << found.status().message();
+  store.set_away(true);
+  found = join(store, options);
+  EXPECT_EQ(found.status().code(), ErrorCode::timeout);
+  EXPECT_TRUE(contains(found.status(), "the store is away")) << found.status().message();
+}
+
+TEST(Rejoin, TwoProcessesOfOneRankDoNotGoOnForever) {
+  MemoryStore store;
+  std::vector<Status> outcomes(2);
+  Options options = options_of(1, 2, kRejoin);
+  options.timeout = milliseconds(1000);
+  run_ranks(2, [&](int i) { outcomes[static_cast<std::size_t>(i)] = join(store, options).status(); });
+  EXPECT_TRUE(std::ranges::any_of(outcomes,
+                                  [](const Status& status) {
+                                    return status.code() == ErrorCode::aborted &&
+                                           contains(status, "two were started with the same RANK");
+                                  }))
+      << outcomes[0].message() << outcomes[1].message();
+}
+
+TEST(Rejoin, DifferingOptionsAreNamed) {
+  MemoryStore store;
+  auto wrong = options_of(1, 2, kRejoin);
+  wrong.chunk_bytes = 4096;
+  auto other = begin_to_join(store, wrong);
+  const auto found = join(store, options_of(0, 2, kRejoin));
+  EXPECT_EQ(found.status().code(), ErrorCode::mismatch);
+  EXPECT_TRUE(contains(found.status(), "disagree on chunk_bytes")) << found.status().message();
+  EXPECT_EQ(other.get().status().code(), ErrorCode::mismatch);
+}
+
+TEST(Rejoin, JobsOfOneStoreDoNotMeet) {
+  MemoryStore store;
+  std::vector<Options> all;
+  for (const int slot : {0, 1}) {
+    for (const char* job : {"a", "b"}) {
+      all.push_back(options_of(slot, 2, kRejoin, *job == 'a' ? 4 : 0));
+      all.back().job = job;
+    }
+  }
+  const auto found = join_all(store, all);
+  EXPECT_EQ(found[0].generation, 5u);
+  EXPECT_EQ(found[1].generation, 1u);
+  EXPECT_EQ(found[0].roster, found[2].roster);
+  EXPECT_NE(found[0].roster, found[1].roster);
+}
+
+/// With a short window: a sixth of the timeout.
+Options shrinking(int slot, int slot_count, std::uint32_t last = 0) {
+  Options options = options_of(slot, slot_count, kShrink, last);
+  options.timeout = milliseconds(800);
+  return options;
+}
+
+TEST(Shrink, SurvivorsGoOnWithoutTheOthersByTheirOrder) {
+  MemoryStore store;
+  const auto begun = Clock::now();
+  const auto found = join_all(store, {shrinking(1, 4, 1), shrinking(3, 4, 1)});
+  EXPECT_LT(Clock::now() - begun, milliseconds(700));
+  EXPECT_EQ(found[0].generation, 2u);
+  EXPECT_EQ(found[0].rank, 0);
+  EXPECT_EQ(found[1].rank, 1);
+  EXPECT_EQ(slots_of(found[0]), (std::vector{1, 3}));
+}
+
+TEST(Shrink, ToOneAndGrowAgain) {
+  MemoryStore store;
+  const auto alone = join(store, shrinking(2, 3, 1));
+  ASSERT_TRUE(alone.ok()) << alone.status().message();
+  EXPECT_EQ(slots_of(alone.value()), std::vector{2});
+  auto newcomer = begin_to_join(store, shrinking(0, 3));
+  while (generation_wanted(*store.open(), "default") < 3) std::this_thread::sleep_for(milliseconds(2));
+  const auto again = join(store, shrinking(2, 3, 2));
+  ASSERT_TRUE(again.ok()) << again.status().message();
+  EXPECT_EQ(again.value().generation, 3u);
+  EXPECT_EQ(again.value().rank, 1);
+  EXPECT_EQ(slots_of(again.value()), (std::vector{0, 2}));
+  EXPECT_FALSE(again.value().joining);
+  EXPECT_TRUE(newcomer.get().value().joining);
+}
+
+TEST(Shrink, FewerThanMinWorkersWaitForMore) {
+  MemoryStore store;
+  auto all = std::vector{shrinking(0, 3, 1), shrinking(1, 3, 1)};
+  for (Options& options : all) options.min_workers = 3;
+  auto late = shrinking(2, 3, 1);
+  late.min_workers = 3;
+  auto first = begin_to_join(store, all[0]);
+  auto second = begin_to_join(store, all[1]);
+  std::this_thread::sleep_for(milliseconds(400));
+  EXPECT_EQ(join(store, late).value().members.size(), 3u);
+  EXPECT_EQ(first.get().value().members.size(), 3u);
+  EXPECT_EQ(second.get().value().generation, 2u);
+  all[1].generation = 2;
+  EXPECT_TRUE(contains(join(store, all[1]).status(), "no fewer than 3"));
+}
+
+TEST(Shrink, AJobThatBeginsWaitsForAll) {
+  MemoryStore store;
+  auto first = begin_to_join(store, shrinking(0, 2));
+  std::this_thread::sleep_for(milliseconds(400));  // three windows
+  const auto second = join(store, shrinking(1, 2));
+  ASSERT_TRUE(second.ok()) << second.status().message();
+  EXPECT_EQ(second.value().generation, 1u);
+  EXPECT_EQ(first.get().value().members.size(), 2u);
+}
+
+TEST(Shrink, WhoComesTooLateIsInTheNextGeneration) {
+  MemoryStore store;
+  const auto others = join_all(store, {shrinking(0, 3, 1), shrinking(1, 3, 1)});
+  EXPECT_EQ(others[0].members.size(), 2u);
+  auto late = begin_to_join(store, shrinking(2, 3, 1));
+  while (generation_wanted(*store.open(), "default") < 3) std::this_thread::sleep_for(milliseconds(2));
+  const auto found = join_all(store, {shrinking(0, 3, 2), shrinking(1, 3, 2)});
+  EXPECT_EQ(found[1].members.size(), 3u);
+  EXPECT_FALSE(late.get().value().joining) << "it is a survivor, if of an older generation";
+}
+
+TEST(Shrink, WhoWasToLeadAndDiedHoldsNobodyUp) {
+  MemoryStore store;
+  auto dying = shrinking(0, 3, 1);
+  dying.timeout = milliseconds(50);
+  // Long enough to be seen, too short to write who takes part.
+  const auto view = store.open(6);
+  EXPECT_FALSE(meet(*view, dying, {}, always).ok());
+  EXPECT_TRUE(store.has(member_key("default", 0)));
+  auto patient = std::vector{options_of(1, 3, kShrink, 1), options_of(2, 3, kShrink, 1)};
+  for (Options& options : patient) options.timeout = milliseconds(1500);
+  const auto found = join_all(store, patient);
+  EXPECT_EQ(found[0].generation, 3u);
+  EXPECT_EQ(slots_of(found[0]), (std::vector{1, 2}));
+}
+
+/// Several processes that form one generation after the other, some of which die at random moments of it, as seen by
+/// the store. Each that dies is replaced by one that knows nothing.
+class Crowd {
+ public:
+  Crowd(int slot_count, OnFailure on_failure, std::uint64_t seed, int deaths)
+      : slot_count_(slot_count), on_failure_(on_failure), deaths_left_(deaths), random_(seed) {}
+
+  void run() {
+    run_ranks(slot_count_, [this](int slot) { live(slot); });
+  }
+
+  /// Who takes part in the generation that everybody has come to, by generation.
+  std::map<std::uint32_t, std::set<std::string>> rosters;
+
+ private:
+  /// One slot's processes, until a whole membership has connected.
+  void live(int slot) {
+    for (;;) {
+      const auto store = store_.open(requests_to_live());
+      Options options = options_of(slot, slot_count_, on_failure_);
+      options.timeout = milliseconds(4000);
+      for (std::uint32_t at_least = 1;;) {
+        const auto met = meet(
+            *store, options, {}, [&store] { return store->alive(); }, at_least);
+        if (!met.ok()) break;  // it is dead
+        if (connects(*store, options, met.value())) return;
+        at_least = met.value().generation + 1;
+      }
+    }
+  }
+
+  int requests_to_live() {
+    const std::lock_guard lock(mutex_);
+    if (deaths_left_ == 0) return -1;
+    --deaths_left_;
+    return std::uniform_int_distribution(1, 60)(random_);
+  }
+
+  /// As Client::connect does: waits for the others as long as the membership stands.
+  bool connects(MemoryStore::View& store, const Options& options, const Membership& membership) {
+    for (;; std::this_thread::sleep_for(milliseconds(2))) {
+      const bool goes_on = stands(store, options.job, membership) && store.alive();
+      const std::lock_guard lock(mutex_);
+      auto& connected = connected_[membership.roster];
+      rosters[membership.generation].insert(membership.roster);
+      if (goes_on) connected.insert(membership.rank);
+      if (connected.size() == membership.members.size()) return true;
+      if (goes_on) continue;
+      connected.erase(membership.rank);
+      return false;
+    }
+  }
+
+  const int slot_count_;
+  const OnFailure on_failure_;
+  MemoryStore store_;
+  std::mutex mutex_;  // of the rest, and of rosters
+  int deaths_left_;
+  std::mt19937_64 random_;
+  std::map<std::string, std::set<int>> connected_;  // ranks, by roster
+};
+
+TEST(Crowd, MeetsWhoeverDiesOnTheWay) {
+  for (std::uint64_t seed = 1; seed <= 30; ++seed) {
+    Crowd crowd(2 + static_cast<int>(seed % 4), kRejoin, seed, 20);
+    const auto begun = Clock::now();
+    crowd.run();
+    EXPECT_LT(Clock::now() - begun, std::chrono::seconds(10)) << "seed " << seed;
+    for (const auto& [generation, rosters] : crowd.rosters)
+      EXPECT_EQ(rosters.size(), 1u) << "generation " << generation << " with seed " << seed;
+    EXPECT_EQ(parse_roster(*crowd.rosters.rbegin()->second.begin()).places.size(), 2 + seed % 4);
+  }
+}
+
+TEST(Published, ARosterThatIsNoneIsEmpty) {
+  const Roster roster{7, {{0, "ab"}, {3, "cd"}}};
+  EXPECT_EQ(parse_roster(to_text(roster)).generation, 7u);
+  EXPECT_EQ(parse_roster(to_text(roster)).places, roster.places);
+  for (const char* text : {"", "1", "1,0", "1,0:a,x:b", "1,1:a,0:b", "1,1:a,1:b", "1,99999999999:a", "x,0:a"})
+    EXPECT_EQ(parse_roster(text).generation, 0u) << text;
+}
+
+TEST(Published, AnEntryIsReadAsItWasWritten) {
+  const Entry entry{9, "nonce", {"host id", {"a:1", "a:2"}, "a:3", {"b"}, "c", "node-1", 5, 4'000'000'000}};
+  const Entry read = parse_entry(to_text(entry, shared_facts(Options())));
+  EXPECT_EQ(read.generation, 9u);
+  EXPECT_EQ(read.nonce, "nonce");
+  EXPECT_EQ(read.member.server_addresses, entry.member.server_addresses);
+  EXPECT_EQ(read.member.host_name, "node-1");
+  EXPECT_EQ(read.member.slot, 5);
+  EXPECT_EQ(read.member.last_generation, 4'000'000'000u);
+  EXPECT_EQ(parse_entry("garbage").generation, 0u);
+}
+
+}  // namespace
+}  // namespace poseidon

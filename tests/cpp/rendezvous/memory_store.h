@@ -1,0 +1,77 @@
+// MemoryStore: a job's store in this process, which can lose what it holds or be away for a while.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "poseidon/store.h"
+
+namespace poseidon::testing {
+
+class MemoryStore {
+ public:
+  /// One process's way to it. After `request_count` requests (-1: never) that process is dead.
+  class View final : public Store {
+   public:
+    View(MemoryStore& store, int request_count) : store_(store), requests_left_(request_count) {}
+
+    Status set(const std::string& key, const std::string& value) override {
+      const std::lock_guard lock(store_.mutex_);
+      if (is_away()) return away();
+      store_.values_[key] = value;
+      store_.changed_.notify_all();
+      return {};
+    }
+
+    Result<std::string> get(const std::string& key, std::chrono::milliseconds timeout) override {
+      std::unique_lock lock(store_.mutex_);
+      if (is_away()) return away();
+      const auto there = [&] { return store_.values_.contains(key); };
+      if (!store_.changed_.wait_for(lock, timeout, there)) return Status(ErrorCode::timeout, "no key '" + key + "'");
+      return store_.values_[key];
+    }
+
+    /// Whether what this process says still arrives.
+    bool alive() const { return requests_left_ != 0; }
+
+   private:
+    bool is_away() {
+      if (requests_left_ == 0) return true;
+      if (requests_left_ > 0) --requests_left_;
+      return store_.away_;
+    }
+    static Status away() { return {ErrorCode::unreachable, "the store is away"}; }
+
+    MemoryStore& store_;
+    int requests_left_;  // -1: no end
+  };
+
+  std::shared_ptr<View> open(int request_count = -1) { return std::make_shared<View>(*this, request_count); }
+
+  /// The process that served it has gone; one that has nothing serves from now on.
+  void lose_content() {
+    const std::lock_guard lock(mutex_);
+    values_.clear();
+  }
+  void set_away(bool away) {
+    const std::lock_guard lock(mutex_);
+    away_ = away;
+  }
+  bool has(const std::string& key) {
+    const std::lock_guard lock(mutex_);
+    return values_.contains(key);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;
+  bool away_ = false;
+};
+
+}  // namespace poseidon::testing
