@@ -1,0 +1,242 @@
+#include "simulation/faulty_flow.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "transport/flow_end.h"
+
+namespace poseidon::testing {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+// Which detail of a draw is asked for.
+enum Salt : std::uint64_t { kDelay = 1, kSplit, kSplitAt, kEnd };
+
+constexpr std::size_t kSplitBytes = 64;  // smaller payloads come in one piece
+
+}  // namespace
+
+FaultyFlow::FaultyFlow(Loop& loop, std::shared_ptr<Flow> medium, Wire wire)
+    : loop_(loop),
+      medium_(std::move(medium)),
+      wire_(std::move(wire)),
+      send_key_(mix(wire_.network->settings().seed, wire_.connection + " sent by " + wire_.own->name)),
+      arrival_key_(mix(wire_.network->settings().seed, wire_.connection + " arrives at " + wire_.own->name)) {}
+
+FaultyFlow::~FaultyFlow() { wire_.network->forget(this); }
+
+void FaultyFlow::set_receiver(Receiver* receiver) {
+  receiver_ = receiver;
+  update_registration();
+  if (!finished_) {
+    medium_heard_ = true;
+    return medium_->set_receiver(this);
+  }
+  loop_.post([self = shared_from_this()] {  // lost before it had a receiver
+    if (self->receiver_ != nullptr) std::exchange(self->receiver_, nullptr)->on_closed(*self, self->end_status_);
+    self->update_registration();
+  });
+}
+
+bool FaultyFlow::survives_sending() {
+  FaultyNetwork& network = *wire_.network;
+  const Draw drawn = network.draw_fault(send_key_, sent_count_, {Fault::kill, Fault::replace, Fault::half_cut});
+  const std::string where = wire_.connection + " at message " + std::to_string(sent_count_) + " of " + wire_.own->name;
+  network.strike(wire_.own, drawn, where);
+  if (wire_.own->dead) return false;  // its flows end in tasks of their own
+  if (drawn.fault != Fault::half_cut) return true;
+  network.note(Fault::half_cut, where);
+  loop_.post([self = shared_from_this()] { self->lose("half cut", false); });
+  return false;
+}
+
+void FaultyFlow::send(wire::Header header, std::vector<std::span<const std::byte>> payload, Done done) {
+  if (Status refusal = check_send(end_status_, open_, peer_name(), header, payload); !refusal.ok())
+    return loop_.post([done = std::move(done), refusal] { done(refusal); });
+  const std::uint64_t id = ++sent_count_;
+  outstanding_.emplace(id, std::move(done));
+  if (!survives_sending()) return;  // the flow's end completes it
+  // A copy: this end may lose the connection, and its memory be freed, while the other end still reads.
+  const auto copy = std::make_shared<std::vector<std::byte>>();
+  copy->reserve(header.payload_bytes);
+  for (const auto& piece : payload) copy->insert(copy->end(), piece.begin(), piece.end());
+  medium_->send(header, {std::span<const std::byte>(*copy)}, [weak = weak_from_this(), id, copy](const Status& status) {
+    if (const auto self = weak.lock()) self->complete(id, status);
+  });
+}
+
+void FaultyFlow::complete(std::uint64_t id, const Status& status) {
+  const auto entry = outstanding_.extract(id);
+  if (!entry.empty()) entry.mapped()(status);
+}
+
+void FaultyFlow::close(milliseconds) {
+  if (!open_) return;
+  open_ = false;
+  drop_arrivals();
+  medium_->close(milliseconds(0));
+  if (medium_ended_) loop_.post([self = shared_from_this()] { self->finish(); });
+}
+
+/// The receiver did not take what came.
+void FaultyFlow::refuse(const Status& status) {
+  if (!open_) return;
+  close(milliseconds(0));
+  end_status_ = status;
+}
+
+void FaultyFlow::lose(const std::string& why, bool tell_peer) {
+  if (finished_) return;
+  const auto self = shared_from_this();
+  open_ = false;
+  end_status_ = {ErrorCode::peer_lost, "connection to " + peer_name() + " ended (" + why + ")"};
+  finish();
+  if (tell_peer) medium_->close(milliseconds(0));
+}
+
+/// The last step at this end. The medium may go on.
+void FaultyFlow::finish() {
+  if (std::exchange(finished_, true)) return;
+  const auto self = shared_from_this();
+  open_ = false;
+  drop_arrivals();
+  const Status closed(ErrorCode::shut_down, "connection to " + peer_name() + " was closed before this was sent");
+  for (const auto& [id, done] : std::exchange(outstanding_, {})) done(end_status_.ok() ? closed : end_status_);
+  if (receiver_ != nullptr) std::exchange(receiver_, nullptr)->on_closed(*this, end_status_);
+  update_registration();
+}
+
+void FaultyFlow::drop_arrivals() {
+  arrivals_.clear();
+  partial_.reset();
+}
+
+void FaultyFlow::update_registration() {
+  const bool wanted = receiver_ != nullptr || (medium_heard_ && !medium_ended_);
+  if (wanted && registration_ == 0) {
+    registration_ = loop_.call_at(Clock::time_point::max(), [self = shared_from_this()] {});
+  } else if (!wanted && registration_ != 0) {
+    loop_.cancel(std::exchange(registration_, 0));
+  }
+}
+
+Result<std::span<std::byte>> FaultyFlow::on_header(Flow&, const wire::Header&) {
+  return Status(ErrorCode::invalid_argument, "the medium lends every payload");
+}
+
+Status FaultyFlow::on_message(Flow&, const wire::Header& header, std::span<const std::byte> payload,
+                              std::function<void()> release) {
+  Arrival arrival{header, {payload.begin(), payload.end()}, 0, false, std::nullopt};
+  if (release) release();
+  if (open_) arrive(std::move(arrival));  // an end that has lost the connection hears nothing
+  return {};
+}
+
+void FaultyFlow::on_closed(Flow&, const Status& status) {
+  const auto self = shared_from_this();
+  medium_ended_ = true;
+  if (finished_) return update_registration();
+  if (!open_) return finish();
+  // What was sent before arrives before; and no word of the end crosses a partition.
+  const auto blockade = wire_.network->blockade(*wire_.peer, *wire_.own);
+  Arrival end;
+  end.end = status;
+  enqueue(std::move(end), std::max(last_due_, blockade ? blockade->until : Clock::now()));
+  pump();
+}
+
+/// A message is at this end: what it suffers.
+void FaultyFlow::arrive(Arrival arrival) {
+  FaultyNetwork& network = *wire_.network;
+  const std::uint64_t number = ++arrived_count_;
+  const Draw drawn = network.draw_fault(
+      arrival_key_, number,
+      {Fault::drop, Fault::delay, Fault::duplicate, Fault::reorder, Fault::cut, Fault::half_cut, Fault::partition});
+  const std::string where = wire_.connection + " at message " + std::to_string(number) + " to " + wire_.own->name;
+  if (drawn.fault == Fault::partition) network.part_at_random(drawn, where);
+  const auto blockade = network.blockade(*wire_.peer, *wire_.own);
+  if (drawn.fault && drawn.fault != Fault::partition) network.note(*drawn.fault, where);
+  if (drawn.fault == Fault::drop || (blockade && blockade->lossy)) return;
+  if (drawn.fault == Fault::half_cut) return lose("half cut", false);
+
+  const std::size_t size = arrival.payload.size();
+  if (size >= kSplitBytes && drawn.below(4, kSplit) == 0) arrival.first_bytes = 1 + drawn.below(size - 1, kSplitAt);
+  arrival.cut = drawn.fault == Fault::cut;
+  const auto now = Clock::now();
+  auto due = std::max(last_due_, blockade ? blockade->until : now);
+  const milliseconds later(1 +
+                           drawn.below(static_cast<std::uint64_t>(network.settings().longest_delay.count()), kDelay));
+  if (drawn.fault == Fault::duplicate) enqueue(arrival, due + later);
+  if (drawn.fault == Fault::delay || drawn.fault == Fault::reorder) due += later;
+  if (drawn.fault != Fault::reorder) last_due_ = due;
+  enqueue(std::move(arrival), due);
+  pump();
+}
+
+void FaultyFlow::enqueue(Arrival arrival, Clock::time_point due) {
+  arrivals_.emplace(std::pair(due, ++queued_count_), std::move(arrival));
+}
+
+/// Delivers what is due.
+void FaultyFlow::pump() {
+  const auto self = shared_from_this();
+  if (timer_ != 0) loop_.cancel(std::exchange(timer_, 0));
+  while (receiver_ != nullptr && !partial_ && !arrivals_.empty() && arrivals_.begin()->first.first <= Clock::now()) {
+    Arrival arrival = std::move(arrivals_.begin()->second);
+    arrivals_.erase(arrivals_.begin());
+    if (arrival.end) {
+      end_status_ = *arrival.end;
+      return finish();
+    }
+    deliver(std::move(arrival));
+  }
+  if (partial_ || arrivals_.empty()) return;
+  timer_ = loop_.call_at(arrivals_.begin()->first.first, [weak = weak_from_this()] {
+    const auto flow = weak.lock();
+    if (!flow) return;
+    flow->timer_ = 0;
+    flow->pump();
+  });
+}
+
+void FaultyFlow::deliver(Arrival arrival) {
+  if (arrival.cut && arrival.first_bytes == 0) return lose("cut", true);
+  if (arrival.payload.empty()) {
+    if (Status status = receiver_->on_message(*this, arrival.header, {}, {}); !status.ok()) refuse(status);
+    return;
+  }
+  auto place = receiver_->on_header(*this, arrival.header);
+  if (!open_) return;
+  if (place.ok() && place.value().size() != arrival.payload.size())
+    place =
+        Status(ErrorCode::invalid_argument, "the receiver gave " + std::to_string(place.value().size()) +
+                                                " bytes for a payload of " + std::to_string(arrival.payload.size()));
+  if (!place.ok()) return refuse(place.status());
+  partial_ = Partial{std::move(arrival), place.value()};
+  const std::size_t first_bytes = partial_->arrival.first_bytes;
+  if (first_bytes == 0) return deliver_rest();
+  std::memcpy(place.value().data(), partial_->arrival.payload.data(), first_bytes);
+  receiver_->on_progress(*this, partial_->arrival.header, first_bytes);
+  if (!open_) return;
+  if (partial_->arrival.cut) return lose("cut in the middle of a message", true);
+  loop_.post([weak = weak_from_this()] {
+    const auto self = weak.lock();
+    if (!self || !self->partial_) return;
+    self->deliver_rest();
+    self->pump();
+  });
+}
+
+void FaultyFlow::deliver_rest() {
+  const Partial partial = std::move(*partial_);
+  partial_.reset();
+  const std::size_t first_bytes = partial.arrival.first_bytes;
+  const auto& payload = partial.arrival.payload;
+  std::memcpy(partial.place.data() + first_bytes, payload.data() + first_bytes, payload.size() - first_bytes);
+  if (Status status = receiver_->on_message(*this, partial.arrival.header, partial.place, {}); !status.ok())
+    refuse(status);
+}
+
+}  // namespace poseidon::testing

@@ -1,0 +1,133 @@
+// FaultyNetwork: what connects the processes of a simulated cluster, and breaks.
+//
+// The medium is the in-process transport; messages cross it with copies of their payloads and are delivered like a
+// network's: header, piece, rest. What a message suffers is drawn from (seed, connection, direction, number).
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "simulation/faults.h"
+#include "transport/transport.h"
+
+namespace poseidon::testing {
+
+class FaultyFlow;
+
+/// One process. Its slot is the machine it runs on; a replacement has the same slot and the next incarnation.
+struct Node {
+  Node(int where, int incarnation, bool replaceable)
+      : slot(where),
+        name("s" + std::to_string(where) + "i" + std::to_string(incarnation)),
+        may_be_replaced(replaceable) {}
+  const int slot;
+  const std::string name;
+  const bool may_be_replaced;  // while it lives
+  std::atomic<bool> dead{false};
+  std::atomic<bool> replaced{false};              // another process is to be started in its place
+  std::atomic<std::int64_t> cut_off_until_ns{0};  // nobody hears of it before, nor it of others
+};
+
+/// Thread-safe. Outlived by nothing that it made: flows, listeners and transports keep it.
+class FaultyNetwork : public std::enable_shared_from_this<FaultyNetwork> {
+ public:
+  struct Settings {
+    std::uint64_t seed = 0;
+    FaultRates rates;
+    std::chrono::milliseconds longest_delay{20};
+    std::chrono::milliseconds longest_partition{300};
+  };
+  /// Nothing crosses until then: lost, or held back like by a connection that sends again.
+  struct Blockade {
+    Clock::time_point until;
+    bool lossy = false;
+  };
+  using OnAccept = std::function<void(std::shared_ptr<Flow>)>;
+
+  explicit FaultyNetwork(const Settings& settings) : settings_(settings) {}
+
+  /// A new process in this slot. One that may not be replaced while it lives is killed instead.
+  std::shared_ptr<Node> add_node(int slot, bool may_be_replaced);
+  /// Its way to the others. Addresses that end in ":0" become the slot's first free one, such as "s1:3": what is meant
+  /// for a process that has gone may reach its successor.
+  std::unique_ptr<Transport> transport(std::shared_ptr<Node> node);
+
+  /// The process vanishes: its connections end, nobody reaches it any more, nothing that it still does leaves it.
+  void kill(const std::shared_ptr<Node>& node, const std::string& where);
+  /// What befalls a process at something that it does: it may be killed, or replaced.
+  void strike(const std::shared_ptr<Node>& node, const Draw& draw, const std::string& where);
+  /// From `from` to `to`, or also back, nothing crosses for so long.
+  void part(std::uint32_t from_slots, std::uint32_t to_slots, bool both_ways, bool lossy,
+            std::chrono::milliseconds duration);
+  /// No faults from here on; partitions end.
+  void calm();
+
+  const FaultLog& log() const { return log_; }
+
+  // For flows and transports.
+
+  const Settings& settings() const { return settings_; }
+  void note(Fault fault, const std::string& where) { log_.note(fault, where); }
+  /// A draw of `faults.h`; none when calm.
+  Draw draw_fault(std::uint64_t key, std::uint64_t number, std::initializer_list<Fault> possible) const;
+  /// A partition whose groups, kind and length follow from the draw.
+  void part_at_random(const Draw& draw, const std::string& where);
+  std::optional<Blockade> blockade(const Node& from, const Node& to) const;
+
+  /// The address, or ErrorCode::unreachable when it is taken.
+  Result<std::string> listen(const std::shared_ptr<Node>& node, Loop& loop, const std::string& address,
+                             const std::shared_ptr<OnAccept>& on_accept);
+  void stop_listening(const std::string& address);
+  /// Of connections: one for each call of connect().
+  std::string connection_name(const Node& from, const std::string& address);
+  /// A new flow to whoever listens on `address`; null when nobody does, or nobody is reached, in this attempt.
+  std::shared_ptr<Flow> try_connect(const std::shared_ptr<Node>& from, Loop& loop, const std::string& address,
+                                    const std::string& connection, std::uint64_t attempt);
+  void forget(const FaultyFlow* flow);
+
+ private:
+  struct Acceptor {
+    std::shared_ptr<Node> node;
+    Loop& loop;
+    std::weak_ptr<OnAccept> on_accept;
+  };
+  struct Partition {
+    std::uint32_t from_slots = 0;
+    std::uint32_t to_slots = 0;
+    Blockade blockade;
+  };
+  struct OpenFlow {
+    std::weak_ptr<FaultyFlow> flow;
+    std::shared_ptr<Node> node;
+    Loop* loop = nullptr;
+  };
+
+  std::optional<Blockade> blockade_locked(const Node& from, const Node& to) const;
+  bool apart_locked(const Node& one, const Node& other) const {
+    return blockade_locked(one, other) || blockade_locked(other, one);
+  }
+  std::shared_ptr<FaultyFlow> add_flow_locked(std::shared_ptr<FaultyFlow> flow, Loop& loop,
+                                              const std::shared_ptr<Node>& node);
+
+  const Settings settings_;
+  FaultLog log_;
+  std::atomic<bool> calm_{false};
+
+  mutable std::mutex mutex_;  // the rest is guarded by it
+  std::map<int, int> incarnations_;
+
+  std::map<std::string, int> connections_;  // counts, by who connects and where to
+  std::map<std::string, Acceptor> acceptors_;
+  std::map<const FaultyFlow*, OpenFlow> flows_;
+  std::vector<Partition> partitions_;
+};
+
+}  // namespace poseidon::testing

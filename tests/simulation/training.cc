@@ -1,0 +1,149 @@
+#include "simulation/training.h"
+
+#include <cstring>
+
+#include "simulation/faults.h"
+
+namespace poseidon::testing {
+
+namespace {
+
+constexpr int kSlots = 32;
+
+enum Salt : std::uint64_t { kInitial = 21, kDense, kLeft, kRight, kAbsence, kForm };
+
+Layer vector_of(const std::string& name, std::size_t element_count, Scheme scheme) {
+  Layer layer;
+  layer.name = name;
+  layer.element_count = element_count;
+  layer.scheme = scheme;
+  return layer;
+}
+
+Layer matrix_of(const std::string& name, std::size_t rows, std::size_t cols, Scheme scheme) {
+  Layer layer = vector_of(name, rows * cols, scheme);
+  layer.rows = rows;
+  layer.cols = cols;
+  return layer;
+}
+
+/// Whole numbers from −magnitude to magnitude.
+std::vector<float> whole_numbers(std::uint64_t key, std::size_t count, std::uint64_t magnitude) {
+  std::vector<float> numbers(count);
+  for (std::size_t i = 0; i < count; ++i)
+    numbers[i] = static_cast<float>(mix(key, i) % (2 * magnitude + 1)) - static_cast<float>(magnitude);
+  return numbers;
+}
+
+std::vector<float> product(const std::vector<float>& left, const std::vector<float>& right, std::size_t rows,
+                           std::size_t cols) {
+  std::vector<float> dense(rows * cols, 0.0F);
+  for (std::size_t k = 0; k < left.size() / rows; ++k)
+    for (std::size_t row = 0; row < rows; ++row)
+      for (std::size_t col = 0; col < cols; ++col)
+        dense[row * cols + col] += left[k * rows + row] * right[k * cols + col];
+  return dense;
+}
+
+/// The members' sum divided by the layer's divisor.
+std::vector<float> expected_result(std::uint64_t seed, std::uint32_t members, std::uint64_t step, std::size_t layer) {
+  const SimulatedLayer& of = simulated_model()[layer];
+  std::vector<float> sum(of.layer.element_count, 0.0F);
+  for (int slot = 0; slot < kSlots; ++slot) {
+    if ((members >> slot & 1) == 0) continue;
+    const SimulatedGradient gradient = gradient_of(seed, slot, step, layer);
+    if (gradient.absent) continue;
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += gradient.dense[i];
+  }
+  for (float& value : sum) value /= static_cast<float>(of.divisor);
+  return sum;
+}
+
+}  // namespace
+
+const std::vector<SimulatedLayer>& simulated_model() {
+  static const std::vector<SimulatedLayer> kModel{
+      {vector_of("convolution", 1237, Scheme::ps), 1, 0, false},
+      {vector_of("bias 1", 7, Scheme::automatic), 1, 0, false},
+      {matrix_of("linear", 23, 17, Scheme::sfb), 1, 2, true},
+      {vector_of("bias 2", 13, Scheme::automatic), 1, 0, true},
+      {matrix_of("changing", 19, 29, Scheme::automatic), 1, 1, false},
+      {vector_of("norm", 31, Scheme::automatic), 1, 0, false},
+      {vector_of("embedding", 301, Scheme::ps), 2, 0, true},
+      {matrix_of("adam's", 11, 21, Scheme::adam), 1, 2, false},
+      {vector_of("empty", 0, Scheme::ps), 1, 0, false},
+  };
+  return kModel;
+}
+
+std::vector<Layer> model_layers() {
+  std::vector<Layer> layers;
+  for (const SimulatedLayer& simulated : simulated_model()) layers.push_back(simulated.layer);
+  return layers;
+}
+
+SimulatedGradient gradient_of(std::uint64_t seed, int slot, std::uint64_t step, std::size_t layer) {
+  const SimulatedLayer& of = simulated_model()[layer];
+  const std::uint64_t key = mix(mix(mix(seed, static_cast<std::uint64_t>(slot)), step), layer);
+  SimulatedGradient gradient;
+  gradient.absent = of.sometimes_absent && mix(key, kAbsence) % 3 == 0;
+  if (of.factor_count == 0) {
+    gradient.dense = whole_numbers(mix(key, kDense), of.layer.element_count, 9);
+  } else {
+    gradient.left = whole_numbers(mix(key, kLeft), of.factor_count * of.layer.rows, 3);
+    gradient.right = whole_numbers(mix(key, kRight), of.factor_count * of.layer.cols, 3);
+    gradient.dense = product(gradient.left, gradient.right, of.layer.rows, of.layer.cols);
+    gradient.as_factors = of.layer.scheme == Scheme::adam || mix(key, kForm) % 4 != 0;
+  }
+  return gradient;
+}
+
+TrainingState initial_state(std::uint64_t seed) {
+  TrainingState state;
+  for (std::size_t layer = 0; layer < simulated_model().size(); ++layer)
+    state.parameters.push_back(
+        whole_numbers(mix(mix(seed, kInitial), layer), simulated_model()[layer].layer.element_count, 100));
+  return state;
+}
+
+void apply(TrainingState& state, const StepResults& results, std::uint32_t members) {
+  for (std::size_t layer = 0; layer < results.size(); ++layer)
+    for (std::size_t i = 0; i < results[layer].size(); ++i) state.parameters[layer][i] += results[layer][i];
+  state.members.push_back(members);
+}
+
+std::shared_ptr<const StepResults> ClosedForm::results(std::uint64_t step, std::uint32_t members) {
+  const std::lock_guard lock(mutex_);
+  auto& known = results_[{step, members}];
+  if (known) return known;
+  auto results = std::make_shared<StepResults>();
+  for (std::size_t layer = 0; layer < simulated_model().size(); ++layer)
+    results->push_back(expected_result(seed_, members, step, layer));
+  known = std::move(results);
+  return known;
+}
+
+TrainingState ClosedForm::state(const std::vector<std::uint32_t>& members) {
+  TrainingState state = initial_state(seed_);
+  for (std::uint64_t step = 0; step < members.size(); ++step)
+    apply(state, *results(step, members[step]), members[step]);
+  return state;
+}
+
+std::string first_difference(const std::vector<float>& got, const std::vector<float>& expected) {
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    if (std::memcmp(&got[i], &expected[i], sizeof(float)) != 0)
+      return "element " + std::to_string(i) + ": " + std::to_string(got[i]) + " instead of " +
+             std::to_string(expected[i]);
+  return "";
+}
+
+std::string first_difference(const TrainingState& got, const TrainingState& expected) {
+  for (std::size_t layer = 0; layer < expected.parameters.size(); ++layer) {
+    const std::string difference = first_difference(got.parameters[layer], expected.parameters[layer]);
+    if (!difference.empty()) return "layer '" + simulated_model()[layer].layer.name + "', " + difference;
+  }
+  return "";
+}
+
+}  // namespace poseidon::testing
