@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 # What the fastest size depends on, as far as it can be told without measuring.
 _DECIDING = (
-    "world_size",
     "local_world_size",
     "master_addr",
     "interfaces",
@@ -34,22 +33,24 @@ _DECIDING = (
 )
 
 
-def settle_chunk_bytes(client: _core.Client, settings: Settings) -> None:
-    """With `chunk_bytes="auto"` makes the client use the fastest chunk size; otherwise does nothing.
+def settle_chunk_bytes(client: _core.Client, settings: Settings, known: int = 0) -> int:
+    """With `chunk_bytes="auto"` makes the client use the fastest chunk size, and returns it; otherwise returns 0.
 
-    Collective: every rank calls it with the same settings before it adds layers. Rank 0 knows the size from an
-    earlier start, or all measure it (about a second), and rank 0 keeps it. A file that cannot be read or written
-    is a warning: the size is then measured again. Blocks; raises a PoseidonError if the job fails meanwhile.
-    A worker that is alone with its own server sends nothing and keeps the default.
+    Collective: every rank calls it with the same settings before it adds layers. Rank 0 knows the size (`known`: from
+    an earlier client of this process) from an earlier start, or all measure it (about a second), and rank 0 keeps it.
+    A file that cannot be read or written is a warning: the size is then measured again. Blocks; raises a PoseidonError
+    if the job fails meanwhile. A worker that is alone with its own server sends nothing and keeps the default.
     """
-    if settings.chunk_bytes != AUTO or (settings.world_size == 1 and not settings.servers):
-        return
+    if settings.chunk_bytes != AUTO or (client.world_size == 1 and not settings.servers):
+        return 0
     facts = {"version": poseidon.__version__, "host": socket.gethostname(), "cpu_count": available_cpu_count()}
-    facts |= {name: getattr(settings, name) for name in _DECIDING}
-    known = _load(facts) if settings.rank == 0 else 0
+    facts |= {name: getattr(settings, name) for name in _DECIDING} | {"world_size": client.world_size}
+    if client.rank == 0:
+        known = known or _load(facts)
     chosen = client.choose_chunk_bytes(known)
-    if settings.rank == 0 and chosen != known:
+    if client.rank == 0 and chosen != known:
         _store(facts, chosen)
+    return chosen
 
 
 def _path(facts: dict[str, object]) -> Path:

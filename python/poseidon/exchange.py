@@ -28,6 +28,7 @@ from poseidon.chunk_cache import settle_chunk_bytes
 from poseidon.errors import InvalidArgument, PoseidonError, ShutDown
 from poseidon.notices import tell_notices
 from poseidon.options import Settings, resolve
+from poseidon.restore import restore
 
 Keys = str | Iterable[str] | Mapping[str, Any]  # one key, several, or keys with their arrays
 Arrays = Any  # one array, a list or tuple of them, or a mapping from key to array
@@ -126,11 +127,19 @@ class Exchange:
         """Number of workers in the job."""
         return self._client.world_size
 
-    def declare(self, arrays: Mapping[str, Any], *, whole: bool = False) -> None:
+    @property
+    def failure(self) -> PoseidonError | None:
+        """What has ended the job, here or elsewhere, or None. Waits for nothing; for loops that compute for long."""
+        error = self._client.failure
+        return None if isinstance(error, ShutDown) else error
+
+    def declare(self, arrays: Mapping[str, Any], *, whole: bool = False, resume: bool = False) -> int:
         """Makes keys known; the servers' values are rank 0's arrays, which are only read.
 
         Collective: all ranks declare the same keys, sizes and dtypes in the same order, Mismatch otherwise. `whole`:
         each key lies in one piece on one server core, as LAMB needs; otherwise it is spread over all. Blocks.
+        `resume`: the servers take values, rules' state and rules from their newest checkpoint instead, if they have one
+        (docs/checkpoints.md); returns its version, the step after which it was written, otherwise 0.
         """
         for name in arrays:
             if not isinstance(name, str) or not name:
@@ -140,14 +149,27 @@ class Exchange:
         self._check_open()
         views = {name: _view(name, array) for name, array in arrays.items()}
         if not views:
-            return
+            return 0
         layers = [_layer(name, view, whole) for name, view in views.items()]
         first, _ = self._client.add_layers(layers)
         keys = [_Key(name, layer, v.dtype.name, v.shape) for layer, (name, v) in enumerate(views.items(), first)]
-        if self.rank == 0:
+        version = self._restore(keys) if resume else 0
+        if self.rank == 0 and version == 0:
             self._begin([(key, (_source(key, views[key.name]),)) for key in keys], self._client.assign, sync=True)
         self.barrier()
         self._keys.update({key.name: key for key in keys})
+        return version
+
+    def _restore(self, keys: Sequence[_Key]) -> int:
+        """Collective: the version of the servers' checkpoint that these keys have now; 0: none."""
+        version = np.zeros(1, "int64")
+        if self.rank == 0:
+            received = [(key.name, key.layer, np.empty(key.shape, key.dtype)) for key in keys]
+            version[0] = restore(self._client, [one for one in received if one[2].size])
+        layer, _ = self._client.add_layers([Layer("restored version", "int64", 1, scheme="ps")], transient=True)
+        self._client.start(layer, version, 1)
+        self._client.wait(layer)
+        return int(version[0])
 
     def set_rule(self, keys: str | Iterable[str], rule: UpdateRule) -> None:
         """From their next step on, servers update these keys by `rule`, so that push_pull and pull give parameters.

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from poseidon.cli.lazy import lazy_group
 from poseidon.cli.main import app
 from poseidon.errors import InvalidArgument
-from poseidon.options import OPTIONS
+from poseidon.option_table import OPTIONS
 from poseidon.testbed import format_rate, parse_rate
 from poseidon.testbed.shaping import Shape
 
-COMMANDS = (["run"], ["server"], ["version"], ["testbed", "up"], ["testbed", "down"], ["testbed", "status"])
+COMMANDS = (["run"], ["server"], ["doctor"], ["version"], ["testbed", "up"], ["testbed", "down"], ["testbed", "status"])
 
 
 def help_of(*command: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -226,6 +227,12 @@ def test_command_line_goes_to_workers_through_the_environment(monkeypatch: pytes
         options.to_environment({"scheme": "tcp"})
 
 
+def test_flight_records_lie_with_temporary_files_unless_they_are_off() -> None:
+    pytest.importorskip("poseidon._core", reason="the compiled core is not built")
+    assert options.resolve().core().flight_record == tempfile.gettempdir()
+    assert options.resolve(flight_record="off").core().flight_record == ""
+
+
 def test_core_options() -> None:
     """Every setting reaches the core; none is left at the core's own default."""
     pytest.importorskip("poseidon._core", reason="the compiled core is not built")
@@ -251,10 +258,18 @@ def test_core_options() -> None:
         "priority_classes": 3,
         "dscp": ["34", "10", "0"],
         "compute_threads": 5,
+        "on_failure": "shrink",
+        "min_workers": 2,
+        "memory_limit": 1 << 30,
+        "max_jobs": 5,
+        "checkpoint_dir": "/checkpoints",
+        "checkpoint_every": 30,
+        "checkpoint_keep": 4,
+        "flight_record": "/records",
         "timeout": 7.0,
     }
     core = options.resolve(**given).core()
     assert {name: getattr(core, name) for name in given} == {**given, "dscp": [34, 10, 0]}
     assert options.resolve().core().dscp == [46, 0]
-    assert {name for name in dir(core) if not name.startswith("_")} == set(given)
+    assert {name for name in dir(core) if not name.startswith("_")} == {*given, "generation"}
     assert options.resolve(chunk_bytes="auto").core().chunk_bytes == 0

@@ -94,7 +94,7 @@ class ServerHost:
 
         settings = settings_on(
             place,
-            options,
+            {"interfaces": ",".join(place.interfaces), **options},
             rank=0,
             world_size=server_count,
             local_rank=0,
@@ -106,7 +106,7 @@ class ServerHost:
         self._server = Server.listen(settings.core(), 0)
 
     def port(self) -> int:
-        """Where its first core listens: on all addresses of its host, or on the first of several ports."""
+        """Where its first core listens: on its host's first address."""
         return int(self._server.address.rpartition(":")[2])
 
     def cpu_seconds(self) -> float:

@@ -11,7 +11,8 @@ from poseidon.bench.traffic import FLOAT_BYTES
 from poseidon.errors import InvalidArgument
 from poseidon.models import MODELS, model_table, scaled
 from poseidon.option_kinds import parse_bytes
-from poseidon.options import BY_NAME, OPTIONS
+from poseidon.option_table import OPTIONS
+from poseidon.options import BY_NAME
 
 Library = Literal["poseidon", "gloo", "mpi", "tcp-copy", "tcp-stream"]
 

@@ -11,11 +11,13 @@ from poseidon.errors import PoseidonError
 from poseidon.torch.context import barrier, broadcast, init, rank, shutdown, world_size
 from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.optimizer import DistributedOptimizer
+from poseidon.torch.recovery import Recovery
 
 __all__ = [
     "DistributedDataParallel",
     "DistributedOptimizer",
     "PoseidonError",
+    "Recovery",
     "barrier",
     "broadcast",
     "init",

@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 
 class Context:
-    """A process's membership of one job. `client` and `control` are None with one worker."""
+    """A process's membership of one job. `client` and `control` are None with one worker.
+
+    `recovers`: on_failure is rejoin or shrink. Then there is no client before `Recovery` calls `meet`, so that
+    nobody waits for a worker that is still setting up.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -34,23 +38,66 @@ class Context:
         self.client: _core.Client | None = None
         self.control: Control | None = None
         self.synchronizers: weakref.WeakSet[Synchronizer] = weakref.WeakSet()
-        if settings.world_size == 1:
-            return
+        self.recovers = settings.world_size > 1 and settings.on_failure != "abort"
+        self._store: Any = None  # one for all generations; None: the client opens its own
+        self._generation = 0
+        self._chunk_bytes = 0
+        if settings.world_size > 1 and not self.recovers:
+            self.meet()
+            self.prepare()
+
+    @property
+    def rank(self) -> int:
+        """This worker's number in the present membership."""
+        return self.settings.rank if self.client is None else self.client.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers in the present membership."""
+        return self.settings.world_size if self.client is None else self.client.world_size
+
+    def meet(self) -> None:
+        """Joins the job, or the next generation of one that this process is part of. Blocks, up to the timeout."""
         from poseidon import _core
-        from poseidon.torch.control import Control
         from poseidon.torch.store import AgentStore
 
-        store = AgentStore(settings) if settings.use_agent_store else None
-        self.client = _core.Client.connect(settings.core(), store)
-        settle_chunk_bytes(self.client, settings)
+        self.leave()
+        options = self.settings.core()
+        options.generation = self._generation
+        if self._store is None and self.settings.use_agent_store:
+            self._store = AgentStore(self.settings)
+        elif self._store is None and self.recovers:
+            self._store = _core.open_store(options)
+        self.client = _core.Client.connect(options, self._store)
+        self._generation = self.client.generation
+
+    def prepare(self) -> None:
+        """Collective, after `meet`: agrees on what all exchanges need."""
+        from poseidon.torch.control import Control
+
+        assert self.client is not None
+        self._chunk_bytes = settle_chunk_bytes(self.client, self.settings, self._chunk_bytes)
         tell_notices(self.client)
         self.control = Control(self.client)
+
+    def leave(self) -> None:
+        """Ends the present client, if there is one: nothing of it is under way afterwards."""
+        if self.client is not None:
+            self.client.shutdown()
+        self.client = self.control = None
+
+    def someone_joins(self) -> bool:
+        """Whether a worker waits for the next generation of the job. A quick look at the store."""
+        from poseidon import _core
+
+        # A lower one: the store was lost with rank 0, and others have begun again without this process.
+        return _core.generation_wanted(self._store, self.settings.job) not in (0, self._generation)
 
     def abort(self, error: BaseException) -> None:
         """Tells the other ranks that this one fails with `error`."""
         if self.client is not None:
             text = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
-            self.client.abort(f"rank {self.settings.rank} failed: {text}")
+            self.client.abort(f"rank {self.rank} failed: {text}")
 
 
 _context: Context | None = None
@@ -60,8 +107,8 @@ def init(**options: Any) -> None:
     """Joins the job that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe (torchrun sets them).
 
     `options` are those of `poseidon.options`, e.g. `timeout=60`; a keyword beats the environment.
-    Waits for all ranks, up to `timeout`. With one worker it connects to nothing. Raises a
-    PoseidonError that names what is missing or who did not come.
+    Waits for all ranks, up to `timeout`. With one worker it connects to nothing, with on_failure=rejoin or shrink
+    `Recovery` does so later. Raises a PoseidonError that names what is missing or who did not come.
     """
     global _context
     if _context is not None:
@@ -78,18 +125,18 @@ def context() -> Context:
 
 
 def rank() -> int:
-    """This worker's number, from 0 to world_size() - 1."""
-    return context().settings.rank
+    """This worker's number, from 0 to world_size() - 1. With on_failure=shrink it may change between attempts."""
+    return context().rank
 
 
 def world_size() -> int:
-    """Number of workers in the job."""
-    return context().settings.world_size
+    """Number of workers in the job. With on_failure=shrink it may change between attempts."""
+    return context().world_size
 
 
 def barrier() -> None:
     """Returns once every rank has called it; an error of a rank that fails or is too late."""
-    control = context().control
+    control = _control("barrier")
     if control is not None:
         control.barrier()
 
@@ -100,11 +147,21 @@ def broadcast(tensors: torch.Tensor | Iterable[torch.Tensor], root: int = 0) -> 
     Every rank passes equally many of the same shapes and dtypes, in the same order; any dtype,
     device and memory format. Raises InvalidArgument for a root that is no rank.
     """
+    control, size = _control("broadcast"), world_size()
+    if not 0 <= root < size:
+        raise InvalidArgument(f"root is {root}: it must be a rank, from 0 to {size - 1}")
+    if control is not None:
+        control.broadcast([tensors] if isinstance(tensors, torch.Tensor) else list(tensors), root)
+
+
+def _control(caller: str) -> Control | None:
     here = context()
-    if not 0 <= root < here.settings.world_size:
-        raise InvalidArgument(f"root is {root}: it must be a rank, from 0 to {here.settings.world_size - 1}")
-    if here.control is not None:
-        here.control.broadcast([tensors] if isinstance(tensors, torch.Tensor) else list(tensors), root)
+    if here.recovers and here.control is None:
+        raise InvalidArgument(
+            f"{caller}() before poseidon.Recovery with on_failure={here.settings.on_failure}: a worker that replaces "
+            "another sets up alone, while the others train; do it in an attempt, or give the object to Recovery"
+        )
+    return here.control
 
 
 def shutdown() -> None:

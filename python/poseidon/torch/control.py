@@ -6,7 +6,7 @@ Every rank must make the same calls in the same order. Gradients may be in fligh
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,6 +23,7 @@ class Control:
     """Sums, gathers and broadcasts over all ranks of one client. Blocks up to the client's timeout."""
 
     def __init__(self, client: _core.Client) -> None:
+        self.on_exchange: Callable[[], None] | None = None  # before anything is exchanged, gradients too
         self._client = client
         self._layers: dict[tuple[str, int], int] = {}
 
@@ -37,7 +38,13 @@ class Control:
             self._client.set_priorities(self._layers[key], [1.0], [0], 0.0)
         return self._layers[key]
 
+    def note_exchange(self) -> None:
+        """The ranks are about to exchange something; raises what `on_exchange` has against it."""
+        if self.on_exchange is not None:
+            self.on_exchange()
+
     def _exchange(self, dtype: str, values: torch.Tensor, present: bool) -> None:
+        self.note_exchange()
         layer = self._layer(dtype, values.numel())
         start = self._client.start if present else self._client.start_absent
         start(layer, values, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from poseidon.errors import InvalidArgument
-from poseidon.torch.context import Context, context
+from poseidon.torch.context import context
 from poseidon.torch.exchange import make_exchange
 from poseidon.torch.forward_order import forward_order
 from poseidon.torch.join import JoinedTraining
@@ -61,12 +61,15 @@ class DistributedDataParallel(nn.Module):
         self._context = here
         self._device = _input_device(module, device_ids, output_device)
         self._ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        self._agreed_options = f"broadcast_buffers {broadcast_buffers}, init_sync {init_sync}"
         self._recorder = Recorder()
         self._join: JoinedTraining | None = None
         self._entries = self._collect(scheme)
         self._sync: Synchronizer | None = None
-        if here.client is not None:
-            self._sync = self._connect(here, init_sync)
+        if here.settings.world_size > 1:
+            self._sync = self._make_synchronizer()
+        if here.client is not None and not here.recovers:
+            self.connect(init_sync)
 
     def _collect(self, scheme: SchemeChoice | None) -> list[SyncedParameter]:
         default = self._context.settings.scheme
@@ -80,19 +83,34 @@ class DistributedDataParallel(nn.Module):
             raise InvalidArgument(f"the parameters are on several devices ({devices}): put the model on one")
         return entries
 
-    def _connect(self, here: Context, init_sync: bool) -> Synchronizer:
+    def _make_synchronizer(self) -> Synchronizer:
+        here, module, ignored, recorder = self._context, self.module, self._ignored, self._recorder
+        sync = Synchronizer(self._entries, here.settings)
+        # These hold no reference to self: no cycle.
+        sync.on_finished = lambda run: recorder.step_finished(run, here.client)
+        if here.recovers and self.broadcast_buffers:
+
+            def send_buffers() -> None:
+                assert here.control is not None
+                here.control.broadcast(_buffers_to_sync(module, ignored), 0)
+
+            # Not before the next forward: whoever has made a step has rank 0's buffers then, should rank 0 be lost.
+            sync.before_results = send_buffers
+        return sync
+
+    def connect(self, init_sync: bool = False) -> None:
+        """Collective: makes the model part of the job's membership, as the constructor does and `Recovery` for each."""
+        here, sync = self._context, self._sync
         assert here.client is not None
         assert here.control is not None
-        options = f"broadcast_buffers {self.broadcast_buffers}, init_sync {init_sync}"
-        check_same(here.control, describe(self.module, self._entries, options), "model")
+        assert sync is not None
+        for entry in self._entries:
+            entry.start_anew()
+        check_same(here.control, describe(self.module, self._entries, self._agreed_options), "model")
         if init_sync:
             self.broadcast_state(0)
-        exchange = make_exchange(here.client, self._entries[0].param.device)
-        sync = Synchronizer(here.client, here.control, self._entries, exchange, here.settings)
+        sync.connect(here.client, here.control, make_exchange(here.client, self._entries[0].param.device))
         here.synchronizers.add(sync)
-        recorder, client = self._recorder, here.client
-        sync.on_finished = lambda run: recorder.step_finished(run, client)  # holds no reference to self: no cycle
-        return sync
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward; before it, in training, the buffers of rank 0 reach all ranks."""
@@ -124,26 +142,24 @@ class DistributedDataParallel(nn.Module):
         sync.synchronizing = self.require_backward_grad_sync
         if not sync.synchronizing:
             sync.local_only()
-        sends_buffers = self.broadcast_buffers and sync.synchronizing and bool(self._buffers_to_sync())
+        sends_buffers = self.broadcast_buffers and sync.synchronizing and sync.before_results is None
+        sends_buffers = sends_buffers and bool(_buffers_to_sync(self.module, self._ignored))
         root = 0
         if self._join is not None:
             root = self._join.notify_forward(sync.synchronizing, sends_buffers)
         if sends_buffers:
             self.broadcast_synced_buffers(root)
 
-    def _buffers_to_sync(self) -> list[torch.Tensor]:
-        return [buffer for name, buffer in self.module.named_buffers() if name not in self._ignored]
-
     def broadcast_synced_buffers(self, root: int) -> None:
         """Collective: overwrites the module's buffers with those of `root`."""
         assert self._context.control is not None
-        self._context.control.broadcast(self._buffers_to_sync(), root)
+        self._context.control.broadcast(_buffers_to_sync(self.module, self._ignored), root)
 
     def broadcast_state(self, root: int) -> None:
         """Collective: overwrites the module's parameters and buffers with those of `root`."""
         assert self._context.control is not None
         params = [param.detach() for name, param in self.module.named_parameters() if name not in self._ignored]
-        self._context.control.broadcast(params + self._buffers_to_sync(), root)
+        self._context.control.broadcast(params + _buffers_to_sync(self.module, self._ignored), root)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -175,6 +191,11 @@ class DistributedDataParallel(nn.Module):
         if not enable or self._sync is None:
             yield
             return
+        if self._context.recovers:
+            raise InvalidArgument(
+                f"join() and on_failure={self._context.settings.on_failure} exclude each other: give every rank as "
+                "many batches, or use on_failure=abort"
+            )
         if self._sync.updates:
             raise InvalidArgument(
                 "join() and update='server' exclude each other: rank 0, whose hyperparameters count, may be the one "
@@ -190,7 +211,7 @@ class DistributedDataParallel(nn.Module):
             joined.shadow_others()
         finally:
             self._join = None
-            self._sync.divisor = self._context.settings.world_size
+            self._sync.divisor = self._context.world_size
 
     @property
     def synchronizer(self) -> Synchronizer | None:
@@ -236,6 +257,10 @@ class DistributedDataParallel(nn.Module):
             "a DistributedDataParallel cannot be copied or pickled, since it belongs to this process's job: "
             "copy or save model.module, or save model.state_dict()"
         )
+
+
+def _buffers_to_sync(module: nn.Module, ignored: Collection[str]) -> list[torch.Tensor]:
+    return [buffer for name, buffer in module.named_buffers() if name not in ignored]
 
 
 def _refuse(unsupported: dict[str, Any]) -> None:

@@ -112,6 +112,10 @@ class FactorForward:
         self._module = module
         self._entry = (lambda: None) if entry is None else weakref.ref(entry)
 
+    def serves(self, entry: SyncedParameter) -> bool:
+        """Whether `entry` is the one that gets the factors."""
+        return self._entry() is entry
+
     def __reduce__(self) -> tuple[Any, ...]:
         return FactorForward, (self._module,)
 

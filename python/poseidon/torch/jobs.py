@@ -34,6 +34,7 @@ class Job:
     dropped: bool = False  # `.grad` of an absent one has been replaced meanwhile
     zeroed: bool = False  # the user has zeroed `.grad` since step()
     step: PendingStep | None = None  # the update to make of it
+    attempt: int = -1  # of `Recovery`, in which backward ran; -1: there is none
     _version: int = 0
 
     @property

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SCHEMES = ("auto", "ps", "sfb", "adam")
 FACTOR_SCHEMES = ("sfb", "adam")
+_KEPT_SUMS = 4  # enough to go back by two attempts
 
 SchemeChoice = str | Mapping[str, str]
 
@@ -37,6 +38,7 @@ class SyncedParameter:
         self.name = name
         self.param = param
         self.linears = linears  # the modules that may hand over factors; empty where the gradient is always dense
+        self.asked_scheme = scheme
         self.scheme = scheme  # as asked for, or ps where the plan settled on it
         self.grouped = False  # so small that it travels with others
         self.layout = torch.empty_like(param, device="meta", requires_grad=False)
@@ -50,12 +52,13 @@ class SyncedParameter:
         self.forward_rows = 0  # K as forward saw it, until the ranks first agreed on schemes
         self.factor_count = 0  # K of this rank since the last synchronization
         self._refused_factors = False  # some of these rows went into the dense gradient
-        self._used_elsewhere = False  # the weight is also used outside its Linear modules
+        self.used_elsewhere = False  # the weight is also used outside its Linear modules
         self.factors = Factors()
         self.base: torch.Tensor | None = None  # replica-identical gradient that this exchange's result is added to
         self.ready_ns = 0
         self.stored: StoredParameter | None = None  # where servers hold and update the parameter
         self._placeholder: PendingGradient | None = None
+        self.factor_sums: dict[int, int] = {}  # K summed over the workers, by the attempts of the last exchanges
         self._sync: Callable[[], Synchronizer | None] = lambda: None
         self._node: Any = None
         self._hooks: list[Any] = []
@@ -88,9 +91,21 @@ class SyncedParameter:
             self._node.register_prehook(_calling(self, SyncedParameter._before_accumulation)),
             self._node.register_hook(_calling(self, SyncedParameter._after_accumulation)),
         ]
-        if sync.uses_factors(self):
-            for linear in self.linears:
+
+    def capture(self, wanted: bool) -> None:
+        """Whether the modules that have the parameter are to hand over factors from now on."""
+        for linear in self.linears:
+            forward = linear.__dict__.get("forward")
+            if wanted:
                 linear.forward = FactorForward(linear, self)  # type: ignore[method-assign]
+            elif isinstance(forward, FactorForward) and forward.serves(self):
+                del linear.forward
+
+    def start_anew(self) -> None:
+        """Forgets what exchanges have left behind, before the layer is added to another client."""
+        self.scheme, self.grouped, self.next_scheme = self.asked_scheme, False, ""
+        self.forward_rows, self.base, self._placeholder = 0, None, None
+        self.start_over()
 
     def check_free(self) -> None:
         """InvalidArgument if a DistributedOptimizer has the parameter already."""
@@ -171,12 +186,23 @@ class SyncedParameter:
     def known_factor_count(self) -> int | None:
         """K of the gradient that is about to be sent; None where it is no sum of factors."""
         hooked = bool(getattr(self.param, "_backward_hooks", None))
-        return self.factor_count if self.factorable and not self._used_elsewhere and not hooked else None
+        return self.factor_count if self.factorable and not self.used_elsewhere and not hooked else None
 
     def note_dense_contribution(self) -> None:
         """A dense gradient arrived while the layer sends factors."""
         if not self._refused_factors:
-            self._used_elsewhere = True
+            self.used_elsewhere = True
+
+    def note_factor_sum(self, attempt: int, factor_sum: int) -> None:
+        """K summed over the workers, as this attempt's exchange found it: the next one's scheme follows from it."""
+        self.factor_sums[attempt] = factor_sum
+        if len(self.factor_sums) > _KEPT_SUMS:
+            del self.factor_sums[min(self.factor_sums)]
+
+    def factor_sum_before(self, attempt: int) -> int | None:
+        """K as the last exchange before this attempt found it; None if there was none."""
+        earlier = [number for number in self.factor_sums if number < attempt]
+        return self.factor_sums[max(earlier)] if earlier else None
 
     def start_over(self) -> None:
         """This synchronization has what there was."""

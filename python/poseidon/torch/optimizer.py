@@ -17,6 +17,7 @@ from poseidon.torch.layers import SyncedParameter
 from poseidon.torch.rules import algorithm_of, check_options, entries_of
 from poseidon.torch.server_update import ServerUpdate
 from poseidon.torch.synchronizer import Synchronizer
+from poseidon.torch.undo import UpdateUndo
 from poseidon.torch.verify import check_same
 from poseidon.torch.worker_update import WorkerUpdate
 
@@ -68,7 +69,9 @@ class DistributedOptimizer(Optimizer):
     all of them, "previous" takes the norm of the step before. See docs/distributed-optimizer.md.
 
     `update="server"`: the servers hold the parameters and the optimizer's state, and update them; for
-    torch.optim.SGD, Adam and AdamW. See docs/server-update.md.
+    torch.optim.SGD, Adam and AdamW. See docs/server-update.md. `resume` goes on from what they have saved in
+    `checkpoint_dir`, if anything: `resumed_version` is then the step after which that was, otherwise 0. See
+    docs/checkpoints.md.
 
     Replace `optimizer` by this object. `param_groups`, hooks and learning-rate schedulers work as before. With one
     worker the optimizer itself runs. Collective: every rank wraps the same optimizer. Raises InvalidArgument, saying
@@ -83,6 +86,7 @@ class DistributedOptimizer(Optimizer):
         *,
         max_norm: float | None = None,
         clip: str = "gathered",
+        resume: bool = False,
     ) -> None:
         if update not in (None, "worker", "server"):
             raise InvalidArgument(f"update is {update!r}: pass 'worker' (the default) or 'server'")
@@ -94,15 +98,25 @@ class DistributedOptimizer(Optimizer):
             raise InvalidArgument(
                 "the servers see one gradient at a time: clip with update='worker', which has max_norm"
             )
+        if resume and update != "server":
+            raise InvalidArgument(
+                "resume takes what servers have saved: with updates on the workers use load_state_dict()"
+            )
+        self.resumed_version = 0
         self._inner = optimizer
         self._model = model
+        if update == "server" and context().recovers:
+            raise InvalidArgument(
+                "update='server' keeps the optimizer's state on the servers, which are lost with their worker: use "
+                "update='worker' with on_failure=rejoin or shrink, or on_failure=abort"
+            )
         self._on_servers = update == "server"
         self._server: ServerUpdate | None = None
         self._worker: WorkerUpdate | None = None
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
         if self._on_servers and model.synchronizer is not None:
-            self._update_on_servers(model.synchronizer)
+            self._update_on_servers(model.synchronizer, resume)
         else:
             self._update_on_workers(model.synchronizer, max_norm, clip)
         for name in _SHARED_HOOKS:
@@ -111,7 +125,7 @@ class DistributedOptimizer(Optimizer):
         if self._on_servers or getattr(optimizer, "_step_supports_amp_scaling", False):
             self._step_supports_amp_scaling = True
 
-    def _update_on_servers(self, sync: Synchronizer) -> None:
+    def _update_on_servers(self, sync: Synchronizer, resume: bool) -> None:
         here = context()
         assert here.client is not None
         assert here.control is not None
@@ -119,7 +133,11 @@ class DistributedOptimizer(Optimizer):
         check_same(here.control, _describe(self._inner, groups), "optimizer")
         sync.store([entry for group in groups for entry in group])
         self._server = ServerUpdate(here.client, here.control, algorithm, groups, self.param_groups)
-        self._hand_over_state()
+        if resume:
+            self.resumed_version = self._server.resume(self.state)
+            self.state.clear()
+        else:
+            self._hand_over_state()
         sync.updates.append(self._server)
 
     def _update_on_workers(self, sync: Synchronizer | None, max_norm: float | None, clip: str) -> None:
@@ -134,11 +152,23 @@ class DistributedOptimizer(Optimizer):
             raise InvalidArgument("the model synchronizes no parameter of the optimizer: pass the model that it trains")
         if sync is not None:
             control = context().control
-            assert control is not None
-            check_same(control, _describe(self._inner, groups), "optimizer")
+            if control is not None and not context().recovers:
+                check_same(control, _describe(self._inner, groups), "optimizer")
             sync.prioritize()
         worker.take(entries)
         self._worker = worker
+
+    @property
+    def model(self) -> DistributedDataParallel:
+        """The model whose gradients it waits for."""
+        return self._model
+
+    def keep_undo(self) -> UpdateUndo | None:
+        """From now on each update keeps what it overwrites, for `Recovery`; None where none waits for its gradient."""
+        if self._worker is None or self._model.synchronizer is None:
+            return None
+        self._worker.undo = UpdateUndo(self._inner)
+        return self._worker.undo
 
     def _entries_in(self, params: Sequence[torch.Tensor]) -> list[SyncedParameter]:
         synced: dict[torch.Tensor, SyncedParameter] = {entry.param: entry for entry in self._model.synced_parameters}

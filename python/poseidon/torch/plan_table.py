@@ -89,7 +89,7 @@ def _row(
 ) -> PlanRow:
     from poseidon import _core
 
-    size = here.settings.world_size
+    size = here.world_size
     servers = len(here.settings.servers)
     cluster = _core.Cluster(size, servers or size, "dedicated" if servers else "colocated")
     scheme = client.next_scheme(entry.layer)

@@ -26,11 +26,10 @@ if TYPE_CHECKING:
 class Priorities:
     """The priorities of one model's layers; `entries` in the order of their layers."""
 
-    def __init__(
-        self, client: _core.Client, control: Control, settings: Settings, entries: Sequence[SyncedParameter]
-    ) -> None:
-        self._client = client
-        self._control = control
+    _client: _core.Client
+    _control: Control
+
+    def __init__(self, settings: Settings, entries: Sequence[SyncedParameter]) -> None:
         self._entries = entries
         self._order = settings.priority_order
         self._last_class = settings.priority_classes - 1
@@ -50,6 +49,24 @@ class Priorities:
         self._run_began_ns: int | None = None
         for position, entry in enumerate(entries[::-1]):  # until forward has been seen: as they were registered
             entry.position = position
+
+    def connect(self, client: _core.Client, control: Control) -> None:
+        """The layers are new in `client`: the ranks agree again, and a search that is not over begins again."""
+        self._client, self._control = client, control
+        self._agreed, self._run_began_ns = False, None
+        if self._search is not None and not self._search.finished:
+            self._search = ThresholdSearch()
+        self.renew()
+
+    @property
+    def decision(self) -> int:
+        """What the search has found, for `decide`; -1: nothing yet."""
+        return -1 if self._search is None or self._search.decision is None else self._search.decision
+
+    def decide(self, decision: int) -> None:
+        """Takes over what the search has found on some rank."""
+        if self._search is not None and decision >= 0:
+            self._search.decide(decision)
 
     @property
     def threshold(self) -> float | None:

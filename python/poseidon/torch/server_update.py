@@ -6,12 +6,15 @@ backward ends and receives the updated parameter into its own memory (Parameter 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from poseidon.errors import InvalidArgument, PoseidonError
+from poseidon.notices import tell_notices
+from poseidon.restore import restore
 from poseidon.torch.memory import exchangeable, flat_view
 from poseidon.torch.rules import Algorithm
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from poseidon import _core
     from poseidon.torch.control import Control
     from poseidon.torch.layers import SyncedParameter
+
+_SECONDS_BETWEEN_NOTICES = 5.0
 
 States = Mapping[torch.Tensor, Mapping[str, Any]]
 """An optimizer's state by parameter, as torch keeps it."""
@@ -81,6 +86,8 @@ class ServerUpdate:
         self._groups = groups
         self._rules: list[_core.UpdateRule | None] = [None] * len(groups)
         self._updated = False  # by a backward whose step() is yet to come
+        self._notices_told = len(client.notices())
+        self._next_notices = 0.0  # when to look for more, by the monotonic clock
 
     @property
     def entries(self) -> list[SyncedParameter]:
@@ -151,6 +158,7 @@ class ServerUpdate:
                     f"hyperparameters of parameter group {index} changed between backward and step(): the servers "
                     "have used the former ones; change them before backward, as schedulers called after step() do"
                 )
+        self._tell_notices()
         for entry in self.entries:
             if _stored(entry).gradient_changed():
                 raise PoseidonError(
@@ -159,6 +167,11 @@ class ServerUpdate:
                     "without DistributedOptimizer"
                 )
         self._updated = False
+
+    def _tell_notices(self) -> None:
+        if time.monotonic() > self._next_notices:
+            self._next_notices = time.monotonic() + _SECONDS_BETWEEN_NOTICES
+            self._notices_told = tell_notices(self._client, self._notices_told)
 
     # State.
 
@@ -197,6 +210,35 @@ class ServerUpdate:
             _stored(entry).state_count = len(arrays)
         self._publish(states)
 
+    def resume(self, states: States) -> int:
+        """Collective: every rank gets what the servers' newest checkpoint has, and its version is returned.
+
+        Where they have none, 0, and `states` and rank 0's parameters are taken as by `load_states`.
+        """
+        version = 0
+        if self._client.rank == 0:
+            version = self._restore_parameters()
+        (version,) = self._control.sum([version])
+        if version == 0:
+            self.load_states(states)
+            return 0
+        if self._client.rank != 0:
+            self._pull_parameters()
+        self._take_over()
+        for group, param_group in zip(self._groups, self.param_groups, strict=True):
+            state_count = self.algorithm.rule(param_group).state_count
+            for entry in group:
+                _stored(entry).state_count = state_count if _stored(entry).update_count else 0
+        return version
+
+    def _restore_parameters(self) -> int:
+        hosts = self._new_hosts()
+        wanted = [(entry.name, entry.layer, flat_view(host)) for entry, host in hosts.items() if host.numel()]
+        version = restore(self._client, wanted)
+        if version:
+            self._receive(hosts)
+        return version
+
     def push_parameters(self) -> None:
         """Collective: the servers and all ranks take over rank 0's parameters; the optimizer's state stays."""
         self._publish(self.pull_states() if self._client.rank == 0 else {})
@@ -208,6 +250,10 @@ class ServerUpdate:
         self._control.barrier()
         if self._client.rank != 0:
             self._pull_parameters()
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """The parameters are what has just been received."""
         for entry in self.entries:
             _stored(entry).update_count = self._client.layer_stats(entry.layer).update_count
             _stored(entry).received()
@@ -233,14 +279,23 @@ class ServerUpdate:
         return int(state.get("momentum_buffer") is not None)
 
     def _pull_parameters(self) -> None:
-        entries = self.entries
-        hosts = [entry.param.detach() if _in_host_order(entry.param, entry) else _new_host(entry) for entry in entries]
-        self._pull(entries, hosts, 0)
+        hosts = self._new_hosts()
+        self._pull(list(hosts), list(hosts.values()), 0)
+        self._receive(hosts)
+
+    def _new_hosts(self) -> dict[SyncedParameter, torch.Tensor]:
+        """Where each parameter can be received: its own memory if that is possible."""
+        return {
+            entry: entry.param.detach() if _in_host_order(entry.param, entry) else _new_host(entry)
+            for entry in self.entries
+        }
+
+    def _receive(self, hosts: Mapping[SyncedParameter, torch.Tensor]) -> None:
         with torch.no_grad():
-            for entry, host in zip(entries, hosts, strict=True):
+            for entry, host in hosts.items():
                 if host.data_ptr() != entry.param.data_ptr():
                     entry.param.copy_(host)
-        torch.autograd.graph.increment_version([entry.param for entry in entries])
+        torch.autograd.graph.increment_version([entry.param for entry in hosts])
 
     def _pull(self, entries: Sequence[SyncedParameter], hosts: Sequence[torch.Tensor], array: int) -> None:
         for entry, host in zip(entries, hosts, strict=True):

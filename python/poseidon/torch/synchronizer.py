@@ -50,41 +50,78 @@ class BackwardRun:
 class Synchronizer:
     """Synchronizes the parameters of one model. Used from the thread that runs backward.
 
-    `armed`: some forward pass went through the wrapper. `synchronizing`: the next backward
-    exchanges gradients, rather than accumulating them locally (`no_sync()`).
+    It exchanges nothing before `connect`. `armed`: some forward pass went through the wrapper. `synchronizing`: the
+    next backward exchanges gradients, rather than accumulating them locally (`no_sync()`).
     """
 
-    def __init__(
-        self,
-        client: _core.Client,
-        control: Control,
-        entries: list[SyncedParameter],
-        exchange: Exchange,
-        settings: Settings,
-    ) -> None:
+    _client: _core.Client
+    _control: Control
+    _exchange: Exchange
+
+    def __init__(self, entries: list[SyncedParameter], settings: Settings) -> None:
         self.entries = entries[::-1]  # the order in which backward finishes them
         self.armed = False
         self.synchronizing = True
-        self.divisor = client.world_size
+        self.connected = False
+        self.divisor = settings.world_size
+        self.attempt = -1  # of `Recovery`, the one that runs; -1: there is no Recovery
         self.last_run: BackwardRun | None = None
         self.on_finished: Callable[[BackwardRun], None] | None = None
+        self.before_results: Callable[[], None] | None = None  # at the end of backward, with all exchanges under way
         self.updates: list[ServerUpdate] = []
         self.priorities: Priorities | None = None  # of a model with updates on the workers
-        self._client = client
-        self._control = control
-        self._exchange = exchange
         self._settings = settings
         self._sequential = settings.schedule == "sequential"
         self._agreed = False
         self._marks_valid = False
+        self._factorable: list[SyncedParameter] = []
         self._run: BackwardRun | None = None
         self._flying: BackwardRun | None = None  # the one that is over but for exchanges in flight
         self._in_flight: dict[SyncedParameter, Job] = {}
         self._units: dict[tuple[int, int], list[Job]] = {}  # what of it arrives together, the soonest needed first
         self._broken: str | None = None
+
+    def connect(self, client: _core.Client, control: Control, exchange: Exchange) -> None:
+        """Collective: adds the layers to `client`. If there was one before, what it had under way is dropped."""
+        self.abandon()
+        self._client, self._control, self._exchange = client, control, exchange
+        self.divisor, self._agreed, self._marks_valid = client.world_size, False, False
         self._add_layers(self.entries)
         for entry in self.entries:
-            entry.attach(self)
+            if not self.connected:
+                entry.attach(self)
+            entry.capture(self.uses_factors(entry))
+        self.connected = True
+        if self.priorities is not None:
+            self.priorities.connect(client, control)
+
+    def abandon(self) -> None:
+        """Drops what is under way, after the client has failed: exchanges, and the updates that wait for them."""
+        for entry, job in self._in_flight.items():
+            unwatch(entry.param)
+            if job.stand_in is not None and job.kept:
+                entry.param.grad = None
+        self._in_flight, self._units = {}, {}
+        self._run = self._flying = self._broken = None
+
+    def pending_updates(self) -> dict[torch.Tensor, int]:
+        """The parameters whose update is still to be made, and the attempt in which step() was called."""
+        return {entry.param: job.step.attempt for entry, job in self._in_flight.items() if job.step is not None}
+
+    def begin_attempt(self, number: int) -> None:
+        """An attempt at this step begins; the rows that forward has counted before do not count."""
+        self.attempt = number
+        for entry in self._factorable:
+            entry.forward_rows = 0
+
+    def resume_schemes(self, attempt: int) -> None:
+        """After `connect`: the next exchanges take the schemes that they would have taken without a failure."""
+        sums = [entry.factor_sum_before(attempt) for entry in self._factorable]
+        if None in sums:
+            return
+        for entry, factor_sum in zip(self._factorable, sums, strict=True):
+            self._client.set_factor_count(entry.layer, factor_sum)
+        self._agreed = True
 
     def uses_factors(self, entry: SyncedParameter) -> bool:
         """Whether the layer may take a scheme that sends factors."""
@@ -121,7 +158,9 @@ class Synchronizer:
     def prioritize(self) -> None:
         """From now on backward does not wait for the parameters that have an `update`, and urgent ones go first."""
         if self.priorities is None:
-            self.priorities = Priorities(self._client, self._control, self._settings, self.entries)
+            self.priorities = Priorities(self._settings, self.entries)
+            if self.connected:
+                self.priorities.connect(self._client, self._control)
 
     def local_only(self) -> None:
         """From now until the next synchronization gradients may differ between the ranks."""
@@ -172,6 +211,7 @@ class Synchronizer:
         if self._run is not None:
             return self._run
         self.check_usable()
+        self._control.note_exchange()
         begin_ns = time.monotonic_ns()
         stale = {entry for entry, job in self._in_flight.items() if job.step is not None}
         self.settle()
@@ -195,7 +235,12 @@ class Synchronizer:
             update.check_forward()
 
     def check_usable(self) -> None:
-        """Raises PoseidonError if an earlier backward failed half way."""
+        """Raises PoseidonError if an earlier backward failed half way, or there is nobody to exchange with yet."""
+        if not self.connected:
+            raise PoseidonError(
+                f"with on_failure={self._settings.on_failure} training runs in attempts of poseidon.Recovery: give it "
+                "the model before the first forward pass"
+            )
         if self._broken is not None:
             self._client.abort(self._broken)
             raise PoseidonError(f"{self._broken}; end all workers and start again from a checkpoint")
@@ -230,7 +275,8 @@ class Synchronizer:
     # Exchange.
 
     def _start(self, run: BackwardRun, entry: SyncedParameter) -> None:
-        run.jobs[entry] = start_job(self._exchange, entry, self.divisor)
+        job = run.jobs[entry] = start_job(self._exchange, entry, self.divisor)
+        job.attempt = self.attempt
         run.started.append(entry)
         entry.start_over()
 
@@ -244,6 +290,8 @@ class Synchronizer:
                         entry.ready_ns = run.end_ns
                         self._set_base_aside(entry)
                     self._start(run, entry)
+            if self.before_results is not None:
+                self.before_results()
             self._deliver([job for job in run.jobs.values() if job.entry.update is None])
         except BaseException:
             self.backward_failed(run)
@@ -268,6 +316,8 @@ class Synchronizer:
         torch.autograd.graph.increment_version([job.grad for job in jobs if job.in_place and job.grad is not None])
         for job in jobs:
             present = not job.absent or self._client.layer_stats(job.entry.layer).present
+            if job.attempt >= 0 and self.uses_factors(job.entry):
+                job.entry.note_factor_sum(job.attempt, self._client.layer_stats(job.entry.layer).factor_count)
             if job.entry.stored is None:
                 job.land(present)
             else:

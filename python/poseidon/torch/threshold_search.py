@@ -30,13 +30,13 @@ class ThresholdSearch:
         self._candidates = candidates
         self._step_count = rounds * len(candidates)
         self._warm_up_left = warm_up_steps
-        self._decision: int | None = None
+        self.decision: int | None = None  # the candidate's index
         self.durations_ns: list[int] = []
 
     @property
     def threshold(self) -> float:
         """For the next step: the one to try, in the end the one found."""
-        index = len(self.durations_ns) % len(self._candidates) if self._decision is None else self._decision
+        index = len(self.durations_ns) % len(self._candidates) if self.decision is None else self.decision
         return self._candidates[index]
 
     @property
@@ -47,7 +47,7 @@ class ThresholdSearch:
     @property
     def finished(self) -> bool:
         """Whether the threshold stays as it is."""
-        return self._decision is not None
+        return self.decision is not None
 
     @property
     def steps(self) -> int:
@@ -70,7 +70,7 @@ class ThresholdSearch:
 
     def decide(self, index: int) -> None:
         """Ends the search with this candidate."""
-        self._decision = index
+        self.decision = index
 
 
 def _fit(positions: Sequence[float], values: Sequence[float]) -> list[float]:

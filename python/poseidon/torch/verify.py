@@ -43,5 +43,5 @@ def check_same(control: Control, description: str, what: str) -> None:
             if theirs != ours:
                 raise Mismatch(
                     f"the ranks built different {what}s: rank 0 has {ours!r}, rank {rank} has {theirs!r}; "
-                    "build the {what} from the same code and options on every rank"
+                    f"build the {what} from the same code and options on every rank"
                 )

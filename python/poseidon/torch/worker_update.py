@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from poseidon.torch.clipping import Clipping, StepClipping
 from poseidon.torch.partial_step import PartialStep, check_per_parameter
+from poseidon.torch.undo import UpdateUndo
 from poseidon.torch.watched import watch
 
 if TYPE_CHECKING:
@@ -27,7 +28,11 @@ if TYPE_CHECKING:
 class PendingStep:
     """One step() as it was called: the updates that wait for their gradients will be as if made then."""
 
-    def __init__(self, optimizer: Optimizer, clipping: StepClipping | None) -> None:
+    def __init__(
+        self, optimizer: Optimizer, clipping: StepClipping | None, attempt: int = 0, undo: UpdateUndo | None = None
+    ) -> None:
+        self.attempt = attempt  # of `Recovery`, in which step() was called
+        self._undo = undo
         self._stepper = PartialStep(optimizer)
         self._hyperparameters = self._stepper.hyperparameters()
         self._clipping = clipping
@@ -42,6 +47,8 @@ class PendingStep:
         chosen = sorted(params, key=self._places.__getitem__)
         if not chosen:
             return
+        if self._undo is not None:
+            self._undo.save(chosen, self.attempt)
         if self._clipping is not None:
             self._clipping.clip(chosen)
         groups: list[list[torch.Tensor]] = [[] for _ in self._hyperparameters]
@@ -78,6 +85,7 @@ class WorkerUpdate:
         self._sync = sync
         self._clipping = clipping
         self._entries: list[SyncedParameter] = []
+        self.undo: UpdateUndo | None = None  # what makes its updates undone, if anything has to
 
     def take(self, entries: Sequence[SyncedParameter]) -> None:
         """From now on the end of backward does not wait for these parameters."""
@@ -92,10 +100,10 @@ class WorkerUpdate:
             self.synchronize()
         clipping = None if self._clipping is None else self._clipping.begin_step(self._optimizer.param_groups)
         due = self._due()
-        if not due and clipping is None:
+        if not due and clipping is None and self.undo is None:
             PartialStep(self._optimizer).run_all()
             return
-        step = PendingStep(self._optimizer, clipping)
+        step = PendingStep(self._optimizer, clipping, self._sync.attempt if self._sync is not None else 0, self.undo)
         later = {job.entry.param for job in due}
         step.update(
             param
