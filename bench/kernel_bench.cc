@@ -1,5 +1,5 @@
 // What the kernels reach on one core: sums, conversions and optimizer updates against memory copies, factor
-// products in GFLOP/s. Prints a table; each figure is the best of several rounds.
+// products in GFLOP/s, and an event of the flight recorder. Prints a table; each figure is the best of several rounds.
 // `make core-bench` builds and runs it.
 #include <algorithm>
 #include <array>
@@ -12,6 +12,7 @@
 
 #include "base/buffer.h"
 #include "base/clock.h"
+#include "base/flight_recorder.h"
 #include "kernel/kernel.h"
 #include "kernel/update.h"
 
@@ -210,6 +211,16 @@ void bench_product(DType dtype, std::size_t rows, std::size_t cols, std::size_t 
               rows, cols, term.count * term_count, term_count, seconds * 1e3, flops / seconds * 1e-9);
 }
 
+/// What every message costs beside its transport: the clock is read and an event kept.
+void bench_recorder() {
+  constexpr std::uint32_t kEvents = 1000;
+  FlightRecorder recorder;
+  const auto [seconds] = best_seconds([&] {
+    for (std::uint32_t i = 0; i < kEvents; ++i) recorder.note({.what = "push", .bytes = i, .unit = i, .chunk = i});
+  });
+  std::printf("recorder   one event %48.1f ns\n", seconds / kEvents * 1e9);
+}
+
 }  // namespace
 }  // namespace poseidon::kernel
 
@@ -244,4 +255,5 @@ int main() {
     kernel::bench_product(dtype, 1024, 6272, 64, 8);
     kernel::bench_product(dtype, 1000, 1024, 512, 4);
   }
+  kernel::bench_recorder();
 }

@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "conformance/transport_fixture.h"
+#include "cpp/transport/handshakes.h"
 #include "transport/inproc/inproc_transport.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"
@@ -14,6 +15,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
+constexpr const char* kConformanceSecret = "the conformance suite's own secret";
 
 TEST_P(TransportTest, EchoesPayloadsOfEverySize) {
   std::vector<std::unique_ptr<Bytes>> echoes;  // server loop only; lent to the sends
@@ -409,16 +411,21 @@ TEST_P(TransportTest, TheDeathOfAPeersLoopClosesTheFlow) {
   EXPECT_EQ(server.recorder.wait_closed().code(), ErrorCode::peer_lost);
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, TransportTest,
-                         ::testing::Values(TransportCase{"tcp", make_tcp_transport, "127.0.0.1:0", true, false},
-                                           TransportCase{"tcp_one_loop", make_tcp_transport, "127.0.0.1:0", true, true},
-                                           TransportCase{"tcp_v6", make_tcp_transport, "[::1]:0", true, false},
-                                           TransportCase{"inproc", make_inproc_transport, "shard:0", false, false},
-                                           TransportCase{"inproc_one_loop", make_inproc_transport, "shard:0", false,
-                                                         true},
-                                           TransportCase{"shm", make_shm_transport, "shm:0", false, false},
-                                           TransportCase{"shm_one_loop", make_shm_transport, "shm:0", false, true}),
-                         [](const auto& tested) { return tested.param.name; });
+std::unique_ptr<Transport> make_tcp_with_secret() { return make_tcp_transport(admission_with(kConformanceSecret)); }
+std::unique_ptr<Transport> make_shm_with_secret() { return make_shm_transport(admission_with(kConformanceSecret)); }
+
+INSTANTIATE_TEST_SUITE_P(
+    Transports, TransportTest,
+    ::testing::Values(TransportCase{"tcp", make_tcp_transport, "127.0.0.1:0", true, false},
+                      TransportCase{"tcp_one_loop", make_tcp_transport, "127.0.0.1:0", true, true},
+                      TransportCase{"tcp_v6", make_tcp_transport, "[::1]:0", true, false},
+                      TransportCase{"tcp_secret", make_tcp_with_secret, "127.0.0.1:0", true, false},
+                      TransportCase{"inproc", make_inproc_transport, "shard:0", false, false},
+                      TransportCase{"inproc_one_loop", make_inproc_transport, "shard:0", false, true},
+                      TransportCase{"shm", make_shm_transport, "shm:0", false, false},
+                      TransportCase{"shm_one_loop", make_shm_transport, "shm:0", false, true},
+                      TransportCase{"shm_secret", make_shm_with_secret, "shm:0", false, false}),
+    [](const auto& tested) { return tested.param.name; });
 
 }  // namespace
 }  // namespace poseidon::testing

@@ -5,11 +5,16 @@
 #include <vector>
 
 #include "conformance/transport_fixture.h"
+#include "cpp/transport/handshakes.h"
 #include "transport/ucx/ucx_transport.h"
 
 namespace poseidon::testing {
 
 inline std::unique_ptr<Transport> make_ucx_over_tcp() { return make_ucx_transport({{"TLS", "tcp"}}); }
+
+inline std::unique_ptr<Transport> make_ucx_with_secret() {
+  return make_ucx_transport({{"TLS", "tcp"}}, admission_with("the conformance suite's own secret"));
+}
 
 /// UCX leaves shared memory out where it has to tell that a peer has died, unless this is set.
 inline std::unique_ptr<Transport> make_ucx_over_shm() {
@@ -19,6 +24,7 @@ inline std::unique_ptr<Transport> make_ucx_over_shm() {
 inline std::vector<TransportCase> ucx_cases() {
   if (!ucx_available()) return {};
   return {{"ucx_tcp", make_ucx_over_tcp, "127.0.0.1:0", true, false, 2},
+          {"ucx_tcp_secret", make_ucx_with_secret, "127.0.0.1:0", true, false, 2},
           {"ucx_tcp_one_loop", make_ucx_over_tcp, "127.0.0.1:0", true, true, 2},
           {"ucx_shm", make_ucx_over_shm, "127.0.0.1:0", true, false, 2},
           {"ucx_shm_one_loop", make_ucx_over_shm, "127.0.0.1:0", true, true, 2}};

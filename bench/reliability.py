@@ -1,0 +1,392 @@
+#!/usr/bin/env python3
+"""The figures of docs/reliability.md, measured and judged: `python bench/reliability.py [--only TEXT]`.
+
+Real processes on this machine, which should be quiet. Cut links need root and iproute2. Times are of the slowest
+worker. Of repetitions the worst is shown, for recoveries and costs the median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import poseidon
+from fault_job import Event, FaultJob, FaultJobError, Worker
+from poseidon.launch import free_port
+from poseidon.testbed import Host, Testbed
+from poseidon.testbed.network import missing_requirements
+
+START_SECONDS = 120.0  # in which all workers have to be there
+SETTLE_SECONDS = 0.5  # between the first exchange and the fault
+DETECTION_BAR = 1.0
+TIMER_SHARE = 1.05  # of the timeout: when it is over, it has to be noticed
+SECRET = "a secret of this benchmark alone"
+CONNECTIONS = {"flows": 16, "priority_classes": 4}  # of one worker to one core
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the command line chose. timeout: of Poseidon, where silence has to be noticed, in seconds."""
+
+    ranks: int
+    repeats: int
+    timeout: float
+    width: int
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line. bar: at most; None: there is none."""
+
+    title: str
+    what: str
+    value: float
+    unit: str
+    bar: float | None = None
+
+    @property
+    def met(self) -> bool:
+        """Whether the value is within the bar."""
+        return self.bar is None or self.value <= self.bar
+
+    def __str__(self) -> str:
+        verdict = "" if self.bar is None else f"   ≤ {self.bar:g} {self.unit}  {'met' if self.met else 'MISSED'}"
+        return f"{self.title:28} {self.what:46} {self.value:9.3f} {self.unit:6}{verdict}"
+
+
+# Detection.
+
+
+@dataclass(frozen=True)
+class Detection:
+    """How a fault was noticed: seconds until the last of the others had its error, and the host that was cut off its
+    own (None: it was none); errors of others that do not name the rank."""
+
+    seconds: float
+    own_seconds: float | None
+    nameless: int
+
+
+def detect(
+    setting: Setting,
+    victim: int,
+    strike: Callable[[FaultJob], float],
+    arguments: Sequence[str] = (),
+    testbed: Testbed | None = None,
+) -> Detection:
+    """One fault. strike: makes it and returns when. With a testbed the victim itself has to notice, too."""
+    options = {"timeout": setting.timeout, "transport": "tcp"}
+    with FaultJob(setting.ranks, ["exchange", *arguments], options, testbed=testbed) as job:
+        job.start_all()
+        job.wait_for("ready", range(setting.ranks), START_SECONDS)
+        time.sleep(SETTLE_SECONDS)
+        at = strike(job)
+        told = [slot for slot in range(setting.ranks) if slot != victim or testbed is not None]
+        failures = job.wait_for("failed", told, 2 * setting.timeout + 10)
+        own = failures.pop(victim, None)
+        nameless = sum(f"rank {victim}" not in event.data["text"] for event in failures.values())
+        last = max(event.at for event in failures.values())
+        return Detection(last - at, None if own is None else own.at - at, nameless)
+
+
+def judge_detection(
+    setting: Setting, fault: str, what: str, bar: float, measure: Callable[[int], Detection]
+) -> Iterator[Figure]:
+    """The worst of the repetitions, each with another victim."""
+    found = [measure(repeat % setting.ranks) for repeat in range(setting.repeats)]
+    title = f"{fault}, P = {setting.ranks}"
+    yield Figure(title, what, max(one.seconds for one in found), "s", bar)
+    own = [one.own_seconds for one in found if one.own_seconds is not None]
+    if own:
+        yield Figure(title, "that host knows, too", max(own), "s", bar)
+    yield Figure(title, "errors of others that do not name the rank", sum(one.nameless for one in found), "", 0.0)
+
+
+def kills(setting: Setting) -> Iterator[Figure]:
+    """A process that dies."""
+    for what, arguments in (("while they exchange", ()), ("while they compute", ("--computes",))):
+
+        def measure(victim: int, arguments: Sequence[str] = arguments) -> Detection:
+            return detect(setting, victim, lambda job: job.current[victim].send(signal.SIGKILL), arguments)
+
+        yield from judge_detection(setting, "kill -9", f"all others know, {what}", DETECTION_BAR, measure)
+
+
+def freezes(setting: Setting) -> Iterator[Figure]:
+    """A process that is stopped."""
+
+    def measure(victim: int) -> Detection:
+        return detect(setting, victim, lambda job: job.current[victim].send(signal.SIGSTOP))
+
+    yield from judge_detection(setting, "SIGSTOP", "all others know", TIMER_SHARE * setting.timeout, measure)
+
+
+Cut = Callable[[Sequence[Host], int], None]
+
+
+def take_down(hosts: Sequence[Host], victim: int) -> None:
+    """Takes the host's device down: nothing leaves and nothing arrives."""
+    subprocess.run(["ip", "-n", hosts[victim].namespace, "link", "set", hosts[victim].devices[0], "down"], check=True)
+
+
+def make_deaf(hosts: Sequence[Host], victim: int) -> None:
+    """Makes the others send what is for the host to a card that nobody has; what it sends goes on arriving."""
+    for index, host in enumerate(hosts):
+        if index != victim:
+            entry = [hosts[victim].address, "lladdr", "02:00:00:00:00:01", "dev", host.devices[0], "nud", "permanent"]
+            subprocess.run(["ip", "-n", host.namespace, "neigh", "replace", *entry], check=True)
+
+
+def detect_cut(setting: Setting, victim: int, cut: Cut) -> Detection:
+    """One cut, in a network of its own."""
+    with Testbed(setting.ranks, "1gbit") as testbed:
+
+        def strike(job: FaultJob) -> float:
+            at = time.monotonic()
+            cut(testbed.hosts, victim)
+            return at
+
+        return detect(setting, victim, strike, testbed=testbed)
+
+
+def cuts(setting: Setting) -> Iterator[Figure]:
+    """A host that cannot be reached any more."""
+    if missing := missing_requirements():
+        print(f"cut links are not measured: that needs {' and '.join(missing)}", file=sys.stderr)
+        return
+    for fault, cut in (("device down", take_down), ("one-way loss", make_deaf)):
+
+        def measure(victim: int, cut: Cut = cut) -> Detection:
+            return detect_cut(setting, victim, cut)
+
+        yield from judge_detection(setting, fault, "all others know", TIMER_SHARE * setting.timeout, measure)
+
+
+# Recovery.
+
+
+class Training:
+    """Workers that train until the end of the block, and what they said, by (process, event)."""
+
+    def __init__(self, setting: Setting, on_failure: str, folder: Path) -> None:
+        self.ranks = setting.ranks
+        arguments = ["train", "--width", str(setting.width), "--steps-file", str(folder / "steps")]
+        options = {"on_failure": on_failure, "timeout": 60.0}
+        self.job = FaultJob(setting.ranks, arguments, options)
+        self.said: dict[tuple[int, str], list[Event]] = {}
+
+    def run_until(self, done: Callable[[], bool], seconds: float = START_SECONDS) -> None:
+        """Listens. FaultJobError when it takes longer, or a worker ends that was not killed."""
+        deadline = time.monotonic() + seconds
+        while not done():
+            event = self.job.next_event(deadline - time.monotonic())
+            if event is None:
+                raise FaultJobError(f"no recovery in {seconds:g} s{self.job.report()}")
+            if event.what == "ended" and event.data["code"] != -signal.SIGKILL:
+                raise FaultJobError(f"slot {event.slot} ended by itself{self.job.report()}")
+            self.said.setdefault((event.pid, event.what), []).append(event)
+
+    def first(self, worker: Worker, what: str, after: float = 0.0) -> Event | None:
+        """Its first such event after a moment."""
+        return next((event for event in self.said.get((worker.pid, what), []) if event.at > after), None)
+
+    def first_commit(self, worker: Worker, world_size: int, after: float = 0.0) -> Event | None:
+        """The end of its first step with so many workers that began after a moment."""
+        commits = self.said.get((worker.pid, "committed"), [])
+        return next((one for one in commits if one.at > after and one.data["world_size"] == world_size), None)
+
+    def all_commit(self, slots: Sequence[int], world_size: int, after: float) -> Callable[[], bool]:
+        """Whether each slot's process has completed such a step."""
+        return lambda: all(self.first_commit(self.job.current[slot], world_size, after) is not None for slot in slots)
+
+    def last_commit(self, slots: Sequence[int], world_size: int, after: float) -> float:
+        """When the last of them had completed its first such step."""
+        found = [self.first_commit(self.job.current[slot], world_size, after) for slot in slots]
+        return max(event.at for event in found if event is not None)
+
+
+def seen(event: Event | None) -> float:
+    """When something happened that must have."""
+    if event is None:
+        raise FaultJobError("a worker left out something that it should have said")
+    return event.at
+
+
+def rejoin(setting: Setting, victim: int) -> dict[str, float]:
+    """Seconds of the parts of one recovery with a replacement, which is started when the death is seen."""
+    with tempfile.TemporaryDirectory(prefix="poseidon-reliability-") as folder:
+        training = Training(setting, "rejoin", Path(folder))
+        everybody = range(setting.ranks)
+        with training.job as job:
+            job.start_all()
+            training.run_until(training.all_commit(everybody, setting.ranks, 0.0))
+            time.sleep(SETTLE_SECONDS)
+            old = job.current[victim]
+            killed_at = old.send(signal.SIGKILL)
+            training.run_until(lambda: training.first(old, "ended") is not None)
+            new = job.start(victim)
+            training.run_until(lambda: training.first(new, "joined") is not None)
+            joined_at = seen(training.first(new, "joined"))
+            training.run_until(training.all_commit(everybody, setting.ranks, joined_at))
+            survivors = [job.current[slot] for slot in everybody if slot != victim]
+            prepared_at, met_at = seen(training.first(new, "prepared")), seen(training.first(new, "met"))
+            end = training.last_commit(everybody, setting.ranks, joined_at)
+            return {
+                "all others know": max(seen(training.first(one, "failed", killed_at)) for one in survivors) - killed_at,
+                "new process: start and imports": prepared_at - new.started_at,
+                "meeting": met_at - prepared_at,
+                "layers, agreement, state": joined_at - met_at,
+                "first step": end - joined_at,
+                "from the kill to a step of all": end - killed_at,
+            }
+
+
+def shrink(setting: Setting, victim: int) -> dict[str, float]:
+    """Seconds until the others go on without a worker, and what it costs when another one joins."""
+    with tempfile.TemporaryDirectory(prefix="poseidon-reliability-") as folder:
+        training = Training(setting, "shrink", Path(folder))
+        everybody = range(setting.ranks)
+        survivors = [slot for slot in everybody if slot != victim]
+        fewer = setting.ranks - 1
+        with training.job as job:
+            job.start_all()
+            training.run_until(training.all_commit(everybody, setting.ranks, 0.0))
+            time.sleep(SETTLE_SECONDS)
+            killed_at = job.current[victim].send(signal.SIGKILL)
+            training.run_until(training.all_commit(survivors, fewer, killed_at))
+            alone_at = training.last_commit(survivors, fewer, killed_at)
+            new = job.start(victim)
+            training.run_until(training.all_commit(everybody, setting.ranks, alone_at))
+            joined_at = training.last_commit(everybody, setting.ranks, alone_at)
+            commits = [training.said[job.current[slot].pid, "committed"] for slot in survivors]
+            pauses = [b.at - a.at for one in commits for a, b in itertools.pairwise(one) if a.at > alone_at]
+            return {
+                "from the kill to a step of the others": alone_at - killed_at,
+                "a newcomer: from ready to a step of all": joined_at - seen(training.first(new, "prepared")),
+                "longest pause of the others for it": max(pauses),
+            }
+
+
+def recoveries(setting: Setting, title: str, measure: Callable[[Setting, int], dict[str, float]]) -> Iterator[Figure]:
+    """The parts of a recovery: medians over repetitions, in which other slots are struck."""
+    rounds = [measure(setting, (repeat + 1) % setting.ranks) for repeat in range(setting.repeats)]
+    for part in rounds[0]:
+        yield Figure(f"{title}, P = {setting.ranks}", part, median(one[part] for one in rounds), "s")
+
+
+# Costs.
+
+
+class ServerProcess:
+    """A `poseidon server` on loopback. A context manager."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        command = [sys.executable, "-m", "poseidon", "server", "--json", "--server-cores", "1"]
+        command += ["--interfaces", "127.0.0.1", "--priority-classes", str(CONNECTIONS["priority_classes"])]
+        env = {**os.environ, **variables}
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+        self.address = ""
+
+    def __enter__(self) -> ServerProcess:
+        assert self._process.stdout is not None
+        decoder, text = json.JSONDecoder(), ""
+        while not self.address:
+            line = self._process.stdout.readline()
+            if not line:
+                raise FaultJobError("the server did not start")
+            text += line
+            try:
+                self.address = decoder.decode(text)["address"]
+            except ValueError:
+                continue
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+def connect_seconds(address: str, job: str, secret: str | None) -> float:
+    """What one worker's connections to a server take, until all of them may be used."""
+    place = {"rank": 0, "world_size": 1, "master_addr": "127.0.0.1", "master_port": free_port()}
+    began = time.perf_counter()
+    with poseidon.connect(servers=address, job=job, secret=secret, transport="tcp", **CONNECTIONS, **place):
+        return time.perf_counter() - began
+
+
+def connections(setting: Setting) -> Iterator[Figure]:
+    """Connections with and without a secret, in turns."""
+    count = CONNECTIONS["flows"] * CONNECTIONS["priority_classes"]
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    with ServerProcess({"POSEIDON_SECRET": SECRET}) as closed, ServerProcess({}) as open_server:
+        for repeat in range(10 * setting.repeats):
+            for secret, server in ((True, closed), (False, open_server)):
+                taken = connect_seconds(server.address, f"job{repeat}", SECRET if secret else None)
+                seconds[secret].append(taken)
+    with_secret, without = median(seconds[True]), median(seconds[False])
+    yield Figure("authentication", "connections with a secret", count / with_secret, "1/s")
+    yield Figure("authentication", "connections without", count / without, "1/s")
+    yield Figure("authentication", "time for connections, with / without", with_secret / without, "")
+
+
+def exchange_seconds(variables: Mapping[str, str]) -> float:
+    """What the exchange of some gigabytes between two workers takes."""
+    arguments = ["exchange", "--bytes", str(64 << 20), "--rounds", "20"]
+    with FaultJob(2, arguments, {"transport": "tcp"}, variables) as job:
+        job.start_all()
+        measured = job.wait_for("measured", range(2), START_SECONDS)
+        return max(event.data["seconds"] for event in measured.values())
+
+
+def bytes_with_secret(setting: Setting) -> Iterator[Figure]:
+    """Exchanged gigabytes with and without a secret, in turns."""
+    pairs = [(exchange_seconds({"POSEIDON_SECRET": SECRET}), exchange_seconds({})) for _ in range(setting.repeats)]
+    ratio = median(closed for closed, _ in pairs) / median(open_ for _, open_ in pairs)
+    yield Figure("authentication", "time per exchanged GB, with / without", ratio, "")
+
+
+MEASUREMENTS: dict[str, Callable[[Setting], Iterator[Figure]]] = {
+    "detection: kill": kills,
+    "detection: freeze": freezes,
+    "detection: cut": cuts,
+    "recovery: rejoin": lambda setting: recoveries(setting, "rejoin", rejoin),
+    "recovery: shrink": lambda setting: recoveries(setting, "shrink", shrink),
+    "cost: connections": connections,
+    "cost: bytes": bytes_with_secret,
+}
+
+
+def main() -> int:
+    """The exit status: 1 if a bar was missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help=f"measurements whose name contains this: {', '.join(MEASUREMENTS)}")
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--timeout", type=float, default=5.0, help="Poseidon's, where silence has to be noticed")
+    parser.add_argument("--width", type=int, default=2000, help="of the layers that are recovered; 2000: 4.4 million")
+    arguments = parser.parse_args()
+    setting = Setting(arguments.ranks, arguments.repeats, arguments.timeout, arguments.width)
+    missed = False
+    for name, measure in MEASUREMENTS.items():
+        if arguments.only in name:
+            for figure in measure(setting):
+                print(figure, flush=True)
+                missed |= not figure.met
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
