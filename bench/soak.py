@@ -21,6 +21,7 @@ import json
 import math
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -133,6 +134,7 @@ class Soak:
         self._stateful: set[int] = set()  # processes that have committed a step
         self._doomed: set[int] = set()  # processes that are to end with a failure
         self._last_sign = time.monotonic()  # of life, or a fault, which needs time
+        self._usurped: list[Worker] = []
         self._over = False
         self._begun_at = time.monotonic()
 
@@ -152,6 +154,8 @@ class Soak:
                 finished.add(event.slot)
             while self._timers and self._timers[0][0] <= time.monotonic():
                 heapq.heappop(self._timers)[2]()
+        for worker in self._usurped:
+            self._check_usurped(worker)
         return self._result
 
     def _tell(self, text: str) -> None:
@@ -198,12 +202,9 @@ class Soak:
     def _note_end(self, event: Event) -> bool:
         code = event.data["code"]
         current = event.pid == self._job.current[event.slot].pid
-        if event.pid in self._doomed:
-            if code == 0:
-                self._result.problems.append(f"slot {event.slot}: a process whose place was taken trained to the end")
-        elif code == 0 and self._over:
+        if code == 0 and self._over and current:
             return True
-        else:
+        if event.pid not in self._doomed:
             self._result.problems.append(
                 f"slot {event.slot} ended by itself, with exit code {code}{self._job.report()}"
             )
@@ -278,8 +279,20 @@ class Soak:
     def _usurp(self, worker: Worker) -> None:
         """Its replacement comes first; then it goes on, finds out and ends by itself."""
         self._doomed.add(worker.pid)
+        self._usurped.append(worker)
         self._job.start(worker.slot)
         self._at(self._config.timeout / 2, lambda: self._thaw(worker))
+
+    def _check_usurped(self, worker: Worker) -> None:
+        self._thaw(worker)
+        try:
+            code = worker.process.wait(2 * self._config.timeout)
+        except subprocess.TimeoutExpired:
+            code = 0
+        if code == 0:
+            self._result.problems.append(
+                f"slot {worker.slot}: a process whose place was taken did not end with an error"
+            )
 
     # The end.
 
@@ -289,7 +302,7 @@ class Soak:
         if self._incident is not None:
             self._at(0.2, self._end_soon)
             return
-        margin = 20 + math.ceil(2.0 / self._config.pace)
+        margin = 20 + math.ceil(1.0 / self._config.pace)
         last = (self._result.steps + margin) // DIGEST_STEPS * DIGEST_STEPS + 1
         write_steps(self._steps_file, last)
 

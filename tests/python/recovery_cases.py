@@ -193,7 +193,9 @@ def watched_transfers(faults: Faults, generation: Callable[[], int]) -> Iterator
         yield
 
 
-def train(folder: Path, kind: str, steps: int, faults: Sequence[Fault], directory: str | None = None) -> dict[str, Any]:
+def train(
+    folder: Path, kind: str, steps: int, faults: Sequence[Fault], directory: str | None = None, undo: bool = True
+) -> dict[str, Any]:
     """One worker's training; its answer is a `Result` as a dict. `directory`: for snapshots, every second step."""
     dies = Faults(folder, faults)
     dies.reached("start", 0)
@@ -204,16 +206,16 @@ def train(folder: Path, kind: str, steps: int, faults: Sequence[Fault], director
         return 0 if here.client is None else here.client.generation
 
     with watched_transfers(dies, generation):
-        return _train(dies, kind, steps, directory)
+        return _train(dies, kind, steps, directory=directory, every=2, undo=undo)
 
 
-def _train(dies: Faults, kind: str, steps: int, directory: str | None) -> dict[str, Any]:
+def _train(dies: Faults, kind: str, steps: int, **options: Any) -> dict[str, Any]:
     module = network(kind)
     model = poseidon.DistributedDataParallel(module)
     optimizer = make_optimizer(kind, model)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.9**epoch)
     dies.reached("set-up", 0)
-    recovery = poseidon.Recovery(model, optimizer, scheduler, seed=7, directory=directory, every=2)
+    recovery = poseidon.Recovery(model, optimizer, scheduler, seed=7, **options)
     module[2].register_forward_hook(lambda *_: dies.reached("forward", recovery.step))
     module[3].register_full_backward_hook(lambda *_: dies.reached("backward", recovery.step))
     sizes, made = [], 0
@@ -239,10 +241,11 @@ def _train(dies: Faults, kind: str, steps: int, directory: str | None) -> dict[s
             dies.reached("end", step)
     dies.reached("finished", recovery.step)
     history = [vars(event) for event in recovery.history]
-    whole = digest([*module.parameters(), *module.buffers(), *_states(optimizer)])
-    return vars(Result(whole, made, sizes, history))
+    return vars(Result(parameters_and_state(module, optimizer), made, sizes, history))
 
 
-def _states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def parameters_and_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """A digest of the parameters, the buffers and the optimizer's state."""
     states = [optimizer.state[param] for group in optimizer.param_groups for param in group["params"]]
-    return [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+    tensors = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+    return digest([*module.parameters(), *module.buffers(), *tensors])

@@ -49,3 +49,15 @@ def test_overhead_reports_a_share_of_the_bare_step() -> None:
     result = run_script("overhead.py", "--step-ms", "5", "--steps", "6", "--width", "64", "--depth", "4")
     assert result["bare_seconds"] > 0
     assert -1 < result["overhead"] < 1
+
+
+@pytest.mark.parametrize(
+    ("script", "line"), [("flood.py", "median ratio"), ("neighbours.py", "median")], ids=["flood", "neighbours"]
+)
+def test_disturbances_are_measured_and_judged(script: str, line: str) -> None:
+    pytest.importorskip("poseidon._core")
+    command = [sys.executable, str(BENCH / script), "--rounds", "1", "--seconds", "0.2", "--mib", "1"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    verdict = answer.stdout.splitlines()[-1]
+    assert verdict.startswith(line), answer.stderr
+    assert verdict.endswith("MISSED" if answer.returncode else "met")

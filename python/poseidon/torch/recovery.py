@@ -89,6 +89,7 @@ class Recovery:
         self._is_new = True
         self._is_whole = False  # the state is that of the beginning of `_step`
         self._failures = 0  # since a step was completed or a worker replaced
+        self._own_failure: PoseidonError | None = None  # of an attempt, other than by others' failures
         self._next_look = 0.0
         self._written = 0
         self.history: list[RecoveryEvent] = []
@@ -111,7 +112,7 @@ class Recovery:
 
         At its end the step is complete. If it fails because of another worker or the network, the workers meet again,
         agree on a step and its state, and the loop goes on from there: `step` says with what. Gradients are cleared at
-        the beginning. An error of this worker's own passes through; the others then wait for its replacement.
+        the beginning. An error of this worker's own passes through; the others then wait for it, or its replacement.
         """
         while not self._survived(self._begin):
             pass
@@ -121,8 +122,11 @@ class Recovery:
             if not self._context.recovers:
                 raise
             failure: PoseidonError = error.with_traceback(None)
-        except Exception as error:
-            self._context.abort(error)
+        except BaseException as error:
+            # Should the program catch it and go on, what this attempt has changed is put back first.
+            self._own_failure = Aborted(f"an attempt of this rank itself failed: {type(error).__name__}: {error}")
+            if isinstance(error, Exception):
+                self._context.abort(error)
             raise
         else:
             self._step += 1
@@ -144,6 +148,9 @@ class Recovery:
 
     def _begin(self) -> None:
         here = self._context
+        failure, self._own_failure = self._own_failure, None
+        if failure is not None and here.recovers:
+            raise failure
         self._state.begin(self._step, here.rank)
         if here.recovers and time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_SECONDS

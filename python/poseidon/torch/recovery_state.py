@@ -46,6 +46,7 @@ class TrainingState:
         encode([one.state_dict() for one in self._others])
         self._undos: dict[DistributedOptimizer, UpdateUndo] = {}
         self._beginnings: dict[int, _Beginning] = {}
+        self._streams_left: StreamStates | None = None  # where a failed attempt has left them
         if recovers:
             self._watch_updates(undo)
 
@@ -135,6 +136,7 @@ class TrainingState:
             if model.synchronizer is not None:
                 model.synchronizer.abandon()
         self._clear_gradients()
+        self._streams_left = None if self.seeded else StreamStates(self.devices())
         for undo in self._undos.values():
             undo.go_back(step)
         self._forget_beginnings(step + 1)
@@ -221,6 +223,8 @@ class TrainingState:
             undo.confirm()
         self._beginnings.clear()
         self._stepped = False
+        if self._streams_left is not None:  # the failed attempt is not made again here: another rank has completed it
+            self._streams_left.put_back()
 
 
 class _Beginning:

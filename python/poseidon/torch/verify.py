@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import nn
 
 import poseidon
-from poseidon.errors import Mismatch
+from poseidon.errors import Mismatch, PoseidonError
 from poseidon.torch.control import Control
 from poseidon.torch.layers import SyncedParameter
 
@@ -35,6 +37,9 @@ def check_same(control: Control, description: str, what: str) -> None:
     texts = control.texts_if_different(description)
     if texts is None:
         return
+    # So that nobody ends, which would be an error of its own, before all have the texts.
+    with contextlib.suppress(PoseidonError):
+        control.barrier()
     reference = texts[0].split("\n")
     for rank, text in enumerate(texts):
         lines = text.split("\n")
