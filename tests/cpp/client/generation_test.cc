@@ -228,6 +228,7 @@ TEST(Shrinking, ToOneWorkerAndGrowingAgain) {
 
 TEST(Shrinking, WhoDiedAfterTheRendezvousIsLeftOut) {
   MemoryStore store;
+  ASSERT_TRUE(store.open()->set("poseidon/default/generation", "1").ok());
   auto survivor = options_of(0, 2, OnFailure::shrink, 1);
   survivor.timeout = milliseconds(2500);
   auto other = survivor;

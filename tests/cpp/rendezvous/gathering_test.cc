@@ -43,6 +43,11 @@ Result<Membership> join(MemoryStore& store, const Options& options, std::uint32_
   return meet(*store.open(), options, mine, always, at_least);
 }
 
+/// The store has been there in earlier generations.
+void remember(MemoryStore& store, std::uint32_t generation) {
+  ASSERT_TRUE(store.open()->set(generation_key("default"), std::to_string(generation)).ok());
+}
+
 std::future<Result<Membership>> begin_to_join(MemoryStore& store, const Options& options) {
   return std::async(std::launch::async, [&store, options] { return join(store, options); });
 }
@@ -225,6 +230,7 @@ Options shrinking(int slot, int slot_count, std::uint32_t last = 0) {
 
 TEST(Shrink, SurvivorsGoOnWithoutTheOthersByTheirOrder) {
   MemoryStore store;
+  remember(store, 1);
   const auto begun = Clock::now();
   const auto found = join_all(store, {shrinking(1, 4, 1), shrinking(3, 4, 1)});
   EXPECT_LT(Clock::now() - begun, milliseconds(700));
@@ -236,6 +242,7 @@ TEST(Shrink, SurvivorsGoOnWithoutTheOthersByTheirOrder) {
 
 TEST(Shrink, ToOneAndGrowAgain) {
   MemoryStore store;
+  remember(store, 1);
   const auto alone = join(store, shrinking(2, 3, 1));
   ASSERT_TRUE(alone.ok()) << alone.status().message();
   EXPECT_EQ(slots_of(alone.value()), std::vector{2});
@@ -252,6 +259,7 @@ TEST(Shrink, ToOneAndGrowAgain) {
 
 TEST(Shrink, FewerThanMinWorkersWaitForMore) {
   MemoryStore store;
+  remember(store, 1);
   auto all = std::vector{shrinking(0, 3, 1), shrinking(1, 3, 1)};
   for (Options& options : all) options.min_workers = 3;
   auto late = shrinking(2, 3, 1);
@@ -278,6 +286,7 @@ TEST(Shrink, AJobThatBeginsWaitsForAll) {
 
 TEST(Shrink, WhoComesTooLateIsInTheNextGeneration) {
   MemoryStore store;
+  remember(store, 1);
   const auto others = join_all(store, {shrinking(0, 3, 1), shrinking(1, 3, 1)});
   EXPECT_EQ(others[0].members.size(), 2u);
   auto late = begin_to_join(store, shrinking(2, 3, 1));
@@ -289,6 +298,7 @@ TEST(Shrink, WhoComesTooLateIsInTheNextGeneration) {
 
 TEST(Shrink, WhoWasToLeadAndDiedHoldsNobodyUp) {
   MemoryStore store;
+  remember(store, 1);
   auto dying = shrinking(0, 3, 1);
   dying.timeout = milliseconds(50);
   // Long enough to be seen, too short to write who takes part.
