@@ -266,6 +266,7 @@ def test_core_options() -> None:
         "checkpoint_every": 30,
         "checkpoint_keep": 4,
         "flight_record": "/records",
+        "secret": "0123456789abcdef",
         "timeout": 7.0,
     }
     core = options.resolve(**given).core()

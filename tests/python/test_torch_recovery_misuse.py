@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,12 +46,14 @@ def misuses(folder: Path) -> list[str]:
         error_of(lambda: poseidon.broadcast(torch.ones(2))),
         error_of(lambda: loss_of(model)),
         error_of(lambda: poseidon.DistributedOptimizer(optimizer, model, update="server")),
+        error_of(lambda: poseidon.DistributedOptimizer(optimizer, model, max_norm=1.0, clip="previous")),
         error_of(lambda: poseidon.Recovery(optimizer, model)),
         error_of(lambda: poseidon.Recovery(model, optimizer, 5)),
         error_of(lambda: poseidon.Recovery(model, optimizer, optimizer)),
         error_of(lambda: poseidon.Recovery(model, late, undo=False)),
-        error_of(lambda: poseidon.Recovery(model, optimizer, every=0)),
-        error_of(lambda: poseidon.Recovery(model, optimizer, directory="/proc/none")),
+        error_of(lambda: poseidon.Recovery(model, optimizer)),
+        error_of(lambda: poseidon.Recovery(model, late, every=0)),
+        error_of(lambda: poseidon.Recovery(model, late, directory="/proc/none")),
         error_of(lambda: model.join().__enter__()),
     ]
 
@@ -61,10 +64,12 @@ def test_misuse_is_refused_before_anybody_is_waited_for(tmp_path: Path) -> None:
         "broadcast() before",
         "give it the model",
         "update='worker'",
+        "clip='gathered'",
         "DistributedDataParallel first",
         "state_dict()",
         "twice",
         "undo=False",
+        "not given the DistributedOptimizer that updates 0.weight",
         "every is 0",
         "directory",
         "join()",
@@ -164,6 +169,19 @@ def test_without_a_seed_random_numbers_are_drawn_again(tmp_path: Path) -> None:
         network("")  # seeds for itself
         assert drawn == [torch.rand(()).item() for _ in range(4)]
         assert failures == 1
+
+
+def without_optimizer(folder: Path) -> list[str]:
+    model, _ = parts()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        poseidon.Recovery(model)
+    return [str(warning.message) for warning in caught]
+
+
+def test_a_forgotten_optimizer_is_warned_of(tmp_path: Path) -> None:
+    for texts in Supervisor(tmp_path, 2).run(without_optimizer):
+        assert any("no optimizer of parameter 0.weight" in text for text in texts)
 
 
 def test_a_single_worker_needs_nobody() -> None:

@@ -105,11 +105,8 @@ class DistributedOptimizer(Optimizer):
         self.resumed_version = 0
         self._inner = optimizer
         self._model = model
-        if update == "server" and context().recovers:
-            raise InvalidArgument(
-                "update='server' keeps the optimizer's state on the servers, which are lost with their worker: use "
-                "update='worker' with on_failure=rejoin or shrink, or on_failure=abort"
-            )
+        if context().recovers:
+            _refuse_what_is_lost(update, max_norm, clip)
         self._on_servers = update == "server"
         self._server: ServerUpdate | None = None
         self._worker: WorkerUpdate | None = None
@@ -169,6 +166,10 @@ class DistributedOptimizer(Optimizer):
             return None
         self._worker.undo = UpdateUndo(self._inner)
         return self._worker.undo
+
+    def makes(self, update: WorkerUpdate) -> bool:
+        """Whether `update` is this optimizer's part of the model's synchronizer."""
+        return self._worker is update
 
     def _entries_in(self, params: Sequence[torch.Tensor]) -> list[SyncedParameter]:
         synced: dict[torch.Tensor, SyncedParameter] = {entry.param: entry for entry in self._model.synced_parameters}
@@ -311,6 +312,20 @@ class DistributedOptimizer(Optimizer):
         raise InvalidArgument(
             "a DistributedOptimizer cannot be copied or pickled, since it belongs to this process's job: "
             "save state_dict()"
+        )
+
+
+def _refuse_what_is_lost(update: str | None, max_norm: float | None, clip: str) -> None:
+    """With on_failure=rejoin or shrink: what a worker that replaces another could not be given."""
+    if update == "server":
+        raise InvalidArgument(
+            "update='server' keeps the optimizer's state on the servers, which are lost with their worker: use "
+            "update='worker' with on_failure=rejoin or shrink, or on_failure=abort"
+        )
+    if max_norm is not None and clip == "previous":
+        raise InvalidArgument(
+            "clip='previous' needs the norm of the step before, which a worker that replaces another does not have: "
+            "use clip='gathered' with on_failure=rejoin or shrink, or on_failure=abort"
         )
 
 

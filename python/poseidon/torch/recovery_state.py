@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,20 @@ class TrainingState:
                 one.register_step_pre_hook(self._note_step)
         if self._undos and not undo:
             raise InvalidArgument("undo=False does not go with DistributedOptimizer, whose updates outlive their step")
+        self._check_optimizers()
+
+    def _check_optimizers(self) -> None:
+        given = set(_parameters_of(self._optimizers))
+        for entry in self._entries():
+            if entry.update is not None and not any(one.makes(entry.update) for one in self._undos):
+                raise InvalidArgument(f"Recovery was not given the DistributedOptimizer that updates {entry.name}")
+            if entry.param not in given:
+                warnings.warn(
+                    f"Recovery was given no optimizer of parameter {entry.name}: if there is one, a worker that "
+                    "replaces another does not get its state",
+                    stacklevel=5,
+                )
+                return
 
     def _note_step(self, *_: Any) -> None:
         self._stepped = True
@@ -219,6 +234,7 @@ class TrainingState:
             _load_model(model, one, step)
         for other, one in zip(self._others, state["others"], strict=True):
             other.load_state_dict(one)
+            _forget_unscaled(other)
         for undo in self._undos.values():
             undo.confirm()
         self._beginnings.clear()

@@ -85,7 +85,7 @@ class Synchronizer:
         """Collective: adds the layers to `client`. If there was one before, what it had under way is dropped."""
         self.abandon()
         self._client, self._control, self._exchange = client, control, exchange
-        self.divisor, self._agreed, self._marks_valid = client.world_size, False, False
+        self.divisor, self._agreed, self._marks_valid, self.last_run = client.world_size, False, False, None
         self._add_layers(self.entries)
         for entry in self.entries:
             if not self.connected:
