@@ -6,12 +6,13 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from poseidon import options, secret
 from poseidon.errors import InvalidArgument, Refused
-from poseidon.launch import launch
+from poseidon.launch import free_port, launch
 
 SECRET = "correct horse battery"
 OTHER = "staple correct horse"
@@ -151,14 +152,15 @@ def test_a_worker_with_another_secret_is_refused_by_a_server_at_once() -> None:
     served = options.resolve(secret=SECRET).core()
     served.secret = f"{SECRET}\n{OTHER}"
     server = Server.listen(served, 0)
+    place: dict[str, Any] = {"timeout": 20, "master_port": free_port()}
     try:
         assert server.address.startswith("127.0.0.1:"), "it listens on loopback unless told otherwise"
         for known in (SECRET, OTHER):
-            with poseidon.connect(servers=[server.address], secret=known, timeout=20) as exchange:
+            with poseidon.connect(servers=[server.address], secret=known, **place) as exchange:
                 assert exchange.world_size == 1
         with pytest.raises(Refused, match="POSEIDON_SECRET"):
-            poseidon.connect(servers=[server.address], secret="a secret that nobody knows", timeout=20)
+            poseidon.connect(servers=[server.address], secret="a secret that nobody knows", **place)
         with pytest.raises(Refused, match="POSEIDON_SECRET"):
-            poseidon.connect(servers=[server.address], timeout=20)
+            poseidon.connect(servers=[server.address], **place)
     finally:
         server.shutdown()
