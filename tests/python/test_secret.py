@@ -152,15 +152,18 @@ def test_a_worker_with_another_secret_is_refused_by_a_server_at_once() -> None:
     served = options.resolve(secret=SECRET).core()
     served.secret = f"{SECRET}\n{OTHER}"
     server = Server.listen(served, 0)
-    place: dict[str, Any] = {"timeout": 20, "master_port": free_port()}
+
+    def connect(**options: Any) -> poseidon.Exchange:
+        return poseidon.connect(servers=[server.address], timeout=20, master_port=free_port(), **options)
+
     try:
         assert server.address.startswith("127.0.0.1:"), "it listens on loopback unless told otherwise"
         for known in (SECRET, OTHER):
-            with poseidon.connect(servers=[server.address], secret=known, **place) as exchange:
+            with connect(secret=known) as exchange:
                 assert exchange.world_size == 1
         with pytest.raises(Refused, match="POSEIDON_SECRET"):
-            poseidon.connect(servers=[server.address], secret="a secret that nobody knows", **place)
+            connect(secret="a secret that nobody knows")
         with pytest.raises(Refused, match="POSEIDON_SECRET"):
-            poseidon.connect(servers=[server.address], **place)
+            connect()
     finally:
         server.shutdown()
