@@ -46,7 +46,7 @@ enum Flag : std::uint8_t {
   kTransient = 4,  // the server forgets the chunk when all have its result
   kStored = 8,     // the server keeps the chunk's value: a push updates or replaces it, a pull asks for it
   kNoResult = 16,  // a push whose sender does not want the result
-  kRestore = 32,   // a pull of what the server's checkpoint has: answered at once, by a value without payload if nothing
+  kRestore = 32,  // a pull of what the server's checkpoint has: answered at once, by a value without payload if nothing
 };
 
 /// Field by field in wire order; all integers little-endian.
