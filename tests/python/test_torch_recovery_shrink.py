@@ -93,8 +93,8 @@ def test_goes_on_with_fewer(tmp_path: Path, overlap: bool) -> None:
 
 def test_goes_on_alone_and_grows_again(tmp_path: Path) -> None:
     supervisor = Supervisor(tmp_path, 2)
-    answers = supervisor.run(train, [Fault(1, 3, "forward")], 200, 0.02, False)
+    answers = supervisor.run(train, [Fault(1, 3, "forward")], 100, 0.02, False)
     assert answers[0]["params"] == answers[1]["params"]
-    sizes = check(answers[0], 200)
+    sizes = check(answers[0], 100)
     assert sizes[-1] == 2
-    assert json.dumps(sorted(answers[1]["sizes"], key=int)[-1]) == '"199"'
+    assert json.dumps(sorted(answers[1]["sizes"], key=int)[-1]) == '"99"'

@@ -32,6 +32,13 @@ class SimulatedSlot {
     return true;
   }
 
+  /// That its processes were part of.
+  std::uint32_t generation_count() const {
+    std::uint32_t count = 0;
+    for (const auto& process : processes_) count += process->generation_count();
+    return count;
+  }
+
   /// The last processes.
   std::string describe() const {
     std::string text;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <span>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include "worker/worker.h"
@@ -11,9 +12,9 @@ namespace poseidon::testing {
 
 namespace {
 
-constexpr std::size_t kMostSteps = 512;  // that a history holds
 constexpr std::size_t kEndsKept = 12;
-constexpr std::size_t kFactCount = 3;  // of each rank
+constexpr std::chrono::milliseconds kComputing{1};  // in a step: who is alone would rush ahead
+constexpr std::size_t kFactCount = 3;               // of each rank
 
 enum Salt : std::uint64_t { kFirstStarted = 31 };
 
@@ -108,17 +109,16 @@ Status SimulatedWorker::form(Generation& generation) {
   if (generation.client->generation() <= generation_)
     cluster_.report(node_->name + " is in generation " + std::to_string(generation_) + " again");
   generation_ = generation.client->generation();
+  ++generation_count_;
 
   set_phase("adding layers");
   auto model = generation.client->add_layers(model_layers(), false, keep_waiting);
   if (!model.ok()) return model.status();
   const auto world_size = static_cast<std::size_t>(generation.client->world_size());
-  auto control = generation.client->add_layers(
-      {numbers_layer("facts", kFactCount * world_size), numbers_layer("history", kMostSteps)}, true, keep_waiting);
+  auto control = generation.client->add_layers({numbers_layer("facts", kFactCount * world_size)}, true, keep_waiting);
   if (!control.ok()) return control.status();
   generation.first_layer = model.value().first_layer;
   generation.facts_layer = control.value().first_layer;
-  generation.history_layer = control.value().first_layer + 1;
   return {};
 }
 
@@ -153,16 +153,18 @@ Status SimulatedWorker::share_state(Generation& generation, const Version& newes
   const bool gives = static_cast<std::size_t>(client.rank()) == source;
   TrainingState shared = gives ? state_ : initial_state(cluster_.seed);
   std::vector<std::int64_t> history(shared.members.begin(), shared.members.end());
-  history.resize(kMostSteps, 0);
+  history.resize(static_cast<std::size_t>(newest.committed), 0);
+  auto added = client.add_layers({numbers_layer("history", history.size())}, true, [this] { return alive(); });
+  if (!added.ok()) return added.status();
   const auto share = [&](std::uint32_t layer, std::span<std::byte> data) {
     return gives ? client.start(layer, data, 1) : client.start_absent(layer, data, 1);
   };
-  Status status = share(generation.history_layer, bytes_of(history));
+  Status status = share(added.value().first_layer, bytes_of(history));
   for (std::size_t layer = 0; layer < shared.parameters.size() && status.ok(); ++layer)
     status = share(generation.first_layer + static_cast<std::uint32_t>(layer), bytes_of(shared.parameters[layer]));
   if (const Status waited = client.wait_all([this] { return alive(); }); status.ok()) status = waited;
   if (!status.ok() || gives) return status;
-  shared.members.assign(history.begin(), history.begin() + newest.committed);
+  shared.members.assign(history.begin(), history.end());
   adopt(std::move(shared), newest);
   return {};
 }
@@ -191,6 +193,7 @@ Status SimulatedWorker::step(Generation& generation) {
     client.abort("a worker joins");
     return {ErrorCode::aborted, "a worker joins"};
   }
+  std::this_thread::sleep_for(kComputing);
   const std::size_t layer_count = state_.parameters.size();
   std::vector<SimulatedGradient> gradients;
   StepResults results;

@@ -51,8 +51,9 @@ class SimulatedWorker {
   bool needs_successor() const { return ended_ || node_->replaced; }
   bool ended() const { return ended_; }
   std::uint64_t committed() const { return committed_; }
-  /// The last generation that it was part of.
+  /// The last generation that it was part of, and how many it was part of.
   std::uint32_t generation() const { return generation_; }
+  std::uint32_t generation_count() const { return generation_count_; }
   /// What it does, and what ended its last generations.
   std::string describe() const;
 
@@ -67,9 +68,8 @@ class SimulatedWorker {
   struct Generation {
     std::unique_ptr<Client> client;
     std::uint32_t first_layer = 0;
-    std::uint32_t facts_layer = 0;    // of all ranks: slot, age of the state, steps committed
-    std::uint32_t history_layer = 0;  // the members of each step, from the rank that has most
-    std::uint32_t members = 0;        // slots
+    std::uint32_t facts_layer = 0;  // of all ranks: slot, age of the state, steps committed
+    std::uint32_t members = 0;      // slots
   };
 
   /// Which of two states counts: that of those who last agreed on one, of these the one that has most steps. Whoever
@@ -99,6 +99,7 @@ class SimulatedWorker {
   TrainingState state_;
   std::uint32_t agreed_generation_ = 0;
   std::atomic<std::uint32_t> generation_{0};
+  std::atomic<std::uint32_t> generation_count_{0};
   std::atomic<std::uint64_t> committed_{0};
   std::atomic<bool> ended_{false};
 

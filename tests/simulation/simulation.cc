@@ -156,7 +156,7 @@ class Cluster {
     result.faults = shared_.network->log().counts();
     result.step_count = least_committed();
     for (const auto& slot : slots_)
-      result.generation_count = std::max(result.generation_count, slot->present().generation());
+      result.generation_count = std::max(result.generation_count, slot->generation_count());
     for (const std::string& error : shared_.errors()) result.failure += error + "\n";
     if (!result.failure.empty())
       result.failure += describe(scenario_) + "\nbefore the end:\n" + before_end + "after it:\n" + report();

@@ -33,8 +33,8 @@ std::string describe(const Scenario& scenario);
 
 struct SimulationResult {
   FaultCounts faults{};
-  std::uint64_t step_count = 0;  // that every slot has committed
-  std::uint32_t generation_count = 0;
+  std::uint64_t step_count = 0;        // that every slot has committed
+  std::uint32_t generation_count = 0;  // that one slot was part of, at most
   /// Wrong bits, undone steps and hangs, with all that is known about them; empty when all went well.
   std::string failure;
 };
