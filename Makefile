@@ -20,8 +20,9 @@ $(STAMP): constraints.txt $(SOURCES)
 	PYTHON="$(PYTHON)" tools/setup.sh $(VENV)
 	touch $(STAMP)
 
+# TESTS: a filter, such as 'Simulation.*'.
 cpp-test: $(STAMP)
-	tools/cpp_tests.sh build/cpp-tests
+	tools/cpp_tests.sh "" "" --gtest_filter='$(or $(TESTS),*)'
 
 check: $(STAMP)
 	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
@@ -46,8 +47,8 @@ core-bench: $(STAMP)
 
 # The core's tests under address+undefined and thread sanitizers (minutes; thread three times over).
 sanitize: $(STAMP)
-	tools/cpp_tests.sh build/sanitize-address "address,undefined"
-	tools/cpp_tests.sh build/sanitize-thread thread --gtest_repeat=3
+	tools/cpp_tests.sh address,undefined build/sanitize-address
+	tools/cpp_tests.sh thread build/sanitize-thread --gtest_repeat=3
 
 # Coverage-guided fuzzing of the decoders; needs clang. SECONDS each.
 fuzz: $(STAMP)

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Builds and runs the core's C++ tests. Usage: cpp_tests.sh BUILD_DIR [SANITIZERS [TEST_ARGUMENT…]]
+# Builds and runs the core's C++ tests: beside the installed extension, whose core they share, or with sanitizers in a
+# tree of their own. Usage: cpp_tests.sh [SANITIZERS BUILD_DIR [TEST_ARGUMENT…]]
 set -euo pipefail
-build=$1
-sanitize=${2:-}
+sanitize=${1:-}
+build=${2:-}
 shift $(($# < 2 ? $# : 2))
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH"
@@ -18,9 +19,13 @@ if [ ! -f /usr/include/gtest/gtest.h ] && [ ! -f "$prefix/usr/include/gtest/gtes
   fi
 fi
 
-type=Release
-[ -z "$sanitize" ] || type=RelWithDebInfo
-cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE="$type" -DPOSEIDON_PYTHON=OFF -DPOSEIDON_TESTS=ON \
-  -DPOSEIDON_SANITIZE="$sanitize" -DCMAKE_PREFIX_PATH="$prefix/usr" >/dev/null
-cmake --build "$build"
+options=(-DPOSEIDON_TESTS=ON -DGTest_ROOT="$prefix/usr")
+if [ -z "$sanitize" ]; then
+  build=$(ls -td build/cp3*/ | head -n 1)
+else
+  # UCX is not built for sanitizers: they would report its own threads and memory.
+  options+=(-DPOSEIDON_PYTHON=OFF -DPOSEIDON_UCX=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPOSEIDON_SANITIZE="$sanitize")
+fi
+cmake -S . -B "$build" -G Ninja "${options[@]}" >/dev/null
+cmake --build "$build" --target poseidon_tests
 "$build/poseidon_tests" --gtest_brief=1 "$@"

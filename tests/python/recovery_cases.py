@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,10 @@ from torch import nn
 import poseidon.torch as poseidon
 from poseidon.torch.context import context
 from poseidon.torch.control import Control
+from forked import FORK
 from torch_cases import digest
 from workers import free_port, job_variables
 
-_FORK = get_context("forkserver")
-_FORK.set_forkserver_preload(
-    ["torch", "torch._dynamo", "torch.optim.lr_scheduler", "numpy", "poseidon.torch", "poseidon._core"]
-)
 JOB_SECONDS = 40.0
 
 
@@ -119,7 +115,7 @@ class Supervisor:
 
         def start(rank: int) -> None:
             variables = {**job_variables(rank, self._size, self._port), **self._environment}
-            process = _FORK.Process(target=_work, args=(function, self._folder, variables, args), daemon=True)
+            process = FORK.Process(target=_work, args=(function, self._folder, variables, args), daemon=True)
             process.start()
             workers[process.sentinel] = (rank, process)
 

@@ -15,13 +15,13 @@ import socket
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from forked import FORK
+
 CASE_TIMEOUT_S = 60.0
 JOB_TIMEOUT_S = 30.0
-_SPAWN = get_context("spawn")
 _job_ids = itertools.count(1)
 
 
@@ -63,6 +63,7 @@ def job_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 def _serve(pipe: Connection, environment: dict[str, str]) -> None:
     """A worker's main: answers each (job id, variables, options, function, arguments)."""
+    os.environ.clear()
     os.environ.update(environment)
     import torch
 
@@ -94,8 +95,8 @@ def _serve(pipe: Connection, environment: dict[str, str]) -> None:
 
 class _Worker:
     def __init__(self, environment: dict[str, str]) -> None:
-        self.pipe, there = _SPAWN.Pipe()
-        self.process = _SPAWN.Process(target=_serve, args=(there, environment), daemon=True)
+        self.pipe, there = FORK.Pipe()
+        self.process = FORK.Process(target=_serve, args=(there, {**os.environ, **environment}), daemon=True)
         self.process.start()
         there.close()
         self.job = 0
