@@ -13,6 +13,7 @@ from poseidon.errors import InvalidArgument
 from poseidon.torch.clipping import make_clipping
 from poseidon.torch.context import context
 from poseidon.torch.ddp import DistributedDataParallel
+from poseidon.torch.drift import check_optimizer
 from poseidon.torch.layers import SyncedParameter
 from poseidon.torch.rules import algorithm_of, check_options, entries_of
 from poseidon.torch.server_update import ServerUpdate
@@ -108,8 +109,10 @@ class DistributedOptimizer(Optimizer):
         if context().recovers:
             _refuse_what_is_lost(update, max_norm, clip)
         self._on_servers = update == "server"
+        check_optimizer(context().settings, self._on_servers, optimizer)
         self._server: ServerUpdate | None = None
         self._worker: WorkerUpdate | None = None
+        self._steps_made = 0
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
         if self._on_servers and model.synchronizer is not None:
@@ -193,7 +196,43 @@ class DistributedOptimizer(Optimizer):
         update = self._server or self._worker
         assert update is not None
         update.step()
+        self._steps_made += 1
         return loss
+
+    @property
+    def step_count(self) -> int:
+        """Steps that this worker has made since this object was: calls of `step()`, and those of `catch_up()`."""
+        return self._steps_made
+
+    def catch_up(self, after_step: Callable[[], object] | None = None) -> int:
+        """With stragglers=drop: makes the steps that were completed without this worker; returns how many.
+
+        Called after `step()`. It makes them without forward and backward, each with the gradient of the others and
+        with `step()`, hooks included; `after_step()` follows each, for what the loop does after its own steps (a
+        scheduler's step). Then loops end together that count by `step_count`, not by batches. Gradients are
+        cleared. InvalidArgument where several models, or an optimizer for part of a model, would get out of step.
+        """
+        sync = self._model.synchronizer
+        if sync is None or context().settings.stragglers != "drop":
+            return 0
+        self._check_alone(sync)
+        before = self._steps_made
+        while sync.steps_behind() > 0:
+            self.zero_grad()
+            sync.make_missed_step()
+            self.step()
+            if after_step is not None:
+                after_step()
+        return self._steps_made - before
+
+    def _check_alone(self, sync: Synchronizer) -> None:
+        own = {param for group in self.param_groups for param in group["params"]}
+        other = next((entry.name for entry in sync.entries if entry.param not in own), None)
+        if other is not None:
+            raise InvalidArgument(
+                f"catch_up() would leave parameter {other}, which another optimizer updates, behind: use one optimizer "
+                "for all parameters of the model, or do without catch_up()"
+            )
 
     def synchronize(self) -> None:
         """Waits until all gradients are in place, and after `step()` all updates.
@@ -267,6 +306,15 @@ class DistributedOptimizer(Optimizer):
         """
         if self._server is not None:
             self._server.push_parameters()
+
+    def pull_parameters(self) -> None:
+        """With updates on the servers: makes their parameters everybody's. Collective; called after `step()`.
+
+        With consistency=ssp and async the ranks' parameters differ by the updates that each has not seen yet: needed
+        before ranks are to agree, at the end of training or of an epoch. Otherwise it changes nothing.
+        """
+        if self._server is not None:
+            self._server.pull_parameters()
 
     def memory(self) -> OptimizerMemory:
         """Where the optimizer's state is. With dedicated servers this process has none."""
