@@ -31,7 +31,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 import poseidon.torch as poseidon
 from datasets import Dataset, load
 from poseidon.bench.fleet import LOOPBACK, Fleet, free_port, start_fleet
-from poseidon.torch.context import context
 
 TIME_BAR = 1.25  # drop with catch_up beside a transient straggler: time of a step, undisturbed = 1
 ACCURACY_BAR = 0.02  # ssp: final accuracy below that of BSP
@@ -39,7 +38,7 @@ RARE_CLASSES = (8, 9)  # that only the slow rank has in the skewed runs
 TRANSIENT_EVERY = 10
 POINT_EVERY = 10  # steps from one point of a learning curve to the next
 PATIENCE_S = 900.0
-NOTICE = r"rank \d+ .*late"
+NOTICE = r"rank \d+ comes late"
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class RankRun:
     total_seconds: float  # until all ranks had made theirs
     batches: int  # that it computed
     digest: str  # of its parameters at the end
-    late: list[int]  # by rank: chunks' steps that the servers of this process have closed without it
+    late_steps: int  # that were completed without some of its gradients
     points: list[tuple[float, int, float]]  # of rank 0: seconds, steps, accuracy
     rare_accuracy: float
 
@@ -182,11 +181,7 @@ class Worker:
 
     def _result(self, module: nn.Module, seconds: float, total_seconds: float, batches: int) -> RankRun:
         digest = hashlib.blake2b(b"".join(p.detach().numpy().tobytes() for p in module.parameters())).hexdigest()
-        client = context().client
-        assert client is not None
-        late = [0] * self._arguments.ranks
-        for entry in client.straggler_report():
-            late[entry.rank] = entry.late_steps
+        late = sum(entry.late_steps for entry in poseidon.straggler_report() if entry.rank == self._rank)
         run = RankRun(seconds, total_seconds, batches, digest, late, [], 0.0)
         if self._rank == 0:
             run.rare_accuracy = self._accuracy(module, RARE_CLASSES)
@@ -225,7 +220,7 @@ class Run:
     seconds_to_target: float | None  # on rank 0
     accuracy: float  # at the end
     rare_accuracy: float  # on the classes that only the slow rank has in skewed runs
-    dropped: list[float]  # share of each rank's gradients that are in no step
+    dropped: list[float]  # share of the steps that are without some of this rank's gradients
     batches: list[int]  # that each rank computed
     equal_replicas: bool
 
@@ -234,7 +229,6 @@ def measure(fleet: Fleet, case: Case, way: Way, arguments: argparse.Namespace) -
     ranks: list[RankRun] = fleet.call_same("train", case, way, free_port(), timeout_seconds=PATIENCE_S)
     first, steps = ranks[0], arguments.steps
     reached = [seconds for seconds, _, accuracy in first.points if accuracy >= arguments.target]
-    chunks = sum(1 for _ in make_units(arguments))
     return Run(
         case.name,
         way.name,
@@ -243,7 +237,7 @@ def measure(fleet: Fleet, case: Case, way: Way, arguments: argparse.Namespace) -
         reached[0] if reached else None,
         first.points[-1][2],
         first.rare_accuracy,
-        [sum(run.late[rank] for run in ranks) / (chunks * steps) for rank in range(len(ranks))],
+        [run.late_steps / steps for run in ranks],
         [run.batches for run in ranks],
         all(run.digest == first.digest for run in ranks),
     )

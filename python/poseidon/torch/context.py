@@ -23,6 +23,7 @@ from poseidon.torch.drift import ranks_drift
 
 if TYPE_CHECKING:
     from poseidon import _core
+    from poseidon._core import LateRank
     from poseidon.torch.control import Control
     from poseidon.torch.synchronizer import Synchronizer
 
@@ -175,6 +176,15 @@ def _control(caller: str) -> Control | None:
             "another sets up alone, while the others train; do it in an attempt, or give the object to Recovery"
         )
     return here.control
+
+
+def straggler_report() -> list[LateRank]:
+    """With stragglers=drop: the ranks that steps have been completed without, and how often; those never late left out.
+
+    This rank, from the answers that it got, and the others as the server of this process has seen them.
+    """
+    client = context().client
+    return [] if client is None else client.straggler_report()
 
 
 def shutdown() -> None:

@@ -425,6 +425,14 @@ class Synchronizer:
         if job is not None and job.absent:
             job.dropped = True
 
+    def steps_behind(self) -> int:
+        """Steps of this model that others have completed and this rank has yet to make, as the answers so far say."""
+        most = 0
+        for entry in self.entries:
+            done = self._exchange.done(entry.layer)  # before the look: an answer that comes now tells of this very step
+            most = max(most, self._client.layer_stats(entry.layer).behind - (not done))
+        return most
+
     def make_missed_step(self) -> None:
         """As a backward that reached no parameter: `.grad`, or a stored parameter, becomes what the others made of it.
 
