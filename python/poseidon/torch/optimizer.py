@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 from torch.optim import Optimizer
 
-from poseidon.errors import InvalidArgument
+from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.torch.clipping import make_clipping
 from poseidon.torch.context import context
 from poseidon.torch.ddp import DistributedDataParallel
@@ -201,37 +201,38 @@ class DistributedOptimizer(Optimizer):
 
     @property
     def step_count(self) -> int:
-        """Steps that this worker has made since this object was: calls of `step()`, and those of `catch_up()`."""
+        """Calls of `step()` that this object has had."""
         return self._steps_made
 
-    def catch_up(self, after_step: Callable[[], object] | None = None) -> int:
-        """With stragglers=drop: makes the steps that were completed without this worker; returns how many.
+    def missed_steps(self) -> Iterator[int]:
+        """With stragglers=drop: one item for each step that was completed without this worker; not collective.
 
-        Called after `step()`. It makes them without forward and backward, each with the gradient of the others and
-        with `step()`, hooks included; `after_step()` follows each, for what the loop does after its own steps (a
-        scheduler's step). Then loops end together that count by `step_count`, not by batches. Gradients are
-        cleared. InvalidArgument where several models, or an optimizer for part of a model, would get out of step.
+            for _ in optimizer.missed_steps():
+                optimizer.step()                    # and what else follows backward in the loop
+
+        For each, the gradients are those of the workers that made it, as after a backward pass of this worker; what was
+        in `.grad` is gone. Ends when this worker is no longer behind. Iterate after `step()`, and count the loop's
+        steps by `step_count`. InvalidArgument where the optimizer has only a part of the model.
         """
         sync = self._model.synchronizer
         if sync is None or context().settings.stragglers != "drop":
-            return 0
-        self._check_alone(sync)
-        before = self._steps_made
+            return
+        self._check_has_all(sync)
         while sync.steps_behind() > 0:
+            before = self._steps_made
             self.zero_grad()
             sync.make_missed_step()
-            self.step()
-            if after_step is not None:
-                after_step()
-        return self._steps_made - before
+            yield before
+            if self._steps_made == before:
+                raise PoseidonError("a missed step was not made: call step() for every item of missed_steps()")
 
-    def _check_alone(self, sync: Synchronizer) -> None:
+    def _check_has_all(self, sync: Synchronizer) -> None:
         own = {param for group in self.param_groups for param in group["params"]}
         other = next((entry.name for entry in sync.entries if entry.param not in own), None)
         if other is not None:
             raise InvalidArgument(
-                f"catch_up() would leave parameter {other}, which another optimizer updates, behind: use one optimizer "
-                "for all parameters of the model, or do without catch_up()"
+                f"missed_steps() would leave parameter {other} behind, which another optimizer updates: use one "
+                "optimizer for all parameters of the model, or do without missed_steps()"
             )
 
     def synchronize(self) -> None:
