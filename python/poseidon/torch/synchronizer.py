@@ -41,6 +41,7 @@ class BackwardRun:
     """One synchronizing backward pass. Times are of the monotonic clock."""
 
     begin_ns: int
+    missed: bool = False  # made without backward: this rank is in none of its means
     jobs: dict[SyncedParameter, Job] = field(default_factory=dict)
     started: list[SyncedParameter] = field(default_factory=list)
     fired: set[SyncedParameter] = field(default_factory=set)
@@ -281,7 +282,7 @@ class Synchronizer:
     # Exchange.
 
     def _start(self, run: BackwardRun, entry: SyncedParameter) -> None:
-        job = run.jobs[entry] = start_job(self._exchange, entry, self.divisor)
+        job = run.jobs[entry] = start_job(self._exchange, entry, self.divisor, counts=not run.missed)
         job.attempt = self.attempt
         run.started.append(entry)
         entry.start_over()
@@ -438,7 +439,9 @@ class Synchronizer:
 
         Gradients must have been cleared before.
         """
-        self._finish(self._open_run())
+        run = self._open_run()
+        run.missed = True
+        self._finish(run)
 
     def shadow(self) -> None:
         """Takes part in the other ranks' backward with nothing to contribute (`join()`)."""
