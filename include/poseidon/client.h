@@ -71,6 +71,14 @@ struct LayerPriority {
   int priority_class = -1;  // 0 is brought first; −1: as the threshold says
 };
 
+/// A rank that steps have been completed without (stragglers=drop).
+struct LateRank {
+  std::uint32_t rank = 0;
+  std::uint64_t late_steps = 0;   // in which at least one chunk was completed without it
+  std::uint64_t late_chunks = 0;  // how often that was so of a chunk
+  std::uint64_t last_step = 0;    // the last of these steps
+};
+
 class Client {
  public:
   /// Finds the other ranks through `store` (null: a TcpStore that rank 0 serves), starts the
@@ -186,6 +194,18 @@ class Client {
                                 double priority_threshold) = 0;
   /// What the job goes on without, in words: marks that the system does not permit.
   virtual std::vector<std::string> notices() const = 0;
+
+  // With stragglers=drop: a step of a chunk ends without the ranks that come late. A late rank's exchange completes
+  // with the result that all others got, and what it has contributed is discarded; it goes through all steps, one by
+  // one.
+
+  /// How many further steps have been completed without this rank, as the answers to its last exchanges say; 0 when it
+  /// was in time or has only one step missed. As long as it is more, `start_absent` counts for nothing, so that a rank
+  /// catches up with it. Cheap.
+  virtual std::uint64_t behind() const = 0;
+  /// Who has been late and how often, by rank: this rank, and those that the server of this process knows of. Ranks
+  /// that have never been late are left out.
+  virtual std::vector<LateRank> straggler_report() const = 0;
 
   virtual LayerStats layer_stats(std::uint32_t layer) const = 0;
   virtual TrafficStats traffic() const = 0;

@@ -246,6 +246,11 @@ void bind_stats(nb::module_& module) {
       .def_ro("newest_version", &LayerStats::newest_version)
       .def_ro("started_ns", &LayerStats::started_ns)
       .def_ro("completed_ns", &LayerStats::completed_ns);
+  nb::class_<LateRank>(module, "LateRank", "A rank that steps have been completed without (stragglers=drop).")
+      .def_ro("rank", &LateRank::rank)
+      .def_ro("late_steps", &LateRank::late_steps, "Steps in which at least one chunk was completed without it.")
+      .def_ro("late_chunks", &LateRank::late_chunks)
+      .def_ro("last_step", &LateRank::last_step, "The last of these steps.");
   nb::class_<TrafficStats>(module, "TrafficStats", "Network bytes of this process since connect.")
       .def_ro("bytes_sent", &TrafficStats::bytes_sent)
       .def_ro("bytes_received", &TrafficStats::bytes_received);
@@ -335,6 +340,17 @@ void bind_client(nb::module_& module) {
            nb::arg("priority_classes"), nb::arg("priority_threshold"))
       .def_prop_ro("failure", [](PyClient& self) { return to_exception(self.get().status()); })
       .def("notices", [](PyClient& self) { return self.get().notices(); })
+      .def(
+          "behind", [](PyClient& self) { return self.get().behind(); },
+          "How many further steps have been completed without this rank (stragglers=drop).")
+      .def(
+          "straggler_report",
+          [](PyClient& self) {
+            const nb::gil_scoped_release unlocked;
+            return self.get().straggler_report();
+          },
+          "The ranks that have been late, as LateRank, by rank: this one, and those that the server of this process "
+          "knows of.")
       .def("layer_stats", [](PyClient& self, std::uint32_t layer) { return self.get().layer_stats(layer); })
       .def("traffic",
            [](PyClient& self) {

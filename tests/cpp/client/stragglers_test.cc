@@ -1,0 +1,244 @@
+// stragglers=drop and consistency=ssp, async with real clients.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cpp/client/cluster.h"
+
+namespace poseidon {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::always;
+using testing::bytes_of;
+using testing::cluster_options;
+using testing::contains;
+using testing::matrix_layer;
+using testing::TestCluster;
+using testing::vector_layer;
+using testing::with_place_of;
+
+constexpr int kRanks = 4;
+constexpr std::uint32_t kSlow = 3;
+
+std::vector<Options> paced_options(const Options& shared) {
+  auto all = cluster_options(kRanks);
+  for (auto& options : all) options = with_place_of(options, shared);
+  return all;
+}
+
+Options dropping(Medium transport) {
+  Options options;
+  options.transport = transport;
+  options.stragglers = Stragglers::drop;
+  options.chunk_bytes = 4096;
+  return options;
+}
+
+/// Steps of a small model: a matrix of several chunks and a group. Every result is remembered.
+struct Trained {
+  std::vector<std::vector<float>> results;  // by step: all layers after each other
+  milliseconds duration{0};
+  std::uint64_t most_behind = 0;
+};
+
+void make_step(Client& client, std::uint32_t first, std::uint32_t step, Trained& trained) {
+  const auto value = static_cast<float>(client.rank() + 1) / static_cast<float>(step);
+  std::vector<float> matrix(64 * 64, value);
+  std::vector<float> bias(64, -value);
+  std::vector<float> norm(10, 2 * value);
+  EXPECT_TRUE(client.start(first, bytes_of(matrix), kRanks).ok());
+  EXPECT_TRUE(client.start(first + 1, bytes_of(bias), kRanks).ok());
+  EXPECT_TRUE(client.start(first + 2, bytes_of(norm), kRanks).ok());
+  const Status status = client.wait_all(always);
+  EXPECT_TRUE(status.ok()) << status.message();
+  trained.most_behind = std::max(trained.most_behind, client.behind());
+  auto& all = trained.results.emplace_back(matrix);
+  all.insert(all.end(), bias.begin(), bias.end());
+  all.insert(all.end(), norm.begin(), norm.end());
+}
+
+/// Waits for all ranks, however far behind.
+void meet(Client& client, std::uint32_t layer) {
+  std::vector<float> nothing(1, 0);
+  EXPECT_TRUE(client.start(layer, bytes_of(nothing), 1).ok());
+  EXPECT_TRUE(client.wait_all(always).ok());
+}
+
+void expect_late_ranks_to_follow(Medium transport) {
+  constexpr std::uint32_t kSteps = 26;
+  TestCluster cluster(paced_options(dropping(transport)));
+  ASSERT_TRUE(cluster.connected());
+  const auto first = cluster.add({matrix_layer("matrix", 64, 64), vector_layer("bias", 64), vector_layer("norm", 10)});
+  const auto meeting = cluster.add({vector_layer("meeting", 1)});
+  std::vector<Trained> ranks(kRanks);
+  std::vector<std::vector<LateRank>> reports(kRanks);
+  cluster.each([&](std::size_t rank, Client& client) {
+    for (std::uint32_t step = 1; step <= 12; ++step) make_step(client, first, step, ranks[rank]);
+    const auto begun = std::chrono::steady_clock::now();
+    for (std::uint32_t step = 13; step <= kSteps; ++step) {
+      if (rank == kSlow) std::this_thread::sleep_for(milliseconds(40));
+      make_step(client, first, step, ranks[rank]);
+    }
+    ranks[rank].duration = std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begun);
+    meet(client, meeting);
+    reports[rank] = client.straggler_report();
+  });
+  for (std::size_t rank = 0; rank < kRanks; ++rank)
+    for (std::size_t step = 0; step < kSteps; ++step)
+      ASSERT_EQ(ranks[rank].results[step], ranks[0].results[step]) << "rank " << rank << ", step " << step + 1;
+  EXPECT_GE(ranks[kSlow].most_behind, 2u);
+  EXPECT_LE(ranks[kSlow].most_behind, 8u);
+  EXPECT_LT(ranks[0].duration * 4, ranks[kSlow].duration * 3) << "it could be eight steps ahead";
+  ASSERT_EQ(reports[kSlow].size(), 1u);
+  EXPECT_EQ(reports[kSlow][0].rank, kSlow);
+  EXPECT_GE(reports[kSlow][0].late_steps, 5u);
+  EXPECT_GT(reports[kSlow][0].last_step, 12u);
+  bool known_elsewhere = false;
+  for (const LateRank& one : reports[0]) known_elsewhere = known_elsewhere || one.rank == kSlow;
+  EXPECT_TRUE(known_elsewhere);
+}
+
+TEST(Stragglers, LateRanksGetTheResultsThatAllOthersGot) { expect_late_ranks_to_follow(Medium::tcp); }
+TEST(Stragglers, OverSharedMemoryToo) { expect_late_ranks_to_follow(Medium::automatic); }
+
+TEST(Stragglers, ARankCatchesUpByStepsThatDoNotCount) {
+  TestCluster cluster(paced_options(dropping(Medium::automatic)));
+  ASSERT_TRUE(cluster.connected());
+  const auto first = cluster.add({matrix_layer("matrix", 64, 64), vector_layer("bias", 64), vector_layer("norm", 10)});
+  const auto meeting = cluster.add({vector_layer("meeting", 1)});
+  std::vector<Trained> ranks(kRanks);
+  std::vector<std::size_t> shadows(kRanks, 0);
+  constexpr std::size_t kSteps = 24;
+  cluster.each([&](std::size_t rank, Client& client) {
+    auto& trained = ranks[rank];
+    while (trained.results.size() < kSteps) {
+      const auto step = static_cast<std::uint32_t>(trained.results.size() + 1);
+      if (rank == kSlow && step == 13) std::this_thread::sleep_for(milliseconds(150));
+      if (rank != kSlow && step > 13) std::this_thread::sleep_for(milliseconds(15));
+      make_step(client, first, step, trained);
+      while (client.behind() > 0 && trained.results.size() < kSteps) {
+        ++shadows[rank];
+        std::vector<float> all(64 * 64 + 64 + 10, 0);
+        const std::span<float> values(all);
+        EXPECT_TRUE(client.start_absent(first, std::as_writable_bytes(values.first(4096)), kRanks).ok());
+        EXPECT_TRUE(client.start_absent(first + 1, std::as_writable_bytes(values.subspan(4096, 64)), kRanks).ok());
+        EXPECT_TRUE(client.start_absent(first + 2, std::as_writable_bytes(values.last(10)), kRanks).ok());
+        EXPECT_TRUE(client.wait_all(always).ok());
+        trained.results.push_back(all);
+      }
+    }
+    EXPECT_LE(client.behind(), 8u);
+    meet(client, meeting);
+  });
+  EXPECT_GE(shadows[kSlow], 3u);
+  for (std::size_t rank = 0; rank < kRanks; ++rank)
+    for (std::size_t step = 0; step < kSteps; ++step)
+      ASSERT_EQ(ranks[rank].results[step], ranks[0].results[step]) << "rank " << rank << ", step " << step + 1;
+  for (std::size_t step = 1; step <= kSteps; ++step) {
+    // The mean over all, or over all but the slow one: never one that counts it with nothing.
+    const float scale = 1.0F / static_cast<float>(step);
+    const float value = ranks[0].results[step - 1][0];
+    EXPECT_TRUE(std::abs(value - 2.5F * scale) < 1e-5F || std::abs(value - 2 * scale) < 1e-5F)
+        << "step " << step << ": " << value;
+  }
+}
+
+/// Plain SGD on a stored layer: with every gradient 1, the value falls by lr with each P updates.
+TEST(Consistency, SspHoldsTheFastBackAndAsyncDoesNot) {
+  for (const Consistency consistency : {Consistency::ssp, Consistency::async}) {
+    Options shared;
+    shared.consistency = consistency;
+    shared.staleness = 2;
+    TestCluster cluster(paced_options(shared));
+    ASSERT_TRUE(cluster.connected());
+    Layer layer = vector_layer("stored", 3000);
+    layer.stored = true;
+    const auto stored = cluster.add({layer});
+    const auto meeting = cluster.add({vector_layer("meeting", 1)});
+    std::vector<milliseconds> durations(kRanks);
+    std::vector<std::vector<float>> values(kRanks, std::vector<float>(3000, 0));
+    constexpr int kSteps = 10;
+    cluster.each([&](std::size_t rank, Client& client) {
+      UpdateRule rule;
+      rule.kind = UpdateKind::sgd;
+      rule.lr = 0.5;
+      EXPECT_TRUE(client.set_rule(stored, rule).ok());
+      if (rank == 0) EXPECT_TRUE(client.assign(stored, bytes_of(values[0])).ok());
+      EXPECT_TRUE(client.wait_all(always).ok());
+      EXPECT_TRUE(client.pull(stored, bytes_of(values[rank])).ok());
+      EXPECT_TRUE(client.wait_all(always).ok());
+      meet(client, meeting);
+      const auto begun = std::chrono::steady_clock::now();
+      std::vector<float> gradient(3000, 1);
+      for (int step = 1; step <= kSteps; ++step) {
+        if (rank == kSlow) std::this_thread::sleep_for(milliseconds(30));
+        EXPECT_TRUE(client.push_pull(stored, bytes_of(gradient), bytes_of(values[rank]), kRanks).ok());
+        const Status status = client.wait_all(always);
+        EXPECT_TRUE(status.ok()) << status.message();
+        // At least this rank's own pushes are in, at most everybody's.
+        EXPECT_LE(values[rank][0], -0.5F / kRanks * static_cast<float>(step));
+        EXPECT_GE(values[rank][0], -0.5F * kSteps);
+      }
+      durations[rank] = std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begun);
+      meet(client, meeting);
+      EXPECT_TRUE(client.pull(stored, bytes_of(values[rank])).ok());
+      EXPECT_TRUE(client.wait_all(always).ok());
+      EXPECT_EQ(values[rank], std::vector<float>(3000, -0.5F * kSteps)) << "all pushes are in";
+    });
+    if (consistency == Consistency::ssp)
+      EXPECT_GE(durations[0], milliseconds(30 * (kSteps - 2))) << "two steps ahead at most";
+    else
+      EXPECT_LT(durations[0], milliseconds(200));
+  }
+}
+
+TEST(Stragglers, OptionsThatExcludeEachOtherAreRefused) {
+  const auto refusal = [](const std::function<void(Options&)>& change) {
+    Options options = testing::test_options(0, 1, testing::free_port());
+    change(options);
+    const auto client = Client::connect(options, nullptr, always);
+    EXPECT_EQ(client.status().code(), ErrorCode::invalid_argument);
+    return client.status();
+  };
+  const auto drop = [](Options& options) { options.stragglers = Stragglers::drop; };
+  const auto async = [](Options& options) { options.consistency = Consistency::async; };
+  EXPECT_TRUE(contains(refusal([&](Options& o) { drop(o), o.on_failure = OnFailure::rejoin; }), "on_failure=abort"));
+  EXPECT_TRUE(contains(refusal([&](Options& o) { async(o), o.on_failure = OnFailure::shrink; }), "on_failure=abort"));
+  EXPECT_TRUE(contains(refusal([&](Options& o) { drop(o), async(o); }), "choose one"));
+  EXPECT_TRUE(contains(refusal([&](Options& o) { drop(o), o.aggregation = Aggregation::wide; }), "aggregation=wide"));
+  EXPECT_TRUE(contains(refusal([&](Options& o) { drop(o), o.reduce_order = ReduceOrder::arrival; }), "reduce_order"));
+  EXPECT_TRUE(contains(refusal([&](Options& o) { drop(o), o.assignment = Assignment::worker; }), "assignment"));
+  EXPECT_TRUE(contains(refusal([&](Options& o) { async(o), o.checkpoint_dir = "/tmp"; }), "checkpoint_dir"));
+}
+
+TEST(Stragglers, RanksThatDisagreeAreRefused) {
+  auto all = cluster_options(2, milliseconds(3000));
+  all[1].stragglers = Stragglers::drop;
+  std::vector<Status> statuses(2);
+  testing::run_ranks(2, [&](int rank) {
+    const auto client = Client::connect(all[static_cast<std::size_t>(rank)], nullptr, always);
+    statuses[static_cast<std::size_t>(rank)] = client.status();
+  });
+  for (const Status& status : statuses) EXPECT_TRUE(contains(status, "straggler")) << status.message();
+}
+
+TEST(Stragglers, FactorsCannotBeLeftOut) {
+  Options options;
+  options.stragglers = Stragglers::drop;
+  Cluster cluster;
+  cluster.worker_count = cluster.server_count = 4;
+  const auto refused = make_plan({matrix_layer("fc", 8, 8, Scheme::sfb)}, cluster, options, 0);
+  EXPECT_EQ(refused.status().code(), ErrorCode::invalid_argument);
+  EXPECT_TRUE(contains(refused.status(), "fc")) << refused.status().message();
+  const auto plan = make_plan({matrix_layer("fc", 512, 512)}, cluster, options, 0);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan.value().layers[0].scheme, Scheme::ps);
+}
+
+}  // namespace
+}  // namespace poseidon
