@@ -50,6 +50,10 @@ struct LayerStats {
   std::uint64_t factor_count = 0;  // K summed over the workers
   std::uint64_t bytes_sent = 0;    // on the wire, headers included, by the worker (not its shard)
   std::uint64_t bytes_received = 0;
+  // stragglers=drop: this rank came too late for the step, of at least one chunk; how many further steps of such a chunk
+  // had ended by then, at most.
+  bool late = false;
+  std::uint32_t behind = 0;
   std::uint64_t update_count = 0;  // pull: updates that the server has made
   // restore: the versions of the checkpoint that the layer's chunks have got; 0: none.
   std::uint64_t oldest_version = 0;
@@ -132,7 +136,10 @@ class Client {
 
   /// This rank has nothing for the layer (unused parameter, receiving side of a broadcast); the
   /// others' result lands in `destination`, which is untouched if nobody contributed.
-  virtual Status start_absent(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t divisor) = 0;
+  /// `counts`: a mean is over this rank, too; false for a step that it takes part in only to be with the others again
+  /// (stragglers=drop).
+  virtual Status start_absent(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t divisor,
+                              bool counts = true) = 0;
 
   // Layers with `stored`: the servers keep an array for each (Parameter Hub §3.1, Push, Pull, PushPull).
   // All are asynchronous like `start`; a layer has one operation under way at a time. The memory given

@@ -107,9 +107,9 @@ class PyClient {
     return chosen.value();
   }
 
-  void start_absent(std::uint32_t layer, Array array, std::uint32_t divisor) {
+  void start_absent(std::uint32_t layer, Array array, std::uint32_t divisor, bool counts) {
     check_dtype(layer, array);
-    raise_if_failed(client_->start_absent(layer, bytes_of(array), divisor));
+    raise_if_failed(client_->start_absent(layer, bytes_of(array), divisor, counts));
     held_[layer] = hold({std::move(array)});
   }
 
@@ -241,6 +241,8 @@ void bind_stats(nb::module_& module) {
       .def_ro("factor_count", &LayerStats::factor_count)
       .def_ro("bytes_sent", &LayerStats::bytes_sent)
       .def_ro("bytes_received", &LayerStats::bytes_received)
+      .def_ro("late", &LayerStats::late)
+      .def_ro("behind", &LayerStats::behind)
       .def_ro("update_count", &LayerStats::update_count)
       .def_ro("oldest_version", &LayerStats::oldest_version)
       .def_ro("newest_version", &LayerStats::newest_version)
@@ -321,7 +323,8 @@ void bind_client(nb::module_& module) {
            nb::arg("version_limit") = 0)
       .def("set_rule", &PyClient::set_rule, nb::arg("layer"), nb::arg("rule"))
       .def("choose_chunk_bytes", &PyClient::choose_chunk_bytes, nb::arg("known") = 0)
-      .def("start_absent", &PyClient::start_absent, nb::arg("layer"), nb::arg("array").noconvert(), nb::arg("divisor"))
+      .def("start_absent", &PyClient::start_absent, nb::arg("layer"), nb::arg("array").noconvert(), nb::arg("divisor"),
+           nb::arg("counts") = true)
       .def("start_factors", &PyClient::start_factors, nb::arg("layer"), nb::arg("lefts").noconvert(),
            nb::arg("rights").noconvert(), nb::arg("destination").noconvert().none(), nb::arg("divisor"),
            nb::arg("accumulate") = false)

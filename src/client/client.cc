@@ -181,7 +181,7 @@ Status ClientImpl::submit_locked(std::uint32_t layer, Start& start, std::int64_t
     start.absent = false;
     start.factor_count = kNotFactorable;
   }
-  start.catches_up = nothing && lateness_.behind() > 0;
+  start.catches_up = nothing && (start.catches_up || lateness_.behind() > 0);
   const bool contributes = start.operation == Operation::push_pull || start.operation == Operation::push;
   if (contributes && unit.rule) start.rule = std::exchange(unit.rule, std::nullopt);
   loop_->post([this, &unit, moved = std::exchange(start, Start())]() mutable { begin(unit, std::move(moved)); });
@@ -215,11 +215,13 @@ Status ClientImpl::start_all(std::uint32_t first_layer, std::span<const std::spa
   return {};
 }
 
-Status ClientImpl::start_absent(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t divisor) {
+Status ClientImpl::start_absent(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t divisor,
+                                bool counts) {
   Start start;
   start.data = start.destination = destination;
   start.divisor = divisor;
   start.absent = true;
+  start.catches_up = !counts;
   return submit(layer, std::move(start));
 }
 

@@ -90,7 +90,8 @@ class ClientImpl final : public Client, private Receiver {
                std::uint64_t factor_count) override;
   Status start_all(std::uint32_t first_layer, std::span<const std::span<std::byte>> arrays,
                    std::uint32_t divisor) override;
-  Status start_absent(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t divisor) override;
+  Status start_absent(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t divisor,
+                      bool counts) override;
   Status start_factors(std::uint32_t layer, DType dtype, std::vector<FactorRows> segments,
                        std::span<std::byte> destination, std::uint32_t divisor, bool accumulate) override;
   Status push_pull(std::uint32_t layer, std::span<const std::byte> data, std::span<std::byte> destination,

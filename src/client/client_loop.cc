@@ -254,6 +254,8 @@ void ClientImpl::finished(UnitState& unit) {
     stats.factor_count = exchange.factor_count_sum;
     stats.bytes_sent = unit.group ? share(layer->size_bytes, sent_share) : exchange.bytes_sent;
     stats.bytes_received = unit.group ? share(layer->size_bytes, received_share) : exchange.bytes_received;
+    stats.late = exchange.late_chunks > 0;
+    stats.behind = exchange.behind;
     stats.update_count = exchange.update_count;
     stats.oldest_version = exchange.oldest_version;
     stats.newest_version = exchange.newest_version;

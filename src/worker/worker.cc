@@ -88,8 +88,9 @@ class Worker final : public Client {
                    std::uint32_t divisor) override {
     return client_->start_all(first_layer, arrays, divisor);
   }
-  Status start_absent(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t divisor) override {
-    return client_->start_absent(layer, destination, divisor);
+  Status start_absent(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t divisor,
+                      bool counts) override {
+    return client_->start_absent(layer, destination, divisor, counts);
   }
   Status start_factors(std::uint32_t layer, DType dtype, std::vector<FactorRows> segments,
                        std::span<std::byte> destination, std::uint32_t divisor, bool accumulate) override {

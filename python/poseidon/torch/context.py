@@ -19,7 +19,7 @@ from poseidon.chunk_cache import settle_chunk_bytes
 from poseidon.errors import InvalidArgument, PoseidonError, ShutDown
 from poseidon.notices import tell_notices
 from poseidon.options import Settings, resolve
-from poseidon.torch.drift import ranks_drift
+from poseidon.torch.drift import check_options, ranks_drift
 
 if TYPE_CHECKING:
     from poseidon import _core
@@ -39,6 +39,7 @@ class Context:
     """
 
     def __init__(self, settings: Settings) -> None:
+        check_options(settings)
         self.settings = settings
         self.process_id = os.getpid()
         self.client: _core.Client | None = None

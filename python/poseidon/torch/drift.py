@@ -29,6 +29,15 @@ def drift_option(settings: Settings) -> str:
     return "stragglers=drop" if settings.stragglers == "drop" else f"consistency={settings.consistency}"
 
 
+def check_options(settings: Settings) -> None:
+    """InvalidArgument for what the core would refuse only when `Recovery` makes the workers meet."""
+    if ranks_drift(settings) and settings.on_failure != "abort":
+        raise InvalidArgument(
+            f"{drift_option(settings)} and on_failure={settings.on_failure} exclude each other: ranks in different steps "
+            "cannot make one again; use on_failure=abort"
+        )
+
+
 def check_model(settings: Settings, entries: Sequence[SyncedParameter], sends_buffers: bool) -> None:
     """InvalidArgument for a model that such a job cannot train; chooses the one scheme that it can use."""
     if not ranks_drift(settings):
