@@ -38,6 +38,7 @@ RARE_CLASSES = (8, 9)  # that only the slow rank has in the skewed runs
 TRANSIENT_EVERY = 10
 POINT_EVERY = 10  # steps from one point of a learning curve to the next
 PATIENCE_S = 900.0
+WIDTH = 130  # of what is printed, in characters
 NOTICE = r"rank \d+ comes late"
 
 
@@ -270,9 +271,20 @@ def bars(runs: list[Run]) -> list[Bar]:
 
 
 def as_table(runs: list[Run], target: float) -> Table:
-    """For people."""
+    """For people. Of gradients dropped and batches computed: the slow rank's, and the most of any other."""
     table = Table()
-    heads = ("case", "way", "ms a step", "all done", f"s to {target:.2f}", "accuracy", "rare", "dropped", "batches")
+    heads = (
+        "case",
+        "way",
+        "ms a step",
+        "all done",
+        f"s to {target:.2f}",
+        "accuracy",
+        "rare",
+        "dropped",
+        "of others",
+        "batches",
+    )
     for index, head in enumerate(heads):
         table.add_column(head, justify="left" if index < 2 else "right")
     for run in runs:
@@ -284,8 +296,9 @@ def as_table(runs: list[Run], target: float) -> Table:
             "–" if run.seconds_to_target is None else f"{run.seconds_to_target:.2f}",
             f"{run.accuracy:.3f}",
             f"{run.rare_accuracy:.3f}",
-            " ".join(f"{100 * share:.0f} %" for share in run.dropped) if any(run.dropped) else "–",
-            " ".join(map(str, run.batches)) if len(set(run.batches)) > 1 else str(run.batches[0]),
+            f"{100 * run.dropped[-1]:.0f} %",
+            f"{100 * max(run.dropped[:-1]):.0f} %",
+            str(run.batches[-1]),
         )
     return table
 
@@ -311,7 +324,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse_arguments()
-    console = Console(stderr=arguments.json, highlight=False)
+    console = Console(stderr=arguments.json, highlight=False, width=WIDTH)
     torch.set_num_threads(1)  # before any work: the workers are forked, and threads do not survive that
     warnings.filterwarnings("ignore", NOTICE)  # that the slow worker is late is known here
     data = load(arguments.dataset)

@@ -33,8 +33,8 @@ def check_options(settings: Settings) -> None:
     """InvalidArgument for what the core would refuse only when `Recovery` makes the workers meet."""
     if ranks_drift(settings) and settings.on_failure != "abort":
         raise InvalidArgument(
-            f"{drift_option(settings)} and on_failure={settings.on_failure} exclude each other: ranks in different steps "
-            "cannot make one again; use on_failure=abort"
+            f"{drift_option(settings)} and on_failure={settings.on_failure} exclude each other: ranks that are in "
+            "different steps cannot make one again; use on_failure=abort"
         )
 
 
