@@ -1,7 +1,9 @@
 // stragglers=drop and consistency=ssp, async with real clients.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -94,13 +96,13 @@ void expect_late_ranks_to_follow(Medium transport) {
   EXPECT_GE(ranks[kSlow].most_behind, 2u);
   EXPECT_LE(ranks[kSlow].most_behind, 8u);
   EXPECT_LT(ranks[0].duration * 4, ranks[kSlow].duration * 3) << "it could be eight steps ahead";
-  ASSERT_EQ(reports[kSlow].size(), 1u);
-  EXPECT_EQ(reports[kSlow][0].rank, kSlow);
-  EXPECT_GE(reports[kSlow][0].late_steps, 5u);
-  EXPECT_GT(reports[kSlow][0].last_step, 12u);
-  bool known_elsewhere = false;
-  for (const LateRank& one : reports[0]) known_elsewhere = known_elsewhere || one.rank == kSlow;
-  EXPECT_TRUE(known_elsewhere);
+  for (const std::size_t knows : {std::size_t{kSlow}, std::size_t{0}}) {
+    const auto found = std::ranges::find(reports[knows], kSlow, &LateRank::rank);
+    ASSERT_NE(found, reports[knows].end());
+    EXPECT_GE(found->late_steps, 5u);
+    EXPECT_GE(found->late_chunks, found->late_steps);
+    EXPECT_GT(found->last_step, 12u);
+  }
 }
 
 TEST(Stragglers, LateRanksGetTheResultsThatAllOthersGot) { expect_late_ranks_to_follow(Medium::tcp); }
@@ -140,11 +142,13 @@ TEST(Stragglers, ARankCatchesUpByStepsThatDoNotCount) {
     for (std::size_t step = 0; step < kSteps; ++step)
       ASSERT_EQ(ranks[rank].results[step], ranks[0].results[step]) << "rank " << rank << ", step " << step + 1;
   for (std::size_t step = 1; step <= kSteps; ++step) {
-    // The mean over all, or over all but the slow one: never one that counts it with nothing.
-    const float scale = 1.0F / static_cast<float>(step);
-    const float value = ranks[0].results[step - 1][0];
-    EXPECT_TRUE(std::abs(value - 2.5F * scale) < 1e-5F || std::abs(value - 2 * scale) < 1e-5F)
-        << "step " << step << ": " << value;
+    // The mean over all, or over all but one: never one that counts the slow one with nothing.
+    const float value = ranks[0].results[step - 1][0] * static_cast<float>(step);
+    const auto close_to = [value](float mean) { return std::abs(value - mean) < 1e-4F; };
+    bool known = close_to(2.5F);
+    for (int left_out = 1; left_out <= kRanks; ++left_out)
+      known = known || close_to(static_cast<float>(10 - left_out) / 3);
+    EXPECT_TRUE(known) << "step " << step << ": " << value;
   }
 }
 
