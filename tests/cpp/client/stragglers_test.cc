@@ -228,7 +228,9 @@ TEST(Stragglers, RanksThatDisagreeAreRefused) {
     const auto client = Client::connect(all[static_cast<std::size_t>(rank)], nullptr, always);
     statuses[static_cast<std::size_t>(rank)] = client.status();
   });
-  for (const Status& status : statuses) EXPECT_TRUE(contains(status, "straggler")) << status.message();
+  for (const Status& status : statuses) EXPECT_FALSE(status.ok());
+  EXPECT_TRUE(contains(statuses[0], "straggler") || contains(statuses[1], "straggler"))
+      << statuses[0].message() << "; " << statuses[1].message();
 }
 
 TEST(Stragglers, FactorsCannotBeLeftOut) {
