@@ -237,7 +237,8 @@ void ClientImpl::finished(UnitState& unit) {
   if (exchange.operation == Operation::restore) restored_version_ = exchange.oldest_version;
   const std::lock_guard lock(mutex_);
   unit.next_scheme = unit.syncer.next_scheme();
-  if (exchange.late_chunks > 0 || unit.behind > 0)
+  const bool contributes = exchange.operation == Operation::push_pull || exchange.operation == Operation::push;
+  if (contributes && (exchange.late_chunks > 0 || unit.behind > 0))
     lateness_.note(exchange.step, exchange.late_chunks, std::exchange(unit.behind, exchange.behind), exchange.behind);
   const std::int64_t time_ns = now_ns();
   const double unit_bytes = static_cast<double>(std::max<std::size_t>(1, unit.syncer.unit().size_bytes));

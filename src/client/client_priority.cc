@@ -49,7 +49,7 @@ bool ClientImpl::done(std::uint32_t layer) const {
 
 std::vector<LateRank> ClientImpl::straggler_report() const {
   const std::lock_guard lock(mutex_);
-  return lateness_.report(links_.rank);
+  return lateness_.report(static_cast<std::uint32_t>(options_.rank));
 }
 
 std::vector<std::string> ClientImpl::notices() const {

@@ -54,9 +54,7 @@ Result<Shard::Entry*> Shard::open(const wire::Header& header) {
     return Status(ErrorCode::refused, "a core of a server holds at most " + std::to_string(limits::kChunks) +
                                           " chunks of a job; raise chunk_bytes or use more servers");
   if (!pool_->try_charge(entry_bytes_)) return no_room(entry_bytes_);
-  Entry& entry = entries_.try_emplace(key_of(header), worker_count_, reduction_, pool_).first->second;
-  prepare(entry, header);
-  return &entry;
+  return &entries_.try_emplace(key_of(header), worker_count_, reduction_, pool_).first->second;
 }
 
 void Shard::forget(std::uint64_t key) {
@@ -87,6 +85,7 @@ Result<Shard::Entry*> Shard::admit(const wire::Header& header, Requester& from) 
     return Status(ErrorCode::refused, "a push says that it is late, which there is only with stragglers=drop");
   auto entry = open(header);
   if (!entry.ok()) return entry;
+  prepare(*entry.value(), header);
   Status status;
   if (entry.value()->computing)
     status = {ErrorCode::refused,

@@ -40,9 +40,11 @@ void Shard::set_pace(const wire::Pace& pace, Loop* loop,
   if (pace.consistency != Consistency::bsp) entry_bytes_ += sizeof(RankClocks) + worker_count_ * sizeof(std::uint64_t);
 }
 
+/// Before a contribution is admitted. What is under way in the entry's state stays there.
 void Shard::prepare(Entry& entry, const wire::Header& header) const {
-  if (pace_.stragglers == Stragglers::drop) entry.late = std::make_unique<Late>(worker_count_);
-  if (pace_.consistency != Consistency::bsp && (header.flags & wire::kStored) != 0)
+  if (pace_ == wire::Pace() || entry.state.started()) return;
+  if (pace_.stragglers == Stragglers::drop && !entry.late) entry.late = std::make_unique<Late>(worker_count_);
+  if (pace_.consistency != Consistency::bsp && (header.flags & wire::kStored) != 0 && !entry.clocks)
     entry.clocks = std::make_unique<RankClocks>(worker_count_, staleness_of(pace_));
 }
 

@@ -1,8 +1,10 @@
 // stragglers=drop on a shard: steps that end without late ranks, and what those get.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <random>
 #include <vector>
 
@@ -319,7 +321,7 @@ TEST(ShardStragglers, WithoutRoomForResultsAStepWaits) {
     paced.time_passes();
     if (!paced.answered(0, step)) break;
   }
-  ASSERT_LT(step, 15u);
+  ASSERT_LT(step, 19u) << "eight steps behind would be allowed";
   for (std::uint64_t late = 11; late <= step; ++late) ASSERT_TRUE(paced.push(2, late, values).ok());
   EXPECT_TRUE(paced.answered(0, step));
   EXPECT_TRUE(paced.answered(2, step));
