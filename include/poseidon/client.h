@@ -50,8 +50,8 @@ struct LayerStats {
   std::uint64_t factor_count = 0;  // K summed over the workers
   std::uint64_t bytes_sent = 0;    // on the wire, headers included, by the worker (not its shard)
   std::uint64_t bytes_received = 0;
-  // stragglers=drop: this rank came too late for the step, of at least one chunk; how many further steps of such a chunk
-  // had ended by then, at most.
+  // stragglers=drop: this rank came too late for the step, of at least one chunk; how many further steps of such a
+  // chunk had ended by then, at most.
   bool late = false;
   std::uint32_t behind = 0;
   std::uint64_t update_count = 0;  // pull: updates that the server has made

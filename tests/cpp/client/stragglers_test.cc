@@ -60,6 +60,13 @@ void make_step(Client& client, std::uint32_t first, std::uint32_t step, Trained&
   const Status status = client.wait_all(always);
   EXPECT_TRUE(status.ok()) << status.message();
   trained.most_behind = std::max(trained.most_behind, client.behind());
+  std::uint64_t of_layers = 0;
+  for (std::uint32_t layer = first; layer < first + 3; ++layer) {
+    const LayerStats stats = client.layer_stats(layer);
+    EXPECT_TRUE(stats.late || stats.behind == 0);
+    of_layers = std::max<std::uint64_t>(of_layers, stats.behind);
+  }
+  EXPECT_EQ(of_layers, client.behind());
   auto& all = trained.results.emplace_back(matrix);
   all.insert(all.end(), bias.begin(), bias.end());
   all.insert(all.end(), norm.begin(), norm.end());
@@ -150,6 +157,33 @@ TEST(Stragglers, ARankCatchesUpByStepsThatDoNotCount) {
     for (int left_out = 1; left_out <= kRanks; ++left_out)
       known = known || close_to(static_cast<float>(10 - left_out) / 3);
     EXPECT_TRUE(known) << "step " << step << ": " << value;
+  }
+}
+
+TEST(Stragglers, WhoIsAbsentMayStayOutOfTheMean) {
+  TestCluster cluster(paced_options(dropping(Medium::automatic)));
+  ASSERT_TRUE(cluster.connected());
+  const auto first = cluster.add({matrix_layer("matrix", 64, 64), vector_layer("bias", 64), vector_layer("norm", 10)});
+  const std::vector<std::size_t> sizes = {64 * 64, 64, 10};
+  for (const bool counts : {false, true}) {
+    cluster.each([&](std::size_t rank, Client& client) {
+      std::vector<std::vector<float>> arrays;
+      for (const std::size_t size : sizes) arrays.emplace_back(size, static_cast<float>(rank + 1));
+      for (std::uint32_t layer = 0; layer < sizes.size(); ++layer) {
+        const auto bytes = bytes_of(arrays[layer]);
+        const Status status = rank == kSlow ? client.start_absent(first + layer, bytes, kRanks, counts)
+                                            : client.start(first + layer, bytes, kRanks);
+        EXPECT_TRUE(status.ok()) << status.message();
+      }
+      EXPECT_TRUE(client.wait_all(always).ok());
+      const float mean = counts ? 6.0F / 4 : 6.0F / 3;
+      for (const auto& array : arrays)
+        for (const float value : array) ASSERT_EQ(value, mean) << "rank " << rank << ", counts: " << counts;
+      for (std::uint32_t layer = 0; layer < sizes.size(); ++layer) {
+        EXPECT_FALSE(client.layer_stats(first + layer).late);
+        EXPECT_EQ(client.layer_stats(first + layer).behind, 0U);
+      }
+    });
   }
 }
 
