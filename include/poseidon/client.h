@@ -50,6 +50,10 @@ struct LayerStats {
   std::uint64_t factor_count = 0;  // K summed over the workers
   std::uint64_t bytes_sent = 0;    // on the wire, headers included, by the worker (not its shard)
   std::uint64_t bytes_received = 0;
+  // stragglers=drop: this rank came too late for the step, of at least one chunk; how many further steps of such a
+  // chunk had ended by then, at most.
+  bool late = false;
+  std::uint32_t behind = 0;
   std::uint64_t update_count = 0;  // pull: updates that the server has made
   // restore: the versions of the checkpoint that the layer's chunks have got; 0: none.
   std::uint64_t oldest_version = 0;
@@ -69,6 +73,14 @@ struct TrafficStats {
 struct LayerPriority {
   double urgency = 0;       // 1 − l/L of the l-th of L layers in the order in which forward uses them; 0 to 1
   int priority_class = -1;  // 0 is brought first; −1: as the threshold says
+};
+
+/// A rank that steps have been completed without (stragglers=drop).
+struct LateRank {
+  std::uint32_t rank = 0;
+  std::uint64_t late_steps = 0;   // in which at least one chunk was completed without it
+  std::uint64_t late_chunks = 0;  // how often that was so of a chunk
+  std::uint64_t last_step = 0;    // the last of these steps
 };
 
 class Client {
@@ -124,7 +136,10 @@ class Client {
 
   /// This rank has nothing for the layer (unused parameter, receiving side of a broadcast); the
   /// others' result lands in `destination`, which is untouched if nobody contributed.
-  virtual Status start_absent(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t divisor) = 0;
+  /// `counts`: a mean is over this rank, too; false for a step that it takes part in only to be with the others again
+  /// (stragglers=drop).
+  virtual Status start_absent(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t divisor,
+                              bool counts = true) = 0;
 
   // Layers with `stored`: the servers keep an array for each (Parameter Hub §3.1, Push, Pull, PushPull).
   // All are asynchronous like `start`; a layer has one operation under way at a time. The memory given
@@ -186,6 +201,18 @@ class Client {
                                 double priority_threshold) = 0;
   /// What the job goes on without, in words: marks that the system does not permit.
   virtual std::vector<std::string> notices() const = 0;
+
+  // With stragglers=drop: a step of a chunk ends without the ranks that come late. A late rank's exchange completes
+  // with the result that all others got, and what it has contributed is discarded; it goes through all steps, one by
+  // one.
+
+  /// How many further steps have been completed without this rank, as the answers to its last exchanges say; 0 when it
+  /// was in time or has only one step missed. As long as it is more, `start_absent` counts for nothing, so that a rank
+  /// catches up with it. Cheap.
+  virtual std::uint64_t behind() const = 0;
+  /// Who has been late and how often, by rank: this rank, and those that the server of this process knows of. Ranks
+  /// that have never been late are left out.
+  virtual std::vector<LateRank> straggler_report() const = 0;
 
   virtual LayerStats layer_stats(std::uint32_t layer) const = 0;
   virtual TrafficStats traffic() const = 0;

@@ -58,6 +58,19 @@ enum class OnFailure : std::uint8_t {
   shrink,  // they go on without it; a replacement is taken in when it comes
 };
 
+/// What a step does about workers that come late (docs/decisions/0019-stragglers.md).
+enum class Stragglers : std::uint8_t {
+  wait,  // it waits for them
+  drop,  // it ends without them; they get its result when they come
+};
+
+/// What a worker that has pushed waits for, where servers update (docs/decisions/0019-stragglers.md).
+enum class Consistency : std::uint8_t {
+  bsp,    // for every other worker's push of the step
+  ssp,    // until nobody is more than `staleness` steps behind it
+  async,  // for nobody
+};
+
 struct Options {
   int rank = 0;        // with OnFailure::shrink this process's slot: its rank counts those who are there
   int world_size = 1;  // with OnFailure::shrink the number of slots
@@ -86,6 +99,12 @@ struct Options {
   int priority_classes = 2;         // flows between each pair of peers, by urgency (Geryon §III-A)
   std::vector<int> dscp = {46, 0};  // code points that mark the classes, the most urgent first; 0: not marked
   int compute_threads = 1;          // threads that multiply factors
+
+  Stragglers stragglers = Stragglers::wait;
+  double straggler_factor = 3;  // drop: how many deviations after the median worker a step ends
+  int straggler_steps = 8;      // drop: a worker that is so many steps behind is waited for; 1 to 64
+  Consistency consistency = Consistency::bsp;
+  int staleness = 3;  // ssp: steps
 
   OnFailure on_failure = OnFailure::abort;
   int min_workers = 1;           // shrink: fewer than these wait for more

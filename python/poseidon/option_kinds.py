@@ -57,6 +57,7 @@ def _parse_size_or_auto(text: str) -> int | str:
 TEXT = Kind("TEXT", str, lambda value: isinstance(value, str))
 INTEGER = Kind("N", int, _is_int)
 SECONDS = Kind("SECONDS", float, lambda value: _is_int(value) or isinstance(value, float))
+NUMBER = Kind("X", float, SECONDS.accepts)
 BYTES = Kind("BYTES", parse_bytes, _is_int)
 SIZE_OR_AUTO = Kind("BYTES|auto", _parse_size_or_auto, _is_int)
 LIST = Kind(
@@ -100,7 +101,7 @@ class Option:
             raise self._error(given, origin)
         if (self.choices and value not in self.choices) or not self.check(value):
             raise self._error(given, origin)
-        if self.kind is SECONDS:
+        if self.kind in (SECONDS, NUMBER):
             return float(value)
         return tuple(value) if self.kind is LIST else value
 

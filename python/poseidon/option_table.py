@@ -6,7 +6,7 @@ import math
 import re
 
 from poseidon.dscp import MOST_CLASSES
-from poseidon.option_kinds import AUTO, BYTES, INTEGER, LIST, SECONDS, SIZE_OR_AUTO, TEXT, Option, choice, size
+from poseidon.option_kinds import AUTO, BYTES, INTEGER, LIST, NUMBER, SECONDS, SIZE_OR_AUTO, TEXT, Option, choice, size
 
 
 def _is_address(text: str) -> bool:
@@ -142,6 +142,42 @@ OPTIONS: tuple[Option, ...] = (
         "Threads that multiply factors; default: this worker's share of the cores, at most 8.",
         "a whole number from 1 to 256",
         check=lambda value: 1 <= value <= 256,
+    ),
+    choice(
+        "stragglers",
+        "wait",
+        ("wait", "drop"),
+        "What a step does about workers that come late: wait for them, or end without them.",
+    ),
+    Option(
+        "straggler_factor",
+        NUMBER,
+        3.0,
+        "With stragglers=drop: how many deviations after the median worker a step ends.",
+        "a number from 0 to 1000000",
+        check=lambda value: 0 <= value <= 1e6,
+    ),
+    Option(
+        "straggler_steps",
+        INTEGER,
+        8,
+        "With stragglers=drop: a worker that is so many steps behind is waited for.",
+        "a whole number from 1 to 64",
+        check=lambda value: 1 <= value <= 64,
+    ),
+    choice(
+        "consistency",
+        "bsp",
+        ("bsp", "ssp", "async"),
+        "Whom a worker waits for where servers update: all others' step, nobody more than staleness behind, or nobody.",
+    ),
+    Option(
+        "staleness",
+        INTEGER,
+        3,
+        "With consistency=ssp: how many steps a worker may be ahead of the slowest one.",
+        "a whole number from 0 to 1048576",
+        check=lambda value: 0 <= value <= 1 << 20,
     ),
     choice(
         "on_failure",

@@ -86,6 +86,11 @@ class Settings:
     priority_threshold: str
     scheme: str
     compute_threads: int
+    stragglers: str
+    straggler_factor: float
+    straggler_steps: int
+    consistency: str
+    staleness: int
     on_failure: str
     min_workers: int
     memory_limit: int
@@ -136,6 +141,11 @@ class Settings:
             priority_classes=self.priority_classes,
             dscp=[int(mark) for mark in self.dscp] or list(default_dscp(self.priority_classes)),
             compute_threads=self.compute_threads,
+            stragglers=self.stragglers,
+            straggler_factor=self.straggler_factor,
+            straggler_steps=self.straggler_steps,
+            consistency=self.consistency,
+            staleness=self.staleness,
             on_failure=self.on_failure,
             min_workers=self.min_workers,
             memory_limit=self.memory_limit,

@@ -107,9 +107,9 @@ class PyClient {
     return chosen.value();
   }
 
-  void start_absent(std::uint32_t layer, Array array, std::uint32_t divisor) {
+  void start_absent(std::uint32_t layer, Array array, std::uint32_t divisor, bool counts) {
     check_dtype(layer, array);
-    raise_if_failed(client_->start_absent(layer, bytes_of(array), divisor));
+    raise_if_failed(client_->start_absent(layer, bytes_of(array), divisor, counts));
     held_[layer] = hold({std::move(array)});
   }
 
@@ -241,11 +241,18 @@ void bind_stats(nb::module_& module) {
       .def_ro("factor_count", &LayerStats::factor_count)
       .def_ro("bytes_sent", &LayerStats::bytes_sent)
       .def_ro("bytes_received", &LayerStats::bytes_received)
+      .def_ro("late", &LayerStats::late)
+      .def_ro("behind", &LayerStats::behind)
       .def_ro("update_count", &LayerStats::update_count)
       .def_ro("oldest_version", &LayerStats::oldest_version)
       .def_ro("newest_version", &LayerStats::newest_version)
       .def_ro("started_ns", &LayerStats::started_ns)
       .def_ro("completed_ns", &LayerStats::completed_ns);
+  nb::class_<LateRank>(module, "LateRank", "A rank that steps have been completed without (stragglers=drop).")
+      .def_ro("rank", &LateRank::rank)
+      .def_ro("late_steps", &LateRank::late_steps, "Steps in which at least one chunk was completed without it.")
+      .def_ro("late_chunks", &LateRank::late_chunks)
+      .def_ro("last_step", &LateRank::last_step, "The last of these steps.");
   nb::class_<TrafficStats>(module, "TrafficStats", "Network bytes of this process since connect.")
       .def_ro("bytes_sent", &TrafficStats::bytes_sent)
       .def_ro("bytes_received", &TrafficStats::bytes_received);
@@ -316,7 +323,8 @@ void bind_client(nb::module_& module) {
            nb::arg("version_limit") = 0)
       .def("set_rule", &PyClient::set_rule, nb::arg("layer"), nb::arg("rule"))
       .def("choose_chunk_bytes", &PyClient::choose_chunk_bytes, nb::arg("known") = 0)
-      .def("start_absent", &PyClient::start_absent, nb::arg("layer"), nb::arg("array").noconvert(), nb::arg("divisor"))
+      .def("start_absent", &PyClient::start_absent, nb::arg("layer"), nb::arg("array").noconvert(), nb::arg("divisor"),
+           nb::arg("counts") = true)
       .def("start_factors", &PyClient::start_factors, nb::arg("layer"), nb::arg("lefts").noconvert(),
            nb::arg("rights").noconvert(), nb::arg("destination").noconvert().none(), nb::arg("divisor"),
            nb::arg("accumulate") = false)
@@ -335,6 +343,17 @@ void bind_client(nb::module_& module) {
            nb::arg("priority_classes"), nb::arg("priority_threshold"))
       .def_prop_ro("failure", [](PyClient& self) { return to_exception(self.get().status()); })
       .def("notices", [](PyClient& self) { return self.get().notices(); })
+      .def(
+          "behind", [](PyClient& self) { return self.get().behind(); },
+          "How many further steps have been completed without this rank (stragglers=drop).")
+      .def(
+          "straggler_report",
+          [](PyClient& self) {
+            const nb::gil_scoped_release unlocked;
+            return self.get().straggler_report();
+          },
+          "The ranks that have been late, as LateRank, by rank: this one, and those that the server of this process "
+          "knows of.")
       .def("layer_stats", [](PyClient& self, std::uint32_t layer) { return self.get().layer_stats(layer); })
       .def("traffic",
            [](PyClient& self) {

@@ -168,10 +168,12 @@ Status ClientImpl::submit_locked(std::uint32_t layer, Start& start, std::int64_t
   state.destination = start.destination;
   state.stats.started_ns = time_ns;
   ++running_count_;
+  bool nothing = start.absent;
   if (unit.group) {
     if (!unit.group->put(state.member, start.data, start.absent, start.divisor)) return {};
     start.data = start.destination = {};
     start.pieces = unit.group->pieces();
+    nothing = unit.group->all_absent();
     if (!unit.group->any_absent()) {
       start.members.reserve(unit.layers.size());
       for (const LayerState* member : unit.layers) start.members.push_back(member->destination);
@@ -179,6 +181,7 @@ Status ClientImpl::submit_locked(std::uint32_t layer, Start& start, std::int64_t
     start.absent = false;
     start.factor_count = kNotFactorable;
   }
+  start.catches_up = nothing && (start.catches_up || lateness_.behind() > 0);
   const bool contributes = start.operation == Operation::push_pull || start.operation == Operation::push;
   if (contributes && unit.rule) start.rule = std::exchange(unit.rule, std::nullopt);
   loop_->post([this, &unit, moved = std::exchange(start, Start())]() mutable { begin(unit, std::move(moved)); });
@@ -212,11 +215,13 @@ Status ClientImpl::start_all(std::uint32_t first_layer, std::span<const std::spa
   return {};
 }
 
-Status ClientImpl::start_absent(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t divisor) {
+Status ClientImpl::start_absent(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t divisor,
+                                bool counts) {
   Start start;
   start.data = start.destination = destination;
   start.divisor = divisor;
   start.absent = true;
+  start.catches_up = !counts;
   return submit(layer, std::move(start));
 }
 
@@ -288,8 +293,10 @@ Status ClientImpl::set_rule(std::uint32_t layer, const UpdateRule& rule) {
     return invalid(about, "has dtype " + std::string(dtype_name(about.dtype)) + "; servers update float32 and float64");
   if (rule.kind == UpdateKind::lamb && !about.whole)
     return invalid(about, "is cut into pieces; lamb needs the norms of a layer that lies whole on one server");
-  // Every rank sets the same rule; one tells it, before its own push, without which no step ends.
-  if (options_.rank == 0) layers_[layer]->unit->rule = rule;
+  // Every rank sets the same rule; one tells it, before its own push, without which no step ends. Where steps may end
+  // without that one, all do.
+  const bool without = options_.stragglers == Stragglers::drop || options_.consistency != Consistency::bsp;
+  if (options_.rank == 0 || without) layers_[layer]->unit->rule = rule;
   return {};
 }
 

@@ -20,6 +20,7 @@
 #include "base/flight_recorder.h"
 #include "client/flight_report.h"
 #include "client/group.h"
+#include "client/lateness.h"
 #include "client/lobby.h"
 #include "client/syncer.h"
 #include "poseidon/client.h"
@@ -89,7 +90,8 @@ class ClientImpl final : public Client, private Receiver {
                std::uint64_t factor_count) override;
   Status start_all(std::uint32_t first_layer, std::span<const std::span<std::byte>> arrays,
                    std::uint32_t divisor) override;
-  Status start_absent(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t divisor) override;
+  Status start_absent(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t divisor,
+                      bool counts) override;
   Status start_factors(std::uint32_t layer, DType dtype, std::vector<FactorRows> segments,
                        std::span<std::byte> destination, std::uint32_t divisor, bool accumulate) override;
   Status push_pull(std::uint32_t layer, std::span<const std::byte> data, std::span<std::byte> destination,
@@ -109,6 +111,8 @@ class ClientImpl final : public Client, private Receiver {
   Status set_priorities(std::uint32_t first_layer, std::span<const LayerPriority> priorities,
                         double priority_threshold) override;
   std::vector<std::string> notices() const override;
+  std::uint64_t behind() const override { return lateness_.behind(); }
+  std::vector<LateRank> straggler_report() const override;
   LayerStats layer_stats(std::uint32_t layer) const override;
   TrafficStats traffic() const override;
   Status status() const override;
@@ -129,6 +133,7 @@ class ClientImpl final : public Client, private Receiver {
     Scheme next_scheme;                // under mutex_: the syncer's, for API threads
     std::vector<LayerState*> layers;   // by member
     std::optional<UpdateRule> rule;    // under mutex_: set since the last push, not yet told to the servers
+    std::uint32_t behind = 0;          // under mutex_: as its last exchange was
   };
   /// Small and side by side: a step of thousands of layers goes over all of them twice.
   struct LayerState {
@@ -265,6 +270,7 @@ class ClientImpl final : public Client, private Receiver {
   bool all_closed_ = false;
   Status status_;  // the first failure; everything after it fails alike
   std::vector<std::string> notices_;
+  Lateness lateness_;  // behind(): any thread
   std::uint32_t next_unit_id_ = 0;
 
   bool shut_down_ = false;  // the owner's thread

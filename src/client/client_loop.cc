@@ -105,8 +105,14 @@ void ClientImpl::send_hello(Flow& flow, std::size_t lane) {
   const auto index = static_cast<std::uint32_t>(lane % links_.lanes_per_core() / links_.class_count);
   const auto priority_class = static_cast<std::uint32_t>(lane % links_.class_count);
   mark(flow, priority_class);
-  const auto hello = wire::make_hello(
-      {links_.rank, links_.worker_count, options_.job, index, {}, priority_class, options_.generation});
+  const auto hello = wire::make_hello({links_.rank,
+                                       links_.worker_count,
+                                       options_.job,
+                                       index,
+                                       {},
+                                       priority_class,
+                                       options_.generation,
+                                       wire::pace_of(options_).value()});  // Client::connect has checked them
   flow.send(hello.header, {hello.payload()}, [text = hello.text](const Status&) {});
 }
 
@@ -231,6 +237,9 @@ void ClientImpl::finished(UnitState& unit) {
   if (exchange.operation == Operation::restore) restored_version_ = exchange.oldest_version;
   const std::lock_guard lock(mutex_);
   unit.next_scheme = unit.syncer.next_scheme();
+  const bool contributes = exchange.operation == Operation::push_pull || exchange.operation == Operation::push;
+  if (contributes && (exchange.late_chunks > 0 || unit.behind > 0))
+    lateness_.note(exchange.step, exchange.late_chunks, std::exchange(unit.behind, exchange.behind), exchange.behind);
   const std::int64_t time_ns = now_ns();
   const double unit_bytes = static_cast<double>(std::max<std::size_t>(1, unit.syncer.unit().size_bytes));
   const double sent_share = static_cast<double>(exchange.bytes_sent) / unit_bytes;
@@ -246,6 +255,8 @@ void ClientImpl::finished(UnitState& unit) {
     stats.factor_count = exchange.factor_count_sum;
     stats.bytes_sent = unit.group ? share(layer->size_bytes, sent_share) : exchange.bytes_sent;
     stats.bytes_received = unit.group ? share(layer->size_bytes, received_share) : exchange.bytes_received;
+    stats.late = exchange.late_chunks > 0;
+    stats.behind = exchange.behind;
     stats.update_count = exchange.update_count;
     stats.oldest_version = exchange.oldest_version;
     stats.newest_version = exchange.newest_version;

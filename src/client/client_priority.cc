@@ -47,6 +47,11 @@ bool ClientImpl::done(std::uint32_t layer) const {
   return layer >= layers_.size() || !layers_[layer]->running;
 }
 
+std::vector<LateRank> ClientImpl::straggler_report() const {
+  const std::lock_guard lock(mutex_);
+  return lateness_.report(static_cast<std::uint32_t>(options_.rank));
+}
+
 std::vector<std::string> ClientImpl::notices() const {
   const std::lock_guard lock(mutex_);
   return notices_;

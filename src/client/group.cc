@@ -32,7 +32,7 @@ bool Group::put(std::size_t member, std::span<const std::byte> data, bool absent
   divisor_ = divisor;
   const std::size_t element_bytes = dtype_bytes(unit_.dtype);
   const auto mark = footer_.span().subspan(member * element_bytes, element_bytes);
-  any_absent_ = any_absent_ || absent;
+  absent_count_ += absent ? 1 : 0;
   if (absent) {
     if (!zeros_) {
       zeros_ = Buffer(footer_begin());

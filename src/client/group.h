@@ -26,11 +26,12 @@ class Group {
   /// What is sent, in the order of the layout; complete when all members have come.
   const std::vector<std::span<const std::byte>>& pieces() const { return pieces_; }
   /// Whether some member came as absent.
-  bool any_absent() const { return any_absent_; }
+  bool any_absent() const { return absent_count_ > 0; }
+  bool all_absent() const { return absent_count_ == unit_.layers.size(); }
   /// Makes it ready for the next step.
   void reset() {
     put_count_ = 0;
-    any_absent_ = false;
+    absent_count_ = 0;
   }
 
   /// Whether some worker contributed to the member, as a result (of the unit's size) says.
@@ -46,7 +47,7 @@ class Group {
   Buffer zeros_;  // what an absent member sends; made when there is one
   std::vector<std::span<const std::byte>> pieces_;
   std::size_t put_count_ = 0;
-  bool any_absent_ = false;
+  std::size_t absent_count_ = 0;
   std::uint32_t divisor_ = 1;  // of the members that have come
 };
 

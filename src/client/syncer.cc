@@ -82,6 +82,7 @@ void Syncer::start(Start start) {
   exchange_.members = std::move(start.members);
   exchange_.divisor = start.divisor;
   exchange_.absent = start.absent;
+  exchange_.catches_up = start.catches_up && !exchange_.transient;
   exchange_.accumulate = start.accumulate;
   exchange_.has_factors = start.has_factors;
   exchange_.factor_dtype = start.factor_dtype;
@@ -96,6 +97,8 @@ void Syncer::start(Start start) {
   exchange_.factor_count_sum = 0;
   exchange_.bytes_sent = 0;
   exchange_.bytes_received = 0;
+  exchange_.late_chunks = 0;
+  exchange_.behind = 0;
   exchange_.oldest_version = 0;
   exchange_.newest_version = 0;
   note(FlightEvent::Kind::start);

@@ -25,6 +25,7 @@ struct Start {
   std::optional<UpdateRule> rule;                  // for the servers, from this step on
   std::uint32_t divisor = 1;
   bool absent = false;
+  bool catches_up = false;  // in all that this rank gives there is nothing, because it is behind
   bool accumulate = false;
   bool has_factors = false;
   DType factor_dtype = DType::float32;

@@ -56,19 +56,25 @@ Status check_layer(const Layer& layer, const Cluster& cluster) {
   return {};
 }
 
-Status check_layers(const std::vector<Layer>& layers, const Cluster& cluster) {
+Status check_layers(const std::vector<Layer>& layers, const Cluster& cluster, const Options& options) {
   std::unordered_set<std::string_view> names;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     if (layers[i].name.empty()) return invalid("layer " + std::to_string(i) + " has no name");
     if (!names.insert(layers[i].name).second) return invalid("two layers have the name \"" + layers[i].name + "\"");
     if (Status status = check_layer(layers[i], cluster); !status.ok()) return status;
+    const bool needs_all = layers[i].scheme == Scheme::sfb || layers[i].scheme == Scheme::adam;
+    if (needs_all && options.stragglers == Stragglers::drop) {
+      return invalid("layer \"" + layers[i].name + "\" has scheme " + std::string(scheme_name(layers[i].scheme)) +
+                     ", in which nobody can end a step without the late ones; with stragglers=drop use auto or ps");
+    }
   }
   return {};
 }
 
 /// The layer's scheme where it is the same for every factor count; automatic where it is not.
-Scheme settled_scheme(const Layer& layer, const Cluster& cluster) {
+Scheme settled_scheme(const Layer& layer, const Cluster& cluster, const Options& options) {
   if (layer.stored) return Scheme::ps;
+  if (options.stragglers == Stragglers::drop && cluster.worker_count > 1) return Scheme::ps;
   const bool open = layer.scheme == Scheme::automatic && layer.factorable() && dtype_is_floating(layer.dtype) &&
                     cluster.worker_count > 1;
   return open ? Scheme::automatic : best_scheme(layer, 0, cluster);
@@ -152,12 +158,12 @@ std::string layer_text(const Plan& plan, std::uint32_t index) {
 Result<Plan> make_plan(std::vector<Layer> layers, const Cluster& cluster, const Options& options,
                        std::uint32_t first_unit_id) {
   if (Status status = check_cluster(cluster, options); !status.ok()) return status;
-  if (Status status = check_layers(layers, cluster); !status.ok()) return status;
+  if (Status status = check_layers(layers, cluster, options); !status.ok()) return status;
   Plan plan;
   plan.cluster = cluster;
   plan.layers = std::move(layers);
   plan.unit_of_layer.resize(plan.layers.size());
-  for (Layer& layer : plan.layers) layer.scheme = settled_scheme(layer, cluster);
+  for (Layer& layer : plan.layers) layer.scheme = settled_scheme(layer, cluster, options);
   UnitBuilder builder(plan, options, first_unit_id);
   for (std::uint32_t index = 0; index < plan.layers.size(); ++index) builder.add(index);
   builder.finish_groups();

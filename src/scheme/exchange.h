@@ -70,6 +70,7 @@ struct Exchange {
   std::uint32_t divisor = 1;
   std::uint32_t factor_count = 0;  // own K; kUnboundedFactors for a dense gradient
   bool absent = false;             // nothing to contribute
+  bool catches_up = false;         // nothing that is to count (wire::kLate)
   bool accumulate = false;
   std::span<std::byte> data;         // dense gradient; sfb and adam: the factors' destination
   std::span<std::byte> destination;  // ps, adam: of the result; often the same memory
@@ -98,6 +99,8 @@ struct Exchange {
   std::uint64_t factor_count_sum = 0;  // over the workers
   std::uint64_t bytes_sent = 0;
   std::uint64_t bytes_received = 0;
+  std::size_t late_chunks = 0;       // that came too late for the step (stragglers=drop)
+  std::uint32_t behind = 0;          // steps that such a chunk is ahead, at most
   std::uint64_t oldest_version = 0;  // restore: of what came
   std::uint64_t newest_version = 0;
   Status status;

@@ -153,6 +153,10 @@ Status ParameterServer::receive(Exchange& exchange, const wire::Header& header, 
     exchange.bytes_received += wire::kHeaderBytes + header.payload_bytes;
   exchange.chunk_received[header.chunk] = true;
   note_version(exchange, header);
+  if ((header.flags & wire::kLate) != 0) {
+    ++exchange.late_chunks;
+    exchange.behind = std::max(exchange.behind, std::min(header.rows, wire::kMostStragglerSteps));
+  }
   exchange.present = !absent;
   exchange.factor_count_sum = header.factor_count;
   if (only_receives(exchange.operation)) exchange.update_count = header.step;

@@ -22,7 +22,7 @@ wire::Header header_for(const Exchange& exchange, const Links& links, wire::Kind
   header.flags = static_cast<std::uint8_t>(
       (exchange.absent ? wire::kAbsent : 0) | (exchange.transient ? wire::kTransient : 0) |
       (exchange.stored ? wire::kStored : 0) | (exchange.operation == Operation::push ? wire::kNoResult : 0) |
-      (exchange.operation == Operation::restore ? wire::kRestore : 0));
+      (exchange.operation == Operation::restore ? wire::kRestore : 0) | (exchange.catches_up ? wire::kLate : 0));
   header.rank = links.rank;
   header.worker_count = links.worker_count;
   header.unit = exchange.unit->id;

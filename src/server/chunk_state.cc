@@ -43,6 +43,16 @@ Result<std::size_t> dense_bytes(const wire::Header& header) {
   return static_cast<std::size_t>(*matrix);
 }
 
+Result<std::size_t> contribution_bytes(const wire::Header& header, std::size_t worker_count) {
+  if (header.rank >= worker_count || header.worker_count != worker_count)
+    return refused(header, "it speaks of " + std::to_string(header.worker_count) + " workers, here are " +
+                               std::to_string(worker_count));
+  if (header.divisor == 0 || (header.divisor != 1 && !dtype_is_floating(header.dtype)))
+    return refused(header,
+                   std::string(dtype_name(header.dtype)) + " cannot be divided by " + std::to_string(header.divisor));
+  return dense_bytes(header);
+}
+
 ChunkState::ChunkState(std::uint32_t worker_count, Reduction reduction, std::shared_ptr<BufferPool> pool)
     : reduction_(reduction), pool_(std::move(pool)), parts_(worker_count) {
   reset();
@@ -67,13 +77,7 @@ Status ChunkState::fits(const wire::Header& header, std::size_t size_bytes) cons
 }
 
 Status ChunkState::admit(const wire::Header& header, Requester* from) {
-  if (header.rank >= parts_.size() || header.worker_count != parts_.size())
-    return refused(header, "it speaks of " + std::to_string(header.worker_count) + " workers, here are " +
-                               std::to_string(parts_.size()));
-  if (header.divisor == 0 || (header.divisor != 1 && !dtype_is_floating(header.dtype)))
-    return refused(header,
-                   std::string(dtype_name(header.dtype)) + " cannot be divided by " + std::to_string(header.divisor));
-  auto size = dense_bytes(header);
+  auto size = contribution_bytes(header, parts_.size());
   if (!size.ok()) return size.status();
   if (lost_) return refused(header, "the chunk's step can never end: a rank that had pushed it has gone");
   if (started()) {
@@ -88,6 +92,7 @@ Status ChunkState::admit(const wire::Header& header, Requester* from) {
   part.header = header;
   part.from = from;
   ++admitted_count_;
+  if ((header.flags & wire::kLate) != 0) ++uncounted_count_;
   if (part.present()) {
     dense_bytes_ = size.value();
     ++present_count_;
@@ -197,9 +202,8 @@ void ChunkState::add(std::size_t first, std::size_t last, std::size_t end_bytes)
   // The very last part divides as it is added; where that one is absent, take_sum divides. What is added in
   // one pass is also divided in it: 16-bit values would otherwise be rounded twice.
   const bool ends = last + 1 == parts_.size() || !addable_in_parts(shape_.dtype);
-  const unsigned divisor = ends ? shape_.divisor : 1;
   kernel::sum(inputs, sum_.data() + begin_bytes, (end_bytes - begin_bytes) / dtype_bytes(shape_.dtype), shape_.dtype,
-              divisor);
+              ends ? divisor() : 1);
   for (std::size_t position = first; position <= last; ++position) {
     if (!at(position)->present()) continue;
     added_bytes_[position] = end_bytes;
@@ -227,7 +231,7 @@ Buffer ChunkState::take_sum() {
   if (!divided) {
     const std::byte* undivided = sum_ ? sum_.data() : at(base)->payload.data();
     claim_sum(*at(base));
-    kernel::sum({&undivided, 1}, sum_.data(), *dense_bytes_ / dtype_bytes(shape_.dtype), shape_.dtype, shape_.divisor);
+    kernel::sum({&undivided, 1}, sum_.data(), *dense_bytes_ / dtype_bytes(shape_.dtype), shape_.dtype, divisor());
   }
   return std::move(sum_);
 }
@@ -238,6 +242,44 @@ std::vector<const std::byte*> ChunkState::dense_inputs() {
   for (std::size_t position = 0; const Contribution* part = at(position); ++position)
     if (part->present()) inputs.push_back(part->payload.data());
   return inputs;
+}
+
+/// Stands for a mean over all ranks where it is a multiple of their number; then the mean is over those who count.
+unsigned ChunkState::divisor() const {
+  const auto worker_count = static_cast<unsigned>(parts_.size());
+  if (uncounted_count_ == 0 || shape_.divisor % worker_count != 0) return shape_.divisor;
+  const auto counted = worker_count - static_cast<unsigned>(uncounted_count_);
+  return shape_.divisor / worker_count * std::max(1U, counted);
+}
+
+bool ChunkState::is_mean() const {
+  return started() && shape_.divisor % parts_.size() == 0 && dtype_is_floating(shape_.dtype) && factors_count_ == 0 &&
+         (shape_.flags & wire::kTransient) == 0;
+}
+
+std::vector<Contribution> ChunkState::leave_out_missing() {
+  std::vector<Contribution> begun;
+  for (std::uint32_t rank = 0; rank < parts_.size(); ++rank) {
+    auto& part = parts_[rank];
+    if (part && part->complete) continue;
+    if (part) {
+      present_count_ -= part->present() ? 1 : 0;
+      uncounted_count_ -= (part->header.flags & wire::kLate) != 0 ? 1 : 0;
+      begun.push_back(std::move(*part));
+    } else {
+      ++admitted_count_;
+    }
+    Contribution& nothing = part.emplace();
+    nothing.header.flags = wire::kAbsent;
+    nothing.header.rank = rank;
+    nothing.complete = true;
+    ++complete_count_;
+    ++uncounted_count_;
+    left_out_.push_back(rank);
+  }
+  if (present_count_ == 0) dense_bytes_.reset();
+  shape_.payload_bytes = dense_bytes_.value_or(0);
+  return begun;
 }
 
 /// Factors, and dense parts among them: one product over all terms in order.
@@ -261,8 +303,7 @@ Buffer ChunkState::multiply() {
   }
   Buffer out = pool_->try_take(*dense_bytes_);
   if (!out) return out;
-  kernel::factor_product(terms, out.data(), shape_.dtype, shape_.rows, shape_.cols, 0, shape_.rows, shape_.divisor,
-                         false);
+  kernel::factor_product(terms, out.data(), shape_.dtype, shape_.rows, shape_.cols, 0, shape_.rows, divisor(), false);
   return out;
 }
 
@@ -279,7 +320,8 @@ void ChunkState::reset() {
     part.reset();
   }
   if (sum_) pool_->give_back(std::move(sum_));
-  admitted_count_ = complete_count_ = present_count_ = factors_count_ = 0;
+  admitted_count_ = complete_count_ = present_count_ = factors_count_ = uncounted_count_ = 0;
+  left_out_.clear();
   lost_ = false;
   added_bytes_.assign(parts_.size(), 0);
   position_of_.resize(parts_.size());
@@ -299,6 +341,7 @@ void ChunkState::drop(const Requester* from) {
     complete_count_ -= part->complete ? 1 : 0;
     present_count_ -= part->present() ? 1 : 0;
     factors_count_ -= part->has_factors() ? 1 : 0;
+    uncounted_count_ -= (part->header.flags & wire::kLate) != 0 ? 1 : 0;
     added_bytes_[position_of_[part->header.rank]] = 0;
     free(*part);
     part.reset();

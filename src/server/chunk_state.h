@@ -40,7 +40,8 @@ struct Reduction {
 };
 
 /// Loop thread of its shard only. Steps of one chunk never overlap: no worker pushes step t + 1
-/// before it has the result of step t or has completed its push, and what comes early is refused.
+/// before it has the result of step t or has completed its push, and what comes early is refused. What comes for a
+/// step that has ended without it (late_results.h) does not come here.
 ///
 /// The parts are added in one order, fixed by `Reduction::order`, each range of bytes on its own: a
 /// part may be added up to where its predecessor has been. So adding keeps up with the wire, a part's
@@ -70,11 +71,21 @@ class ChunkState {
   std::vector<std::uint32_t> missing_ranks() const;
   bool any_present() const { return present_count_ > 0; }
 
+  /// Whether the step may end without some: its result is a mean over the ranks of dense floating parts that outlives
+  /// the step.
+  bool is_mean() const;
+  /// The step ends without those that are not complete (stragglers=drop, without streaming): from here on all_here().
+  /// Returns those that have begun to come, whose memory and senders are the caller's now.
+  std::vector<Contribution> leave_out_missing();
+  /// Those that it has been ended without.
+  const std::vector<std::uint32_t>& left_out() const { return left_out_; }
+
   /// By rank; all filled when all_here().
   const std::vector<std::optional<Contribution>>& parts() const { return parts_; }
 
-  /// The sum over the parts divided by the divisor, when all are here and some are present. Empty where the pool has
-  /// no room for the product of factors.
+  /// The sum over the parts divided by the divisor, when all are here and some are present. A mean is one over those
+  /// who count: parts with wire::kLate and those left out do not. Empty where the pool has no room for the product of
+  /// factors.
   Buffer take_sum();
   /// For the wide baseline, which adds on other threads: the dense parts in order, when all are here;
   /// empty where the sum is not one of dense parts.
@@ -99,6 +110,7 @@ class ChunkState {
   void claim_sum(Contribution& base);
   void free(Contribution& part);
   Buffer multiply();
+  unsigned divisor() const;
 
   const Reduction reduction_;
   const std::shared_ptr<BufferPool> pool_;
@@ -107,6 +119,8 @@ class ChunkState {
   std::size_t complete_count_ = 0;
   std::size_t present_count_ = 0;
   std::size_t factors_count_ = 0;
+  std::size_t uncounted_count_ = 0;      // parts with wire::kLate, and those left out
+  std::vector<std::uint32_t> left_out_;  // ranks
   std::int64_t started_ns_ = 0;
   wire::Header shape_;  // of the first contribution; its dense size, rows and cols once they are known
   std::optional<std::size_t> dense_bytes_;  // of those who are present
@@ -121,5 +135,7 @@ class ChunkState {
 /// Bytes of the dense array that a push or factors message stands for; 0 when it does not say
 /// (an absent push). ErrorCode::refused when the payload does not have the size its header says.
 Result<std::size_t> dense_bytes(const wire::Header& header);
+/// The same, refused too for a rank that the job has not and for an integer divided.
+Result<std::size_t> contribution_bytes(const wire::Header& header, std::size_t worker_count);
 
 }  // namespace poseidon

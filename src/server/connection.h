@@ -132,6 +132,7 @@ struct ServerCore::Job {
       : name(std::move(job_name)),
         worker_count(first.worker_count),
         generation(first.generation),
+        pace(first.pace.value_or(wire::Pace())),
         shard(first.worker_count, reduction, wide, std::move(budget)) {}
 
   /// Why a connection cannot be one more of this job's; empty: it can.
@@ -140,6 +141,7 @@ struct ServerCore::Job {
   const JobName name;
   const std::uint32_t worker_count;
   const std::uint32_t generation;
+  const wire::Pace pace;
   std::set<Connection*> connections;
   bool failing = false;                                           // its open chunks have been remembered
   std::map<std::uint64_t, std::unique_ptr<RemoteWorker>> remote;  // Assignment::worker: of other cores, by id

@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/clock.h"
 #include "server/connection.h"
@@ -86,6 +87,14 @@ std::pair<std::uint64_t, std::uint64_t> ServerCore::traffic() {
     }
   });
   return bytes;
+}
+
+std::vector<LateRank> ServerCore::late_ranks() {
+  std::vector<LateRank> ranks;
+  loop_->call([&] {
+    for (const auto& [name, job] : jobs_) std::ranges::copy(job->shard.late_ranks(), std::back_inserter(ranks));
+  });
+  return ranks;
 }
 
 void ServerCore::accept(std::shared_ptr<Flow> flow) {
@@ -251,7 +260,27 @@ std::string ServerCore::objection(const JobName& name, const wire::Hello& hello)
   if (job != nullptr && !embedded && job->connections.size() >= most_connections(surroundings_.peers().size()))
     return "the job has " + std::to_string(job->connections.size()) +
            " connections to a core of this server, half of what its process may open; raise its `ulimit -n`";
+  if (const std::string why = pace_objection(job, hello); !why.empty()) return why;
   return job != nullptr ? job->objection(hello) : "";
+}
+
+/// Why this server cannot do what the job's options `stragglers` and `consistency` ask for. `job`: null before it is
+/// known here.
+std::string ServerCore::pace_objection(const Job* job, const wire::Hello& hello) const {
+  const std::string rank = "rank " + std::to_string(hello.rank);
+  if (!hello.pace)
+    return rank + " asks for a way to treat stragglers that this server does not know; install the same poseidon-dl";
+  if (job != nullptr && job->pace != *hello.pace)
+    return rank + " has other options than the job's other ranks: stragglers, straggler_factor, straggler_steps, " +
+           "consistency and staleness are the same for all";
+  const bool baseline = options_.aggregation == Aggregation::wide || options_.reduce_order == ReduceOrder::arrival ||
+                        options_.assignment == Assignment::worker;
+  if (hello.pace->stragglers == Stragglers::drop && baseline)
+    return "this server has aggregation=wide, reduce_order=arrival or assignment=worker, which are baselines and "
+           "cannot leave stragglers out";
+  if (hello.pace->consistency != Consistency::bsp && surroundings_.checkpoints != nullptr)
+    return "this server writes checkpoints, which are of steps, and with consistency=ssp or async there are none";
+  return "";
 }
 
 Result<ServerCore::Job*> ServerCore::job_of(const JobName& name, const wire::Hello& hello) {
@@ -268,6 +297,9 @@ Result<ServerCore::Job*> ServerCore::job_of(const JobName& name, const wire::Hel
                                           " jobs at once and has them; start it with a higher max_jobs");
   auto job = std::make_unique<Job>(name, hello, Reduction{options_.aggregation, options_.reduce_order},
                                    WideThreads{surroundings_.executor, loop_.get()}, std::move(budget));
+  job->shard.set_pace(job->pace, loop_.get(), [this, name](std::uint32_t rank, const std::string& text) {
+    if (surroundings_.on_late_rank) surroundings_.on_late_rank(name, rank, text);
+  });
   if (surroundings_.checkpoints != nullptr)
     job->shard.set_checkpoint(std::make_unique<ShardCheckpoint>(*surroundings_.checkpoints,
                                                                 checkpoint_job(name.name, name.key_id), options_,

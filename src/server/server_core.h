@@ -37,6 +37,8 @@ class ServerCore final : private Receiver {
     CheckpointWriter* checkpoints = nullptr;  // null: nothing is saved
     /// Told on the core's loop when a job has lost a worker or waits for too long; may be empty.
     std::function<void(const JobFailure&)> on_failure;
+    /// Told on the core's loop, once for each rank of a job: that it is often late. May be empty.
+    std::function<void(const JobName& job, std::uint32_t rank, const std::string& text)> on_late_rank;
   };
   ServerCore(const Options& options, std::shared_ptr<Loop> loop, Surroundings surroundings);
   ~ServerCore() override;
@@ -62,6 +64,8 @@ class ServerCore final : private Receiver {
 
   /// Network bytes of all flows so far: sent, received. Any thread but the loop's.
   std::pair<std::uint64_t, std::uint64_t> traffic();
+  /// The ranks that steps of the jobs' chunks here have been ended without. Any thread but the loop's.
+  std::vector<LateRank> late_ranks();
 
  private:
   class Connection;
@@ -84,6 +88,7 @@ class ServerCore final : private Receiver {
   Status check_place(Connection& connection, const wire::Header& header) const;
   Status greet(Connection& connection, const wire::Header& header, std::span<const std::byte> payload);
   std::string objection(const JobName& name, const wire::Hello& hello) const;
+  std::string pace_objection(const Job* job, const wire::Hello& hello) const;
   Result<Job*> job_of(const JobName& name, const wire::Hello& hello);
   void end_generation(std::unique_ptr<Job> job, std::uint32_t next);
   void end_if_empty(Job& job);

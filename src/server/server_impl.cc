@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
 #include <utility>
 
 #include "server/checkpoint_directory.h"
@@ -56,6 +57,10 @@ ServerImpl::ServerImpl(const Options& options, std::vector<std::shared_ptr<Loop>
     surroundings.executor = executor_.get();
     surroundings.checkpoints = checkpoints_.get();
     if (records_) surroundings.on_failure = [this](const JobFailure& failure) { records_->write(failure); };
+    surroundings.on_late_rank = [this](const JobName& job, std::uint32_t rank, const std::string& text) {
+      const std::lock_guard lock(mutex_);
+      if (late_told_.emplace(job, rank).second) notices_.push_back("job '" + job.name + "': " + text);
+    };
     cores_.push_back(std::make_unique<ServerCore>(options, loops[core], std::move(surroundings)));
   }
 }
@@ -97,7 +102,27 @@ void ServerImpl::shutdown(std::chrono::milliseconds linger) {
 }
 
 std::vector<std::string> ServerImpl::notices() const {
-  return checkpoints_ ? checkpoints_->notices() : std::vector<std::string>();
+  // Those that have been told stay where they are in the list.
+  const auto of_checkpoints = checkpoints_ ? checkpoints_->notices() : std::vector<std::string>();
+  const std::lock_guard lock(mutex_);
+  for (; checkpoint_notice_count_ < of_checkpoints.size(); ++checkpoint_notice_count_)
+    notices_.push_back(of_checkpoints[checkpoint_notice_count_]);
+  return notices_;
+}
+
+std::vector<LateRank> ServerImpl::late_ranks() {
+  std::map<std::uint32_t, LateRank> by_rank;
+  for (auto& core : cores_) {
+    for (const LateRank& one : core->late_ranks()) {
+      LateRank& all = by_rank.try_emplace(one.rank, LateRank{one.rank}).first->second;
+      all.late_steps = std::max(all.late_steps, one.late_steps);
+      all.late_chunks += one.late_chunks;
+      all.last_step = std::max(all.last_step, one.last_step);
+    }
+  }
+  std::vector<LateRank> ranks;
+  for (const auto& [rank, one] : by_rank) ranks.push_back(one);
+  return ranks;
 }
 
 std::pair<std::uint64_t, std::uint64_t> ServerImpl::traffic() {

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -52,6 +54,9 @@ class ServerImpl final : public Server {
   /// Adds what the cores know to a flight record, as one value. Any thread but theirs; waits for them.
   void report(JsonWriter& json, std::int64_t time_ns);
 
+  /// The ranks that steps have been ended without, by rank, as far as this server knows. Any thread but the cores'.
+  std::vector<LateRank> late_ranks();
+
   /// Network bytes of all flows so far: sent, received. Any thread but the cores'.
   std::pair<std::uint64_t, std::uint64_t> traffic();
 
@@ -61,7 +66,11 @@ class ServerImpl final : public Server {
   std::unique_ptr<ServerRecords> records_;         // of a server that stands alone
   std::unique_ptr<CheckpointWriter> checkpoints_;  // null: nothing is saved
   Status checkpoint_status_;                       // of their directory
-  std::vector<std::string> addresses_;             // of every core, on the first transport
+  mutable std::mutex mutex_;
+  mutable std::vector<std::string> notices_;               // under mutex_: in the order in which they were asked for
+  mutable std::size_t checkpoint_notice_count_ = 0;        // under mutex_: of those in `notices_`
+  std::set<std::pair<JobName, std::uint32_t>> late_told_;  // under mutex_
+  std::vector<std::string> addresses_;                     // of every core, on the first transport
   std::vector<std::string> last_addresses_;
   std::vector<std::unique_ptr<ServerCore>> cores_;
 };

@@ -15,9 +15,7 @@ namespace {
 // What the tables need for a chunk, a rank's part of it and a rule, allocations and links included: an estimate.
 constexpr std::size_t kNodeBytes = 64;
 constexpr std::size_t kRankBytes = sizeof(std::optional<Contribution>) + 2 * sizeof(std::size_t);
-constexpr std::size_t kRuleBytes = kNodeBytes + sizeof(UpdateRule);
-
-std::uint64_t key_of(const wire::Header& header) { return std::uint64_t{header.unit} << 32 | header.chunk; }
+constexpr std::size_t kRuleBytes = kNodeBytes + sizeof(UpdateRule) + sizeof(std::uint64_t);
 
 /// K summed over the workers; saturates where one of them has no factors to send.
 std::uint32_t sum_factor_counts(const ChunkState& chunk) {
@@ -69,7 +67,9 @@ void Shard::forget_if_unused(const wire::Header& header) {
   if (found == entries_.end()) return;
   const Entry& entry = found->second;
   const bool stores = entry.stored && entry.stored->has_value();
-  if (!entry.state.started() && !entry.computing && !stores && entry.pulls.empty()) forget(found->first);
+  const bool busy = entry.state.started() || entry.computing || (entry.late && !entry.late->results.idle()) ||
+                    (entry.clocks && !entry.clocks->idle());
+  if (!busy && !stores && entry.pulls.empty()) forget(found->first);
 }
 
 Shard::Entry& Shard::entry_of(const wire::Header& header) { return entries_.at(key_of(header)); }
@@ -81,12 +81,19 @@ StoredChunk& Shard::stored_of(Entry& entry) {
 
 Result<Shard::Entry*> Shard::admit(const wire::Header& header, Requester& from) {
   if (!pool_->has_room(0)) return no_room(header.payload_bytes);
+  if ((header.flags & wire::kLate) != 0 && pace_.stragglers == Stragglers::wait)
+    return Status(ErrorCode::refused, "a push says that it is late, which there is only with stragglers=drop");
   auto entry = open(header);
   if (!entry.ok()) return entry;
-  Status status = entry.value()->computing
-                      ? Status(ErrorCode::refused,
-                               "the chunk is being reduced; step " + std::to_string(header.step) + " comes too early")
-                      : entry.value()->state.admit(header, &from);
+  prepare(*entry.value(), header);
+  Status status;
+  if (entry.value()->computing)
+    status = {ErrorCode::refused,
+              "the chunk is being reduced; step " + std::to_string(header.step) + " comes too early"};
+  else if (stands_apart(*entry.value(), header))
+    status = admit_apart(*entry.value(), header);
+  else
+    status = entry.value()->state.admit(header, &from);
   if (status.ok()) return entry;
   forget_if_unused(header);
   return status;
@@ -96,19 +103,25 @@ Result<std::span<std::byte>> Shard::begin(const wire::Header& header, Requester&
   Buffer buffer = pool_->try_take(header.payload_bytes);
   if (!buffer) return no_room(header.payload_bytes);
   auto entry = admit(header, from);
-  if (entry.ok()) return entry.value()->state.place(header.rank, std::move(buffer));
-  pool_->give_back(std::move(buffer));
-  return entry.status();
+  if (!entry.ok()) {
+    pool_->give_back(std::move(buffer));
+    return entry.status();
+  }
+  if (stands_apart(*entry.value(), header))
+    return parts_apart(*entry.value()).place(header.rank, &from, std::move(buffer));
+  return entry.value()->state.place(header.rank, std::move(buffer));
 }
 
 void Shard::progress(const wire::Header& header, std::size_t received_bytes) {
-  entry_of(header).state.progress(header.rank, received_bytes);
+  Entry& entry = entry_of(header);
+  if (!stands_apart(entry, header)) entry.state.progress(header.rank, received_bytes);
 }
 
 void Shard::complete(const wire::Header& header) {
   Entry& entry = entry_of(header);
+  if (stands_apart(entry, header)) return complete_apart(entry, header);
   entry.state.complete(header.rank, entry.state.parts()[header.rank]->payload, nullptr);
-  finish_if_all_here(entry);
+  arrived(entry, header.rank);
 }
 
 Status Shard::add(const wire::Header& header, Requester& from, std::span<const std::byte> payload,
@@ -118,8 +131,13 @@ Status Shard::add(const wire::Header& header, Requester& from, std::span<const s
     if (release) release();
     return entry.status();
   }
+  if (stands_apart(*entry.value(), header)) {
+    finish_apart(*entry.value(), header, from, Buffer(), payload);
+    if (release) release();
+    return {};
+  }
   entry.value()->state.complete(header.rank, payload, std::move(release));
-  finish_if_all_here(*entry.value());
+  arrived(*entry.value(), header.rank);
   return {};
 }
 
@@ -188,6 +206,7 @@ void Shard::finish(Entry& entry, Buffer sum) {
   for (const auto& part : entry.state.parts())
     answers.push_back(
         {part->from, part->header.rank, part->header.priority, (part->header.flags & wire::kNoResult) == 0});
+  if (entry.late) step_ended(entry, header, payload);
   entry.state.reset();
   for (const Answer& answer : answers) {
     if (answer.to == nullptr) continue;  // gone while other threads were adding
@@ -199,8 +218,7 @@ void Shard::finish(Entry& entry, Buffer sum) {
       answer.to->refuse(header, payload.status());
   }
   if (checkpoint_ && payload.ok() && (shape.flags & wire::kStored) != 0) {
-    const auto rule = rules_.find(shape.unit);
-    checkpoint_->stepped(shape, stored_of(entry), rule == rules_.end() ? nullptr : &rule->second);
+    checkpoint_->stepped(shape, stored_of(entry), rule_of(shape));
   }
   if ((shape.flags & wire::kTransient) != 0) forget(key_of(shape));
 }
@@ -208,13 +226,11 @@ void Shard::finish(Entry& entry, Buffer sum) {
 /// What the step makes of the chunk's value; the value itself is what goes back.
 Result<std::shared_ptr<const Buffer>> Shard::store(Entry& entry, Buffer sum, const wire::Header& shape) {
   StoredChunk& stored = stored_of(entry);
-  const auto rule = rules_.find(shape.unit);
-  const bool updates = rule != rules_.end() && rule->second.kind != UpdateKind::none;
-  if (updates) {
+  const UpdateRule* rule = rule_of(shape);
+  if (rule != nullptr && rule->kind != UpdateKind::none) {
     // At most the value, the states and one array more are new: those that are being sent are left as they are.
-    const std::size_t new_bytes = (update_state_count(rule->second) + 2) * sum.size();
-    const Status status =
-        pool_->has_room(new_bytes) ? stored.update(rule->second, sum, shape.dtype) : no_room(new_bytes);
+    const std::size_t new_bytes = (update_state_count(*rule) + 2) * sum.size();
+    const Status status = pool_->has_room(new_bytes) ? stored.update(*rule, sum, shape.dtype) : no_room(new_bytes);
     pool_->give_back(std::move(sum));
     if (!status.ok()) return status;
   } else {
@@ -227,19 +243,30 @@ Result<std::shared_ptr<const Buffer>> Shard::store(Entry& entry, Buffer sum, con
 Status Shard::set_rule(const wire::Header& header, std::span<const std::byte> payload) {
   auto rule = wire::read_rule(payload);
   if (!rule.ok()) return Status(ErrorCode::refused, rule.status().message());
-  return keep_rule(header.unit, rule.value());
+  return keep_rule(rule_key(header.unit, header.rank), {rule.value(), header.step});
 }
 
-Status Shard::keep_rule(std::uint32_t unit, const UpdateRule& rule) {
-  if (const auto known = rules_.find(unit); known != rules_.end()) {
-    known->second = rule;
+/// Where pushes are applied one by one, each rank has the rule that it has sent.
+std::uint64_t Shard::rule_key(std::uint32_t unit, std::uint32_t rank) const {
+  return std::uint64_t{unit} << 32 | (pace_.consistency == Consistency::bsp ? 0 : rank);
+}
+
+const UpdateRule* Shard::rule_of(const wire::Header& header) const {
+  const auto known = rules_.find(rule_key(header.unit, header.rank));
+  return known == rules_.end() ? nullptr : &known->second.rule;
+}
+
+Status Shard::keep_rule(std::uint64_t key, const Rule& rule) {
+  if (const auto known = rules_.find(key); known != rules_.end()) {
+    // With stragglers=drop every rank sends it, late ones an old one.
+    if (pace_.stragglers == Stragglers::wait || rule.step >= known->second.step) known->second = rule;
     return {};
   }
   if (rules_.size() >= limits::kRules)
     return {ErrorCode::refused,
             "a core of a server keeps at most " + std::to_string(limits::kRules) + " rules of a job"};
   if (!pool_->try_charge(kRuleBytes)) return no_room(kRuleBytes);
-  rules_.emplace(unit, rule);
+  rules_.emplace(key, rule);
   return {};
 }
 
@@ -285,8 +312,8 @@ Status Shard::restore(const wire::Header& header, Requester& from) {
     return restored.status();
   }
   const auto& [version, rule] = restored.value();
-  if (rule && rule->kind != UpdateKind::none && !rules_.contains(header.unit)) {
-    if (Status status = keep_rule(header.unit, *rule); !status.ok()) return status;
+  if (rule && rule->kind != UpdateKind::none && rule_of(header) == nullptr) {
+    if (Status status = keep_rule(rule_key(header.unit, header.rank), {*rule}); !status.ok()) return status;
   }
   answer.cols = static_cast<std::uint32_t>(version);
   answer.dtype = stored.has_value() ? stored.dtype() : header.dtype;
@@ -335,6 +362,7 @@ void Shard::drop(const Requester& from) {
       entry.state.orphan(&from);
     else
       entry.state.drop(&from);
+    drop_apart(entry, from);
     std::erase_if(entry.pulls, [&from](const PendingPull& pull) { return pull.from == &from; });
   }
 }
@@ -345,6 +373,10 @@ std::vector<Shard::OpenChunk> Shard::open_chunks(std::int64_t started_before_ns)
     const ChunkState& state = entry.state;
     if (state.started() && state.started_ns() < started_before_ns)
       open.push_back({state.shape(), state.started_ns(), state.missing_ranks()});
+    if (!entry.clocks) continue;
+    for (const RankClocks::Waiting& one : entry.clocks->waiting())
+      if (one.since_ns < started_before_ns)
+        open.push_back({one.header, one.since_ns, entry.clocks->ranks_behind(one.header.step)});
   }
   return open;
 }

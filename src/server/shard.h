@@ -6,6 +6,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <queue>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -13,10 +14,15 @@
 
 #include "base/buffer_pool.h"
 #include "base/executor.h"
+#include "poseidon/client.h"
+#include "server/arrivals.h"
 #include "server/chunk_state.h"
+#include "server/late_results.h"
+#include "server/rank_clocks.h"
 #include "server/shard_checkpoint.h"
 #include "server/stored_chunk.h"
 #include "transport/loop.h"
+#include "wire/pace.h"
 
 namespace poseidon {
 
@@ -39,6 +45,14 @@ class Shard {
 
   /// Saves what this shard stores and restores it. Before the first message.
   void set_checkpoint(std::unique_ptr<ShardCheckpoint> checkpoint) { checkpoint_ = std::move(checkpoint); }
+
+  /// Whom steps wait for. Before the first message. `loop`, which may be null, calls `end_late_steps` in time;
+  /// `on_notice(rank, text)` is told once of each rank that is late in more than one of ten steps, and may be empty.
+  void set_pace(const wire::Pace& pace, Loop* loop, std::function<void(std::uint32_t, const std::string&)> on_notice);
+  /// stragglers=drop: ends the steps whose time is over at `time_ns` without those who are missing.
+  void end_late_steps(std::int64_t time_ns);
+  /// stragglers=drop: the ranks that steps have been ended without.
+  std::vector<LateRank> late_ranks() const;
 
   BufferPool& pool() { return *pool_; }
   /// Why `size_bytes` more are refused.
@@ -77,16 +91,38 @@ class Shard {
     wire::Header header;
     Requester* from = nullptr;
   };
+  /// What stragglers=drop needs for a chunk.
+  struct Late {
+    explicit Late(std::uint32_t worker_count) : arrivals(worker_count) {}
+    Arrivals arrivals;
+    LateResults results;
+    bool overdue = false;  // the open step waits for nobody any more, but for those that are too far behind
+  };
+  /// When a chunk's step ends at the latest.
+  struct Deadline {
+    std::int64_t time_ns = 0;
+    std::uint64_t key = 0;
+    std::uint64_t step = 0;
+    bool operator>(const Deadline& other) const { return time_ns > other.time_ns; }
+  };
   struct Entry {
     Entry(std::uint32_t worker_count, Reduction reduction, const std::shared_ptr<BufferPool>& pool)
         : state(worker_count, reduction, pool) {}
     ChunkState state;
     std::unique_ptr<StoredChunk> stored;  // null: nothing is kept between steps
     std::vector<PendingPull> pulls;
-    bool computing = false;  // the wide baseline's threads are at work
+    std::unique_ptr<Late> late;          // null but with stragglers=drop
+    std::unique_ptr<RankClocks> clocks;  // null but for stored chunks with consistency=ssp or async
+    bool computing = false;              // the wide baseline's threads are at work
     std::future<void> computed;
   };
 
+  struct Rule {
+    UpdateRule rule;
+    std::uint64_t step = 0;  // from which on it holds
+  };
+
+  static std::uint64_t key_of(const wire::Header& header) { return std::uint64_t{header.unit} << 32 | header.chunk; }
   /// The chunk, new where it was unknown.
   Result<Entry*> open(const wire::Header& header);
   void forget(std::uint64_t key);
@@ -99,17 +135,47 @@ class Shard {
   void finish(Entry& entry, Buffer sum);
   Result<std::shared_ptr<const Buffer>> store(Entry& entry, Buffer sum, const wire::Header& shape);
   void answer_pulls(Entry& entry);
-  Status keep_rule(std::uint32_t unit, const UpdateRule& rule);
+  Status keep_rule(std::uint64_t key, const Rule& rule);
+  const UpdateRule* rule_of(const wire::Header& header) const;
   Status restore(const wire::Header& header, Requester& from);
+  std::uint64_t rule_key(std::uint32_t unit, std::uint32_t rank) const;
+
+  // shard_pace.cc: contributions that are in no step's sum, of late ranks and where steps do not exist.
+  void prepare(Entry& entry, const wire::Header& header) const;
+  static bool stands_apart(const Entry& entry, const wire::Header& header);
+  Status admit_apart(Entry& entry, const wire::Header& header);
+  PartsInFlight& parts_apart(Entry& entry) const;
+  void complete_apart(Entry& entry, const wire::Header& header);
+  void finish_apart(Entry& entry, const wire::Header& header, Requester& from, Buffer buffer,
+                    std::span<const std::byte> payload);
+  Status apply(Entry& entry, const wire::Header& header, Buffer buffer, std::span<const std::byte> payload);
+  void answer_released(Entry& entry);
+  void arrived(Entry& entry, std::uint32_t rank);
+  void end_without_missing(Entry& entry);
+  void step_ended(Entry& entry, const wire::Header& result, const Result<std::shared_ptr<const Buffer>>& payload);
+  void count_late(std::uint32_t rank, std::uint64_t step);
+  void wake_at(std::int64_t time_ns);
+  void drop_apart(Entry& entry, const Requester& from);
 
   const std::uint32_t worker_count_;
-  const Reduction reduction_;
+  Reduction reduction_;
   const WideThreads wide_;
   const std::shared_ptr<BufferPool> pool_;
-  const std::size_t entry_bytes_;                                     // what a chunk costs beside its data
-  std::unordered_map<std::uint64_t, Entry> entries_;                  // by unit << 32 | chunk
-  std::unordered_map<std::uint32_t, UpdateRule> rules_;               // by unit
-  std::unique_ptr<ShardCheckpoint> checkpoint_;                       // null: nothing is saved
+  std::size_t entry_bytes_;                           // what a chunk costs beside its data
+  std::unordered_map<std::uint64_t, Entry> entries_;  // by unit << 32 | chunk
+  std::unordered_map<std::uint64_t, Rule> rules_;     // by rule_key
+  std::unique_ptr<ShardCheckpoint> checkpoint_;       // null: nothing is saved
+
+  wire::Pace pace_;
+  Loop* loop_ = nullptr;
+  std::function<void(std::uint32_t, const std::string&)> on_notice_;
+  // stragglers=drop.
+  ArrivalSpread spread_;
+  std::priority_queue<Deadline, std::vector<Deadline>, std::greater<>> deadlines_;  // of ended steps, too
+  std::int64_t wakes_ns_ = INT64_MAX;                                               // when `loop_` calls
+  std::vector<LateRank> late_ranks_;                                                // by rank
+  std::vector<bool> noticed_;                                                       // by rank
+
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for what comes back from other threads
 };
 

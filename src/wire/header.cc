@@ -32,7 +32,7 @@ enum Offset : std::size_t {
   kReservedAt = 58,
 };
 
-constexpr std::uint8_t kKnownFlags = kAbsent | kDense | kTransient | kStored | kNoResult | kRestore;
+constexpr std::uint8_t kKnownFlags = kAbsent | kDense | kTransient | kStored | kNoResult | kRestore | kLate;
 
 template <typename T>
 void put(std::span<std::byte, kHeaderBytes> out, std::size_t at, T value) {

@@ -47,6 +47,7 @@ enum Flag : std::uint8_t {
   kStored = 8,     // the server keeps the chunk's value: a push updates or replaces it, a pull asks for it
   kNoResult = 16,  // a push whose sender does not want the result
   kRestore = 32,  // a pull of what the server's checkpoint has: answered at once, by a value without payload if nothing
+  kLate = 64,     // stragglers=drop. result: of a step that ended without this worker; push: it is not to count
 };
 
 /// Field by field in wire order; all integers little-endian.
@@ -61,7 +62,8 @@ struct Header {
   std::uint64_t step = 0;
   std::uint32_t divisor = 1;       // refuse, abort: the ErrorCode
   std::uint32_t factor_count = 0;  // K of the sender (result: the sum over the workers); kUnboundedFactors: dense
-  std::uint32_t rows = 0;          // factors: M; assign, pull, value: the array, 0 the value, 1… the rule's state
+  std::uint32_t rows = 0;          // factors: M; assign, pull, value: the array, 0 the value, 1… the rule's state;
+                                   // late result: how many steps of the chunk have ended since
   std::uint32_t cols = 0;          // factors: N; value: the version of the checkpoint that it was restored from
   std::uint64_t payload_bytes = 0;
   std::uint16_t priority = kFirstPriority;

@@ -47,6 +47,7 @@ TextMessage make_hello(const Hello& hello) {
   header.chunk = hello.flow;
   header.rows = hello.priority_class;
   header.step = hello.generation;
+  if (hello.pace) write_pace(*hello.pace, header);
   std::string text = hello.job;
   for (const auto& address : hello.other_cores) text += '\n' + address;
   return with_text(header, std::move(text));
@@ -96,7 +97,7 @@ Result<UpdateRule> read_rule(std::span<const std::byte> payload) {
 Hello read_hello(const Header& header, std::span<const std::byte> payload) {
   constexpr std::uint64_t kLast = std::numeric_limits<std::uint32_t>::max();
   const auto generation = static_cast<std::uint32_t>(std::min(header.step, kLast));
-  Hello hello{header.rank, header.worker_count, {}, header.chunk, {}, header.rows, generation};
+  Hello hello{header.rank, header.worker_count, {}, header.chunk, {}, header.rows, generation, read_pace(header)};
   std::istringstream lines(as_text(payload));
   std::getline(lines, hello.job);
   for (std::string address; std::getline(lines, address);) hello.other_cores.push_back(address);

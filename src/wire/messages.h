@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "poseidon/status.h"
 #include "poseidon/update.h"
 #include "wire/header.h"
+#include "wire/pace.h"
 
 namespace poseidon::wire {
 
@@ -31,6 +33,7 @@ struct Hello {
   std::vector<std::string> other_cores{};  // only in a server's answer: core 1, 2, …
   std::uint32_t priority_class = 0;        // of the connection, 0 the most urgent
   std::uint32_t generation = 0;            // of the job, as the sender knows it (docs/decisions/0016-generations.md)
+  std::optional<Pace> pace = Pace();       // of the job; empty: one that this side does not know
 };
 
 /// A message whose payload is a text that it owns.

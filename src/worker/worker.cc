@@ -88,8 +88,9 @@ class Worker final : public Client {
                    std::uint32_t divisor) override {
     return client_->start_all(first_layer, arrays, divisor);
   }
-  Status start_absent(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t divisor) override {
-    return client_->start_absent(layer, destination, divisor);
+  Status start_absent(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t divisor,
+                      bool counts) override {
+    return client_->start_absent(layer, destination, divisor, counts);
   }
   Status start_factors(std::uint32_t layer, DType dtype, std::vector<FactorRows> segments,
                        std::span<std::byte> destination, std::uint32_t divisor, bool accumulate) override {
@@ -132,6 +133,16 @@ class Worker final : public Client {
     if (!open_host_.empty() && rank() == 0) all.push_back(open_to_all(open_host_));
     if (server_) std::ranges::copy(server_->notices(), std::back_inserter(all));
     return all;
+  }
+  std::uint64_t behind() const override { return client_->behind(); }
+  std::vector<LateRank> straggler_report() const override {
+    auto report = server_ ? server_->late_ranks() : std::vector<LateRank>();
+    // Of itself a rank knows from all servers.
+    for (const LateRank& own : client_->straggler_report()) {
+      std::erase_if(report, [&own](const LateRank& one) { return one.rank == own.rank; });
+      report.insert(std::ranges::upper_bound(report, own.rank, {}, &LateRank::rank), own);
+    }
+    return report;
   }
   LayerStats layer_stats(std::uint32_t layer) const override { return client_->layer_stats(layer); }
   TrafficStats traffic() const override { return client_->traffic(); }
@@ -287,6 +298,26 @@ class Worker final : public Client {
   std::unique_ptr<ClientImpl> client_;
 };
 
+/// Which options go together with `stragglers` and `consistency`.
+Status check_pace(const Options& options) {
+  const auto pace = wire::pace_of(options);
+  if (!pace.ok()) return pace.status();
+  const bool drops = options.stragglers == Stragglers::drop;
+  const bool steps = options.consistency == Consistency::bsp;
+  const std::string what = drops ? "stragglers=drop" : "consistency=ssp or async";
+  if ((drops || !steps) && options.on_failure != OnFailure::abort)
+    return {ErrorCode::invalid_argument,
+            what + " needs on_failure=abort: ranks that are not in the same step cannot make it again"};
+  if (drops && (options.aggregation == Aggregation::wide || options.reduce_order == ReduceOrder::arrival ||
+                options.assignment == Assignment::worker))
+    return {ErrorCode::invalid_argument,
+            what + " does not go with the baselines aggregation=wide, reduce_order=arrival and assignment=worker"};
+  if (!steps && !options.checkpoint_dir.empty())
+    return {ErrorCode::invalid_argument,
+            what + " does not go with checkpoint_dir: a checkpoint is of a step, and there are none"};
+  return {};
+}
+
 Status check(const Options& options) {
   if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size)
     return {ErrorCode::invalid_argument,
@@ -294,6 +325,7 @@ Status check(const Options& options) {
   if (!wire::is_job_name(options.job))
     return {ErrorCode::invalid_argument,
             "the name of a job is one line of 1 to " + std::to_string(wire::kMaxJobNameBytes) + " bytes"};
+  if (Status status = check_pace(options); !status.ok()) return status;
   const bool shrinks = options.on_failure == OnFailure::shrink;
   if (shrinks && (options.min_workers < 1 || options.min_workers > options.world_size))
     return {ErrorCode::invalid_argument, "min_workers is " + std::to_string(options.min_workers) +

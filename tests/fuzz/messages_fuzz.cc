@@ -32,11 +32,15 @@ void fuzz_hello(std::span<const std::byte> payload) {
   if (payload.size() >= sizeof header.rows) std::memcpy(&header.rows, payload.data(), sizeof header.rows);
   header.chunk = ~header.rows;
   header.step = std::uint64_t{header.rows} << (payload.size() % 2);
+  header.unit = header.rows % 5;
+  header.cols = header.rows >> 8 & 0x7f;
+  header.factor_count = payload.size() % 3 == 0 ? header.rows : 0;
   const wire::Hello hello = wire::read_hello(header, payload);
   const auto message = wire::make_hello(hello);
   const wire::Hello again = wire::read_hello(message.header, message.payload());
   if (again.priority_class != header.rows || again.flow != header.chunk) std::abort();
   if (again.generation != hello.generation || hello.generation > header.step) std::abort();
+  if (hello.pace && again.pace != hello.pace) std::abort();
   if (again.job != hello.job || again.other_cores.size() > hello.other_cores.size()) std::abort();
 }
 

@@ -279,6 +279,18 @@ def test_trace_aligns_the_ranks_and_keeps_durations() -> None:
     assert exchange["args"] == {"step": 0, "scheme": "sfb", "bytes_sent": 417_792, "factor_count": 32}
 
 
+def test_late_workers_are_named_the_latest_first() -> None:
+    def left_out(*late_steps: int) -> list[tuple[str, str, str]]:
+        ranks = [RankRecord(rank, "", 0, late_steps=steps) for rank, steps in enumerate(late_steps)]
+        return report.headlines(Report("", "", [], [], [], ranks))
+
+    assert left_out(0, 0) == []
+    assert left_out(0, 7) == [("Gradients left out", "7", "late workers’ steps: rank 1: 7")]
+    assert left_out(1, 9, 4, 2) == [
+        ("Gradients left out", "16", "late workers’ steps: rank 1: 9, rank 2: 4, rank 3: 2 and 1 more")
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -148,6 +148,13 @@ _kept: list[_Worker] = []
 _specs: dict[int, tuple[int, dict[str, Any]]] = {}
 
 
+def _leave() -> None:
+    """Ends a worker's part in its job."""
+    import poseidon.torch as poseidon
+
+    poseidon.shutdown()
+
+
 def run(world_size: int, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
     """Runs `function(*args)` on every rank of a job that was initialized with `options`.
 
@@ -162,12 +169,17 @@ def run(world_size: int, function: Callable[..., Any], *args: Any, **options: An
     if any(worker.job != job for worker in team) or _specs.get(job) != (world_size, options):
         job = next(_job_ids)
         _specs[job] = (world_size, options)
+    leaving = [worker for worker in _kept[world_size:] if worker.job and team[0].job != job]
+    for worker in leaving:  # those of the team may wait for them
+        worker.job = 0
+        worker.pipe.send((0, {}, {}, _leave, ()))
     port = free_port()
     for rank, worker in enumerate(team):
         worker.job = job
         worker.pipe.send((job, job_variables(rank, world_size, port), options, function, args))
     try:
         answers = _answers(team, CASE_TIMEOUT_S, patience_s=5.0)
+        _answers(leaving, CASE_TIMEOUT_S, patience_s=5.0)
     except WorkerError:
         _end_all(_kept, 0)
         raise

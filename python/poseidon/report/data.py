@@ -83,6 +83,7 @@ class RankRecord:
     bytes_sent: int = 0  # since the start, all that this process sent
     optimizer_bytes: int = 0  # of optimizer state in this process; the next: with an update on every worker
     worker_side_optimizer_bytes: int = 0
+    late_steps: int = 0  # that were completed without some of this rank's gradients (stragglers=drop)
 
     def steps(self) -> list[int]:
         """The recorded steps, in order."""

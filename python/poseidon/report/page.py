@@ -13,6 +13,7 @@ from poseidon.report.data import LayerRow, Report, hidden_share
 from poseidon.report.svg import Canvas, bytes_text, number_text, percent_text, seconds_text
 
 PAGE_WIDTH, HALF_WIDTH, PHONE_WIDTH = 952, 460, 360
+_LATE_SHOWN = 3  # late workers that are named
 SCHEME_NAMES = {
     "ps": "parameter server (ps)",
     "sfb": "sufficient factors (sfb)",
@@ -67,6 +68,7 @@ def headlines(report: Report) -> list[tuple[str, str, str]]:
         )
         shown.append(("Sent per worker and step", bytes_text(sent), against))
     shown += _optimizer_memory(report)
+    shown += _late_workers(report)
     share = overall_hidden(report)
     if share is not None:
         shown.append(
@@ -86,6 +88,16 @@ def _optimizer_memory(report: Report) -> list[tuple[str, str, str]]:
         return []
     factor = f"{number_text(on_workers / here)} times less than" if here else "instead of"
     return [("Optimizer memory per worker", bytes_text(here), f"{factor} with the update on workers")]
+
+
+def _late_workers(report: Report) -> list[tuple[str, str, str]]:
+    late = sorted(report.ranks, key=lambda record: -record.late_steps)
+    if not late or not late[0].late_steps:
+        return []
+    texts = [f"rank {record.rank}: {record.late_steps}" for record in late if record.late_steps]
+    more = f" and {len(texts) - _LATE_SHOWN} more" if len(texts) > _LATE_SHOWN else ""
+    total = sum(record.late_steps for record in late)
+    return [("Gradients left out", str(total), f"late workers’ steps: {', '.join(texts[:_LATE_SHOWN])}{more}")]
 
 
 def totals(layers: Iterable[LayerRow]) -> tuple[float, float]:

@@ -23,12 +23,14 @@ def rank_record(
     passes: Iterable[Span],
     first_step: int = 0,
     optimizer: OptimizerMemory | None = None,
+    late_steps: int = 0,
 ) -> RankRecord:
     """One rank's record, for a job whose workers host the shards.
 
     `plan` is `model.plan()` and `steps` is `model.recorded_steps()`, of which the first is step `first_step` of the
     run. `passes` are the forward, backward and update spans of the same steps as the training loop saw them: its
-    backward includes the wait for exchanges, which is split off here. `optimizer` is `DistributedOptimizer.memory()`.
+    backward includes the wait for exchanges, which is split off here. `optimizer` is `DistributedOptimizer.memory()`,
+    `late_steps` this rank's number in `poseidon.torch.straggler_report()`.
     """
     ends = {first_step + index: step.backward_end_ns for index, step in enumerate(steps)}
     spans = [part for span in passes for part in _without_wait(span, ends.get(span.step))]
@@ -37,6 +39,7 @@ def rank_record(
     record = RankRecord(rank, host, 0, _rows(worker_count, plan, steps, spans), spans)
     if optimizer is not None:
         record.optimizer_bytes, record.worker_side_optimizer_bytes = optimizer.this_process, optimizer.worker_side
+    record.late_steps = late_steps
     return record
 
 

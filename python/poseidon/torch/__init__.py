@@ -8,7 +8,7 @@ opt = poseidon.DistributedOptimizer(opt, model)  # optional: see docs/distribute
 """
 
 from poseidon.errors import PoseidonError
-from poseidon.torch.context import barrier, broadcast, init, rank, shutdown, world_size
+from poseidon.torch.context import barrier, broadcast, init, rank, shutdown, straggler_report, world_size
 from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.optimizer import DistributedOptimizer
 from poseidon.torch.recovery import Recovery
@@ -23,5 +23,6 @@ __all__ = [
     "init",
     "rank",
     "shutdown",
+    "straggler_report",
     "world_size",
 ]

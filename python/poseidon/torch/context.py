@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from multiprocessing.util import Finalize
@@ -18,11 +19,16 @@ from poseidon.chunk_cache import settle_chunk_bytes
 from poseidon.errors import InvalidArgument, PoseidonError, ShutDown
 from poseidon.notices import tell_notices
 from poseidon.options import Settings, resolve
+from poseidon.torch.drift import check_options, ranks_drift
 
 if TYPE_CHECKING:
     from poseidon import _core
+    from poseidon._core import LateRank
     from poseidon.torch.control import Control
     from poseidon.torch.synchronizer import Synchronizer
+
+
+_SECONDS_BETWEEN_NOTICES = 5.0
 
 
 class Context:
@@ -33,6 +39,7 @@ class Context:
     """
 
     def __init__(self, settings: Settings) -> None:
+        check_options(settings)
         self.settings = settings
         self.process_id = os.getpid()
         self.client: _core.Client | None = None
@@ -42,6 +49,8 @@ class Context:
         self._store: Any = None  # one for all generations; None: the client opens its own
         self._generation = 0
         self._chunk_bytes = 0
+        self._notices_told = 0
+        self._next_notices = 0.0  # when to look for more, by the monotonic clock
         if settings.world_size > 1 and not self.recovers:
             self.meet()
             self.prepare()
@@ -77,8 +86,14 @@ class Context:
 
         assert self.client is not None
         self._chunk_bytes = settle_chunk_bytes(self.client, self.settings, self._chunk_bytes)
-        tell_notices(self.client)
+        self._notices_told = tell_notices(self.client)
         self.control = Control(self.client)
+
+    def tell_notices(self) -> None:
+        """Warns of what the job has gone on without since the last call; looks only now and then."""
+        if self.client is not None and time.monotonic() >= self._next_notices:
+            self._next_notices = time.monotonic() + _SECONDS_BETWEEN_NOTICES
+            self._notices_told = tell_notices(self.client, self._notices_told)
 
     def leave(self) -> None:
         """Ends the present client, if there is one: nothing of it is under way afterwards."""
@@ -164,8 +179,20 @@ def _control(caller: str) -> Control | None:
     return here.control
 
 
+def straggler_report() -> list[LateRank]:
+    """With stragglers=drop: the ranks that steps have been completed without, and how often; those never late left out.
+
+    This rank, from the answers that it got, and the others as the server of this process has seen them.
+    """
+    client = context().client
+    return [] if client is None else client.straggler_report()
+
+
 def shutdown() -> None:
-    """Leaves the job, after what is in flight. Does nothing if there is none; runs by itself when the process ends."""
+    """Leaves the job, after what is in flight. Does nothing if there is none; runs by itself when the process ends.
+
+    With stragglers=drop and consistency=ssp or async it waits for all ranks: those behind need this one's server.
+    """
     global _context
     leaving, _context = _context, None
     if leaving is None or leaving.client is None:
@@ -174,6 +201,10 @@ def shutdown() -> None:
         # After a failure the parameters that miss an update say so to whoever uses them.
         with contextlib.suppress(PoseidonError):
             sync.settle()
+    if leaving.control is not None and ranks_drift(leaving.settings):
+        # Whoever is behind still needs the server of this process.
+        with contextlib.suppress(PoseidonError):
+            leaving.control.barrier()
     leaving.client.shutdown()
 
 

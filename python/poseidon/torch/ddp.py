@@ -12,13 +12,14 @@ from torch.utils._pytree import tree_map_only
 
 from poseidon.errors import InvalidArgument
 from poseidon.torch.context import context
+from poseidon.torch.drift import check_model, refuse_join
 from poseidon.torch.exchange import make_exchange
 from poseidon.torch.forward_order import forward_order
 from poseidon.torch.join import JoinedTraining
 from poseidon.torch.layers import SCHEMES, SchemeChoice, SyncedParameter, collect_parameters
 from poseidon.torch.plan_table import PlanTable, make_plan_table
 from poseidon.torch.stats import LayerSynchronization, Recorder, StepRecord
-from poseidon.torch.synchronizer import Synchronizer
+from poseidon.torch.synchronizer import BackwardRun, Synchronizer
 from poseidon.torch.verify import check_same, describe
 
 
@@ -65,6 +66,7 @@ class DistributedDataParallel(nn.Module):
         self._recorder = Recorder()
         self._join: JoinedTraining | None = None
         self._entries = self._collect(scheme)
+        check_model(here.settings, self._entries, broadcast_buffers and bool(_buffers_to_sync(module, self._ignored)))
         self._sync: Synchronizer | None = None
         if here.settings.world_size > 1:
             self._sync = self._make_synchronizer()
@@ -86,8 +88,13 @@ class DistributedDataParallel(nn.Module):
     def _make_synchronizer(self) -> Synchronizer:
         here, module, ignored, recorder = self._context, self.module, self._ignored, self._recorder
         sync = Synchronizer(self._entries, here.settings)
+
+        def finished(run: BackwardRun) -> None:
+            recorder.step_finished(run, here.client)
+            here.tell_notices()
+
         # These hold no reference to self: no cycle.
-        sync.on_finished = lambda run: recorder.step_finished(run, here.client)
+        sync.on_finished = finished
         if here.recovers and self.broadcast_buffers:
 
             def send_buffers() -> None:
@@ -196,6 +203,7 @@ class DistributedDataParallel(nn.Module):
                 f"join() and on_failure={self._context.settings.on_failure} exclude each other: give every rank as "
                 "many batches, or use on_failure=abort"
             )
+        refuse_join(self._context.settings)
         if self._sync.updates:
             raise InvalidArgument(
                 "join() and update='server' exclude each other: rank 0, whose hyperparameters count, may be the one "

@@ -24,8 +24,11 @@ class Exchange(Protocol):
     def dense(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str, factor_count: int | None) -> None:
         """Contributes `buffer`, which receives the mean. `factor_count`: the rows it would be as factors, if known."""
 
-    def absent(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str) -> None:
-        """Contributes nothing; `buffer` receives the others' result if there is one."""
+    def absent(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str, counts: bool = True) -> None:
+        """Contributes nothing; `buffer` receives the others' result if there is one.
+
+        `counts`: whether this rank is among those that the mean is over, as it is with an unused parameter.
+        """
 
     def factors(self, layer: int, factors: Factors, buffer: torch.Tensor, divisor: int, scheme: str) -> None:
         """Contributes factors; `buffer` receives the mean."""
@@ -49,8 +52,8 @@ class DirectExchange:
     def dense(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str, factor_count: int | None) -> None:
         self._client.start(layer, flat_view(buffer), divisor, factor_count)
 
-    def absent(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str) -> None:
-        self._client.start_absent(layer, flat_view(buffer), divisor)
+    def absent(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str, counts: bool = True) -> None:
+        self._client.start_absent(layer, flat_view(buffer), divisor, counts)
 
     def factors(self, layer: int, factors: Factors, buffer: torch.Tensor, divisor: int, scheme: str) -> None:
         self._client.start_factors(layer, factors.lefts, factors.rights, flat_view(buffer), divisor, False)

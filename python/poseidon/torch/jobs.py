@@ -88,8 +88,11 @@ class Job:
         self.value = param if present else None
 
 
-def start_job(exchange: Exchange, entry: SyncedParameter, divisor: int) -> Job:
-    """Starts the exchange of what the parameter has; InvalidArgument for a gradient that cannot be sent."""
+def start_job(exchange: Exchange, entry: SyncedParameter, divisor: int, counts: bool = True) -> Job:
+    """Starts the exchange of what the parameter has; InvalidArgument for a gradient that cannot be sent.
+
+    `counts`: whether this rank, if it has nothing, is among those that the mean is over.
+    """
     factors, grad = entry.factors, entry.param.grad
     if grad is not None and grad.layout != torch.strided:
         raise InvalidArgument(
@@ -98,10 +101,10 @@ def start_job(exchange: Exchange, entry: SyncedParameter, divisor: int) -> Job:
         )
     with torch.no_grad():
         if entry.stored is not None:
-            return _start_update(exchange, entry, grad, divisor)
+            return _start_update(exchange, entry, grad, divisor, counts)
         if grad is None and not factors:
             job = Job(entry, entry.new_buffer(), absent=True)
-            exchange.absent(entry.layer, job.buffer, divisor, entry.next_scheme)
+            exchange.absent(entry.layer, job.buffer, divisor, entry.next_scheme, counts)
             return job
         if factors and entry.may_send(factors.lefts[0].dtype) and (grad is None or not grad.any()):
             job = _job_in_place(entry, grad) or Job(entry, entry.new_buffer(), grad)
@@ -131,14 +134,16 @@ def _start_dense(
     return job
 
 
-def _start_update(exchange: Exchange, entry: SyncedParameter, grad: torch.Tensor | None, divisor: int) -> Job:
+def _start_update(
+    exchange: Exchange, entry: SyncedParameter, grad: torch.Tensor | None, divisor: int, counts: bool
+) -> Job:
     param = entry.param.detach()
     in_place = exchangeable(param, entry.layout)
     job = Job(entry, param if in_place else entry.new_buffer(), None, in_place, absent=grad is None)
     # Before the memory changes: what still needs the parameter as it was must fail, not compute with another.
     torch.autograd.graph.increment_version(entry.param)
     if grad is None:
-        exchange.absent(entry.layer, job.buffer, divisor, entry.next_scheme)
+        exchange.absent(entry.layer, job.buffer, divisor, entry.next_scheme, counts)
         return job
     gradient = grad.detach() if exchangeable(grad, entry.layout) else entry.new_buffer().copy_(grad)
     exchange.update(entry.layer, gradient, job.buffer, divisor)

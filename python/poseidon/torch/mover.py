@@ -119,11 +119,11 @@ class StagedExchange:
 
         self._stage(_Staged(layer, divisor, buffer, [host], scheme == "sfb"), copied, start)
 
-    def absent(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str) -> None:
+    def absent(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str, counts: bool = True) -> None:
         host = self._host(layer, buffer)
 
         def start() -> None:
-            self._client.start_absent(layer, host, divisor)
+            self._client.start_absent(layer, host, divisor, counts)
 
         self._stage(_Staged(layer, divisor, buffer, [host], scheme == "sfb"), _nothing, start)
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 from torch.optim import Optimizer
 
-from poseidon.errors import InvalidArgument
+from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.torch.clipping import make_clipping
 from poseidon.torch.context import context
 from poseidon.torch.ddp import DistributedDataParallel
+from poseidon.torch.drift import check_optimizer
 from poseidon.torch.layers import SyncedParameter
 from poseidon.torch.rules import algorithm_of, check_options, entries_of
 from poseidon.torch.server_update import ServerUpdate
@@ -108,8 +109,10 @@ class DistributedOptimizer(Optimizer):
         if context().recovers:
             _refuse_what_is_lost(update, max_norm, clip)
         self._on_servers = update == "server"
+        check_optimizer(context().settings, self._on_servers, optimizer)
         self._server: ServerUpdate | None = None
         self._worker: WorkerUpdate | None = None
+        self._steps_made = 0
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
         if self._on_servers and model.synchronizer is not None:
@@ -193,7 +196,44 @@ class DistributedOptimizer(Optimizer):
         update = self._server or self._worker
         assert update is not None
         update.step()
+        self._steps_made += 1
         return loss
+
+    @property
+    def step_count(self) -> int:
+        """Calls of `step()` that this object has had."""
+        return self._steps_made
+
+    def missed_steps(self) -> Iterator[int]:
+        """With stragglers=drop: one item for each step that was completed without this worker; not collective.
+
+            for _ in optimizer.missed_steps():
+                optimizer.step()                    # and what else follows backward in the loop
+
+        For each, the gradients are those of the workers that made it, as after a backward pass of this worker; what was
+        in `.grad` is gone. Ends when this worker is no longer behind. Iterate after `step()`, and count the loop's
+        steps by `step_count`. InvalidArgument where the optimizer has only a part of the model.
+        """
+        sync = self._model.synchronizer
+        if sync is None or context().settings.stragglers != "drop":
+            return
+        self._check_has_all(sync)
+        while sync.steps_behind() > 0:
+            before = self._steps_made
+            self.zero_grad()
+            sync.make_missed_step()
+            yield before
+            if self._steps_made == before:
+                raise PoseidonError("a missed step was not made: call step() for every item of missed_steps()")
+
+    def _check_has_all(self, sync: Synchronizer) -> None:
+        own = {param for group in self.param_groups for param in group["params"]}
+        other = next((entry.name for entry in sync.entries if entry.param not in own), None)
+        if other is not None:
+            raise InvalidArgument(
+                f"missed_steps() would leave parameter {other} behind, which another optimizer updates: use one "
+                "optimizer for all parameters of the model, or do without missed_steps()"
+            )
 
     def synchronize(self) -> None:
         """Waits until all gradients are in place, and after `step()` all updates.
@@ -267,6 +307,15 @@ class DistributedOptimizer(Optimizer):
         """
         if self._server is not None:
             self._server.push_parameters()
+
+    def pull_parameters(self) -> None:
+        """With updates on the servers: makes their parameters everybody's. Collective; called after `step()`.
+
+        With consistency=ssp and async the ranks' parameters differ by the updates that each has not seen yet: needed
+        before ranks are to agree, at the end of training or of an epoch. Otherwise it changes nothing.
+        """
+        if self._server is not None:
+            self._server.pull_parameters()
 
     def memory(self) -> OptimizerMemory:
         """Where the optimizer's state is. With dedicated servers this process has none."""

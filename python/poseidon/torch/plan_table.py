@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from poseidon.torch.context import Context
+from poseidon.torch.drift import drift_option, ranks_drift
 from poseidon.torch.layers import SyncedParameter
 
 if TYPE_CHECKING:
     from poseidon import _core
+    from poseidon.options import Settings
     from poseidon.torch.priorities import Priorities
 
 _UNBOUNDED = 2**32 - 1  # the core's K of a gradient that is no sum of factors
@@ -111,7 +113,7 @@ def _row(
         predicted_seconds=seconds,
         urgency=entry.urgency,
         priority_class=None if priorities is None or entry.urgency is None else priorities.class_of(entry),
-        reason=_reason(entry, factor_count, costs.ps, costs.sfb),
+        reason=_reason(entry, here.settings, factor_count, costs.ps, costs.sfb),
     )
 
 
@@ -122,11 +124,13 @@ def _mean_factor_count(entry: SyncedParameter, client: _core.Client, worker_coun
     return math.ceil(total / worker_count) if 0 < total < _UNBOUNDED else None
 
 
-def _reason(entry: SyncedParameter, factor_count: int | None, ps: float, sfb: float) -> str:
+def _reason(entry: SyncedParameter, settings: Settings, factor_count: int | None, ps: float, sfb: float) -> str:
     if entry.stored is not None:
         return "updated by the servers"
     if not entry.factorable:
         return "its gradient is no sum of factors"
+    if ranks_drift(settings):
+        return f"{drift_option(settings)}: servers complete the steps"
     if entry.grouped:
         return "so small that it travels with others"
     if entry.scheme != "auto":

@@ -6,14 +6,12 @@ backward ends and receives the updated parameter into its own memory (Parameter 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from poseidon.errors import InvalidArgument, PoseidonError
-from poseidon.notices import tell_notices
 from poseidon.restore import restore
 from poseidon.torch.memory import exchangeable, flat_view
 from poseidon.torch.rules import Algorithm
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
     from poseidon import _core
     from poseidon.torch.control import Control
     from poseidon.torch.layers import SyncedParameter
-
-_SECONDS_BETWEEN_NOTICES = 5.0
 
 States = Mapping[torch.Tensor, Mapping[str, Any]]
 """An optimizer's state by parameter, as torch keeps it."""
@@ -86,8 +82,6 @@ class ServerUpdate:
         self._groups = groups
         self._rules: list[_core.UpdateRule | None] = [None] * len(groups)
         self._updated = False  # by a backward whose step() is yet to come
-        self._notices_told = len(client.notices())
-        self._next_notices = 0.0  # when to look for more, by the monotonic clock
 
     @property
     def entries(self) -> list[SyncedParameter]:
@@ -158,7 +152,6 @@ class ServerUpdate:
                     f"hyperparameters of parameter group {index} changed between backward and step(): the servers "
                     "have used the former ones; change them before backward, as schedulers called after step() do"
                 )
-        self._tell_notices()
         for entry in self.entries:
             if _stored(entry).gradient_changed():
                 raise PoseidonError(
@@ -167,11 +160,6 @@ class ServerUpdate:
                     "without DistributedOptimizer"
                 )
         self._updated = False
-
-    def _tell_notices(self) -> None:
-        if time.monotonic() > self._next_notices:
-            self._next_notices = time.monotonic() + _SECONDS_BETWEEN_NOTICES
-            self._notices_told = tell_notices(self._client, self._notices_told)
 
     # State.
 
@@ -243,7 +231,17 @@ class ServerUpdate:
         """Collective: the servers and all ranks take over rank 0's parameters; the optimizer's state stays."""
         self._publish(self.pull_states() if self._client.rank == 0 else {})
 
+    def pull_parameters(self) -> None:
+        """Collective: every rank takes over the servers' parameters, as they are when all have called it."""
+        if self._updated:
+            raise PoseidonError("pull_parameters() came between backward and step(): call it after step()")
+        self._control.barrier()  # nobody pushes any more
+        self._pull_parameters()
+        self._control.barrier()  # nor again before all have pulled
+        self._take_over()
+
     def _publish(self, states: States) -> None:
+        self._control.barrier()  # a rank that is behind may still push
         if self._client.rank == 0:
             self._assign(states)
             self._pull_parameters()  # also waits until the servers have the assignments, which nobody acknowledges

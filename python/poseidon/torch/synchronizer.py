@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from poseidon.errors import PoseidonError
+from poseidon.torch.drift import check_stored
 from poseidon.torch.jobs import Job, start_job
 from poseidon.torch.layers import FACTOR_SCHEMES, SyncedParameter
 from poseidon.torch.pending_gradient import PendingGradient
@@ -40,6 +41,7 @@ class BackwardRun:
     """One synchronizing backward pass. Times are of the monotonic clock."""
 
     begin_ns: int
+    missed: bool = False  # made without backward: this rank is in none of its means
     jobs: dict[SyncedParameter, Job] = field(default_factory=dict)
     started: list[SyncedParameter] = field(default_factory=list)
     fired: set[SyncedParameter] = field(default_factory=set)
@@ -210,15 +212,7 @@ class Synchronizer:
     def _begin(self) -> BackwardRun:
         if self._run is not None:
             return self._run
-        self.check_usable()
-        self._control.note_exchange()
-        begin_ns = time.monotonic_ns()
-        stale = {entry for entry, job in self._in_flight.items() if job.step is not None}
-        self.settle()
-        for update in self.updates:
-            update.begin()
-        self._agree()
-        run = self._run = BackwardRun(begin_ns, stale=stale)
+        run = self._open_run()
 
         def finish() -> None:
             self._finish(run)
@@ -228,9 +222,22 @@ class Synchronizer:
         weakref.finalize(finish, _dropped, weakref.ref(self), weakref.ref(run))
         return run
 
+    def _open_run(self) -> BackwardRun:
+        self.check_usable()
+        self._control.note_exchange()
+        begin_ns = time.monotonic_ns()
+        stale = {entry for entry, job in self._in_flight.items() if job.step is not None}
+        self.settle()
+        for update in self.updates:
+            update.begin()
+        self._agree()
+        self._run = BackwardRun(begin_ns, stale=stale)
+        return self._run
+
     def check_forward(self) -> None:
         """Raises PoseidonError if no forward pass may begin now."""
         self.check_usable()
+        check_stored(self._settings, self.entries)
         for update in self.updates:
             update.check_forward()
 
@@ -275,7 +282,7 @@ class Synchronizer:
     # Exchange.
 
     def _start(self, run: BackwardRun, entry: SyncedParameter) -> None:
-        job = run.jobs[entry] = start_job(self._exchange, entry, self.divisor)
+        job = run.jobs[entry] = start_job(self._exchange, entry, self.divisor, counts=not run.missed)
         job.attempt = self.attempt
         run.started.append(entry)
         entry.start_over()
@@ -418,6 +425,23 @@ class Synchronizer:
         job = self._in_flight.get(entry)
         if job is not None and job.absent:
             job.dropped = True
+
+    def steps_behind(self) -> int:
+        """Steps of this model that others have completed and this rank has yet to make, as the answers so far say."""
+        most = 0
+        for entry in self.entries:
+            done = self._exchange.done(entry.layer)  # before the look: an answer that comes now tells of this very step
+            most = max(most, self._client.layer_stats(entry.layer).behind - (not done))
+        return most
+
+    def make_missed_step(self) -> None:
+        """As a backward that reached no parameter: `.grad`, or a stored parameter, becomes what the others made of it.
+
+        Gradients must have been cleared before.
+        """
+        run = self._open_run()
+        run.missed = True
+        self._finish(run)
 
     def shadow(self) -> None:
         """Takes part in the other ranks' backward with nothing to contribute (`join()`)."""

@@ -1,0 +1,82 @@
+#include "wire/pace.h"
+
+#include <bit>
+#include <cmath>
+#include <string>
+
+namespace poseidon::wire {
+
+namespace {
+
+constexpr float kMostFactor = 1e6F;
+
+// What Header::unit says in a hello (docs/wire-format.md).
+enum PaceNumber : std::uint32_t { kWait = 0, kDrop = 1, kSsp = 2, kAsync = 3 };
+
+bool is_factor(float factor) { return factor >= 0 && factor <= kMostFactor; }  // false for NaN
+
+Status invalid(const std::string& what) { return {ErrorCode::invalid_argument, what}; }
+
+}  // namespace
+
+Result<Pace> pace_of(const Options& options) {
+  Pace pace;
+  pace.stragglers = options.stragglers;
+  pace.consistency = options.consistency;
+  const bool drops = pace.stragglers == Stragglers::drop;
+  if (drops && pace.consistency != Consistency::bsp)
+    return invalid("stragglers=drop ends steps, and with consistency=ssp or async there are none; choose one of them");
+  if (drops) {
+    if (options.straggler_steps < 1 || options.straggler_steps > static_cast<int>(kMostStragglerSteps))
+      return invalid("straggler_steps is " + std::to_string(options.straggler_steps) + ": it must be from 1 to " +
+                     std::to_string(kMostStragglerSteps));
+    pace.bound = static_cast<std::uint32_t>(options.straggler_steps);
+    pace.factor = static_cast<float>(options.straggler_factor);
+    if (!is_factor(pace.factor)) return invalid("straggler_factor must be from 0 to a million");
+  }
+  if (pace.consistency == Consistency::ssp) {
+    if (options.staleness < 0 || options.staleness > static_cast<int>(kMostStaleness))
+      return invalid("staleness is " + std::to_string(options.staleness) + ": it must be from 0 to " +
+                     std::to_string(kMostStaleness));
+    pace.bound = static_cast<std::uint32_t>(options.staleness);
+  }
+  return pace;
+}
+
+void write_pace(const Pace& pace, Header& header) {
+  header.unit = pace.stragglers == Stragglers::drop      ? kDrop
+                : pace.consistency == Consistency::ssp   ? kSsp
+                : pace.consistency == Consistency::async ? kAsync
+                                                         : kWait;
+  header.cols = pace.bound;
+  header.factor_count = std::bit_cast<std::uint32_t>(pace.factor);
+}
+
+std::optional<Pace> read_pace(const Header& header) {
+  Pace pace;
+  pace.bound = header.cols;
+  pace.factor = std::bit_cast<float>(header.factor_count);
+  const bool plain = header.factor_count == 0;
+  switch (header.unit) {
+    case kWait:
+      if (plain && pace.bound == 0) return pace;
+      break;
+    case kDrop:
+      pace.stragglers = Stragglers::drop;
+      if (is_factor(pace.factor) && pace.bound >= 1 && pace.bound <= kMostStragglerSteps) return pace;
+      break;
+    case kSsp:
+      pace.consistency = Consistency::ssp;
+      if (plain && pace.bound <= kMostStaleness) return pace;
+      break;
+    case kAsync:
+      pace.consistency = Consistency::async;
+      if (plain && pace.bound == 0) return pace;
+      break;
+    default:
+      break;
+  }
+  return std::nullopt;
+}
+
+}  // namespace poseidon::wire

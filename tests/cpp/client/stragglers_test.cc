@@ -1,0 +1,353 @@
+// stragglers=drop and consistency=ssp, async with real clients.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cpp/client/cluster.h"
+#include "poseidon/server.h"
+
+namespace poseidon {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::always;
+using testing::bytes_of;
+using testing::cluster_options;
+using testing::contains;
+using testing::matrix_layer;
+using testing::TestCluster;
+using testing::vector_layer;
+using testing::with_place_of;
+
+constexpr int kRanks = 4;
+constexpr std::uint32_t kSlow = 3;
+
+std::vector<Options> paced_options(const Options& shared) {
+  auto all = cluster_options(kRanks);
+  for (auto& options : all) options = with_place_of(options, shared);
+  return all;
+}
+
+Options dropping(Medium transport) {
+  Options options;
+  options.transport = transport;
+  options.stragglers = Stragglers::drop;
+  options.chunk_bytes = 4096;
+  return options;
+}
+
+/// Steps of a small model: a matrix of several chunks and a group. Every result is remembered.
+struct Trained {
+  std::vector<std::vector<float>> results;  // by step: all layers after each other
+  milliseconds duration{0};
+  std::uint64_t most_behind = 0;
+};
+
+void make_step(Client& client, std::uint32_t first, std::uint32_t step, Trained& trained) {
+  const auto value = static_cast<float>(client.rank() + 1) / static_cast<float>(step);
+  std::vector<float> matrix(64 * 64, value);
+  std::vector<float> bias(64, -value);
+  std::vector<float> norm(10, 2 * value);
+  EXPECT_TRUE(client.start(first, bytes_of(matrix), kRanks).ok());
+  EXPECT_TRUE(client.start(first + 1, bytes_of(bias), kRanks).ok());
+  EXPECT_TRUE(client.start(first + 2, bytes_of(norm), kRanks).ok());
+  const Status status = client.wait_all(always);
+  EXPECT_TRUE(status.ok()) << status.message();
+  trained.most_behind = std::max(trained.most_behind, client.behind());
+  std::uint64_t of_layers = 0;
+  for (std::uint32_t layer = first; layer < first + 3; ++layer) {
+    const LayerStats stats = client.layer_stats(layer);
+    EXPECT_TRUE(stats.late || stats.behind == 0);
+    of_layers = std::max<std::uint64_t>(of_layers, stats.behind);
+  }
+  EXPECT_EQ(of_layers, client.behind());
+  auto& all = trained.results.emplace_back(matrix);
+  all.insert(all.end(), bias.begin(), bias.end());
+  all.insert(all.end(), norm.begin(), norm.end());
+}
+
+/// Waits for all ranks, however far behind.
+void meet(Client& client, std::uint32_t layer) {
+  std::vector<float> nothing(1, 0);
+  EXPECT_TRUE(client.start(layer, bytes_of(nothing), 1).ok());
+  EXPECT_TRUE(client.wait_all(always).ok());
+}
+
+void expect_late_ranks_to_follow(Medium transport) {
+  constexpr std::uint32_t kSteps = 26;
+  TestCluster cluster(paced_options(dropping(transport)));
+  ASSERT_TRUE(cluster.connected());
+  const auto first = cluster.add({matrix_layer("matrix", 64, 64), vector_layer("bias", 64), vector_layer("norm", 10)});
+  const auto meeting = cluster.add({vector_layer("meeting", 1)});
+  std::vector<Trained> ranks(kRanks);
+  std::vector<std::vector<LateRank>> reports(kRanks);
+  cluster.each([&](std::size_t rank, Client& client) {
+    for (std::uint32_t step = 1; step <= 12; ++step) make_step(client, first, step, ranks[rank]);
+    const auto begun = std::chrono::steady_clock::now();
+    for (std::uint32_t step = 13; step <= kSteps; ++step) {
+      if (rank == kSlow) std::this_thread::sleep_for(milliseconds(40));
+      make_step(client, first, step, ranks[rank]);
+    }
+    ranks[rank].duration = std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begun);
+    meet(client, meeting);
+    reports[rank] = client.straggler_report();
+  });
+  for (std::size_t rank = 0; rank < kRanks; ++rank)
+    for (std::size_t step = 0; step < kSteps; ++step)
+      ASSERT_EQ(ranks[rank].results[step], ranks[0].results[step]) << "rank " << rank << ", step " << step + 1;
+  EXPECT_GE(ranks[kSlow].most_behind, 2u);
+  EXPECT_LE(ranks[kSlow].most_behind, 8u);
+  EXPECT_LT(ranks[0].duration * 4, ranks[kSlow].duration * 3) << "it could be eight steps ahead";
+  for (const std::size_t knows : {std::size_t{kSlow}, std::size_t{0}}) {
+    const auto found = std::ranges::find(reports[knows], kSlow, &LateRank::rank);
+    ASSERT_NE(found, reports[knows].end());
+    EXPECT_GE(found->late_steps, 5u);
+    EXPECT_GE(found->late_chunks, found->late_steps);
+    EXPECT_GT(found->last_step, 12u);
+  }
+}
+
+TEST(Stragglers, LateRanksGetTheResultsThatAllOthersGot) { expect_late_ranks_to_follow(Medium::tcp); }
+TEST(Stragglers, OverSharedMemoryToo) { expect_late_ranks_to_follow(Medium::automatic); }
+
+TEST(Stragglers, ARankCatchesUpByStepsThatDoNotCount) {
+  TestCluster cluster(paced_options(dropping(Medium::automatic)));
+  ASSERT_TRUE(cluster.connected());
+  const auto first = cluster.add({matrix_layer("matrix", 64, 64), vector_layer("bias", 64), vector_layer("norm", 10)});
+  const auto meeting = cluster.add({vector_layer("meeting", 1)});
+  std::vector<Trained> ranks(kRanks);
+  std::vector<std::size_t> shadows(kRanks, 0);
+  constexpr std::size_t kSteps = 24;
+  cluster.each([&](std::size_t rank, Client& client) {
+    auto& trained = ranks[rank];
+    while (trained.results.size() < kSteps) {
+      const auto step = static_cast<std::uint32_t>(trained.results.size() + 1);
+      if (rank == kSlow && step == 13) std::this_thread::sleep_for(milliseconds(150));
+      if (rank != kSlow && step > 13) std::this_thread::sleep_for(milliseconds(15));
+      make_step(client, first, step, trained);
+      while (client.behind() > 0 && trained.results.size() < kSteps) {
+        ++shadows[rank];
+        std::vector<float> all(64 * 64 + 64 + 10, 0);
+        const std::span<float> values(all);
+        EXPECT_TRUE(client.start_absent(first, std::as_writable_bytes(values.first(4096)), kRanks).ok());
+        EXPECT_TRUE(client.start_absent(first + 1, std::as_writable_bytes(values.subspan(4096, 64)), kRanks).ok());
+        EXPECT_TRUE(client.start_absent(first + 2, std::as_writable_bytes(values.last(10)), kRanks).ok());
+        EXPECT_TRUE(client.wait_all(always).ok());
+        trained.results.push_back(all);
+      }
+    }
+    EXPECT_LE(client.behind(), 8u);
+    meet(client, meeting);
+  });
+  EXPECT_GE(shadows[kSlow], 3u);
+  for (std::size_t rank = 0; rank < kRanks; ++rank)
+    for (std::size_t step = 0; step < kSteps; ++step)
+      ASSERT_EQ(ranks[rank].results[step], ranks[0].results[step]) << "rank " << rank << ", step " << step + 1;
+  for (std::size_t step = 1; step <= kSteps; ++step) {
+    // The mean over all, or over all but one: never one that counts the slow one with nothing.
+    const float value = ranks[0].results[step - 1][0] * static_cast<float>(step);
+    const auto close_to = [value](float mean) { return std::abs(value - mean) < 1e-4F; };
+    bool known = close_to(2.5F);
+    for (int left_out = 1; left_out <= kRanks; ++left_out)
+      known = known || close_to(static_cast<float>(10 - left_out) / 3);
+    EXPECT_TRUE(known) << "step " << step << ": " << value;
+  }
+}
+
+TEST(Stragglers, WhoIsAbsentMayStayOutOfTheMean) {
+  TestCluster cluster(paced_options(dropping(Medium::automatic)));
+  ASSERT_TRUE(cluster.connected());
+  const auto first = cluster.add({matrix_layer("matrix", 64, 64), vector_layer("bias", 64), vector_layer("norm", 10)});
+  const std::vector<std::size_t> sizes = {64 * 64, 64, 10};
+  for (const bool counts : {false, true}) {
+    cluster.each([&](std::size_t rank, Client& client) {
+      std::vector<std::vector<float>> arrays;
+      for (const std::size_t size : sizes) arrays.emplace_back(size, static_cast<float>(rank + 1));
+      for (std::uint32_t layer = 0; layer < sizes.size(); ++layer) {
+        const auto bytes = bytes_of(arrays[layer]);
+        const Status status = rank == kSlow ? client.start_absent(first + layer, bytes, kRanks, counts)
+                                            : client.start(first + layer, bytes, kRanks);
+        EXPECT_TRUE(status.ok()) << status.message();
+      }
+      EXPECT_TRUE(client.wait_all(always).ok());
+      const float mean = counts ? 6.0F / 4 : 6.0F / 3;
+      for (const auto& array : arrays)
+        for (const float value : array) ASSERT_EQ(value, mean) << "rank " << rank << ", counts: " << counts;
+      for (std::uint32_t layer = 0; layer < sizes.size(); ++layer) {
+        EXPECT_FALSE(client.layer_stats(first + layer).late);
+        EXPECT_EQ(client.layer_stats(first + layer).behind, 0U);
+      }
+    });
+  }
+}
+
+TEST(Stragglers, AServerThatStandsAloneServesJobsOfEitherKind) {
+  Options served;
+  served.interfaces = {"127.0.0.1"};
+  const auto server = Server::listen(served, 0);
+  ASSERT_TRUE(server.ok()) << server.status().message();
+  std::vector<std::vector<Trained>> jobs(2, std::vector<Trained>(kRanks));
+  testing::run_ranks(2, [&](int job) {
+    Options shared = dropping(Medium::tcp);
+    if (job == 1) shared.stragglers = Stragglers::wait;
+    shared.job = "job " + std::to_string(job);
+    shared.servers = {server.value()->address()};
+    TestCluster cluster(paced_options(shared));
+    ASSERT_TRUE(cluster.connected());
+    const auto first =
+        cluster.add({matrix_layer("matrix", 64, 64), vector_layer("bias", 64), vector_layer("norm", 10)});
+    const auto meeting = cluster.add({vector_layer("meeting", 1)});
+    cluster.each([&](std::size_t rank, Client& client) {
+      for (std::uint32_t step = 1; step <= 14; ++step) {
+        if (rank == kSlow && step > 11) std::this_thread::sleep_for(milliseconds(40));
+        make_step(client, first, step, jobs[static_cast<std::size_t>(job)][rank]);
+      }
+      meet(client, meeting);
+      if (job == 0 && rank == kSlow)
+        EXPECT_EQ(client.straggler_report().size(), 1u) << "a rank knows its own lateness, whoever serves";
+      if (job == 1) EXPECT_TRUE(client.straggler_report().empty());
+    });
+  });
+  for (const auto& ranks : jobs)
+    for (const auto& trained : ranks) EXPECT_EQ(trained.results, ranks[0].results);
+  EXPECT_NE(jobs[0][0].results, jobs[1][0].results);
+}
+
+TEST(Stragglers, AServerWithABaselineRefusesTheJob) {
+  Options served;
+  served.interfaces = {"127.0.0.1"};
+  served.aggregation = Aggregation::wide;
+  const auto server = Server::listen(served, 0);
+  ASSERT_TRUE(server.ok()) << server.status().message();
+  Options options = testing::test_options(0, 1, testing::free_port());
+  options.stragglers = Stragglers::drop;
+  options.servers = {server.value()->address()};
+  const auto client = Client::connect(options, nullptr, always);
+  EXPECT_TRUE(contains(client.status(), "aggregation=wide")) << client.status().message();
+}
+
+TEST(Stragglers, ALateRankThatIsLostEndsTheJob) {
+  TestCluster cluster(paced_options(dropping(Medium::tcp)));
+  ASSERT_TRUE(cluster.connected());
+  const auto first = cluster.add({matrix_layer("matrix", 64, 64), vector_layer("bias", 64), vector_layer("norm", 10)});
+  cluster.each([&](std::size_t rank, Client& client) {
+    Trained trained;
+    for (std::uint32_t step = 1; step <= 11; ++step) make_step(client, first, step, trained);
+    if (rank == kSlow) {
+      std::this_thread::sleep_for(milliseconds(60));
+      client.abort("as if it had been killed");
+      return;
+    }
+    for (std::uint32_t step = 12; client.status().ok(); ++step) {
+      std::vector<float> matrix(64 * 64, 1);
+      if (client.start(first, bytes_of(matrix), kRanks).ok()) static_cast<void>(client.wait_all(always));
+      ASSERT_LE(step, 12u + 9) << "eight steps ahead at most";
+    }
+    EXPECT_TRUE(contains(client.status(), "killed")) << client.status().message();
+  });
+}
+
+/// Plain SGD on a stored layer: with every gradient 1, the value falls by lr with each P updates.
+TEST(Consistency, SspHoldsTheFastBackAndAsyncDoesNot) {
+  for (const Consistency consistency : {Consistency::ssp, Consistency::async}) {
+    Options shared;
+    shared.consistency = consistency;
+    shared.staleness = 2;
+    TestCluster cluster(paced_options(shared));
+    ASSERT_TRUE(cluster.connected());
+    Layer layer = vector_layer("stored", 3000);
+    layer.stored = true;
+    const auto stored = cluster.add({layer});
+    const auto meeting = cluster.add({vector_layer("meeting", 1)});
+    std::vector<milliseconds> durations(kRanks);
+    std::vector<std::vector<float>> values(kRanks, std::vector<float>(3000, 0));
+    constexpr int kSteps = 10;
+    cluster.each([&](std::size_t rank, Client& client) {
+      UpdateRule rule;
+      rule.kind = UpdateKind::sgd;
+      rule.lr = 0.5;
+      EXPECT_TRUE(client.set_rule(stored, rule).ok());
+      if (rank == 0) EXPECT_TRUE(client.assign(stored, bytes_of(values[0])).ok());
+      EXPECT_TRUE(client.wait_all(always).ok());
+      EXPECT_TRUE(client.pull(stored, bytes_of(values[rank])).ok());
+      EXPECT_TRUE(client.wait_all(always).ok());
+      meet(client, meeting);
+      const auto begun = std::chrono::steady_clock::now();
+      std::vector<float> gradient(3000, 1);
+      for (int step = 1; step <= kSteps; ++step) {
+        if (rank == kSlow) std::this_thread::sleep_for(milliseconds(30));
+        EXPECT_TRUE(client.push_pull(stored, bytes_of(gradient), bytes_of(values[rank]), kRanks).ok());
+        const Status status = client.wait_all(always);
+        EXPECT_TRUE(status.ok()) << status.message();
+        // At least this rank's own pushes are in, at most everybody's.
+        EXPECT_LE(values[rank][0], -0.5F / kRanks * static_cast<float>(step));
+        EXPECT_GE(values[rank][0], -0.5F * kSteps);
+      }
+      durations[rank] = std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begun);
+      meet(client, meeting);
+      EXPECT_TRUE(client.pull(stored, bytes_of(values[rank])).ok());
+      EXPECT_TRUE(client.wait_all(always).ok());
+      EXPECT_EQ(values[rank], std::vector<float>(3000, -0.5F * kSteps)) << "all pushes are in";
+    });
+    if (consistency == Consistency::ssp)
+      EXPECT_GE(durations[0], milliseconds(30 * (kSteps - 2))) << "two steps ahead at most";
+    else
+      EXPECT_LT(durations[0], milliseconds(200));
+  }
+}
+
+TEST(Stragglers, OptionsThatExcludeEachOtherAreRefused) {
+  const auto refusal = [](const std::function<void(Options&)>& change) {
+    Options options = testing::test_options(0, 1, testing::free_port());
+    change(options);
+    const auto client = Client::connect(options, nullptr, always);
+    EXPECT_EQ(client.status().code(), ErrorCode::invalid_argument);
+    return client.status();
+  };
+  const auto drop = [](Options& options) { options.stragglers = Stragglers::drop; };
+  const auto async = [](Options& options) { options.consistency = Consistency::async; };
+  EXPECT_TRUE(contains(refusal([&](Options& o) { drop(o), o.on_failure = OnFailure::rejoin; }), "on_failure=abort"));
+  EXPECT_TRUE(contains(refusal([&](Options& o) { async(o), o.on_failure = OnFailure::shrink; }), "on_failure=abort"));
+  EXPECT_TRUE(contains(refusal([&](Options& o) { drop(o), async(o); }), "choose one"));
+  EXPECT_TRUE(contains(refusal([&](Options& o) { drop(o), o.aggregation = Aggregation::wide; }), "aggregation=wide"));
+  EXPECT_TRUE(contains(refusal([&](Options& o) { drop(o), o.reduce_order = ReduceOrder::arrival; }), "reduce_order"));
+  EXPECT_TRUE(contains(refusal([&](Options& o) { drop(o), o.assignment = Assignment::worker; }), "assignment"));
+  EXPECT_TRUE(contains(refusal([&](Options& o) { async(o), o.checkpoint_dir = "/tmp"; }), "checkpoint_dir"));
+}
+
+TEST(Stragglers, RanksThatDisagreeAreRefused) {
+  auto all = cluster_options(2, milliseconds(3000));
+  all[1].stragglers = Stragglers::drop;
+  std::vector<Status> statuses(2);
+  testing::run_ranks(2, [&](int rank) {
+    const auto client = Client::connect(all[static_cast<std::size_t>(rank)], nullptr, always);
+    // One may have connected before it hears of the other's refusal.
+    statuses[static_cast<std::size_t>(rank)] =
+        client.ok() ? client.value()->add_layers({vector_layer("first", 1)}, false, always).status() : client.status();
+  });
+  for (const Status& status : statuses) EXPECT_FALSE(status.ok());
+  EXPECT_TRUE(contains(statuses[0], "straggler") || contains(statuses[1], "straggler"))
+      << statuses[0].message() << "; " << statuses[1].message();
+}
+
+TEST(Stragglers, FactorsCannotBeLeftOut) {
+  Options options;
+  options.stragglers = Stragglers::drop;
+  Cluster cluster;
+  cluster.worker_count = cluster.server_count = 4;
+  const auto refused = make_plan({matrix_layer("fc", 8, 8, Scheme::sfb)}, cluster, options, 0);
+  EXPECT_EQ(refused.status().code(), ErrorCode::invalid_argument);
+  EXPECT_TRUE(contains(refused.status(), "fc")) << refused.status().message();
+  const auto plan = make_plan({matrix_layer("fc", 512, 512)}, cluster, options, 0);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan.value().layers[0].scheme, Scheme::ps);
+}
+
+}  // namespace
+}  // namespace poseidon
