@@ -75,12 +75,8 @@ class Faults:
             time.sleep(0.0001)
         if fault.server is None:
             os.kill(os.getpid(), signal.SIGKILL)
-            return
-        process_id = _pid_file(self._folder, fault.server)
-        while True:  # until the one before, if it is dead already, has been replaced
-            with contextlib.suppress(ProcessLookupError):
-                return os.kill(int(process_id.read_text()), signal.SIGKILL)
-            time.sleep(0.01)
+        while not _kill_server(self._folder, fault.server or 0):
+            time.sleep(0.01)  # the one before is dead already, until it has been replaced
 
     def _is_first(self, fault: Fault) -> bool:
         try:
@@ -113,6 +109,14 @@ def _pid_file(folder: Path, server: int) -> Path:
     return folder / f"server-{server}"
 
 
+def _kill_server(folder: Path, server: int) -> bool:
+    try:
+        os.kill(int(_pid_file(folder, server).read_text()), signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def _serve(folder: Path, number: int, port: int, variables: dict[str, str]) -> None:
     """A server that stands alone, until it is killed."""
     from poseidon import _core
@@ -127,8 +131,7 @@ def _serve(folder: Path, number: int, port: int, variables: dict[str, str]) -> N
 class Supervisor:
     """Starts the workers of one job, and those that were killed again: `restarts` of each at most.
 
-    The same for dedicated `servers`, each `server_delay` seconds after it was killed. What servers save is in folder
-    "checkpoints".
+    The same for dedicated `servers`, each `server_delay` seconds after it was killed.
     """
 
     def __init__(
@@ -150,8 +153,6 @@ class Supervisor:
             "POSEIDON_ON_FAILURE": "rejoin",
             "POSEIDON_SMALL_BYTES": "256",
             "POSEIDON_FLIGHT_RECORD": str(folder),
-            "POSEIDON_CHECKPOINT_DIR": str(folder / "checkpoints"),
-            "POSEIDON_CHECKPOINT_EVERY": "2",
             **environment,
         }
         if servers:
