@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +67,7 @@ class _Copy:
 
     text: str
     tensors: list[torch.Tensor]
-    streams: StreamStates | None  # None: every attempt seeds them, or they are another process's
+    streams: StreamStates | None  # None: every attempt seeds them
 
     def state(self) -> dict[str, Any]:
         """A state that may be loaded, for objects make its tensors theirs."""
@@ -124,6 +125,8 @@ class Versions:
         state = self._spread(here, version, holders, from_disk)
         for one in self._state.on_servers:
             one.connect(restored=version > 0)
+        if here.rank == 0 and version > 0 and version not in self._files.steps():
+            self._files.write(version, self._held[version].state())  # whoever was rank 0 had not come to it
         return version, state["finished"]
 
     def _holders(self, here: Context) -> dict[int, list[int]]:
@@ -173,6 +176,13 @@ class Versions:
             raise PoseidonError(
                 "there is nothing to go back to: checkpoint_dir has neither the state at the start nor, of a version "
                 "that the servers have saved, what workers keep beside it; end all workers and take another directory"
+            )
+        if any(left):
+            print(
+                "poseidon: the servers have saved no version that can be used, so training goes back to its start; "
+                "give dedicated servers the workers' checkpoint_dir and checkpoint_every",
+                file=sys.stderr,
+                flush=True,
             )
         return 0, state
 
