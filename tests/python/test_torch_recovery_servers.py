@@ -66,8 +66,8 @@ def test_updates_on_workers_go_on_when_a_server_is_started_again(tmp_path: Path,
 
 
 def test_a_server_that_takes_its_time_is_waited_for(tmp_path: Path) -> None:
-    answers = recovered(tmp_path, PLAIN, of_server(0, 3, "backward"), servers=1, server_delay=2.0)
-    assert all(event["seconds"] > 1.9 for answer in answers for event in answer["history"])
+    answers = recovered(tmp_path, PLAIN, of_server(0, 3, "backward"), servers=1, server_delay=1.0)
+    assert all(event["seconds"] > 0.9 for answer in answers for event in answer["history"])
 
 
 def test_a_server_and_a_worker_at_once(tmp_path: Path) -> None:
