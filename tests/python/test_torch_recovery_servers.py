@@ -12,7 +12,7 @@ import torch
 
 import poseidon.torch as poseidon
 from poseidon.torch.versions import worth_keeping
-from recovery_cases import Fault, Supervisor, network, train
+from recovery_cases import Fault, Faults, Supervisor, network, parameters_and_state, train
 from test_torch_recovery_misuse import error_of, loss_of
 
 STEPS = 9
@@ -135,6 +135,42 @@ def test_with_fewer_workers_and_servers(tmp_path: Path) -> None:
         (event,) = answer["history"]
         assert event["step"] in (2, 4)
         assert answer["world_sizes"] == [3] * 6 + [2] * (STEPS - event["step"])
+
+
+def train_side_by_side(folder: Path, faults: list[Fault]) -> str:
+    """Servers update some parameters, workers others as their gradients arrive; a digest."""
+    dies = Faults(folder, faults)
+    poseidon.init()
+    model = poseidon.DistributedDataParallel(network("dropout"))
+    params = list(model.parameters())
+    optimizers = [
+        poseidon.DistributedOptimizer(torch.optim.AdamW(params[:3], lr=0.01), model, update="server"),
+        poseidon.DistributedOptimizer(torch.optim.SGD(params[3:], lr=0.05, momentum=0.9), model),
+    ]
+    recovery = poseidon.Recovery(model, *optimizers, seed=7)
+    while recovery.until(STEPS):
+        with recovery.attempt():
+            loss = loss_of(model, recovery.step)
+            dies.reached("exchange", recovery.step)
+            loss.backward()
+            dies.reached("before step", recovery.step)
+            for optimizer in optimizers:
+                optimizer.step()
+            dies.reached("end", recovery.step)
+    digests = [parameters_and_state(model.module, optimizer) for optimizer in optimizers]
+    poseidon.barrier()
+    return " ".join(digests)
+
+
+def test_updates_on_servers_and_workers_side_by_side(tmp_path: Path) -> None:
+    def run(name: str, *faults: Fault) -> str:
+        folder = tmp_path / name
+        folder.mkdir()
+        (same,) = set(supervisor(folder).run(train_side_by_side, faults))
+        return same
+
+    faults = [Fault(1, 1, "end"), Fault(0, 3, "exchange", 0.001), Fault(1, 5, "before step"), Fault(0, 6, "end")]
+    assert run("disturbed", *faults) == run("undisturbed")
 
 
 def misuses(folder: Path) -> list[str]:
