@@ -156,6 +156,8 @@ def train(arguments: argparse.Namespace) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     if arguments.optimizer == "overlap":
         optimizer = poseidon.DistributedOptimizer(optimizer, model)
+    elif arguments.optimizer == "server":
+        optimizer = poseidon.DistributedOptimizer(optimizer, model, update="server")
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=500, gamma=0.9)
     batches = Batches(arguments.seed)
     say("prepared")
@@ -196,7 +198,7 @@ def main() -> None:
     training = modes.add_parser("train")
     training.add_argument("--seed", type=int, default=1)
     training.add_argument("--width", type=int, default=64)
-    training.add_argument("--optimizer", choices=["sgd", "adam", "overlap"], default="sgd")
+    training.add_argument("--optimizer", choices=["sgd", "adam", "overlap", "server"], default="sgd")
     training.add_argument("--pace", type=float, default=0.0, help="seconds that each forward pass takes longer")
     training.add_argument("--steps-file", type=Path, required=True)
     arguments = parser.parse_args()

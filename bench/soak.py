@@ -37,6 +37,7 @@ from fault_worker import DIGEST_STEPS
 WEIGHTS = {"kill": 6, "term": 3, "freeze": 1, "freeze-kill": 1, "usurp": 1}
 ENDING = {"kill", "term"}
 FROZEN_TIMEOUTS = 1.2  # how long a frozen process is, in timeouts
+CHECKPOINT_EVERY = 10  # steps, of servers that update
 STRIKE_AGAIN = 0.3  # share of faults after which another comes before all have recovered
 MOST_PER_INCIDENT = 3
 SPARE_SECONDS = 60.0  # that no step may take, beyond what faults and timeouts explain
@@ -66,10 +67,13 @@ class SoakConfig:
         training = ["train", "--seed", str(self.seed), "--optimizer", self.optimizer, "--pace", str(pace)]
         return [*training, "--steps-file", str(steps_file)]
 
-    def options(self, on_failure: str) -> dict[str, object]:
+    def options(self, on_failure: str, checkpoints: Path) -> dict[str, object]:
         """Of Poseidon."""
         # The layers are small: by default all would travel in one group.
-        return {"on_failure": on_failure, "timeout": self.timeout, "small_bytes": 1024}
+        options: dict[str, object] = {"on_failure": on_failure, "timeout": self.timeout, "small_bytes": 1024}
+        if self.optimizer == "server":
+            options |= {"checkpoint_dir": str(checkpoints), "checkpoint_every": CHECKPOINT_EVERY}
+        return options
 
 
 @dataclass
@@ -320,7 +324,8 @@ def run_undisturbed(config: SoakConfig, steps: int, folder: Path) -> SoakResult:
     write_steps(steps_file, steps)
     result = SoakResult(steps=steps)
     finished: set[int] = set()
-    with FaultJob(config.ranks, config.arguments(steps_file, 0.0), config.options("rejoin")) as job:
+    options = config.options("rejoin", folder / "undisturbed-checkpoints")
+    with FaultJob(config.ranks, config.arguments(steps_file, 0.0), options) as job:
         job.start_all()
         while len(finished) < config.ranks:
             event = job.next_event(config.patience)
@@ -339,7 +344,8 @@ def run_soak(config: SoakConfig) -> SoakResult:
         folder = Path(name)
         steps_file = folder / "steps"
         arguments = config.arguments(steps_file, config.pace)
-        with FaultJob(config.ranks, arguments, config.options(config.on_failure)) as job:
+        options = config.options(config.on_failure, folder / "checkpoints")
+        with FaultJob(config.ranks, arguments, options) as job:
             result = Soak(config, job, steps_file).run()
         if config.on_failure == "rejoin" and not any(problem.startswith("hang") for problem in result.problems):
             result.compare(run_undisturbed(config, max(result.digests, default=0) + 1, folder))
@@ -403,7 +409,7 @@ def parse_arguments() -> tuple[SoakConfig, bool]:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--on-failure", choices=["rejoin", "shrink"], default="rejoin")
-    parser.add_argument("--optimizer", choices=["sgd", "adam", "overlap"], default="sgd")
+    parser.add_argument("--optimizer", choices=["sgd", "adam", "overlap", "server"], default="sgd")
     parser.add_argument("--seed", type=int, default=1, help="of the training and the faults")
     parser.add_argument("--timeout", type=float, default=15.0, help="Poseidon's; twice a restart or more")
     parser.add_argument("--every", type=float, default=3.0, help="mean seconds between a recovery and the next fault")

@@ -10,6 +10,9 @@
 
 namespace poseidon {
 
+/// As the limit of Client::restore: no version may come. The job begins anew although there are some.
+inline constexpr std::uint64_t kNoVersion = ~std::uint64_t{0};
+
 /// One version of one job: what its servers kept after a step.
 struct CheckpointListing {
   std::string job;

@@ -162,7 +162,8 @@ class Client {
   /// The servers take the layer's value and state from their newest checkpoint, by one rank and before the layer's
   /// first push. Receives the value; layer_stats says of which version, and `destination` is untouched where there is
   /// none. Servers may answer with different versions: then ask for all layers again with the oldest as `version_limit`
-  /// (0: no limit), until all have the same. ErrorCode::refused where the checkpoint does not fit the layer.
+  /// (0: no limit; kNoVersion: none may come, so that the job may begin anew where there are some), until all have the
+  /// same. ErrorCode::refused where the checkpoint does not fit the layer.
   virtual Status restore(std::uint32_t layer, std::span<std::byte> destination, std::uint64_t version_limit = 0) = 0;
   /// How the servers update the layer from the next push on. Every rank sets the same.
   virtual Status set_rule(std::uint32_t layer, const UpdateRule& rule) = 0;

@@ -10,28 +10,34 @@ from poseidon.errors import Mismatch
 if TYPE_CHECKING:
     from poseidon._core import Client
 
+_LOOKS = 3
+
 Wanted = Sequence[tuple[str, int, Any]]
 """Names, layers and arrays to receive into, none of them empty."""
 
 
-def restore(client: Client, wanted: Wanted) -> int:
+def restore(client: Client, wanted: Wanted, limit: int = 0) -> int:
     """Has the servers take these layers from their newest checkpoint that all of them have whole; one rank calls it.
 
-    Returns its version, the step after which it was taken, with the values in the arrays; 0 where there is none. Raises
-    Refused where the checkpoint does not fit the layers, Mismatch where some server has none.
+    `limit`: the newest version that may come; 0: any, NO_VERSION: none. Returns the version, the step after which it
+    was taken, with the values in the arrays; 0 where there is none. Raises Refused where the checkpoint does not fit
+    the layers, Mismatch where some server has none.
     """
-    limit = 0
+    looks_left = _LOOKS
     while wanted:
         for _, layer, destination in wanted:
             client.restore(layer, destination, limit)
         for _, layer, _ in wanted:
             client.wait(layer)
-        stats = {name: client.layer_stats(layer) for name, layer, _ in wanted}
-        limit = min(one.oldest_version for one in stats.values())
-        if all(one.newest_version == limit for one in stats.values()):
-            return limit
-        if limit == 0:
-            names = ", ".join(name for name, one in stats.items() if one.oldest_version == 0)
+        stats = [client.layer_stats(layer) for _, layer, _ in wanted]
+        oldest = min(one.oldest_version for one in stats)
+        if all(one.newest_version == oldest for one in stats):
+            return oldest
+        limit = oldest or limit
+        # The first version may have become complete between two servers' looks.
+        looks_left -= oldest == 0
+        if looks_left == 0:
+            names = ", ".join(name for (name, _, _), one in zip(wanted, stats, strict=True) if not one.oldest_version)
             message = (
                 f"some servers have checkpoints of this job and others none, for {names}: give all servers the same "
                 "checkpoint_dir, one that they share"

@@ -22,6 +22,7 @@ void bind_checkpoint(nb::module_& module) {
       .def_ro("size_bytes", &CheckpointListing::size_bytes)
       .def_ro("complete", &CheckpointListing::complete)
       .def_ro("problem", &CheckpointListing::problem);
+  module.attr("NO_VERSION") = kNoVersion;
   module.def(
       "list_checkpoints",
       [](const std::string& directory, bool verify) {

@@ -242,7 +242,8 @@ class ClientImpl final : public Client, private Receiver {
   Links links_;
   std::map<const Flow*, LinkState> flows_;
   Endpoints endpoints_;
-  Clock::time_point link_deadline_;
+  Clock::time_point server_deadline_;  // of connecting
+  Clock::time_point peer_deadline_;
   std::map<std::uint32_t, UnitState*> units_by_id_;
   std::map<std::string, std::size_t> stored_names_;  // how many stored units have been called so
   std::uint64_t restored_version_ = 0;               // of the servers' checkpoints

@@ -16,11 +16,10 @@ constexpr auto kShortestPatience = std::chrono::milliseconds(1000);
 constexpr Priority kFirst{wire::kFirstPriority + 1, 0};
 
 /// For how long to try to connect: it gives up shortly before the wait for it does, since it can say why.
-std::chrono::milliseconds patience_to_link(const Options& options) {
+std::chrono::milliseconds patience_to_link(const Options& options, bool is_listening) {
   const auto most = options.timeout * 9 / 10;
-  // The others listened before they said where: one that refuses has died since, and the job forms anew without it.
-  // Dedicated servers may still be on their way.
-  if (options.on_failure == OnFailure::abort || !options.servers.empty()) return most;
+  if (options.on_failure == OnFailure::abort || !is_listening) return most;
+  // Whoever listened before it said where and refuses now has died since, and the job forms anew without it.
   return std::min(most, std::max(options.timeout / 20, kShortestPatience));
 }
 
@@ -36,7 +35,9 @@ std::string part_of(const std::string& address, std::size_t index) {
 Status ClientImpl::link(const Endpoints& endpoints, const std::function<bool()>& keep_waiting) {
   loop_->call([this, &endpoints] {
     endpoints_ = endpoints;
-    link_deadline_ = Clock::now() + patience_to_link(options_);
+    peer_deadline_ = Clock::now() + patience_to_link(options_, true);
+    // Dedicated servers may still be on their way: with the first workers, or started again.
+    server_deadline_ = Clock::now() + patience_to_link(options_, options_.servers.empty());
     for (std::size_t i = 0; i < endpoints_.servers.size(); ++i) {
       const auto& server = endpoints_.servers[i];
       links_.server_is_local[i] = server.local;
@@ -72,7 +73,8 @@ void ClientImpl::dial(const Endpoints::Transports& transports, const std::string
                                     " (check that it runs, interfaces and firewalls)"),
          {FailureSource::unreachable, party_of(kind), static_cast<std::uint32_t>(index)});
   };
-  transports[network]->connect(*loop_, part_of(address, network), link_deadline_, std::move(connected));
+  const auto deadline = kind == LinkKind::server ? server_deadline_ : peer_deadline_;
+  transports[network]->connect(*loop_, part_of(address, network), deadline, std::move(connected));
 }
 
 /// All connections to one server, whose cores' addresses are known; those that are there stay.

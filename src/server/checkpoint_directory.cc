@@ -237,12 +237,14 @@ void CheckpointVersion::set_damaged_aside() const {
   }
 }
 
-void prune_checkpoints(const std::string& directory, const std::string& job, std::size_t keep) {
+void prune_checkpoints(const std::string& directory, const std::string& job, std::size_t keep,
+                       const CheckpointOrigin& origin) {
   const auto versions = find_checkpoints(directory, job);
   if (!versions.ok()) return;  // whoever writes to it says so
   std::size_t complete_count = 0;
   for (const CheckpointPaths& version : versions.value()) {
-    if (complete_count < std::max<std::size_t>(1, keep)) {
+    const bool abandoned = version.run < origin.run && version.version > origin.version;
+    if (!abandoned && complete_count < std::max<std::size_t>(1, keep)) {
       complete_count += CheckpointVersion::open(version).ok() ? 1 : 0;
       continue;
     }

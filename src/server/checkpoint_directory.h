@@ -97,7 +97,15 @@ class CheckpointVersion {
   std::vector<Buffer> loaded_arrays_;
 };
 
-/// Removes the files of all versions that are older than the newest `keep` (at least 1) complete ones.
-void prune_checkpoints(const std::string& directory, const std::string& job, std::size_t keep);
+/// A run of a job and the version that it went on from; 0: none.
+struct CheckpointOrigin {
+  std::uint64_t run = 0;
+  std::uint64_t version = 0;
+};
+
+/// Removes the files of all versions that are older than the newest `keep` (at least 1) complete ones, and what runs
+/// before that of `origin` have written of versions after it: this one has gone back behind them and makes them again.
+void prune_checkpoints(const std::string& directory, const std::string& job, std::size_t keep,
+                       const CheckpointOrigin& origin = {});
 
 }  // namespace poseidon

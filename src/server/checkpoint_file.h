@@ -18,6 +18,7 @@ namespace poseidon {
 struct CheckpointSnapshot {
   CheckpointHead head;                                               // checksums are filled in when it is written
   std::vector<std::vector<std::shared_ptr<const Buffer>>> arrays{};  // of each record
+  std::uint64_t base_version = 0;                                    // that the run went on from; not written
 };
 
 /// Writes `directory`/`name`, of mode 0600. Only a whole file, safe on the disk, ever has that name; whatever ends this

@@ -28,13 +28,14 @@ void CheckpointWriter::write(CheckpointSnapshot snapshot, std::string name,
   const auto slot =
       std::make_shared<std::shared_ptr<CheckpointSnapshot>>(std::make_shared<CheckpointSnapshot>(std::move(snapshot)));
   const std::string job = (*slot)->head.job;
+  const CheckpointOrigin origin{(*slot)->head.run, (*slot)->base_version};
   const std::lock_guard lock(mutex_);
   if (!executor_) return;
   executor_->run(
       1, [this, slot, name = std::move(name)](std::size_t) { write_now(**slot, name); },
-      [this, slot, job, written = std::move(written)] {
+      [this, slot, job, origin, written = std::move(written)] {
         written(std::move(*slot));
-        prune_checkpoints(directory_, job, keep_);
+        prune_checkpoints(directory_, job, keep_, origin);
       });
 }
 

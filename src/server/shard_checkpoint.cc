@@ -87,6 +87,7 @@ Status ShardCheckpoint::before_assign() {
 CheckpointVersion* ShardCheckpoint::newest(std::uint64_t limit, Status& problem) {
   if (source_ && source_limit_ == limit) return &*source_;
   source_.reset();
+  if (limit == kNoVersion) return nullptr;
   const auto versions = find_checkpoints(writer_.directory(), job_);
   if (!versions.ok()) {
     problem = versions.status();
@@ -109,10 +110,12 @@ CheckpointVersion* ShardCheckpoint::newest(std::uint64_t limit, Status& problem)
 
 Result<ShardCheckpoint::Restored> ShardCheckpoint::restore(const wire::Header& header, StoredChunk& chunk) {
   may_assign_ = true;
-  const std::uint64_t* step = know(header);
-  if (step == nullptr) return refused("to restore needs to know what unit " + std::to_string(header.unit) + " is");
-  const wire::StoredUnit& wanted = units_.at(header.unit);
-  if (*step > 0) return refused("to restore '" + wanted.name + "' comes before its first step");
+  const auto described = units_.find(header.unit);
+  if (described == units_.end() || header.chunk >= described->second.chunk_count())
+    return refused("to restore needs to know what unit " + std::to_string(header.unit) + " is");
+  const wire::StoredUnit& wanted = described->second;
+  if (const auto step = steps_.find({header.unit, header.chunk}); step != steps_.end() && step->second > 0)
+    return refused("to restore '" + wanted.name + "' comes before its first step");
   Status problem;
   while (CheckpointVersion* source = newest(header.step, problem)) {
     const CheckpointUnit* saved = source->unit(wanted.name);
@@ -131,6 +134,7 @@ Result<ShardCheckpoint::Restored> ShardCheckpoint::restore(const wire::Header& h
       for (std::size_t i = 0; i < arrays.size(); ++i)
         if (Status status = chunk.assign(i, arrays[i].span(), wanted.dtype, piece.value().update_count); !status.ok())
           return status;
+      know(header);
       return Restored{source->version(), saved->rule};
     }
     problem = piece.status();
@@ -208,6 +212,7 @@ void ShardCheckpoint::write() {
   head.job = job_;
   head.version = last_version_ = collected_->version;
   head.run = run_;
+  snapshot.base_version = base_version_;
   std::map<std::uint32_t, std::uint32_t> index_of;  // in the file, by id
   for (const auto& [id, unit] : units_) {
     index_of[id] = static_cast<std::uint32_t>(head.units.size());

@@ -48,9 +48,9 @@ class ShardCheckpoint {
     std::uint64_t version = 0;
     std::optional<UpdateRule> rule;
   };
-  /// Gives the chunk what the newest complete version up to header.step (0: of all) has for it. A version whose data is
-  /// damaged counts as none. Refused: a unit that nobody has described, that the checkpoint has not, or has with
-  /// another size or dtype; a chunk that has done steps; where all versions are damaged.
+  /// Gives the chunk what the newest complete version up to header.step (0: of all; kNoVersion: of none) has for it. A
+  /// version whose data is damaged counts as none. Refused: a unit that nobody has described, that the checkpoint has
+  /// not, or has with another size or dtype; a chunk that has done steps; where all versions are damaged.
   Result<Restored> restore(const wire::Header& header, StoredChunk& chunk);
 
   /// A step of a stored chunk is complete; `shape` has its unit, chunk and step. `rule`: null for none.

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 import poseidon.torch as poseidon
+from poseidon.options import resolve
 from poseidon.torch.context import context
 from poseidon.torch.control import Control
 from forked import FORK
@@ -33,9 +34,10 @@ JOB_SECONDS = 40.0
 
 @dataclass(frozen=True)
 class Fault:
-    """Worker `rank` (the one it was started as) kills itself once, at `phase` of `step`.
+    """Worker `rank` (the one it was started as) kills itself once, at `phase` of `step`, or a dedicated `server`.
 
-    `delay` seconds later, if that is not 0; it `stalls` meanwhile, or goes on.
+    `delay` seconds later, if that is not 0; it `stalls` meanwhile, or goes on. `writing`: when next a server writes a
+    checkpoint.
     """
 
     rank: int
@@ -43,6 +45,8 @@ class Fault:
     phase: str
     delay: float = 0.0
     stalls: bool = False
+    server: int | None = None
+    writing: bool = False
 
 
 class Faults:
@@ -56,22 +60,26 @@ class Faults:
         """Kills this process if it is to die here."""
         for fault in self._faults:
             if (fault.phase, fault.step) == (phase, step) and self._is_first(fault):
-                if fault.delay and not fault.stalls:
-                    threading.Timer(fault.delay, _die).start()
-                else:
-                    time.sleep(fault.delay)
-                    _die()
+                strike = threading.Thread(target=self._strike, args=(fault,), daemon=True)
+                strike.start()
+                if fault.stalls or not (fault.delay or fault.writing):
+                    strike.join()
+
+    def _strike(self, fault: Fault) -> None:
+        time.sleep(fault.delay)
+        while fault.writing and not any(self._folder.glob("checkpoints/*.tmp")):
+            time.sleep(0.0001)
+        if fault.server is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while not _kill_server(self._folder, fault.server or 0):
+            time.sleep(0.01)  # the one before is dead already, until it has been replaced
 
     def _is_first(self, fault: Fault) -> bool:
         try:
-            (self._folder / f"fault-{fault.rank}-{fault.step}-{fault.phase}").touch(exist_ok=False)
+            (self._folder / f"fault-{fault.rank}-{fault.step}-{fault.phase}-{fault.server}").touch(exist_ok=False)
         except FileExistsError:
             return False
         return True
-
-
-def _die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass
@@ -93,25 +101,71 @@ def _work(function: Callable[..., Any], folder: Path, variables: dict[str, str],
     os.replace(path.with_suffix(".partial"), path)
 
 
-class Supervisor:
-    """Starts the workers of one job, and those that were killed again: `restarts` of each at most."""
+def _pid_file(folder: Path, server: int) -> Path:
+    return folder / f"server-{server}"
 
-    def __init__(self, folder: Path, world_size: int, restarts: int = 10, **environment: str) -> None:
+
+def _kill_server(folder: Path, server: int) -> bool:
+    try:
+        os.kill(int(_pid_file(folder, server).read_text()), signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _serve(folder: Path, number: int, port: int, variables: dict[str, str]) -> None:
+    """A server that stands alone, until it is killed."""
+    from poseidon import _core
+
+    os.environ.update(variables)
+    server = _core.Server.listen(resolve().core(), port)
+    _pid_file(folder, number).write_text(str(os.getpid()))
+    signal.pause()
+    server.shutdown()
+
+
+class Supervisor:
+    """Starts the workers of one job, and those that were killed again: `restarts` of each at most.
+
+    The same for dedicated `servers`, each `server_delay` seconds after it was killed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        world_size: int,
+        restarts: int = 10,
+        servers: int = 0,
+        server_delay: float = 0.0,
+        **environment: str,
+    ) -> None:
         self._folder = folder
         self._port = free_port()
         self._size = world_size
         self._left = [restarts] * world_size
+        self._server_ports = [free_port() for _ in range(servers)]
+        self._server_delay = server_delay
         self._environment = {
             "POSEIDON_ON_FAILURE": "rejoin",
             "POSEIDON_SMALL_BYTES": "256",
             "POSEIDON_FLIGHT_RECORD": str(folder),
             **environment,
         }
+        if servers:
+            self._environment["POSEIDON_SERVERS"] = ",".join(f"127.0.0.1:{port}" for port in self._server_ports)
+            self._environment["POSEIDON_SERVER_CORES"] = "1"
         self.restarted = 0
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Each rank's answer, None for one that was not started again. AssertionError if one fails or is too late."""
         workers: dict[Any, tuple[int, Any]] = {}
+        servers: dict[Any, tuple[int, Any]] = {}
+
+        def start_server(number: int) -> None:
+            args = (self._folder, number, self._server_ports[number], self._environment)
+            process = _FORK.Process(target=_serve, args=args, daemon=True)
+            process.start()
+            servers[process.sentinel] = (number, process)
 
         def start(rank: int) -> None:
             variables = {**job_variables(rank, self._size, self._port), **self._environment}
@@ -120,13 +174,23 @@ class Supervisor:
             workers[process.sentinel] = (rank, process)
 
         try:
+            for number in range(len(self._server_ports)):
+                start_server(number)
             for rank in range(self._size):
                 start(rank)
             deadline = time.monotonic() + JOB_SECONDS
             while workers:
-                ended = wait(list(workers), timeout=max(0.0, deadline - time.monotonic()))
+                ended = wait([*workers, *servers], timeout=max(0.0, deadline - time.monotonic()))
                 assert ended, f"ranks {sorted(rank for rank, _ in workers.values())} did not end in time"
                 for sentinel in ended:
+                    if sentinel in servers:
+                        number, process = servers.pop(sentinel)
+                        process.join()
+                        assert process.exitcode == -signal.SIGKILL, f"server {number} ended with {process.exitcode}"
+                        self.restarted += 1
+                        time.sleep(self._server_delay)
+                        start_server(number)
+                        continue
                     rank, process = workers.pop(sentinel)
                     process.join()
                     if process.exitcode == 0:
@@ -137,7 +201,7 @@ class Supervisor:
                         self.restarted += 1
                         start(rank)
         finally:
-            for _, process in workers.values():
+            for _, process in (*workers.values(), *servers.values()):
                 process.kill()
         return [self._answer(rank) for rank in range(self._size)]
 
@@ -165,12 +229,14 @@ def batch(step: int, rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def make_optimizer(kind: str, model: poseidon.DistributedDataParallel) -> torch.optim.Optimizer:
-    """By the first word: sgd, adam; "overlap" makes it a DistributedOptimizer."""
+    """By the first word: sgd, adam; "overlap" and "server" make it a DistributedOptimizer."""
     inner: torch.optim.Optimizer
     if kind.startswith("sgd"):
         inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
     else:
         inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+    if "server" in kind:
+        return poseidon.DistributedOptimizer(inner, model, update="server")
     return poseidon.DistributedOptimizer(inner, model) if "overlap" in kind else inner
 
 
@@ -237,11 +303,14 @@ def _train(dies: Faults, kind: str, steps: int, **options: Any) -> dict[str, Any
             dies.reached("end", step)
     dies.reached("finished", recovery.step)
     history = [vars(event) for event in recovery.history]
-    return vars(Result(parameters_and_state(module, optimizer), made, sizes, history))
+    result = Result(parameters_and_state(module, optimizer), made, sizes, history)
+    if "server" in kind:
+        poseidon.barrier()  # the others may still ask this rank's server for the state
+    return vars(result)
 
 
 def parameters_and_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """A digest of the parameters, the buffers and the optimizer's state."""
-    states = [optimizer.state[param] for group in optimizer.param_groups for param in group["params"]]
+    states = [state for _, state in sorted(optimizer.state_dict()["state"].items())]
     tensors = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
     return digest([*module.parameters(), *module.buffers(), *tensors])

@@ -103,7 +103,8 @@ class SyncedParameter:
 
     def start_anew(self) -> None:
         """Forgets what exchanges have left behind, before the layer is added to another client."""
-        self.scheme, self.grouped, self.next_scheme = self.asked_scheme, False, ""
+        stored_scheme = "ps" if self.stored is not None else ""
+        self.scheme, self.grouped, self.next_scheme = stored_scheme or self.asked_scheme, False, stored_scheme
         self.forward_rows, self.base, self._placeholder = 0, None, None
         self.start_over()
 

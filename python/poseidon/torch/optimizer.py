@@ -107,7 +107,7 @@ class DistributedOptimizer(Optimizer):
         self._inner = optimizer
         self._model = model
         if context().recovers:
-            _refuse_what_is_lost(update, max_norm, clip)
+            _refuse_what_is_lost(update, max_norm, clip, resume)
         self._on_servers = update == "server"
         check_optimizer(context().settings, self._on_servers, optimizer)
         self._server: ServerUpdate | None = None
@@ -127,18 +127,23 @@ class DistributedOptimizer(Optimizer):
 
     def _update_on_servers(self, sync: Synchronizer, resume: bool) -> None:
         here = context()
+        algorithm, groups = algorithm_of(self._inner), entries_of(self._inner, self._model)
+        if not here.recovers:
+            assert here.control is not None
+            check_same(here.control, _describe(self._inner, groups), "optimizer")
+        sync.store([entry for group in groups for entry in group])
+        self._server = ServerUpdate(algorithm, groups, self.param_groups)
+        sync.updates.append(self._server)
+        if here.recovers:
+            return  # the servers get their values when `Recovery` has found the others
         assert here.client is not None
         assert here.control is not None
-        algorithm, groups = algorithm_of(self._inner), entries_of(self._inner, self._model)
-        check_same(here.control, _describe(self._inner, groups), "optimizer")
-        sync.store([entry for group in groups for entry in group])
-        self._server = ServerUpdate(here.client, here.control, algorithm, groups, self.param_groups)
+        self._server.connect(here.client, here.control)
         if resume:
             self.resumed_version = self._server.resume(self.state)
             self.state.clear()
         else:
             self._hand_over_state()
-        sync.updates.append(self._server)
 
     def _update_on_workers(self, sync: Synchronizer | None, max_norm: float | None, clip: str) -> None:
         worker = WorkerUpdate(self._inner, sync, make_clipping(max_norm, clip))
@@ -163,6 +168,11 @@ class DistributedOptimizer(Optimizer):
         """The model whose gradients it waits for."""
         return self._model
 
+    @property
+    def server(self) -> ServerUpdate | None:
+        """Its updates on the servers; None with updates on the workers, and with one worker."""
+        return self._server
+
     def keep_undo(self) -> UpdateUndo | None:
         """From now on each update keeps what it overwrites, for `Recovery`; None where none waits for its gradient."""
         if self._worker is None or self._model.synchronizer is None:
@@ -170,9 +180,11 @@ class DistributedOptimizer(Optimizer):
         self._worker.undo = UpdateUndo(self._inner)
         return self._worker.undo
 
-    def makes(self, update: WorkerUpdate) -> bool:
-        """Whether `update` is this optimizer's part of the model's synchronizer."""
-        return self._worker is update
+    def updates(self, entry: SyncedParameter) -> bool:
+        """Whether it is this optimizer that updates the parameter, here or on the servers."""
+        if self._server is not None:
+            return entry in self._server.entries
+        return entry.update is not None and entry.update is self._worker
 
     def _entries_in(self, params: Sequence[torch.Tensor]) -> list[SyncedParameter]:
         synced: dict[torch.Tensor, SyncedParameter] = {entry.param: entry for entry in self._model.synced_parameters}
@@ -265,7 +277,7 @@ class DistributedOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """What the torch optimizer's own state_dict() would be. Any rank may call it alone."""
-        if self._server is None:
+        if self._server is None or not self._server.connected:
             saved = super().state_dict()
             # Its order is that in which gradients first arrived, another one on every rank.
             saved["state"] = dict(sorted(saved["state"].items(), key=lambda item: (isinstance(item[0], str), item[0])))
@@ -297,8 +309,33 @@ class DistributedOptimizer(Optimizer):
 
     def _hand_over_state(self) -> None:
         assert self._server is not None
-        self._server.load_states(self.state)
-        self.state.clear()
+        if self._server.connected:  # otherwise `connect` does so
+            self._server.load_states(self.state)
+            self.state.clear()
+
+    def connect(self, restored: bool) -> None:
+        """Collective, for `Recovery`: from here on the servers are those of the job's present membership.
+
+        `restored`: they have the values of a checkpoint. Otherwise they get rank 0's parameters and state.
+        """
+        here = context()
+        assert here.client is not None
+        assert here.control is not None
+        assert self._server is not None
+        self._server.connect(here.client, here.control)
+        if restored:
+            self._server.take_restored()
+        else:
+            self._hand_over_state()
+
+    def disconnect(self) -> None:
+        """For `Recovery`: the servers are gone; what is loaded meanwhile stays here."""
+        if self._server is not None:
+            self._server.disconnect()
+
+    def worker_state_dict(self) -> dict[str, Any]:
+        """`state_dict()` without what the servers hold."""
+        return super().state_dict()
 
     def push_parameters(self) -> None:
         """With updates on the servers: makes rank 0's parameters theirs and everybody's; the optimizer's state stays.
@@ -364,12 +401,22 @@ class DistributedOptimizer(Optimizer):
         )
 
 
-def _refuse_what_is_lost(update: str | None, max_norm: float | None, clip: str) -> None:
+def _refuse_what_is_lost(update: str | None, max_norm: float | None, clip: str, resume: bool) -> None:
     """With on_failure=rejoin or shrink: what a worker that replaces another could not be given."""
-    if update == "server":
+    settings = context().settings
+    if update == "server" and not settings.checkpoint_dir:
         raise InvalidArgument(
-            "update='server' keeps the optimizer's state on the servers, which are lost with their worker: use "
-            "update='worker' with on_failure=rejoin or shrink, or on_failure=abort"
+            "update='server' keeps parameters and optimizer state on the servers, which may be lost: with "
+            f"on_failure={settings.on_failure} set checkpoint_dir, from which they go on, or use update='worker'"
+        )
+    if update == "server" and settings.checkpoint_keep < 2:
+        raise InvalidArgument(
+            "checkpoint_keep=1 leaves nothing to go back to while the workers end the step of the newest checkpoint: "
+            f"with on_failure={settings.on_failure} keep 2 or more"
+        )
+    if resume:
+        raise InvalidArgument(
+            f"with on_failure={settings.on_failure} Recovery goes on from checkpoint_dir by itself: leave resume out"
         )
     if max_norm is not None and clip == "previous":
         raise InvalidArgument(

@@ -15,6 +15,7 @@ from poseidon.torch.context import context
 from poseidon.torch.recovery_state import TrainingState, broadcast
 from poseidon.torch.snapshots import Snapshots
 from poseidon.torch.verify import check_same
+from poseidon.torch.versions import Versions
 
 if TYPE_CHECKING:
     from poseidon.torch.control import Control
@@ -64,6 +65,9 @@ class Recovery:
     `directory`: rank 0 writes a snapshot there every `every` steps and keeps the newest `keep`; when all processes are
     new, they go on from the newest. With on_failure=abort, or one worker, that is all that is left of it.
 
+    With update="server" all ranks go back to a version that the servers have saved in `checkpoint_dir`, which takes the
+    place of `directory` and `undo`; each attempt then makes one synchronizing backward.
+
     Collective: with on_failure=rejoin or shrink the workers meet here, not in `init`. Raises InvalidArgument for
     objects without a state, Mismatch where the ranks differ, PoseidonTimeout naming who did not come. Used from the
     thread that trains. See docs/recovery.md.
@@ -83,6 +87,14 @@ class Recovery:
         here = self._context = context()
         self._state = TrainingState(objects, seed, here.recovers, undo)
         self._snapshots = Snapshots(directory, keep) if directory is not None else None
+        self._versions: Versions | None = None
+        if here.recovers and self._state.on_servers:
+            if directory is not None:
+                raise InvalidArgument(
+                    "with update='server' everything is saved in checkpoint_dir, every checkpoint_every steps: leave "
+                    "directory out of Recovery"
+                )
+            self._versions = Versions(self._state, here.settings)
         self._every = every
         self._step = 0
         self._finished = 0  # `until` has said so on some rank
@@ -102,7 +114,8 @@ class Recovery:
     def step(self) -> int:
         """The step that comes next, or is being made: the number of those that are complete.
 
-        After a failure it is the same, one more where another rank was ahead, or one less with a DistributedOptimizer.
+        After a failure it is the same, one more where another rank was ahead, or one less with a DistributedOptimizer;
+        with update="server" that of the version that all go back to.
         """
         return self._step
 
@@ -118,6 +131,8 @@ class Recovery:
             pass
         try:
             yield
+            if self._versions is not None:
+                self._state.end()
         except SURVIVABLE as error:
             if not self._context.recovers:
                 raise
@@ -157,7 +172,9 @@ class Recovery:
             if here.someone_joins():
                 here.abort(Aborted("a worker joins, so the job's next generation begins"))
                 raise Aborted("a worker joins")
-        if self._step % self._every == 0:
+        if self._versions is not None:
+            self._versions.take(self._step, self._finished, here.rank == 0)
+        elif self._step % self._every == 0:
             self._write_snapshot()
 
     def _complete(self) -> None:
@@ -187,7 +204,7 @@ class Recovery:
         began = time.monotonic()
         self._count(failure)
         self._context.leave()  # before the state is touched: nothing may be received into it any more
-        step = self._state.whole_step(self._step)
+        step = -1 if self._versions is not None else self._state.whole_step(self._step)
         self._is_whole = step >= 0
         if self._is_whole:
             self._state.go_back(step)
@@ -226,11 +243,17 @@ class Recovery:
         check_same(control, state.describe(), "Recovery")
         for model in state.models:
             model.connect()
+        for optimizer in state.on_servers:
+            optimizer.disconnect()
         decisions = state.decisions()
         own_step = self._step if self._is_whole else -1
         rows = control.one_hot([own_step, self._finished, int(self._is_new), *decisions])
-        self._agree_on_state(control, [row[0] for row in rows], [bool(row[2]) for row in rows])
-        self._finished = max([self._finished, *(row[1] for row in rows if row[0] == self._step)])
+        if self._versions is not None:
+            self._step, finished = self._versions.agree(self._context, all_new=all(row[2] for row in rows))
+            self._finished = max([finished, *(row[1] for row in rows)])
+        else:
+            self._agree_on_state(control, [row[0] for row in rows], [bool(row[2]) for row in rows])
+            self._finished = max([self._finished, *(row[1] for row in rows if row[0] == self._step)])
         state.resume(self._step, [max(row[3 + index] for row in rows) for index in range(len(decisions))])
         control.on_exchange = state.check_exchange
         replaced = tuple(rank for rank, row in enumerate(rows) if row[2])

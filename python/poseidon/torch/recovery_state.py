@@ -30,9 +30,10 @@ _SAME_CODE = "start all workers from the same code, and with a new directory if 
 class TrainingState:
     """The objects that a training changes, at the step that it is at. Used from the thread that trains.
 
-    `recovers`: copies are kept, from which the last steps' beginnings are put back. `undo`: of parameters and
-    optimizer state too; without these an attempt cannot be put back once an optimizer has made its step. Raises
-    InvalidArgument for objects that have no state, or one that cannot be sent.
+    `recovers`: copies are kept, from which the last steps' beginnings are put back; not with updates on the servers,
+    where all ranks go back to a version that these have saved. `undo`: of parameters and optimizer state too; without
+    these an attempt cannot be put back once an optimizer has made its step. Raises InvalidArgument for objects that
+    have no state, or one that cannot be sent.
     """
 
     def __init__(self, objects: Sequence[Any], seed: int | None, recovers: bool, undo: bool) -> None:
@@ -40,8 +41,11 @@ class TrainingState:
         _check(objects, self.models)
         self._others = [one for one in objects if not isinstance(one, DistributedDataParallel)]
         self._optimizers = [one for one in self._others if isinstance(one, Optimizer)]
+        distributed = [one for one in self._optimizers if isinstance(one, DistributedOptimizer)]
+        self.on_servers = [one for one in distributed if one.server is not None]
+        self.server_updates = [one.server for one in distributed if one.server is not None]
         self._seed = seed
-        self._keeps_copies = recovers
+        self._keeps_copies = recovers and not self.on_servers
         self._copies_all = undo
         self._stepped = False  # some optimizer has, in this attempt
         encode([one.state_dict() for one in self._others])
@@ -52,7 +56,7 @@ class TrainingState:
             self._watch_updates(undo)
 
     def _watch_updates(self, undo: bool) -> None:
-        for one in self._optimizers:
+        for one in self._optimizers if self._keeps_copies else []:
             if isinstance(one, DistributedOptimizer) and (kept := one.keep_undo()) is not None:
                 self._undos[one] = kept
             if not undo:
@@ -63,8 +67,10 @@ class TrainingState:
 
     def _check_optimizers(self) -> None:
         given = set(_parameters_of(self._optimizers))
+        distributed = [one for one in self._optimizers if isinstance(one, DistributedOptimizer)]
         for entry in self._entries():
-            if entry.update is not None and not any(one.makes(entry.update) for one in self._undos):
+            updated = entry.update is not None or entry.stored is not None
+            if updated and not any(one.updates(entry) for one in distributed):
                 raise InvalidArgument(f"Recovery was not given the DistributedOptimizer that updates {entry.name}")
             if entry.param not in given:
                 warnings.warn(
@@ -107,8 +113,19 @@ class TrainingState:
             if model.synchronizer is not None:
                 model.synchronizer.begin_attempt(step)
         self._clear_gradients()
+        for update in self.server_updates:
+            update.backward_count = 0
         if self._seed is not None:
             seed_streams(self._seed, rank, step)
+
+    def end(self) -> None:
+        """The attempt ends: InvalidArgument if the versions of servers, which count pushes, count it otherwise."""
+        for update in self.server_updates:
+            if update.backward_count != 1:
+                raise InvalidArgument(
+                    f"an attempt made {update.backward_count} synchronizing backward passes with update='server', "
+                    "whose checkpoints count them: make one in each attempt, and accumulate under no_sync()"
+                )
 
     def _forget_beginnings(self, step: int) -> None:
         """Those of this step and later ones."""
@@ -214,24 +231,31 @@ class TrainingState:
 
     # To and from other processes.
 
-    def collect(self, step: int) -> dict[str, Any]:
-        """The state at the beginning of this step, where it is now; its tensors are the objects' own."""
+    def collect(self, step: int, whole: bool = True) -> dict[str, Any]:
+        """The state at the beginning of this step, where it is now; its tensors are the objects' own.
+
+        Not `whole`: without what servers hold.
+        """
+        parts = [] if whole else self.on_servers
         return {
-            "models": [_collect_model(model, step) for model in self.models],
-            "others": [one.state_dict() for one in self._others],
+            "models": [_collect_model(model, step, whole) for model in self.models],
+            "others": [
+                one.worker_state_dict() if any(one is part for part in parts) else one.state_dict()
+                for one in self._others
+            ],
         }
 
-    def load(self, state: dict[str, Any], step: int) -> None:
+    def load(self, state: dict[str, Any], step: int, whole: bool = True) -> None:
         """Takes over the state that another process had at the beginning of this step; its tensors become the objects'.
 
-        Mismatch, before anything is changed, if it is that of other models.
+        Mismatch, before anything is changed, if it is that of other models. `whole` as it was for `collect`.
         """
         if len(state["models"]) != len(self.models) or len(state["others"]) != len(self._others):
             raise Mismatch(f"the state is that of other objects than Recovery was given: {_SAME_CODE}")
         for model, one in zip(self.models, state["models"], strict=True):
-            _check_model(model, one)
+            _check_model(model, one, whole)
         for model, one in zip(self.models, state["models"], strict=True):
-            _load_model(model, one, step)
+            _load_model(model, one, step, whole)
         for other, one in zip(self._others, state["others"], strict=True):
             other.load_state_dict(one)
             _forget_unscaled(other)
@@ -309,28 +333,30 @@ def _check(objects: Sequence[Any], models: Sequence[DistributedDataParallel]) ->
         raise InvalidArgument("Recovery was given the same object twice")
 
 
-def _model_tensors(model: DistributedDataParallel) -> list[torch.Tensor]:
-    return [*model.module.parameters(), *model.module.buffers()]
+def _model_tensors(model: DistributedDataParallel, whole: bool) -> list[torch.Tensor]:
+    """Parameters and buffers; not `whole`: without those that servers hold."""
+    stored = set() if whole else {entry.param for entry in model.synced_parameters if entry.stored is not None}
+    return [*(param for param in model.module.parameters() if param not in stored), *model.module.buffers()]
 
 
-def _collect_model(model: DistributedDataParallel, step: int) -> dict[str, Any]:
+def _collect_model(model: DistributedDataParallel, step: int, whole: bool) -> dict[str, Any]:
     return {
-        "tensors": _model_tensors(model),
+        "tensors": _model_tensors(model, whole),
         "factor sums": [entry.factor_sum_before(step) for entry in model.synced_parameters],
         "used elsewhere": [entry.used_elsewhere for entry in model.synced_parameters],
     }
 
 
-def _check_model(model: DistributedDataParallel, state: dict[str, Any]) -> None:
-    here = [(tensor.dtype, tensor.shape) for tensor in _model_tensors(model)]
+def _check_model(model: DistributedDataParallel, state: dict[str, Any], whole: bool) -> None:
+    here = [(tensor.dtype, tensor.shape) for tensor in _model_tensors(model, whole)]
     there = [(tensor.dtype, tensor.shape) for tensor in state["tensors"]]
     if here != there or len(state["factor sums"]) != len(model.synced_parameters):
         raise Mismatch(f"the state is that of a model with other parameters or buffers: {_SAME_CODE}")
 
 
-def _load_model(model: DistributedDataParallel, state: dict[str, Any], step: int) -> None:
+def _load_model(model: DistributedDataParallel, state: dict[str, Any], step: int, whole: bool) -> None:
     with torch.no_grad():
-        for tensor, value in zip(_model_tensors(model), state["tensors"], strict=True):
+        for tensor, value in zip(_model_tensors(model, whole), state["tensors"], strict=True):
             tensor.copy_(value)
     sums, flags = state["factor sums"], state["used elsewhere"]
     for entry, factor_sum, used_elsewhere in zip(model.synced_parameters, sums, flags, strict=True):

@@ -64,24 +64,31 @@ class ServerUpdate:
     """The updates of one optimizer's parameters. Used from the thread that trains.
 
     `groups` has the parameters of each group of `param_groups`, whose hyperparameters rank 0 tells
-    the servers before the push of a step that uses them.
+    the servers before the push of a step that uses them. It exchanges nothing before `connect`.
     """
 
+    _client: _core.Client
+    _control: Control
+
     def __init__(
-        self,
-        client: _core.Client,
-        control: Control,
-        algorithm: Algorithm,
-        groups: Sequence[list[SyncedParameter]],
-        param_groups: list[dict[str, Any]],
+        self, algorithm: Algorithm, groups: Sequence[list[SyncedParameter]], param_groups: list[dict[str, Any]]
     ) -> None:
         self.algorithm = algorithm
         self.param_groups = param_groups
-        self._client = client
-        self._control = control
+        self.connected = False
+        self.backward_count = 0  # synchronizing ones since `Recovery` has set it to 0
         self._groups = groups
         self._rules: list[_core.UpdateRule | None] = [None] * len(groups)
         self._updated = False  # by a backward whose step() is yet to come
+
+    def connect(self, client: _core.Client, control: Control) -> None:
+        """The servers are those of this client, to which the layers have been added; what others were told is past."""
+        self._client, self._control, self.connected = client, control, True
+        self._rules, self._updated = [None] * len(self._groups), False
+
+    def disconnect(self) -> None:
+        """Until the next `connect` there are no servers."""
+        self.connected = False
 
     @property
     def entries(self) -> list[SyncedParameter]:
@@ -135,6 +142,7 @@ class ServerUpdate:
                 if entry in updated:
                     stored.updated(rule.state_count)
         self._updated = True
+        self.backward_count += 1
 
     def step(self) -> None:
         """The optimizer's step(): PoseidonError unless what the servers did is what it would do now."""
@@ -203,29 +211,26 @@ class ServerUpdate:
 
         Where they have none, 0, and `states` and rank 0's parameters are taken as by `load_states`.
         """
-        version = 0
-        if self._client.rank == 0:
-            version = self._restore_parameters()
+        version = restore(self._client, self.restorable()) if self._client.rank == 0 else 0
         (version,) = self._control.sum([version])
         if version == 0:
             self.load_states(states)
-            return 0
-        if self._client.rank != 0:
-            self._pull_parameters()
+        else:
+            self.take_restored()
+        return version
+
+    def restorable(self) -> list[tuple[str, int, torch.Tensor]]:
+        """What `poseidon.restore` is to have the servers take from their checkpoints."""
+        return [(entry.name, entry.layer, flat_view(_new_host(entry))) for entry in self.entries]
+
+    def take_restored(self) -> None:
+        """The servers have been given a checkpoint's values: the parameters become these."""
+        self._pull_parameters()
         self._take_over()
         for group, param_group in zip(self._groups, self.param_groups, strict=True):
             state_count = self.algorithm.rule(param_group).state_count
             for entry in group:
                 _stored(entry).state_count = state_count if _stored(entry).update_count else 0
-        return version
-
-    def _restore_parameters(self) -> int:
-        hosts = self._new_hosts()
-        wanted = [(entry.name, entry.layer, flat_view(host)) for entry, host in hosts.items() if host.numel()]
-        version = restore(self._client, wanted)
-        if version:
-            self._receive(hosts)
-        return version
 
     def push_parameters(self) -> None:
         """Collective: the servers and all ranks take over rank 0's parameters; the optimizer's state stays."""

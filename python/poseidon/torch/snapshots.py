@@ -13,7 +13,7 @@ import re
 import struct
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -40,7 +40,7 @@ class Snapshots:
         if keep < 1:
             raise InvalidArgument(f"keep is {keep}: at least one snapshot has to be kept")
         self._directory = Path(directory)
-        self._keep = keep
+        self._keep_count = keep
         self._writer: threading.Thread | None = None
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -64,19 +64,41 @@ class Snapshots:
 
     def newest(self) -> Any:
         """The state of the newest one that is in order; None if there is none."""
-        for _, path in self._files():
-            try:
-                return _read(path)
-            except (OSError, ValueError) as error:
-                _tell(f"the snapshot {path} cannot be used ({error}); taking the one before it, if there is one")
+        for step in self.steps():
+            if (state := self.read(step)) is not None:
+                return state
         return None
 
-    def _files(self) -> list[tuple[int, Path]]:
-        found = [(_NAME.fullmatch(path.name), path) for path in self._directory.iterdir()]
-        return sorted([(int(match[1]), path) for match, path in found if match is not None], reverse=True)
+    def steps(self) -> list[int]:
+        """Those of which there is one, the newest first."""
+        found = (_NAME.fullmatch(path.name) for path in self._directory.iterdir())
+        return sorted((int(match[1]) for match in found if match is not None), reverse=True)
+
+    def read(self, step: int) -> Any:
+        """The state of this one; None, and that is told, where it cannot be read or is damaged."""
+        path = self._path(step)
+        try:
+            return _read(path)
+        except (OSError, ValueError) as error:
+            _tell(f"the snapshot {path} cannot be used ({error}); taking the one before it, if there is one")
+            return None
+
+    def drop_after(self, step: int) -> None:
+        """Removes those of later steps, after the last one is on disk."""
+        self.finish()
+        for later in self.steps():
+            if later > step:
+                self._path(later).unlink(missing_ok=True)
+
+    def _kept(self, steps: Sequence[int]) -> Collection[int]:
+        """Of these, the newest first, those that stay."""
+        return steps[: self._keep_count]
+
+    def _path(self, step: int) -> Path:
+        return self._directory / f"step-{step:012}.snapshot"
 
     def _write(self, step: int, text: str, tensors: Sequence[torch.Tensor]) -> None:
-        path = self._directory / f"step-{step:012}.snapshot"
+        path = self._path(step)
         partial = path.with_suffix(".partial")
         try:
             with open(partial, "wb") as file:
@@ -85,8 +107,9 @@ class Snapshots:
                 os.fsync(file.fileno())
             os.replace(partial, path)
             _sync_directory(self._directory)
-            for _, old in self._files()[self._keep :]:
-                old.unlink()
+            steps = self.steps()
+            for old in set(steps) - set(self._kept(steps)):
+                self._path(old).unlink()
         except OSError as error:
             _tell(f"the snapshot {path} cannot be written: {error}; training goes on without it")
             with contextlib.suppress(OSError):

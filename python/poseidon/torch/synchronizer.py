@@ -147,13 +147,17 @@ class Synchronizer:
         return sum(chunk.size_bytes for chunk in chunks if chunk.server == self._client.rank)
 
     def store(self, entries: Collection[SyncedParameter]) -> None:
-        """Collective: the servers are to hold these parameters. An update, appended to `updates`, gives them values."""
+        """Collective: the servers are to hold these parameters. An update, appended to `updates`, gives them values.
+
+        Before `connect` it only notes that they are.
+        """
         self.settle()
         # The others get new layers, too: of a group of small ones nothing is sent until all have contributed.
         renewed = [entry for entry in self.entries if entry.stored is None]
         for entry in entries:
             entry.store(StoredParameter(entry.param))
-        self._add_layers(renewed)
+        if self.connected:
+            self._add_layers(renewed)
         if self.priorities is not None:
             self.priorities.renew()
 

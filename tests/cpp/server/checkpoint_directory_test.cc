@@ -167,6 +167,14 @@ TEST_F(CheckpointDirectories, PruningKeepsTheNewestCompleteVersions) {
   EXPECT_EQ(versions(), (std::vector<std::uint64_t>{600, 500})) << "nothing goes where nothing is complete";
 }
 
+TEST_F(CheckpointDirectories, PruningRemovesWhatARunHasGoneBackBehind) {
+  for (const std::uint64_t version : {100u, 200u, 300u}) write_version(version, 1);
+  write_version(250, 2);
+  write_version(400, 3);
+  prune_checkpoints(directory_.path(), "default", 2, {2, 200});
+  EXPECT_EQ(versions(), (std::vector<std::uint64_t>{400, 250})) << "300 is an earlier run's, 400 a later one's";
+}
+
 TEST_F(CheckpointDirectories, DamagedDataIsFoundAndSetAside) {
   write_version(100);
   flip_byte(found().front().paths[1], 40);

@@ -92,6 +92,18 @@ class Job {
     });
     return status;
   }
+  /// Assigns a state to the layer's first chunk, on a core that need not be its own.
+  Status assign_state(std::size_t core, std::size_t layer, const Bytes& state) {
+    wire::Header header;
+    header.kind = wire::Kind::assign;
+    header.unit = units_[layer].id;
+    header.rows = 1;
+    header.dtype = units_[layer].dtype;
+    header.worker_count = 1;
+    Status status;
+    loop_.call([&] { status = shards_[core]->assign(header, state); });
+    return status;
+  }
   void set_rules() {
     for (std::uint32_t i = 0; i < layers_.size(); ++i) {
       wire::Header about;
@@ -340,6 +352,29 @@ TEST_F(ShardCheckpoints, AJobThatStartsAnewAmongThemIsRefused) {
   const Status status = job.assign(0, gradient(0, 1));
   EXPECT_EQ(status.code(), ErrorCode::refused);
   EXPECT_NE(status.message().find("holds version 6 of this job"), std::string::npos) << status.message();
+}
+
+TEST_F(ShardCheckpoints, AJobMayGoBackToItsStartBehindThem) {
+  write_six();
+  Job job(directory_.path(), layers(), 2, 512, 2);
+  Bytes value;
+  for (const std::uint64_t version : job.restore(0, value)) EXPECT_EQ(version, 6u);
+  for (std::size_t i = 0; i < layers().size(); ++i)
+    for (const std::uint64_t version : job.restore(i, value, kNoVersion)) EXPECT_EQ(version, 0u);
+  auto references = initial();
+  start(job, references);
+  run(job, references, 1, 2);
+  EXPECT_EQ(versions(), std::vector<std::uint64_t>{2}) << "what the run has left behind would be taken for newer";
+}
+
+TEST_F(ShardCheckpoints, NoVersionWaitsForAChunkThatWasRefused) {
+  Job job(directory_.path(), layers(), 3, 1 << 20, 1);
+  const Status status = job.assign_state(2, 0, gradient(0, 1));
+  EXPECT_EQ(status.code(), ErrorCode::refused) << "a state without a value";
+  auto references = initial();
+  start(job, references);
+  run(job, references, 1, 2);
+  EXPECT_EQ(versions(), std::vector<std::uint64_t>{2});
 }
 
 TEST_F(ShardCheckpoints, RestoringComesBeforeTheFirstStep) {
