@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import poseidon
 from poseidon._core import tls_available
+
+import poseidon
 from fault_job import Event, FaultJob, FaultJobError, Worker
 from poseidon.launch import free_port
 from poseidon.testbed import Host, Testbed
@@ -366,7 +367,9 @@ def connections(setting: Setting) -> Iterator[Figure]:
 def exchange_cost(variables: Mapping[str, str]) -> tuple[float, float]:
     """Seconds, and CPU seconds of all workers, for each gigabyte that crosses between two workers."""
     size, rounds = 64 << 20, 20
-    with FaultJob(2, ["exchange", "--bytes", str(size), "--rounds", str(rounds)], {"transport": "tcp"}, variables) as job:
+    with FaultJob(
+        2, ["exchange", "--bytes", str(size), "--rounds", str(rounds)], {"transport": "tcp"}, variables
+    ) as job:
         job.start_all()
         measured = job.wait_for("measured", range(2), START_SECONDS).values()
         gigabytes = 2 * size * rounds / 1e9  # each worker sends half of its gradient and half of the mean

@@ -103,6 +103,6 @@ def test_it_is_off_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> No
     assert options.resolve().tls == "off"
     monkeypatch.setenv("POSEIDON_TLS", "on")
     assert options.resolve().core().tls == "on"
+    monkeypatch.setenv("POSEIDON_TLS", "yes")
     with pytest.raises(InvalidArgument, match="POSEIDON_TLS is 'yes'"):
-        monkeypatch.setenv("POSEIDON_TLS", "yes")
         options.resolve()
