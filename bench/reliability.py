@@ -323,8 +323,9 @@ class ServerProcess:
 
 
 # How connections are protected: what the processes are told for it.
+OPEN = "without a secret"
 PROTECTIONS: dict[str, dict[str, str]] = {
-    "without a secret": {},
+    OPEN: {},
     "with a secret": {"POSEIDON_SECRET": SECRET},
     "with TLS": {"POSEIDON_SECRET": SECRET, "POSEIDON_TLS": "on"},
 }
@@ -357,11 +358,12 @@ def connections(setting: Setting) -> Iterator[Figure]:
         for repeat in range(10 * setting.repeats):
             for name, variables in kinds.items():
                 seconds[name].append(connect_seconds(servers[name].address, f"job{repeat}", variables))
-    without = median(seconds["without a secret"])
+    without = median(seconds[OPEN])
     for name in kinds:
         taken = median(seconds[name])
         yield Figure("connections", name, count / taken, "1/s")
-        yield Figure("connections", f"time for one, {name} / without a secret", taken / without, "")
+        if name != OPEN:
+            yield Figure("connections", f"time for one, {name} / {OPEN}", taken / without, "")
 
 
 def exchange_cost(variables: Mapping[str, str]) -> tuple[float, float]:
@@ -384,12 +386,13 @@ def bytes_protected(setting: Setting) -> Iterator[Figure]:
     for _ in range(setting.repeats):
         for name, variables in kinds.items():
             costs[name].append(exchange_cost(variables))
-    without = median(seconds for seconds, _ in costs["without a secret"])
+    without = median(seconds for seconds, _ in costs[OPEN])
     for name, found in costs.items():
         seconds = median(one for one, _ in found)
         yield Figure("exchanged gigabytes", name, seconds, "s/GB")
         yield Figure("exchanged gigabytes", f"{name}, CPU of both", median(cpu for _, cpu in found), "s/GB")
-        yield Figure("exchanged gigabytes", f"time, {name} / without a secret", seconds / without, "")
+        if name != OPEN:
+            yield Figure("exchanged gigabytes", f"time, {name} / {OPEN}", seconds / without, "")
 
 
 MEASUREMENTS: dict[str, Callable[[Setting], Iterator[Figure]]] = {
