@@ -8,6 +8,7 @@ worker. Of repetitions the worst is shown, for recoveries and costs the median.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -20,6 +21,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+
+from poseidon._core import tls_available
 
 import poseidon
 from fault_job import Event, FaultJob, FaultJobError, Worker
@@ -319,43 +322,77 @@ class ServerProcess:
             self._process.stdout.close()
 
 
-def connect_seconds(address: str, job: str, secret: str | None) -> float:
+# How connections are protected: what the processes are told for it.
+OPEN = "without a secret"
+PROTECTIONS: dict[str, dict[str, str]] = {
+    OPEN: {},
+    "with a secret": {"POSEIDON_SECRET": SECRET},
+    "with TLS": {"POSEIDON_SECRET": SECRET, "POSEIDON_TLS": "on"},
+}
+
+
+def protections() -> dict[str, dict[str, str]]:
+    """Those that this build has."""
+    available = tls_available()
+    if not available:
+        print("TLS is not measured: this build has no OpenSSL", file=sys.stderr)
+    return {name: variables for name, variables in PROTECTIONS.items() if available or "POSEIDON_TLS" not in variables}
+
+
+def connect_seconds(address: str, job: str, variables: Mapping[str, str]) -> float:
     """What one worker's connections to a server take, until all of them may be used."""
     place = {"rank": 0, "world_size": 1, "master_addr": "127.0.0.1", "master_port": free_port()}
+    protection = {"secret": variables.get("POSEIDON_SECRET"), "tls": variables.get("POSEIDON_TLS")}
     began = time.perf_counter()
-    with poseidon.connect(servers=address, job=job, secret=secret, transport="tcp", **CONNECTIONS, **place):
+    with poseidon.connect(servers=address, job=job, transport="tcp", **protection, **CONNECTIONS, **place):
         return time.perf_counter() - began
 
 
 def connections(setting: Setting) -> Iterator[Figure]:
-    """Connections with and without a secret, in turns."""
+    """Connections of each kind, in turns."""
     count = CONNECTIONS["flows"] * CONNECTIONS["priority_classes"]
-    seconds: dict[bool, list[float]] = {True: [], False: []}
-    with ServerProcess({"POSEIDON_SECRET": SECRET}) as closed, ServerProcess({}) as open_server:
+    kinds = protections()
+    seconds: dict[str, list[float]] = {name: [] for name in kinds}
+    with contextlib.ExitStack() as stack:
+        servers = {name: stack.enter_context(ServerProcess(variables)) for name, variables in kinds.items()}
         for repeat in range(10 * setting.repeats):
-            for secret, server in ((True, closed), (False, open_server)):
-                taken = connect_seconds(server.address, f"job{repeat}", SECRET if secret else None)
-                seconds[secret].append(taken)
-    with_secret, without = median(seconds[True]), median(seconds[False])
-    yield Figure("authentication", "connections with a secret", count / with_secret, "1/s")
-    yield Figure("authentication", "connections without", count / without, "1/s")
-    yield Figure("authentication", "time for connections, with / without", with_secret / without, "")
+            for name, variables in kinds.items():
+                seconds[name].append(connect_seconds(servers[name].address, f"job{repeat}", variables))
+    without = median(seconds[OPEN])
+    for name in kinds:
+        taken = median(seconds[name])
+        yield Figure("connections", name, count / taken, "1/s")
+        if name != OPEN:
+            yield Figure("connections", f"time for one, {name} / {OPEN}", taken / without, "")
 
 
-def exchange_seconds(variables: Mapping[str, str]) -> float:
-    """What the exchange of some gigabytes between two workers takes."""
-    arguments = ["exchange", "--bytes", str(64 << 20), "--rounds", "20"]
-    with FaultJob(2, arguments, {"transport": "tcp"}, variables) as job:
+def exchange_cost(variables: Mapping[str, str]) -> tuple[float, float]:
+    """Seconds, and CPU seconds of all workers, for each gigabyte that crosses between two workers."""
+    size, rounds = 64 << 20, 20
+    with FaultJob(
+        2, ["exchange", "--bytes", str(size), "--rounds", str(rounds)], {"transport": "tcp"}, variables
+    ) as job:
         job.start_all()
-        measured = job.wait_for("measured", range(2), START_SECONDS)
-        return max(event.data["seconds"] for event in measured.values())
+        measured = job.wait_for("measured", range(2), START_SECONDS).values()
+        gigabytes = 2 * size * rounds / 1e9  # each worker sends half of its gradient and half of the mean
+        seconds = max(event.data["seconds"] for event in measured)
+        return seconds / gigabytes, sum(event.data["cpu_seconds"] for event in measured) / gigabytes
 
 
-def bytes_with_secret(setting: Setting) -> Iterator[Figure]:
-    """Exchanged gigabytes with and without a secret, in turns."""
-    pairs = [(exchange_seconds({"POSEIDON_SECRET": SECRET}), exchange_seconds({})) for _ in range(setting.repeats)]
-    ratio = median(closed for closed, _ in pairs) / median(open_ for _, open_ in pairs)
-    yield Figure("authentication", "time per exchanged GB, with / without", ratio, "")
+def bytes_protected(setting: Setting) -> Iterator[Figure]:
+    """Exchanged gigabytes of each kind, in turns."""
+    kinds = protections()
+    costs: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
+    for _ in range(setting.repeats):
+        for name, variables in kinds.items():
+            costs[name].append(exchange_cost(variables))
+    without = median(seconds for seconds, _ in costs[OPEN])
+    for name, found in costs.items():
+        seconds = median(one for one, _ in found)
+        yield Figure("exchanged gigabytes", name, seconds, "s/GB")
+        yield Figure("exchanged gigabytes", f"{name}, CPU of both", median(cpu for _, cpu in found), "s/GB")
+        if name != OPEN:
+            yield Figure("exchanged gigabytes", f"time, {name} / {OPEN}", seconds / without, "")
 
 
 MEASUREMENTS: dict[str, Callable[[Setting], Iterator[Figure]]] = {
@@ -365,7 +402,7 @@ MEASUREMENTS: dict[str, Callable[[Setting], Iterator[Figure]]] = {
     "recovery: rejoin": lambda setting: recoveries(setting, "rejoin", rejoin),
     "recovery: shrink": lambda setting: recoveries(setting, "shrink", shrink),
     "cost: connections": connections,
-    "cost: bytes": bytes_with_secret,
+    "cost: bytes": bytes_protected,
 }
 
 

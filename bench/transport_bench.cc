@@ -1,9 +1,9 @@
 // What a transport reaches between two loops of this machine, against the plain way: for TCP two threads that copy
-// the same bytes through a blocking socket, for shared memory one thread's memcpy. Both go round the same memory.
-// Prints rate and CPU time of both and their ratios, medians of alternating rounds.
+// the same bytes through a blocking socket, for TLS the transport without it, for shared memory one thread's memcpy.
+// All go round the same memory. Prints rate and CPU time of both and their ratios, medians of alternating rounds.
 //
-// Usage: transport_bench [flow_count] [mib_per_round] [round_count] [tcp|shm] [message_kib] [memory_mib] [way_count]
-// memory_mib: what each flow goes round at each end (0: one message). way_count 2: both ends send at once.
+// Usage: transport_bench [flow_count] [mib_per_round] [round_count] [tcp|tls|shm] [message_kib] [memory_mib]
+// [way_count] memory_mib: what each flow goes round at each end (0: one message). way_count 2: both ends send at once.
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -22,6 +22,8 @@
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/address.h"
 #include "transport/tcp/tcp_transport.h"
+#include "transport/tls/tls_session.h"
+#include "wire/handshake.h"
 
 namespace poseidon {
 namespace {
@@ -32,6 +34,7 @@ struct Setup {
   int flow_count = 1;
   int round_count = 5;
   bool shared_memory = false;
+  bool tls = false;
   std::size_t message_bytes = 0;
   std::size_t memory_bytes = 0;  // that a flow goes round; a multiple of message_bytes
   int way_count = 1;
@@ -153,11 +156,23 @@ class End final : public Receiver {
   std::promise<void> closed_;
 };
 
+std::unique_ptr<Transport> make_transport(const Setup& setup) {
+  if (setup.shared_memory) return make_shm_transport();
+  Admission admission;
+  if (setup.tls) {
+    auto context = make_tls_context();
+    check(context.ok(), context.status().message().c_str());
+    admission.credentials = wire::Credentials::from_text("the secret of this benchmark").value();
+    admission.tls = std::move(context.value());
+  }
+  return make_tcp_transport(admission);
+}
+
 /// All flows between two loops, every message of every flow.
 Rate transport_rate(const Setup& setup) {
   Loop left("sender");
   Loop right("receiver");
-  const auto transport = setup.shared_memory ? make_shm_transport() : make_tcp_transport();
+  const auto transport = make_transport(setup);
   std::vector<std::unique_ptr<End>> lefts;
   std::vector<std::unique_ptr<End>> rights;
   for (int i = 0; i < setup.flow_count; ++i) {
@@ -249,11 +264,20 @@ double median(const std::vector<Rate>& rates, double Rate::*field) {
   return values[values.size() / 2];
 }
 
+/// What the transport is compared with.
+Rate plain_rate(const Setup& setup) {
+  if (setup.shared_memory) return copy_rate(setup);
+  if (!setup.tls) return socket_rate(setup);
+  Setup without = setup;
+  without.tls = false;
+  return transport_rate(without);
+}
+
 int main_with(const Setup& setup) {
   std::vector<Rate> transport;
   std::vector<Rate> plain;
   for (int round = 0; round < setup.round_count; ++round) {
-    plain.push_back(setup.shared_memory ? copy_rate(setup) : socket_rate(setup));
+    plain.push_back(plain_rate(setup));
     transport.push_back(transport_rate(setup));
   }
   const double rate = median(transport, &Rate::mb_per_s);
@@ -263,8 +287,8 @@ int main_with(const Setup& setup) {
   std::printf("flows %d, messages of %zu KiB, ways %d, medians of %d rounds\n", setup.flow_count,
               setup.message_bytes >> 10, setup.way_count, setup.round_count);
   std::printf("transport     %6.0f MB/s  %.3f CPU s/GB\n", rate, cost);
-  std::printf("%-13s %6.0f MB/s  %.3f CPU s/GB\n", setup.shared_memory ? "memcpy" : "plain socket", plain_mb_per_s,
-              plain_cost);
+  const char* const plain_name = setup.shared_memory ? "memcpy" : setup.tls ? "without TLS" : "plain socket";
+  std::printf("%-13s %6.0f MB/s  %.3f CPU s/GB\n", plain_name, plain_mb_per_s, plain_cost);
   std::printf("ratio         %.3f         %.3f\n", rate / plain_mb_per_s, cost / plain_cost);
   return 0;
 }
@@ -280,6 +304,7 @@ int main(int argc, char** argv) {
   setup.flow_count = argument(1, 1, 1);
   setup.round_count = argument(3, 5, 1);
   setup.shared_memory = argc > 4 && std::string(argv[4]) == "shm";
+  setup.tls = argc > 4 && std::string(argv[4]) == "tls";
   setup.message_bytes = static_cast<std::size_t>(argument(5, 2048, 1)) << 10;
   const std::size_t wanted_bytes = static_cast<std::size_t>(argument(6, 0, 0)) << 20;
   setup.memory_bytes = std::max<std::size_t>(1, wanted_bytes / setup.message_bytes) * setup.message_bytes;

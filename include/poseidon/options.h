@@ -80,6 +80,9 @@ struct Options {
   // What all processes of the job prove to know before anything else is said (SECURITY.md), at least 16 bytes; empty:
   // none, whoever can connect is let in. One a line: a standalone server takes all of them, a worker proves the first.
   std::string secret;
+  // TLS 1.3 on every TCP connection, with keys made from the secret; all processes of the job must say the same. What
+  // stays on one host (shared memory) is not encrypted.
+  bool tls = false;
 
   // Addresses or devices to listen on, all used at once; empty: the one that leads to master_addr.
   std::vector<std::string> interfaces;
@@ -124,5 +127,8 @@ struct Options {
 
   std::chrono::milliseconds timeout{300'000};  // the one deadline; the others are derived from it
 };
+
+/// Whether this build has OpenSSL, which Options::tls needs.
+bool tls_available();
 
 }  // namespace poseidon

@@ -256,6 +256,12 @@ OPTIONS: tuple[Option, ...] = (
         "for `poseidon server` one secret a line; none: POSEIDON_SECRET, or no secret.",
         "the path of a file",
     ),
+    choice(
+        "tls",
+        "off",
+        ("off", "on"),
+        "TLS 1.3 on every TCP connection, with keys made from the secret; the same for all processes and servers.",
+    ),
     Option(
         "job",
         TEXT,

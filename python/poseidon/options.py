@@ -101,6 +101,7 @@ class Settings:
     flight_record: str
     timeout: float
     secret_file: str
+    tls: str
     job: str
     rank: int
     world_size: int
@@ -125,6 +126,7 @@ class Settings:
             master_port=self.master_port,
             job=self.job,
             secret=self.secrets[0] if self.secrets else "",
+            tls=self.tls,
             interfaces=list(self.interfaces),
             servers=list(self.servers),
             transport=self.transport,

@@ -72,6 +72,7 @@ const std::vector<Field>& fields() {
       field("master_port", &Options::master_port),
       field("job", &Options::job),
       field("secret", &Options::secret),
+      choice("tls", &Options::tls, {{"off", false}, {"on", true}}),
       field("interfaces", &Options::interfaces),
       field("servers", &Options::servers),
       choice("transport", &Options::transport,
@@ -131,6 +132,7 @@ void bind_options(nb::module_& module) {
     type.def_prop_rw(
         f.name, [&f](const Options& options) { return f.get(options); },
         [&f](Options& options, nb::handle value) { f.set(options, value); });
+  module.def("tls_available", &tls_available, "Whether this build has OpenSSL, which tls=on needs.");
 }
 
 }  // namespace poseidon::bindings

@@ -1,7 +1,7 @@
 #include "rendezvous/store_server.h"
 
 #include <sys/epoll.h>
-#include <sys/socket.h>
+#include <sys/uio.h>
 
 #include <array>
 #include <cerrno>
@@ -43,7 +43,9 @@ StoreServer::StoreServer(FileDescriptor socket, const Admission& admission) {
   entrance_ = std::make_unique<Entrance>(
       loop_, std::move(socket), wire::Purpose::store, admission,
       [](int peer) { return tcp::source_of(tcp::peer_address(peer)); },
-      [this](FileDescriptor peer, const std::string&) { enter(std::move(peer)); });
+      [this](FileDescriptor peer, ConnectionHandshake& handshake) {
+        enter(ByteStream(std::move(peer), handshake.take_tls()));
+      });
 }
 
 StoreServer::~StoreServer() {
@@ -53,17 +55,24 @@ StoreServer::~StoreServer() {
   });
 }
 
-void StoreServer::enter(FileDescriptor socket) {
-  const int fd = socket.get();
+void StoreServer::enter(ByteStream stream) {
+  const int fd = stream.socket();
   if (connections_.size() >= kMostConnections) return;
-  if (!loop_.watch(fd, EPOLLIN, [this, fd](std::uint32_t) { on_ready(fd); }).ok()) return;
-  connections_[fd].socket = std::move(socket);
+  Connection connection;
+  connection.stream = std::move(stream);
+  if (!loop_.watch(fd, wanted_events(connection), [this, fd](std::uint32_t) { on_ready(fd); }).ok()) return;
+  connections_.insert_or_assign(fd, std::move(connection));
+}
+
+/// Whoever has something to read that makes no event is woken because it can write.
+std::uint32_t StoreServer::wanted_events(const Connection& connection) {
+  if (!connection.out.empty() || connection.stream.has_unsent()) return EPOLLOUT;
+  return connection.stream.has_unread() ? EPOLLIN | EPOLLOUT : EPOLLIN;
 }
 
 void StoreServer::on_ready(int fd) {
   Connection& connection = connections_.at(fd);
-  if (!receive(connection) || !answer_all(connection) ||
-      !loop_.rewatch(fd, connection.out.empty() ? EPOLLIN : EPOLLOUT).ok()) {
+  if (!receive(connection) || !answer_all(connection) || !loop_.rewatch(fd, wanted_events(connection)).ok()) {
     loop_.unwatch(fd);
     connections_.erase(fd);
   }
@@ -71,22 +80,25 @@ void StoreServer::on_ready(int fd) {
 
 /// Takes what has come, up to a connection's share. False when it has ended.
 bool StoreServer::receive(Connection& connection) {
-  if (!connection.out.empty()) return true;
+  if (!connection.out.empty() || connection.stream.has_unsent()) return true;
   std::array<char, kReadBytes> block;
-  const auto count = ::recv(connection.socket.get(), block.data(), block.size(), MSG_DONTWAIT);
-  if (count < 0) return errno == EAGAIN || errno == EINTR;
-  connection.in.append(block.data(), static_cast<std::size_t>(count));
-  return count > 0;
+  std::array<iovec, 1> piece{{{block.data(), block.size()}}};
+  const Transfer got = connection.stream.receive(piece);
+  if (got.outcome == Transfer::Outcome::blocked) return true;
+  if (got.outcome != Transfer::Outcome::done) return false;
+  connection.in.append(block.data(), got.bytes);
+  return true;
 }
 
 /// Sends what there is to send. False when the connection has ended.
 bool StoreServer::flush(Connection& connection) {
-  while (!connection.out.empty()) {
-    const auto rest = std::string_view(connection.out).substr(connection.sent_bytes);
-    const auto count = ::send(connection.socket.get(), rest.data(), rest.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return errno == EAGAIN;
-    connection.sent_bytes += static_cast<std::size_t>(count);
+  while (!connection.out.empty() || connection.stream.has_unsent()) {
+    std::array<iovec, 1> rest{
+        {{connection.out.data() + connection.sent_bytes, connection.out.size() - connection.sent_bytes}}};
+    const Transfer sent = connection.stream.send(rest);
+    if (sent.outcome == Transfer::Outcome::blocked) return true;
+    if (sent.outcome != Transfer::Outcome::done) return false;
+    connection.sent_bytes += sent.bytes;
     if (connection.sent_bytes < connection.out.size()) continue;
     connection.out.clear();
     connection.sent_bytes = 0;
@@ -98,7 +110,8 @@ bool StoreServer::flush(Connection& connection) {
 bool StoreServer::answer_all(Connection& connection) {
   for (;;) {
     if (!flush(connection)) return false;
-    if (!connection.out.empty() || connection.in.size() < kRequestHeaderBytes) return true;
+    if (!connection.out.empty() || connection.stream.has_unsent() || connection.in.size() < kRequestHeaderBytes)
+      return true;
     const char op = connection.in.front();
     const RequestSizes sizes = sizes_of(connection.in);
     const bool known = op == kSet || op == kGet;

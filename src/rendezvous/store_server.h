@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -10,6 +11,7 @@
 #include "base/file_descriptor.h"
 #include "poseidon/status.h"
 #include "transport/admission.h"
+#include "transport/byte_stream.h"
 #include "transport/entrance.h"
 #include "transport/loop.h"
 #include "transport/tcp/address.h"
@@ -33,14 +35,15 @@ class StoreServer {
 
  private:
   struct Connection {
-    FileDescriptor socket;
+    ByteStream stream;
     std::string in;
     std::string out;  // one answer at a time: who does not read gets no more of them
     std::size_t sent_bytes = 0;
   };
 
-  void enter(FileDescriptor socket);
+  void enter(ByteStream stream);
   void on_ready(int fd);
+  static std::uint32_t wanted_events(const Connection& connection);
   static bool receive(Connection& connection);
   static bool flush(Connection& connection);
   bool answer_all(Connection& connection);

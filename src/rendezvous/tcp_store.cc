@@ -19,6 +19,8 @@
 #include "rendezvous/store_protocol.h"
 #include "rendezvous/store_server.h"
 #include "transport/admission.h"
+#include "transport/byte_stream.h"
+#include "transport/connection_handshake.h"
 #include "transport/tcp/address.h"
 
 namespace poseidon {
@@ -60,28 +62,30 @@ bool wait_for(int fd, short events, Clock::time_point deadline) {
 
 Status unreachable(int error) { return {ErrorCode::unreachable, errno_text(error)}; }
 
-Status shake_hands(int socket, const Admission& admission, const std::string& who, Clock::time_point deadline) {
-  wire::Handshake handshake(wire::Handshake::Role::connector, wire::Purpose::store, admission.credentials,
-                            wire::random_nonce());
+Result<ByteStream> shake_hands(FileDescriptor socket, const Admission& admission, const std::string& who,
+                               Clock::time_point deadline) {
+  const int fd = socket.get();
+  ConnectionHandshake handshake(wire::Handshake::Role::connector, wire::Purpose::store, admission);
   for (;;) {
-    switch (advance(handshake, socket)) {
+    switch (handshake.advance(fd)) {
       case HandshakeStep::waiting:
-        if (!wait_for(socket, POLLIN, deadline)) return unreachable(ETIMEDOUT);
+        if (!wait_for(fd, POLLIN, deadline)) return unreachable(ETIMEDOUT);
         break;
       case HandshakeStep::ended:
         return unreachable(ECONNRESET);
       case HandshakeStep::failed:
-        return unreachable(errno);
+        return Status(ErrorCode::unreachable, handshake.failure());
       case HandshakeStep::over:
-        if (handshake.state() == wire::Handshake::State::done) return {};
+        if (handshake.state() == wire::Handshake::State::done)
+          return ByteStream(std::move(socket), handshake.take_tls());
         return wire::handshake_error(handshake.state(), who);
     }
   }
 }
 
 /// One try. unreachable: another one may succeed.
-Result<FileDescriptor> dial(const tcp::SocketAddress& address, const Admission& admission, const std::string& who,
-                            Clock::time_point deadline) {
+Result<ByteStream> dial(const tcp::SocketAddress& address, const Admission& admission, const std::string& who,
+                        Clock::time_point deadline) {
   FileDescriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) return unreachable(errno);
   int error = ::connect(socket.get(), address.get(), address.size_bytes) == 0 ? 0 : errno;
@@ -94,8 +98,7 @@ Result<FileDescriptor> dial(const tcp::SocketAddress& address, const Admission& 
   if (error != 0) return unreachable(error);
   const int on = 1;
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  if (Status status = shake_hands(socket.get(), admission, who, deadline); !status.ok()) return status;
-  return socket;
+  return shake_hands(std::move(socket), admission, who, deadline);
 }
 
 /// One connection to the server. A key that is not there yet is asked for again and again: ranks
@@ -116,19 +119,19 @@ class TcpStore final : public Store {
   Status reach(Clock::time_point deadline, const std::function<bool()>& keep_waiting) {
     for (;;) {
       const auto now = Clock::now();
-      auto socket =
+      auto stream =
           dial(address_, admission_, where_, std::min(std::max(deadline, now + kQuickLook), now + kAttemptTime));
-      if (socket.ok()) {
-        socket_ = std::move(socket.value());
+      if (stream.ok()) {
+        stream_ = std::move(stream.value());
         reached_ = true;
         return {};
       }
-      if (socket.status().code() != ErrorCode::unreachable) return socket.status();
+      if (stream.status().code() != ErrorCode::unreachable) return stream.status();
       if (take_over()) continue;
       if (!keep_waiting()) return {ErrorCode::aborted, "interrupted while connecting"};
       if (Clock::now() + kDialAgain > deadline)
         return {ErrorCode::unreachable, "rank " + std::to_string(rank_) + " cannot reach " + where_ + ": " +
-                                            socket.status().message() +
+                                            stream.status().message() +
                                             "; check that rank 0 runs, MASTER_ADDR and MASTER_PORT, and firewalls"};
       std::this_thread::sleep_for(kDialAgain);
     }
@@ -175,12 +178,12 @@ class TcpStore final : public Store {
     request += key + value;
     for (;;) {
       if (lost_) return lost();
-      if (!socket_) {
+      if (!stream_) {
         if (Status status = reach(deadline, [] { return true; }); !status.ok()) return status;
       }
       auto answer = exchange(request, answer_deadline);
       if (answer.ok() || answer.status().code() == ErrorCode::refused) return answer;
-      socket_.reset();  // an answer that came late would be taken for that to the next request
+      stream_.close();  // an answer that came late would be taken for that to the next request
       if (answer.status().code() == ErrorCode::timeout) {
         // With a store that may be lost, silence does not mean that there is no such key.
         return redials_ ? Status(ErrorCode::unreachable, answer.status().message()) : answer.status();
@@ -207,29 +210,28 @@ class TcpStore final : public Store {
   Status silent() const { return {ErrorCode::timeout, where_ + " does not answer"}; }
 
   Status send_all(std::span<const char> bytes, Clock::time_point deadline) {
-    while (!bytes.empty()) {
-      const auto count = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-      if (count >= 0) {
-        bytes = bytes.subspan(static_cast<std::size_t>(count));
-      } else if (errno == EAGAIN) {
-        if (!wait_for(socket_.get(), POLLOUT, deadline)) return silent();
-      } else if (errno != EINTR) {
-        return lost();
-      }
+    while (!bytes.empty() || stream_.has_unsent()) {
+      // What is sent is only read; iovec has no const form.
+      std::array<iovec, 1> piece{{{const_cast<char*>(bytes.data()), bytes.size()}}};
+      const Transfer sent = stream_.send(piece);
+      if (sent.outcome == Transfer::Outcome::failed) return lost();
+      bytes = bytes.subspan(sent.bytes);
+      const bool full = !bytes.empty() || stream_.has_unsent();
+      if (full && !wait_for(stream_.socket(), POLLOUT, deadline)) return silent();
     }
     return {};
   }
 
   Status receive_all(std::span<char> bytes, Clock::time_point deadline) {
     while (!bytes.empty()) {
-      const auto count = ::recv(socket_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
-      if (count > 0) {
-        bytes = bytes.subspan(static_cast<std::size_t>(count));
-      } else if (count == 0 || (errno != EAGAIN && errno != EINTR)) {
-        return lost();
-      } else if (!wait_for(socket_.get(), POLLIN, deadline)) {
-        return silent();
+      std::array<iovec, 1> piece{{{bytes.data(), bytes.size()}}};
+      const Transfer got = stream_.receive(piece);
+      if (got.outcome == Transfer::Outcome::blocked) {
+        if (!wait_for(stream_.socket(), POLLIN, deadline)) return silent();
+        continue;
       }
+      if (got.outcome != Transfer::Outcome::done) return lost();
+      bytes = bytes.subspan(got.bytes);
     }
     return {};
   }
@@ -241,7 +243,7 @@ class TcpStore final : public Store {
   const std::chrono::milliseconds timeout_;
   const std::string where_;
   const bool redials_;
-  FileDescriptor socket_;
+  ByteStream stream_;
   bool reached_ = false;
   bool lost_ = false;
 };

@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <utility>
+
+#include "transport/tls/tls_session.h"
 
 namespace poseidon {
 
@@ -19,6 +22,14 @@ Result<Admission> admission_of(const Options& options) {
   admission.credentials = std::move(credentials.value());
   admission.patience = std::min(admission.patience, options.timeout);
   admission.silence = std::max(options.timeout, kShortestSilence);
+  if (!options.tls) return admission;
+  if (!admission.credentials.has_secret())
+    return Status(ErrorCode::invalid_argument,
+                  "tls=on needs a secret, from which its keys are made; give all processes the same POSEIDON_SECRET or "
+                  "secret_file");
+  auto context = make_tls_context();
+  if (!context.ok()) return context.status();
+  admission.tls = std::move(context.value());
   return admission;
 }
 

@@ -74,9 +74,8 @@ void Entrance::admit(FileDescriptor socket) {
   if (!source) return;  // closed without a word
   make_room(*source);
   const auto leaves = Clock::now() + admission_.patience;
-  strangers_.push_back(
-      {std::move(socket), std::move(*source), leaves,
-       wire::Handshake(wire::Handshake::Role::acceptor, purpose_, admission_.credentials, wire::random_nonce())});
+  strangers_.push_back({std::move(socket), std::move(*source), leaves,
+                        ConnectionHandshake(wire::Handshake::Role::acceptor, purpose_, admission_)});
   const Place place = std::prev(strangers_.end());
   if (!loop_.watch(place->socket.get(), EPOLLIN, [this, place](std::uint32_t) { advance_one(place); }).ok())
     return turn_away(place);
@@ -85,14 +84,14 @@ void Entrance::admit(FileDescriptor socket) {
 }
 
 void Entrance::advance_one(Place place) {
-  const HandshakeStep step = advance(place->handshake, place->socket.get());
+  const HandshakeStep step = place->handshake.advance(place->socket.get());
   if (step == HandshakeStep::waiting) return;
   if (step != HandshakeStep::over || place->handshake.state() != wire::Handshake::State::done) return turn_away(place);
   FileDescriptor socket = std::move(place->socket);
-  const std::string key_id = place->handshake.key_name();
+  ConnectionHandshake handshake = std::move(place->handshake);
   loop_.unwatch(socket.get());
   strangers_.erase(place);
-  on_enter_(std::move(socket), key_id);
+  on_enter_(std::move(socket), handshake);
 }
 
 void Entrance::make_room(const std::string& source) {

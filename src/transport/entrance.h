@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/file_descriptor.h"
 #include "transport/admission.h"
+#include "transport/connection_handshake.h"
 #include "transport/loop.h"
 
 namespace poseidon {
@@ -21,8 +22,8 @@ class Entrance {
   static constexpr std::size_t kMostStrangers = 256;
   static constexpr std::size_t kMostOfOneSource = kMostStrangers / 4;
 
-  /// The peer knows the secret `key_id` (wire::Key::name).
-  using OnEnter = std::function<void(FileDescriptor socket, const std::string& key_id)>;
+  /// The peer knows the secret; what it came with is there to be taken.
+  using OnEnter = std::function<void(FileDescriptor socket, ConnectionHandshake& handshake)>;
   /// Whom a new connection is from, for the bound on each; nullopt: somebody whom no secret lets in.
   using SourceOf = std::function<std::optional<std::string>(int socket)>;
 
@@ -41,7 +42,7 @@ class Entrance {
     FileDescriptor socket;
     std::string source;
     Clock::time_point leaves;
-    wire::Handshake handshake;
+    ConnectionHandshake handshake;
   };
   using Place = std::list<Stranger>::iterator;
 

@@ -1,7 +1,6 @@
 #include "wire/handshake.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/random_bytes.h"
@@ -12,6 +11,7 @@ namespace {
 
 constexpr std::array<std::byte, 4> kHandshakeMagic{std::byte{'P'}, std::byte{'S'}, std::byte{'A'}, std::byte{'1'}};
 constexpr std::byte kHandshakeVersion{1};
+constexpr std::size_t kEncryptionAt = 6;  // in the prefix
 
 std::string hexadecimal(std::span<const std::byte> bytes) {
   constexpr std::string_view kDigits = "0123456789abcdef";
@@ -29,6 +29,7 @@ Key key_of(std::string_view secret) {
   const Digest id = hmac_sha256(bytes_of(secret), {bytes_of("poseidon key id 1")});
   std::ranges::copy(std::span(id).first<kKeyIdBytes>(), key.id.begin());
   key.proof = hmac_sha256(bytes_of(secret), {bytes_of("poseidon proof 1")});
+  key.tls = hmac_sha256(bytes_of(secret), {bytes_of("poseidon tls 1")});
   if (!secret.empty()) key.name = hexadecimal(key.id);
   return key;
 }
@@ -40,11 +41,12 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(first, text.find_last_not_of(kSpace) - first + 1);
 }
 
-std::array<std::byte, kHandshakePrefixBytes> prefix_of(Purpose purpose) {
+std::array<std::byte, kHandshakePrefixBytes> prefix_of(Purpose purpose, Encryption encryption) {
   std::array<std::byte, kHandshakePrefixBytes> prefix{};
   std::ranges::copy(kHandshakeMagic, prefix.begin());
   prefix[4] = kHandshakeVersion;
   prefix[5] = static_cast<std::byte>(purpose);
+  prefix[kEncryptionAt] = static_cast<std::byte>(encryption);
   return prefix;
 }
 
@@ -79,16 +81,16 @@ const Key* Credentials::find(const KeyId& id) const {
   return found == keys_->end() ? nullptr : &*found;
 }
 
-Handshake::Handshake(Role role, Purpose purpose, Credentials credentials, const Nonce& nonce)
+Handshake::Handshake(Role role, Purpose purpose, Credentials credentials, const Nonce& nonce, Encryption encryption)
     : role_(role),
-      prefix_(prefix_of(purpose)),
+      prefix_(prefix_of(purpose, encryption)),
       credentials_(std::move(credentials)),
       nonce_(nonce),
       expected_bytes_(role == Role::connector ? kChallengeBytes : kOpeningBytes) {
   if (role == Role::acceptor) return;
   key_ = &credentials_.own();
   key_id_ = key_->id;
-  send_prefix();
+  append(prefix_);
   append(key_id_);
   append(nonce_);
 }
@@ -102,12 +104,12 @@ void Handshake::receive(std::span<const std::byte> bytes) {
   std::ranges::copy(bytes, in_.begin() + static_cast<std::ptrdiff_t>(in_bytes_));
   in_bytes_ += bytes.size();
   // Another protocol shows in its first bytes: there may never come as many as a handshake has.
-  const std::size_t comparable_bytes = std::min(in_bytes_, prefix_.size());
-  if (prefix_expected_ && std::memcmp(in_.data(), prefix_.data(), comparable_bytes) != 0) {
+  if (prefix_expected_ && !begins_like_ours(std::span(in_).first(std::min(in_bytes_, prefix_.size())))) {
     state_ = State::foreign;
     return;
   }
   if (in_bytes_ < expected_bytes_) return;
+  if (prefix_expected_) std::copy_n(in_.begin(), prefix_.size(), peer_prefix_.begin());
   if (role_ == Role::connector) return on_challenge();
   prefix_expected_ ? on_opening() : on_answer();
 }
@@ -121,12 +123,22 @@ const std::string& Handshake::key_name() const {
   return state_ == State::done ? key_->name : none;
 }
 
+Digest Handshake::tls_key() const { return hmac_of_exchange(key_->tls, "session"); }
+
+/// All but the encryption, which each end states for itself.
+bool Handshake::begins_like_ours(std::span<const std::byte> bytes) const {
+  for (std::size_t at = 0; at < bytes.size(); ++at) {
+    if (at == kEncryptionAt ? bytes[at] > std::byte{1} : bytes[at] != prefix_[at]) return false;
+  }
+  return true;
+}
+
 void Handshake::on_opening() {
   const auto opening = std::span(std::as_const(in_)).subspan(kHandshakePrefixBytes);
   std::ranges::copy(opening.first(kKeyIdBytes), key_id_.begin());
   std::ranges::copy(opening.subspan(kKeyIdBytes, kNonceBytes), peer_nonce_.begin());
   key_ = credentials_.find(key_id_);
-  send_prefix();
+  append(prefix_);
   append(nonce_);
   // Who does not know our secret learns so from a proof that is none, and nothing else: an end of the connection would
   // look like a process that is just ending, which is worth another try.
@@ -143,17 +155,22 @@ void Handshake::on_challenge() {
   // With its opening still here the peer cannot have answered to it.
   const bool proven =
       out_bytes_ == 0 && equal_in_constant_time(challenge.subspan(kNonceBytes, kDigestBytes), proof_of(Role::acceptor));
-  state_ = proven ? State::done : State::unproven;
+  state_ = proven ? agreed() : State::unproven;
   if (proven) append(proof_of(Role::connector));
 }
 
 void Handshake::on_answer() {
   const bool proven = key_ != nullptr && out_bytes_ == 0 &&
                       equal_in_constant_time(std::span(in_).first(kAnswerBytes), proof_of(Role::connector));
-  state_ = proven ? State::done : State::unproven;
+  state_ = proven ? agreed() : State::unproven;
 }
 
-void Handshake::send_prefix() { append(prefix_); }
+/// What it comes to that the peer knows the secret.
+Handshake::State Handshake::agreed() const {
+  if (peer_prefix_ == prefix_) return State::done;
+  return peer_prefix_[kEncryptionAt] == static_cast<std::byte>(Encryption::tls) ? State::peer_uses_tls
+                                                                                : State::peer_without_tls;
+}
 
 void Handshake::append(std::span<const std::byte> bytes) {
   std::ranges::copy(bytes, out_.begin() + static_cast<std::ptrdiff_t>(out_bytes_));
@@ -162,9 +179,15 @@ void Handshake::append(std::span<const std::byte> bytes) {
 
 /// The proof of the end in `role`. Labels tell the two ends' apart: neither can be sent back as the other's.
 Digest Handshake::proof_of(Role role) const {
+  return hmac_of_exchange(key_->proof, role == Role::connector ? "connector" : "acceptor");
+}
+
+/// Over all that both ends have said before the proofs: neither can be made to believe in something else.
+Digest Handshake::hmac_of_exchange(const Digest& key, std::string_view label) const {
   const bool connector = role_ == Role::connector;
-  return hmac_sha256(key_->proof, {bytes_of(role == Role::connector ? "connector" : "acceptor"), prefix_, key_id_,
-                                   connector ? nonce_ : peer_nonce_, connector ? peer_nonce_ : nonce_});
+  return hmac_sha256(key,
+                     {bytes_of(label), connector ? prefix_ : peer_prefix_, key_id_, connector ? nonce_ : peer_nonce_,
+                      connector ? peer_prefix_ : prefix_, connector ? peer_nonce_ : nonce_});
 }
 
 Status handshake_error(Handshake::State state, const std::string& who) {
@@ -172,6 +195,12 @@ Status handshake_error(Handshake::State state, const std::string& who) {
     return {ErrorCode::mismatch, who +
                                      " is no Poseidon process of this version; check the address, and install the "
                                      "same version everywhere"};
+  if (state == Handshake::State::peer_uses_tls || state == Handshake::State::peer_without_tls) {
+    const bool peer = state == Handshake::State::peer_uses_tls;
+    return {ErrorCode::mismatch, who + " has tls=" + (peer ? "on" : "off") +
+                                     ", this process tls=" + (peer ? "off" : "on") +
+                                     "; give all processes of the job, and its servers, the same tls (POSEIDON_TLS)"};
+  }
   return {ErrorCode::refused, who +
                                   " did not prove that it knows the job's secret; give all processes the same "
                                   "POSEIDON_SECRET or secret_file"};

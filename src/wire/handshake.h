@@ -26,10 +26,11 @@ using Nonce = std::array<std::byte, kNonceBytes>;
 /// 32 bytes that nobody has seen before.
 Nonce random_nonce();
 
-/// What a secret becomes. Neither the secret nor `proof` ever leaves the process.
+/// What a secret becomes. Neither the secret nor `proof` and `tls` ever leave the process.
 struct Key {
   KeyId id{};        // says which secret, and nothing about it
   Digest proof{};    // the key of the proofs
+  Digest tls{};      // what the keys of TLS sessions are made of
   std::string name;  // the id in hexadecimal; empty for the key of those who have no secret
 };
 
@@ -56,6 +57,9 @@ class Credentials {
 /// What the connection is for. A proof for one is none for the other.
 enum class Purpose : std::uint8_t { flow = 1, store = 2 };
 
+/// What an end of a connection wants to follow the handshake. Both have to want the same.
+enum class Encryption : std::uint8_t { none = 0, tls = 1 };
+
 inline constexpr std::size_t kHandshakePrefixBytes = 8;
 inline constexpr std::size_t kOpeningBytes = kHandshakePrefixBytes + kKeyIdBytes + kNonceBytes;
 inline constexpr std::size_t kChallengeBytes = kHandshakePrefixBytes + kNonceBytes + kDigestBytes;
@@ -69,12 +73,15 @@ class Handshake {
   enum class Role : std::uint8_t { connector, acceptor };
   enum class State : std::uint8_t {
     running,
-    done,      // the peer knows the secret; what take_outgoing() still has must reach it
-    foreign,   // what came is no handshake of this version and purpose
-    unproven,  // the peer does not know the secret
+    done,              // the peer knows the secret; what take_outgoing() still has must reach it
+    foreign,           // what came is no handshake of this version and purpose
+    unproven,          // the peer does not know the secret
+    peer_uses_tls,     // it knows the secret, and wants TLS where this end does not
+    peer_without_tls,  // the other way round
   };
 
-  Handshake(Role role, Purpose purpose, Credentials credentials, const Nonce& nonce);
+  Handshake(Role role, Purpose purpose, Credentials credentials, const Nonce& nonce,
+            Encryption encryption = Encryption::none);
 
   State state() const { return state_; }
   /// The most that receive() takes now: never a byte of what follows the handshake. 0 when it is over.
@@ -84,17 +91,24 @@ class Handshake {
   std::span<const std::byte> take_outgoing();
   /// Key::name of the secret that both have proved to know; empty before, and where there is none.
   const std::string& key_name() const;
+  /// When done: the key of this connection's TLS session, which nobody knows who does not know the secret.
+  Digest tls_key() const;
 
  private:
   void on_opening();
   void on_challenge();
   void on_answer();
-  void send_prefix();
+  bool begins_like_ours(std::span<const std::byte> bytes) const;
+  State agreed() const;
   void append(std::span<const std::byte> bytes);
   Digest proof_of(Role role) const;
+  Digest hmac_of_exchange(const Digest& key, std::string_view label) const;
+
+  using Prefix = std::array<std::byte, kHandshakePrefixBytes>;
 
   const Role role_;
-  const std::array<std::byte, kHandshakePrefixBytes> prefix_;
+  const Prefix prefix_;
+  Prefix peer_prefix_{};
   const Credentials credentials_;
   const Nonce nonce_;
   State state_ = State::running;
@@ -109,7 +123,8 @@ class Handshake {
   std::array<std::byte, kLongestHandshakeBytes> out_{};
 };
 
-/// What a connector says when the handshake with `who` has ended as foreign (mismatch) or unproven (refused).
+/// What a connector says when the handshake with `who` has ended as foreign or with another encryption (mismatch), or
+/// as unproven (refused).
 Status handshake_error(Handshake::State state, const std::string& who);
 
 }  // namespace poseidon::wire

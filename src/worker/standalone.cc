@@ -39,6 +39,7 @@ Result<std::unique_ptr<Server>> Server::listen(const Options& options, std::uint
     if (const Status usable = open_record_directory(any_job.flight_record); !usable.ok())
       return usable.with_context("flight_record");
   }
+  if (options.tls && options.transport == Medium::ucx) return Status(ErrorCode::invalid_argument, kUcxHasNoTls);
   const auto admission = admission_of(options);
   if (!admission.ok()) return admission.status();
   // Without an interface there is no master_addr to go by, and open ports are asked for, not given.

@@ -31,6 +31,7 @@ Result<WorkerTransports> make_transports(const Options& options) {
   WorkerTransports made;
   made.key_id = admission.value().credentials.own().name;
   if (options.transport == Medium::ucx) {
+    if (options.tls) return Status(ErrorCode::invalid_argument, kUcxHasNoTls);
     if (!ucx_available()) return Status(ErrorCode::invalid_argument, kNoUcx);
     // UCX has a traffic class for all that one transport sends. Dedicated servers have one for all classes.
     const int count = options.servers.empty() ? options.priority_classes : 1;

@@ -22,7 +22,8 @@ struct WorkerTransports {
   std::string key_id{};
 };
 
-/// Those that options.transport asks for. ErrorCode::invalid_argument for UCX in a build without it.
+/// Those that options.transport asks for. ErrorCode::invalid_argument for UCX in a build without it or with
+/// options.tls, and as admission_of.
 Result<WorkerTransports> make_transports(const Options& options);
 
 /// Client::connect over the given transports, which end with the client. `store` is not null.

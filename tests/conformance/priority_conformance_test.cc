@@ -3,6 +3,7 @@
 #include <random>
 #include <thread>
 
+#include "conformance/tls_cases.h"
 #include "conformance/transport_fixture.h"
 #include "conformance/ucx_cases.h"
 #include "transport/shm/shm_transport.h"
@@ -192,6 +193,9 @@ INSTANTIATE_TEST_SUITE_P(Transports, TransportPriority,
                                            TransportCase{"tcp_one_loop", make_tcp_transport, "127.0.0.1:0", true, true},
                                            TransportCase{"shm", make_shm_transport, "shm:0", false, false},
                                            TransportCase{"shm_one_loop", make_shm_transport, "shm:0", false, true}),
+                         [](const auto& tested) { return tested.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(Tls, TransportPriority, ::testing::ValuesIn(tls_cases()),
                          [](const auto& tested) { return tested.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(Ucx, TransportPriority, ::testing::ValuesIn(ucx_cases()),

@@ -29,7 +29,7 @@ Digest expected_proof(bool connector, const Bytes& in, const Bytes& out) {
   const auto challenge = std::span(connector ? in : out);
   const Digest key = hmac_sha256(bytes_of(kSecret), {bytes_of("poseidon proof 1")});
   return hmac_sha256(key, {bytes_of(connector ? "acceptor" : "connector"), opening.first(wire::kOpeningBytes),
-                           challenge.subspan(wire::kHandshakePrefixBytes, wire::kNonceBytes)});
+                           challenge.first(wire::kHandshakePrefixBytes + wire::kNonceBytes)});
 }
 
 }  // namespace

@@ -272,6 +272,7 @@ def test_core_options() -> None:
         "checkpoint_keep": 4,
         "flight_record": "/records",
         "secret": "0123456789abcdef",
+        "tls": "on",
         "timeout": 7.0,
     }
     core = options.resolve(**given).core()

@@ -34,6 +34,7 @@ _MOST_CORES = 8  # of the default: as many saturate a machine's memory
     "checkpoint_keep",
     "flight_record",
     "secret_file",
+    "tls",
     "timeout",
 )
 def server(
@@ -48,7 +49,8 @@ def server(
 
     It listens on this machine alone (127.0.0.1) unless --interfaces says where else, such as 10.0.0.1, eth0 or, for all
     addresses of the machine, 0.0.0.0. With a secret (--secret-file, or POSEIDON_SECRET) it takes only workers that know
-    it; a file with several, one a line, makes tenants that do not notice each other.
+    it; a file with several, one a line, makes tenants that do not notice each other. With --tls on what they exchange
+    is encrypted; the workers need it, too.
     """
     settings = resolve_with(command_line)
     if settings.sources["server_cores"] == "default":  # which leaves room for a framework: there is none here

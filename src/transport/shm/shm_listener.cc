@@ -43,9 +43,10 @@ Result<std::unique_ptr<Listener>> ShmListener::listen(Loop& loop, const std::str
 ShmListener::ShmListener(Loop& loop, FileDescriptor socket, std::string address, const Admission& admission,
                          OnAccept on_accept)
     : loop_(loop), address_(std::move(address)), on_accept_(std::move(on_accept)) {
-  entrance_ = std::make_unique<Entrance>(
-      loop, std::move(socket), wire::Purpose::flow, admission, process_of,
-      [this](FileDescriptor peer, const std::string& key_id) { await_files(std::move(peer), key_id); });
+  entrance_ = std::make_unique<Entrance>(loop, std::move(socket), wire::Purpose::flow, admission, process_of,
+                                         [this](FileDescriptor peer, const ConnectionHandshake& handshake) {
+                                           await_files(std::move(peer), handshake.key_name());
+                                         });
 }
 
 ShmListener::~ShmListener() {

@@ -12,7 +12,9 @@ namespace {
 
 class ShmTransport final : public Transport {
  public:
-  explicit ShmTransport(Admission admission) : admission_(std::move(admission)) {}
+  explicit ShmTransport(Admission admission) : admission_(std::move(admission)) {
+    admission_.tls.reset();  // there is no wire
+  }
 
   Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address,
                                            std::function<void(std::shared_ptr<Flow>)> on_accept) override {
@@ -32,7 +34,7 @@ class ShmTransport final : public Transport {
   }
 
  private:
-  const Admission admission_;
+  Admission admission_;
 };
 
 }  // namespace

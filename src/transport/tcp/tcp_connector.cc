@@ -42,15 +42,16 @@ void TcpConnector::start() { try_candidate(); }
 void TcpConnector::try_candidate() {
   const SocketAddress& candidate = candidates_[next_candidate_];
   socket_ = FileDescriptor(::socket(candidate.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket_) return failed(errno);
+  if (!socket_) return failed(errno_text(errno));
   if (::connect(socket_.get(), candidate.get(), candidate.size_bytes) != 0 && errno != EINPROGRESS) {
-    return failed(errno);
+    return failed(errno_text(errno));
   }
   const auto self = shared_from_this();
   if (Status status = loop_.watch(socket_.get(), EPOLLOUT, [self](std::uint32_t) { self->on_ready(); }); !status.ok()) {
-    return failed(ENOMEM);
+    return failed(errno_text(ENOMEM));
   }
-  timer_ = loop_.call_at(std::min(deadline_, Clock::now() + kAttemptTime), [self] { self->failed(ETIMEDOUT); });
+  timer_ =
+      loop_.call_at(std::min(deadline_, Clock::now() + kAttemptTime), [self] { self->failed(errno_text(ETIMEDOUT)); });
 }
 
 /// Connected or failed to, and later: more of the handshake has come.
@@ -62,31 +63,32 @@ void TcpConnector::on_ready() {
     if (::getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &size_bytes) != 0) error = errno;
     if (error == 0 && connected_to_itself(socket_.get())) error = ECONNREFUSED;
     if (error == 0 && !loop_.rewatch(socket_.get(), EPOLLIN).ok()) error = ENOMEM;
-    if (error != 0) return failed(error);
-    handshake_.emplace(wire::Handshake::Role::connector, wire::Purpose::flow, admission_.credentials,
-                       wire::random_nonce());
+    if (error != 0) return failed(errno_text(error));
+    handshake_.emplace(wire::Handshake::Role::connector, wire::Purpose::flow, admission_);
     loop_.cancel(timer_);
-    timer_ =
-        loop_.call_at(std::min(deadline_, Clock::now() + admission_.patience), [self] { self->failed(ETIMEDOUT); });
+    timer_ = loop_.call_at(std::min(deadline_, Clock::now() + admission_.patience),
+                           [self] { self->failed(errno_text(ETIMEDOUT)); });
   }
   shake_hands();
 }
 
 void TcpConnector::shake_hands() {
-  switch (advance(*handshake_, socket_.get())) {
+  switch (handshake_->advance(socket_.get())) {
     case HandshakeStep::waiting:
       return;
     case HandshakeStep::ended:  // it is going, or has too many at its door: a moment later it may be different
-      return failed(ECONNRESET);
+      return failed(errno_text(ECONNRESET));
     case HandshakeStep::failed:
-      return failed(errno);
+      handshake_failure_ = handshake_->failure();
+      return failed(handshake_failure_);
     case HandshakeStep::over:
       break;
   }
   if (handshake_->state() != wire::Handshake::State::done)
     return finish(wire::handshake_error(handshake_->state(), address_));
   loop_.unwatch(socket_.get());
-  const auto flow = std::make_shared<TcpFlow>(loop_, std::move(socket_), admission_.silence);
+  const auto flow =
+      std::make_shared<TcpFlow>(loop_, ByteStream(std::move(socket_), handshake_->take_tls()), admission_.silence);
   flow->set_key_id(handshake_->key_name());
   finish(std::shared_ptr<Flow>(flow));
 }
@@ -103,14 +105,15 @@ void TcpConnector::stop_attempt() {
   loop_.cancel(timer_);
 }
 
-void TcpConnector::failed(int error) {
+void TcpConnector::failed(std::string why) {
   const auto self = shared_from_this();
   stop_attempt();
   next_candidate_ = (next_candidate_ + 1) % candidates_.size();
   const auto now = Clock::now();
   if (now >= deadline_) {
-    return done_(Status(ErrorCode::unreachable, "cannot connect to " + address_ + " within " +
-                                                    seconds_text(now - started_) + ": " + errno_text(error)));
+    if (!handshake_failure_.empty() && why != handshake_failure_) why += "; before that: " + handshake_failure_;
+    return done_(Status(ErrorCode::unreachable,
+                        "cannot connect to " + address_ + " within " + seconds_text(now - started_) + ": " + why));
   }
   // A candidate's turn comes at once; a round of all of them only after a pause.
   const auto pause = next_candidate_ == 0 ? backoff_.next() : std::chrono::milliseconds(0);

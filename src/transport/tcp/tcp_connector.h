@@ -10,6 +10,7 @@
 #include "base/file_descriptor.h"
 #include "transport/admission.h"
 #include "transport/backoff.h"
+#include "transport/connection_handshake.h"
 #include "transport/tcp/address.h"
 #include "transport/transport.h"
 
@@ -32,7 +33,7 @@ class TcpConnector final : public std::enable_shared_from_this<TcpConnector> {
   void on_ready();
   void shake_hands();
   void finish(Result<std::shared_ptr<Flow>> result);
-  void failed(int error);
+  void failed(std::string why);
   void stop_attempt();
 
   Loop& loop_;
@@ -44,9 +45,10 @@ class TcpConnector final : public std::enable_shared_from_this<TcpConnector> {
   const Done done_;
   Backoff backoff_;
   std::size_t next_candidate_ = 0;
+  std::string handshake_failure_;  // of the last handshake that failed
   // Of the attempt under way.
   FileDescriptor socket_;
-  std::optional<wire::Handshake> handshake_;  // once it is connected
+  std::optional<ConnectionHandshake> handshake_;  // once it is connected
   Loop::TimerId timer_ = 0;
 };
 

@@ -68,26 +68,18 @@ std::size_t total_bytes(std::span<const iovec> pieces) {
   return total;
 }
 
-msghdr message_of(std::span<iovec> pieces) {
-  msghdr message{};
-  message.msg_iov = pieces.data();
-  message.msg_iovlen = pieces.size();
-  return message;
-}
-
-bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
-
 }  // namespace
 
-TcpFlow::TcpFlow(Loop& loop, FileDescriptor socket, std::chrono::milliseconds silence)
-    : loop_(loop), socket_(std::move(socket)), end_(to_text(peer_address(socket_.get()))) {
-  set_flow_options(socket_.get(), silence);
+TcpFlow::TcpFlow(Loop& loop, ByteStream stream, std::chrono::milliseconds silence)
+    : loop_(loop), stream_(std::move(stream)), end_(to_text(peer_address(stream_.socket()))) {
+  set_flow_options(stream_.socket(), silence);
 }
 
 void TcpFlow::set_receiver(Receiver* receiver) {
   receiver_ = receiver;
   if (state_ == State::open) {
     update_watch();
+    watch_unread();
   } else if (state_ == State::closed) {
     post_finished();
   }
@@ -100,7 +92,7 @@ void TcpFlow::send(wire::Header header, std::vector<std::span<const std::byte>> 
     end_.finish(std::move(done), refusal);
     return post_finished();
   }
-  const bool idle = queue_.empty();
+  const bool idle = !has_unsent();
   queue_.push(header, std::move(payload), std::move(done));
   if (!idle) return;  // EPOLLOUT will come
   flush();
@@ -111,12 +103,12 @@ void TcpFlow::send(wire::Header header, std::vector<std::span<const std::byte>> 
 Status TcpFlow::set_traffic_class(const TrafficClass& traffic_class) {
   if (state_ == State::closed) return {};
   const int tos = traffic_class.dscp << 2;  // the low two bits are ECN's
-  const bool v6 = peer_address(socket_.get()).family() == AF_INET6;
+  const bool v6 = peer_address(stream_.socket()).family() == AF_INET6;
   // A socket for IPv6 may be talking IPv4, whose packets have the mark for IPv4.
-  const bool marked = try_option(socket_.get(), IPPROTO_IP, IP_TOS, tos) &&
-                      (!v6 || try_option(socket_.get(), IPPROTO_IPV6, IPV6_TCLASS, tos));
+  const bool marked = try_option(stream_.socket(), IPPROTO_IP, IP_TOS, tos) &&
+                      (!v6 || try_option(stream_.socket(), IPPROTO_IPV6, IPV6_TCLASS, tos));
   // After the mark, which sets it, too.
-  if (marked && try_option(socket_.get(), SOL_SOCKET, SO_PRIORITY, traffic_class.socket_priority)) return {};
+  if (marked && try_option(stream_.socket(), SOL_SOCKET, SO_PRIORITY, traffic_class.socket_priority)) return {};
   return {ErrorCode::refused, "the system does not permit marking packets with DSCP " +
                                   std::to_string(traffic_class.dscp) + ": " + errno_text(errno)};
 }
@@ -135,34 +127,47 @@ void TcpFlow::close(std::chrono::milliseconds linger) {
     self->end({});
   });
   update_watch();
+  watch_unread();
 }
 
 void TcpFlow::on_events(std::uint32_t events) {
   const auto self = shared_from_this();
   const bool failed = (events & (EPOLLERR | EPOLLHUP)) != 0;
-  if ((failed || (events & EPOLLOUT) != 0) && !queue_.empty()) flush();
+  if ((failed || (events & EPOLLOUT) != 0) && has_unsent()) flush();
   end_.run_finished();
   if (state_ != State::closed && (watched_events_ & EPOLLIN) != 0 && (failed || (events & EPOLLIN) != 0)) {
     take_turn();
     update_low_water();
   }
   update_watch();
+  watch_unread();
+}
+
+void TcpFlow::on_unread() {
+  unread_timer_ = 0;
+  on_events(EPOLLIN);
+}
+
+/// What TLS has taken from the socket already makes no event.
+void TcpFlow::watch_unread() {
+  if (unread_timer_ != 0 || (watched_events_ & EPOLLIN) == 0 || !stream_.has_unread()) return;
+  unread_timer_ = loop_.call_at(Clock::now(), [self = shared_from_this()] { self->on_unread(); });
 }
 
 void TcpFlow::update_watch() {
   if (state_ == State::closed) return;
   std::uint32_t wanted = 0;
   if (receiver_ != nullptr || state_ == State::closing) wanted |= EPOLLIN;
-  if (!queue_.empty()) wanted |= EPOLLOUT;
+  if (has_unsent()) wanted |= EPOLLOUT;
   if (wanted == watched_events_) return;
   Status status;
   if (watched_events_ == 0) {
-    status = loop_.watch(socket_.get(), wanted,
+    status = loop_.watch(stream_.socket(), wanted,
                          [self = shared_from_this()](std::uint32_t events) { self->on_events(events); });
   } else if (wanted == 0) {
-    loop_.unwatch(socket_.get());
+    loop_.unwatch(stream_.socket());
   } else {
-    status = loop_.rewatch(socket_.get(), wanted);
+    status = loop_.rewatch(stream_.socket(), wanted);
   }
   if (!status.ok()) return end(status);
   watched_events_ = wanted;
@@ -170,28 +175,20 @@ void TcpFlow::update_watch() {
 
 void TcpFlow::flush() {
   std::size_t budget_bytes = kWriteBudgetBytes;
-  while (!queue_.empty() && budget_bytes > 0) {
+  while (has_unsent() && budget_bytes > 0) {
     std::array<iovec, kPiecesPerSend> pieces{};
     const auto used = std::span(pieces).first(queue_.fill(pieces, budget_bytes));
-    const msghdr message = message_of(used);
-    const ssize_t sent = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent < 0) {
-      if (errno == EINTR) continue;
-      if (would_block(errno)) break;
-      return fail_sends(end_.lost(errno_text(errno)));
-    }
-    const auto sent_bytes = static_cast<std::size_t>(sent);
-    bytes_sent_ += sent_bytes;
-    budget_bytes -= sent_bytes;
+    const Transfer sent = stream_.send(used);
+    if (sent.outcome == Transfer::Outcome::blocked) break;
+    if (sent.outcome == Transfer::Outcome::failed) return fail_sends(end_.lost(stream_.failure()));
+    bytes_sent_ += sent.bytes;
+    budget_bytes -= sent.bytes;
     std::vector<SendQueue::Done> complete;
-    queue_.advance(sent_bytes, complete);
+    queue_.advance(sent.bytes, complete);
     for (auto& done : complete) end_.finish(std::move(done), Status());
-    if (sent_bytes < total_bytes(used)) break;  // the next try would only say EAGAIN
+    if (sent.bytes < total_bytes(used)) break;  // the next try would only say EAGAIN
   }
-  if (state_ == State::closing && queue_.empty() && !end_of_stream_sent_) {
-    end_of_stream_sent_ = true;
-    ::shutdown(socket_.get(), SHUT_WR);
-  }
+  if (state_ == State::closing && queue_.empty() && !end_of_stream_sent_) end_of_stream_sent_ = stream_.finish();
 }
 
 void TcpFlow::fail_sends(const Status& status) {
@@ -200,7 +197,7 @@ void TcpFlow::fail_sends(const Status& status) {
   if (state_ == State::closing) return end({});
   // What the peer sent before it went (why it did, perhaps) is still there to be read; then comes
   // the end of the stream.
-  ::shutdown(socket_.get(), SHUT_RDWR);
+  ::shutdown(stream_.socket(), SHUT_RDWR);
 }
 
 void TcpFlow::take_turn() {
@@ -217,17 +214,14 @@ void TcpFlow::receive() {
   while (state_ != State::closed && budget_bytes > 0 && reader_.message_count() < last_message) {
     std::array<iovec, 2> pieces{};
     const auto used = std::span(pieces).first(reader_.destinations(std::min(budget_bytes, kReadPieceBytes), pieces));
-    msghdr message = message_of(used);
-    const ssize_t got = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && would_block(errno)) return;
-    if (got <= 0) return on_read_error(got < 0 ? errno : 0);
-    const auto got_bytes = static_cast<std::size_t>(got);
-    const bool drained = got_bytes < total_bytes(used);
-    bytes_received_ += got_bytes;
-    budget_bytes -= got_bytes;
+    const Transfer got = stream_.receive(used);
+    if (got.outcome == Transfer::Outcome::blocked) return;
+    if (got.outcome != Transfer::Outcome::done) return on_read_end(got.outcome);
+    const bool drained = got.bytes < total_bytes(used);
+    bytes_received_ += got.bytes;
+    budget_bytes -= got.bytes;
     if (state_ == State::open) {
-      if (Status status = reader_.consume(got_bytes, *this, *receiver_); !status.ok()) return end(status);
+      if (Status status = reader_.consume(got.bytes, *this, *receiver_); !status.ok()) return end(status);
     }
     if (drained) return;
   }
@@ -236,15 +230,16 @@ void TcpFlow::receive() {
 /// On a link that is slower than this loop, packets trickle in: waking up for each costs more than
 /// what it brings. The socket waits for a good piece of the payload, or for its end.
 void TcpFlow::update_low_water() {
+  if (stream_.encrypted()) return;  // part of what is wanted may be here already, as part of a record
   const std::size_t wanted = std::clamp<std::size_t>(reader_.wanted_bytes(), 1, kReadLowWaterBytes);
   if (state_ != State::open || wanted == low_water_bytes_) return;
   low_water_bytes_ = wanted;
-  set_option(socket_.get(), SOL_SOCKET, SO_RCVLOWAT, static_cast<int>(wanted));
+  set_option(stream_.socket(), SOL_SOCKET, SO_RCVLOWAT, static_cast<int>(wanted));
 }
 
-void TcpFlow::on_read_error(int error) {
+void TcpFlow::on_read_end(Transfer::Outcome outcome) {
   if (!end_.send_error().ok()) return end(end_.send_error());
-  if (error != 0) return end(end_.lost(errno_text(error)));
+  if (outcome == Transfer::Outcome::failed) return end(end_.lost(stream_.failure()));
   end(end_.lost(reader_.between_messages() ? "closed by the peer" : "closed by the peer in the middle of a message"));
 }
 
@@ -256,10 +251,11 @@ void TcpFlow::end(const Status& status) {
   end_.end(status, ours);
   for (auto& done : queue_.take_all()) end_.finish(std::move(done), end_.send_error());
   post_finished();  // holds the flow when the registration goes
-  if (watched_events_ != 0) loop_.unwatch(socket_.get());
+  if (watched_events_ != 0) loop_.unwatch(stream_.socket());
   watched_events_ = 0;
   if (linger_timer_ != 0) loop_.cancel(std::exchange(linger_timer_, 0));
-  socket_.reset();
+  if (unread_timer_ != 0) loop_.cancel(std::exchange(unread_timer_, 0));
+  stream_.close();
 }
 
 void TcpFlow::post_finished() { end_.post(loop_, shared_from_this(), receiver_); }

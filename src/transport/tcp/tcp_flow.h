@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/file_descriptor.h"
+#include "transport/byte_stream.h"
 #include "transport/flow_end.h"
 #include "transport/tcp/message_reader.h"
 #include "transport/tcp/send_queue.h"
@@ -18,8 +18,8 @@ namespace poseidon::tcp {
 /// it alive until on_closed has run; otherwise dropping the last reference closes the connection.
 class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> {
  public:
-  /// `socket` is connected. The flow makes it nonblocking and sets its options. `silence`: Admission::silence.
-  TcpFlow(Loop& loop, FileDescriptor socket, std::chrono::milliseconds silence = {});
+  /// `stream` is connected; the flow sets its socket's options. `silence`: Admission::silence.
+  TcpFlow(Loop& loop, ByteStream stream, std::chrono::milliseconds silence = {});
 
   void set_receiver(Receiver* receiver) override;
   void send(wire::Header header, std::vector<std::span<const std::byte>> payload,
@@ -38,18 +38,21 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   };
 
   void on_events(std::uint32_t events);
+  void on_unread();
+  bool has_unsent() const { return !queue_.empty() || stream_.has_unsent(); }
   void update_watch();
   void flush();
   void fail_sends(const Status& status);
   void take_turn();
   void receive();
   void update_low_water();
-  void on_read_error(int error);
+  void on_read_end(Transfer::Outcome outcome);
+  void watch_unread();
   void end(const Status& status);
   void post_finished();
 
   Loop& loop_;
-  FileDescriptor socket_;
+  ByteStream stream_;
   FlowEnd end_;
   State state_ = State::open;
   std::uint32_t watched_events_ = 0;  // 0: not registered
@@ -61,6 +64,7 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   MessageReader reader_;
   std::size_t low_water_bytes_ = 1;  // the socket is readable from so many on
   Receiver* receiver_ = nullptr;
+  Loop::TimerId unread_timer_ = 0;  // brings a turn for what the socket does not become readable for
 
   std::uint64_t bytes_sent_ = 0;
   std::uint64_t bytes_received_ = 0;

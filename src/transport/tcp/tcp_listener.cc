@@ -37,16 +37,16 @@ TcpListener::TcpListener(Loop& loop, FileDescriptor socket, const Admission& adm
       silence_(admission.silence) {
   entrance_ = std::make_unique<Entrance>(
       loop, std::move(socket), wire::Purpose::flow, admission, [](int peer) { return source_of(peer_address(peer)); },
-      [this](FileDescriptor peer, const std::string& key_id) { enter(std::move(peer), key_id); });
+      [this](FileDescriptor peer, ConnectionHandshake& handshake) { enter(std::move(peer), handshake); });
 }
 
 TcpListener::~TcpListener() {
   loop_.call([this] { entrance_.reset(); });
 }
 
-void TcpListener::enter(FileDescriptor socket, const std::string& key_id) {
-  const auto flow = std::make_shared<TcpFlow>(loop_, std::move(socket), silence_);
-  flow->set_key_id(key_id);
+void TcpListener::enter(FileDescriptor socket, ConnectionHandshake& handshake) {
+  const auto flow = std::make_shared<TcpFlow>(loop_, ByteStream(std::move(socket), handshake.take_tls()), silence_);
+  flow->set_key_id(handshake.key_name());
   on_accept_(flow);
 }
 

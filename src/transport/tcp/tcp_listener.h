@@ -25,7 +25,7 @@ class TcpListener final : public Listener {
   const std::string& address() const override { return address_; }
 
  private:
-  void enter(FileDescriptor socket, const std::string& key_id);
+  void enter(FileDescriptor socket, ConnectionHandshake& handshake);
 
   Loop& loop_;
   const std::string address_;

@@ -22,6 +22,10 @@ bool ucx_available();
 /// What to tell who asks for it and there is none.
 inline constexpr const char* kNoUcx = "transport=ucx, but this build has no UCX; see docs/ucx.md";
 
+/// What to tell who wants it encrypted.
+inline constexpr const char* kUcxHasNoTls =
+    "transport=ucx sends what it sends unencrypted, and tls=on; use transport=auto or tcp, or tls=off";
+
 /// Null when the build has no UCX. A setting that UCX rejects shows as the invalid_argument of every listen and
 /// connect.
 ///

@@ -61,6 +61,44 @@ TEST(TcpStore, KeysAreSeenByAllAndTheLastValueCounts) {
   EXPECT_EQ(second->get("empty", milliseconds(1000)).value(), "");
 }
 
+Options encrypted(int rank, std::uint16_t port) {
+  Options options = test_options(rank, 2, port);
+  options.secret = kSecret;
+  options.tls = true;
+  return options;
+}
+
+TEST(TcpStore, CarriesValuesOfAllSizesWithTlsToo) {
+  if (!tls_available()) GTEST_SKIP() << "this build has no OpenSSL";
+  const auto port = free_port();
+  const auto first = open(encrypted(0, port));
+  const auto second = open(encrypted(1, port));
+  ASSERT_TRUE(first && second);
+  for (const std::size_t size : {0u, 1u, 16'384u, 65'527u, 65'536u, 5'000'000u}) {
+    const std::string value(size, static_cast<char>('a' + size % 26));
+    ASSERT_TRUE(second->set("key", value).ok()) << size;
+    EXPECT_EQ(first->get("key", milliseconds(5000)).value(), value) << size;
+    EXPECT_EQ(second->get("key", milliseconds(5000)).value(), value) << size;
+  }
+  EXPECT_EQ(first->get("none", milliseconds(0)).status().code(), ErrorCode::timeout);
+}
+
+TEST(TcpStore, WhoWantsAnotherEncryptionIsToldSoAtOnce) {
+  if (!tls_available()) GTEST_SKIP() << "this build has no OpenSSL";
+  for (const bool served : {false, true}) {
+    const auto port = free_port();
+    Options first = encrypted(0, port);
+    Options second = encrypted(1, port);
+    first.tls = served;
+    second.tls = !served;
+    const auto store = open(first);
+    const auto refused = open_tcp_store(second, always);
+    EXPECT_EQ(refused.status().code(), ErrorCode::mismatch);
+    EXPECT_TRUE(contains(refused.status(), served ? "has tls=on, this process tls=off" : "has tls=off, this process"))
+        << refused.status().message();
+  }
+}
+
 TEST(TcpStore, GetWaitsForTheKey) {
   const auto port = free_port();
   const auto first = open(test_options(0, 2, port));

@@ -5,7 +5,9 @@
 
 #include <string>
 
+#include "poseidon/options.h"
 #include "transport/admission.h"
+#include "transport/tls/tls_session.h"
 #include "wire/handshake.h"
 
 namespace poseidon::testing {
@@ -13,6 +15,13 @@ namespace poseidon::testing {
 inline Admission admission_with(const std::string& secrets) {
   Admission admission;
   admission.credentials = wire::Credentials::from_text(secrets).value();
+  return admission;
+}
+
+/// With TLS, which the build must have.
+inline Admission admission_with_tls(const std::string& secrets, std::uint64_t records_per_key = kTlsRecordsPerKey) {
+  Admission admission = admission_with(secrets);
+  admission.tls = make_tls_context(records_per_key).value();
   return admission;
 }
 

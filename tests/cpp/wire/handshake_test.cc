@@ -29,11 +29,13 @@ Nonce nonce_of(std::uint8_t value) {
   return nonce;
 }
 
-Handshake connector(const std::string& secret, Purpose purpose = Purpose::flow) {
-  return {Role::connector, purpose, knowing(secret), nonce_of(0x11)};
+Handshake connector(const std::string& secret, Purpose purpose = Purpose::flow,
+                    Encryption encryption = Encryption::none) {
+  return {Role::connector, purpose, knowing(secret), nonce_of(0x11), encryption};
 }
-Handshake acceptor(const std::string& secrets, Purpose purpose = Purpose::flow) {
-  return {Role::acceptor, purpose, knowing(secrets), nonce_of(0x22)};
+Handshake acceptor(const std::string& secrets, Purpose purpose = Purpose::flow,
+                   Encryption encryption = Encryption::none) {
+  return {Role::acceptor, purpose, knowing(secrets), nonce_of(0x22), encryption};
 }
 
 Bytes outgoing(Handshake& from) {
@@ -68,8 +70,8 @@ TEST(Handshake, SaysWhatTheWireFormatSays) {
   // By another implementation of HMAC, from docs/wire-format.md.
   const Bytes id{std::byte{0x04}, std::byte{0xbf}, std::byte{0xe5}, std::byte{0x8a},
                  std::byte{0x5d}, std::byte{0x2e}, std::byte{0x52}, std::byte{0xc8}};
-  constexpr std::array<std::uint8_t, 4> kAcceptorBegins{0xfd, 0xac, 0x6b, 0xbb};
-  constexpr std::array<std::uint8_t, 4> kConnectorBegins{0x0b, 0xfe, 0x2b, 0xf6};
+  constexpr std::array<std::uint8_t, 4> kAcceptorBegins{0x6d, 0xbe, 0x5b, 0x78};
+  constexpr std::array<std::uint8_t, 4> kConnectorBegins{0x17, 0xde, 0x53, 0x76};
   const auto begins = [](std::span<const std::byte> bytes, const std::array<std::uint8_t, 4>& expected) {
     return std::ranges::equal(bytes.first(4), expected,
                               [](std::byte a, std::uint8_t b) { return std::to_integer<std::uint8_t>(a) == b; });
@@ -188,7 +190,7 @@ TEST(Handshake, MoreThanItWantsEndsIt) {
 
 TEST(Handshake, AnotherProtocolShowsInItsFirstBytes) {
   for (const std::string& text : {std::string("G"), std::string("PSD1"), std::string("PSA1\2"), std::string("PSA1\1\3"),
-                                  std::string("PSA1\1\1\1"), std::string("PSA1\1\1\0\1", 8)}) {
+                                  std::string("PSA1\1\1\2"), std::string("PSA1\1\1\0\1", 8)}) {
     Handshake other = acceptor("");
     other.receive(bytes_of(text));
     EXPECT_EQ(other.state(), State::foreign) << text;
@@ -205,6 +207,51 @@ TEST(Handshake, AProofForOnePurposeIsNoneForAnother) {
   talk(one, other);
   EXPECT_EQ(other.state(), State::foreign);
   EXPECT_EQ(one.state(), State::running);
+}
+
+TEST(Handshake, BothEndsMakeTheSameTlsKeyOfItAndNoOtherExchangeDoes) {
+  Handshake one = connector(kSecret, Purpose::flow, Encryption::tls);
+  Handshake other = acceptor(kSecret, Purpose::flow, Encryption::tls);
+  talk(one, other);
+  ASSERT_EQ(one.state(), State::done);
+  ASSERT_EQ(other.state(), State::done);
+  EXPECT_EQ(one.tls_key(), other.tls_key());
+  // By another implementation of HMAC, from docs/wire-format.md.
+  const Digest key = one.tls_key();
+  EXPECT_EQ(std::vector(key.begin(), key.begin() + 4),
+            (Bytes{std::byte{0x2b}, std::byte{0x33}, std::byte{0xe8}, std::byte{0xf6}}));
+  Handshake late(Role::acceptor, Purpose::flow, knowing(kSecret), random_nonce(), Encryption::tls);
+  Handshake again = connector(kSecret, Purpose::flow, Encryption::tls);
+  talk(again, late);
+  EXPECT_NE(again.tls_key(), key);
+}
+
+TEST(Handshake, EndsThatWantAnotherEncryptionBothLearnSo) {
+  for (const Encryption ours : {Encryption::none, Encryption::tls}) {
+    const bool plain = ours == Encryption::none;
+    Handshake one = connector(kSecret, Purpose::flow, ours);
+    Handshake other = acceptor(kSecret, Purpose::flow, plain ? Encryption::tls : Encryption::none);
+    talk(one, other);
+    EXPECT_EQ(one.state(), plain ? State::peer_uses_tls : State::peer_without_tls);
+    EXPECT_EQ(other.state(), plain ? State::peer_without_tls : State::peer_uses_tls);
+    EXPECT_EQ(one.key_name(), "");
+    EXPECT_EQ(other.wanted_bytes(), 0u);
+  }
+}
+
+TEST(Handshake, WhoChangesTheEncryptionOnTheWayIsNotBelieved) {
+  constexpr std::size_t kEncryptionAt = 6;
+  // As if both were without it: each end would go on in plain text.
+  Handshake one = connector(kSecret, Purpose::flow, Encryption::tls);
+  Handshake other = acceptor(kSecret);
+  Bytes opening = outgoing(one);
+  opening[kEncryptionAt] = std::byte{0};
+  other.receive(opening);
+  Bytes challenge = outgoing(other);
+  challenge[kEncryptionAt] = std::byte{1};
+  one.receive(challenge);
+  EXPECT_EQ(one.state(), State::unproven);
+  EXPECT_TRUE(outgoing(one).empty());
 }
 
 TEST(Handshake, AReflectionProvesNothing) {
@@ -284,6 +331,13 @@ TEST(HandshakeError, SaysWhatToDo) {
             "10.0.0.1:7 did not prove that it knows the job's secret; give all processes the same POSEIDON_SECRET or "
             "secret_file");
   EXPECT_EQ(handshake_error(State::foreign, "10.0.0.1:7").code(), ErrorCode::mismatch);
+  const Status uses_tls = handshake_error(State::peer_uses_tls, "10.0.0.1:7");
+  EXPECT_EQ(uses_tls.code(), ErrorCode::mismatch);
+  EXPECT_EQ(uses_tls.message(),
+            "10.0.0.1:7 has tls=on, this process tls=off; give all processes of the job, and its servers, the same tls "
+            "(POSEIDON_TLS)");
+  EXPECT_NE(handshake_error(State::peer_without_tls, "10.0.0.1:7").message().find("has tls=off, this process tls=on"),
+            std::string::npos);
 }
 
 }  // namespace

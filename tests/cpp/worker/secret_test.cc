@@ -72,6 +72,35 @@ TEST(WorkersWithASecret, ExchangeOverEveryMedium) {
   }
 }
 
+TEST(WorkersWithASecret, ExchangeOverTls) {
+  if (!tls_available()) GTEST_SKIP() << "this build has no OpenSSL";
+  for (const Medium medium : {Medium::automatic, Medium::tcp}) {
+    auto all = cluster_options(3);
+    for (auto& options : all) {
+      options.secret = kSecret;
+      options.tls = true;
+      options.transport = medium;
+      options.server_cores = 2;
+    }
+    TestCluster cluster(all);
+    ASSERT_TRUE(cluster.connected());
+    expect_usable(cluster);
+  }
+}
+
+TEST(WorkersWithASecret, AreToldThatUcxHasNoTls) {
+  if (!tls_available()) GTEST_SKIP() << "this build has no OpenSSL";
+  Options options = test_options(0, 1, free_port());
+  options.secret = kSecret;
+  options.tls = true;
+  options.transport = Medium::ucx;
+  for (const Status& status :
+       {Client::connect(options, nullptr, always).status(), Server::listen(options, 0).status()}) {
+    EXPECT_EQ(status.code(), ErrorCode::invalid_argument);
+    EXPECT_NE(status.message().find("tls=off"), std::string::npos) << status.message();
+  }
+}
+
 TEST(WorkersWithASecret, ShareAServerWithOtherTenants) {
   Options served;
   served.secret = std::string(kOther) + "\n" + kSecret;

@@ -1,0 +1,28 @@
+// TCP with TLS, as the suites take it; nothing where the build has no OpenSSL.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "conformance/transport_fixture.h"
+#include "cpp/transport/handshakes.h"
+#include "transport/tcp/tcp_transport.h"
+
+namespace poseidon::testing {
+
+inline std::unique_ptr<Transport> make_tcp_with_tls() {
+  return make_tcp_transport(admission_with_tls("the conformance suite's own secret"));
+}
+
+/// A new key so often that it shows in every test.
+inline std::unique_ptr<Transport> make_tcp_with_new_keys() {
+  return make_tcp_transport(admission_with_tls("the conformance suite's own secret", 7));
+}
+
+inline std::vector<TransportCase> tls_cases() {
+  if (!tls_available()) return {};
+  return {{"tls", make_tcp_with_tls, "127.0.0.1:0", true, false},
+          {"tls_new_keys_one_loop", make_tcp_with_new_keys, "127.0.0.1:0", true, true}};
+}
+
+}  // namespace poseidon::testing
