@@ -22,10 +22,10 @@ import torch
 from torch import nn
 
 import poseidon.torch as poseidon
+from forked import FORK
 from poseidon.options import resolve
 from poseidon.torch.context import context
 from poseidon.torch.control import Control
-from forked import FORK
 from torch_cases import digest
 from workers import free_port, job_variables
 
@@ -163,7 +163,7 @@ class Supervisor:
 
         def start_server(number: int) -> None:
             args = (self._folder, number, self._server_ports[number], self._environment)
-            process = _FORK.Process(target=_serve, args=args, daemon=True)
+            process = FORK.Process(target=_serve, args=args, daemon=True)
             process.start()
             servers[process.sentinel] = (number, process)
 
