@@ -39,7 +39,7 @@ TRANSIENT_EVERY = 10
 POINT_EVERY = 10  # steps from one point of a learning curve to the next
 PATIENCE_S = 900.0
 WIDTH = 130  # of what is printed, in characters
-NOTICE = r"rank \d+ comes late"
+NOTICE = r".*comes late"
 
 
 @dataclass(frozen=True)

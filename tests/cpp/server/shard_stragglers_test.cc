@@ -182,8 +182,10 @@ void expect_exact_mean(DType dtype, const std::function<T(double)>& value_of) {
       for (auto& value : values) value = value_of(normal(random));
     }
     std::size_t next = 0;
-    for (std::uint32_t rank = 0; rank < kRanks; ++rank)
-      if (std::ranges::find(late, rank) == late.end()) ASSERT_TRUE(paced.push(header(rank, step), in[next++]).ok());
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+      if (std::ranges::find(late, rank) != late.end()) continue;
+      ASSERT_TRUE(paced.push(header(rank, step), in[next++]).ok());
+    }
     paced.time_passes();
     const auto expected = mean_of(in, dtype, 2 * static_cast<unsigned>(in.size()));
     for (const auto rank : late) ASSERT_TRUE(paced.push(header(rank, step), std::vector<T>(301)).ok());

@@ -44,8 +44,8 @@ TEST(Pace, WhatNoOptionsGiveIsNone) {
   std::mt19937 random(6);
   for (int i = 0; i < 2000; ++i) {
     Header header;
-    header.unit = random() % 5;
-    header.cols = random() % 80;
+    header.unit = static_cast<std::uint32_t>(random() % 5);
+    header.cols = static_cast<std::uint32_t>(random() % 80);
     header.factor_count = random() % 2 == 0 ? 0 : static_cast<std::uint32_t>(random());
     const auto pace = read_pace(header);
     if (!pace) continue;
