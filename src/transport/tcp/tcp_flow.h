@@ -39,7 +39,7 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
 
   void on_events(std::uint32_t events);
   void on_unread();
-  bool has_unsent() const { return !queue_.empty() || stream_.has_unsent(); }
+  bool has_unsent() const { return !queue_.empty() || (stream_.has_unsent() && end_.send_error().ok()); }
   void update_watch();
   void flush();
   void fail_sends(const Status& status);
