@@ -89,7 +89,7 @@ Result<Client::Added> ClientImpl::add_layers(std::vector<Layer> layers, bool tra
   }
   auto made = make_plan(std::move(layers), cluster_, options, first_unit_id);
   if (!made.ok()) {
-    abort("its layers make no plan: " + made.status().message());  // the others would wait for this rank
+    abort("its layers make no plan: " + made.status().message(), false);  // the others would wait for this rank
     return made.status();
   }
   const auto plan = std::make_shared<const Plan>(std::move(made.value()));
@@ -339,7 +339,7 @@ Status ClientImpl::wait_until(const std::function<bool()>& done, const std::func
     const std::int64_t quiet_ns = now_ns() - std::max(begun_ns, last_progress_ns_.load(std::memory_order_relaxed));
     if (!gave_up && !keep_waiting()) {
       gave_up = true;
-      abort("interrupted");
+      abort("interrupted", false);
     }
     if (!gave_up && quiet_ns > std::chrono::nanoseconds(options_.timeout).count()) {
       gave_up = true;
@@ -399,9 +399,11 @@ bool ClientImpl::failed() const {
   return !status_.ok() && status_.code() != ErrorCode::shut_down;
 }
 
-void ClientImpl::abort(const std::string& reason) {
-  loop_->call([this, &reason] {
-    fail({ErrorCode::aborted, here() + " ended the job: " + reason}, {FailureSource::own});
+void ClientImpl::abort(const std::string& reason, bool planned) {
+  loop_->call([this, &reason, planned] {
+    Cause cause{FailureSource::own};
+    cause.planned = planned;
+    fail({ErrorCode::aborted, here() + " ended the job: " + reason}, cause);
   });
 }
 
