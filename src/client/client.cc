@@ -110,11 +110,13 @@ Status ClientImpl::check_plans(const Plan& plan, const std::function<bool()>& ke
   if (Status status = start(kCheckLayer, std::as_writable_bytes(std::span(digests)), 1, kNotFactorable); !status.ok())
     return status;
   // `digests` is on this stack: leaving before the exchange has let go of it is not possible.
-  if (Status status = wait(kCheckLayer, keep_waiting); !status.ok()) return status;
+  const Status status = wait(kCheckLayer, keep_waiting);
+  // A rank that saw the difference first may have ended the job since all digests came; none is 0.
+  if (!status.ok() && std::ranges::count(digests, 0U) > 0) return status;
   std::string ranks;
   for (std::size_t rank = 0; rank < digests.size(); ++rank)
     if (digests[rank] != mine) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
-  if (ranks.empty()) return {};
+  if (ranks.empty()) return status;
   return {ErrorCode::mismatch, "ranks have built different models or options: the plan of rank " +
                                    std::to_string(options_.rank) + " differs from that of rank " + ranks};
 }
