@@ -220,8 +220,9 @@ class Client {
 
   /// Ok as long as the job runs; then what ended it, here or elsewhere, first. Cheap, any thread.
   virtual Status status() const = 0;
-  /// Tells every peer that this rank fails and why, so that they end at once with that reason.
-  virtual void abort(const std::string& reason) = 0;
+  /// Tells every peer that this rank fails and why, so that they end at once with that reason. `planned`: nothing has
+  /// failed, the members only form the job's next generation; they write no flight records then.
+  virtual void abort(const std::string& reason, bool planned = false) = 0;
   /// Says goodbye and closes all flows. Idempotent; called by the destructor.
   virtual void shutdown() = 0;
 };

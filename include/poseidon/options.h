@@ -113,9 +113,10 @@ struct Options {
   int min_workers = 1;           // shrink: fewer than these wait for more
   std::uint32_t generation = 0;  // the last one (Client::generation) that this process was part of; 0: none
 
-  // Bytes that one job may hold on one server; 0: no limit, and half of the machine's memory for a server that stands
-  // alone.
-  std::size_t memory_limit = 0;
+  std::size_t memory_limit = 0;  // bytes that one job may hold on one server; 0: no limit of its own
+  // Bytes that all jobs together may hold on one server; 0: no limit, and half of the machine's memory for a server
+  // that stands alone.
+  std::size_t server_memory = 0;
   int max_jobs = 64;  // that a server which stands alone takes at once, for each secret
 
   // Where servers write what they keep (docs/checkpoints.md), the same for all of a job; empty: nowhere.

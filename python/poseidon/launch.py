@@ -23,7 +23,14 @@ from types import FrameType
 from typing import IO
 
 from poseidon.errors import InvalidArgument
-from poseidon.options import BY_NAME, available_cpu_count, fresh_secret, resolve_option, to_environment
+from poseidon.options import (
+    BY_NAME,
+    available_cpu_count,
+    check_environment,
+    fresh_secret,
+    resolve_option,
+    to_environment,
+)
 from poseidon.secret import VARIABLE as SECRET_VARIABLE
 from poseidon.testbed import HOST_DEVICE, Testbed
 
@@ -157,6 +164,7 @@ def run_workers(
             classes = variables.get(_CLASSES.variable, _CLASSES.default)
             testbed = stack.enter_context(Testbed(count, link, priorities=int(classes)))
         environments = _environments(count, variables, testbed, master_port)
+        check_environment(environments[0])  # once here, instead of an exception in each worker
         commands = [testbed.command(rank, command) if testbed else list(command) for rank in range(count)]
         outcome = _Run(commands, environments, on_line, signals, recovery).run()
     if outcome.first_failure:

@@ -197,7 +197,16 @@ OPTIONS: tuple[Option, ...] = (
         "memory_limit",
         BYTES,
         0,
-        "Bytes that a job may hold on one server; 0: no limit, or half of the machine's memory for `poseidon server`.",
+        "Bytes that a job may hold on one server; 0: no limit of its own.",
+        "a size such as 512MiB or 8GiB, or 0",
+        check=lambda value: 0 <= value < 1 << 62,
+    ),
+    Option(
+        "server_memory",
+        BYTES,
+        0,
+        "Bytes that all jobs may hold on one server; 0: no limit, or half of the machine's memory for `poseidon "
+        "server`.",
         "a size such as 512MiB or 8GiB, or 0",
         check=lambda value: 0 <= value < 1 << 62,
     ),

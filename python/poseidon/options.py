@@ -94,6 +94,7 @@ class Settings:
     on_failure: str
     min_workers: int
     memory_limit: int
+    server_memory: int
     max_jobs: int
     checkpoint_dir: str
     checkpoint_every: int
@@ -151,6 +152,7 @@ class Settings:
             on_failure=self.on_failure,
             min_workers=self.min_workers,
             memory_limit=self.memory_limit,
+            server_memory=self.server_memory,
             max_jobs=self.max_jobs,
             checkpoint_dir=self.checkpoint_dir,
             checkpoint_every=self.checkpoint_every,
@@ -212,14 +214,25 @@ def resolve_with(command_line: Mapping[str, Any], **keywords: Any) -> Settings:
 
 def resolve_option(name: str, environment: Mapping[str, str]) -> Any:
     """One option's value for processes that get this environment and read the same configuration file as this one."""
-    option = BY_NAME[name]
+    value, _ = _workers_value(BY_NAME[name], environment, *_read_config())
+    return value
+
+
+def check_environment(environment: Mapping[str, str]) -> None:
+    """InvalidArgument for what processes that get this environment, and read the same configuration file, refuse."""
     path, config = _read_config()
-    value, _ = _first(
+    values = {option.name: _workers_value(option, environment, path, config) for option in OPTIONS}
+    secret.choose(None, environment.get(secret.VARIABLE), *values["secret_file"])
+
+
+def _workers_value(
+    option: Option, environment: Mapping[str, str], path: str, config: Mapping[str, Any]
+) -> tuple[Any, str]:
+    return _first(
         option,
         ("environment", option.variable, environment.get(option.variable) or None),
-        ("configuration file", f"{name} in {path}", config.get(name)),
+        ("configuration file", f"{option.name} in {path}", config.get(option.name)),
     )
-    return value
 
 
 def to_environment(command_line: Mapping[str, Any]) -> dict[str, str]:

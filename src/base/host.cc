@@ -17,6 +17,11 @@ std::string host_name() {
   return name.data();
 }
 
+std::string host_and_port(const std::string& host, unsigned int port) {
+  const bool v6 = host.find(':') != std::string::npos;
+  return (v6 ? "[" + host + "]" : host) + ":" + std::to_string(port);
+}
+
 std::string boot_id() {
   std::string id;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);

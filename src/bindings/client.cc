@@ -360,11 +360,13 @@ void bind_client(nb::module_& module) {
              const nb::gil_scoped_release unlocked;
              return self.get().traffic();
            })
-      .def("abort",
-           [](PyClient& self, const std::string& reason) {
-             const nb::gil_scoped_release unlocked;
-             self.get().abort(reason);
-           })
+      .def(
+          "abort",
+          [](PyClient& self, const std::string& reason, bool planned) {
+            const nb::gil_scoped_release unlocked;
+            self.get().abort(reason, planned);
+          },
+          nb::arg("reason"), nb::arg("planned") = false)
       .def("shutdown", [](PyClient& self) {
         const nb::gil_scoped_release unlocked;
         self.get().shutdown();

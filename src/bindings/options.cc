@@ -103,6 +103,7 @@ const std::vector<Field>& fields() {
       field("min_workers", &Options::min_workers),
       field("generation", &Options::generation),
       field("memory_limit", &Options::memory_limit),
+      field("server_memory", &Options::server_memory),
       field("max_jobs", &Options::max_jobs),
       field("checkpoint_dir", &Options::checkpoint_dir),
       field("checkpoint_every", &Options::checkpoint_every),

@@ -89,7 +89,7 @@ Result<Client::Added> ClientImpl::add_layers(std::vector<Layer> layers, bool tra
   }
   auto made = make_plan(std::move(layers), cluster_, options, first_unit_id);
   if (!made.ok()) {
-    abort("its layers make no plan: " + made.status().message());  // the others would wait for this rank
+    abort("its layers make no plan: " + made.status().message(), false);  // the others would wait for this rank
     return made.status();
   }
   const auto plan = std::make_shared<const Plan>(std::move(made.value()));
@@ -110,11 +110,13 @@ Status ClientImpl::check_plans(const Plan& plan, const std::function<bool()>& ke
   if (Status status = start(kCheckLayer, std::as_writable_bytes(std::span(digests)), 1, kNotFactorable); !status.ok())
     return status;
   // `digests` is on this stack: leaving before the exchange has let go of it is not possible.
-  if (Status status = wait(kCheckLayer, keep_waiting); !status.ok()) return status;
+  const Status status = wait(kCheckLayer, keep_waiting);
+  // A rank that saw the difference first may have ended the job since all digests came; none is 0.
+  if (!status.ok() && std::ranges::count(digests, 0U) > 0) return status;
   std::string ranks;
   for (std::size_t rank = 0; rank < digests.size(); ++rank)
     if (digests[rank] != mine) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
-  if (ranks.empty()) return {};
+  if (ranks.empty()) return status;
   return {ErrorCode::mismatch, "ranks have built different models or options: the plan of rank " +
                                    std::to_string(options_.rank) + " differs from that of rank " + ranks};
 }
@@ -346,7 +348,7 @@ Status ClientImpl::wait_until(const std::function<bool()>& done, const std::func
     const std::int64_t quiet_ns = now_ns() - std::max(begun_ns, last_progress_ns_.load(std::memory_order_relaxed));
     if (!gave_up && !keep_waiting()) {
       gave_up = true;
-      abort("interrupted");
+      abort("interrupted", false);
     }
     if (!gave_up && quiet_ns > std::chrono::nanoseconds(options_.timeout).count()) {
       gave_up = true;
@@ -406,9 +408,11 @@ bool ClientImpl::failed() const {
   return !status_.ok() && status_.code() != ErrorCode::shut_down;
 }
 
-void ClientImpl::abort(const std::string& reason) {
-  loop_->call([this, &reason] {
-    fail({ErrorCode::aborted, here() + " ended the job: " + reason}, {FailureSource::own});
+void ClientImpl::abort(const std::string& reason, bool planned) {
+  loop_->call([this, &reason, planned] {
+    Cause cause{FailureSource::own};
+    cause.planned = planned;
+    fail({ErrorCode::aborted, here() + " ended the job: " + reason}, cause);
   });
 }
 

@@ -116,7 +116,7 @@ class ClientImpl final : public Client, private Receiver {
   LayerStats layer_stats(std::uint32_t layer) const override;
   TrafficStats traffic() const override;
   Status status() const override;
-  void abort(const std::string& reason) override;
+  void abort(const std::string& reason, bool planned) override;
   void shutdown() override;
   /// Whether something other than shutdown() ended the exchange.
   bool failed() const;
@@ -166,6 +166,7 @@ class ClientImpl final : public Client, private Receiver {
     FailureSource source = FailureSource::found;
     FlightEvent::Party party = FlightEvent::Party::none;
     std::uint32_t index = kNoFlightId;
+    bool planned = false;  // nothing has failed
   };
   static Cause cause_of(FailureSource source, const LinkState& link) {
     return {source, party_of(link.kind), static_cast<std::uint32_t>(link.index)};
@@ -180,6 +181,7 @@ class ClientImpl final : public Client, private Receiver {
 
   // Loop side (client_loop.cc).
   void adopt(std::shared_ptr<Flow> flow, LinkKind kind, std::size_t index, std::size_t lane, bool greet);
+  void watch_stranger(const std::shared_ptr<Flow>& flow);
   void dial(const Endpoints::Transports& transports, const std::string& address, LinkKind kind, std::size_t index,
             std::size_t lane);
   void dial_server(std::size_t index, const std::vector<std::string>& addresses);

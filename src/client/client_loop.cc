@@ -13,6 +13,7 @@ namespace poseidon {
 namespace {
 constexpr auto kLinger = std::chrono::seconds(2);
 constexpr auto kShortestPatience = std::chrono::milliseconds(1000);
+constexpr auto kHelloPatience = std::chrono::seconds(5);
 constexpr Priority kFirst{wire::kFirstPriority + 1, 0};
 
 /// For how long to try to connect: it gives up shortly before the wait for it does, since it can say why.
@@ -100,6 +101,17 @@ void ClientImpl::adopt(std::shared_ptr<Flow> flow, LinkKind kind, std::size_t in
   adopted.set_receiver(this);
   if (closing_) return adopted.close(kLinger);
   if (greet) send_hello(adopted, lane);
+  if (index == kUnknown) watch_stranger(link.flow);
+}
+
+/// Who has come and does not say who it is holds a descriptor.
+void ClientImpl::watch_stranger(const std::shared_ptr<Flow>& flow) {
+  const auto patience = std::min<std::chrono::milliseconds>(kHelloPatience, options_.timeout);
+  loop_->call_at(Clock::now() + patience, [this, stranger = std::weak_ptr<Flow>(flow)] {
+    const auto kept = stranger.lock();
+    if (const auto found = flows_.find(kept.get()); found != flows_.end() && found->second.index == kUnknown)
+      kept->close(std::chrono::milliseconds(0));
+  });
 }
 
 /// The first message of a connection, whose lane says which of those between the two it is.
@@ -350,14 +362,20 @@ Status ClientImpl::on_message(Flow& flow, const wire::Header& header, std::span<
 /// A server refuses a request, or somebody has failed.
 void ClientImpl::told(const LinkState& link, const wire::Header& header, const Status& reason) {
   const auto unit = units_by_id_.find(header.unit);
-  if (header.kind != wire::Kind::refuse) return fail(reason, cause_of(FailureSource::told, link));
+  if (header.kind != wire::Kind::refuse) {
+    Cause cause = cause_of(FailureSource::told, link);
+    cause.planned = header.step == wire::kPlannedAbort;
+    return fail(reason, cause);
+  }
   const bool overdue = reason.code() == ErrorCode::timeout;
   Status status = overdue ? Status(reason.code(), reason.message() + last_heard()) : reason;
   if (unit != units_by_id_.end())
     status = status.with_context("step " + std::to_string(header.step) + ", layer '" +
                                  unit->second->syncer.unit().name + "', chunk " + std::to_string(header.chunk));
+  const bool departed = reason.code() == ErrorCode::peer_lost;
   fail(status.with_context(here() + " was told by " + describe(link)),
-       cause_of(overdue ? FailureSource::silent : FailureSource::refused, link));
+       departed ? Cause{FailureSource::left, FlightEvent::Party::peer, header.rank}
+                : cause_of(overdue ? FailureSource::silent : FailureSource::refused, link));
 }
 
 Status ClientImpl::deliver(const wire::Header& header, std::span<const std::byte> payload, bool lent) {

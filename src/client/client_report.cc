@@ -196,8 +196,10 @@ void ClientImpl::fail(const Status& status, const Cause& cause) {
   event.index = cause.index;
   recorder_.note(event);
   // One that is told keeps the first teller's words and code, so that all ranks name one cause.
-  const auto message = wire::make_error(wire::Kind::abort, wire::Header{}, status);
-  if (record_directory_.empty()) return stop(status, message.header, message.text, {});
+  wire::Header about;
+  about.step = cause.planned ? wire::kPlannedAbort : 0;
+  const auto message = wire::make_error(wire::Kind::abort, about, status);
+  if (record_directory_.empty() || cause.planned) return stop(status, message.header, message.text, {});
   const std::int64_t time_ns = wall_ns();
   const std::string path =
       flight_record_path(record_directory_, options_.job, "rank" + std::to_string(seat_.slot), time_ns);

@@ -204,20 +204,25 @@ Result<std::optional<Membership>> Gathering::join(const Roster& roster) {
 }
 
 Status Gathering::missing() {
+  if (!away_.ok())
+    return {ErrorCode::timeout, "rank " + std::to_string(mine_.member.slot) + " waited " +
+                                    std::to_string(options_.timeout.count()) + " ms in generation " +
+                                    std::to_string(mine_.generation) + " for the others: " + away_.message() +
+                                    "; if the process that serves the store is stopped, end it and start it again"};
   std::string slots;
   for (int slot = 0; slot < options_.world_size; ++slot)
     if (slot != mine_.member.slot && !entry_of(slot)) slots += (slots.empty() ? "" : ", ") + std::to_string(slot);
   const std::string who = slots.empty() ? "the one of the lowest number, which has to say who takes part" : slots;
-  const std::string store = away_.ok() ? "" : " (" + away_.message() + ")";
   const std::string least = options_.on_failure == OnFailure::shrink
                                 ? " and goes on with no fewer than " + std::to_string(options_.min_workers)
                                 : "";
-  return {ErrorCode::timeout,
-          "rank " + std::to_string(mine_.member.slot) + " waited " + std::to_string(options_.timeout.count()) +
-              " ms in generation " + std::to_string(mine_.generation) + " for rank " + who + " of " +
-              std::to_string(options_.world_size) + least + ", which did not come" + store +
-              "; see that lost ranks are started again with the same RANK, MASTER_ADDR, MASTER_PORT and WORLD_SIZE, "
-              "or raise POSEIDON_TIMEOUT"};
+  return {ErrorCode::timeout, "rank " + std::to_string(mine_.member.slot) + " waited " +
+                                  std::to_string(options_.timeout.count()) + " ms in generation " +
+                                  std::to_string(mine_.generation) + " for rank " + who + " of " +
+                                  std::to_string(options_.world_size) + least +
+                                  ", which did not come; see that lost ranks are started again with the same RANK, "
+                                  "MASTER_ADDR, MASTER_PORT and WORLD_SIZE, "
+                                  "or raise POSEIDON_TIMEOUT"};
 }
 
 }  // namespace poseidon

@@ -6,7 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <string>
+#include <string_view>
+
+#include "poseidon/status.h"
 
 namespace poseidon::store_protocol {
 
@@ -28,5 +32,21 @@ inline std::uint32_t read_u32(const char* in) {
   std::memcpy(&value, in, sizeof value);
   return value;
 }
+
+/// A request as it lies in what has been received.
+struct Request {
+  char op = kGet;
+  std::string_view key;
+  std::string_view value;
+
+  std::size_t size_bytes() const { return kRequestHeaderBytes + key.size() + value.size(); }
+};
+
+/// The text of a request; its key and value have been checked against the limits.
+std::string to_text(const Request& request);
+
+/// The first request of what a connection has sent so far; nullopt: it is not there as a whole. ErrorCode::mismatch as
+/// soon as it cannot become one: an unknown op, or a length over its limit.
+Result<std::optional<Request>> parse_request(std::string_view in);
 
 }  // namespace poseidon::store_protocol

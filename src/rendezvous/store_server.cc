@@ -18,14 +18,6 @@ namespace {
 // A connection's share of a wake-up.
 constexpr std::size_t kReadBytes = std::size_t{64} << 10;
 
-struct RequestSizes {
-  std::size_t key_bytes;
-  std::size_t value_bytes;
-  std::size_t total_bytes() const { return kRequestHeaderBytes + key_bytes + value_bytes; }
-};
-
-RequestSizes sizes_of(const std::string& in) { return {read_u32(in.data() + 1), read_u32(in.data() + 5)}; }
-
 }  // namespace
 
 Result<std::unique_ptr<StoreServer>> StoreServer::listen(const tcp::SocketAddress& address,
@@ -110,26 +102,17 @@ bool StoreServer::flush(Connection& connection) {
 bool StoreServer::answer_all(Connection& connection) {
   for (;;) {
     if (!flush(connection)) return false;
-    if (!connection.out.empty() || connection.stream.has_unsent() || connection.in.size() < kRequestHeaderBytes)
-      return true;
-    const char op = connection.in.front();
-    const RequestSizes sizes = sizes_of(connection.in);
-    const bool known = op == kSet || op == kGet;
-    if (!known || sizes.key_bytes > kMaxKeyBytes || sizes.value_bytes > kMaxValueBytes) return false;
-    if (connection.in.size() < sizes.total_bytes()) return true;
-    answer_first(connection);
+    if (!connection.out.empty() || connection.stream.has_unsent()) return true;
+    const auto request = parse_request(connection.in);
+    if (!request.ok()) return false;
+    if (!request.value()) return true;
+    const auto& [op, key, value] = *request.value();
+    if (op == kSet)
+      set(key, value, connection.out);
+    else
+      get(key, connection.out);
+    connection.in.erase(0, request.value()->size_bytes());
   }
-}
-
-void StoreServer::answer_first(Connection& connection) {
-  const RequestSizes sizes = sizes_of(connection.in);
-  const auto request = std::string_view(connection.in).substr(0, sizes.total_bytes());
-  const auto key = request.substr(kRequestHeaderBytes, sizes.key_bytes);
-  if (request.front() == kSet)
-    set(key, request.substr(kRequestHeaderBytes + sizes.key_bytes), connection.out);
-  else
-    get(key, connection.out);
-  connection.in.erase(0, sizes.total_bytes());
 }
 
 void StoreServer::set(std::string_view key, std::string_view value, std::string& out) {

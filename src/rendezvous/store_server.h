@@ -47,7 +47,6 @@ class StoreServer {
   static bool receive(Connection& connection);
   static bool flush(Connection& connection);
   bool answer_all(Connection& connection);
-  void answer_first(Connection& connection);
   void set(std::string_view key, std::string_view value, std::string& out);
   void get(std::string_view key, std::string& out) const;
 

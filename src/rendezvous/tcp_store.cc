@@ -16,6 +16,7 @@
 
 #include "base/clock.h"
 #include "base/file_descriptor.h"
+#include "base/host.h"
 #include "rendezvous/store_protocol.h"
 #include "rendezvous/store_server.h"
 #include "transport/admission.h"
@@ -34,15 +35,14 @@ constexpr std::chrono::milliseconds kDialAgain{100};
 constexpr std::chrono::milliseconds kQuickLook{100};
 constexpr std::chrono::milliseconds kAnswerTime{
     1'000};  // that a get gives the server at least, unless it is a quick look
+constexpr std::chrono::milliseconds kSetTime{2'000};
 constexpr std::chrono::seconds kAttemptTime{5};
 
-std::string where(const Options& options) { return options.master_addr + ":" + std::to_string(options.master_port); }
+std::string where(const Options& options) { return host_and_port(options.master_addr, options.master_port); }
 
 /// The first address that `master_addr` stands for.
 Result<tcp::SocketAddress> master_address(const Options& options) {
-  const bool v6 = options.master_addr.find(':') != std::string::npos;
-  const auto found = tcp::resolve((v6 ? "[" + options.master_addr + "]" : options.master_addr) + ":" +
-                                  std::to_string(options.master_port));
+  const auto found = tcp::resolve(where(options));
   if (found.ok()) return found.value().front();
   return Status(ErrorCode::unreachable, "MASTER_ADDR '" + options.master_addr + "' is not an address that resolves (" +
                                             found.status().message() + "); set it to rank 0's host name or address");
@@ -138,7 +138,9 @@ class TcpStore final : public Store {
   }
 
   Status set(const std::string& key, const std::string& value) override {
-    const auto deadline = Clock::now() + timeout_;
+    // Where a store may be lost, whoever writes looks later whether it has arrived.
+    const auto patience = redials_ ? std::min<std::chrono::milliseconds>(kSetTime, timeout_) : timeout_;
+    const auto deadline = Clock::now() + patience;
     return ask(kSet, key, value, deadline, deadline).status();
   }
 
@@ -172,10 +174,7 @@ class TcpStore final : public Store {
                      Clock::time_point answer_deadline) {
     if (key.size() > kMaxKeyBytes || value.size() > kMaxValueBytes)
       return Status(ErrorCode::invalid_argument, "key or value too large for the rendezvous store");
-    std::string request(1, op);
-    append_u32(request, key.size());
-    append_u32(request, value.size());
-    request += key + value;
+    const std::string request = to_text({op, key, value});
     for (;;) {
       if (lost_) return lost();
       if (!stream_) {

@@ -95,8 +95,9 @@ std::string checkpoint_job_name(const std::string& job) {
 Status open_checkpoint_directory(const std::string& directory) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
-  if (::access(directory.c_str(), R_OK | W_OK | X_OK) == 0) return {};
-  return {ErrorCode::invalid_argument, "cannot write to " + directory + ": " + errno_text(errno)};
+  if (!error && ::access(directory.c_str(), R_OK | W_OK | X_OK) != 0) error.assign(errno, std::generic_category());
+  if (!error) return {};
+  return {ErrorCode::invalid_argument, "cannot write to " + directory + ": " + errno_text(error.value())};
 }
 
 std::string checkpoint_file_job(const std::string& job) {

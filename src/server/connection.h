@@ -54,8 +54,9 @@ class ServerCore::Connection final : public Requester {
   std::uint32_t flow_index = 0;
   std::uint32_t priority_class = 0;
   std::int64_t last_progress_ns = now_ns();
-  bool left = false;      // it has said that it ends
-  Buffer text;            // of a hello, rule or abort
+  bool left = false;          // it has said that it ends
+  bool said_goodbye = false;  // of its own accord, and not because it has failed
+  Buffer text;                // of a hello, rule or abort
   Buffer receiving;       // where an assignment, a contribution that others own or a refused one lands; from the pool
   Status refusal;         // of the contribution that is being received
   bool in_shard = false;  // the contribution that is being received lands in this core's shard
@@ -144,6 +145,7 @@ struct ServerCore::Job {
   const wire::Pace pace;
   std::set<Connection*> connections;
   bool failing = false;                                           // its open chunks have been remembered
+  std::set<std::uint32_t> departed;                               // ranks that have said goodbye on all connections
   std::map<std::uint64_t, std::unique_ptr<RemoteWorker>> remote;  // Assignment::worker: of other cores, by id
   FairShare share;
   Shard shard;

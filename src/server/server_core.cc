@@ -188,12 +188,15 @@ Status ServerCore::on_message(Flow& flow, const wire::Header& header, std::span<
   Connection& connection = *connections_.at(&flow);
   heard(connection);
   note(FlightEvent::Kind::message, connection, wire::kind_name(header.kind), &header);
-  connection.left = connection.left || header.kind == wire::Kind::goodbye || header.kind == wire::Kind::abort;
+  connection.said_goodbye = connection.said_goodbye || header.kind == wire::Kind::goodbye;
+  connection.left = connection.left || connection.said_goodbye || header.kind == wire::Kind::abort;
   if (header.kind == wire::Kind::abort && connection.job != nullptr) remember_open_chunks(*connection.job);
   if (Status status = check_place(connection, header); !status.ok()) return status;
   if (is_contribution(header)) {
     if (Status status = contribute(connection, header, payload, std::move(release)); !status.ok())
       connection.refuse(header, status);
+    else if (const auto& departed = connection.job->departed; !departed.empty())
+      refuse_for_departed(connection, header, *departed.begin());
     return {};
   }
   Status status;
@@ -336,6 +339,7 @@ Status ServerCore::greet(Connection& connection, const wire::Header& header, std
     return {};
   }
   connection.join(*job.value());
+  job.value()->departed.erase(hello.rank);
   connection.rank = hello.rank;
   connection.flow_index = hello.flow;
   connection.priority_class = hello.priority_class;
@@ -366,6 +370,7 @@ void ServerCore::on_closed(Flow& flow, const Status& status) {
     job->shard.drop(connection);
     if (connection.receiving) job->shard.pool().give_back(std::move(connection.receiving));
     job->connections.erase(&connection);
+    if (connection.said_goodbye) note_departure(*job, connection.rank);
     tell_peers([home = this, id = connection.id(), name = job->name](ServerCore& peer) {
       const auto known = peer.jobs_.find(name);
       if (known == peer.jobs_.end()) return;

@@ -106,6 +106,8 @@ class ServerCore final : private Receiver {
   void tell_lost(const Connection& connection, const Status& status);
   void tell_failure(const Job& job, FailureSource source, std::uint32_t rank, const Status& status) const;
   void tell_overdue(Job& job, const Shard::OpenChunk& chunk, const std::vector<std::uint32_t>& silent);
+  void note_departure(Job& job, std::uint32_t rank);
+  static void refuse_for_departed(Connection& to, wire::Header about, std::uint32_t rank);
 
   // Assignment::worker: what a worker's core and a chunk's owner say to each other.
   bool hands_over(const wire::Header& header) const;

@@ -39,6 +39,12 @@ void write_connection(JsonWriter& json, const ConnectionReport& connection, std:
   json.field("bytes_sent", connection.bytes_sent).field("bytes_received", connection.bytes_received).end_object();
 }
 
+Status departed_status(std::uint32_t rank) {
+  return {ErrorCode::peer_lost, "rank " + std::to_string(rank) +
+                                    " has shut down and will not push this; give every rank the same number of steps, "
+                                    "or use join()"};
+}
+
 void write_chunk(JsonWriter& json, const Shard::OpenChunk& chunk, std::int64_t time_ns) {
   json.begin_object().field("unit", chunk.about.unit).field("chunk", chunk.about.chunk).field("step", chunk.about.step);
   json.field("since_ms", static_cast<double>(time_ns - chunk.started_ns) / 1e6).key("missing_ranks").begin_array();
@@ -100,6 +106,30 @@ void ServerCore::tell_overdue(Job& job, const Shard::OpenChunk& chunk, const std
   for (Connection* connection : job.connections) connection->refuse(chunk.about, status);
   for (auto& [id, worker] : job.remote) worker->refuse(chunk.about, status);
   tell_failure(job, FailureSource::silent, silent.front(), status);
+}
+
+/// A rank has said goodbye and its connection to this core has closed. After the last one no step can end any more that
+/// lacks its part: none of those that are open, and none of those that come.
+void ServerCore::note_departure(Job& job, std::uint32_t rank) {
+  if (stopping_ || (options_.assignment == Assignment::worker && surroundings_.peers().size() > 1)) return;
+  if (const auto current = jobs_.find(job.name); current == jobs_.end() || current->second.get() != &job) return;
+  const auto is_its = [rank](const Connection* other) { return other->rank == rank; };
+  if (std::any_of(job.connections.begin(), job.connections.end(), is_its)) return;
+  job.departed.insert(rank);
+  const auto open = job.shard.open_chunks(INT64_MAX);
+  const auto waits = [rank](const Shard::OpenChunk& chunk) {
+    return std::ranges::find(chunk.missing_ranks, rank) != chunk.missing_ranks.end();
+  };
+  const auto first = std::ranges::find_if(open, waits);
+  if (first == open.end()) return;
+  remember_open_chunks(job);
+  for (Connection* connection : job.connections) refuse_for_departed(*connection, first->about, rank);
+  tell_failure(job, FailureSource::left, rank, departed_status(rank));
+}
+
+void ServerCore::refuse_for_departed(Connection& to, wire::Header about, std::uint32_t rank) {
+  about.rank = rank;
+  to.refuse(about, departed_status(rank));
 }
 
 /// The first sign of a failure: soon its workers' connections end, and with them what they have pushed.

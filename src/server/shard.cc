@@ -40,6 +40,11 @@ Shard::~Shard() {
 
 Status Shard::no_room(std::uint64_t size_bytes) const {
   const MemoryBudget& budget = pool_->budget();
+  if (budget.whole() != nullptr && !budget.whole()->has_room(size_bytes))
+    return {ErrorCode::refused, "with " + std::to_string(size_bytes) +
+                                    " bytes more the jobs of this server would pass server_memory, " +
+                                    std::to_string(budget.whole()->limit_bytes()) +
+                                    "; start the server with a higher server_memory or use more servers"};
   if (budget.limit_bytes() == 0)
     return {ErrorCode::refused, "the server's machine has no " + std::to_string(size_bytes) + " bytes of memory left"};
   return {ErrorCode::refused, "the job holds " + std::to_string(budget.used_bytes()) + " bytes on this server and " +

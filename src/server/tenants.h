@@ -20,10 +20,13 @@ struct JobName {
   auto operator<=>(const JobName&) const = default;
 };
 
-/// Limits how many jobs there are, and what each holds on all cores together. Thread-safe.
+/// Limits how many jobs there are, what each holds on all cores together, and what all of them hold. Thread-safe.
 class Tenants {
  public:
-  explicit Tenants(const Options& options) : max_jobs_(options.max_jobs), memory_limit_(options.memory_limit) {}
+  explicit Tenants(const Options& options)
+      : max_jobs_(options.max_jobs),
+        memory_limit_(options.memory_limit),
+        server_memory_(std::make_shared<MemoryBudget>(options.server_memory)) {}
 
   /// What the job may hold: the same for every core, as long as one of them keeps it. Null: there are max_jobs others
   /// with this secret.
@@ -32,6 +35,7 @@ class Tenants {
  private:
   const int max_jobs_;
   const std::size_t memory_limit_;
+  const std::shared_ptr<MemoryBudget> server_memory_;
   std::mutex mutex_;
   std::map<JobName, std::weak_ptr<MemoryBudget>> budgets_;
 };

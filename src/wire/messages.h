@@ -44,6 +44,9 @@ struct TextMessage {
 };
 
 TextMessage make_hello(const Hello& hello);
+/// The step of an abort with which nothing has failed: the job only forms its next generation.
+inline constexpr std::uint64_t kPlannedAbort = 1;
+
 /// `kind` is refuse or abort; `about` gives the unit, chunk and step it is about.
 TextMessage make_error(Kind kind, const Header& about, const Status& status);
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/flight_record.h"
+#include "base/host.h"
 #include "poseidon/server.h"
 #include "rendezvous/hosts.h"
 #include "server/server_impl.h"
@@ -21,7 +22,7 @@ namespace poseidon {
 namespace {
 
 /// Half of what this process may use: the machine's, or its container's where that has less.
-std::size_t default_memory_limit() {
+std::size_t default_server_memory() {
   auto memory_bytes = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::getpagesize());
   std::size_t container_bytes = 0;
   if (std::ifstream("/sys/fs/cgroup/memory.max") >> container_bytes)  // "max" where there is no limit
@@ -34,7 +35,7 @@ std::size_t default_memory_limit() {
 Result<std::unique_ptr<Server>> Server::listen(const Options& options, std::uint16_t port) {
   Options any_job = options;
   any_job.world_size = 0;
-  if (any_job.memory_limit == 0) any_job.memory_limit = default_memory_limit();
+  if (any_job.server_memory == 0) any_job.server_memory = default_server_memory();
   if (!any_job.flight_record.empty()) {
     if (const Status usable = open_record_directory(any_job.flight_record); !usable.ok())
       return usable.with_context("flight_record");
@@ -57,12 +58,17 @@ Result<std::unique_ptr<Server>> Server::listen(const Options& options, std::uint
   std::vector<std::string> addresses;
   for (std::size_t core = 0; core < server->core_count(); ++core) {
     const std::size_t own_port = port == 0 ? 0 : port + core;
-    addresses.push_back(hosts[core % hosts.size()] + ":" + std::to_string(own_port));
+    addresses.push_back(host_and_port(hosts[core % hosts.size()], static_cast<unsigned int>(own_port)));
   }
   auto transport = options.transport == Medium::ucx ? make_ucx_transport({}, admission.value())
                                                     : make_tcp_transport(admission.value());
   if (!transport) return Status(ErrorCode::invalid_argument, kNoUcx);
-  if (Status status = server->listen(std::move(transport), addresses); !status.ok()) return status;
+  if (Status status = server->listen(std::move(transport), addresses); !status.ok()) {
+    if (port == 0 || server->core_count() == 1) return status;
+    return Status(status.code(), status.message() + "; a server of " + std::to_string(server->core_count()) +
+                                     " cores takes all ports from " + std::to_string(port) + " to " +
+                                     std::to_string(port + server->core_count() - 1));
+  }
   return std::unique_ptr<Server>(std::move(server));
 }
 

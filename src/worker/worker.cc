@@ -61,6 +61,8 @@ class Worker final : public Client {
     for (std::uint32_t at_least = 1;; at_least = membership_->generation + 1) {
       membership_.reset();
       Status status = form(at_least, ask);
+      // All have met and will not again. A rank that leaves and begins anew must not find what is from now.
+      if (status.ok() && given_.on_failure == OnFailure::abort) store_.reset();
       if (status.ok() || given_.on_failure == OnFailure::abort || !membership_) return status;
       // Those that have not noticed yet need not wait for this process.
       want_generation(*store_, given_.job, membership_->generation + 1);
@@ -147,8 +149,14 @@ class Worker final : public Client {
   LayerStats layer_stats(std::uint32_t layer) const override { return client_->layer_stats(layer); }
   TrafficStats traffic() const override { return client_->traffic(); }
   Status status() const override { return client_->status(); }
-  void abort(const std::string& reason) override { client_->abort(reason); }
+  void abort(const std::string& reason, bool planned) override { client_->abort(reason, planned); }
   void shutdown() override {
+    close();
+    store_.reset();  // its port is free when this returns
+  }
+
+ private:
+  void close() {
     const bool failed = client_->failed();
     client_->shutdown();
     if (!server_) return;
@@ -159,7 +167,6 @@ class Worker final : public Client {
       server_->shutdown(options_.timeout);
   }
 
- private:
   /// One try: meets the others and connects to them. `membership_` is there once they have met.
   Status form(std::uint32_t at_least, const std::function<bool()>& keep_waiting) {
     auto hosts = listen_hosts(given_);
@@ -192,7 +199,7 @@ class Worker final : public Client {
     auto found = endpoints();
     if (!found.ok()) return client_->fail_to_join(found.status());
     return client_->link(found.value(), [&] {
-      if (!still_wanted()) client_->abort("another generation of the job is to be formed");
+      if (!still_wanted()) client_->abort("another generation of the job is to be formed", true);
       return keep_waiting();
     });
   }
@@ -202,7 +209,7 @@ class Worker final : public Client {
   }
 
   void end() {
-    if (client_) shutdown();
+    if (client_) close();
     client_.reset();
     server_.reset();
   }
@@ -223,7 +230,7 @@ class Worker final : public Client {
     server_ = std::make_unique<ServerImpl>(given_, std::move(loops));
     std::vector<std::string> addresses;
     for (std::size_t core = 0; core < server_->core_count(); ++core)
-      addresses.push_back(hosts[core % hosts.size()] + ":0");
+      addresses.push_back(host_and_port(hosts[core % hosts.size()], 0));
     mine.server_addresses.resize(server_->core_count());
     for (const auto& network : transports_.networks) {
       if (Status status = server_->listen(*network, addresses); !status.ok()) return status;
@@ -241,7 +248,7 @@ class Worker final : public Client {
 
   Status listen_for_peers(Lobby& lobby, const std::string& host, Member& mine) const {
     for (const auto& network : transports_.networks) {
-      auto address = lobby.listen(*network, host + ":0");
+      auto address = lobby.listen(*network, host_and_port(host, 0));
       if (!address.ok()) return address.status();
       append(mine.peer_address, address.value());
     }
@@ -287,8 +294,8 @@ class Worker final : public Client {
   }
 
   const Options given_;
-  Options options_;  // as given, but of the membership
-  std::shared_ptr<Store> store_;
+  Options options_;               // as given, but of the membership
+  std::shared_ptr<Store> store_;  // as long as this process may have to meet others
   WorkerTransports transports_;
   std::unique_ptr<Transport> inproc_ = make_inproc_transport(transports_.key_id);
   std::string open_host_;  // where strangers could reach this job, which has no secret; empty: nowhere

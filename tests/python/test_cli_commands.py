@@ -69,7 +69,7 @@ def test_version_as_json() -> None:
 
 
 def test_an_error_is_one_line_and_status_one() -> None:
-    command = [sys.executable, "-m", "poseidon", "run", "--chunk-bytes", "12x", "train.py"]
+    command = [sys.executable, "-m", "poseidon", "run", "--chunk-bytes", "12x", __file__]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert done.stdout == ""

@@ -208,11 +208,32 @@ def test_killing_the_launcher_ends_the_workers(script: Callable[[str], str], tmp
         ({"command": ["true"], "count": 0}, "the number of workers is 0"),
         ({"command": ["true"], "count": 1, "link": "fast"}, "the link rate is 'fast'"),
         ({"command": ["true"], "count": 1, "options": {"scheme": "tcp"}}, "--scheme is 'tcp'"),
+        ({"command": ["true"], "count": 1, "options": {"secret_file": "/no/file"}}, "the secret_file /no/file cannot"),
+        ({"command": ["true"], "count": 1, "env": {"POSEIDON_SECRET": "short"}}, "POSEIDON_SECRET has a secret of 5"),
+        ({"command": ["true"], "count": 1, "env": {"POSEIDON_FLOWS": "many"}}, "POSEIDON_FLOWS is 'many'"),
     ],
 )
 def test_what_cannot_be_started(arguments: dict[str, object], expected: str) -> None:
     with pytest.raises(InvalidArgument, match="^" + expected):
         launch(**arguments)  # type: ignore[arg-type]
+
+
+def test_a_configuration_file_is_read_before_workers_are_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("poseidon.toml").write_text('flows = "many"')
+    with pytest.raises(InvalidArgument, match=r"^flows in poseidon.toml is 'many'"):
+        launch(["true"], 1)
+
+
+def test_a_script_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
+    ended = subprocess.run([*POSEIDON, "run", "-n", "2", str(tmp_path / "no.py")], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert (
+        ended.stderr
+        == f"poseidon: there is no script {tmp_path / 'no.py'}: give its path, or the name of a module with -m\n"
+    )
 
 
 def test_link_without_rights_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

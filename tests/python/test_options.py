@@ -266,6 +266,7 @@ def test_core_options() -> None:
         "on_failure": "shrink",
         "min_workers": 2,
         "memory_limit": 1 << 30,
+        "server_memory": 1 << 33,
         "max_jobs": 5,
         "checkpoint_dir": "/checkpoints",
         "checkpoint_every": 30,

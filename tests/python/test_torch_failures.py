@@ -251,6 +251,24 @@ def test_under_torchrun(tmp_path: Path) -> None:
     assert done.stdout.count("ready") == 2
 
 
+def begins_again() -> int:
+    """Jobs of the same processes, which meet at the same port; what the earlier ones have left is kept."""
+    kept: list[object] = []
+    for job, on_failure in enumerate(("abort", "abort", "rejoin", "rejoin")):
+        poseidon.init(on_failure=on_failure)
+        model = poseidon.DistributedDataParallel(nn.Linear(3, 2))
+        kept += [model] if on_failure == "abort" else [model, poseidon.Recovery(model)]
+        poseidon.barrier()
+        if poseidon.rank() == job % 2:
+            time.sleep(0.3)  # the other one leaves, and begins again, before
+        poseidon.shutdown()
+    return len(kept)
+
+
+def test_processes_may_begin_again_at_the_same_port() -> None:
+    assert workers.run_fresh(2, begins_again) == [6, 6]
+
+
 def test_factor_forward_without_a_wrapper_is_plain() -> None:
     linear = nn.Linear(3, 2)
     inputs = torch.randn(4, 3)

@@ -144,6 +144,7 @@ def refused() -> None:
         poseidon.DistributedOptimizer(momentum(params), model.module)
     optimizer = poseidon.DistributedOptimizer(momentum(params[:2]), model)
     check(lambda: momentum(params), r"0\.weight is updated by another DistributedOptimizer already")
+    check(lambda: optimizer, "is a poseidon.DistributedOptimizer already: wrap the torch optimizer itself")
     with pytest.raises(poseidon.PoseidonError, match=r"save state_dict\(\)"):
         copy.deepcopy(optimizer)
     assert repr(optimizer).startswith("DistributedOptimizer(update='worker', SGD")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
 from poseidon.cli.settings import with_options
+from poseidon.errors import InvalidArgument
 from poseidon.launch import run_workers
 
 EPILOG = "Example: poseidon run -n 4 --link 100mbit --chunk-bytes 1MiB train.py --epochs 3"
@@ -49,6 +51,8 @@ def run(
     others are ended, and the exit status is that of the first that failed; with --on-failure rejoin or shrink it is
     started again instead. Options go before SCRIPT.
     """
+    if not module and not Path(script).exists():
+        raise InvalidArgument(f"there is no script {script}: give its path, or the name of a module with -m")
     command = [sys.executable, *(["-m"] if module else []), script, *(arguments or [])]
     outcome = run_workers(
         command, workers, link, options=command_line, master_port=master_port, max_restarts=max_restarts

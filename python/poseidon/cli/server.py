@@ -28,6 +28,7 @@ _MOST_CORES = 8  # of the default: as many saturate a machine's memory
     "dscp",
     "compute_threads",
     "memory_limit",
+    "server_memory",
     "max_jobs",
     "checkpoint_dir",
     "checkpoint_every",

@@ -101,6 +101,20 @@ class Context:
             self.client.shutdown()
         self.client = self.control = None
 
+    def end(self) -> None:
+        """Leaves for good, after what is in flight; the port of a store that this process served is free afterwards."""
+        if self.client is not None:
+            for sync in list(self.synchronizers):
+                # After a failure the parameters that miss an update say so to whoever uses them.
+                with contextlib.suppress(PoseidonError):
+                    sync.settle()
+            if self.control is not None and ranks_drift(self.settings):
+                # Whoever is behind still needs the server of this process.
+                with contextlib.suppress(PoseidonError):
+                    self.control.barrier()
+            self.client.shutdown()
+        self._store = None
+
     def someone_joins(self) -> bool:
         """Whether a worker waits for the next generation of the job. A quick look at the store."""
         from poseidon import _core
@@ -113,6 +127,11 @@ class Context:
         if self.client is not None:
             text = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
             self.client.abort(f"rank {self.rank} failed: {text}")
+
+    def end_generation(self, why: str) -> None:
+        """Ends the present membership on all ranks, although nothing has failed: they meet again under the next."""
+        if self.client is not None:
+            self.client.abort(why, planned=True)
 
 
 _context: Context | None = None
@@ -195,17 +214,8 @@ def shutdown() -> None:
     """
     global _context
     leaving, _context = _context, None
-    if leaving is None or leaving.client is None:
-        return
-    for sync in list(leaving.synchronizers):
-        # After a failure the parameters that miss an update say so to whoever uses them.
-        with contextlib.suppress(PoseidonError):
-            sync.settle()
-    if leaving.control is not None and ranks_drift(leaving.settings):
-        # Whoever is behind still needs the server of this process.
-        with contextlib.suppress(PoseidonError):
-            leaving.control.barrier()
-    leaving.client.shutdown()
+    if leaving is not None:
+        leaving.end()
 
 
 _watching = False

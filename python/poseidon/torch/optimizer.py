@@ -91,6 +91,10 @@ class DistributedOptimizer(Optimizer):
     ) -> None:
         if update not in (None, "worker", "server"):
             raise InvalidArgument(f"update is {update!r}: pass 'worker' (the default) or 'server'")
+        if isinstance(optimizer, DistributedOptimizer):
+            raise InvalidArgument(
+                "the optimizer is a poseidon.DistributedOptimizer already: wrap the torch optimizer itself, and once"
+            )
         if not isinstance(model, DistributedDataParallel):
             raise InvalidArgument(
                 f"DistributedOptimizer needs the poseidon.DistributedDataParallel, not a {type(model).__name__}"

@@ -170,7 +170,7 @@ class Recovery:
         if here.recovers and time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_SECONDS
             if here.someone_joins():
-                here.abort(Aborted("a worker joins, so the job's next generation begins"))
+                here.end_generation("a worker joins, so the job's next generation begins")
                 raise Aborted("a worker joins")
         if self._versions is not None:
             self._versions.take(self._step, self._finished, here.rank == 0)

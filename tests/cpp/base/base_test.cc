@@ -89,6 +89,25 @@ TEST(MemoryBudget, OfNoLimitHasRoomForAll) {
   EXPECT_TRUE(budget.has_room(~std::size_t{0}));
 }
 
+TEST(MemoryBudget, OfAPartIsChargedToTheWholeToo) {
+  const auto whole = std::make_shared<MemoryBudget>(100);
+  MemoryBudget first(80, whole);
+  MemoryBudget second(0, whole);
+  EXPECT_TRUE(first.try_charge(70));
+  EXPECT_FALSE(first.try_charge(20)) << "its own limit";
+  EXPECT_FALSE(second.try_charge(31)) << "the whole's";
+  EXPECT_EQ(second.used_bytes(), 0u);
+  EXPECT_EQ(whole->used_bytes(), 70u);
+  EXPECT_TRUE(second.try_charge(30));
+  EXPECT_FALSE(first.has_room(1));
+  second.charge(5);
+  EXPECT_EQ(whole->used_bytes(), 105u);
+  second.release(35);
+  EXPECT_TRUE(first.has_room(10));
+  first.release(70);
+  EXPECT_EQ(whole->used_bytes(), 0u);
+}
+
 TEST(MemoryBudget, ThreadsTogetherStayWithinIt) {
   constexpr std::size_t kLimit = 1000;
   MemoryBudget budget(kLimit);

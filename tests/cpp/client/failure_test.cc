@@ -356,8 +356,9 @@ TEST(SharedServer, ThatShutsDownIsNamed) {
   });
 }
 
-TEST(Strangers, OnAPeersPortDoNotDisturb) {
+TEST(Strangers, OnTheStoresPortDoNotDisturb) {
   auto all = cluster_options(2);
+  for (Options& options : all) options.on_failure = OnFailure::rejoin;  // others leave nothing open there
   TestCluster cluster(all);
   ASSERT_TRUE(cluster.connected());
   const auto layer = cluster.add({vector_layer("weights", 5000)});

@@ -91,6 +91,33 @@ TEST_F(TcpServerLimits, TheCoresOfAServerShareAJobsMemory) {
   expect_refused(message(*other, 2), "already");  // and not for want of memory, of which each job has its own
 }
 
+TEST_F(TcpServerLimits, AllJobsTogetherStayWithinTheServersMemory) {
+  options_.server_memory = kLimit;
+  options_.server_cores = 2;
+  start("127.0.0.1:0");
+  const Floats most(kLimit / 4 * 3 / 4, 1.0F);  // three quarters
+  const auto push_most = [&](const std::string& job) {
+    const auto worker = join(0, 1, job, 1);
+    push(*worker, push_of(0, 1), most);
+    return message(*worker, 2);
+  };
+  {
+    const auto first = join(0, 2, "first", 0);
+    push(*first, push_of(0, 2), most);
+    push(*first, push_of(0, 2), {1});  // refused when the other has been taken
+    expect_refused(message(*first, 2), "already");
+    expect_refused(push_most("second"), "server_memory");
+    const auto small = join(0, 1, "small", 1);
+    expect_step(*small, 1, 2);
+  }
+  for (int attempt = 0;; ++attempt) {  // until the server has let go of all that the first one held
+    const Received answer = push_most("job " + std::to_string(attempt));
+    if (answer.header.kind == wire::Kind::result) break;
+    expect_refused(answer, "server_memory");
+    ASSERT_LT(attempt, 1000);
+  }
+}
+
 TEST_F(TcpServerLimits, JobsThatShareACoreAllGetOn) {
   options_.memory_limit = 0;
   start("127.0.0.1:0");

@@ -209,6 +209,67 @@ TEST_F(ServerTest, AMissingPushIsNamedShortlyBeforeTheTimeout) {
   }
 }
 
+wire::Header goodbye_of(std::uint32_t rank) {
+  wire::Header header;
+  header.kind = wire::Kind::goodbye;
+  header.rank = rank;
+  return header;
+}
+
+void expect_departure(const Received& refusal, std::uint32_t rank) {
+  EXPECT_EQ(refusal.header.kind, wire::Kind::refuse);
+  EXPECT_EQ(refusal.header.rank, rank);
+  const Status status = wire::read_error(refusal.header, refusal.payload);
+  EXPECT_EQ(status.code(), ErrorCode::peer_lost);
+  EXPECT_NE(status.message().find("rank " + std::to_string(rank) + " has shut down"), std::string::npos)
+      << status.message();
+}
+
+TEST_F(ServerTest, ARankThatSaysGoodbyeOnAllItsConnectionsEndsTheStepsThatLackIt) {
+  start(3);
+  const auto first = join(0, 3);
+  const auto second = join(1, 3);
+  const auto third = join(2, 3);
+  const auto third_too = join(2, 3, "default", 0, 0, 1);
+  push(*first, push_of(0, 3), {1});
+  third->send(goodbye_of(2), Bytes());
+  third->close(std::chrono::seconds(1));
+  EXPECT_TRUE(third->recorder.wait_closed().ok());
+  push(*third_too, push_of(2, 3), {4});  // it has not left on this one
+  push(*second, push_of(1, 3), {2});
+  EXPECT_EQ(floats_of(message(*first, 2)), (Floats{7}));
+  EXPECT_EQ(floats_of(message(*second, 2)), (Floats{7}));
+  push(*first, push_of(0, 3, 2), {1});
+  third_too->send(goodbye_of(2), Bytes());
+  third_too->close(std::chrono::seconds(1));
+  expect_departure(message(*first, 3), 2);
+  expect_departure(message(*second, 3), 2);  // which is told before it pushes
+  push(*second, push_of(1, 3, 2), {1});
+  expect_departure(message(*second, 4), 2);
+}
+
+TEST_F(ServerTest, GoodbyesAfterTheLastStepAndLossesAreNoDepartures) {
+  start(3);
+  const auto first = join(0, 3);
+  auto second = join(1, 3);
+  auto third = join(2, 3);
+  push(*first, push_of(0, 3), {1});
+  push(*second, push_of(1, 3), {1});
+  push(*third, push_of(2, 3), {1});
+  third->send(goodbye_of(2), Bytes());  // right behind its last push
+  third->close(std::chrono::seconds(1));
+  EXPECT_EQ(message(*first, 2).header.kind, wire::Kind::result);
+  EXPECT_EQ(message(*second, 2).header.kind, wire::Kind::result);
+  second->close(std::chrono::milliseconds(0));  // lost: it said nothing
+  EXPECT_TRUE(second->recorder.wait_closed().ok());
+  const auto again = join(2, 3);  // it has come back
+  push(*again, push_of(2, 3, 2), {1});
+  push(*first, push_of(0, 3, 2), {1});
+  const auto other = join(1, 3);
+  push(*other, push_of(1, 3, 2), {1});
+  EXPECT_EQ(floats_of(message(*first, 3)), (Floats{3}));
+}
+
 TEST_F(ServerTest, ShutdownSaysGoodbyeAndMayBeCalledTwice) {
   start(1);
   const auto worker = join(0, 1);

@@ -1,0 +1,53 @@
+// What the fuzzers (tests/fuzz) have in their corpora, once, and cut short: they end the process where a decoder errs.
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cpp/base/temporary_directory.h"
+
+using Fuzzer = int (*)(const std::uint8_t*, std::size_t);
+
+extern "C" {
+int checkpoint_fuzz(const std::uint8_t* data, std::size_t size);
+int decode_fuzz(const std::uint8_t* data, std::size_t size);
+int handshake_fuzz(const std::uint8_t* data, std::size_t size);
+int messages_fuzz(const std::uint8_t* data, std::size_t size);
+int store_fuzz(const std::uint8_t* data, std::size_t size);
+int tcp_receive_fuzz(const std::uint8_t* data, std::size_t size);
+}
+
+namespace poseidon::testing {
+namespace {
+
+using Case = std::pair<std::string, Fuzzer>;
+
+class Corpus : public ::testing::TestWithParam<Case> {};
+
+TEST_P(Corpus, IsTakenOrRejectedAsAWholeAndCutShort) {
+  const auto& [name, fuzzer] = GetParam();
+  std::size_t file_count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(std::string(POSEIDON_FUZZ_CORPUS "/") + name)) {
+    const std::string content = content_of(entry.path());
+    ++file_count;
+    for (std::size_t size_bytes = 0; size_bytes <= content.size(); ++size_bytes) {
+      // A copy of its own: reading past its end is seen by the address sanitizer.
+      const std::vector<std::uint8_t> bytes(content.begin(), content.begin() + static_cast<std::ptrdiff_t>(size_bytes));
+      EXPECT_EQ(fuzzer(bytes.data(), bytes.size()), 0);
+    }
+  }
+  EXPECT_GT(file_count, 3u) << "an empty corpus";
+}
+
+INSTANTIATE_TEST_SUITE_P(Fuzzers, Corpus,
+                         ::testing::Values(Case("checkpoint", &checkpoint_fuzz), Case("decode", &decode_fuzz),
+                                           Case("handshake", &handshake_fuzz), Case("messages", &messages_fuzz),
+                                           Case("store", &store_fuzz), Case("tcp_receive", &tcp_receive_fuzz)),
+                         [](const auto& info) { return info.param.first; });
+
+}  // namespace
+}  // namespace poseidon::testing
