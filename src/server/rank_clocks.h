@@ -26,7 +26,7 @@ class RankClocks {
   /// `staleness`: how many steps a rank's push may be ahead of the slowest rank to be answered; empty: no bound.
   RankClocks(std::uint32_t worker_count, std::optional<std::uint32_t> staleness);
 
-  /// Refuses a push that is not the rank's next step.
+  /// Refuses a push that is not the rank's next step, and one before the answer to the rank's last one.
   Status admit(const wire::Header& header) const;
   /// An admitted push has been applied; it waits for its answer.
   void tick(const wire::Header& header, Requester& from);

@@ -92,6 +92,9 @@ Result<Shard::Entry*> Shard::admit(const wire::Header& header, Requester& from) 
               "the chunk is being reduced; step " + std::to_string(header.step) + " comes too early"};
   else if (stands_apart(*entry.value(), header))
     status = admit_apart(*entry.value(), header);
+  else if (entry.value()->late && entry.value()->late->results.in_flight.has(header.rank))
+    status = {ErrorCode::refused, "rank " + std::to_string(header.rank) + " pushes step " +
+                                      std::to_string(header.step) + " while an earlier one is still coming"};
   else
     status = entry.value()->state.admit(header, &from);
   if (status.ok()) return entry;

@@ -127,6 +127,9 @@ TEST(ShardConsistency, RefusesPushesWithoutARuleOutOfOrderOrOfAnotherSize) {
   ASSERT_TRUE(paced.push(0, 2, {1, 2}).ok());  // as far as its header says
   ASSERT_EQ(paced.workers[0].refusals.size(), 1u);
   EXPECT_FALSE(paced.answered(0, 2));
+  Stored waiting(2, stale(0), {0});
+  ASSERT_TRUE(waiting.push(0, 1, {1}).ok());
+  EXPECT_EQ(waiting.push(0, 2, {1}).code(), ErrorCode::refused) << "step 1 has not been answered";
   PacedShard bare(2, asynchronous());
   auto stored = bare.header(0, 1);
   stored.flags = wire::kStored;

@@ -289,6 +289,20 @@ TEST(ShardStragglers, RefusesWhatTheEndedStepWasNotWaitingFor) {
   EXPECT_EQ(waiting.push(late, Floats{1}).code(), ErrorCode::refused);
 }
 
+TEST(ShardStragglers, RefusesTheNextStepWhileAnEndedOneIsStillComing) {
+  PacedShard paced(3, dropping());
+  const Floats values(64, 3);
+  paced.learn(values);
+  const auto place = paced.begin(2, 11, values);
+  for (const std::uint32_t rank : {0u, 1u}) ASSERT_TRUE(paced.push(rank, 11, values).ok());
+  paced.time_passes();
+  EXPECT_EQ(paced.push(2, 12, values).code(), ErrorCode::refused);
+  EXPECT_EQ(paced.push(2, 11, values).code(), ErrorCode::refused);
+  paced.complete(2, 11, values, place);
+  EXPECT_TRUE(paced.answered(2, 11));
+  EXPECT_TRUE(paced.push(2, 12, values).ok());
+}
+
 TEST(ShardStragglers, TheMemoryOfKeptResultsAndLatePartsComesBack) {
   PacedShard paced(3, dropping());
   const Floats values(4096, 1);
