@@ -4,7 +4,7 @@ Workers of this machine train a small network on real images; sleep stands in fo
 cores suffice. The last rank is slow: in one of ten steps ("transient") or in every step ("persistent"). In the runs
 called "skewed" it alone has two of the ten classes, so that dropping it is seen in the accuracy on these.
 
-    python bench/stragglers.py                     # some five minutes; ends with the bars and whether they are met
+    python bench/stragglers.py                     # some six minutes; ends with the bars and whether they are met
     python bench/stragglers.py --slow 9 --json
 """
 
@@ -306,8 +306,8 @@ def as_table(runs: list[Run], target: float) -> Table:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4, help="workers, 3 or more: a step needs more than half of them")
-    parser.add_argument("--steps", type=int, default=400, help="of each run")
-    parser.add_argument("--step-ms", type=float, default=20, help="sleep of every step")
+    parser.add_argument("--steps", type=int, default=300, help="of each run")
+    parser.add_argument("--step-ms", type=float, default=30, help="sleep of every step")
     parser.add_argument("--slow", type=float, default=4, help="a slow step sleeps so many times longer in addition")
     parser.add_argument("--straggler-factor", type=float, default=3.0)
     parser.add_argument("--staleness", type=int, default=3)

@@ -431,12 +431,14 @@ class Synchronizer:
             job.dropped = True
 
     def steps_behind(self) -> int:
-        """Steps of this model that others have completed and this rank has yet to make, as the answers so far say."""
-        most = 0
-        for entry in self.entries:
-            done = self._exchange.done(entry.layer)  # before the look: an answer that comes now tells of this very step
-            most = max(most, self._client.layer_stats(entry.layer).behind - (not done))
-        return most
+        """Steps of this model that others have completed and this rank has yet to make, as the answers so far say.
+
+        Waits for what is in flight if this rank was late before: then, as a rule, the answers are there already.
+        """
+        if not any(self._client.layer_stats(entry.layer).late for entry in self.entries):
+            return 0
+        self.settle()
+        return max(self._client.layer_stats(entry.layer).behind for entry in self.entries)
 
     def make_missed_step(self) -> None:
         """As a backward that reached no parameter: `.grad`, or a stored parameter, becomes what the others made of it.
