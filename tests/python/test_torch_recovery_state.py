@@ -214,7 +214,9 @@ def test_all_processes_are_lost_and_go_on_from_a_snapshot(tmp_path: Path) -> Non
     supervisor = Supervisor(tmp_path, 2)
     answers = supervisor.run(train, "adamw overlap dropout", STEPS, faults, str(tmp_path / "snapshots"))
     assert {answer["digest"] for answer in answers} == {undisturbed("adamw overlap dropout", 2)}
-    assert {answer["steps_made"] for answer in answers} == {STEPS - 4}
+    # From step 4, or the one before if that was still being written.
+    assert len({answer["steps_made"] for answer in answers}) == 1
+    assert answers[0]["steps_made"] in (STEPS - 4, STEPS - 2)
 
 
 @pytest.mark.parametrize("size", [1, 2])
