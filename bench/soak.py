@@ -41,6 +41,7 @@ CHECKPOINT_EVERY = 10  # steps, of servers that update
 STRIKE_AGAIN = 0.3  # share of faults after which another comes before all have recovered
 MOST_PER_INCIDENT = 3
 SPARE_SECONDS = 60.0  # that no step may take, beyond what faults and timeouts explain
+START_SECONDS = 120.0  # more for the first step: all workers import PyTorch at once
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class Soak:
         self._incident: Incident | None = Incident(time.monotonic(), [], 0.0)  # the start, without a fault
         self._stateful: set[int] = set()  # processes that have committed a step
         self._doomed: set[int] = set()  # processes that are to end with a failure
-        self._last_sign = time.monotonic()  # of life, or a fault, which needs time
+        self._last_sign = time.monotonic() + START_SECONDS  # of life, or a fault, which needs time
         self._usurped: list[Worker] = []
         self._over = False
         self._begun_at = time.monotonic()
