@@ -220,10 +220,12 @@ class Synchronizer:
 
         def finish() -> None:
             self._finish(run)
+            # Python forgets a Ctrl-C that comes while a finalizer runs: there is none in a backward that ends well.
+            dropped.detach()
 
-        torch.autograd.Variable._execution_engine.queue_callback(finish)  # type: ignore[attr-defined]
         # Autograd drops the callback unrun when backward fails.
-        weakref.finalize(finish, _dropped, weakref.ref(self), weakref.ref(run))
+        dropped = weakref.finalize(finish, _dropped, weakref.ref(self), weakref.ref(run))
+        torch.autograd.Variable._execution_engine.queue_callback(finish)  # type: ignore[attr-defined]
         return run
 
     def _open_run(self) -> BackwardRun:
