@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import re
@@ -20,27 +19,10 @@ import pytest
 import poseidon
 import workers
 from poseidon.errors import PoseidonError
+from server_process import server_process
 
 pytest.importorskip("poseidon._core", reason="the compiled core is not built")
 LISTENING = "0A"  # a socket's state in /proc/net/tcp
-
-
-@contextlib.contextmanager
-def server_process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A `poseidon server` on loopback and its address; killed in the end."""
-    command = [sys.executable, "-m", "poseidon", "server", "--interfaces", "127.0.0.1", "--json", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        text = ""
-        while not text.rstrip().endswith("}"):
-            line = process.stdout.readline()
-            assert line, "the server ended before it printed its address"
-            text += line
-        yield process, json.loads(text)["address"]
-    finally:
-        process.kill()
-        process.wait()
 
 
 @contextlib.contextmanager

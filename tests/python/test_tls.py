@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -15,6 +12,7 @@ import workers
 from poseidon import options
 from poseidon.errors import InvalidArgument, Mismatch
 from poseidon.launch import free_port
+from server_process import server_process
 
 _core = pytest.importorskip("poseidon._core", reason="the compiled core is not built")
 SECRET = "correct horse battery"
@@ -46,16 +44,7 @@ def test_workers_exchange_over_it() -> None:
 @needs_openssl
 def test_a_server_of_the_command_line_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POSEIDON_SECRET", SECRET)
-    command = [sys.executable, "-m", "poseidon", "server", "--interfaces", "127.0.0.1", "--json", "--tls", "on"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        text = ""
-        while not text.rstrip().endswith("}"):
-            line = process.stdout.readline()
-            assert line, "the server ended before it printed its address"
-            text += line
-        address = json.loads(text)["address"]
+    with server_process("--tls", "on") as (_, address):
         with alone(address, tls="on") as exchange:
             exchange.declare({"w": np.zeros(1000, "float32")})
             array = np.full(1000, 3.0, "float32")
@@ -63,9 +52,6 @@ def test_a_server_of_the_command_line_takes_it(monkeypatch: pytest.MonkeyPatch) 
             assert np.all(array == 3)
         with pytest.raises(Mismatch, match="has tls=on, this process tls=off"):
             alone(address, tls="off")
-    finally:
-        process.kill()
-        process.wait()
 
 
 @needs_openssl

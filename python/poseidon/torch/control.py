@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from poseidon.torch.memory import align, byte_view
+from poseidon.torch.memory import align, borrowed, byte_view
 
 if TYPE_CHECKING:
     from poseidon import _core
@@ -47,7 +47,7 @@ class Control:
         self.note_exchange()
         layer = self._layer(dtype, values.numel())
         start = self._client.start if present else self._client.start_absent
-        start(layer, values, 1)
+        start(layer, borrowed(values), 1)
         self._client.wait(layer)
 
     def sum(self, values: Sequence[int]) -> list[int]:

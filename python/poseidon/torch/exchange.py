@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from poseidon.torch.factors import Factors
-from poseidon.torch.memory import flat_view
+from poseidon.torch.memory import borrowed, flat_view
 
 if TYPE_CHECKING:
     from poseidon import _core
@@ -50,16 +50,17 @@ class DirectExchange:
         self._client = client
 
     def dense(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str, factor_count: int | None) -> None:
-        self._client.start(layer, flat_view(buffer), divisor, factor_count)
+        self._client.start(layer, borrowed(flat_view(buffer)), divisor, factor_count)
 
     def absent(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str, counts: bool = True) -> None:
-        self._client.start_absent(layer, flat_view(buffer), divisor, counts)
+        self._client.start_absent(layer, borrowed(flat_view(buffer)), divisor, counts)
 
     def factors(self, layer: int, factors: Factors, buffer: torch.Tensor, divisor: int, scheme: str) -> None:
-        self._client.start_factors(layer, factors.lefts, factors.rights, flat_view(buffer), divisor, False)
+        lefts, rights = map(borrowed, factors.lefts), map(borrowed, factors.rights)
+        self._client.start_factors(layer, list(lefts), list(rights), borrowed(flat_view(buffer)), divisor, False)
 
     def update(self, layer: int, gradient: torch.Tensor, parameter: torch.Tensor, divisor: int) -> None:
-        self._client.push_pull(layer, flat_view(gradient), flat_view(parameter), divisor)
+        self._client.push_pull(layer, borrowed(flat_view(gradient)), borrowed(flat_view(parameter)), divisor)
 
     def wait(self, layers: Sequence[int]) -> None:
         for layer in layers:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch.utils.dlpack import to_dlpack
 
 DTYPE_NAMES = {
     torch.float32: "float32",
@@ -45,6 +48,14 @@ def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
 def flat_view(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a dense tensor as a 1-D tensor, in storage order."""
     return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
+def borrowed(tensor: torch.Tensor) -> Any:
+    """The memory of a CPU tensor that needs no gradient, for one call of the core, as a DLPack capsule.
+
+    Given the tensor, the binding would call its `__dlpack__`, which is Python, and lose a Ctrl-C that comes in it.
+    """
+    return to_dlpack(tensor)
 
 
 def exchangeable(grad: torch.Tensor, layout: torch.Tensor) -> bool:

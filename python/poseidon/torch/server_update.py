@@ -13,7 +13,7 @@ import torch
 
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.restore import restore
-from poseidon.torch.memory import exchangeable, flat_view
+from poseidon.torch.memory import borrowed, exchangeable, flat_view
 from poseidon.torch.rules import Algorithm
 
 if TYPE_CHECKING:
@@ -266,13 +266,13 @@ class ServerUpdate:
         entries = self.entries
         counts = {entry: self._update_count(states.get(entry.param, {})) for entry in entries}
         for entry in entries:
-            self._client.assign(entry.layer, _host_array(entry.param, entry), 0, counts[entry])
+            self._client.assign(entry.layer, borrowed(_host_array(entry.param, entry)), 0, counts[entry])
         self._wait(entries)
         for number, name in enumerate(self.algorithm.state_names, start=1):
             having = [entry for entry in entries if states.get(entry.param, {}).get(name) is not None]
             for entry in having:
                 array = _host_array(states[entry.param][name], entry)
-                self._client.assign(entry.layer, array, number, counts[entry])
+                self._client.assign(entry.layer, borrowed(array), number, counts[entry])
             self._wait(having)
 
     def _update_count(self, state: Mapping[str, Any]) -> int:
@@ -302,7 +302,7 @@ class ServerUpdate:
 
     def _pull(self, entries: Sequence[SyncedParameter], hosts: Sequence[torch.Tensor], array: int) -> None:
         for entry, host in zip(entries, hosts, strict=True):
-            self._client.pull(entry.layer, flat_view(host), array)
+            self._client.pull(entry.layer, borrowed(flat_view(host)), array)
         self._wait(entries)
 
     def _wait(self, entries: Iterable[SyncedParameter]) -> None:

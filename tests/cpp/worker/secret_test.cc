@@ -58,11 +58,12 @@ std::vector<std::ptrdiff_t> notices_of_no_secret(const std::vector<Options>& opt
   return counts;
 }
 
-TEST(WorkersWithASecret, ExchangeOverEveryMedium) {
+void expect_usable_over_every_medium(bool tls) {
   for (const Medium medium : {Medium::automatic, Medium::tcp}) {
     auto all = cluster_options(3);
     for (auto& options : all) {
       options.secret = kSecret;
+      options.tls = tls;
       options.transport = medium;
       options.server_cores = 2;
     }
@@ -72,20 +73,11 @@ TEST(WorkersWithASecret, ExchangeOverEveryMedium) {
   }
 }
 
+TEST(WorkersWithASecret, ExchangeOverEveryMedium) { expect_usable_over_every_medium(false); }
+
 TEST(WorkersWithASecret, ExchangeOverTls) {
   if (!tls_available()) GTEST_SKIP() << "this build has no OpenSSL";
-  for (const Medium medium : {Medium::automatic, Medium::tcp}) {
-    auto all = cluster_options(3);
-    for (auto& options : all) {
-      options.secret = kSecret;
-      options.tls = true;
-      options.transport = medium;
-      options.server_cores = 2;
-    }
-    TestCluster cluster(all);
-    ASSERT_TRUE(cluster.connected());
-    expect_usable(cluster);
-  }
+  expect_usable_over_every_medium(true);
 }
 
 TEST(WorkersWithASecret, AreToldThatUcxHasNoTls) {
