@@ -1,9 +1,10 @@
-"""What checkpoints of the servers cost a training step: with against without, in turns.
+"""What checkpoints of a server cost a training step.
 
-Two workers push gradients to two servers, of which one saves parameters and optimizer state every --every steps. A
-block of so many steps goes to the one, the next to the other; compute is replaced by sleep. Reported is the median of
-the paired differences of neighbouring blocks, as a share of the median block without checkpoints. Exit status 1 above
-the bar.
+Two workers push gradients to a server that saves parameters and optimizer state every --every steps; compute is
+replaced by sleep. A step that saves, and the --window steps from it on, in which the files are written, are held
+against the median step: what they take longer, spread over all steps, is the cost. The same sum over as many steps from
+the middle between two checkpoints says how large the noise is. Both are means over --blocks checkpoints, with their
+standard error. Exit status 1 above the bar.
 
     python bench/checkpoint_cost.py --directory /shared/checkpoints
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import subprocess
 import sys
@@ -19,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from statistics import median
+from statistics import mean, median, stdev
 from typing import Any
 
 import numpy as np
@@ -45,10 +47,10 @@ def serving(stack: ExitStack, *options: str) -> str:
     return json.loads(text)["address"]
 
 
-def stepper(address: str, job: str, rank: int, port: int, args: argparse.Namespace) -> Callable[[], None]:
-    """One training step on one of the servers."""
+def stepper(address: str, rank: int, args: argparse.Namespace) -> Callable[[], None]:
+    """One training step of a worker."""
     exchange = poseidon.connect(
-        rank=rank, world_size=WORKERS, master_addr="127.0.0.1", master_port=port, servers=[address], job=job
+        rank=rank, world_size=WORKERS, master_addr="127.0.0.1", master_port=args.port, servers=[address]
     )
     count = int(args.megabytes * 1e6 / 4 / args.layers)
     parameters = {f"layer {i}": np.zeros(count, "float32") for i in range(args.layers)}
@@ -64,41 +66,42 @@ def stepper(address: str, job: str, rank: int, port: int, args: argparse.Namespa
     return step
 
 
-def work(rank: int, addresses: list[str], ports: list[int], args: argparse.Namespace, results: Any) -> None:
-    """A worker's main: rank 0 reports the seconds of each pair of blocks."""
-    steps = [
-        stepper(*pair, rank, port, args)
-        for pair, port in zip(zip(addresses, ("plain", "saved"), strict=True), ports, strict=True)
-    ]
-    pairs = []
-    for block in range(args.blocks + 1):
-        seconds = [0.0, 0.0]
-        for side in (0, 1) if block % 2 == 0 else (1, 0):
-            begin = time.perf_counter()
-            for _ in range(args.every):
-                steps[side]()
-            seconds[side] = time.perf_counter() - begin
-        pairs.append(seconds)
+def work(rank: int, address: str, args: argparse.Namespace, results: Any) -> None:
+    """A worker's main: rank 0 reports the seconds of each step, from one that saves on."""
+    step = stepper(address, rank, args)
+    seconds = []
+    for _ in range(args.every * (args.blocks + 2)):
+        begin = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - begin)
     if rank == 0:
-        results.put(pairs[1:])  # the first one allocates
+        # The first checkpoint allocates. Step N is seconds[N - 1] and saves if N is a multiple of `every`.
+        results.put(seconds[2 * args.every - 1 : -1])
 
 
 def measure(args: argparse.Namespace, directory: str) -> list[list[float]]:
+    """The steps of each block, of which the first saves."""
     context = multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
+    saving = ["--checkpoint-dir", directory, "--checkpoint-every", str(args.every)]
     with ExitStack() as stack:
-        saving = ["--checkpoint-dir", directory, "--checkpoint-every", str(args.every)]
-        cores = ["--server-cores", str(args.server_cores)]
-        addresses = [serving(stack, *cores), serving(stack, *cores, *saving)]
-        ports = [args.port, args.port + 1]
-        workers = [context.Process(target=work, args=(r, addresses, ports, args, results)) for r in range(WORKERS)]
+        address = serving(stack, "--server-cores", str(args.server_cores), *saving)
+        workers = [context.Process(target=work, args=(r, address, args, results)) for r in range(WORKERS)]
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
         if any(worker.exitcode for worker in workers):
             raise SystemExit("a worker failed")
-        return results.get()
+        seconds = results.get()
+    return [seconds[i : i + args.every] for i in range(0, len(seconds) - args.every + 1, args.every)]
+
+
+def excess(blocks: list[list[float]], first: int, count: int) -> tuple[float, float]:
+    """What `count` steps from `first` on take beyond the median step, per step of a block: mean and standard error."""
+    usual = median(step for block in blocks for step in block)
+    shares = [sum(step - usual for step in block[first : first + count]) / (len(block) * usual) for block in blocks]
+    return mean(shares), stdev(shares) / math.sqrt(len(shares))
 
 
 def main() -> None:
@@ -106,24 +109,31 @@ def main() -> None:
     parser.add_argument("--directory", help="where the checkpoints go; default: the system's temporary directory")
     parser.add_argument("--megabytes", type=float, default=100.0, help="of parameters; AdamW's state is twice as much")
     parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--compute-ms", type=float, default=200.0, help="of a step, replaced by sleep")
-    parser.add_argument("--every", type=int, default=100, help="steps from one checkpoint to the next")
-    parser.add_argument("--blocks", type=int, default=5, help="of --every steps, on each server")
+    parser.add_argument("--compute-ms", type=float, default=400.0, help="of a step, replaced by sleep")
+    parser.add_argument("--every", type=int, default=50, help="steps from one checkpoint to the next")
+    parser.add_argument(
+        "--window", type=int, default=10, help="steps that a checkpoint may disturb, at most half of --every"
+    )
+    parser.add_argument("--blocks", type=int, default=10, help="checkpoints that count; two more warm up and end")
     parser.add_argument("--server-cores", type=int, default=1)
-    parser.add_argument("--port", type=int, default=29600, help="and the next one: where the workers meet")
+    parser.add_argument("--port", type=int, default=29600, help="where the workers meet")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if not 1 <= args.window <= args.every // 2 or args.blocks < 2:
+        parser.error("--window is from 1 to half of --every, --blocks at least 2")
 
     with tempfile.TemporaryDirectory(dir=args.directory) as directory:
-        pairs = measure(args, directory)
-    plain = median(without for without, _ in pairs)
-    cost = median(saved - without for without, saved in pairs) / plain
+        blocks = measure(args, directory)
+    usual = median(step for block in blocks for step in block)
+    cost, error = excess(blocks, 0, args.window)
+    noise, noise_error = excess(blocks, args.every // 2, args.window)
     if args.json:
-        print(json.dumps({"step_seconds": plain / args.every, "cost": cost, "bar": BAR, "pairs": pairs}, indent=2))
+        print(json.dumps({"step_seconds": usual, "cost": cost, "error": error, "noise": noise, "blocks": blocks}))
     else:
         print(
-            f"step {1e3 * plain / args.every:.1f} ms, checkpoints of {3 * args.megabytes:.0f} MB every {args.every} "
-            f"steps cost {cost:+.2%} (bar {BAR:.0%}, {len(pairs)} pairs)"
+            f"step {1e3 * usual:.1f} ms, checkpoints of {3 * args.megabytes:.0f} MB every {args.every} steps cost "
+            f"{cost:+.2%} ± {error:.2%} (bar {BAR:.0%}, {len(blocks)} checkpoints); "
+            f"noise {noise:+.2%} ± {noise_error:.2%}"
         )
     raise SystemExit(cost > BAR)
 
