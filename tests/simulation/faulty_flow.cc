@@ -40,6 +40,27 @@ void FaultyFlow::set_receiver(Receiver* receiver) {
   });
 }
 
+/// A payload that the medium lends to the other end. This end may lose the connection, and even its process end, while
+/// the other one still reads: what has not come back by then stays with the network.
+class FaultyFlow::Lent {
+ public:
+  Lent(std::shared_ptr<FaultyNetwork> network, std::vector<std::byte> bytes)
+      : network_(std::move(network)), bytes_(std::move(bytes)) {}
+  ~Lent() {
+    if (!came_back_) network_->keep(std::move(bytes_));
+  }
+  Lent(const Lent&) = delete;
+  Lent& operator=(const Lent&) = delete;
+
+  std::span<const std::byte> bytes() const { return bytes_; }
+  void come_back() { came_back_ = true; }
+
+ private:
+  const std::shared_ptr<FaultyNetwork> network_;
+  std::vector<std::byte> bytes_;
+  bool came_back_ = false;
+};
+
 bool FaultyFlow::survives_sending() {
   FaultyNetwork& network = *wire_.network;
   const Draw drawn = network.draw_fault(send_key_, sent_count_, {Fault::kill, Fault::replace, Fault::half_cut});
@@ -58,11 +79,12 @@ void FaultyFlow::send(wire::Header header, std::vector<std::span<const std::byte
   const std::uint64_t id = ++sent_count_;
   outstanding_.emplace(id, std::move(done));
   if (!survives_sending()) return;  // the flow's end completes it
-  // A copy: this end may lose the connection, and its memory be freed, while the other end still reads.
-  const auto copy = std::make_shared<std::vector<std::byte>>();
-  copy->reserve(header.payload_bytes);
-  for (const auto& piece : payload) copy->insert(copy->end(), piece.begin(), piece.end());
-  medium_->send(header, {std::span<const std::byte>(*copy)}, [weak = weak_from_this(), id, copy](const Status& status) {
+  std::vector<std::byte> copy;
+  copy.reserve(header.payload_bytes);
+  for (const auto& piece : payload) copy.insert(copy.end(), piece.begin(), piece.end());
+  const auto lent = std::make_shared<Lent>(wire_.network, std::move(copy));
+  medium_->send(header, {lent->bytes()}, [weak = weak_from_this(), id, lent](const Status& status) {
+    lent->come_back();
     if (const auto self = weak.lock()) self->complete(id, status);
   });
 }

@@ -46,6 +46,8 @@ class FaultyFlow final : public Flow, private Receiver, public std::enable_share
   void lose(const std::string& why, bool tell_peer);
 
  private:
+  class Lent;
+
   /// A message on its way, or the end of the connection.
   struct Arrival {
     wire::Header header;

@@ -261,4 +261,9 @@ void FaultyNetwork::forget(const FaultyFlow* flow) {
   flows_.erase(flow);
 }
 
+void FaultyNetwork::keep(std::vector<std::byte> payload) {
+  const std::lock_guard lock(mutex_);
+  kept_.push_back(std::move(payload));
+}
+
 }  // namespace poseidon::testing

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -92,6 +93,8 @@ class FaultyNetwork : public std::enable_shared_from_this<FaultyNetwork> {
   std::shared_ptr<Flow> try_connect(const std::shared_ptr<Node>& from, Loop& loop, const std::string& address,
                                     const std::string& connection, std::uint64_t attempt);
   void forget(const FaultyFlow* flow);
+  /// Until the end of the simulation, for whoever may still read it.
+  void keep(std::vector<std::byte> payload);
 
  private:
   struct Acceptor {
@@ -128,6 +131,7 @@ class FaultyNetwork : public std::enable_shared_from_this<FaultyNetwork> {
   std::map<std::string, Acceptor> acceptors_;
   std::map<const FaultyFlow*, OpenFlow> flows_;
   std::vector<Partition> partitions_;
+  std::vector<std::vector<std::byte>> kept_;
 };
 
 }  // namespace poseidon::testing
