@@ -50,8 +50,10 @@ class Snapshots:
 
     def write(self, step: int, state: Any) -> None:
         """Copies `state` now and writes it in the background. Waits for the write before, if it is not over."""
-        text, tensors = encode(state)
-        copies = [tensor.detach().to("cpu", copy=True).contiguous() for tensor in tensors]
+        self.write_copy(step, *copied(state))
+
+    def write_copy(self, step: int, text: str, copies: Sequence[torch.Tensor]) -> None:
+        """As `write`, for what `copied` has made of a state; nobody may change it afterwards."""
         self.finish()
         # No daemon: a process that ends normally completes its last snapshot.
         self._writer = threading.Thread(target=self._write, args=(step, text, copies), name="poseidon snapshot")
@@ -127,6 +129,12 @@ class Snapshots:
             if started <= step:
                 with contextlib.suppress(OSError):
                     path.unlink()
+
+
+def copied(state: Any) -> tuple[str, list[torch.Tensor]]:
+    """A state as text, and copies of its tensors in host memory."""
+    text, tensors = encode(state)
+    return text, [tensor.detach().to("cpu", copy=True).contiguous() for tensor in tensors]
 
 
 def _open_private(path: str, flags: int) -> int:
