@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import poseidon.torch as poseidon
+from poseidon.errors import Aborted
 from poseidon.torch.versions import worth_keeping
 from recovery_cases import Fault, Faults, Supervisor, network, parameters_and_state, train
 from test_torch_recovery_misuse import error_of, loss_of
@@ -171,6 +172,36 @@ def test_updates_on_servers_and_workers_side_by_side(tmp_path: Path) -> None:
 
     faults = [Fault(1, 1, "end"), Fault(0, 3, "exchange", 0.001), Fault(1, 5, "before step"), Fault(0, 6, "end")]
     assert run("disturbed", *faults) == run("undisturbed")
+
+
+def without_seed(folder: Path) -> list[list[float]]:
+    """What each attempt at a step draws; those at steps 1 and 5 fail once."""
+    poseidon.init()
+    torch.manual_seed(poseidon.rank())
+    model = poseidon.DistributedDataParallel(network(""))
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = poseidon.DistributedOptimizer(inner, model, update="server")
+    recovery = poseidon.Recovery(model, optimizer)
+    drawn: dict[int, list[float]] = {}
+    left = [1, 5]
+    while recovery.until(6):
+        with recovery.attempt():
+            drawn.setdefault(recovery.step, []).append(torch.rand(()).item())
+            if recovery.step in left:
+                left.remove(recovery.step)
+                raise Aborted("on all ranks")
+            loss_of(model).backward()
+            optimizer.step()
+    poseidon.barrier()
+    return [drawn[step] for step in range(6)]
+
+
+def test_without_a_seed_random_numbers_are_drawn_again(tmp_path: Path) -> None:
+    for drawn in supervisor(tmp_path).run(without_seed):
+        assert len(drawn[0]) > 1
+        assert len(drawn[5]) > 1
+        assert all(len(set(numbers)) == 1 for numbers in drawn)
+        assert len({numbers[0] for numbers in drawn}) == 6
 
 
 def misuses(folder: Path) -> list[str]:

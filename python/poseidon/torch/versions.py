@@ -86,12 +86,15 @@ class Versions:
         self._every = settings.checkpoint_every
         self._files = _Files(settings)
         self._held: dict[int, _Copy] = {}
+        self._first_streams: StreamStates | None = None  # at the start, which is not held; None as in `_Copy`
 
     def take(self, step: int, finished: int, writes: bool) -> None:
         """An attempt at this step begins: copies what workers have of it, where servers save such a version.
 
         `writes`: to the disk, too.
         """
+        if step == 0 and self._first_streams is None:
+            self._first_streams = self._streams()
         if step == 0 or step % self._every or step in self._held:
             return
         self._state.settle()
@@ -105,10 +108,12 @@ class Versions:
         self._files.write_copy(step, held.text, held.tensors)
 
     def _hold(self, step: int, state: Any) -> None:
-        streams = None if self._state.seeded else StreamStates(self._state.devices())
-        self._held[step] = _Copy(*copied(state), streams)
+        self._held[step] = _Copy(*copied(state), self._streams())
         kept = worth_keeping(self._held, self._every)
         self._held = {step: held for step, held in self._held.items() if step in kept}
+
+    def _streams(self) -> StreamStates | None:
+        return None if self._state.seeded else StreamStates(self._state.devices())
 
     def agree(self, here: Context, all_new: bool) -> tuple[int, int]:
         """Collective, when the models are connected: servers and workers take one version. Returns step and `finished`.
@@ -204,6 +209,7 @@ class Versions:
                 if version > 0:
                     self._hold(version, state)
         self._state.load(state, version, whole=version == 0)
-        if held is not None and held.streams is not None:
-            held.streams.put_back()
+        streams = self._first_streams if version == 0 else None if held is None else held.streams
+        if streams is not None:
+            streams.put_back()
         return state
