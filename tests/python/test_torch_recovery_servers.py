@@ -13,7 +13,7 @@ import torch
 import poseidon.torch as poseidon
 from poseidon.errors import Aborted
 from poseidon.torch.versions import worth_keeping
-from recovery_cases import Fault, Faults, Supervisor, network, parameters_and_state, train
+from recovery_cases import Fault, Faults, Supervisor, make_optimizer, network, parameters_and_state, train
 from test_torch_recovery_misuse import error_of, loss_of
 
 STEPS = 9
@@ -136,6 +136,41 @@ def test_with_fewer_workers_and_servers(tmp_path: Path) -> None:
         (event,) = answer["history"]
         assert event["step"] in (2, 4)
         assert answer["world_sizes"] == [3] * 6 + [2] * (STEPS - event["step"])
+
+
+def fails_again(folder: Path, kind: str, steps: list[int]) -> tuple[int, str]:
+    """Rank 1 fails at each of these steps in turn; how often training went on, and what ended it."""
+    poseidon.init()
+    model = poseidon.DistributedDataParallel(network(""))
+    optimizer = make_optimizer(kind, model)
+    recovery = poseidon.Recovery(model, optimizer)
+    left = steps if poseidon.rank() == 1 else []
+
+    def attempts() -> None:
+        while recovery.until(STEPS):
+            with recovery.attempt():
+                if left and recovery.step == left[0]:
+                    del left[0]
+                    raise Aborted("again")
+                loss_of(model, recovery.step).backward()
+                optimizer.step()
+
+    text = error_of(attempts)
+    return len(recovery.history), text
+
+
+@pytest.mark.parametrize("kind", [SGD, "sgd overlap"])
+def test_who_gets_no_further_gives_up_with_all_others(tmp_path: Path, kind: str) -> None:
+    """Though the steps before, to which all go back, are completed every time."""
+    for survived, text in supervisor(tmp_path).run(fails_again, kind, [3] * 12):
+        assert survived == 10
+        assert text != "nothing was raised"
+
+
+@pytest.mark.parametrize("kind", [SGD, "sgd overlap"])
+def test_failures_at_other_times_do_not_add_up(tmp_path: Path, kind: str) -> None:
+    answers = supervisor(tmp_path).run(fails_again, kind, [3] * 6 + [5] * 6)
+    assert answers == [[12, "nothing was raised"]] * SIZE
 
 
 def train_side_by_side(folder: Path, faults: list[Fault]) -> str:

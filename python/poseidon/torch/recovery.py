@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SURVIVABLE = (PeerLost, Aborted, PoseidonTimeout, Unreachable, Refused)
 """What the failure of another process, or of the network, looks like here."""
 
-_MOST_FAILURES = 10  # of the same members at the same step: then it is no accident
+_MOST_FAILURES = 10  # of the same members without getting any further: then it is no accident
 _LOOK_SECONDS = 1.0
 
 
@@ -100,7 +100,8 @@ class Recovery:
         self._finished = 0  # `until` has said so on some rank
         self._is_new = True
         self._is_whole = False  # the state is that of the beginning of `_step`
-        self._failures = 0  # since a step was completed or a worker replaced
+        self._failures = 0  # since `_failed_step` was completed or a worker replaced
+        self._failed_step = 0  # the furthest that has failed
         self._own_failure: PoseidonError | None = None  # of an attempt, other than by others' failures
         self._next_look = 0.0
         self._written = 0
@@ -145,7 +146,8 @@ class Recovery:
             raise
         else:
             self._step += 1
-            self._failures = 0
+            if self._step > self._failed_step:  # those before it may be made again and again
+                self._failures = 0
             return
         self._recover(failure)
 
@@ -220,6 +222,7 @@ class Recovery:
 
     def _count(self, failure: PoseidonError) -> None:
         self._failures += 1
+        self._failed_step = max(self._failed_step, self._step)
         if self._failures > _MOST_FAILURES:
             raise failure
 
@@ -247,14 +250,17 @@ class Recovery:
             optimizer.disconnect()
         decisions = state.decisions()
         own_step = self._step if self._is_whole else -1
-        rows = control.one_hot([own_step, self._finished, int(self._is_new), *decisions])
+        counted = [self._failures, self._failed_step]
+        rows = control.one_hot([own_step, self._finished, int(self._is_new), *counted, *decisions])
         if self._versions is not None:
             self._step, finished = self._versions.agree(self._context, all_new=all(row[2] for row in rows))
             self._finished = max([finished, *(row[1] for row in rows)])
         else:
             self._agree_on_state(control, [row[0] for row in rows], [bool(row[2]) for row in rows])
             self._finished = max([self._finished, *(row[1] for row in rows if row[0] == self._step)])
-        state.resume(self._step, [max(row[3 + index] for row in rows) for index in range(len(decisions))])
+        most = [max(column) for column in zip(*rows, strict=True)]
+        self._failures, self._failed_step = most[3:5]  # so that all give up together
+        state.resume(self._step, most[5:])
         control.on_exchange = state.check_exchange
         replaced = tuple(rank for rank, row in enumerate(rows) if row[2])
         self._is_new, self._is_whole = False, True
