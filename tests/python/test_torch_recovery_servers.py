@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 import poseidon.torch as poseidon
-from poseidon.errors import Aborted
+from poseidon.errors import Aborted, Refused
+from poseidon.restore import restore
 from poseidon.torch.versions import worth_keeping
 from recovery_cases import Fault, Faults, Supervisor, make_optimizer, network, parameters_and_state, train
 from test_torch_recovery_misuse import error_of, loss_of
@@ -171,6 +175,46 @@ def test_who_gets_no_further_gives_up_with_all_others(tmp_path: Path, kind: str)
 def test_failures_at_other_times_do_not_add_up(tmp_path: Path, kind: str) -> None:
     answers = supervisor(tmp_path).run(fails_again, kind, [3] * 6 + [5] * 6)
     assert answers == [[12, "nothing was raised"]] * SIZE
+
+
+def told(folder: Path, steps: int) -> tuple[int, str]:
+    """The steps that a training made, and what it said on standard error."""
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        answer = train(folder, SGD, steps, [])
+    return answer["steps_made"], said.getvalue()
+
+
+def test_why_training_goes_back_to_its_start_is_told(tmp_path: Path) -> None:
+    """All versions are damaged."""
+    watching = supervisor(tmp_path, servers=1)
+    assert watching.run(told, 5) == [[5, ""]] * SIZE
+    for path in tmp_path.glob("checkpoints/*.ckpt"):
+        content = bytearray(path.read_bytes())
+        content[-100] ^= 1
+        path.write_bytes(content)
+    (made, said), (others_made, _) = watching.run(told, 5)
+    assert made == others_made == 5
+    assert said.count("no checkpoint of the job can be used") == 1
+    assert "checksum" in said
+    assert "goes back to its start" in said
+
+
+def refused_again_and_again(folder: Path) -> str:
+    """What rank 0 says when its servers refuse to restore twice."""
+    failures = [Refused(f"that is another model; flight record: /{n}") for n in range(2)]
+
+    def refuse(*args: Any) -> int:
+        if failures:
+            raise failures.pop()
+        return restore(*args)  # only rank 0 is here
+
+    with mock.patch("poseidon.torch.versions.restore", refuse):
+        return told(folder, 1)[1]
+
+
+def test_a_cause_is_told_once(tmp_path: Path) -> None:
+    said = supervisor(tmp_path).run(refused_again_and_again)[0]
+    assert said.count("that is another model") == 1
 
 
 def train_side_by_side(folder: Path, faults: list[Fault]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from poseidon.errors import Aborted, InvalidArgument, PeerLost, PoseidonError, PoseidonTimeout, Refused, Unreachable
 from poseidon.torch.context import context
 from poseidon.torch.recovery_state import TrainingState, broadcast
-from poseidon.torch.snapshots import Snapshots
+from poseidon.torch.snapshots import Snapshots, tell
 from poseidon.torch.verify import check_same
 from poseidon.torch.versions import Versions
 
@@ -218,7 +217,7 @@ class Recovery:
         generation = here.client.generation
         event = RecoveryEvent(generation, here.rank, here.world_size, self._step, replaced, seconds, str(failure))
         self.history.append(event)
-        print(f"poseidon: {event}", file=sys.stderr, flush=True)
+        tell(str(event))
 
     def _count(self, failure: PoseidonError) -> None:
         self._failures += 1
@@ -228,6 +227,7 @@ class Recovery:
 
     def _form(self) -> tuple[int, ...]:
         """Joins the job's next generation, or the one after where that fails, too. Returns the ranks that are new."""
+        told: set[str] = set()
         while True:
             self._context.meet()
             try:
@@ -235,6 +235,10 @@ class Recovery:
                 return self._agree()
             except SURVIVABLE as error:
                 self._count(error)
+                reason = str(error).split("; flight record: ")[0]  # each time another one
+                if reason not in told:
+                    told.add(reason)
+                    tell(f"rank {self._context.rank} tries again to agree with the others; cause: {error}")
             except PoseidonError as error:
                 self._context.abort(error)
                 raise

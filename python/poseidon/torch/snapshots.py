@@ -87,7 +87,7 @@ class Snapshots:
         try:
             return _read(path)
         except (OSError, ValueError) as error:
-            _tell(f"the snapshot {path} cannot be used ({error}); taking the one before it, if there is one")
+            tell(f"the snapshot {path} cannot be used ({error}); taking the one before it, if there is one")
             return None
 
     def drop_after(self, step: int) -> None:
@@ -119,7 +119,7 @@ class Snapshots:
                 self._path(old).unlink()
             self._remove_partials(step)
         except OSError as error:
-            _tell(f"the snapshot {path} cannot be written: {error}; training goes on without it")
+            tell(f"the snapshot {path} cannot be written: {error}; training goes on without it")
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)
 
@@ -197,5 +197,6 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _tell(text: str) -> None:
+def tell(text: str) -> None:
+    """Says on standard error what a training goes on after."""
     print(f"poseidon: {text}", file=sys.stderr, flush=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.restore import restore
 from poseidon.torch.random_streams import StreamStates
 from poseidon.torch.recovery_state import TrainingState, broadcast
-from poseidon.torch.snapshots import Snapshots, copied
+from poseidon.torch.snapshots import Snapshots, copied, tell
 from poseidon.torch.state_text import decode
 
 if TYPE_CHECKING:
@@ -185,11 +184,9 @@ class Versions:
                 "that the servers have saved, what workers keep beside it; end all workers and take another directory"
             )
         if any(left):
-            print(
-                "poseidon: the servers have saved no version that can be used, so training goes back to its start; "
-                "give dedicated servers the workers' checkpoint_dir and checkpoint_every",
-                file=sys.stderr,
-                flush=True,
+            tell(
+                "the servers have saved no version that can be used, so training goes back to its start; give "
+                "dedicated servers the workers' checkpoint_dir and checkpoint_every"
             )
         return 0, state
 
