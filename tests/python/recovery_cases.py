@@ -118,10 +118,9 @@ def _serve(folder: Path, number: int, port: int, variables: dict[str, str]) -> N
     from poseidon import _core
 
     os.environ.update(variables)
-    server = _core.Server.listen(resolve().core(), port)
+    _server = _core.Server.listen(resolve().core(), port)  # as long as there is a reference to it
     _pid_file(folder, number).write_text(str(os.getpid()))
     signal.pause()
-    server.shutdown()
 
 
 class Supervisor:
