@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,8 @@ def told(folder: Path, steps: int) -> tuple[int, str]:
     """The steps that a training made, and what it said on standard error."""
     with contextlib.redirect_stderr(io.StringIO()) as said:
         answer = train(folder, SGD, steps, [])
+    while steps > 2 and not any(folder.glob("checkpoints/*.ckpt")):
+        time.sleep(0.01)
     return answer["steps_made"], said.getvalue()
 
 
