@@ -15,12 +15,13 @@ import argparse
 import json
 import math
 import multiprocessing
+import queue
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from statistics import mean, median, stdev
 from typing import Any
 
@@ -79,21 +80,29 @@ def work(rank: int, address: str, args: argparse.Namespace, results: Any) -> Non
         results.put(seconds[2 * args.every - 1 : -1])
 
 
+def awaited(results: Any, workers: Sequence[Any]) -> list[float]:
+    """Rank 0's result; SystemExit if a worker fails instead. A worker ends only when its result has been taken."""
+    while True:
+        with suppress(queue.Empty):
+            return results.get(timeout=0.2)
+        if any(worker.exitcode for worker in workers):
+            raise SystemExit("a worker failed")
+
+
 def measure(args: argparse.Namespace, directory: str) -> list[list[float]]:
     """The steps of each block, of which the first saves."""
     context = multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
+    results = context.Queue()
     saving = ["--checkpoint-dir", directory, "--checkpoint-every", str(args.every)]
     with ExitStack() as stack:
         address = serving(stack, "--server-cores", str(args.server_cores), *saving)
         workers = [context.Process(target=work, args=(r, address, args, results)) for r in range(WORKERS)]
         for worker in workers:
             worker.start()
+            stack.callback(worker.terminate)
+        seconds = awaited(results, workers)
         for worker in workers:
             worker.join()
-        if any(worker.exitcode for worker in workers):
-            raise SystemExit("a worker failed")
-        seconds = results.get()
     return [seconds[i : i + args.every] for i in range(0, len(seconds) - args.every + 1, args.every)]
 
 

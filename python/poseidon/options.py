@@ -201,11 +201,7 @@ def resolve_with(command_line: Mapping[str, Any], **keywords: Any) -> Settings:
         values["compute_threads"] = _compute_threads(values["local_world_size"])
     if values["server_cores"] is None:
         values["server_cores"] = _server_cores(values)
-    if values["dscp"] and len(values["dscp"]) != values["priority_classes"]:
-        raise InvalidArgument(
-            f"dscp has {len(values['dscp'])} code points and priority_classes is {values['priority_classes']}: give "
-            "one for each class, or none"
-        )
+    _check_together(values)
     values["use_agent_store"] = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT") or None
     values["restart_count"], _ = _first(_RESTART_COUNT, ("environment", "TORCHELASTIC_RESTART_COUNT", restarts))
@@ -223,6 +219,7 @@ def check_environment(environment: Mapping[str, str]) -> None:
     path, config = _read_config()
     values = {option.name: _workers_value(option, environment, path, config) for option in OPTIONS}
     secret.choose(None, environment.get(secret.VARIABLE), *values["secret_file"])
+    _check_together({name: value for name, (value, _) in values.items()})
 
 
 def _workers_value(
@@ -287,6 +284,15 @@ def _first(option: Option, *givers: tuple[str, str, Any]) -> tuple[Any, str]:
         if value is not None:
             return option.read(value, origin), source
     return option.default, "default"
+
+
+def _check_together(values: Mapping[str, Any]) -> None:
+    """Raises InvalidArgument where options that are right alone do not go together."""
+    if values["dscp"] and len(values["dscp"]) != values["priority_classes"]:
+        raise InvalidArgument(
+            f"dscp has {len(values['dscp'])} code points and priority_classes is {values['priority_classes']}: give "
+            "one for each class, or none"
+        )
 
 
 def _check_place(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:

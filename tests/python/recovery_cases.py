@@ -96,8 +96,11 @@ def _work(function: Callable[..., Any], folder: Path, variables: dict[str, str],
     os.environ.update(variables)
     torch.set_num_threads(1)
     answer = function(folder, *args)
-    path = folder / f"answer-{variables['RANK']}"
-    path.with_suffix(".partial").write_text(json.dumps(answer))
+    _write(folder / f"answer-{variables['RANK']}", json.dumps(answer))
+
+
+def _write(path: Path, text: str) -> None:
+    path.with_suffix(".partial").write_text(text)
     os.replace(path.with_suffix(".partial"), path)
 
 
@@ -106,10 +109,13 @@ def _pid_file(folder: Path, server: int) -> Path:
 
 
 def _kill_server(folder: Path, server: int) -> bool:
+    """False if it has been killed already and not been replaced yet."""
+    taken = folder / f"killed-by-{threading.get_native_id()}"  # a zombie could be killed once more
     try:
-        os.kill(int(_pid_file(folder, server).read_text()), signal.SIGKILL)
-    except ProcessLookupError:
+        _pid_file(folder, server).rename(taken)
+    except FileNotFoundError:
         return False
+    os.kill(int(taken.read_text()), signal.SIGKILL)
     return True
 
 
@@ -118,10 +124,9 @@ def _serve(folder: Path, number: int, port: int, variables: dict[str, str]) -> N
     from poseidon import _core
 
     os.environ.update(variables)
-    server = _core.Server.listen(resolve().core(), port)
-    _pid_file(folder, number).write_text(str(os.getpid()))
+    _server = _core.Server.listen(resolve().core(), port)  # as long as there is a reference to it
+    _write(_pid_file(folder, number), str(os.getpid()))
     signal.pause()
-    server.shutdown()
 
 
 class Supervisor:

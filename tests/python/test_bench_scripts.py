@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -61,3 +62,30 @@ def test_disturbances_are_measured_and_judged(script: str, line: str) -> None:
     verdict = answer.stdout.splitlines()[-1]
     assert verdict.startswith(line), answer.stderr
     assert verdict.endswith("MISSED" if answer.returncode else "met")
+
+
+CHECKPOINT_COST = """
+import argparse, sys
+import checkpoint_cost
+
+def work(rank, address, args, results):
+    if args.fails:
+        sys.exit(rank)
+    if rank == 0:
+        results.put([0.1] * 20000)
+
+if __name__ == "__main__":
+    checkpoint_cost.work, checkpoint_cost.serving = work, lambda *_: ""
+    args = argparse.Namespace(every=10, server_cores=1, fails=len(sys.argv) > 1)
+    print(len(checkpoint_cost.measure(args, "")))
+"""
+
+
+@pytest.mark.parametrize("more", [[], ["fails"]])
+def test_results_are_taken_before_workers_are_waited_for(tmp_path: Path, more: list[str]) -> None:
+    """What does not fit into a pipe keeps its worker from ending."""
+    (tmp_path / "work.py").write_text(CHECKPOINT_COST)
+    command = [sys.executable, str(tmp_path / "work.py"), *more]
+    environment = {**os.environ, "PYTHONPATH": str(BENCH)}
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=environment)
+    assert (answer.stdout, answer.stderr) == (("", "a worker failed\n") if more else ("2000\n", ""))

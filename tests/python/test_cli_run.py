@@ -211,6 +211,7 @@ def test_killing_the_launcher_ends_the_workers(script: Callable[[str], str], tmp
         ({"command": ["true"], "count": 1, "options": {"secret_file": "/no/file"}}, "the secret_file /no/file cannot"),
         ({"command": ["true"], "count": 1, "env": {"POSEIDON_SECRET": "short"}}, "POSEIDON_SECRET has a secret of 5"),
         ({"command": ["true"], "count": 1, "env": {"POSEIDON_FLOWS": "many"}}, "POSEIDON_FLOWS is 'many'"),
+        ({"command": ["true"], "count": 1, "options": {"dscp": "46,34,0"}}, "dscp has 3 code points and priority_cl"),
     ],
 )
 def test_what_cannot_be_started(arguments: dict[str, object], expected: str) -> None:

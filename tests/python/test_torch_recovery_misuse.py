@@ -41,6 +41,8 @@ def misuses(folder: Path) -> list[str]:
     """Nothing of this needs another worker: none is waited for before Recovery is well made."""
     model, optimizer = parts()
     late = poseidon.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    partly = poseidon.DistributedDataParallel(network(""))
+    poseidon.DistributedOptimizer(torch.optim.SGD(list(partly.parameters())[4:], lr=0.1), partly)
     return [
         error_of(poseidon.barrier),
         error_of(lambda: poseidon.broadcast(torch.ones(2))),
@@ -52,6 +54,7 @@ def misuses(folder: Path) -> list[str]:
         error_of(lambda: poseidon.Recovery(model, optimizer, optimizer)),
         error_of(lambda: poseidon.Recovery(model, late, undo=False)),
         error_of(lambda: poseidon.Recovery(model, optimizer)),
+        error_of(lambda: poseidon.Recovery(partly)),
         error_of(lambda: poseidon.Recovery(model, late, every=0)),
         error_of(lambda: poseidon.Recovery(model, late, directory="/proc/none")),
         error_of(lambda: model.join().__enter__()),
@@ -70,6 +73,7 @@ def test_misuse_is_refused_before_anybody_is_waited_for(tmp_path: Path) -> None:
         "twice",
         "undo=False",
         "not given the DistributedOptimizer that updates 0.weight",
+        "not given the DistributedOptimizer that updates 3.weight",
         "every is 0",
         "directory",
         "join()",

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 import poseidon.torch as poseidon
+from poseidon.errors import Aborted, Refused
+from poseidon.restore import restore
 from poseidon.torch.versions import worth_keeping
-from recovery_cases import Fault, Faults, Supervisor, network, parameters_and_state, train
+from recovery_cases import Fault, Faults, Supervisor, make_optimizer, network, parameters_and_state, train
 from test_torch_recovery_misuse import error_of, loss_of
 
 STEPS = 9
@@ -137,6 +143,83 @@ def test_with_fewer_workers_and_servers(tmp_path: Path) -> None:
         assert answer["world_sizes"] == [3] * 6 + [2] * (STEPS - event["step"])
 
 
+def fails_again(folder: Path, kind: str, steps: list[int]) -> tuple[int, str]:
+    """Rank 1 fails at each of these steps in turn; how often training went on, and what ended it."""
+    poseidon.init()
+    model = poseidon.DistributedDataParallel(network(""))
+    optimizer = make_optimizer(kind, model)
+    recovery = poseidon.Recovery(model, optimizer)
+    left = steps if poseidon.rank() == 1 else []
+
+    def attempts() -> None:
+        while recovery.until(STEPS):
+            with recovery.attempt():
+                if left and recovery.step == left[0]:
+                    del left[0]
+                    raise Aborted("again")
+                loss_of(model, recovery.step).backward()
+                optimizer.step()
+
+    text = error_of(attempts)
+    return len(recovery.history), text
+
+
+@pytest.mark.parametrize("kind", [SGD, "sgd overlap"])
+def test_who_gets_no_further_gives_up_with_all_others(tmp_path: Path, kind: str) -> None:
+    """Though the steps before, to which all go back, are completed every time."""
+    for survived, text in supervisor(tmp_path).run(fails_again, kind, [3] * 12):
+        assert survived == 10
+        assert text != "nothing was raised"
+
+
+@pytest.mark.parametrize("kind", [SGD, "sgd overlap"])
+def test_failures_at_other_times_do_not_add_up(tmp_path: Path, kind: str) -> None:
+    answers = supervisor(tmp_path).run(fails_again, kind, [3] * 6 + [5] * 6)
+    assert answers == [[12, "nothing was raised"]] * SIZE
+
+
+def told(folder: Path, steps: int) -> tuple[int, str]:
+    """The steps that a training made, and what it said on standard error."""
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        answer = train(folder, SGD, steps, [])
+    while steps > 2 and not any(folder.glob("checkpoints/*.ckpt")):
+        time.sleep(0.01)
+    return answer["steps_made"], said.getvalue()
+
+
+def test_why_training_goes_back_to_its_start_is_told(tmp_path: Path) -> None:
+    """All versions are damaged."""
+    watching = supervisor(tmp_path, servers=1)
+    assert watching.run(told, 5) == [[5, ""]] * SIZE
+    for path in tmp_path.glob("checkpoints/*.ckpt"):
+        content = bytearray(path.read_bytes())
+        content[-100] ^= 1
+        path.write_bytes(content)
+    (made, said), (others_made, _) = watching.run(told, 5)
+    assert made == others_made == 5
+    assert said.count("no checkpoint of the job can be used") == 1
+    assert "checksum" in said
+    assert "goes back to its start" in said
+
+
+def refused_again_and_again(folder: Path) -> str:
+    """What rank 0 says when its servers refuse to restore twice."""
+    failures = [Refused(f"that is another model; flight record: /{n}") for n in range(2)]
+
+    def refuse(*args: Any) -> int:
+        if failures:
+            raise failures.pop()
+        return restore(*args)  # only rank 0 is here
+
+    with mock.patch("poseidon.torch.versions.restore", refuse):
+        return told(folder, 1)[1]
+
+
+def test_a_cause_is_told_once(tmp_path: Path) -> None:
+    said = supervisor(tmp_path).run(refused_again_and_again)[0]
+    assert said.count("that is another model") == 1
+
+
 def train_side_by_side(folder: Path, faults: list[Fault]) -> str:
     """Servers update some parameters, workers others as their gradients arrive; a digest."""
     dies = Faults(folder, faults)
@@ -171,6 +254,36 @@ def test_updates_on_servers_and_workers_side_by_side(tmp_path: Path) -> None:
 
     faults = [Fault(1, 1, "end"), Fault(0, 3, "exchange", 0.001), Fault(1, 5, "before step"), Fault(0, 6, "end")]
     assert run("disturbed", *faults) == run("undisturbed")
+
+
+def without_seed(folder: Path) -> list[list[float]]:
+    """What each attempt at a step draws; those at steps 1 and 5 fail once."""
+    poseidon.init()
+    torch.manual_seed(poseidon.rank())
+    model = poseidon.DistributedDataParallel(network(""))
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = poseidon.DistributedOptimizer(inner, model, update="server")
+    recovery = poseidon.Recovery(model, optimizer)
+    drawn: dict[int, list[float]] = {}
+    left = [1, 5]
+    while recovery.until(6):
+        with recovery.attempt():
+            drawn.setdefault(recovery.step, []).append(torch.rand(()).item())
+            if recovery.step in left:
+                left.remove(recovery.step)
+                raise Aborted("on all ranks")
+            loss_of(model).backward()
+            optimizer.step()
+    poseidon.barrier()
+    return [drawn[step] for step in range(6)]
+
+
+def test_without_a_seed_random_numbers_are_drawn_again(tmp_path: Path) -> None:
+    for drawn in supervisor(tmp_path).run(without_seed):
+        assert len(drawn[0]) > 1
+        assert len(drawn[5]) > 1
+        assert all(len(set(numbers)) == 1 for numbers in drawn)
+        assert len({numbers[0] for numbers in drawn}) == 6
 
 
 def misuses(folder: Path) -> list[str]:
@@ -227,10 +340,10 @@ def test_one_version_is_too_few(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("every", [1, 5])
 def test_workers_keep_what_slow_servers_may_have_saved_last(every: int) -> None:
-    held: set[int] = set()
+    held: set[int] = set()  # and the start
     for version in range(0, 400 * every, every):
         held = worth_keeping({*held, version}, every)
         assert set(range(max(0, version - 3 * every), version + 1, every)) <= held
-        assert len(held) <= 28
+        assert len(held) <= 1 + 16
     for interval in (every << doubling for doubling in range(7)):
         assert {version - version % interval - number * interval for number in range(3)} <= held

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter, OrderedDict
 from pathlib import Path
@@ -202,11 +203,35 @@ def test_a_torn_or_damaged_snapshot_is_recognized(tmp_path: Path, capsys: pytest
 
 def test_what_cannot_be_written_does_not_end_the_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     snapshots = snapshots_of(tmp_path, range(1, 2))
-    (tmp_path / "snapshots" / "step-000000000002.partial").mkdir()
+    (tmp_path / "snapshots" / f"step-000000000002.{os.getpid()}.partial").mkdir()
     snapshots.write(2, {"step": 2})
     snapshots.finish()
     assert "cannot be written" in capsys.readouterr().err
     assert snapshots.newest()["step"] == 1
+
+
+def test_snapshots_are_for_their_user_only(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        snapshots_of(tmp_path, range(1, 3))
+    finally:
+        os.umask(before)
+    folder = tmp_path / "snapshots"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+
+
+def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "snapshots"
+    folder.mkdir()
+    for name in ("step-000000000001.12.partial", "step-000000000002.12.partial", "step-000000000003.12.partial"):
+        (folder / name).touch()
+    snapshots_of(tmp_path, range(1, 3))
+    assert files(tmp_path) == [
+        "step-000000000001.snapshot",
+        "step-000000000002.snapshot",
+        "step-000000000003.12.partial",  # its process may be further than this one
+    ]
 
 
 def test_all_processes_are_lost_and_go_on_from_a_snapshot(tmp_path: Path) -> None:

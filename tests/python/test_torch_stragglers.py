@@ -167,6 +167,59 @@ def test_catching_up_ends_together(update: str, slow: int) -> None:
     assert_close(trained(answers[0]), replayed(answers, schedule=True))
 
 
+def scaled(steps: int) -> tuple[str, int, int]:
+    """Rank 0's losses overflow now and then; a digest, the steps made, and those missed that the scaler left out."""
+    model = poseidon.DistributedDataParallel(mlp())
+    optimizer = poseidon.DistributedOptimizer(make_optimizer(model.module), model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    left_out = 0
+    for number in itertools.count():
+        optimizer.zero_grad()
+        loss = mean_loss(model, *own_batch(number))
+        time.sleep(0.06 if poseidon.rank() == SLOW and number > WARM_UP else 0.01)
+        overflows = poseidon.rank() == 0 and number > WARM_UP and number % 3 == 0
+        scaler.scale(loss * float("inf") if overflows else loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        for before in optimizer.missed_steps():
+            scaler.step(optimizer)
+            scaler.update()
+            left_out += optimizer.step_count == before
+        if optimizer.step_count >= steps:
+            poseidon.barrier()
+            return parameters_digest(model.module), optimizer.step_count, left_out
+    raise AssertionError
+
+
+def test_missed_steps_that_a_scaler_leaves_out() -> None:
+    answers = workers.run(WORLD_SIZE, scaled, 40, **DROP)
+    assert all_equal([digest for digest, *_ in answers])
+    assert [steps for _, steps, _ in answers] == [40] * WORLD_SIZE
+    assert answers[SLOW][2] > 0
+
+
+def forgotten_step() -> str:
+    """What the slow rank is told; the others have few enough steps not to wait for it."""
+    poseidon.init(**DROP)
+    model = poseidon.DistributedDataParallel(mlp())
+    optimizer = poseidon.DistributedOptimizer(make_optimizer(model.module), model)
+    for number in range(WARM_UP + 4):
+        optimizer.zero_grad()
+        loss = mean_loss(model, *own_batch(number))
+        time.sleep(0.5 if poseidon.rank() == SLOW and number == WARM_UP else 0.005)
+        loss.backward()
+        optimizer.step()
+        if poseidon.rank() == SLOW and number == WARM_UP:
+            with pytest.raises(PoseidonError) as caught:
+                list(optimizer.missed_steps())
+            return str(caught.value)
+    return ""
+
+
+def test_missed_steps_that_the_loop_forgets() -> None:
+    assert "call step() for every item" in workers.run_fresh(WORLD_SIZE, forgotten_step)[SLOW]
+
+
 def never_behind() -> list[int]:
     model = poseidon.DistributedDataParallel(mlp())
     optimizer = poseidon.DistributedOptimizer(make_optimizer(model.module), model)

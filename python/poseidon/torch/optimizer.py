@@ -239,8 +239,13 @@ class DistributedOptimizer(Optimizer):
             self.zero_grad()
             sync.make_missed_step()
             yield before
-            if self._steps_made == before:
+            if self._steps_made == before and self._has_gradients_to_use():
                 raise PoseidonError("a missed step was not made: call step() for every item of missed_steps()")
+
+    def _has_gradients_to_use(self) -> bool:
+        """Whether there are gradients, neither cleared nor such that a GradScaler leaves the step out."""
+        grads = [param.grad for group in self.param_groups for param in group["params"] if param.grad is not None]
+        return any(bool(grad.any()) for grad in grads) and all(bool(grad.isfinite().all()) for grad in grads)
 
     def _check_has_all(self, sync: Synchronizer) -> None:
         own = {param for group in self.param_groups for param in group["params"]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from poseidon.errors import Aborted, InvalidArgument, PeerLost, PoseidonError, PoseidonTimeout, Refused, Unreachable
 from poseidon.torch.context import context
 from poseidon.torch.recovery_state import TrainingState, broadcast
-from poseidon.torch.snapshots import Snapshots
+from poseidon.torch.snapshots import Snapshots, tell
 from poseidon.torch.verify import check_same
 from poseidon.torch.versions import Versions
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 SURVIVABLE = (PeerLost, Aborted, PoseidonTimeout, Unreachable, Refused)
 """What the failure of another process, or of the network, looks like here."""
 
-_MOST_FAILURES = 10  # of the same members at the same step: then it is no accident
+_MOST_FAILURES = 10  # of the same members without getting any further: then it is no accident
 _LOOK_SECONDS = 1.0
 
 
@@ -100,7 +99,8 @@ class Recovery:
         self._finished = 0  # `until` has said so on some rank
         self._is_new = True
         self._is_whole = False  # the state is that of the beginning of `_step`
-        self._failures = 0  # since a step was completed or a worker replaced
+        self._failures = 0  # since `_failed_step` was completed or a worker replaced
+        self._failed_step = 0  # the furthest that has failed
         self._own_failure: PoseidonError | None = None  # of an attempt, other than by others' failures
         self._next_look = 0.0
         self._written = 0
@@ -145,7 +145,8 @@ class Recovery:
             raise
         else:
             self._step += 1
-            self._failures = 0
+            if self._step > self._failed_step:  # those before it may be made again and again
+                self._failures = 0
             return
         self._recover(failure)
 
@@ -216,15 +217,17 @@ class Recovery:
         generation = here.client.generation
         event = RecoveryEvent(generation, here.rank, here.world_size, self._step, replaced, seconds, str(failure))
         self.history.append(event)
-        print(f"poseidon: {event}", file=sys.stderr, flush=True)
+        tell(str(event))
 
     def _count(self, failure: PoseidonError) -> None:
         self._failures += 1
+        self._failed_step = max(self._failed_step, self._step)
         if self._failures > _MOST_FAILURES:
             raise failure
 
     def _form(self) -> tuple[int, ...]:
         """Joins the job's next generation, or the one after where that fails, too. Returns the ranks that are new."""
+        told: set[str] = set()
         while True:
             self._context.meet()
             try:
@@ -232,6 +235,10 @@ class Recovery:
                 return self._agree()
             except SURVIVABLE as error:
                 self._count(error)
+                reason = str(error).split("; flight record: ")[0]  # each time another one
+                if reason not in told:
+                    told.add(reason)
+                    tell(f"rank {self._context.rank} tries again to agree with the others; cause: {error}")
             except PoseidonError as error:
                 self._context.abort(error)
                 raise
@@ -247,14 +254,17 @@ class Recovery:
             optimizer.disconnect()
         decisions = state.decisions()
         own_step = self._step if self._is_whole else -1
-        rows = control.one_hot([own_step, self._finished, int(self._is_new), *decisions])
+        counted = [self._failures, self._failed_step]
+        rows = control.one_hot([own_step, self._finished, int(self._is_new), *counted, *decisions])
         if self._versions is not None:
             self._step, finished = self._versions.agree(self._context, all_new=all(row[2] for row in rows))
             self._finished = max([finished, *(row[1] for row in rows)])
         else:
             self._agree_on_state(control, [row[0] for row in rows], [bool(row[2]) for row in rows])
             self._finished = max([self._finished, *(row[1] for row in rows if row[0] == self._step)])
-        state.resume(self._step, [max(row[3 + index] for row in rows) for index in range(len(decisions))])
+        most = [max(column) for column in zip(*rows, strict=True)]
+        self._failures, self._failed_step = most[3:5]  # so that all give up together
+        state.resume(self._step, most[5:])
         control.on_exchange = state.check_exchange
         replaced = tuple(rank for rank, row in enumerate(rows) if row[2])
         self._is_new, self._is_whole = False, True

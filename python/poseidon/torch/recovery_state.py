@@ -68,17 +68,19 @@ class TrainingState:
     def _check_optimizers(self) -> None:
         given = set(_parameters_of(self._optimizers))
         distributed = [one for one in self._optimizers if isinstance(one, DistributedOptimizer)]
+        stray = None
         for entry in self._entries():
             updated = entry.update is not None or entry.stored is not None
             if updated and not any(one.updates(entry) for one in distributed):
                 raise InvalidArgument(f"Recovery was not given the DistributedOptimizer that updates {entry.name}")
-            if entry.param not in given:
-                warnings.warn(
-                    f"Recovery was given no optimizer of parameter {entry.name}: if there is one, a worker that "
-                    "replaces another does not get its state",
-                    stacklevel=5,
-                )
-                return
+            if stray is None and entry.param not in given:
+                stray = entry.name
+        if stray is not None:
+            warnings.warn(
+                f"Recovery was given no optimizer of parameter {stray}: if there is one, a worker that replaces "
+                "another does not get its state",
+                stacklevel=5,
+            )
 
     def _note_step(self, *_: Any) -> None:
         self._stepped = True

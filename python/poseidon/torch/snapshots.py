@@ -27,10 +27,11 @@ _MAGIC = b"PSDSNAP1"  # the last character is the version of the format
 _LENGTH = struct.Struct("<Q")
 _DIGEST_BYTES = 32
 _NAME = re.compile(r"step-(\d{12})\.snapshot")
+_PARTIAL = re.compile(r"step-(\d{12})\.(?:\d+\.)?partial")
 
 
 class Snapshots:
-    """The snapshots of one job in `directory`, the newest `keep` of them. Used from one thread.
+    """The snapshots of one job in `directory`, the newest `keep` of them, for its user only. Used from one thread.
 
     InvalidArgument where the directory cannot be made. Later a file that cannot be written is told on standard error,
     and so is one that cannot be read or is damaged; then the one before it counts.
@@ -43,14 +44,16 @@ class Snapshots:
         self._keep_count = keep
         self._writer: threading.Thread | None = None
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise InvalidArgument(f"the directory for snapshots cannot be made: {error}") from None
 
     def write(self, step: int, state: Any) -> None:
         """Copies `state` now and writes it in the background. Waits for the write before, if it is not over."""
-        text, tensors = encode(state)
-        copies = [tensor.detach().to("cpu", copy=True).contiguous() for tensor in tensors]
+        self.write_copy(step, *copied(state))
+
+    def write_copy(self, step: int, text: str, copies: Sequence[torch.Tensor]) -> None:
+        """As `write`, for what `copied` has made of a state; nobody may change it afterwards."""
         self.finish()
         # No daemon: a process that ends normally completes its last snapshot.
         self._writer = threading.Thread(target=self._write, args=(step, text, copies), name="poseidon snapshot")
@@ -71,8 +74,12 @@ class Snapshots:
 
     def steps(self) -> list[int]:
         """Those of which there is one, the newest first."""
-        found = (_NAME.fullmatch(path.name) for path in self._directory.iterdir())
-        return sorted((int(match[1]) for match in found if match is not None), reverse=True)
+        return sorted((step for step, _ in self._named(_NAME)), reverse=True)
+
+    def _named(self, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
+        """The files with such a name, and their steps."""
+        found = ((pattern.fullmatch(path.name), path) for path in self._directory.iterdir())
+        return [(int(match[1]), path) for match, path in found if match is not None]
 
     def read(self, step: int) -> Any:
         """The state of this one; None, and that is told, where it cannot be read or is damaged."""
@@ -80,7 +87,7 @@ class Snapshots:
         try:
             return _read(path)
         except (OSError, ValueError) as error:
-            _tell(f"the snapshot {path} cannot be used ({error}); taking the one before it, if there is one")
+            tell(f"the snapshot {path} cannot be used ({error}); taking the one before it, if there is one")
             return None
 
     def drop_after(self, step: int) -> None:
@@ -99,9 +106,9 @@ class Snapshots:
 
     def _write(self, step: int, text: str, tensors: Sequence[torch.Tensor]) -> None:
         path = self._path(step)
-        partial = path.with_suffix(".partial")
+        partial = path.with_suffix(f".{os.getpid()}.partial")  # a rank 0 that was given up may still be writing its own
         try:
-            with open(partial, "wb") as file:
+            with open(partial, "wb", opener=_open_private) as file:
                 _write_content(file, text, tensors)
                 file.flush()
                 os.fsync(file.fileno())
@@ -110,10 +117,28 @@ class Snapshots:
             steps = self.steps()
             for old in set(steps) - set(self._kept(steps)):
                 self._path(old).unlink()
+            self._remove_partials(step)
         except OSError as error:
-            _tell(f"the snapshot {path} cannot be written: {error}; training goes on without it")
+            tell(f"the snapshot {path} cannot be written: {error}; training goes on without it")
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)
+
+    def _remove_partials(self, step: int) -> None:
+        """What processes that were killed have left of snapshots up to this step."""
+        for started, path in self._named(_PARTIAL):
+            if started <= step:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+
+def copied(state: Any) -> tuple[str, list[torch.Tensor]]:
+    """A state as text, and copies of its tensors in host memory."""
+    text, tensors = encode(state)
+    return text, [tensor.detach().to("cpu", copy=True).contiguous() for tensor in tensors]
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _write_content(file: BinaryIO, text: str, tensors: Sequence[torch.Tensor]) -> None:
@@ -172,5 +197,6 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _tell(text: str) -> None:
+def tell(text: str) -> None:
+    """Says on standard error what a training goes on after."""
     print(f"poseidon: {text}", file=sys.stderr, flush=True)

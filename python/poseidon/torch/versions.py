@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,8 @@ from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.restore import restore
 from poseidon.torch.random_streams import StreamStates
 from poseidon.torch.recovery_state import TrainingState, broadcast
-from poseidon.torch.snapshots import Snapshots
-from poseidon.torch.state_text import decode, encode
+from poseidon.torch.snapshots import Snapshots, copied, tell
+from poseidon.torch.state_text import decode
 
 if TYPE_CHECKING:
     from poseidon.options import Settings
@@ -86,27 +85,34 @@ class Versions:
         self._every = settings.checkpoint_every
         self._files = _Files(settings)
         self._held: dict[int, _Copy] = {}
+        self._first_streams: StreamStates | None = None  # at the start, which is not held; None as in `_Copy`
 
     def take(self, step: int, finished: int, writes: bool) -> None:
         """An attempt at this step begins: copies what workers have of it, where servers save such a version.
 
         `writes`: to the disk, too.
         """
+        if step == 0 and self._first_streams is None:
+            self._first_streams = self._streams()
         if step == 0 or step % self._every or step in self._held:
             return
         self._state.settle()
         state = {"step": step, "finished": finished, **self._state.collect(step, whole=False)}
         self._hold(step, state)
         if writes:
-            self._files.write(step, state)
+            self._write(step)
+
+    def _write(self, step: int) -> None:
+        held = self._held[step]
+        self._files.write_copy(step, held.text, held.tensors)
 
     def _hold(self, step: int, state: Any) -> None:
-        text, tensors = encode(state)
-        copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
-        streams = None if self._state.seeded else StreamStates(self._state.devices())
-        self._held[step] = _Copy(text, copies, streams)
+        self._held[step] = _Copy(*copied(state), self._streams())
         kept = worth_keeping(self._held, self._every)
         self._held = {step: held for step, held in self._held.items() if step in kept}
+
+    def _streams(self) -> StreamStates | None:
+        return None if self._state.seeded else StreamStates(self._state.devices())
 
     def agree(self, here: Context, all_new: bool) -> tuple[int, int]:
         """Collective, when the models are connected: servers and workers take one version. Returns step and `finished`.
@@ -126,7 +132,7 @@ class Versions:
         for one in self._state.on_servers:
             one.connect(restored=version > 0)
         if here.rank == 0 and version > 0 and version not in self._files.steps():
-            self._files.write(version, self._held[version].state())  # whoever was rank 0 had not come to it
+            self._write(version)  # whoever was rank 0 had not come to it
         return version, state["finished"]
 
     def _holders(self, here: Context) -> dict[int, list[int]]:
@@ -178,11 +184,9 @@ class Versions:
                 "that the servers have saved, what workers keep beside it; end all workers and take another directory"
             )
         if any(left):
-            print(
-                "poseidon: the servers have saved no version that can be used, so training goes back to its start; "
-                "give dedicated servers the workers' checkpoint_dir and checkpoint_every",
-                file=sys.stderr,
-                flush=True,
+            tell(
+                "the servers have saved no version that can be used, so training goes back to its start; give "
+                "dedicated servers the workers' checkpoint_dir and checkpoint_every"
             )
         return 0, state
 
@@ -193,20 +197,16 @@ class Versions:
         assert here.control is not None
         having = holders.get(version, [])
         held = self._held.get(version)
-        if len(having) == here.world_size:
-            assert held is not None
-            state = held.state()
-        else:
-            sent = None
+        state = from_disk if held is None else held.state()
+        if len(having) < here.world_size:
             root = having[0] if having else 0
-            if here.rank == root:
-                sent = from_disk if held is None else held.state()
-            state = broadcast(sent, here.control, root)
-            if held is not None:
-                state = held.state()
-            elif version > 0:
-                self._hold(version, state)
+            received = broadcast(state if here.rank == root else None, here.control, root)
+            if held is None:
+                state = received
+                if version > 0:
+                    self._hold(version, state)
         self._state.load(state, version, whole=version == 0)
-        if held is not None and held.streams is not None:
-            held.streams.put_back()
+        streams = self._first_streams if version == 0 else None if held is None else held.streams
+        if streams is not None:
+            streams.put_back()
         return state
