@@ -42,8 +42,9 @@ class SoakConfig:
 
     def options(self, on_failure: str, checkpoints: Path) -> dict[str, object]:
         """Of Poseidon."""
-        # The layers are small: by default all would travel in one group.
-        options: dict[str, object] = {"on_failure": on_failure, "timeout": self.timeout, "small_bytes": 1024}
+        options: dict[str, object] = {"on_failure": on_failure, "timeout": self.timeout}
+        # The layers are small: by default all would travel in one group, and that in one chunk, to one server.
+        options |= {"small_bytes": 1024, "chunk_bytes": 256}
         if self.optimizer == "server":
             options |= {"checkpoint_dir": str(checkpoints), "checkpoint_every": CHECKPOINT_EVERY}
         return options
