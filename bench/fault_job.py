@@ -1,4 +1,4 @@
-"""Real worker processes that can be killed, frozen, let go on and replaced one by one, and what they say."""
+"""Real workers and servers that can be killed, frozen, let go on and replaced one by one, and what they say."""
 
 from __future__ import annotations
 
@@ -108,7 +108,8 @@ class FaultJob:
     """Workers of one job, each `fault_worker.py ARGUMENTS` with a slot's variables. A context manager; one thread.
 
     options: of Poseidon, name to value; variables: further ones. testbed: worker i runs on its host i. Flight records
-    go with the job, unless options say where to.
+    go with the job, unless options say where to. servers: so many that stand alone on this machine, in the slots behind
+    the workers'; one that is started again has the same address.
     """
 
     def __init__(
@@ -118,23 +119,31 @@ class FaultJob:
         options: Mapping[str, object],
         variables: Mapping[str, str] | None = None,
         testbed: Testbed | None = None,
+        servers: int = 0,
     ) -> None:
         self.world_size = world_size
+        self.servers = range(world_size, world_size + servers)  # their slots
         self.events: queue.Queue[Event] = queue.Queue()
         self.current: dict[int, Worker] = {}  # each slot's latest process
         self._workers: list[Worker] = []
         self._arguments = list(arguments)
         self._testbed = testbed
+        meeting_port, *self._server_ports = _free_ports(1 + servers)
+        if servers:
+            addresses = ",".join(f"127.0.0.1:{port}" for port in self._server_ports)
+            options = {"servers": addresses, "server_cores": 1, **options}
         self._records = tempfile.TemporaryDirectory(prefix="poseidon-records-")
         self._variables = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
             **to_environment({"flight_record": self._records.name, **options}),
             **(variables or {}),
+        }
+        self._place = {
             "WORLD_SIZE": str(world_size),
             "LOCAL_WORLD_SIZE": str(world_size),
             "MASTER_ADDR": testbed.hosts[0].address if testbed else "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
+            "MASTER_PORT": str(meeting_port),
         }
 
     def __enter__(self) -> FaultJob:
@@ -145,20 +154,28 @@ class FaultJob:
             worker.end()
         self._records.cleanup()
 
+    def name(self, slot: int) -> str:
+        """For people."""
+        return f"server {slot - self.world_size}" if slot in self.servers else f"slot {slot}"
+
     def start(self, slot: int) -> Worker:
         """Starts a process for this slot, the first one or one that takes the last one's place."""
-        command = [sys.executable, str(_WORKER), *self._arguments]
-        if self._testbed is not None:
-            command = self._testbed.command(slot, command)
-        env = {**self._variables, "RANK": str(slot), "LOCAL_RANK": str(slot)}
+        command, env = [sys.executable, str(_WORKER)], self._variables
+        if slot in self.servers:
+            command += ["serve", "--port", str(self._server_ports[slot - self.world_size])]
+        else:
+            command += self._arguments
+            env = {**env, **self._place, "RANK": str(slot), "LOCAL_RANK": str(slot)}
+            if self._testbed is not None:
+                command = self._testbed.command(slot, command)
         worker = Worker(slot, command, env, self.events)
         self.current[slot] = worker
         self._workers.append(worker)
         return worker
 
     def start_all(self) -> None:
-        """Starts all slots."""
-        for slot in range(self.world_size):
+        """Starts all slots, servers first."""
+        for slot in (*self.servers, *range(self.world_size)):
             self.start(slot)
 
     def next_event(self, seconds: float) -> Event | None:
@@ -192,4 +209,14 @@ class FaultJob:
                 worker.send(signal.SIGUSR1)
         time.sleep(_TRACE_SECONDS)
         logs = [(worker, worker.log()) for worker in self._workers]
-        return "".join(f"\n--- slot {worker.slot}, process {worker.pid}:\n{text}" for worker, text in logs if text)
+        return "".join(
+            f"\n--- {self.name(worker.slot)}, process {worker.pid}:\n{text}" for worker, text in logs if text
+        )
+
+
+def _free_ports(count: int) -> list[int]:
+    """All different."""
+    ports = set[int]()
+    while len(ports) < count:
+        ports.add(free_port())
+    return list(ports)

@@ -1,4 +1,4 @@
-"""A worker of the reliability benchmarks: trains or exchanges, and says on standard output what happens and when.
+"""A process of the reliability benchmarks: trains, exchanges or serves, and says on standard output what and when.
 
 Each line is a JSON object with "what" and "at", seconds of the monotonic clock. It ends with whoever holds the other
 end of its standard input.
@@ -71,6 +71,15 @@ def exchange(arguments: argparse.Namespace) -> None:
             say("failed", code=error.code, text=str(error))
 
 
+def serve(arguments: argparse.Namespace) -> None:
+    """`poseidon server`, until SIGTERM."""
+    from poseidon.cli import server
+    from poseidon.cli.main import app
+
+    server.print_json = lambda facts: say("serving", **facts)
+    app(["server", "--json", "--port", str(arguments.port)])
+
+
 def make_model(width: int) -> torch.nn.Module:
     """A small network with everything that recovery has to bring back: factors, buffers, random numbers."""
     from torch import nn
@@ -135,7 +144,7 @@ def train(arguments: argparse.Namespace) -> None:
     import torch
 
     import poseidon.torch as poseidon
-    from poseidon.torch.context import Context
+    from poseidon.torch.context import Context, context
 
     say("imported")
     meet = Context.meet
@@ -148,6 +157,7 @@ def train(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
     poseidon.init()
+    here = context()
     module = make_model(arguments.width)
     model = poseidon.DistributedDataParallel(module)
     if arguments.optimizer == "adam":
@@ -167,7 +177,8 @@ def train(arguments: argparse.Namespace) -> None:
     def one_step(step: int) -> float:
         inputs, classes = batches.batch(step, poseidon.rank(), poseidon.world_size())
         if step % DIGEST_STEPS == 0:
-            say("digest", step=step, value=digest_of(module, optimizer))
+            assert here.client is not None
+            say("digest", step=step, generation=here.client.generation, value=digest_of(module, optimizer))
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(inputs), classes)
         time.sleep(arguments.pace)  # as if the forward pass took as long
@@ -201,11 +212,13 @@ def main() -> None:
     training.add_argument("--optimizer", choices=["sgd", "adam", "overlap", "server"], default="sgd")
     training.add_argument("--pace", type=float, default=0.0, help="seconds that each forward pass takes longer")
     training.add_argument("--steps-file", type=Path, required=True)
+    serving = modes.add_parser("serve")
+    serving.add_argument("--port", type=int, required=True)
     arguments = parser.parse_args()
     say("started")
     faulthandler.register(signal.SIGUSR1)
     end_with_parent()
-    exchange(arguments) if arguments.mode == "exchange" else train(arguments)
+    {"exchange": exchange, "train": train, "serve": serve}[arguments.mode](arguments)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,22 @@
 """Trains with real processes, kills and freezes them at random, and checks that nothing hangs and no bit is wrong.
 
     python bench/soak.py --minutes 10 --ranks 4
+    python bench/soak.py --minutes 10 --ranks 4 --servers 2
 
 Faults: `kill` and `term` end a process, another takes its place at once. `freeze` stops one for longer than the timeout
 and lets it go on. `freeze-kill` stops it and then kills it. `usurp` starts its replacement while it is stopped, so that
-it finds its place taken when it goes on, and has to end. At least one process that has the state is always spared.
+it finds its place taken when it goes on, and has to end. With --servers, servers that stand alone are struck as well,
+but not usurped: a second one cannot have the first one's address.
+
+What recovery cannot survive does not happen (docs/recovery.md). At least one worker that has the state is always
+spared, except with --optimizer server, where all go back to the newest version on the disk whatever happens. Servers
+are never spared: all of them may be gone at once, with all workers but that one. Only one process at a time is frozen,
+and none while the others still recover: who waits for a frozen process and for another one may do so for longer than
+the timeout.
 
 With rejoin the state at every 20th step is compared, bit for bit, with that of the same training undisturbed; with
 shrink, whose mean is over those present, all workers must have the same one. Exit status 1 on a hang, on a wrong bit,
-or when a process ends that was not killed.
+or when a process ends that was not killed; servers have to end in order when all is over.
 """
 
 from __future__ import annotations
@@ -25,56 +33,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 
 from fault_job import Event, FaultJob, FaultJobError, Worker
 from fault_worker import DIGEST_STEPS
+from soak_config import ENDING, FROZEN_TIMEOUTS, WEIGHTS, SoakConfig
+from soak_result import Recovered, SoakResult, document, print_result
 
-WEIGHTS = {"kill": 6, "term": 3, "freeze": 1, "freeze-kill": 1, "usurp": 1}
-ENDING = {"kill", "term"}
-FROZEN_TIMEOUTS = 1.2  # how long a frozen process is, in timeouts
-CHECKPOINT_EVERY = 10  # steps, of servers that update
 STRIKE_AGAIN = 0.3  # share of faults after which another comes before all have recovered
 MOST_PER_INCIDENT = 3
-SPARE_SECONDS = 60.0  # that no step may take, beyond what faults and timeouts explain
+MOST_PROBLEMS = 5
+EXIT_CODES = {0, -signal.SIGKILL, -signal.SIGTERM}  # of what was killed; a server ends in order on SIGTERM
 START_SECONDS = 120.0  # more for the first step: all workers import PyTorch at once
-
-
-@dataclass(frozen=True)
-class SoakConfig:
-    """What to run. seconds: with faults; every: mean seconds between a recovery and the next fault."""
-
-    seconds: float
-    ranks: int = 4
-    on_failure: str = "rejoin"
-    optimizer: str = "sgd"
-    seed: int = 1
-    timeout: float = 15.0
-    every: float = 3.0
-    pace: float = 0.02
-    faults: tuple[str, ...] = tuple(WEIGHTS)
-
-    @property
-    def patience(self) -> float:
-        """Seconds in which a step has to be committed, whatever happened: to freeze, notice, meet and go on."""
-        return (FROZEN_TIMEOUTS + 2) * self.timeout + SPARE_SECONDS
-
-    def arguments(self, steps_file: Path, pace: float) -> list[str]:
-        """Of the workers."""
-        training = ["train", "--seed", str(self.seed), "--optimizer", self.optimizer, "--pace", str(pace)]
-        return [*training, "--steps-file", str(steps_file)]
-
-    def options(self, on_failure: str, checkpoints: Path) -> dict[str, object]:
-        """Of Poseidon."""
-        # The layers are small: by default all would travel in one group.
-        options: dict[str, object] = {"on_failure": on_failure, "timeout": self.timeout, "small_bytes": 1024}
-        if self.optimizer == "server":
-            options |= {"checkpoint_dir": str(checkpoints), "checkpoint_every": CHECKPOINT_EVERY}
-        return options
 
 
 @dataclass
@@ -83,45 +55,13 @@ class Incident:
 
     begun_at: float
     kinds: list[str]
-    last_fault_at: float
-    committed: set[int] = field(default_factory=set)  # slots that did so since the last fault
+    disturbed_at: float  # when the last fault was, or a server came back
+    committed: set[int] = field(default_factory=set)  # slots that did so since then
 
-
-@dataclass
-class Recovered:
-    """One incident that is over."""
-
-    seconds: float
-    kinds: list[str]
-
-
-@dataclass
-class SoakResult:
-    """What came of it. digests: of the state at the beginning of steps."""
-
-    faults: Counter[str] = field(default_factory=Counter)
-    recovered: list[Recovered] = field(default_factory=list)
-    steps: int = 0
-    digests: dict[int, str] = field(default_factory=dict)
-    losses: list[float] = field(default_factory=list)
-    compared: int = 0  # digests that were compared with the undisturbed run's
-    problems: list[str] = field(default_factory=list)
-
-    def note_digest(self, event: Event) -> None:
-        """All workers must have the same state at a step, whenever they do it."""
-        step, value = event.data["step"], event.data["value"]
-        if self.digests.setdefault(step, value) != value:
-            self.problems.append(f"wrong bit: slot {event.slot} has another state than others at step {step}")
-
-    def compare(self, undisturbed: SoakResult) -> None:
-        """With the same training without faults."""
-        common = sorted(self.digests.keys() & undisturbed.digests.keys())
-        self.compared = len(common)
-        wrong = [step for step in common if self.digests[step] != undisturbed.digests[step]]
-        if wrong:
-            self.problems.append(f"wrong bit: the state differs from the undisturbed run's from step {wrong[0]} on")
-        if not common:
-            self.problems.append("nothing could be compared with the undisturbed run")
+    def disturb(self, at: float) -> None:
+        """Something happened that every slot has to get over."""
+        self.disturbed_at = at
+        self.committed.clear()
 
 
 class Soak:
@@ -135,8 +75,9 @@ class Soak:
         self._result = SoakResult()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
-        self._incident: Incident | None = Incident(time.monotonic(), [], 0.0)  # the start, without a fault
+        self.incident: Incident | None = Incident(time.monotonic(), [], 0.0)  # the start, without a fault
         self._stateful: set[int] = set()  # processes that have committed a step
+        self._serving: set[int] = set()  # servers that listen
         self._doomed: set[int] = set()  # processes that are to end with a failure
         self._last_sign = time.monotonic() + START_SECONDS  # of life, or a fault, which needs time
         self._usurped: list[Worker] = []
@@ -150,15 +91,18 @@ class Soak:
         while len(finished) < self._config.ranks:
             now = time.monotonic()
             if now - self._last_sign > self._config.patience:
-                self._result.problems.append(
-                    f"hang: no step for {self._config.patience:g} s; incident: {self._incident}{self._job.report()}"
-                )
+                self._complain(f"hang: no step for {self._config.patience:g} s; incident: {self.incident}")
+                break
+            if len(self._result.problems) >= MOST_PROBLEMS:
                 break
             event = self._job.next_event(min(self._timers[0][0] - now if self._timers else 1.0, 1.0))
-            if event is not None and self._note(event):
+            if event is not None and self.note(event):
                 finished.add(event.slot)
             while self._timers and self._timers[0][0] <= time.monotonic():
                 heapq.heappop(self._timers)[2]()
+        else:
+            for slot in self._job.servers:
+                self._check_server(self._job.current[slot])
         for worker in self._usurped:
             self._check_usurped(worker)
         return self._result
@@ -168,17 +112,24 @@ class Soak:
         seconds = time.monotonic() - self._begun_at
         print(f"{seconds:8.1f} s, step {self._result.steps}: {text}", file=sys.stderr, flush=True)
 
+    def _complain(self, problem: str) -> None:
+        self._tell(problem)
+        self._result.problems.append(f"{problem}{self._job.report()}")
+
     def _at(self, seconds: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._numbers), action))
 
-    # What the workers say.
+    # What they say.
 
-    def _note(self, event: Event) -> bool:
-        """True when a slot has finished its training."""
+    def note(self, event: Event) -> bool:
+        """Takes in what a process says; True when a slot has finished its training."""
         if event.what == "digest":
-            self._result.note_digest(event)
+            self._result.note_digest(event, self._config.on_failure)
         elif event.what == "committed":
             self._note_commit(event)
+        elif event.what == "serving":
+            self._serving.add(event.pid)
+            self._note_return(event.at)
         elif event.what == "ended":
             return self._note_end(event)
         return False
@@ -189,8 +140,8 @@ class Soak:
         self._result.steps = max(self._result.steps, event.data["step"])
         if event.slot == 0 and not math.isnan(event.data["loss"]):
             self._result.losses.append(event.data["loss"])
-        incident = self._incident
-        if incident is None or event.at < incident.last_fault_at:
+        incident = self.incident
+        if incident is None or event.at < incident.disturbed_at or not self._servers_are_up():
             return
         if event.pid == self._job.current[event.slot].pid and event.data["world_size"] == self._config.ranks:
             incident.committed.add(event.slot)
@@ -201,18 +152,27 @@ class Soak:
             self._result.recovered.append(Recovered(event.at - incident.begun_at, incident.kinds))
         else:
             self._at(self._config.seconds, self._end_soon)
-        self._incident = None
+        self.incident = None
         self._next_fault()
+
+    def _servers_are_up(self) -> bool:
+        """Before, a step that is committed may be one whose results were there when a server was struck."""
+        servers = [self._job.current[slot] for slot in self._job.servers]
+        return all(one.pid in self._serving and one.pid not in self._doomed and not one.frozen for one in servers)
+
+    def _note_return(self, at: float) -> None:
+        """Of a server."""
+        if self.incident is not None:
+            self.incident.disturb(at)
 
     def _note_end(self, event: Event) -> bool:
         code = event.data["code"]
         current = event.pid == self._job.current[event.slot].pid
-        if code == 0 and self._over and current:
+        if code == 0 and self._over and current and event.slot not in self._job.servers:
             return True
-        if event.pid not in self._doomed:
-            self._result.problems.append(
-                f"slot {event.slot} ended by itself, with exit code {code}{self._job.report()}"
-            )
+        usurped = any(event.pid == worker.pid for worker in self._usurped)
+        if event.pid not in self._doomed or not (usurped or code in EXIT_CODES):
+            self._complain(f"{self._job.name(event.slot)} ended by itself, with exit code {code}")
         if current:
             self._job.start(event.slot)
         return False
@@ -223,9 +183,11 @@ class Soak:
         self._at(self._random.uniform(0.0, 2 * self._config.every), self._strike)
 
     def _victims(self) -> list[Worker]:
-        """Processes that may be struck: one that has the state stays."""
+        """Processes that may be struck: one worker that has the state stays, unless the disk has it."""
         live = [worker for worker in self._job.current.values() if not worker.ended and not worker.frozen]
         live = [worker for worker in live if worker.pid not in self._doomed]
+        if self._config.optimizer == "server":
+            return live
         safe = {worker.pid for worker in live} & self._stateful
         return [worker for worker in live if safe - {worker.pid}]
 
@@ -238,7 +200,7 @@ class Soak:
             return
         worker = self._random.choice(victims)
         kind = self._choose_kind(worker)
-        self._result.faults[kind] += 1
+        self._result.faults[f"{kind} server" if worker.slot in self._job.servers else kind] += 1
         frozen_for = FROZEN_TIMEOUTS * self._config.timeout
         if kind in ENDING:
             self._doomed.add(worker.pid)
@@ -250,32 +212,33 @@ class Soak:
             self._at(frozen_for, lambda: then(worker))
             again = self._random.uniform(frozen_for - 2.0, frozen_for + 2.0)
         self._last_sign = at
-        self._tell(f"{kind} slot {worker.slot}")
+        self._tell(f"{kind} {self._job.name(worker.slot)}")
         incident = self._open_incident(kind, at)
         if len(incident.kinds) < MOST_PER_INCIDENT and self._random.random() < STRIKE_AGAIN:
-            self._at(again, self._strike_if_open)
+            self._at(again, lambda: self._strike_again(incident))
 
     def _choose_kind(self, worker: Worker) -> str:
         """A kind that can be survived: who waits for a frozen process as well as a new one may do so for too long."""
-        kinds = [kind for kind in self._config.faults if kind in ENDING or self._incident is None]
-        if worker.slot == 0 and "usurp" in kinds:
-            kinds.remove("usurp")  # slot 0 serves the meeting place at a port that a second process cannot have
+        kinds = [kind for kind in self._config.faults if kind in ENDING or self.incident is None]
+        if worker.slot in (0, *self._job.servers) and "usurp" in kinds:
+            kinds.remove("usurp")  # slot 0 serves the meeting place at a port that a second process cannot have, either
         return self._random.choices(kinds or ["kill"], [WEIGHTS[kind] for kind in kinds] or [1])[0]
 
     def _open_incident(self, kind: str, at: float) -> Incident:
-        if self._incident is None:
-            self._incident = Incident(at, [], at)
-        self._incident.kinds.append(kind)
-        self._incident.last_fault_at = at
-        self._incident.committed.clear()
-        return self._incident
+        if self.incident is None:
+            self.incident = Incident(at, [], at)
+        self.incident.kinds.append(kind)
+        self.incident.disturb(at)
+        return self.incident
 
-    def _strike_if_open(self) -> None:
-        if self._incident is not None and self._victims():
+    def _strike_again(self, incident: Incident) -> None:
+        if self.incident is incident and self._victims():
             self._strike()
 
     def _thaw(self, worker: Worker) -> None:
-        worker.send(signal.SIGCONT)
+        at = worker.send(signal.SIGCONT)
+        if worker.slot in self._job.servers:
+            self._note_return(at)
 
     def _kill(self, worker: Worker) -> None:
         self._doomed.add(worker.pid)
@@ -290,21 +253,28 @@ class Soak:
 
     def _check_usurped(self, worker: Worker) -> None:
         self._thaw(worker)
+        if not self._exit_code(worker):
+            self._complain(f"slot {worker.slot}: a process whose place was taken did not end with an error")
+
+    def _check_server(self, server: Worker) -> None:
+        server.send(signal.SIGTERM)
+        code = self._exit_code(server)
+        if code != 0:
+            self._complain(f"{self._job.name(server.slot)} did not end in order on SIGTERM: exit code {code}")
+
+    def _exit_code(self, worker: Worker) -> int | None:
+        """None: it does not end."""
         try:
-            code = worker.process.wait(2 * self._config.timeout)
+            return worker.process.wait(2 * self._config.timeout)
         except subprocess.TimeoutExpired:
-            code = 0
-        if code == 0:
-            self._result.problems.append(
-                f"slot {worker.slot}: a process whose place was taken did not end with an error"
-            )
+            return None
 
     # The end.
 
     def _end_soon(self) -> None:
         """Says after which step the training ends: one that nobody can have reached before it knows."""
         self._over = True
-        if self._incident is not None:
+        if self.incident is not None:
             self._at(0.2, self._end_soon)
             return
         margin = 20 + math.ceil(1.0 / self._config.pace)
@@ -326,14 +296,14 @@ def run_undisturbed(config: SoakConfig, steps: int, folder: Path) -> SoakResult:
     result = SoakResult(steps=steps)
     finished: set[int] = set()
     options = config.options("rejoin", folder / "undisturbed-checkpoints")
-    with FaultJob(config.ranks, config.arguments(steps_file, 0.0), options) as job:
+    with FaultJob(config.ranks, config.arguments(steps_file, 0.0), options, servers=config.servers) as job:
         job.start_all()
         while len(finished) < config.ranks:
             event = job.next_event(config.patience)
             if event is None or (event.what == "ended" and event.data["code"] != 0):
                 raise FaultJobError(f"the undisturbed run failed{job.report()}")
             if event.what == "digest":
-                result.note_digest(event)
+                result.note_digest(event, "rejoin")
             elif event.what == "ended":
                 finished.add(event.slot)
     return result
@@ -346,62 +316,11 @@ def run_soak(config: SoakConfig) -> SoakResult:
         steps_file = folder / "steps"
         arguments = config.arguments(steps_file, config.pace)
         options = config.options(config.on_failure, folder / "checkpoints")
-        with FaultJob(config.ranks, arguments, options) as job:
+        with FaultJob(config.ranks, arguments, options, servers=config.servers) as job:
             result = Soak(config, job, steps_file).run()
         if config.on_failure == "rejoin" and not any(problem.startswith("hang") for problem in result.problems):
             result.compare(run_undisturbed(config, max(result.digests, default=0) + 1, folder))
     return result
-
-
-def spread(recovered: Sequence[Recovered]) -> dict[str, float]:
-    """How long recoveries took, in seconds."""
-    seconds = sorted(one.seconds for one in recovered)
-    if not seconds:
-        return {"count": 0}
-    slow = seconds[min(len(seconds) - 1, math.ceil(0.95 * len(seconds)) - 1)]
-    return {"count": len(seconds), "median": median(seconds), "95%": slow, "max": seconds[-1]}
-
-
-def document(config: SoakConfig, result: SoakResult) -> dict[str, object]:
-    """The result for machines."""
-    ended = [one for one in result.recovered if set(one.kinds) <= ENDING]
-    frozen = [one for one in result.recovered if not set(one.kinds) <= ENDING]
-    return {
-        "ranks": config.ranks,
-        "on_failure": config.on_failure,
-        "optimizer": config.optimizer,
-        "seed": config.seed,
-        "timeout": config.timeout,
-        "steps": result.steps,
-        "faults": dict(result.faults),
-        "recoveries_from_ended": spread(ended),
-        "recoveries_from_frozen": spread(frozen),
-        "digests": len(result.digests),
-        "compared": result.compared,
-        "first_loss": result.losses[0] if result.losses else None,
-        "last_loss": result.losses[-1] if result.losses else None,
-        "problems": result.problems,
-    }
-
-
-def print_result(config: SoakConfig, result: SoakResult) -> None:
-    """The result for people."""
-    facts = document(config, result)
-    faults = ", ".join(f"{count} {kind}" for kind, count in sorted(result.faults.items()))
-    print(f"{config.ranks} ranks, {config.on_failure}, {config.optimizer}, seed {config.seed}: {result.steps} steps")
-    print(f"faults: {result.faults.total()} ({faults})")
-    for title, key in (
-        ("processes that ended", "recoveries_from_ended"),
-        ("frozen ones, too", "recoveries_from_frozen"),
-    ):
-        times = facts[key]
-        assert isinstance(times, dict)
-        text = ", ".join(f"{name} {value:.2f} s" for name, value in times.items() if name != "count")
-        print(f"recoveries, {title}: {times['count']} {text}")
-    print(f"states compared with the undisturbed run: {result.compared} of {len(result.digests)}")
-    for problem in result.problems:
-        print(f"PROBLEM: {problem}")
-    print("no hang, no wrong bit" if not result.problems else f"{len(result.problems)} problems")
 
 
 def parse_arguments() -> tuple[SoakConfig, bool]:
@@ -409,6 +328,7 @@ def parse_arguments() -> tuple[SoakConfig, bool]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--servers", type=int, default=0, help="that stand alone; 0: they are within the workers")
     parser.add_argument("--on-failure", choices=["rejoin", "shrink"], default="rejoin")
     parser.add_argument("--optimizer", choices=["sgd", "adam", "overlap", "server"], default="sgd")
     parser.add_argument("--seed", type=int, default=1, help="of the training and the faults")
@@ -425,6 +345,7 @@ def parse_arguments() -> tuple[SoakConfig, bool]:
     config = SoakConfig(
         seconds=60 * arguments.minutes,
         ranks=arguments.ranks,
+        servers=arguments.servers,
         on_failure=arguments.on_failure,
         optimizer=arguments.optimizer,
         seed=arguments.seed,

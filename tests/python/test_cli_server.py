@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -39,8 +40,15 @@ def test_server_serves_until_interrupted() -> None:
         host, _, port = address.rpartition(":")
         assert host == "127.0.0.1"
         assert int(port) > 0
-        process.send_signal(2)
+        process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 0
+
+
+def test_server_ends_when_signals_interrupt_each_other() -> None:
+    with server_process() as (process, _):
+        for number in range(2000):
+            process.send_signal((signal.SIGINT, signal.SIGTERM)[number % 2])
+        assert process.wait(timeout=20) in (0, -signal.SIGINT, -signal.SIGTERM)
 
 
 def listening_ports(process_id: int) -> list[int]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import queue
 import resource
 import signal
 import sys
-import threading
 from typing import Annotated
 
 import typer
@@ -60,9 +61,9 @@ def server(
 
     _, most_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)  # every worker has several connections
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_descriptors, most_descriptors))
-    stop = threading.Event()
+    signals = queue.SimpleQueue[int]()  # an Event would wait for itself if its own set() or wait() is interrupted
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda number, _: signals.put(number))
     options = settings.core()
     options.secret = "\n".join(settings.secrets)
     listening = Server.listen(options, port)
@@ -74,13 +75,20 @@ def server(
             print_line(f"Workers use it with:  poseidon run --servers {listening.address} …")
             print_line(_who_is_let_in(settings))
         told = 0
-        while not stop.wait(1.0):
+        while not _has_one_within(signals, 1.0):
             notices = listening.notices()
             for text in notices[told:]:
                 print(f"poseidon server: {text}", file=sys.stderr, flush=True)
             told = len(notices)
     finally:
         listening.shutdown()
+
+
+def _has_one_within(signals: queue.SimpleQueue[int], seconds: float) -> bool:
+    with contextlib.suppress(queue.Empty):
+        signals.get(timeout=seconds)
+        return True
+    return False
 
 
 def _who_is_let_in(settings: Settings) -> str:

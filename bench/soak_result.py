@@ -1,0 +1,106 @@
+"""What came of a soak: states, recoveries and problems; how they are compared and told."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from fault_job import Event
+from soak_config import ENDING, SoakConfig
+
+
+@dataclass
+class Recovered:
+    """One incident that is over."""
+
+    seconds: float
+    kinds: list[str]
+
+
+@dataclass
+class SoakResult:
+    """What came of it. digests: of the state at the beginning of steps."""
+
+    faults: Counter[str] = field(default_factory=Counter)
+    recovered: list[Recovered] = field(default_factory=list)
+    steps: int = 0
+    digests: dict[int, str] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    compared: int = 0  # digests that were compared with the undisturbed run's
+    problems: list[str] = field(default_factory=list)
+    _by_generation: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    def note_digest(self, event: Event, on_failure: str) -> None:
+        """All workers must have the same state at a step: in a generation, with rejoin whenever they do it."""
+        step, value = event.data["step"], event.data["value"]
+        generation = event.data["generation"] if on_failure == "shrink" else 0  # others make a step again
+        if self._by_generation.setdefault((step, generation), value) != value:
+            self.problems.append(f"wrong bit: slot {event.slot} has another state than others at step {step}")
+        self.digests.setdefault(step, value)
+
+    def compare(self, undisturbed: SoakResult) -> None:
+        """With the same training without faults."""
+        common = sorted(self.digests.keys() & undisturbed.digests.keys())
+        self.compared = len(common)
+        wrong = [step for step in common if self.digests[step] != undisturbed.digests[step]]
+        if wrong:
+            self.problems.append(f"wrong bit: the state differs from the undisturbed run's from step {wrong[0]} on")
+        if not common:
+            self.problems.append("nothing could be compared with the undisturbed run")
+
+
+def spread(recovered: Sequence[Recovered]) -> dict[str, float]:
+    """How long recoveries took, in seconds."""
+    seconds = sorted(one.seconds for one in recovered)
+    if not seconds:
+        return {"count": 0}
+    slow = seconds[min(len(seconds) - 1, math.ceil(0.95 * len(seconds)) - 1)]
+    return {"count": len(seconds), "median": median(seconds), "95%": slow, "max": seconds[-1]}
+
+
+def document(config: SoakConfig, result: SoakResult) -> dict[str, object]:
+    """The result for machines."""
+    ended = [one for one in result.recovered if set(one.kinds) <= ENDING]
+    frozen = [one for one in result.recovered if not set(one.kinds) <= ENDING]
+    return {
+        "ranks": config.ranks,
+        "servers": config.servers,
+        "on_failure": config.on_failure,
+        "optimizer": config.optimizer,
+        "seed": config.seed,
+        "timeout": config.timeout,
+        "steps": result.steps,
+        "faults": dict(result.faults),
+        "recoveries_from_ended": spread(ended),
+        "recoveries_from_frozen": spread(frozen),
+        "digests": len(result.digests),
+        "compared": result.compared,
+        "first_loss": result.losses[0] if result.losses else None,
+        "last_loss": result.losses[-1] if result.losses else None,
+        "problems": result.problems,
+    }
+
+
+def print_result(config: SoakConfig, result: SoakResult) -> None:
+    """The result for people."""
+    facts = document(config, result)
+    faults = ", ".join(f"{count} {kind}" for kind, count in sorted(result.faults.items()))
+    servers = f", {config.servers} servers" if config.servers else ""
+    what = f"{config.ranks} ranks{servers}, {config.on_failure}, {config.optimizer}, seed {config.seed}"
+    print(f"{what}: {result.steps} steps")
+    print(f"faults: {result.faults.total()} ({faults})")
+    for title, key in (
+        ("processes that ended", "recoveries_from_ended"),
+        ("frozen ones, too", "recoveries_from_frozen"),
+    ):
+        times = facts[key]
+        assert isinstance(times, dict)
+        text = ", ".join(f"{name} {value:.2f} s" for name, value in times.items() if name != "count")
+        print(f"recoveries, {title}: {times['count']} {text}")
+    print(f"states compared with the undisturbed run: {result.compared} of {len(result.digests)}")
+    for problem in result.problems:
+        print(f"PROBLEM: {problem}")
+    print("no hang, no wrong bit" if not result.problems else f"{len(result.problems)} problems")
