@@ -2,6 +2,7 @@
 // no new pages.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -17,6 +18,9 @@ namespace poseidon {
 /// kept by exact size. Held by shared_ptr: a shared buffer may outlive its pool's owner. What is taken comes back.
 ///
 /// All memory of a pool, in use or free, is charged to its budget; where that is used up, free buffers go first.
+///
+/// Some of what is taken is kept for longer than others need to come and go. It is to be beside the most that those
+/// others have needed at once: `try_keep` says whether that goes.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
   explicit BufferPool(std::shared_ptr<MemoryBudget> budget = std::make_shared<MemoryBudget>(0))
@@ -43,7 +47,10 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   }
 
   void give_back(Buffer buffer) {
-    if (buffer) free_[buffer.size()].push_back(std::move(buffer));
+    if (!buffer) return;
+    used_bytes_ -= buffer.size();
+    free_bytes_ += buffer.size();
+    free_[buffer.size()].push_back(std::move(buffer));
   }
 
   /// A buffer that returns here when its last owner lets go (on the pool's loop).
@@ -58,26 +65,48 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   const MemoryBudget& budget() const { return *budget_; }
   /// Whether the budget has room for so much more.
   bool has_room(std::size_t size_bytes) {
-    if (budget_->has_room(size_bytes)) return true;
-    drop_free();
-    return budget_->has_room(size_bytes);
+    if (!fits(size_bytes)) {
+      drop_free();
+      if (!fits(size_bytes)) return false;
+    }
+    note_need(size_bytes);
+    return true;
   }
   /// Memory that its owner holds elsewhere counts, too.
   bool try_charge(std::size_t size_bytes) {
-    if (!budget_->try_charge(size_bytes)) {
+    if (!try_cover(size_bytes)) {
       drop_free();
-      if (!budget_->try_charge(size_bytes)) return false;
+      if (!try_cover(size_bytes)) return false;
     }
-    charged_bytes_ += size_bytes;
+    use(size_bytes);
     return true;
   }
   void charge(std::size_t size_bytes) {
-    budget_->charge(size_bytes);
-    charged_bytes_ += size_bytes;
+    const std::size_t missing_bytes = missing_for(size_bytes);
+    budget_->charge(missing_bytes);
+    charged_bytes_ += missing_bytes;
+    use(size_bytes);
   }
   void release(std::size_t size_bytes) {
-    budget_->release(size_bytes);
-    charged_bytes_ -= size_bytes;
+    used_bytes_ -= size_bytes;
+    trim();
+  }
+
+  /// So much of what is taken stays, until `end_keep`. Charges now what there has to be for everything else to find
+  /// as much as it has ever needed at once; false where the budget has no room for that.
+  bool try_keep(std::size_t size_bytes) {
+    const std::size_t bytes = most_needed_bytes_ + kept_bytes_ + size_bytes;
+    if (bytes > charged_bytes_) {
+      if (!budget_->try_charge(bytes - charged_bytes_)) return false;
+      charged_bytes_ = bytes;
+    }
+    kept_bytes_ += size_bytes;
+    return true;
+  }
+  /// It is in use no longer.
+  void end_keep(std::size_t size_bytes) {
+    kept_bytes_ -= size_bytes;
+    trim();
   }
 
  private:
@@ -94,15 +123,52 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
     if (found == free_.end() || found->second.empty()) return {};
     Buffer buffer = std::move(found->second.back());
     found->second.pop_back();
+    free_bytes_ -= size_bytes;
+    use(size_bytes);
     return buffer;
   }
 
   void drop_free() {
-    for (const auto& [size_bytes, buffers] : std::exchange(free_, {})) release(size_bytes * buffers.size());
+    free_.clear();
+    free_bytes_ = 0;
+    trim();
+  }
+
+  /// What would have to be charged for so much more.
+  std::size_t missing_for(std::size_t size_bytes) const {
+    const std::size_t uncommitted_bytes = charged_bytes_ - used_bytes_ - free_bytes_;
+    return size_bytes - std::min(size_bytes, uncommitted_bytes);
+  }
+  bool fits(std::size_t size_bytes) const { return budget_->has_room(missing_for(size_bytes)); }
+  bool try_cover(std::size_t size_bytes) {
+    const std::size_t missing_bytes = missing_for(size_bytes);
+    if (!budget_->try_charge(missing_bytes)) return false;
+    charged_bytes_ += missing_bytes;
+    return true;
+  }
+  void use(std::size_t size_bytes) {
+    used_bytes_ += size_bytes;
+    note_need(0);
+  }
+  void note_need(std::size_t more_bytes) {
+    const std::size_t needed_bytes = used_bytes_ - std::min(used_bytes_, kept_bytes_) + more_bytes;
+    most_needed_bytes_ = std::max(most_needed_bytes_, needed_bytes);
+  }
+  /// Releases what is charged for neither what there is nor what may be needed beside what is kept.
+  void trim() {
+    std::size_t bytes = used_bytes_ + free_bytes_;
+    if (kept_bytes_ > 0) bytes = std::max(bytes, most_needed_bytes_ + kept_bytes_);
+    if (charged_bytes_ <= bytes) return;
+    budget_->release(charged_bytes_ - bytes);
+    charged_bytes_ = bytes;
   }
 
   const std::shared_ptr<MemoryBudget> budget_;
-  std::size_t charged_bytes_ = 0;  // by this pool, to be released with it
+  std::size_t charged_bytes_ = 0;  // by this pool, to be released with it: at least what is used and free
+  std::size_t used_bytes_ = 0;
+  std::size_t free_bytes_ = 0;
+  std::size_t kept_bytes_ = 0;         // of those used
+  std::size_t most_needed_bytes_ = 0;  // used at once beside those kept, or asked for
   std::map<std::size_t, std::vector<Buffer>> free_;
 };
 

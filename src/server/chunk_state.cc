@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "kernel/kernel.h"
+#include "server/push_refusal.h"
 
 namespace poseidon {
 
@@ -16,11 +17,6 @@ namespace {
 constexpr std::size_t kGrainBytes = 64;
 constexpr std::size_t kNone = ~std::size_t{0};
 
-Status refused(const wire::Header& header, const std::string& why) {
-  return {ErrorCode::refused, "the server refuses the push of rank " + std::to_string(header.rank) + " in step " +
-                                  std::to_string(header.step) + ": " + why};
-}
-
 /// 16-bit sums are rounded once, at the end, so they cannot be added part by part in their own type.
 bool addable_in_parts(DType dtype) { return dtype != DType::float16 && dtype != DType::bfloat16; }
 
@@ -29,27 +25,27 @@ bool addable_in_parts(DType dtype) { return dtype != DType::float16 && dtype != 
 Result<std::size_t> dense_bytes(const wire::Header& header) {
   if ((header.flags & wire::kAbsent) != 0)
     return header.payload_bytes == 0 ? Result<std::size_t>(std::size_t{0})
-                                     : refused(header, "it says that it is absent and has a payload");
+                                     : refused_push(header, "it says that it is absent and has a payload");
   if (header.kind == wire::Kind::push) {
     if (header.payload_bytes % dtype_bytes(header.dtype) != 0)
-      return refused(header, "its size is no multiple of an element's");
+      return refused_push(header, "its size is no multiple of an element's");
     return static_cast<std::size_t>(header.payload_bytes);
   }
   if (wire::factor_bytes(header) != header.payload_bytes)
-    return refused(header, "its factors do not have the size that it says");
-  if (!dtype_is_floating(header.dtype)) return refused(header, "factors have a floating dtype");
+    return refused_push(header, "its factors do not have the size that it says");
+  if (!dtype_is_floating(header.dtype)) return refused_push(header, "factors have a floating dtype");
   const auto matrix = wire::matrix_bytes(header);
-  if (!matrix || *matrix == 0) return refused(header, "its matrix is empty or too large");
+  if (!matrix || *matrix == 0) return refused_push(header, "its matrix is empty or too large");
   return static_cast<std::size_t>(*matrix);
 }
 
 Result<std::size_t> contribution_bytes(const wire::Header& header, std::size_t worker_count) {
   if (header.rank >= worker_count || header.worker_count != worker_count)
-    return refused(header, "it speaks of " + std::to_string(header.worker_count) + " workers, here are " +
-                               std::to_string(worker_count));
+    return refused_push(header, "it speaks of " + std::to_string(header.worker_count) + " workers, here are " +
+                                    std::to_string(worker_count));
   if (header.divisor == 0 || (header.divisor != 1 && !dtype_is_floating(header.dtype)))
-    return refused(header,
-                   std::string(dtype_name(header.dtype)) + " cannot be divided by " + std::to_string(header.divisor));
+    return refused_push(
+        header, std::string(dtype_name(header.dtype)) + " cannot be divided by " + std::to_string(header.divisor));
   return dense_bytes(header);
 }
 
@@ -60,26 +56,24 @@ ChunkState::ChunkState(std::uint32_t worker_count, Reduction reduction, std::sha
 
 Status ChunkState::fits(const wire::Header& header, std::size_t size_bytes) const {
   if (header.step != shape_.step)
-    return refused(header, "the chunk is in step " + std::to_string(shape_.step) + " since rank " +
-                               std::to_string(shape_.rank) + " pushed it");
-  if (parts_[header.rank]) return refused(header, "it has pushed this chunk already");
+    return refused_push(header, "the chunk is in step " + std::to_string(shape_.step) + " since rank " +
+                                    std::to_string(shape_.rank) + " pushed it");
+  if (parts_[header.rank]) return refused_push(header, "it has pushed this chunk already");
   if (header.dtype != shape_.dtype || header.divisor != shape_.divisor ||
       (header.flags & wire::kStored) != (shape_.flags & wire::kStored))
-    return refused(header, "its dtype, divisor or kind differs from rank " + std::to_string(shape_.rank) + "'s");
+    return refused_push(header, "its dtype, divisor or kind differs from rank " + std::to_string(shape_.rank) + "'s");
   const bool present = (header.flags & wire::kAbsent) == 0;
-  if (present && dense_bytes_ && size_bytes != *dense_bytes_)
-    return refused(header, "it has " + std::to_string(size_bytes) + " bytes, others have " +
-                               std::to_string(*dense_bytes_) + "; the ranks' models differ");
+  if (present && dense_bytes_ && size_bytes != *dense_bytes_) return refused_size(header, size_bytes, *dense_bytes_);
   if (present && header.kind == wire::Kind::factors && shape_.rows != 0 &&
       (header.rows != shape_.rows || header.cols != shape_.cols))
-    return refused(header, "its factors are of another shape than others'; the ranks' models differ");
+    return refused_push(header, "its factors are of another shape than others'; the ranks' models differ");
   return {};
 }
 
 Status ChunkState::admit(const wire::Header& header, Requester* from) {
   auto size = contribution_bytes(header, parts_.size());
   if (!size.ok()) return size.status();
-  if (lost_) return refused(header, "the chunk's step can never end: a rank that had pushed it has gone");
+  if (lost_) return refused_push(header, "the chunk's step can never end: a rank that had pushed it has gone");
   if (started()) {
     if (Status status = fits(header, size.value()); !status.ok()) return status;
   } else {

@@ -3,11 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "base/buffer.h"
+#include "base/buffer_pool.h"
 #include "poseidon/status.h"
 #include "server/parts_in_flight.h"
 #include "server/requester.h"
@@ -22,11 +23,16 @@ namespace poseidon {
 /// is kept has yet to push all of them, and as many steps are kept as the slowest rank is behind.
 class LateResults {
  public:
+  LateResults(std::uint32_t worker_count, std::shared_ptr<BufferPool> pool);
+
   bool has_ended(std::uint64_t step) const { return step <= last_step_; }
   std::size_t kept_count() const { return kept_.size(); }
   /// Neither keeps nor receives anything.
   bool idle() const { return kept_.empty() && in_flight.empty(); }
 
+  /// Before a step ends without some ranks, with a result of `size_bytes`: false where the job's memory has no room to
+  /// keep it.
+  bool make_room(std::size_t size_bytes);
   /// A step has ended with `payload`, without `ranks`. `result`: what the others' answers began with.
   void end(const wire::Header& result, const Result<std::shared_ptr<const Buffer>>& payload,
            std::vector<std::uint32_t> ranks);
@@ -42,11 +48,15 @@ class LateResults {
     wire::Header result;
     Result<std::shared_ptr<const Buffer>> payload;
     std::vector<std::uint32_t> ranks;  // that have yet to push it
+    std::size_t payload_bytes = 0;     // of the pool's
   };
-  std::vector<Ended>::const_iterator find(const wire::Header& header) const;
+  std::list<Ended>::const_iterator find(const wire::Header& header) const;
 
+  const std::shared_ptr<BufferPool> pool_;
+  const std::size_t ended_bytes_;  // what an entry costs beside its payload
+  std::size_t room_bytes_ = 0;     // for the result of the step that ends now
   std::uint64_t last_step_ = 0;
-  std::vector<Ended> kept_;  // the oldest first
+  std::list<Ended> kept_;  // the oldest first
 };
 
 }  // namespace poseidon

@@ -23,5 +23,7 @@ inline constexpr std::size_t kUnsentRefusals = 64;
 // What a message that has not left costs its job beside its payload; counted by so many at a time.
 inline constexpr std::size_t kMessageBytes = 256;
 inline constexpr std::size_t kMessagesCounted = 64;
+// What an entry of a table costs its job beside itself, allocation and links: an estimate.
+inline constexpr std::size_t kNodeBytes = 64;
 
 }  // namespace poseidon::limits

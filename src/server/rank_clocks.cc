@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "server/push_refusal.h"
 
 namespace poseidon {
 
@@ -15,9 +16,8 @@ Status RankClocks::admit(const wire::Header& header) const {
   const std::uint64_t expected = clocks_[header.rank] + 1;
   const bool waits = std::ranges::any_of(waiting_, [&](const Waiting& one) { return one.header.rank == header.rank; });
   if (header.step == expected && !waits && !in_flight.has(header.rank)) return {};
-  return {ErrorCode::refused, "the server refuses the push of rank " + std::to_string(header.rank) + " in step " +
-                                  std::to_string(header.step) + ": its next one is step " + std::to_string(expected) +
-                                  (waits ? ", when it has had the answer to its last one" : "")};
+  return refused_push(header, "its next one is step " + std::to_string(expected) +
+                                  (waits ? ", when it has had the answer to its last one" : ""));
 }
 
 void RankClocks::tick(const wire::Header& header, Requester& from) {

@@ -12,10 +12,9 @@ namespace poseidon {
 
 namespace {
 
-// What the tables need for a chunk, a rank's part of it and a rule, allocations and links included: an estimate.
-constexpr std::size_t kNodeBytes = 64;
+// What the tables need for a rank's part of a chunk and for a rule.
 constexpr std::size_t kRankBytes = sizeof(std::optional<Contribution>) + 2 * sizeof(std::size_t);
-constexpr std::size_t kRuleBytes = kNodeBytes + sizeof(UpdateRule) + sizeof(std::uint64_t);
+constexpr std::size_t kRuleBytes = limits::kNodeBytes + sizeof(UpdateRule) + sizeof(std::uint64_t);
 
 /// K summed over the workers; saturates where one of them has no factors to send.
 std::uint32_t sum_factor_counts(const ChunkState& chunk) {
@@ -31,7 +30,7 @@ Shard::Shard(std::uint32_t worker_count, Reduction reduction, WideThreads wide, 
       reduction_(reduction),
       wide_(wide),
       pool_(std::make_shared<BufferPool>(std::move(budget))),
-      entry_bytes_(kNodeBytes + sizeof(Entry) + worker_count * kRankBytes) {}
+      entry_bytes_(limits::kNodeBytes + sizeof(Entry) + worker_count * kRankBytes) {}
 
 Shard::~Shard() {
   for (auto& [key, entry] : entries_)
@@ -231,13 +230,20 @@ void Shard::finish(Entry& entry, Buffer sum) {
   if ((shape.flags & wire::kTransient) != 0) forget(key_of(shape));
 }
 
+/// What the update by a step of this shape takes, beside the sum, at most: the value, the states and one array more
+/// where those that are being sent are left as they are.
+std::size_t Shard::update_bytes(const wire::Header& shape) const {
+  const UpdateRule* rule = (shape.flags & wire::kStored) == 0 ? nullptr : rule_of(shape);
+  if (rule == nullptr || rule->kind == UpdateKind::none) return 0;
+  return (update_state_count(*rule) + 2) * shape.payload_bytes;
+}
+
 /// What the step makes of the chunk's value; the value itself is what goes back.
 Result<std::shared_ptr<const Buffer>> Shard::store(Entry& entry, Buffer sum, const wire::Header& shape) {
   StoredChunk& stored = stored_of(entry);
   const UpdateRule* rule = rule_of(shape);
   if (rule != nullptr && rule->kind != UpdateKind::none) {
-    // At most the value, the states and one array more are new: those that are being sent are left as they are.
-    const std::size_t new_bytes = (update_state_count(*rule) + 2) * sum.size();
+    const std::size_t new_bytes = update_bytes(shape);
     const Status status = pool_->has_room(new_bytes) ? stored.update(*rule, sum, shape.dtype) : no_room(new_bytes);
     pool_->give_back(std::move(sum));
     if (!status.ok()) return status;
@@ -370,7 +376,7 @@ void Shard::drop(const Requester& from) {
       entry.state.orphan(&from);
     else
       entry.state.drop(&from);
-    drop_apart(entry, from);
+    drop_apart(key, entry, from);
     std::erase_if(entry.pulls, [&from](const PendingPull& pull) { return pull.from == &from; });
   }
 }

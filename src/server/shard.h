@@ -6,7 +6,7 @@
 #include <functional>
 #include <future>
 #include <memory>
-#include <queue>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -93,17 +93,12 @@ class Shard {
   };
   /// What stragglers=drop needs for a chunk.
   struct Late {
-    explicit Late(std::uint32_t worker_count) : arrivals(worker_count) {}
+    Late(std::uint32_t worker_count, const std::shared_ptr<BufferPool>& pool)
+        : arrivals(worker_count), results(worker_count, pool) {}
     Arrivals arrivals;
     LateResults results;
-    bool overdue = false;  // the open step waits for nobody any more, but for those that are too far behind
-  };
-  /// When a chunk's step ends at the latest.
-  struct Deadline {
-    std::int64_t time_ns = 0;
-    std::uint64_t key = 0;
-    std::uint64_t step = 0;
-    bool operator>(const Deadline& other) const { return time_ns > other.time_ns; }
+    std::int64_t deadline_ns = 0;  // of the open step, in `deadlines_`; 0: none yet, or it is over
+    bool overdue = false;          // the open step waits for nobody any more, but for those that are too far behind
   };
   struct Entry {
     Entry(std::uint32_t worker_count, Reduction reduction, const std::shared_ptr<BufferPool>& pool)
@@ -133,6 +128,7 @@ class Shard {
   void finish_if_all_here(Entry& entry);
   void reduce_wide(Entry& entry);
   void finish(Entry& entry, Buffer sum);
+  std::size_t update_bytes(const wire::Header& shape) const;
   Result<std::shared_ptr<const Buffer>> store(Entry& entry, Buffer sum, const wire::Header& shape);
   void answer_pulls(Entry& entry);
   Status keep_rule(std::uint64_t key, const Rule& rule);
@@ -154,8 +150,10 @@ class Shard {
   void end_without_missing(Entry& entry);
   void step_ended(Entry& entry, const wire::Header& result, const Result<std::shared_ptr<const Buffer>>& payload);
   void count_late(std::uint32_t rank, std::uint64_t step);
-  void wake_at(std::int64_t time_ns);
-  void drop_apart(Entry& entry, const Requester& from);
+  void set_deadline(std::uint64_t key, Late& late, std::int64_t time_ns);
+  void clear_deadline(std::uint64_t key, Late& late);
+  void wake_in_time();
+  void drop_apart(std::uint64_t key, Entry& entry, const Requester& from);
 
   const std::uint32_t worker_count_;
   Reduction reduction_;
@@ -171,10 +169,11 @@ class Shard {
   std::function<void(std::uint32_t, const std::string&)> on_notice_;
   // stragglers=drop.
   ArrivalSpread spread_;
-  std::priority_queue<Deadline, std::vector<Deadline>, std::greater<>> deadlines_;  // of ended steps, too
-  std::int64_t wakes_ns_ = INT64_MAX;                                               // when `loop_` calls
-  std::vector<LateRank> late_ranks_;                                                // by rank
-  std::vector<bool> noticed_;                                                       // by rank
+  std::set<std::pair<std::int64_t, std::uint64_t>> deadlines_;  // of open steps: time in ns, chunk
+  Loop::TimerId wake_timer_ = 0;                                // 0: none is set
+  std::int64_t wakes_ns_ = INT64_MAX;                           // when `wake_timer_` goes off
+  std::vector<LateRank> late_ranks_;                            // by rank
+  std::vector<bool> noticed_;                                   // by rank
 
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for what comes back from other threads
 };

@@ -7,6 +7,8 @@
 
 #include "base/clock.h"
 #include "kernel/kernel.h"
+#include "server/limits.h"
+#include "server/push_refusal.h"
 #include "server/shard.h"
 
 namespace poseidon {
@@ -34,6 +36,7 @@ void Shard::set_pace(const wire::Pace& pace, Loop* loop,
     // What is still being received when a step ends must not be in its sum.
     reduction_.aggregation = Aggregation::at_once;
     entry_bytes_ += sizeof(Late) + worker_count_ * sizeof(std::int64_t);
+    entry_bytes_ += limits::kNodeBytes;  // of a deadline
     noticed_.assign(worker_count_, false);
     for (std::uint32_t rank = 0; rank < worker_count_; ++rank) late_ranks_.push_back({rank});
   }
@@ -43,7 +46,7 @@ void Shard::set_pace(const wire::Pace& pace, Loop* loop,
 /// Before a contribution is admitted. What is under way in the entry's state stays there.
 void Shard::prepare(Entry& entry, const wire::Header& header) const {
   if (pace_ == wire::Pace() || entry.state.started()) return;
-  if (pace_.stragglers == Stragglers::drop && !entry.late) entry.late = std::make_unique<Late>(worker_count_);
+  if (pace_.stragglers == Stragglers::drop && !entry.late) entry.late = std::make_unique<Late>(worker_count_, pool_);
   if (pace_.consistency != Consistency::bsp && (header.flags & wire::kStored) != 0 && !entry.clocks)
     entry.clocks = std::make_unique<RankClocks>(worker_count_, staleness_of(pace_));
 }
@@ -64,10 +67,10 @@ Status Shard::admit_apart(Entry& entry, const wire::Header& header) {
   const UpdateRule* rule = rule_of(header);
   if (header.kind != wire::Kind::push || (header.flags & wire::kStored) == 0 || rule == nullptr ||
       rule->kind == UpdateKind::none)
-    return {ErrorCode::refused, "the server refuses the push of rank " + std::to_string(header.rank) + " in step " +
-                                    std::to_string(header.step) +
-                                    ": with consistency=ssp and async pushes are applied one by one, which takes a "
-                                    "dense gradient and an update rule that this rank has sent"};
+    return refused_push(
+        header,
+        "with consistency=ssp and async pushes are applied one by one, which takes a dense gradient and "
+        "an update rule that this rank has sent");
   return entry.clocks->admit(header);
 }
 
@@ -119,35 +122,48 @@ void Shard::arrived(Entry& entry, std::uint32_t rank) {
     const wire::Header& shape = entry.state.shape();
     const bool counts = (entry.state.parts()[rank]->header.flags & wire::kLate) == 0;
     const bool decides = counts && entry.late->arrivals.add(rank, time_ns);
-    if (decides && shape.step > kLearningSteps && !entry.state.all_here()) {
-      deadlines_.push({time_ns + spread_.wait_ns(pace_.factor), key_of(shape), shape.step});
-      wake_at(deadlines_.top().time_ns);
-    }
+    if (decides && shape.step > kLearningSteps && !entry.state.all_here())
+      set_deadline(key_of(shape), *entry.late, time_ns + spread_.wait_ns(pace_.factor));
   }
   finish_if_all_here(entry);
 }
 
-void Shard::wake_at(std::int64_t time_ns) {
-  if (loop_ == nullptr || time_ns >= wakes_ns_) return;
+void Shard::set_deadline(std::uint64_t key, Late& late, std::int64_t time_ns) {
+  clear_deadline(key, late);
+  late.deadline_ns = time_ns;
+  deadlines_.emplace(time_ns, key);
+  wake_in_time();
+}
+
+void Shard::clear_deadline(std::uint64_t key, Late& late) {
+  late.overdue = false;
+  if (const std::int64_t time_ns = std::exchange(late.deadline_ns, 0); time_ns != 0) deadlines_.erase({time_ns, key});
+  if (deadlines_.empty()) wake_in_time();
+}
+
+/// One timer, which may go off before the next deadline but not after it; none without deadlines.
+void Shard::wake_in_time() {
+  const std::int64_t time_ns = deadlines_.empty() ? INT64_MAX : deadlines_.begin()->first;
+  if (loop_ == nullptr || (time_ns >= wakes_ns_ && !deadlines_.empty())) return;
+  loop_->cancel(std::exchange(wake_timer_, 0));
   wakes_ns_ = time_ns;
-  loop_->call_at(Clock::time_point(std::chrono::nanoseconds(time_ns)), [this, alive = std::weak_ptr<bool>(alive_)] {
-    if (!alive.expired()) end_late_steps(now_ns());
-  });
+  if (deadlines_.empty()) return;
+  wake_timer_ =
+      loop_->call_at(Clock::time_point(std::chrono::nanoseconds(time_ns)), [this, alive = std::weak_ptr<bool>(alive_)] {
+        if (alive.expired()) return;
+        wakes_ns_ = INT64_MAX;
+        end_late_steps(now_ns());
+      });
 }
 
 void Shard::end_late_steps(std::int64_t time_ns) {
-  wakes_ns_ = INT64_MAX;
-  while (!deadlines_.empty() && deadlines_.top().time_ns <= time_ns) {
-    const Deadline due = deadlines_.top();
-    deadlines_.pop();
-    const auto found = entries_.find(due.key);
-    if (found == entries_.end()) continue;
-    Entry& entry = found->second;
-    if (!entry.state.started() || entry.state.shape().step != due.step) continue;
+  while (!deadlines_.empty() && deadlines_.begin()->first <= time_ns) {
+    Entry& entry = entries_.at(deadlines_.extract(deadlines_.begin()).value().second);
+    entry.late->deadline_ns = 0;
     entry.late->overdue = true;
     end_without_missing(entry);
   }
-  if (!deadlines_.empty()) wake_at(deadlines_.top().time_ns);
+  wake_in_time();
 }
 
 /// Ends a step that is overdue, if that may be: with more than half of the ranks, none too far behind, and room for
@@ -155,7 +171,11 @@ void Shard::end_late_steps(std::int64_t time_ns) {
 void Shard::end_without_missing(Entry& entry) {
   Late& late = *entry.late;
   if (!late.overdue || !late.arrivals.more_than_half() || late.results.kept_count() >= pace_.bound ||
-      !entry.state.is_mean() || !pool_->has_room(entry.state.shape().payload_bytes))
+      !entry.state.is_mean())
+    return;
+  // What ending it takes beside what is kept: the sum, where its parts are lent, and the update.
+  const wire::Header& shape = entry.state.shape();
+  if (!pool_->has_room(shape.payload_bytes + update_bytes(shape)) || !late.results.make_room(shape.payload_bytes))
     return;
   for (Contribution& part : entry.state.leave_out_missing())
     late.results.in_flight.place(part.header.rank, part.from, std::move(part.buffer));
@@ -165,7 +185,7 @@ void Shard::end_without_missing(Entry& entry) {
 /// `result`: what its answers begin with. The state still knows who was in.
 void Shard::step_ended(Entry& entry, const wire::Header& result, const Result<std::shared_ptr<const Buffer>>& payload) {
   Late& late = *entry.late;
-  late.overdue = false;
+  clear_deadline(key_of(result), late);
   if (late.arrivals.more_than_half()) spread_.add(late.arrivals.deviation_ns());
   late.arrivals.reset();
   for (const auto rank : entry.state.left_out()) count_late(rank, result.step);
@@ -195,7 +215,7 @@ std::vector<LateRank> Shard::late_ranks() const {
   return late;
 }
 
-void Shard::drop_apart(Entry& entry, const Requester& from) {
+void Shard::drop_apart(std::uint64_t key, Entry& entry, const Requester& from) {
   if (entry.clocks) {
     entry.clocks->drop(&from);
     entry.clocks->in_flight.drop(&from, *pool_);
@@ -203,6 +223,7 @@ void Shard::drop_apart(Entry& entry, const Requester& from) {
   if (!entry.late) return;
   entry.late->results.in_flight.drop(&from, *pool_);
   for (const auto rank : entry.state.missing_ranks()) entry.late->arrivals.remove(rank);
+  if (!entry.late->arrivals.more_than_half()) clear_deadline(key, *entry.late);  // the next one that makes it sets one
 }
 
 }  // namespace poseidon

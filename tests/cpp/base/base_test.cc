@@ -154,6 +154,27 @@ TEST(BufferPool, CountsWhatItHoldsAndDropsWhatIsFreeFirst) {
   EXPECT_EQ(budget->used_bytes(), 0u);
 }
 
+TEST(BufferPool, KeepsOnlyWhatLeavesRoomForTheMostThatWasNeeded) {
+  const auto budget = std::make_shared<MemoryBudget>(1000);
+  const auto pool = std::make_shared<BufferPool>(budget);
+  Buffer first = pool->try_take(300);
+  Buffer second = pool->try_take(300);
+  pool->give_back(std::move(second));
+  ASSERT_TRUE(pool->try_keep(300)) << "the first one";
+  EXPECT_EQ(budget->used_bytes(), 900u) << "both, and one in place of the first";
+  EXPECT_FALSE(pool->try_keep(101));
+  EXPECT_FALSE(budget->try_charge(101)) << "others have what is left";
+  EXPECT_TRUE(budget->try_charge(100));
+  Buffer other = pool->try_take(600);
+  EXPECT_TRUE(other) << "of another size, as much as was needed";
+  EXPECT_FALSE(pool->has_room(1));
+  pool->give_back(std::move(other));
+  pool->give_back(std::move(first));
+  pool->end_keep(300);
+  EXPECT_TRUE(pool->has_room(900));
+  EXPECT_EQ(budget->used_bytes(), 100u);
+}
+
 TEST(Executor, RunsEveryPartOnceAndThenDone) {
   Executor executor(3);
   for (const std::size_t part_count : {0u, 1u, 2u, 100u}) {
