@@ -46,7 +46,7 @@ inline constexpr std::uint64_t kNotFactorable = ~std::uint64_t{0};
 struct LayerStats {
   Scheme scheme = Scheme::automatic;  // the scheme it took
   std::uint64_t step = 0;
-  bool present = false;            // some worker contributed
+  bool present = false;            // the result has some worker's contribution; the same on all ranks
   std::uint64_t factor_count = 0;  // K summed over the workers
   std::uint64_t bytes_sent = 0;    // on the wire, headers included, by the worker (not its shard)
   std::uint64_t bytes_received = 0;

@@ -176,7 +176,8 @@ Status ClientImpl::submit_locked(std::uint32_t layer, Start& start, std::int64_t
     start.data = start.destination = {};
     start.pieces = unit.group->pieces();
     nothing = unit.group->all_absent();
-    if (!unit.group->any_absent()) {
+    // With stragglers=drop the result may lack what this worker put in: its marks have to be seen first.
+    if (!unit.group->any_absent() && options_.stragglers == Stragglers::wait) {
       start.members.reserve(unit.layers.size());
       for (const LayerState* member : unit.layers) start.members.push_back(member->destination);
     }

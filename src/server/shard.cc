@@ -204,6 +204,8 @@ void Shard::finish(Entry& entry, Buffer sum) {
     payload = store(entry, std::move(sum), shape);
   else if (any_present)
     payload = std::shared_ptr<const Buffer>(pool_->share(std::move(sum)));
+  else if (entry.late && (shape.flags & wire::kStored) != 0)
+    payload = stored_of(entry).array(0);  // other chunks of the layer may have been updated
   struct Answer {
     Requester* to;
     std::uint32_t rank;

@@ -235,6 +235,27 @@ TEST(ShardStragglers, AStepOfAbsentRanksHasNoResult) {
   EXPECT_FALSE(paced.last(2).has_payload);
 }
 
+TEST(ShardStragglers, AStepOfAbsentRanksLeavesAStoredValueAndAnswersWithIt) {
+  PacedShard paced(3, dropping());
+  const auto header = [&](std::uint32_t rank, std::uint64_t step) {
+    auto one = paced.header(rank, step);
+    one.flags = wire::kStored;
+    return one;
+  };
+  // Without a rule the value is the last step's mean.
+  for (std::uint64_t step = 1; step <= 10; ++step)
+    for (std::uint32_t rank = 0; rank < 3; ++rank) ASSERT_TRUE(paced.push(header(rank, step), Floats{9, 4}).ok());
+  for (const std::uint32_t rank : {0u, 1u})
+    ASSERT_TRUE(paced.shard.add(absent_of(header(rank, 11)), paced.workers[rank], {}, nullptr).ok());
+  paced.time_passes();
+  ASSERT_TRUE(paced.push(header(2, 11), Floats{5, 5}).ok());
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    ASSERT_TRUE(paced.answered(rank, 11));
+    EXPECT_EQ(paced.last(rank).header.flags & wire::kAbsent, wire::kAbsent) << "there has been no update";
+    EXPECT_EQ(paced.result(rank), (Floats{9, 4}));
+  }
+}
+
 TEST(ShardStragglers, ServersThatUpdateKeepTheValueOfEachStep) {
   PacedShard paced(3, dropping());
   UpdateRule rule;
