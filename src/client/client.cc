@@ -184,7 +184,7 @@ Status ClientImpl::submit_locked(std::uint32_t layer, Start& start, std::int64_t
     start.absent = false;
     start.factor_count = kNotFactorable;
   }
-  start.catches_up = nothing && (start.catches_up || lateness_.behind() > 0);
+  start.catches_up = nothing && (start.catches_up || lateness_[unit.plan.get()].behind() > 0);
   const bool contributes = start.operation == Operation::push_pull || start.operation == Operation::push;
   if (contributes && unit.rule) start.rule = std::exchange(unit.rule, std::nullopt);
   loop_->post([this, &unit, moved = std::exchange(start, Start())]() mutable { begin(unit, std::move(moved)); });

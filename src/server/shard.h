@@ -93,9 +93,10 @@ class Shard {
   };
   /// What stragglers=drop needs for a chunk.
   struct Late {
-    explicit Late(std::uint32_t worker_count) : arrivals(worker_count) {}
+    explicit Late(std::uint32_t worker_count) : arrivals(worker_count), late_steps(worker_count, 0) {}
     Arrivals arrivals;
     LateResults results;
+    std::vector<std::uint64_t> late_steps;  // by rank: that have been ended without it
     bool overdue = false;  // the open step waits for nobody any more, but for those that are too far behind
   };
   /// When a chunk's step ends at the latest.
@@ -153,7 +154,7 @@ class Shard {
   void arrived(Entry& entry, std::uint32_t rank);
   void end_without_missing(Entry& entry);
   void step_ended(Entry& entry, const wire::Header& result, const Result<std::shared_ptr<const Buffer>>& payload);
-  void count_late(std::uint32_t rank, std::uint64_t step);
+  void count_late(Late& late, std::uint32_t rank, std::uint64_t step);
   void wake_at(std::int64_t time_ns);
   void drop_apart(Entry& entry, const Requester& from);
 

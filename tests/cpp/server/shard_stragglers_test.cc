@@ -384,6 +384,27 @@ TEST(ShardStragglers, ARankThatGoesTakesItsPartWithIt) {
   EXPECT_TRUE(paced.answered(0, 12));
 }
 
+TEST(ShardStragglers, StepsOfAModelThatIsWrappedLaterCountToo) {
+  PacedShard paced(4, dropping());
+  const auto make_steps = [&](std::uint32_t unit, std::uint64_t last) {
+    for (std::uint64_t step = 1; step <= last; ++step) {
+      for (const std::uint32_t rank : {0u, 1u, 2u, 3u}) {
+        if (rank == 3 && step > 10) paced.time_passes();
+        auto header = paced.header(rank, step);
+        header.unit = unit;
+        ASSERT_TRUE(paced.push(header, Floats{1}).ok());
+      }
+    }
+  };
+  make_steps(0, 12);
+  make_steps(1, 40);
+  make_steps(2, 31);
+  EXPECT_EQ(paced.noticed, std::vector<std::uint32_t>{3});
+  ASSERT_EQ(paced.shard.late_ranks().size(), 1u);
+  EXPECT_EQ(paced.shard.late_ranks()[0].late_steps, 30u) << "of the second model";
+  EXPECT_EQ(paced.shard.late_ranks()[0].late_chunks, 2u + 30 + 21);
+}
+
 TEST(ShardStragglers, TellsOnceOfARankThatIsOftenLate) {
   PacedShard paced(4, dropping());
   paced.learn();
