@@ -46,7 +46,7 @@ inline constexpr std::uint64_t kNotFactorable = ~std::uint64_t{0};
 struct LayerStats {
   Scheme scheme = Scheme::automatic;  // the scheme it took
   std::uint64_t step = 0;
-  bool present = false;            // some worker contributed
+  bool present = false;            // the result has some worker's contribution; the same on all ranks
   std::uint64_t factor_count = 0;  // K summed over the workers
   std::uint64_t bytes_sent = 0;    // on the wire, headers included, by the worker (not its shard)
   std::uint64_t bytes_received = 0;
@@ -75,12 +75,13 @@ struct LayerPriority {
   int priority_class = -1;  // 0 is brought first; −1: as the threshold says
 };
 
-/// A rank that steps have been completed without (stragglers=drop).
+/// A rank that steps have been completed without (stragglers=drop). Layers of different `add_layers` count their steps
+/// apart. Of another rank than its own a process knows what its server does: at least so many steps.
 struct LateRank {
   std::uint32_t rank = 0;
-  std::uint64_t late_steps = 0;   // in which at least one chunk was completed without it
+  std::uint64_t late_steps = 0;   // in which at least one chunk was completed without it; others: the chunk's with most
   std::uint64_t late_chunks = 0;  // how often that was so of a chunk
-  std::uint64_t last_step = 0;    // the last of these steps
+  std::uint64_t last_step = 0;    // the last of these steps, by the layers' own count
 };
 
 class Client {
@@ -208,8 +209,8 @@ class Client {
   // one.
 
   /// How many further steps have been completed without this rank, as the answers to its last exchanges say; 0 when it
-  /// was in time or has only one step missed. As long as it is more, `start_absent` counts for nothing, so that a rank
-  /// catches up with it. Cheap.
+  /// was in time or has only one step missed; of the layer that is furthest behind. As long as it is more for a layer,
+  /// `start_absent` counts for nothing for those added with it, so that a rank catches up with it. Cheap.
   virtual std::uint64_t behind() const = 0;
   /// Who has been late and how often, by rank: this rank, and those that the server of this process knows of. Ranks
   /// that have never been late are left out.

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -33,6 +34,9 @@ class FileDescriptor {
  private:
   int fd_ = -1;
 };
+
+/// Whether a call on a socket that does not block failed only because it would have had to.
+inline bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
 /// "Connection refused" for ECONNREFUSED, …; thread-safe, unlike strerror.
 inline std::string errno_text(int error) { return std::system_category().message(error); }

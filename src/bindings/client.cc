@@ -250,7 +250,8 @@ void bind_stats(nb::module_& module) {
       .def_ro("completed_ns", &LayerStats::completed_ns);
   nb::class_<LateRank>(module, "LateRank", "A rank that steps have been completed without (stragglers=drop).")
       .def_ro("rank", &LateRank::rank)
-      .def_ro("late_steps", &LateRank::late_steps, "Steps in which at least one chunk was completed without it.")
+      .def_ro("late_steps", &LateRank::late_steps,
+              "Steps in which at least one chunk was completed without it; of another rank at least so many.")
       .def_ro("late_chunks", &LateRank::late_chunks)
       .def_ro("last_step", &LateRank::last_step, "The last of these steps.");
   nb::class_<TrafficStats>(module, "TrafficStats", "Network bytes of this process since connect.")

@@ -176,14 +176,15 @@ Status ClientImpl::submit_locked(std::uint32_t layer, Start& start, std::int64_t
     start.data = start.destination = {};
     start.pieces = unit.group->pieces();
     nothing = unit.group->all_absent();
-    if (!unit.group->any_absent()) {
+    // With stragglers=drop the result may lack what this worker put in: its marks have to be seen first.
+    if (!unit.group->any_absent() && options_.stragglers == Stragglers::wait) {
       start.members.reserve(unit.layers.size());
       for (const LayerState* member : unit.layers) start.members.push_back(member->destination);
     }
     start.absent = false;
     start.factor_count = kNotFactorable;
   }
-  start.catches_up = nothing && (start.catches_up || lateness_.behind() > 0);
+  start.catches_up = nothing && (start.catches_up || lateness_[unit.plan.get()].behind() > 0);
   const bool contributes = start.operation == Operation::push_pull || start.operation == Operation::push;
   if (contributes && unit.rule) start.rule = std::exchange(unit.rule, std::nullopt);
   loop_->post([this, &unit, moved = std::exchange(start, Start())]() mutable { begin(unit, std::move(moved)); });

@@ -111,7 +111,7 @@ class ClientImpl final : public Client, private Receiver {
   Status set_priorities(std::uint32_t first_layer, std::span<const LayerPriority> priorities,
                         double priority_threshold) override;
   std::vector<std::string> notices() const override;
-  std::uint64_t behind() const override { return lateness_.behind(); }
+  std::uint64_t behind() const override;
   std::vector<LateRank> straggler_report() const override;
   LayerStats layer_stats(std::uint32_t layer) const override;
   TrafficStats traffic() const override;
@@ -273,7 +273,7 @@ class ClientImpl final : public Client, private Receiver {
   bool all_closed_ = false;
   Status status_;  // the first failure; everything after it fails alike
   std::vector<std::string> notices_;
-  Lateness lateness_;  // behind(): any thread
+  std::map<const Plan*, Lateness> lateness_;  // by what was added together
   std::uint32_t next_unit_id_ = 0;
 
   bool shut_down_ = false;  // the owner's thread

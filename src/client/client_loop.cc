@@ -253,7 +253,8 @@ void ClientImpl::finished(UnitState& unit) {
   unit.next_scheme = unit.syncer.next_scheme();
   const bool contributes = exchange.operation == Operation::push_pull || exchange.operation == Operation::push;
   if (contributes && (exchange.late_chunks > 0 || unit.behind > 0))
-    lateness_.note(exchange.step, exchange.late_chunks, std::exchange(unit.behind, exchange.behind), exchange.behind);
+    lateness_[unit.plan.get()].note(exchange.step, exchange.late_chunks, std::exchange(unit.behind, exchange.behind),
+                                    exchange.behind);
   const std::int64_t time_ns = now_ns();
   const double unit_bytes = static_cast<double>(std::max<std::size_t>(1, unit.syncer.unit().size_bytes));
   const double sent_share = static_cast<double>(exchange.bytes_sent) / unit_bytes;

@@ -1,18 +1,17 @@
 // Lateness: what the answers to a rank's pushes say of its being late (stragglers=drop).
 #pragma once
 
+#include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "poseidon/client.h"
 #include "wire/pace.h"
 
 namespace poseidon {
 
-/// Under its client's mutex, but for behind().
+/// Of the units that were added together: those of one model go through the same steps, others count theirs apart.
 class Lateness {
  public:
   /// A unit's exchange has completed, `late_chunks` of it too late. The unit was so many steps behind before, and is
@@ -25,25 +24,23 @@ class Lateness {
     }
     if (behind_before > 0) --units_behind_[behind_before];
     if (behind_now > 0) ++units_behind_[behind_now];
-    std::uint32_t most = wire::kMostStragglerSteps;
-    while (most > 0 && units_behind_[most] == 0) --most;
-    behind_.store(most, std::memory_order_relaxed);
+    behind_ = wire::kMostStragglerSteps;
+    while (behind_ > 0 && units_behind_[behind_] == 0) --behind_;
   }
 
-  /// Of the unit that is furthest behind. Any thread.
-  std::uint32_t behind() const { return behind_.load(std::memory_order_relaxed); }
-  /// This rank, if it has ever been late.
-  std::vector<LateRank> report(std::uint32_t rank) const {
-    if (own_.late_chunks == 0) return {};
-    LateRank own = own_;
-    own.rank = rank;
-    return {own};
+  /// Of the unit that is furthest behind.
+  std::uint32_t behind() const { return behind_; }
+  /// Counts these steps into `all`.
+  void add_to(LateRank& all) const {
+    all.late_steps += own_.late_steps;
+    all.late_chunks += own_.late_chunks;
+    all.last_step = std::max(all.last_step, own_.last_step);
   }
 
  private:
   LateRank own_;
   std::array<std::uint32_t, wire::kMostStragglerSteps + 1> units_behind_{};  // how many, by steps
-  std::atomic<std::uint32_t> behind_{0};
+  std::uint32_t behind_ = 0;
 };
 
 }  // namespace poseidon

@@ -58,7 +58,7 @@ void StoreServer::enter(ByteStream stream) {
 
 /// Whoever has something to read that makes no event is woken because it can write.
 std::uint32_t StoreServer::wanted_events(const Connection& connection) {
-  if (!connection.out.empty() || connection.stream.has_unsent()) return EPOLLOUT;
+  if (connection.is_sending()) return EPOLLOUT;
   return connection.stream.has_unread() ? EPOLLIN | EPOLLOUT : EPOLLIN;
 }
 
@@ -72,7 +72,7 @@ void StoreServer::on_ready(int fd) {
 
 /// Takes what has come, up to a connection's share. False when it has ended.
 bool StoreServer::receive(Connection& connection) {
-  if (!connection.out.empty() || connection.stream.has_unsent()) return true;
+  if (connection.is_sending()) return true;
   std::array<char, kReadBytes> block;
   std::array<iovec, 1> piece{{{block.data(), block.size()}}};
   const Transfer got = connection.stream.receive(piece);
@@ -84,7 +84,7 @@ bool StoreServer::receive(Connection& connection) {
 
 /// Sends what there is to send. False when the connection has ended.
 bool StoreServer::flush(Connection& connection) {
-  while (!connection.out.empty() || connection.stream.has_unsent()) {
+  while (connection.is_sending()) {
     std::array<iovec, 1> rest{
         {{connection.out.data() + connection.sent_bytes, connection.out.size() - connection.sent_bytes}}};
     const Transfer sent = connection.stream.send(rest);
@@ -102,7 +102,7 @@ bool StoreServer::flush(Connection& connection) {
 bool StoreServer::answer_all(Connection& connection) {
   for (;;) {
     if (!flush(connection)) return false;
-    if (!connection.out.empty() || connection.stream.has_unsent()) return true;
+    if (connection.is_sending()) return true;
     const auto request = parse_request(connection.in);
     if (!request.ok()) return false;
     if (!request.value()) return true;

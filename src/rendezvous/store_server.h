@@ -39,6 +39,7 @@ class StoreServer {
     std::string in;
     std::string out;  // one answer at a time: who does not read gets no more of them
     std::size_t sent_bytes = 0;
+    bool is_sending() const { return !out.empty() || stream.has_unsent(); }
   };
 
   void enter(ByteStream stream);

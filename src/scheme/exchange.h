@@ -75,8 +75,8 @@ struct Exchange {
   std::span<std::byte> data;         // dense gradient; sfb and adam: the factors' destination
   std::span<std::byte> destination;  // ps, adam: of the result; often the same memory
   // A group's contribution, as the unit lays it out, instead of `data`. Its result goes to the members at once
-  // where this worker contributed to all of them (`members`); else, since the footer has to say first which
-  // members there are, into `group_result`.
+  // where this worker contributed to all of them and is in the result for sure (`members`); else, since the footer
+  // has to say first which members there are, into `group_result`.
   std::vector<std::span<const std::byte>> pieces;
   std::vector<std::span<std::byte>> members;
   std::vector<Buffer> member_chunks;  // being received, by chunk, on their way to the members
@@ -92,10 +92,11 @@ struct Exchange {
   bool received = false;          // everything expected is here
   std::size_t sends_pending = 0;  // sends that still read this worker's memory
   std::vector<bool> chunk_received;
+  std::vector<std::uint32_t> empty_chunks;  // whose result is that nobody contributed to them
   std::size_t chunks_missing = 0;
 
   // Outcome.
-  bool present = false;                // some worker contributed
+  bool present = false;                // some worker contributed, to some chunk
   std::uint64_t factor_count_sum = 0;  // over the workers
   std::uint64_t bytes_sent = 0;
   std::uint64_t bytes_received = 0;

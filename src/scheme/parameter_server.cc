@@ -11,7 +11,19 @@ namespace poseidon {
 void ParameterServer::expect_results(Exchange& exchange) {
   exchange.chunks_missing = exchange.unit->chunks.size();
   exchange.chunk_received.assign(exchange.chunks_missing, false);
+  exchange.empty_chunks.clear();
   exchange.received = exchange.chunks_missing == 0;
+  exchange.present = exchange.received && !exchange.absent;  // without elements there is nobody to ask
+}
+
+/// With stragglers=drop a step may have ended without the only worker that contributed, for some chunks and not for
+/// others. All workers then have to take the same for the gradient of these.
+void ParameterServer::clear_empty_chunks(const Exchange& exchange) {
+  if (!exchange.present || exchange.stored || exchange.destination.empty()) return;
+  for (const std::uint32_t index : exchange.empty_chunks) {
+    const Chunk& chunk = exchange.unit->chunks[index];
+    std::memset(exchange.destination.data() + chunk.offset_bytes, 0, chunk.size_bytes);
+  }
 }
 
 /// A chunk's bytes, where they lie: in one piece, or in those of a group.
@@ -137,7 +149,7 @@ Status ParameterServer::receive(Exchange& exchange, const wire::Header& header, 
                                 const Links& links) const {
   const bool absent = (header.flags & wire::kAbsent) != 0;
   wire::Header expected = header;
-  if (absent && exchange.operation != Operation::push)
+  if (absent && payload.empty() && exchange.operation != Operation::push)
     expected.payload_bytes =
         header.chunk < exchange.unit->chunks.size() ? exchange.unit->chunks[header.chunk].size_bytes : 0;
   if (exchange.members.empty()) {
@@ -157,10 +169,13 @@ Status ParameterServer::receive(Exchange& exchange, const wire::Header& header, 
     ++exchange.late_chunks;
     exchange.behind = std::max(exchange.behind, std::min(header.rows, wire::kMostStragglerSteps));
   }
-  exchange.present = !absent;
+  exchange.present = exchange.present || !absent;
+  if (absent) exchange.empty_chunks.push_back(header.chunk);
   exchange.factor_count_sum = header.factor_count;
-  if (only_receives(exchange.operation)) exchange.update_count = header.step;
+  // Chunks may have been updated in different steps (stragglers=drop).
+  if (only_receives(exchange.operation)) exchange.update_count = std::max(exchange.update_count, header.step);
   exchange.received = --exchange.chunks_missing == 0;
+  if (exchange.received) clear_empty_chunks(exchange);
   exchange.complete_if_done();
   return {};
 }

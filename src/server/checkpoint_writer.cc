@@ -5,12 +5,12 @@
 #include <utility>
 
 #include "server/checkpoint_directory.h"
+#include "server/limits.h"
 
 namespace poseidon {
 
 namespace {
 
-constexpr std::size_t kMaxNotices = 64;
 constexpr int kNice = 10;  // training comes first
 
 }  // namespace
@@ -56,7 +56,7 @@ void CheckpointWriter::finish() {
 
 void CheckpointWriter::note(std::string text) {
   const std::lock_guard lock(mutex_);
-  if (notices_.size() < kMaxNotices) notices_.push_back(std::move(text));
+  if (notices_.size() < limits::kNotices) notices_.push_back(std::move(text));
 }
 
 std::vector<std::string> CheckpointWriter::notices() const {

@@ -12,7 +12,8 @@ inline constexpr std::uint32_t kWorkers = 1u << 16;  // of a job
 // Of a rank to one core: as many as the most flows and priority classes make.
 inline constexpr std::size_t kConnectionsPerRank = 128;
 inline constexpr std::size_t kChunks = 1u << 22;  // of a job on one core
-inline constexpr std::size_t kRules = 1u << 20;   // the same: units with a rule
+// The same: units with a rule; of each worker, where each has its own (consistency=ssp, async).
+inline constexpr std::size_t kRules = 1u << 20;
 
 // Connections to one core that have not said hello: when one more comes the oldest goes.
 inline constexpr std::size_t kStrangers = 256;
@@ -25,5 +26,8 @@ inline constexpr std::size_t kMessageBytes = 256;
 inline constexpr std::size_t kMessagesCounted = 64;
 // What an entry of a table costs its job beside itself, allocation and links: an estimate.
 inline constexpr std::size_t kNodeBytes = 64;
+
+// What a server tells its owner of late ranks, and what of checkpoints; further ones are not told.
+inline constexpr std::size_t kNotices = 64;
 
 }  // namespace poseidon::limits

@@ -276,9 +276,7 @@ std::string ServerCore::pace_objection(const Job* job, const wire::Hello& hello)
   if (job != nullptr && job->pace != *hello.pace)
     return rank + " has other options than the job's other ranks: stragglers, straggler_factor, straggler_steps, " +
            "consistency and staleness are the same for all";
-  const bool baseline = options_.aggregation == Aggregation::wide || options_.reduce_order == ReduceOrder::arrival ||
-                        options_.assignment == Assignment::worker;
-  if (hello.pace->stragglers == Stragglers::drop && baseline)
+  if (hello.pace->stragglers == Stragglers::drop && wire::has_baselines(options_))
     return "this server has aggregation=wide, reduce_order=arrival or assignment=worker, which are baselines and "
            "cannot leave stragglers out";
   if (hello.pace->consistency != Consistency::bsp && surroundings_.checkpoints != nullptr)

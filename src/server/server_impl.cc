@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "server/checkpoint_directory.h"
+#include "server/limits.h"
 
 namespace poseidon {
 
@@ -57,9 +58,12 @@ ServerImpl::ServerImpl(const Options& options, std::vector<std::shared_ptr<Loop>
     surroundings.executor = executor_.get();
     surroundings.checkpoints = checkpoints_.get();
     if (records_) surroundings.on_failure = [this](const JobFailure& failure) { records_->write(failure); };
-    surroundings.on_late_rank = [this](const JobName& job, std::uint32_t rank, const std::string& text) {
+    surroundings.on_late_rank = [this, tenants](const JobName& job, std::uint32_t rank, const std::string& text) {
+      if (!tenants->first_notice(job, rank)) return;
       const std::lock_guard lock(mutex_);
-      if (late_told_.emplace(job, rank).second) notices_.push_back("job '" + job.name + "': " + text);
+      if (late_notice_count_ == limits::kNotices) return;
+      ++late_notice_count_;
+      notices_.push_back("job '" + job.name + "': " + text);
     };
     cores_.push_back(std::make_unique<ServerCore>(options, loops[core], std::move(surroundings)));
   }

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -54,7 +53,8 @@ class ServerImpl final : public Server {
   /// Adds what the cores know to a flight record, as one value. Any thread but theirs; waits for them.
   void report(JsonWriter& json, std::int64_t time_ns);
 
-  /// The ranks that steps have been ended without, by rank, as far as this server knows. Any thread but the cores'.
+  /// The ranks that steps have been ended without, by rank, as far as this server knows; in at least so many. Any
+  /// thread but the cores'.
   std::vector<LateRank> late_ranks();
 
   /// Network bytes of all flows so far: sent, received. Any thread but the cores'.
@@ -67,10 +67,10 @@ class ServerImpl final : public Server {
   std::unique_ptr<CheckpointWriter> checkpoints_;  // null: nothing is saved
   Status checkpoint_status_;                       // of their directory
   mutable std::mutex mutex_;
-  mutable std::vector<std::string> notices_;               // under mutex_: in the order in which they were asked for
-  mutable std::size_t checkpoint_notice_count_ = 0;        // under mutex_: of those in `notices_`
-  std::set<std::pair<JobName, std::uint32_t>> late_told_;  // under mutex_
-  std::vector<std::string> addresses_;                     // of every core, on the first transport
+  mutable std::vector<std::string> notices_;         // under mutex_: in the order in which they were asked for
+  mutable std::size_t checkpoint_notice_count_ = 0;  // under mutex_: of those in `notices_`
+  std::size_t late_notice_count_ = 0;                // under mutex_: of late ranks
+  std::vector<std::string> addresses_;               // of every core, on the first transport
   std::vector<std::string> last_addresses_;
   std::vector<std::unique_ptr<ServerCore>> cores_;
 };

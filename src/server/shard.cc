@@ -203,6 +203,8 @@ void Shard::finish(Entry& entry, Buffer sum) {
     payload = store(entry, std::move(sum), shape);
   else if (any_present)
     payload = std::shared_ptr<const Buffer>(pool_->share(std::move(sum)));
+  else if (entry.late && (shape.flags & wire::kStored) != 0)
+    payload = stored_of(entry).array(0);  // other chunks of the layer may have been updated
   struct Answer {
     Requester* to;
     std::uint32_t rank;
@@ -276,9 +278,9 @@ Status Shard::keep_rule(std::uint64_t key, const Rule& rule) {
     if (pace_.stragglers == Stragglers::wait || rule.step >= known->second.step) known->second = rule;
     return {};
   }
-  if (rules_.size() >= limits::kRules)
-    return {ErrorCode::refused,
-            "a core of a server keeps at most " + std::to_string(limits::kRules) + " rules of a job"};
+  const std::size_t most = limits::kRules * (pace_.consistency == Consistency::bsp ? 1 : worker_count_);
+  if (rules_.size() >= most)
+    return {ErrorCode::refused, "a core of a server keeps at most " + std::to_string(most) + " rules of a job"};
   if (!pool_->try_charge(kRuleBytes)) return no_room(kRuleBytes);
   rules_.emplace(key, rule);
   return {};

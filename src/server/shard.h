@@ -94,11 +94,12 @@ class Shard {
   /// What stragglers=drop needs for a chunk.
   struct Late {
     Late(std::uint32_t worker_count, const std::shared_ptr<BufferPool>& pool)
-        : arrivals(worker_count), results(worker_count, pool) {}
+        : arrivals(worker_count), results(worker_count, pool), late_steps(worker_count, 0) {}
     Arrivals arrivals;
     LateResults results;
-    std::int64_t deadline_ns = 0;  // of the open step, in `deadlines_`; 0: none yet, or it is over
-    bool overdue = false;          // the open step waits for nobody any more, but for those that are too far behind
+    std::vector<std::uint64_t> late_steps;  // by rank: that have been ended without it
+    std::int64_t deadline_ns = 0;           // of the open step, in `deadlines_`; 0: none yet, or it is over
+    bool overdue = false;  // the open step waits for nobody any more, but for those that are too far behind
   };
   struct Entry {
     Entry(std::uint32_t worker_count, Reduction reduction, const std::shared_ptr<BufferPool>& pool)
@@ -149,7 +150,7 @@ class Shard {
   void arrived(Entry& entry, std::uint32_t rank);
   void end_without_missing(Entry& entry);
   void step_ended(Entry& entry, const wire::Header& result, const Result<std::shared_ptr<const Buffer>>& payload);
-  void count_late(std::uint32_t rank, std::uint64_t step);
+  void count_late(Late& late, std::uint32_t rank, std::uint64_t step);
   void set_deadline(std::uint64_t key, Late& late, std::int64_t time_ns);
   void clear_deadline(std::uint64_t key, Late& late);
   void wake_in_time();

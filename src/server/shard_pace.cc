@@ -35,7 +35,7 @@ void Shard::set_pace(const wire::Pace& pace, Loop* loop,
   if (pace.stragglers == Stragglers::drop) {
     // What is still being received when a step ends must not be in its sum.
     reduction_.aggregation = Aggregation::at_once;
-    entry_bytes_ += sizeof(Late) + worker_count_ * sizeof(std::int64_t);
+    entry_bytes_ += sizeof(Late) + worker_count_ * (sizeof(std::int64_t) + sizeof(std::uint64_t));
     entry_bytes_ += limits::kNodeBytes;  // of a deadline
     noticed_.assign(worker_count_, false);
     for (std::uint32_t rank = 0; rank < worker_count_; ++rank) late_ranks_.push_back({rank});
@@ -188,23 +188,22 @@ void Shard::step_ended(Entry& entry, const wire::Header& result, const Result<st
   clear_deadline(key_of(result), late);
   if (late.arrivals.more_than_half()) spread_.add(late.arrivals.deviation_ns());
   late.arrivals.reset();
-  for (const auto rank : entry.state.left_out()) count_late(rank, result.step);
+  for (const auto rank : entry.state.left_out()) count_late(late, rank, result.step);
   late.results.end(result, payload, entry.state.left_out());
 }
 
-void Shard::count_late(std::uint32_t rank, std::uint64_t step) {
+/// Each chunk counts its own steps: those of different models are not the same.
+void Shard::count_late(Late& late, std::uint32_t rank, std::uint64_t step) {
+  const std::uint64_t late_steps = ++late.late_steps[rank];
   LateRank& counted = late_ranks_[rank];
   ++counted.late_chunks;
-  if (step > counted.last_step) {
-    counted.last_step = step;
-    ++counted.late_steps;
-  }
+  counted.last_step = std::max(counted.last_step, step);
+  counted.late_steps = std::max(counted.late_steps, late_steps);
   const std::uint64_t judged_steps = step - kLearningSteps;
-  if (!on_notice_ || noticed_[rank] || judged_steps < kStepsToJudge || counted.late_steps * kRarely <= judged_steps)
-    return;
+  if (!on_notice_ || noticed_[rank] || judged_steps < kStepsToJudge || late_steps * kRarely <= judged_steps) return;
   noticed_[rank] = true;
-  on_notice_(rank, "rank " + std::to_string(rank) + " comes late: " + std::to_string(counted.late_steps) +
-                       " of the last " + std::to_string(judged_steps) +
+  on_notice_(rank, "rank " + std::to_string(rank) + " comes late: " + std::to_string(late_steps) + " of the last " +
+                       std::to_string(judged_steps) +
                        " steps ended without its gradients (stragglers=drop), and what only it learns from is "
                        "underrepresented; see what slows its host down, or raise straggler_factor");
 }

@@ -2,10 +2,14 @@
 #pragma once
 
 #include <compare>
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "base/memory_budget.h"
 #include "poseidon/options.h"
@@ -32,12 +36,20 @@ class Tenants {
   /// with this secret.
   std::shared_ptr<MemoryBudget> admit(const JobName& job);
 
+  /// Whether nobody has asked this of the job's rank before, since the job has been here. For what is told once.
+  bool first_notice(const JobName& job, std::uint32_t rank);
+
  private:
+  struct Tenant {
+    Tenant(std::size_t memory_limit, std::shared_ptr<MemoryBudget> whole) : budget(memory_limit, std::move(whole)) {}
+    MemoryBudget budget;
+    std::set<std::uint32_t> noticed;  // ranks; under mutex_
+  };
   const int max_jobs_;
   const std::size_t memory_limit_;
   const std::shared_ptr<MemoryBudget> server_memory_;
   std::mutex mutex_;
-  std::map<JobName, std::weak_ptr<MemoryBudget>> budgets_;
+  std::map<JobName, std::weak_ptr<Tenant>> tenants_;
 };
 
 }  // namespace poseidon

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/file_descriptor.h"
 #include "transport/tls/tls_session.h"
 
 namespace poseidon {
@@ -45,7 +46,7 @@ HandshakeStep advance(wire::Handshake& handshake, int socket) {
     std::array<std::byte, wire::kLongestHandshakeBytes> bytes;
     const ssize_t got = ::recv(socket, bytes.data(), wanted_bytes, MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK ? HandshakeStep::waiting : HandshakeStep::failed;
+    if (got < 0) return would_block(errno) ? HandshakeStep::waiting : HandshakeStep::failed;
     if (got == 0) return HandshakeStep::ended;
     handshake.receive(std::span(bytes).first(static_cast<std::size_t>(got)));
   }

@@ -16,10 +16,7 @@ msghdr message_of(std::span<iovec> pieces) {
 }
 
 /// What a system call that has failed comes to.
-Transfer stopped(int error) {
-  const bool blocked = error == EAGAIN || error == EWOULDBLOCK;
-  return {blocked ? Transfer::Outcome::blocked : Transfer::Outcome::failed};
-}
+Transfer stopped(int error) { return {would_block(error) ? Transfer::Outcome::blocked : Transfer::Outcome::failed}; }
 
 }  // namespace
 

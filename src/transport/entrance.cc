@@ -51,7 +51,7 @@ void Entrance::accept_some() {
       admit(std::move(socket));
       continue;
     }
-    if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+    if (would_block(errno)) return;
     if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
       if (strangers_.empty()) return pause();
       turn_away(strangers_.begin());

@@ -41,7 +41,7 @@ const char* kind_name(Kind kind);
 
 /// Bits of Header::flags.
 enum Flag : std::uint8_t {
-  kAbsent = 1,     // the sender has no contribution; the payload is empty
+  kAbsent = 1,     // nobody has contributed (push, factors: the sender); no payload but that of a stored value
   kDense = 2,      // a factors message whose payload is the dense gradient
   kTransient = 4,  // the server forgets the chunk when all have its result
   kStored = 8,     // the server keeps the chunk's value: a push updates or replaces it, a pull asks for it

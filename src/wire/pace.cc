@@ -43,6 +43,11 @@ Result<Pace> pace_of(const Options& options) {
   return pace;
 }
 
+bool has_baselines(const Options& options) {
+  return options.aggregation == Aggregation::wide || options.reduce_order == ReduceOrder::arrival ||
+         options.assignment == Assignment::worker;
+}
+
 void write_pace(const Pace& pace, Header& header) {
   header.unit = pace.stragglers == Stragglers::drop      ? kDrop
                 : pace.consistency == Consistency::ssp   ? kSsp

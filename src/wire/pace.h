@@ -28,6 +28,9 @@ struct Pace {
 /// other.
 Result<Pace> pace_of(const Options& options);
 
+/// Whether the options choose a baseline of aggregation, which cannot leave stragglers out.
+bool has_baselines(const Options& options);
+
 /// To and from the fields of a hello's header that have no other meaning there. Empty for what no `pace_of` gives.
 void write_pace(const Pace& pace, Header& header);
 std::optional<Pace> read_pace(const Header& header);

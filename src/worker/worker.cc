@@ -315,8 +315,7 @@ Status check_pace(const Options& options) {
   if ((drops || !steps) && options.on_failure != OnFailure::abort)
     return {ErrorCode::invalid_argument,
             what + " needs on_failure=abort: ranks that are not in the same step cannot make it again"};
-  if (drops && (options.aggregation == Aggregation::wide || options.reduce_order == ReduceOrder::arrival ||
-                options.assignment == Assignment::worker))
+  if (drops && wire::has_baselines(options))
     return {ErrorCode::invalid_argument,
             what + " does not go with the baselines aggregation=wide, reduce_order=arrival and assignment=worker"};
   if (!steps && !options.checkpoint_dir.empty())

@@ -328,13 +328,14 @@ class Synchronizer:
         # Autograd has to know that these have changed; one call for all, since each is slow.
         torch.autograd.graph.increment_version([job.grad for job in jobs if job.in_place and job.grad is not None])
         for job in jobs:
-            present = not job.absent or self._client.layer_stats(job.entry.layer).present
+            # Not `job.absent`: what this rank has contributed may have come too late to be in.
+            stats = self._client.layer_stats(job.entry.layer)
             if job.attempt >= 0 and self.uses_factors(job.entry):
-                job.entry.note_factor_sum(job.attempt, self._client.layer_stats(job.entry.layer).factor_count)
+                job.entry.note_factor_sum(job.attempt, stats.factor_count)
             if job.entry.stored is None:
-                job.land(present)
+                job.land(stats.present)
             else:
-                job.land_update(present)
+                job.land_update(stats.present)
 
     def _completed(self) -> None:
         run, self._flying = self._flying, None
@@ -358,8 +359,8 @@ class Synchronizer:
 
         def resolve(_: PendingGradient) -> torch.Tensor:
             self.settle([entry])
-            assert job.value is not None
-            return job.value
+            # Nobody's, where this rank's came too late and no other had one.
+            return torch.zeros_like(entry.param) if job.value is None else job.value
 
         job.stand_aside(PendingGradient.make(entry.param, resolve, job.zero_later))
 

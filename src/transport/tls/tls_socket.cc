@@ -7,11 +7,11 @@
 #include <cerrno>
 #include <span>
 
+#include "base/file_descriptor.h"
+
 namespace poseidon::tls {
 
 namespace {
-
-bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
 TlsSocket& socket_of(BIO* bio) { return *static_cast<TlsSocket*>(BIO_get_data(bio)); }
 

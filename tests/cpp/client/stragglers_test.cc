@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <latch>
 #include <string>
 #include <thread>
 #include <vector>
@@ -185,6 +186,28 @@ TEST(Stragglers, WhoIsAbsentMayStayOutOfTheMean) {
       }
     });
   }
+}
+
+TEST(Stragglers, WhoIsBehindInOneModelCountsInAnother) {
+  TestCluster cluster(paced_options(dropping(Medium::automatic)));
+  ASSERT_TRUE(cluster.connected());
+  const auto first = cluster.add({matrix_layer("matrix", 64, 64), vector_layer("bias", 64), vector_layer("norm", 10)});
+  const auto other = cluster.add({matrix_layer("other", 64, 64)});
+  std::latch are_ahead(kRanks - 1);
+  cluster.each([&](std::size_t rank, Client& client) {
+    Trained trained;
+    for (std::uint32_t step = 1; step <= 12; ++step) make_step(client, first, step, trained);
+    if (rank == kSlow) are_ahead.wait();
+    for (std::uint32_t step = 13; step <= (rank == kSlow ? 13 : 15); ++step) make_step(client, first, step, trained);
+    if (rank != kSlow) are_ahead.count_down();
+    EXPECT_EQ(client.behind() > 0, rank == kSlow);
+    std::vector<float> values(64 * 64, static_cast<float>(rank + 1));
+    const Status status = rank == kSlow ? client.start_absent(other, bytes_of(values), kRanks)
+                                        : client.start(other, bytes_of(values), kRanks);
+    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_TRUE(client.wait_all(always).ok());
+    EXPECT_EQ(values, std::vector<float>(64 * 64, 6.0F / 4)) << "rank " << rank;
+  });
 }
 
 TEST(Stragglers, AServerThatStandsAloneServesJobsOfEitherKind) {

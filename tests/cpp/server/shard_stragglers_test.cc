@@ -235,6 +235,27 @@ TEST(ShardStragglers, AStepOfAbsentRanksHasNoResult) {
   EXPECT_FALSE(paced.last(2).has_payload);
 }
 
+TEST(ShardStragglers, AStepOfAbsentRanksLeavesAStoredValueAndAnswersWithIt) {
+  PacedShard paced(3, dropping());
+  const auto header = [&](std::uint32_t rank, std::uint64_t step) {
+    auto one = paced.header(rank, step);
+    one.flags = wire::kStored;
+    return one;
+  };
+  // Without a rule the value is the last step's mean.
+  for (std::uint64_t step = 1; step <= 10; ++step)
+    for (std::uint32_t rank = 0; rank < 3; ++rank) ASSERT_TRUE(paced.push(header(rank, step), Floats{9, 4}).ok());
+  for (const std::uint32_t rank : {0u, 1u})
+    ASSERT_TRUE(paced.shard.add(absent_of(header(rank, 11)), paced.workers[rank], {}, nullptr).ok());
+  paced.time_passes();
+  ASSERT_TRUE(paced.push(header(2, 11), Floats{5, 5}).ok());
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    ASSERT_TRUE(paced.answered(rank, 11));
+    EXPECT_EQ(paced.last(rank).header.flags & wire::kAbsent, wire::kAbsent) << "there has been no update";
+    EXPECT_EQ(paced.result(rank), (Floats{9, 4}));
+  }
+}
+
 TEST(ShardStragglers, ServersThatUpdateKeepTheValueOfEachStep) {
   PacedShard paced(3, dropping());
   UpdateRule rule;
@@ -361,6 +382,27 @@ TEST(ShardStragglers, ARankThatGoesTakesItsPartWithIt) {
   for (const std::uint32_t rank : {0u, 2u}) ASSERT_TRUE(paced.push(rank, 12, values).ok());
   paced.time_passes();
   EXPECT_TRUE(paced.answered(0, 12));
+}
+
+TEST(ShardStragglers, StepsOfAModelThatIsWrappedLaterCountToo) {
+  PacedShard paced(4, dropping());
+  const auto make_steps = [&](std::uint32_t unit, std::uint64_t last) {
+    for (std::uint64_t step = 1; step <= last; ++step) {
+      for (const std::uint32_t rank : {0u, 1u, 2u, 3u}) {
+        if (rank == 3 && step > 10) paced.time_passes();
+        auto header = paced.header(rank, step);
+        header.unit = unit;
+        ASSERT_TRUE(paced.push(header, Floats{1}).ok());
+      }
+    }
+  };
+  make_steps(0, 12);
+  make_steps(1, 40);
+  make_steps(2, 31);
+  EXPECT_EQ(paced.noticed, std::vector<std::uint32_t>{3});
+  ASSERT_EQ(paced.shard.late_ranks().size(), 1u);
+  EXPECT_EQ(paced.shard.late_ranks()[0].late_steps, 30u) << "of the second model";
+  EXPECT_EQ(paced.shard.late_ranks()[0].late_chunks, 2u + 30 + 21);
 }
 
 TEST(ShardStragglers, TellsOnceOfARankThatIsOftenLate) {

@@ -248,5 +248,19 @@ TEST(Tenants, AJobKeepsItsMemoryAsLongAsSomebodyHoldsIt) {
   EXPECT_EQ(tenants.admit({"red", "a"})->used_bytes(), 0u);
 }
 
+TEST(Tenants, NoticeOfARankIsTheFirstOnceForAsLongAsItsJobIsHere) {
+  Tenants tenants{Options()};
+  auto job = tenants.admit({"red", "a"});
+  const auto other = tenants.admit({"blue", "a"});
+  EXPECT_TRUE(tenants.first_notice({"red", "a"}, 1));
+  EXPECT_FALSE(tenants.first_notice({"red", "a"}, 1));
+  EXPECT_TRUE(tenants.first_notice({"red", "a"}, 2));
+  EXPECT_TRUE(tenants.first_notice({"blue", "a"}, 1));
+  job.reset();
+  EXPECT_FALSE(tenants.first_notice({"red", "a"}, 3)) << "it has gone";
+  job = tenants.admit({"red", "a"});
+  EXPECT_TRUE(tenants.first_notice({"red", "a"}, 1));
+}
+
 }  // namespace
 }  // namespace poseidon

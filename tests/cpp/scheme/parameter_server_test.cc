@@ -1,0 +1,108 @@
+// ParameterServer: what becomes of results that nobody contributed to.
+#include "scheme/parameter_server.h"
+
+#include <gtest/gtest.h>
+
+#include <utility>
+#include <vector>
+
+namespace poseidon {
+namespace {
+
+using Floats = std::vector<float>;
+
+/// Two chunks of two elements each; this worker's own gradient is 7 everywhere.
+class ParameterServerTest : public ::testing::Test {
+ protected:
+  ParameterServerTest() {
+    unit_.name = "weights";
+    unit_.size_bytes = values_.size() * sizeof(float);
+    unit_.chunks.resize(2);
+    for (std::uint32_t index = 0; index < 2; ++index) {
+      unit_.chunks[index].index = index;
+      unit_.chunks[index].offset_bytes = index * kChunkBytes;
+      unit_.chunks[index].size_bytes = kChunkBytes;
+    }
+    links_.server_is_local = {false};
+    links_.pool = std::make_shared<BufferPool>();
+    exchange_.unit = &unit_;
+    exchange_.step = 1;
+    exchange_.on_complete = [this] { completed_ = true; };
+    begin();
+  }
+
+  void begin() {
+    exchange_.destination = std::as_writable_bytes(std::span(values_));
+    exchange_.running = true;
+    exchange_.present = exchange_.received = false;
+    exchange_.chunks_missing = 2;
+    exchange_.chunk_received.assign(2, false);
+    exchange_.empty_chunks.clear();
+  }
+
+  void receive(std::uint32_t chunk, const Floats& values, std::uint8_t flags) {
+    wire::Header header;
+    header.kind = wire::Kind::result;
+    header.step = exchange_.step;
+    header.chunk = chunk;
+    header.flags = flags;
+    const auto payload = std::as_bytes(std::span(values));
+    header.payload_bytes = payload.size();
+    const Status status = ParameterServer().receive(exchange_, header, payload, links_);
+    ASSERT_TRUE(status.ok()) << status.message();
+  }
+
+  static constexpr std::size_t kChunkBytes = 2 * sizeof(float);
+  Floats values_ = Floats(4, 7);
+  Unit unit_;
+  Links links_;
+  Exchange exchange_;
+  bool completed_ = false;
+};
+
+TEST_F(ParameterServerTest, WhatNobodyContributedToIsZeroWhereOtherChunksHaveAResult) {
+  for (const bool empty_one_last : {false, true}) {
+    values_ = Floats(4, 7);
+    begin();
+    if (!empty_one_last) receive(0, {}, wire::kAbsent | wire::kLate);
+    receive(1, {3, 4}, wire::kLate);
+    if (empty_one_last) receive(0, {}, wire::kAbsent | wire::kLate);
+    EXPECT_TRUE(std::exchange(completed_, false));
+    EXPECT_TRUE(exchange_.present);
+    EXPECT_EQ(values_, (Floats{0, 0, 3, 4}));
+  }
+}
+
+TEST_F(ParameterServerTest, WhereNobodyContributedAtAllNothingIsTouched) {
+  receive(0, {}, wire::kAbsent);
+  receive(1, {}, wire::kAbsent);
+  EXPECT_TRUE(completed_);
+  EXPECT_FALSE(exchange_.present);
+  EXPECT_EQ(values_, Floats(4, 7));
+}
+
+TEST_F(ParameterServerTest, AStoredValueComesAlsoWhereNobodyContributed) {
+  exchange_.stored = true;
+  receive(0, {1, 2}, 0);
+  receive(1, {3, 4}, wire::kAbsent);
+  EXPECT_TRUE(completed_);
+  EXPECT_TRUE(exchange_.present);
+  EXPECT_EQ(values_, (Floats{1, 2, 3, 4}));
+}
+
+TEST_F(ParameterServerTest, APullSaysHowManyUpdatesTheMostUpdatedChunkHasHad) {
+  exchange_.operation = Operation::pull;
+  for (const auto& [chunk, update_count] : {std::pair{0u, 9u}, {1u, 8u}}) {
+    wire::Header header;
+    header.kind = wire::Kind::value;
+    header.chunk = chunk;
+    header.step = update_count;
+    const Floats values{1, 2};
+    header.payload_bytes = kChunkBytes;
+    ASSERT_TRUE(ParameterServer().receive(exchange_, header, std::as_bytes(std::span(values)), links_).ok());
+  }
+  EXPECT_EQ(exchange_.update_count, 9u);
+}
+
+}  // namespace
+}  // namespace poseidon
