@@ -73,6 +73,12 @@ void make_step(Client& client, std::uint32_t first, std::uint32_t step, Trained&
   all.insert(all.end(), norm.begin(), norm.end());
 }
 
+/// Clearly longer than the `step_count` steps since `begun` took, which is much where the machine is busy.
+milliseconds clearly_late(std::chrono::steady_clock::time_point begun, int step_count, milliseconds at_least) {
+  const auto passed = std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begun);
+  return std::max(at_least, 10 * passed / step_count);
+}
+
 /// Waits for all ranks, however far behind.
 void meet(Client& client, std::uint32_t layer) {
   std::vector<float> nothing(1, 0);
@@ -89,10 +95,12 @@ void expect_late_ranks_to_follow(Medium transport) {
   std::vector<Trained> ranks(kRanks);
   std::vector<std::vector<LateRank>> reports(kRanks);
   cluster.each([&](std::size_t rank, Client& client) {
+    auto begun = std::chrono::steady_clock::now();
     for (std::uint32_t step = 1; step <= 12; ++step) make_step(client, first, step, ranks[rank]);
-    const auto begun = std::chrono::steady_clock::now();
+    const auto pause = clearly_late(begun, 12, milliseconds(40));
+    begun = std::chrono::steady_clock::now();
     for (std::uint32_t step = 13; step <= kSteps; ++step) {
-      if (rank == kSlow) std::this_thread::sleep_for(milliseconds(40));
+      if (rank == kSlow) std::this_thread::sleep_for(pause);
       make_step(client, first, step, ranks[rank]);
     }
     ranks[rank].duration = std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begun);
@@ -127,9 +135,10 @@ TEST(Stragglers, ARankCatchesUpByStepsThatDoNotCount) {
   constexpr std::size_t kSteps = 24;
   cluster.each([&](std::size_t rank, Client& client) {
     auto& trained = ranks[rank];
+    const auto begun = std::chrono::steady_clock::now();
     while (trained.results.size() < kSteps) {
       const auto step = static_cast<std::uint32_t>(trained.results.size() + 1);
-      if (rank == kSlow && step == 13) std::this_thread::sleep_for(milliseconds(150));
+      if (rank == kSlow && step == 13) std::this_thread::sleep_for(clearly_late(begun, 12, milliseconds(150)));
       if (rank != kSlow && step > 13) std::this_thread::sleep_for(milliseconds(15));
       make_step(client, first, step, trained);
       while (client.behind() > 0 && trained.results.size() < kSteps) {
@@ -227,8 +236,11 @@ TEST(Stragglers, AServerThatStandsAloneServesJobsOfEitherKind) {
         cluster.add({matrix_layer("matrix", 64, 64), vector_layer("bias", 64), vector_layer("norm", 10)});
     const auto meeting = cluster.add({vector_layer("meeting", 1)});
     cluster.each([&](std::size_t rank, Client& client) {
+      const auto begun = std::chrono::steady_clock::now();
+      milliseconds pause{0};
       for (std::uint32_t step = 1; step <= 14; ++step) {
-        if (rank == kSlow && step > 11) std::this_thread::sleep_for(milliseconds(40));
+        if (step == 12) pause = clearly_late(begun, 11, milliseconds(40));
+        if (rank == kSlow) std::this_thread::sleep_for(pause);
         make_step(client, first, step, jobs[static_cast<std::size_t>(job)][rank]);
       }
       meet(client, meeting);
