@@ -197,7 +197,7 @@ void ShardCheckpoint::begin(std::uint64_t version) {
                  std::to_string(interval_) + " steps; raise checkpoint_every");
     return;
   }
-  collected_.emplace().version = version;
+  collected_ = Collected{version, {}, {}, 0};
 }
 
 void ShardCheckpoint::give_up(const std::string& why) {
