@@ -23,6 +23,7 @@ from torch import nn
 
 import poseidon.torch as poseidon
 from forked import FORK
+from poseidon.errors import Unreachable
 from poseidon.options import resolve
 from poseidon.torch.context import context
 from poseidon.torch.control import Control
@@ -30,6 +31,7 @@ from torch_cases import digest
 from workers import free_port, job_variables
 
 JOB_SECONDS = 40.0
+PORT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,15 @@ def _serve(folder: Path, number: int, port: int, variables: dict[str, str]) -> N
     from poseidon import _core
 
     os.environ.update(variables)
-    _server = _core.Server.listen(resolve().core(), port)  # as long as there is a reference to it
+    deadline = time.monotonic() + PORT_SECONDS
+    while True:
+        try:
+            _server = _core.Server.listen(resolve().core(), port)  # as long as there is a reference to it
+            break
+        except Unreachable:  # a connection that is ending may have been given the number
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
     _write(_pid_file(folder, number), str(os.getpid()))
     signal.pause()
 
