@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -131,11 +130,12 @@ def test_a_worker_that_never_arrives_is_named() -> None:
 
 
 SCRIPT = """
-    import os, sys, time
+    import os, signal, sys, time
     import torch
     import poseidon.torch as poseidon
 
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in the background without
     poseidon.init()
     model = poseidon.DistributedDataParallel(torch.nn.Linear(40, 40))
     print("ready", flush=True)
@@ -196,12 +196,7 @@ def test_ctrl_c_ends_all_workers(tmp_path: Path) -> None:
     for process in processes:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-    # A busy machine loses about one in a hundred, it is not known where: whoever sees nothing happen presses again.
-    for _ in range(4):
-        processes[0].send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            processes[0].wait(4)
-            break
+    processes[0].send_signal(signal.SIGINT)
     (code, errors), (other_code, other_errors) = finish(processes)
     assert code != 0
     assert other_code != 0
