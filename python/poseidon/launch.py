@@ -40,8 +40,8 @@ _MOST_RESTARTS = 3  # of each worker, unless told otherwise
 _DRAIN_SECONDS = 1.0  # for output of processes that a worker left behind
 _MOST_LINE_BYTES = 1 << 16
 _PR_SET_PDEATHSIG = 1
-# Below the ports that Linux gives to outgoing connections, one of which could otherwise take the port first.
 _CLASSES = BY_NAME["priority_classes"]
+# Below the ports that Linux gives to outgoing connections, one of which could otherwise take the port first.
 _PORTS = range(20000, 30000)
 
 OnLine = Callable[[int, str], None]

@@ -23,15 +23,14 @@ from torch import nn
 
 import poseidon.torch as poseidon
 from forked import FORK
-from poseidon.errors import Unreachable
+from poseidon.launch import free_port
 from poseidon.options import resolve
 from poseidon.torch.context import context
 from poseidon.torch.control import Control
 from torch_cases import digest
-from workers import free_port, job_variables
+from workers import job_variables
 
 JOB_SECONDS = 40.0
-PORT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -126,15 +125,7 @@ def _serve(folder: Path, number: int, port: int, variables: dict[str, str]) -> N
     from poseidon import _core
 
     os.environ.update(variables)
-    deadline = time.monotonic() + PORT_SECONDS
-    while True:
-        try:
-            _server = _core.Server.listen(resolve().core(), port)  # as long as there is a reference to it
-            break
-        except Unreachable:  # a connection that is ending may have been given the number
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
+    _server = _core.Server.listen(resolve().core(), port)  # as long as there is a reference to it
     _write(_pid_file(folder, number), str(os.getpid()))
     signal.pause()
 

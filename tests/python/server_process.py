@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def server_process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def server_process(*arguments: str, stderr: int | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A `poseidon server` on loopback and its address; killed in the end."""
     command = [sys.executable, "-m", "poseidon", "server", "--interfaces", "127.0.0.1", "--json", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
     try:
         assert process.stdout is not None
         text = ""

@@ -22,11 +22,12 @@ from poseidon.bench.exchange_methods import PLACEMENTS, ExchangeMethod, parse_me
 from poseidon.bench.exchange_plot import exchange_plot
 from poseidon.bench.exchange_results import ExchangeConfig, ExchangeMethodResult, ExchangeResult, Measured, summarize
 from poseidon.bench.exchange_run import run_exchange
-from poseidon.bench.fleet import LOOPBACK, Place, free_port
+from poseidon.bench.fleet import LOOPBACK, Place
 from poseidon.bench.mpi import missing_mpi
 from poseidon.bench.traffic import interface_counters
 from poseidon.cli.main import app
 from poseidon.errors import InvalidArgument, PoseidonError
+from poseidon.launch import free_port
 from poseidon.models import model_table, scaled
 from poseidon.testbed import missing_requirements
 

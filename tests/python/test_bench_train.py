@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from poseidon.bench.fleet import LOOPBACK, free_port, make_barrier, start_fleet
+from poseidon.bench.fleet import LOOPBACK, make_barrier, start_fleet
 from poseidon.bench.methods import METHODS, parse_methods, scaled_sizes
 from poseidon.bench.plot import efficiency_plot
 from poseidon.bench.train import MethodResult, TrainConfig, TrainResult, run_training, step_seconds
 from poseidon.cli.main import app
 from poseidon.errors import PeerLost, PoseidonError, PoseidonTimeout
+from poseidon.launch import free_port
 from poseidon.options import resolve
 from poseidon.testbed import missing_requirements
 

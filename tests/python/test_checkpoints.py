@@ -21,7 +21,8 @@ import poseidon
 import poseidon.torch as torch_poseidon
 import workers
 from poseidon.errors import InvalidArgument, PeerLost, PoseidonError
-from test_cli_server import server_process
+from poseidon.launch import free_port
+from server_process import server_process
 from test_torch_server_update import Model, Spec, assert_same_bits, assert_same_state, optimizer_of, step_once
 from torch_cases import all_equal, parameters_digest
 
@@ -68,7 +69,7 @@ def exchanged(port: int, addresses: list[str], directory: Path | None, first: in
 @pytest.mark.parametrize("server_count", [1, 2])
 def test_a_killed_server_goes_on_where_its_checkpoint_was(tmp_path: Path, server_count: int) -> None:
     def run(addresses: list[str], first: int, last: int, directory: Path | None = tmp_path) -> tuple[int, bytes]:
-        answers = workers.run(2, exchanged, workers.free_port(), addresses, directory, first, last)
+        answers = workers.run(2, exchanged, free_port(), addresses, directory, first, last)
         assert answers[0] == answers[1]
         return answers[0]
 
@@ -112,7 +113,7 @@ def test_servers_may_be_killed_at_any_moment(tmp_path: Path) -> None:
     for _ in range(4):
         serving = server_process("--checkpoint-dir", str(tmp_path), "--checkpoint-every", "20", "--server-cores", "2")
         with serving as (process, address), ThreadPoolExecutor() as pool:
-            running = pool.submit(workers.run, 2, until_lost, workers.free_port(), address)
+            running = pool.submit(workers.run, 2, until_lost, free_port(), address)
             wait_for(tmp_path, reached + 1)
             time.sleep(delays.uniform(0, 0.3))
             process.kill()
@@ -124,9 +125,9 @@ def test_servers_may_be_killed_at_any_moment(tmp_path: Path) -> None:
 
 def test_a_job_does_not_start_anew_among_its_checkpoints(tmp_path: Path) -> None:
     with server_process(*arguments(tmp_path)) as (_, address):
-        workers.run(2, exchanged, workers.free_port(), [address], tmp_path, 1, EVERY)
+        workers.run(2, exchanged, free_port(), [address], tmp_path, 1, EVERY)
         with pytest.raises(workers.WorkerError, match="resume from it"):
-            workers.run(2, exchanged, workers.free_port(), [address], None, 1, 1)
+            workers.run(2, exchanged, free_port(), [address], None, 1, 1)
 
 
 def trained(spec: Spec, first: int, last: int) -> tuple[int, str, Any]:
@@ -207,7 +208,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_command_lists_and_checks(tmp_path: Path) -> None:
     with server_process(*arguments(tmp_path)) as (_, address):
-        workers.run(2, exchanged, workers.free_port(), [address], tmp_path, 1, 10)
+        workers.run(2, exchanged, free_port(), [address], tmp_path, 1, 10)
     listed = json.loads(command("list", str(tmp_path), "--json").stdout)
     assert [(one["job"], one["version"], one["layers"], one["usable"]) for one in listed] == [
         ("default", 10, 2, True),
@@ -231,22 +232,14 @@ def test_the_command_lists_and_checks(tmp_path: Path) -> None:
 
 def test_a_server_says_that_it_cannot_write_and_goes_on(tmp_path: Path) -> None:
     directory = tmp_path / "gone"
-    line = [sys.executable, "-m", "poseidon", "server", "--json", *arguments(directory)]
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        text = ""
-        while not text.rstrip().endswith("}"):
-            text += process.stdout.readline()
+    with server_process(*arguments(directory), stderr=subprocess.PIPE) as (process, address):
         assert directory.is_dir()
         shutil.rmtree(directory)
         directory.write_text("in the way")
-        answers = workers.run(2, exchanged_anyway, workers.free_port(), [json.loads(text)["address"]])
+        answers = workers.run(2, exchanged_anyway, free_port(), [address])
         assert answers[0] == answers[1]
         process.terminate()
         _, errors = process.communicate(timeout=20)
-    finally:
-        process.kill()
     assert "poseidon server: checkpoint version 5 of job 'default' is lost, training goes on" in errors
 
 

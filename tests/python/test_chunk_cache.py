@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import workers
+from poseidon.launch import free_port
 
 pytest.importorskip("poseidon._core", reason="the compiled core is not built")
 LAYER_BYTES = 12 << 20
@@ -39,7 +40,7 @@ def start(port: int, cache: str, flows: int) -> tuple[list[int], float, list[str
 
 def start_all(cache: Path, flows: int = 1) -> tuple[list[int], float, list[str]]:
     """What rank 0 of two says; both have the same chunks, and rank 0 alone reads and writes."""
-    first, second = workers.run(2, start, workers.free_port(), str(cache), flows)
+    first, second = workers.run(2, start, free_port(), str(cache), flows)
     assert first[0] == second[0]
     assert second[2] == []
     return first

@@ -20,6 +20,7 @@ import pytest
 import poseidon
 import workers
 from poseidon.errors import PoseidonError
+from poseidon.launch import free_port
 from server_process import server_process
 
 pytest.importorskip("poseidon._core", reason="the compiled core is not built")
@@ -101,9 +102,9 @@ def test_workers_use_a_server_with_options(
     arguments = ["--server-cores", str(cores), "--aggregation", aggregation, "--reduce-order", reduce_order]
     with serving(*arguments, "--assignment", assignment, "--compute-threads", "2") as (address, process_id):
         assert len(listening_ports(process_id)) == ports
-        workers.run(2, sums, workers.free_port(), address, assignment)
+        workers.run(2, sums, free_port(), address, assignment)
         if assignment == "chunk":  # the baseline keeps no values
-            workers.run(2, updates, workers.free_port(), address)
+            workers.run(2, updates, free_port(), address)
 
 
 def is_left_waiting(port: int, address: str) -> tuple[float, str]:
@@ -120,7 +121,7 @@ def is_left_waiting(port: int, address: str) -> tuple[float, str]:
 
 def test_the_server_has_its_own_timeout_and_names_who_is_missing() -> None:
     with serving("--timeout", "2") as (address, _):
-        answers = workers.run(2, is_left_waiting, workers.free_port(), address)
+        answers = workers.run(2, is_left_waiting, free_port(), address)
     for seconds, text in answers:
         assert 1 < seconds < 10
         assert "rank 1" in text

@@ -19,6 +19,7 @@ import workers
 from flight_records import link, record, waiting, write
 from poseidon.cli.main import app
 from poseidon.doctor import Verdict, diagnose, group, load
+from poseidon.launch import free_port
 
 WAITS = (waiting("w", 3, servers=(0,)),)
 ALL_LINKS = tuple(link(rank) for rank in range(4))
@@ -266,7 +267,7 @@ def fail(tmp_path: Path, mode: str) -> dict[str, Any]:
     script = tmp_path / "exchange.py"
     script.write_text(textwrap.dedent(SCRIPT))
     records = tmp_path / "records"
-    port = workers.free_port()
+    port = free_port()
     options = {"POSEIDON_FLIGHT_RECORD": str(records), "POSEIDON_TIMEOUT": "1.5"}
     processes = [
         subprocess.Popen(

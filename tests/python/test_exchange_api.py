@@ -19,6 +19,7 @@ import pytest
 import poseidon
 import workers
 from poseidon.errors import Aborted, InvalidArgument, Mismatch, PoseidonError, ShutDown
+from poseidon.launch import free_port
 
 pytest.importorskip("poseidon._core", reason="the compiled core is not built")
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +29,7 @@ STEPS = 4
 
 def run(world_size: int, case: Callable[..., Any], *args: Any) -> list[Any]:
     """Each rank's result of `case(port, *args)`."""
-    return workers.run(world_size, case, workers.free_port(), *args)
+    return workers.run(world_size, case, free_port(), *args)
 
 
 def joined(port: int, **options: Any) -> poseidon.Exchange:

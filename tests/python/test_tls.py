@@ -38,7 +38,7 @@ def sums(port: int) -> None:
 
 @needs_openssl
 def test_workers_exchange_over_it() -> None:
-    workers.run(2, sums, workers.free_port())
+    workers.run(2, sums, free_port())
 
 
 @needs_openssl

@@ -16,6 +16,7 @@ from torch import nn
 
 import poseidon.torch as poseidon
 import workers
+from poseidon.launch import free_port
 from poseidon.torch.factors import FactorForward
 from torch_cases import mean_loss, mlp, mlp_batch, own_rows, parameters_digest
 
@@ -134,8 +135,8 @@ SCRIPT = """
     import torch
     import poseidon.torch as poseidon
 
-    torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in the background without
+    torch.set_num_threads(1)
     poseidon.init()
     model = poseidon.DistributedDataParallel(torch.nn.Linear(40, 40))
     print("ready", flush=True)
@@ -151,7 +152,7 @@ SCRIPT = """
 def start_script(tmp_path: Path, mode: str, world_size: int = 2) -> list[subprocess.Popen[str]]:
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    port = workers.free_port()
+    port = free_port()
     return [
         subprocess.Popen(
             [sys.executable, str(script), mode],
@@ -240,7 +241,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
     """Its agent holds the store on MASTER_PORT; the workers meet there."""
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(workers.free_port())]
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
     done = subprocess.run(
         [sys.executable, *command, str(script), "finishes"],
         capture_output=True,

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import StepLR
 import poseidon.torch as poseidon
 import workers
 from poseidon.errors import InvalidArgument, PoseidonError
+from poseidon.launch import free_port
 from poseidon.torch.context import context
 from torch_cases import all_equal, assert_close, mean_loss, mlp, mlp_batch, own_rows, parameters_digest
 
@@ -345,7 +346,7 @@ def test_refusals() -> None:
     ids=lambda options: "-".join(itertools.chain(*options.items())),
 )
 def test_options_that_exclude_each_other(options: dict[str, str]) -> None:
-    place = {"rank": 0, "world_size": 2, "master_addr": "127.0.0.1", "master_port": workers.free_port()}
+    place = {"rank": 0, "world_size": 2, "master_addr": "127.0.0.1", "master_port": free_port()}
     with pytest.raises(InvalidArgument) as raised:
         poseidon.init(**place, **options, timeout=1)
     assert all(name in str(raised.value) for name in options)

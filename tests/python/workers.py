@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import itertools
 import os
-import socket
 import time
 import traceback
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from forked import FORK
+from poseidon.launch import free_port
 
 CASE_TIMEOUT_S = 60.0
 JOB_TIMEOUT_S = 30.0
@@ -39,13 +39,6 @@ class Failure:
 
     def __repr__(self) -> str:
         return f"{self.kind}: {self.text}"
-
-
-def free_port() -> int:
-    """A TCP port on loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def job_variables(rank: int, world_size: int, port: int) -> dict[str, str]:

@@ -14,9 +14,10 @@ from poseidon.bench.exchange_engines import Job
 from poseidon.bench.exchange_host import LEAD_IN_STEPS, ExchangeHost, ServerHost
 from poseidon.bench.exchange_methods import ExchangeMethod
 from poseidon.bench.exchange_results import ExchangeConfig, ExchangeResult, Measured, summarize
-from poseidon.bench.fleet import LOOPBACK, Fleet, Place, free_port, places_of, start_fleet
+from poseidon.bench.fleet import LOOPBACK, Fleet, Place, places_of, start_fleet
 from poseidon.bench.mpi import missing_mpi, start_mpi_fleet
 from poseidon.errors import InvalidArgument
+from poseidon.launch import free_port
 from poseidon.options import resolve
 from poseidon.testbed import Testbed
 

@@ -6,7 +6,6 @@ import ctypes
 import multiprocessing
 import os
 import signal
-import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -64,12 +63,6 @@ def enter_namespace(namespace: str) -> None:
             raise Unreachable(f"cannot enter network namespace {namespace}: {os.strerror(code)}; root is needed")
     finally:
         os.close(descriptor)
-
-
-def free_port() -> int:
-    """A TCP port that nothing listens on at this moment."""
-    with socket.create_server(("", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def make_barrier(count: int) -> Barrier:

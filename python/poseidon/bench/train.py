@@ -10,8 +10,9 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from poseidon.bench.fleet import LOOPBACK, Fleet, Place, free_port, make_barrier, places_of, start_fleet
+from poseidon.bench.fleet import LOOPBACK, Fleet, Place, make_barrier, places_of, start_fleet
 from poseidon.bench.methods import Method, scaled_sizes
+from poseidon.launch import free_port
 from poseidon.models import ModelTable, model_table, scaled
 from poseidon.testbed import Testbed
 
