@@ -219,7 +219,8 @@ class _Signals:
 def _caught_signals() -> Iterator[_Signals]:
     """Collects SIGINT, SIGTERM and SIGHUP instead of dying of them, so that what was made can be removed.
 
-    Only the main thread may set handlers; in another thread signals stay with whoever handles them.
+    A SIGHUP that is ignored, as under nohup, stays ignored. Only the main thread may set handlers; in another thread
+    signals stay with whoever handles them.
     """
     signals = _Signals()
     if threading.current_thread() is not threading.main_thread():
@@ -229,7 +230,10 @@ def _caught_signals() -> Iterator[_Signals]:
     def note(number: int, frame: FrameType | None) -> None:
         signals.received.append(number)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield signals
     finally:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -62,10 +62,12 @@ def runs(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
-def start_sleepers(script: Callable[[str], str], folder: Path, count: int) -> tuple[subprocess.Popen[str], list[int]]:
+def start_sleepers(
+    script: Callable[[str], str], folder: Path, count: int, under: Sequence[str] = ()
+) -> tuple[subprocess.Popen[str], list[int]]:
     """A `poseidon run` whose workers all sleep, and their pids."""
     process = subprocess.Popen(
-        [*POSEIDON, "run", "-n", str(count), script(SLEEPER), str(folder)], stderr=subprocess.PIPE, text=True
+        [*under, *POSEIDON, "run", "-n", str(count), script(SLEEPER), str(folder)], stderr=subprocess.PIPE, text=True
     )
     files = [folder / str(rank) for rank in range(count)]
     assert wait_for(lambda: all(path.exists() and path.read_text() for path in files))
@@ -192,6 +194,24 @@ def test_signals_end_all_workers(
     assert errors.count("KeyboardInterrupt") == 3  # forwarded as Ctrl-C, so that workers can clean up
     assert "failed first" not in errors
     assert not any(runs(pid) for pid in pids)
+
+
+def test_a_terminal_that_closes_ends_all_workers(script: Callable[[str], str], tmp_path: Path) -> None:
+    process, pids = start_sleepers(script, tmp_path, 2)
+    process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGHUP
+    assert not any(runs(pid) for pid in pids)
+
+
+def test_nohup_lets_workers_outlive_the_terminal(script: Callable[[str], str], tmp_path: Path) -> None:
+    process, pids = start_sleepers(script, tmp_path, 2, under=["nohup"])
+    process.send_signal(signal.SIGHUP)
+    assert not wait_for(lambda: process.poll() is not None, 1)
+    assert all(runs(pid) for pid in pids)
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGTERM
 
 
 def test_killing_the_launcher_ends_the_workers(script: Callable[[str], str], tmp_path: Path) -> None:
