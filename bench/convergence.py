@@ -27,9 +27,10 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 from datasets import Dataset, load
 from poseidon.bench.exchange import Bare, Exchange, Trainer
-from poseidon.bench.fleet import Fleet, Place, free_port, start_fleet
+from poseidon.bench.fleet import Fleet, Place, start_fleet
 from poseidon.bench.methods import METHODS, Method, parse_methods
 from poseidon.bench.train import hosts_on
+from poseidon.launch import free_port
 
 TIMEOUT_S = 300.0
 

@@ -76,7 +76,7 @@ def serve(arguments: argparse.Namespace) -> None:
     from poseidon.cli import server
     from poseidon.cli.main import app
 
-    server.print_json = lambda facts: say("serving", **facts)
+    server.print_json = lambda data: say("serving", **data)
     app(["server", "--json", "--port", str(arguments.port)])
 
 
@@ -153,7 +153,7 @@ def train(arguments: argparse.Namespace) -> None:
         meet(here)
         say("met", generation=here.client.generation if here.client else 0)
 
-    Context.meet = meet_and_say  # type: ignore[method-assign]
+    Context.meet = meet_and_say  # type: ignore[method-assign, assignment]
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
     poseidon.init()

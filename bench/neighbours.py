@@ -23,7 +23,8 @@ import numpy as np
 from poseidon._core import Server
 
 import poseidon
-from poseidon.bench.fleet import LOOPBACK, Fleet, free_port, start_fleet
+from poseidon.bench.fleet import LOOPBACK, Fleet, start_fleet
+from poseidon.launch import free_port
 from poseidon.options import resolve
 
 BAR = 0.8
