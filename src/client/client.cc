@@ -1,4 +1,4 @@
-// The API side of ClientImpl: checks, tables and waiting. The loop side is client_loop.cc.
+// The API side of ClientImpl: checks, tables and waiting. The loop side is client_links.cc and client_loop.cc.
 #include <algorithm>
 #include <utility>
 
@@ -379,6 +379,11 @@ Status ClientImpl::wait(std::uint32_t layer, const std::function<bool()>& keep_w
   const std::lock_guard lock(mutex_);
   --single_waiter_count_;
   return status;
+}
+
+bool ClientImpl::done(std::uint32_t layer) const {
+  const std::lock_guard lock(mutex_);
+  return layer >= layers_.size() || !layers_[layer]->running;
 }
 
 LayerStats ClientImpl::layer_stats(std::uint32_t layer) const {

@@ -160,6 +160,7 @@ class ClientImpl final : public Client, private Receiver {
     wire::Header receiving;  // while in_payload
     std::size_t received_bytes = 0;
   };
+  static constexpr auto kLinger = std::chrono::seconds(2);  // of a flow that is closed while it still has to send
   static constexpr std::size_t kUnknown = static_cast<std::size_t>(-1);  // the index of who has not said it yet
   /// How this rank learns of a failure, and about whom.
   struct Cause {
@@ -179,7 +180,7 @@ class ClientImpl final : public Client, private Receiver {
                     std::function<void()> release) override;
   void on_closed(Flow& flow, const Status& status) override;
 
-  // Loop side (client_loop.cc).
+  // Loop side: connections (client_links.cc).
   void adopt(std::shared_ptr<Flow> flow, LinkKind kind, std::size_t index, std::size_t lane, bool greet);
   void watch_stranger(const std::shared_ptr<Flow>& flow);
   void dial(const Endpoints::Transports& transports, const std::string& address, LinkKind kind, std::size_t index,
@@ -190,6 +191,8 @@ class ClientImpl final : public Client, private Receiver {
   Status on_hello(Flow& flow, LinkState& link, const wire::Header& header, std::span<const std::byte> payload);
   void send_hello(Flow& flow, std::size_t lane);
   void mark(Flow& flow, std::size_t priority_class);
+
+  // Loop side: exchanges, messages and failures (client_loop.cc).
   void stop(const Status& status, const wire::Header& last_message, const std::shared_ptr<const std::string>& text,
             const std::function<void()>& when_told);
   void register_units(const std::shared_ptr<const Plan>& plan, bool transient);

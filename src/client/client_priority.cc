@@ -42,28 +42,4 @@ Status ClientImpl::set_priorities(std::uint32_t first_layer, std::span<const Lay
   return {};
 }
 
-bool ClientImpl::done(std::uint32_t layer) const {
-  const std::lock_guard lock(mutex_);
-  return layer >= layers_.size() || !layers_[layer]->running;
-}
-
-std::vector<LateRank> ClientImpl::straggler_report() const {
-  const std::lock_guard lock(mutex_);
-  LateRank own{static_cast<std::uint32_t>(options_.rank)};
-  for (const auto& [plan, one] : lateness_) one.add_to(own);
-  return own.late_chunks == 0 ? std::vector<LateRank>() : std::vector{own};
-}
-
-std::uint64_t ClientImpl::behind() const {
-  const std::lock_guard lock(mutex_);
-  std::uint64_t most = 0;
-  for (const auto& [plan, one] : lateness_) most = std::max<std::uint64_t>(most, one.behind());
-  return most;
-}
-
-std::vector<std::string> ClientImpl::notices() const {
-  const std::lock_guard lock(mutex_);
-  return notices_;
-}
-
 }  // namespace poseidon

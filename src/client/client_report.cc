@@ -224,4 +224,23 @@ Status ClientImpl::status() const {
   return status_;
 }
 
+std::vector<LateRank> ClientImpl::straggler_report() const {
+  const std::lock_guard lock(mutex_);
+  LateRank own{static_cast<std::uint32_t>(options_.rank)};
+  for (const auto& [plan, one] : lateness_) one.add_to(own);
+  return own.late_chunks == 0 ? std::vector<LateRank>() : std::vector{own};
+}
+
+std::uint64_t ClientImpl::behind() const {
+  const std::lock_guard lock(mutex_);
+  std::uint64_t most = 0;
+  for (const auto& [plan, one] : lateness_) most = std::max<std::uint64_t>(most, one.behind());
+  return most;
+}
+
+std::vector<std::string> ClientImpl::notices() const {
+  const std::lock_guard lock(mutex_);
+  return notices_;
+}
+
 }  // namespace poseidon
