@@ -303,7 +303,10 @@ void ClientImpl::shutdown() {
     stop({ErrorCode::shut_down, "the client has been shut down"}, goodbye, std::make_shared<const std::string>(), {});
   });
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, 2 * kLinger, [this] { return all_closed_ && running_count_ == 0; });
+  // However long it takes: what runs still reads or writes the callers' memory. Sends end when their flow is closed,
+  // after kLinger at most; a product when it is made.
+  changed_.wait(lock, [this] { return running_count_ == 0; });
+  changed_.wait_for(lock, 2 * kLinger, [this] { return all_closed_; });
   lock.unlock();
   record_writer_.wait();
 }
