@@ -110,7 +110,7 @@ Status ClientImpl::check_plans(const Plan& plan, const std::function<bool()>& ke
   if (Status status = start(kCheckLayer, std::as_writable_bytes(std::span(digests)), 1, kNotFactorable); !status.ok())
     return status;
   // `digests` is on this stack: leaving before the exchange has let go of it is not possible.
-  const Status status = wait(kCheckLayer, keep_waiting);
+  Status status = wait(kCheckLayer, keep_waiting);
   // A rank that saw the difference first may have ended the job since all digests came; none is 0.
   if (!status.ok() && std::ranges::count(digests, 0U) > 0) return status;
   std::string ranks;

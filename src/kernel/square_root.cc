@@ -75,11 +75,11 @@ void refined_roots(Isa isa, float* values, std::size_t element_count) {
 }
 
 __attribute__((POSEIDON_TARGET_V4)) void refined_roots_v4(float* values, std::size_t element_count) {
-  constexpr std::size_t kWide = 16;
+  constexpr std::size_t width = 16;
   const __m512 one = _mm512_set1_ps(1.f);
   const __m512 half = _mm512_set1_ps(0.5f);
-  for (std::size_t first = 0; first < element_count; first += kWide) {
-    const std::size_t n = std::min(kWide, element_count - first);
+  for (std::size_t first = 0; first < element_count; first += width) {
+    const std::size_t n = std::min(width, element_count - first);
     const auto lanes = static_cast<__mmask16>((1u << n) - 1);
     const __m512 value = _mm512_mask_loadu_ps(one, lanes, values + first);
     const __m512 estimate = _mm512_rsqrt14_ps(value);

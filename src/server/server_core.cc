@@ -263,7 +263,7 @@ std::string ServerCore::objection(const JobName& name, const wire::Hello& hello)
   if (job != nullptr && !embedded && job->connections.size() >= most_connections(surroundings_.peers().size()))
     return "the job has " + std::to_string(job->connections.size()) +
            " connections to a core of this server, half of what its process may open; raise its `ulimit -n`";
-  if (const std::string why = pace_objection(job, hello); !why.empty()) return why;
+  if (std::string why = pace_objection(job, hello); !why.empty()) return why;
   return job != nullptr ? job->objection(hello) : "";
 }
 

@@ -125,6 +125,7 @@ std::vector<LateRank> ServerImpl::late_ranks() {
     }
   }
   std::vector<LateRank> ranks;
+  ranks.reserve(by_rank.size());
   for (const auto& [rank, one] : by_rank) ranks.push_back(one);
   return ranks;
 }

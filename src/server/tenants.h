@@ -21,7 +21,8 @@ namespace poseidon {
 struct JobName {
   std::string key_id;
   std::string name;
-  auto operator<=>(const JobName&) const = default;
+  // clang-tidy 14 takes the 0 of a comparison for a pointer.
+  auto operator<=>(const JobName&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 /// Limits how many jobs there are, what each holds on all cores together, and what all of them hold. Thread-safe.

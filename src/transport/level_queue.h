@@ -92,8 +92,8 @@ class LevelQueue {
 
   std::vector<Node> nodes_;  // as many as ever waited at once
   std::uint32_t free_ = kNone;
-  std::array<std::uint32_t, wire::kPriorityLevels> heads_;  // by level; indexes into nodes_
-  std::array<std::uint32_t, wire::kPriorityLevels> tails_;
+  std::array<std::uint32_t, wire::kPriorityLevels> heads_{};  // by level; indexes into nodes_
+  std::array<std::uint32_t, wire::kPriorityLevels> tails_{};
   std::array<std::uint64_t, kWords> bits_{};  // a bit for each level that is not empty
   std::uint32_t words_ = 0;                   // a bit for each word of bits_ that is not 0
 };

@@ -93,14 +93,14 @@ SocketAddress peer_address(int fd) {
 }
 
 std::string source_of(const SocketAddress& address) {
-  constexpr std::size_t kNetworkBytes = 8;
+  constexpr std::size_t network_bytes = 8;
   if (address.family() == AF_INET) {
     const auto& ours = reinterpret_cast<const sockaddr_in&>(address.storage).sin_addr;
     return {reinterpret_cast<const char*>(&ours), sizeof ours};
   }
   const auto& ours = reinterpret_cast<const sockaddr_in6&>(address.storage).sin6_addr;
   // IPv4's hosts, as a socket for both sees them, are all of one IPv6 network.
-  return {reinterpret_cast<const char*>(&ours), IN6_IS_ADDR_V4MAPPED(&ours) ? sizeof ours : kNetworkBytes};
+  return {reinterpret_cast<const char*>(&ours), IN6_IS_ADDR_V4MAPPED(&ours) ? sizeof ours : network_bytes};
 }
 
 FileDescriptor bind_and_listen(const SocketAddress& address) {

@@ -72,7 +72,7 @@ bool Context::has_rdma() const {
   FILE* stream = ::open_memstream(&text, &size);
   if (stream == nullptr) return true;
   ::ucp_context_print_info(context_, stream);
-  static_cast<void>(std::fclose(stream));
+  static_cast<void>(std::fclose(stream));  // NOLINT(cppcoreguidelines-owning-memory)
   const std::unique_ptr<char, decltype(&::free)> owner(text, &::free);
   const std::string_view description(text, size);
   return std::ranges::any_of(std::array{" rc_", " dc_", " ud_"}, [&description](const char* medium) {
