@@ -32,6 +32,7 @@ def serving(*arguments: str) -> Iterator[tuple[str, int]]:
     """The address and process id of a `poseidon server` that ends well when it is told to."""
     with server_process(*arguments) as (process, address):
         yield address, process.pid
+        assert process.poll() is None
         process.terminate()
         assert process.wait(timeout=20) == 0
 
@@ -50,6 +51,14 @@ def test_server_ends_when_signals_interrupt_each_other() -> None:
         for number in range(2000):
             process.send_signal((signal.SIGINT, signal.SIGTERM)[number % 2])
         assert process.wait(timeout=20) in (0, -signal.SIGINT, -signal.SIGTERM)
+
+
+def test_server_that_was_stopped_goes_on() -> None:
+    with serving() as (_, process_id):
+        os.kill(process_id, signal.SIGSTOP)
+        time.sleep(1.5)  # longer than it waits for a signal at a time
+        os.kill(process_id, signal.SIGCONT)
+        time.sleep(0.5)  # `serving` sees to it that it has not ended
 
 
 def listening_ports(process_id: int) -> list[int]:

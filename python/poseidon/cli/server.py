@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import queue
 import resource
 import signal
 import sys
@@ -14,7 +16,6 @@ from poseidon.cli.output import JsonFlag, print_json, print_line
 from poseidon.cli.settings import with_options
 from poseidon.options import Settings, available_cpu_count, resolve_with
 
-_ENDING = (signal.SIGINT, signal.SIGTERM)
 _MOST_CORES = 8  # of the default: as many saturate a machine's memory
 
 
@@ -60,7 +61,9 @@ def server(
 
     _, most_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)  # every worker has several connections
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_descriptors, most_descriptors))
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # the server's threads inherit it: only the wait below sees them
+    signals = queue.SimpleQueue[int]()  # an Event would wait for itself if its own set() or wait() is interrupted
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: signals.put(number))
     options = settings.core()
     options.secret = "\n".join(settings.secrets)
     listening = Server.listen(options, port)
@@ -72,13 +75,20 @@ def server(
             print_line(f"Workers use it with:  poseidon run --servers {listening.address} …")
             print_line(_who_is_let_in(settings))
         told = 0
-        while signal.sigtimedwait(_ENDING, 1.0) is None:
+        while not _has_one_within(signals, 1.0):
             notices = listening.notices()
             for text in notices[told:]:
                 print(f"poseidon server: {text}", file=sys.stderr, flush=True)
             told = len(notices)
     finally:
         listening.shutdown()
+
+
+def _has_one_within(signals: queue.SimpleQueue[int], seconds: float) -> bool:
+    with contextlib.suppress(queue.Empty):
+        signals.get(timeout=seconds)
+        return True
+    return False
 
 
 def _who_is_let_in(settings: Settings) -> str:
