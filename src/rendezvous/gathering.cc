@@ -72,6 +72,8 @@ Result<std::optional<Membership>> Gathering::look() {
   if (!away_.ok()) return not_yet;
   const Roster roster = text.ok() ? parse_roster(text.value()) : Roster();
   if (roster.generation == mine_.generation) return join(roster);
+  last_slots_.clear();
+  for (const auto& place : roster.places) last_slots_.push_back(place.first);
   see_arrivals();
   if (const auto written = lead()) return join(*written);
   return not_yet;
@@ -141,10 +143,16 @@ bool Gathering::complete_enough() const {
   const auto count = static_cast<int>(arrivals_.size());
   if (count == options_.world_size) return true;
   if (options_.on_failure == OnFailure::rejoin || count < options_.min_workers) return false;
+  const auto now = Clock::now();
+  if (now - last_arrival_ < window_) return false;
   // A job that begins waits for all as long as it may. Later, whoever does not come soon has been lost.
   const bool going_on = std::ranges::any_of(arrivals_, [](const auto& arrival) { return arrival.second > 0; });
-  const auto now = Clock::now();
-  return now - last_arrival_ >= window_ && (going_on || now >= deadline_ - options_.timeout / 10);
+  if (!going_on) return now >= deadline_ - options_.timeout / 10;
+  // Survivors that the last generation was formed without wait for its members, who come at the end of their step, and
+  // do not become a second job beside them; unless all of those have died.
+  const bool led_by_members =
+      last_slots_.empty() || std::ranges::any_of(last_slots_, [this](int slot) { return arrivals_.contains(slot); });
+  return led_by_members || now >= deadline_ - options_.timeout / 2;
 }
 
 /// The roster, if this process has written it now.

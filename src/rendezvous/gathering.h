@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/clock.h"
 #include "poseidon/options.h"
@@ -45,7 +46,8 @@ class Gathering {
   const Clock::time_point deadline_;
   const std::chrono::milliseconds window_;
   std::chrono::milliseconds leader_patience_;
-  Status away_;  // why the store did not answer the last time; ok: it did
+  std::vector<int> last_slots_;  // who is in the last roster; empty: the store has none
+  Status away_;                  // why the store did not answer the last time; ok: it did
   int displaced_count_ = 0;
   // In this generation:
   std::map<int, std::uint32_t> arrivals_;  // what each slot's last one was; not kept by those that cannot lead

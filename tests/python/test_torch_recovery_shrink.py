@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,11 @@ def loss_of(model: nn.Module, step: int, rank: int, size: int) -> torch.Tensor:
     return nn.functional.mse_loss(model(inputs), target)
 
 
-def train(folder: Path, faults: list[Fault], steps: int, pause: float, overlap: bool) -> dict[str, Any]:
-    """The last parameters, and with how many workers each step was made."""
+def train(
+    folder: Path, faults: list[Fault], steps: int, pause: float, overlap: bool, busy: dict[str, float] | None = None
+) -> dict[str, Any]:
+    """The last parameters, and with how many workers each step was made. `busy`: seconds that a RANK computes."""
+    compute_seconds = (busy or {}).get(os.environ["RANK"], 0.0)
     dies = Faults(folder, faults)
     poseidon.init(on_failure="shrink")
     module = small()
@@ -48,6 +52,7 @@ def train(folder: Path, faults: list[Fault], steps: int, pause: float, overlap: 
             with recovery.attempt():
                 step, size = recovery.step, poseidon.world_size()
                 optimizer.zero_grad()
+                time.sleep(compute_seconds)
                 loss = loss_of(model, step, poseidon.rank(), size)
                 dies.reached("forward", step)
                 step_of(model, optimizer, [loss])
@@ -98,3 +103,13 @@ def test_goes_on_alone_and_grows_again(tmp_path: Path) -> None:
     sizes = check(answers[0], 100)
     assert sizes[-1] == 2
     assert json.dumps(sorted(answers[1]["sizes"], key=int)[-1]) == '"99"'
+
+
+def test_who_computes_while_the_others_meet_joins_them(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path, 3, restarts=0)
+    busy = {"0": 0.8, "2": 1.4}  # more than half a second, for which the others wait
+    answers = supervisor.run(train, [Fault(1, 0, "forward")], 3, 0.0, False, busy)
+    assert answers[0]["params"] == answers[2]["params"]
+    sizes = [answers[rank]["sizes"] for rank in (0, 2)]
+    assert sizes[0]["2"] == sizes[1]["2"] == 2
+    assert not all(1 in made.values() for made in sizes), "each went on alone, beside the other"

@@ -302,6 +302,44 @@ TEST(Shrink, WhoComesTooLateIsInTheNextGeneration) {
   EXPECT_FALSE(late.get().value().joining) << "it is a survivor, if of an older generation";
 }
 
+TEST(Shrink, WhoComesTooLateWaitsForTheStepOfTheOthers) {
+  MemoryStore store;
+  remember(store, 1);
+  const auto alone = join(store, shrinking(0, 3, 1));
+  ASSERT_TRUE(alone.ok()) << alone.status().message();
+  auto late = begin_to_join(store, shrinking(2, 3, 1));
+  auto newcomer = begin_to_join(store, shrinking(1, 3));
+  std::this_thread::sleep_for(milliseconds(300));  // more than two windows
+  const auto found = join(store, shrinking(0, 3, 2));
+  ASSERT_TRUE(found.ok()) << found.status().message();
+  EXPECT_EQ(found.value().generation, 3u) << "no generation was formed in the meantime";
+  EXPECT_EQ(slots_of(found.value()), (std::vector{0, 1, 2}));
+  EXPECT_EQ(late.get().value().generation, 3u);
+  EXPECT_TRUE(newcomer.get().value().joining);
+}
+
+TEST(Shrink, WhoComesTooLateGoesOnOnceTheOthersHaveDied) {
+  MemoryStore store;
+  remember(store, 1);
+  ASSERT_TRUE(join(store, shrinking(0, 3, 1)).ok());
+  const auto begun = Clock::now();
+  const auto late = join_all(store, {shrinking(1, 3, 1), shrinking(2, 3, 1)});
+  EXPECT_GE(Clock::now() - begun, milliseconds(400)) << "half of the timeout";
+  EXPECT_EQ(slots_of(late[0]), (std::vector{1, 2}));
+  EXPECT_EQ(slots_of(late[1]), (std::vector{1, 2}));
+}
+
+TEST(Shrink, AReplacementSaysThatTheOthersHaveDied) {
+  MemoryStore store;
+  remember(store, 1);
+  ASSERT_TRUE(join(store, shrinking(0, 3, 1)).ok());
+  const auto begun = Clock::now();
+  const auto found = join_all(store, {shrinking(0, 3), shrinking(1, 3, 1)});
+  EXPECT_LT(Clock::now() - begun, milliseconds(400)) << "half of the timeout";
+  EXPECT_EQ(slots_of(found[1]), (std::vector{0, 1}));
+  EXPECT_TRUE(found[0].joining);
+}
+
 TEST(Shrink, WhoWasToLeadAndDiedHoldsNobodyUp) {
   MemoryStore store;
   remember(store, 1);
