@@ -262,10 +262,10 @@ TEST_F(ServerTest, GoodbyesAfterTheLastStepAndLossesAreNoDepartures) {
   EXPECT_EQ(message(*second, 2).header.kind, wire::Kind::result);
   second->close(std::chrono::milliseconds(0));  // lost: it said nothing
   EXPECT_TRUE(second->recorder.wait_closed().ok());
-  const auto again = join(2, 3);  // it has come back
+  const auto again = join_again(2, 3);
   push(*again, push_of(2, 3, 2), {1});
   push(*first, push_of(0, 3, 2), {1});
-  const auto other = join(1, 3);
+  const auto other = join_again(1, 3);
   push(*other, push_of(1, 3, 2), {1});
   EXPECT_EQ(floats_of(message(*first, 3)), (Floats{3}));
 }
