@@ -74,9 +74,9 @@ Status cannot_write(const std::string& path) {
 }  // namespace
 
 std::string_view failure_source_name(FailureSource source) {
-  constexpr std::array<std::string_view, 8> kNames{"own",    "told",    "lost",        "left",
-                                                   "silent", "refused", "unreachable", "found"};
-  return kNames[static_cast<std::size_t>(source)];
+  constexpr std::array<std::string_view, 8> names{"own",    "told",    "lost",        "left",
+                                                  "silent", "refused", "unreachable", "found"};
+  return names[static_cast<std::size_t>(source)];
 }
 
 void write_head(JsonWriter& json, const FlightRecordHead& head) {
@@ -126,7 +126,7 @@ Status write_flight_record(const std::string& path, const std::string& text) {
       const ssize_t written = ::write(file.get(), text.data() + done, text.size() - done);
       if (written < 0 && errno == EINTR) continue;
       if (written <= 0) {
-        const Status status = cannot_write(unfinished);
+        Status status = cannot_write(unfinished);
         ::unlink(unfinished.c_str());
         return status;
       }

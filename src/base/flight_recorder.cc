@@ -19,14 +19,14 @@ void write_id(JsonWriter& json, std::uint32_t id) {
 }  // namespace
 
 std::string_view flight_event_name(FlightEvent::Kind kind) {
-  constexpr std::array<std::string_view, 11> kNames{"connected", "greeted", "message", "sent",    "start", "complete",
-                                                    "refused",   "left",    "closed",  "overdue", "failed"};
-  return kNames[static_cast<std::size_t>(kind)];
+  constexpr std::array<std::string_view, 11> names{"connected", "greeted", "message", "sent",    "start", "complete",
+                                                   "refused",   "left",    "closed",  "overdue", "failed"};
+  return names[static_cast<std::size_t>(kind)];
 }
 
 std::string_view flight_party_name(FlightEvent::Party party) {
-  constexpr std::array<std::string_view, 4> kNames{"none", "peer", "server", "worker"};
-  return kNames[static_cast<std::size_t>(party)];
+  constexpr std::array<std::string_view, 4> names{"none", "peer", "server", "worker"};
+  return names[static_cast<std::size_t>(party)];
 }
 
 FlightEvents FlightRecorder::events() const {

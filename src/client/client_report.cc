@@ -92,6 +92,7 @@ std::string ClientImpl::last_heard() const {
   for (const LinkReport& link : ended_links_)
     add(link.party == FlightEvent::Party::peer, link.index, link.last_progress_ns);
   std::vector<std::pair<std::int64_t, std::string>> silent;
+  silent.reserve(heard_ns.size());
   const std::int64_t time_ns = now_ns();
   for (const auto& [name, latest_ns] : heard_ns) silent.emplace_back(time_ns - latest_ns, name);
   std::sort(silent.rbegin(), silent.rend());

@@ -26,16 +26,16 @@ struct Waiting {
 }  // namespace
 
 double scheduling_seconds(std::size_t chunk_count, std::size_t layer_count) {
-  constexpr int kClasses = 2;
-  constexpr double kThreshold = 0.5;
+  constexpr int class_count = 2;
+  constexpr double threshold = 0.5;
   layer_count = std::clamp<std::size_t>(layer_count, 1, std::max<std::size_t>(chunk_count, 1));
-  PriorityMap map(kClasses);
+  PriorityMap map(class_count);
   for (std::size_t layer = 0; layer < layer_count; ++layer) {
     const double urgency = 1 - static_cast<double>(layer) / static_cast<double>(layer_count);
     map.set(static_cast<std::uint32_t>(layer),
-            {level_of(urgency), static_cast<std::uint8_t>(priority_class(urgency, kThreshold, kClasses))});
+            {level_of(urgency), static_cast<std::uint8_t>(priority_class(urgency, threshold, class_count))});
   }
-  std::array<LevelQueue<Waiting>, kClasses> queues;
+  std::array<LevelQueue<Waiting>, class_count> queues;
   const std::array<std::byte, 64> memory{};
   std::size_t sent = 0;
   const std::int64_t begun_ns = now_ns();

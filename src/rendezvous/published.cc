@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <sstream>
 
+#include "base/hexadecimal.h"
 #include "base/random_bytes.h"
 #include "base/version.h"
 
@@ -76,15 +77,9 @@ Facts shared_facts(const Options& options) {
 }
 
 std::string make_nonce() {
-  constexpr char kDigits[] = "0123456789abcdef";
   std::array<std::byte, 8> bytes{};
   fill_with_random_bytes(bytes);
-  std::string nonce;
-  for (const std::byte byte : bytes) {
-    nonce += kDigits[std::to_integer<unsigned>(byte) >> 4];
-    nonce += kDigits[std::to_integer<unsigned>(byte) & 15];
-  }
-  return nonce;
+  return hexadecimal(bytes);
 }
 
 std::string to_text(const Entry& entry, const Facts& facts) {

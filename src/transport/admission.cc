@@ -43,7 +43,7 @@ HandshakeStep advance(wire::Handshake& handshake, int socket) {
       return HandshakeStep::failed;
     const std::size_t wanted_bytes = handshake.wanted_bytes();
     if (wanted_bytes == 0) return HandshakeStep::over;
-    std::array<std::byte, wire::kLongestHandshakeBytes> bytes;
+    std::array<std::byte, wire::kLongestHandshakeBytes> bytes{};
     const ssize_t got = ::recv(socket, bytes.data(), wanted_bytes, MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return would_block(errno) ? HandshakeStep::waiting : HandshakeStep::failed;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/hexadecimal.h"
 #include "base/random_bytes.h"
 
 namespace poseidon::wire {
@@ -12,16 +13,6 @@ namespace {
 constexpr std::array<std::byte, 4> kHandshakeMagic{std::byte{'P'}, std::byte{'S'}, std::byte{'A'}, std::byte{'1'}};
 constexpr std::byte kHandshakeVersion{1};
 constexpr std::size_t kEncryptionAt = 6;  // in the prefix
-
-std::string hexadecimal(std::span<const std::byte> bytes) {
-  constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string text;
-  for (const std::byte one : bytes) {
-    text += kDigits[std::to_integer<std::size_t>(one >> 4)];
-    text += kDigits[std::to_integer<std::size_t>(one & std::byte{0xf})];
-  }
-  return text;
-}
 
 /// Each use of a secret has a key of its own, so that what one of them shows says nothing about the others.
 Key key_of(std::string_view secret) {
@@ -35,10 +26,10 @@ Key key_of(std::string_view secret) {
 }
 
 std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view kSpace = " \t\r";
-  const auto first = text.find_first_not_of(kSpace);
+  constexpr std::string_view space = " \t\r";
+  const auto first = text.find_first_not_of(space);
   if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(kSpace) - first + 1);
+  return text.substr(first, text.find_last_not_of(space) - first + 1);
 }
 
 std::array<std::byte, kHandshakePrefixBytes> prefix_of(Purpose purpose, Encryption encryption) {

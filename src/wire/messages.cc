@@ -95,8 +95,8 @@ Result<UpdateRule> read_rule(std::span<const std::byte> payload) {
 }
 
 Hello read_hello(const Header& header, std::span<const std::byte> payload) {
-  constexpr std::uint64_t kLast = std::numeric_limits<std::uint32_t>::max();
-  const auto generation = static_cast<std::uint32_t>(std::min(header.step, kLast));
+  constexpr std::uint64_t last = std::numeric_limits<std::uint32_t>::max();
+  const auto generation = static_cast<std::uint32_t>(std::min(header.step, last));
   Hello hello{header.rank, header.worker_count, {}, header.chunk, {}, header.rows, generation, read_pace(header)};
   std::istringstream lines(as_text(payload));
   std::getline(lines, hello.job);

@@ -259,7 +259,7 @@ class Session final : public TlsSession {
   Digest key_;  // until the handshake is over
   const std::uint64_t records_per_key_;
   std::uint64_t records_ = 0;  // with the key in use
-  std::array<std::byte, kRecordBytes> gathered_;
+  std::array<std::byte, kRecordBytes> gathered_{};
   bool drained_ = false;          // the socket had nothing more when it was last asked
   std::optional<Transfer> over_;  // nothing more can be received
   bool finished_ = false;
