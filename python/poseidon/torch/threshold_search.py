@@ -7,9 +7,8 @@ time is taken, a parabola is fitted through the medians, and the threshold where
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-
-import torch
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
 
 CANDIDATES = tuple(eighth / 8 for eighth in range(8))
 """The thresholds that are tried: from all layers in class 0 to the first eighth of them."""
@@ -73,9 +72,30 @@ class ThresholdSearch:
         self.decision = index
 
 
-def _fit(positions: Sequence[float], values: Sequence[float]) -> list[float]:
-    """The values of the parabola through (position, value) with the least squared error."""
-    x = torch.tensor(positions, dtype=torch.float64)
-    powers = torch.stack([torch.ones_like(x), x, x * x], dim=1)
-    y = torch.tensor(values, dtype=torch.float64)
-    return (powers @ torch.linalg.lstsq(powers, y).solution).tolist()
+def _fit(positions: Sequence[float], values: Sequence[float]) -> list[Fraction]:
+    """The values of the parabola through (position, value) with the least squared error.
+
+    Exact: rounding, which may differ from one call of a linear algebra library to the next, would choose among equals.
+    """
+    fitted = [Fraction(0)] * len(positions)
+    for vector in _orthogonal_powers(positions):
+        share = _dot(map(Fraction, values), vector) / _dot(vector, vector)
+        fitted = [value + share * entry for value, entry in zip(fitted, vector, strict=True)]
+    return fitted
+
+
+def _orthogonal_powers(positions: Sequence[float]) -> list[list[Fraction]]:
+    """What spans the polynomials up to the second degree at these positions (Gram-Schmidt)."""
+    basis: list[list[Fraction]] = []
+    for power in range(3):
+        vector = [Fraction(position) ** power for position in positions]
+        for other in basis:
+            share = _dot(vector, other) / _dot(other, other)
+            vector = [entry - share * part for entry, part in zip(vector, other, strict=True)]
+        if any(vector):
+            basis.append(vector)
+    return basis
+
+
+def _dot(left: Iterable[Fraction], right: Iterable[Fraction]) -> Fraction:
+    return sum((one * other for one, other in zip(left, right, strict=True)), Fraction(0))
