@@ -150,9 +150,9 @@ bool Gathering::complete_enough() const {
   if (!going_on) return now >= deadline_ - options_.timeout / 10;
   // Survivors that the last generation was formed without wait for its members, who come at the end of their step, and
   // do not become a second job beside them; unless all of those have died.
-  const bool led_by_members =
+  const bool a_member_came =
       last_slots_.empty() || std::ranges::any_of(last_slots_, [this](int slot) { return arrivals_.contains(slot); });
-  return led_by_members || now >= deadline_ - options_.timeout / 2;
+  return a_member_came || now >= deadline_ - options_.timeout / 2;
 }
 
 /// The roster, if this process has written it now.
