@@ -105,7 +105,9 @@ def test_an_id_whose_later_ports_would_clash_is_not_free(monkeypatch: pytest.Mon
         assert state.free_id() != free
 
 
-def exchange_over(ports: int, placement: str = "cs", methods: str = "poseidon,tcp-copy") -> ExchangeResult:
+def exchange_over(
+    ports: int, placement: str = "cs", methods: str = "poseidon,tcp-copy", repeats: int = 1
+) -> ExchangeResult:
     pytest.importorskip("poseidon._core")
     return run_exchange(
         ExchangeConfig(
@@ -115,7 +117,7 @@ def exchange_over(ports: int, placement: str = "cs", methods: str = "poseidon,tc
             placement=PLACEMENTS[placement],
             methods=parse_methods(methods),
             step_count=2,
-            repeat_count=1,
+            repeat_count=repeats,
             timeout_seconds=60,
             port_count=ports,
         )
@@ -123,7 +125,8 @@ def exchange_over(ports: int, placement: str = "cs", methods: str = "poseidon,tc
 
 
 def test_two_ports_carry_twice_the_bytes_of_one() -> None:
-    for alone, both in zip(exchange_over(1).methods, exchange_over(2).methods, strict=True):
+    one, two = (exchange_over(ports, repeats=3) for ports in (1, 2))  # medians: other tests' ends may still run
+    for alone, both in zip(one.methods, two.methods, strict=True):
         assert alone.goodput_bits_per_second < 1.01 * RATE, alone.method
         assert both.goodput_bits_per_second > 1.7 * alone.goodput_bits_per_second, both.method
         assert len(alone.port_sent_bytes) == 1
