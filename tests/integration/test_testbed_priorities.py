@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from traffic_meter import metered
+from traffic_meter import judges_rates, metered
 
 from poseidon.dscp import default_dscp
 from poseidon.errors import InvalidArgument
@@ -53,12 +53,14 @@ def contest(bed: Testbed) -> tuple[float, float]:
     return min(rates[1::2]) / alone, totals[0]  # the slowest copy of a kind lasts as long as all of that kind
 
 
+@judges_rates
 def test_a_marked_copy_goes_before_an_unmarked_one(bed: Testbed) -> None:
     share, total = contest(bed)
     assert share >= 0.85
     assert 0.80 * RATE <= total <= 1.03 * RATE  # what the marked ones leave, the unmarked ones get
 
 
+@judges_rates
 def test_switches_that_ignore_marks_share_alike() -> None:
     with Testbed(3, "100mbit", priorities=2, honour_dscp=False) as bed:
         share, total = contest(bed)
@@ -66,6 +68,7 @@ def test_switches_that_ignore_marks_share_alike() -> None:
     assert 0.80 * RATE <= total <= 1.03 * RATE
 
 
+@judges_rates
 def test_the_hosts_own_port_honours_marks_also_where_switches_do_not() -> None:
     with Testbed(3, "100mbit", priorities=2, honour_dscp=False) as bed:
         alone = bed.copy_rate(0, 1, RATE // 16, MARKED)
@@ -103,6 +106,7 @@ def test_a_packets_class_is_found_by_its_code_point(family: int) -> None:
     assert sent[2] >= 30
 
 
+@judges_rates
 def test_racks_share_their_uplinks() -> None:
     with Testbed(4, "100mbit", racks=2, oversubscription=2) as bed:
         # What rack 0 sends arrives at the core's end of its uplink, what it receives at its own end.
@@ -115,6 +119,7 @@ def test_racks_share_their_uplinks() -> None:
         assert max(within) <= 1.03 * RATE
 
 
+@judges_rates
 def test_an_uplink_goes_by_marks() -> None:
     with Testbed(4, "100mbit", priorities=2, racks=2, oversubscription=2) as bed:
         alone = bed.copy_rate(0, 2, RATE // 16, MARKED)

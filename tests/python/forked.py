@@ -2,9 +2,58 @@
 
 from __future__ import annotations
 
+import os
+import runpy
+import sys
 from multiprocessing import get_context
+from pathlib import Path
 
 FORK = get_context("forkserver")
 FORK.set_forkserver_preload(
-    ["torch", "torch._dynamo", "torch.optim.lr_scheduler", "numpy", "poseidon.torch", "poseidon._core"]
+    [
+        "torch",
+        "torch._dynamo",
+        "torch.optim.lr_scheduler",
+        "numpy",
+        "sklearn.datasets",
+        "poseidon.torch",
+        "poseidon._core",
+    ]
 )
+
+
+def run_script(command: list[str], environments: list[dict[str, str]], folder: Path, timeout_s: float) -> list[str]:
+    """What `python COMMAND` prints with each of these environments, all at once; one thread each.
+
+    AssertionError with all of it if one fails or takes longer. `folder` is for the output.
+    """
+    files = [folder / f"output-{number}" for number in range(len(environments))]
+    processes = [
+        FORK.Process(target=_run_script, args=(command, environment, file), daemon=True)
+        for environment, file in zip(environments, files, strict=True)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout_s)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+        process.join()
+    outputs = [file.read_text() if file.exists() else "" for file in files]
+    assert codes == [0] * len(codes), f"{command} ended with {codes}:\n" + "\n".join(outputs)
+    return outputs
+
+
+def _run_script(command: list[str], environment: dict[str, str], output: Path) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    with output.open("wb") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())
+    import torch
+
+    torch.set_num_threads(1)
+    sys.argv = command
+    sys.path.insert(0, os.path.dirname(command[0]))
+    runpy.run_path(command[0], run_name="__main__")
