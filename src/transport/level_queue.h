@@ -43,8 +43,9 @@ class LevelQueue {
     heads_[level] = nodes_[node].next;
     if (heads_[level] == kNone) {
       tails_[level] = kNone;
-      bits_[level / kWordBits] &= ~(std::uint64_t{1} << level % kWordBits);
-      if (bits_[level / kWordBits] == 0) words_ &= ~(std::uint32_t{1} << level / kWordBits);
+      std::uint64_t& bits = bits_[level / kWordBits];  // the first level is the lowest bit of the lowest word
+      bits &= bits - 1;
+      if (bits == 0) words_ &= words_ - 1;
     }
     T value = std::exchange(nodes_[node].value, T());
     nodes_[node].next = std::exchange(free_, node);
