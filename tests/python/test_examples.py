@@ -36,6 +36,7 @@ AS_USERS_START_IT = "mlp.py"  # the others are forked, which takes two minutes l
 ALONE = (sys.executable,)
 TWO = (sys.executable, "-m", "poseidon", "run", "-n", "2")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+FORKED = {ALONE: 1, TWO: 2}  # how many processes; whoever wants another start gets an error, not fewer of them
 
 
 def environment() -> dict[str, str]:
@@ -73,7 +74,7 @@ def losses(start: tuple[str, ...], script: str, *more: str) -> list[float]:
     if script == AS_USERS_START_IT:
         output = patiently("--ddp" in more, lambda: output_of([*start, *command]))
     else:
-        output = patiently("--ddp" in more, lambda: output_of_forked(2 if start == TWO else 1, command))
+        output = patiently("--ddp" in more, lambda: output_of_forked(FORKED[start], command))
     assert re.search(r"accuracy 0\.\d+", output)
     return [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", output)]
 
