@@ -245,8 +245,10 @@ def rejoin(setting: Setting, victim: int) -> dict[str, float]:
             survivors = [job.current[slot] for slot in everybody if slot != victim]
             prepared_at, met_at = seen(training.first(new, "prepared")), seen(training.first(new, "met"))
             end = training.last_commit(everybody, setting.ranks, joined_at)
+            # Who learns of it between two steps says nothing; its step did not fail.
+            failures = [training.first(one, "failed", killed_at) for one in survivors]
             return {
-                "all others know": max(seen(training.first(one, "failed", killed_at)) for one in survivors) - killed_at,
+                "all others know": max(event.at for event in failures if event is not None) - killed_at,
                 "new process: start and imports": prepared_at - new.started_at,
                 "meeting": met_at - prepared_at,
                 "layers, agreement, state": joined_at - met_at,
