@@ -56,6 +56,11 @@ class Context:
             self.prepare()
 
     @property
+    def is_world(self) -> bool:
+        """Whether this is the process's job, not one of a part of its ranks."""
+        return True
+
+    @property
     def rank(self) -> int:
         """This worker's number in the present membership."""
         return self.settings.rank if self.client is None else self.client.rank
@@ -156,6 +161,11 @@ def context() -> Context:
     if _context is None:
         raise ShutDown("this process belongs to no job: call poseidon.init() first")
     return _context
+
+
+def context_of(process_group: Any = None) -> Context:
+    """The job of the ranks of a process group of torch.distributed; None: the job of this process."""
+    return context()
 
 
 def rank() -> int:

@@ -1,41 +1,51 @@
-"""DistributedDataParallel: the drop-in for torch's class of that name."""
+"""DistributedDataParallel: the drop-in for torch's class of that name, and a subclass of it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NoReturn
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
+from torch.distributed.algorithms.join import Join, Joinable
+from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistributedDataParallel
 
-from poseidon.errors import InvalidArgument
-from poseidon.torch.context import context
-from poseidon.torch.drift import check_model, refuse_join
-from poseidon.torch.exchange import make_exchange
+from poseidon.errors import InvalidArgument, PoseidonError
+from poseidon.torch import torch_arguments
+from poseidon.torch.comm_hooks import HookedExchange, check_hook, is_all_reduce
+from poseidon.torch.context import context_of
+from poseidon.torch.drift import refuse_join
 from poseidon.torch.forward_order import forward_order
-from poseidon.torch.join import JoinedTraining
-from poseidon.torch.layers import SCHEMES, SchemeChoice, SyncedParameter, collect_parameters
+from poseidon.torch.join import JoinedTraining, ModelJoinHook
+from poseidon.torch.layers import SchemeChoice, SyncedParameter
 from poseidon.torch.plan_table import PlanTable, make_plan_table
-from poseidon.torch.stats import LayerSynchronization, Recorder, StepRecord
-from poseidon.torch.synchronizer import BackwardRun, Synchronizer
-from poseidon.torch.verify import check_same, describe
+from poseidon.torch.reducer import Reducer, logging_data
+from poseidon.torch.stats import LayerSynchronization, StepRecord
+from poseidon.torch.synchronizer import Synchronizer
+from poseidon.torch.trained_model import TrainedModel
+
+_MIB = 1 << 20
+_OF_THIS_PROCESS = ("_trained", "process_group", "device_mesh")  # not in copies and pickles
 
 
-class DistributedDataParallel(nn.Module):
+class DistributedDataParallel(TorchDistributedDataParallel):
     """Trains `module` synchronously on all workers of the job: after backward every `.grad` is the
     mean over the workers.
 
     `scheme`: "auto" (the cheapest for each layer and step), "ps", "sfb" or "adam" for all layers, or
     a mapping from patterns of parameter or module names to these; default: the option `scheme`.
-    The other arguments are torch's. `find_unused_parameters`, `static_graph`, `bucket_cap_mb` and
-    `gradient_as_bucket_view` are accepted and change nothing: unused parameters are always handled
-    exactly, without searching the graph, and there are no buckets.
+    The other arguments are torch's, by position and by name. `find_unused_parameters`, `static_graph`,
+    `skip_all_reduce_unused_params`, `delay_all_reduce_named_params` and all that is about buckets and their views
+    change nothing: unused parameters are always handled exactly, without searching the graph, and there are no
+    buckets. `process_group` or a `device_mesh` of one dimension names a part of the job's ranks, which then train as
+    a job of their own; the default is all.
 
     Collective: every rank builds the same model in the same order. Raises Mismatch naming the first
-    difference if not, InvalidArgument naming the parameter that cannot be synchronized.
-    Forward and backward of one model must run in one thread at a time.
+    difference if not, InvalidArgument naming the argument or parameter that cannot be taken.
+    Forward and backward of one model must run in one thread at a time. A copy or a pickle of the object is a model of
+    its own, which meets the other ranks in its first forward pass.
     """
 
     def __init__(
@@ -43,97 +53,176 @@ class DistributedDataParallel(nn.Module):
         module: nn.Module,
         device_ids: Sequence[int | torch.device] | None = None,
         output_device: int | torch.device | None = None,
-        *,
-        scheme: SchemeChoice | None = None,
-        broadcast_buffers: bool = True,
+        dim: int = 0,
+        broadcast_buffers: bool | None = None,
         init_sync: bool = True,
-        find_unused_parameters: bool = False,
+        process_group: Any = None,
         bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
         gradient_as_bucket_view: bool = False,
         static_graph: bool = False,
-        **unsupported: Any,
+        delay_all_reduce_named_params: Sequence[tuple[str, nn.Parameter]] | None = None,
+        param_to_hook_all_reduce: nn.Parameter | None = None,
+        mixed_precision: Any = None,
+        device_mesh: Any = None,
+        skip_all_reduce_unused_params: bool = False,
+        bucket_cap_mb_list: Sequence[float] | None = None,
+        batched_grad_copy: bool = False,
+        forward_sync_buffers: bool | None = None,
+        *,
+        scheme: SchemeChoice | None = None,
+        **newer: Any,
     ) -> None:
-        super().__init__()
-        _refuse(unsupported)
-        here = context()
+        nn.Module.__init__(self)
+        Joinable.__init__(self)
+        torch_arguments.check_unknown(newer)
+        torch_arguments.check_mixed_precision(mixed_precision)
+        torch_arguments.check_delayed(delay_all_reduce_named_params, param_to_hook_all_reduce)
+        sends = torch_arguments.buffer_sync(broadcast_buffers, forward_sync_buffers)
+        self.process_group: Any = torch_arguments.choose_process_group(process_group, device_mesh)
+        self.device_mesh = device_mesh
+        here = context_of(self.process_group)
         self.module = module
-        self.broadcast_buffers = broadcast_buffers
+        self.dim = dim
+        self.forward_sync_buffers = sends.in_forward
+        self.find_unused_parameters = find_unused_parameters
+        self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
+        self.batched_grad_copy = batched_grad_copy
+        self.static_graph = static_graph
+        self.mixed_precision = mixed_precision
         self.require_backward_grad_sync = True
-        self._context = here
-        self._device = _input_device(module, device_ids, output_device)
-        self._ignored = frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        self._agreed_options = f"broadcast_buffers {broadcast_buffers}, init_sync {init_sync}"
-        self._recorder = Recorder()
-        self._join: JoinedTraining | None = None
-        self._entries = self._collect(scheme)
-        check_model(here.settings, self._entries, broadcast_buffers and bool(_buffers_to_sync(module, self._ignored)))
-        self._sync: Synchronizer | None = None
-        if here.settings.world_size > 1:
-            self._sync = self._make_synchronizer()
+        self.require_forward_param_sync = True
+        self.bucket_bytes_cap = int((25 if bucket_cap_mb is None else bucket_cap_mb) * _MIB)
+        self.bucket_bytes_cap_default = bucket_cap_mb is None
+        self.bucket_bytes_cap_list = [int(size * _MIB) for size in bucket_cap_mb_list or ()]
+        self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        self._scheme = scheme
+        self._last_error = ""
+        self._comm_hooks: list[tuple[Any, object]] = []
+        self._trained: TrainedModel | None = None
+        self._trained = self._join_job()
+        self.device_ids, self.output_device = torch_arguments.choose_devices(module, device_ids, output_device)
+        self.device = self._trained.entries[0].param.device
+        self.device_type = self.device.type
+        self.is_multi_device_module = False
+        self.use_side_stream_for_tensor_copies = True
+        self._assign_modules_buffers()
+        if self.process_group is None and _torch_distributed_runs():
+            self.process_group = torch.distributed.group.WORLD
         if here.client is not None and not here.recovers:
-            self.connect(init_sync)
+            self._trained.connect(init_sync, sends.at_start)
 
-    def _collect(self, scheme: SchemeChoice | None) -> list[SyncedParameter]:
-        default = self._context.settings.scheme
-        entries = collect_parameters(self.module, default if scheme is None else scheme, default, self._ignored)
-        if not entries:
-            raise InvalidArgument(
-                "DistributedDataParallel needs a module with at least one non-empty parameter that requires a gradient"
-            )
-        devices = {entry.param.device for entry in entries}
-        if len(devices) > 1:
-            raise InvalidArgument(f"the parameters are on several devices ({devices}): put the model on one")
-        return entries
+    def _join_job(self) -> TrainedModel:
+        return TrainedModel(
+            self.module,
+            context_of(self.process_group),
+            self._scheme,
+            self.parameters_to_ignore,
+            self.forward_sync_buffers,
+        )
 
-    def _make_synchronizer(self) -> Synchronizer:
-        here, module, ignored, recorder = self._context, self.module, self._ignored, self._recorder
-        sync = Synchronizer(self._entries, here.settings)
-
-        def finished(run: BackwardRun) -> None:
-            recorder.step_finished(run, here.client)
-            here.tell_notices()
-
-        # These hold no reference to self: no cycle.
-        sync.on_finished = finished
-        if here.recovers and self.broadcast_buffers:
-
-            def send_buffers() -> None:
-                assert here.control is not None
-                here.control.broadcast(_buffers_to_sync(module, ignored), 0)
-
-            # Not before the next forward: whoever has made a step has rank 0's buffers then, should rank 0 be lost.
-            sync.before_results = send_buffers
-        return sync
+    def trained_model(self) -> TrainedModel:
+        """The model's part in the job. Of a copy, collective at the first call: it meets the other ranks' copies."""
+        if self._trained is None:
+            self._trained = self._join_job()
+            here = self._trained.context
+            if here.client is not None and not here.recovers:
+                self._trained.connect(init_sync=False)
+        return self._trained
 
     def connect(self, init_sync: bool = False) -> None:
-        """Collective: makes the model part of the job's membership, as the constructor does and `Recovery` for each."""
-        here, sync = self._context, self._sync
-        assert here.client is not None
-        assert here.control is not None
-        assert sync is not None
-        for entry in self._entries:
-            entry.start_anew()
-        check_same(here.control, describe(self.module, self._entries, self._agreed_options), "model")
-        if init_sync:
-            self.broadcast_state(0)
-        sync.connect(here.client, here.control, make_exchange(here.client, self._entries[0].param.device))
-        here.synchronizers.add(sync)
+        """Collective, for `Recovery`: makes the model part of the job's membership."""
+        self.trained_model().connect(init_sync)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own forward; before it, in training, the buffers of rank 0 reach all ranks."""
-        if self._device is not None:
-            args, kwargs = tree_map_only(
-                torch.Tensor, lambda tensor: tensor.to(self._device, non_blocking=True), (args, kwargs)
+    # The training loop's part.
+
+    @torch._disable_dynamo(recursive=False)  # as torch's: what is compiled is the module
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """The module's own forward; before it the buffers of rank 0 reach all ranks, as torch's class sends them."""
+        compiled = _dynamo_is_active()
+        inputs, kwargs, surroundings = self._begin_forward(inputs, kwargs, compiled)
+        around = TorchDistributedDataParallel._active_ddp_module
+        TorchDistributedDataParallel._active_ddp_module = self  # torch.compile then ends graphs where buckets would end
+        try:
+            with surroundings:
+                output = self.module(*inputs, **kwargs)
+        finally:
+            TorchDistributedDataParallel._active_ddp_module = around
+        self._end_forward()
+        return output
+
+    @torch._disable_dynamo
+    def _begin_forward(
+        self, inputs: tuple[Any, ...], kwargs: dict[str, Any], compiled: bool
+    ) -> tuple[tuple[Any, ...], dict[str, Any], AbstractContextManager[Any]]:
+        trained = self.trained_model()
+        around = TorchDistributedDataParallel._active_ddp_module
+        if around is not None and around is not self:
+            raise PoseidonError(
+                f"this model is inside another {type(around).__name__}, so that gradients would be averaged twice: "
+                "wrap the model once"
             )
-        if self._sync is not None and torch.is_grad_enabled():
-            self._before_forward(self._sync)
-        if self._sync is None or self._sync.priorities is None:
-            return self.module(*args, **kwargs)
-        if torch.compiler.is_compiling():
-            torch.compiler.disable(self._sync.settle)()
-            return self.module(*args, **kwargs)
-        with forward_order(self.module, self._sync, self._sync.priorities):
-            return self.module(*args, **kwargs)
+        if trained.sync is not None:
+            Join.notify_join_context(self)
+            synchronizing = torch.is_grad_enabled() and self.require_backward_grad_sync
+            if torch.is_grad_enabled():
+                trained.begin_training_pass(synchronizing)
+            self._send_buffers(trained, synchronizing)
+        if self.device_ids:
+            moved, moved_kwargs = self.to_kwargs(inputs, kwargs, self.device_ids[0])
+            inputs, kwargs = moved[0], moved_kwargs[0]
+        return inputs, kwargs, self._surroundings(trained.sync, compiled)
+
+    def _surroundings(self, sync: Synchronizer | None, compiled: bool) -> AbstractContextManager[Any]:
+        if sync is None or sync.priorities is None:
+            return nullcontext()
+        if compiled:  # a use of a parameter would not be seen
+            sync.settle()
+            return nullcontext()
+        return forward_order(self.module, sync, sync.priorities)
+
+    @torch._disable_dynamo
+    def _end_forward(self) -> None:
+        trained = self.trained_model()
+        if trained.sync is None:
+            return
+        if self._buffer_hook_is_after():
+            self._sync_buffers_by(trained, 0)
+        # As torch's class: only the first pass without gradients after a training pass sends buffers again. So a rank
+        # may evaluate more batches than others, or alone.
+        self.require_forward_param_sync = torch.is_grad_enabled() and self.require_backward_grad_sync
+
+    def _send_buffers(self, trained: TrainedModel, synchronizing: bool) -> None:
+        due = self.require_forward_param_sync and trained.sends_buffers_before_forward
+        due = due and not self._buffer_hook_is_after() and bool(trained.buffers())
+        root = 0
+        if trained.join is not None and torch.is_grad_enabled():
+            root = trained.join.notify_forward(synchronizing, due)
+        if due:
+            self._sync_buffers_by(trained, root)
+
+    def _buffer_hook_is_after(self) -> bool:
+        hook = self.__dict__.get("buffer_hook")
+        return hook is not None and hook.buffer_comm_hook_location.name == "POST_FORWARD"
+
+    def _sync_buffers_by(self, trained: TrainedModel, root: int) -> None:
+        hook = self.__dict__.get("buffer_hook")
+        if hook is None:
+            trained.broadcast_buffers(root)
+            return
+        self._assign_modules_buffers()
+        futures = hook.buffer_comm_hook(hook.buffer_comm_hook_state, self.named_module_buffers)
+        if futures is not None:
+            torch.futures.wait_all(list(futures))
+
+    def _default_broadcast_coalesced(
+        self, bufs: Sequence[torch.Tensor] | None = None, bucket_size: int | None = None, authoritative_rank: int = 0
+    ) -> None:
+        control = self.trained_model().context.control
+        if control is not None:
+            control.broadcast(self.modules_buffers if bufs is None else bufs, authoritative_rank)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients, without waiting for those in flight."""
@@ -143,31 +232,6 @@ class DistributedDataParallel(nn.Module):
         for param in self.parameters():
             param.grad = None
 
-    def _before_forward(self, sync: Synchronizer) -> None:
-        sync.check_forward()
-        sync.armed = True
-        sync.synchronizing = self.require_backward_grad_sync
-        if not sync.synchronizing:
-            sync.local_only()
-        sends_buffers = self.broadcast_buffers and sync.synchronizing and sync.before_results is None
-        sends_buffers = sends_buffers and bool(_buffers_to_sync(self.module, self._ignored))
-        root = 0
-        if self._join is not None:
-            root = self._join.notify_forward(sync.synchronizing, sends_buffers)
-        if sends_buffers:
-            self.broadcast_synced_buffers(root)
-
-    def broadcast_synced_buffers(self, root: int) -> None:
-        """Collective: overwrites the module's buffers with those of `root`."""
-        assert self._context.control is not None
-        self._context.control.broadcast(_buffers_to_sync(self.module, self._ignored), root)
-
-    def broadcast_state(self, root: int) -> None:
-        """Collective: overwrites the module's parameters and buffers with those of `root`."""
-        assert self._context.control is not None
-        params = [param.detach() for name, param in self.module.named_parameters() if name not in self._ignored]
-        self._context.control.broadcast(params + _buffers_to_sync(self.module, self._ignored), root)
-
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Inside, backward passes whose forward ran inside too accumulate gradients without exchange.
@@ -175,124 +239,213 @@ class DistributedDataParallel(nn.Module):
         The first backward outside exchanges what was accumulated.
         """
         before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
-        if self._sync is not None:
-            self._sync.local_only()
+        sync = self.synchronizer
+        if sync is not None:
+            sync.local_only()
         try:
             yield
         finally:
             self.require_backward_grad_sync = before
 
-    @contextmanager
+    # Ranks with different numbers of batches.
+
     def join(
         self,
         divide_by_initial_world_size: bool = True,
         enable: bool = True,
         throw_on_early_termination: bool = False,
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """Trains with a different number of batches on each rank: a rank that leaves keeps the others going.
 
         Gradients are divided by the world size, or, with `divide_by_initial_world_size=False`, by the
         number of ranks that still have data. With `throw_on_early_termination` all ranks raise once one
-        has run out. In the end every rank has the model of those that trained longest.
+        has run out. In the end every rank has the model of those that trained longest. Where torch.distributed runs
+        this is its `Join` for this model alone.
         """
-        if not enable or self._sync is None:
-            yield
-            return
-        if self._context.recovers:
-            raise InvalidArgument(
-                f"join() and on_failure={self._context.settings.on_failure} exclude each other: give every rank as "
-                "many batches, or use on_failure=abort"
+        if not enable or self.synchronizer is None:
+            return nullcontext()
+        if self.process_group is not None:
+            context: Any = Join(
+                [self],
+                enable,
+                throw_on_early_termination,
+                divide_by_initial_world_size=divide_by_initial_world_size,
             )
-        refuse_join(self._context.settings)
-        if self._sync.updates:
-            raise InvalidArgument(
-                "join() and update='server' exclude each other: rank 0, whose hyperparameters count, may be the one "
-                "without data; give every rank as many batches, or use the optimizer without DistributedOptimizer"
-            )
-        assert self._context.control is not None
-        joined = JoinedTraining(
-            self, self._sync, self._context.control, divide_by_initial_world_size, throw_on_early_termination
-        )
-        self._join = joined
+            return context
+        return self._join_alone(divide_by_initial_world_size, throw_on_early_termination)
+
+    @contextmanager
+    def _join_alone(self, divide_by_initial_world_size: bool, throw_on_early_termination: bool) -> Iterator[None]:
+        joined = self._begin_join(divide_by_initial_world_size, throw_on_early_termination)
         try:
             yield
             joined.shadow_others()
         finally:
-            self._join = None
-            self._sync.divisor = self._context.world_size
+            self.trained_model().end_join()
+
+    def _begin_join(self, divide_by_initial_world_size: bool, throw: bool) -> JoinedTraining:
+        trained = self.trained_model()
+        here, sync = trained.context, trained.sync
+        if here.recovers:
+            raise InvalidArgument(
+                f"join() and on_failure={here.settings.on_failure} exclude each other: give every rank as "
+                "many batches, or use on_failure=abort"
+            )
+        refuse_join(here.settings)
+        assert sync is not None
+        assert here.control is not None
+        if sync.updates:
+            raise InvalidArgument(
+                "join() and update='server' exclude each other: rank 0, whose hyperparameters count, may be the one "
+                "without data; give every rank as many batches, or use the optimizer without DistributedOptimizer"
+            )
+        trained.join = JoinedTraining(trained, sync, here.control, divide_by_initial_world_size, throw)
+        return trained.join
+
+    def join_hook(self, **kwargs: Any) -> Any:
+        """The model's part in a `torch.distributed.algorithms.Join`, alone or with an optimizer of torch's."""
+        trained = self.trained_model()
+        joined = None
+        if trained.sync is not None:
+            joined = self._begin_join(kwargs.get("divide_by_initial_world_size", True), throw=False)
+        return ModelJoinHook(trained, joined)
+
+    @property
+    def join_device(self) -> torch.device:
+        """Where `Join` keeps what it exchanges."""
+        return self.device
+
+    @property
+    def join_process_group(self) -> Any:
+        """The group over which `Join` counts the ranks; PoseidonError where torch.distributed does not run."""
+        if self.process_group is None:
+            raise PoseidonError(
+                "torch.distributed.algorithms.Join needs torch.distributed: call init_process_group() before wrapping "
+                "the model, or use model.join(), which needs none"
+            )
+        return self.process_group
+
+    # What else torch's class can do.
+
+    @property
+    def reducer(self) -> Reducer:
+        """What answers for torch's reducer."""
+        return Reducer(self)
+
+    @property
+    def comm_hook_name(self) -> str:
+        """The name of the communication hook; empty with Poseidon's own exchange."""
+        return self._comm_hooks[-1][0].__qualname__ if self._comm_hooks else ""
+
+    def register_comm_hook(self, state: object, hook: Any) -> None:
+        """Lets `hook` average the gradients, over torch.distributed, in the place of Poseidon's exchange.
+
+        `allreduce_hook` is what Poseidon does anyway and changes nothing. Any other hook of torch's form runs on
+        buckets at the end of backward, so that neither schemes nor overlap are left: InvalidArgument without
+        torch.distributed, or with a DistributedOptimizer.
+        """
+        check_hook(hook)
+        if self._comm_hooks:
+            raise InvalidArgument("register_comm_hook was called before, and a model has one hook: call it once")
+        if not is_all_reduce(hook):
+            if not _torch_distributed_runs():
+                raise InvalidArgument(
+                    f"{hook.__qualname__} communicates over torch.distributed, which does not run: call "
+                    "init_process_group(), or leave the hook out, since Poseidon exchanges gradients itself"
+                )
+            self.trained_model().exchange_by(HookedExchange(state, hook, self.bucket_bytes_cap))
+        self._comm_hooks.append((hook, state))
+
+    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        hooks = {"ALLREDUCE": default_hooks.allreduce_hook, "FP16_COMPRESS": default_hooks.fp16_compress_hook}
+        self.register_comm_hook(None, hooks[comm_hook_type.name])
+
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        return logging_data(self, self._last_error)
+
+    def _log_and_throw(self, err_type: type[Exception], err_msg: str) -> None:
+        self._last_error = err_msg
+        raise err_type(err_msg)
+
+    def _set_static_graph(self) -> None:
+        if self.trained_model().step_count:
+            self._log_and_throw(PoseidonError, "_set_static_graph() should be called before training loop starts")
+        self.static_graph = True
+
+    def _update_process_group(self, new_process_group: Any) -> None:
+        """Trains on with the ranks of another group, which meet in the next forward pass."""
+        self.trained_model().detach()
+        self.process_group, self._trained = new_process_group, None
 
     @property
     def synchronizer(self) -> Synchronizer | None:
         """What exchanges this model's gradients; None with one worker."""
-        return self._sync
+        return self.trained_model().sync
 
     @property
     def synced_parameters(self) -> Sequence[SyncedParameter]:
         """The parameters whose gradients are exchanged, in registration order."""
-        return self._entries
+        return self.trained_model().entries
 
     def plan(self, link_bits_per_s: float | None = None) -> PlanTable:
         """What the next step will do, layer by layer: scheme, bytes and why; with a link rate also the time.
 
         With updates on the workers also the urgency and priority class of each layer.
         """
-        priorities = None if self._sync is None else self._sync.priorities
-        return make_plan_table(self._entries, self._context, priorities, link_bits_per_s)
+        trained = self.trained_model()
+        priorities = None if trained.sync is None else trained.sync.priorities
+        return make_plan_table(trained.entries, trained.context, priorities, link_bits_per_s)
 
     def record(self, enabled: bool = True) -> None:
         """Keeps the timing of every synchronizing step from now on, for `recorded_steps()`."""
-        self._recorder.enabled = enabled
+        self.trained_model().recorder.enabled = enabled
 
     def recorded_steps(self) -> list[StepRecord]:
         """The steps since `record(True)`, oldest first. Waits for what is in flight."""
-        if self._sync is not None:
-            self._sync.settle()
-        return list(self._recorder.steps)
+        trained = self.trained_model()
+        if trained.sync is not None:
+            trained.sync.settle()
+        return list(trained.recorder.steps)
 
     def synchronization_stats(self) -> list[LayerSynchronization]:
         """How the last step's synchronization went, by layer in the order of backward; empty with one worker.
 
         Waits for what is in flight.
         """
-        if self._sync is not None:
-            self._sync.settle()
-        if self._sync is None or self._sync.last_run is None or self._context.client is None:
+        trained = self.trained_model()
+        if trained.sync is None or trained.context.client is None:
             return []
-        return StepRecord.of(self._sync.last_run, self._context.client).layers
+        trained.sync.settle()
+        run = trained.sync.last_run
+        return [] if run is None else StepRecord.of(run, trained.context.client).layers
 
-    def __getstate__(self) -> NoReturn:
-        raise InvalidArgument(
-            "a DistributedDataParallel cannot be copied or pickled, since it belongs to this process's job: "
-            "copy or save model.module, or save model.state_dict()"
-        )
+    def __getstate__(self) -> dict[str, Any]:
+        trained = self._trained
+        if trained is not None and trained.sync is not None:
+            trained.sync.settle()
+        if trained is not None and not trained.context.is_world:
+            raise InvalidArgument(
+                "a DistributedDataParallel of a process_group cannot be copied or pickled, since the group belongs to "
+                "this process: copy or save model.module, or save model.state_dict()"
+            )
+        return {key: value for key, value in self.__dict__.items() if key not in _OF_THIS_PROCESS}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        nn.Module.__setstate__(self, state)
+        self.process_group = torch.distributed.group.WORLD if _torch_distributed_runs() else None
+        self.device_mesh = self._trained = None
+        self._comm_hooks = []  # as torch's class, which makes copies without them
 
 
-def _buffers_to_sync(module: nn.Module, ignored: Collection[str]) -> list[torch.Tensor]:
-    return [buffer for name, buffer in module.named_buffers() if name not in ignored]
+def _torch_distributed_runs() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def _refuse(unsupported: dict[str, Any]) -> None:
-    for name, value in unsupported.items():
-        if name == "process_group" and value is None:
-            continue
-        raise InvalidArgument(
-            f"DistributedDataParallel has no argument {name!r} here; schemes are chosen by scheme= "
-            f"({', '.join(SCHEMES)}), and the workers by poseidon.init()"
-        )
-
-
-def _input_device(
-    module: nn.Module, device_ids: Sequence[int | torch.device] | None, output_device: int | torch.device | None
-) -> torch.device | None:
-    """Where inputs are moved to before forward; None: they stay where they are."""
-    if not device_ids:
-        return None
-    devices = {param.device for param in module.parameters()}
-    if len(device_ids) > 1 or any(device.type == "cpu" for device in devices):
-        raise InvalidArgument(
-            f"device_ids is {list(device_ids)}: leave it out for a module on the CPU, or name the module's one device"
-        )
-    device = torch.device("cuda", device_ids[0]) if isinstance(device_ids[0], int) else torch.device(device_ids[0])
-    if devices != {device} or output_device not in (None, device_ids[0], device):
-        raise InvalidArgument(f"device_ids and output_device must name the module's device, {devices}, not {device}")
-    return device
+def _dynamo_is_active() -> bool:
+    """Whether what is called from here is compiled, as inside torch.compile(model)."""
+    if "torch._dynamo" not in sys.modules:
+        return False
+    look = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
+    return look is None or callable(look())  # older versions do not tell

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch.distributed.algorithms.join import JoinHook
+
 from poseidon.errors import PoseidonError
 
 if TYPE_CHECKING:
     from poseidon.torch.control import Control
-    from poseidon.torch.ddp import DistributedDataParallel
     from poseidon.torch.synchronizer import Synchronizer
+    from poseidon.torch.trained_model import TrainedModel
 
 _ACTIVE = 1
 _SYNCHRONIZES = 2
@@ -21,7 +23,7 @@ class JoinedTraining:
 
     def __init__(
         self,
-        model: DistributedDataParallel,
+        model: TrainedModel,
         sync: Synchronizer,
         control: Control,
         divide_by_initial_world_size: bool,
@@ -53,15 +55,42 @@ class JoinedTraining:
 
     def shadow_others(self) -> None:
         """This rank has no more data: takes part in the others' steps until none has any."""
-        while True:
-            flags = self._exchange_flags(0)
-            if not any(flags):
-                break
-            assert self._last_active is not None
-            step = flags[self._last_active]
-            if step & _SENDS_BUFFERS:
-                self._model.broadcast_synced_buffers(self._last_active)
-            if step & _SYNCHRONIZES:
-                self._sync.shadow()
+        while self.shadow_step():
+            pass
+        self.take_last_model()
+
+    def shadow_step(self) -> bool:
+        """Takes part in the others' next step, if there is one; whether there was."""
+        flags = self._exchange_flags(0)
+        if not any(flags):
+            return False
+        assert self._last_active is not None
+        step = flags[self._last_active]
+        if step & _SENDS_BUFFERS:
+            self._model.broadcast_buffers(self._last_active)
+        if step & _SYNCHRONIZES:
+            self._sync.shadow()
+        return True
+
+    def take_last_model(self) -> None:
+        """Collective, when no rank has data: all take over the model of one that trained longest."""
         if self._last_active is not None:
-            self._model.broadcast_state(self._last_active)
+            self._model.broadcast_last_state(self._last_active)
+
+
+class ModelJoinHook(JoinHook):
+    """A model's part in torch's `Join`, which knows when ranks run out of data. `joined`: None with one worker."""
+
+    def __init__(self, model: TrainedModel, joined: JoinedTraining | None) -> None:
+        self._model, self._joined = model, joined
+
+    def main_hook(self) -> None:
+        """Takes part in the others' next step."""
+        if self._joined is not None:
+            self._joined.shadow_step()
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """No rank has data: all take over the model of those that trained longest."""
+        if self._joined is not None:
+            self._joined.take_last_model()
+        self._model.end_join()

@@ -92,6 +92,13 @@ class SyncedParameter:
             self._node.register_hook(_calling(self, SyncedParameter._after_accumulation)),
         ]
 
+    def detach(self) -> None:
+        """Takes the hooks away again."""
+        for hook in self._hooks:
+            hook.remove()
+        self.capture(False)
+        self._hooks, self._sync = [], lambda: None
+
     def capture(self, wanted: bool) -> None:
         """Whether the modules that have the parameter are to hand over factors from now on."""
         for linear in self.linears:

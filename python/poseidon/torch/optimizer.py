@@ -99,6 +99,11 @@ class DistributedOptimizer(Optimizer):
             raise InvalidArgument(
                 f"DistributedOptimizer needs the poseidon.DistributedDataParallel, not a {type(model).__name__}"
             )
+        if model.comm_hook_name and model.synchronizer is not None and model.synchronizer.hooked is not None:
+            raise InvalidArgument(
+                f"DistributedOptimizer and the communication hook {model.comm_hook_name} exclude each other: use the "
+                "optimizer itself, or leave register_comm_hook() out"
+            )
         if update == "server" and max_norm is not None:
             raise InvalidArgument(
                 "the servers see one gradient at a time: clip with update='worker', which has max_norm"

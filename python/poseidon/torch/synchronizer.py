@@ -32,6 +32,7 @@ from poseidon.torch.worker_update import update_mode
 if TYPE_CHECKING:
     from poseidon import _core
     from poseidon.options import Settings
+    from poseidon.torch.comm_hooks import HookedExchange
     from poseidon.torch.control import Control
     from poseidon.torch.exchange import Exchange
 
@@ -72,6 +73,7 @@ class Synchronizer:
         self.before_results: Callable[[], None] | None = None  # at the end of backward, with all exchanges under way
         self.updates: list[ServerUpdate] = []
         self.priorities: Priorities | None = None  # of a model with updates on the workers
+        self.hooked: HookedExchange | None = None  # what gradients go through instead of the exchange, after backward
         self._settings = settings
         self._sequential = settings.schedule == "sequential"
         self._agreed = False
@@ -210,7 +212,7 @@ class Synchronizer:
         run = self._begin()
         run.fired.add(entry)
         entry.ready_ns = time.monotonic_ns()
-        if not self._sequential:
+        if not self._sequential and self.hooked is None:
             self._start(run, entry)
 
     def _begin(self) -> BackwardRun:
@@ -293,8 +295,20 @@ class Synchronizer:
         run.started.append(entry)
         entry.start_over()
 
+    def _finish_hooked(self, run: BackwardRun, hooked: HookedExchange) -> None:
+        try:
+            hooked.run(self.entries, self._control)
+        except BaseException:
+            self.backward_failed(run)
+            raise
+        self._run, self._flying = None, run
+        self._completed()
+
     def _finish(self, run: BackwardRun) -> None:
         run.end_ns = time.monotonic_ns()
+        if self.hooked is not None:
+            self._finish_hooked(run, self.hooked)
+            return
         try:
             for entry in self.entries:
                 if entry not in run.jobs:

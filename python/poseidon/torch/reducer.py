@@ -1,0 +1,102 @@
+"""What programs ask of the `reducer` and the logging data of torch's class, answered by Poseidon's."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from poseidon.torch.ddp import DistributedDataParallel
+
+
+class Reducer:
+    """In the place of `torch.distributed.Reducer`: the methods that programs call on `model.reducer`."""
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        self._model = weakref.ref(model)
+
+    def _trained(self) -> Any:
+        model = self._model()
+        return None if model is None else model.trained_model()
+
+    def prepare_for_forward(self) -> None:
+        """Nothing has to be prepared."""
+
+    def prepare_for_backward(self, output: Sequence[torch.Tensor]) -> None:
+        """The next backward pass exchanges gradients, whether or not a forward pass through the wrapper came before."""
+        trained = self._trained()
+        if trained is not None and trained.sync is not None:
+            trained.begin_training_pass(True)
+
+    def _rebuild_buckets(self) -> bool:
+        """Whether buckets were made anew: there are none."""
+        return False
+
+    def _install_post_backward_futures(self, futures: Sequence[Any]) -> None:
+        """torch waits for these at the end of backward; here they are over at once."""
+        torch.futures.wait_all(list(futures))
+
+    def _remove_autograd_hooks(self) -> None:
+        """Backward passes are the module's own again."""
+        trained = self._trained()
+        if trained is not None:
+            trained.detach()
+
+    def _check_reducer_finalized(self) -> None:
+        """PoseidonError if the last backward failed half way."""
+        trained = self._trained()
+        if trained is not None and trained.sync is not None:
+            trained.sync.check_usable()
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        """Times are kept by `model.record()`, for every step."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"Poseidon's DistributedDataParallel has no reducer.{name}: there are no buckets to look into; "
+            "model.plan() and model.synchronization_stats() tell what is exchanged"
+        )
+
+
+def logging_data(model: DistributedDataParallel, error: str) -> dict[str, Any]:
+    """What `_get_ddp_logging_data()` of torch's class tells, as far as it has a meaning without buckets."""
+    trained = model.trained_model()
+    params = [entry.param for entry in trained.entries]
+    run = None if trained.sync is None else trained.sync.last_run
+    ready = [] if run is None else [trained.entries.index(entry) for entry in run.started]
+    devices = model.device_ids or []
+    dtypes = sorted({_c_name(param.dtype) for param in params})
+    return {
+        "rank": trained.context.rank,
+        "world_size": trained.context.world_size,
+        "backend_name": "poseidon",
+        "module_name": type(model.module).__name__,
+        "device_ids": ", ".join(map(str, devices)),
+        "output_device": -1 if model.output_device is None else model.output_device,
+        "broadcast_buffers": int(model.forward_sync_buffers),
+        "find_unused_parameters": int(model.find_unused_parameters),
+        "gradient_as_bucket_view": int(model.gradient_as_bucket_view),
+        "static_graph": int(model.static_graph),
+        "can_set_static_graph": int(trained.same_graph),
+        "has_sync_bn": int(any(isinstance(part, nn.SyncBatchNorm) for part in model.module.modules())),
+        "is_multi_device_module": 0,
+        "bucket_cap_bytes": model.bucket_bytes_cap,
+        "dtypes": ", ".join(dtypes),
+        "num_parameter_tensors": len(params),
+        "total_parameter_size_bytes": sum(param.nbytes for param in params),
+        "prev_iteration_grad_ready_order_indices": ", ".join(map(str, ready)),
+        "iteration": trained.step_count,
+        "comm_hook": model.comm_hook_name,
+        "has_error": int(bool(error)),
+        "error": error,
+    }
+
+
+def _c_name(dtype: torch.dtype) -> str:
+    """As C++ calls it, which is what torch tells."""
+    names = {torch.float32: "float", torch.float64: "double", torch.float16: "c10::Half"}
+    return names.get(dtype, str(dtype).removeprefix("torch."))
