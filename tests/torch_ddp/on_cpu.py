@@ -38,13 +38,15 @@ def load(world_size: int, timeout_s: float) -> ModuleType:
     return tests
 
 
-def without_devices(kind: type[nn.Module]) -> type[nn.Module]:
-    """A class like `kind`, DistributedDataParallel of ours or theirs, that takes device_ids for a module on the CPU."""
+def ignore_devices(kind: type[nn.Module]) -> None:
+    """Lets `kind`, DistributedDataParallel of ours or theirs, take device_ids for a module on the CPU."""
+    init = kind.__init__
 
+    @functools.wraps(init)
     def __init__(self: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None, **rest: Any) -> None:
-        kind.__init__(self, module, **rest)
+        init(self, module, **rest)
 
-    return type("DistributedDataParallel", (kind,), {"__init__": __init__, "__module__": kind.__module__})
+    kind.__init__ = __init__  # type: ignore[method-assign]
 
 
 def _cpu(device: Any) -> Any:

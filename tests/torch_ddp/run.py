@@ -92,16 +92,16 @@ def _join_job() -> None:
 
 
 def put_class(tests: ModuleType, theirs: bool) -> None:
-    """Every loaded module that holds PyTorch's class holds the one under test from now on."""
+    """Every module of PyTorch's that holds its class holds the one under test from now on."""
     kind = original = tests.DistributedDataParallel
     if not theirs:
         import poseidon.torch
 
         kind = poseidon.torch.DistributedDataParallel
-    replacement = on_cpu.without_devices(kind)
+    on_cpu.ignore_devices(kind)
     for module in list(sys.modules.values()):
-        if module.__name__.startswith("torch") and vars(module).get("DistributedDataParallel") is original:
-            module.DistributedDataParallel = replacement  # type: ignore[attr-defined]
+        if module.__name__.startswith("torch.") and vars(module).get("DistributedDataParallel") is original:
+            module.DistributedDataParallel = kind  # type: ignore[attr-defined]
 
 
 def reason_of(report: str) -> str:
