@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -53,12 +54,12 @@ def connect(**options: Any) -> Exchange:
 
 
 def _store(settings: Settings) -> Any:
-    """Where the ranks meet; None: at MASTER_ADDR:MASTER_PORT, which torchrun's agent may have taken."""
-    if not settings.use_agent_store or settings.world_size == 1:
+    """Where the ranks meet; None: at MASTER_ADDR:MASTER_PORT, which torchrun's agent or torch may have taken."""
+    if settings.world_size == 1 or not (settings.use_agent_store or "torch.distributed" in sys.modules):
         return None
-    from poseidon.torch.store import AgentStore
+    from poseidon.torch.store import shared_store
 
-    return AgentStore(settings)
+    return shared_store(settings)
 
 
 @dataclass

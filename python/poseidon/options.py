@@ -7,7 +7,7 @@ says to the processes they start through the environment, so it also beats what 
 
 The secret itself (`secret`, POSEIDON_SECRET) is no row of the table: it has no flag and is in no configuration file.
 
-No other module reads `POSEIDON_*` or torchrun's variables.
+No other module reads `POSEIDON_*` or the variables of launchers (torchrun, Slurm).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from poseidon.dscp import default_dscp
 from poseidon.errors import InvalidArgument
 from poseidon.option_kinds import AUTO, INTEGER, TEXT, Option
 from poseidon.option_table import OPTIONS
+from poseidon.slurm import slurm_place
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -46,7 +47,7 @@ def _number(name: str, default: Any, allowed: str, least: int, most: int = 2**31
     return Option(name, INTEGER, default, "", allowed, check=lambda value: least <= value <= most)
 
 
-# What torchrun (or `poseidon run`) tells each worker; the variable is the name in capitals.
+# What torchrun (or `poseidon run`) tells each worker; the variable is the name in capitals. Slurm has others.
 _PLACE = (
     _number("rank", 0, "a whole number, 0 or more", 0),
     _number("world_size", 1, "a whole number, 1 or more", 1),
@@ -60,11 +61,21 @@ _PLACE_NAMES = tuple(option.name for option in _PLACE)
 
 
 @dataclass(frozen=True)
+class World:
+    """This process's place in a job that torch.distributed has formed before."""
+
+    rank: int
+    world_size: int
+    master_addr: str = "127.0.0.1"
+    master_port: int = 29500
+
+
+@dataclass(frozen=True)
 class Settings:
     """All options with their values, and this worker's place in the job.
 
     `sources` says for each name where its value came from: "keyword", "command line",
-    "environment", "configuration file" or "default".
+    "environment", "configuration file" or "default"; for the place also "torch.distributed" or "Slurm".
     """
 
     interfaces: tuple[str, ...]
@@ -162,28 +173,21 @@ class Settings:
         )
 
 
-def resolve(**keywords: Any) -> Settings:
+def resolve(world: World | None = None, /, **keywords: Any) -> Settings:
     """The settings of this process, from `keywords`, the environment, the configuration file and the defaults.
 
-    A keyword that is None counts as not given. Raises InvalidArgument naming the value at fault.
+    A keyword that is None counts as not given. With `world` this process's rank and the number of workers are from
+    there. Raises InvalidArgument naming the value at fault.
     """
-    return resolve_with({}, **keywords)
+    return resolve_with({}, world, **keywords)
 
 
-def resolve_with(command_line: Mapping[str, Any], **keywords: Any) -> Settings:
+def resolve_with(command_line: Mapping[str, Any], world: World | None = None, /, **keywords: Any) -> Settings:
     """As `resolve`, for a command that also takes options on its own command line (names to values)."""
     _reject_unknown(keywords, (*BY_NAME, *_PLACE_NAMES, "secret"), "keyword")
     _warn_of_unknown_variables()
     path, config = _read_config()
-    values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    for option in _PLACE:
-        values[option.name], sources[option.name] = _first(
-            option,
-            ("keyword", option.name, keywords.get(option.name)),
-            ("environment", option.name.upper(), os.environ.get(option.name.upper()) or None),
-        )
-    _check_place(values, sources)
+    values, sources = _place(keywords, world)
     for option in OPTIONS:
         values[option.name], sources[option.name] = _first(
             option,
@@ -295,6 +299,40 @@ def _check_together(values: Mapping[str, Any]) -> None:
         )
 
 
+def _place(keywords: Mapping[str, Any], world: World | None) -> tuple[dict[str, Any], dict[str, str]]:
+    """This worker's place in the job, and where each value came from."""
+    alone = world is None and not any(
+        keywords.get(name) is not None or os.environ.get(name.upper()) for name in ("rank", "world_size")
+    )
+    slurm = slurm_place(os.environ) if alone else {}
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for option in _PLACE:
+        name, variable = option.name, option.name.upper()
+        values[name], sources[name] = _first(
+            option,
+            ("keyword", name, keywords.get(name)),
+            ("environment", variable, os.environ.get(variable) or None),
+            ("torch.distributed", name, getattr(world, name, None)),
+            ("Slurm", *slurm.get(name, (name, None))),
+        )
+    if world is not None:
+        _check_world(values, sources, world)
+    _check_place(values, sources)
+    return values, sources
+
+
+def _check_world(values: Mapping[str, Any], sources: Mapping[str, str], world: World) -> None:
+    """Raises InvalidArgument where a keyword or variable contradicts torch.distributed."""
+    for name, ours in (("rank", world.rank), ("world_size", world.world_size)):
+        if values[name] != ours:
+            giver = name if sources[name] == "keyword" else name.upper()
+            raise InvalidArgument(
+                f"{giver} is {values[name]} while torch.distributed is initialized as rank {world.rank} of "
+                f"{world.world_size}: give both the same, or leave {giver} out"
+            )
+
+
 def _check_place(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
     """Raises InvalidArgument unless rank, world size and the master's address make sense together."""
 
@@ -302,7 +340,7 @@ def _check_place(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
         return sources[name] == "default"
 
     rank, world_size = values["rank"], values["world_size"]
-    start = "start the workers with torchrun or `poseidon run`"
+    start = "start the workers with torchrun, srun or `poseidon run`"
     if missing("rank") != missing("world_size"):
         lacks, has = ("RANK", "WORLD_SIZE") if missing("rank") else ("WORLD_SIZE", "RANK")
         raise InvalidArgument(

@@ -17,6 +17,10 @@ constexpr milliseconds kQuickLook{0};
 constexpr int kMostDisplacements = 4;
 constexpr std::uint32_t kLostGenerations = 100;  // more than a store that is lost may have known of and nobody told
 
+constexpr auto kFarewell = std::chrono::seconds(2);
+// With OnFailure::abort, for a store that is away before all have met: rank 0 may begin again, and serve a new one.
+constexpr auto kStorePatience = std::chrono::seconds(5);
+
 /// How long, with OnFailure::shrink, nobody new must have come before those who are there go on.
 milliseconds window_of(const Options& options) {
   const auto window = std::clamp(options.timeout / 60, milliseconds(500), milliseconds(5000));
@@ -39,17 +43,41 @@ Gathering::Gathering(Store& store, const Options& options, const Member& mine, s
       deadline_(Clock::now() + options.timeout),
       window_(window_of(options)),
       leader_patience_(window_),
+      answered_(Clock::now()),
       last_arrival_(Clock::now()) {}
 
 Result<Membership> Gathering::run(const std::function<bool()>& keep_waiting) {
+  auto membership = gather(keep_waiting);
+  if (!membership.ok()) leave(membership.status());
+  return membership;
+}
+
+Result<Membership> Gathering::gather(const std::function<bool()>& keep_waiting) {
   for (;;) {
     auto found = look();
     if (!found.ok()) return found.status();
     if (found.value()) return std::move(*found.value());
     if (!keep_waiting()) return Status(ErrorCode::aborted, "interrupted while waiting for the other ranks");
     if (Clock::now() > deadline_) return missing();
+    if (options_.on_failure == OnFailure::abort && Clock::now() - answered_ > kStorePatience) return away_;
     std::this_thread::sleep_for(pause_of(options_));
   }
+}
+
+/// Lets the others learn why: rank 0's store ends with its process, so it waits a moment for them.
+void Gathering::leave(const Status& why) {
+  // A rank whose store is gone cannot tell anyone, and what becomes of these calls changes nothing.
+  (void)quick_get(generation_key(options_.job));
+  if (!away_.ok()) return;
+  const int slot = mine_.member.slot;
+  const Failure failure{slot, mine_.nonce, "rank " + std::to_string(slot) + ": " + why.message()};
+  const auto left = [&](int rank) { return left_key(options_.job, mine_.generation, rank); };
+  (void)store_.set(failure_key(options_.job, mine_.generation), to_text(failure));
+  (void)store_.set(left(slot), "1");
+  if (slot != 0) return;
+  const auto deadline = Clock::now() + kFarewell;
+  for (int rank = 1; rank < options_.world_size && Clock::now() < deadline; ++rank)
+    (void)store_.get(left(rank), std::chrono::duration_cast<milliseconds>(deadline - Clock::now()));
 }
 
 Result<std::optional<Membership>> Gathering::look() {
@@ -68,13 +96,14 @@ Result<std::optional<Membership>> Gathering::look() {
   const auto claimed = claim();
   if (!claimed.ok()) return claimed.status();
   if (!claimed.value()) return not_yet;
+  if (Status status = failure_of_another(); !status.ok()) return status;
   const auto text = quick_get(roster_key(options_.job));
   if (!away_.ok()) return not_yet;
   const Roster roster = text.ok() ? parse_roster(text.value()) : Roster();
   if (roster.generation == mine_.generation) return join(roster);
   last_slots_.clear();
   for (const auto& place : roster.places) last_slots_.push_back(place.first);
-  see_arrivals();
+  if (Status status = see_arrivals(); !status.ok()) return status;
   if (const auto written = lead()) return join(*written);
   return not_yet;
 }
@@ -83,6 +112,7 @@ Result<std::optional<Membership>> Gathering::look() {
 Result<std::string> Gathering::quick_get(const std::string& key) {
   auto value = store_.get(key, kQuickLook);
   away_ = value.ok() || value.status().code() == ErrorCode::timeout ? Status() : value.status();
+  if (away_.ok()) answered_ = Clock::now();
   return value;
 }
 
@@ -115,7 +145,8 @@ Result<bool> Gathering::claim() {
   const std::uint32_t last = mine_.member.last_generation;
   const bool replaced = last > 0 && there.generation > last && there.member.last_generation != last;
   if (!replaced && (there.nonce == mine_.nonce || there.generation < mine_.generation)) {
-    (void)store_.set(member_key(options_.job, slot), to_text(mine_, facts_));
+    const Status status = store_.set(member_key(options_.job, slot), to_text(mine_, facts_));
+    if (status.code() == ErrorCode::refused) return status;  // it is full, and stays so
     return true;
   }
   if (!replaced && ++displaced_count_ < kMostDisplacements) {
@@ -127,22 +158,41 @@ Result<bool> Gathering::claim() {
                                         "), so this one ends; see whether two were started with the same RANK");
 }
 
-/// Looks for those that have not come so far, where this process may have to lead.
-void Gathering::see_arrivals() {
-  if (options_.on_failure == OnFailure::rejoin && mine_.member.slot != 0) return;
-  for (int slot = 0; slot < options_.world_size; ++slot) {
+/// With OnFailure::abort: why one of this generation has given up. Ok: none has, or has begun again since.
+Status Gathering::failure_of_another() {
+  if (options_.on_failure != OnFailure::abort) return {};
+  const auto text = quick_get(failure_key(options_.job, mine_.generation));
+  if (!text.ok()) return {};
+  const Failure failure = parse_failure(text.value());
+  if (failure.slot < 0 || failure.slot == mine_.member.slot) return {};
+  const auto entry = entry_of(failure.slot);
+  if (!entry || entry->nonce != failure.nonce) return {};
+  return {ErrorCode::aborted, failure.why};
+}
+
+/// Looks for those that have not come so far: all where this process may have to lead, otherwise the one that does.
+/// Nobody has to wait for the others to learn that it cannot go on with the first.
+Status Gathering::see_arrivals() {
+  const bool may_lead = options_.on_failure == OnFailure::shrink || mine_.member.slot == 0;
+  if (!may_lead && options_.on_failure == OnFailure::rejoin) return {};
+  for (int slot = 0; slot < (may_lead ? options_.world_size : 1); ++slot) {
     if (arrivals_.contains(slot)) continue;
-    const auto entry = entry_of(slot);
+    std::string text;
+    const auto entry = entry_of(slot, &text);
     if (!entry) continue;
+    if (options_.on_failure == OnFailure::abort) {
+      if (Status status = compare(options_, slot, text, facts_); !status.ok()) return status;
+    }
     arrivals_[slot] = entry->member.last_generation;
     last_arrival_ = Clock::now();
   }
+  return {};
 }
 
 bool Gathering::complete_enough() const {
   const auto count = static_cast<int>(arrivals_.size());
   if (count == options_.world_size) return true;
-  if (options_.on_failure == OnFailure::rejoin || count < options_.min_workers) return false;
+  if (options_.on_failure != OnFailure::shrink || count < options_.min_workers) return false;
   const auto now = Clock::now();
   if (now - last_arrival_ < window_) return false;
   // A job that begins waits for all as long as it may. Later, whoever does not come soon has been lost.
@@ -223,6 +273,7 @@ Status Gathering::missing() {
   std::string slots;
   for (int slot = 0; slot < options_.world_size; ++slot)
     if (slot != mine_.member.slot && !entry_of(slot)) slots += (slots.empty() ? "" : ", ") + std::to_string(slot);
+  if (options_.on_failure == OnFailure::abort) return missing_at_the_start(slots);
   const std::string who = slots.empty() ? "the one of the lowest number, which has to say who takes part" : slots;
   const std::string least = options_.on_failure == OnFailure::shrink
                                 ? " and goes on with no fewer than " + std::to_string(options_.min_workers)
@@ -234,6 +285,14 @@ Status Gathering::missing() {
                                   ", which did not come; see that lost ranks are started again with the same RANK, "
                                   "MASTER_ADDR, MASTER_PORT and WORLD_SIZE, "
                                   "or raise POSEIDON_TIMEOUT"};
+}
+
+Status Gathering::missing_at_the_start(const std::string& slots) const {
+  return {ErrorCode::timeout, "rank " + std::to_string(mine_.member.slot) + " waited " +
+                                  std::to_string(options_.timeout.count()) + " ms for rank " +
+                                  (slots.empty() ? "0" : slots) + " of " + std::to_string(options_.world_size) +
+                                  ", which never arrived; check that every rank was started with the same MASTER_ADDR, "
+                                  "MASTER_PORT and WORLD_SIZE, or raise POSEIDON_TIMEOUT"};
 }
 
 }  // namespace poseidon

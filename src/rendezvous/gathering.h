@@ -27,16 +27,20 @@ class Gathering {
   Result<Membership> run(const std::function<bool()>& keep_waiting);
 
  private:
+  Result<Membership> gather(const std::function<bool()>& keep_waiting);
+  void leave(const Status& why);
   Result<std::optional<Membership>> look();
   Result<std::string> quick_get(const std::string& key);
   std::optional<Entry> entry_of(int slot, std::string* text = nullptr);
   void move_to(std::uint32_t generation);
   Result<bool> claim();
-  void see_arrivals();
+  Status failure_of_another();
+  Status see_arrivals();
   bool complete_enough() const;
   std::optional<Roster> lead();
   Result<std::optional<Membership>> join(const Roster& roster);
   Status missing();
+  Status missing_at_the_start(const std::string& slots) const;
 
   Store& store_;
   const Options& options_;
@@ -48,6 +52,7 @@ class Gathering {
   std::chrono::milliseconds leader_patience_;
   std::vector<int> last_slots_;  // who is in the last roster; empty: the store has none
   Status away_;                  // why the store did not answer the last time; ok: it did
+  Clock::time_point answered_;   // when it did the last time
   int displaced_count_ = 0;
   // In this generation:
   std::map<int, std::uint32_t> arrivals_;  // what each slot's last one was; not kept by those that cannot lead

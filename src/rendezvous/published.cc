@@ -55,6 +55,14 @@ std::string member_key(const std::string& job, int slot) {
 
 std::string roster_key(const std::string& job) { return "poseidon/" + job + "/roster"; }
 
+std::string failure_key(const std::string& job, std::uint32_t generation) {
+  return "poseidon/" + job + "/failed/" + std::to_string(generation);
+}
+
+std::string left_key(const std::string& job, std::uint32_t generation, int slot) {
+  return "poseidon/" + job + "/left/" + std::to_string(generation) + "/" + std::to_string(slot);
+}
+
 std::uint32_t parse_generation(const std::string& text) {
   std::uint32_t generation = 0;
   return parse(text, generation) ? generation : 0;
@@ -124,6 +132,20 @@ Status compare(const Options& options, int slot, const std::string& text, const 
                                        "; give all ranks the same value"};
   }
   return {};
+}
+
+std::string to_text(const Failure& failure) {
+  return std::to_string(failure.slot) + " " + failure.nonce + " " + failure.why;
+}
+
+Failure parse_failure(const std::string& text) {
+  const std::size_t first = text.find(' ');
+  const std::size_t second = first == std::string::npos ? first : text.find(' ', first + 1);
+  Failure failure;
+  if (second == std::string::npos || !parse(text.substr(0, first), failure.slot)) return {};
+  failure.nonce = text.substr(first + 1, second - first - 1);
+  failure.why = text.substr(second + 1);
+  return failure;
 }
 
 std::string to_text(const Roster& roster) {

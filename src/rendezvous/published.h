@@ -16,6 +16,9 @@ namespace poseidon {
 std::string generation_key(const std::string& job);
 std::string member_key(const std::string& job, int slot);
 std::string roster_key(const std::string& job);
+/// Why one of a generation has given up before all had met, and which of its slots need its store no longer.
+std::string failure_key(const std::string& job, std::uint32_t generation);
+std::string left_key(const std::string& job, std::uint32_t generation, int slot);
 
 /// 0 for a text that is no number.
 std::uint32_t parse_generation(const std::string& text);
@@ -36,6 +39,15 @@ Entry parse_entry(const std::string& text);
 
 /// The first difference between what this process and the one in `slot`, whose text is given, believe.
 Status compare(const Options& options, int slot, const std::string& text, const Facts& facts);
+
+/// Which process has given up, and why.
+struct Failure {
+  int slot = -1;      // -1: this is no failure
+  std::string nonce;  // of its entry: another process in the same slot has not failed
+  std::string why;
+};
+std::string to_text(const Failure& failure);
+Failure parse_failure(const std::string& text);
 
 /// Who takes part in a generation.
 struct Roster {

@@ -113,7 +113,7 @@ class TcpStore final : public Store {
         rank_(options.rank),
         timeout_(options.timeout),
         where_("the rendezvous store at " + where(options)),
-        redials_(options.on_failure != OnFailure::abort) {}
+        takes_over_(options.on_failure != OnFailure::abort) {}
 
   /// Connects, again and again until the deadline while nobody serves there.
   Status reach(Clock::time_point deadline, const std::function<bool()>& keep_waiting) {
@@ -138,9 +138,8 @@ class TcpStore final : public Store {
   }
 
   Status set(const std::string& key, const std::string& value) override {
-    // Where a store may be lost, whoever writes looks later whether it has arrived.
-    const auto patience = redials_ ? std::min<std::chrono::milliseconds>(kSetTime, timeout_) : timeout_;
-    const auto deadline = Clock::now() + patience;
+    // The store may be lost: whoever writes looks later whether it has arrived.
+    const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(kSetTime, timeout_);
     return ask(kSet, key, value, deadline, deadline).status();
   }
 
@@ -163,7 +162,7 @@ class TcpStore final : public Store {
 
   /// Serves from now on, if this is a process of rank 0's host and nobody else does.
   bool take_over() {
-    if (server_ || !redials_ || (rank_ != 0 && !reached_)) return false;
+    if (server_ || !takes_over_ || (rank_ != 0 && !reached_)) return false;
     auto served = StoreServer::listen(address_, admission_);
     if (served.ok()) server_ = std::move(served.value());
     return served.ok();
@@ -176,19 +175,16 @@ class TcpStore final : public Store {
       return Status(ErrorCode::invalid_argument, "key or value too large for the rendezvous store");
     const std::string request = to_text({op, key, value});
     for (;;) {
-      if (lost_) return lost();
       if (!stream_) {
         if (Status status = reach(deadline, [] { return true; }); !status.ok()) return status;
       }
       auto answer = exchange(request, answer_deadline);
       if (answer.ok() || answer.status().code() == ErrorCode::refused) return answer;
       stream_.close();  // an answer that came late would be taken for that to the next request
-      if (answer.status().code() == ErrorCode::timeout) {
-        // With a store that may be lost, silence does not mean that there is no such key.
-        return redials_ ? Status(ErrorCode::unreachable, answer.status().message()) : answer.status();
-      }
-      lost_ = !redials_;
-      if (redials_ && Clock::now() >= deadline) return answer;
+      // Silence does not mean that there is no such key.
+      if (answer.status().code() == ErrorCode::timeout)
+        return Status(ErrorCode::unreachable, answer.status().message());
+      if (Clock::now() >= deadline) return answer;
     }
   }
 
@@ -241,10 +237,9 @@ class TcpStore final : public Store {
   const int rank_;
   const std::chrono::milliseconds timeout_;
   const std::string where_;
-  const bool redials_;
+  const bool takes_over_;
   ByteStream stream_;
   bool reached_ = false;
-  bool lost_ = false;
 };
 
 Result<std::unique_ptr<StoreServer>> serve(const Options& options, const tcp::SocketAddress& address,

@@ -15,10 +15,10 @@ namespace poseidon {
 /// (ErrorCode::aborted). ErrorCode::unreachable names the address and what to check; refused when rank 0 has another
 /// secret.
 ///
-/// A connection that ends is lost with OnFailure::abort: ErrorCode::unreachable from then on. Otherwise set
-/// (for 2 s) and get (until its own timeout) connect again and repeat the request. Rank 0's replacement serves,
-/// or a process of its host that comes first, and begins with an empty store. ErrorCode::unreachable is then no more
-/// than that nobody served it in that time. A get of 0 ms takes about 100 ms at most.
+/// When a connection ends, set (for 2 s) and get (until its own timeout) connect again and repeat the request: rank 0
+/// may have begun again, with an empty store. Unless OnFailure::abort a process of its host that comes first serves in
+/// its place. ErrorCode::unreachable is then no more than that nobody served it in that time. A get of 0 ms takes about
+/// 100 ms at most.
 Result<std::shared_ptr<Store>> open_tcp_store(const Options& options, const std::function<bool()>& keep_waiting);
 
 }  // namespace poseidon

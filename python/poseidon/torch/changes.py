@@ -18,7 +18,7 @@ _AGAIN = "make the change before wrapping, or wrap the module again, on all rank
 
 
 class ChangeWatch:
-    """The module as it was when it was wrapped. A look takes about 0.1 µs for each parameter and module."""
+    """The module as it was when it was wrapped. A look takes about 0.15 µs for each parameter and module."""
 
     def __init__(self, module: nn.Module, entries: Sequence[SyncedParameter], ignored: Collection[str]) -> None:
         self._module = module
@@ -29,7 +29,7 @@ class ChangeWatch:
     def _remember(self) -> None:
         self._tables: list[tuple[dict[str, nn.Parameter | None], list[nn.Parameter | None]]] = []
         self._children: list[tuple[dict[str, nn.Module | None], list[nn.Module | None]]] = []
-        frozen: dict[nn.Parameter, None] = {}
+        self._frozen: dict[nn.Parameter, None] = {}  # a set that keeps the order
         for part in self._module.modules():
             if part._modules:
                 self._children.append((part._modules, list(part._modules.values())))
@@ -37,8 +37,7 @@ class ChangeWatch:
                 self._tables.append((part._parameters, list(part._parameters.values())))
         for name, param in self._module.named_parameters():
             if param not in self._synced and name not in self._ignored and param.numel() > 0:
-                frozen[param] = None
-        self._frozen = list(frozen)
+                self._frozen[param] = None
 
     def check(self) -> None:
         """InvalidArgument naming a parameter that would be trained without the other ranks."""

@@ -1,27 +1,32 @@
-"""This process's place in the job: init, rank, world size, barrier, broadcast and shutdown."""
+"""This process's place in the job: init, rank, world size, barrier, broadcast and shutdown; and in those of groups."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing.util import Finalize
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from poseidon.chunk_cache import settle_chunk_bytes
 from poseidon.errors import InvalidArgument, PoseidonError, ShutDown
 from poseidon.notices import tell_notices
 from poseidon.options import Settings, resolve
 from poseidon.torch.drift import check_options, ranks_drift
+from poseidon.torch.process_groups import default_group, is_whole, part_of_job, world
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from poseidon import _core
     from poseidon._core import LateRank
     from poseidon.torch.control import Control
@@ -46,14 +51,21 @@ class Context:
         self.control: Control | None = None
         self.synchronizers: weakref.WeakSet[Synchronizer] = weakref.WeakSet()
         self.recovers = settings.world_size > 1 and settings.on_failure != "abort"
-        self._store: Any = None  # one for all generations; None: the client opens its own
+        self._store: Any = None  # with `recovers` one for all generations
+        self._serves_store = False  # rank 0 did, on MASTER_PORT, until all had met
         self._generation = 0
         self._chunk_bytes = 0
         self._notices_told = 0
         self._next_notices = 0.0  # when to look for more, by the monotonic clock
-        if settings.world_size > 1 and not self.recovers:
-            self.meet()
-            self.prepare()
+        if self.recovers:
+            _refuse_recovery_with_torch(settings)
+        elif settings.world_size > 1:
+            try:
+                self.meet()
+                self.prepare()
+            except BaseException:
+                self.leave()
+                raise
 
     @property
     def is_world(self) -> bool:
@@ -73,15 +85,19 @@ class Context:
     def meet(self) -> None:
         """Joins the job, or the next generation of one that this process is part of. Blocks, up to the timeout."""
         from poseidon import _core
-        from poseidon.torch.store import AgentStore
+        from poseidon.torch.store import agents_store, shared_store
 
         self.leave()
         options = self.settings.core()
         options.generation = self._generation
-        if self._store is None and self.settings.use_agent_store:
-            self._store = AgentStore(self.settings)
-        elif self._store is None and self.recovers:
-            self._store = _core.open_store(options)
+        if not self.recovers:
+            store = shared_store(self.settings)
+            self._serves_store = store is None
+            self.client = _core.Client.connect(options, store)
+            return
+        _refuse_recovery_with_torch(self.settings)
+        if self._store is None:
+            self._store = agents_store(self.settings) or _core.open_store(options)
         self.client = _core.Client.connect(options, self._store)
         self._generation = self.client.generation
 
@@ -93,6 +109,9 @@ class Context:
         self._chunk_bytes = settle_chunk_bytes(self.client, self.settings, self._chunk_bytes)
         self._notices_told = tell_notices(self.client)
         self.control = Control(self.client)
+        if self._serves_store:
+            # Rank 0 has closed its store before this: whoever goes on to dist.init_process_group() finds torch's.
+            self.control.barrier()
 
     def tell_notices(self) -> None:
         """Warns of what the job has gone on without since the last call; looks only now and then."""
@@ -139,28 +158,128 @@ class Context:
             self.client.abort(why, planned=True)
 
 
-_context: Context | None = None
+def _refuse_recovery_with_torch(settings: Settings) -> None:
+    if default_group() is not None and not settings.use_agent_store:
+        raise InvalidArgument(
+            f"on_failure={settings.on_failure} while torch.distributed is initialized: torch cannot replace a worker "
+            "that is lost, so leave out dist.init_process_group(), or use on_failure=abort"
+        )
+
+
+class _Memberships:
+    """The jobs of this process: its own, and those of the parts of torch.distributed's world that it is in."""
+
+    def __init__(self) -> None:
+        self.own: Context | None = None
+        self._parts: dict[str, Context] = {}  # by the name of their job
+        self._joined_alone = False  # nobody called init() for `own`
+        self._world: weakref.ref[Any] | None = None  # torch's group of all ranks as these have last seen it
+
+    def join(self, options: Mapping[str, Any], alone: bool = False) -> None:
+        """Makes this process part of its own job."""
+        self.own = Context(resolve(world(), **options))
+        self._joined_alone = alone
+        self._note_world()
+        _watch_for_failures()
+
+    def whole(self) -> Context:
+        """This process's own job, which it joins now if torch.distributed says where it belongs."""
+        self._leave_former_world()
+        if self.own is None and default_group() is not None:
+            self.join({}, alone=True)
+        if self.own is None:
+            raise ShutDown("this process belongs to no job: call poseidon.init() first")
+        return self.own
+
+    def part(self, group: ProcessGroup) -> Context:
+        """The job of the ranks of `group`, which are not all. Collective among those at its first call."""
+        self._leave_former_world()
+        base = resolve(world()) if self.own is None else self.own.settings
+        if base.on_failure != "abort":
+            raise InvalidArgument(
+                f"process_group has not all ranks, and on_failure is {base.on_failure}: workers are replaced in jobs "
+                "of all ranks only, so use on_failure=abort, or leave process_group out"
+            )
+        job = part_of_job(base.job, group)
+        if job not in self._parts:
+            self._parts[job] = Context(
+                dataclasses.replace(base, job=job, rank=dist.get_rank(group), world_size=dist.get_world_size(group))
+            )
+            self._note_world()
+            _watch_for_failures()
+        return self._parts[job]
+
+    def all(self) -> list[Context]:
+        """In the same order on all ranks."""
+        parts = [self._parts[job] for job in sorted(self._parts)]
+        return parts if self.own is None else [*parts, self.own]
+
+    def end(self) -> None:
+        """Leaves all jobs."""
+        leaving, self.own, self._parts, self._world = self.all(), None, {}, None
+        for one in leaving:
+            one.end()
+
+    def _note_world(self) -> None:
+        group = default_group()
+        self._world = None if group is None else weakref.ref(group)
+
+    def _leave_former_world(self) -> None:
+        """Jobs that torch.distributed has formed end with it; one of init() must be what torch.distributed says now."""
+        group, former = default_group(), self._world and self._world()
+        if group is former and (group is not None or self._world is None):
+            return
+        if self.own is None or self._joined_alone:
+            self.end()
+            return
+        place, settings = world(), self.own.settings
+        if place is not None and (place.rank, place.world_size) != (settings.rank, settings.world_size):
+            raise InvalidArgument(
+                f"torch.distributed is initialized as rank {place.rank} of {place.world_size}, while poseidon.init() "
+                f"was called as rank {settings.rank} of {settings.world_size}: call poseidon.shutdown() before the "
+                "process group changes, and poseidon.init() after it"
+            )
+        for part in self._parts.values():
+            part.end()
+        self._parts = {}
+        self._note_world()
+
+
+_memberships = _Memberships()
 
 
 def init(**options: Any) -> None:
-    """Joins the job that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe (torchrun sets them).
+    """Joins the job that torch.distributed, or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (torchrun sets them), or
+    Slurm's variables describe.
 
     `options` are those of `poseidon.options`, e.g. `timeout=60`; a keyword beats the environment.
     Waits for all ranks, up to `timeout`. With one worker it connects to nothing, with on_failure=rejoin or shrink
-    `Recovery` does so later. Raises a PoseidonError that names what is missing or who did not come.
+    `Recovery` does so later. Raises a PoseidonError that names what is missing or who did not come; then, and after
+    `shutdown()`, it may be called again. dist.init_process_group() may come before or after it.
     """
-    global _context
-    if _context is not None:
+    if _memberships.own is not None:
         raise InvalidArgument("poseidon.init() was called twice: call shutdown() in between, or leave one out")
-    _context = Context(resolve(**options))
-    _watch_for_failures()
+    _memberships.join(options)
 
 
 def context() -> Context:
     """The job of this process; ShutDown before `init()` and after `shutdown()`."""
-    if _context is None:
+    if _memberships.own is None:
         raise ShutDown("this process belongs to no job: call poseidon.init() first")
-    return _context
+    return _memberships.own
+
+
+def context_of(process_group: ProcessGroup | None = None) -> Context:
+    """The job whose workers are the ranks of `process_group`; None, or a group of all ranks: this process's own.
+
+    Where torch.distributed is initialized and init() was not called this joins that job, with the options of the
+    environment. A part of the ranks has a job of its own, which the first call joins, collectively among them; it ends
+    with shutdown(). Blocks up to `timeout`. What has become of a process group that was destroyed is not returned.
+    Raises ShutDown where there is neither a job nor a process group, InvalidArgument for a group without this process.
+    """
+    if process_group is None or is_whole(process_group):
+        return _memberships.whole()
+    return _memberships.part(process_group)
 
 
 def context_of(process_group: Any = None) -> Context:
@@ -218,14 +337,12 @@ def straggler_report() -> list[LateRank]:
 
 
 def shutdown() -> None:
-    """Leaves the job, after what is in flight. Does nothing if there is none; runs by itself when the process ends.
+    """Leaves the job, and those of process groups, after what is in flight. Does nothing if there is none; runs by
+    itself when the process ends.
 
     With stragglers=drop and consistency=ssp or async it waits for all ranks: those behind need this one's server.
     """
-    global _context
-    leaving, _context = _context, None
-    if leaving is not None:
-        leaving.end()
+    _memberships.end()
 
 
 _watching = False
@@ -262,8 +379,11 @@ def _aborting(inner: _ExceptHook) -> _ExceptHook:
 
 
 def _abort(error: BaseException) -> None:
-    # A forked child (a data loader's worker) has the parent's context, but not its threads.
-    if _context is not None and _context.process_id == os.getpid() and not isinstance(error, SystemExit):
-        # Where this fails it does so because of the same peers; the error itself is about to be shown.
-        with contextlib.suppress(PoseidonError):
-            _context.abort(error)
+    if isinstance(error, SystemExit):
+        return
+    for one in _memberships.all():
+        # A forked child (a data loader's worker) has the parent's context, but not its threads. Where telling fails it
+        # does so because of the same peers; the error itself is about to be shown.
+        if one.process_id == os.getpid():
+            with contextlib.suppress(PoseidonError):
+                one.abort(error)

@@ -26,6 +26,7 @@ class Control:
         self.on_exchange: Callable[[], None] | None = None  # before anything is exchanged, gradients too
         self._client = client
         self._layers: dict[tuple[str, int], int] = {}
+        self._sent: dict[int, torch.Tensor] = {}  # by layer, what is on its way and nobody here waits for
 
     def _layer(self, dtype: str, element_count: int) -> int:
         key = (dtype, element_count)
@@ -43,12 +44,17 @@ class Control:
         if self.on_exchange is not None:
             self.on_exchange()
 
-    def _exchange(self, dtype: str, values: torch.Tensor, present: bool) -> None:
+    def _exchange(self, dtype: str, values: torch.Tensor, present: bool, waits: bool = True) -> None:
         self.note_exchange()
         layer = self._layer(dtype, values.numel())
+        if self._sent.pop(layer, None) is not None:
+            self._client.wait(layer)
         start = self._client.start if present else self._client.start_absent
         start(layer, borrowed(values), 1)
-        self._client.wait(layer)
+        if waits:
+            self._client.wait(layer)
+        else:
+            self._sent[layer] = values
 
     def sum(self, values: Sequence[int]) -> list[int]:
         """The element-wise sums of all ranks' 64-bit integers."""
@@ -83,28 +89,31 @@ class Control:
         self._exchange("uint8", torch.frombuffer(block, dtype=torch.uint8), present=True)
         return [block[starts[r] : starts[r + 1]].decode() for r in range(len(lengths))]
 
-    def broadcast(self, tensors: Sequence[torch.Tensor], root: int) -> None:
-        """Overwrites the tensors (any dtype, device and layout) of all ranks with those of `root`."""
+    def broadcast(self, tensors: Sequence[torch.Tensor], root: int, root_waits: bool = True) -> None:
+        """Overwrites the tensors (any dtype, device and layout) of all ranks with those of `root`.
+
+        Not `root_waits`: that rank goes on before the others have called it, unless there is more than 16 MiB.
+        """
         pending: list[torch.Tensor] = []
         pending_bytes = 0
         for tensor in tensors:
             size_bytes = tensor.numel() * tensor.element_size()
             if pending and pending_bytes + size_bytes > _BLOCK_BYTES:
-                self._broadcast_block(pending, root)
+                self._broadcast_block(pending, root, root_waits)
                 pending, pending_bytes = [], 0
             pending.append(tensor)
             pending_bytes += align(size_bytes)
         if pending_bytes:
-            self._broadcast_block(pending, root)
+            self._broadcast_block(pending, root, root_waits)
 
-    def _broadcast_block(self, tensors: Sequence[torch.Tensor], root: int) -> None:
+    def _broadcast_block(self, tensors: Sequence[torch.Tensor], root: int, root_waits: bool) -> None:
         flat = FlatBytes(tensors)
         is_root = self._client.rank == root
         if is_root:
             flat.pack()
         for start in range(0, flat.block.numel(), _BLOCK_BYTES):
             piece = flat.block[start : start + _BLOCK_BYTES]
-            self._exchange("uint8", piece, present=is_root)
+            self._exchange("uint8", piece, present=is_root, waits=root_waits or not is_root)
         if not is_root:
             flat.unpack()
 

@@ -143,11 +143,14 @@ class TrainedModel:
         return [buffer for name, buffer in self.module.named_buffers() if name not in self._ignored]
 
     def broadcast_buffers(self, root: int) -> None:
-        """Collective: overwrites the module's buffers with those of `root`, unseen by backward passes still to come."""
+        """Collective: overwrites the module's buffers with those of `root`, unseen by backward passes still to come.
+
+        `root` does not wait for the others: it may evaluate alone, and they take part when they train on.
+        """
         assert self.context.control is not None
         buffers = self.buffers()
         with torch.autograd._unsafe_preserve_version_counter(tuple(buffers)):
-            self.context.control.broadcast(buffers, root)
+            self.context.control.broadcast(buffers, root, root_waits=False)
 
     def broadcast_state(self, root: int, buffers_too: bool) -> None:
         """Collective: overwrites the module's parameters, and, `buffers_too`, its buffers, with those of `root`."""

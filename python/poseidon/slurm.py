@@ -1,0 +1,85 @@
+"""A worker's place in its job as Slurm's `srun` tells it: https://slurm.schedmd.com/srun.html, output environment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from poseidon.errors import InvalidArgument
+
+# Below the ports that Linux gives to outgoing connections.
+_FIRST_PORT, _PORT_COUNT = 15000, 15000
+_STEPS_APART = 61  # steps of one job that run at once do not share a port, nor do jobs that were started together
+
+Place = dict[str, tuple[str, str]]
+
+
+def slurm_place(environment: Mapping[str, str]) -> Place:
+    """Name of an option to the variable that says it and its value; empty where srun did not start this process.
+
+    Raises InvalidArgument for a list of hosts or tasks that cannot be read.
+    """
+    if not environment.get("SLURM_PROCID") or not environment.get("SLURM_NTASKS"):
+        return {}
+    place: Place = {
+        "rank": ("SLURM_PROCID", environment["SLURM_PROCID"]),
+        "world_size": ("SLURM_NTASKS", environment["SLURM_NTASKS"]),
+    }
+    if local_rank := environment.get("SLURM_LOCALID"):
+        place["local_rank"] = ("SLURM_LOCALID", local_rank)
+    if tasks := _tasks_of_node(environment):
+        variable, count = tasks
+        # That of the whole job, where a step has fewer.
+        if count.isdigit() and environment["SLURM_NTASKS"].isdigit():
+            count = str(min(int(count), int(environment["SLURM_NTASKS"])))
+        place["local_world_size"] = (variable, count)
+    for variable in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
+        if hosts := environment.get(variable):
+            place["master_addr"] = (variable, _first_host(hosts, variable))
+            break
+    if job := environment.get("SLURM_JOB_ID"):
+        place["master_port"] = ("SLURM_JOB_ID", _port(job, environment.get("SLURM_STEP_ID", "0")))
+    return place
+
+
+def _first_host(hosts: str, variable: str) -> str:
+    """The first of a list such as "node[01-03,07],login": "node01"."""
+    first = re.match(r"(?:[^,\[\]]|\[[^\[\]]*\])+", hosts)
+    name = re.sub(r"\[\s*(\w+)[^\]]*\]", r"\1", first[0]) if first else ""
+    if not re.fullmatch(r"[\w.:-]+", name):
+        raise InvalidArgument(
+            f"{variable} is {hosts!r}, whose first host cannot be read: set MASTER_ADDR to the address of rank 0's "
+            "machine"
+        )
+    return name
+
+
+def _tasks_of_node(environment: Mapping[str, str]) -> tuple[str, str] | None:
+    """How many workers there are on this machine, and which variable says so; None: none does."""
+    for variable in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
+        if text := environment.get(variable):
+            counts = _task_counts(text, variable)
+            node = environment.get("SLURM_NODEID", "0")
+            if node.isdigit() and int(node) < len(counts):
+                return variable, str(counts[int(node)])
+    per_node = environment.get("SLURM_NTASKS_PER_NODE")
+    return ("SLURM_NTASKS_PER_NODE", per_node) if per_node else None
+
+
+def _task_counts(text: str, variable: str) -> list[int]:
+    """ "4(x2),3" is [4, 4, 3]: of each machine in turn."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
+            raise InvalidArgument(
+                f"{variable} is {text!r}, which is no list of tasks such as 4(x2),3: correct it or unset it"
+            )
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def _port(job: str, step: str) -> str:
+    """The same for all processes of a step."""
+    numbers = [int(text) if text.isdigit() else 0 for text in (job, step)]
+    return str(_FIRST_PORT + (numbers[0] + _STEPS_APART * numbers[1]) % _PORT_COUNT)

@@ -1,0 +1,64 @@
+"""What torch.distributed says about this process: its world, its store and its process groups."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from poseidon.errors import InvalidArgument
+from poseidon.options import World
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, Store
+
+_LONGEST_JOB = 64
+_ANY_ADDRESS = ("", "0.0.0.0", "::")
+
+
+def default_group() -> ProcessGroup | None:
+    """The group of all ranks; None where torch.distributed is not initialized."""
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    return dist.distributed_c10d._get_default_group()
+
+
+def default_store() -> Store | None:
+    """The store in which that group's ranks have met; None as above."""
+    return None if default_group() is None else dist.distributed_c10d._get_default_store()
+
+
+def world() -> World | None:
+    """This process's place among all ranks of torch.distributed; None where that is not initialized."""
+    store: Any = default_store()
+    if store is None:
+        return None
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    place = World(dist.get_rank(), dist.get_world_size())
+    if isinstance(store, dist.TCPStore) and store.host not in _ANY_ADDRESS:
+        return World(place.rank, place.world_size, store.host, store.port)
+    return place
+
+
+def is_whole(group: ProcessGroup) -> bool:
+    """Whether `group` has all ranks of torch.distributed. InvalidArgument for one that this process is not in."""
+    if default_group() is None:
+        raise InvalidArgument("process_group was given without torch.distributed: call dist.init_process_group() first")
+    if group is dist.GroupMember.NON_GROUP_MEMBER or dist.get_rank(group) < 0:
+        raise InvalidArgument(
+            f"process_group does not have this process, rank {dist.get_rank()}: wrap the module on its ranks only"
+        )
+    return dist.get_process_group_ranks(group) == list(range(dist.get_world_size()))
+
+
+def part_of_job(job: str, group: ProcessGroup) -> str:
+    """The name of the job of `group`'s ranks, the same on each of them and another one for each group."""
+    ranks = "-".join(map(str, dist.get_process_group_ranks(group)))
+    name = f"{job}.{group.group_name}.{ranks}"
+    if len(name) <= _LONGEST_JOB and re.fullmatch(r"[\w.-]+", name):
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:24]
+    return f"{job[: _LONGEST_JOB - len(digest) - 1]}.{digest}"
