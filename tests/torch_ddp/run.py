@@ -55,13 +55,12 @@ def candidates(tests: ModuleType) -> list[str]:
         concerned |= callers
 
 
-def make_case(tests: ModuleType, theirs: bool) -> type[unittest.TestCase]:
-    """PyTorch's tests, each rank forked from this process, with PyTorch's class or ours."""
+def make_case(tests: ModuleType) -> type[unittest.TestCase]:
+    """PyTorch's tests, each rank forked from this process."""
 
     class Case(tests.TestDistBackend, tests.DistributedTest._DistTestBase):  # type: ignore[name-defined,misc]
         def setUp(self) -> None:
             super().setUp()
-            os.environ["MASTER_PORT"] = str(tests.torch.testing._internal.common_utils.find_free_port())
             self._spawn_processes()
 
         def _spawn_processes(self) -> None:
@@ -77,18 +76,9 @@ def make_case(tests: ModuleType, theirs: bool) -> type[unittest.TestCase]:
         @classmethod
         def _run(cls, rank: int, test_name: str, file_name: str, pipe: Any, **kwargs: Any) -> None:
             tests.torch.set_num_threads(1)
-            os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
-            if not theirs:
-                _join_job()
             super()._run(rank, test_name, file_name, pipe, **kwargs)
 
     return Case
-
-
-def _join_job() -> None:
-    import poseidon.torch
-
-    poseidon.torch.init(timeout=20.0, small_bytes=256)
 
 
 def put_class(tests: ModuleType, theirs: bool) -> None:
@@ -107,7 +97,7 @@ def put_class(tests: ModuleType, theirs: bool) -> None:
 def reason_of(report: str) -> str:
     """The error in a test's report, in one line."""
     lines = [line for line in report.splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception|Argument|Mismatch|Timeout)\b", line)]
+    errors = [line for line in lines if re.match(r"(\w+\.)*[A-Z]\w+: ", line)]
     line = next((line for line in errors if not line.startswith("RuntimeError: Process")), (errors or lines)[-1])
     return line[:300]
 
@@ -151,7 +141,7 @@ def main() -> int:
     tests = on_cpu.load(options.world_size, TIMEOUT_S)
     names = candidates(tests) if options.theirs else list(listed(REFERENCE))
     put_class(tests, options.theirs)
-    case = make_case(tests, options.theirs)
+    case = make_case(tests)
     outcomes: dict[str, str] = {}
     for name in (name for name in names if re.search(options.pattern, name)):
         begun = time.monotonic()

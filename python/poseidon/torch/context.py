@@ -282,11 +282,6 @@ def context_of(process_group: ProcessGroup | None = None) -> Context:
     return _memberships.part(process_group)
 
 
-def context_of(process_group: Any = None) -> Context:
-    """The job of the ranks of a process group of torch.distributed; None: the job of this process."""
-    return context()
-
-
 def rank() -> int:
     """This worker's number, from 0 to world_size() - 1. With on_failure=shrink it may change between attempts."""
     return context().rank
