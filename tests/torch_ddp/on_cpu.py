@@ -52,7 +52,7 @@ def ignore_devices(kind: type[nn.Module]) -> None:
 def _cpu(device: Any) -> Any:
     """`device`, or the CPU where it names a GPU."""
     is_gpu = isinstance(device, int) and not isinstance(device, bool)
-    is_gpu = is_gpu or str(device).startswith("cuda") and isinstance(device, str | torch.device)
+    is_gpu = is_gpu or (str(device).startswith("cuda") and isinstance(device, str | torch.device))
     return torch.device("cpu") if is_gpu else device
 
 
