@@ -1,0 +1,71 @@
+"""Hugging Face's Trainer on a tiny GPT-2: accumulation, clipping, the default optimizer, evaluation between.
+
+transformers_trainer.py FOLDER
+"""
+
+import os
+import sys
+
+import torch
+import transformers
+from results import save, text
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+BLOCK, SYMBOLS = 12, 31
+
+
+class Text(torch.utils.data.Dataset):
+    def __init__(self, count):
+        self.data = text(count * BLOCK, SYMBOLS)
+
+    def __len__(self):
+        return len(self.data) // BLOCK
+
+    def __getitem__(self, index):
+        tokens = self.data[index * BLOCK : (index + 1) * BLOCK]
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def main():
+    transformers.logging.set_verbosity_error()
+    transformers.set_seed(3)
+    config = GPT2Config(
+        vocab_size=SYMBOLS,
+        n_positions=BLOCK,
+        n_embd=24,
+        n_layer=2,
+        n_head=2,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model = GPT2LMHeadModel(config)
+    arguments = TrainingArguments(
+        output_dir=os.path.join(sys.argv[1], "trainer"),
+        use_cpu=True,
+        ddp_backend="gloo",
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        max_steps=6,
+        learning_rate=3e-3,
+        warmup_steps=2,
+        max_grad_norm=1.0,
+        eval_strategy="steps",
+        eval_steps=3,
+        save_strategy="steps",
+        save_steps=3,
+        logging_steps=2,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    trainer = Trainer(model=model, args=arguments, train_dataset=Text(64), eval_dataset=Text(9))
+    trainer.train()
+    assert trainer.state.global_step == 6
+    save(model.state_dict())
+
+
+if __name__ == "__main__":
+    main()
+    torch.distributed.destroy_process_group()
