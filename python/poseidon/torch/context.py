@@ -43,9 +43,10 @@ class Context:
     nobody waits for a worker that is still setting up.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, is_world: bool = True) -> None:
         check_options(settings)
         self.settings = settings
+        self.is_world = is_world  # whether this is the process's own job, not one of a part of its ranks
         self.process_id = os.getpid()
         self.client: _core.Client | None = None
         self.control: Control | None = None
@@ -66,11 +67,6 @@ class Context:
             except BaseException:
                 self.leave()
                 raise
-
-    @property
-    def is_world(self) -> bool:
-        """Whether this is the process's job, not one of a part of its ranks."""
-        return True
 
     @property
     def rank(self) -> int:
@@ -203,7 +199,8 @@ class _Memberships:
         job = part_of_job(base.job, group)
         if job not in self._parts:
             self._parts[job] = Context(
-                dataclasses.replace(base, job=job, rank=dist.get_rank(group), world_size=dist.get_world_size(group))
+                dataclasses.replace(base, job=job, rank=dist.get_rank(group), world_size=dist.get_world_size(group)),
+                is_world=False,
             )
             self._note_world()
             _watch_for_failures()
@@ -280,11 +277,6 @@ def context_of(process_group: ProcessGroup | None = None) -> Context:
     if process_group is None or is_whole(process_group):
         return _memberships.whole()
     return _memberships.part(process_group)
-
-
-def context_of(process_group: Any = None) -> Context:
-    """The job of the ranks of a process group of torch.distributed; None: the job of this process."""
-    return context()
 
 
 def rank() -> int:
