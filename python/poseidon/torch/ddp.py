@@ -113,7 +113,7 @@ class DistributedDataParallel(nn.Module):
         assert sync is not None
         for entry in self._entries:
             entry.start_anew()
-        check_same(here.control, describe(self.module, self._entries, self._agreed_options), "model")
+        check_same(here.control, describe(self.module, self._entries, self._agreed_options, self._ignored), "model")
         if init_sync:
             self.broadcast_state(0)
         sync.connect(here.client, here.control, make_exchange(here.client, self._entries[0].param.device))
