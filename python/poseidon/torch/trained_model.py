@@ -103,7 +103,7 @@ class TrainedModel:
         for entry in self.entries:
             entry.start_anew()
         options = f"buffers in forward {self._sends_buffers}, at the start {buffers_too}, init_sync {init_sync}"
-        check_same(here.control, describe(self.module, self.entries, options), "model")
+        check_same(here.control, describe(self.module, self.entries, options, self._ignored), "model")
         if init_sync:
             self.broadcast_state(0, buffers_too)
         sync.connect(here.client, here.control, make_exchange(here.client, self.entries[0].param.device))
