@@ -18,6 +18,10 @@ class Buffer {
   std::byte* data() { return data_.get(); }
   const std::byte* data() const { return data_.get(); }
   std::size_t size() const { return size_; }
+  /// What it could have: at least its size.
+  std::size_t capacity_bytes() const { return capacity_bytes_; }
+  /// Up to its capacity; the memory stays.
+  void resize(std::size_t size_bytes) { size_ = size_bytes; }
   std::span<std::byte> span() { return {data_.get(), size_}; }
   std::span<const std::byte> span() const { return {data_.get(), size_}; }
   explicit operator bool() const { return data_ != nullptr; }
@@ -26,10 +30,12 @@ class Buffer {
   struct Free {
     void operator()(std::byte* memory) const;
   };
-  Buffer(std::byte* memory, std::size_t size_bytes) : data_(memory), size_(memory == nullptr ? 0 : size_bytes) {}
+  Buffer(std::byte* memory, std::size_t size_bytes)
+      : data_(memory), size_(memory == nullptr ? 0 : size_bytes), capacity_bytes_(size_) {}
 
   std::unique_ptr<std::byte[], Free> data_;
   std::size_t size_ = 0;
+  std::size_t capacity_bytes_ = 0;
 };
 
 }  // namespace poseidon

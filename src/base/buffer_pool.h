@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <utility>
@@ -14,8 +15,12 @@
 
 namespace poseidon {
 
-/// Not thread-safe: it belongs to one loop. Sizes repeat from step to step, so free buffers are
-/// kept by exact size. Held by shared_ptr: a shared buffer may outlive its pool's owner. What is taken comes back.
+/// Not thread-safe: it belongs to one loop. Held by shared_ptr: a shared buffer may outlive its pool's owner. What is
+/// taken comes back.
+///
+/// Most sizes repeat from step to step, some (those of factors) vary with the batch: a free buffer also serves for a
+/// size that is a fifth smaller than it at most. What is free is twice the most that was in use at once, or
+/// kLeastFreeBytes where that is more; what has not been used for the longest goes first.
 ///
 /// All memory of a pool, in use or free, is charged to its budget; where that is used up, free buffers go first.
 ///
@@ -23,6 +28,8 @@ namespace poseidon {
 /// others have needed at once: `try_keep` says whether that goes.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
+  static constexpr std::size_t kLeastFreeBytes = std::size_t{64} << 20;
+
   explicit BufferPool(std::shared_ptr<MemoryBudget> budget = std::make_shared<MemoryBudget>(0))
       : budget_(std::move(budget)) {}
   ~BufferPool() { budget_->release(charged_bytes_); }
@@ -48,9 +55,13 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
 
   void give_back(Buffer buffer) {
     if (!buffer) return;
-    used_bytes_ -= buffer.size();
-    free_bytes_ += buffer.size();
-    free_[buffer.size()].push_back(std::move(buffer));
+    const std::size_t capacity_bytes = buffer.capacity_bytes();
+    used_bytes_ -= capacity_bytes;
+    free_bytes_ += capacity_bytes;
+    FreeBuffers& same = free_[capacity_bytes];
+    same.last_use = ++uses_;
+    same.buffers.push_back(std::move(buffer));
+    if (free_bytes_ > most_free_bytes()) drop_oldest();
   }
 
   /// A buffer that returns here when its last owner lets go (on the pool's loop).
@@ -63,6 +74,8 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   }
 
   const MemoryBudget& budget() const { return *budget_; }
+  /// Kept for later.
+  std::size_t free_bytes() const { return free_bytes_; }
   /// Whether the budget has room for so much more.
   bool has_room(std::size_t size_bytes) {
     if (!fits(size_bytes)) {
@@ -117,22 +130,17 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
     ~Lease() { pool->give_back(std::move(buffer)); }
   };
 
-  /// Empty where no free buffer has the size.
-  Buffer take_free(std::size_t size_bytes) {
-    const auto found = free_.find(size_bytes);
-    if (found == free_.end() || found->second.empty()) return {};
-    Buffer buffer = std::move(found->second.back());
-    found->second.pop_back();
-    free_bytes_ -= size_bytes;
-    use(size_bytes);
-    return buffer;
-  }
+  /// Free buffers of one capacity.
+  struct FreeBuffers {
+    std::vector<Buffer> buffers;
+    std::uint64_t last_use = 0;  // by `uses_`
+  };
 
-  void drop_free() {
-    free_.clear();
-    free_bytes_ = 0;
-    trim();
-  }
+  /// Empty where no free buffer serves for the size.
+  Buffer take_free(std::size_t size_bytes);
+  void drop_free();
+  std::size_t most_free_bytes() const { return std::max(2 * most_used_bytes_, kLeastFreeBytes); }
+  void drop_oldest();
 
   /// What would have to be charged for so much more.
   std::size_t missing_for(std::size_t size_bytes) const {
@@ -148,6 +156,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   }
   void use(std::size_t size_bytes) {
     used_bytes_ += size_bytes;
+    most_used_bytes_ = std::max(most_used_bytes_, used_bytes_);
     note_need(0);
   }
   void note_need(std::size_t more_bytes) {
@@ -167,9 +176,11 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   std::size_t charged_bytes_ = 0;  // by this pool, to be released with it: at least what is used and free
   std::size_t used_bytes_ = 0;
   std::size_t free_bytes_ = 0;
-  std::size_t kept_bytes_ = 0;         // of those used
-  std::size_t most_needed_bytes_ = 0;  // used at once beside those kept, or asked for
-  std::map<std::size_t, std::vector<Buffer>> free_;
+  std::size_t kept_bytes_ = 0;               // of those used
+  std::size_t most_needed_bytes_ = 0;        // used at once beside those kept, or asked for
+  std::size_t most_used_bytes_ = 0;          // at once
+  std::map<std::size_t, FreeBuffers> free_;  // by capacity
+  std::uint64_t uses_ = 0;
 };
 
 }  // namespace poseidon

@@ -97,7 +97,9 @@ Result<std::span<std::byte>> FactorBroadcast::make_room(Inbox& inbox, const Exch
     return Status(ErrorCode::mismatch, "the factors of rank " + std::to_string(header.rank) + " " + why);
   };
   if (header.rows != exchange.rows || header.cols != exchange.cols) return refuse("are for a layer of another shape");
-  if (inbox.parts[header.rank].arrived) return refuse("came twice");
+  Part& part = inbox.parts[header.rank];
+  // Before all of it is here its memory is what the transport writes to.
+  if (part.arrived || part.buffer) return refuse("came twice");
   const std::size_t dense_bytes = exchange.unit->size_bytes;
   const bool dense = (header.flags & wire::kDense) != 0;
   const bool absent = (header.flags & wire::kAbsent) != 0;
@@ -105,7 +107,6 @@ Result<std::span<std::byte>> FactorBroadcast::make_room(Inbox& inbox, const Exch
             : header.payload_bytes != (absent ? 0 : wire::factor_bytes(header)) || !dtype_is_floating(header.dtype) ||
                   dtype_bytes(header.dtype) > dtype_bytes(exchange.unit->dtype))
     return refuse("do not have the size or dtype that they say");
-  Part& part = inbox.parts[header.rank];
   part.buffer = links.pool->take(header.payload_bytes);
   return part.buffer.span();
 }

@@ -68,6 +68,57 @@ def test_broadcast() -> None:
     assert workers.run(3, broadcast_values) == [[1.0, 11, 1.0, 1.0]] * 3
 
 
+class PartlyIgnored(nn.Module):
+    """Parts that belong to a rank, of a shape of its own, beside a layer that is synchronized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.shared = nn.Linear(48, 4)
+        self.own = nn.Linear(48, 2 + poseidon.rank())
+        self.register_buffer("seen", torch.full((3 + poseidon.rank(),), float(poseidon.rank())))
+        self._ddp_params_and_buffers_to_ignore = ["own.weight", "own.bias", "seen"]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.shared(x) + self.own(x).sum(1, keepdim=True)
+
+
+def train_partly_ignored() -> tuple[str, str, list[float]]:
+    module = PartlyIgnored()
+    before = digest([module.own.weight, module.own.bias])
+    model = poseidon.DistributedDataParallel(module)
+    assert digest([module.own.weight, module.own.bias]) == before
+    for step in range(2):
+        model.zero_grad()
+        mean_loss(model, *shard(step)).backward()
+    assert module.own.weight.grad is not None
+    return digest([module.shared.weight.grad]), digest([module.own.weight.grad]), module.seen.tolist()
+
+
+def test_ignored_parameters_and_buffers_may_differ_in_shape() -> None:
+    answers = workers.run(2, train_partly_ignored)
+    assert answers[0][0] == answers[1][0]
+    assert answers[0][1] != answers[1][1]
+    assert [seen for _, _, seen in answers] == [[0.0] * 3, [1.0] * 4]
+
+
+def ignore_differently() -> str:
+    module = mlp()
+    if poseidon.rank() == 1:
+        module._ddp_params_and_buffers_to_ignore = ["2.bias"]
+    try:
+        poseidon.DistributedDataParallel(module)
+    except poseidon.PoseidonError as error:
+        return f"{error.code}: {error}"
+    return "nothing was raised"
+
+
+def test_ranks_that_ignore_different_parameters_are_told() -> None:
+    for answer in workers.run(2, ignore_differently):
+        assert answer.startswith("mismatch")
+        assert "2.bias" in answer
+
+
 def buffers(broadcast: bool) -> tuple[str, str]:
     model = poseidon.DistributedDataParallel(with_norm(), broadcast_buffers=broadcast)
     for step in range(2):

@@ -204,7 +204,7 @@ def inside_a_transform(model: Any, optimizer: Any) -> Callable[[], Any]:
 
 
 MISUSES: list[tuple[Any, str]] = [
-    (graph_from_before, "modified by an inplace operation|had not been made when the forward pass used it"),
+    (graph_from_before, "modified by an inplace operation|had perhaps not been made when the forward pass used it"),
     (read_past_pytorch, r"parameter 0\.bias got a gradient, but .*call synchronize\(\) of the DistributedOptimizer"),
     (gradient_written_in_flight, r"gradient of 0\.weight was changed in place.*call synchronize\(\)"),
     (inside_a_transform, r"inside a torch\.func transform.*call synchronize\(\)"),

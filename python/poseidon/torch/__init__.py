@@ -8,7 +8,8 @@ opt = poseidon.DistributedOptimizer(opt, model)  # optional: see docs/distribute
 """
 
 from poseidon.errors import PoseidonError
-from poseidon.torch.context import barrier, broadcast, init, rank, shutdown, straggler_report, world_size
+from poseidon.torch.collectives import all_gather, all_reduce, broadcast, reduce
+from poseidon.torch.context import barrier, init, rank, shutdown, straggler_report, world_size
 from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.optimizer import DistributedOptimizer
 from poseidon.torch.recovery import Recovery
@@ -18,10 +19,13 @@ __all__ = [
     "DistributedOptimizer",
     "PoseidonError",
     "Recovery",
+    "all_gather",
+    "all_reduce",
     "barrier",
     "broadcast",
     "init",
     "rank",
+    "reduce",
     "shutdown",
     "straggler_report",
     "world_size",

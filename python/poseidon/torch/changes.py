@@ -5,7 +5,7 @@ torch's class does not look: a parameter that is unfrozen, added or replaced lat
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -35,9 +35,13 @@ class ChangeWatch:
                 self._children.append((part._modules, list(part._modules.values())))
             if part._parameters:
                 self._tables.append((part._parameters, list(part._parameters.values())))
-        for name, param in self._module.named_parameters():
+        for name, param in self._own_parameters():
             if param not in self._synced and name not in self._ignored and param.numel() > 0:
                 self._frozen[param] = None
+
+    def _own_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        # Tensors that functional_call lends the module belong to whoever lends them.
+        return ((name, param) for name, param in self._module.named_parameters() if isinstance(param, nn.Parameter))
 
     def check(self) -> None:
         """InvalidArgument naming a parameter that would be trained without the other ranks."""
@@ -61,12 +65,9 @@ class ChangeWatch:
                     )
 
     def _check_new(self) -> None:
-        for name, param in self._module.named_parameters():
-            # Tensors that functional_call lends the module belong to whoever lends them.
-            lent = not isinstance(param, nn.Parameter)
-            if param in self._synced or name in self._ignored or lent or not param.requires_grad:
-                continue
-            if param not in self._frozen and param.numel() > 0:
+        for name, param in self._own_parameters():
+            known = param in self._synced or param in self._frozen or name in self._ignored
+            if not known and param.requires_grad and param.numel() > 0:
                 raise InvalidArgument(
                     f"parameter {name} was put into the module after it was wrapped, so that each rank would train it "
                     f"alone: {_AGAIN}"

@@ -106,10 +106,17 @@ def _grouped(params: Sequence[torch.Tensor], most_bytes: int) -> Iterator[list[t
         yield group
 
 
+class _NotCallable(InvalidArgument, TypeError):
+    """As torch's class raises it."""
+
+
 def check_hook(hook: Any) -> None:
     """InvalidArgument for what cannot be a communication hook."""
     if not callable(hook):
-        raise InvalidArgument("hook must be callable: pass a function of (state, bucket) that returns a Future")
+        raise _NotCallable(
+            f"hook is a {type(hook).__name__} and must be callable: pass a function of (state, bucket) that returns a "
+            "Future"
+        )
     if len(inspect.signature(hook).parameters) < 2:
         raise InvalidArgument("hook must take (state, bucket) and return a torch.futures.Future: it takes less")
 

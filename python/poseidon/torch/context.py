@@ -9,12 +9,11 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.util import Finalize
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 
 from poseidon.chunk_cache import settle_chunk_bytes
@@ -43,9 +42,10 @@ class Context:
     nobody waits for a worker that is still setting up.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, is_world: bool = True) -> None:
         check_options(settings)
         self.settings = settings
+        self.is_world = is_world  # whether this is the process's own job, not one of a part of its ranks
         self.process_id = os.getpid()
         self.client: _core.Client | None = None
         self.control: Control | None = None
@@ -66,11 +66,6 @@ class Context:
             except BaseException:
                 self.leave()
                 raise
-
-    @property
-    def is_world(self) -> bool:
-        """Whether this is the process's job, not one of a part of its ranks."""
-        return True
 
     @property
     def rank(self) -> int:
@@ -203,7 +198,8 @@ class _Memberships:
         job = part_of_job(base.job, group)
         if job not in self._parts:
             self._parts[job] = Context(
-                dataclasses.replace(base, job=job, rank=dist.get_rank(group), world_size=dist.get_world_size(group))
+                dataclasses.replace(base, job=job, rank=dist.get_rank(group), world_size=dist.get_world_size(group)),
+                is_world=False,
             )
             self._note_world()
             _watch_for_failures()
@@ -294,25 +290,13 @@ def world_size() -> int:
 
 def barrier() -> None:
     """Returns once every rank has called it; an error of a rank that fails or is too late."""
-    control = _control("barrier")
+    control = collective_control("barrier")
     if control is not None:
         control.barrier()
 
 
-def broadcast(tensors: torch.Tensor | Iterable[torch.Tensor], root: int = 0) -> None:
-    """Overwrites `tensors` on every rank with those of rank `root`.
-
-    Every rank passes equally many of the same shapes and dtypes, in the same order; any dtype,
-    device and memory format. Raises InvalidArgument for a root that is no rank.
-    """
-    control, size = _control("broadcast"), world_size()
-    if not 0 <= root < size:
-        raise InvalidArgument(f"root is {root}: it must be a rank, from 0 to {size - 1}")
-    if control is not None:
-        control.broadcast([tensors] if isinstance(tensors, torch.Tensor) else list(tensors), root)
-
-
-def _control(caller: str) -> Control | None:
+def collective_control(caller: str) -> Control | None:
+    """What the ranks exchange small things by; None with one worker. InvalidArgument where they have not met yet."""
     here = context()
     if here.recovers and here.control is None:
         raise InvalidArgument(

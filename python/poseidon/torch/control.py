@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from poseidon import _core
 
 _BLOCK_BYTES = 16 << 20
+_ONE_HOT_BYTES = 64 << 10
+"""Up to this much is gathered in one exchange, in which every rank also sends zeros in the places of the others."""
 
 
 class Control:
@@ -44,13 +46,14 @@ class Control:
         if self.on_exchange is not None:
             self.on_exchange()
 
-    def _exchange(self, dtype: str, values: torch.Tensor, present: bool, waits: bool = True) -> None:
+    def _exchange(self, dtype: str, values: torch.Tensor, present: bool, divisor: int = 1, waits: bool = True) -> None:
         self.note_exchange()
         layer = self._layer(dtype, values.numel())
-        if self._sent.pop(layer, None) is not None:
+        if layer in self._sent:
             self._client.wait(layer)
+            del self._sent[layer]
         start = self._client.start if present else self._client.start_absent
-        start(layer, borrowed(values), 1)
+        start(layer, borrowed(values), divisor)
         if waits:
             self._client.wait(layer)
         else:
@@ -65,6 +68,32 @@ class Control:
     def barrier(self) -> None:
         """Returns once every rank has called it."""
         self.sum([1])
+
+    def add(self, values: torch.Tensor, divisor: int = 1) -> None:
+        """Replaces the elements of a 1-D CPU tensor by their sums over all ranks, added in rank order.
+
+        dtype float32 or float64, then divided by `divisor`; or int64, with divisor 1. Every rank gets the same bits.
+        """
+        itemsize, dtype = values.element_size(), str(values.dtype).removeprefix("torch.")
+        for piece in values.split(_BLOCK_BYTES // itemsize):
+            block = values.new_zeros(_block_bytes(piece.nbytes) // itemsize)
+            block[: piece.numel()] = piece
+            self._exchange(dtype, block, present=True, divisor=divisor)
+            piece.copy_(block[: piece.numel()])
+
+    def gather(self, row: torch.Tensor) -> torch.Tensor:
+        """Every rank's bytes, a row of each: `row` is a 1-D uint8 CPU tensor of one size on all ranks."""
+        rank, size, width = self._client.rank, self._client.world_size, row.numel()
+        if size * width > _ONE_HOT_BYTES:
+            rows = row.expand(size, width).contiguous()
+            for root in range(size):
+                self.broadcast([rows[root]], root)
+            return rows
+        block = torch.zeros(_block_bytes(size * width), dtype=torch.uint8)
+        rows = block[: size * width].view(size, width)
+        rows[rank] = row
+        self._exchange("uint8", block, present=True)
+        return rows
 
     def one_hot(self, values: Sequence[int]) -> list[list[int]]:
         """Every rank's `values` (equally many on each), by rank."""
@@ -83,7 +112,7 @@ class Control:
             return None
         lengths = [length for _, length in rows]
         starts = [sum(lengths[:r]) for r in range(len(lengths) + 1)]
-        block = bytearray(starts[-1])
+        block = bytearray(_block_bytes(starts[-1]))
         rank = self._client.rank
         block[starts[rank] : starts[rank + 1]] = data
         self._exchange("uint8", torch.frombuffer(block, dtype=torch.uint8), present=True)
@@ -118,11 +147,16 @@ class Control:
             flat.unpack()
 
 
+def _block_bytes(size_bytes: int) -> int:
+    """`size_bytes` rounded up to a power of two, or to a multiple of 16 MiB: few sizes of layers serve all blocks."""
+    power = max(64, 1 << (size_bytes - 1).bit_length()) if size_bytes else 64
+    return min(power, max(1, -(-size_bytes // _BLOCK_BYTES)) * _BLOCK_BYTES)
+
+
 class FlatBytes:
     """Tensors one after the other in one block of bytes, each at an aligned offset.
 
-    `block` is a uint8 CPU tensor whose size is a power of two, or a multiple of 16 MiB, so that
-    few sizes of control layers serve all blocks.
+    `block` is a uint8 CPU tensor, of one of few sizes.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -132,8 +166,7 @@ class FlatBytes:
         for tensor in self._tensors:
             self._offsets.append(end)
             end += align(tensor.numel() * tensor.element_size())
-        size = max(64, 1 << (end - 1).bit_length()) if end else 64
-        self.block = torch.zeros(min(size, -(-end // _BLOCK_BYTES) * _BLOCK_BYTES), dtype=torch.uint8)
+        self.block = torch.zeros(_block_bytes(end), dtype=torch.uint8)
 
     def _slices(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         sizes = [tensor.numel() * tensor.element_size() for tensor in self._tensors]
@@ -146,7 +179,7 @@ class FlatBytes:
     def pack(self) -> None:
         """Copies the tensors into the block."""
         for tensor, piece in self._slices():
-            piece.copy_(byte_view(tensor.contiguous()))
+            piece.copy_(byte_view(tensor))
 
     def unpack(self) -> None:
         """Copies the block into the tensors."""

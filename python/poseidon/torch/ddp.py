@@ -21,6 +21,7 @@ from poseidon.torch.forward_order import forward_order
 from poseidon.torch.join import JoinedTraining, ModelJoinHook
 from poseidon.torch.layers import SchemeChoice, SyncedParameter
 from poseidon.torch.plan_table import PlanTable, make_plan_table
+from poseidon.torch.process_groups import default_group
 from poseidon.torch.reducer import Reducer, logging_data
 from poseidon.torch.stats import LayerSynchronization, StepRecord
 from poseidon.torch.synchronizer import Synchronizer
@@ -95,12 +96,14 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
         self.bucket_bytes_cap = int((25 if bucket_cap_mb is None else bucket_cap_mb) * _MIB)
+        self.broadcast_bucket_size = 250 * _MIB
         self.bucket_bytes_cap_default = bucket_cap_mb is None
         self.bucket_bytes_cap_list = [int(size * _MIB) for size in bucket_cap_mb_list or ()]
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self._scheme = scheme
         self._last_error = ""
         self._comm_hooks: list[tuple[Any, object]] = []
+        self._comm_hook_name = ""
         self._trained: TrainedModel | None = None
         self._trained = self._join_job()
         self.device_ids, self.output_device = torch_arguments.choose_devices(module, device_ids, output_device)
@@ -109,8 +112,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.is_multi_device_module = False
         self.use_side_stream_for_tensor_copies = True
         self._assign_modules_buffers()
-        if self.process_group is None and _torch_distributed_runs():
-            self.process_group = torch.distributed.group.WORLD
+        if self.process_group is None:
+            self.process_group = default_group()
         if here.client is not None and not here.recovers:
             self._trained.connect(init_sync, sends.at_start)
 
@@ -335,7 +338,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     @property
     def comm_hook_name(self) -> str:
         """The name of the communication hook; empty with Poseidon's own exchange."""
-        return self._comm_hooks[-1][0].__qualname__ if self._comm_hooks else ""
+        return self._comm_hook_name
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
         """Lets `hook` average the gradients, over torch.distributed, in the place of Poseidon's exchange.
@@ -344,23 +347,29 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         buckets at the end of backward, so that neither schemes nor overlap are left: InvalidArgument without
         torch.distributed, or with a DistributedOptimizer.
         """
-        check_hook(hook)
+        try:
+            check_hook(hook)
+        except InvalidArgument as error:
+            self._last_error = str(error)
+            raise
         if self._comm_hooks:
             raise InvalidArgument("register_comm_hook was called before, and a model has one hook: call it once")
         if not is_all_reduce(hook):
-            if not _torch_distributed_runs():
+            if default_group() is None:
                 raise InvalidArgument(
                     f"{hook.__qualname__} communicates over torch.distributed, which does not run: call "
                     "init_process_group(), or leave the hook out, since Poseidon exchanges gradients itself"
                 )
             self.trained_model().exchange_by(HookedExchange(state, hook, self.bucket_bytes_cap))
         self._comm_hooks.append((hook, state))
+        self._comm_hook_name = hook.__qualname__
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
         hooks = {"ALLREDUCE": default_hooks.allreduce_hook, "FP16_COMPRESS": default_hooks.fp16_compress_hook}
         self.register_comm_hook(None, hooks[comm_hook_type.name])
+        self._comm_hook_name = str(comm_hook_type)
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
         return logging_data(self, self._last_error)
@@ -434,13 +443,9 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         nn.Module.__setstate__(self, state)
-        self.process_group = torch.distributed.group.WORLD if _torch_distributed_runs() else None
+        self.process_group = default_group()
         self.device_mesh = self._trained = None
-        self._comm_hooks = []  # as torch's class, which makes copies without them
-
-
-def _torch_distributed_runs() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+        self._comm_hooks, self._comm_hook_name = [], ""  # as torch's class, which makes copies without them
 
 
 def _dynamo_is_active() -> bool:

@@ -18,15 +18,17 @@ if TYPE_CHECKING:
 def forward_order(module: nn.Module, sync: Synchronizer, priorities: Priorities) -> Iterator[None]:
     """Around the module's forward: settles what it cannot wait for by itself, and records the order of uses."""
     if not torch.is_grad_enabled():
-        sync.settle()  # nothing to overlap with, and fused paths of inference avoid watched parameters
-        yield
+        with sync.evaluation():  # there is nothing to overlap with
+            yield
         return
     opaque = opaque_parameters(module)
     if not opaque:
+        sync.overtake(by_forward=True)
         with priorities.recording(sync):
             yield
         return
     sync.settle([entry for entry in sync.entries if entry.param in opaque])
+    sync.overtake(by_forward=True)
     yield
 
 

@@ -38,6 +38,7 @@ class SyncedParameter:
         self.name = name
         self.param = param
         self.linears = linears  # the modules that may hand over factors; empty where the gradient is always dense
+        self.owners: list[nn.Module] = []  # the modules that have it as a parameter of their own
         self.asked_scheme = scheme
         self.scheme = scheme  # as asked for, or ps where the plan settled on it
         self.grouped = False  # so small that it travels with others
@@ -296,6 +297,7 @@ def collect_parameters(
         if not linears and wanted != "auto":
             wanted = "ps"
         entry = SyncedParameter(name, param, linears, wanted)
+        entry.owners = [part for part, _, _ in owners[param]]
         entry.fully_connected = all(isinstance(part, nn.Linear) for part, _, _ in owners[param])
         entries.append(entry)
     chosen.check_used()

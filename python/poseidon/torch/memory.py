@@ -24,8 +24,9 @@ def align(size_bytes: int) -> int:
 
 
 def byte_view(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor's memory as a 1-D uint8 tensor."""
-    return tensor.detach().reshape(-1).view(torch.uint8)
+    """A tensor's elements, in the order of its indices, as a 1-D uint8 tensor: a view of its memory or a copy."""
+    # Conjugate and negative views show other values than lie in their memory.
+    return tensor.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -60,4 +61,5 @@ def borrowed(tensor: torch.Tensor) -> Any:
 
 def exchangeable(grad: torch.Tensor, layout: torch.Tensor) -> bool:
     """Whether `grad` can be sent from its own memory, given the layout that all ranks agreed on."""
-    return grad.dtype == layout.dtype and is_dense(grad) and same_layout(grad, layout)
+    # A negative view shows other values than lie in its memory.
+    return grad.dtype == layout.dtype and not grad.is_neg() and is_dense(grad) and same_layout(grad, layout)

@@ -13,14 +13,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from poseidon.torch.threshold_search import ThresholdSearch
-from poseidon.torch.watched import unwatch, watch
+from poseidon.torch.watched import Watcher, watch
 
 if TYPE_CHECKING:
     from poseidon import _core
     from poseidon.options import Settings
     from poseidon.torch.control import Control
     from poseidon.torch.layers import SyncedParameter
-    from poseidon.torch.synchronizer import Synchronizer
 
 
 class Priorities:
@@ -78,15 +77,20 @@ class Priorities:
         """Whether the threshold stays as it is from now on."""
         return self._search is None or self._search.finished
 
+    @property
+    def recording_now(self) -> bool:
+        """Whether the forward pass that gives the order is under way."""
+        return self._used is not None
+
     @contextmanager
-    def recording(self, sync: Synchronizer) -> Iterator[None]:
+    def recording(self, watcher: Watcher) -> Iterator[None]:
         """Around the module's forward pass: the first that ends well gives the order."""
         if self._recorded:
             yield
             return
         self._used = {}
         for entry in self._entries:
-            watch(entry.param, sync, entry)
+            watch(entry.param, watcher, entry)
         try:
             yield
             self._recorded = True
@@ -95,13 +99,21 @@ class Priorities:
         finally:
             self._used = None
             for entry in self._entries:
-                if sync.in_flight(entry) is None:
-                    unwatch(entry.param)
+                watcher.release(entry)
 
     def note_use(self, entries: Sequence[SyncedParameter]) -> None:
         """Forward uses these parameters now."""
         if self._used is not None:
-            self._used.update(dict.fromkeys(entries))
+            for entry in entries:
+                self._used.pop(entry, None)  # it may have been taken out of its module for something else, earlier
+                self._used[entry] = None
+
+    def note_taken(self, entry: SyncedParameter) -> bool:
+        """Forward has taken the parameter out of its module. Whether its use is still to be noted."""
+        if self._used is None:
+            return False
+        self._used.setdefault(entry)
+        return True
 
     def begin_run(self) -> None:
         """Collective, before the first exchange of every backward: sets what the next exchanges go by."""

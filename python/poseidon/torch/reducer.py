@@ -52,6 +52,11 @@ class Reducer:
         if trained is not None and trained.sync is not None:
             trained.sync.check_usable()
 
+    def _ddp_graph_static(self) -> bool:
+        """Whether all backward passes so far reached the same parameters."""
+        trained = self._trained()
+        return trained is None or trained.same_graph
+
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         """Times are kept by `model.record()`, for every step."""
 
@@ -70,7 +75,7 @@ def logging_data(model: DistributedDataParallel, error: str) -> dict[str, Any]:
     ready = [] if run is None else [trained.entries.index(entry) for entry in run.started]
     devices = model.device_ids or []
     dtypes = sorted({_c_name(param.dtype) for param in params})
-    return {
+    data = {
         "rank": trained.context.rank,
         "world_size": trained.context.world_size,
         "backend_name": "poseidon",
@@ -90,10 +95,12 @@ def logging_data(model: DistributedDataParallel, error: str) -> dict[str, Any]:
         "total_parameter_size_bytes": sum(param.nbytes for param in params),
         "prev_iteration_grad_ready_order_indices": ", ".join(map(str, ready)),
         "iteration": trained.step_count,
-        "comm_hook": model.comm_hook_name,
-        "has_error": int(bool(error)),
-        "error": error,
     }
+    if model.comm_hook_name:
+        data["comm_hook"] = model.comm_hook_name
+    if error:
+        data.update(has_error=1, error=error)
+    return data
 
 
 def _c_name(dtype: torch.dtype) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,13 +21,11 @@ import torch
 
 from poseidon.errors import PoseidonError
 from poseidon.torch.drift import check_stored
+from poseidon.torch.in_flight import InFlight
 from poseidon.torch.jobs import Job, start_job
 from poseidon.torch.layers import FACTOR_SCHEMES, SyncedParameter
-from poseidon.torch.pending_gradient import PendingGradient
 from poseidon.torch.priorities import Priorities
 from poseidon.torch.server_update import ServerUpdate, StoredParameter
-from poseidon.torch.watched import unwatch, watch
-from poseidon.torch.worker_update import update_mode
 
 if TYPE_CHECKING:
     from poseidon import _core
@@ -46,11 +44,10 @@ class BackwardRun:
     jobs: dict[SyncedParameter, Job] = field(default_factory=dict)
     started: list[SyncedParameter] = field(default_factory=list)
     fired: set[SyncedParameter] = field(default_factory=set)
-    stale: set[SyncedParameter] = field(default_factory=set)  # updated only after the forward pass
     end_ns: int = 0
 
 
-class Synchronizer:
+class Synchronizer(InFlight):
     """Synchronizes the parameters of one model. Used from the thread that runs backward.
 
     It exchanges nothing before `connect`. `armed`: some forward pass went through the wrapper. `synchronizing`: the
@@ -62,6 +59,7 @@ class Synchronizer:
     _exchange: Exchange
 
     def __init__(self, entries: list[SyncedParameter], settings: Settings) -> None:
+        super().__init__()
         self.entries = entries[::-1]  # the order in which backward finishes them
         self.armed = False
         self.synchronizing = True
@@ -72,7 +70,6 @@ class Synchronizer:
         self.on_finished: Callable[[BackwardRun], None] | None = None
         self.before_results: Callable[[], None] | None = None  # at the end of backward, with all exchanges under way
         self.updates: list[ServerUpdate] = []
-        self.priorities: Priorities | None = None  # of a model with updates on the workers
         self.hooked: HookedExchange | None = None  # what gradients go through instead of the exchange, after backward
         self._settings = settings
         self._sequential = settings.schedule == "sequential"
@@ -81,8 +78,6 @@ class Synchronizer:
         self._factorable: list[SyncedParameter] = []
         self._run: BackwardRun | None = None
         self._flying: BackwardRun | None = None  # the one that is over but for exchanges in flight
-        self._in_flight: dict[SyncedParameter, Job] = {}
-        self._units: dict[tuple[int, int], list[Job]] = {}  # what of it arrives together, the soonest needed first
         self._broken: str | None = None
 
     def connect(self, client: _core.Client, control: Control, exchange: Exchange) -> None:
@@ -101,16 +96,8 @@ class Synchronizer:
 
     def abandon(self) -> None:
         """Drops what is under way, after the client has failed: exchanges, and the updates that wait for them."""
-        for entry, job in self._in_flight.items():
-            unwatch(entry.param)
-            if job.stand_in is not None and job.kept:
-                entry.param.grad = None
-        self._in_flight, self._units = {}, {}
+        self._drop_flights()
         self._run = self._flying = self._broken = None
-
-    def pending_updates(self) -> dict[torch.Tensor, int]:
-        """The parameters whose update is still to be made, and the attempt in which step() was called."""
-        return {entry.param: job.step.attempt for entry, job in self._in_flight.items() if job.step is not None}
 
     def begin_attempt(self, number: int) -> None:
         """An attempt at this step begins; the rows that forward has counted before do not count."""
@@ -184,15 +171,15 @@ class Synchronizer:
 
     def before_accumulation(self, entry: SyncedParameter, dense: bool) -> None:
         """All uses of the parameter have contributed; `.grad` does not yet hold the dense ones, if any."""
-        job = self._in_flight.get(entry)
+        job = self.in_flight(entry)
         if job is not None and job.step is not None:
             raise _stale(entry)
-        if not self.armed or not self.synchronizing:
+        run = self._begin() if self.armed and self.synchronizing else None
+        if self._is_overtaken(entry):
+            raise _stale(entry)
+        if run is None:
             self.settle([entry])
             return
-        run = self._begin()
-        if entry in run.stale:
-            raise _stale(entry)
         if entry in run.jobs:
             raise PoseidonError(
                 f"parameter {entry.name} received a gradient twice in one backward pass: a nested backward "
@@ -234,12 +221,11 @@ class Synchronizer:
         self.check_usable()
         self._control.note_exchange()
         begin_ns = time.monotonic_ns()
-        stale = {entry for entry, job in self._in_flight.items() if job.step is not None}
-        self.settle()
+        self._settle_before_backward()
         for update in self.updates:
             update.begin()
         self._agree()
-        self._run = BackwardRun(begin_ns, stale=stale)
+        self._run = BackwardRun(begin_ns)
         return self._run
 
     def check_forward(self) -> None:
@@ -302,7 +288,7 @@ class Synchronizer:
             self.backward_failed(run)
             raise
         self._run, self._flying = None, run
-        self._completed()
+        self.all_landed()
 
     def _finish(self, run: BackwardRun) -> None:
         run.end_ns = time.monotonic_ns()
@@ -319,7 +305,7 @@ class Synchronizer:
                     self._start(run, entry)
             if self.before_results is not None:
                 self.before_results()
-            self._deliver([job for job in run.jobs.values() if job.entry.update is None])
+            self.deliver([job for job in run.jobs.values() if job.entry.update is None])
         except BaseException:
             self.backward_failed(run)
             raise
@@ -332,9 +318,9 @@ class Synchronizer:
         for job in sorted(later, key=lambda job: job.entry.position):
             self._take_off(job)
         if not later:
-            self._completed()
+            self.all_landed()
 
-    def _deliver(self, jobs: Sequence[Job]) -> None:
+    def deliver(self, jobs: Sequence[Job]) -> None:
         """Waits for results and puts them where they belong."""
         for job in jobs:
             job.check_untouched()
@@ -351,101 +337,25 @@ class Synchronizer:
             else:
                 job.land_update(stats.present)
 
-    def _completed(self) -> None:
+    # As `InFlight`.
+
+    def done(self, job: Job) -> bool:
+        """Whether the exchange is over."""
+        return self._exchange.done(job.entry.layer)
+
+    def half_landed(self) -> None:
+        """The model cannot be used any more."""
+        self._broken = (
+            f"rank {self._client.rank}: the exchange of gradients or the update after a backward pass failed, so that "
+            "some parameters have made the step and some have not"
+        )
+
+    def all_landed(self) -> None:
+        """The run is over."""
         run, self._flying = self._flying, None
         self.last_run = run
         if run is not None and self.on_finished is not None:
             self.on_finished(run)
-
-    # What outlives its backward: exchanges, and the updates that wait for them.
-
-    def in_flight(self, entry: SyncedParameter) -> Job | None:
-        """The parameter's exchange, if it has outlived its backward."""
-        return self._in_flight.get(entry)
-
-    def _take_off(self, job: Job) -> None:
-        entry = job.entry
-        self._in_flight[entry] = job
-        self._units.setdefault(entry.unit, []).append(job)
-        if job.absent:  # whether there will be a gradient is not known yet
-            watch(entry.param, self, entry)
-            return
-
-        def resolve(_: PendingGradient) -> torch.Tensor:
-            self.settle([entry])
-            # Nobody's, where this rank's came too late and no other had one.
-            return torch.zeros_like(entry.param) if job.value is None else job.value
-
-        job.stand_aside(PendingGradient.make(entry.param, resolve, job.zero_later))
-
-    def settle(self, entries: Iterable[SyncedParameter] | None = None) -> None:
-        """Waits until the gradients of these parameters (None: all) are in place, and updates that are due are made."""
-        wanted = list(self._in_flight) if entries is None else [entry for entry in entries if entry in self._in_flight]
-        if wanted:
-            units = dict.fromkeys(entry.unit for entry in wanted)
-            self._land([job for unit in units for job in self._units[unit]], meanwhile=True)
-
-    def _land(self, jobs: Sequence[Job], meanwhile: bool) -> None:
-        """Ends the flight of whole units; `meanwhile`: waiting for them is used to update others."""
-        self.check_usable()
-        if torch._C._are_functorch_transforms_active():
-            raise PoseidonError(
-                f"parameter {jobs[0].entry.name} is used inside a torch.func transform while its update is in flight: "
-                "call synchronize() of the DistributedOptimizer before"
-            )
-        with update_mode(jobs[0].buffer.device):
-            if meanwhile:
-                self._update_others(jobs)
-            try:
-                self._finish_jobs(jobs)
-            except BaseException:
-                self._broken = (
-                    f"rank {self._client.rank}: the exchange of gradients or the update after a backward pass failed, "
-                    "so that some parameters have made the step and some have not"
-                )
-                raise
-        if not self._in_flight:
-            self._completed()
-
-    def _finish_jobs(self, jobs: Sequence[Job]) -> None:
-        self._deliver(jobs)
-        for job in jobs:
-            del self._in_flight[job.entry]
-            self._units.pop(job.entry.unit, None)
-            unwatch(job.entry.param)
-        for step in dict.fromkeys(job.step for job in jobs if job.step is not None):
-            step.apply([job for job in jobs if job.step is step])
-
-    def _update_others(self, jobs: Sequence[Job]) -> None:
-        """Makes updates whose gradients are in, the soonest needed first, until those of `jobs` are."""
-        done, awaited = self._exchange.done, {job.entry.unit for job in jobs}
-        for unit in [unit for unit in self._units if unit not in awaited]:
-            if all(done(job.entry.layer) for job in jobs):
-                return
-            others = self._units[unit]
-            if any(job.step is not None for job in others) and all(done(job.entry.layer) for job in others):
-                self._land(others, meanwhile=False)
-
-    def used(self, entries: list[SyncedParameter]) -> None:
-        """As a `Watcher`: the parameters' values are needed now."""
-        if self.priorities is not None:
-            self.priorities.note_use(entries)
-        for entry in entries:
-            if entry not in self._in_flight:
-                unwatch(entry.param)
-        self.settle(entries)
-
-    def gradient_wanted(self, entry: SyncedParameter) -> None:
-        """As a `Watcher`: the parameter's `.grad` is about to be read."""
-        job = self._in_flight.get(entry)
-        if job is not None and job.absent and job.kept:
-            self.settle([entry])
-
-    def gradient_replaced(self, entry: SyncedParameter) -> None:
-        """As a `Watcher`: the parameter's `.grad` has been set."""
-        job = self._in_flight.get(entry)
-        if job is not None and job.absent:
-            job.dropped = True
 
     def steps_behind(self) -> int:
         """Steps of this model that others have completed and this rank has yet to make, as the answers so far say.
@@ -477,9 +387,10 @@ class Synchronizer:
 
 def _stale(entry: SyncedParameter) -> PoseidonError:
     return PoseidonError(
-        f"parameter {entry.name} got a gradient, but its last update had not been made when the forward pass used it: "
-        "either that pass came before step(), or compiled code that PyTorch does not dispatch read the parameter; in "
-        "the latter case call synchronize() of the DistributedOptimizer before the forward pass"
+        f"parameter {entry.name} got a gradient, but its last update had perhaps not been made when the forward pass "
+        "used it: either that pass came before step(), or code that PyTorch does not dispatch used a reference to the "
+        "parameter that it had kept; in the latter case let it take the parameter from its module in every pass, or "
+        "call synchronize() of the DistributedOptimizer before the forward pass"
     )
 
 

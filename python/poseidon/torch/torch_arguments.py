@@ -81,14 +81,14 @@ def choose_process_group(process_group: Any, device_mesh: Any) -> Any:
     """The group of torch.distributed that was asked for; None: the world."""
     if process_group is not None and device_mesh is not None:
         raise InvalidArgument(
-            "process_group and device_mesh cannot both be given, each names the ranks to train with: pass one"
+            "Cannot specify both process_group and device_mesh arguments. Pass the one that names the ranks"
         )
     if device_mesh is None:
         _check_group(process_group)
         return process_group
     if device_mesh.ndim != 1:
         raise InvalidArgument(
-            f"device_mesh has {device_mesh.ndim} dimensions and must have one: pass the slice over which the model is "
+            f"Only 1D device mesh is supported, but got {device_mesh}: pass the slice over which the model is "
             "replicated, such as mesh['data']"
         )
     return device_mesh.get_group(mesh_dim=0)

@@ -17,6 +17,7 @@ from poseidon.torch.drift import check_model
 from poseidon.torch.exchange import make_exchange
 from poseidon.torch.layers import SchemeChoice, SyncedParameter, collect_parameters
 from poseidon.torch.optimizers_in_backward import OptimizersInBackward
+from poseidon.torch.process_groups import default_group
 from poseidon.torch.stats import Recorder
 from poseidon.torch.synchronizer import BackwardRun, Synchronizer
 from poseidon.torch.verify import check_same, describe
@@ -102,7 +103,7 @@ class TrainedModel:
         for entry in self.entries:
             entry.start_anew()
         options = f"buffers in forward {self._sends_buffers}, at the start {buffers_too}, init_sync {init_sync}"
-        check_same(here.control, describe(self.module, self.entries, options), "model")
+        check_same(here.control, describe(self.module, self.entries, options, self._ignored), "model")
         if init_sync:
             self.broadcast_state(0, buffers_too)
         sync.connect(here.client, here.control, make_exchange(here.client, self.entries[0].param.device))
@@ -210,12 +211,8 @@ def _check_module(module: nn.Module, world_size: int) -> None:
                 f"the module must be whole on every rank, and {where} is sharded by FullyShardedDataParallel: use one "
                 "of the two wrappers"
             )
-        if world_size > 1 and isinstance(part, nn.SyncBatchNorm) and not _torch_distributed_runs():
+        if world_size > 1 and isinstance(part, nn.SyncBatchNorm) and default_group() is None:
             raise InvalidArgument(
                 f"the module has SyncBatchNorm layers ({name or 'itself'}), whose statistics go through "
                 "torch.distributed: call torch.distributed.init_process_group() before wrapping, or use BatchNorm"
             )
-
-
-def _torch_distributed_runs() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
+from itertools import zip_longest
 
 import torch
 from torch import nn
@@ -13,16 +15,18 @@ from poseidon.torch.control import Control
 from poseidon.torch.layers import SyncedParameter
 
 
-def describe(module: nn.Module, entries: list[SyncedParameter], options: str) -> str:
-    """One line for everything that must be the same on all ranks."""
+def describe(module: nn.Module, entries: list[SyncedParameter], options: str, ignored: Collection[str]) -> str:
+    """One line for everything that must be the same on all ranks; `ignored` names what need not be."""
     torch_version = ".".join(torch.__version__.split(".")[:2])
     lines = [f"versions: poseidon {poseidon.__version__}, torch {torch_version}", f"options: {options}"]
     synced = {entry.param: entry for entry in entries}
     for name, param in module.named_parameters():
+        if name in ignored:
+            continue
         entry = synced.get(param)
         how = "not synchronized" if entry is None else f"scheme {entry.scheme}{', factorable' * entry.factorable}"
         lines.append(f"parameter {name}: {_tensor(param)}, requires_grad {param.requires_grad}, {how}")
-    lines += [f"buffer {name}: {_tensor(buffer)}" for name, buffer in module.named_buffers()]
+    lines += [f"buffer {name}: {_tensor(buffer)}" for name, buffer in module.named_buffers() if name not in ignored]
     return "\n".join(lines)
 
 
@@ -34,19 +38,24 @@ def _tensor(tensor: torch.Tensor) -> str:
 
 def check_same(control: Control, description: str, what: str) -> None:
     """Raises Mismatch on every rank, with the first difference, unless all ranks describe the same `what`."""
-    texts = control.texts_if_different(description)
+    difference = first_difference(control, description)
+    if difference is not None:
+        rank, theirs, ours = difference
+        raise Mismatch(
+            f"the ranks built different {what}s: rank 0 has {ours!r}, rank {rank} has {theirs!r}; "
+            f"build the {what} from the same code and options on every rank"
+        )
+
+
+def first_difference(control: Control, text: str) -> tuple[int, str, str] | None:
+    """Collective. The first rank whose text is not rank 0's, its first line that differs, and rank 0's; or None."""
+    texts = control.texts_if_different(text)
     if texts is None:
-        return
+        return None
     # So that nobody ends, which would be an error of its own, before all have the texts.
     with contextlib.suppress(PoseidonError):
         control.barrier()
-    reference = texts[0].split("\n")
-    for rank, text in enumerate(texts):
-        lines = text.split("\n")
-        for index in range(max(len(lines), len(reference))):
-            theirs, ours = (part[index] if index < len(part) else "nothing more" for part in (lines, reference))
-            if theirs != ours:
-                raise Mismatch(
-                    f"the ranks built different {what}s: rank 0 has {ours!r}, rank {rank} has {theirs!r}; "
-                    f"build the {what} from the same code and options on every rank"
-                )
+    rank = next(rank for rank, other in enumerate(texts) if other != texts[0])
+    pairs = zip_longest(texts[rank].split("\n"), texts[0].split("\n"), fillvalue="nothing more")
+    theirs, ours = next((theirs, ours) for theirs, ours in pairs if theirs != ours)
+    return rank, theirs, ours

@@ -2,8 +2,11 @@
 
 A watched parameter's class is replaced, for a while, by one whose `__torch_function__` tells a watcher of the
 first operation that needs its values, whoever makes it: its own module, another one, an average of
-weights, a print, `state_dict()`. What only asks for metadata is answered at once. Operations outside
-PyTorch's dispatch (compiled extensions that take raw tensors, scripted modules) are not seen.
+weights, a print, `state_dict()`. What only asks for metadata is answered at once.
+
+Operations outside PyTorch's dispatch (`Function.apply`, compiled extensions) are not seen. Whoever makes them has as
+a rule just taken the parameter out of its module, by its name, and that is seen: the module's table of parameters is
+replaced, too. What has kept the parameter from before and uses it outside the dispatch is not noticed here.
 """
 
 from __future__ import annotations
@@ -46,6 +49,12 @@ class Watcher(Protocol):
 
     def used(self, entries: list[SyncedParameter]) -> None:
         """Their values are needed now: must unwatch all of them, or raise."""
+
+    def taken(self, entry: SyncedParameter) -> None:
+        """Someone has asked its module for it, by name: the values may be needed in a way that is not seen."""
+
+    def release(self, entry: SyncedParameter) -> None:
+        """Whoever has had it watched needs that no longer: must unwatch it unless it is watched for something else."""
 
     def gradient_wanted(self, entry: SyncedParameter) -> None:
         """`.grad` is about to be read."""
@@ -93,6 +102,45 @@ class Watched(nn.Parameter):
         return self.__reduce_ex__(protocol)
 
 
+class WatchedTable(dict[str, Any]):
+    """The parameters of a module by name, in place of `plain`, while `watched_count` of them are watched."""
+
+    def __init__(self, plain: dict[str, Any]) -> None:
+        super().__init__(plain)
+        self.plain = plain
+        self.watched_count = 0
+
+    def __getitem__(self, name: str) -> Any:
+        param = super().__getitem__(name)
+        if isinstance(param, Watched):
+            watcher, entry = param._poseidon_watch
+            watcher.taken(entry)
+        return param
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return type(self.plain), (dict(self),)
+
+
+def _watch_table(module: nn.Module) -> None:
+    table = vars(module).get("_parameters")
+    if type(table) is not WatchedTable:
+        if not isinstance(table, dict):  # of a scripted module, which does not ask it
+            return
+        table = vars(module)["_parameters"] = WatchedTable(table)
+    table.watched_count += 1
+
+
+def _unwatch_table(module: nn.Module) -> None:
+    table = vars(module).get("_parameters")
+    if type(table) is not WatchedTable:
+        return
+    table.watched_count -= 1
+    if not table.watched_count:
+        table.plain.clear()
+        table.plain.update(table)
+        vars(module)["_parameters"] = table.plain
+
+
 @functools.cache
 def _watched_class(kind: type) -> type:
     return type(f"Watched{kind.__name__}", (Watched, kind), {"_poseidon_class": kind})
@@ -100,17 +148,25 @@ def _watched_class(kind: type) -> type:
 
 def watch(param: Any, watcher: Watcher, entry: SyncedParameter) -> None:
     """Tells `watcher` of the next use of `param`, the parameter of `entry`."""
-    if not isinstance(param, Watched):
-        kind: Any = type(param)
-        param.__class__ = _watched_class(kind)
+    if isinstance(param, Watched):
+        if param._poseidon_watch == (watcher, entry):
+            return
+        unwatch(param)
+    kind: Any = type(param)
+    param.__class__ = _watched_class(kind)
     param._poseidon_watch = (watcher, entry)
+    for module in entry.owners:
+        _watch_table(module)
 
 
 def unwatch(param: Any) -> None:
     """Gives a parameter its own class back, if it is watched."""
     if isinstance(param, Watched):
+        _, entry = param._poseidon_watch
         param.__class__ = param._poseidon_class  # type: ignore[attr-defined]
         del param._poseidon_watch
+        for module in entry.owners:
+            _unwatch_table(module)
 
 
 def touch(values: Any) -> None:

@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 from poseidon.torch.clipping import Clipping, StepClipping
 from poseidon.torch.partial_step import PartialStep, check_per_parameter
 from poseidon.torch.undo import UpdateUndo
-from poseidon.torch.watched import watch
 
 if TYPE_CHECKING:
     from poseidon.torch.jobs import Job
@@ -111,21 +110,14 @@ class WorkerUpdate:
             for param in group["params"]
             if param not in later and param.grad is not None
         )
-        self._postpone(due, step)
+        if self._sync is not None:
+            self._sync.postpone(due, step)
 
     def _due(self) -> list[Job]:
         if self._sync is None:
             return []
         jobs = map(self._sync.in_flight, self._entries)
         return [job for job in jobs if job is not None and job.kept]
-
-    def _postpone(self, due: Sequence[Job], step: PendingStep) -> None:
-        # What still needs the parameters as they were must fail, as after a step() that does not wait.
-        torch.autograd.graph.increment_version([job.entry.param for job in due])
-        for job in due:
-            assert self._sync is not None
-            job.step = step
-            watch(job.entry.param, self._sync, job.entry)
 
     def _finish_last_step(self) -> None:
         if self._sync is not None:

@@ -7,6 +7,7 @@
 #include <future>
 #include <mutex>
 #include <numeric>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -45,10 +46,58 @@ TEST(BufferPool, GivesBackTheSameMemoryForTheSameSize) {
   Buffer buffer = pool->take(1000);
   const std::byte* memory = buffer.data();
   pool->give_back(std::move(buffer));
-  EXPECT_NE(pool->take(999).data(), memory);
+  EXPECT_NE(pool->take(799).data(), memory) << "too small for so much memory";
+  EXPECT_NE(pool->take(1001).data(), memory);
   Buffer again = pool->take(1000);
   EXPECT_EQ(again.data(), memory);
   EXPECT_NE(pool->take(1000).data(), memory);
+}
+
+TEST(BufferPool, GivesALittleMoreMemoryThanIsAskedFor) {
+  const auto budget = std::make_shared<MemoryBudget>(1000);
+  const auto pool = std::make_shared<BufferPool>(budget);
+  Buffer buffer = pool->take(1000);
+  const std::byte* memory = buffer.data();
+  pool->give_back(std::move(buffer));
+  Buffer smaller = pool->try_take(800);
+  EXPECT_EQ(smaller.data(), memory);
+  EXPECT_EQ(smaller.size(), 800u);
+  EXPECT_FALSE(pool->has_room(1)) << "all of it is in use";
+  pool->give_back(std::move(smaller));
+  EXPECT_EQ(pool->take(1000).data(), memory) << "nothing of it is lost";
+}
+
+// The factors of a layer of 4 kB per row: what varies is the number of rows.
+TEST(BufferPool, SizesThatVaryDoNotAddUp) {
+  constexpr std::size_t kRowBytes = 4096;
+  constexpr std::size_t kMostRows = 20'000;
+  const auto budget = std::make_shared<MemoryBudget>(0);
+  const auto pool = std::make_shared<BufferPool>(budget);
+  std::minstd_rand random(1);
+  for (int step = 0; step < 2000; ++step) {
+    Buffer first = pool->take(kRowBytes * (1 + random() % kMostRows));
+    Buffer second = pool->take(kRowBytes * (1 + random() % kMostRows));
+    pool->give_back(std::move(first));
+    pool->give_back(std::move(second));
+    ASSERT_LE(budget->used_bytes(), 3 * 2 * kRowBytes * kMostRows);
+  }
+}
+
+TEST(BufferPool, DropsWhatHasNotBeenUsedForTheLongest) {
+  const auto pool = std::make_shared<BufferPool>();
+  constexpr std::size_t kMost = BufferPool::kLeastFreeBytes;
+  const auto use = [&pool](std::size_t size_bytes) {
+    Buffer buffer = pool->take(size_bytes);
+    const std::byte* memory = buffer.data();
+    pool->give_back(std::move(buffer));
+    return memory;
+  };
+  const std::byte* often = use(kMost / 4);
+  for (const std::size_t once : {kMost / 3, kMost / 2 - 1, kMost / 5, kMost / 7}) {
+    use(once);
+    EXPECT_EQ(use(kMost / 4), often);
+    EXPECT_LE(pool->free_bytes(), kMost);
+  }
 }
 
 TEST(BufferPool, SharedBuffersReturnAndMayOutliveTheOwner) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 
 namespace poseidon {
@@ -49,16 +50,19 @@ class FactorBroadcastTest : public ::testing::Test {
 };
 
 TEST_F(FactorBroadcastTest, MakesRoomForWhatFits) {
-  EXPECT_EQ(FactorBroadcast::make_room(inbox_, exchange_, header(3), links_).value().size(),
-            3 * (kRows + kCols) * sizeof(float));
+  const auto room_bytes = [this](const wire::Header& header) {
+    inbox_.parts[1] = Part();
+    return FactorBroadcast::make_room(inbox_, exchange_, header, links_).value().size();
+  };
+  EXPECT_EQ(room_bytes(header(3)), 3 * (kRows + kCols) * sizeof(float));
   wire::Header narrow = header(3);
   narrow.dtype = DType::bfloat16;
   narrow.payload_bytes /= 2;
-  EXPECT_TRUE(FactorBroadcast::make_room(inbox_, exchange_, narrow, links_).ok());
+  EXPECT_EQ(room_bytes(narrow), 3 * (kRows + kCols) * sizeof(float) / 2);
   wire::Header dense = header(wire::kUnboundedFactors);
   dense.flags = wire::kDense;
   dense.payload_bytes = unit_.size_bytes;
-  EXPECT_EQ(FactorBroadcast::make_room(inbox_, exchange_, dense, links_).value().size(), unit_.size_bytes);
+  EXPECT_EQ(room_bytes(dense), unit_.size_bytes);
 }
 
 TEST_F(FactorBroadcastTest, RefusesWhatDoesNotFit) {
@@ -99,6 +103,15 @@ TEST_F(FactorBroadcastTest, RefusesASecondPart) {
   EXPECT_FALSE(inbox_.parts[1].present);
   EXPECT_EQ(inbox_.arrived_count, 1u);
   expect_refused(header(1), "twice");
+}
+
+TEST_F(FactorBroadcastTest, RefusesASecondPartWhileTheFirstIsBeingReceived) {
+  const auto room = FactorBroadcast::make_room(inbox_, exchange_, header(3), links_);
+  ASSERT_TRUE(room.ok());
+  expect_refused(header(3), "twice");
+  expect_refused(header(2), "twice");
+  std::ranges::fill(room.value(), std::byte{1});  // the transport goes on: the memory is still there
+  EXPECT_EQ(inbox_.parts[1].buffer.data(), room.value().data());
 }
 
 TEST_F(FactorBroadcastTest, LeftRowsComeBeforeRightRows) {
