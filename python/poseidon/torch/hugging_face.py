@@ -1,0 +1,70 @@
+"""Updates that overlap with communication, for Hugging Face's Accelerate and Trainer.
+
+Both make the DistributedDataParallel themselves: have it be Poseidon's by `poseidon run --drop-in` or
+`poseidon.torch.replace_ddp()`. What is here puts a `poseidon.DistributedOptimizer` around the optimizer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from poseidon.errors import InvalidArgument
+from poseidon.torch.ddp import DistributedDataParallel
+from poseidon.torch.optimizer import DistributedOptimizer
+
+_TrainerCallback: Any = object
+with contextlib.suppress(ImportError):  # Accelerate alone
+    from transformers import TrainerCallback as _TrainerCallback
+
+
+def overlap(optimizer: Any, model: Any, **arguments: Any) -> DistributedOptimizer:
+    """Makes the optimizer inside `optimizer` a DistributedOptimizer; returns that.
+
+    `optimizer` and `model` are what `accelerator.prepare()` has returned; `arguments` are DistributedOptimizer's, such
+    as `update="server"`. Collective. InvalidArgument where the model is not wrapped by Poseidon.
+    """
+    if not hasattr(optimizer, "optimizer"):
+        raise InvalidArgument(
+            f"overlap() needs the optimizer that accelerator.prepare() returned, not a {type(optimizer).__name__}: "
+            "prepare it first"
+        )
+    inside = DistributedOptimizer(optimizer.optimizer, _wrapper_of(model), **arguments)
+    optimizer.optimizer = inside
+    return inside
+
+
+class OverlapCallback(_TrainerCallback):  # type: ignore[misc]
+    """Has a Trainer train with a DistributedOptimizer: `trainer.add_callback(OverlapCallback(trainer))`.
+
+    `arguments` are DistributedOptimizer's. Trainer clips gradients, for which it waits for all of them: to overlap
+    with the next forward pass give it `max_grad_norm=0`, and `max_norm=1.0, clip="previous"` here.
+    """
+
+    def __init__(self, trainer: Any, **arguments: Any) -> None:
+        self._trainer = trainer
+        self._arguments = arguments
+        self._torch_optimizer: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Puts the DistributedOptimizer in place: model and optimizer have just been prepared."""
+        optimizer = self._trainer.optimizer
+        self._torch_optimizer = optimizer.optimizer
+        overlap(optimizer, self._trainer.model_wrapped, **self._arguments)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Leaves Trainer with its own optimizer, all updates made, for a next call of train()."""
+        optimizer = self._trainer.optimizer
+        optimizer.optimizer.synchronize()
+        optimizer.optimizer = self._torch_optimizer
+
+
+def _wrapper_of(model: Any) -> DistributedDataParallel:
+    wrapper = getattr(model, "_orig_mod", model)  # what torch.compile made of it
+    if not isinstance(wrapper, DistributedDataParallel):
+        raise InvalidArgument(
+            f"the prepared model is a {type(wrapper).__module__}.{type(wrapper).__name__}, not Poseidon's "
+            "DistributedDataParallel: start with `poseidon run --drop-in`, or call poseidon.torch.replace_ddp() before "
+            "the model is prepared"
+        )
+    return wrapper

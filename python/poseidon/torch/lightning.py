@@ -1,0 +1,87 @@
+"""Lightning trains with Poseidon: `Trainer(strategy=PoseidonStrategy())`.
+
+from poseidon.torch.lightning import PoseidonStrategy
+
+Works with `lightning` and with `pytorch_lightning`, whichever the program has imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from poseidon.errors import InvalidArgument
+from poseidon.torch.context import init
+from poseidon.torch.ddp import DistributedDataParallel
+from poseidon.torch.optimizer import DistributedOptimizer
+
+_PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
+
+
+def strategy_class(package: str) -> type[Any]:
+    """PoseidonStrategy for the Trainer of `package`, lightning.pytorch or pytorch_lightning, which know nothing of
+    each other; for a program that has imported both."""
+    base: Any = importlib.import_module(f"{package}.strategies").DDPStrategy
+
+    class PoseidonStrategy(base):  # type: ignore[misc]
+        """Lightning's DDPStrategy with Poseidon's DistributedDataParallel in the place of torch's.
+
+        `overlap` puts a `poseidon.DistributedOptimizer` around each optimizer: True, or its arguments, such as
+        `{"update": "server"}`. `options` are those of `poseidon.init()`, which it calls unless the program has.
+        The other arguments are DDPStrategy's; what that passes on to torch's class goes to Poseidon's, such as
+        `scheme`. Collective, as all of Lightning's strategies.
+        """
+
+        optimizers: Any
+
+        def __init__(
+            self,
+            *args: Any,
+            overlap: bool | Mapping[str, Any] = False,
+            options: Mapping[str, Any] | None = None,
+            **kwargs: Any,
+        ) -> None:
+            super().__init__(*args, **kwargs)
+            if not isinstance(overlap, bool | Mapping):
+                raise InvalidArgument(
+                    f"overlap is {overlap!r}: pass True, False or a dict of DistributedOptimizer's arguments"
+                )
+            self._overlap = overlap
+            self._options = options
+
+        def setup_distributed(self) -> None:
+            """Starts torch.distributed, as DDPStrategy does, and joins the job."""
+            super().setup_distributed()
+            if self._options is not None:
+                init(**self._options)
+
+        def _setup_model(self, model: Any) -> DistributedDataParallel:
+            return DistributedDataParallel(model, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs)
+
+        def setup_optimizers(self, trainer: Any) -> None:
+            """Makes the module's optimizers, and those that overlap if they are to."""
+            super().setup_optimizers(trainer)
+            if self._overlap is False:
+                return
+            arguments = {} if self._overlap is True else self._overlap
+            self.optimizers = [DistributedOptimizer(opt, self.model, **arguments) for opt in self.optimizers]
+
+    PoseidonStrategy.__qualname__ = "PoseidonStrategy"  # by which it is pickled, for processes that are spawned
+    return PoseidonStrategy
+
+
+def _imported_package() -> str:
+    """That whose Trainer the program uses, as far as one can tell."""
+    loaded = [package for name, package in _PACKAGES.items() if package in sys.modules]
+    if loaded:
+        return loaded[0]
+    installed = [package for name, package in _PACKAGES.items() if find_spec(name) is not None]
+    if not installed:
+        raise InvalidArgument("poseidon.torch.lightning needs Lightning: pip install lightning")
+    return installed[0]
+
+
+PoseidonStrategy = strategy_class(_imported_package())
