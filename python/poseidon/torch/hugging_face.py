@@ -44,19 +44,12 @@ class OverlapCallback(_TrainerCallback):  # type: ignore[misc]
     def __init__(self, trainer: Any, **arguments: Any) -> None:
         self._trainer = trainer
         self._arguments = arguments
-        self._torch_optimizer: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Puts the DistributedOptimizer in place: model and optimizer have just been prepared."""
         optimizer = self._trainer.optimizer
-        self._torch_optimizer = optimizer.optimizer
-        overlap(optimizer, self._trainer.model_wrapped, **self._arguments)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Leaves Trainer with its own optimizer, all updates made, for a next call of train()."""
-        optimizer = self._trainer.optimizer
-        optimizer.optimizer.synchronize()
-        optimizer.optimizer = self._torch_optimizer
+        if not isinstance(optimizer.optimizer, DistributedOptimizer):  # it stays for a next call of train()
+            overlap(optimizer, self._trainer.model_wrapped, **self._arguments)
 
 
 def _wrapper_of(model: Any) -> DistributedDataParallel:

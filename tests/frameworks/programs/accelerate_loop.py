@@ -22,7 +22,8 @@ def make_model():
     )
 
 
-def main():
+def train(prepared=None):
+    """`prepared`, if given, is called with the prepared model and optimizer."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     set_seed(9)
     model = make_model()
@@ -33,6 +34,8 @@ def main():
     model, optimizer, train_loader, eval_loader, scheduler = accelerator.prepare(
         model, optimizer, train_loader, eval_loader, scheduler
     )
+    if prepared is not None:
+        prepared(model, optimizer)
     for epoch in range(EPOCHS):
         model.train()
         for pictures, labels in train_loader:
@@ -60,4 +63,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    train()

@@ -1,8 +1,11 @@
-"""Lightning's Trainer with its strategy "ddp": accumulation, clipping, validation with metrics that are averaged."""
+"""Lightning's Trainer with its strategy "ddp": accumulation, clipping, validation with metrics that are averaged.
+
+Then once more with a module that calls its optimizer itself.
+"""
 
 import warnings
 
-import lightning as L
+import lightning
 import torch
 from results import images, save
 from torch import nn
@@ -11,49 +14,68 @@ from torch.utils.data import DataLoader, TensorDataset
 CLASSES = 4
 
 
-class Classifier(L.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.features = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
-        self.classes = nn.Sequential(nn.Linear(512, 32), nn.ReLU(), nn.Linear(32, CLASSES))
+def make_module(package, manual):
+    """A LightningModule of `package`; `manual`: its training_step does all that Trainer would."""
 
-    def forward(self, pictures):
-        return self.classes(self.features(pictures))
+    class Classifier(package.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = not manual
+            self.features = nn.Sequential(
+                nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()
+            )
+            self.classes = nn.Sequential(nn.Linear(512, 32), nn.ReLU(), nn.Linear(32, CLASSES))
 
-    def training_step(self, batch, _):
-        pictures, labels = batch
-        return nn.functional.cross_entropy(self(pictures), labels)
+        def forward(self, pictures):
+            return self.classes(self.features(pictures))
 
-    def validation_step(self, batch, _):
-        pictures, labels = batch
-        self.log("val_loss", nn.functional.cross_entropy(self(pictures), labels), sync_dist=True)
+        def training_step(self, batch, _):
+            pictures, labels = batch
+            loss = nn.functional.cross_entropy(self(pictures), labels)
+            if manual:
+                optimizer = self.optimizers()
+                optimizer.zero_grad()
+                self.manual_backward(loss)
+                optimizer.step()
+            return loss
 
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
-        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1)}
+        def validation_step(self, batch, _):
+            pictures, labels = batch
+            self.log("val_loss", nn.functional.cross_entropy(self(pictures), labels), sync_dist=True)
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+            return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1)}
+
+    return Classifier()
 
 
-def main():
-    warnings.filterwarnings("ignore", category=UserWarning)
-    L.seed_everything(13, verbose=False)
-    model = Classifier()
-    trainer = L.Trainer(
+def fit(package, strategy, manual, **options):
+    """The state dict of a module that was trained for two epochs, its keys with what kind it was."""
+    warnings.filterwarnings("ignore")
+    package.seed_everything(13, verbose=False)
+    module = make_module(package, manual)
+    trainer = package.Trainer(
         accelerator="cpu",
-        strategy="ddp",
+        strategy=strategy,
         devices=2,
         max_epochs=2,
-        accumulate_grad_batches=2,
-        gradient_clip_val=0.5,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        use_distributed_sampler=True,
+        **options,
     )
     train_loader = DataLoader(TensorDataset(*images(64, CLASSES)), batch_size=8, shuffle=True)
-    trainer.fit(model, train_loader, DataLoader(TensorDataset(*images(24, CLASSES)), batch_size=8))
+    trainer.fit(module, train_loader, DataLoader(TensorDataset(*images(24, CLASSES)), batch_size=8))
     assert trainer.world_size == 2
-    save(model.state_dict())
+    return {f"manual {manual}: {name}": tensor for name, tensor in module.state_dict().items()}
+
+
+def main():
+    state = fit(lightning, "ddp", manual=False, accumulate_grad_batches=2, gradient_clip_val=0.5)
+    state.update(fit(lightning, "ddp", manual=True))
+    save(state)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import sys
 import torch
 import transformers
 from results import save, text
+from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 BLOCK, SYMBOLS = 12, 31
@@ -26,7 +27,7 @@ class Text(torch.utils.data.Dataset):
         return {"input_ids": tokens, "labels": tokens}
 
 
-def main():
+def make_trainer():
     transformers.logging.set_verbosity_error()
     transformers.set_seed(3)
     config = GPT2Config(
@@ -60,12 +61,18 @@ def main():
         report_to=[],
         disable_tqdm=True,
     )
-    trainer = Trainer(model=model, args=arguments, train_dataset=Text(64), eval_dataset=Text(9))
-    trainer.train()
-    assert trainer.state.global_step == 6
-    save(model.state_dict())
+    return Trainer(model=model, args=arguments, train_dataset=Text(64), eval_dataset=Text(9))
+
+
+def train(trainer):
+    """Trains, and again: the second call goes on with the optimizer of the first."""
+    for _ in range(2):
+        trainer.train()
+        assert trainer.state.global_step == 6
+    saved = load_file(os.path.join(trainer.args.output_dir, "checkpoint-3", "model.safetensors"))
+    save({**trainer.model.state_dict(), **{f"saved.{name}": tensor for name, tensor in saved.items()}})
 
 
 if __name__ == "__main__":
-    main()
+    train(make_trainer())
     torch.distributed.destroy_process_group()

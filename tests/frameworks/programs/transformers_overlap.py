@@ -1,0 +1,12 @@
+"""What transformers_trainer.py does, with updates that overlap."""
+
+import torch
+from transformers_trainer import make_trainer, train
+
+from poseidon.torch.hugging_face import OverlapCallback
+
+if __name__ == "__main__":
+    trainer = make_trainer()
+    trainer.add_callback(OverlapCallback(trainer))
+    train(trainer)
+    torch.distributed.destroy_process_group()
