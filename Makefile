@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 SOURCES := $(shell find src include -name '*.cc' -o -name '*.h') CMakeLists.txt pyproject.toml
 CPP_FILES = $(shell git ls-files 'src/*.cc' 'src/*.h' 'include/*.h' 'tests/*.cc' 'tests/*.h' 'bench/*.cc')
 
-.PHONY: demo test check format cpp-test core-bench sanitize fuzz clean
+.PHONY: demo test test-frameworks check format cpp-test core-bench sanitize fuzz clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -14,6 +14,12 @@ demo: $(STAMP)
 test: $(STAMP) cpp-test
 	$(BIN)/python tools/check_structure.py
 	$(BIN)/python -m pytest
+
+# What others have written: torch's tests of its own class, and programs with each framework, which are installed first.
+test-frameworks: $(STAMP)
+	$(BIN)/python -m pip --disable-pip-version-check -q install -c constraints.txt -r tests/frameworks/requirements.txt
+	$(BIN)/python -m pip --disable-pip-version-check -q install --no-deps -r tests/frameworks/without_torchvision.txt
+	$(BIN)/python -m pytest tests/torch_ddp tests/frameworks
 
 # The extension is rebuilt when its sources change; Python files are used where they lie.
 $(STAMP): constraints.txt $(SOURCES)

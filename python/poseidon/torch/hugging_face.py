@@ -47,9 +47,12 @@ class OverlapCallback(_TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Puts the DistributedOptimizer in place: model and optimizer have just been prepared."""
-        optimizer = self._trainer.optimizer
-        if not isinstance(optimizer.optimizer, DistributedOptimizer):  # it stays for a next call of train()
-            overlap(optimizer, self._trainer.model_wrapped, **self._arguments)
+        optimizer, model = self._trainer.optimizer, self._trainer.model_wrapped
+        inside = optimizer.optimizer
+        if not isinstance(inside, DistributedOptimizer):
+            overlap(optimizer, model, **self._arguments)
+        elif inside.model is not _wrapper_of(model):  # it stays for a next call of train(), as the wrapper does
+            raise InvalidArgument("Trainer has wrapped the model anew, past its optimizer: make a new Trainer as well")
 
 
 def _wrapper_of(model: Any) -> DistributedDataParallel:

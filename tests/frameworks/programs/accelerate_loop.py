@@ -3,9 +3,10 @@
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from results import images, save
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from results import images, save
 
 CLASSES, BATCH, EPOCHS = 4, 6, 2
 

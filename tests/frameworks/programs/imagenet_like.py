@@ -5,10 +5,11 @@ import os
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-from results import images, save
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, Subset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
+
+from results import images, save
 
 CLASSES, BATCH, EPOCHS = 4, 8, 2
 

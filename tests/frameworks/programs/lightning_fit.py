@@ -7,9 +7,10 @@ import warnings
 
 import lightning
 import torch
-from results import images, save
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from results import images, save
 
 CLASSES = 4
 

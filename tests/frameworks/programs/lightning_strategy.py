@@ -7,9 +7,8 @@ import importlib
 import sys
 
 from lightning_fit import fit
-from results import save
-
 from poseidon.torch.lightning import strategy_class
+from results import save
 
 
 def main():

@@ -5,12 +5,13 @@ import os
 
 import torch
 import torch.distributed as dist
-from results import save, text
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
+
+from results import save, text
 
 BLOCK, SYMBOLS, WIDTH = 12, 23, 24
 

@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
-from results import save, text
 from torch.nn.parallel import DistributedDataParallel as DDP
+
+from results import save, text
 
 BLOCK, SYMBOLS, WIDTH, HEADS, LAYERS, BATCH = 16, 29, 32, 4, 2, 4
 STEPS, ACCUMULATE, EVAL_EVERY, EVAL_BATCHES = 6, 4, 3, 2

@@ -3,9 +3,10 @@
 import torch
 import torch.distributed as dist
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
-from results import save, text
 from torch.nn.parallel import DistributedDataParallel as DDP
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from results import save, text
 
 BLOCK, SYMBOLS, BATCH, STEPS = 12, 31, 4, 6
 

@@ -3,11 +3,12 @@
 import timm
 import torch
 import torch.distributed as dist
-from results import images, save
 from timm.optim import create_optimizer_v2
 from timm.scheduler import CosineLRScheduler
 from timm.utils import AverageMeter, ModelEmaV3, dispatch_clip_grad, distribute_bn, reduce_tensor
 from torch.nn.parallel import DistributedDataParallel as NativeDDP
+
+from results import images, save
 
 CLASSES, BATCH, STEPS = 4, 6, 5
 

@@ -1,9 +1,9 @@
 """What transformers_trainer.py does, with updates that overlap."""
 
 import torch
-from transformers_trainer import make_trainer, train
 
 from poseidon.torch.hugging_face import OverlapCallback
+from transformers_trainer import make_trainer, train
 
 if __name__ == "__main__":
     trainer = make_trainer()

@@ -8,9 +8,10 @@ import sys
 
 import torch
 import transformers
-from results import save, text
 from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+from results import save, text
 
 BLOCK, SYMBOLS = 12, 31
 
