@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import torch
 
 from poseidon.errors import PoseidonError
+from poseidon.torch.compatibility import increment_version
 from poseidon.torch.jobs import Job
 from poseidon.torch.layers import SyncedParameter
 from poseidon.torch.pending_gradient import PendingGradient
@@ -96,7 +97,7 @@ class InFlight(ABC):
     def postpone(self, jobs: Sequence[Job], step: PendingStep) -> None:
         """step() has been called: these updates are due, and made when their gradients are in."""
         # What still needs the parameters as they were must fail, as after a step() that does not wait.
-        torch.autograd.graph.increment_version([job.entry.param for job in jobs])
+        increment_version([job.entry.param for job in jobs])
         self._all_overtaken = False
         for job in jobs:
             job.step = step

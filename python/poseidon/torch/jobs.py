@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from poseidon.errors import InvalidArgument, PoseidonError
+from poseidon.torch.compatibility import increment_version
 from poseidon.torch.memory import exchangeable
 from poseidon.torch.pending_gradient import PendingGradient
 from poseidon.torch.watched import raw_grad
@@ -141,7 +142,7 @@ def _start_update(
     in_place = exchangeable(param, entry.layout)
     job = Job(entry, param if in_place else entry.new_buffer(), None, in_place, absent=grad is None)
     # Before the memory changes: what still needs the parameter as it was must fail, not compute with another.
-    torch.autograd.graph.increment_version(entry.param)
+    increment_version([entry.param])
     if grad is None:
         exchange.absent(entry.layer, job.buffer, divisor, entry.next_scheme, counts)
         return job

@@ -13,6 +13,7 @@ import torch
 
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.restore import restore
+from poseidon.torch.compatibility import increment_version
 from poseidon.torch.memory import borrowed, exchangeable, flat_view
 from poseidon.torch.rules import Algorithm
 
@@ -298,7 +299,7 @@ class ServerUpdate:
             for entry, host in hosts.items():
                 if host.data_ptr() != entry.param.data_ptr():
                     entry.param.copy_(host)
-        torch.autograd.graph.increment_version([entry.param for entry in hosts])
+        increment_version([entry.param for entry in hosts])
 
     def _pull(self, entries: Sequence[SyncedParameter], hosts: Sequence[torch.Tensor], array: int) -> None:
         for entry, host in zip(entries, hosts, strict=True):
