@@ -245,6 +245,7 @@ class DistributedOptimizer(Optimizer):
     def _has_gradients_to_use(self) -> bool:
         """Whether there are gradients, neither cleared nor such that a GradScaler leaves the step out."""
         grads = [param.grad for group in self.param_groups for param in group["params"] if param.grad is not None]
+        grads = [grad.coalesce().values() if grad.is_sparse else grad for grad in grads]
         return any(bool(grad.any()) for grad in grads) and all(bool(grad.isfinite().all()) for grad in grads)
 
     def _check_has_all(self, sync: Synchronizer) -> None:

@@ -360,9 +360,9 @@ class Synchronizer:
         def resolve(_: PendingGradient) -> torch.Tensor:
             self.settle([entry])
             # Nobody's, where this rank's came too late and no other had one.
-            return torch.zeros_like(entry.param) if job.value is None else job.value
+            return entry.form.zeros(entry.param) if job.value is None else job.value
 
-        job.stand_aside(PendingGradient.make(entry.param, resolve, job.zero_later))
+        job.stand_aside(PendingGradient.make(entry.param, resolve, job.zero_later, entry.form.is_sparse))
 
     def settle(self, entries: Iterable[SyncedParameter] | None = None) -> None:
         """Waits until the gradients of these parameters (None: all) are in place, and updates that are due are made."""
