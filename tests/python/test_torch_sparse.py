@@ -281,9 +281,9 @@ class Functional(nn.Module):
 
 def refused() -> None:
     model = poseidon.DistributedDataParallel(Words())
-    with pytest.raises(poseidon.PoseidonError, match="parameter words.weight has sparse gradients.*update='worker'"):
+    with pytest.raises(poseidon.PoseidonError, match=r"parameter words\.weight has sparse gradients.*update='worker'"):
         poseidon.DistributedOptimizer(SGD(model.parameters(), lr=0.1), model, update="server")
-    with pytest.raises(poseidon.PoseidonError, match="max_norm cannot clip parameter bag.weight|words.weight"):
+    with pytest.raises(poseidon.PoseidonError, match=r"max_norm cannot clip parameter words\.weight, whose"):
         poseidon.DistributedOptimizer(SGD(model.parameters(), lr=0.1), model, max_norm=1.0)
     poseidon.DistributedOptimizer(SGD(model.parameters(), lr=0.1), model)  # what was refused has left nothing behind
 

@@ -59,7 +59,8 @@ class ComplexForm(DenseForm):
         torch.view_as_complex(buffer).copy_(grad)
 
     def read(self, buffer: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
-        return super().read(torch.view_as_complex(buffer), into)
+        # Optimizers stumble over conjugate views.
+        return super().read(torch.view_as_complex(buffer), None if into is None or into.is_conj() else into)
 
 
 class RowsForm(DenseForm):
@@ -72,9 +73,9 @@ class RowsForm(DenseForm):
     is_sparse = True
 
     def __init__(self, param: torch.Tensor) -> None:
-        elements = form_of(param, sparse=False).layout
-        self._shape, self._shape_in_buffer = param.shape, elements.shape
-        self.layout = elements.new_empty(elements.numel() + param.shape[0] + 1)
+        super().__init__(param)
+        self._shape = param.shape
+        self.layout = self.layout.new_empty(param.numel() + param.shape[0] + 1)
 
     def check(self, name: str, grad: torch.Tensor | None) -> None:
         if grad is None or grad.layout == torch.strided:
@@ -111,10 +112,8 @@ class RowsForm(DenseForm):
         return self._sparse(torch.empty(0, dtype=torch.int64, device=param.device), param.detach()[:0])
 
     def _parts(self, buffer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        count = self._shape_in_buffer.numel()
-        rows = buffer[:count].view(self._shape_in_buffer)
-        complex_rows = len(self._shape_in_buffer) > len(self._shape)
-        return torch.view_as_complex(rows) if complex_rows else rows, buffer[count:-1], buffer[-1]
+        count = self._shape.numel()
+        return buffer[:count].view(self._shape), buffer[count:-1], buffer[-1]
 
     def _sparse(self, index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return torch.sparse_coo_tensor(index.unsqueeze(0), rows, self._shape, is_coalesced=True, check_invariants=False)
@@ -122,6 +121,6 @@ class RowsForm(DenseForm):
 
 def form_of(param: torch.Tensor, sparse: bool) -> DenseForm:
     """The form of a parameter's gradients; `sparse`: modules that have it make them sparse."""
-    if sparse:
-        return RowsForm(param)
-    return ComplexForm(param) if param.is_complex() else DenseForm(param)
+    if param.is_complex():  # torch differentiates no complex embedding
+        return ComplexForm(param)
+    return RowsForm(param) if sparse else DenseForm(param)

@@ -11,7 +11,6 @@ from torch.utils._pytree import tree_map
 
 from poseidon.torch.watched import METADATA, without_torch_function
 
-
 _LAYOUT = (torch.Tensor.layout.__get__, torch.Tensor.is_sparse.__get__)  # type: ignore[attr-defined]
 
 

@@ -89,7 +89,7 @@ class WorkerUpdate:
         self.undo: UpdateUndo | None = None  # what makes its updates undone, if anything has to
 
     def take(self, entries: Sequence[SyncedParameter]) -> None:
-        """From now on the end of backward does not wait for these parameters; InvalidArgument for one that it cannot."""
+        """From now on the end of backward does not wait for these parameters. InvalidArgument for one it cannot."""
         sparse = next((entry.name for entry in entries if entry.form.is_sparse), None)
         if self._clipping is not None and sparse is not None:
             raise InvalidArgument(
