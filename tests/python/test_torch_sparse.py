@@ -17,6 +17,7 @@ from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
 
 import poseidon.torch as poseidon
 import workers
+from poseidon.torch.gradient_form import form_of
 from test_torch_staged import staged
 from torch_cases import all_equal, assert_close, digest, parameters_digest, run_beside_torch
 
@@ -254,6 +255,9 @@ def train_with(overlapped: bool, name: str, zero_in_place: bool) -> list[str]:
             seen.append(digest([grad.coalesce().values()]))
         for one in optimizers:
             one.step()
+    if overlapped:
+        assert isinstance(optimizers[0], poseidon.DistributedOptimizer)
+        assert (optimizers[0].memory().worker_side > 0) == (name != "sgd")
     seen.append(parameters_digest(module))
     return seen
 
@@ -307,6 +311,14 @@ def test_a_sparse_gradient_that_no_module_announces_is_named() -> None:
     answers = workers.run_fresh(2, unannounced)
     assert any("the gradient of parameter table has layout torch.sparse_coo" in str(answer) for answer in answers)
     assert all("nothing" not in str(answer) for answer in answers)
+
+
+def test_a_gradient_of_zeros_has_no_rows() -> None:
+    table = nn.Parameter(torch.ones(ROWS, COLS))
+    table.grad = form_of(table, sparse=True).zeros(table)
+    assert table.grad.is_sparse
+    SparseAdam([table], lr=0.1).step()
+    assert bool((table == 1).all())
 
 
 def sparse_on_one_rank_only() -> str:

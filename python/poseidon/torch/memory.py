@@ -29,6 +29,11 @@ def byte_view(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
+def held_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's elements; of a sparse one also those of its indices."""
+    return tensor._indices().nbytes + tensor._values().nbytes if tensor.is_sparse else tensor.nbytes
+
+
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether the tensor's elements fill one block of memory without gaps or overlaps, in any order."""
     expected = 1
