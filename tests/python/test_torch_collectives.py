@@ -161,8 +161,9 @@ def numbers() -> list[Any]:
     ]
 
 
-def test_numbers() -> None:
-    answers = workers.run(WORLD_SIZE, numbers)
+@pytest.mark.parametrize("options", [{}, {"stragglers": "drop"}, {"server_cores": 0}], ids=str)
+def test_numbers(options: dict[str, Any]) -> None:
+    answers = workers.run(WORLD_SIZE, numbers, **options)
     product = 1 * (1 + 1j) * (1 + 2j)
     for rank, answer in enumerate(answers):
         reduced = 3 if rank == 1 else None
