@@ -82,7 +82,8 @@ def all_gather(value: Value) -> list[Any]:
     if control is None or value.numel() == 0:
         return [value.detach().clone() for _ in range(world_size())]
     rows = control.gather(byte_view(value).cpu())
-    return [row.view(value.dtype).view(value.shape).to(value.device) for row in rows]
+    # Each with memory of its own, not a part of what all share.
+    return [row.view(value.dtype).view(value.shape).to(value.device, copy=True) for row in rows]
 
 
 def broadcast(tensors: torch.Tensor | Iterable[torch.Tensor], root: int = 0) -> None:
