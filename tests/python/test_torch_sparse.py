@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
 
 import poseidon.torch as poseidon
 import workers
+from poseidon.torch.context import context
 from poseidon.torch.gradient_form import form_of
 from test_torch_staged import staged
 from torch_cases import all_equal, assert_close, digest, parameters_digest, run_beside_torch
@@ -272,6 +274,35 @@ def compare_optimizers(name: str, zero_in_place: bool) -> list[str]:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_overlapped_updates_have_the_same_bits(name: str, zero_in_place: bool) -> None:
     assert all_equal(workers.run(2, compare_optimizers, name, zero_in_place))
+
+
+def with_a_late_rank(overlapped: bool) -> tuple[str, int]:
+    """Rank 2 alone uses the table, and its last steps come too late to be in."""
+    model = poseidon.DistributedDataParallel(Sometimes())
+    optimizer: Optimizer = SGD(model.parameters(), lr=0.1)
+    if overlapped:
+        optimizer = poseidon.DistributedOptimizer(optimizer, model)
+    client, late_steps = context().client, 0
+    assert client is not None
+    layer = next(entry.layer for entry in model.synced_parameters if entry.name == "table.weight")
+    for step in range(15):
+        optimizer.zero_grad()
+        loss = model(tokens_of(2, step), (2,)).square().sum()
+        time.sleep(0.06 if poseidon.rank() == 2 and step > 10 else 0.002)
+        loss.backward()
+        grad = model.module.table.weight.grad
+        assert grad is None or grad.is_sparse
+        optimizer.step()
+        late_steps += client.layer_stats(layer).late
+    poseidon.barrier()
+    return parameters_digest(model.module), late_steps
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_rows_that_came_too_late_are_used_by_nobody(overlapped: bool) -> None:
+    answers = workers.run(3, with_a_late_rank, overlapped, stragglers="drop", small_bytes=0)
+    assert all_equal([same for same, _ in answers])
+    assert answers[2][1] > 0
 
 
 class Functional(nn.Module):
