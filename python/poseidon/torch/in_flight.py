@@ -90,9 +90,9 @@ class InFlight(ABC):
         def resolve(_: PendingGradient) -> torch.Tensor:
             self.settle([entry])
             # Nobody's, where this rank's came too late and no other had one.
-            return torch.zeros_like(entry.param) if job.value is None else job.value
+            return entry.form.zeros(entry.param) if job.value is None else job.value
 
-        job.stand_aside(PendingGradient.make(entry.param, resolve, job.zero_later))
+        job.stand_aside(PendingGradient.make(entry.param, resolve, job.zero_later, entry.form.is_sparse))
 
     def postpone(self, jobs: Sequence[Job], step: PendingStep) -> None:
         """step() has been called: these updates are due, and made when their gradients are in."""

@@ -15,6 +15,7 @@ from poseidon.torch.context import context
 from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.drift import check_optimizer
 from poseidon.torch.layers import SyncedParameter
+from poseidon.torch.memory import held_bytes
 from poseidon.torch.rules import algorithm_of, check_options, entries_of
 from poseidon.torch.server_update import ServerUpdate
 from poseidon.torch.synchronizer import Synchronizer
@@ -250,6 +251,7 @@ class DistributedOptimizer(Optimizer):
     def _has_gradients_to_use(self) -> bool:
         """Whether there are gradients, neither cleared nor such that a GradScaler leaves the step out."""
         grads = [param.grad for group in self.param_groups for param in group["params"] if param.grad is not None]
+        grads = [grad._values() if grad.is_sparse else grad for grad in grads]
         return any(bool(grad.any()) for grad in grads) and all(bool(grad.isfinite().all()) for grad in grads)
 
     def _check_has_all(self, sync: Synchronizer) -> None:
@@ -373,7 +375,7 @@ class DistributedOptimizer(Optimizer):
         if self._server is not None:
             return OptimizerMemory(*self._server.state_bytes())
         tensors = [value for state in self.state.values() for value in state.values()]
-        size = sum(value.nbytes for value in tensors if isinstance(value, torch.Tensor) and value.dim())
+        size = sum(held_bytes(value) for value in tensors if isinstance(value, torch.Tensor) and value.dim())
         return OptimizerMemory(size, size)
 
     @property
