@@ -119,6 +119,8 @@ class DistributedOptimizer(Optimizer):
         self._steps_made = 0
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
+        if model.synchronizer is not None:
+            model.synchronizer.armed = True
         if self._on_servers and model.synchronizer is not None:
             self._update_on_servers(model.synchronizer, resume)
         else:
