@@ -24,7 +24,6 @@ _REFUSED_OPTIONS = {
     "amsgrad": "keeps a third array",
     "differentiable": "differentiates through the update",
     "capturable": "runs inside a CUDA graph",
-    "fused": "is a kernel of the worker with its own rounding",
 }
 
 

@@ -105,6 +105,9 @@ class ServerUpdate:
                 "a forward pass came between backward and step(): the servers have updated the parameters already; "
                 "call step() after every synchronizing backward, and accumulate gradients under no_sync()"
             )
+        self._check_unchanged()
+
+    def _check_unchanged(self) -> None:
         for entry in self.entries:
             if _stored(entry).changed_here():
                 raise PoseidonError(
@@ -119,6 +122,7 @@ class ServerUpdate:
                 "a second backward came before step(): the servers updated the parameters with the first one's "
                 "gradients; call step() in between, or accumulate gradients under no_sync()"
             )
+        self._check_unchanged()  # the forward pass may have gone past the wrapper
         for index, param_group in enumerate(self.param_groups):
             rule, last = self.algorithm.rule(param_group), self._rules[index]
             if last is not None and last == rule:

@@ -51,8 +51,9 @@ class BackwardRun:
 class Synchronizer(InFlight):
     """Synchronizes the parameters of one model. Used from the thread that runs backward.
 
-    It exchanges nothing before `connect`. `armed`: some forward pass went through the wrapper. `synchronizing`: the
-    next backward exchanges gradients, rather than accumulating them locally (`no_sync()`).
+    It exchanges nothing before `connect`. `armed`: some forward pass went through the wrapper, or none has to, since a
+    DistributedOptimizer makes steps of the gradients. `synchronizing`: the next backward exchanges gradients, rather
+    than accumulating them locally (`no_sync()`).
     """
 
     _client: _core.Client
