@@ -219,12 +219,24 @@ class Supervisor:
 # Trainings.
 
 
+class Lookup(nn.Module):
+    """Adds rows of a table, with sparse gradients, that depend on the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 4, sparse=True)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs + self.table((100 * inputs[:, 0].detach().abs()).long() % 20)
+
+
 def network(kind: str) -> nn.Module:
     """Has a layer that sends factors and small layers; unless the kind says otherwise buffers, too."""
     torch.manual_seed(3)
     norm = nn.LayerNorm(64) if "bufferless" in kind else nn.BatchNorm1d(64)
     dropout = nn.Dropout(0.3 if "dropout" in kind else 0.0)
-    return nn.Sequential(nn.Linear(48, 64), norm, nn.Tanh(), nn.Linear(64, 40), dropout, nn.Tanh(), nn.Linear(40, 4))
+    last = nn.Sequential(nn.Linear(40, 4), Lookup()) if "sparse" in kind else nn.Linear(40, 4)
+    return nn.Sequential(nn.Linear(48, 64), norm, nn.Tanh(), nn.Linear(64, 40), dropout, nn.Tanh(), last)
 
 
 def batch(step: int, rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -235,10 +247,12 @@ def batch(step: int, rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def make_optimizer(kind: str, model: poseidon.DistributedDataParallel) -> torch.optim.Optimizer:
-    """By the first word: sgd, adam; "overlap" and "server" make it a DistributedOptimizer."""
+    """By the first word: sgd, adagrad, adam; "overlap" and "server" make it a DistributedOptimizer."""
     inner: torch.optim.Optimizer
     if kind.startswith("sgd"):
         inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+    elif kind.startswith("adagrad"):
+        inner = torch.optim.Adagrad(model.parameters(), lr=0.01)
     else:
         inner = torch.optim.AdamW(model.parameters(), lr=0.01)
     if "server" in kind:

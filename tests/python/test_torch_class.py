@@ -24,6 +24,7 @@ from poseidon.errors import InvalidArgument
 from torch_cases import all_equal, assert_close, assert_gradients_close, digest, mean_loss, mlp, parameters_digest
 
 Wrapper = Callable[..., nn.Module]
+TORCHS = inspect.signature(TorchDistributedDataParallel.__init__).parameters
 
 
 def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,13 +62,11 @@ def with_gloo(case: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 
 def test_every_argument_of_torchs_class_is_one_of_ours() -> None:
-    theirs = inspect.signature(TorchDistributedDataParallel.__init__).parameters
     ours = inspect.signature(poseidon.DistributedDataParallel.__init__).parameters
-    positional = [name for name, one in ours.items() if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-    known = [name for name in theirs if name in ours]
-    assert known == positional[: len(known)]
-    assert all(ours[name].default == theirs[name].default for name in known if name != "broadcast_buffers")
-    assert len(known) == len(theirs), set(theirs) - set(ours)
+    for name, theirs in TORCHS.items():
+        assert name in ours
+        # Until torch 2.13 the default was True, which None means.
+        assert ours[name].default == theirs.default or name == "broadcast_buffers"
 
 
 def same_as_torchs(options: dict[str, Any]) -> str:
@@ -88,7 +87,6 @@ def same_as_torchs(options: dict[str, Any]) -> str:
             "gradient_as_bucket_view": True,
             "static_graph": True,
             "dim": 0,
-            "init_sync": True,
             "device_ids": None,
         },
         {"find_unused_parameters": True, "check_reduction": False, "bucket_cap_mb": None},
@@ -99,7 +97,12 @@ def test_trains_as_torchs_class_does(options: dict[str, Any]) -> None:
 
 
 def positional() -> str:
-    return parameters_digest(train(poseidon.DistributedDataParallel(mlp(), None, None, 0, True, True, None, 25, True)))
+    defaults = {name: one.default for name, one in TORCHS.items() if name not in ("self", "module")}
+    wanted = {**defaults, "broadcast_buffers": False, "find_unused_parameters": True, "process_group": dist.group.WORLD}
+    model = poseidon.DistributedDataParallel(mlp(), *(value for value in wanted.values()))
+    assert not model.broadcast_buffers
+    assert model.find_unused_parameters
+    return parameters_digest(train(model))
 
 
 @pytest.mark.filterwarnings("ignore:broadcast_buffers")

@@ -75,6 +75,10 @@ def views() -> None:
     api.all_reduce(every_second)
     torch.testing.assert_close(table.t()[::2], expected("sum", torch.float32))
     assert not table.t()[1::2].any()
+    strided = torch.zeros(8)[::2]
+    strided.fill_(rank)
+    assert [part.tolist() for part in api.all_gather(strided)] == [[float(r)] * 4 for r in range(WORLD_SIZE)]
+    assert api.all_reduce(strided, "max").tolist() == [2.0] * 4
     conjugate = value_of(rank, torch.complex64).conj()
     assert conjugate.is_conj()
     torch.testing.assert_close(api.all_reduce(conjugate), expected("sum", torch.complex64).conj().resolve_conj())
@@ -157,8 +161,9 @@ def numbers() -> list[Any]:
     ]
 
 
-def test_numbers() -> None:
-    answers = workers.run(WORLD_SIZE, numbers)
+@pytest.mark.parametrize("options", [{}, {"stragglers": "drop"}, {"server_cores": 0}], ids=str)
+def test_numbers(options: dict[str, Any]) -> None:
+    answers = workers.run(WORLD_SIZE, numbers, **options)
     product = 1 * (1 + 1j) * (1 + 2j)
     for rank, answer in enumerate(answers):
         reduced = 3 if rank == 1 else None
@@ -219,8 +224,8 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: api.all_reduce(1j, "min"), "no min of complex numbers: pass abs"),
     (lambda: api.all_reduce(torch.zeros(2).to(torch.float8_e4m3fn)), "cannot reduce torch.float8_e4m3fn: pass"),
     (lambda: api.all_reduce(2**63), "more than 64 bits: pass float"),
-    (lambda: api.all_reduce([0.5]), "all_reduce got a list: pass a number or a tensor"),
-    (lambda: api.all_gather(np.zeros(2)), "all_gather got a ndarray: pass a number or a tensor"),
+    (lambda: api.all_reduce([0.5]), "all_reduce got a list: pass a tensor"),
+    (lambda: api.all_gather(np.zeros(2)), "all_gather got a ndarray: pass a tensor"),
     (lambda: api.all_gather(2 * torch.zeros(2, requires_grad=True)), "all_gather got a tensor that gradients.*detach"),
     (lambda: api.all_reduce(2 * torch.zeros(2, requires_grad=True)), "all_reduce got a tensor that gradients.*detach"),
     (lambda: api.all_reduce(torch.zeros(2, 2).to_sparse()), "layout torch.sparse_coo: pass tensor.to_dense"),

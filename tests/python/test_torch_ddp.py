@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import pickle
 from collections.abc import Callable
@@ -256,7 +257,9 @@ def state_dict_interchange() -> bool:
         # Without init_sync: gloo's thread frees the tensors that it sent under a lock which the group's destructor
         # waits for with the GIL held, and torch's views take the GIL to be freed, so once in some thousand runs that
         # hangs (seen with torch 2.13).
-        theirs = nn.parallel.DistributedDataParallel(with_norm(), init_sync=False)
+        known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+        options = {"init_sync": False} if "init_sync" in known else {}
+        theirs = nn.parallel.DistributedDataParallel(with_norm(), **options)
         theirs.load_state_dict(model.state_dict())
         model.load_state_dict(theirs.state_dict())
         equal = list(theirs.state_dict()) == list(model.state_dict())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import LBFGS, SGD, AdamW, Optimizer, SparseAdam
+from torch.optim import LBFGS, SGD, AdamW, Optimizer
 
 import poseidon.torch as poseidon
 import workers
@@ -126,7 +126,6 @@ def refused() -> None:
         assert torch.equal(torch.get_rng_state(), state)
 
     check(lambda: LBFGS(params), "LBFGS searches along .*use the optimizer itself with the model, without")
-    check(lambda: SparseAdam(params), "SparseAdam takes sparse gradients.*use the optimizer itself")
     check(lambda: Noisy(params), "Noisy does not update each parameter on its own")
     check(lambda: Normed(params), "Normed does not update each parameter on its own")
     check(lambda: Counting(params), "Counting is no .*trial.*keeps step_count of its parameter groups")

@@ -60,6 +60,11 @@ def test_in_the_middle_of_an_exchange(tmp_path: Path, kind: str) -> None:
     recovered(tmp_path, kind, *(Fault(1, step, "exchange", delay) for step, delay in enumerate(delays, start=1)))
 
 
+@pytest.mark.parametrize("kind", ["adagrad sparse", "adagrad overlap sparse"])
+def test_sparse_gradients(tmp_path: Path, kind: str) -> None:
+    recovered(tmp_path, kind, Fault(1, 2, "backward"), Fault(0, 4, "exchange", 0.0005), Fault(2, 5, "after step"))
+
+
 @pytest.mark.parametrize("kind", [PLAIN, OVERLAP])
 def test_everybody_has_made_half_a_step(tmp_path: Path, kind: str) -> None:
     """Who waits in the barrier has updated already, and must undo it: nobody has the next step."""

@@ -46,6 +46,7 @@ def misuses(folder: Path) -> list[str]:
     return [
         error_of(poseidon.barrier),
         error_of(lambda: poseidon.broadcast(torch.ones(2))),
+        error_of(lambda: poseidon.all_reduce(0.5)),
         error_of(lambda: loss_of(model)),
         error_of(lambda: poseidon.DistributedOptimizer(optimizer, model, update="server")),
         error_of(lambda: poseidon.DistributedOptimizer(optimizer, model, max_norm=1.0, clip="previous")),
@@ -65,6 +66,7 @@ def test_misuse_is_refused_before_anybody_is_waited_for(tmp_path: Path) -> None:
     words = [
         "barrier() before",
         "broadcast() before",
+        "all_reduce() before",
         "give it the model",
         "update='worker'",
         "clip='gathered'",

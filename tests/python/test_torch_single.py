@@ -89,15 +89,14 @@ def test_init_with_half_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         api.rank()
 
 
-class Complex(nn.Module):
+class Eighths(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.wave = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+        self.table = nn.Parameter(torch.zeros(3).to(torch.float8_e4m3fn))
 
 
 REFUSED = [
-    (lambda: Complex(), {}, "wave.*complex64"),
-    (lambda: nn.ModuleDict({"table": nn.Embedding(5, 3, sparse=True)}), {}, "table.weight.*sparse"),
+    (lambda: Eighths(), {}, "parameter table has dtype torch.float8_e4m3fn, .* convert it, or set requires_grad=False"),
     (lambda: nn.ReLU(), {}, "at least one"),
     (module, {"scheme": "fastest"}, "'fastest'.*sfb"),
     (module, {"scheme": {"missing.*": "ps"}}, "missing"),

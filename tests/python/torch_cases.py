@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
 import poseidon.torch as poseidon
+import workers
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 6e-2, torch.float16: 8e-3}
 
@@ -64,6 +67,27 @@ def assert_gradients_close(actual: nn.Module, expected: nn.Module, tolerance: fl
             torch.testing.assert_close(
                 param.grad, reference, rtol=tolerance, atol=tolerance, msg=lambda text, n=name: f"{n}: {text}"
             )
+
+
+def run_beside_torch(world_size: int, store: Path, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """`function(*args)` in processes of their own, which have poseidon's job and torch's default group of one size.
+
+    `store` is a file that is not there yet. Raises WorkerError as `workers.run`.
+    """
+    answers = workers.run_fresh(world_size, _beside_torch, str(store), function, *args, GLOO_SOCKET_IFNAME="lo")
+    failures = [answer for answer in answers if answer is None or isinstance(answer, workers.Failure)]
+    if failures:
+        raise workers.WorkerError("\n".join("ended" if one is None else one.trace for one in failures))
+    return answers
+
+
+def _beside_torch(store: str, function: Callable[..., Any], *args: Any) -> Any:
+    poseidon.init(small_bytes=256)
+    size = poseidon.world_size()
+    # It ends with the process: gloo's thread frees the tensors that it sent under a lock which the group's destructor
+    # waits for with the GIL held, and freeing what Python has seen takes the GIL (seen with torch 2.13).
+    dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=poseidon.rank(), world_size=size)
+    return function(*args)
 
 
 def mean_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Value = torch.Tensor | bool | int | float | complex
 
-# What elements are reduced as. Whole numbers wrap around in the end as they do in torch.
+# What elements are reduced as.
 _WIDE = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
@@ -51,8 +51,9 @@ def all_reduce(value: Value, op: str = "sum") -> Any:
 
     A tensor, of one shape and dtype on all ranks, is overwritten and returned: any device and memory format. 16-bit
     numbers are added in 32 bits and rounded once. A Python number stays as it is and a number is returned: numbers are
-    added exactly as Python does, and may be whole on one rank and not on another. Raises InvalidArgument for what has
-    no such result, as a mean of whole numbers in a tensor of such.
+    added exactly as Python does, and may be whole on one rank and not on another. In a tensor whole numbers wrap around
+    as in torch, and truth values stay such: their sum is whether any is true. Raises InvalidArgument for what has no
+    such result, as a mean of whole numbers in a tensor of such.
     """
     result = _reduce("all_reduce", value, op, "")
     if not isinstance(value, torch.Tensor):
@@ -82,7 +83,8 @@ def all_gather(value: Value) -> list[Any]:
     if control is None or value.numel() == 0:
         return [value.detach().clone() for _ in range(world_size())]
     rows = control.gather(byte_view(value).cpu())
-    return [row.view(value.dtype).view(value.shape).to(value.device) for row in rows]
+    # Each with memory of its own, not a part of what all share.
+    return [row.view(value.dtype).view(value.shape).to(value.device, copy=True) for row in rows]
 
 
 def broadcast(tensors: torch.Tensor | Iterable[torch.Tensor], root: int = 0) -> None:

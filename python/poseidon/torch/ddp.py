@@ -49,6 +49,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     its own, which meets the other ranks in its first forward pass.
     """
 
+    @torch_arguments.in_torchs_order
     def __init__(
         self,
         module: nn.Module,
@@ -198,7 +199,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.require_forward_param_sync = torch.is_grad_enabled() and self.require_backward_grad_sync
 
     def _send_buffers(self, trained: TrainedModel, synchronizing: bool) -> None:
-        due = self.require_forward_param_sync and trained.sends_buffers_before_forward
+        due = self.forward_sync_buffers and self.require_forward_param_sync and trained.takes_buffers_before_forward
         due = due and not self._buffer_hook_is_after() and bool(trained.buffers())
         root = 0
         if trained.join is not None and torch.is_grad_enabled():
@@ -334,6 +335,15 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     def reducer(self) -> Reducer:
         """What answers for torch's reducer."""
         return Reducer(self)
+
+    @property
+    def broadcast_buffers(self) -> bool:
+        """The former name of `forward_sync_buffers`."""
+        return self.forward_sync_buffers
+
+    @broadcast_buffers.setter
+    def broadcast_buffers(self, value: bool) -> None:
+        self.forward_sync_buffers = value
 
     @property
     def comm_hook_name(self) -> str:

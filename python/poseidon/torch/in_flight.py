@@ -13,11 +13,12 @@ from contextlib import contextmanager
 import torch
 
 from poseidon.errors import PoseidonError
+from poseidon.torch.compatibility import increment_version
 from poseidon.torch.jobs import Job
 from poseidon.torch.layers import SyncedParameter
 from poseidon.torch.pending_gradient import PendingGradient
 from poseidon.torch.priorities import Priorities
-from poseidon.torch.watched import unwatch, watch
+from poseidon.torch.watched import unnoticed, unwatch, watch
 from poseidon.torch.worker_update import PendingStep, update_mode
 
 
@@ -89,14 +90,14 @@ class InFlight(ABC):
         def resolve(_: PendingGradient) -> torch.Tensor:
             self.settle([entry])
             # Nobody's, where this rank's came too late and no other had one.
-            return torch.zeros_like(entry.param) if job.value is None else job.value
+            return entry.form.zeros(entry.param) if job.value is None else job.value
 
-        job.stand_aside(PendingGradient.make(entry.param, resolve, job.zero_later))
+        job.stand_aside(PendingGradient.make(entry.param, resolve, job.zero_later, entry.form.is_sparse))
 
     def postpone(self, jobs: Sequence[Job], step: PendingStep) -> None:
         """step() has been called: these updates are due, and made when their gradients are in."""
         # What still needs the parameters as they were must fail, as after a step() that does not wait.
-        torch.autograd.graph.increment_version([job.entry.param for job in jobs])
+        increment_version([job.entry.param for job in jobs])
         self._all_overtaken = False
         for job in jobs:
             job.step = step
@@ -145,15 +146,14 @@ class InFlight(ABC):
         for job in jobs:
             del self._jobs[job.entry]
             self._units.pop(job.entry.unit, None)
-            unwatch(job.entry.param)
-        for step in dict.fromkeys(job.step for job in jobs if job.step is not None):
-            step.apply([job for job in jobs if job.step is step])
-        recording = self.priorities is not None and self.priorities.recording_now
-        for job in jobs:
             if job.step is not None and job.value is None:  # there was no gradient: the parameter stays as it was
                 self._overtaken.pop(job.entry, None)
-            if recording or job.entry in self._overtaken:
-                watch(job.entry.param, self, job.entry)
+        with unnoticed(job.entry.param for job in jobs):
+            for step in dict.fromkeys(job.step for job in jobs if job.step is not None):
+                step.apply([job for job in jobs if job.step is step])
+        if self.priorities is None or not self.priorities.recording_now:
+            for job in jobs:
+                self.release(job.entry)
 
     def _update_others(self, jobs: Sequence[Job]) -> None:
         """Makes updates whose gradients are in, the soonest needed first, until those of `jobs` are."""
@@ -171,14 +171,8 @@ class InFlight(ABC):
     def evaluation(self) -> Iterator[None]:
         """Around one without gradients: all is in place, and no parameter is watched, which fused paths would avoid."""
         self.settle()
-        overtaken = list(self._overtaken)
-        for entry in overtaken:
-            unwatch(entry.param)
-        try:
+        with unnoticed(entry.param for entry in self._overtaken):
             yield
-        finally:
-            for entry in overtaken:
-                watch(entry.param, self, entry)
 
     def _is_overtaken(self, entry: SyncedParameter) -> bool:
         """Whether a gradient that comes now may be of the parameter's old values."""
@@ -207,7 +201,10 @@ class InFlight(ABC):
     def taken(self, entry: SyncedParameter) -> None:
         """As a `Watcher`: someone has taken the parameter out of its module."""
         use_to_come = self.priorities is not None and self.priorities.note_taken(entry)
-        self._see([entry])
+        if entry in self._jobs:
+            self._see([entry])
+        else:
+            self._overtaken.pop(entry, None)
         if not use_to_come:
             unwatch(entry.param)
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from poseidon.errors import InvalidArgument, PoseidonError
+from poseidon.errors import PoseidonError
+from poseidon.torch.compatibility import increment_version
 from poseidon.torch.memory import exchangeable
 from poseidon.torch.pending_gradient import PendingGradient
 from poseidon.torch.watched import raw_grad
@@ -70,9 +71,7 @@ class Job:
             if present and value is not None:
                 value.add_(self.buffer)
             elif present:
-                value = self.buffer if self.grad is None else self.grad
-                if self.grad is not None and not self.in_place:
-                    value.copy_(self.buffer)
+                value = self.grad if self.in_place else entry.form.read(self.buffer, self.grad)
         self.value, self.stand_in = value, None  # what stands in refers to this job
         if kept:
             entry.param.grad = value
@@ -94,11 +93,7 @@ def start_job(exchange: Exchange, entry: SyncedParameter, divisor: int, counts: 
     `counts`: whether this rank, if it has nothing, is among those that the mean is over.
     """
     factors, grad = entry.factors, entry.param.grad
-    if grad is not None and grad.layout != torch.strided:
-        raise InvalidArgument(
-            f"parameter {entry.name} has a gradient of layout {grad.layout}, which cannot be synchronized: "
-            "only dense gradients can"
-        )
+    entry.form.check(entry.name, grad)
     with torch.no_grad():
         if entry.stored is not None:
             return _start_update(exchange, entry, grad, divisor, counts)
@@ -114,9 +109,10 @@ def start_job(exchange: Exchange, entry: SyncedParameter, divisor: int, counts: 
 
 
 def _job_in_place(entry: SyncedParameter, grad: torch.Tensor | None) -> Job | None:
-    if grad is None or not exchangeable(grad, entry.layout):
+    view = None if grad is None else entry.form.view(grad)
+    if view is None or not exchangeable(view, entry.layout):
         return None
-    return Job(entry, grad.detach(), grad, in_place=True)
+    return Job(entry, view, grad, in_place=True)
 
 
 def _start_dense(
@@ -128,7 +124,7 @@ def _start_dense(
         if grad is None:
             job.buffer.zero_()
         else:
-            job.buffer.copy_(grad)
+            entry.form.write(grad, job.buffer)
     factors.add_to(job.buffer)
     exchange.dense(entry.layer, job.buffer, divisor, entry.next_scheme, entry.known_factor_count())
     return job
@@ -141,7 +137,7 @@ def _start_update(
     in_place = exchangeable(param, entry.layout)
     job = Job(entry, param if in_place else entry.new_buffer(), None, in_place, absent=grad is None)
     # Before the memory changes: what still needs the parameter as it was must fail, not compute with another.
-    torch.autograd.graph.increment_version(entry.param)
+    increment_version([entry.param])
     if grad is None:
         exchange.absent(entry.layer, job.buffer, divisor, entry.next_scheme, counts)
         return job

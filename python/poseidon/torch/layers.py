@@ -12,6 +12,7 @@ from torch import nn
 
 from poseidon.errors import InvalidArgument
 from poseidon.torch.factors import FactorForward, Factors
+from poseidon.torch.gradient_form import DenseForm, form_of
 from poseidon.torch.memory import DTYPE_NAMES
 from poseidon.torch.pending_gradient import PendingGradient
 
@@ -34,7 +35,7 @@ class SyncedParameter:
     Its methods run in the thread that runs backward, with the GIL.
     """
 
-    def __init__(self, name: str, param: nn.Parameter, linears: list[nn.Linear], scheme: str) -> None:
+    def __init__(self, name: str, param: nn.Parameter, linears: list[nn.Linear], scheme: str, form: DenseForm) -> None:
         self.name = name
         self.param = param
         self.linears = linears  # the modules that may hand over factors; empty where the gradient is always dense
@@ -42,7 +43,8 @@ class SyncedParameter:
         self.asked_scheme = scheme
         self.scheme = scheme  # as asked for, or ps where the plan settled on it
         self.grouped = False  # so small that it travels with others
-        self.layout = torch.empty_like(param, device="meta", requires_grad=False)
+        self.form = form  # of what is exchanged for its gradient
+        self.layout = form.layout
         self.next_scheme = ""  # the one that the next exchange takes, the same on every rank
         self.layer = -1  # id in the client
         self.unit = (-1, -1)  # equal for parameters that travel together
@@ -70,7 +72,7 @@ class SyncedParameter:
         return bool(self.linears)
 
     def new_buffer(self) -> torch.Tensor:
-        """Uninitialized memory for the gradient, in the layout that all ranks agreed on."""
+        """Uninitialized memory for what is exchanged, in the layout that all ranks agreed on."""
         layout = self.layout
         return torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype, device=self.param.device)
 
@@ -79,8 +81,8 @@ class SyncedParameter:
         from poseidon import _core
 
         rows, cols = self.param.shape if self.factorable else (0, 0)
-        dtype, stored = DTYPE_NAMES[self.param.dtype], self.stored is not None
-        return _core.Layer(self.name, dtype, self.param.numel(), rows, cols, self.scheme, stored)
+        dtype, stored = DTYPE_NAMES[self.layout.dtype], self.stored is not None
+        return _core.Layer(self.name, dtype, self.layout.numel(), rows, cols, self.scheme, stored)
 
     def attach(self, sync: Synchronizer) -> None:
         """Puts the hooks in place: `sync` hears of every backward that reaches this parameter."""
@@ -279,7 +281,6 @@ def collect_parameters(
 
     Raises InvalidArgument naming the parameter or module that cannot be synchronized.
     """
-    _refuse_sparse(module)
     owners = _owners(module)
     chosen = _SchemeTable(scheme, default_scheme)
     entries = []
@@ -288,15 +289,17 @@ def collect_parameters(
         wanted = chosen.of([full for _, _, full in owners[param]])
         if not param.requires_grad or name in ignored or param.numel() == 0:
             continue
-        if param.dtype not in DTYPE_NAMES:
+        form = form_of(param, sparse=any(_makes_sparse(part) for part, _, _ in owners[param]))
+        if form.layout.dtype not in DTYPE_NAMES:
             raise InvalidArgument(
                 f"parameter {name} has dtype {param.dtype}, which cannot be synchronized (only "
-                f"{', '.join(DTYPE_NAMES.values())} can): convert it, or set requires_grad=False"
+                f"{', '.join(DTYPE_NAMES.values())} and complex numbers of these can): convert it, or set "
+                "requires_grad=False"
             )
         linears = _capturing_linears(param, owners[param])
         if not linears and wanted != "auto":
             wanted = "ps"
-        entry = SyncedParameter(name, param, linears, wanted)
+        entry = SyncedParameter(name, param, linears, wanted, form)
         entry.owners = [part for part, _, _ in owners[param]]
         entry.fully_connected = all(isinstance(part, nn.Linear) for part, _, _ in owners[param])
         entries.append(entry)
@@ -304,14 +307,8 @@ def collect_parameters(
     return entries
 
 
-def _refuse_sparse(module: nn.Module) -> None:
-    for name, part in module.named_modules():
-        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse and part.weight.requires_grad:
-            weight = f"{name}.weight" if name else "weight"
-            raise InvalidArgument(
-                f"parameter {weight} has sparse gradients, which cannot be synchronized: "
-                "create the embedding with sparse=False"
-            )
+def _makes_sparse(module: nn.Module) -> bool:
+    return isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
 
 
 _Owner = tuple[nn.Module, str, str]  # module, attribute, full name
@@ -334,7 +331,7 @@ def _capturing_linears(param: nn.Parameter, owners: list[_Owner]) -> list[nn.Lin
         for part, attribute, _ in owners
         if isinstance(part, nn.Linear) and attribute == "weight" and _is_plain_linear(part)
     ]
-    fits = len(linears) == len(owners) and param.dim() == 2 and param.is_contiguous()
+    fits = len(linears) == len(owners) and param.dim() == 2 and param.is_contiguous() and not param.is_complex()
     return linears if fits else []
 
 

@@ -26,7 +26,12 @@ def align(size_bytes: int) -> int:
 def byte_view(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's elements, in the order of its indices, as a 1-D uint8 tensor: a view of its memory or a copy."""
     # Conjugate and negative views show other values than lie in their memory.
-    return tensor.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+def held_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's elements; of a sparse one also those of its indices."""
+    return tensor._indices().nbytes + tensor._values().nbytes if tensor.is_sparse else tensor.nbytes
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

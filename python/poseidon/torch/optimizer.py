@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
@@ -15,6 +16,7 @@ from poseidon.torch.context import context
 from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.drift import check_optimizer
 from poseidon.torch.layers import SyncedParameter
+from poseidon.torch.memory import held_bytes
 from poseidon.torch.rules import algorithm_of, check_options, entries_of
 from poseidon.torch.server_update import ServerUpdate
 from poseidon.torch.synchronizer import Synchronizer
@@ -95,6 +97,12 @@ class DistributedOptimizer(Optimizer):
             raise InvalidArgument(
                 "the optimizer is a poseidon.DistributedOptimizer already: wrap the torch optimizer itself, and once"
             )
+        if isinstance(getattr(optimizer, "optimizer", None), Optimizer):
+            kind = type(optimizer).__name__
+            raise InvalidArgument(
+                f"the optimizer is another one's {kind}: pass the optimizer that is inside (.optimizer), and put the "
+                f"{kind} around the DistributedOptimizer"
+            )
         if not isinstance(model, DistributedDataParallel):
             raise InvalidArgument(
                 f"DistributedOptimizer needs the poseidon.DistributedDataParallel, not a {type(model).__name__}"
@@ -113,17 +121,19 @@ class DistributedOptimizer(Optimizer):
                 "resume takes what servers have saved: with updates on the workers use load_state_dict()"
             )
         self.resumed_version = 0
+        self._server: ServerUpdate | None = None
+        self._worker: WorkerUpdate | None = None
+        self._inner: Any = SimpleNamespace()  # holds what the next line makes, which nobody needs
+        super().__init__(optimizer.param_groups, optimizer.defaults)
         self._inner = optimizer
         self._model = model
         if context().recovers:
             _refuse_what_is_lost(update, max_norm, clip, resume)
         self._on_servers = update == "server"
         check_optimizer(context().settings, self._on_servers, optimizer)
-        self._server: ServerUpdate | None = None
-        self._worker: WorkerUpdate | None = None
         self._steps_made = 0
-        super().__init__(optimizer.param_groups, optimizer.defaults)
-        self.param_groups, self.state = optimizer.param_groups, optimizer.state
+        if model.synchronizer is not None:
+            model.synchronizer.armed = True
         if self._on_servers and model.synchronizer is not None:
             self._update_on_servers(model.synchronizer, resume)
         else:
@@ -209,7 +219,7 @@ class DistributedOptimizer(Optimizer):
         `closure`, if given, is called once and runs the backward. With updates on the servers: PoseidonError where
         the optimizer itself would now do something else than they did.
         """
-        self._inner._opt_called = True  # type: ignore[attr-defined]  # for schedulers that were made with it
+        self._inner._opt_called = True  # for schedulers that were made with it
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -250,6 +260,7 @@ class DistributedOptimizer(Optimizer):
     def _has_gradients_to_use(self) -> bool:
         """Whether there are gradients, neither cleared nor such that a GradScaler leaves the step out."""
         grads = [param.grad for group in self.param_groups for param in group["params"] if param.grad is not None]
+        grads = [grad._values() if grad.is_sparse else grad for grad in grads]
         return any(bool(grad.any()) for grad in grads) and all(bool(grad.isfinite().all()) for grad in grads)
 
     def _check_has_all(self, sync: Synchronizer) -> None:
@@ -279,15 +290,26 @@ class DistributedOptimizer(Optimizer):
             for param in group["params"]:
                 param.grad = None
 
+    # Both are the optimizer's own, also for objects that take this one's class and ask it for everything else.
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The optimizer's parameter groups."""
+        return self._inner.param_groups  # type: ignore[no-any-return]
+
+    @param_groups.setter
+    def param_groups(self, param_groups: list[dict[str, Any]]) -> None:
+        self._inner.param_groups = param_groups
+
     @property
     def state(self) -> Any:  # type: ignore[override]
         """The optimizer's state by parameter, with all updates in it; empty where servers hold it."""
         self.synchronize()
-        return self._state
+        return self._inner.state
 
     @state.setter
     def state(self, state: Any) -> None:
-        self._state = state
+        self._inner.state = state
 
     def state_dict(self) -> dict[str, Any]:
         """What the torch optimizer's own state_dict() would be. Any rank may call it alone."""
@@ -316,7 +338,6 @@ class DistributedOptimizer(Optimizer):
         # The last thing that Optimizer.load_state_dict does; each optimizer has its own way with old checkpoints.
         self.synchronize()
         self._inner.__setstate__(state)
-        self.param_groups, self.state = self._inner.param_groups, self._inner.state
         if self._server is not None:
             self._server.param_groups = self.param_groups
             self._hand_over_state()
@@ -373,7 +394,7 @@ class DistributedOptimizer(Optimizer):
         if self._server is not None:
             return OptimizerMemory(*self._server.state_bytes())
         tensors = [value for state in self.state.values() for value in state.values()]
-        size = sum(value.nbytes for value in tensors if isinstance(value, torch.Tensor) and value.dim())
+        size = sum(held_bytes(value) for value in tensors if isinstance(value, torch.Tensor) and value.dim())
         return OptimizerMemory(size, size)
 
     @property

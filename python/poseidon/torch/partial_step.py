@@ -27,6 +27,7 @@ _PER_PARAMETER = tuple(
         "RAdam",
         "RMSprop",
         "Rprop",
+        "SparseAdam",
         "Adagrad",
         "Adadelta",
         "ASGD",
@@ -37,7 +38,6 @@ _PER_PARAMETER = tuple(
 )
 _REFUSED = {
     torch.optim.LBFGS: "searches along a direction that all gradients together give, with several backward passes",
-    torch.optim.SparseAdam: "takes sparse gradients, which are not exchanged",
 }
 _INSTEAD = "use the optimizer itself with the model, without DistributedOptimizer"
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")

@@ -11,6 +11,8 @@ from torch.utils._pytree import tree_map
 
 from poseidon.torch.watched import METADATA, without_torch_function
 
+_LAYOUT = (torch.Tensor.layout.__get__, torch.Tensor.is_sparse.__get__)  # type: ignore[attr-defined]
+
 
 class PendingGradient(torch.Tensor):
     """Stands in `.grad` for a gradient that is still to be computed, or on its way.
@@ -22,19 +24,22 @@ class PendingGradient(torch.Tensor):
 
     _resolve: Callable[[PendingGradient], torch.Tensor]
     _zero_later: Callable[[], bool] | None
+    _may_be_sparse: bool
 
     @staticmethod
     def make(
         param: torch.Tensor,
         resolve: Callable[[PendingGradient], torch.Tensor],
         zero_later: Callable[[], bool] | None = None,
+        may_be_sparse: bool = False,
     ) -> PendingGradient:
         """The stand-in for the gradient of `param`.
 
         `resolve` is called with the stand-in; `zero_later()`: whether zeroing it now needs no values, and is noted.
+        `may_be_sparse`: whether it is sparse is known only when it is there.
         """
         pending = _blank(param.shape, param.dtype, param.device).as_subclass(PendingGradient)
-        pending._resolve, pending._zero_later = resolve, zero_later
+        pending._resolve, pending._zero_later, pending._may_be_sparse = resolve, zero_later, may_be_sparse
         return pending
 
     def resolve(self) -> torch.Tensor:
@@ -45,7 +50,7 @@ class PendingGradient(torch.Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in METADATA:
+        if func in METADATA and not (func in _LAYOUT and args[0]._may_be_sparse):
             with without_torch_function():
                 return func(*args, **(kwargs or {}))
         if func is torch.Tensor.zero_ and _zeroes_later(args[0]):

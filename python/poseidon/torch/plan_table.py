@@ -97,10 +97,10 @@ def _row(
     scheme = client.next_scheme(entry.layer)
     factor_count = _mean_factor_count(entry, client, size)
     param = entry.param
-    rows, cols = param.shape if entry.factorable else (param.numel(), 1)
+    rows, cols = param.shape if entry.factorable else (entry.layout.numel(), 1)
     costs = _core.costs(rows, cols, factor_count or 0, cluster)
     known = scheme == "ps" or factor_count is not None
-    exchanged = (getattr(costs, scheme) if known else costs.ps) * param.element_size()
+    exchanged = (getattr(costs, scheme) if known else costs.ps) * entry.layout.element_size()
     # A port carries both directions at once.
     seconds = None if link_bits_per_s is None else exchanged * 8 / 2 / link_bits_per_s
     return PlanRow(
@@ -109,7 +109,7 @@ def _row(
         factor_count=factor_count,
         scheme=scheme,
         bytes=exchanged,
-        dense_bytes=costs.ps * param.element_size(),
+        dense_bytes=costs.ps * entry.layout.element_size(),
         predicted_seconds=seconds,
         urgency=entry.urgency,
         priority_class=None if priorities is None or entry.urgency is None else priorities.class_of(entry),

@@ -24,7 +24,6 @@ _REFUSED_OPTIONS = {
     "amsgrad": "keeps a third array",
     "differentiable": "differentiates through the update",
     "capturable": "runs inside a CUDA graph",
-    "fused": "is a kernel of the worker with its own rounding",
 }
 
 
@@ -98,8 +97,18 @@ def check_options(groups: list[dict[str, Any]]) -> None:
                 )
 
 
-def check_dtype(name: str, param: torch.Tensor) -> None:
-    """InvalidArgument for a parameter of a dtype that servers do not update."""
+def _check_updatable(entry: SyncedParameter) -> None:
+    """InvalidArgument for a parameter that servers do not update."""
+    name, param = entry.name, entry.param
+    if entry.form.is_sparse:
+        raise InvalidArgument(
+            f"parameter {name} has sparse gradients, which servers do not take: use update='worker', or create the "
+            "embedding with sparse=False"
+        )
+    if param.is_complex():
+        raise InvalidArgument(
+            f"parameter {name} has dtype {param.dtype}; servers update real numbers only: use update='worker'"
+        )
     if param.dtype not in (torch.float32, torch.float64):
         raise InvalidArgument(
             f"parameter {name} has dtype {param.dtype}; servers update float32 and float64: keep the parameters in "
@@ -125,7 +134,7 @@ def entries_of(optimizer: Optimizer, model: DistributedDataParallel) -> list[lis
                     "own, without DistributedOptimizer"
                 )
             entry.check_free()
-            check_dtype(entry.name, param)
+            _check_updatable(entry)
             entries.append(entry)
         groups.append(entries)
     _refuse_overlaps([entry for entries in groups for entry in entries])

@@ -13,6 +13,7 @@ import torch
 
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.restore import restore
+from poseidon.torch.compatibility import increment_version
 from poseidon.torch.memory import borrowed, exchangeable, flat_view
 from poseidon.torch.rules import Algorithm
 
@@ -104,6 +105,9 @@ class ServerUpdate:
                 "a forward pass came between backward and step(): the servers have updated the parameters already; "
                 "call step() after every synchronizing backward, and accumulate gradients under no_sync()"
             )
+        self._check_unchanged()
+
+    def _check_unchanged(self) -> None:
         for entry in self.entries:
             if _stored(entry).changed_here():
                 raise PoseidonError(
@@ -118,6 +122,7 @@ class ServerUpdate:
                 "a second backward came before step(): the servers updated the parameters with the first one's "
                 "gradients; call step() in between, or accumulate gradients under no_sync()"
             )
+        self._check_unchanged()  # the forward pass may have gone past the wrapper
         for index, param_group in enumerate(self.param_groups):
             rule, last = self.algorithm.rule(param_group), self._rules[index]
             if last is not None and last == rule:
@@ -298,7 +303,7 @@ class ServerUpdate:
             for entry, host in hosts.items():
                 if host.data_ptr() != entry.param.data_ptr():
                     entry.param.copy_(host)
-        torch.autograd.graph.increment_version([entry.param for entry in hosts])
+        increment_version([entry.param for entry in hosts])
 
     def _pull(self, entries: Sequence[SyncedParameter], hosts: Sequence[torch.Tensor], array: int) -> None:
         for entry, host in zip(entries, hosts, strict=True):

@@ -21,6 +21,8 @@ DTYPES: dict[str, torch.dtype] = {
         torch.float32,
         torch.float16,
         torch.bfloat16,
+        torch.complex128,
+        torch.complex64,
         torch.int64,
         torch.int32,
         torch.int16,

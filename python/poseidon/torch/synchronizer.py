@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from poseidon.errors import PoseidonError
+from poseidon.torch.compatibility import increment_version
 from poseidon.torch.drift import check_stored
 from poseidon.torch.in_flight import InFlight
 from poseidon.torch.jobs import Job, start_job
@@ -50,8 +51,9 @@ class BackwardRun:
 class Synchronizer(InFlight):
     """Synchronizes the parameters of one model. Used from the thread that runs backward.
 
-    It exchanges nothing before `connect`. `armed`: some forward pass went through the wrapper. `synchronizing`: the
-    next backward exchanges gradients, rather than accumulating them locally (`no_sync()`).
+    It exchanges nothing before `connect`. `armed`: some forward pass went through the wrapper, or none has to, since a
+    DistributedOptimizer makes steps of the gradients. `synchronizing`: the next backward exchanges gradients, rather
+    than accumulating them locally (`no_sync()`).
     """
 
     _client: _core.Client
@@ -326,7 +328,7 @@ class Synchronizer(InFlight):
             job.check_untouched()
         self._exchange.wait([job.entry.layer for job in jobs])
         # Autograd has to know that these have changed; one call for all, since each is slow.
-        torch.autograd.graph.increment_version([job.grad for job in jobs if job.in_place and job.grad is not None])
+        increment_version([job.grad for job in jobs if job.in_place and job.grad is not None])
         for job in jobs:
             # Not `job.absent`: what this rank has contributed may have come too late to be in.
             stats = self._client.layer_stats(job.entry.layer)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,22 @@ from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistri
 from poseidon.errors import InvalidArgument
 
 _PARAMETERS = inspect.signature(TorchDistributedDataParallel.__init__).parameters
+
+
+def in_torchs_order(init: Callable[..., None]) -> Callable[..., None]:
+    """Decorates a constructor: arguments by position are in the order of the installed torch, which varies."""
+    names = list(_PARAMETERS)[1:]
+
+    @functools.wraps(init)
+    def take(self: Any, *args: Any, **kwargs: Any) -> None:
+        if len(args) > len(names):
+            raise InvalidArgument(
+                f"DistributedDataParallel takes {len(names)} arguments by position and got {len(args)}: pass the "
+                "others by name"
+            )
+        init(self, **dict(zip(names, args, strict=False)), **kwargs)
+
+    return take
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistri
 
 from poseidon.errors import InvalidArgument
 from poseidon.torch.changes import ChangeWatch
+from poseidon.torch.compatibility import preserved_versions
 from poseidon.torch.drift import check_model
 from poseidon.torch.exchange import make_exchange
 from poseidon.torch.layers import SchemeChoice, SyncedParameter, collect_parameters
@@ -135,9 +136,9 @@ class TrainedModel:
             self.sync.local_only()
 
     @property
-    def sends_buffers_before_forward(self) -> bool:
-        """Whether forward passes begin with rank 0's buffers, where there are any."""
-        return self.sync is not None and self._sends_buffers and self.sync.before_results is None
+    def takes_buffers_before_forward(self) -> bool:
+        """Whether rank 0's buffers come when forward passes begin, not at the end of backward."""
+        return self.sync is not None and self.sync.before_results is None
 
     def buffers(self) -> list[torch.Tensor]:
         """The module's buffers that are not ignored."""
@@ -150,7 +151,7 @@ class TrainedModel:
         """
         assert self.context.control is not None
         buffers = self.buffers()
-        with torch.autograd._unsafe_preserve_version_counter(tuple(buffers)):
+        with preserved_versions(buffers):
             self.context.control.broadcast(buffers, root, root_waits=False)
 
     def broadcast_state(self, root: int, buffers_too: bool) -> None:

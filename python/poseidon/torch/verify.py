@@ -24,10 +24,14 @@ def describe(module: nn.Module, entries: list[SyncedParameter], options: str, ig
         if name in ignored:
             continue
         entry = synced.get(param)
-        how = "not synchronized" if entry is None else f"scheme {entry.scheme}{', factorable' * entry.factorable}"
+        how = "not synchronized" if entry is None else _exchange_of(entry)
         lines.append(f"parameter {name}: {_tensor(param)}, requires_grad {param.requires_grad}, {how}")
     lines += [f"buffer {name}: {_tensor(buffer)}" for name, buffer in module.named_buffers() if name not in ignored]
     return "\n".join(lines)
+
+
+def _exchange_of(entry: SyncedParameter) -> str:
+    return f"scheme {entry.scheme}{', factorable' * entry.factorable}{', sparse gradients' * entry.form.is_sparse}"
 
 
 def _tensor(tensor: torch.Tensor) -> str:

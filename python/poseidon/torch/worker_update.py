@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import Optimizer
 
+from poseidon.errors import InvalidArgument
 from poseidon.torch.clipping import Clipping, StepClipping
 from poseidon.torch.partial_step import PartialStep, check_per_parameter
 from poseidon.torch.undo import UpdateUndo
@@ -87,7 +88,13 @@ class WorkerUpdate:
         self.undo: UpdateUndo | None = None  # what makes its updates undone, if anything has to
 
     def take(self, entries: Sequence[SyncedParameter]) -> None:
-        """From now on the end of backward does not wait for these parameters."""
+        """From now on the end of backward does not wait for these parameters. InvalidArgument for one it cannot."""
+        sparse = next((entry.name for entry in entries if entry.form.is_sparse), None)
+        if self._clipping is not None and sparse is not None:
+            raise InvalidArgument(
+                f"max_norm cannot clip parameter {sparse}, whose gradients are sparse: leave max_norm out, or create "
+                "the embedding with sparse=False"
+            )
         self._entries += entries
         for entry in entries:
             entry.update = self

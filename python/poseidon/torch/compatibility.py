@@ -1,0 +1,42 @@
+"""What older versions of torch do otherwise. Poseidon needs torch 2.4 or newer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+from torch.autograd import graph
+
+
+def _takes_several(function: Any) -> bool:
+    try:
+        function((torch.empty(0),))
+    except (RuntimeError, AttributeError, TypeError):
+        return False
+    return True
+
+
+_INCREMENTS_SEVERAL = _takes_several(graph.increment_version)  # since torch 2.5
+_preserve: Any = torch.autograd._unsafe_preserve_version_counter
+_PRESERVES_SEVERAL = _takes_several(_preserve)
+
+
+def increment_version(tensors: Sequence[torch.Tensor]) -> None:
+    """Tells autograd that these have changed. One call for all where torch takes several, since each is slow."""
+    if _INCREMENTS_SEVERAL:
+        graph.increment_version(tensors)
+        return
+    for tensor in tensors:
+        graph.increment_version(tensor)
+
+
+def preserved_versions(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
+    """Context in which writing to these is not seen by autograd."""
+    if _PRESERVES_SEVERAL:
+        return _preserve(tuple(tensors))  # type: ignore[no-any-return]
+    contexts = ExitStack()
+    for tensor in tensors:
+        contexts.enter_context(_preserve(tensor))
+    return contexts

@@ -1,0 +1,126 @@
+"""How a parameter's gradient is exchanged: as it lies in memory, as pairs of real numbers, or as the rows it has.
+
+Whoever exchanges gradients sees a dense tensor of real numbers. Its elements may be added and divided, no matter what
+they stand for.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from poseidon.errors import InvalidArgument
+
+
+class DenseForm:
+    """The gradient as it is. `layout`, on the meta device, is the layout of what is exchanged."""
+
+    is_sparse = False
+
+    def __init__(self, param: torch.Tensor) -> None:
+        self.layout = torch.empty_like(param, device="meta", requires_grad=False)
+
+    def check(self, name: str, grad: torch.Tensor | None) -> None:
+        """InvalidArgument for a gradient of parameter `name` that cannot be exchanged so."""
+        if grad is not None and grad.layout != torch.strided:
+            raise InvalidArgument(
+                f"the gradient of parameter {name} has layout {grad.layout}, which only weights of nn.Embedding and "
+                "nn.EmbeddingBag with sparse=True may have: make the parameter such a module's, or use sparse=False"
+            )
+
+    def view(self, grad: torch.Tensor) -> torch.Tensor | None:
+        """The gradient's memory as what is exchanged; None where that is another."""
+        return grad.detach()
+
+    def write(self, grad: torch.Tensor, buffer: torch.Tensor) -> None:
+        """Makes `buffer`, of `layout`, what is exchanged for this gradient."""
+        buffer.copy_(grad)
+
+    def read(self, buffer: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
+        """The gradient that `buffer` stands for: `into` overwritten, or a new tensor, maybe in the buffer's memory."""
+        return buffer if into is None else into.copy_(buffer)
+
+    def zeros(self, param: torch.Tensor) -> torch.Tensor:
+        """A gradient of zeros."""
+        return torch.zeros_like(param, requires_grad=False)
+
+
+class ComplexForm(DenseForm):
+    """Complex numbers as pairs of real ones: one more dimension, of size 2."""
+
+    def __init__(self, param: torch.Tensor) -> None:
+        super().__init__(param)
+        self.layout = torch.view_as_real(self.layout)
+
+    def view(self, grad: torch.Tensor) -> torch.Tensor | None:
+        # A conjugate view shows other values than lie in its memory.
+        return None if grad.is_conj() else torch.view_as_real(grad.detach())
+
+    def write(self, grad: torch.Tensor, buffer: torch.Tensor) -> None:
+        torch.view_as_complex(buffer).copy_(grad)
+
+    def read(self, buffer: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
+        # Optimizers stumble over conjugate views.
+        return super().read(torch.view_as_complex(buffer), None if into is None or into.is_conj() else into)
+
+
+class RowsForm(DenseForm):
+    """The sparse gradient of an embedding: all rows in 1-D, then per row how many ranks have it, then per rank.
+
+    An optimizer tells a row of zeros from one that is not there, so the result has the rows that some rank has. The
+    last element counts the ranks whose gradient is dense: if there are any, so is the result.
+    """
+
+    is_sparse = True
+
+    def __init__(self, param: torch.Tensor) -> None:
+        super().__init__(param)
+        self._shape = param.shape
+        self.layout = self.layout.new_empty(param.numel() + param.shape[0] + 1)
+
+    def check(self, name: str, grad: torch.Tensor | None) -> None:
+        if grad is None or grad.layout == torch.strided:
+            return
+        if grad.layout != torch.sparse_coo or grad.sparse_dim() != 1:
+            raise InvalidArgument(
+                f"the gradient of parameter {name} has layout {grad.layout} and is not one of whole rows: use the "
+                "parameter in its embedding only, or create the embedding with sparse=False"
+            )
+
+    def view(self, grad: torch.Tensor) -> torch.Tensor | None:
+        return None
+
+    def write(self, grad: torch.Tensor, buffer: torch.Tensor) -> None:
+        rows, row_counts, dense_count = self._parts(buffer)
+        if grad.layout == torch.strided:
+            rows.copy_(grad)
+            row_counts.fill_(1)
+            dense_count.fill_(1)
+            return
+        grad = grad.coalesce()
+        buffer.zero_()
+        rows[grad.indices()[0]] = grad.values()
+        row_counts[grad.indices()[0]] = 1
+
+    def read(self, buffer: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
+        rows, row_counts, dense_count = self._parts(buffer)
+        if dense_count != 0:
+            return super().read(rows, None if into is None or into.is_sparse else into)
+        present = row_counts.nonzero()[:, 0]
+        return self._sparse(present, rows[present])
+
+    def zeros(self, param: torch.Tensor) -> torch.Tensor:
+        return self._sparse(torch.empty(0, dtype=torch.int64, device=param.device), param.detach()[:0])
+
+    def _parts(self, buffer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        count = self._shape.numel()
+        return buffer[:count].view(self._shape), buffer[count:-1], buffer[-1]
+
+    def _sparse(self, index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return torch.sparse_coo_tensor(index.unsqueeze(0), rows, self._shape, is_coalesced=True, check_invariants=False)
+
+
+def form_of(param: torch.Tensor, sparse: bool) -> DenseForm:
+    """The form of a parameter's gradients; `sparse`: modules that have it make them sparse."""
+    if param.is_complex():  # torch differentiates no complex embedding
+        return ComplexForm(param)
+    return RowsForm(param) if sparse else DenseForm(param)
