@@ -182,7 +182,7 @@ def pulls() -> list[int]:
             mean_loss(model, *map(own_rows, mlp_batch(step, 4 * poseidon.world_size()))).backward()
             if step == 1:
                 assert isinstance(model.module[0].weight.grad, PendingGradient)
-                torch.nn.utils.get_total_norm([param.grad for param in model.parameters()])
+                torch._foreach_norm([param.grad for param in model.parameters()])
             optimizer.step()
             counts.append(len(calls))
     return counts

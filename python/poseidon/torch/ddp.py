@@ -130,7 +130,7 @@ class DistributedDataParallel(nn.Module):
         if self._sync is None or self._sync.priorities is None:
             return self.module(*args, **kwargs)
         if torch.compiler.is_compiling():
-            torch.compiler.disable(self._sync.settle)()
+            torch.compiler.disable(self._sync.make_ready)(self._sync.entries)
             return self.module(*args, **kwargs)
         with forward_order(self.module, self._sync, self._sync.priorities):
             return self.module(*args, **kwargs)

@@ -362,6 +362,7 @@ class Synchronizer(InFlight):
 
         Gradients must have been cleared before.
         """
+        self.settle()
         run = self._open_run()
         run.missed = True
         self._finish(run)
