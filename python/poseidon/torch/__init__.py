@@ -12,6 +12,7 @@ from poseidon.torch.context import barrier, broadcast, init, rank, shutdown, str
 from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.optimizer import DistributedOptimizer
 from poseidon.torch.recovery import Recovery
+from poseidon.torch.replace import replace_ddp
 
 __all__ = [
     "DistributedDataParallel",
@@ -22,6 +23,7 @@ __all__ = [
     "broadcast",
     "init",
     "rank",
+    "replace_ddp",
     "shutdown",
     "straggler_report",
     "world_size",
