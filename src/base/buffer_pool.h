@@ -85,6 +85,10 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
     note_need(size_bytes);
     return true;
   }
+  /// The same, with what is free still in its place: for a question that nothing may follow.
+  bool could_hold(std::size_t size_bytes) const {
+    return budget_->has_room(size_bytes - std::min(size_bytes, charged_bytes_ - used_bytes_));
+  }
   /// Memory that its owner holds elsewhere counts, too.
   bool try_charge(std::size_t size_bytes) {
     if (!try_cover(size_bytes)) {

@@ -1,6 +1,7 @@
 // MemoryBudget: how much memory one owner, a job on a server, may hold, whichever of its loops takes it.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <memory>
@@ -19,6 +20,12 @@ class MemoryBudget {
   std::size_t used_bytes() const { return used_bytes_.load(std::memory_order_relaxed); }
   const MemoryBudget* whole() const { return whole_.get(); }
 
+  /// Its own limit or the whole's, whichever is lower; 0: none.
+  std::size_t lowest_limit_bytes() const {
+    const std::size_t whole_bytes = whole_ ? whole_->lowest_limit_bytes() : 0;
+    return limit_bytes_ == 0 || whole_bytes == 0 ? std::max(limit_bytes_, whole_bytes)
+                                                 : std::min(limit_bytes_, whole_bytes);
+  }
   bool has_room(std::size_t size_bytes) const {
     return fits(used_bytes(), size_bytes) && (!whole_ || whole_->has_room(size_bytes));
   }

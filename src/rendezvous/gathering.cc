@@ -72,7 +72,8 @@ void Gathering::leave(const Status& why) {
   const int slot = mine_.member.slot;
   const Failure failure{slot, mine_.nonce, "rank " + std::to_string(slot) + ": " + why.message()};
   const auto left = [&](int rank) { return left_key(options_.job, mine_.generation, rank); };
-  (void)store_.set(failure_key(options_.job, mine_.generation), to_text(failure));
+  // Who ends because of another's failure leaves the first words there.
+  if (failure_of_another().ok()) (void)store_.set(failure_key(options_.job, mine_.generation), to_text(failure));
   (void)store_.set(left(slot), "1");
   if (slot != 0) return;
   const auto deadline = Clock::now() + kFarewell;

@@ -104,10 +104,11 @@ Status ChunkState::admit(const wire::Header& header, Requester* from) {
   return {};
 }
 
-std::span<std::byte> ChunkState::place(std::uint32_t rank, Buffer buffer) {
+std::span<std::byte> ChunkState::place(std::uint32_t rank, Buffer buffer, std::shared_ptr<const void> turn) {
   Contribution& part = *parts_[rank];
   part.buffer = std::move(buffer);
   part.payload = part.buffer.span();
+  if (adds_on_arrival(part) && first_present() < position_of_[rank] && in_order(rank)) part.turn = std::move(turn);
   return part.buffer.span();
 }
 
@@ -215,6 +216,7 @@ void ChunkState::claim_sum(Contribution& base) {
 void ChunkState::free(Contribution& part) {
   if (part.release) std::exchange(part.release, nullptr)();
   pool_->give_back(std::move(part.buffer));
+  part.turn.reset();
 }
 
 Buffer ChunkState::take_sum() {
@@ -299,6 +301,15 @@ Buffer ChunkState::multiply() {
   if (!out) return out;
   kernel::factor_product(terms, out.data(), shape_.dtype, shape_.rows, shape_.cols, 0, shape_.rows, divisor(), false);
   return out;
+}
+
+bool ChunkState::adds_on_arrival(const Contribution& part) const {
+  return reduction_.aggregation == Aggregation::streaming && !part.has_factors() && factors_count_ == 0;
+}
+
+bool ChunkState::in_order(std::uint32_t rank) const {
+  return reduction_.order == ReduceOrder::arrival ||
+         std::all_of(parts_.begin(), parts_.begin() + rank, [](const auto& part) { return part.has_value(); });
 }
 
 std::vector<std::uint32_t> ChunkState::missing_ranks() const {

@@ -28,6 +28,7 @@ struct Contribution {
   std::function<void()> release;
   std::size_t received_bytes = 0;
   bool complete = false;
+  std::shared_ptr<const void> turn;  // ChunkState::place
 
   bool present() const { return (header.flags & wire::kAbsent) == 0; }
   bool has_factors() const { return present() && header.kind == wire::Kind::factors; }
@@ -54,8 +55,9 @@ class ChunkState {
   /// here (another step, size, shape, dtype or divisor, or a second one from the same rank) or that no
   /// shard can compute (an integer divided).
   Status admit(const wire::Header& header, Requester* from);
-  /// Where an admitted contribution's payload is received: `buffer`, from the pool.
-  std::span<std::byte> place(std::uint32_t rank, Buffer buffer);
+  /// Where an admitted contribution's payload is received: `buffer`, from the pool. Where those before it have begun to
+  /// come, nothing else has to come for its memory to be free again: so long `turn` is held.
+  std::span<std::byte> place(std::uint32_t rank, Buffer buffer, std::shared_ptr<const void> turn = nullptr);
   /// The first `received_bytes` of a rank's payload are here.
   void progress(std::uint32_t rank, std::size_t received_bytes);
   /// All of it is here: in its place, or lent (then `release` is not empty) for as long as it is needed.
@@ -67,6 +69,9 @@ class ChunkState {
   /// Since when the first contribution of this step is here.
   std::int64_t started_ns() const { return started_ns_; }
   const wire::Header& shape() const { return shape_; }
+  /// Whether a rank's part may be added as it comes: those before it in the sum have begun to come. Where the order is
+  /// that of arrival, always.
+  bool in_order(std::uint32_t rank) const;
   /// Whose contribution is not (completely) here.
   std::vector<std::uint32_t> missing_ranks() const;
   bool any_present() const { return present_count_ > 0; }
@@ -104,6 +109,7 @@ class ChunkState {
   std::size_t first_present();
   std::size_t available_bytes(const Contribution& part) const;
   bool addable(const Contribution& part) const;
+  bool adds_on_arrival(const Contribution& part) const;
   void advance(std::size_t position);
   std::size_t group_end(std::size_t position, std::size_t end_bytes);
   void add(std::size_t first, std::size_t last, std::size_t end_bytes);

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -57,9 +58,10 @@ class ServerCore::Connection final : public Requester {
   bool left = false;          // it has said that it ends
   bool said_goodbye = false;  // of its own accord, and not because it has failed
   Buffer text;                // of a hello, rule or abort
-  Buffer receiving;       // where an assignment, a contribution that others own or a refused one lands; from the pool
-  Status refusal;         // of the contribution that is being received
-  bool in_shard = false;  // the contribution that is being received lands in this core's shard
+  Buffer receiving;  // where an assignment, a contribution that others own or a refused one lands; from the pool
+  Status refusal;    // of the contribution that is being received
+  std::optional<wire::Header> waiting;  // of a contribution that may not come yet
+  bool in_shard = false;                // the contribution that is being received lands in this core's shard
 
  private:
   /// What has been sent and not left yet; a message may be done when its connection is gone.
@@ -144,8 +146,9 @@ struct ServerCore::Job {
   const std::uint32_t generation;
   const wire::Pace pace;
   std::set<Connection*> connections;
-  bool failing = false;                                           // its open chunks have been remembered
-  std::set<std::uint32_t> departed;                               // ranks that have said goodbye on all connections
+  std::set<Connection*> waiting;     // those of them whose next contribution may not come yet
+  bool failing = false;              // its open chunks have been remembered
+  std::set<std::uint32_t> departed;  // ranks that have said goodbye on all connections
   std::map<std::uint64_t, std::unique_ptr<RemoteWorker>> remote;  // Assignment::worker: of other cores, by id
   FairShare share;
   Shard shard;

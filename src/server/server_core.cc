@@ -146,6 +146,28 @@ void ServerCore::end_turn(Flow& flow) {
   if (sharing_) connections_.at(&flow)->job->share.end(now_ns());
 }
 
+bool ServerCore::may_receive(Flow& flow, const wire::Header& header) {
+  Connection& connection = *connections_.at(&flow);
+  heard(connection);
+  Job* job = connection.job;
+  const bool shards =
+      is_contribution(header) && job != nullptr && header.rank == connection.rank && !hands_over(header);
+  if (!shards || job->shard.may_receive(header)) return true;
+  connection.waiting = header;
+  job->waiting.insert(&connection);
+  return false;
+}
+
+/// Something of the job has come or gone.
+void ServerCore::resume_waiting(Job& job) {
+  std::erase_if(job.waiting, [&job](Connection* connection) {
+    if (!job.shard.may_receive(*connection->waiting)) return false;
+    connection->waiting.reset();
+    connection->flow().resume();
+    return true;
+  });
+}
+
 Result<std::span<std::byte>> ServerCore::on_header(Flow& flow, const wire::Header& header) {
   Connection& connection = *connections_.at(&flow);
   heard(connection);
@@ -165,6 +187,7 @@ Result<std::span<std::byte>> ServerCore::on_header(Flow& flow, const wire::Heade
   if (is_contribution(header) && !hands_over(header)) {
     auto place = shard.begin(header, connection);
     connection.in_shard = place.ok();
+    resume_waiting(*connection.job);
     if (place.ok()) return place;
     connection.refusal = place.status();
   }
@@ -180,7 +203,9 @@ Result<std::span<std::byte>> ServerCore::on_header(Flow& flow, const wire::Heade
 void ServerCore::on_progress(Flow& flow, const wire::Header& header, std::size_t received_bytes) {
   Connection& connection = *connections_.at(&flow);
   heard(connection);
-  if (connection.in_shard) connection.job->shard.progress(header, received_bytes);
+  if (!connection.in_shard) return;
+  connection.job->shard.progress(header, received_bytes);
+  resume_waiting(*connection.job);
 }
 
 Status ServerCore::on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
@@ -197,6 +222,7 @@ Status ServerCore::on_message(Flow& flow, const wire::Header& header, std::span<
       connection.refuse(header, status);
     else if (const auto& departed = connection.job->departed; !departed.empty())
       refuse_for_departed(connection, header, *departed.begin());
+    resume_waiting(*connection.job);
     return {};
   }
   Status status;
@@ -366,6 +392,8 @@ void ServerCore::on_closed(Flow& flow, const Status& status) {
   strangers_.erase(connection.id());
   if (Job* job = connection.job) {
     job->shard.drop(connection);
+    job->waiting.erase(&connection);
+    resume_waiting(*job);
     if (connection.receiving) job->shard.pool().give_back(std::move(connection.receiving));
     job->connections.erase(&connection);
     if (connection.said_goodbye) note_departure(*job, connection.rank);

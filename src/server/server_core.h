@@ -76,6 +76,7 @@ class ServerCore final : private Receiver {
 
   bool begin_turn(Flow& flow) override;
   void end_turn(Flow& flow) override;
+  bool may_receive(Flow& flow, const wire::Header& header) override;
   Result<std::span<std::byte>> on_header(Flow& flow, const wire::Header& header) override;
   void on_progress(Flow& flow, const wire::Header& header, std::size_t received_bytes) override;
   Status on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
@@ -96,6 +97,7 @@ class ServerCore final : private Receiver {
                     std::function<void()> release);
   Status request(Connection& connection, const wire::Header& header, std::span<const std::byte> payload);
   void check_overdue();
+  static void resume_waiting(Job& job);
 
   // server_report.cc
   static void heard(Connection& connection);

@@ -75,13 +75,13 @@ void ServerCore::note(FlightEvent::Kind kind, const Connection& connection, cons
 }
 
 /// Those of the chunk's missing ranks of which nothing has come since then. One that still sends, whatever it is, may
-/// be on a slow network.
+/// be on a slow network; one whose part may not come yet waits for others.
 std::vector<std::uint32_t> ServerCore::silent_ranks(const Job& job, const Shard::OpenChunk& chunk,
                                                     std::int64_t since_ns) {
   std::vector<std::uint32_t> silent = chunk.missing_ranks;
   std::erase_if(silent, [&](std::uint32_t rank) {
     return std::any_of(job.connections.begin(), job.connections.end(), [&](const Connection* connection) {
-      return connection->rank == rank && connection->last_progress_ns > since_ns;
+      return connection->rank == rank && (connection->waiting || connection->last_progress_ns > since_ns);
     });
   });
   return silent;

@@ -62,7 +62,40 @@ Result<Shard::Entry*> Shard::open(const wire::Header& header) {
 }
 
 void Shard::forget(std::uint64_t key) {
-  if (entries_.erase(key) > 0) pool_->release(entry_bytes_);
+  const auto entry = entries_.extract(key);
+  if (entry.empty()) return;
+  needed_bytes_ -= entry.mapped().needed_bytes;
+  pool_->release(entry_bytes_);
+}
+
+/// What a step of the chunk takes where nothing comes before its turn: its sum and its update.
+void Shard::note_need(Entry& entry, const wire::Header& header) {
+  if (pool_->budget().lowest_limit_bytes() == 0) return;
+  const std::size_t bytes = header.payload_bytes + update_bytes(header);
+  largest_part_bytes_ = std::max<std::size_t>(largest_part_bytes_, header.payload_bytes);
+  if (bytes <= entry.needed_bytes) return;
+  needed_bytes_ += bytes - std::exchange(entry.needed_bytes, bytes);
+}
+
+/// Why no wait is for ever: what is received in its turn ends without anything that waits, and then its memory is free.
+/// When none is left, those in order are taken or refused. Rank 0's parts are always in order, so all that it sends
+/// comes through, whatever is held up behind those that wait. Then all of rank 1's are in order, and so on.
+bool Shard::may_receive(const wire::Header& header) const {
+  const bool adds_on_arrival = header.kind == wire::Kind::push && header.rank < worker_count_ &&
+                               reduction_.aggregation == Aggregation::streaming &&
+                               reduction_.order == ReduceOrder::rank && pace_.consistency == Consistency::bsp;
+  const std::size_t limit_bytes = pool_->budget().lowest_limit_bytes();
+  if (!adds_on_arrival || limit_bytes == 0) return true;
+  const auto found = entries_.find(key_of(header));
+  const bool known = found != entries_.end();
+  const bool fits_step = !known || !found->second.state.started() || found->second.state.shape().step == header.step;
+  const bool in_order = known ? found->second.state.in_order(header.rank) : header.rank == 0;
+  if (!fits_step || header.payload_bytes > limit_bytes) return true;  // to be refused
+  if (in_order) return turn_.use_count() == 1 || pool_->could_hold(header.payload_bytes);
+  // Of chunks that nobody has pushed yet nothing is known: half is for them.
+  const std::size_t needed_bytes = std::max(needed_bytes_, limit_bytes / 2);
+  const std::size_t turns_bytes = worker_count_ * std::max<std::size_t>(largest_part_bytes_, header.payload_bytes);
+  return pool_->could_hold(needed_bytes + turns_bytes + header.payload_bytes);
 }
 
 /// After a request that was refused: it may have been the first to speak of the chunk.
@@ -101,7 +134,10 @@ Result<Shard::Entry*> Shard::admit(const wire::Header& header, Requester& from) 
                                       std::to_string(header.step) + " while an earlier one is still coming"};
   else
     status = entry.value()->state.admit(header, &from);
-  if (status.ok()) return entry;
+  if (status.ok()) {
+    note_need(*entry.value(), header);
+    return entry;
+  }
   forget_if_unused(header);
   return status;
 }
@@ -116,7 +152,7 @@ Result<std::span<std::byte>> Shard::begin(const wire::Header& header, Requester&
   }
   if (stands_apart(*entry.value(), header))
     return parts_apart(*entry.value()).place(header.rank, &from, std::move(buffer));
-  return entry.value()->state.place(header.rank, std::move(buffer));
+  return entry.value()->state.place(header.rank, std::move(buffer), turn_);
 }
 
 void Shard::progress(const wire::Header& header, std::size_t received_bytes) {

@@ -58,6 +58,10 @@ class Shard {
   /// Why `size_bytes` more are refused.
   Status no_room(std::uint64_t size_bytes) const;
 
+  /// Whether a contribution's payload may come now, or has to wait until others have come: what comes before its turn
+  /// in the order of adding, since it would take the memory that those need which come first; and what finds no room
+  /// that the end of others' will make.
+  bool may_receive(const wire::Header& header) const;
   /// A contribution (push or factors) with a payload: its header has come. Returns where the payload goes;
   /// `progress` and `complete` follow, or `drop`.
   Result<std::span<std::byte>> begin(const wire::Header& header, Requester& from);
@@ -109,6 +113,7 @@ class Shard {
     std::vector<PendingPull> pulls;
     std::unique_ptr<Late> late;          // null but with stragglers=drop
     std::unique_ptr<RankClocks> clocks;  // null but for stored chunks with consistency=ssp or async
+    std::size_t needed_bytes = 0;        // by a step of it at least, whatever comes before its turn
     bool computing = false;              // the wide baseline's threads are at work
     std::future<void> computed;
   };
@@ -121,6 +126,7 @@ class Shard {
   static std::uint64_t key_of(const wire::Header& header) { return std::uint64_t{header.unit} << 32 | header.chunk; }
   /// The chunk, new where it was unknown.
   Result<Entry*> open(const wire::Header& header);
+  void note_need(Entry& entry, const wire::Header& header);
   void forget(std::uint64_t key);
   void forget_if_unused(const wire::Header& header);
   Entry& entry_of(const wire::Header& header);
@@ -160,10 +166,13 @@ class Shard {
   Reduction reduction_;
   const WideThreads wide_;
   const std::shared_ptr<BufferPool> pool_;
-  std::size_t entry_bytes_;                           // what a chunk costs beside its data
-  std::unordered_map<std::uint64_t, Entry> entries_;  // by unit << 32 | chunk
-  std::unordered_map<std::uint64_t, Rule> rules_;     // by rule_key
-  std::unique_ptr<ShardCheckpoint> checkpoint_;       // null: nothing is saved
+  std::size_t entry_bytes_;                                            // what a chunk costs beside its data
+  std::size_t needed_bytes_ = 0;                                       // of all entries
+  std::size_t largest_part_bytes_ = 0;                                 // that has been admitted
+  const std::shared_ptr<const bool> turn_ = std::make_shared<bool>();  // held by those whose memory will be free
+  std::unordered_map<std::uint64_t, Entry> entries_;                   // by unit << 32 | chunk
+  std::unordered_map<std::uint64_t, Rule> rules_;                      // by rule_key
+  std::unique_ptr<ShardCheckpoint> checkpoint_;                        // null: nothing is saved
 
   wire::Pace pace_;
   Loop* loop_ = nullptr;

@@ -39,6 +39,10 @@ class Receiver {
   virtual bool begin_turn(Flow& /*flow*/) { return true; }
   virtual void end_turn(Flow& /*flow*/) {}
 
+  /// Whether a payload may come that on_header is to give a place to. False: not yet. The flow delivers nothing more,
+  /// and what follows waits as well, at last in the sender, until Flow::resume; then it asks again.
+  virtual bool may_receive(Flow& /*flow*/, const wire::Header& /*header*/) { return true; }
+
   /// A header with a payload has arrived over a medium that needs a place to put it: returns memory
   /// of exactly header.payload_bytes that stays valid until `on_message` or `on_closed`. An error closes the flow
   /// with that status.
@@ -81,6 +85,10 @@ class Flow {
   /// Sends what is queued (up to `linger`), then closes; the receiver gets on_closed(ok). Nothing
   /// more is delivered. With a linger, TCP ends when the peer has closed its side too, or at its end.
   virtual void close(std::chrono::milliseconds linger) = 0;
+
+  /// After Receiver::may_receive has said no: asks again, from the loop, not from inside this call. Without effect
+  /// otherwise.
+  virtual void resume() = 0;
 
   /// Marks what this end sends. ErrorCode::refused where the system does not permit it; the flow goes on.
   /// Nothing to do for media that are no network.

@@ -60,6 +60,54 @@ TEST_P(TransportTest, JoinsThePiecesOfAPayload) {
   EXPECT_EQ(messages[2].payload, Bytes());
 }
 
+TEST_P(TransportTest, HoldsBackWhatTheReceiverDoesNotLetCome) {
+  const Bytes large = pattern(9 * kMiB, 3);  // which no medium lends, since it has two pieces
+  const std::span<const std::byte> all(large);
+  const std::vector<std::span<const std::byte>> pieces{all.first(kMiB), all.subspan(kMiB)};
+  Pair pair = receiving_pair();
+  pair.client->send(push_header(1), Bytes());
+  ASSERT_TRUE(pair.server->recorder.wait_messages(1));
+  pair.server->recorder.let_come(false);
+  pair.client->send(push_header(2), pieces);
+  pair.client->send(push_header(3), Bytes());
+  ASSERT_TRUE(pair.server->recorder.wait_asked(1));
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT_EQ(pair.server->recorder.messages().size(), 1u);
+  // The other direction goes on, and asking in vain changes nothing.
+  pair.server->send(push_header(4), pieces);
+  ASSERT_TRUE(pair.client->recorder.wait_messages(1));
+  server_loop().call([&] { pair.server->flow().resume(); });
+  ASSERT_TRUE(pair.server->recorder.wait_asked(2));
+  EXPECT_EQ(pair.server->recorder.messages().size(), 1u);
+  pair.server->recorder.let_come(true);
+  server_loop().call([&] { pair.server->flow().resume(); });
+  ASSERT_TRUE(pair.server->recorder.wait_messages(3));
+  const auto messages = pair.server->recorder.messages();
+  EXPECT_EQ(messages[1].payload, large);
+  EXPECT_EQ(messages[2].header.chunk, 3u);
+  server_loop().call([&] { pair.server->flow().resume(); });  // without effect
+  pair.client->send(push_header(5), pieces);
+  ASSERT_TRUE(pair.server->recorder.wait_messages(4));
+}
+
+TEST_P(TransportTest, EndsWhileItHoldsSomethingBack) {
+  const Bytes large = pattern(9 * kMiB, 3);
+  const std::span<const std::byte> all(large);
+  for (const bool own_close : {true, false}) {
+    Pair pair = receiving_pair();
+    pair.server->recorder.let_come(false);
+    pair.client->send(push_header(1), {all.first(kMiB), all.subspan(kMiB)});
+    ASSERT_TRUE(pair.server->recorder.wait_asked(1));
+    (own_close ? pair.server : pair.client)->close(milliseconds(0));
+    if (!own_close) {  // what has come is held back, and the end behind it
+      pair.server->recorder.let_come(true);
+      server_loop().call([&] { pair.server->flow().resume(); });
+    }
+    EXPECT_EQ(pair.server->recorder.wait_closed().code(), own_close ? ErrorCode::ok : ErrorCode::peer_lost);
+    EXPECT_NE(pair.client->recorder.wait_closed().code(), ErrorCode::timeout);
+  }
+}
+
 TEST_P(TransportTest, CarriesEveryHeaderField) {
   const Bytes payload = pattern(10, 1);
   Pair pair = receiving_pair();

@@ -59,6 +59,13 @@ class Recorder final : public Receiver {
   bool keep_loans = false;
   std::function<void(Flow&, const Received&)> on_received;
 
+  bool may_receive(Flow&, const wire::Header&) override {
+    const std::lock_guard lock(mutex_);
+    ++asked_count_;
+    changed_.notify_all();
+    return open_;
+  }
+
   Result<std::span<std::byte>> on_header(Flow&, const wire::Header& header) override {
     if (!refuse_header.ok()) return refuse_header;
     place_ = Buffer(static_cast<std::size_t>(header.payload_bytes));
@@ -84,6 +91,14 @@ class Recorder final : public Receiver {
     changed_.notify_all();
   }
 
+  /// What may_receive answers from here on.
+  void let_come(bool open) {
+    const std::lock_guard lock(mutex_);
+    open_ = open;
+  }
+  bool wait_asked(std::size_t count) {
+    return wait([&] { return asked_count_ >= count; });
+  }
   bool wait_messages(std::size_t count) {
     return wait([&] { return messages_.size() >= count; });
   }
@@ -120,6 +135,8 @@ class Recorder final : public Receiver {
   Buffer place_;
   std::mutex mutex_;
   std::condition_variable changed_;
+  bool open_ = true;
+  std::size_t asked_count_ = 0;
   std::vector<Received> messages_;
   std::vector<Status> closed_;
   std::vector<std::function<void()>> loans_;

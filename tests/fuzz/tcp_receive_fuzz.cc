@@ -24,6 +24,7 @@ class NamedFlow final : public Flow {
  public:
   void set_receiver(Receiver*) override {}
   void send(wire::Header, std::vector<std::span<const std::byte>>, std::function<void(const Status&)>) override {}
+  void resume() override {}
   void close(std::chrono::milliseconds) override {}
   const std::string& peer_name() const override { return name_; }
   std::uint64_t bytes_sent() const override { return 0; }

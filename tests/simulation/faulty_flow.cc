@@ -201,11 +201,18 @@ void FaultyFlow::enqueue(Arrival arrival, Clock::time_point due) {
   arrivals_.emplace(std::pair(due, ++queued_count_), std::move(arrival));
 }
 
+void FaultyFlow::resume() {
+  if (std::exchange(waiting_, false)) loop_.post([self = shared_from_this()] { self->pump(); });
+}
+
 /// Delivers what is due.
 void FaultyFlow::pump() {
   const auto self = shared_from_this();
   if (timer_ != 0) loop_.cancel(std::exchange(timer_, 0));
   while (receiver_ != nullptr && !partial_ && !arrivals_.empty() && arrivals_.begin()->first.first <= Clock::now()) {
+    const wire::Header& next = arrivals_.begin()->second.header;
+    waiting_ = next.payload_bytes > 0 && !receiver_->may_receive(*this, next);
+    if (waiting_ || !open_) return;
     Arrival arrival = std::move(arrivals_.begin()->second);
     arrivals_.erase(arrivals_.begin());
     if (arrival.end) {

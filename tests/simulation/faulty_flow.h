@@ -38,6 +38,7 @@ class FaultyFlow final : public Flow, private Receiver, public std::enable_share
   void set_receiver(Receiver* receiver) override;
   void send(wire::Header header, std::vector<std::span<const std::byte>> payload, Done done) override;
   void close(std::chrono::milliseconds linger) override;
+  void resume() override;
   const std::string& peer_name() const override { return medium_->peer_name(); }
   std::uint64_t bytes_sent() const override { return 0; }
   std::uint64_t bytes_received() const override { return 0; }
@@ -101,6 +102,7 @@ class FaultyFlow final : public Flow, private Receiver, public std::enable_share
   std::uint64_t queued_count_ = 0;
   Clock::time_point last_due_{};  // nothing that comes later is due before, unless it overtakes
   std::optional<Partial> partial_;
+  bool waiting_ = false;  // the receiver does not let the next payload come
   Loop::TimerId timer_ = 0;
 };
 

@@ -112,12 +112,21 @@ void InprocFlow::close(std::chrono::milliseconds) {
 /// The peer's message, on this end's loop.
 void InprocFlow::arrive(Message message) {
   if (closed_) return reply(*link_, 1 - end_, message.id, closed_by_peer());
-  if (receiver_ == nullptr || !waiting_.empty()) return waiting_.push_back(std::move(message));
+  if (!waiting_.empty() || !may_deliver(message)) return waiting_.push_back(std::move(message));
   if (Status status = deliver(message); !status.ok()) end(status);
 }
 
+void InprocFlow::resume() {
+  if (!waiting_.empty()) loop_.post([self = shared_from_this()] { self->deliver_waiting(); });
+}
+
+/// One piece is lent, several are copied.
+bool InprocFlow::may_deliver(const Message& message) {
+  return receiver_ != nullptr && (message.payload.size() <= 1 || receiver_->may_receive(*this, message.header));
+}
+
 void InprocFlow::deliver_waiting() {
-  while (receiver_ != nullptr && !waiting_.empty() && !closed_) {
+  while (!closed_ && !waiting_.empty() && may_deliver(waiting_.front())) {
     const Message message = std::move(waiting_.front());
     waiting_.pop_front();
     if (Status status = deliver(message); !status.ok()) end(status);

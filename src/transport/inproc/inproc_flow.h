@@ -56,6 +56,7 @@ class InprocFlow final : public Flow, public std::enable_shared_from_this<Inproc
   void set_receiver(Receiver* receiver) override;
   void send(wire::Header header, std::vector<std::span<const std::byte>> payload, Done done) override;
   void close(std::chrono::milliseconds linger) override;
+  void resume() override;
   const std::string& peer_name() const override { return peer_name_; }
   std::uint64_t bytes_sent() const override { return 0; }
   std::uint64_t bytes_received() const override { return 0; }
@@ -69,6 +70,7 @@ class InprocFlow final : public Flow, public std::enable_shared_from_this<Inproc
   };
 
   void arrive(Message message);
+  bool may_deliver(const Message& message);
   Status deliver(const Message& message);
   Status deliver_copy(const Message& message);
   void deliver_waiting();

@@ -56,6 +56,7 @@ void ShmFlow::send(wire::Header header, std::vector<std::span<const std::byte>> 
 void ShmFlow::close(std::chrono::milliseconds linger) {
   if (state_ != State::open) return;
   state_ = State::closing;
+  if (const auto waited = std::exchange(waiting_, std::nullopt)) inbox_.give_back(*waited);
   const Rest rest = flush();
   if (state_ == State::closed) return;
   // What is in the shared memory is the peer's to read, whether we are there or not.
@@ -67,6 +68,10 @@ void ShmFlow::close(std::chrono::milliseconds linger) {
   update_watch();
   wait_for_room(rest);
   post_work();  // drops what has arrived: the peer may be waiting for room, too
+}
+
+void ShmFlow::resume() {
+  if (waiting_) post_work();
 }
 
 void ShmFlow::on_wake() {
@@ -158,7 +163,7 @@ ShmFlow::Rest ShmFlow::receive() {
   std::uint64_t taken_bytes = 0;
   while (state_ == State::closing || (state_ == State::open && receiver_ != nullptr)) {
     if (taken_bytes >= kReadBudgetBytes) return Rest::more;
-    auto descriptor = inbox_.next();
+    auto descriptor = waiting_ ? Result(std::exchange(waiting_, std::nullopt)) : inbox_.next();
     Status status = descriptor.status();
     if (status.ok() && !descriptor.value()) {
       if (!peer_gone_) return Rest::nothing;
@@ -172,6 +177,7 @@ ShmFlow::Rest ShmFlow::receive() {
       status = take(*descriptor.value());
     }
     if (!status.ok()) end(status);
+    if (waiting_) break;
   }
   return Rest::blocked;
 }
@@ -199,6 +205,12 @@ Status ShmFlow::start_message(const Descriptor& descriptor) {
     if (auto release = inbox_.lend(descriptor)) {
       return receiver_->on_message(*this, header_, inbox_.data(descriptor), std::move(release));
     }
+  }
+  const bool may_come = receiver_->may_receive(*this, header_);
+  if (state_ != State::open) return {};
+  if (!may_come) {
+    waiting_ = descriptor;
+    return {};
   }
   auto place = receiver_->on_header(*this, header_);
   if (state_ != State::open) return {};

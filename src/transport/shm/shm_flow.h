@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -27,6 +28,7 @@ class ShmFlow final : public Flow, public std::enable_shared_from_this<ShmFlow> 
   void send(wire::Header header, std::vector<std::span<const std::byte>> payload,
             std::function<void(const Status&)> done) override;
   void close(std::chrono::milliseconds linger) override;
+  void resume() override;
   const std::string& peer_name() const override { return end_.peer_name(); }
   std::uint64_t bytes_sent() const override { return 0; }
   std::uint64_t bytes_received() const override { return 0; }
@@ -72,6 +74,7 @@ class ShmFlow final : public Flow, public std::enable_shared_from_this<ShmFlow> 
   Loop::TimerId linger_timer_ = 0;
 
   Inbox inbox_;
+  std::optional<Descriptor> waiting_;  // of a message whose payload may not come yet
   bool in_payload_ = false;
   wire::Header header_;  // of the message that arrives in pieces
   std::span<std::byte> payload_;

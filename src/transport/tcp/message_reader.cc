@@ -42,7 +42,7 @@ Status MessageReader::consume(std::size_t count, Flow& flow, Receiver& receiver)
     if (!in_payload_) {
       if (buffered_bytes() < wire::kHeaderBytes) break;
       if (Status status = start_message(flow, receiver); !status.ok()) return status;
-      if (stopped_) break;
+      if (stopped_ || waiting_) break;
     }
     if (received_bytes_ < payload_.size()) break;
     if (Status status = finish_message(flow, receiver); !status.ok()) return status;
@@ -56,6 +56,8 @@ Status MessageReader::start_message(Flow& flow, Receiver& receiver) {
   const auto bytes = std::span<const std::byte>(buffer_.span()).subspan(begin_).first<wire::kHeaderBytes>();
   auto header = wire::decode(bytes);
   if (!header.ok()) return header.status().with_context("message from " + flow.peer_name());
+  waiting_ = header.value().payload_bytes > 0 && !receiver.may_receive(flow, header.value());
+  if (waiting_ || stopped_) return {};
   begin_ += wire::kHeaderBytes;
   header_ = header.value();
   in_payload_ = true;

@@ -28,6 +28,9 @@ class MessageReader {
   /// No calls of the receiver from here on, even inside consume: bytes are read and dropped.
   void stop() { stopped_ = true; }
 
+  /// The receiver has not let the next payload come: nothing is to be read until `consume(0)` has asked again.
+  bool waiting() const { return waiting_ && !stopped_; }
+
   /// Bytes that the payload under way still needs; 0 between messages and in headers.
   std::size_t wanted_bytes() const { return in_payload_ && !stopped_ ? payload_.size() - received_bytes_ : 0; }
 
@@ -45,6 +48,7 @@ class MessageReader {
   Buffer buffer_;
   std::size_t begin_ = 0;  // buffer_[begin_, end_) is read but not consumed
   std::size_t end_ = 0;
+  bool waiting_ = false;
   bool in_payload_ = false;
   wire::Header header_;
   std::span<std::byte> payload_;

@@ -135,12 +135,25 @@ void TcpFlow::on_events(std::uint32_t events) {
   const bool failed = (events & (EPOLLERR | EPOLLHUP)) != 0;
   if ((failed || (events & EPOLLOUT) != 0) && has_unsent()) flush();
   end_.run_finished();
+  if (failed && reader_.waiting()) end(end_.send_error().ok() ? end_.lost("closed by the peer") : end_.send_error());
   if (state_ != State::closed && (watched_events_ & EPOLLIN) != 0 && (failed || (events & EPOLLIN) != 0)) {
     take_turn();
     update_low_water();
   }
   update_watch();
   watch_unread();
+}
+
+void TcpFlow::resume() {
+  if (reader_.waiting()) loop_.post([self = shared_from_this()] { self->go_on(); });
+}
+
+void TcpFlow::go_on() {
+  if (state_ != State::open || !reader_.waiting()) return;
+  if (Status status = reader_.consume(0, *this, *receiver_); !status.ok()) return end(status);
+  if (state_ == State::closed) return;
+  update_watch();
+  on_events(EPOLLIN);  // for what is in the socket already there may be no event
 }
 
 void TcpFlow::on_unread() {
@@ -157,7 +170,8 @@ void TcpFlow::watch_unread() {
 void TcpFlow::update_watch() {
   if (state_ == State::closed) return;
   std::uint32_t wanted = 0;
-  if (receiver_ != nullptr || state_ == State::closing) wanted |= EPOLLIN;
+  // While nothing may be read only a failure is heard of: its event comes in any case.
+  if (receiver_ != nullptr || state_ == State::closing) wanted |= reader_.waiting() ? EPOLLERR : EPOLLIN;
   if (has_unsent()) wanted |= EPOLLOUT;
   if (wanted == watched_events_) return;
   Status status;
@@ -211,7 +225,7 @@ void TcpFlow::take_turn() {
 void TcpFlow::receive() {
   std::size_t budget_bytes = kReadBudgetBytes;
   const std::uint64_t last_message = reader_.message_count() + kReadBudgetMessages;
-  while (state_ != State::closed && budget_bytes > 0 && reader_.message_count() < last_message) {
+  while (state_ != State::closed && !reader_.waiting() && budget_bytes > 0 && reader_.message_count() < last_message) {
     std::array<iovec, 2> pieces{};
     const auto used = std::span(pieces).first(reader_.destinations(std::min(budget_bytes, kReadPieceBytes), pieces));
     const Transfer got = stream_.receive(used);

@@ -25,6 +25,7 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   void send(wire::Header header, std::vector<std::span<const std::byte>> payload,
             std::function<void(const Status&)> done) override;
   void close(std::chrono::milliseconds linger) override;
+  void resume() override;
   Status set_traffic_class(const TrafficClass& traffic_class) override;
   const std::string& peer_name() const override { return end_.peer_name(); }
   std::uint64_t bytes_sent() const override { return bytes_sent_; }
@@ -39,6 +40,7 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
 
   void on_events(std::uint32_t events);
   void on_unread();
+  void go_on();
   bool has_unsent() const { return !queue_.empty() || (stream_.has_unsent() && end_.send_error().ok()); }
   void update_watch();
   void flush();

@@ -322,7 +322,7 @@ void UcxFlow::open_or_fail() {
 void UcxFlow::deliver() {
   if (receiver_ == nullptr) return;
   if (receiving_ && receiving_->complete) finish_receiving();
-  while (state_ == State::open && !receiving_ && arrivals_.front() != nullptr) {
+  while (state_ == State::open && may_deliver_ && !receiving_ && arrivals_.front() != nullptr) {
     // What has arrived is delivered though the connection has ended since; what is still with the peer is lost.
     if (arrivals_.front()->rendezvous && !connection_error_.ok()) break;
     deliver_next();
@@ -332,7 +332,14 @@ void UcxFlow::deliver() {
   if (peer_fin_ && *peer_fin_ <= arrivals_.next() && !receiving_) end(end_.lost("closed by the peer"));
 }
 
+void UcxFlow::resume() {
+  if (!std::exchange(may_deliver_, true)) settle_soon();
+}
+
 void UcxFlow::deliver_next() {
+  const Arrival& next = *arrivals_.front();
+  may_deliver_ = next.data == nullptr || receiver_->may_receive(*this, next.header);
+  if (!may_deliver_ || state_ != State::open) return;
   const Arrival arrival = arrivals_.take();
   if (arrival.data == nullptr) return hand_over(arrival.header, {});
   const auto place = receiver_->on_header(*this, arrival.header);

@@ -50,6 +50,7 @@ class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> 
   void send(wire::Header header, std::vector<std::span<const std::byte>> payload,
             std::function<void(const Status&)> done) override;
   void close(std::chrono::milliseconds linger) override;
+  void resume() override;
   const std::string& peer_name() const override { return end_.peer_name(); }
   std::uint64_t bytes_sent() const override { return bytes_sent_; }
   std::uint64_t bytes_received() const override { return bytes_received_; }
@@ -145,6 +146,7 @@ class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> 
 
   Receiver* receiver_ = nullptr;
   Arrivals arrivals_;
+  bool may_deliver_ = true;                // the receiver lets the next message come
   std::optional<Receiving> receiving_;     // the rendezvous under way
   std::optional<std::uint64_t> peer_fin_;  // how many messages the peer sent before it closed
   Status connection_error_;                // seen by a callback; settle ends the flow with it

@@ -29,7 +29,7 @@ using testing::text_of;
 
 constexpr std::size_t kLimit = 1u << 20;
 
-class ServerLimits : protected testing::ServerWithWorkers, public ::testing::Test {
+class ServerLimits : public testing::ServerWithWorkers, public ::testing::Test {
  protected:
   explicit ServerLimits(std::unique_ptr<Transport> transport = make_inproc_transport())
       : ServerWithWorkers(std::move(transport)) {
@@ -72,6 +72,37 @@ TEST_F(TcpServerLimits, APayloadThatHasNoRoomEndsItsSenderAlone) {
   }
   expect_step(*other, 1, 2);
   EXPECT_EQ(mate->recorder.messages().size(), 1u) << "its hello";
+}
+
+/// Ranks that are ahead of rank 0 push more than the server may hold: they wait, and nobody is refused.
+void expect_to_wait_for_rank_zero(testing::ServerWithWorkers& team) {
+  constexpr std::uint32_t kRanks = 4;
+  constexpr std::uint32_t kUnits = 6;
+  const Floats eighth(kLimit / 4 / 8, 1.0F);  // 6/8 of the limit a rank
+  std::vector<std::unique_ptr<End>> workers;
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) workers.push_back(team.join(rank, kRanks, "late"));
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    for (const std::uint32_t rank : {3u, 1u, 2u, 0u}) {
+      if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      for (std::uint32_t unit = 0; unit < kUnits; ++unit) {
+        wire::Header header = push_of(rank, kRanks, step);
+        header.unit = rank % 2 == 0 ? unit : kUnits - 1 - unit;  // and in different orders
+        team.push(*workers[rank], header, eighth);
+      }
+    }
+    for (const auto& worker : workers) {
+      for (std::size_t i = 0; i < kUnits; ++i) {
+        const Received result = testing::ServerWithWorkers::message(*worker, 2 + (step - 1) * kUnits + i);
+        ASSERT_EQ(result.header.kind, wire::Kind::result) << text_of(result);
+        ASSERT_EQ(floats_of(result), Floats(eighth.size(), 4.0F));
+      }
+    }
+  }
+}
+
+TEST_F(TcpServerLimits, WhoIsAheadOfRankZeroWaits) {
+  start("127.0.0.1:0");
+  expect_to_wait_for_rank_zero(*this);
 }
 
 TEST_F(TcpServerLimits, TheCoresOfAServerShareAJobsMemory) {
@@ -143,6 +174,11 @@ class ShmServerLimits : public ServerLimits {
  protected:
   ShmServerLimits() : ServerLimits(make_shm_transport()) {}
 };
+
+TEST_F(ShmServerLimits, WhoIsAheadOfRankZeroWaits) {
+  start(":0");
+  expect_to_wait_for_rank_zero(*this);
+}
 
 TEST_F(ShmServerLimits, AnswersThatNobodyReadsAreBounded) {
   start(":0");
