@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 _FACTORIES = ("empty", "full", "ones", "rand", "randint", "randn", "tensor", "zeros")
+_PIXELS = 40
 
 
 def load(world_size: int, timeout_s: float) -> ModuleType:
@@ -78,11 +79,22 @@ def _device_keyword_replaced(function: Callable[..., Any]) -> Callable[..., Any]
     return on_cpu
 
 
+def _small_images(ones: Callable[..., Any]) -> Callable[..., Any]:
+    """Images of 1000 by 1000 pixels take minutes without a GPU."""
+
+    @functools.wraps(ones)
+    def on_cpu(*sizes: Any, **kwargs: Any) -> Any:
+        return ones(*(min(size, _PIXELS) for size in sizes), **kwargs) if len(sizes) == 4 else ones(*sizes, **kwargs)
+
+    return on_cpu
+
+
 def _put_tensors_on_cpu() -> None:
     torch.Tensor.to = _devices_replaced(torch.Tensor.to)
     torch.Tensor.cuda = lambda self, *_, **__: self
     for name in _FACTORIES:
         setattr(torch, name, _device_keyword_replaced(getattr(torch, name)))
+    torch.ones = _small_images(torch.ones)
 
 
 def _put_modules_on_cpu() -> None:
