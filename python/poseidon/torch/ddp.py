@@ -154,7 +154,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                 output = self.module(*inputs, **kwargs)
         finally:
             TorchDistributedDataParallel._active_ddp_module = around
-        self._end_forward()
+        self._end_forward(output)
         return output
 
     @torch._disable_dynamo
@@ -188,10 +188,12 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         return forward_order(self.module, sync, sync.priorities)
 
     @torch._disable_dynamo
-    def _end_forward(self) -> None:
+    def _end_forward(self, output: Any) -> None:
         trained = self.trained_model()
         if trained.sync is None:
             return
+        if torch.is_grad_enabled():
+            trained.sync.passes.end(output)
         if self._buffer_hook_is_after():
             self._sync_buffers_by(trained, 0)
         # As torch's class: only the first pass without gradients after a training pass sends buffers again. So a rank
@@ -243,9 +245,6 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         The first backward outside exchanges what was accumulated.
         """
         before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
-        sync = self.synchronizer
-        if sync is not None:
-            sync.local_only()
         try:
             yield
         finally:

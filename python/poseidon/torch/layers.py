@@ -14,7 +14,9 @@ from poseidon.errors import InvalidArgument
 from poseidon.torch.factors import FactorForward, Factors
 from poseidon.torch.gradient_form import DenseForm, form_of
 from poseidon.torch.memory import DTYPE_NAMES
+from poseidon.torch.passes import Mode
 from poseidon.torch.pending_gradient import PendingGradient
+from poseidon.torch.watched import raw_grad
 
 if TYPE_CHECKING:
     from poseidon import _core
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 SCHEMES = ("auto", "ps", "sfb", "adam")
 FACTOR_SCHEMES = ("sfb", "adam")
 _KEPT_SUMS = 4  # enough to go back by two attempts
+_DENSE_EXCHANGES = 16
 
 SchemeChoice = str | Mapping[str, str]
 
@@ -57,7 +60,7 @@ class SyncedParameter:
         self._refused_factors = False  # some of these rows went into the dense gradient
         self.used_elsewhere = False  # the weight is also used outside its Linear modules
         self.factors = Factors()
-        self.base: torch.Tensor | None = None  # replica-identical gradient that this exchange's result is added to
+        self._dense_exchanges = 0  # to come, since gradients are added to what an exchange has left in `.grad`
         self.ready_ns = 0
         self.stored: StoredParameter | None = None  # where servers hold and update the parameter
         self._placeholder: PendingGradient | None = None
@@ -115,7 +118,7 @@ class SyncedParameter:
         """Forgets what exchanges have left behind, before the layer is added to another client."""
         stored_scheme = "ps" if self.stored is not None else ""
         self.scheme, self.grouped, self.next_scheme = stored_scheme or self.asked_scheme, False, stored_scheme
-        self.forward_rows, self.base, self._placeholder = 0, None, None
+        self.forward_rows, self._placeholder = 0, None
         self.start_over()
 
     def check_free(self) -> None:
@@ -144,9 +147,9 @@ class SyncedParameter:
 
     @property
     def armed(self) -> bool:
-        """Whether backward may hand over factors at all."""
+        """Whether the forward pass that runs now is one through the wrapper, or is made again in its backward."""
         sync = self._sync()
-        return sync is not None and sync.armed
+        return sync is not None and sync.mode is not Mode.OTHERS
 
     def _must_be_dense(self, left: torch.Tensor) -> bool:
         param: Any = self.param
@@ -175,7 +178,8 @@ class SyncedParameter:
         True: taken, or not wanted by anybody. False: the caller has to return the dense gradient.
         """
         sync = self._sync()
-        if sync is None or not sync.armed or torch.is_grad_enabled():  # create_graph: it must have a history
+        # With create_graph the gradient must have a history.
+        if sync is None or sync.mode is Mode.OTHERS or torch.is_grad_enabled():
             return False
         try:
             if not torch._C._will_engine_execute_node(self._node):
@@ -197,7 +201,17 @@ class SyncedParameter:
     def known_factor_count(self) -> int | None:
         """K of the gradient that is about to be sent; None where it is no sum of factors."""
         hooked = bool(getattr(self.param, "_backward_hooks", None))
-        return self.factor_count if self.factorable and not self.used_elsewhere and not hooked else None
+        if not self.factorable or self.used_elsewhere or hooked:
+            return None
+        self._dense_exchanges = max(0, self._dense_exchanges - 1)
+        return None if self._dense_exchanges else self.factor_count
+
+    def note_added(self) -> None:
+        """Its factors are added to a gradient that an exchange has left, which no factors stand for.
+
+        For some exchanges then the layer is taken for a dense one: every second would be, and go by the wrong scheme.
+        """
+        self._dense_exchanges = _DENSE_EXCHANGES
 
     def note_dense_contribution(self) -> None:
         """A dense gradient arrived while the layer sends factors."""
@@ -219,8 +233,23 @@ class SyncedParameter:
         """This synchronization has what there was."""
         self.factors, self.factor_count, self._refused_factors = Factors(), 0, False
 
-    def hold(self) -> None:
-        """After a backward under `no_sync()`: makes `.grad` show what the held factors stand for."""
+    def accumulated(self, mode: Mode) -> None:
+        """A backward that exchanges nothing has added to the gradient."""
+        if mode is Mode.LOCAL:
+            self._hold()
+            return
+        grad: Any = self.param.grad
+        if self.update is not None and grad is not None:
+            grad._poseidon_alone = grad._version
+
+    def trained_alone(self) -> bool:
+        """Whether `.grad` is what a backward left that was none of the wrapper's: this rank's own."""
+        grad: Any = raw_grad(self.param)
+        version = getattr(grad, "_poseidon_alone", None)
+        return version is not None and version == grad._version
+
+    def _hold(self) -> None:
+        """Makes `.grad` show what the held factors stand for."""
         if not self.factors:
             return
         if self.param.grad is None:
@@ -240,22 +269,6 @@ class SyncedParameter:
         else:
             self.factors = Factors()
         self._placeholder = None
-
-    def mark_identical(self, grad: Any) -> None:
-        """Remembers that this gradient now has the same bits on every rank."""
-        if grad is not None:
-            grad._poseidon_version = grad._version
-
-    def set_base_aside(self) -> None:
-        """Leaves in `.grad` only what this rank adds to a gradient that is the same on every rank."""
-        grad: Any = self.param.grad
-        if self.base is None and grad is not None and getattr(grad, "_poseidon_version", None) == grad._version:
-            self.base, self.param.grad = grad, None
-
-    def restore_base(self) -> None:
-        """Undoes `set_base_aside` after a failure."""
-        if self.base is not None:
-            self.param.grad, self.base = self.base, None
 
 
 def _own_copy(rows: torch.Tensor) -> torch.Tensor:

@@ -132,8 +132,6 @@ class DistributedOptimizer(Optimizer):
         self._on_servers = update == "server"
         check_optimizer(context().settings, self._on_servers, optimizer)
         self._steps_made = 0
-        if model.synchronizer is not None:
-            model.synchronizer.armed = True
         if self._on_servers and model.synchronizer is not None:
             self._update_on_servers(model.synchronizer, resume)
         else:

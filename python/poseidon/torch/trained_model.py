@@ -130,10 +130,7 @@ class TrainedModel:
     def arm(self, synchronizing: bool) -> None:
         """From now on backward exchanges gradients, or, not `synchronizing`, accumulates them on this rank."""
         assert self.sync is not None
-        self.sync.armed = True
-        self.sync.synchronizing = synchronizing
-        if not synchronizing:
-            self.sync.local_only()
+        self.sync.passes.begin(synchronizing)
 
     @property
     def takes_buffers_before_forward(self) -> bool:
