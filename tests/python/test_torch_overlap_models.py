@@ -227,7 +227,7 @@ def test_compiled_parts(how: str) -> None:
 
 
 def compiled_after_another_backward(how: str) -> str:
-    """One without a forward pass of the whole model before it: what it leaves behind does not disturb compiled parts."""
+    """A backward without a forward pass of the whole model leaves nothing behind that disturbs compiled parts."""
 
     def loop(model: Any, optimizer: Any) -> list[float]:
         faster = torch.compile(model, backend="aot_eager") if how == "model" else model
