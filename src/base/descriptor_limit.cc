@@ -28,15 +28,16 @@ Status make_room_for_descriptors(std::size_t more_count) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return {};
   const rlim_t needed = open_count() + more_count;
-  if (limit.rlim_max < needed)
-    return {ErrorCode::invalid_argument,
-            "a worker of this job opens " + std::to_string(more_count) + " descriptors and this process may have " +
-                std::to_string(limit.rlim_max) + "; raise its hard limit (`ulimit -Hn`, LimitNOFILE=) to " +
-                std::to_string(needed + kSpareCount)};
-  if (limit.rlim_cur >= needed + kSpareCount) return {};
-  limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, std::max<rlim_t>(limit.rlim_cur, needed + kSpareCount));
-  ::setrlimit(RLIMIT_NOFILE, &limit);
-  return {};
+  const rlim_t wanted = std::min<rlim_t>(limit.rlim_max, needed + kSpareCount);
+  if (limit.rlim_cur < wanted) {
+    limit.rlim_cur = wanted;
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+  }
+  if (needed <= limit.rlim_max) return {};
+  return {ErrorCode::invalid_argument, "a worker of this job opens " + std::to_string(more_count) +
+                                           " descriptors and this process may have " + std::to_string(limit.rlim_max) +
+                                           "; raise its hard limit (`ulimit -Hn`, LimitNOFILE=) to " +
+                                           std::to_string(needed + kSpareCount)};
 }
 
 }  // namespace poseidon

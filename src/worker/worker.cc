@@ -191,6 +191,8 @@ class Worker final : public Client {
     mine.host_id = host_id();
     mine.host_name = host_name();
     const auto loop = std::make_shared<Loop>("psd-client");
+    // Others connect as soon as they know where. What cannot be raised may not be needed: that is known later.
+    static_cast<void>(make_room_for_descriptors(most_descriptors()));
     if (Status status = open_server(hosts.value(), loop, mine); !status.ok()) return status;
     auto lobby = std::make_unique<Lobby>(loop);
     if (Status status = listen_for_peers(*lobby, hosts.value().front(), mine); !status.ok()) return status;
@@ -307,6 +309,18 @@ class Worker final : public Client {
                                      false, false, member.host_name});
     }
     return endpoints;
+  }
+
+  /// What the connections take where all others are on this host, with as many cores as here.
+  std::size_t most_descriptors() const {
+    const auto classes = static_cast<std::size_t>(given_.priority_classes);
+    const auto cores =
+        given_.servers.empty()
+            ? std::max<std::size_t>({1, static_cast<std::size_t>(given_.server_cores), given_.interfaces.size()})
+            : 0;
+    const std::size_t of_servers = classes * static_cast<std::size_t>(given_.flows) * given_.servers.size();
+    return of_servers + static_cast<std::size_t>(given_.world_size - 1) * (transports_.shm ? kShmFlowDescriptors : 1) *
+                            classes * (1 + 2 * cores * static_cast<std::size_t>(given_.flows));
   }
 
   /// What the connections to all others take, at least: those of dedicated servers' further cores are not known yet.

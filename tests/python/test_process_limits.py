@@ -11,7 +11,7 @@ from torch import nn
 import poseidon.torch as poseidon
 import workers
 
-SIZE = 1024
+SIZE = 4096
 
 
 def trains_with_few_descriptors() -> bool:
@@ -33,12 +33,13 @@ def connects_below_its_hard_limit(count: int) -> None:
 def receives_more_than_it_may_hold(factor_count: int) -> None:
     """Rank 1 has a batch whose factors rank 0 has no memory for."""
     poseidon.init()
-    model = poseidon.DistributedDataParallel(nn.Linear(SIZE, SIZE, bias=False), scheme="sfb")
+    model = poseidon.DistributedDataParallel(nn.Linear(SIZE, 2 * SIZE, bias=False), scheme="sfb")
     model(torch.ones(1, SIZE)).mean().backward()
     if poseidon.rank() == 0:
+        gradient_bytes = 2 * SIZE * SIZE * 4  # which torch takes
         with open("/proc/self/statm", encoding="ascii") as memory:
             used = int(memory.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_AS, (used + gradient_bytes + (48 << 20), resource.RLIM_INFINITY))
     model(torch.ones(factor_count if poseidon.rank() == 1 else 1, SIZE)).mean().backward()
 
 
@@ -53,8 +54,8 @@ def test_a_hard_limit_of_descriptors_that_is_too_low_is_named() -> None:
 
 
 def test_a_payload_that_finds_no_memory_fails_the_job_and_not_the_process() -> None:
-    factor_count = 20_000
+    factor_count = 1500  # fewer bytes than the gradient has, more than rank 0 may take
     failure = workers.run_fresh(2, receives_more_than_it_may_hold, factor_count)[0]
     assert isinstance(failure, workers.Failure), failure
     assert "no memory" in failure.text
-    assert str(factor_count * 2 * SIZE * 4) in failure.text
+    assert str(factor_count * 3 * SIZE * 4) in failure.text

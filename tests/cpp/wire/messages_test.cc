@@ -166,7 +166,7 @@ TEST(Hello, AJobsNameIsOneLine) {
 
 TEST(Messages, HelloRoundTrip) {
   const TextMessage message = make_hello({3, 8, "a job"});
-  EXPECT_EQ(message.header.payload_bytes, 5u);
+  EXPECT_EQ(message.header.payload_bytes, 6u) << "an empty run follows";
   const Hello hello = read_hello(message.header, message.payload());
   EXPECT_EQ(hello.rank, 3u);
   EXPECT_EQ(hello.worker_count, 8u);
