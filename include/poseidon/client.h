@@ -153,7 +153,9 @@ class Client {
   /// Contributes only. Completes when the step has: every rank takes part in it by push or push_pull.
   virtual Status push(std::uint32_t layer, std::span<const std::byte> data, std::uint32_t divisor) = 0;
   /// Receives the layer's value as it is now, or waits for its first one. `array`: 0 the value, 1… the
-  /// rule's state (1 momentum or exp_avg, 2 exp_avg_sq); layer_stats tells the update count.
+  /// rule's state (1 momentum or exp_avg, 2 exp_avg_sq), kGradientArray the mean gradient of the last update where the
+  /// rule keeps it; layer_stats tells the update count. While steps wait for all, the last update is that of the last
+  /// step to which this rank has contributed, whatever the others do meanwhile.
   virtual Status pull(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t array = 0) = 0;
   /// Sets the layer's value or a state array, by one rank; `update_count`: of updates that it has seen.
   /// Setting the value forgets the state. What this rank does afterwards comes after it; others wait

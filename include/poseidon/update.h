@@ -27,9 +27,13 @@ struct UpdateRule {
   double beta2 = 0;
   double eps = 0;
   double weight_decay = 0;
+  bool keeps_gradient = false;  // the mean gradient of each update is kept until the next, as array kGradientArray
 
   bool operator==(const UpdateRule&) const = default;
 };
+
+/// What `Client::pull` calls the mean gradient of the last update, where the rule keeps it.
+inline constexpr std::uint32_t kGradientArray = 3;
 
 /// Arrays of the parameter's size that the rule keeps from step to step: SGD with momentum has
 /// one (the momentum buffer), Adam and its kin two (exp_avg, exp_avg_sq).

@@ -15,16 +15,20 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import IO
 
 from poseidon.errors import InvalidArgument
+from poseidon.failure_marks import mark_order
 from poseidon.options import (
     BY_NAME,
+    FAILURE_MARK_VARIABLE,
     available_cpu_count,
     check_environment,
     fresh_secret,
@@ -165,6 +169,9 @@ def run_workers(
             testbed = stack.enter_context(Testbed(count, link, priorities=int(classes)))
         environments = _environments(count, variables, testbed, master_port)
         check_environment(environments[0])  # once here, instead of an exception in each worker
+        marks = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="poseidon-run-")))
+        for rank, environment in enumerate(environments):
+            environment[FAILURE_MARK_VARIABLE] = str(marks / str(rank))
         commands = [testbed.command(rank, command) if testbed else list(command) for rank in range(count)]
         outcome = _Run(commands, environments, on_line, signals, recovery).run()
     if outcome.first_failure:
@@ -309,6 +316,7 @@ class _Run:
         self._selector = selectors.DefaultSelector()
         self._outcome = Outcome(codes=[0] * len(commands), restart_counts=[0] * len(commands))
         self._finished = False  # one of them, so that the job is over
+        self._failures: list[tuple[Failure, int]] = []  # that end the run, and when each was seen
         self._ladder: list[tuple[float, int]] = []  # when to send which signal to those that still run
 
     def run(self) -> Outcome:
@@ -326,6 +334,7 @@ class _Run:
         finally:
             for worker in self._running():
                 worker.reap()
+            self._outcome.first_failure = self._first_failure()
             for key in list(self._selector.get_map().values()):
                 key.data.close()
                 key.fileobj.close()  # type: ignore[union-attr]
@@ -371,28 +380,47 @@ class _Run:
                 key.fileobj.close()  # type: ignore[union-attr]
 
     def _collect(self) -> None:
+        now_ns = time.monotonic_ns()
         for worker in self._running():
             if not worker.has_ended():
                 continue
             code = self._outcome.codes[worker.rank] = worker.reap()
             self._finished |= code == 0
-            if code != 0 and self._outcome.first_failure is None and not self._outcome.interrupted_by:
-                self._react_to_failure(Failure(worker.rank, code))
+            if code == 0 or self._outcome.interrupted_by:
+                continue
+            failure = Failure(worker.rank, code)
+            if not self._failures:
+                self._react_to_failure(failure, now_ns)
+            elif worker.rank not in self._outcome.ended_ranks:
+                self._failures.append((failure, now_ns))
 
-    def _react_to_failure(self, failure: Failure) -> None:
+    def _react_to_failure(self, failure: Failure, now_ns: int) -> None:
         rank, most = failure.rank, self._recovery.most_restarts
         what = f"rank {rank} failed, {failure.how}"
         if not self._finished and self._outcome.restart_counts[rank] < most:
             self._outcome.restart_counts[rank] += 1
             _tell(f"{what}; it is started again (restart {self._outcome.restart_counts[rank]} of {most})")
+            self._mark_of(rank).unlink(missing_ok=True)
             self._start(rank)
         elif self._recovery.spares_workers and (self._finished or self._running()):
             _tell(f"{what}; it is not started again, the others go on")
         else:
-            self._outcome.first_failure = failure
+            self._failures.append((failure, now_ns))
             now = time.monotonic()
             # The others normally notice the loss and end with an error of their own that says more.
             self._ladder = [(now + GRACE_SECONDS, signal.SIGTERM), (now + 2 * GRACE_SECONDS, signal.SIGKILL)]
+
+    def _first_failure(self) -> Failure | None:
+        """Who failed on its own account, if anyone has, and first of those; a signal leaves no mark, but is quick."""
+
+        def order(seen: tuple[Failure, int]) -> tuple[bool, int, bool]:
+            failure, ended_ns = seen
+            return *mark_order(self._mark_of(failure.rank), ended_ns), failure.code > 0
+
+        return min(self._failures, key=order)[0] if self._failures else None
+
+    def _mark_of(self, rank: int) -> Path:
+        return Path(self._environments[rank][FAILURE_MARK_VARIABLE])
 
     def _react_to_signals(self) -> None:
         received, self._signals.received[:] = list(self._signals.received), []

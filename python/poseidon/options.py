@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 CONFIG_VARIABLE = "POSEIDON_CONFIG"
 CONFIG_FILE = "poseidon.toml"
+FAILURE_MARK_VARIABLE = "POSEIDON_FAILURE_MARK"
 
 BY_NAME = {option.name: option for option in OPTIONS}
 
@@ -261,6 +262,11 @@ def fresh_secret(environment: Mapping[str, str]) -> dict[str, str]:
     return {secret.VARIABLE: secret.fresh()}
 
 
+def failure_mark() -> str | None:
+    """The file in which `poseidon run` wants this process to note its failure; None: nobody asked."""
+    return os.environ.get(FAILURE_MARK_VARIABLE) or None
+
+
 def available_cpu_count() -> int:
     """Cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -386,7 +392,7 @@ def _reject_unknown(given: Mapping[str, Any], known: tuple[str, ...], what: str)
 
 
 def _warn_of_unknown_variables() -> None:
-    known = (*(option.variable for option in OPTIONS), CONFIG_VARIABLE, secret.VARIABLE)
+    known = (*(option.variable for option in OPTIONS), CONFIG_VARIABLE, FAILURE_MARK_VARIABLE, secret.VARIABLE)
     for name in os.environ:
         if name.startswith("POSEIDON_") and name not in known:
             hint = _did_you_mean(name, known)

@@ -278,13 +278,14 @@ void bind_update_rule(nb::module_& module) {
       .def(
           "__init__",
           [](UpdateRule* self, const std::string& kind, double lr, double momentum, double dampening, bool nesterov,
-             double beta1, double beta2, double eps, double weight_decay, bool maximize) {
-            new (self) UpdateRule{
-                update_kind_from(kind), nesterov, maximize, lr, momentum, dampening, beta1, beta2, eps, weight_decay};
+             double beta1, double beta2, double eps, double weight_decay, bool maximize, bool keeps_gradient) {
+            new (self)
+                UpdateRule{update_kind_from(kind), nesterov,      maximize, lr, momentum, dampening, beta1, beta2, eps,
+                           weight_decay,           keeps_gradient};
           },
           nb::arg("kind"), nb::kw_only(), nb::arg("lr") = 0.0, nb::arg("momentum") = 0.0, nb::arg("dampening") = 0.0,
           nb::arg("nesterov") = false, nb::arg("beta1") = 0.0, nb::arg("beta2") = 0.0, nb::arg("eps") = 0.0,
-          nb::arg("weight_decay") = 0.0, nb::arg("maximize") = false)
+          nb::arg("weight_decay") = 0.0, nb::arg("maximize") = false, nb::arg("keeps_gradient") = false)
       .def_prop_ro("state_count", [](const UpdateRule& rule) { return update_state_count(rule); })
       .def("__eq__", [](const UpdateRule& a, const UpdateRule& b) { return a == b; });
 }
@@ -301,6 +302,7 @@ std::unique_ptr<PyClient> connect(const Options& options, nb::object store) {
 
 void bind_client(nb::module_& module) {
   bind_update_rule(module);
+  module.attr("GRADIENT_ARRAY") = kGradientArray;
   bind_stats(module);
   nb::class_<Arrays>(module, "Arrays", "Contiguous CPU arrays, for start_all; keeps them alive.")
       .def(nb::init<std::vector<Array>>(), nb::arg("arrays").noconvert());

@@ -269,11 +269,11 @@ void Shard::finish(Entry& entry, Buffer sum) {
 }
 
 /// What the update by a step of this shape takes, beside the sum, at most: the value, the states and one array more
-/// where those that are being sent are left as they are.
+/// where those that are being sent are left as they are, and the gradient of the step before.
 std::size_t Shard::update_bytes(const wire::Header& shape) const {
   const UpdateRule* rule = (shape.flags & wire::kStored) == 0 ? nullptr : rule_of(shape);
   if (rule == nullptr || rule->kind == UpdateKind::none) return 0;
-  return (update_state_count(*rule) + 2) * shape.payload_bytes;
+  return (update_state_count(*rule) + 2 + (rule->keeps_gradient ? 1 : 0)) * shape.payload_bytes;
 }
 
 /// What the step makes of the chunk's value; the value itself is what goes back.
@@ -283,7 +283,10 @@ Result<std::shared_ptr<const Buffer>> Shard::store(Entry& entry, Buffer sum, con
   if (rule != nullptr && rule->kind != UpdateKind::none) {
     const std::size_t new_bytes = update_bytes(shape);
     const Status status = pool_->has_room(new_bytes) ? stored.update(*rule, sum, shape.dtype) : no_room(new_bytes);
-    pool_->give_back(std::move(sum));
+    if (status.ok() && rule->keeps_gradient)
+      stored.keep_gradient(std::move(sum));
+    else
+      pool_->give_back(std::move(sum));
     if (!status.ok()) return status;
   } else {
     stored.replace(std::move(sum), shape.dtype);
@@ -398,13 +401,16 @@ void Shard::answer_pulls(Entry& entry) {
     header.dtype = stored.dtype();
     header.step = stored.update_count();
     // A state that no update has made yet is made now.
-    const std::size_t new_bytes = header.rows == 0 ? 0 : stored.array(0)->size();
+    const bool may_be_new = header.rows != 0 && header.rows != kGradientArray;
+    const std::size_t new_bytes = may_be_new ? stored.array(0)->size() : 0;
     if (!pool_->has_room(new_bytes))
       pull.from->refuse(header, no_room(new_bytes));
     else if (auto array = stored.array(header.rows))
       pull.from->send(header, std::move(array));
     else
-      pull.from->refuse(header, {ErrorCode::refused, "there is no array " + std::to_string(header.rows)});
+      pull.from->refuse(header, {ErrorCode::refused, header.rows == kGradientArray
+                                                         ? "no gradient has been kept"
+                                                         : "there is no array " + std::to_string(header.rows)});
   }
 }
 

@@ -11,6 +11,7 @@ namespace poseidon {
 namespace {
 
 constexpr std::size_t kMaxArrays = 3;  // the value and two states: Adam's
+static_assert(kGradientArray >= kMaxArrays);
 
 Status refused(const std::string& why) { return {ErrorCode::refused, "the server refuses it: " + why}; }
 
@@ -33,6 +34,7 @@ Status StoredChunk::assign(std::size_t array, std::span<const std::byte> data, D
 }
 
 std::shared_ptr<const Buffer> StoredChunk::array(std::size_t index) {
+  if (index == kGradientArray) return gradient_;
   if (!has_value() || index >= kMaxArrays) return nullptr;
   writable(index, true);
   return arrays_[index];
@@ -67,6 +69,7 @@ void StoredChunk::replace(Buffer sum, DType dtype) {
 }
 
 Status StoredChunk::update(const UpdateRule& rule, const Buffer& gradient, DType dtype) {
+  gradient_.reset();
   if (!has_value()) return refused("an update before the parameters were assigned");
   if (dtype != dtype_ || gradient.size() != arrays_[0]->size())
     return refused("a gradient of " + std::to_string(gradient.size()) + " bytes for parameters of " +

@@ -21,10 +21,11 @@ TextMessage with_text(Header header, std::string text) {
   return {header, std::make_shared<const std::string>(std::move(text))};
 }
 
-// Kind, two flags and padding to 8 bytes, then the doubles in the order of RuleNumbers.
+// Kind, three flags and padding to 8 bytes, then the doubles in the order of RuleNumbers.
 constexpr std::size_t kRuleKindAt = 0;
 constexpr std::size_t kRuleNesterovAt = 1;
 constexpr std::size_t kRuleMaximizeAt = 2;
+constexpr std::size_t kRuleKeepsGradientAt = 3;
 constexpr std::size_t kRuleNumbersAt = 8;
 constexpr std::array kRuleNumbers{&UpdateRule::lr,          &UpdateRule::momentum, &UpdateRule::dampening,
                                   &UpdateRule::beta1,       &UpdateRule::beta2,    &UpdateRule::eps,
@@ -70,6 +71,7 @@ TextMessage make_rule(const Header& about, const UpdateRule& rule) {
   bytes[kRuleKindAt] = static_cast<char>(rule.kind);
   bytes[kRuleNesterovAt] = static_cast<char>(rule.nesterov);
   bytes[kRuleMaximizeAt] = static_cast<char>(rule.maximize);
+  bytes[kRuleKeepsGradientAt] = static_cast<char>(rule.keeps_gradient);
   for (std::size_t i = 0; i < kRuleNumbers.size(); ++i)
     std::memcpy(bytes.data() + kRuleNumbersAt + i * sizeof(double), &(rule.*kRuleNumbers[i]), sizeof(double));
   Header header = about;
@@ -85,6 +87,7 @@ Result<UpdateRule> read_rule(std::span<const std::byte> payload) {
   rule.kind = static_cast<UpdateKind>(kind);
   rule.nesterov = payload[kRuleNesterovAt] != std::byte{0};
   rule.maximize = payload[kRuleMaximizeAt] != std::byte{0};
+  rule.keeps_gradient = payload[kRuleKeepsGradientAt] != std::byte{0};
   for (std::size_t i = 0; i < kRuleNumbers.size(); ++i) {
     double number = 0;
     std::memcpy(&number, payload.data() + kRuleNumbersAt + i * sizeof(double), sizeof(double));

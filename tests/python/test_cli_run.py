@@ -154,6 +154,57 @@ def test_first_failure_is_named(script: Callable[[str], str], death: str, status
     assert f"poseidon: {message}\n" in done.stderr
 
 
+FAILING = """
+import os, signal, sys, threading, time
+import torch
+import poseidon.torch as poseidon
+
+how, rank = sys.argv[1], int(os.environ["RANK"])
+torch.set_num_threads(1)
+
+class Slow(ValueError):  # the others have ended when it has been shown
+    def __str__(self):
+        time.sleep(1)
+        return "the data of rank one is broken"
+
+def fail():
+    if how == "raises":
+        raise Slow()
+    if how == "is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.exit(5)
+
+poseidon.init()
+try:
+    for step in range(1000):
+        if rank == 1 and step == 3:
+            fail()
+        poseidon.barrier()
+except poseidon.PoseidonError as error:
+    if rank == 0:
+        raise RuntimeError("the trainer has failed") from error
+    sys.exit(9)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "message"),
+    [
+        ("raises", 1, "rank 1 failed first, with exit code 1"),
+        ("is killed", 137, "rank 1 failed first, killed by SIGKILL"),
+        ("exits", 5, "rank 1 failed first, with exit code 5"),
+    ],
+)
+def test_first_is_whose_failure_the_others_have_heard_of(
+    script: Callable[[str], str], how: str, status: int, message: str
+) -> None:
+    done = subprocess.run(
+        [*POSEIDON, "run", "-n", "3", script(FAILING), how], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert f"poseidon: {message}\n" in done.stderr, done.stderr
+    assert done.returncode == status
+
+
 def test_workers_that_ignore_everything_are_killed(
     script: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

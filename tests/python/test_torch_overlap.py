@@ -12,7 +12,7 @@ from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
 
 import poseidon.torch as poseidon
-import poseidon.torch.ddp as ddp
+import poseidon.torch.trained_model as trained_model
 import workers
 from overlap_cases import Branches, assert_same_training, own_batch, plain_loop, train_step, wrapped
 from poseidon.torch.mover import StagedExchange
@@ -165,7 +165,7 @@ def test_modules_with_ways_of_their_own() -> None:
 
 def staged(*args: Any) -> str:
     """The path of device tensors, on host memory."""
-    with mock.patch.object(ddp, "make_exchange", lambda client, device: StagedExchange(client, HostCopies())):
+    with mock.patch.object(trained_model, "make_exchange", lambda client, device: StagedExchange(client, HostCopies())):
         return many(*args)
 
 

@@ -226,6 +226,25 @@ def test_compiled_parts(how: str) -> None:
     assert all_equal(workers.run(2, compiled, how))
 
 
+def compiled_after_another_backward(how: str) -> str:
+    """One without a forward pass of the whole model before it: what it leaves behind disturbs no compiled part."""
+
+    def loop(model: Any, optimizer: Any) -> list[float]:
+        faster = torch.compile(model, backend="aot_eager") if how == "model" else model
+        losses = plain_loop(faster, optimizer, 2)
+        (model.module.first.bias * 2).sum().backward()
+        return losses + plain_loop(faster, optimizer, 3)
+
+    plain_loop(*wrapped(False, momentum, Parts(how)), steps=4)
+    return assert_same_training(loop, momentum, lambda: Parts(how))
+
+
+@pytest.mark.parametrize("how", ["scripted", "block", "in place", "model"])
+def test_compiled_parts_after_another_backward(how: str) -> None:
+    torch.compiler.reset()
+    assert all_equal(workers.run(2, compiled_after_another_backward, how))
+
+
 # What is in flight when a job ends.
 
 

@@ -14,7 +14,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 import poseidon.torch as poseidon
-import poseidon.torch.ddp as ddp
+import poseidon.torch.trained_model as trained_model
 import workers
 from poseidon.report import RankRecord, Report, headlines, rank_record
 from poseidon.torch.mover import StagedExchange
@@ -260,7 +260,7 @@ def test_compiled_under_autocast() -> None:
 
 def staged(*args: Any) -> str:
     """The path of device tensors, on host memory."""
-    with mock.patch.object(ddp, "make_exchange", lambda client, device: StagedExchange(client, HostCopies())):
+    with mock.patch.object(trained_model, "make_exchange", lambda client, device: StagedExchange(client, HostCopies())):
         return compare(*args)
 
 

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 
-import poseidon.torch.ddp as ddp
+import poseidon.torch.trained_model as trained_model
 import workers
 from poseidon.torch.mover import StagedExchange
 from test_torch_gradients import Checkpointed, OneLinear, Reused, UsedOutside, gradients_of, unused
@@ -56,7 +56,7 @@ def staged(function: Callable[..., Any], *args: Any) -> Any:
         copies.append(HostCopies())
         return StagedExchange(client, copies[-1])
 
-    with mock.patch.object(ddp, "make_exchange", make):
+    with mock.patch.object(trained_model, "make_exchange", make):
         result = function(*args)
     assert sum(one.copied_bytes for one in copies) > 0
     return result

@@ -33,6 +33,13 @@ def run(
         ),
     ] = None,
     module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module.")] = False,
+    drop_in: Annotated[
+        bool,
+        typer.Option(
+            "--drop-in",
+            help="Put Poseidon's DistributedDataParallel in the place of torch's in SCRIPT and its modules.",
+        ),
+    ] = False,
     max_restarts: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(
@@ -53,7 +60,8 @@ def run(
     """
     if not module and not Path(script).exists():
         raise InvalidArgument(f"there is no script {script}: give its path, or the name of a module with -m")
-    command = [sys.executable, *(["-m"] if module else []), script, *(arguments or [])]
+    runner = ["-m", "poseidon.torch.drop_in"] if drop_in else []
+    command = [sys.executable, *runner, *(["-m"] if module else []), script, *(arguments or [])]
     outcome = run_workers(
         command, workers, link, options=command_line, master_port=master_port, max_restarts=max_restarts
     )

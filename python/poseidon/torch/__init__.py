@@ -13,6 +13,7 @@ from poseidon.torch.context import barrier, init, rank, shutdown, straggler_repo
 from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.optimizer import DistributedOptimizer
 from poseidon.torch.recovery import Recovery
+from poseidon.torch.replace import replace_ddp
 
 __all__ = [
     "DistributedDataParallel",
@@ -26,6 +27,7 @@ __all__ = [
     "init",
     "rank",
     "reduce",
+    "replace_ddp",
     "shutdown",
     "straggler_report",
     "world_size",

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from poseidon.chunk_cache import settle_chunk_bytes
 from poseidon.errors import InvalidArgument, PoseidonError, ShutDown
+from poseidon.failure_marks import leave_mark
 from poseidon.notices import tell_notices
 from poseidon.options import Settings, resolve
 from poseidon.torch.drift import check_options, ranks_drift
@@ -46,7 +47,6 @@ class Context:
         check_options(settings)
         self.settings = settings
         self.is_world = is_world  # whether this is the process's own job, not one of a part of its ranks
-        self.process_id = os.getpid()
         self.client: _core.Client | None = None
         self.control: Control | None = None
         self.synchronizers: weakref.WeakSet[Synchronizer] = weakref.WeakSet()
@@ -166,16 +166,17 @@ class _Memberships:
 
     def __init__(self) -> None:
         self.own: Context | None = None
+        self.process_id = 0  # that joined them: a forked child inherits this, but not their threads
         self._parts: dict[str, Context] = {}  # by the name of their job
         self._joined_alone = False  # nobody called init() for `own`
         self._world: weakref.ref[Any] | None = None  # torch's group of all ranks as these have last seen it
 
     def join(self, options: Mapping[str, Any], alone: bool = False) -> None:
         """Makes this process part of its own job."""
+        self._prepare()
         self.own = Context(resolve(world(), **options))
         self._joined_alone = alone
         self._note_world()
-        _watch_for_failures()
 
     def whole(self) -> Context:
         """This process's own job, which it joins now if torch.distributed says where it belongs."""
@@ -197,12 +198,12 @@ class _Memberships:
             )
         job = part_of_job(base.job, group)
         if job not in self._parts:
+            self._prepare()
             self._parts[job] = Context(
                 dataclasses.replace(base, job=job, rank=dist.get_rank(group), world_size=dist.get_world_size(group)),
                 is_world=False,
             )
             self._note_world()
-            _watch_for_failures()
         return self._parts[job]
 
     def all(self) -> list[Context]:
@@ -215,6 +216,10 @@ class _Memberships:
         leaving, self.own, self._parts, self._world = self.all(), None, {}, None
         for one in leaving:
             one.end()
+
+    def _prepare(self) -> None:
+        self.process_id = os.getpid()
+        _watch_for_failures()  # already while joining: the others hear of it by the store, the launcher does not
 
     def _note_world(self) -> None:
         group = default_group()
@@ -334,7 +339,7 @@ def _watch_for_failures() -> None:
         return
     _watching = True
     # Unlike atexit, this also runs in children of `multiprocessing`.
-    Finalize(None, shutdown, exitpriority=100)
+    Finalize(None, _leave_at_exit, exitpriority=100)
     sys.excepthook = _aborting(sys.excepthook)
     inner = threading.excepthook
 
@@ -344,6 +349,14 @@ def _watch_for_failures() -> None:
         inner(failure)
 
     threading.excepthook = thread_hook
+
+
+def _leave_at_exit() -> None:
+    for one in _memberships.all():
+        # Whoever has caught this may end with a status of its own.
+        if one.client is not None and one.client.failure is not None:
+            leave_mark(one.client.failure)
+    shutdown()
 
 
 _ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
@@ -358,11 +371,11 @@ def _aborting(inner: _ExceptHook) -> _ExceptHook:
 
 
 def _abort(error: BaseException) -> None:
-    if isinstance(error, SystemExit):
+    # A data loader's worker has the hooks, too.
+    if isinstance(error, SystemExit) or _memberships.process_id != os.getpid():
         return
+    leave_mark(error)
     for one in _memberships.all():
-        # A forked child (a data loader's worker) has the parent's context, but not its threads. Where telling fails it
-        # does so because of the same peers; the error itself is about to be shown.
-        if one.process_id == os.getpid():
-            with contextlib.suppress(PoseidonError):
-                one.abort(error)
+        # Where this fails it does so because of the same peers; the error itself is about to be shown.
+        with contextlib.suppress(PoseidonError):
+            one.abort(error)

@@ -183,7 +183,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if sync is None or sync.priorities is None:
             return nullcontext()
         if compiled:  # a use of a parameter would not be seen
-            sync.settle()
+            sync.make_ready(sync.entries)
             return nullcontext()
         return forward_order(self.module, sync, sync.priorities)
 

@@ -27,7 +27,7 @@ def forward_order(module: nn.Module, sync: Synchronizer, priorities: Priorities)
         with priorities.recording(sync):
             yield
         return
-    sync.settle([entry for entry in sync.entries if entry.param in opaque])
+    sync.make_ready(entry for entry in sync.entries if entry.param in opaque)
     sync.overtake(by_forward=True)
     yield
 

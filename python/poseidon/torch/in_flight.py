@@ -112,6 +112,14 @@ class InFlight(ABC):
                 del self._overtaken[entry]
                 self.release(entry)
 
+    def make_ready(self, entries: Iterable[SyncedParameter]) -> None:
+        """`settle` before uses of these parameters that are not going to be seen, and that are right then."""
+        wanted = list(entries)
+        self._bring(wanted)
+        for entry in wanted:
+            self._overtaken.pop(entry, None)
+            self.release(entry)
+
     def _settle_before_backward(self) -> None:
         """`settle()` for a backward pass that begins: may be that of something that has used parameters unseen."""
         self.overtake(by_forward=True)

@@ -18,7 +18,7 @@ from poseidon.torch.pending_gradient import PendingGradient
 
 if TYPE_CHECKING:
     from poseidon import _core
-    from poseidon.torch.server_update import StoredParameter
+    from poseidon.torch.stored_parameter import StoredParameter
     from poseidon.torch.synchronizer import Synchronizer
     from poseidon.torch.worker_update import WorkerUpdate
 

@@ -14,7 +14,7 @@ from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.torch.clipping import make_clipping
 from poseidon.torch.context import context
 from poseidon.torch.ddp import DistributedDataParallel
-from poseidon.torch.drift import check_optimizer
+from poseidon.torch.drift import check_optimizer, ranks_drift
 from poseidon.torch.layers import SyncedParameter
 from poseidon.torch.memory import held_bytes
 from poseidon.torch.rules import algorithm_of, check_options, entries_of
@@ -151,7 +151,7 @@ class DistributedOptimizer(Optimizer):
             assert here.control is not None
             check_same(here.control, _describe(self._inner, groups), "optimizer")
         sync.store([entry for group in groups for entry in group])
-        self._server = ServerUpdate(algorithm, groups, self.param_groups)
+        self._server = ServerUpdate(algorithm, groups, self.param_groups, not ranks_drift(here.settings))
         sync.updates.append(self._server)
         if here.recovers:
             return  # the servers get their values when `Recovery` has found the others

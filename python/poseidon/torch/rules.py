@@ -35,14 +35,15 @@ class Algorithm:
     state_names: tuple[str, ...]
     counts_steps: bool
 
-    def rule(self, group: Mapping[str, Any]) -> _core.UpdateRule:
-        """The rule for one parameter group as it is now."""
+    def rule(self, group: Mapping[str, Any], keeps_gradient: bool) -> _core.UpdateRule:
+        """The rule for one parameter group as it is now; servers may keep the gradient of the last update."""
         from poseidon import _core
 
         shared: dict[str, Any] = {
             "lr": float(group["lr"]),
             "weight_decay": float(group["weight_decay"]),
             "maximize": bool(group["maximize"]),
+            "keeps_gradient": keeps_gradient,
         }
         if self.name == "SGD":
             return _core.UpdateRule(

@@ -14,8 +14,9 @@ import torch
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.restore import restore
 from poseidon.torch.compatibility import increment_version
-from poseidon.torch.memory import borrowed, exchangeable, flat_view
+from poseidon.torch.memory import borrowed, byte_view, exchangeable, flat_view
 from poseidon.torch.rules import Algorithm
+from poseidon.torch.stored_parameter import StoredParameter
 
 if TYPE_CHECKING:
     from poseidon import _core
@@ -26,53 +27,23 @@ States = Mapping[torch.Tensor, Mapping[str, Any]]
 """An optimizer's state by parameter, as torch keeps it."""
 
 
-class StoredParameter:
-    """What a worker knows about one parameter that the servers hold."""
-
-    def __init__(self, param: torch.Tensor) -> None:
-        self.shard_bytes = 0  # of the parameter, on the shard of this process
-        self.update_count = 0
-        self.state_count = 0  # arrays beside the value that updates have filled
-        self._param = param
-        self._seen = (-1, -1)
-
-    def received(self) -> None:
-        """The parameter now holds what the servers hold."""
-        self._seen = (self._param._version, self._param.data_ptr())
-
-    def updated(self, state_count: int) -> None:
-        """The servers have updated it, and so has this worker."""
-        self.update_count += 1
-        self.state_count = max(self.state_count, state_count)
-
-    def changed_here(self) -> bool:
-        """Whether someone else has written to the parameter since."""
-        return self._seen != (self._param._version, self._param.data_ptr())
-
-    def note_gradient(self) -> None:
-        """`.grad` is what this rank has pushed."""
-        grad: Any = self._param.grad
-        if grad is not None:
-            grad._poseidon_pushed = grad._version
-
-    def gradient_changed(self) -> bool:
-        """Whether `.grad` has been written to or replaced since; cleared it may be."""
-        grad = self._param.grad
-        return grad is not None and getattr(grad, "_poseidon_pushed", None) != grad._version
-
-
 class ServerUpdate:
     """The updates of one optimizer's parameters. Used from the thread that trains.
 
     `groups` has the parameters of each group of `param_groups`, whose hyperparameters rank 0 tells
     the servers before the push of a step that uses them. It exchanges nothing before `connect`.
+    `shows_means`: every update is made of a mean over all ranks, which `.grad` shows afterwards.
     """
 
     _client: _core.Client
     _control: Control
 
     def __init__(
-        self, algorithm: Algorithm, groups: Sequence[list[SyncedParameter]], param_groups: list[dict[str, Any]]
+        self,
+        algorithm: Algorithm,
+        groups: Sequence[list[SyncedParameter]],
+        param_groups: list[dict[str, Any]],
+        shows_means: bool,
     ) -> None:
         self.algorithm = algorithm
         self.param_groups = param_groups
@@ -81,11 +52,15 @@ class ServerUpdate:
         self._groups = groups
         self._rules: list[_core.UpdateRule | None] = [None] * len(groups)
         self._updated = False  # by a backward whose step() is yet to come
+        self._shows_means = shows_means
+        self._step = 0  # distinguishes this step's means from those that the servers no longer have
+        self._looked = False  # at one of this step's
 
     def connect(self, client: _core.Client, control: Control) -> None:
         """The servers are those of this client, to which the layers have been added; what others were told is past."""
         self._client, self._control, self.connected = client, control, True
         self._rules, self._updated = [None] * len(self._groups), False
+        self._step += 1
 
     def disconnect(self) -> None:
         """Until the next `connect` there are no servers."""
@@ -123,8 +98,11 @@ class ServerUpdate:
                 "gradients; call step() in between, or accumulate gradients under no_sync()"
             )
         self._check_unchanged()  # the forward pass may have gone past the wrapper
+        self._step += 1
+        for entry in self.entries:
+            _stored(entry).show_own()
         for index, param_group in enumerate(self.param_groups):
-            rule, last = self.algorithm.rule(param_group), self._rules[index]
+            rule, last = self._rule(param_group), self._rules[index]
             if last is not None and last == rule:
                 continue
             if rule.state_count and param_group.get("dampening") and any(map(_lacks_momentum, self._groups[index])):
@@ -146,7 +124,8 @@ class ServerUpdate:
                 stored.note_gradient()
                 if entry in updated:
                     stored.updated(rule.state_count)
-        self._updated = True
+                    self._show_mean(entry)
+        self._updated, self._looked = True, False
         self.backward_count += 1
 
     def step(self) -> None:
@@ -160,19 +139,65 @@ class ServerUpdate:
                     )
             return
         for index, (param_group, used) in enumerate(zip(self.param_groups, self._rules, strict=True)):
-            if self.algorithm.rule(param_group) != used:
+            if self._rule(param_group) != used:
                 raise PoseidonError(
                     f"hyperparameters of parameter group {index} changed between backward and step(): the servers "
                     "have used the former ones; change them before backward, as schedulers called after step() do"
                 )
-        for entry in self.entries:
-            if _stored(entry).gradient_changed():
+        changed = [entry for entry in self.entries if _stored(entry).gradient_changed()]
+        if changed:
+            self._check_equal(changed)
+        self._updated = False
+
+    def _rule(self, param_group: Mapping[str, Any]) -> _core.UpdateRule:
+        return self.algorithm.rule(param_group, self._shows_means)
+
+    # The mean gradients of the last step.
+
+    def _show_mean(self, entry: SyncedParameter) -> None:
+        if not self._shows_means:
+            return
+        step = self._step
+
+        def fetch() -> torch.Tensor:
+            if step != self._step:
+                raise PoseidonError(
+                    f"the gradient of {entry.name} that is read is that of an earlier step, which the servers no "
+                    "longer have: read it before the next backward pass, and keep a clone if you need it later"
+                )
+            return self._fetch_mean(entry)
+
+        _stored(entry).show_mean(fetch, may_zero=lambda: not self._updated)
+
+    def _fetch_mean(self, entry: SyncedParameter) -> torch.Tensor:
+        # Who looks at a second one will look at all; to ask for each alone would take as many round trips.
+        wanted = [other for other in self.entries if self._looked and _stored(other).shows_stand_in()]
+        self._looked = True
+        means = self._pull_means(dict.fromkeys([entry, *wanted]))
+        for other, mean in means.items():
+            _stored(other).show_fetched(mean)
+        return means[entry]
+
+    def _pull_means(self, entries: Iterable[SyncedParameter]) -> dict[SyncedParameter, torch.Tensor]:
+        from poseidon import _core
+
+        with torch.inference_mode(False):  # they are to have version counters, wherever they are looked at
+            hosts = {entry: _new_host(entry) for entry in entries}
+            self._pull(list(hosts), list(hosts.values()), _core.GRADIENT_ARRAY)
+            return {entry: host.to(entry.param.device) for entry, host in hosts.items()}
+
+    def _check_equal(self, entries: Sequence[SyncedParameter]) -> None:
+        """PoseidonError unless the gradients of these parameters, which were written to, are what they were."""
+        means = self._pull_means(entries) if self._shows_means else {}
+        for entry in entries:
+            grad, mean = entry.param.grad, means.get(entry)
+            if grad is None or mean is None or not _same_bits(grad, mean):
                 raise PoseidonError(
                     f"the gradient of {entry.name} was changed between backward and step(), which has no effect: the "
-                    "servers have used what backward pushed; for clipping and the like use the optimizer itself, "
-                    "without DistributedOptimizer"
+                    "servers have used what backward pushed; for clipping and the like pass update='worker' to "
+                    "DistributedOptimizer"
                 )
-        self._updated = False
+            _stored(entry).show_fetched(grad)
 
     # State.
 
@@ -233,7 +258,7 @@ class ServerUpdate:
         self._pull_parameters()
         self._take_over()
         for group, param_group in zip(self._groups, self.param_groups, strict=True):
-            state_count = self.algorithm.rule(param_group).state_count
+            state_count = self._rule(param_group).state_count
             for entry in group:
                 _stored(entry).state_count = state_count if _stored(entry).update_count else 0
 
@@ -318,7 +343,7 @@ class ServerUpdate:
         """Of the optimizer's state: bytes on the shard of this process, and on all servers together."""
         here = everywhere = 0
         for group, param_group in zip(self._groups, self.param_groups, strict=True):
-            count = self.algorithm.rule(param_group).state_count
+            count = self._rule(param_group).state_count
             here += count * sum(_stored(entry).shard_bytes for entry in group)
             everywhere += count * sum(entry.param.nbytes for entry in group)
         return here, everywhere
@@ -327,6 +352,10 @@ class ServerUpdate:
 def _stored(entry: SyncedParameter) -> StoredParameter:
     assert entry.stored is not None
     return entry.stored
+
+
+def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return left.dtype == right.dtype and torch.equal(*(byte_view(one.contiguous()) for one in (left, right)))
 
 
 def _lacks_momentum(entry: SyncedParameter) -> bool:

@@ -26,7 +26,8 @@ from poseidon.torch.in_flight import InFlight
 from poseidon.torch.jobs import Job, start_job
 from poseidon.torch.layers import FACTOR_SCHEMES, SyncedParameter
 from poseidon.torch.priorities import Priorities
-from poseidon.torch.server_update import ServerUpdate, StoredParameter
+from poseidon.torch.server_update import ServerUpdate
+from poseidon.torch.stored_parameter import StoredParameter
 
 if TYPE_CHECKING:
     from poseidon import _core
@@ -173,6 +174,8 @@ class Synchronizer(InFlight):
 
     def before_accumulation(self, entry: SyncedParameter, dense: bool) -> None:
         """All uses of the parameter have contributed; `.grad` does not yet hold the dense ones, if any."""
+        if entry.stored is not None and not self.synchronizing:
+            entry.stored.show_own()
         job = self.in_flight(entry)
         if job is not None and job.step is not None:
             raise _stale(entry)
@@ -374,6 +377,7 @@ class Synchronizer(InFlight):
 
         Gradients must have been cleared before.
         """
+        self.settle()
         run = self._open_run()
         run.missed = True
         self._finish(run)

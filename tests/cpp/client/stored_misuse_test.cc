@@ -137,10 +137,10 @@ TEST(Stored, AnArrayThatNoRuleHasEndsTheJobWithTheLayersName) {
   Client& client = *cluster.clients[0];
   ASSERT_TRUE(client.assign(layer, bytes_of(values)).ok());
   ASSERT_TRUE(client.wait_all(always).ok());
-  ASSERT_TRUE(client.pull(layer, bytes_of(values), 3).ok());
+  ASSERT_TRUE(client.pull(layer, bytes_of(values), kGradientArray + 1).ok());
   const Status status = client.wait_all(always);
   EXPECT_EQ(status.code(), ErrorCode::refused);
-  EXPECT_TRUE(contains(status, "array 3")) << status.message();
+  EXPECT_TRUE(contains(status, "array 4")) << status.message();
   EXPECT_TRUE(contains(status, "'values'")) << status.message();
 }
 

@@ -192,9 +192,36 @@ TEST_F(StoredShard, OnlyArraysThatExistArePulled) {
   pull(0, 2);
   EXPECT_EQ(values_of(last(0).payload), Floats{0});
   EXPECT_EQ(last(0).header.rows, 2u);
-  pull(0, 3);
+  pull(0, kGradientArray);
+  pull(0, kGradientArray + 1);
+  ASSERT_EQ(workers_[0].refusals.size(), 2u);
+  EXPECT_NE(workers_[0].refusals[0].message().find("no gradient has been kept"), std::string::npos);
+  EXPECT_NE(workers_[0].refusals[1].message().find("array 4"), std::string::npos);
+}
+
+TEST_F(StoredShard, TheMeanGradientIsThereUntilTheNextUpdate) {
+  for (auto& worker : workers_) worker.keep = true;
+  ASSERT_TRUE(assign(bytes_of(Floats{5, 6})).ok());
+  UpdateRule rule = update_rules()[0];
+  rule.keeps_gradient = true;
+  set_rule(rule);
+  ASSERT_TRUE(push(0, 1, bytes_of(Floats{1, 2})).ok());
+  ASSERT_TRUE(push(1, 1, bytes_of(Floats{3, 8})).ok());
+  pull(1, kGradientArray);
+  EXPECT_EQ(values_of(last(1).payload), (Floats{2, 5}));
+  ASSERT_TRUE(assign(bytes_of(Floats{7, 8})).ok());
+  ASSERT_TRUE(push(1, 2, bytes_of(Floats{9, 9})).ok()) << "of a worker that is ahead";
+  pull(0, kGradientArray);
+  EXPECT_EQ(values_of(last(0).payload), (Floats{2, 5}));
+  ASSERT_TRUE(push(0, 2, bytes_of(Floats{1, 1})).ok());
+  EXPECT_EQ(values_of(copy_of(workers_[1].sent[1].kept)), (Floats{2, 5})) << "what was handed out stays as it was";
+  pull(0, kGradientArray);
+  EXPECT_EQ(values_of(last(0).payload), (Floats{5, 5}));
+  rule.keeps_gradient = false;
+  set_rule(rule);
+  push_all(3, bytes_of(Floats{1, 1}));
+  pull(0, kGradientArray);
   ASSERT_EQ(workers_[0].refusals.size(), 1u);
-  EXPECT_NE(workers_[0].refusals[0].message().find("array 3"), std::string::npos);
 }
 
 TEST_F(StoredShard, RefusesAssignmentsThatAreNoArrays) {

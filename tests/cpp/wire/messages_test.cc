@@ -23,6 +23,7 @@ UpdateRule full_rule() {
   rule.kind = UpdateKind::adamw;
   rule.nesterov = true;
   rule.maximize = true;
+  rule.keeps_gradient = true;
   rule.lr = 1e-3;
   rule.momentum = -0.0;
   rule.dampening = 0.25;

@@ -1,0 +1,84 @@
+"""Puts Poseidon's DistributedDataParallel in the place of torch's, so that programs that know only that use it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from multiprocessing import spawn
+from types import ModuleType
+from typing import Any
+
+from torch.nn.parallel.distributed import DistributedDataParallel as TorchsClass
+
+from poseidon.errors import InvalidArgument
+from poseidon.torch.ddp import DistributedDataParallel
+
+_PUBLIC = ("torch.nn.parallel", "torch.nn.parallel.distributed")
+_KNOW_BOTH = ("torch", "poseidon")  # torch asks whether a model is of its class, which Poseidon's is derived from
+# It uses private parts of torch's class, which do nothing in Poseidon's; imported now, it keeps that for good.
+_KEEPS_TORCHS = "torch.distributed._composable.replicate"
+
+Restore = Callable[[], None]
+
+
+def replace_ddp() -> Restore:
+    """From now on torch.nn.parallel.DistributedDataParallel is Poseidon's, also in modules that have imported it before
+    and in processes that `multiprocessing` spawns; returns what undoes it. Where that is so already it does nothing.
+
+    Raises InvalidArgument naming a class that is derived from torch's already, which would stay torch's.
+    """
+    with suppress(ImportError):
+        importlib.import_module(_KEEPS_TORCHS)
+    for derived in TorchsClass.__subclasses__():
+        if not _is_of(_KNOW_BOTH, derived.__module__):
+            raise InvalidArgument(
+                f"{derived.__module__}.{derived.__qualname__} is derived from torch's DistributedDataParallel already: "
+                "call replace_ddp() before that module is imported"
+            )
+    replaced = [(module, name) for module in list(sys.modules.values()) for name in _names_of_torchs(module)]
+    for module, name in replaced:
+        setattr(module, name, DistributedDataParallel)
+    restore_spawned = _replace_in_spawned()
+
+    def restore() -> None:
+        for module, name in replaced:
+            setattr(module, name, TorchsClass)
+        restore_spawned()
+
+    return restore
+
+
+def _is_of(packages: Collection[str], module_name: str) -> bool:
+    return module_name.split(".")[0] in packages
+
+
+def _names_of_torchs(module: Any) -> list[str]:
+    if not isinstance(module, ModuleType):
+        return []
+    if _is_of(_KNOW_BOTH, module.__name__) and module.__name__ not in _PUBLIC:
+        return []
+    return [name for name, value in list(vars(module).items()) if value is TorchsClass]
+
+
+class _Replacement:
+    """Among what a spawned process unpickles before it imports the program; then it replaces the class, too."""
+
+    def __reduce__(self) -> tuple[Callable[[], Restore], tuple[()]]:
+        return replace_ddp, ()
+
+
+def _replace_in_spawned() -> Restore:
+    inner = spawn.get_preparation_data
+    if inner.__module__ == __name__:
+        return lambda: None
+
+    def with_replacement(name: str) -> dict[str, Any]:
+        return {**inner(name), "poseidon": _Replacement()}
+
+    def restore() -> None:
+        spawn.get_preparation_data = inner
+
+    spawn.get_preparation_data = with_replacement
+    return restore

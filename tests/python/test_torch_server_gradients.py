@@ -1,0 +1,244 @@
+"""Updates on the servers: `.grad` is the mean over the ranks for whoever looks; the flags of kernels do not matter."""
+
+from __future__ import annotations
+
+import gc
+import math
+import re
+import weakref
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW
+
+import poseidon.torch as poseidon
+import poseidon.torch.ddp as ddp
+import workers
+from poseidon.torch.mover import StagedExchange
+from poseidon.torch.pending_gradient import PendingGradient
+from test_torch_server_update import SPECS, Model, Spec, assert_same_bits, assert_same_tensor, optimizer_of, own_batch
+from test_torch_staged import HostCopies
+from torch_cases import all_equal, digest, mean_loss, mlp, mlp_batch, own_rows, parameters_digest
+
+
+def pair(spec: Spec, module: Any = Model) -> list[tuple[Any, Any]]:
+    """The same model and optimizer with updates on the servers and without."""
+    parts = []
+    for server in (True, False):
+        model = poseidon.DistributedDataParallel(module(), scheme="ps")
+        optimizer: Any = optimizer_of(model.module, spec)
+        if server:
+            optimizer = poseidon.DistributedOptimizer(optimizer, model, update="server")
+        parts.append((model, optimizer))
+    return parts
+
+
+def backward(model: nn.Module, step: int) -> None:
+    mean_loss(model, *own_batch(step, torch.float32)).backward()
+
+
+def assert_same_gradients(ours: nn.Module, theirs: nn.Module, step: int) -> None:
+    for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert (a.grad is None) == (b.grad is None), f"step {step}, {name}"
+        if b.grad is not None:
+            assert_same_tensor(a.grad, b.grad, f"step {step}, {name}")
+
+
+def means(who: str, when: str) -> str:
+    """Whoever looks, in whatever step; the training goes on as it would."""
+    (model, optimizer), (other, reference) = pair(SPECS[4])
+    for step in range(6):
+        for part in (model, other):
+            backward(part, step)
+        looks = who == "all" or poseidon.rank() == 0
+        if when == "before step" and looks:
+            assert_same_gradients(model, other, step)
+        optimizer.step()
+        reference.step()
+        if when == "after step" and looks:
+            assert_same_gradients(model, other, step)
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        reference.zero_grad(set_to_none=step % 2 == 0)
+        if looks and step % 2 == 1:
+            assert_same_gradients(model, other, step)
+        assert_same_bits(model, other, step)
+    return parameters_digest(model)
+
+
+@pytest.mark.parametrize("when", ["before step", "after step"])
+@pytest.mark.parametrize("who", ["all", "rank 0"])
+def test_gradients_are_the_means(who: str, when: str) -> None:
+    assert all_equal(workers.run(3, means, who, when, chunk_bytes=4096, server_cores=2))
+
+
+def staged(*args: Any) -> str:
+    with mock.patch.object(ddp, "make_exchange", lambda client, device: StagedExchange(client, HostCopies())):
+        return means(*args)
+
+
+def test_gradients_are_the_means_through_host_memory() -> None:
+    assert all_equal(workers.run(2, staged, "all", "before step"))
+
+
+def never_cleared(accumulate: bool) -> str:
+    """What the next backward adds to does not depend on who has looked."""
+    (model, optimizer), (other, reference) = pair((SGD, {"lr": 0.01}), mlp)
+    for step in range(5):
+        for part, stepping in ((model, optimizer), (other, reference)):
+            if accumulate:
+                with part.no_sync():
+                    mean_loss(part, *map(own_rows, mlp_batch(50 + step, 4 * poseidon.world_size()))).backward()
+            mean_loss(part, *map(own_rows, mlp_batch(step, 4 * poseidon.world_size()))).backward()
+            if part is model and poseidon.rank() == 0:
+                torch.nn.utils.clip_grad_norm_(part.parameters(), math.inf)
+            stepping.step()
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+        torch.testing.assert_close(a.grad, b.grad)
+    return parameters_digest(model)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_accumulating_over_steps(accumulate: bool) -> None:
+    assert all_equal(workers.run(2, never_cleared, accumulate))
+
+
+def clipped(max_norm: float) -> list[Any]:
+    (model, optimizer), (other, reference) = pair(SPECS[7], mlp)
+    norms = []
+    for step in range(3):
+        for part, stepping in ((model, optimizer), (other, reference)):
+            stepping.zero_grad()
+            mean_loss(part, *map(own_rows, mlp_batch(step, 4 * poseidon.world_size()))).backward()
+            norms.append(torch.nn.utils.clip_grad_norm_(part.parameters(), max_norm).item())
+            stepping.step()
+        assert norms[-1] == norms[-2] > 0
+        assert_same_bits(model, other, step)
+    return [norms, parameters_digest(model)]
+
+
+@pytest.mark.parametrize("max_norm", [math.inf, 1e6])
+def test_clipping_that_changes_nothing(max_norm: float) -> None:
+    assert all_equal(workers.run(2, clipped, max_norm))
+
+
+def changed(how: str) -> str:
+    model, optimizer = pair(SPECS[4], mlp)[0]
+    mean_loss(model, *map(own_rows, mlp_batch(0, 4 * poseidon.world_size()))).backward()
+    param = model.module[2].bias
+    if how == "clipped":
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    elif how == "scaled":
+        param.grad.mul_(2)
+    elif how == "zeroed":
+        param.grad.zero_()
+    elif how == "replaced":
+        param.grad = torch.ones_like(param)
+    with pytest.raises(poseidon.PoseidonError) as caught:
+        optimizer.step()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("how", ["clipped", "scaled", "zeroed", "replaced"])
+def test_a_gradient_that_is_changed_is_an_error(how: str) -> None:
+    for text in workers.run(2, changed, how):
+        name = r"0\.weight" if how == "clipped" else r"2\.bias"
+        assert re.search(rf"gradient of {name} was changed between .*pass update='worker'", text)
+
+
+def too_late() -> str:
+    """A gradient that was taken in one step and is looked at in the next."""
+    model, optimizer = pair(SPECS[4], mlp)[0]
+    kept = []
+    for step in range(2):
+        mean_loss(model, *map(own_rows, mlp_batch(step, 4 * poseidon.world_size()))).backward()
+        kept += [model.module[0].weight.grad, model.module[0].bias.grad]
+        assert digest(kept[1:2])  # looked at in time
+        optimizer.step()
+        optimizer.zero_grad()
+    assert digest([kept[1]]) != digest([kept[3]])
+    with pytest.raises(poseidon.PoseidonError) as caught:
+        kept[0].sum()
+    return str(caught.value)
+
+
+def test_a_gradient_of_an_earlier_step_is_an_error() -> None:
+    for text in workers.run(2, too_late):
+        assert re.search(r"gradient of 0\.weight that is read is that of an earlier step.*keep a clone", text)
+
+
+def pulls() -> list[int]:
+    """The bytes that looking costs: none where nobody does; all means in two round trips."""
+    model, optimizer = pair(SPECS[4], mlp)[0]
+    calls: list[int] = []
+    counts = []
+    pull = optimizer.server._pull
+    with mock.patch.object(optimizer.server, "_pull", lambda entries, *rest: (calls.append(1), pull(entries, *rest))):
+        for step in range(3):
+            optimizer.zero_grad()
+            mean_loss(model, *map(own_rows, mlp_batch(step, 4 * poseidon.world_size()))).backward()
+            if step == 1:
+                assert isinstance(model.module[0].weight.grad, PendingGradient)
+                torch._foreach_norm([param.grad for param in model.parameters()])
+            optimizer.step()
+            counts.append(len(calls))
+    return counts
+
+
+def test_only_who_looks_pays() -> None:
+    assert workers.run(2, pulls) == [[0, 2, 2]] * 2
+
+
+def memory_of_gradients() -> None:
+    """What this rank has pushed is kept no longer than `.grad` is."""
+    model, optimizer = pair(SPECS[4], mlp)[0]
+    for looks in (False, True):
+        mean_loss(model, *map(own_rows, mlp_batch(0, 4 * poseidon.world_size()))).backward()
+        own = weakref.ref(model.synced_parameters[0].stored._own)
+        if looks:
+            assert model.synced_parameters[0].param.grad.isfinite().all()
+        optimizer.step()
+        assert own() is not None
+        optimizer.zero_grad()
+        gc.collect()
+        assert own() is None
+
+
+def test_gradients_free_their_memory() -> None:
+    workers.run(2, memory_of_gradients)
+
+
+FLAGS: list[Spec] = [
+    (Adam, {"lr": 0.01, "fused": True}),
+    (AdamW, {"lr": 0.01, "fused": True, "weight_decay": 0.1}),
+    (SGD, {"lr": 0.02, "momentum": 0.9, "fused": True}),
+    (AdamW, {"lr": 0.01, "foreach": True}),
+    (Adam, {"lr": 0.01, "foreach": False}),
+]
+
+
+def flags() -> str:
+    """On the servers the arithmetic is that of torch's default kernels, whatever the flags say."""
+    digests = []
+    for kind, options in FLAGS:
+        (model, optimizer), _ = pair((kind, options), mlp)
+        plain = {key: value for key, value in options.items() if key not in ("fused", "foreach")}
+        _, (other, reference) = pair((kind, plain), mlp)
+        for step in range(4):
+            for part, stepping in ((model, optimizer), (other, reference)):
+                stepping.zero_grad()
+                mean_loss(part, *map(own_rows, mlp_batch(step, 4 * poseidon.world_size()))).backward()
+                stepping.step()
+            if step == 1:
+                optimizer.load_state_dict(optimizer.state_dict())
+            assert_same_bits(model, other, f"{kind}, {options}, step {step}")
+        assert optimizer.param_groups[0].get("fused") == options.get("fused")
+        digests.append(parameters_digest(model))
+    return " ".join(digests)
+
+
+def test_flags_of_kernels_do_not_matter() -> None:
+    assert all_equal(workers.run(2, flags))
