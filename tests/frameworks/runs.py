@@ -18,7 +18,7 @@ RANKS = 2
 POSEIDON_RUN = ["-m", "poseidon", "run", "-n", str(RANKS)]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
 DROP_IN = ["-m", "poseidon.torch.drop_in"]
-SAYS_SO = "poseidon.torch.DistributedDataParallel"
+SAYS_SO = "poseidon: drop-in: "
 
 State = dict[str, torch.Tensor]
 Trained = tuple[list[State], str]  # of each rank; what was printed

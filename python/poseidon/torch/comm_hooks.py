@@ -24,12 +24,12 @@ CommHook = Callable[[Any, Any], "torch.futures.Future[torch.Tensor]"]
 class Bucket:
     """Gradients in one flat tensor, as a hook sees them: the methods of `torch.distributed.GradBucket`."""
 
-    def __init__(self, index: int, last: bool, params: Sequence[torch.Tensor]) -> None:
+    def __init__(self, index: int, last: bool, params: Sequence[torch.Tensor], filled: bool) -> None:
         self._index, self._last, self._params = index, last, list(params)
         first = self._params[0]
         self._buffer = torch.zeros(sum(p.numel() for p in params), dtype=first.dtype, device=first.device)
         for view, param in zip(self.gradients(), self._params, strict=True):
-            if param.grad is not None:
+            if filled and param.grad is not None:
                 view.copy_(param.grad)
 
     def index(self) -> int:
@@ -66,15 +66,20 @@ class HookedExchange:
         self.state, self.hook = state, hook
         self._bucket_bytes = bucket_bytes
 
-    def run(self, entries: Sequence[SyncedParameter], control: Control) -> None:
-        """Collective: makes every `.grad` what the hook returns; those that no rank has stay as they are."""
-        present = control.sum([int(entry.param.grad is not None) for entry in entries])
+    def run(self, entries: Sequence[SyncedParameter], control: Control, contributes: bool = True) -> None:
+        """Collective: makes every `.grad` what the hook returns; those that no rank has stay as they are.
+
+        Not `contributes`, in `join()`: takes part for the other ranks with zeros, and changes no `.grad`.
+        """
+        present = control.sum([int(contributes and entry.param.grad is not None) for entry in entries])
         params = [entry.param for entry, ranks in zip(entries, present, strict=True) if ranks]
         groups = list(_grouped(params, self._bucket_bytes))
         with torch.no_grad():
             for index, group in enumerate(groups):
-                bucket = Bucket(index, index == len(groups) - 1, group)
+                bucket = Bucket(index, index == len(groups) - 1, group, contributes)
                 result = self.hook(self.state, bucket).wait()
+                if not contributes:
+                    continue
                 bucket.set_buffer(_flat(result, bucket.buffer()))
                 for param, value in zip(group, bucket.gradients(), strict=True):
                     if param.grad is None:

@@ -305,6 +305,10 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         trained.join = JoinedTraining(trained, sync, here.control, divide_by_initial_world_size, throw)
         return trained.join
 
+    @property
+    def _authoritative_rank(self) -> int | None:
+        return self.trained_model().last_joined
+
     def join_hook(self, **kwargs: Any) -> Any:
         """The model's part in a `torch.distributed.algorithms.Join`, alone or with an optimizer of torch's."""
         trained = self.trained_model()

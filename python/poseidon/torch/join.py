@@ -40,7 +40,7 @@ class JoinedTraining:
         flags = [row[0] for row in self._control.one_hot([own])]
         active = [rank for rank, flag in enumerate(flags) if flag & _ACTIVE]
         if active:
-            self._last_active = active[0]
+            self._last_active = active[-1]  # as torch's class, which takes the highest one
             self._sync.divisor = len(flags) if self._divide_by_initial else len(active)
         if self._throw and len(active) < len(flags):
             finished = [rank for rank, flag in enumerate(flags) if not flag & _ACTIVE]

@@ -98,6 +98,8 @@ def logging_data(model: DistributedDataParallel, error: str) -> dict[str, Any]:
     }
     if model.comm_hook_name:
         data["comm_hook"] = model.comm_hook_name
+    if trained.last_joined is not None:
+        data["join_uneven_inputs"] = 1
     if error:
         data.update(has_error=1, error=error)
     return data

@@ -375,6 +375,9 @@ class Synchronizer(InFlight):
         """Takes part in the other ranks' backward with nothing to contribute (`join()`)."""
         self.settle()
         self._agree()
+        if self.hooked is not None:
+            self.hooked.run(self.entries, self._control, contributes=False)
+            return
         for entry in self.entries:
             self._exchange.absent(entry.layer, entry.new_buffer(), self.divisor, entry.next_scheme)
         self._exchange.wait([entry.layer for entry in self.entries])

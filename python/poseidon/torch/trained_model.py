@@ -49,6 +49,7 @@ class TrainedModel:
         self.module = module
         self.recorder = Recorder()
         self.join: JoinedTraining | None = None
+        self.last_joined: int | None = None  # whose model all took over at the end of the last join()
         self.sync: Synchronizer | None = None
         self.step_count = 0  # synchronizing backward passes so far
         self.same_graph = True  # whether all of them reached the same parameters
@@ -160,6 +161,7 @@ class TrainedModel:
     def broadcast_last_state(self, root: int) -> None:
         """Collective, at the end of a `join()`: the model of `root`, one of those that trained longest, for all."""
         self.broadcast_state(root, self._sends_buffers)
+        self.last_joined = root
 
     def end_join(self) -> None:
         """All ranks have made the same steps again."""
