@@ -201,19 +201,14 @@ TEST_F(ShmServerLimits, ATextThatIsLentIsNoLongerThanOneThatIsRead) {
   EXPECT_TRUE(talker->recorder.messages().empty()) << "not taken for a name that is too long";
 }
 
-TEST_F(ShmServerLimits, SumsOfPartsThatAreLentCount) {
-  start(":0");
-  const auto first = join(0, 3);
-  const auto second = join(1, 3);
-  const Floats eighth(kLimit / 4 / 8, 1.0F);
-  for (std::uint32_t unit = 0; unit < 12; ++unit) {
-    for (const std::uint32_t rank : {0u, 1u}) {
-      wire::Header header = push_of(rank, 3);
-      header.unit = unit;
-      push(rank == 0 ? *first : *second, header, eighth);
-    }
-  }
-  expect_refused(message(*second, 2), "memory_limit");
+TEST_F(ServerLimits, TheSumOfPartsThatAreLentHasRoomOrThePartIsRefused) {
+  start();
+  const auto worker = join(0, 2);
+  send(*worker, push_of(0, 2), Bytes(2 * kLimit));
+  expect_refused(message(*worker, 2), "memory_limit");
+  push(*worker, push_of(0, 2), {1, 2});
+  push(*worker, push_of(0, 2), {1, 2});
+  expect_refused(message(*worker, 3), "already");
 }
 
 TEST_F(ShmServerLimits, AnswersThatNobodyReadsAreBounded) {
