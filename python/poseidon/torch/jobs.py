@@ -107,7 +107,7 @@ def start_job(exchange: Exchange, entry: SyncedParameter, divisor: int, counts: 
 
 
 def _job_in_place(entry: SyncedParameter, grad: torch.Tensor | None) -> Job | None:
-    view = None if grad is None else entry.form.view(grad)
+    view = None if grad is None or entry.shared else entry.form.view(grad)
     if view is None or not exchangeable(view, entry.layout):
         return None
     return Job(entry, view, grad, in_place=True)

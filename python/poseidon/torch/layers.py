@@ -58,6 +58,7 @@ class SyncedParameter:
         self.forward_rows = 0  # K as forward saw it, until the ranks first agreed on schemes
         self.factor_count = 0  # K of this rank since the last synchronization
         self._refused_factors = False  # some of these rows went into the dense gradient
+        self.shared = False  # with another wrapped model
         self.used_elsewhere = False  # the weight is also used outside its Linear modules
         self.factors = Factors()
         self._dense_exchanges = 0  # to come, since gradients are added to what an exchange has left in `.grad`
@@ -121,8 +122,23 @@ class SyncedParameter:
         self.forward_rows, self._placeholder = 0, None
         self.start_over()
 
+    def share(self) -> None:
+        """Another wrapped model has the parameter, too, so that `.grad` may be in two exchanges at once."""
+        if self.stored is not None or self.update is not None:
+            raise InvalidArgument(
+                f"parameter {self.name} is in another wrapped model already, whose DistributedOptimizer updates it: "
+                "wrap both models in one module, or use the optimizers themselves"
+            )
+        self.capture(False)
+        self.linears, self.shared = [], True
+
     def check_free(self) -> None:
-        """InvalidArgument if a DistributedOptimizer has the parameter already."""
+        """InvalidArgument if a DistributedOptimizer has the parameter already, or cannot have it."""
+        if self.shared:
+            raise InvalidArgument(
+                f"parameter {self.name} is in two wrapped models, so that no DistributedOptimizer can update it: wrap "
+                "both models in one module, or use the optimizer itself"
+            )
         if self.stored is not None or self.update is not None:
             raise InvalidArgument(f"parameter {self.name} is updated by another DistributedOptimizer already")
 
@@ -172,6 +188,7 @@ class SyncedParameter:
         """Notes K of one forward call, for the first choice of schemes."""
         self.forward_rows += row_count
 
+    @torch._disable_dynamo
     def take_factors(self, left: torch.Tensor, right: torch.Tensor) -> bool:
         """Called in backward with the rows of one use of the layer (K×M and K×N).
 
@@ -284,7 +301,7 @@ def _calling(entry: SyncedParameter, method: Callable[..., None]) -> Callable[..
         if target is not None:
             method(target, *gradients)
 
-    return hook
+    return torch._disable_dynamo(hook)  # or it would be compiled where a whole training step is
 
 
 def collect_parameters(

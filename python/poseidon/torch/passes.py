@@ -38,6 +38,7 @@ class Passes:
         """The forward pass that began last has returned this."""
         reference, synchronizing = weakref.ref(self), self._synchronizing
 
+        @torch._disable_dynamo
         def reach(*_: Any) -> None:
             if (passes := reference()) is not None:
                 passes._reach(synchronizing)
@@ -50,6 +51,7 @@ class Passes:
         if self._reached is None:
             reference = weakref.ref(self)
 
+            @torch._disable_dynamo
             def over() -> None:
                 if (passes := reference()) is not None:
                     passes._reached = None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -46,7 +47,7 @@ class BackwardRun:
     missed: bool = False  # made without backward: this rank is in none of its means
     jobs: dict[SyncedParameter, Job] = field(default_factory=dict)
     started: list[SyncedParameter] = field(default_factory=list)
-    fired: set[SyncedParameter] = field(default_factory=set)
+    fires: Counter[SyncedParameter] = field(default_factory=Counter)  # how often each got a gradient
     end_ns: int = 0
 
 
@@ -72,6 +73,8 @@ class Synchronizer(InFlight):
         self.before_results: Callable[[], None] | None = None  # at the end of backward, with all exchanges under way
         self.updates: list[ServerUpdate] = []
         self.hooked: HookedExchange | None = None  # what gradients go through instead of the exchange, after backward
+        self.static_graph = False  # all backward passes reach each parameter equally often
+        self._fires: Counter[SyncedParameter] | None = None  # so often
         self._settings = settings
         self._sequential = settings.schedule == "sequential"
         self._agreed = False
@@ -187,7 +190,7 @@ class Synchronizer(InFlight):
         if entry in run.jobs:
             raise PoseidonError(
                 f"parameter {entry.name} received a gradient twice in one backward pass: a nested backward "
-                "reached it after its exchange had started; use checkpoint(use_reentrant=False) or schedule=sequential"
+                "reached it after its exchange had started; use checkpoint(use_reentrant=False), or static_graph=True"
             )
         if dense and entry.next_scheme in FACTOR_SCHEMES:
             entry.note_dense_contribution()
@@ -199,16 +202,26 @@ class Synchronizer(InFlight):
             entry.accumulated(mode)
             return
         run = self._begin()
-        run.fired.add(entry)
+        run.fires[entry] += 1
         entry.ready_ns = time.monotonic_ns()
-        if not self._sequential and self.hooked is None:
+        if self._is_complete(run, entry):
             self._start(run, entry)
+
+    def _is_complete(self, run: BackwardRun, entry: SyncedParameter) -> bool:
+        """Whether the exchange may start now, and not only at the end of backward."""
+        if self._sequential or self.hooked is not None:
+            return False
+        if not self.static_graph:
+            return True
+        # The first pass counts how often nested backward passes reach each parameter.
+        return self._fires is not None and run.fires[entry] >= self._fires[entry]
 
     def _begin(self) -> BackwardRun:
         if self._run is not None:
             return self._run
         run = self._open_run()
 
+        @torch._disable_dynamo
         def finish() -> None:
             self._finish(run)
             # Python forgets a Ctrl-C that comes while a finalizer runs: there is none in a backward that ends well.
@@ -294,7 +307,7 @@ class Synchronizer(InFlight):
             for entry in self.entries:
                 if entry not in run.jobs:
                     entry.resume()
-                    if entry not in run.fired:
+                    if entry not in run.fires:
                         entry.ready_ns = run.end_ns
                     self._start(run, entry)
             if self.before_results is not None:
@@ -307,6 +320,8 @@ class Synchronizer(InFlight):
             update.finished({entry for entry, job in run.jobs.items() if job.value is not None})
         later = [job for job in run.jobs.values() if job.entry.update is not None]
         self.passes.exchanged()
+        if self.static_graph and self._fires is None:
+            self._fires = run.fires
         run.jobs.clear()  # the record of the run must not hold the gradients' memory
         self._run, self._flying = None, run
         for job in sorted(later, key=lambda job: job.entry.position):
