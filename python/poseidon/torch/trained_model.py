@@ -226,8 +226,8 @@ def check_module(module: nn.Module, world_size: int) -> None:
         lazy = next((own for own, p in part._parameters.items() if isinstance(p, nn.UninitializedParameter)), None)
         if lazy is not None:
             raise InvalidArgument(
-                f"parameter {name + '.' if name else ''}{lazy} is uninitialized, as lazy modules are: run the module once "
-                "on a batch before wrapping it"
+                f"parameter {name + '.' if name else ''}{lazy} is uninitialized, as in lazy modules: run the module on a "
+                "batch before wrapping it"
             )
         if isinstance(part, fully_sharded):
             raise InvalidArgument(
