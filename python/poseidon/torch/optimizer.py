@@ -215,6 +215,7 @@ class DistributedOptimizer(Optimizer):
             entry.check_free()
         return entries
 
+    @torch._disable_dynamo
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """The optimizer's step(): updates wait for their gradients, which nobody waits for here.

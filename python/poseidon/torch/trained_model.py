@@ -190,13 +190,19 @@ class TrainedModel:
 
 
 def _share(entries: list[SyncedParameter]) -> None:
-    """Parameters that are in other wrapped models, too, are exchanged by each of them, from memory of its own."""
-    others = {entry.param: entry for sync in synchronizers() for entry in sync.entries}
-    for entry in entries:
-        other = others.get(entry.param)
-        if other is not None:
+    """Parameters that are in other wrapped models, too, are exchanged by each of them, from memory of its own.
+
+    A model with the very same parameters is the one that is wrapped again: this wrapper takes its place.
+    """
+    mine = {entry.param: entry for entry in entries}
+    for sync in synchronizers():
+        common = [entry for entry in sync.entries if entry.param in mine]
+        if len(common) == len(sync.entries) == len(entries):
+            sync.retire()
+            continue
+        for other in common:
             other.share()
-            entry.share()
+            mine[other.param].share()
 
 
 def _check_entries(entries: list[SyncedParameter]) -> None:
@@ -226,8 +232,8 @@ def check_module(module: nn.Module, world_size: int) -> None:
         lazy = next((own for own, p in part._parameters.items() if isinstance(p, nn.UninitializedParameter)), None)
         if lazy is not None:
             raise InvalidArgument(
-                f"parameter {name + '.' if name else ''}{lazy} is uninitialized, as in lazy modules: run the module on a "
-                "batch before wrapping it"
+                f"parameter {name + '.' if name else ''}{lazy} is uninitialized, as in lazy modules: run the module on "
+                "a batch before wrapping it"
             )
         if isinstance(part, fully_sharded):
             raise InvalidArgument(
