@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -65,6 +65,8 @@ class Synchronizer(InFlight):
         super().__init__()
         self.entries = entries[::-1]  # the order in which backward finishes them
         self.armed = False
+        self._passes_open = False  # whether a forward pass went through the wrapper after the last backward
+        self._rivals: weakref.WeakSet[Synchronizer] = weakref.WeakSet()  # of other wrappers, with parameters of this
         self.synchronizing = True
         self.connected = False
         self.divisor = settings.world_size
@@ -159,6 +161,27 @@ class Synchronizer(InFlight):
             self.priorities = Priorities(self._settings, self.entries)
             if self.connected:
                 self.priorities.connect(self._client, self._control)
+
+    def arm(self, synchronizing: bool) -> None:
+        """A forward pass went through the wrapper: the next backward exchanges, or else accumulates on this rank."""
+        for rival in self._rivals:
+            rival.armed = rival.armed and rival._passes_open
+        self.armed = self._passes_open = True
+        self.synchronizing = synchronizing
+        if not synchronizing:
+            self.local_only()
+
+    def take_over_from(self, others: Iterable[Synchronizer]) -> None:
+        """Of those that have a parameter of this one none exchanges before its wrapper is used again.
+
+        They may live on, on some ranks until Python's garbage collector finds them.
+        """
+        params = {entry.param for entry in self.entries}
+        for other in others:
+            if other is not self and not params.isdisjoint(entry.param for entry in other.entries):
+                other.armed = other._passes_open = False
+                other._rivals.add(self)
+                self._rivals.add(other)
 
     def local_only(self) -> None:
         """From now until the next synchronization gradients may differ between the ranks."""
@@ -297,6 +320,7 @@ class Synchronizer(InFlight):
 
     def _finish(self, run: BackwardRun) -> None:
         run.end_ns = time.monotonic_ns()
+        self._passes_open = False
         if self.hooked is not None:
             self._finish_hooked(run, self.hooked)
             return

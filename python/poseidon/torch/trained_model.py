@@ -110,6 +110,7 @@ class TrainedModel:
             self.broadcast_state(0, buffers_too)
         sync.connect(here.client, here.control, make_exchange(here.client, self.entries[0].param.device))
         here.synchronizers.add(sync)
+        sync.take_over_from(here.synchronizers)
 
     def detach(self) -> None:
         """Takes its hooks from the parameters: backward passes are the module's own again."""
@@ -131,10 +132,7 @@ class TrainedModel:
     def arm(self, synchronizing: bool) -> None:
         """From now on backward exchanges gradients, or, not `synchronizing`, accumulates them on this rank."""
         assert self.sync is not None
-        self.sync.armed = True
-        self.sync.synchronizing = synchronizing
-        if not synchronizing:
-            self.sync.local_only()
+        self.sync.arm(synchronizing)
 
     @property
     def takes_buffers_before_forward(self) -> bool:
