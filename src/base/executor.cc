@@ -4,11 +4,17 @@
 #include <memory>
 #include <utility>
 
+#include "base/float_mode.h"
+
 namespace poseidon {
 
 Executor::Executor(int thread_count) {
   threads_.reserve(static_cast<std::size_t>(thread_count));
-  for (int i = 0; i < thread_count; ++i) threads_.emplace_back([this] { work(); });
+  for (int i = 0; i < thread_count; ++i)
+    threads_.emplace_back([this] {
+      keep_denormals();
+      work();
+    });
 }
 
 Executor::~Executor() {

@@ -44,27 +44,36 @@ std::string time_text(std::int64_t wall_ns) {
   return std::string(date.data(), length) + milliseconds.data();
 }
 
-/// What the names of one process's records have in common: all up to time and process id.
-std::string stem_of(const std::string& name) {
-  const std::size_t process = name.rfind('-');
-  const std::size_t time = process == std::string::npos ? process : name.rfind('-', process - 1);
-  const std::size_t date = time == std::string::npos ? time : name.rfind('-', time - 1);
-  return date == std::string::npos ? name : name.substr(0, date + 1);
+/// What is before the last '-', and what follows it.
+std::pair<std::string, std::string> split_last(const std::string& name) {
+  const std::size_t at = name.rfind('-');
+  return at == std::string::npos ? std::pair(name, std::string()) : std::pair(name.substr(0, at), name.substr(at + 1));
 }
 
+/// What the names of one rank's records have in common: all up to time and process id.
+std::string stem_of(const std::string& name) { return split_last(split_last(split_last(name).first).first).first; }
+
+/// The oldest of this process; of others only what is so old that nobody asks any more: jobs of the same name, at the
+/// same time or one after the other, leave each other's.
 void remove_oldest(const std::filesystem::path& written) {
-  const std::string stem = stem_of(written.filename());
-  std::vector<std::filesystem::path> records;
+  const std::string own_name = written.filename();
+  const auto oldest = std::filesystem::file_time_type::clock::now() - kOthersRecordsStay;
+  std::vector<std::filesystem::path> own;
   std::error_code error;  // another user's directory may not be readable: then everything stays
   for (std::filesystem::directory_iterator entry(written.parent_path(), error), end; !error && entry != end;
        entry.increment(error)) {
     const std::string name = entry->path().filename();
-    if (name.starts_with(kPrefix) && name.ends_with(kSuffix) && stem_of(name) == stem) records.push_back(entry->path());
+    if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix) || stem_of(name) != stem_of(own_name)) continue;
+    if (split_last(name).second == split_last(own_name).second) {
+      own.push_back(entry->path());
+    } else if (std::error_code unknown; entry->last_write_time(unknown) < oldest && !unknown) {
+      std::filesystem::remove(entry->path(), unknown);
+    }
   }
-  if (records.size() <= kKeptRecords) return;
-  std::sort(records.begin(), records.end());
-  records.resize(records.size() - kKeptRecords);
-  for (const auto& old : records) std::filesystem::remove(old, error);
+  if (own.size() <= kKeptRecords) return;
+  std::sort(own.begin(), own.end());
+  own.resize(own.size() - kKeptRecords);
+  for (const auto& old : own) std::filesystem::remove(old, error);
 }
 
 Status cannot_write(const std::string& path) {

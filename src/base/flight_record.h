@@ -1,6 +1,7 @@
 // Flight records: the files that say what a process knew when its job failed (docs/flight-records.md).
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -57,9 +58,11 @@ std::string flight_record_path(const std::string& directory, const std::string& 
 /// Makes the directory where it is missing. ErrorCode::unreachable where no file can be written there.
 Status open_record_directory(const std::string& directory);
 
-/// Writes the file as a whole or not at all, readable by this user alone, and removes the oldest of the same job and
-/// process beyond kKeptRecords.
+/// Writes the file as a whole or not at all, readable by this user alone, and removes the oldest of this process and
+/// job beyond kKeptRecords. Those that other processes have left under the same job and rank go after
+/// kOthersRecordsStay.
 inline constexpr std::size_t kKeptRecords = 8;
+inline constexpr auto kOthersRecordsStay = std::chrono::hours(7 * 24);
 Status write_flight_record(const std::string& path, const std::string& text);
 
 /// Writes a record on a thread of its own. Owner's thread only.

@@ -4,6 +4,8 @@
 #include <bit>
 #include <cstring>
 
+#include "base/wipe.h"
+
 namespace poseidon {
 
 namespace {
@@ -124,6 +126,8 @@ Digest hmac_sha256(std::span<const std::byte> key, std::initializer_list<std::sp
   Sha256 outer;
   outer.update(outer_key);
   outer.update(inner_digest);
+  wipe(inner_key);
+  wipe(outer_key);
   return outer.finish();
 }
 

@@ -201,6 +201,8 @@ class ClientImpl final : public Client, private Receiver {
   void finished(UnitState& unit);
   void release_layers(UnitState& unit);
   void release_layers_locked(UnitState& unit);
+  Status take(LinkState& link, const wire::Header& header, std::span<const std::byte> payload, bool lent);
+  Status text_too_long(const LinkState& link, const wire::Header& header) const;
   Status deliver(const wire::Header& header, std::span<const std::byte> payload, bool lent);
   Status reject(const LinkState& link, const Status& status);
   void told(const LinkState& link, const wire::Header& header, const Status& reason);

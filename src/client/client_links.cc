@@ -39,10 +39,7 @@ Status ClientImpl::link(const Endpoints& endpoints, const std::function<bool()>&
     for (std::size_t i = 0; i < endpoints_.servers.size(); ++i) {
       const auto& server = endpoints_.servers[i];
       links_.server_is_local[i] = server.local;
-      if (server.dedicated)
-        dial(server.transports, server.addresses.front(), LinkKind::server, i, 0);
-      else
-        dial_server(i, server.addresses);
+      if (!server.dedicated) dial_server(i, server.addresses);
     }
     for (std::size_t rank = 0; rank < links_.rank; ++rank) {
       const auto& peer = endpoints_.peers[rank];
@@ -51,6 +48,10 @@ Status ClientImpl::link(const Endpoints& endpoints, const std::function<bool()>&
     }
     lobby_->open([this](std::shared_ptr<Flow> flow) { adopt(std::move(flow), LinkKind::peer, kUnknown, 0, false); });
   });
+  // Here, since these may be names that have to be looked up: that must not hold up the loop.
+  for (std::size_t i = 0; i < endpoints.servers.size(); ++i)
+    if (const auto& server = endpoints.servers[i]; server.dedicated)
+      dial(server.transports, server.addresses.front(), LinkKind::server, i, 0);
   if (Status status = wait_until([this] { return linked_ || !status_.ok(); }, keep_waiting); !status.ok())
     return status;
   Layer check;
@@ -123,7 +124,8 @@ void ClientImpl::send_hello(Flow& flow, std::size_t lane) {
                                        {},
                                        priority_class,
                                        options_.generation,
-                                       wire::pace_of(options_).value()});  // Client::connect has checked them
+                                       wire::pace_of(options_).value(),  // Client::connect has checked them
+                                       endpoints_.run});
   flow.send(hello.header, {hello.payload()}, [text = hello.text](const Status&) {});
 }
 
@@ -145,6 +147,7 @@ Status ClientImpl::on_hello(Flow& flow, LinkState& link, const wire::Header& hea
                                     " of the job, rank " + std::to_string(options_.rank) + " in " +
                                     std::to_string(options_.generation)};
   if (link.kind == LinkKind::peer) {
+    if (hello.run != endpoints_.run) return {ErrorCode::refused, flow.peer_name() + " is of another run of the job"};
     if (link.index == kUnknown) {
       if (hello.rank >= links_.worker_count || hello.rank == links_.rank ||
           hello.priority_class >= links_.class_count || links_.peers[hello.rank][hello.priority_class] != nullptr)
@@ -177,11 +180,14 @@ Status ClientImpl::on_hello(Flow& flow, LinkState& link, const wire::Header& hea
 void ClientImpl::greeted_by_server(Flow& flow, LinkState& link, const wire::Hello& hello) {
   auto& server = endpoints_.servers[link.index];
   if (std::exchange(server.dedicated, false)) {
-    // Only now its cores are known. One that listens on all interfaces is where it was found.
-    const std::string& found = server.addresses.front();
+    // Only now its cores are known. One that listens on all interfaces is where it was found: at an address by now, not
+    // under a name that would have to be looked up again.
+    std::string& found = server.addresses.front();
+    if (flow.peer_name().ends_with(found.substr(found.rfind(':')))) found = flow.peer_name();
+    const std::string host = found.substr(0, found.rfind(':'));
     for (const std::string& other : hello.other_cores) {
       const bool anywhere = other.starts_with("0.0.0.0:") || other.starts_with("[::]:");
-      server.addresses.push_back(anywhere ? found.substr(0, found.rfind(':')) + other.substr(other.rfind(':')) : other);
+      server.addresses.push_back(anywhere ? host + other.substr(other.rfind(':')) : other);
     }
     links_.servers[link.index].push_back(&flow);
     dial_server(link.index, std::vector<std::string>(server.addresses));

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/memory_guard.h"
 #include "client/client_impl.h"
 #include "wire/messages.h"
 
@@ -10,6 +11,12 @@ namespace poseidon {
 
 namespace {
 constexpr Priority kFirst{wire::kFirstPriority + 1, 0};
+
+bool is_text(const wire::Header& header) {
+  return header.kind == wire::Kind::hello || header.kind == wire::Kind::refuse || header.kind == wire::Kind::abort;
+}
+
+std::string bytes_text(std::uint64_t count) { return std::to_string(count) + " bytes"; }
 }  // namespace
 
 void ClientImpl::register_units(const std::shared_ptr<const Plan>& plan, bool transient) {
@@ -43,7 +50,13 @@ void ClientImpl::begin(UnitState& unit, Start start) {
     fail(left_, left_by_);
     return release_layers(unit);
   }
-  unit.syncer.start(std::move(start));
+  const Status status = guard_memory(
+      [&] {
+        unit.syncer.start(std::move(start));
+        return Status();
+      },
+      [&unit] { return "layer '" + unit.syncer.unit().name + "' of " + bytes_text(unit.syncer.unit().size_bytes); });
+  if (!status.ok()) fail(status.with_context(here()), {});
 }
 
 void ClientImpl::finished(UnitState& unit) {
@@ -113,18 +126,15 @@ Result<std::span<std::byte>> ClientImpl::on_header(Flow& flow, const wire::Heade
   link.in_payload = true;
   link.receiving = header;
   link.received_bytes = 0;
-  const bool text =
-      header.kind == wire::Kind::hello || header.kind == wire::Kind::refuse || header.kind == wire::Kind::abort;
-  if (text) {
-    if (header.payload_bytes > wire::kMaxTextBytes)
-      return Status(ErrorCode::mismatch,
-                    describe(link) + " sent a text of " + std::to_string(header.payload_bytes) + " bytes");
+  if (is_text(header)) {
+    if (header.payload_bytes > wire::kMaxTextBytes) return text_too_long(link, header);
     link.text = Buffer(header.payload_bytes);
     return link.text.span();
   }
   if (!has_place(link, header))
     return reject(link, {ErrorCode::mismatch, describe(link) + " sent a message that has no place here"});
-  auto place = units_by_id_.at(header.unit)->syncer.on_header(header);
+  auto place = guard_memory([&] { return units_by_id_.at(header.unit)->syncer.on_header(header); },
+                            [&header] { return "a payload of " + bytes_text(header.payload_bytes); });
   if (!place.ok()) return reject(link, place.status().with_context(describe(link)));
   return place;
 }
@@ -147,29 +157,36 @@ Status ClientImpl::on_message(Flow& flow, const wire::Header& header, std::span<
   heard(link);
   link.in_payload = false;
   note(FlightEvent::Kind::message, link, wire::kind_name(header.kind), &header);
-  Status status;
-  switch (header.kind) {
-    case wire::Kind::hello:
-      status = on_hello(flow, link, header, payload);
-      break;
-    case wire::Kind::refuse:
-    case wire::Kind::abort: {
-      told(link, header, wire::read_error(header, payload));
-      break;
-    }
-    case wire::Kind::goodbye:
-      link.left = true;
-      break;
-    default:
-      // An empty or lent payload comes without on_header: the same checks hold for it.
-      if ((payload.empty() || release) && !has_place(link, header))
-        status = {ErrorCode::mismatch, describe(link) + " sent a message that has no place here"};
-      if (status.ok()) status = deliver(header, payload, static_cast<bool>(release)).with_context(describe(link));
-  }
+  const Status status = guard_memory([&] { return take(link, header, payload, static_cast<bool>(release)); },
+                                     [&header] { return "a payload of " + bytes_text(header.payload_bytes); });
   if (release) release();
   if (status.ok() || link.index == kUnknown) return status;
   fail(status.with_context(here()), cause_of(FailureSource::found, link));
   return {};  // closing already: an error would cut the message that says why
+}
+
+Status ClientImpl::take(LinkState& link, const wire::Header& header, std::span<const std::byte> payload, bool lent) {
+  // An empty or lent payload comes without on_header: the same checks hold for it.
+  if (is_text(header) && payload.size() > wire::kMaxTextBytes) return text_too_long(link, header);
+  switch (header.kind) {
+    case wire::Kind::hello:
+      return on_hello(*link.flow, link, header, payload);
+    case wire::Kind::refuse:
+    case wire::Kind::abort:
+      told(link, header, wire::read_error(header, payload));
+      return {};
+    case wire::Kind::goodbye:
+      link.left = true;
+      return {};
+    default:
+      if ((payload.empty() || lent) && !has_place(link, header))
+        return {ErrorCode::mismatch, describe(link) + " sent a message that has no place here"};
+      return deliver(header, payload, lent).with_context(describe(link));
+  }
+}
+
+Status ClientImpl::text_too_long(const LinkState& link, const wire::Header& header) const {
+  return {ErrorCode::mismatch, describe(link) + " sent a text of " + bytes_text(header.payload_bytes)};
 }
 
 /// A server refuses a request, or somebody has failed.

@@ -163,10 +163,10 @@ POSEIDON_INLINE void add_factors(const Product<T>& product, std::span<const Fact
 }
 
 template <typename T>
-void add_dense(Isa isa, const Product<T>& product, const std::byte* dense, const Block& block) {
+void add_dense(Isa isa, const Product<T>& product, const FactorTerm& term, const Block& block) {
   T values[kBlockCols<T>];
   for (std::size_t r = 0; r < block.row_count; ++r) {
-    load(isa, product.dtype, dense, (block.row + r) * product.cols + block.col, block.col_count, values);
+    load(isa, term.dtype, term.dense, (block.row + r) * product.cols + block.col, block.col_count, values);
     T* chain = product.chains + r * kBlockCols<T>;
     for (std::size_t c = 0; c < block.col_count; ++c) chain[c] += values[c];
   }
@@ -207,7 +207,7 @@ void add_terms(Isa isa, const Product<T>& product, const Block& block) {
           isa, [&product, &block, run = terms.subspan(i, end - i) ](auto tag)
                    __attribute__((always_inline)) { add_factors<T, decltype(tag)::value>(product, run, block); });
     }
-    if (end < terms.size()) add_dense(isa, product, terms[end].dense, block);
+    if (end < terms.size()) add_dense(isa, product, terms[end], block);
     i = end + 1;
   }
 }

@@ -51,11 +51,11 @@ void convert(DType from_dtype, const std::byte* in, DType to_dtype, std::byte* o
 
 /// One piece of a factor product, in the order of the sum.
 struct FactorTerm {
-  DType dtype = DType::float32;      // of left and right: a floating type no wider than the result's
+  DType dtype = DType::float32;      // a floating type; of left and right one no wider than the result's
   const std::byte* left = nullptr;   // count × rows, row-major: output gradients
   const std::byte* right = nullptr;  // count × cols, row-major: inputs
   std::size_t count = 0;             // K of this piece
-  const std::byte* dense = nullptr;  // or instead: rows × cols of the result's dtype
+  const std::byte* dense = nullptr;  // or instead: rows × cols
 };
 
 /// Rows [row_begin, row_end) of out = (Σ leftᵀ·right or dense, term after term) / divisor, an

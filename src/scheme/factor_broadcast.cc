@@ -107,7 +107,11 @@ Result<std::span<std::byte>> FactorBroadcast::make_room(Inbox& inbox, const Exch
             : header.payload_bytes != (absent ? 0 : wire::factor_bytes(header)) || !dtype_is_floating(header.dtype) ||
                   dtype_bytes(header.dtype) > dtype_bytes(exchange.unit->dtype))
     return refuse("do not have the size or dtype that they say");
-  part.buffer = links.pool->take(header.payload_bytes);
+  part.buffer = links.pool->try_take(header.payload_bytes);
+  if (!part.buffer)
+    return Status(ErrorCode::refused, "there is no memory left for the factors of rank " + std::to_string(header.rank) +
+                                          ", " + std::to_string(header.payload_bytes) +
+                                          " bytes; take smaller batches, or scheme=\"ps\" for this layer");
   return part.buffer.span();
 }
 

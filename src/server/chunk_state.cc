@@ -17,8 +17,8 @@ namespace {
 constexpr std::size_t kGrainBytes = 64;
 constexpr std::size_t kNone = ~std::size_t{0};
 
-/// 16-bit sums are rounded once, at the end, so they cannot be added part by part in their own type.
-bool addable_in_parts(DType dtype) { return dtype != DType::float16 && dtype != DType::bfloat16; }
+/// 16-bit sums are rounded once, at the end: what is added part by part is a float32 until then.
+bool sums_wide(DType dtype) { return kernel::running_sum_bytes(dtype) != dtype_bytes(dtype); }
 
 }  // namespace
 
@@ -127,6 +127,12 @@ void ChunkState::complete(std::uint32_t rank, std::span<const std::byte> payload
   if (reduction_.aggregation == Aggregation::streaming) advance(position_of_[rank]);
 }
 
+std::size_t ChunkState::missing_sum_bytes(const wire::Header& header) const {
+  const bool has_memory =
+      sum_ || std::ranges::any_of(parts_, [](const auto& part) { return part && static_cast<bool>(part->buffer); });
+  return has_memory ? 0 : header.payload_bytes;
+}
+
 Contribution* ChunkState::at(std::size_t position) {
   if (position >= order_.size() || !parts_[order_[position]]) return nullptr;
   return &*parts_[order_[position]];
@@ -143,14 +149,10 @@ std::size_t ChunkState::available_bytes(const Contribution& part) const {
   return part.complete ? part.received_bytes : part.received_bytes / kGrainBytes * kGrainBytes;
 }
 
-bool ChunkState::addable(const Contribution& part) const {
-  return !part.has_factors() && (addable_in_parts(shape_.dtype) || (all_here() && factors_count_ == 0));
-}
-
 /// Adds what can be added from `position` on: its predecessor may have let it, and it may let others.
 void ChunkState::advance(std::size_t position) {
   const std::size_t base = first_present();
-  if (base == kNone || lost_ || !addable(*at(base))) return;
+  if (base == kNone || lost_ || at(base)->has_factors()) return;
   position = std::max(position, base);
   added_bytes_[base] = available_bytes(*at(base));
   std::size_t limit_bytes = added_bytes_[base];
@@ -164,7 +166,7 @@ void ChunkState::advance(std::size_t position) {
   for (std::size_t next = std::max(position, base + 1); Contribution* part = at(next); ++next) {
     if (!part->present()) continue;
     const std::size_t end_bytes = std::min(limit_bytes, available_bytes(*part));
-    if (!addable(*part) || end_bytes <= added_bytes_[next]) return;
+    if (part->has_factors() || end_bytes <= added_bytes_[next] || !claim_sum(*at(base))) return;
     const std::size_t last = group_end(next, end_bytes);
     add(next, last, end_bytes);
     next = last;
@@ -177,7 +179,8 @@ std::size_t ChunkState::group_end(std::size_t position, std::size_t end_bytes) {
   std::size_t last = position;
   for (std::size_t next = position + 1; const Contribution* part = at(next); ++next) {
     if (!part->present()) continue;
-    if (!addable(*part) || added_bytes_[next] != added_bytes_[position] || available_bytes(*part) < end_bytes) break;
+    if (part->has_factors() || added_bytes_[next] != added_bytes_[position] || available_bytes(*part) < end_bytes)
+      break;
     last = next;
   }
   return last;
@@ -189,16 +192,15 @@ void ChunkState::add(std::size_t first, std::size_t last, std::size_t end_bytes)
   bool follows_base = true;
   for (std::size_t between = base + 1; between < first; ++between)
     if (at(between)->present()) follows_base = false;
-  const std::byte* base_data = at(base)->payload.data();
-  claim_sum(*at(base));
-  std::vector<const std::byte*> inputs{(follows_base ? base_data : sum_.data()) + begin_bytes};
+  const std::byte* const base_data = at(base)->payload.data() + begin_bytes;
+  std::vector<const std::byte*> inputs;
+  if (follows_base) inputs.push_back(base_data);
   for (std::size_t position = first; position <= last; ++position)
     if (at(position)->present()) inputs.push_back(at(position)->payload.data() + begin_bytes);
-  // The very last part divides as it is added; where that one is absent, take_sum divides. What is added in
-  // one pass is also divided in it: 16-bit values would otherwise be rounded twice.
-  const bool ends = last + 1 == parts_.size() || !addable_in_parts(shape_.dtype);
-  kernel::sum(inputs, sum_.data() + begin_bytes, (end_bytes - begin_bytes) / dtype_bytes(shape_.dtype), shape_.dtype,
-              ends ? divisor() : 1);
+  if (wide_sum_)
+    add_wide(inputs, begin_bytes, end_bytes, follows_base);
+  else
+    add_narrow(std::move(inputs), begin_bytes, end_bytes, follows_base, last + 1 == parts_.size());
   for (std::size_t position = first; position <= last; ++position) {
     if (!at(position)->present()) continue;
     added_bytes_[position] = end_bytes;
@@ -207,10 +209,38 @@ void ChunkState::add(std::size_t first, std::size_t last, std::size_t end_bytes)
   if (end_bytes == *dense_bytes_) free(*at(base));  // its bytes are in the sum
 }
 
-/// The first part's own memory becomes the sum's where it is ours, which saves writing to new memory.
-void ChunkState::claim_sum(Contribution& base) {
-  if (sum_) return;
+/// `starts`: the first of the inputs is that of the sum.
+void ChunkState::add_wide(std::span<const std::byte* const> inputs, std::size_t begin_bytes, std::size_t end_bytes,
+                          bool starts) {
+  const std::size_t first = begin_bytes / dtype_bytes(shape_.dtype);
+  const std::size_t count = (end_bytes - begin_bytes) / dtype_bytes(shape_.dtype);
+  std::byte* const sum = sum_.data() + first * kernel::running_sum_bytes(shape_.dtype);
+  if (starts) kernel::start_sum(inputs.front(), sum, count, shape_.dtype);
+  for (const std::byte* input : inputs.subspan(starts ? 1 : 0)) kernel::accumulate(input, sum, count, shape_.dtype);
+}
+
+/// The very last part divides as it is added (`ends`); where that one is absent, take_sum divides. What has 16 bits is
+/// only added here in one pass, which divides.
+void ChunkState::add_narrow(std::vector<const std::byte*> inputs, std::size_t begin_bytes, std::size_t end_bytes,
+                            bool starts, bool ends) {
+  if (!starts) inputs.insert(inputs.begin(), sum_.data() + begin_bytes);
+  divided_ = ends || sums_wide(shape_.dtype);
+  kernel::sum(inputs, sum_.data() + begin_bytes, (end_bytes - begin_bytes) / dtype_bytes(shape_.dtype), shape_.dtype,
+              divided_ ? divisor() : 1);
+}
+
+/// The first part's own memory becomes the sum's where it is ours, which saves writing to new memory. The sum of 16-bit
+/// parts has memory of its own, unless all are here and added in one pass: also where there is no memory before. False:
+/// there is none now.
+bool ChunkState::claim_sum(Contribution& base) {
+  if (sum_) return true;
+  wide_sum_ = sums_wide(shape_.dtype) && !(all_here() && factors_count_ == 0);
+  if (wide_sum_) {
+    sum_ = pool_->try_take(*dense_bytes_ / dtype_bytes(shape_.dtype) * kernel::running_sum_bytes(shape_.dtype));
+    return static_cast<bool>(sum_);
+  }
   sum_ = base.buffer ? std::move(base.buffer) : pool_->take(*dense_bytes_);
+  return true;
 }
 
 void ChunkState::free(Contribution& part) {
@@ -220,21 +250,24 @@ void ChunkState::free(Contribution& part) {
 }
 
 Buffer ChunkState::take_sum() {
-  if (factors_count_ > 0) return multiply();
   const std::size_t base = first_present();
   advance(base + 1);
-  const bool divided = present_count_ > 1 && (at(parts_.size() - 1)->present() || !addable_in_parts(shape_.dtype));
-  if (!divided) {
+  const std::size_t element_count = *dense_bytes_ / dtype_bytes(shape_.dtype);
+  if (wide_sum_) {
+    Buffer out = pool_->take(*dense_bytes_);
+    kernel::finish_sum(sum_.data(), out.data(), element_count, shape_.dtype, divisor());
+    return out;
+  }
+  if (!divided_) {
     const std::byte* undivided = sum_ ? sum_.data() : at(base)->payload.data();
     claim_sum(*at(base));
-    kernel::sum({&undivided, 1}, sum_.data(), *dense_bytes_ / dtype_bytes(shape_.dtype), shape_.dtype, divisor());
+    kernel::sum({&undivided, 1}, sum_.data(), element_count, shape_.dtype, divisor());
   }
   return std::move(sum_);
 }
 
 std::vector<const std::byte*> ChunkState::dense_inputs() {
   std::vector<const std::byte*> inputs;
-  if (factors_count_ > 0) return inputs;
   for (std::size_t position = 0; const Contribution* part = at(position); ++position)
     if (part->present()) inputs.push_back(part->payload.data());
   return inputs;
@@ -278,8 +311,13 @@ std::vector<Contribution> ChunkState::leave_out_missing() {
   return begun;
 }
 
-/// Factors, and dense parts among them: one product over all terms in order.
-Buffer ChunkState::multiply() {
+std::uint32_t ChunkState::factor_count_sum() const {
+  std::uint64_t total = 0;
+  for (const auto& part : parts_) total += part->header.factor_count;
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(total, wire::kUnboundedFactors));
+}
+
+std::vector<kernel::FactorTerm> ChunkState::factor_terms() {
   std::vector<kernel::FactorTerm> terms;
   for (std::size_t position = 0; const Contribution* part = at(position); ++position) {
     if (!part->present()) continue;
@@ -292,15 +330,13 @@ Buffer ChunkState::multiply() {
     } else if (sum_ && added_bytes_[position] == *dense_bytes_) {
       terms.clear();  // the dense parts so far are one term
       term.dense = sum_.data();
+      if (wide_sum_) term.dtype = DType::float32;
     } else {
       term.dense = part->payload.data();
     }
     terms.push_back(term);
   }
-  Buffer out = pool_->try_take(*dense_bytes_);
-  if (!out) return out;
-  kernel::factor_product(terms, out.data(), shape_.dtype, shape_.rows, shape_.cols, 0, shape_.rows, divisor(), false);
-  return out;
+  return terms;
 }
 
 bool ChunkState::adds_on_arrival(const Contribution& part) const {
@@ -327,7 +363,7 @@ void ChunkState::reset() {
   if (sum_) pool_->give_back(std::move(sum_));
   admitted_count_ = complete_count_ = present_count_ = factors_count_ = uncounted_count_ = 0;
   left_out_.clear();
-  lost_ = false;
+  lost_ = wide_sum_ = divided_ = false;
   added_bytes_.assign(parts_.size(), 0);
   position_of_.resize(parts_.size());
   order_.clear();

@@ -11,6 +11,7 @@
 
 #include "base/buffer.h"
 #include "base/buffer_pool.h"
+#include "kernel/kernel.h"
 #include "poseidon/options.h"
 #include "poseidon/status.h"
 #include "server/requester.h"
@@ -60,6 +61,8 @@ class ChunkState {
   std::span<std::byte> place(std::uint32_t rank, Buffer buffer, std::shared_ptr<const void> turn = nullptr);
   /// The first `received_bytes` of a rank's payload are here.
   void progress(std::uint32_t rank, std::size_t received_bytes);
+  /// What the sum still takes beside the parts' own memory, when parts of this size are lent.
+  std::size_t missing_sum_bytes(const wire::Header& header) const;
   /// All of it is here: in its place, or lent (then `release` is not empty) for as long as it is needed.
   void complete(std::uint32_t rank, std::span<const std::byte> payload, std::function<void()> release);
 
@@ -88,12 +91,19 @@ class ChunkState {
   /// By rank; all filled when all_here().
   const std::vector<std::optional<Contribution>>& parts() const { return parts_; }
 
-  /// The sum over the parts divided by the divisor, when all are here and some are present. A mean is one over those
-  /// who count: parts with wire::kLate and those left out do not. Empty where the pool has no room for the product of
-  /// factors.
+  /// Whether the sum is a product of factors, which takes long: factor_terms() says of what. When all are here.
+  bool is_product() const { return factors_count_ > 0; }
+  /// The terms in order, in the parts' memory: factors, and dense parts among them.
+  std::vector<kernel::FactorTerm> factor_terms();
+  /// K summed over the parts; saturates where one of them has no factors to send. When all are here.
+  std::uint32_t factor_count_sum() const;
+  /// What the sum of the parts is divided by.
+  unsigned divisor() const;
+
+  /// The sum over the dense parts divided by the divisor, when all are here and some are present. A mean is one over
+  /// those who count: parts with wire::kLate and those left out do not.
   Buffer take_sum();
-  /// For the wide baseline, which adds on other threads: the dense parts in order, when all are here;
-  /// empty where the sum is not one of dense parts.
+  /// For the wide baseline, which adds on other threads: the dense parts in order, when all are here.
   std::vector<const std::byte*> dense_inputs();
 
   /// Forgets the step's contributions and gives back their memory.
@@ -108,15 +118,15 @@ class ChunkState {
   Contribution* at(std::size_t position);
   std::size_t first_present();
   std::size_t available_bytes(const Contribution& part) const;
-  bool addable(const Contribution& part) const;
   bool adds_on_arrival(const Contribution& part) const;
   void advance(std::size_t position);
   std::size_t group_end(std::size_t position, std::size_t end_bytes);
   void add(std::size_t first, std::size_t last, std::size_t end_bytes);
-  void claim_sum(Contribution& base);
+  void add_wide(std::span<const std::byte* const> inputs, std::size_t begin_bytes, std::size_t end_bytes, bool starts);
+  void add_narrow(std::vector<const std::byte*> inputs, std::size_t begin_bytes, std::size_t end_bytes, bool starts,
+                  bool ends);
+  bool claim_sum(Contribution& base);
   void free(Contribution& part);
-  Buffer multiply();
-  unsigned divisor() const;
 
   const Reduction reduction_;
   const std::shared_ptr<BufferPool> pool_;
@@ -136,6 +146,8 @@ class ChunkState {
   std::vector<std::size_t> position_of_;  // by rank
   std::vector<std::size_t> added_bytes_;  // by position: never more than its predecessor's
   Buffer sum_;                            // empty until something is added to the first part
+  bool wide_sum_ = false;                 // it has float32 values of 16-bit parts
+  bool divided_ = false;                  // by what was added last
 };
 
 /// Bytes of the dense array that a push or factors message stands for; 0 when it does not say

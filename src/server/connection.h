@@ -128,22 +128,32 @@ class ServerCore::RemoteWorker final : public Requester {
   Loop& here_;
 };
 
-/// One generation of a job, its chunks and workers: from its first hello until its last connection has gone.
+/// One generation of one run of a job, its chunks and workers: from its first hello until its last connection has gone.
 struct ServerCore::Job {
   Job(JobName job_name, const wire::Hello& first, Reduction reduction, WideThreads wide,
       std::shared_ptr<MemoryBudget> budget)
       : name(std::move(job_name)),
         worker_count(first.worker_count),
         generation(first.generation),
+        run(first.run),
         pace(first.pace.value_or(wire::Pace())),
         shard(first.worker_count, reduction, wide, std::move(budget)) {}
 
+  /// Whether a worker that says so ends it: one of a later generation or, where `runs_follow`, of another run when this
+  /// one has lost workers, so that it cannot go on.
+  bool ends_with(const wire::Hello& hello, bool runs_follow) const {
+    const bool follows = runs_follow && generation == hello.generation && run != hello.run;
+    return generation < hello.generation || (follows && !is_whole());
+  }
+  bool is_whole() const;
   /// Why a connection cannot be one more of this job's; empty: it can.
   std::string objection(const wire::Hello& hello) const;
 
   const JobName name;
   const std::uint32_t worker_count;
   const std::uint32_t generation;
+  const std::string run;
+  std::vector<std::string> earlier_runs;  // that it has taken the place of, the last ones
   const wire::Pace pace;
   std::set<Connection*> connections;
   std::set<Connection*> waiting;     // those of them whose next contribution may not come yet
@@ -154,7 +164,16 @@ struct ServerCore::Job {
   Shard shard;
 };
 
+inline bool ServerCore::Job::is_whole() const {
+  std::set<std::uint32_t> ranks;
+  for (const Connection* connection : connections) ranks.insert(connection->rank);
+  return ranks.size() == worker_count || !remote.empty();  // of those on other cores nothing is known here
+}
+
 inline std::string ServerCore::Job::objection(const wire::Hello& hello) const {
+  if (run != hello.run)
+    return "this server serves another run of job '" + name.name +
+           "'; give one of the two another name (job), or wait " + "until the other has ended";
   const std::string rank = "rank " + std::to_string(hello.rank);
   std::size_t count = 0;
   for (const Connection* other : connections) {

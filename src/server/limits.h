@@ -27,6 +27,9 @@ inline constexpr std::size_t kMessagesCounted = 64;
 // What an entry of a table costs its job beside itself, allocation and links: an estimate.
 inline constexpr std::size_t kNodeBytes = 64;
 
+// Runs of a job that are remembered when another one has taken their place.
+inline constexpr std::size_t kEarlierRuns = 16;
+
 // What a server tells its owner of late ranks, and what of checkpoints; further ones are not told.
 inline constexpr std::size_t kNotices = 64;
 

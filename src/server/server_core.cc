@@ -1,30 +1,32 @@
 #include "server/server_core.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <iterator>
 
 #include "base/clock.h"
+#include "base/memory_guard.h"
 #include "server/connection.h"
-#include "transport/traffic_class.h"
 
 namespace poseidon {
 
 namespace {
 
-constexpr auto kLinger = std::chrono::seconds(2);
+constexpr auto kLook = std::chrono::milliseconds(100);
+constexpr auto kLongestSilence = std::chrono::seconds(4);  // of those who still have something to take at the end
 constexpr auto kShortestPause = std::chrono::milliseconds(5);
 
 bool is_contribution(const wire::Header& header) {
   return header.kind == wire::Kind::push || header.kind == wire::Kind::factors;
 }
 
-/// Of one job to one core: together half of what this process may open, so that others can connect.
-std::size_t most_connections(std::size_t core_count) {
-  rlimit descriptors{};
-  ::getrlimit(RLIMIT_NOFILE, &descriptors);
-  return descriptors.rlim_cur / 2 / core_count;
+bool is_text(const wire::Header& header) {
+  return header.kind == wire::Kind::hello || header.kind == wire::Kind::abort || header.kind == wire::Kind::rule ||
+         header.kind == wire::Kind::units;
+}
+
+std::string text_of_message(const wire::Header& header) {
+  return "a " + std::string(wire::kind_name(header.kind)) + " of " + std::to_string(header.payload_bytes) +
+         " bytes from rank " + std::to_string(header.rank);
 }
 
 /// Small messages that end with their handling, and assignments, whose data is copied.
@@ -74,7 +76,27 @@ void ServerCore::begin_shutdown(std::chrono::milliseconds linger) {
 }
 
 void ServerCore::finish_shutdown(std::chrono::milliseconds linger) {
-  if (auto closed = std::exchange(closed_, {}); closed.valid()) closed.wait_for(linger + kLinger);
+  const auto closed = std::exchange(closed_, {});
+  if (!closed.valid()) return;
+  const auto latest = Clock::now() + linger + kLinger;
+  // A peer that takes nothing any more is frozen or cut off. What the kernel holds for it, it goes on sending.
+  std::uint64_t delivered_bytes = bytes_delivered();
+  auto quiet_since = Clock::now();
+  while (closed.wait_for(kLook) != std::future_status::ready) {
+    const auto now = Clock::now();
+    if (const std::uint64_t by_now = bytes_delivered(); std::exchange(delivered_bytes, by_now) != by_now)
+      quiet_since = now;
+    if (now > latest || now - quiet_since > kLongestSilence) return;
+  }
+}
+
+std::uint64_t ServerCore::bytes_delivered() {
+  std::uint64_t bytes = 0;
+  loop_->call([this, &bytes] {
+    bytes = closed_bytes_sent_;
+    for (const auto& [key, connection] : connections_) bytes += connection->flow().bytes_delivered();
+  });
+  return bytes;
 }
 
 std::pair<std::uint64_t, std::uint64_t> ServerCore::traffic() {
@@ -128,6 +150,9 @@ void ServerCore::watch_strangers() {
 
 /// Whether a worker may say so now. What it contributes and requests is for its own rank.
 Status ServerCore::check_place(Connection& connection, const wire::Header& header) const {
+  const bool takes_payload = is_contribution(header) || header.kind == wire::Kind::assign;
+  if (is_text(header) ? header.payload_bytes > wire::kMaxTextBytes : header.payload_bytes > 0 && !takes_payload)
+    return {ErrorCode::refused, connection.flow().peer_name() + " sends a payload that has no place here"};
   const bool for_rank = is_contribution(header) || is_request(header);
   const bool ends = header.kind == wire::Kind::abort || header.kind == wire::Kind::goodbye;
   const bool greeted = connection.job != nullptr;
@@ -169,17 +194,23 @@ void ServerCore::resume_waiting(Job& job) {
 }
 
 Result<std::span<std::byte>> ServerCore::on_header(Flow& flow, const wire::Header& header) {
+  bool no_memory = false;
+  const auto what = [&] {
+    no_memory = true;
+    return text_of_message(header);
+  };
+  auto place = guard_memory([&] { return place_for(flow, header); }, what);
+  if (no_memory) connections_.at(&flow)->refuse(header, place.status());
+  return place;
+}
+
+Result<std::span<std::byte>> ServerCore::place_for(Flow& flow, const wire::Header& header) {
   Connection& connection = *connections_.at(&flow);
   heard(connection);
-  const bool text = header.kind == wire::Kind::hello || header.kind == wire::Kind::abort ||
-                    header.kind == wire::Kind::rule || header.kind == wire::Kind::units;
-  const bool data = is_contribution(header) || header.kind == wire::Kind::assign;
-  if (text ? header.payload_bytes > wire::kMaxTextBytes : !data)
-    return Status(ErrorCode::refused, flow.peer_name() + " sends a payload that has no place here");
   if (Status status = check_place(connection, header); !status.ok()) return status;
   connection.refusal = Status();
   connection.in_shard = false;
-  if (text) {
+  if (is_text(header)) {
     connection.text = Buffer(header.payload_bytes);
     return connection.text.span();
   }
@@ -210,6 +241,19 @@ void ServerCore::on_progress(Flow& flow, const wire::Header& header, std::size_t
 
 Status ServerCore::on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
                               std::function<void()> release) {
+  bool no_memory = false;
+  const auto what = [&] {
+    no_memory = true;
+    return text_of_message(header);
+  };
+  Status status = guard_memory([&] { return take(flow, header, payload, std::move(release)); }, what);
+  // Its sender is told why; the connection ends, and with it the step that can no longer be whole.
+  if (no_memory) connections_.at(&flow)->refuse(header, status);
+  return status;
+}
+
+Status ServerCore::take(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
+                        std::function<void()> release) {
   Connection& connection = *connections_.at(&flow);
   heard(connection);
   note(FlightEvent::Kind::message, connection, wire::kind_name(header.kind), &header);
@@ -263,123 +307,6 @@ Status ServerCore::request(Connection& connection, const wire::Header& header, s
   if (header.kind == wire::Kind::rule) return shard.set_rule(header, payload);
   if (header.kind == wire::Kind::assign) return shard.assign(header, payload);
   return shard.pull(header, connection);
-}
-
-/// Names no job but the one that the hello names, and tells nothing of it to those without its secret.
-std::string ServerCore::objection(const JobName& name, const wire::Hello& hello) const {
-  if (!wire::is_job_name(hello.job) || !hello.other_cores.empty())
-    return "the name of a job is one line of 1 to " + std::to_string(wire::kMaxJobNameBytes) + " bytes";
-  const bool embedded = options_.world_size > 0;
-  const std::string of_job = " of job '" + hello.job + "'";
-  if (embedded && hello.job != options_.job) return "this server has no part" + of_job;
-  const auto found = jobs_.find(name);
-  const Job* job = found == jobs_.end() ? nullptr : found->second.get();
-  const std::uint32_t generation = job != nullptr ? job->generation : embedded ? options_.generation : 0;
-  if (hello.generation < generation)
-    return "generation " + std::to_string(hello.generation) + of_job + " has ended, this is generation " +
-           std::to_string(generation) +
-           "; the process has been replaced, or an earlier run of the job is still connected";
-  if (job != nullptr && job->generation < hello.generation) job = nullptr;  // this hello ends it
-  const auto most = embedded ? static_cast<std::uint32_t>(options_.world_size) : limits::kWorkers;
-  const bool all = embedded && options_.on_failure != OnFailure::shrink;
-  const std::uint32_t expected = job != nullptr ? job->worker_count : all ? most : hello.worker_count;
-  if (hello.worker_count != expected || hello.rank >= expected || expected > most)
-    return "this server serves " + std::to_string(std::min(expected, most)) + " workers" + of_job + ", not rank " +
-           std::to_string(hello.rank) + " of " + std::to_string(hello.worker_count);
-  if (job != nullptr && !embedded && job->connections.size() >= most_connections(surroundings_.peers().size()))
-    return "the job has " + std::to_string(job->connections.size()) +
-           " connections to a core of this server, half of what its process may open; raise its `ulimit -n`";
-  if (std::string why = pace_objection(job, hello); !why.empty()) return why;
-  return job != nullptr ? job->objection(hello) : "";
-}
-
-/// Why this server cannot do what the job's options `stragglers` and `consistency` ask for. `job`: null before it is
-/// known here.
-std::string ServerCore::pace_objection(const Job* job, const wire::Hello& hello) const {
-  const std::string rank = "rank " + std::to_string(hello.rank);
-  if (!hello.pace)
-    return rank + " asks for a way to treat stragglers that this server does not know; install the same poseidon-dl";
-  if (job != nullptr && job->pace != *hello.pace)
-    return rank + " has other options than the job's other ranks: stragglers, straggler_factor, straggler_steps, " +
-           "consistency and staleness are the same for all";
-  if (hello.pace->stragglers == Stragglers::drop && wire::has_baselines(options_))
-    return "this server has aggregation=wide, reduce_order=arrival or assignment=worker, which are baselines and "
-           "cannot leave stragglers out";
-  if (hello.pace->consistency != Consistency::bsp && surroundings_.checkpoints != nullptr)
-    return "this server writes checkpoints, which are of steps, and with consistency=ssp or async there are none";
-  return "";
-}
-
-Result<ServerCore::Job*> ServerCore::job_of(const JobName& name, const wire::Hello& hello) {
-  auto found = jobs_.find(name);
-  if (found != jobs_.end() && found->second->generation < hello.generation) {
-    end_generation(std::move(found->second), hello.generation);
-    jobs_.erase(found);
-    found = jobs_.end();
-  }
-  if (found != jobs_.end()) return found->second.get();
-  auto budget = surroundings_.tenants->admit(name);
-  if (!budget)
-    return Status(ErrorCode::refused, "this server takes max_jobs=" + std::to_string(options_.max_jobs) +
-                                          " jobs at once and has them; start it with a higher max_jobs");
-  auto job = std::make_unique<Job>(name, hello, Reduction{options_.aggregation, options_.reduce_order},
-                                   WideThreads{surroundings_.executor, loop_.get()}, std::move(budget));
-  job->shard.set_pace(job->pace, loop_.get(), [this, name](std::uint32_t rank, const std::string& text) {
-    if (surroundings_.on_late_rank) surroundings_.on_late_rank(name, rank, text);
-  });
-  if (surroundings_.checkpoints != nullptr)
-    job->shard.set_checkpoint(std::make_unique<ShardCheckpoint>(*surroundings_.checkpoints,
-                                                                checkpoint_job(name.name, name.key_id), options_,
-                                                                *loop_, job->shard.pool().shared_from_this()));
-  return jobs_.emplace(name, std::move(job)).first->second.get();
-}
-
-/// The job has gone on to its next generation. Whoever is still here of this one is told, and its connections are
-/// closed; until they are, the transport may write to the shard's memory.
-void ServerCore::end_generation(std::unique_ptr<Job> job, std::uint32_t next) {
-  const Status why(ErrorCode::aborted, "generation " + std::to_string(job->generation) + " of job '" + job->name.name +
-                                           "' has been replaced by generation " + std::to_string(next));
-  wire::Header about;
-  about.worker_count = job->worker_count;
-  for (Connection* connection : job->connections) {
-    connection->left = true;
-    connection->send_text(wire::make_error(wire::Kind::abort, about, why), [] {});
-    connection->flow().close(kLinger);
-  }
-  for (auto& [id, worker] : job->remote) job->shard.drop(*worker);
-  job->remote.clear();
-  if (!job->connections.empty()) replaced_jobs_.push_back(std::move(job));
-}
-
-Status ServerCore::greet(Connection& connection, const wire::Header& header, std::span<const std::byte> payload) {
-  const wire::Hello hello = wire::read_hello(header, payload);
-  const JobName name{connection.flow().key_id(), hello.job};
-  strangers_.erase(connection.id());
-  const std::string why = connection.job != nullptr ? "a second hello" : objection(name, hello);
-  const auto job = why.empty() ? job_of(name, hello) : Result<Job*>(Status(ErrorCode::refused, why));
-  if (!job.ok()) {
-    connection.refuse(header, job.status());
-    connection.flow().close(kLinger);
-    return {};
-  }
-  connection.join(*job.value());
-  job.value()->departed.erase(hello.rank);
-  connection.rank = hello.rank;
-  connection.flow_index = hello.flow;
-  connection.priority_class = hello.priority_class;
-  note(FlightEvent::Kind::greeted, connection, "");
-  // Where the system does not permit it, the worker at the other end has said so.
-  static_cast<void>(connection.flow().set_traffic_class(traffic_class_of(options_, hello.priority_class)));
-  tell_peers([home = this, id = connection.id(), name, hello](ServerCore& peer) {
-    const auto there = peer.job_of(name, hello);
-    if (!there.ok() || there.value()->generation != hello.generation) return;  // it has gone on meanwhile
-    there.value()->remote[id + home->surroundings_.index * kRemoteIdStride] =
-        std::make_unique<RemoteWorker>(*home, id, peer.loop());
-  });
-  connection.send_text(wire::make_hello({0, hello.worker_count, hello.job, hello.flow, other_cores_,
-                                         hello.priority_class, hello.generation}),
-                       [] {});
-  return {};
 }
 
 void ServerCore::on_closed(Flow& flow, const Status& status) {

@@ -50,8 +50,8 @@ class ServerCore final : private Receiver {
   /// Accepts workers there too; returns the address to publish. The transport must outlive this.
   Result<std::string> listen(Transport& transport, const std::string& address);
 
-  /// Closes everything. Gives what is queued for the workers up to `linger` to leave. `begin` returns at
-  /// once, so that all cores of a server end together; then `finish` waits. Once only counts.
+  /// Closes everything. Gives what is queued for the workers up to `linger` to leave, as long as some of it does.
+  /// `begin` returns at once, so that all cores of a server end together; then `finish` waits. Once only counts.
   void begin_shutdown(std::chrono::milliseconds linger);
   void finish_shutdown(std::chrono::milliseconds linger);
 
@@ -68,6 +68,7 @@ class ServerCore final : private Receiver {
   std::vector<LateRank> late_ranks();
 
  private:
+  static constexpr auto kLinger = std::chrono::seconds(2);  // of a flow that is closed while it still has to send
   class Connection;
   class RemoteWorker;
   struct Job;
@@ -83,6 +84,10 @@ class ServerCore final : private Receiver {
                     std::function<void()> release) override;
   void on_closed(Flow& flow, const Status& status) override;
 
+  Result<std::span<std::byte>> place_for(Flow& flow, const wire::Header& header);
+  Status take(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
+              std::function<void()> release);
+  std::uint64_t bytes_delivered();
   void accept(std::shared_ptr<Flow> flow);
   void watch_strangers();
   void dismiss_oldest_stranger();
@@ -91,7 +96,9 @@ class ServerCore final : private Receiver {
   std::string objection(const JobName& name, const wire::Hello& hello) const;
   std::string pace_objection(const Job* job, const wire::Hello& hello) const;
   Result<Job*> job_of(const JobName& name, const wire::Hello& hello);
-  void end_generation(std::unique_ptr<Job> job, std::uint32_t next);
+  void end_generation(std::unique_ptr<Job> job, const wire::Hello& next);
+  /// A server of its own outlives the runs of a job; an embedded one is of one run.
+  bool embedded() const { return options_.world_size > 0; }
   void end_if_empty(Job& job);
   Status contribute(Connection& connection, const wire::Header& header, std::span<const std::byte> payload,
                     std::function<void()> release);

@@ -16,11 +16,9 @@ namespace {
 constexpr std::size_t kRankBytes = sizeof(std::optional<Contribution>) + 2 * sizeof(std::size_t);
 constexpr std::size_t kRuleBytes = limits::kNodeBytes + sizeof(UpdateRule) + sizeof(std::uint64_t);
 
-/// K summed over the workers; saturates where one of them has no factors to send.
-std::uint32_t sum_factor_counts(const ChunkState& chunk) {
-  std::uint64_t total = 0;
-  for (const auto& part : chunk.parts()) total += part->header.factor_count;
-  return static_cast<std::uint32_t>(std::min<std::uint64_t>(total, wire::kUnboundedFactors));
+/// Of the sum that a push of this size is added to.
+std::size_t sum_bytes(const wire::Header& push) {
+  return push.payload_bytes / dtype_bytes(push.dtype) * kernel::running_sum_bytes(push.dtype);
 }
 
 }  // namespace
@@ -34,7 +32,7 @@ Shard::Shard(std::uint32_t worker_count, Reduction reduction, WideThreads wide, 
 
 Shard::~Shard() {
   for (auto& [key, entry] : entries_)
-    if (entry.computing) entry.computed.wait();  // the threads still read its parts
+    if (entry.computed.valid()) entry.computed.wait();  // the threads still read its parts
 }
 
 Status Shard::no_room(std::uint64_t size_bytes) const {
@@ -71,7 +69,7 @@ void Shard::forget(std::uint64_t key) {
 /// What a step of the chunk takes where nothing comes before its turn: its sum and its update.
 void Shard::note_need(Entry& entry, const wire::Header& header) {
   if (pool_->budget().lowest_limit_bytes() == 0) return;
-  const std::size_t bytes = header.payload_bytes + update_bytes(header);
+  const std::size_t bytes = sum_bytes(header) + update_bytes(header);
   largest_part_bytes_ = std::max<std::size_t>(largest_part_bytes_, header.payload_bytes);
   if (bytes <= entry.needed_bytes) return;
   needed_bytes_ += bytes - std::exchange(entry.needed_bytes, bytes);
@@ -167,9 +165,18 @@ void Shard::complete(const wire::Header& header) {
   arrived(entry, header.rank);
 }
 
+/// What is lent takes none of this server's memory; its sum does.
+Result<Shard::Entry*> Shard::admit_lent(const wire::Header& header, Requester& from) {
+  const auto known = entries_.find(key_of(header));
+  const std::size_t bytes =
+      known == entries_.end() ? header.payload_bytes : known->second.state.missing_sum_bytes(header);
+  if (!pool_->has_room(bytes)) return no_room(bytes);
+  return admit(header, from);
+}
+
 Status Shard::add(const wire::Header& header, Requester& from, std::span<const std::byte> payload,
                   std::function<void()> release) {
-  auto entry = admit(header, from);
+  auto entry = admit_lent(header, from);
   if (!entry.ok()) {
     if (release) release();
     return entry.status();
@@ -184,52 +191,11 @@ Status Shard::add(const wire::Header& header, Requester& from, std::span<const s
   return {};
 }
 
-void Shard::finish_if_all_here(Entry& entry) {
-  if (!entry.state.all_here()) return;
-  if (!entry.state.any_present()) return finish(entry, Buffer());
-  if (reduction_.aggregation == Aggregation::wide) return reduce_wide(entry);
-  finish(entry, entry.state.take_sum());
-}
-
-/// Many threads on one array, which has to be here as a whole first (Parameter Hub Figure 7).
-void Shard::reduce_wide(Entry& entry) {
-  const auto inputs = entry.state.dense_inputs();
-  if (inputs.empty()) return finish(entry, entry.state.take_sum());
-  const wire::Header shape = entry.state.shape();
-  const std::size_t element_bytes = dtype_bytes(shape.dtype);
-  const std::size_t element_count = shape.payload_bytes / element_bytes;
-  const auto part_count = static_cast<std::size_t>(wide_.executor->thread_count());
-  const auto out = std::make_shared<Buffer>(pool_->try_take(shape.payload_bytes));
-  if (!*out) return finish(entry, Buffer());
-  const auto computed = std::make_shared<std::promise<void>>();
-  entry.computing = true;
-  entry.computed = computed->get_future();
-  wide_.executor->run(
-      part_count,
-      [=](std::size_t part) {
-        const std::size_t begin = element_count * part / part_count;
-        const std::size_t end = element_count * (part + 1) / part_count;
-        std::vector<const std::byte*> slices;
-        slices.reserve(inputs.size());
-        for (const std::byte* input : inputs) slices.push_back(input + begin * element_bytes);
-        kernel::sum(slices, out->data() + begin * element_bytes, end - begin, shape.dtype, shape.divisor);
-      },
-      [this, key = key_of(shape), out, computed, loop = wide_.loop, alive = std::weak_ptr<bool>(alive_)] {
-        loop->post([this, key, out, alive] {
-          if (alive.expired()) return;
-          Entry& done = entries_.at(key);
-          done.computing = false;
-          finish(done, std::move(*out));
-        });
-        computed->set_value();
-      });
-}
-
 void Shard::finish(Entry& entry, Buffer sum) {
   const wire::Header shape = entry.state.shape();
   wire::Header header = shape;
   header.kind = wire::Kind::result;
-  header.factor_count = sum_factor_counts(entry.state);
+  header.factor_count = entry.state.factor_count_sum();
   const bool any_present = entry.state.any_present();
   header.flags = static_cast<std::uint8_t>(any_present ? 0 : wire::kAbsent);
   Result<std::shared_ptr<const Buffer>> payload{nullptr};

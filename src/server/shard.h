@@ -114,8 +114,8 @@ class Shard {
     std::unique_ptr<Late> late;          // null but with stragglers=drop
     std::unique_ptr<RankClocks> clocks;  // null but for stored chunks with consistency=ssp or async
     std::size_t needed_bytes = 0;        // by a step of it at least, whatever comes before its turn
-    bool computing = false;              // the wide baseline's threads are at work
-    std::future<void> computed;
+    bool computing = false;              // threads of the wide baseline are at work, or a product has been begun
+    std::future<void> computed;          // of those threads
   };
 
   struct Rule {
@@ -132,8 +132,12 @@ class Shard {
   Entry& entry_of(const wire::Header& header);
   StoredChunk& stored_of(Entry& entry);
   Result<Entry*> admit(const wire::Header& header, Requester& from);
+  Result<Entry*> admit_lent(const wire::Header& header, Requester& from);
   void finish_if_all_here(Entry& entry);
   void reduce_wide(Entry& entry);
+  void multiply(Entry& entry);
+  struct Product;
+  void multiply_rows(const std::shared_ptr<Product>& product);
   void finish(Entry& entry, Buffer sum);
   std::size_t update_bytes(const wire::Header& shape) const;
   Result<std::shared_ptr<const Buffer>> store(Entry& entry, Buffer sum, const wire::Header& shape);

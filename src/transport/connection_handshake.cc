@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/file_descriptor.h"
+#include "base/wipe.h"
 
 namespace poseidon {
 
@@ -22,7 +23,9 @@ HandshakeStep ConnectionHandshake::advance(int socket) {
     const HandshakeStep step = poseidon::advance(proof_, socket);
     if (step == HandshakeStep::failed) return failed(errno_text(errno));
     if (step != HandshakeStep::over || proof_.state() != wire::Handshake::State::done || !context_) return step;
-    auto session = context_->open(role_, proof_.tls_key(), socket);
+    Digest key = proof_.tls_key();
+    auto session = context_->open(role_, key, socket);
+    wipe(key);
     if (!session.ok()) return failed(session.status().message());
     tls_ = std::move(session.value());
     const int on = 1;  // its hello follows the answer at once, and would wait for that to be acknowledged

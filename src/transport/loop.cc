@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/file_descriptor.h"
+#include "base/float_mode.h"
 
 namespace poseidon {
 
@@ -175,6 +176,7 @@ Loop::Loop(const std::string& name) : state_(std::make_unique<State>()) {
   state_->thread = std::thread([state = state_.get(), thread_name = name.substr(0, kThreadNameBytes)] {
     state->thread_id.store(std::this_thread::get_id());
     ::pthread_setname_np(::pthread_self(), thread_name.c_str());
+    keep_denormals();
     state->run();
   });
 }

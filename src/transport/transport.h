@@ -100,6 +100,8 @@ class Flow {
   /// Bytes that crossed a network (headers included). 0 for flows inside the process.
   virtual std::uint64_t bytes_sent() const = 0;
   virtual std::uint64_t bytes_received() const = 0;
+  /// Of bytes_sent() those that are known to be with the peer's host: shows whether a peer still takes anything.
+  virtual std::uint64_t bytes_delivered() const { return bytes_sent(); }
 
   /// Which secret both ends have proved to know (wire::Key::name); empty where they have none.
   const std::string& key_id() const { return key_id_; }

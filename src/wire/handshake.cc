@@ -5,6 +5,7 @@
 
 #include "base/hexadecimal.h"
 #include "base/random_bytes.h"
+#include "base/wipe.h"
 
 namespace poseidon::wire {
 
@@ -42,6 +43,11 @@ std::array<std::byte, kHandshakePrefixBytes> prefix_of(Purpose purpose, Encrypti
 }
 
 }  // namespace
+
+Key::~Key() {
+  wipe(proof);
+  wipe(tls);
+}
 
 Nonce random_nonce() {
   Nonce nonce;
@@ -133,8 +139,7 @@ void Handshake::on_opening() {
   append(nonce_);
   // Who does not know our secret learns so from a proof that is none, and nothing else: an end of the connection would
   // look like a process that is just ending, which is worth another try.
-  append(key_ != nullptr ? proof_of(Role::acceptor)
-                         : hmac_sha256(credentials_.own().proof, {bytes_of("poseidon no proof"), nonce_, peer_nonce_}));
+  append(key_ != nullptr ? proof_of(Role::acceptor) : random_nonce());
   prefix_expected_ = false;
   expected_bytes_ = kAnswerBytes;
   in_bytes_ = 0;

@@ -26,8 +26,13 @@ using Nonce = std::array<std::byte, kNonceBytes>;
 /// 32 bytes that nobody has seen before.
 Nonce random_nonce();
 
-/// What a secret becomes. Neither the secret nor `proof` and `tls` ever leave the process.
+/// What a secret becomes. Neither the secret nor `proof` and `tls` ever leave the process; they are wiped with it.
 struct Key {
+  Key() = default;
+  Key(const Key&) = default;
+  Key& operator=(const Key&) = default;
+  ~Key();
+
   KeyId id{};        // says which secret, and nothing about it
   Digest proof{};    // the key of the proofs
   Digest tls{};      // what the keys of TLS sessions are made of

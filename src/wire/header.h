@@ -12,7 +12,7 @@
 namespace poseidon::wire {
 
 inline constexpr std::uint32_t kMagic = 0x31445350;  // "PSD1" in little-endian bytes
-inline constexpr std::uint8_t kVersion = 1;
+inline constexpr std::uint8_t kVersion = 2;
 inline constexpr std::size_t kHeaderBytes = 64;
 /// No payload may be larger; what a message may hold in its place is checked by its receiver too.
 inline constexpr std::uint64_t kMaxPayloadBytes = std::uint64_t{1} << 34;

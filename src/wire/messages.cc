@@ -49,7 +49,7 @@ TextMessage make_hello(const Hello& hello) {
   header.rows = hello.priority_class;
   header.step = hello.generation;
   if (hello.pace) write_pace(*hello.pace, header);
-  std::string text = hello.job;
+  std::string text = hello.job + '\n' + hello.run;
   for (const auto& address : hello.other_cores) text += '\n' + address;
   return with_text(header, std::move(text));
 }
@@ -100,9 +100,10 @@ Result<UpdateRule> read_rule(std::span<const std::byte> payload) {
 Hello read_hello(const Header& header, std::span<const std::byte> payload) {
   constexpr std::uint64_t last = std::numeric_limits<std::uint32_t>::max();
   const auto generation = static_cast<std::uint32_t>(std::min(header.step, last));
-  Hello hello{header.rank, header.worker_count, {}, header.chunk, {}, header.rows, generation, read_pace(header)};
+  Hello hello{header.rank, header.worker_count, {}, header.chunk, {}, header.rows, generation, read_pace(header), {}};
   std::istringstream lines(as_text(payload));
   std::getline(lines, hello.job);
+  std::getline(lines, hello.run);
   for (std::string address; std::getline(lines, address);) hello.other_cores.push_back(address);
   return hello;
 }

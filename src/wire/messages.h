@@ -21,6 +21,9 @@ inline constexpr std::size_t kMaxTextBytes = 4096;
 /// Longest name of a job.
 inline constexpr std::size_t kMaxJobNameBytes = 256;
 
+/// Longest name of a run of a job.
+inline constexpr std::size_t kMaxRunBytes = 64;
+
 /// Whether a job may be called so: 1 to kMaxJobNameBytes bytes in one line.
 bool is_job_name(const std::string& name);
 
@@ -34,6 +37,7 @@ struct Hello {
   std::uint32_t priority_class = 0;        // of the connection, 0 the most urgent
   std::uint32_t generation = 0;            // of the job, as the sender knows it (docs/decisions/0016-generations.md)
   std::optional<Pace> pace = Pace();       // of the job; empty: one that this side does not know
+  std::string run{};  // of the job, one line: the same for all its workers, and another one when the job starts again
 };
 
 /// A message whose payload is a text that it owns.

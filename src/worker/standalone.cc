@@ -10,6 +10,7 @@
 
 #include "base/flight_record.h"
 #include "base/host.h"
+#include "base/wipe.h"
 #include "poseidon/server.h"
 #include "rendezvous/hosts.h"
 #include "server/server_impl.h"
@@ -43,6 +44,7 @@ Result<std::unique_ptr<Server>> Server::listen(const Options& options, std::uint
   if (options.tls && options.transport == Medium::ucx) return Status(ErrorCode::invalid_argument, kUcxHasNoTls);
   const auto admission = admission_of(options);
   if (!admission.ok()) return admission.status();
+  wipe(any_job.secret);
   // Without an interface there is no master_addr to go by, and open ports are asked for, not given.
   std::vector<std::string> hosts{"127.0.0.1"};
   if (!options.interfaces.empty()) {

@@ -8,7 +8,9 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/descriptor_limit.h"
 #include "base/host.h"
+#include "base/wipe.h"
 #include "client/client_impl.h"
 #include "rendezvous/hosts.h"
 #include "rendezvous/members.h"
@@ -21,7 +23,8 @@ namespace poseidon {
 
 namespace {
 
-constexpr const char* kOwnServer = "server";  // the embedded server's in-process address
+constexpr std::size_t kShmFlowDescriptors = 3;  // a socket, and what wakes each end
+constexpr const char* kOwnServer = "server";    // the embedded server's in-process address
 
 /// Adds one transport's address to those of others (members.h).
 void append(std::string& addresses, const std::string& address) {
@@ -41,11 +44,22 @@ std::string open_to_all(const std::string& host) {
          " can take part in it; give all processes the same POSEIDON_SECRET or secret_file (SECURITY.md)";
 }
 
+/// What is left for when everybody has been let in by it.
+Options without_secret(const Options& options) {
+  Options rest = options;
+  wipe(rest.secret);
+  return rest;
+}
+
 /// A client and what must outlive it, destroyed in reverse order: client, shard, transports, store.
 class Worker final : public Client {
  public:
   Worker(const Options& options, std::shared_ptr<Store> store, WorkerTransports transports)
-      : given_(options), options_(options), store_(std::move(store)), transports_(std::move(transports)) {}
+      : given_(without_secret(options)),
+        has_secret_(!options.secret.empty()),
+        options_(given_),
+        store_(std::move(store)),
+        transports_(std::move(transports)) {}
   ~Worker() override { end(); }
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
@@ -172,11 +186,13 @@ class Worker final : public Client {
     auto hosts = listen_hosts(given_);
     if (!hosts.ok()) return hosts.status();
     const auto reached = std::ranges::find_if_not(hosts.value(), is_loopback);
-    if (given_.secret.empty() && reached != hosts.value().end()) open_host_ = *reached;
+    if (!has_secret_ && reached != hosts.value().end()) open_host_ = *reached;
     Member mine;
     mine.host_id = host_id();
     mine.host_name = host_name();
     const auto loop = std::make_shared<Loop>("psd-client");
+    // Others connect as soon as they know where. What cannot be raised may not be needed: that is known later.
+    static_cast<void>(make_room_for_descriptors(most_descriptors()));
     if (Status status = open_server(hosts.value(), loop, mine); !status.ok()) return status;
     auto lobby = std::make_unique<Lobby>(loop);
     if (Status status = listen_for_peers(*lobby, hosts.value().front(), mine); !status.ok()) return status;
@@ -198,6 +214,8 @@ class Worker final : public Client {
     }
     auto found = endpoints();
     if (!found.ok()) return client_->fail_to_join(found.status());
+    if (Status status = make_room_for_descriptors(descriptor_count(found.value())); !status.ok())
+      return client_->fail_to_join(status);
     return client_->link(found.value(), [&] {
       if (!still_wanted()) client_->abort("another generation of the job is to be formed", true);
       return keep_waiting();
@@ -293,7 +311,36 @@ class Worker final : public Client {
     return endpoints;
   }
 
-  const Options given_;
+  /// What the connections take where all others are on this host, with as many cores as here.
+  std::size_t most_descriptors() const {
+    const auto classes = static_cast<std::size_t>(given_.priority_classes);
+    const auto cores =
+        given_.servers.empty()
+            ? std::max<std::size_t>({1, static_cast<std::size_t>(given_.server_cores), given_.interfaces.size()})
+            : 0;
+    const std::size_t of_servers = classes * static_cast<std::size_t>(given_.flows) * given_.servers.size();
+    return of_servers + static_cast<std::size_t>(given_.world_size - 1) * (transports_.shm ? kShmFlowDescriptors : 1) *
+                            classes * (1 + 2 * cores * static_cast<std::size_t>(given_.flows));
+  }
+
+  /// What the connections to all others take, at least: those of dedicated servers' further cores are not known yet.
+  std::size_t descriptor_count(const Endpoints& endpoints) const {
+    const auto classes = static_cast<std::size_t>(options_.priority_classes);
+    const std::size_t lanes = classes * static_cast<std::size_t>(options_.flows);
+    std::size_t count = 0;
+    for (std::size_t rank = 0; rank < endpoints.peers.size(); ++rank) {
+      if (rank == static_cast<std::size_t>(options_.rank)) continue;
+      const bool shares = endpoints.peers[rank].transports.front() == transports_.shm.get();
+      const std::size_t each = shares ? kShmFlowDescriptors : 1;
+      count += each * classes;
+      if (!server_) continue;
+      count += each * lanes * (endpoints.servers[rank].addresses.size() + server_->core_count());
+    }
+    return count + (server_ ? 0 : lanes * endpoints.servers.size());
+  }
+
+  const Options given_;  // but for the secret
+  const bool has_secret_;
   Options options_;               // as given, but of the membership
   std::shared_ptr<Store> store_;  // as long as this process may have to meet others
   WorkerTransports transports_;

@@ -41,6 +41,7 @@ void fuzz_hello(std::span<const std::byte> payload) {
   if (again.priority_class != header.rows || again.flow != header.chunk) std::abort();
   if (again.generation != hello.generation || hello.generation > header.step) std::abort();
   if (hello.pace && again.pace != hello.pace) std::abort();
+  if (again.run != hello.run && message.payload().size() < wire::kMaxTextBytes) std::abort();
   if (again.job != hello.job || again.other_cores.size() > hello.other_cores.size()) std::abort();
 }
 

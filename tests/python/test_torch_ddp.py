@@ -427,6 +427,7 @@ def statistics() -> tuple[Any, ...]:
     model.record(True)
     before = model.synchronization_stats()
     for step in range(2):
+        model.zero_grad()
         mean_loss(model, *shard(step)).backward()
     layers = model.synchronization_stats()
     ordered = all(

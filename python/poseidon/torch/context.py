@@ -270,6 +270,11 @@ def context() -> Context:
     return _memberships.own
 
 
+def synchronizers() -> list[Synchronizer]:
+    """Of all models that are trained in this process's jobs."""
+    return [sync for one in _memberships.all() for sync in one.synchronizers]
+
+
 def context_of(process_group: ProcessGroup | None = None) -> Context:
     """The job whose workers are the ranks of `process_group`; None, or a group of all ranks: this process's own.
 

@@ -107,6 +107,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self._comm_hook_name = ""
         self._trained: TrainedModel | None = None
         self._trained = self._join_job()
+        if self._trained.sync is not None:
+            self._trained.sync.static_graph = static_graph
         self.device_ids, self.output_device = torch_arguments.choose_devices(module, device_ids, output_device)
         self.device = self._trained.entries[0].param.device
         self.device_type = self.device.type
@@ -154,7 +156,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                 output = self.module(*inputs, **kwargs)
         finally:
             TorchDistributedDataParallel._active_ddp_module = around
-        self._end_forward()
+        self._end_forward(output)
         return output
 
     @torch._disable_dynamo
@@ -188,10 +190,12 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         return forward_order(self.module, sync, sync.priorities)
 
     @torch._disable_dynamo
-    def _end_forward(self) -> None:
+    def _end_forward(self, output: Any) -> None:
         trained = self.trained_model()
         if trained.sync is None:
             return
+        if torch.is_grad_enabled():
+            trained.sync.passes.end(output)
         if self._buffer_hook_is_after():
             self._sync_buffers_by(trained, 0)
         # As torch's class: only the first pass without gradients after a training pass sends buffers again. So a rank
@@ -243,9 +247,6 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         The first backward outside exchanges what was accumulated.
         """
         before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
-        sync = self.synchronizer
-        if sync is not None:
-            sync.local_only()
         try:
             yield
         finally:
@@ -375,6 +376,11 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                     "init_process_group(), or leave the hook out, since Poseidon exchanges gradients itself"
                 )
             self.trained_model().exchange_by(HookedExchange(state, hook, self.bucket_bytes_cap))
+        if self.synchronizer is None and hook.__qualname__.startswith("_hook_then_optimizer"):
+            raise InvalidArgument(
+                "an optimizer in the communication hook has nothing that runs it in a job of one worker: call its "
+                "step() after backward"
+            )
         self._comm_hooks.append((hook, state))
         self._comm_hook_name = hook.__qualname__
 
@@ -396,6 +402,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         if self.trained_model().step_count:
             self._log_and_throw(PoseidonError, "_set_static_graph() should be called before training loop starts")
         self.static_graph = True
+        if self.synchronizer is not None:
+            self.synchronizer.static_graph = True
 
     def _update_process_group(self, new_process_group: Any) -> None:
         """Trains on with the ranks of another group, which meet in the next forward pass."""

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from poseidon.torch.layers import SyncedParameter
 
 
+_LINEAR_FORWARD = nn.Linear.forward
+
+
 class Factors:
     """Pairs of left (K_i×M) and right (K_i×N) rows. Pairs may differ in dtype (autocast)."""
 
@@ -123,6 +126,8 @@ class FactorForward:
         return FactorForward, (self._module,)
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
+        if type(self._module).forward is not _LINEAR_FORWARD:  # changed since: another class, or a patched one
+            return type(self._module).forward(self._module, input)
         weight, bias = self._module.weight, self._module.bias
         if torch.compiler.is_compiling():
             return F.linear(input, weight, bias)

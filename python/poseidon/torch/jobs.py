@@ -66,17 +66,13 @@ class Job:
     def land(self, present: bool) -> None:
         """The exchange is over: makes `value`, which becomes `.grad`. Not `present`: no rank contributed."""
         entry, kept = self.entry, self.kept
-        value, entry.base = entry.base, None
+        value = None
         with torch.no_grad():
-            if present and value is not None:
-                value.add_(self.buffer)
-            elif present:
+            if present:
                 value = self.grad if self.in_place else entry.form.read(self.buffer, self.grad)
         self.value, self.stand_in = value, None  # what stands in refers to this job
         if kept:
             entry.param.grad = value
-        if entry.factorable:
-            entry.mark_identical(value)
 
     def land_update(self, present: bool) -> None:
         """The same for a parameter that the servers update."""
@@ -105,11 +101,13 @@ def start_job(exchange: Exchange, entry: SyncedParameter, divisor: int, counts: 
             job = _job_in_place(entry, grad) or Job(entry, entry.new_buffer(), grad)
             exchange.factors(entry.layer, factors, job.buffer, divisor, entry.next_scheme)
             return job
+        if factors and grad is not None:
+            entry.note_added()
         return _start_dense(exchange, entry, factors, grad, divisor)
 
 
 def _job_in_place(entry: SyncedParameter, grad: torch.Tensor | None) -> Job | None:
-    view = None if grad is None else entry.form.view(grad)
+    view = None if grad is None or entry.shared else entry.form.view(grad)
     if view is None or not exchangeable(view, entry.layout):
         return None
     return Job(entry, view, grad, in_place=True)

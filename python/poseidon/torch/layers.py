@@ -14,7 +14,9 @@ from poseidon.errors import InvalidArgument
 from poseidon.torch.factors import FactorForward, Factors
 from poseidon.torch.gradient_form import DenseForm, form_of
 from poseidon.torch.memory import DTYPE_NAMES
+from poseidon.torch.passes import Mode
 from poseidon.torch.pending_gradient import PendingGradient
+from poseidon.torch.watched import raw_grad
 
 if TYPE_CHECKING:
     from poseidon import _core
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 SCHEMES = ("auto", "ps", "sfb", "adam")
 FACTOR_SCHEMES = ("sfb", "adam")
 _KEPT_SUMS = 4  # enough to go back by two attempts
+_DENSE_EXCHANGES = 16
 
 SchemeChoice = str | Mapping[str, str]
 
@@ -55,9 +58,10 @@ class SyncedParameter:
         self.forward_rows = 0  # K as forward saw it, until the ranks first agreed on schemes
         self.factor_count = 0  # K of this rank since the last synchronization
         self._refused_factors = False  # some of these rows went into the dense gradient
+        self.shared = False  # with another wrapped model
         self.used_elsewhere = False  # the weight is also used outside its Linear modules
         self.factors = Factors()
-        self.base: torch.Tensor | None = None  # replica-identical gradient that this exchange's result is added to
+        self._dense_exchanges = 0  # to come, since gradients are added to what an exchange has left in `.grad`
         self.ready_ns = 0
         self.stored: StoredParameter | None = None  # where servers hold and update the parameter
         self._placeholder: PendingGradient | None = None
@@ -115,11 +119,26 @@ class SyncedParameter:
         """Forgets what exchanges have left behind, before the layer is added to another client."""
         stored_scheme = "ps" if self.stored is not None else ""
         self.scheme, self.grouped, self.next_scheme = stored_scheme or self.asked_scheme, False, stored_scheme
-        self.forward_rows, self.base, self._placeholder = 0, None, None
+        self.forward_rows, self._placeholder = 0, None
         self.start_over()
 
+    def share(self) -> None:
+        """Another wrapped model has the parameter, too, so that `.grad` may be in two exchanges at once."""
+        if self.stored is not None or self.update is not None:
+            raise InvalidArgument(
+                f"parameter {self.name} is in another wrapped model already, whose DistributedOptimizer updates it: "
+                "wrap both models in one module, or use the optimizers themselves"
+            )
+        self.capture(False)
+        self.linears, self.shared = [], True
+
     def check_free(self) -> None:
-        """InvalidArgument if a DistributedOptimizer has the parameter already."""
+        """InvalidArgument if a DistributedOptimizer has the parameter already, or cannot have it."""
+        if self.shared:
+            raise InvalidArgument(
+                f"parameter {self.name} is in two wrapped models, so that no DistributedOptimizer can update it: wrap "
+                "both models in one module, or use the optimizer itself"
+            )
         if self.stored is not None or self.update is not None:
             raise InvalidArgument(f"parameter {self.name} is updated by another DistributedOptimizer already")
 
@@ -144,9 +163,9 @@ class SyncedParameter:
 
     @property
     def armed(self) -> bool:
-        """Whether backward may hand over factors at all."""
+        """Whether the forward pass that runs now is one through the wrapper, or is made again in its backward."""
         sync = self._sync()
-        return sync is not None and sync.armed
+        return sync is not None and sync.mode is not Mode.OTHERS
 
     def _must_be_dense(self, left: torch.Tensor) -> bool:
         param: Any = self.param
@@ -169,13 +188,15 @@ class SyncedParameter:
         """Notes K of one forward call, for the first choice of schemes."""
         self.forward_rows += row_count
 
+    @torch._disable_dynamo
     def take_factors(self, left: torch.Tensor, right: torch.Tensor) -> bool:
         """Called in backward with the rows of one use of the layer (K×M and K×N).
 
         True: taken, or not wanted by anybody. False: the caller has to return the dense gradient.
         """
         sync = self._sync()
-        if sync is None or not sync.armed or torch.is_grad_enabled():  # create_graph: it must have a history
+        # With create_graph the gradient must have a history.
+        if sync is None or sync.mode is Mode.OTHERS or torch.is_grad_enabled():
             return False
         try:
             if not torch._C._will_engine_execute_node(self._node):
@@ -197,7 +218,17 @@ class SyncedParameter:
     def known_factor_count(self) -> int | None:
         """K of the gradient that is about to be sent; None where it is no sum of factors."""
         hooked = bool(getattr(self.param, "_backward_hooks", None))
-        return self.factor_count if self.factorable and not self.used_elsewhere and not hooked else None
+        if not self.factorable or self.used_elsewhere or hooked:
+            return None
+        self._dense_exchanges = max(0, self._dense_exchanges - 1)
+        return None if self._dense_exchanges else self.factor_count
+
+    def note_added(self) -> None:
+        """Its factors are added to a gradient that an exchange has left, which no factors stand for.
+
+        For some exchanges then the layer is taken for a dense one: every second would be, and go by the wrong scheme.
+        """
+        self._dense_exchanges = _DENSE_EXCHANGES
 
     def note_dense_contribution(self) -> None:
         """A dense gradient arrived while the layer sends factors."""
@@ -219,8 +250,23 @@ class SyncedParameter:
         """This synchronization has what there was."""
         self.factors, self.factor_count, self._refused_factors = Factors(), 0, False
 
-    def hold(self) -> None:
-        """After a backward under `no_sync()`: makes `.grad` show what the held factors stand for."""
+    def accumulated(self, mode: Mode) -> None:
+        """A backward that exchanges nothing has added to the gradient."""
+        if mode is Mode.LOCAL:
+            self._hold()
+            return
+        grad: Any = self.param.grad
+        if self.update is not None and grad is not None:
+            grad._poseidon_alone = grad._version
+
+    def trained_alone(self) -> bool:
+        """Whether `.grad` is what a backward left that was none of the wrapper's: this rank's own."""
+        grad: Any = raw_grad(self.param)
+        version = getattr(grad, "_poseidon_alone", None)
+        return version is not None and version == grad._version
+
+    def _hold(self) -> None:
+        """Makes `.grad` show what the held factors stand for."""
         if not self.factors:
             return
         if self.param.grad is None:
@@ -241,22 +287,6 @@ class SyncedParameter:
             self.factors = Factors()
         self._placeholder = None
 
-    def mark_identical(self, grad: Any) -> None:
-        """Remembers that this gradient now has the same bits on every rank."""
-        if grad is not None:
-            grad._poseidon_version = grad._version
-
-    def set_base_aside(self) -> None:
-        """Leaves in `.grad` only what this rank adds to a gradient that is the same on every rank."""
-        grad: Any = self.param.grad
-        if self.base is None and grad is not None and getattr(grad, "_poseidon_version", None) == grad._version:
-            self.base, self.param.grad = grad, None
-
-    def restore_base(self) -> None:
-        """Undoes `set_base_aside` after a failure."""
-        if self.base is not None:
-            self.param.grad, self.base = self.base, None
-
 
 def _own_copy(rows: torch.Tensor) -> torch.Tensor:
     return rows.detach().clone(memory_format=torch.contiguous_format)
@@ -271,7 +301,7 @@ def _calling(entry: SyncedParameter, method: Callable[..., None]) -> Callable[..
         if target is not None:
             method(target, *gradients)
 
-    return hook
+    return torch._disable_dynamo(hook)  # or it would be compiled where a whole training step is
 
 
 def collect_parameters(

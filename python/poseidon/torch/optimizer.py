@@ -103,6 +103,11 @@ class DistributedOptimizer(Optimizer):
                 f"the optimizer is another one's {kind}: pass the optimizer that is inside (.optimizer), and put the "
                 f"{kind} around the DistributedOptimizer"
             )
+        if not isinstance(optimizer, Optimizer):
+            raise InvalidArgument(
+                f"optimizer is of type {type(optimizer).__name__} and must be a torch.optim.Optimizer: pass the "
+                "optimizer first, and then the model"
+            )
         if not isinstance(model, DistributedDataParallel):
             raise InvalidArgument(
                 f"DistributedOptimizer needs the poseidon.DistributedDataParallel, not a {type(model).__name__}"
@@ -132,8 +137,6 @@ class DistributedOptimizer(Optimizer):
         self._on_servers = update == "server"
         check_optimizer(context().settings, self._on_servers, optimizer)
         self._steps_made = 0
-        if model.synchronizer is not None:
-            model.synchronizer.armed = True
         if self._on_servers and model.synchronizer is not None:
             self._update_on_servers(model.synchronizer, resume)
         else:

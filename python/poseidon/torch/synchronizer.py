@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from poseidon.torch.drift import check_stored
 from poseidon.torch.in_flight import InFlight
 from poseidon.torch.jobs import Job, start_job
 from poseidon.torch.layers import FACTOR_SCHEMES, SyncedParameter
+from poseidon.torch.passes import Mode, Passes
 from poseidon.torch.priorities import Priorities
 from poseidon.torch.server_update import ServerUpdate
 from poseidon.torch.stored_parameter import StoredParameter
@@ -45,16 +47,14 @@ class BackwardRun:
     missed: bool = False  # made without backward: this rank is in none of its means
     jobs: dict[SyncedParameter, Job] = field(default_factory=dict)
     started: list[SyncedParameter] = field(default_factory=list)
-    fired: set[SyncedParameter] = field(default_factory=set)
+    fires: Counter[SyncedParameter] = field(default_factory=Counter)  # how often each got a gradient
     end_ns: int = 0
 
 
 class Synchronizer(InFlight):
     """Synchronizes the parameters of one model. Used from the thread that runs backward.
 
-    It exchanges nothing before `connect`. `armed`: some forward pass went through the wrapper, or none has to, since a
-    DistributedOptimizer makes steps of the gradients. `synchronizing`: the next backward exchanges gradients, rather
-    than accumulating them locally (`no_sync()`).
+    It exchanges nothing before `connect`. `passes` tells which backward passes exchange gradients.
     """
 
     _client: _core.Client
@@ -64,10 +64,7 @@ class Synchronizer(InFlight):
     def __init__(self, entries: list[SyncedParameter], settings: Settings) -> None:
         super().__init__()
         self.entries = entries[::-1]  # the order in which backward finishes them
-        self.armed = False
-        self._passes_open = False  # whether a forward pass went through the wrapper after the last backward
-        self._rivals: weakref.WeakSet[Synchronizer] = weakref.WeakSet()  # of other wrappers, with parameters of this
-        self.synchronizing = True
+        self.passes = Passes()
         self.connected = False
         self.divisor = settings.world_size
         self.attempt = -1  # of `Recovery`, the one that runs; -1: there is no Recovery
@@ -76,10 +73,11 @@ class Synchronizer(InFlight):
         self.before_results: Callable[[], None] | None = None  # at the end of backward, with all exchanges under way
         self.updates: list[ServerUpdate] = []
         self.hooked: HookedExchange | None = None  # what gradients go through instead of the exchange, after backward
+        self.static_graph = False  # all backward passes reach each parameter equally often
+        self._fires: Counter[SyncedParameter] | None = None  # so often
         self._settings = settings
         self._sequential = settings.schedule == "sequential"
         self._agreed = False
-        self._marks_valid = False
         self._factorable: list[SyncedParameter] = []
         self._run: BackwardRun | None = None
         self._flying: BackwardRun | None = None  # the one that is over but for exchanges in flight
@@ -89,7 +87,7 @@ class Synchronizer(InFlight):
         """Collective: adds the layers to `client`. If there was one before, what it had under way is dropped."""
         self.abandon()
         self._client, self._control, self._exchange = client, control, exchange
-        self.divisor, self._agreed, self._marks_valid, self.last_run = client.world_size, False, False, None
+        self.divisor, self._agreed, self.last_run = client.world_size, False, None
         self._add_layers(self.entries)
         for entry in self.entries:
             if not self.connected:
@@ -162,47 +160,28 @@ class Synchronizer(InFlight):
             if self.connected:
                 self.priorities.connect(self._client, self._control)
 
-    def arm(self, synchronizing: bool) -> None:
-        """A forward pass went through the wrapper: the next backward exchanges, or else accumulates on this rank."""
-        for rival in self._rivals:
-            rival.armed = rival.armed and rival._passes_open
-        self.armed = self._passes_open = True
-        self.synchronizing = synchronizing
-        if not synchronizing:
-            self.local_only()
-
-    def take_over_from(self, others: Iterable[Synchronizer]) -> None:
-        """Of those that have a parameter of this one none exchanges before its wrapper is used again.
-
-        They may live on, on some ranks until Python's garbage collector finds them.
-        """
-        params = {entry.param for entry in self.entries}
-        for other in others:
-            if other is not self and not params.isdisjoint(entry.param for entry in other.entries):
-                other.armed = other._passes_open = False
-                other._rivals.add(self)
-                self._rivals.add(other)
-
-    def local_only(self) -> None:
-        """From now until the next synchronization gradients may differ between the ranks."""
-        self._marks_valid = False
-
     # Hooks, in the order in which a parameter meets them.
+
+    @property
+    def mode(self) -> Mode:
+        """What the backward pass that runs now does with gradients."""
+        return self.passes.mode if self._run is None else Mode.EXCHANGED
 
     def before_factors(self, entry: SyncedParameter) -> bool:
         """A use of the layer is about to hand over factors. Whether they outlive this backward."""
-        if self.armed and self.synchronizing:
+        if self.mode is Mode.EXCHANGED:
             self._begin()
-        return not self.synchronizing
+            return False
+        return True
 
     def before_accumulation(self, entry: SyncedParameter, dense: bool) -> None:
         """All uses of the parameter have contributed; `.grad` does not yet hold the dense ones, if any."""
-        if entry.stored is not None and not self.synchronizing:
+        if entry.stored is not None and self.mode is not Mode.EXCHANGED:
             entry.stored.show_own()
         job = self.in_flight(entry)
         if job is not None and job.step is not None:
             raise _stale(entry)
-        run = self._begin() if self.armed and self.synchronizing else None
+        run = self._begin() if self.mode is Mode.EXCHANGED else None
         if self._is_overtaken(entry):
             raise _stale(entry)
         if run is None:
@@ -211,30 +190,38 @@ class Synchronizer(InFlight):
         if entry in run.jobs:
             raise PoseidonError(
                 f"parameter {entry.name} received a gradient twice in one backward pass: a nested backward "
-                "reached it after its exchange had started; use checkpoint(use_reentrant=False) or schedule=sequential"
+                "reached it after its exchange had started; use checkpoint(use_reentrant=False), or static_graph=True"
             )
         if dense and entry.next_scheme in FACTOR_SCHEMES:
             entry.note_dense_contribution()
-        self._set_base_aside(entry)
 
     def after_accumulation(self, entry: SyncedParameter) -> None:
         """`.grad` holds the dense contributions, `entry.factors` the others."""
-        if not self.armed:
-            return
-        if not self.synchronizing:
-            entry.hold()
+        mode = self.mode
+        if mode is not Mode.EXCHANGED:
+            entry.accumulated(mode)
             return
         run = self._begin()
-        run.fired.add(entry)
+        run.fires[entry] += 1
         entry.ready_ns = time.monotonic_ns()
-        if not self._sequential and self.hooked is None:
+        if self._is_complete(run, entry):
             self._start(run, entry)
+
+    def _is_complete(self, run: BackwardRun, entry: SyncedParameter) -> bool:
+        """Whether the exchange may start now, and not only at the end of backward."""
+        if self._sequential or self.hooked is not None:
+            return False
+        if not self.static_graph:
+            return True
+        # The first pass counts how often nested backward passes reach each parameter.
+        return self._fires is not None and run.fires[entry] >= self._fires[entry]
 
     def _begin(self) -> BackwardRun:
         if self._run is not None:
             return self._run
         run = self._open_run()
 
+        @torch._disable_dynamo
         def finish() -> None:
             self._finish(run)
             # Python forgets a Ctrl-C that comes while a finalizer runs: there is none in a backward that ends well.
@@ -280,8 +267,6 @@ class Synchronizer(InFlight):
             return
         self._run = None
         self._broken = f"rank {self._client.rank}: an earlier backward pass failed after its exchange had started"
-        for entry in self.entries:
-            entry.restore_base()
 
     def _agree(self) -> None:
         if not self._agreed:
@@ -294,12 +279,6 @@ class Synchronizer(InFlight):
             entry.next_scheme = self._client.next_scheme(entry.layer)
         if self.priorities is not None:
             self.priorities.begin_run()
-
-    def _set_base_aside(self, entry: SyncedParameter) -> None:
-        # A sum of factors has no room for what `.grad` held before. If that is the same on every rank,
-        # the result is added to it; every rank must then do so, whatever it contributes itself.
-        if self._marks_valid and entry.next_scheme in FACTOR_SCHEMES:
-            entry.set_base_aside()
 
     # Exchange.
 
@@ -315,12 +294,12 @@ class Synchronizer(InFlight):
         except BaseException:
             self.backward_failed(run)
             raise
+        self.passes.exchanged()
         self._run, self._flying = None, run
         self.all_landed()
 
     def _finish(self, run: BackwardRun) -> None:
         run.end_ns = time.monotonic_ns()
-        self._passes_open = False
         if self.hooked is not None:
             self._finish_hooked(run, self.hooked)
             return
@@ -328,9 +307,8 @@ class Synchronizer(InFlight):
             for entry in self.entries:
                 if entry not in run.jobs:
                     entry.resume()
-                    if entry not in run.fired:
+                    if entry not in run.fires:
                         entry.ready_ns = run.end_ns
-                        self._set_base_aside(entry)
                     self._start(run, entry)
             if self.before_results is not None:
                 self.before_results()
@@ -341,8 +319,10 @@ class Synchronizer(InFlight):
         for update in self.updates:
             update.finished({entry for entry, job in run.jobs.items() if job.value is not None})
         later = [job for job in run.jobs.values() if job.entry.update is not None]
+        self.passes.exchanged()
+        if self.static_graph and self._fires is None:
+            self._fires = run.fires
         run.jobs.clear()  # the record of the run must not hold the gradients' memory
-        self._marks_valid = True
         self._run, self._flying = None, run
         for job in sorted(later, key=lambda job: job.entry.position):
             self._take_off(job)

@@ -103,6 +103,11 @@ def choose_process_group(process_group: Any, device_mesh: Any) -> Any:
     if device_mesh is None:
         _check_group(process_group)
         return process_group
+    if not hasattr(device_mesh, "get_group"):
+        raise InvalidArgument(
+            f"device_mesh is of type {type(device_mesh).__name__}: pass what init_device_mesh() returned, or "
+            "leave it out"
+        )
     if device_mesh.ndim != 1:
         raise InvalidArgument(
             f"Only 1D device mesh is supported, but got {device_mesh}: pass the slice over which the model is "
@@ -118,7 +123,7 @@ def _check_group(process_group: Any) -> None:
 
     if not isinstance(process_group, ProcessGroup):
         raise InvalidArgument(
-            f"process_group is a {type(process_group).__name__}, which is no group that this rank belongs to: pass "
+            f"process_group is of type {type(process_group).__name__}, no group that this rank belongs to: pass "
             "what torch.distributed.new_group() returned on one of the group's ranks, or leave it out"
         )
 
@@ -127,13 +132,15 @@ def choose_devices(
     module: nn.Module, device_ids: Sequence[int | torch.device] | None, output_device: int | torch.device | None
 ) -> tuple[list[int] | None, int | None]:
     """torch's `device_ids` and `output_device` attributes; None: inputs stay where they are."""
+    if device_ids is not None and not isinstance(device_ids, Sequence):
+        raise InvalidArgument(f"device_ids is {device_ids!r} and must be a list of one device: pass [{device_ids!r}]")
     if device_ids is not None and len(device_ids) > 1:
         raise InvalidArgument(
             f"device_ids is {list(device_ids)}: device_ids can only be None or contain a single element"
         )
     devices = {param.device for param in module.parameters()}
     if not device_ids or any(device.type == "cpu" for device in devices) or len(devices) > 1:
-        if device_ids or output_device is not None:
+        if device_ids or output_device:
             raise InvalidArgument(
                 f"device_ids is {device_ids}, output_device is {output_device}, and the parameters are on {devices}: "
                 "device_ids and output_device arguments only work with a module on one GPU; leave both out"

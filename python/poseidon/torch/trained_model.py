@@ -14,6 +14,7 @@ from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistri
 from poseidon.errors import InvalidArgument
 from poseidon.torch.changes import ChangeWatch
 from poseidon.torch.compatibility import preserved_versions
+from poseidon.torch.context import synchronizers
 from poseidon.torch.drift import check_model
 from poseidon.torch.exchange import make_exchange
 from poseidon.torch.layers import SchemeChoice, SyncedParameter, collect_parameters
@@ -44,7 +45,7 @@ class TrainedModel:
         ignored: Collection[str],
         sends_buffers: bool,
     ) -> None:
-        _check_module(module, here.settings.world_size)
+        check_module(module, here.settings.world_size)
         self.context = here
         self.module = module
         self.recorder = Recorder()
@@ -63,6 +64,7 @@ class TrainedModel:
         self._in_backward: OptimizersInBackward | None = None
         check_model(here.settings, self.entries, sends_buffers and bool(self.buffers()))
         if here.settings.world_size > 1:
+            _share(self.entries)
             self.sync = self._make_synchronizer()
 
     def _make_synchronizer(self) -> Synchronizer:
@@ -86,8 +88,9 @@ class TrainedModel:
 
     def _finished_step(self, run: BackwardRun) -> None:
         self.step_count += 1
-        self._reached = run.fired if self._reached is None else self._reached
-        self.same_graph = self.same_graph and run.fired == self._reached
+        reached = set(run.fires)
+        self._reached = reached if self._reached is None else self._reached
+        self.same_graph = self.same_graph and reached == self._reached
         self.recorder.step_finished(run, self.context.client)
         self.context.tell_notices()
         if self._in_backward is not None:
@@ -110,7 +113,6 @@ class TrainedModel:
             self.broadcast_state(0, buffers_too)
         sync.connect(here.client, here.control, make_exchange(here.client, self.entries[0].param.device))
         here.synchronizers.add(sync)
-        sync.take_over_from(here.synchronizers)
 
     def detach(self) -> None:
         """Takes its hooks from the parameters: backward passes are the module's own again."""
@@ -132,7 +134,7 @@ class TrainedModel:
     def arm(self, synchronizing: bool) -> None:
         """From now on backward exchanges gradients, or, not `synchronizing`, accumulates them on this rank."""
         assert self.sync is not None
-        self.sync.arm(synchronizing)
+        self.sync.passes.begin(synchronizing)
 
     @property
     def takes_buffers_before_forward(self) -> bool:
@@ -173,7 +175,7 @@ class TrainedModel:
     def exchange_by(self, hooked: HookedExchange) -> None:
         """From now on gradients go through a communication hook of torch's form."""
         if self.sync is None:
-            raise InvalidArgument("register_comm_hook has nothing to do in a job of one worker: leave it out there")
+            return  # there is nothing to communicate
         taken = next(
             (entry.name for entry in self.entries if entry.update is not None or entry.stored is not None), None
         )
@@ -187,6 +189,16 @@ class TrainedModel:
         self.sync.hooked = hooked
 
 
+def _share(entries: list[SyncedParameter]) -> None:
+    """Parameters that are in other wrapped models, too, are exchanged by each of them, from memory of its own."""
+    others = {entry.param: entry for sync in synchronizers() for entry in sync.entries}
+    for entry in entries:
+        other = others.get(entry.param)
+        if other is not None:
+            other.share()
+            entry.share()
+
+
 def _check_entries(entries: list[SyncedParameter]) -> None:
     if not entries:
         raise InvalidArgument(
@@ -197,15 +209,25 @@ def _check_entries(entries: list[SyncedParameter]) -> None:
         raise InvalidArgument(f"the parameters are on several devices ({devices}): put the model on one")
 
 
-def _check_module(module: nn.Module, world_size: int) -> None:
+def check_module(module: nn.Module, world_size: int) -> None:
     """InvalidArgument for modules inside `module` that would train wrong or not at all."""
     fully_sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
+    if not isinstance(module, nn.Module):
+        raise InvalidArgument(
+            f"module must be a torch.nn.Module, and is of type {type(module).__name__}: pass the model"
+        )
     for name, part in module.named_modules():
         where = f"its part {name!r}" if name else "it"
         if isinstance(part, TorchDistributedDataParallel):
             raise InvalidArgument(
                 f"the module must not be wrapped twice, and {where} is a {type(part).__name__} already: wrap the whole "
                 "model once, and give this wrapper the .module of the other"
+            )
+        lazy = next((own for own, p in part._parameters.items() if isinstance(p, nn.UninitializedParameter)), None)
+        if lazy is not None:
+            raise InvalidArgument(
+                f"parameter {name + '.' if name else ''}{lazy} is uninitialized, as in lazy modules: run the module on a "
+                "batch before wrapping it"
             )
         if isinstance(part, fully_sharded):
             raise InvalidArgument(

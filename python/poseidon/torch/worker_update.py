@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import Optimizer
 
-from poseidon.errors import InvalidArgument
+from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.torch.clipping import Clipping, StepClipping
 from poseidon.torch.partial_step import PartialStep, check_per_parameter
 from poseidon.torch.undo import UpdateUndo
@@ -102,6 +102,12 @@ class WorkerUpdate:
     def step(self) -> None:
         """The optimizer's step(): now where gradients are there, and for the others when they are."""
         self._finish_last_step()
+        alone = next((entry for entry in self._entries if entry.trained_alone()), None)
+        if self._sync is not None and alone is not None:
+            raise PoseidonError(
+                f"the gradient of {alone.name} is this rank's own, of a forward pass that went past the wrapper: call "
+                "the DistributedDataParallel, not its module, or clear the gradients before the next backward pass"
+            )
         if self._clipping is not None and self._clipping.needs_all:
             self.synchronize()
         clipping = None if self._clipping is None else self._clipping.begin_step(self._optimizer.param_groups)

@@ -1,8 +1,10 @@
 #include "transport/tcp/tcp_flow.h"
 
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -142,6 +144,12 @@ void TcpFlow::on_events(std::uint32_t events) {
   }
   update_watch();
   watch_unread();
+}
+
+std::uint64_t TcpFlow::bytes_delivered() const {
+  int unacknowledged_bytes = 0;
+  if (state_ == State::closed || ::ioctl(stream_.socket(), SIOCOUTQ, &unacknowledged_bytes) != 0) return bytes_sent_;
+  return bytes_sent_ - std::min(bytes_sent_, static_cast<std::uint64_t>(unacknowledged_bytes));
 }
 
 void TcpFlow::resume() {

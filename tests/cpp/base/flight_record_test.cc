@@ -52,6 +52,22 @@ TEST(FlightRecordFile, OnlyTheNewestOfAProcessStay) {
   EXPECT_EQ(content_of(other_job), "{}");
 }
 
+TEST(FlightRecordFile, AnotherProcessOfTheSameJobAndRankLosesNone) {
+  const TemporaryDirectory directory;
+  const std::string own = flight_record_path(directory.path(), "default", "rank0", kWallNs);
+  const std::string before = own.substr(0, own.rfind('-') + 1);
+  std::vector<std::string> others;
+  for (int pid = 1; pid <= 20; ++pid) {
+    others.push_back(before + "9999999" + std::to_string(pid) + ".json");
+    std::ofstream(others.back()) << "{}";
+  }
+  const auto long_ago = std::filesystem::file_time_type::clock::now() - kOthersRecordsStay - std::chrono::hours(1);
+  std::filesystem::last_write_time(others.front(), long_ago);
+  ASSERT_TRUE(write_flight_record(own, "{}").ok());
+  EXPECT_EQ(directory.names().size(), others.size()) << "its own, and all but the one that is too old";
+  EXPECT_FALSE(std::filesystem::exists(others.front()));
+}
+
 TEST(FlightRecordFile, DoesNotFollowALinkThatWaitsForIt) {
   const TemporaryDirectory directory;
   const std::string path = flight_record_path(directory.path(), "job", "rank0", kWallNs);

@@ -215,6 +215,43 @@ TEST_F(ChunkStateTest, AnAbsentLastRankDoesNotRoundSixteenBitSumsTwice) {
   EXPECT_EQ(values_of<std::uint16_t>(state.take_sum().span()), big) << "not infinite on the way";
 }
 
+TEST_F(ChunkStateTest, SixteenBitPartsAreNotKept) {
+  constexpr std::uint32_t kWorkers = 8;
+  constexpr std::size_t kPartBytes = std::size_t{1} << 20;
+  const auto budget = std::make_shared<MemoryBudget>(0);
+  pool_ = std::make_shared<BufferPool>(budget);
+  ChunkState state = chunk(kWorkers);
+  for (std::uint32_t rank = 0; rank < kWorkers; ++rank) {
+    wire::Header header = with_size(push_of(rank, kWorkers), kPartBytes);
+    header.dtype = DType::bfloat16;
+    ASSERT_TRUE(state.admit(header, &worker_).ok());
+    const auto place = place_of(state, rank);
+    std::memset(place.data(), 0x3f, place.size());
+    state.progress(rank, kPartBytes / 2);
+    state.complete(rank, place, nullptr);
+    EXPECT_LE(budget->used_bytes(), 4 * kPartBytes) << "the first, the next, and a sum of twice the size";
+  }
+  const Buffer sum = state.take_sum();
+  EXPECT_EQ(sum.size(), kPartBytes);
+}
+
+TEST_F(ChunkStateTest, SixteenBitPartsWaitWhereThereIsNoMemoryForTheirSum) {
+  constexpr std::size_t kPartBytes = 1000;
+  pool_ = std::make_shared<BufferPool>(std::make_shared<MemoryBudget>(4 * kPartBytes));
+  ChunkState state = chunk(3);
+  for (const std::uint32_t rank : {0u, 1u, 2u}) {
+    wire::Header header = with_size(push_of(rank, 3), kPartBytes);
+    header.dtype = DType::bfloat16;
+    ASSERT_TRUE(state.admit(header, &worker_).ok());
+    const auto place = place_of(state, rank);
+    std::ranges::fill(place, std::byte{0x40});  // 3.0
+    if (rank == 1) ASSERT_TRUE(pool_->try_charge(kPartBytes));
+    state.complete(rank, place, nullptr);
+  }
+  ASSERT_TRUE(state.all_here());
+  EXPECT_EQ(values_of<std::uint16_t>(state.take_sum().span()), std::vector<std::uint16_t>(kPartBytes / 2, 0x4110));
+}
+
 TEST_F(ChunkStateTest, OrphanedPartsStayInTheSum) {
   ChunkState state = chunk(2, {Aggregation::wide, ReduceOrder::rank});
   RecordingRequester gone;

@@ -105,6 +105,18 @@ TEST_F(TcpServerLimits, WhoIsAheadOfRankZeroWaits) {
   expect_to_wait_for_rank_zero(*this);
 }
 
+TEST_F(TcpServerLimits, AShutdownDoesNotWaitForAPeerThatIsFrozen) {
+  options_.memory_limit = 0;
+  start("127.0.0.1:0");
+  const auto frozen = connect_to(server->last_addresses().front());
+  say_hello(*frozen, {0, 1, "frozen"});
+  push(*frozen, push_of(0, 1), Floats(std::size_t{16} << 20, 1.0F));  // 64 MB, and it reads nothing
+  EXPECT_TRUE(frozen->sends.wait_all());
+  const auto begun = Clock::now();
+  server->shutdown(std::chrono::seconds(60));
+  EXPECT_LT(Clock::now() - begun, std::chrono::seconds(10));
+}
+
 TEST_F(TcpServerLimits, TheCoresOfAServerShareAJobsMemory) {
   options_.server_cores = 2;
   start("127.0.0.1:0");
@@ -178,6 +190,25 @@ class ShmServerLimits : public ServerLimits {
 TEST_F(ShmServerLimits, WhoIsAheadOfRankZeroWaits) {
   start(":0");
   expect_to_wait_for_rank_zero(*this);
+}
+
+TEST_F(ShmServerLimits, ATextThatIsLentIsNoLongerThanOneThatIsRead) {
+  start(":0");
+  const auto talker = connect();
+  wire::Header hello = wire::make_hello({0, 1, "default"}).header;
+  send(*talker, hello, Bytes(wire::kMaxTextBytes + 1, std::byte{'x'}));
+  EXPECT_EQ(talker->recorder.wait_closed().code(), ErrorCode::peer_lost);
+  EXPECT_TRUE(talker->recorder.messages().empty()) << "not taken for a name that is too long";
+}
+
+TEST_F(ServerLimits, TheSumOfPartsThatAreLentHasRoomOrThePartIsRefused) {
+  start();
+  const auto worker = join(0, 2);
+  send(*worker, push_of(0, 2), Bytes(2 * kLimit));
+  expect_refused(message(*worker, 2), "memory_limit");
+  push(*worker, push_of(0, 2), {1, 2});
+  push(*worker, push_of(0, 2), {1, 2});
+  expect_refused(message(*worker, 3), "already");
 }
 
 TEST_F(ShmServerLimits, AnswersThatNobodyReadsAreBounded) {

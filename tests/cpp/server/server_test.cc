@@ -20,6 +20,7 @@ namespace {
 
 using testing::Bytes;
 using testing::bytes_of;
+using testing::End;
 using testing::Floats;
 using testing::floats_of;
 using testing::push_of;
@@ -87,6 +88,77 @@ TEST_F(ServerTest, TwoJobsDoNotDisturbEachOther) {
   push(*a1, push_of(1, 2), {1, 2});
   EXPECT_EQ(floats_of(message(*a0, 2)), (Floats{2, 4}));
   EXPECT_EQ(floats_of(message(*a1, 2)), (Floats{2, 4}));
+}
+
+/// A hello of rank `rank` of two, in a run of job "a".
+wire::Hello hello_of_run(std::uint32_t rank, const std::string& run) {
+  wire::Hello hello{rank, 2, "a"};
+  hello.run = run;
+  return hello;
+}
+
+TEST_F(ServerTest, AnotherRunOfAJobTakesThePlaceOfWhatADeadHostHasLeft) {
+  start(0);
+  const auto left = connect();  // whose host no longer answers
+  say_hello(*left, hello_of_run(0, "first"));
+  EXPECT_EQ(message(*left, 1).header.kind, wire::Kind::hello);
+  push(*left, push_of(0, 2), {100, 200, 300});
+  std::vector<std::unique_ptr<End>> next;
+  for (const std::uint32_t rank : {0u, 1u}) {
+    next.push_back(connect());
+    say_hello(*next.back(), hello_of_run(rank, "second"));
+    EXPECT_EQ(message(*next.back(), 1).header.kind, wire::Kind::hello) << text_of(message(*next.back(), 1));
+  }
+  EXPECT_EQ(message(*left, 2).header.kind, wire::Kind::abort);
+  EXPECT_NE(text_of(message(*left, 2)).find("another run"), std::string::npos) << text_of(message(*left, 2));
+  for (const std::uint32_t rank : {0u, 1u}) push(*next[rank], push_of(rank, 2), {1, 2});
+  for (const auto& worker : next) EXPECT_EQ(floats_of(message(*worker, 2)), (Floats{2, 4})) << "nothing of the first";
+  const auto late = connect();  // of the first run
+  say_hello(*late, hello_of_run(1, "first"));
+  EXPECT_EQ(message(*late, 1).header.kind, wire::Kind::refuse);
+  EXPECT_NE(text_of(message(*late, 1)).find("another run"), std::string::npos);
+}
+
+TEST_F(ServerTest, ARunThatHasAllItsWorkersGoesOn) {
+  start(0);
+  std::vector<std::unique_ptr<End>> workers;
+  for (const std::uint32_t rank : {0u, 1u}) {
+    workers.push_back(connect());
+    say_hello(*workers.back(), hello_of_run(rank, "first"));
+    EXPECT_EQ(message(*workers.back(), 1).header.kind, wire::Kind::hello);
+  }
+  const auto other = connect();
+  say_hello(*other, hello_of_run(0, "second"));
+  EXPECT_EQ(message(*other, 1).header.kind, wire::Kind::refuse);
+  EXPECT_NE(text_of(message(*other, 1)).find("another run"), std::string::npos);
+  for (const std::uint32_t rank : {0u, 1u}) push(*workers[rank], push_of(rank, 2), {1, 2});
+  for (const auto& worker : workers) EXPECT_EQ(floats_of(message(*worker, 2)), (Floats{2, 4}));
+}
+
+TEST_F(ServerTest, ASecondProcessOfTheSameRunIsRefused) {
+  start(0);
+  const auto first = connect();
+  say_hello(*first, hello_of_run(0, "run"));
+  EXPECT_EQ(message(*first, 1).header.kind, wire::Kind::hello);
+  const auto twin = connect();
+  say_hello(*twin, hello_of_run(0, "run"));
+  EXPECT_NE(text_of(message(*twin, 1)).find("connected already"), std::string::npos) << text_of(message(*twin, 1));
+  EXPECT_EQ(first->recorder.messages().size(), 1u);
+}
+
+TEST_F(ServerTest, AnEmbeddedServerIsOfOneRun) {
+  start(2);
+  const auto first = connect();
+  say_hello(*first, hello_of_run(0, "first"));
+  const auto other = connect();
+  wire::Hello hello = hello_of_run(0, "second");
+  hello.job = "default";
+  say_hello(*other, hello);
+  EXPECT_EQ(message(*other, 1).header.kind, wire::Kind::hello) << "the first was of another job";
+  const auto twin = connect();
+  hello.run = "third";
+  say_hello(*twin, hello);
+  EXPECT_NE(text_of(message(*twin, 1)).find("another run"), std::string::npos) << text_of(message(*twin, 1));
 }
 
 TEST_F(ServerTest, AJobStartsAnewWhenItsWorkersHaveGone) {

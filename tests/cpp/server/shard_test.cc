@@ -4,14 +4,18 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <deque>
+#include <functional>
 #include <future>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "base/memory_budget.h"
 #include "cpp/server/contributions.h"
 
 namespace poseidon {
@@ -282,6 +286,37 @@ TEST_F(WideShard, AWorkerOrAShardThatGoesMeanwhileDisturbsNothing) {
       EXPECT_TRUE(fixture_->add(push_of(rank, 3, 2), Floats(1'000'000, 1.0F)).ok());
     fixture_.reset();  // waits for the threads, which read the parts
   });
+}
+
+// Adam's strategy: a product of large matrices is made on the server's loop.
+TEST(ShardProduct, LetsOthersHaveTheirTurns) {
+  constexpr std::uint32_t kSide = 1024;
+  constexpr std::uint32_t kFactors = 128;
+  Loop loop("shard");
+  std::vector<RecordingRequester> workers(2);
+  std::vector<std::size_t> answers_when_others_ran;
+  std::promise<void> over;
+  std::unique_ptr<Shard> shard;
+  const std::function<void()> other = [&] {
+    answers_when_others_ran.push_back(workers[0].sent.size());
+    if (!workers[0].sent.empty()) return over.set_value();
+    loop.post(other);
+  };
+  const testing::Bytes factors(std::size_t{kFactors} * 2 * kSide * sizeof(float));
+  loop.call([&] {
+    shard = std::make_unique<Shard>(2, Reduction(), WideThreads{nullptr, &loop}, std::make_shared<MemoryBudget>(0));
+    for (const std::uint32_t rank : {0u, 1u}) {
+      const auto header = testing::factors_of(push_of(rank, 2), kSide, kSide, kFactors);
+      ASSERT_TRUE(shard->add(header, workers[rank], factors, [] {}).ok());
+    }
+    const auto early = testing::factors_of(push_of(0, 2, 2), kSide, kSide, kFactors);
+    EXPECT_EQ(shard->add(early, workers[0], factors, [] {}).code(), ErrorCode::refused) << "it is not made yet";
+    loop.post(other);
+  });
+  ASSERT_EQ(over.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  EXPECT_GE(std::ranges::count(answers_when_others_ran, 0u), 3);
+  EXPECT_EQ(workers[1].sent.at(0).payload.size(), std::size_t{kSide} * kSide * sizeof(float));
+  loop.call([&] { shard.reset(); });
 }
 
 }  // namespace

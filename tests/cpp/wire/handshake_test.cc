@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -139,6 +140,19 @@ TEST(Handshake, TheAcceptorGivesNoProofToWhomItDoesNotKnow) {
   const Bytes none = outgoing(unknown);
   EXPECT_EQ(proof.size(), none.size()) << "from outside the two look alike";
   EXPECT_NE(proof, none);
+}
+
+TEST(Handshake, WhatAStrangerGetsForAProofDependsOnNoSecret) {
+  const Nonce nonce = random_nonce();
+  Handshake one = connector(kSecret);
+  const Bytes opening = outgoing(one);
+  std::set<Bytes> answers;
+  for (int i = 0; i < 3; ++i) {
+    Handshake unknown(Role::acceptor, Purpose::flow, Credentials::from_text(kOther).value(), nonce);
+    unknown.receive(opening);
+    answers.insert(outgoing(unknown));
+  }
+  EXPECT_EQ(answers.size(), 3u) << "another one each time that all else is the same";
 }
 
 /// Runs a handshake in which the first difference between what is sent and what arrives is made by `change`.

@@ -73,7 +73,7 @@ TEST(Header, StartsWithTheMagicNumberAndIsLittleEndian) {
 
 TEST(Header, RejectsEveryFieldThatCannotBe) {
   expect_rejected(with_field(0, std::uint32_t{0x31445351}), "magic");
-  expect_rejected(with_field(4, std::uint8_t{2}), "version 2");
+  expect_rejected(with_field(4, std::uint8_t{1}), "version 1");
   expect_rejected(with_field(5, std::uint8_t{0}), "kind 0");
   expect_rejected(with_field(5, std::uint8_t{13}), "kind 13");
   expect_rejected(with_field(6, std::uint8_t{0}), "dtype");

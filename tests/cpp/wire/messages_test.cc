@@ -126,6 +126,16 @@ TEST(Hello, SaysWhichFlowOfWhichClass) {
   EXPECT_EQ(read_hello(make_hello({3, 8, "a job"}).header, {}).priority_class, 0u);
 }
 
+TEST(Hello, NamesTheRunOfItsJob) {
+  Hello sent{1, 4, "a job", 0, {"10.0.0.1:5001"}};
+  sent.run = "0123456789abcdef";
+  const TextMessage message = make_hello(sent);
+  const Hello hello = read_hello(message.header, message.payload());
+  EXPECT_EQ(hello.job, sent.job);
+  EXPECT_EQ(hello.run, sent.run);
+  EXPECT_EQ(hello.other_cores, sent.other_cores);
+}
+
 TEST(Hello, OfAnyBytesIsRead) {
   std::mt19937_64 random(4);
   for (int i = 0; i < 2000; ++i) {
@@ -133,9 +143,10 @@ TEST(Hello, OfAnyBytesIsRead) {
     for (auto& byte : bytes) byte = random() % 4 == 0 ? std::byte{'\n'} : static_cast<std::byte>(random());
     const Hello hello = read_hello(Header{}, bytes);
     std::size_t size = hello.job.size();
+    if (!hello.run.empty() || !hello.other_cores.empty()) size += 1 + hello.run.size();
     for (const auto& core : hello.other_cores) size += 1 + core.size();
     EXPECT_LE(size, bytes.size());
-    EXPECT_GE(size + 1, bytes.size()) << "at most a last newline is not told";
+    EXPECT_GE(size + 2, bytes.size()) << "at most the last newline, and an empty run, are not told";
   }
 }
 
@@ -156,7 +167,7 @@ TEST(Hello, AJobsNameIsOneLine) {
 
 TEST(Messages, HelloRoundTrip) {
   const TextMessage message = make_hello({3, 8, "a job"});
-  EXPECT_EQ(message.header.payload_bytes, 5u);
+  EXPECT_EQ(message.header.payload_bytes, 6u) << "an empty run follows";
   const Hello hello = read_hello(message.header, message.payload());
   EXPECT_EQ(hello.rank, 3u);
   EXPECT_EQ(hello.worker_count, 8u);

@@ -1,0 +1,73 @@
+"""Which backward passes are to exchange gradients: those of forward passes through the wrapper, outside `no_sync()`."""
+
+from __future__ import annotations
+
+import weakref
+from enum import Enum
+from typing import Any
+
+import torch
+from torch.nn.parallel.distributed import _find_tensors
+
+
+class Mode(Enum):
+    """What a backward pass does with the gradients of a wrapped model."""
+
+    OTHERS = 0  # of a forward pass that went past the wrapper: as torch's class, it leaves them alone
+    LOCAL = 1  # accumulates them on this rank (`no_sync()`)
+    EXCHANGED = 2
+
+
+class Passes:
+    """The forward passes of one model, and the mode of the backward pass that runs now.
+
+    A backward pass is that of the outputs that it reaches. Where it reaches none, because the loss was not made of
+    them, or nobody could find them, the last forward pass counts, until a backward pass has exchanged gradients.
+    """
+
+    def __init__(self) -> None:
+        self.armed = False  # a forward pass waits for its backward
+        self._synchronizing = True  # that one
+        self._reached: bool | None = None  # by the backward pass that runs: whether a synchronizing one
+
+    def begin(self, synchronizing: bool) -> None:
+        """A forward pass begins, or a backward pass is to come that counts as one's."""
+        self.armed, self._synchronizing, self._reached = True, synchronizing, None
+
+    def end(self, output: Any) -> None:
+        """The forward pass that began last has returned this."""
+        reference, synchronizing = weakref.ref(self), self._synchronizing
+
+        @torch._disable_dynamo
+        def reach(*_: Any) -> None:
+            if (passes := reference()) is not None:
+                passes._reach(synchronizing)
+
+        for tensor in _find_tensors(output):
+            if tensor.grad_fn is not None:
+                tensor.grad_fn.register_prehook(reach)
+
+    def _reach(self, synchronizing: bool) -> None:
+        if self._reached is None:
+            reference = weakref.ref(self)
+
+            @torch._disable_dynamo
+            def over() -> None:
+                if (passes := reference()) is not None:
+                    passes._reached = None
+
+            torch.autograd.Variable._execution_engine.queue_callback(over)  # type: ignore[attr-defined]
+        self._reached = synchronizing or bool(self._reached)
+
+    @property
+    def mode(self) -> Mode:
+        """What the backward pass that runs now does. Of one that fails it may stay until the next forward pass."""
+        if self._reached is not None:
+            return Mode.EXCHANGED if self._reached else Mode.LOCAL
+        if not self.armed:
+            return Mode.OTHERS
+        return Mode.EXCHANGED if self._synchronizing else Mode.LOCAL
+
+    def exchanged(self) -> None:
+        """A backward pass that exchanged gradients is over."""
+        self.armed = False

@@ -1,0 +1,43 @@
+#include "base/descriptor_limit.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <iterator>
+#include <string>
+#include <system_error>
+
+namespace poseidon {
+
+namespace {
+
+// What the program itself may still open: files of data, pipes to its loaders, other libraries' connections.
+constexpr std::size_t kSpareCount = 512;
+
+/// 0 where the system does not say.
+std::size_t open_count() {
+  std::error_code error;
+  std::filesystem::directory_iterator open("/proc/self/fd", error);
+  return error ? 0 : static_cast<std::size_t>(std::distance(begin(open), end(open)));
+}
+
+}  // namespace
+
+Status make_room_for_descriptors(std::size_t more_count) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return {};
+  const rlim_t needed = open_count() + more_count;
+  const rlim_t wanted = std::min<rlim_t>(limit.rlim_max, needed + kSpareCount);
+  if (limit.rlim_cur < wanted) {
+    limit.rlim_cur = wanted;
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+  }
+  if (needed <= limit.rlim_max) return {};
+  return {ErrorCode::invalid_argument, "a worker of this job opens " + std::to_string(more_count) +
+                                           " descriptors and this process may have " + std::to_string(limit.rlim_max) +
+                                           "; raise its hard limit (`ulimit -Hn`, LimitNOFILE=) to " +
+                                           std::to_string(needed + kSpareCount)};
+}
+
+}  // namespace poseidon
