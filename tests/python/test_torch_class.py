@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -316,6 +317,72 @@ def uneven_as_torchs(divide_by_initial: bool, with_optimizer: bool) -> str:
 @pytest.mark.parametrize("with_optimizer", [False, True])
 def test_join(divide_by_initial: bool, with_optimizer: bool) -> None:
     assert all_equal(in_a_world(2, uneven_as_torchs, divide_by_initial, with_optimizer))
+
+
+def uneven_by_hook(wrapper: Wrapper) -> nn.Module:
+    model: Any = wrapper(mlp())
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with model.join():
+        for step in range(2 * dist.get_rank()):
+            optimizer.zero_grad()
+            mean_loss(model, *batch(step, dist.get_rank())).backward()
+            optimizer.step()
+    return model
+
+
+def uneven_by_hook_as_torchs() -> str:
+    ours: Any = uneven_by_hook(poseidon.DistributedDataParallel)
+    assert_close(ours, uneven_by_hook(TorchDistributedDataParallel), 1e-3)  # a half's rounding
+    assert ours._get_ddp_logging_data()["join_uneven_inputs"]
+    assert ours._authoritative_rank == 1
+    return parameters_digest(ours)
+
+
+def test_join_with_a_communication_hook() -> None:
+    assert all_equal(in_a_world(2, uneven_by_hook_as_torchs))
+
+
+def wrapped_again(wrapper: Wrapper) -> nn.Module:
+    """Trains a module by a second wrapper while the first one is still there on one rank."""
+    module = mlp()
+    first = [train(wrapper(module))]
+    if dist.get_rank() == 0:
+        first.clear()
+    gc.collect()
+    return train(wrapper(module))
+
+
+def wrapped_again_as_torchs() -> str:
+    ours = wrapped_again(poseidon.DistributedDataParallel)
+    assert_close(ours, wrapped_again(TorchDistributedDataParallel), 1e-5)
+    return parameters_digest(ours)
+
+
+def test_a_wrapper_that_is_not_used_any_more_exchanges_nothing() -> None:
+    assert all_equal(in_a_world(2, wrapped_again_as_torchs))
+
+
+def by_turns(wrapper: Wrapper) -> nn.Module:
+    """Trains a module by two wrappers, of which both stay."""
+    module = mlp()
+    models = [wrapper(module), wrapper(module)]
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for step in range(6):
+        optimizer.zero_grad()
+        mean_loss(models[step % 2], *batch(step, dist.get_rank())).backward()
+        optimizer.step()
+    return models[0]
+
+
+def by_turns_as_torchs() -> str:
+    ours = by_turns(poseidon.DistributedDataParallel)
+    assert_close(ours, by_turns(TorchDistributedDataParallel), 1e-5)
+    return parameters_digest(ours)
+
+
+def test_only_the_wrapper_whose_forward_ran_exchanges() -> None:
+    assert all_equal(in_a_world(2, by_turns_as_torchs))
 
 
 def compiled(wrapper: Wrapper, around: bool) -> nn.Module:

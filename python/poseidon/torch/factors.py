@@ -82,13 +82,16 @@ class _FactorLinear(torch.autograd.Function):
     def forward(
         ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, entry: SyncedParameter
     ) -> torch.Tensor:
+        ctx.set_materialize_grads(False)  # no gradient is not one of zeros
         ctx.entry = entry
         ctx.bias_dtype = None if bias is None else bias.dtype
         ctx.save_for_backward(input, weight)
         return F.linear(input, weight.to(input.dtype), None if bias is None else bias.to(input.dtype))
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if grad_output is None:
+            return None, None, None, None
         input, weight = ctx.saved_tensors
         needs_input, needs_weight, needs_bias, _ = ctx.needs_input_grad
         left = grad_output.reshape(-1, weight.shape[0])
