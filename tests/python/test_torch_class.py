@@ -363,26 +363,27 @@ def test_a_wrapper_that_is_not_used_any_more_exchanges_nothing() -> None:
     assert all_equal(in_a_world(2, wrapped_again_as_torchs))
 
 
-def by_turns(wrapper: Wrapper) -> nn.Module:
-    """Trains a module by two wrappers, of which both stay."""
-    module = mlp()
-    models = [wrapper(module), wrapper(module)]
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    for step in range(6):
-        optimizer.zero_grad()
-        mean_loss(models[step % 2], *batch(step, dist.get_rank())).backward()
-        optimizer.step()
-    return models[0]
+def part_wrapped_before(wrapper: Wrapper) -> nn.Module:
+    """Trains a model whose first part has a wrapper, too, which is still there on one rank."""
+    torch.manual_seed(3)
+    part = nn.Linear(48, 16)
+    first = [wrapper(part)]
+    first[0](batch(0, 0)[0]).sum().backward()
+    if dist.get_rank() == 0:
+        first.clear()
+    gc.collect()
+    torch.manual_seed(4)
+    return train(wrapper(nn.Sequential(part, nn.Linear(16, 4))))
 
 
-def by_turns_as_torchs() -> str:
-    ours = by_turns(poseidon.DistributedDataParallel)
-    assert_close(ours, by_turns(TorchDistributedDataParallel), 1e-5)
+def part_wrapped_before_as_torchs() -> str:
+    ours = part_wrapped_before(poseidon.DistributedDataParallel)
+    assert_close(ours, part_wrapped_before(TorchDistributedDataParallel), 1e-5)
     return parameters_digest(ours)
 
 
-def test_only_the_wrapper_whose_forward_ran_exchanges() -> None:
-    assert all_equal(in_a_world(2, by_turns_as_torchs))
+def test_a_wrapper_that_only_one_rank_still_has_does_not_matter() -> None:
+    assert all_equal(in_a_world(2, part_wrapped_before_as_torchs))
 
 
 def compiled(wrapper: Wrapper, around: bool) -> nn.Module:

@@ -27,6 +27,7 @@ from poseidon.torch.verify import check_same, describe
 if TYPE_CHECKING:
     from poseidon.torch.comm_hooks import HookedExchange
     from poseidon.torch.context import Context
+    from poseidon.torch.control import Control
     from poseidon.torch.join import JoinedTraining
 
 
@@ -107,6 +108,7 @@ class TrainedModel:
         assert sync is not None
         for entry in self.entries:
             entry.start_anew()
+        _agree_on_shared(self.entries, here.control)
         options = f"buffers in forward {self._sends_buffers}, at the start {buffers_too}, init_sync {init_sync}"
         check_same(here.control, describe(self.module, self.entries, options, self._ignored), "model")
         if init_sync:
@@ -203,6 +205,15 @@ def _share(entries: list[SyncedParameter]) -> None:
         for other in common:
             other.share()
             mine[other.param].share()
+
+
+def _agree_on_shared(entries: list[SyncedParameter], control: Control) -> None:
+    """Collective: a model that the program has dropped lives on until Python's garbage collector finds it, which it may
+    have done on one rank and not on another; what some rank shares all do."""
+    if control.sum([sum(entry.shared for entry in entries)])[0]:
+        for entry, ranks in zip(entries, control.sum([int(entry.shared) for entry in entries]), strict=True):
+            if ranks and not entry.shared:
+                entry.share()
 
 
 def _check_entries(entries: list[SyncedParameter]) -> None:
