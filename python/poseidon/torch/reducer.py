@@ -36,6 +36,9 @@ class Reducer:
         """Whether buckets were made anew: there are none."""
         return False
 
+    def _delay_all_reduce(self) -> None:
+        """With a static graph torch exchanges its first gradients only now; here they are exchanged already."""
+
     def _install_post_backward_futures(self, futures: Sequence[Any]) -> None:
         """torch waits for these at the end of backward; here they are over at once."""
         torch.futures.wait_all(list(futures))
@@ -86,7 +89,7 @@ def logging_data(model: DistributedDataParallel, error: str) -> dict[str, Any]:
         "find_unused_parameters": int(model.find_unused_parameters),
         "gradient_as_bucket_view": int(model.gradient_as_bucket_view),
         "static_graph": int(model.static_graph),
-        "can_set_static_graph": int(trained.same_graph),
+        "can_set_static_graph": 0,  # which advises to set it, as Lightning does; nothing would get faster
         "has_sync_bn": int(any(isinstance(part, nn.SyncBatchNorm) for part in model.module.modules())),
         "is_multi_device_module": 0,
         "bucket_cap_bytes": model.bucket_bytes_cap,

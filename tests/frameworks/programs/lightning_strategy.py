@@ -15,7 +15,7 @@ def main():
     package = importlib.import_module(sys.argv[2])
     strategy = strategy_class(sys.argv[2])
     state = fit(package, strategy(overlap=True), manual=False, accumulate_grad_batches=2, gradient_clip_val=0.5)
-    state.update(fit(package, strategy(), manual=True))
+    state.update(fit(package, strategy(static_graph=True), manual=True))
     save(state)
 
 
