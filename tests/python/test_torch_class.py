@@ -115,7 +115,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"bucket_cap": 3}, "no argument 'bucket_cap'"),
     ({"mixed_precision": object()}, "torch.autocast"),
     ({"param_to_hook_all_reduce": nn.Parameter(torch.ones(1))}, "delay_all_reduce_named_params"),
-    ({"process_group": "world"}, "process_group is a str"),
+    ({"process_group": "world"}, "process_group is of type str"),
     ({"device_ids": [0, 1]}, "device_ids can only be None or contain a single element"),
 ]
 

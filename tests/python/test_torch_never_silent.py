@@ -429,7 +429,7 @@ def shared_with_an_optimizer() -> list[str]:
     poseidon.DistributedOptimizer(torch.optim.SGD(taken.parameters(), lr=0.1), taken)
     optimizer = torch.optim.SGD(first.parameters(), lr=0.1)
     texts = [message_of(lambda: poseidon.DistributedOptimizer(optimizer, first))]
-    texts.append(message_of(lambda: poseidon.DistributedDataParallel(nn.Sequential(taken.module))))
+    texts.append(message_of(lambda: poseidon.DistributedDataParallel(nn.Sequential(taken.module, nn.Linear(4, 2)))))
     assert second is not None
     return texts
 

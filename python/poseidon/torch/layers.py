@@ -110,7 +110,7 @@ class SyncedParameter:
         """Whether the modules that have the parameter are to hand over factors from now on."""
         for linear in self.linears:
             forward = linear.__dict__.get("forward")
-            if wanted:
+            if wanted and not self.shared:
                 linear.forward = FactorForward(linear, self)  # type: ignore[method-assign]
             elif isinstance(forward, FactorForward) and forward.serves(self):
                 del linear.forward
@@ -130,7 +130,7 @@ class SyncedParameter:
                 "wrap both models in one module, or use the optimizers themselves"
             )
         self.capture(False)
-        self.linears, self.shared = [], True
+        self.shared = True
 
     def check_free(self) -> None:
         """InvalidArgument if a DistributedOptimizer has the parameter already, or cannot have it."""
@@ -218,7 +218,7 @@ class SyncedParameter:
     def known_factor_count(self) -> int | None:
         """K of the gradient that is about to be sent; None where it is no sum of factors."""
         hooked = bool(getattr(self.param, "_backward_hooks", None))
-        if not self.factorable or self.used_elsewhere or hooked:
+        if not self.factorable or self.used_elsewhere or self.shared or hooked:
             return None
         self._dense_exchanges = max(0, self._dense_exchanges - 1)
         return None if self._dense_exchanges else self.factor_count

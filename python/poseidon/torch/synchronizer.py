@@ -82,7 +82,7 @@ class Synchronizer(InFlight):
         self._run: BackwardRun | None = None
         self._flying: BackwardRun | None = None  # the one that is over but for exchanges in flight
         self._broken: str | None = None
-        self._retired = False
+        self.retired = False
 
     def connect(self, client: _core.Client, control: Control, exchange: Exchange) -> None:
         """Collective: adds the layers to `client`. If there was one before, what it had under way is dropped."""
@@ -104,11 +104,18 @@ class Synchronizer(InFlight):
         self._run = self._flying = self._broken = None
 
     def retire(self) -> None:
-        """The module has been wrapped again, so that this synchronizer is to do nothing any more."""
+        """Another wrapper of the same parameters is used now: exchanges nothing before `revive`."""
         self.settle()
         for entry in self.entries:
             entry.detach()
-        self._retired = True
+        self.retired = True
+
+    def revive(self) -> None:
+        """This wrapper is used again, and no other one of the same parameters is."""
+        for entry in self.entries:
+            entry.attach(self)
+            entry.capture(self.uses_factors(entry))
+        self.retired = False
 
     def begin_attempt(self, number: int) -> None:
         """An attempt at this step begins; the rows that forward has counted before do not count."""
@@ -265,8 +272,6 @@ class Synchronizer(InFlight):
                 f"with on_failure={self._settings.on_failure} training runs in attempts of poseidon.Recovery: give it "
                 "the model before the first forward pass"
             )
-        if self._retired:
-            raise PoseidonError("the module has been wrapped again since: use its new DistributedDataParallel")
         if self._broken is not None:
             self._client.abort(self._broken)
             raise PoseidonError(f"{self._broken}; end all workers and start again from a checkpoint")

@@ -65,7 +65,7 @@ class TrainedModel:
         self._in_backward: OptimizersInBackward | None = None
         check_model(here.settings, self.entries, sends_buffers and bool(self.buffers()))
         if here.settings.world_size > 1:
-            _share(self.entries)
+            _take_over(self.entries)
             self.sync = self._make_synchronizer()
 
     def _make_synchronizer(self) -> Synchronizer:
@@ -128,6 +128,9 @@ class TrainedModel:
         """A forward pass with gradients begins. `synchronizing`: its backward is to exchange them."""
         assert self.sync is not None
         self._changes.check()
+        if self.sync.retired:
+            _take_over(self.entries)
+            self.sync.revive()
         if self._in_backward is None:
             self._in_backward = OptimizersInBackward(self.entries)
         self.sync.check_forward()
@@ -191,16 +194,17 @@ class TrainedModel:
         self.sync.hooked = hooked
 
 
-def _share(entries: list[SyncedParameter]) -> None:
-    """Parameters that are in other wrapped models, too, are exchanged by each of them, from memory of its own.
+def _take_over(entries: list[SyncedParameter]) -> None:
+    """A model with the very same parameters is one that is wrapped again: of its wrappers one exchanges at a time.
 
-    A model with the very same parameters is the one that is wrapped again: this wrapper takes its place.
+    Of other models, the parameters that they have, too, are exchanged by each, from memory of its own.
     """
     mine = {entry.param: entry for entry in entries}
     for sync in synchronizers():
-        common = [entry for entry in sync.entries if entry.param in mine]
+        common = [entry for entry in sync.entries if entry.param in mine and entry is not mine[entry.param]]
         if len(common) == len(sync.entries) == len(entries):
-            sync.retire()
+            if not sync.retired:
+                sync.retire()
             continue
         for other in common:
             other.share()
