@@ -26,6 +26,7 @@ from torch_cases import (
     mlp_batch,
     own_rows,
     parameters_digest,
+    shard,
     wrap,
 )
 
@@ -33,10 +34,6 @@ from torch_cases import (
 def with_norm() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(48, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Linear(64, 4))
-
-
-def shard(step: int) -> list[torch.Tensor]:
-    return [own_rows(tensor) for tensor in mlp_batch(step, 4 * poseidon.world_size())]
 
 
 def initial_state() -> tuple[str, str, bool]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from torch import nn
 
 import poseidon.torch as poseidon
 import workers
+from poseidon.errors import InvalidArgument
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 6e-2, torch.float16: 8e-3}
 
@@ -126,3 +128,15 @@ def compare_gradients(
 
 def all_equal(answers: list[Any]) -> bool:
     return all(answer == answers[0] for answer in answers)
+
+
+def shard(step: int) -> list[torch.Tensor]:
+    """This rank's rows of one step's batch for `mlp`, four for each rank."""
+    return [own_rows(tensor) for tensor in mlp_batch(step, 4 * poseidon.world_size())]
+
+
+def message_of(action: Callable[[], Any], kind: type[Exception] = InvalidArgument) -> str:
+    """What the error says that `action` must raise."""
+    with pytest.raises(kind) as caught:
+        action()
+    return str(caught.value)
