@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,28 +37,21 @@ class Passes:
 
     def end(self, output: Any) -> None:
         """The forward pass that began last has returned this."""
-        reference, synchronizing = weakref.ref(self), self._synchronizing
-
-        @torch._disable_dynamo
-        def reach(*_: Any) -> None:
-            if (passes := reference()) is not None:
-                passes._reach(synchronizing)
-
+        reach = partial(_reach, weakref.ref(self), self._synchronizing)
         for tensor in _find_tensors(output):
             if tensor.grad_fn is not None:
                 tensor.grad_fn.register_prehook(reach)
 
-    def _reach(self, synchronizing: bool) -> None:
+    def reach(self, synchronizing: bool) -> None:
+        """The backward pass that runs now is one of a forward pass of this kind."""
         if self._reached is None:
-            reference = weakref.ref(self)
-
-            @torch._disable_dynamo
-            def over() -> None:
-                if (passes := reference()) is not None:
-                    passes._reached = None
-
+            over = partial(_over, weakref.ref(self))
             torch.autograd.Variable._execution_engine.queue_callback(over)  # type: ignore[attr-defined]
         self._reached = synchronizing or bool(self._reached)
+
+    def over(self) -> None:
+        """The backward pass that has run is over."""
+        self._reached = None
 
     @property
     def mode(self) -> Mode:
@@ -71,3 +65,18 @@ class Passes:
     def exchanged(self) -> None:
         """A backward pass that exchanged gradients is over."""
         self.armed = False
+
+
+# What autograd calls. Not closures: one that is new in every step would be made known to torch.compile in every step.
+
+
+@torch._disable_dynamo
+def _reach(reference: weakref.ref[Passes], synchronizing: bool, *_: Any) -> None:
+    if (passes := reference()) is not None:
+        passes.reach(synchronizing)
+
+
+@torch._disable_dynamo
+def _over(reference: weakref.ref[Passes]) -> None:
+    if (passes := reference()) is not None:
+        passes.over()

@@ -16,7 +16,8 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -49,6 +50,7 @@ class BackwardRun:
     started: list[SyncedParameter] = field(default_factory=list)
     fires: Counter[SyncedParameter] = field(default_factory=Counter)  # how often each got a gradient
     end_ns: int = 0
+    dropped: Any = None  # what tells that backward has failed
 
 
 class Synchronizer(InFlight):
@@ -235,15 +237,9 @@ class Synchronizer(InFlight):
         if self._run is not None:
             return self._run
         run = self._open_run()
-
-        @torch._disable_dynamo
-        def finish() -> None:
-            self._finish(run)
-            # Python forgets a Ctrl-C that comes while a finalizer runs: there is none in a backward that ends well.
-            dropped.detach()
-
+        finish = partial(_over, self, run)
         # Autograd drops the callback unrun when backward fails.
-        dropped = weakref.finalize(finish, _dropped, weakref.ref(self), weakref.ref(run))
+        run.dropped = weakref.finalize(finish, _dropped, weakref.ref(self), weakref.ref(run))
         torch.autograd.Variable._execution_engine.queue_callback(finish)  # type: ignore[attr-defined]
         return run
 
@@ -312,6 +308,12 @@ class Synchronizer(InFlight):
         self.passes.exchanged()
         self._run, self._flying = None, run
         self.all_landed()
+
+    def end_backward(self, run: BackwardRun) -> None:
+        """Autograd has called the last hook of `run`."""
+        self._finish(run)
+        # Python forgets a Ctrl-C that comes while a finalizer runs: there is none in a backward that ends well.
+        run.dropped.detach()
 
     def _finish(self, run: BackwardRun) -> None:
         run.end_ns = time.monotonic_ns()
@@ -420,6 +422,11 @@ def _stale(entry: SyncedParameter) -> PoseidonError:
         "parameter that it had kept; in the latter case let it take the parameter from its module in every pass, or "
         "call synchronize() of the DistributedOptimizer before the forward pass"
     )
+
+
+@torch._disable_dynamo  # and no closure, which would be made known to torch.compile in every step
+def _over(sync: Synchronizer, run: BackwardRun) -> None:
+    sync.end_backward(run)
 
 
 def _dropped(sync: weakref.ref[Synchronizer], run: weakref.ref[BackwardRun]) -> None:
