@@ -266,10 +266,10 @@ def watched_transfers(faults: Faults, generation: Callable[[], int]) -> Iterator
     counts: dict[int, int] = {}
     inner = Control.broadcast
 
-    def broadcast(self: Control, tensors: Any, root: int) -> None:
+    def broadcast(self: Control, tensors: Any, root: int, **options: Any) -> None:
         number = counts[generation()] = counts.get(generation(), 0) + 1
         faults.reached(f"transfer {number}", generation())
-        inner(self, tensors, root)
+        inner(self, tensors, root, **options)
 
     with mock.patch.object(Control, "broadcast", broadcast):
         yield

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 import poseidon.torch as poseidon
-import poseidon.torch.ddp as ddp
+import poseidon.torch.trained_model as trained_model
 import workers
 from poseidon.torch.mover import StagedExchange
 from poseidon.torch.pending_gradient import PendingGradient
@@ -75,7 +75,7 @@ def test_gradients_are_the_means(who: str, when: str) -> None:
 
 
 def staged(*args: Any) -> str:
-    with mock.patch.object(ddp, "make_exchange", lambda client, device: StagedExchange(client, HostCopies())):
+    with mock.patch.object(trained_model, "make_exchange", lambda client, device: StagedExchange(client, HostCopies())):
         return means(*args)
 
 

@@ -228,7 +228,7 @@ def begin_misuse(name: str, model: Any, optimizer: Any) -> Callable[[], Any]:
         return optimizer.step
     loss.backward()
     if name == "second backward":
-        return sum(param.sum() for param in model.parameters()).backward
+        sum(param.sum() for param in model.parameters()).backward()
     if name == "second forward":
         return lambda: model(inputs)
     if name == "second forward in a closure":
@@ -251,7 +251,7 @@ def misuse(name: str) -> str:
 
 
 MISUSES = {
-    "second backward": "a second backward came before step",
+    "second backward": r"gradient of .* was changed between backward and step\(\)",
     "second forward": "a forward pass came between backward and step",
     "second forward in a closure": "a forward pass came between backward and step",
     "second step": "without a synchronizing backward",

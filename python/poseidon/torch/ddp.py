@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -28,6 +27,9 @@ from poseidon.torch.synchronizer import Synchronizer
 from poseidon.torch.trained_model import TrainedModel
 
 _MIB = 1 << 20
+# What compiles the functions that are called, as inside torch.compile(model). Older versions tell when it is set.
+_compiler: Any = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
+_set_compiler: Any = torch._C._dynamo.eval_frame.set_eval_frame
 _OF_THIS_PROCESS = ("_trained", "process_group", "device_mesh")  # not in copies and pickles
 
 
@@ -147,8 +149,13 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     @torch._disable_dynamo(recursive=False)  # as torch's: what is compiled is the module
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's own forward; before it the buffers of rank 0 reach all ranks, as torch's class sends them."""
-        compiled = _dynamo_is_active()
-        inputs, kwargs, surroundings = self._begin_forward(inputs, kwargs, compiled)
+        # Asked here and not in a function, which would itself be compiled.
+        if _compiler is not None:
+            compiler = _compiler()
+        else:
+            compiler = _set_compiler(None)
+            _set_compiler(compiler)
+        inputs, kwargs, surroundings = self._begin_forward(inputs, kwargs, callable(compiler))
         around = TorchDistributedDataParallel._active_ddp_module
         TorchDistributedDataParallel._active_ddp_module = self  # torch.compile then ends graphs where buckets would end
         try:
@@ -468,11 +475,3 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.process_group = default_group()
         self.device_mesh = self._trained = None
         self._comm_hooks, self._comm_hook_name = [], ""  # as torch's class, which makes copies without them
-
-
-def _dynamo_is_active() -> bool:
-    """Whether what is called from here is compiled, as inside torch.compile(model)."""
-    if "torch._dynamo" not in sys.modules:
-        return False
-    look = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
-    return look is None or callable(look())  # older versions do not tell

@@ -73,6 +73,8 @@ class Job:
         self.value, self.stand_in = value, None  # what stands in refers to this job
         if kept:
             entry.param.grad = value
+            if entry.update is not None and value is not None:
+                entry.note_exchanged(value)
 
     def land_update(self, present: bool) -> None:
         """The same for a parameter that the servers update."""

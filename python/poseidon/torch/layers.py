@@ -256,8 +256,13 @@ class SyncedParameter:
             self._hold()
             return
         grad: Any = self.param.grad
-        if self.update is not None and grad is not None:
+        # What is added to the mean, such as the gradient of a penalty, is the program's to answer for.
+        if self.update is not None and grad is not None and not hasattr(grad, "_poseidon_exchanged"):
             grad._poseidon_alone = grad._version
+
+    def note_exchanged(self, grad: Any) -> None:
+        """This tensor, which is in `.grad`, is the mean over the ranks."""
+        grad._poseidon_exchanged = True
 
     def trained_alone(self) -> bool:
         """Whether `.grad` is what a backward left that was none of the wrapper's: this rank's own."""

@@ -81,7 +81,7 @@ class TrainedModel:
 
             def send_buffers() -> None:
                 if (trained := reference()) is not None:
-                    trained.broadcast_buffers(0)
+                    trained.broadcast_buffers(0, root_waits=True)
 
             # Not before the next forward: whoever has made a step has rank 0's buffers then, should rank 0 be lost.
             sync.before_results = send_buffers
@@ -150,15 +150,16 @@ class TrainedModel:
         """The module's buffers that are not ignored."""
         return [buffer for name, buffer in self.module.named_buffers() if name not in self._ignored]
 
-    def broadcast_buffers(self, root: int) -> None:
+    def broadcast_buffers(self, root: int, root_waits: bool = False) -> None:
         """Collective: overwrites the module's buffers with those of `root`, unseen by backward passes still to come.
 
-        `root` does not wait for the others: it may evaluate alone, and they take part when they train on.
+        Unless `root_waits` that rank does not wait for the others: it may evaluate alone, and they take part when they
+        train on.
         """
         assert self.context.control is not None
         buffers = self.buffers()
         with preserved_versions(buffers):
-            self.context.control.broadcast(buffers, root, root_waits=False)
+            self.context.control.broadcast(buffers, root, root_waits=root_waits)
 
     def broadcast_state(self, root: int, buffers_too: bool) -> None:
         """Collective: overwrites the module's parameters, and, `buffers_too`, its buffers, with those of `root`."""
