@@ -19,6 +19,9 @@ def _takes_several(function: Any) -> bool:
 
 
 _INCREMENTS_SEVERAL = _takes_several(graph.increment_version)  # since torch 2.5
+compiler: Any = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
+"""Returns what compiles the functions that are called now, as inside torch.compile. None in older versions."""
+
 _preserve: Any = torch.autograd._unsafe_preserve_version_counter
 _PRESERVES_SEVERAL = _takes_several(_preserve)
 
@@ -40,3 +43,10 @@ def preserved_versions(tensors: Sequence[torch.Tensor]) -> AbstractContextManage
     for tensor in tensors:
         contexts.enter_context(_preserve(tensor))
     return contexts
+
+
+def leave_uncompiled(function: Any) -> None:
+    """torch.compile does not look at this function's own code. What it calls is looked at."""
+    from torch._dynamo.eval_frame import skip_code  # slow to import, as every optimizer of torch does
+
+    skip_code(function.__code__)

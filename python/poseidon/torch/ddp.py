@@ -14,6 +14,7 @@ from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistri
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.torch import torch_arguments
 from poseidon.torch.comm_hooks import HookedExchange, check_hook, is_all_reduce
+from poseidon.torch.compatibility import compiler
 from poseidon.torch.context import context_of
 from poseidon.torch.drift import refuse_join
 from poseidon.torch.forward_order import forward_order
@@ -27,8 +28,6 @@ from poseidon.torch.synchronizer import Synchronizer
 from poseidon.torch.trained_model import TrainedModel
 
 _MIB = 1 << 20
-# What compiles the functions that are called, as inside torch.compile(model). Older versions tell when it is set.
-_compiler: Any = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
 _set_compiler: Any = torch._C._dynamo.eval_frame.set_eval_frame
 _OF_THIS_PROCESS = ("_trained", "process_group", "device_mesh")  # not in copies and pickles
 
@@ -150,12 +149,12 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's own forward; before it the buffers of rank 0 reach all ranks, as torch's class sends them."""
         # Asked here and not in a function, which would itself be compiled.
-        if _compiler is not None:
-            compiler = _compiler()
+        if compiler is not None:
+            compiles = compiler()
         else:
-            compiler = _set_compiler(None)
-            _set_compiler(compiler)
-        inputs, kwargs, surroundings = self._begin_forward(inputs, kwargs, callable(compiler))
+            compiles = _set_compiler(None)
+            _set_compiler(compiles)
+        inputs, kwargs, surroundings = self._begin_forward(inputs, kwargs, callable(compiles))
         around = TorchDistributedDataParallel._active_ddp_module
         TorchDistributedDataParallel._active_ddp_module = self  # torch.compile then ends graphs where buckets would end
         try:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from poseidon.errors import InvalidArgument
+from poseidon.torch.compatibility import compiler, leave_uncompiled
 from poseidon.torch.factors import FactorForward, Factors
 from poseidon.torch.gradient_form import DenseForm, form_of
 from poseidon.torch.memory import DTYPE_NAMES
@@ -303,10 +304,17 @@ def _calling(entry: SyncedParameter, method: Callable[..., None]) -> Callable[..
 
     def hook(*gradients: Any) -> None:
         target = reference()
-        if target is not None:
+        if target is None:
+            return
+        if compiler is None or compiler() is not None:
+            uncompiled(target, *gradients)
+        else:
             method(target, *gradients)
 
-    return torch._disable_dynamo(hook)  # or it would be compiled where a whole training step is
+    # Where a whole training step is compiled its hooks are not. To say so on every call takes 0.4 µs, to look 0.04.
+    uncompiled = torch._disable_dynamo(method)
+    leave_uncompiled(hook)
+    return hook
 
 
 def collect_parameters(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,7 +47,7 @@ class BackwardRun:
     missed: bool = False  # made without backward: this rank is in none of its means
     jobs: dict[SyncedParameter, Job] = field(default_factory=dict)
     started: list[SyncedParameter] = field(default_factory=list)
-    fires: Counter[SyncedParameter] = field(default_factory=Counter)  # how often each got a gradient
+    fires: dict[SyncedParameter, int] = field(default_factory=dict)  # how often each got a gradient
     end_ns: int = 0
     dropped: Any = None  # what tells that backward has failed
 
@@ -76,7 +75,7 @@ class Synchronizer(InFlight):
         self.updates: list[ServerUpdate] = []
         self.hooked: HookedExchange | None = None  # what gradients go through instead of the exchange, after backward
         self.static_graph = False  # all backward passes reach each parameter equally often
-        self._fires: Counter[SyncedParameter] | None = None  # so often
+        self._fires: dict[SyncedParameter, int] | None = None  # so often
         self._settings = settings
         self._sequential = settings.schedule == "sequential"
         self._agreed = False
@@ -85,6 +84,7 @@ class Synchronizer(InFlight):
         self._flying: BackwardRun | None = None  # the one that is over but for exchanges in flight
         self._broken: str | None = None
         self.retired = False
+        self.some_alone = False  # a backward past the wrapper has left gradients since the last step()
 
     def connect(self, client: _core.Client, control: Control, exchange: Exchange) -> None:
         """Collective: adds the layers to `client`. If there was one before, what it had under way is dropped."""
@@ -193,15 +193,17 @@ class Synchronizer(InFlight):
 
     def before_accumulation(self, entry: SyncedParameter, dense: bool) -> None:
         """All uses of the parameter have contributed; `.grad` does not yet hold the dense ones, if any."""
-        if entry.stored is not None and self.mode is not Mode.EXCHANGED:
-            entry.stored.show_own()
         job = self.in_flight(entry)
         if job is not None and job.step is not None:
             raise _stale(entry)
-        run = self._begin() if self.mode is Mode.EXCHANGED else None
+        run = self._run
+        if run is None and self.passes.mode is Mode.EXCHANGED:
+            run = self._begin()
         if self._is_overtaken(entry):
             raise _stale(entry)
         if run is None:
+            if entry.stored is not None:
+                entry.stored.show_own()
             self.settle([entry])
             return
         if entry in run.jobs:
@@ -214,12 +216,15 @@ class Synchronizer(InFlight):
 
     def after_accumulation(self, entry: SyncedParameter) -> None:
         """`.grad` holds the dense contributions, `entry.factors` the others."""
-        mode = self.mode
-        if mode is not Mode.EXCHANGED:
-            entry.accumulated(mode)
-            return
-        run = self._begin()
-        run.fires[entry] += 1
+        run = self._run
+        if run is None:
+            mode = self.passes.mode
+            if mode is not Mode.EXCHANGED:
+                entry.accumulated(mode)
+                self.some_alone |= mode is Mode.OTHERS
+                return
+            run = self._begin()
+        run.fires[entry] = run.fires.get(entry, 0) + 1
         entry.ready_ns = time.monotonic_ns()
         if self._is_complete(run, entry):
             self._start(run, entry)
@@ -231,7 +236,7 @@ class Synchronizer(InFlight):
         if not self.static_graph:
             return True
         # The first pass counts how often nested backward passes reach each parameter.
-        return self._fires is not None and run.fires[entry] >= self._fires[entry]
+        return self._fires is not None and run.fires[entry] >= self._fires.get(entry, 0)
 
     def _begin(self) -> BackwardRun:
         if self._run is not None:

@@ -102,12 +102,8 @@ class WorkerUpdate:
     def step(self) -> None:
         """The optimizer's step(): now where gradients are there, and for the others when they are."""
         self._finish_last_step()
-        alone = next((entry for entry in self._entries if entry.trained_alone()), None)
-        if self._sync is not None and alone is not None:
-            raise PoseidonError(
-                f"the gradient of {alone.name} is this rank's own, of a forward pass that went past the wrapper: call "
-                "the DistributedDataParallel, not its module, or clear the gradients before the next backward pass"
-            )
+        if self._sync is not None and self._sync.some_alone:
+            self._check_alone(self._sync)
         if self._clipping is not None and self._clipping.needs_all:
             self.synchronize()
         clipping = None if self._clipping is None else self._clipping.begin_step(self._optimizer.param_groups)
@@ -125,6 +121,16 @@ class WorkerUpdate:
         )
         if self._sync is not None:
             self._sync.postpone(due, step)
+
+    def _check_alone(self, sync: Synchronizer) -> None:
+        """PoseidonError if step() would use gradients of this rank alone."""
+        alone = next((entry for entry in self._entries if entry.trained_alone()), None)
+        if alone is not None:
+            raise PoseidonError(
+                f"the gradient of {alone.name} is this rank's own, of a forward pass that went past the wrapper: call "
+                "the DistributedDataParallel, not its module, or clear the gradients before the next backward pass"
+            )
+        sync.some_alone = False
 
     def _due(self) -> list[Job]:
         if self._sync is None:
