@@ -55,7 +55,7 @@ class TrainedModel:
         self.sync: Synchronizer | None = None
         self.step_count = 0  # synchronizing backward passes so far
         self.same_graph = True  # whether all of them reached the same parameters
-        self._reached: set[SyncedParameter] | None = None
+        self._first_fires: dict[SyncedParameter, int] | None = None  # of the first of them
         self._ignored = frozenset(ignored)
         self._sends_buffers = sends_buffers
         default = here.settings.scheme
@@ -89,9 +89,8 @@ class TrainedModel:
 
     def _finished_step(self, run: BackwardRun) -> None:
         self.step_count += 1
-        reached = set(run.fires)
-        self._reached = reached if self._reached is None else self._reached
-        self.same_graph = self.same_graph and reached == self._reached
+        self._first_fires = run.fires if self._first_fires is None else self._first_fires
+        self.same_graph = self.same_graph and run.fires.keys() == self._first_fires.keys()
         self.recorder.step_finished(run, self.context.client)
         self.context.tell_notices()
         if self._in_backward is not None:
@@ -134,11 +133,6 @@ class TrainedModel:
         if self._in_backward is None:
             self._in_backward = OptimizersInBackward(self.entries)
         self.sync.check_forward()
-        self.arm(synchronizing)
-
-    def arm(self, synchronizing: bool) -> None:
-        """From now on backward exchanges gradients, or, not `synchronizing`, accumulates them on this rank."""
-        assert self.sync is not None
         self.sync.passes.begin(synchronizing)
 
     @property
