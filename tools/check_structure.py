@@ -30,6 +30,14 @@ DOORS: dict[str, set[str]] = {
     "bindings": set(),
 }
 
+# Which inner rooms an inner room of src/ may include, besides itself. The files of the outer room may include them all.
+INNER_DOORS: dict[str, set[str]] = {
+    "server/chunk": set(),
+    "server/pace": {"server/chunk"},
+    "server/checkpoint": {"server/chunk"},
+    "server/core": {"server/chunk", "server/pace", "server/checkpoint"},
+}
+
 # Which packages of python/poseidon a package may import. What is not listed may import anything.
 PYTHON_DOORS: dict[str, set[str]] = {
     "errors": set(),
@@ -79,6 +87,20 @@ def check_doors() -> Iterator[str]:
                 yield f"{path.relative_to(ROOT)}:{number}: {room} may not include {match[1]}"
 
 
+def check_inner_doors() -> Iterator[str]:
+    """Includes between the inner rooms of one room."""
+    for path in tracked("src/*.cc", "src/*.h"):
+        room = "/".join(path.relative_to(ROOT / "src").parts[:2])
+        if room not in INNER_DOORS:
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            included = re.match(r'^#include "([^"]+)"', line)
+            name = "/".join(included[1].split("/")[:2]) if included else room
+            inside = name.split("/")[0] == room.split("/")[0]
+            if inside and name != room and name not in INNER_DOORS[room]:
+                yield f"{path.relative_to(ROOT)}:{number}: {room} may not include {name}"
+
+
 def check_python_doors() -> Iterator[str]:
     """Imports between the packages of python/poseidon."""
     base = ROOT / "python" / "poseidon"
@@ -110,7 +132,7 @@ def check_rules() -> Iterator[str]:
 
 def main() -> int:
     """Prints all violations; the exit status says whether there are any."""
-    violations = [*check_doors(), *check_python_doors(), *check_rules()]
+    violations = [*check_doors(), *check_inner_doors(), *check_python_doors(), *check_rules()]
     for violation in violations:
         print(violation)
     print(f"structure: {len(violations)} violations")

@@ -5,8 +5,8 @@
 #include <map>
 #include <utility>
 
-#include "server/checkpoint_directory.h"
-#include "server/limits.h"
+#include "server/checkpoint/checkpoint_directory.h"
+#include "server/chunk/limits.h"
 
 namespace poseidon {
 

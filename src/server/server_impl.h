@@ -11,8 +11,8 @@
 
 #include "base/executor.h"
 #include "poseidon/server.h"
-#include "server/checkpoint_writer.h"
-#include "server/server_core.h"
+#include "server/checkpoint/checkpoint_writer.h"
+#include "server/core/server_core.h"
 #include "server/server_records.h"
 #include "transport/transport.h"
 

@@ -10,7 +10,7 @@
 
 #include "base/executor.h"
 #include "base/json_writer.h"
-#include "server/job_failure.h"
+#include "server/core/job_failure.h"
 
 namespace poseidon {
 

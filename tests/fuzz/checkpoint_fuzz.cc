@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/crc32c.h"
-#include "server/checkpoint_format.h"
+#include "server/checkpoint/checkpoint_format.h"
 #include "wire/stored_units.h"
 
 namespace {

@@ -8,7 +8,7 @@
 
 #include "cpp/base/temporary_directory.h"
 #include "cpp/client/cluster.h"
-#include "cpp/server/reference_update.h"
+#include "cpp/server/chunk/reference_update.h"
 #include "poseidon/checkpoint.h"
 #include "poseidon/server.h"
 

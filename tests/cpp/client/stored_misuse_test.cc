@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cpp/client/cluster.h"
-#include "cpp/server/reference_update.h"
+#include "cpp/server/chunk/reference_update.h"
 
 namespace poseidon::testing {
 namespace {

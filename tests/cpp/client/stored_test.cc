@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cpp/client/random_model.h"
-#include "cpp/server/reference_update.h"
+#include "cpp/server/chunk/reference_update.h"
 #include "kernel/kernel.h"
 #include "poseidon/server.h"
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "conformance/transport_fixture.h"
-#include "cpp/server/contributions.h"
+#include "cpp/server/chunk/contributions.h"
 #include "server/server_impl.h"
 #include "wire/messages.h"
 

@@ -1,0 +1,223 @@
+#include "server/checkpoint/checkpoint_format.h"
+
+#include <bit>
+#include <cstring>
+#include <set>
+#include <utility>
+
+#include "base/crc32c.h"
+
+namespace poseidon {
+
+static_assert(std::endian::native == std::endian::little, "checkpoints hold little-endian integers as they are");
+
+namespace {
+
+constexpr std::uint32_t kMagic = 0x43445350;    // "PSDC" in little-endian bytes
+constexpr std::uint32_t kTrailer = 0x45445350;  // "PSDE"
+constexpr std::uint32_t kFormatVersion = 1;
+constexpr std::size_t kUnitBytes = 4 + 4 + 8 + 8;  // length of the name, dtype, size, chunk size; rule and name follow
+constexpr std::size_t kRecordBytes = 4 + 4 + 8 + 4 + 4;
+constexpr std::size_t kChecksumBytes = 4;
+constexpr std::uint32_t kMaxArrays = 3;  // the value and two states: Adam's
+
+Status damaged(const std::string& why) { return {ErrorCode::mismatch, "it is no whole checkpoint: " + why}; }
+
+template <typename T>
+void append(std::string& bytes, T value) {
+  bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+constexpr std::size_t kRuleBytes = 64;  // as on the wire
+
+std::string encode_rule(const UpdateRule& rule) { return *wire::make_rule({}, rule).text; }
+
+/// Reads one after the other; past the end everything is zero or empty, and `ok()` says so.
+class Cursor {
+ public:
+  explicit Cursor(std::span<const std::byte> bytes) : bytes_(bytes) {}
+
+  template <typename T>
+  T number() {
+    T value{};
+    if (const auto piece = bytes(sizeof value); !piece.empty()) std::memcpy(&value, piece.data(), sizeof value);
+    return value;
+  }
+  std::string text(std::size_t size_bytes) {
+    const auto piece = bytes(size_bytes);
+    return {reinterpret_cast<const char*>(piece.data()), piece.size()};
+  }
+  std::span<const std::byte> bytes(std::size_t size_bytes) {
+    ok_ = ok_ && size_bytes <= bytes_.size();
+    if (!ok_) return {};
+    const auto piece = bytes_.first(size_bytes);
+    bytes_ = bytes_.subspan(size_bytes);
+    return piece;
+  }
+  bool ok() const { return ok_; }
+  std::size_t left_bytes() const { return bytes_.size(); }
+
+ private:
+  std::span<const std::byte> bytes_;
+  bool ok_ = true;
+};
+
+Status read_units(Cursor& cursor, std::uint32_t count, CheckpointHead& head) {
+  if (count > cursor.left_bytes() / (kUnitBytes + kRuleBytes)) return damaged("it cannot have so many units");
+  std::set<std::string> names;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    CheckpointUnit& one = head.units.emplace_back();
+    const auto name_bytes = cursor.number<std::uint32_t>();
+    const auto dtype = cursor.number<std::uint32_t>();
+    one.unit.dtype = dtype <= UINT8_MAX ? static_cast<DType>(dtype) : DType{};
+    one.unit.size_bytes = cursor.number<std::uint64_t>();
+    one.unit.chunk_bytes = cursor.number<std::uint64_t>();
+    auto rule = wire::read_rule(cursor.bytes(kRuleBytes));
+    one.unit.name = cursor.text(name_bytes);
+    if (!cursor.ok()) return damaged("its list of units is cut off");
+    if (!rule.ok()) return damaged(rule.status().message());
+    one.rule = rule.value();
+    if (Status status = wire::check_unit(one.unit); !status.ok()) return damaged(status.message());
+    if (!names.insert(one.unit.name).second) return damaged("it has unit '" + one.unit.name + "' twice");
+  }
+  return {};
+}
+
+Status read_records(Cursor& cursor, std::uint32_t count, CheckpointHead& head) {
+  if (count > cursor.left_bytes() / kRecordBytes) return damaged("it cannot have so many records");
+  std::set<std::pair<std::uint32_t, std::uint32_t>> chunks;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    CheckpointRecord record;
+    record.unit = cursor.number<std::uint32_t>();
+    record.chunk = cursor.number<std::uint32_t>();
+    record.update_count = cursor.number<std::uint64_t>();
+    record.array_count = cursor.number<std::uint32_t>();
+    record.checksum = cursor.number<std::uint32_t>();
+    if (record.unit >= head.units.size() || record.chunk >= head.units[record.unit].unit.chunk_count() ||
+        record.array_count > kMaxArrays)
+      return damaged("record " + std::to_string(i) + " is of no chunk");
+    if (!chunks.emplace(record.unit, record.chunk).second)
+      return damaged("chunk " + std::to_string(record.chunk) + " of '" + head.units[record.unit].unit.name +
+                     "' is there twice");
+    head.records.push_back(record);
+  }
+  return {};
+}
+
+/// Bytes of all arrays; false where they are more than a file can have.
+bool add_data_bytes(const CheckpointHead& head, std::uint64_t& bytes) {
+  for (const CheckpointRecord& record : head.records) {
+    std::uint64_t data_bytes = 0;
+    if (__builtin_mul_overflow(record.array_count, head.array_bytes(record), &data_bytes) ||
+        __builtin_add_overflow(bytes, data_bytes, &bytes))
+      return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+CheckpointSizes checkpoint_sizes(const CheckpointHead& head) {
+  CheckpointSizes sizes;
+  sizes.head_bytes = kCheckpointStartBytes + head.job.size() + head.records.size() * kRecordBytes + kChecksumBytes;
+  for (const CheckpointUnit& one : head.units) sizes.head_bytes += kUnitBytes + kRuleBytes + one.unit.name.size();
+  sizes.file_bytes = sizes.head_bytes + kCheckpointTrailerBytes;
+  for (const CheckpointRecord& record : head.records) sizes.file_bytes += head.data_bytes(record);
+  return sizes;
+}
+
+std::string encode_checkpoint_head(const CheckpointHead& head) {
+  const CheckpointSizes sizes = checkpoint_sizes(head);
+  std::string bytes;
+  bytes.reserve(sizes.head_bytes);
+  append(bytes, kMagic);
+  append(bytes, kFormatVersion);
+  append(bytes, sizes.head_bytes);
+  append(bytes, sizes.file_bytes);
+  append(bytes, head.version);
+  append(bytes, head.run);
+  append(bytes, static_cast<std::uint32_t>(head.units.size()));
+  append(bytes, static_cast<std::uint32_t>(head.records.size()));
+  append(bytes, static_cast<std::uint32_t>(head.job.size()));
+  append(bytes, std::uint32_t{0});
+  bytes += head.job;
+  for (const CheckpointUnit& one : head.units) {
+    append(bytes, static_cast<std::uint32_t>(one.unit.name.size()));
+    append(bytes, static_cast<std::uint32_t>(one.unit.dtype));
+    append(bytes, one.unit.size_bytes);
+    append(bytes, one.unit.chunk_bytes);
+    bytes += encode_rule(one.rule);
+    bytes += one.unit.name;
+  }
+  for (const CheckpointRecord& record : head.records) {
+    append(bytes, record.unit);
+    append(bytes, record.chunk);
+    append(bytes, record.update_count);
+    append(bytes, record.array_count);
+    append(bytes, record.checksum);
+  }
+  append(bytes, crc32c(std::as_bytes(std::span(bytes))));
+  return bytes;
+}
+
+std::array<std::byte, kCheckpointTrailerBytes> encode_checkpoint_trailer(const CheckpointHead& head) {
+  const auto record_count = static_cast<std::uint32_t>(head.records.size());
+  const std::uint64_t file_bytes = checkpoint_sizes(head).file_bytes;
+  std::array<std::byte, kCheckpointTrailerBytes> bytes{};
+  std::memcpy(bytes.data(), &kTrailer, sizeof kTrailer);
+  std::memcpy(bytes.data() + 4, &record_count, sizeof record_count);
+  std::memcpy(bytes.data() + 8, &file_bytes, sizeof file_bytes);
+  return bytes;
+}
+
+Result<CheckpointSizes> decode_checkpoint_start(std::span<const std::byte> start) {
+  Cursor cursor(start);
+  if (cursor.number<std::uint32_t>() != kMagic) return damaged("it does not begin as one");
+  if (const auto version = cursor.number<std::uint32_t>(); version != kFormatVersion)
+    return Status(ErrorCode::mismatch, "it has format version " + std::to_string(version) + ", this side reads " +
+                                           std::to_string(kFormatVersion));
+  CheckpointSizes sizes;
+  sizes.head_bytes = cursor.number<std::uint64_t>();
+  sizes.file_bytes = cursor.number<std::uint64_t>();
+  if (!cursor.ok() || sizes.head_bytes < kCheckpointStartBytes + kChecksumBytes ||
+      sizes.head_bytes > kMaxCheckpointHeadBytes || sizes.file_bytes < sizes.head_bytes + kCheckpointTrailerBytes)
+    return damaged("its sizes cannot be");
+  return sizes;
+}
+
+Result<CheckpointHead> decode_checkpoint_head(std::span<const std::byte> bytes) {
+  auto sizes = decode_checkpoint_start(bytes);
+  if (!sizes.ok()) return sizes.status();
+  if (bytes.size() != sizes.value().head_bytes) return damaged("its head is cut off");
+  const auto summed = bytes.first(bytes.size() - kChecksumBytes);
+  std::uint32_t checksum = 0;
+  std::memcpy(&checksum, bytes.data() + summed.size(), sizeof checksum);
+  if (crc32c(summed) != checksum) return damaged("the checksum of its head is wrong");
+  Cursor cursor(summed);
+  cursor.bytes(24);  // magic, format version and sizes
+  CheckpointHead head;
+  head.version = cursor.number<std::uint64_t>();
+  head.run = cursor.number<std::uint64_t>();
+  const auto unit_count = cursor.number<std::uint32_t>();
+  const auto record_count = cursor.number<std::uint32_t>();
+  const auto job_bytes = cursor.number<std::uint32_t>();
+  if (cursor.number<std::uint32_t>() != 0 || head.version > kMaxCheckpointVersion)
+    return damaged("it has numbers that cannot be");
+  head.job = cursor.text(job_bytes);
+  if (!cursor.ok()) return damaged("its job's name is cut off");
+  if (Status status = read_units(cursor, unit_count, head); !status.ok()) return status;
+  if (Status status = read_records(cursor, record_count, head); !status.ok()) return status;
+  std::uint64_t file_bytes = sizes.value().head_bytes + kCheckpointTrailerBytes;
+  if (cursor.left_bytes() != 0 || !add_data_bytes(head, file_bytes) || file_bytes != sizes.value().file_bytes)
+    return damaged("its sizes do not fit its records");
+  return head;
+}
+
+Status check_checkpoint_trailer(const CheckpointHead& head, std::span<const std::byte> trailer) {
+  const auto expected = encode_checkpoint_trailer(head);
+  if (trailer.size() != expected.size() || std::memcmp(trailer.data(), expected.data(), expected.size()) != 0)
+    return damaged("it does not end as one of " + std::to_string(head.records.size()) + " records");
+  return {};
+}
+
+}  // namespace poseidon

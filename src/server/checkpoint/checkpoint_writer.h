@@ -1,0 +1,49 @@
+// CheckpointWriter: the thread that writes a server's checkpoints while its cores go on.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/executor.h"
+#include "server/checkpoint/checkpoint_file.h"
+
+namespace poseidon {
+
+/// Any thread. One for all cores and jobs of a server: a disk serves one writer best.
+class CheckpointWriter {
+ public:
+  /// `keep`: complete versions of a job that stay.
+  CheckpointWriter(std::string directory, std::size_t keep);
+  ~CheckpointWriter() { finish(); }
+  CheckpointWriter(const CheckpointWriter&) = delete;
+  CheckpointWriter& operator=(const CheckpointWriter&) = delete;
+
+  const std::string& directory() const { return directory_; }
+
+  /// Writes it under `name` after what was given before, then hands it to `written` on the writer's thread, and prunes.
+  /// What goes wrong becomes a notice. After `finish` nothing happens, and `snapshot` ends here.
+  void write(CheckpointSnapshot snapshot, std::string name,
+             std::function<void(std::shared_ptr<CheckpointSnapshot>)> written);
+
+  /// Writes what was given and ends the thread. The loops that `written` posts to must still run. The owner's thread.
+  void finish();
+
+  /// Something that its owner should know; after many only the first ones are kept.
+  void note(std::string text);
+  std::vector<std::string> notices() const;
+
+ private:
+  void write_now(CheckpointSnapshot& snapshot, const std::string& name);
+
+  const std::string directory_;
+  const std::size_t keep_;
+  mutable std::mutex mutex_;
+  std::vector<std::string> notices_;    // under mutex_
+  std::unique_ptr<Executor> executor_;  // under mutex_; null when finished
+};
+
+}  // namespace poseidon

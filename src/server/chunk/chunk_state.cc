@@ -1,0 +1,400 @@
+#include "server/chunk/chunk_state.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "base/clock.h"
+#include "kernel/kernel.h"
+#include "server/chunk/push_refusal.h"
+
+namespace poseidon {
+
+namespace {
+
+// Bytes that are here but not a multiple of this wait for the next ones: whole elements, whole lines.
+constexpr std::size_t kGrainBytes = 64;
+constexpr std::size_t kNone = ~std::size_t{0};
+
+/// 16-bit sums are rounded once, at the end: what is added part by part is a float32 until then.
+bool sums_wide(DType dtype) { return kernel::running_sum_bytes(dtype) != dtype_bytes(dtype); }
+
+}  // namespace
+
+Result<std::size_t> dense_bytes(const wire::Header& header) {
+  if ((header.flags & wire::kAbsent) != 0)
+    return header.payload_bytes == 0 ? Result<std::size_t>(std::size_t{0})
+                                     : refused_push(header, "it says that it is absent and has a payload");
+  if (header.kind == wire::Kind::push) {
+    if (header.payload_bytes % dtype_bytes(header.dtype) != 0)
+      return refused_push(header, "its size is no multiple of an element's");
+    return static_cast<std::size_t>(header.payload_bytes);
+  }
+  if (wire::factor_bytes(header) != header.payload_bytes)
+    return refused_push(header, "its factors do not have the size that it says");
+  if (!dtype_is_floating(header.dtype)) return refused_push(header, "factors have a floating dtype");
+  const auto matrix = wire::matrix_bytes(header);
+  if (!matrix || *matrix == 0) return refused_push(header, "its matrix is empty or too large");
+  return static_cast<std::size_t>(*matrix);
+}
+
+Result<std::size_t> contribution_bytes(const wire::Header& header, std::size_t worker_count) {
+  if (header.rank >= worker_count || header.worker_count != worker_count)
+    return refused_push(header, "it speaks of " + std::to_string(header.worker_count) + " workers, here are " +
+                                    std::to_string(worker_count));
+  if (header.divisor == 0 || (header.divisor != 1 && !dtype_is_floating(header.dtype)))
+    return refused_push(
+        header, std::string(dtype_name(header.dtype)) + " cannot be divided by " + std::to_string(header.divisor));
+  return dense_bytes(header);
+}
+
+ChunkState::ChunkState(std::uint32_t worker_count, Reduction reduction, std::shared_ptr<BufferPool> pool)
+    : reduction_(reduction), pool_(std::move(pool)), parts_(worker_count) {
+  reset();
+}
+
+Status ChunkState::fits(const wire::Header& header, std::size_t size_bytes) const {
+  if (header.step != shape_.step)
+    return refused_push(header, "the chunk is in step " + std::to_string(shape_.step) + " since rank " +
+                                    std::to_string(shape_.rank) + " pushed it");
+  if (parts_[header.rank]) return refused_push(header, "it has pushed this chunk already");
+  if (header.dtype != shape_.dtype || header.divisor != shape_.divisor ||
+      (header.flags & wire::kStored) != (shape_.flags & wire::kStored))
+    return refused_push(header, "its dtype, divisor or kind differs from rank " + std::to_string(shape_.rank) + "'s");
+  const bool present = (header.flags & wire::kAbsent) == 0;
+  if (present && dense_bytes_ && size_bytes != *dense_bytes_) return refused_size(header, size_bytes, *dense_bytes_);
+  if (present && header.kind == wire::Kind::factors && shape_.rows != 0 &&
+      (header.rows != shape_.rows || header.cols != shape_.cols))
+    return refused_push(header, "its factors are of another shape than others'; the ranks' models differ");
+  return {};
+}
+
+Status ChunkState::admit(const wire::Header& header, Requester* from) {
+  auto size = contribution_bytes(header, parts_.size());
+  if (!size.ok()) return size.status();
+  if (lost_) return refused_push(header, "the chunk's step can never end: a rank that had pushed it has gone");
+  if (started()) {
+    if (Status status = fits(header, size.value()); !status.ok()) return status;
+  } else {
+    started_ns_ = now_ns();
+    shape_ = header;
+    shape_.rows = shape_.cols = 0;
+    dense_bytes_.reset();
+  }
+  Contribution& part = parts_[header.rank].emplace();
+  part.header = header;
+  part.from = from;
+  ++admitted_count_;
+  if ((header.flags & wire::kLate) != 0) ++uncounted_count_;
+  if (part.present()) {
+    dense_bytes_ = size.value();
+    ++present_count_;
+  }
+  if (part.has_factors()) {
+    ++factors_count_;
+    shape_.rows = header.rows;
+    shape_.cols = header.cols;
+  }
+  shape_.payload_bytes = dense_bytes_.value_or(0);
+  if (reduction_.order == ReduceOrder::arrival) {
+    position_of_[header.rank] = order_.size();
+    order_.push_back(header.rank);
+  }
+  return {};
+}
+
+std::span<std::byte> ChunkState::place(std::uint32_t rank, Buffer buffer, std::shared_ptr<const void> turn) {
+  Contribution& part = *parts_[rank];
+  part.buffer = std::move(buffer);
+  part.payload = part.buffer.span();
+  if (adds_on_arrival(part) && first_present() < position_of_[rank] && in_order(rank)) part.turn = std::move(turn);
+  return part.buffer.span();
+}
+
+void ChunkState::progress(std::uint32_t rank, std::size_t received_bytes) {
+  parts_[rank]->received_bytes = received_bytes;
+  if (reduction_.aggregation == Aggregation::streaming) advance(position_of_[rank]);
+}
+
+void ChunkState::complete(std::uint32_t rank, std::span<const std::byte> payload, std::function<void()> release) {
+  Contribution& part = *parts_[rank];
+  part.payload = payload;
+  part.release = std::move(release);
+  part.received_bytes = payload.size();
+  part.complete = true;
+  ++complete_count_;
+  if (reduction_.aggregation == Aggregation::streaming) advance(position_of_[rank]);
+}
+
+std::size_t ChunkState::missing_sum_bytes(const wire::Header& header) const {
+  const bool has_memory =
+      sum_ || std::ranges::any_of(parts_, [](const auto& part) { return part && static_cast<bool>(part->buffer); });
+  return has_memory ? 0 : header.payload_bytes;
+}
+
+Contribution* ChunkState::at(std::size_t position) {
+  if (position >= order_.size() || !parts_[order_[position]]) return nullptr;
+  return &*parts_[order_[position]];
+}
+
+/// The part that the others are added to; kNone as long as it is not certain.
+std::size_t ChunkState::first_present() {
+  for (std::size_t position = 0; Contribution* part = at(position); ++position)
+    if (part->present()) return position;
+  return kNone;
+}
+
+std::size_t ChunkState::available_bytes(const Contribution& part) const {
+  return part.complete ? part.received_bytes : part.received_bytes / kGrainBytes * kGrainBytes;
+}
+
+/// Adds what can be added from `position` on: its predecessor may have let it, and it may let others.
+void ChunkState::advance(std::size_t position) {
+  const std::size_t base = first_present();
+  if (base == kNone || lost_ || at(base)->has_factors()) return;
+  position = std::max(position, base);
+  added_bytes_[base] = available_bytes(*at(base));
+  std::size_t limit_bytes = added_bytes_[base];
+  for (std::size_t before = position; before-- > base;) {
+    const Contribution* part = at(before);
+    if (part == nullptr) return;
+    if (!part->present()) continue;
+    limit_bytes = added_bytes_[before];
+    break;
+  }
+  for (std::size_t next = std::max(position, base + 1); Contribution* part = at(next); ++next) {
+    if (!part->present()) continue;
+    const std::size_t end_bytes = std::min(limit_bytes, available_bytes(*part));
+    if (part->has_factors() || end_bytes <= added_bytes_[next] || !claim_sum(*at(base))) return;
+    const std::size_t last = group_end(next, end_bytes);
+    add(next, last, end_bytes);
+    next = last;
+    limit_bytes = end_bytes;
+  }
+}
+
+/// The last of the positions that can be added over the same range in one pass.
+std::size_t ChunkState::group_end(std::size_t position, std::size_t end_bytes) {
+  std::size_t last = position;
+  for (std::size_t next = position + 1; const Contribution* part = at(next); ++next) {
+    if (!part->present()) continue;
+    if (part->has_factors() || added_bytes_[next] != added_bytes_[position] || available_bytes(*part) < end_bytes)
+      break;
+    last = next;
+  }
+  return last;
+}
+
+void ChunkState::add(std::size_t first, std::size_t last, std::size_t end_bytes) {
+  const std::size_t begin_bytes = added_bytes_[first];
+  const std::size_t base = first_present();
+  bool follows_base = true;
+  for (std::size_t between = base + 1; between < first; ++between)
+    if (at(between)->present()) follows_base = false;
+  const std::byte* const base_data = at(base)->payload.data() + begin_bytes;
+  std::vector<const std::byte*> inputs;
+  if (follows_base) inputs.push_back(base_data);
+  for (std::size_t position = first; position <= last; ++position)
+    if (at(position)->present()) inputs.push_back(at(position)->payload.data() + begin_bytes);
+  if (wide_sum_)
+    add_wide(inputs, begin_bytes, end_bytes, follows_base);
+  else
+    add_narrow(std::move(inputs), begin_bytes, end_bytes, follows_base, last + 1 == parts_.size());
+  for (std::size_t position = first; position <= last; ++position) {
+    if (!at(position)->present()) continue;
+    added_bytes_[position] = end_bytes;
+    if (at(position)->complete && end_bytes == *dense_bytes_) free(*at(position));
+  }
+  if (end_bytes == *dense_bytes_) free(*at(base));  // its bytes are in the sum
+}
+
+/// `starts`: the first of the inputs is that of the sum.
+void ChunkState::add_wide(std::span<const std::byte* const> inputs, std::size_t begin_bytes, std::size_t end_bytes,
+                          bool starts) {
+  const std::size_t first = begin_bytes / dtype_bytes(shape_.dtype);
+  const std::size_t count = (end_bytes - begin_bytes) / dtype_bytes(shape_.dtype);
+  std::byte* const sum = sum_.data() + first * kernel::running_sum_bytes(shape_.dtype);
+  if (starts) kernel::start_sum(inputs.front(), sum, count, shape_.dtype);
+  for (const std::byte* input : inputs.subspan(starts ? 1 : 0)) kernel::accumulate(input, sum, count, shape_.dtype);
+}
+
+/// The very last part divides as it is added (`ends`); where that one is absent, take_sum divides. What has 16 bits is
+/// only added here in one pass, which divides.
+void ChunkState::add_narrow(std::vector<const std::byte*> inputs, std::size_t begin_bytes, std::size_t end_bytes,
+                            bool starts, bool ends) {
+  if (!starts) inputs.insert(inputs.begin(), sum_.data() + begin_bytes);
+  divided_ = ends || sums_wide(shape_.dtype);
+  kernel::sum(inputs, sum_.data() + begin_bytes, (end_bytes - begin_bytes) / dtype_bytes(shape_.dtype), shape_.dtype,
+              divided_ ? divisor() : 1);
+}
+
+/// The first part's own memory becomes the sum's where it is ours, which saves writing to new memory. The sum of 16-bit
+/// parts has memory of its own, unless all are here and added in one pass: also where there is no memory before. False:
+/// there is none now.
+bool ChunkState::claim_sum(Contribution& base) {
+  if (sum_) return true;
+  wide_sum_ = sums_wide(shape_.dtype) && !(all_here() && factors_count_ == 0);
+  if (wide_sum_) {
+    sum_ = pool_->try_take(*dense_bytes_ / dtype_bytes(shape_.dtype) * kernel::running_sum_bytes(shape_.dtype));
+    return static_cast<bool>(sum_);
+  }
+  sum_ = base.buffer ? std::move(base.buffer) : pool_->take(*dense_bytes_);
+  return true;
+}
+
+void ChunkState::free(Contribution& part) {
+  if (part.release) std::exchange(part.release, nullptr)();
+  pool_->give_back(std::move(part.buffer));
+  part.turn.reset();
+}
+
+Buffer ChunkState::take_sum() {
+  const std::size_t base = first_present();
+  advance(base + 1);
+  const std::size_t element_count = *dense_bytes_ / dtype_bytes(shape_.dtype);
+  if (wide_sum_) {
+    Buffer out = pool_->take(*dense_bytes_);
+    kernel::finish_sum(sum_.data(), out.data(), element_count, shape_.dtype, divisor());
+    return out;
+  }
+  if (!divided_) {
+    const std::byte* undivided = sum_ ? sum_.data() : at(base)->payload.data();
+    claim_sum(*at(base));
+    kernel::sum({&undivided, 1}, sum_.data(), element_count, shape_.dtype, divisor());
+  }
+  return std::move(sum_);
+}
+
+std::vector<const std::byte*> ChunkState::dense_inputs() {
+  std::vector<const std::byte*> inputs;
+  for (std::size_t position = 0; const Contribution* part = at(position); ++position)
+    if (part->present()) inputs.push_back(part->payload.data());
+  return inputs;
+}
+
+/// Stands for a mean over all ranks where it is a multiple of their number; then the mean is over those who count.
+unsigned ChunkState::divisor() const {
+  const auto worker_count = static_cast<unsigned>(parts_.size());
+  if (uncounted_count_ == 0 || shape_.divisor % worker_count != 0) return shape_.divisor;
+  const auto counted = worker_count - static_cast<unsigned>(uncounted_count_);
+  return shape_.divisor / worker_count * std::max(1U, counted);
+}
+
+bool ChunkState::is_mean() const {
+  return started() && shape_.divisor % parts_.size() == 0 && dtype_is_floating(shape_.dtype) && factors_count_ == 0 &&
+         (shape_.flags & wire::kTransient) == 0;
+}
+
+std::vector<Contribution> ChunkState::leave_out_missing() {
+  std::vector<Contribution> begun;
+  for (std::uint32_t rank = 0; rank < parts_.size(); ++rank) {
+    auto& part = parts_[rank];
+    if (part && part->complete) continue;
+    if (part) {
+      present_count_ -= part->present() ? 1 : 0;
+      uncounted_count_ -= (part->header.flags & wire::kLate) != 0 ? 1 : 0;
+      begun.push_back(std::move(*part));
+    } else {
+      ++admitted_count_;
+    }
+    Contribution& nothing = part.emplace();
+    nothing.header.flags = wire::kAbsent;
+    nothing.header.rank = rank;
+    nothing.complete = true;
+    ++complete_count_;
+    ++uncounted_count_;
+    left_out_.push_back(rank);
+  }
+  if (present_count_ == 0) dense_bytes_.reset();
+  shape_.payload_bytes = dense_bytes_.value_or(0);
+  return begun;
+}
+
+std::uint32_t ChunkState::factor_count_sum() const {
+  std::uint64_t total = 0;
+  for (const auto& part : parts_) total += part->header.factor_count;
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(total, wire::kUnboundedFactors));
+}
+
+std::vector<kernel::FactorTerm> ChunkState::factor_terms() {
+  std::vector<kernel::FactorTerm> terms;
+  for (std::size_t position = 0; const Contribution* part = at(position); ++position) {
+    if (!part->present()) continue;
+    kernel::FactorTerm term;
+    term.dtype = part->header.dtype;
+    if (part->has_factors()) {
+      term.left = part->payload.data();
+      term.right = term.left + std::size_t{part->header.factor_count} * shape_.rows * dtype_bytes(term.dtype);
+      term.count = part->header.factor_count;
+    } else if (sum_ && added_bytes_[position] == *dense_bytes_) {
+      terms.clear();  // the dense parts so far are one term
+      term.dense = sum_.data();
+      if (wide_sum_) term.dtype = DType::float32;
+    } else {
+      term.dense = part->payload.data();
+    }
+    terms.push_back(term);
+  }
+  return terms;
+}
+
+bool ChunkState::adds_on_arrival(const Contribution& part) const {
+  return reduction_.aggregation == Aggregation::streaming && !part.has_factors() && factors_count_ == 0;
+}
+
+bool ChunkState::in_order(std::uint32_t rank) const {
+  return reduction_.order == ReduceOrder::arrival ||
+         std::all_of(parts_.begin(), parts_.begin() + rank, [](const auto& part) { return part.has_value(); });
+}
+
+std::vector<std::uint32_t> ChunkState::missing_ranks() const {
+  std::vector<std::uint32_t> ranks;
+  for (std::uint32_t rank = 0; rank < parts_.size(); ++rank)
+    if (!parts_[rank] || !parts_[rank]->complete) ranks.push_back(rank);
+  return ranks;
+}
+
+void ChunkState::reset() {
+  for (auto& part : parts_) {
+    if (part) free(*part);
+    part.reset();
+  }
+  if (sum_) pool_->give_back(std::move(sum_));
+  admitted_count_ = complete_count_ = present_count_ = factors_count_ = uncounted_count_ = 0;
+  left_out_.clear();
+  lost_ = wide_sum_ = divided_ = false;
+  added_bytes_.assign(parts_.size(), 0);
+  position_of_.resize(parts_.size());
+  order_.clear();
+  if (reduction_.order == ReduceOrder::arrival) return;
+  order_.resize(parts_.size());
+  std::iota(order_.begin(), order_.end(), 0U);
+  std::iota(position_of_.begin(), position_of_.end(), std::size_t{0});
+}
+
+void ChunkState::drop(const Requester* from) {
+  for (auto& part : parts_) {
+    if (!part || part->from != from) continue;
+    // Without its owner the step cannot end. What has been added cannot be taken out again; the rest can.
+    if (sum_ || reduction_.order == ReduceOrder::arrival) lost_ = true;
+    --admitted_count_;
+    complete_count_ -= part->complete ? 1 : 0;
+    present_count_ -= part->present() ? 1 : 0;
+    factors_count_ -= part->has_factors() ? 1 : 0;
+    uncounted_count_ -= (part->header.flags & wire::kLate) != 0 ? 1 : 0;
+    added_bytes_[position_of_[part->header.rank]] = 0;
+    free(*part);
+    part.reset();
+  }
+  if (present_count_ == 0) dense_bytes_.reset();
+  if (factors_count_ == 0) shape_.rows = shape_.cols = 0;
+  if (!started()) reset();
+}
+
+void ChunkState::orphan(const Requester* from) {
+  for (auto& part : parts_)
+    if (part && part->from == from) part->from = nullptr;
+}
+
+}  // namespace poseidon

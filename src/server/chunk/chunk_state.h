@@ -1,0 +1,159 @@
+// ChunkState: one chunk's contributions in the step that is under way, and their running sum
+// (Poseidon §4.1: the count that every KV pair keeps; Parameter Hub §3.2.2: tall aggregation).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/buffer.h"
+#include "base/buffer_pool.h"
+#include "kernel/kernel.h"
+#include "poseidon/options.h"
+#include "poseidon/status.h"
+#include "server/chunk/requester.h"
+#include "wire/header.h"
+
+namespace poseidon {
+
+/// One worker's message, with its payload: received into `buffer`, or lent by a worker of this host
+/// until `release` is called.
+struct Contribution {
+  wire::Header header;
+  Requester* from = nullptr;
+  Buffer buffer;
+  std::span<const std::byte> payload;
+  std::function<void()> release;
+  std::size_t received_bytes = 0;
+  bool complete = false;
+  std::shared_ptr<const void> turn;  // ChunkState::place
+
+  bool present() const { return (header.flags & wire::kAbsent) == 0; }
+  bool has_factors() const { return present() && header.kind == wire::Kind::factors; }
+};
+
+/// How a shard adds.
+struct Reduction {
+  Aggregation aggregation = Aggregation::streaming;
+  ReduceOrder order = ReduceOrder::rank;
+};
+
+/// Loop thread of its shard only. Steps of one chunk never overlap: no worker pushes step t + 1
+/// before it has the result of step t or has completed its push, and what comes early is refused. What comes for a
+/// step that has ended without it (late_results.h) does not come here.
+///
+/// The parts are added in one order, fixed by `Reduction::order`, each range of bytes on its own: a
+/// part may be added up to where its predecessor has been. So adding keeps up with the wire, a part's
+/// memory is free when its last byte is added, and the bits do not depend on the timing.
+class ChunkState {
+ public:
+  ChunkState(std::uint32_t worker_count, Reduction reduction, std::shared_ptr<BufferPool> pool);
+
+  /// A contribution's header has come. Refuses (ErrorCode::refused) one that does not fit those already
+  /// here (another step, size, shape, dtype or divisor, or a second one from the same rank) or that no
+  /// shard can compute (an integer divided).
+  Status admit(const wire::Header& header, Requester* from);
+  /// Where an admitted contribution's payload is received: `buffer`, from the pool. Where those before it have begun to
+  /// come, nothing else has to come for its memory to be free again: so long `turn` is held.
+  std::span<std::byte> place(std::uint32_t rank, Buffer buffer, std::shared_ptr<const void> turn = nullptr);
+  /// The first `received_bytes` of a rank's payload are here.
+  void progress(std::uint32_t rank, std::size_t received_bytes);
+  /// What the sum still takes beside the parts' own memory, when parts of this size are lent.
+  std::size_t missing_sum_bytes(const wire::Header& header) const;
+  /// All of it is here: in its place, or lent (then `release` is not empty) for as long as it is needed.
+  void complete(std::uint32_t rank, std::span<const std::byte> payload, std::function<void()> release);
+
+  /// All contributions are here.
+  bool all_here() const { return complete_count_ == parts_.size(); }
+  bool started() const { return admitted_count_ > 0; }
+  /// Since when the first contribution of this step is here.
+  std::int64_t started_ns() const { return started_ns_; }
+  const wire::Header& shape() const { return shape_; }
+  /// Whether a rank's part may be added as it comes: those before it in the sum have begun to come. Where the order is
+  /// that of arrival, always.
+  bool in_order(std::uint32_t rank) const;
+  /// Whose contribution is not (completely) here.
+  std::vector<std::uint32_t> missing_ranks() const;
+  bool any_present() const { return present_count_ > 0; }
+
+  /// Whether the step may end without some: its result is a mean over the ranks of dense floating parts that outlives
+  /// the step.
+  bool is_mean() const;
+  /// The step ends without those that are not complete (stragglers=drop, without streaming): from here on all_here().
+  /// Returns those that have begun to come, whose memory and senders are the caller's now.
+  std::vector<Contribution> leave_out_missing();
+  /// Those that it has been ended without.
+  const std::vector<std::uint32_t>& left_out() const { return left_out_; }
+
+  /// By rank; all filled when all_here().
+  const std::vector<std::optional<Contribution>>& parts() const { return parts_; }
+
+  /// Whether the sum is a product of factors, which takes long: factor_terms() says of what. When all are here.
+  bool is_product() const { return factors_count_ > 0; }
+  /// The terms in order, in the parts' memory: factors, and dense parts among them.
+  std::vector<kernel::FactorTerm> factor_terms();
+  /// K summed over the parts; saturates where one of them has no factors to send. When all are here.
+  std::uint32_t factor_count_sum() const;
+  /// What the sum of the parts is divided by.
+  unsigned divisor() const;
+
+  /// The sum over the dense parts divided by the divisor, when all are here and some are present. A mean is one over
+  /// those who count: parts with wire::kLate and those left out do not.
+  Buffer take_sum();
+  /// For the wide baseline, which adds on other threads: the dense parts in order, when all are here.
+  std::vector<const std::byte*> dense_inputs();
+
+  /// Forgets the step's contributions and gives back their memory.
+  void reset();
+  /// A requester has gone: its unfinished contribution will never be complete, and neither will the step.
+  void drop(const Requester* from);
+  /// The same when the step is complete: its sum stands, nobody waits for the requester's answer.
+  void orphan(const Requester* from);
+
+ private:
+  Status fits(const wire::Header& header, std::size_t size_bytes) const;
+  Contribution* at(std::size_t position);
+  std::size_t first_present();
+  std::size_t available_bytes(const Contribution& part) const;
+  bool adds_on_arrival(const Contribution& part) const;
+  void advance(std::size_t position);
+  std::size_t group_end(std::size_t position, std::size_t end_bytes);
+  void add(std::size_t first, std::size_t last, std::size_t end_bytes);
+  void add_wide(std::span<const std::byte* const> inputs, std::size_t begin_bytes, std::size_t end_bytes, bool starts);
+  void add_narrow(std::vector<const std::byte*> inputs, std::size_t begin_bytes, std::size_t end_bytes, bool starts,
+                  bool ends);
+  bool claim_sum(Contribution& base);
+  void free(Contribution& part);
+
+  const Reduction reduction_;
+  const std::shared_ptr<BufferPool> pool_;
+  std::vector<std::optional<Contribution>> parts_;  // by rank
+  std::size_t admitted_count_ = 0;
+  std::size_t complete_count_ = 0;
+  std::size_t present_count_ = 0;
+  std::size_t factors_count_ = 0;
+  std::size_t uncounted_count_ = 0;      // parts with wire::kLate, and those left out
+  std::vector<std::uint32_t> left_out_;  // ranks
+  std::int64_t started_ns_ = 0;
+  wire::Header shape_;  // of the first contribution; its dense size, rows and cols once they are known
+  std::optional<std::size_t> dense_bytes_;  // of those who are present
+  bool lost_ = false;                       // a part that is in the sum has lost its owner
+
+  std::vector<std::uint32_t> order_;      // ranks in the order of adding, as far as it is known
+  std::vector<std::size_t> position_of_;  // by rank
+  std::vector<std::size_t> added_bytes_;  // by position: never more than its predecessor's
+  Buffer sum_;                            // empty until something is added to the first part
+  bool wide_sum_ = false;                 // it has float32 values of 16-bit parts
+  bool divided_ = false;                  // by what was added last
+};
+
+/// Bytes of the dense array that a push or factors message stands for; 0 when it does not say
+/// (an absent push). ErrorCode::refused when the payload does not have the size its header says.
+Result<std::size_t> dense_bytes(const wire::Header& header);
+/// The same, refused too for a rank that the job has not and for an integer divided.
+Result<std::size_t> contribution_bytes(const wire::Header& header, std::size_t worker_count);
+
+}  // namespace poseidon

@@ -1,0 +1,411 @@
+#include "server/core/server_core.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "base/clock.h"
+#include "base/memory_guard.h"
+#include "server/core/connection.h"
+
+namespace poseidon {
+
+namespace {
+
+constexpr auto kLook = std::chrono::milliseconds(100);
+constexpr auto kLongestSilence = std::chrono::seconds(4);  // of those who still have something to take at the end
+constexpr auto kShortestPause = std::chrono::milliseconds(5);
+
+bool is_contribution(const wire::Header& header) {
+  return header.kind == wire::Kind::push || header.kind == wire::Kind::factors;
+}
+
+bool is_text(const wire::Header& header) {
+  return header.kind == wire::Kind::hello || header.kind == wire::Kind::abort || header.kind == wire::Kind::rule ||
+         header.kind == wire::Kind::units;
+}
+
+std::string text_of_message(const wire::Header& header) {
+  return "a " + std::string(wire::kind_name(header.kind)) + " of " + std::to_string(header.payload_bytes) +
+         " bytes from rank " + std::to_string(header.rank);
+}
+
+/// Small messages that end with their handling, and assignments, whose data is copied.
+bool is_request(const wire::Header& header) {
+  return header.kind == wire::Kind::rule || header.kind == wire::Kind::units || header.kind == wire::Kind::assign ||
+         header.kind == wire::Kind::pull;
+}
+
+}  // namespace
+
+ServerCore::ServerCore(const Options& options, std::shared_ptr<Loop> loop, Surroundings surroundings)
+    : options_(options), surroundings_(std::move(surroundings)), loop_(std::move(loop)) {
+  loop_->post([this] { check_overdue(); });
+}
+
+ServerCore::~ServerCore() {
+  begin_shutdown(kLinger);
+  finish_shutdown(kLinger);
+  loop_->stop();
+}
+
+void ServerCore::set_other_cores(std::vector<std::string> addresses) {
+  loop_->call([&] { other_cores_ = std::move(addresses); });
+}
+
+Result<std::string> ServerCore::listen(Transport& transport, const std::string& address) {
+  auto listener = transport.listen(*loop_, address, [this](std::shared_ptr<Flow> flow) { accept(std::move(flow)); });
+  if (!listener.ok()) return listener.status();
+  listeners_.push_back(std::move(listener.value()));
+  return listeners_.back()->address();
+}
+
+void ServerCore::begin_shutdown(std::chrono::milliseconds linger) {
+  if (std::exchange(shut_down_, true)) return;
+  listeners_.clear();
+  loop_->call([this, linger] {
+    stopping_ = true;
+    if (connections_.empty()) all_closed_.set_value();
+    wire::Header goodbye;
+    goodbye.kind = wire::Kind::goodbye;
+    goodbye.priority = wire::kLastPriority;
+    for (auto& [key, connection] : connections_) {
+      connection->flow().send(goodbye, {}, [](const Status&) {});
+      connection->flow().close(linger);
+    }
+  });
+}
+
+void ServerCore::finish_shutdown(std::chrono::milliseconds linger) {
+  const auto closed = std::exchange(closed_, {});
+  if (!closed.valid()) return;
+  const auto latest = Clock::now() + linger + kLinger;
+  // A peer that takes nothing any more is frozen or cut off. What the kernel holds for it, it goes on sending.
+  std::uint64_t delivered_bytes = bytes_delivered();
+  auto quiet_since = Clock::now();
+  while (closed.wait_for(kLook) != std::future_status::ready) {
+    const auto now = Clock::now();
+    if (const std::uint64_t by_now = bytes_delivered(); std::exchange(delivered_bytes, by_now) != by_now)
+      quiet_since = now;
+    if (now > latest || now - quiet_since > kLongestSilence) return;
+  }
+}
+
+std::uint64_t ServerCore::bytes_delivered() {
+  std::uint64_t bytes = 0;
+  loop_->call([this, &bytes] {
+    bytes = closed_bytes_sent_;
+    for (const auto& [key, connection] : connections_) bytes += connection->flow().bytes_delivered();
+  });
+  return bytes;
+}
+
+std::pair<std::uint64_t, std::uint64_t> ServerCore::traffic() {
+  std::pair<std::uint64_t, std::uint64_t> bytes;
+  loop_->call([this, &bytes] {
+    bytes = {closed_bytes_sent_, closed_bytes_received_};
+    for (const auto& [key, connection] : connections_) {
+      bytes.first += connection->flow().bytes_sent();
+      bytes.second += connection->flow().bytes_received();
+    }
+  });
+  return bytes;
+}
+
+std::vector<LateRank> ServerCore::late_ranks() {
+  std::vector<LateRank> ranks;
+  loop_->call([&] {
+    for (const auto& [name, job] : jobs_) std::ranges::copy(job->shard.late_ranks(), std::back_inserter(ranks));
+  });
+  return ranks;
+}
+
+void ServerCore::accept(std::shared_ptr<Flow> flow) {
+  Flow& accepted = *flow;
+  auto& connection = connections_[&accepted];
+  connection = std::make_unique<Connection>(next_connection_id_++, std::move(flow), recorder_);
+  note(FlightEvent::Kind::connected, *connection, "");
+  accepted.set_receiver(this);
+  if (stopping_) return accepted.close(kLinger);
+  strangers_.emplace(connection->id(), connection.get());
+  if (strangers_.size() > limits::kStrangers) dismiss_oldest_stranger();
+  watch_strangers();
+}
+
+void ServerCore::dismiss_oldest_stranger() {
+  strangers_.begin()->second->flow().close(std::chrono::milliseconds(0));
+  strangers_.erase(strangers_.begin());
+}
+
+/// Who says nothing holds a descriptor.
+void ServerCore::watch_strangers() {
+  if (strangers_.empty() || std::exchange(strangers_watched_, true)) return;
+  const auto patience = std::min<std::chrono::milliseconds>(limits::kHelloPatience, options_.timeout);
+  loop_->call_at(strangers_.begin()->second->since + patience, [this, patience] {
+    strangers_watched_ = false;
+    const auto latest = Clock::now() - patience;
+    while (!strangers_.empty() && strangers_.begin()->second->since <= latest) dismiss_oldest_stranger();
+    watch_strangers();
+  });
+}
+
+/// Whether a worker may say so now. What it contributes and requests is for its own rank.
+Status ServerCore::check_place(Connection& connection, const wire::Header& header) const {
+  const bool takes_payload = is_contribution(header) || header.kind == wire::Kind::assign;
+  if (is_text(header) ? header.payload_bytes > wire::kMaxTextBytes : header.payload_bytes > 0 && !takes_payload)
+    return {ErrorCode::refused, connection.flow().peer_name() + " sends a payload that has no place here"};
+  const bool for_rank = is_contribution(header) || is_request(header);
+  const bool ends = header.kind == wire::Kind::abort || header.kind == wire::Kind::goodbye;
+  const bool greeted = connection.job != nullptr;
+  if (header.kind == wire::Kind::hello || (greeted && (for_rank ? header.rank == connection.rank : ends))) return {};
+  return {ErrorCode::refused,
+          connection.flow().peer_name() + " speaks before its hello, for another rank than its own or out of place"};
+}
+
+bool ServerCore::begin_turn(Flow& flow) {
+  Job* job = connections_.at(&flow)->job;
+  sharing_ = job != nullptr && jobs_.size() > 1;
+  return !sharing_ || job->share.begin(loop_->round(), now_ns());
+}
+
+void ServerCore::end_turn(Flow& flow) {
+  if (sharing_) connections_.at(&flow)->job->share.end(now_ns());
+}
+
+bool ServerCore::may_receive(Flow& flow, const wire::Header& header) {
+  Connection& connection = *connections_.at(&flow);
+  heard(connection);
+  Job* job = connection.job;
+  const bool shards =
+      is_contribution(header) && job != nullptr && header.rank == connection.rank && !hands_over(header);
+  if (!shards || job->shard.may_receive(header)) return true;
+  connection.waiting = header;
+  job->waiting.insert(&connection);
+  return false;
+}
+
+/// Something of the job has come or gone.
+void ServerCore::resume_waiting(Job& job) {
+  std::erase_if(job.waiting, [&job](Connection* connection) {
+    if (!job.shard.may_receive(*connection->waiting)) return false;
+    connection->waiting.reset();
+    connection->flow().resume();
+    return true;
+  });
+}
+
+Result<std::span<std::byte>> ServerCore::on_header(Flow& flow, const wire::Header& header) {
+  bool no_memory = false;
+  const auto what = [&] {
+    no_memory = true;
+    return text_of_message(header);
+  };
+  auto place = guard_memory([&] { return place_for(flow, header); }, what);
+  if (no_memory) connections_.at(&flow)->refuse(header, place.status());
+  return place;
+}
+
+Result<std::span<std::byte>> ServerCore::place_for(Flow& flow, const wire::Header& header) {
+  Connection& connection = *connections_.at(&flow);
+  heard(connection);
+  if (Status status = check_place(connection, header); !status.ok()) return status;
+  connection.refusal = Status();
+  connection.in_shard = false;
+  if (is_text(header)) {
+    connection.text = Buffer(header.payload_bytes);
+    return connection.text.span();
+  }
+  Shard& shard = connection.job->shard;
+  if (is_contribution(header) && !hands_over(header)) {
+    auto place = shard.begin(header, connection);
+    connection.in_shard = place.ok();
+    resume_waiting(*connection.job);
+    if (place.ok()) return place;
+    connection.refusal = place.status();
+  }
+  // Refused: the rest of what this worker sends goes on, so the payload has to be taken.
+  connection.receiving = shard.pool().try_take(header.payload_bytes);
+  if (connection.receiving) return connection.receiving.span();
+  if (connection.refusal.ok()) connection.refusal = shard.no_room(header.payload_bytes);
+  connection.refuse(header, connection.refusal);
+  flow.close(kLinger);
+  return connection.refusal;
+}
+
+void ServerCore::on_progress(Flow& flow, const wire::Header& header, std::size_t received_bytes) {
+  Connection& connection = *connections_.at(&flow);
+  heard(connection);
+  if (!connection.in_shard) return;
+  connection.job->shard.progress(header, received_bytes);
+  resume_waiting(*connection.job);
+}
+
+Status ServerCore::on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
+                              std::function<void()> release) {
+  bool no_memory = false;
+  const auto what = [&] {
+    no_memory = true;
+    return text_of_message(header);
+  };
+  Status status = guard_memory([&] { return take(flow, header, payload, std::move(release)); }, what);
+  // Its sender is told why; the connection ends, and with it the step that can no longer be whole.
+  if (no_memory) connections_.at(&flow)->refuse(header, status);
+  return status;
+}
+
+Status ServerCore::take(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
+                        std::function<void()> release) {
+  Connection& connection = *connections_.at(&flow);
+  heard(connection);
+  note(FlightEvent::Kind::message, connection, wire::kind_name(header.kind), &header);
+  connection.said_goodbye = connection.said_goodbye || header.kind == wire::Kind::goodbye;
+  connection.left = connection.left || connection.said_goodbye || header.kind == wire::Kind::abort;
+  if (header.kind == wire::Kind::abort && connection.job != nullptr) remember_open_chunks(*connection.job);
+  if (Status status = check_place(connection, header); !status.ok()) return status;
+  if (is_contribution(header)) {
+    if (Status status = contribute(connection, header, payload, std::move(release)); !status.ok())
+      connection.refuse(header, status);
+    else if (const auto& departed = connection.job->departed; !departed.empty())
+      refuse_for_departed(connection, header, *departed.begin());
+    resume_waiting(*connection.job);
+    return {};
+  }
+  Status status;
+  if (header.kind == wire::Kind::hello) {
+    status = greet(connection, header, payload);
+  } else if (is_request(header)) {
+    if (const Status refusal = request(connection, header, payload); !refusal.ok()) connection.refuse(header, refusal);
+    if (connection.receiving && header.kind == wire::Kind::assign)
+      connection.job->shard.pool().give_back(std::move(connection.receiving));
+  }
+  if (release) release();
+  return status;
+}
+
+Status ServerCore::contribute(Connection& connection, const wire::Header& header, std::span<const std::byte> payload,
+                              std::function<void()> release) {
+  Shard& shard = connection.job->shard;
+  const bool received = !payload.empty() && !release;  // then on_header came before
+  if (received && !connection.refusal.ok()) {
+    shard.pool().give_back(std::move(connection.receiving));
+    return std::exchange(connection.refusal, Status());
+  }
+  if (hands_over(header)) {
+    hand_over(connection, header, payload, std::move(release));
+    return {};
+  }
+  if (!received) return shard.add(header, connection, payload, std::move(release));
+  shard.complete(header);
+  return {};
+}
+
+Status ServerCore::request(Connection& connection, const wire::Header& header, std::span<const std::byte> payload) {
+  Shard& shard = connection.job->shard;
+  if (!shard.pool().has_room(0)) return shard.no_room(0);
+  if (header.kind == wire::Kind::units) return shard.describe_units(payload);
+  if (options_.assignment == Assignment::worker && surroundings_.peers().size() > 1)
+    return {ErrorCode::refused, "a server with assignment=worker, which is a baseline, keeps no values"};
+  if (header.kind == wire::Kind::rule) return shard.set_rule(header, payload);
+  if (header.kind == wire::Kind::assign) return shard.assign(header, payload);
+  return shard.pull(header, connection);
+}
+
+void ServerCore::on_closed(Flow& flow, const Status& status) {
+  const auto found = connections_.find(&flow);
+  Connection& connection = *found->second;
+  note(FlightEvent::Kind::closed, connection, "");
+  if (connection.job != nullptr && !connection.left) tell_lost(connection, status);
+  closed_bytes_sent_ += flow.bytes_sent();
+  closed_bytes_received_ += flow.bytes_received();
+  strangers_.erase(connection.id());
+  if (Job* job = connection.job) {
+    job->shard.drop(connection);
+    job->waiting.erase(&connection);
+    resume_waiting(*job);
+    if (connection.receiving) job->shard.pool().give_back(std::move(connection.receiving));
+    job->connections.erase(&connection);
+    if (connection.said_goodbye) note_departure(*job, connection.rank);
+    tell_peers([home = this, id = connection.id(), name = job->name](ServerCore& peer) {
+      const auto known = peer.jobs_.find(name);
+      if (known == peer.jobs_.end()) return;
+      Job& remote_job = *known->second;
+      const auto worker = remote_job.remote.find(id + home->surroundings_.index * kRemoteIdStride);
+      if (worker == remote_job.remote.end()) return;
+      remote_job.shard.drop(*worker->second);
+      remote_job.remote.erase(worker);
+      peer.end_if_empty(remote_job);
+    });
+    end_if_empty(*job);
+  }
+  connections_.erase(found);
+  if (stopping_ && connections_.empty()) all_closed_.set_value();
+}
+
+void ServerCore::end_if_empty(Job& job) {
+  if (!job.connections.empty() || !job.remote.empty()) return;
+  if (const auto found = jobs_.find(job.name); found != jobs_.end() && found->second.get() == &job)
+    jobs_.erase(found);
+  else
+    std::erase_if(replaced_jobs_, [&job](const auto& replaced) { return replaced.get() == &job; });
+}
+
+void ServerCore::check_overdue() {
+  // Workers give up after `timeout`; the one that can name the missing ranks speaks shortly before.
+  const auto patience = options_.timeout * 9 / 10;
+  const std::int64_t before = now_ns() - std::chrono::nanoseconds(patience).count();
+  for (auto& [name, job] : jobs_) {
+    for (const Shard::OpenChunk& chunk : job->shard.open_chunks(before))
+      if (const auto silent = silent_ranks(*job, chunk, before); !silent.empty()) tell_overdue(*job, chunk, silent);
+  }
+  const auto pause = std::clamp<std::chrono::milliseconds>(patience / 9, kShortestPause, std::chrono::seconds(5));
+  loop_->call_at(Clock::now() + pause, [this] { check_overdue(); });
+}
+
+bool ServerCore::hands_over(const wire::Header& header) const {
+  return options_.assignment == Assignment::worker && &owner_of(header) != this;
+}
+
+ServerCore& ServerCore::owner_of(const wire::Header& header) const {
+  const auto& peers = surroundings_.peers();
+  return *peers[(std::size_t{header.unit} + header.chunk) % peers.size()];
+}
+
+void ServerCore::tell_peers(const std::function<void(ServerCore&)>& what) {
+  if (options_.assignment != Assignment::worker) return;
+  for (const auto& peer : surroundings_.peers())
+    if (peer.get() != this) peer->loop_->post([&core = *peer, what] { what(core); });
+}
+
+void ServerCore::hand_over(Connection& connection, const wire::Header& header, std::span<const std::byte> payload,
+                           std::function<void()> release) {
+  if (connection.receiving && !release) {
+    // Its memory goes back to this core's pool when the owner has added it.
+    const auto held = std::make_shared<Buffer>(std::move(connection.receiving));
+    release = [this, held, pool = connection.job->shard.pool().shared_from_this()] {
+      loop_->post([held, pool] { pool->give_back(std::move(*held)); });
+    };
+  }
+  ServerCore& owner = owner_of(header);
+  const std::uint64_t id = connection.id() + surroundings_.index * kRemoteIdStride;
+  owner.loop_->post([&owner, name = connection.job->name, id, header, payload, release = std::move(release)] {
+    owner.take_over(name, id, header, payload, release);
+  });
+}
+
+void ServerCore::take_over(const JobName& name, std::uint64_t remote_id, const wire::Header& header,
+                           std::span<const std::byte> payload, std::function<void()> release) {
+  const auto job = jobs_.find(name);
+  const auto worker = job == jobs_.end() ? decltype(job->second->remote.end())() : job->second->remote.find(remote_id);
+  if (job == jobs_.end() || worker == job->second->remote.end()) {
+    if (release) release();
+    return;  // it has gone meanwhile
+  }
+  if (Status status = job->second->shard.add(header, *worker->second, payload, std::move(release)); !status.ok())
+    worker->second->refuse(header, status);
+}
+
+void ServerCore::with_connection(std::uint64_t connection_id, const std::function<void(Connection&)>& what) {
+  for (auto& [flow, connection] : connections_)
+    if (connection->id() == connection_id) return what(*connection);
+}
+
+}  // namespace poseidon

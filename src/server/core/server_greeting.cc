@@ -1,0 +1,156 @@
+// Who is let in at a server core, and to which run and generation of which job.
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "server/core/connection.h"
+#include "server/core/server_core.h"
+#include "transport/traffic_class.h"
+
+namespace poseidon {
+
+namespace {
+
+/// Of one job to one core: together half of what this process may open, so that others can connect.
+std::size_t most_connections(std::size_t core_count) {
+  rlimit descriptors{};
+  ::getrlimit(RLIMIT_NOFILE, &descriptors);
+  return descriptors.rlim_cur / 2 / core_count;
+}
+
+}  // namespace
+
+/// Names no job but the one that the hello names, and tells nothing of it to those without its secret.
+std::string ServerCore::objection(const JobName& name, const wire::Hello& hello) const {
+  if (!wire::is_job_name(hello.job) || !hello.other_cores.empty())
+    return "the name of a job is one line of 1 to " + std::to_string(wire::kMaxJobNameBytes) + " bytes";
+  if (hello.run.size() > wire::kMaxRunBytes)
+    return "the name of a run has at most " + std::to_string(wire::kMaxRunBytes) + " bytes";
+  const std::string of_job = " of job '" + hello.job + "'";
+  if (embedded() && hello.job != options_.job) return "this server has no part" + of_job;
+  const auto found = jobs_.find(name);
+  const Job* job = found == jobs_.end() ? nullptr : found->second.get();
+  const std::uint32_t generation = job != nullptr ? job->generation : embedded() ? options_.generation : 0;
+  if (hello.generation < generation)
+    return "generation " + std::to_string(hello.generation) + of_job + " has ended, this is generation " +
+           std::to_string(generation) +
+           "; the process has been replaced, or an earlier run of the job is still connected";
+  if (job != nullptr && std::ranges::find(job->earlier_runs, hello.run) != job->earlier_runs.end())
+    return "another run" + of_job + " has taken the place of this one";
+  if (job != nullptr && job->ends_with(hello, !embedded())) job = nullptr;
+  const auto most = embedded() ? static_cast<std::uint32_t>(options_.world_size) : limits::kWorkers;
+  const bool all = embedded() && options_.on_failure != OnFailure::shrink;
+  const std::uint32_t expected = job != nullptr ? job->worker_count : all ? most : hello.worker_count;
+  if (hello.worker_count != expected || hello.rank >= expected || expected > most)
+    return "this server serves " + std::to_string(std::min(expected, most)) + " workers" + of_job + ", not rank " +
+           std::to_string(hello.rank) + " of " + std::to_string(hello.worker_count);
+  if (job != nullptr && !embedded() && job->connections.size() >= most_connections(surroundings_.peers().size()))
+    return "the job has " + std::to_string(job->connections.size()) +
+           " connections to a core of this server, half of what its process may open; raise its `ulimit -n`";
+  if (std::string why = pace_objection(job, hello); !why.empty()) return why;
+  return job != nullptr ? job->objection(hello) : "";
+}
+
+/// Why this server cannot do what the job's options `stragglers` and `consistency` ask for. `job`: null before it is
+/// known here.
+std::string ServerCore::pace_objection(const Job* job, const wire::Hello& hello) const {
+  const std::string rank = "rank " + std::to_string(hello.rank);
+  if (!hello.pace)
+    return rank + " asks for a way to treat stragglers that this server does not know; install the same poseidon-dl";
+  if (job != nullptr && job->pace != *hello.pace)
+    return rank + " has other options than the job's other ranks: stragglers, straggler_factor, straggler_steps, " +
+           "consistency and staleness are the same for all";
+  if (hello.pace->stragglers == Stragglers::drop && wire::has_baselines(options_))
+    return "this server has aggregation=wide, reduce_order=arrival or assignment=worker, which are baselines and "
+           "cannot leave stragglers out";
+  if (hello.pace->consistency != Consistency::bsp && surroundings_.checkpoints != nullptr)
+    return "this server writes checkpoints, which are of steps, and with consistency=ssp or async there are none";
+  return "";
+}
+
+Result<ServerCore::Job*> ServerCore::job_of(const JobName& name, const wire::Hello& hello) {
+  auto found = jobs_.find(name);
+  std::vector<std::string> earlier_runs;
+  if (found != jobs_.end() && found->second->ends_with(hello, !embedded())) {
+    earlier_runs = found->second->earlier_runs;
+    if (found->second->run != hello.run) earlier_runs.push_back(found->second->run);
+    if (earlier_runs.size() > limits::kEarlierRuns) earlier_runs.erase(earlier_runs.begin());
+    end_generation(std::move(found->second), hello);
+    jobs_.erase(found);
+    found = jobs_.end();
+  }
+  if (found != jobs_.end()) return found->second.get();
+  auto budget = surroundings_.tenants->admit(name);
+  if (!budget)
+    return Status(ErrorCode::refused, "this server takes max_jobs=" + std::to_string(options_.max_jobs) +
+                                          " jobs at once and has them; start it with a higher max_jobs");
+  auto job = std::make_unique<Job>(name, hello, Reduction{options_.aggregation, options_.reduce_order},
+                                   WideThreads{surroundings_.executor, loop_.get()}, std::move(budget));
+  job->earlier_runs = std::move(earlier_runs);
+  job->shard.set_pace(job->pace, loop_.get(), [this, name](std::uint32_t rank, const std::string& text) {
+    if (surroundings_.on_late_rank) surroundings_.on_late_rank(name, rank, text);
+  });
+  if (surroundings_.checkpoints != nullptr)
+    job->shard.set_checkpoint(std::make_unique<ShardCheckpoint>(*surroundings_.checkpoints,
+                                                                checkpoint_job(name.name, name.key_id), options_,
+                                                                *loop_, job->shard.pool().shared_from_this()));
+  return jobs_.emplace(name, std::move(job)).first->second.get();
+}
+
+/// The job has gone on to its next generation, or has been started again. Whoever is still here of this one is told,
+/// and its connections are closed; until they are, the transport may write to the shard's memory.
+void ServerCore::end_generation(std::unique_ptr<Job> job, const wire::Hello& next) {
+  const std::string of_job = " of job '" + job->name.name + "' has ";
+  const Status why(ErrorCode::aborted, job->generation < next.generation
+                                           ? "generation " + std::to_string(job->generation) + of_job +
+                                                 "been replaced by generation " + std::to_string(next.generation)
+                                           : "another run" + of_job +
+                                                 "taken the place of this one; give jobs that run at the same time "
+                                                 "different names (job)");
+  wire::Header about;
+  about.worker_count = job->worker_count;
+  for (Connection* connection : job->connections) {
+    connection->left = true;
+    connection->send_text(wire::make_error(wire::Kind::abort, about, why), [] {});
+    connection->flow().close(kLinger);
+  }
+  for (auto& [id, worker] : job->remote) job->shard.drop(*worker);
+  job->remote.clear();
+  if (!job->connections.empty()) replaced_jobs_.push_back(std::move(job));
+}
+
+Status ServerCore::greet(Connection& connection, const wire::Header& header, std::span<const std::byte> payload) {
+  const wire::Hello hello = wire::read_hello(header, payload);
+  const JobName name{connection.flow().key_id(), hello.job};
+  strangers_.erase(connection.id());
+  const std::string why = connection.job != nullptr ? "a second hello" : objection(name, hello);
+  const auto job = why.empty() ? job_of(name, hello) : Result<Job*>(Status(ErrorCode::refused, why));
+  if (!job.ok()) {
+    connection.refuse(header, job.status());
+    connection.flow().close(kLinger);
+    return {};
+  }
+  connection.join(*job.value());
+  job.value()->departed.erase(hello.rank);
+  connection.rank = hello.rank;
+  connection.flow_index = hello.flow;
+  connection.priority_class = hello.priority_class;
+  note(FlightEvent::Kind::greeted, connection, "");
+  // Where the system does not permit it, the worker at the other end has said so.
+  static_cast<void>(connection.flow().set_traffic_class(traffic_class_of(options_, hello.priority_class)));
+  tell_peers([home = this, id = connection.id(), name, hello](ServerCore& peer) {
+    const auto there = peer.job_of(name, hello);
+    if (!there.ok() || there.value()->generation != hello.generation || there.value()->run != hello.run)
+      return;  // it has gone on meanwhile
+    there.value()->remote[id + home->surroundings_.index * kRemoteIdStride] =
+        std::make_unique<RemoteWorker>(*home, id, peer.loop());
+  });
+  connection.send_text(wire::make_hello({0, hello.worker_count, hello.job, hello.flow, other_cores_,
+                                         hello.priority_class, hello.generation, wire::Pace(), hello.run}),
+                       [] {});
+  return {};
+}
+
+}  // namespace poseidon

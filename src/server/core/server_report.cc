@@ -1,0 +1,184 @@
+// What a ServerCore tells people: overdue chunks, and its part of a flight record.
+#include <algorithm>
+#include <iterator>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "server/core/connection.h"
+#include "server/core/server_core.h"
+
+namespace poseidon {
+
+namespace {
+
+constexpr std::size_t kMostChunks = 64;  // in a record
+
+/// A connection, for another thread.
+struct ConnectionReport {
+  std::string job;
+  std::uint32_t rank = kNoFlightId;
+  std::uint32_t flow_index = 0;
+  std::uint32_t priority_class = 0;
+  std::string address;
+  std::int64_t last_progress_ns = 0;
+  std::uint64_t bytes_sent = 0;
+  std::uint64_t bytes_received = 0;
+};
+
+void write_connection(JsonWriter& json, const ConnectionReport& connection, std::int64_t time_ns) {
+  json.begin_object().field("job", connection.job).key("rank");
+  if (connection.rank == kNoFlightId)
+    json.null();
+  else
+    json.value(connection.rank);
+  json.field("flow", connection.flow_index).field("priority_class", connection.priority_class);
+  json.field("address", connection.address);
+  json.field("last_progress_ms", static_cast<double>(time_ns - connection.last_progress_ns) / 1e6);
+  json.field("bytes_sent", connection.bytes_sent).field("bytes_received", connection.bytes_received).end_object();
+}
+
+Status departed_status(std::uint32_t rank) {
+  return {ErrorCode::peer_lost, "rank " + std::to_string(rank) +
+                                    " has shut down and will not push this; give every rank the same number of steps, "
+                                    "or use join()"};
+}
+
+void write_chunk(JsonWriter& json, const Shard::OpenChunk& chunk, std::int64_t time_ns) {
+  json.begin_object().field("unit", chunk.about.unit).field("chunk", chunk.about.chunk).field("step", chunk.about.step);
+  json.field("since_ms", static_cast<double>(time_ns - chunk.started_ns) / 1e6).key("missing_ranks").begin_array();
+  for (const auto rank : chunk.missing_ranks) json.value(rank);
+  json.end_array().end_object();
+}
+
+}  // namespace
+
+void ServerCore::heard(Connection& connection) { connection.last_progress_ns = now_ns(); }
+
+void ServerCore::note(FlightEvent::Kind kind, const Connection& connection, const char* what,
+                      const wire::Header* about) {
+  FlightEvent event;
+  event.kind = kind;
+  event.what = what;
+  event.party = FlightEvent::Party::worker;
+  event.index = connection.job == nullptr ? kNoFlightId : connection.rank;
+  event.lane = static_cast<std::uint16_t>(connection.flow_index);
+  event.time_ns = kind == FlightEvent::Kind::message ? connection.last_progress_ns : 0;
+  if (about != nullptr) {
+    event.unit = about->unit;
+    event.chunk = about->chunk;
+    event.step = about->step;
+    event.bytes = about->payload_bytes;
+  }
+  recorder_.note(event);
+}
+
+/// Those of the chunk's missing ranks of which nothing has come since then. One that still sends, whatever it is, may
+/// be on a slow network; one whose part may not come yet waits for others.
+std::vector<std::uint32_t> ServerCore::silent_ranks(const Job& job, const Shard::OpenChunk& chunk,
+                                                    std::int64_t since_ns) {
+  std::vector<std::uint32_t> silent = chunk.missing_ranks;
+  std::erase_if(silent, [&](std::uint32_t rank) {
+    return std::any_of(job.connections.begin(), job.connections.end(), [&](const Connection* connection) {
+      return connection->rank == rank && (connection->waiting || connection->last_progress_ns > since_ns);
+    });
+  });
+  return silent;
+}
+
+void ServerCore::tell_overdue(Job& job, const Shard::OpenChunk& chunk, const std::vector<std::uint32_t>& silent) {
+  std::string ranks;
+  for (const auto rank : silent) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+  const Status status(ErrorCode::timeout,
+                      "waiting for the push of rank " + ranks + " since " +
+                          std::to_string((now_ns() - chunk.started_ns) / 1'000'000) +
+                          " ms; it is stopped, far behind or cut off: see its output, or raise POSEIDON_TIMEOUT");
+  FlightEvent event;
+  event.kind = FlightEvent::Kind::overdue;
+  event.party = FlightEvent::Party::worker;
+  event.index = silent.front();
+  event.unit = chunk.about.unit;
+  event.chunk = chunk.about.chunk;
+  event.step = chunk.about.step;
+  recorder_.note(event);
+  remember_open_chunks(job);
+  for (Connection* connection : job.connections) connection->refuse(chunk.about, status);
+  for (auto& [id, worker] : job.remote) worker->refuse(chunk.about, status);
+  tell_failure(job, FailureSource::silent, silent.front(), status);
+}
+
+/// A rank has said goodbye and its connection to this core has closed. After the last one no step can end any more that
+/// lacks its part: none of those that are open, and none of those that come.
+void ServerCore::note_departure(Job& job, std::uint32_t rank) {
+  if (stopping_ || (options_.assignment == Assignment::worker && surroundings_.peers().size() > 1)) return;
+  if (const auto current = jobs_.find(job.name); current == jobs_.end() || current->second.get() != &job) return;
+  const auto is_its = [rank](const Connection* other) { return other->rank == rank; };
+  if (std::any_of(job.connections.begin(), job.connections.end(), is_its)) return;
+  job.departed.insert(rank);
+  const auto open = job.shard.open_chunks(INT64_MAX);
+  const auto waits = [rank](const Shard::OpenChunk& chunk) {
+    return std::ranges::find(chunk.missing_ranks, rank) != chunk.missing_ranks.end();
+  };
+  const auto first = std::ranges::find_if(open, waits);
+  if (first == open.end()) return;
+  remember_open_chunks(job);
+  for (Connection* connection : job.connections) refuse_for_departed(*connection, first->about, rank);
+  tell_failure(job, FailureSource::left, rank, departed_status(rank));
+}
+
+void ServerCore::refuse_for_departed(Connection& to, wire::Header about, std::uint32_t rank) {
+  about.rank = rank;
+  to.refuse(about, departed_status(rank));
+}
+
+/// The first sign of a failure: soon its workers' connections end, and with them what they have pushed.
+void ServerCore::remember_open_chunks(Job& job) {
+  if (!std::exchange(job.failing, true)) remembered_ = job.shard.open_chunks(INT64_MAX);
+}
+
+void ServerCore::tell_lost(const Connection& connection, const Status& status) {
+  remember_open_chunks(*connection.job);
+  if (status.code() == ErrorCode::peer_lost)
+    tell_failure(*connection.job, FailureSource::lost, connection.rank,
+                 status.with_context("the server lost rank " + std::to_string(connection.rank)));
+}
+
+void ServerCore::tell_failure(const Job& job, FailureSource source, std::uint32_t rank, const Status& status) const {
+  if (surroundings_.on_failure && !stopping_)
+    surroundings_.on_failure({job.name.name, job.generation, job.worker_count, source, rank, status});
+}
+
+void ServerCore::report(JsonWriter& json, std::int64_t time_ns) {
+  FlightEvents events;
+  std::vector<ConnectionReport> connections;
+  std::vector<Shard::OpenChunk> open;
+  loop_->call([&] {
+    events = recorder_.events();
+    for (const auto& [flow, connection] : connections_) {
+      ConnectionReport& report = connections.emplace_back();
+      if (connection->job != nullptr) {
+        report.job = connection->job->name.name;
+        report.rank = connection->rank;
+      }
+      report.flow_index = connection->flow_index;
+      report.priority_class = connection->priority_class;
+      report.address = flow->peer_name();
+      report.last_progress_ns = connection->last_progress_ns;
+      report.bytes_sent = flow->bytes_sent();
+      report.bytes_received = flow->bytes_received();
+    }
+    open = remembered_;
+    for (const auto& [name, job] : jobs_)
+      if (!job->failing) std::ranges::move(job->shard.open_chunks(INT64_MAX), std::back_inserter(open));
+  });
+  json.begin_object().key("connections").begin_array();
+  for (const auto& connection : connections) write_connection(json, connection, time_ns);
+  json.end_array().field("open_chunk_count", open.size()).key("open_chunks").begin_array();
+  for (std::size_t i = 0; i < std::min(open.size(), kMostChunks); ++i) write_chunk(json, open[i], time_ns);
+  json.end_array().key("loop");
+  write_events(json, "server core " + std::to_string(surroundings_.index), events, time_ns);
+  json.end_object();
+}
+
+}  // namespace poseidon

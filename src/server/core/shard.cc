@@ -1,0 +1,408 @@
+#include "server/core/shard.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/clock.h"
+#include "kernel/kernel.h"
+#include "server/chunk/limits.h"
+#include "wire/messages.h"
+
+namespace poseidon {
+
+namespace {
+
+// What the tables need for a rank's part of a chunk and for a rule.
+constexpr std::size_t kRankBytes = sizeof(std::optional<Contribution>) + 2 * sizeof(std::size_t);
+constexpr std::size_t kRuleBytes = limits::kNodeBytes + sizeof(UpdateRule) + sizeof(std::uint64_t);
+
+/// Of the sum that a push of this size is added to.
+std::size_t sum_bytes(const wire::Header& push) {
+  return push.payload_bytes / dtype_bytes(push.dtype) * kernel::running_sum_bytes(push.dtype);
+}
+
+}  // namespace
+
+Shard::Shard(std::uint32_t worker_count, Reduction reduction, WideThreads wide, std::shared_ptr<MemoryBudget> budget)
+    : worker_count_(worker_count),
+      reduction_(reduction),
+      wide_(wide),
+      pool_(std::make_shared<BufferPool>(std::move(budget))),
+      entry_bytes_(limits::kNodeBytes + sizeof(Entry) + worker_count * kRankBytes) {}
+
+Shard::~Shard() {
+  for (auto& [key, entry] : entries_)
+    if (entry.computed.valid()) entry.computed.wait();  // the threads still read its parts
+}
+
+Status Shard::no_room(std::uint64_t size_bytes) const {
+  const MemoryBudget& budget = pool_->budget();
+  if (budget.whole() != nullptr && !budget.whole()->has_room(size_bytes))
+    return {ErrorCode::refused, "with " + std::to_string(size_bytes) +
+                                    " bytes more the jobs of this server would pass server_memory, " +
+                                    std::to_string(budget.whole()->limit_bytes()) +
+                                    "; start the server with a higher server_memory or use more servers"};
+  if (budget.limit_bytes() == 0)
+    return {ErrorCode::refused, "the server's machine has no " + std::to_string(size_bytes) + " bytes of memory left"};
+  return {ErrorCode::refused, "the job holds " + std::to_string(budget.used_bytes()) + " bytes on this server and " +
+                                  std::to_string(size_bytes) + " more would pass memory_limit, " +
+                                  std::to_string(budget.limit_bytes()) +
+                                  "; start the server with a higher memory_limit or use more servers"};
+}
+
+Result<Shard::Entry*> Shard::open(const wire::Header& header) {
+  if (const auto found = entries_.find(key_of(header)); found != entries_.end()) return &found->second;
+  if (entries_.size() >= limits::kChunks)
+    return Status(ErrorCode::refused, "a core of a server holds at most " + std::to_string(limits::kChunks) +
+                                          " chunks of a job; raise chunk_bytes or use more servers");
+  if (!pool_->try_charge(entry_bytes_)) return no_room(entry_bytes_);
+  return &entries_.try_emplace(key_of(header), worker_count_, reduction_, pool_).first->second;
+}
+
+void Shard::forget(std::uint64_t key) {
+  const auto entry = entries_.extract(key);
+  if (entry.empty()) return;
+  needed_bytes_ -= entry.mapped().needed_bytes;
+  pool_->release(entry_bytes_);
+}
+
+/// What a step of the chunk takes where nothing comes before its turn: its sum and its update.
+void Shard::note_need(Entry& entry, const wire::Header& header) {
+  if (pool_->budget().lowest_limit_bytes() == 0) return;
+  const std::size_t bytes = sum_bytes(header) + update_bytes(header);
+  largest_part_bytes_ = std::max<std::size_t>(largest_part_bytes_, header.payload_bytes);
+  if (bytes <= entry.needed_bytes) return;
+  needed_bytes_ += bytes - std::exchange(entry.needed_bytes, bytes);
+}
+
+/// Why no wait is for ever: what is received in its turn ends without anything that waits, and then its memory is free.
+/// When none is left, those in order are taken or refused. Rank 0's parts are always in order, so all that it sends
+/// comes through, whatever is held up behind those that wait. Then all of rank 1's are in order, and so on.
+bool Shard::may_receive(const wire::Header& header) const {
+  const bool adds_on_arrival = header.kind == wire::Kind::push && header.rank < worker_count_ &&
+                               reduction_.aggregation == Aggregation::streaming &&
+                               reduction_.order == ReduceOrder::rank && pace_.consistency == Consistency::bsp;
+  const std::size_t limit_bytes = pool_->budget().lowest_limit_bytes();
+  if (!adds_on_arrival || limit_bytes == 0) return true;
+  const auto found = entries_.find(key_of(header));
+  const bool known = found != entries_.end();
+  const bool fits_step = !known || !found->second.state.started() || found->second.state.shape().step == header.step;
+  const bool in_order = known ? found->second.state.in_order(header.rank) : header.rank == 0;
+  if (!fits_step || header.payload_bytes > limit_bytes) return true;  // to be refused
+  if (in_order) return turn_.use_count() == 1 || pool_->could_hold(header.payload_bytes);
+  // Of chunks that nobody has pushed yet nothing is known: half is for them.
+  const std::size_t needed_bytes = std::max(needed_bytes_, limit_bytes / 2);
+  const std::size_t turns_bytes = worker_count_ * std::max<std::size_t>(largest_part_bytes_, header.payload_bytes);
+  return pool_->could_hold(needed_bytes + turns_bytes + header.payload_bytes);
+}
+
+/// After a request that was refused: it may have been the first to speak of the chunk.
+void Shard::forget_if_unused(const wire::Header& header) {
+  const auto found = entries_.find(key_of(header));
+  if (found == entries_.end()) return;
+  const Entry& entry = found->second;
+  const bool stores = entry.stored && entry.stored->has_value();
+  const bool busy = entry.state.started() || entry.computing || (entry.late && !entry.late->results.idle()) ||
+                    (entry.clocks && !entry.clocks->idle());
+  if (!busy && !stores && entry.pulls.empty()) forget(found->first);
+}
+
+Shard::Entry& Shard::entry_of(const wire::Header& header) { return entries_.at(key_of(header)); }
+
+StoredChunk& Shard::stored_of(Entry& entry) {
+  if (!entry.stored) entry.stored = std::make_unique<StoredChunk>(pool_);
+  return *entry.stored;
+}
+
+Result<Shard::Entry*> Shard::admit(const wire::Header& header, Requester& from) {
+  if (!pool_->has_room(0)) return no_room(header.payload_bytes);
+  if ((header.flags & wire::kLate) != 0 && pace_.stragglers == Stragglers::wait)
+    return Status(ErrorCode::refused, "a push says that it is late, which there is only with stragglers=drop");
+  auto entry = open(header);
+  if (!entry.ok()) return entry;
+  prepare(*entry.value(), header);
+  Status status;
+  if (entry.value()->computing)
+    status = {ErrorCode::refused,
+              "the chunk is being reduced; step " + std::to_string(header.step) + " comes too early"};
+  else if (stands_apart(*entry.value(), header))
+    status = admit_apart(*entry.value(), header);
+  else if (entry.value()->late && entry.value()->late->results.in_flight.has(header.rank))
+    status = {ErrorCode::refused, "rank " + std::to_string(header.rank) + " pushes step " +
+                                      std::to_string(header.step) + " while an earlier one is still coming"};
+  else
+    status = entry.value()->state.admit(header, &from);
+  if (status.ok()) {
+    note_need(*entry.value(), header);
+    return entry;
+  }
+  forget_if_unused(header);
+  return status;
+}
+
+Result<std::span<std::byte>> Shard::begin(const wire::Header& header, Requester& from) {
+  Buffer buffer = pool_->try_take(header.payload_bytes);
+  if (!buffer) return no_room(header.payload_bytes);
+  auto entry = admit(header, from);
+  if (!entry.ok()) {
+    pool_->give_back(std::move(buffer));
+    return entry.status();
+  }
+  if (stands_apart(*entry.value(), header))
+    return parts_apart(*entry.value()).place(header.rank, &from, std::move(buffer));
+  return entry.value()->state.place(header.rank, std::move(buffer), turn_);
+}
+
+void Shard::progress(const wire::Header& header, std::size_t received_bytes) {
+  Entry& entry = entry_of(header);
+  if (!stands_apart(entry, header)) entry.state.progress(header.rank, received_bytes);
+}
+
+void Shard::complete(const wire::Header& header) {
+  Entry& entry = entry_of(header);
+  if (stands_apart(entry, header)) return complete_apart(entry, header);
+  entry.state.complete(header.rank, entry.state.parts()[header.rank]->payload, nullptr);
+  arrived(entry, header.rank);
+}
+
+/// What is lent takes none of this server's memory; its sum does.
+Result<Shard::Entry*> Shard::admit_lent(const wire::Header& header, Requester& from) {
+  const auto known = entries_.find(key_of(header));
+  const std::size_t bytes =
+      known == entries_.end() ? header.payload_bytes : known->second.state.missing_sum_bytes(header);
+  if (!pool_->has_room(bytes)) return no_room(bytes);
+  return admit(header, from);
+}
+
+Status Shard::add(const wire::Header& header, Requester& from, std::span<const std::byte> payload,
+                  std::function<void()> release) {
+  auto entry = admit_lent(header, from);
+  if (!entry.ok()) {
+    if (release) release();
+    return entry.status();
+  }
+  if (stands_apart(*entry.value(), header)) {
+    finish_apart(*entry.value(), header, from, Buffer(), payload);
+    if (release) release();
+    return {};
+  }
+  entry.value()->state.complete(header.rank, payload, std::move(release));
+  arrived(*entry.value(), header.rank);
+  return {};
+}
+
+void Shard::finish(Entry& entry, Buffer sum) {
+  const wire::Header shape = entry.state.shape();
+  wire::Header header = shape;
+  header.kind = wire::Kind::result;
+  header.factor_count = entry.state.factor_count_sum();
+  const bool any_present = entry.state.any_present();
+  header.flags = static_cast<std::uint8_t>(any_present ? 0 : wire::kAbsent);
+  Result<std::shared_ptr<const Buffer>> payload{nullptr};
+  if (any_present && !sum)
+    payload = no_room(shape.payload_bytes);
+  else if (any_present && (shape.flags & wire::kStored) != 0)
+    payload = store(entry, std::move(sum), shape);
+  else if (any_present)
+    payload = std::shared_ptr<const Buffer>(pool_->share(std::move(sum)));
+  else if (entry.late && (shape.flags & wire::kStored) != 0)
+    payload = stored_of(entry).array(0);  // other chunks of the layer may have been updated
+  struct Answer {
+    Requester* to;
+    std::uint32_t rank;
+    std::uint16_t priority;
+    bool wants_result;
+  };
+  std::vector<Answer> answers;
+  for (const auto& part : entry.state.parts())
+    answers.push_back(
+        {part->from, part->header.rank, part->header.priority, (part->header.flags & wire::kNoResult) == 0});
+  if (entry.late) step_ended(entry, header, payload);
+  entry.state.reset();
+  for (const Answer& answer : answers) {
+    if (answer.to == nullptr) continue;  // gone while other threads were adding
+    header.rank = answer.rank;
+    header.priority = answer.priority;
+    if (payload.ok())
+      answer.to->send(header, answer.wants_result ? payload.value() : nullptr);
+    else
+      answer.to->refuse(header, payload.status());
+  }
+  if (checkpoint_ && payload.ok() && (shape.flags & wire::kStored) != 0) {
+    checkpoint_->stepped(shape, stored_of(entry), rule_of(shape));
+  }
+  if ((shape.flags & wire::kTransient) != 0) forget(key_of(shape));
+}
+
+/// What the update by a step of this shape takes, beside the sum, at most: the value, the states and one array more
+/// where those that are being sent are left as they are, and the gradient of the step before.
+std::size_t Shard::update_bytes(const wire::Header& shape) const {
+  const UpdateRule* rule = (shape.flags & wire::kStored) == 0 ? nullptr : rule_of(shape);
+  if (rule == nullptr || rule->kind == UpdateKind::none) return 0;
+  return (update_state_count(*rule) + 2 + (rule->keeps_gradient ? 1 : 0)) * shape.payload_bytes;
+}
+
+/// What the step makes of the chunk's value; the value itself is what goes back.
+Result<std::shared_ptr<const Buffer>> Shard::store(Entry& entry, Buffer sum, const wire::Header& shape) {
+  StoredChunk& stored = stored_of(entry);
+  const UpdateRule* rule = rule_of(shape);
+  if (rule != nullptr && rule->kind != UpdateKind::none) {
+    const std::size_t new_bytes = update_bytes(shape);
+    const Status status = pool_->has_room(new_bytes) ? stored.update(*rule, sum, shape.dtype) : no_room(new_bytes);
+    if (status.ok() && rule->keeps_gradient)
+      stored.keep_gradient(std::move(sum));
+    else
+      pool_->give_back(std::move(sum));
+    if (!status.ok()) return status;
+  } else {
+    stored.replace(std::move(sum), shape.dtype);
+  }
+  answer_pulls(entry);
+  return std::shared_ptr<const Buffer>(stored.array(0));
+}
+
+Status Shard::set_rule(const wire::Header& header, std::span<const std::byte> payload) {
+  auto rule = wire::read_rule(payload);
+  if (!rule.ok()) return Status(ErrorCode::refused, rule.status().message());
+  return keep_rule(rule_key(header.unit, header.rank), {rule.value(), header.step});
+}
+
+/// Where pushes are applied one by one, each rank has the rule that it has sent.
+std::uint64_t Shard::rule_key(std::uint32_t unit, std::uint32_t rank) const {
+  return std::uint64_t{unit} << 32 | (pace_.consistency == Consistency::bsp ? 0 : rank);
+}
+
+const UpdateRule* Shard::rule_of(const wire::Header& header) const {
+  const auto known = rules_.find(rule_key(header.unit, header.rank));
+  return known == rules_.end() ? nullptr : &known->second.rule;
+}
+
+Status Shard::keep_rule(std::uint64_t key, const Rule& rule) {
+  if (const auto known = rules_.find(key); known != rules_.end()) {
+    // With stragglers=drop every rank sends it, late ones an old one.
+    if (pace_.stragglers == Stragglers::wait || rule.step >= known->second.step) known->second = rule;
+    return {};
+  }
+  const std::size_t most = limits::kRules * (pace_.consistency == Consistency::bsp ? 1 : worker_count_);
+  if (rules_.size() >= most)
+    return {ErrorCode::refused, "a core of a server keeps at most " + std::to_string(most) + " rules of a job"};
+  if (!pool_->try_charge(kRuleBytes)) return no_room(kRuleBytes);
+  rules_.emplace(key, rule);
+  return {};
+}
+
+Status Shard::describe_units(std::span<const std::byte> payload) {
+  auto units = wire::read_stored_units(payload);
+  if (!units.ok()) return Status(ErrorCode::refused, units.status().message());
+  return checkpoint_ ? checkpoint_->describe(units.value()) : Status();
+}
+
+Status Shard::assign(const wire::Header& header, std::span<const std::byte> payload) {
+  if (payload.empty() || payload.size() % dtype_bytes(header.dtype) != 0)
+    return {ErrorCode::refused, "an assignment of " + std::to_string(payload.size()) + " bytes is no array of " +
+                                    std::string(dtype_name(header.dtype))};
+  if (!pool_->has_room(payload.size())) return no_room(payload.size());
+  auto entry = open(header);
+  if (!entry.ok()) return entry.status();
+  Status status = checkpoint_ ? checkpoint_->before_assign() : Status();
+  if (status.ok()) status = stored_of(*entry.value()).assign(header.rows, payload, header.dtype, header.step);
+  if (status.ok() && checkpoint_) checkpoint_->assigned(header);
+  if (status.ok())
+    answer_pulls(*entry.value());
+  else
+    forget_if_unused(header);
+  return status;
+}
+
+/// Answers with what the chunk has got from a checkpoint, or without payload where there is none.
+Status Shard::restore(const wire::Header& header, Requester& from) {
+  wire::Header answer = header;
+  answer.kind = wire::Kind::value;
+  answer.flags = wire::kAbsent;
+  answer.rows = answer.cols = 0;
+  if (!checkpoint_) {
+    from.send(answer, nullptr);
+    return {};
+  }
+  auto opened = open(header);
+  if (!opened.ok()) return opened.status();
+  StoredChunk& stored = stored_of(*opened.value());
+  const auto restored = checkpoint_->restore(header, stored);
+  if (!restored.ok()) {
+    forget_if_unused(header);
+    return restored.status();
+  }
+  const auto& [version, rule] = restored.value();
+  if (rule && rule->kind != UpdateKind::none && rule_of(header) == nullptr) {
+    if (Status status = keep_rule(rule_key(header.unit, header.rank), {*rule}); !status.ok()) return status;
+  }
+  answer.cols = static_cast<std::uint32_t>(version);
+  answer.dtype = stored.has_value() ? stored.dtype() : header.dtype;
+  answer.step = stored.update_count();
+  answer.flags = version == 0 ? wire::kAbsent : 0;
+  from.send(answer, version == 0 ? nullptr : stored.array(0));
+  answer_pulls(*opened.value());
+  return {};
+}
+
+Status Shard::pull(const wire::Header& header, Requester& from) {
+  if ((header.flags & wire::kRestore) != 0) return restore(header, from);
+  auto opened = open(header);
+  if (!opened.ok()) return opened.status();
+  Entry& entry = *opened.value();
+  const auto same = [&from](const PendingPull& pull) { return pull.from == &from; };
+  if (std::ranges::any_of(entry.pulls, same))
+    return {ErrorCode::refused, "rank " + std::to_string(header.rank) + " waits for this chunk's value already"};
+  entry.pulls.push_back({header, &from});
+  if (stored_of(entry).has_value()) answer_pulls(entry);
+  return {};
+}
+
+void Shard::answer_pulls(Entry& entry) {
+  StoredChunk& stored = *entry.stored;
+  if (!stored.has_value()) return;
+  for (const PendingPull& pull : std::exchange(entry.pulls, {})) {
+    wire::Header header = pull.header;
+    header.kind = wire::Kind::value;
+    header.dtype = stored.dtype();
+    header.step = stored.update_count();
+    // A state that no update has made yet is made now.
+    const bool may_be_new = header.rows != 0 && header.rows != kGradientArray;
+    const std::size_t new_bytes = may_be_new ? stored.array(0)->size() : 0;
+    if (!pool_->has_room(new_bytes))
+      pull.from->refuse(header, no_room(new_bytes));
+    else if (auto array = stored.array(header.rows))
+      pull.from->send(header, std::move(array));
+    else
+      pull.from->refuse(header, {ErrorCode::refused, header.rows == kGradientArray
+                                                         ? "no gradient has been kept"
+                                                         : "there is no array " + std::to_string(header.rows)});
+  }
+}
+
+void Shard::drop(const Requester& from) {
+  for (auto& [key, entry] : entries_) {
+    if (entry.computing)
+      entry.state.orphan(&from);
+    else
+      entry.state.drop(&from);
+    drop_apart(key, entry, from);
+    std::erase_if(entry.pulls, [&from](const PendingPull& pull) { return pull.from == &from; });
+  }
+}
+
+std::vector<Shard::OpenChunk> Shard::open_chunks(std::int64_t started_before_ns) const {
+  std::vector<OpenChunk> open;
+  for (const auto& [key, entry] : entries_) {
+    const ChunkState& state = entry.state;
+    if (state.started() && state.started_ns() < started_before_ns)
+      open.push_back({state.shape(), state.started_ns(), state.missing_ranks()});
+    if (!entry.clocks) continue;
+    for (const RankClocks::Waiting& one : entry.clocks->waiting())
+      if (one.since_ns < started_before_ns)
+        open.push_back({one.header, one.since_ns, entry.clocks->ranks_behind(one.header.step)});
+  }
+  return open;
+}
+
+}  // namespace poseidon

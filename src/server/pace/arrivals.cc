@@ -1,0 +1,58 @@
+#include "server/pace/arrivals.h"
+
+#include <algorithm>
+#include <span>
+
+namespace poseidon {
+
+namespace {
+
+// The standard deviation of normally distributed times in terms of their median absolute deviation.
+constexpr double kDeviationsPerMedian = 1.4826;
+
+/// The median, the upper one of an even number. Reorders.
+std::int64_t median_of(std::span<std::int64_t> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace
+
+bool Arrivals::add(std::uint32_t rank, std::int64_t time_ns) {
+  const bool before = more_than_half();
+  if (times_ns_[rank] == kNotYet) ++count_;
+  times_ns_[rank] = time_ns;
+  return !before && more_than_half();
+}
+
+void Arrivals::remove(std::uint32_t rank) {
+  if (times_ns_[rank] != kNotYet) --count_;
+  times_ns_[rank] = kNotYet;
+}
+
+std::int64_t Arrivals::deviation_ns() const {
+  std::vector<std::int64_t> values = times_ns_;
+  const std::int64_t median_ns = median_of(values);
+  for (auto& value : values)
+    if (value != kNotYet) value = value > median_ns ? value - median_ns : median_ns - value;
+  return median_of(values);
+}
+
+void Arrivals::reset() {
+  std::fill(times_ns_.begin(), times_ns_.end(), kNotYet);
+  count_ = 0;
+}
+
+void ArrivalSpread::add(std::int64_t deviation_ns) {
+  deviations_ns_[added_count_++ % kWindow] = deviation_ns;
+  auto known = deviations_ns_;
+  usual_ns_ = median_of(std::span(known).first(std::min(added_count_, kWindow)));
+}
+
+std::int64_t ArrivalSpread::wait_ns(double factor) const {
+  const double wait_ns = factor * kDeviationsPerMedian * static_cast<double>(usual_ns_);
+  return std::max(kLeastWaitNs, static_cast<std::int64_t>(std::min(wait_ns, 1e15)));
+}
+
+}  // namespace poseidon

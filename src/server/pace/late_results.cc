@@ -1,0 +1,77 @@
+#include "server/pace/late_results.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "server/chunk/limits.h"
+#include "server/chunk/push_refusal.h"
+
+namespace poseidon {
+
+LateResults::LateResults(std::uint32_t worker_count, std::shared_ptr<BufferPool> pool)
+    : pool_(std::move(pool)),
+      ended_bytes_(limits::kNodeBytes + sizeof(Ended) + worker_count / 2 * sizeof(std::uint32_t)) {}
+
+bool LateResults::make_room(std::size_t size_bytes) {
+  if (!pool_->try_charge(ended_bytes_)) return false;
+  if (pool_->try_keep(ended_bytes_ + size_bytes)) {
+    room_bytes_ = size_bytes;
+    return true;
+  }
+  pool_->release(ended_bytes_);
+  return false;
+}
+
+void LateResults::end(const wire::Header& result, const Result<std::shared_ptr<const Buffer>>& payload,
+                      std::vector<std::uint32_t> ranks) {
+  last_step_ = result.step;
+  if (ranks.empty()) return;
+  std::size_t payload_bytes = std::exchange(room_bytes_, 0);
+  if (!payload.ok() || !payload.value()) pool_->end_keep(std::exchange(payload_bytes, 0));
+  kept_.push_back({result, payload, std::move(ranks), payload_bytes});
+}
+
+/// The step that has yet to be pushed by this rank; the end for none.
+std::list<LateResults::Ended>::const_iterator LateResults::find(const wire::Header& header) const {
+  return std::ranges::find_if(kept_, [&](const Ended& one) {
+    return one.result.step == header.step && std::ranges::find(one.ranks, header.rank) != one.ranks.end();
+  });
+}
+
+Status LateResults::admit(const wire::Header& header, std::size_t size_bytes) const {
+  const auto ended = find(header);
+  if (ended == kept_.end() || in_flight.has(header.rank))
+    return refused_push(header, "it has pushed this chunk already");
+  if (header.dtype != ended->result.dtype)
+    return refused_push(header, "it has " + std::string(dtype_name(header.dtype)) + ", others had " +
+                                    std::string(dtype_name(ended->result.dtype)) + "; the ranks' models differ");
+  const bool has_size = (header.flags & wire::kAbsent) == 0 && (ended->result.flags & wire::kAbsent) == 0;
+  if (has_size && size_bytes != ended->result.payload_bytes)
+    return refused_size(header, size_bytes, ended->result.payload_bytes);
+  return {};
+}
+
+void LateResults::answer(const wire::Header& header, Requester& to) {
+  const auto ended = find(header);
+  if (ended == kept_.end()) return;
+  wire::Header result = ended->result;
+  result.rank = header.rank;
+  result.priority = header.priority;
+  result.flags |= wire::kLate;
+  result.rows = static_cast<std::uint32_t>(last_step_ - header.step);
+  const bool wants_result = (header.flags & wire::kNoResult) == 0;
+  if (!ended->payload.ok())
+    to.refuse(result, ended->payload.status());
+  else
+    to.send(result, wants_result ? ended->payload.value() : nullptr);
+  const auto answered = kept_.erase(ended, ended);  // the same, to be changed
+  std::erase(answered->ranks, header.rank);
+  if (!answered->ranks.empty()) return;
+  const std::size_t payload_bytes = answered->payload_bytes;
+  kept_.erase(answered);  // first: what is kept is in use
+  pool_->end_keep(ended_bytes_ + payload_bytes);
+  pool_->release(ended_bytes_);
+}
+
+}  // namespace poseidon

@@ -1,0 +1,45 @@
+// PartsInFlight: contributions to one chunk that are being received and are in no step's sum.
+#pragma once
+
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <span>
+#include <utility>
+
+#include "base/buffer.h"
+#include "base/buffer_pool.h"
+#include "server/chunk/requester.h"
+
+namespace poseidon {
+
+/// At most one of each rank. Loop thread of its shard only.
+class PartsInFlight {
+ public:
+  struct Part {
+    Requester* from = nullptr;
+    Buffer buffer;
+  };
+
+  bool empty() const { return parts_.empty(); }
+  bool has(std::uint32_t rank) const { return parts_.contains(rank); }
+  /// Where the rank's payload is received: `buffer`.
+  std::span<std::byte> place(std::uint32_t rank, Requester* from, Buffer buffer) {
+    return parts_.insert_or_assign(rank, Part{from, std::move(buffer)}).first->second.buffer.span();
+  }
+  /// It is complete. The rank has one.
+  Part take(std::uint32_t rank) { return std::move(parts_.extract(rank).mapped()); }
+  /// A requester has gone.
+  void drop(const Requester* from, BufferPool& pool) {
+    for (auto part = parts_.begin(); part != parts_.end();) {
+      const auto next = std::next(part);
+      if (part->second.from == from) pool.give_back(std::move(parts_.extract(part).mapped().buffer));
+      part = next;
+    }
+  }
+
+ private:
+  std::map<std::uint32_t, Part> parts_;  // by rank
+};
+
+}  // namespace poseidon

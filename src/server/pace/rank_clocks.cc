@@ -1,0 +1,55 @@
+#include "server/pace/rank_clocks.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/clock.h"
+#include "server/chunk/push_refusal.h"
+
+namespace poseidon {
+
+RankClocks::RankClocks(std::uint32_t worker_count, std::optional<std::uint32_t> staleness)
+    : staleness_(staleness), clocks_(worker_count, 0), slowest_{{0, worker_count}} {}
+
+Status RankClocks::admit(const wire::Header& header) const {
+  const std::uint64_t expected = clocks_[header.rank] + 1;
+  const bool waits = std::ranges::any_of(waiting_, [&](const Waiting& one) { return one.header.rank == header.rank; });
+  if (header.step == expected && !waits && !in_flight.has(header.rank)) return {};
+  return refused_push(header, "its next one is step " + std::to_string(expected) +
+                                  (waits ? ", when it has had the answer to its last one" : ""));
+}
+
+void RankClocks::tick(const wire::Header& header, Requester& from) {
+  const std::uint64_t before = std::exchange(clocks_[header.rank], header.step);
+  if (const auto found = slowest_.find(before); --found->second == 0) slowest_.erase(found);
+  ++slowest_[header.step];
+  waiting_.push_back({header, &from, now_ns()});
+}
+
+bool RankClocks::may_go(std::uint64_t step) const {
+  return !staleness_ || step <= slowest_.begin()->first + *staleness_;
+}
+
+std::vector<RankClocks::Waiting> RankClocks::release() {
+  std::vector<Waiting> released;
+  std::erase_if(waiting_, [&](const Waiting& one) {
+    if (!may_go(one.header.step)) return false;
+    released.push_back(one);
+    return true;
+  });
+  return released;
+}
+
+std::vector<std::uint32_t> RankClocks::ranks_behind(std::uint64_t step) const {
+  std::vector<std::uint32_t> ranks;
+  for (std::uint32_t rank = 0; rank < clocks_.size(); ++rank)
+    if (staleness_ && clocks_[rank] + *staleness_ < step) ranks.push_back(rank);
+  return ranks;
+}
+
+void RankClocks::drop(const Requester* from) {
+  std::erase_if(waiting_, [from](const Waiting& one) { return one.to == from; });
+}
+
+}  // namespace poseidon

@@ -1,0 +1,343 @@
+// What a shard keeps between steps: values, the state of their updates, and who is told of them.
+#include "server/chunk/stored_chunk.h"
+
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cpp/server/chunk/contributions.h"
+#include "cpp/server/chunk/reference_update.h"
+#include "server/core/shard.h"
+#include "wire/messages.h"
+
+namespace poseidon {
+namespace {
+
+using testing::Bytes;
+using testing::bytes_of;
+using testing::Floats;
+using testing::header_of;
+using testing::random_reals;
+using testing::RecordingRequester;
+using testing::ReferenceParameters;
+using testing::stored_push_of;
+using testing::update_rules;
+using testing::values_of;
+
+Bytes copy_of(const std::shared_ptr<const Buffer>& array) {
+  return array ? Bytes(array->span().begin(), array->span().end()) : Bytes{};
+}
+
+Buffer buffer_of(const Bytes& bytes) {
+  Buffer buffer(bytes.size());
+  std::memcpy(buffer.data(), bytes.data(), bytes.size());
+  return buffer;
+}
+
+class StoredChunkTest : public ::testing::Test {
+ protected:
+  Status assign(std::size_t array, const Floats& values, std::uint64_t update_count = 0) {
+    return chunk_.assign(array, std::as_bytes(std::span(values)), DType::float32, update_count);
+  }
+  static void expect_refused(const Status& status, const std::string& word) {
+    EXPECT_EQ(status.code(), ErrorCode::refused) << word;
+    EXPECT_NE(status.message().find(word), std::string::npos) << status.message();
+  }
+
+  StoredChunk chunk_{std::make_shared<BufferPool>()};
+};
+
+TEST_F(StoredChunkTest, HasNothingBeforeItsFirstValue) {
+  EXPECT_FALSE(chunk_.has_value());
+  EXPECT_EQ(chunk_.array(0), nullptr);
+  expect_refused(assign(1, {1}), "before the value");
+  expect_refused(assign(3, {1}), "array 3");
+  expect_refused(chunk_.update(update_rules()[0], Buffer(8), DType::float32), "before the parameters");
+  EXPECT_FALSE(chunk_.has_value());
+}
+
+TEST_F(StoredChunkTest, StatesFitTheValueAndANewValueForgetsThem) {
+  ASSERT_TRUE(assign(0, {1, 2}, 7).ok());
+  EXPECT_EQ(chunk_.update_count(), 7u);
+  expect_refused(assign(1, {1, 2, 3}), "12 bytes");
+  const std::vector<double> wide{1};
+  expect_refused(chunk_.assign(1, std::as_bytes(std::span(wide)), DType::float64, 0), "state");
+  ASSERT_TRUE(assign(2, {5, 6}, 8).ok());
+  EXPECT_EQ(chunk_.update_count(), 8u);
+  EXPECT_EQ(values_of(chunk_.array(0)->span()), (Floats{1, 2}));
+  EXPECT_EQ(values_of(chunk_.array(1)->span()), (Floats{0, 0})) << "no update has made it yet";
+  EXPECT_EQ(values_of(chunk_.array(2)->span()), (Floats{5, 6}));
+  EXPECT_EQ(chunk_.array(3), nullptr);
+  ASSERT_TRUE(assign(0, {3, 4, 5}).ok());
+  EXPECT_EQ(values_of(chunk_.array(2)->span()), (Floats{0, 0, 0}));
+  EXPECT_EQ(chunk_.update_count(), 0u);
+}
+
+TEST_F(StoredChunkTest, RefusesGradientsThatDoNotFitAndKeepsItsValue) {
+  ASSERT_TRUE(assign(0, {1, 2}).ok());
+  const UpdateRule rule = update_rules()[3];
+  expect_refused(chunk_.update(rule, Buffer(4), DType::float32), "4 bytes");
+  expect_refused(chunk_.update(rule, Buffer(8), DType::float64), "gradient");
+  EXPECT_EQ(chunk_.update_count(), 0u);
+  EXPECT_EQ(values_of(chunk_.array(0)->span()), (Floats{1, 2}));
+  const std::vector<std::uint16_t> halves(2);
+  ASSERT_TRUE(chunk_.assign(0, std::as_bytes(std::span(halves)), DType::bfloat16, 0).ok());
+  expect_refused(chunk_.update(rule, Buffer(4), DType::bfloat16), "bfloat16");
+}
+
+TEST_F(StoredChunkTest, UpdatesAsTheKernelDoesAndWhatWasHandedOutKeepsItsBytes) {
+  std::mt19937 random(5);
+  for (const DType dtype : {DType::float32, DType::float64}) {
+    for (const UpdateRule& rule : update_rules()) {
+      ReferenceParameters reference(random_reals(random, dtype, 1003), dtype);
+      StoredChunk chunk(std::make_shared<BufferPool>());
+      ASSERT_TRUE(chunk.assign(0, reference.value, dtype, 0).ok());
+      std::vector<std::pair<std::shared_ptr<const Buffer>, Bytes>> handed_out;
+      for (int step = 0; step < 6; ++step) {
+        const Bytes gradient = random_reals(random, dtype, 1003);
+        reference.update(rule, gradient);
+        ASSERT_TRUE(chunk.update(rule, buffer_of(gradient), dtype).ok());
+        ASSERT_EQ(copy_of(chunk.array(0)), reference.value) << "kind " << static_cast<int>(rule.kind);
+        for (std::size_t i = 0; i < reference.states.size(); ++i)
+          ASSERT_EQ(copy_of(chunk.array(i + 1)), reference.states[i]);
+        EXPECT_EQ(chunk.update_count(), reference.update_count);
+        if (step % 2 == 1) continue;  // in the others, nobody holds the arrays
+        for (std::size_t i = 0; i <= reference.states.size(); ++i)
+          handed_out.emplace_back(chunk.array(i), copy_of(chunk.array(i)));
+      }
+      for (const auto& [array, bytes] : handed_out) EXPECT_EQ(copy_of(array), bytes);
+    }
+  }
+}
+
+TEST_F(StoredChunkTest, WithoutARuleTheSumIsTheValue) {
+  chunk_.replace(buffer_of(bytes_of(Floats{1, 2})), DType::float32);
+  const auto first = chunk_.array(0);
+  chunk_.replace(buffer_of(bytes_of(Floats{3, 4})), DType::float32);
+  EXPECT_EQ(values_of(first->span()), (Floats{1, 2}));
+  EXPECT_EQ(values_of(chunk_.array(0)->span()), (Floats{3, 4}));
+}
+
+/// The same through a shard's messages.
+class StoredShard : public ::testing::Test {
+ protected:
+  static constexpr std::uint32_t kWorkers = 2;
+
+  Status push(std::uint32_t rank, std::uint64_t step, const Bytes& gradient, DType dtype = DType::float32,
+              std::uint8_t flags = 0) {
+    wire::Header header = stored_push_of(rank, kWorkers, step);
+    header.dtype = dtype;
+    header.divisor = 2;
+    header.flags |= flags;
+    header.payload_bytes = gradient.size();
+    lent_.push_back(gradient);
+    return shard_.add(header, workers_[rank], lent_.back(), [] {});
+  }
+  void push_all(std::uint64_t step, const Bytes& gradient, DType dtype = DType::float32) {
+    for (std::uint32_t rank = 0; rank < kWorkers; ++rank) ASSERT_TRUE(push(rank, step, gradient, dtype).ok());
+  }
+  Status assign(const Bytes& values, std::uint32_t array = 0, std::uint64_t update_count = 0,
+                DType dtype = DType::float32) {
+    wire::Header header = header_of(wire::Kind::assign, 0, kWorkers, update_count);
+    header.dtype = dtype;
+    header.rows = array;
+    return shard_.assign(header, values);
+  }
+  void pull(std::uint32_t rank, std::uint32_t array = 0) {
+    wire::Header header = header_of(wire::Kind::pull, rank, kWorkers);
+    header.rows = array;
+    ASSERT_TRUE(shard_.pull(header, workers_[rank]).ok());
+  }
+  void set_rule(const UpdateRule& rule) {
+    const auto message = wire::make_rule(header_of(wire::Kind::rule, 0, kWorkers), rule);
+    ASSERT_TRUE(shard_.set_rule(message.header, message.payload()).ok());
+  }
+  const RecordingRequester::Sent& last(std::uint32_t rank) { return workers_[rank].sent.back(); }
+
+  std::deque<Bytes> lent_;
+  std::vector<RecordingRequester> workers_{kWorkers};
+  Shard shard_{kWorkers, {}, {}};
+};
+
+TEST_F(StoredShard, APullWaitsForTheFirstValue) {
+  pull(0);
+  pull(1);
+  EXPECT_TRUE(workers_[0].sent.empty());
+  shard_.drop(workers_[1]);
+  ASSERT_TRUE(assign(bytes_of(Floats{1, 2}), 0, 41).ok());
+  ASSERT_EQ(workers_[0].sent.size(), 1u);
+  EXPECT_EQ(last(0).header.kind, wire::Kind::value);
+  EXPECT_EQ(last(0).header.step, 41u);
+  EXPECT_EQ(last(0).header.rank, 0u);
+  EXPECT_EQ(values_of(last(0).payload), (Floats{1, 2}));
+  EXPECT_TRUE(workers_[1].sent.empty()) << "it has gone";
+  pull(1);
+  EXPECT_EQ(values_of(last(1).payload), (Floats{1, 2}));
+}
+
+TEST_F(StoredShard, AStepThatEndsAnswersThePullsToo) {
+  pull(0);
+  push_all(1, bytes_of(Floats{2, 4}));
+  ASSERT_EQ(workers_[0].sent.size(), 2u);
+  for (const auto& sent : workers_[0].sent) EXPECT_EQ(values_of(sent.payload), (Floats{2, 4}));
+  pull(1);
+  EXPECT_EQ(values_of(last(1).payload), (Floats{2, 4})) << "the last reduced gradient";
+}
+
+TEST_F(StoredShard, OnlyArraysThatExistArePulled) {
+  ASSERT_TRUE(assign(bytes_of(Floats{1})).ok());
+  pull(0, 2);
+  EXPECT_EQ(values_of(last(0).payload), Floats{0});
+  EXPECT_EQ(last(0).header.rows, 2u);
+  pull(0, kGradientArray);
+  pull(0, kGradientArray + 1);
+  ASSERT_EQ(workers_[0].refusals.size(), 2u);
+  EXPECT_NE(workers_[0].refusals[0].message().find("no gradient has been kept"), std::string::npos);
+  EXPECT_NE(workers_[0].refusals[1].message().find("array 4"), std::string::npos);
+}
+
+TEST_F(StoredShard, TheMeanGradientIsThereUntilTheNextUpdate) {
+  for (auto& worker : workers_) worker.keep = true;
+  ASSERT_TRUE(assign(bytes_of(Floats{5, 6})).ok());
+  UpdateRule rule = update_rules()[0];
+  rule.keeps_gradient = true;
+  set_rule(rule);
+  ASSERT_TRUE(push(0, 1, bytes_of(Floats{1, 2})).ok());
+  ASSERT_TRUE(push(1, 1, bytes_of(Floats{3, 8})).ok());
+  pull(1, kGradientArray);
+  EXPECT_EQ(values_of(last(1).payload), (Floats{2, 5}));
+  ASSERT_TRUE(assign(bytes_of(Floats{7, 8})).ok());
+  ASSERT_TRUE(push(1, 2, bytes_of(Floats{9, 9})).ok()) << "of a worker that is ahead";
+  pull(0, kGradientArray);
+  EXPECT_EQ(values_of(last(0).payload), (Floats{2, 5}));
+  ASSERT_TRUE(push(0, 2, bytes_of(Floats{1, 1})).ok());
+  EXPECT_EQ(values_of(copy_of(workers_[1].sent[1].kept)), (Floats{2, 5})) << "what was handed out stays as it was";
+  pull(0, kGradientArray);
+  EXPECT_EQ(values_of(last(0).payload), (Floats{5, 5}));
+  rule.keeps_gradient = false;
+  set_rule(rule);
+  push_all(3, bytes_of(Floats{1, 1}));
+  pull(0, kGradientArray);
+  ASSERT_EQ(workers_[0].refusals.size(), 1u);
+}
+
+TEST_F(StoredShard, RefusesAssignmentsThatAreNoArrays) {
+  EXPECT_EQ(assign({}).code(), ErrorCode::refused);
+  EXPECT_EQ(assign(Bytes(7)).code(), ErrorCode::refused);
+  EXPECT_EQ(assign(Bytes(8), 1).code(), ErrorCode::refused) << "no value yet";
+  EXPECT_EQ(assign(Bytes(8), 0xffffffffu).code(), ErrorCode::refused);
+}
+
+TEST_F(StoredShard, RefusesRulesThatAreNone) {
+  wire::Header header = header_of(wire::Kind::rule, 0, kWorkers);
+  EXPECT_EQ(shard_.set_rule(header, Bytes(3)).code(), ErrorCode::refused);
+  EXPECT_EQ(shard_.set_rule(header, {}).code(), ErrorCode::refused);
+}
+
+TEST_F(StoredShard, UpdatesWithTheMeanGradientByEveryRule) {
+  std::mt19937 random(8);
+  std::uint64_t step = 0;
+  for (const DType dtype : {DType::float32, DType::float64}) {
+    for (const UpdateRule& rule : update_rules()) {
+      ReferenceParameters reference(random_reals(random, dtype, 500), dtype);
+      ASSERT_TRUE(assign(reference.value, 0, 0, dtype).ok());
+      set_rule(rule);
+      for (int i = 0; i < 4; ++i) {
+        const Bytes gradient = random_reals(random, dtype, 500);
+        reference.update(rule, gradient);  // (g + g) / 2 is g
+        push_all(++step, gradient, dtype);
+        for (std::uint32_t rank = 0; rank < kWorkers; ++rank) {
+          ASSERT_EQ(last(rank).header.kind, wire::Kind::result);
+          ASSERT_EQ(last(rank).payload, reference.value) << "kind " << static_cast<int>(rule.kind);
+        }
+        for (std::uint32_t array = 1; array <= reference.states.size(); ++array) {
+          pull(1, array);
+          ASSERT_EQ(last(1).payload, reference.states[array - 1]);
+          EXPECT_EQ(last(1).header.step, reference.update_count);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(StoredShard, AStateThatWasSavedGoesOnWhereItStopped) {
+  std::mt19937 random(9);
+  const UpdateRule rule = update_rules()[4];
+  ReferenceParameters reference(random_reals(random, DType::float32, 100), DType::float32);
+  for (int i = 0; i < 3; ++i) reference.update(rule, random_reals(random, DType::float32, 100));
+  ASSERT_TRUE(assign(reference.value, 0, reference.update_count).ok());
+  for (std::uint32_t array : {1u, 2u}) ASSERT_TRUE(assign(reference.states[array - 1], array, 3).ok());
+  set_rule(rule);
+  const Bytes gradient = random_reals(random, DType::float32, 100);
+  push_all(1, gradient);
+  reference.update(rule, gradient);
+  EXPECT_EQ(last(0).payload, reference.value);
+}
+
+TEST_F(StoredShard, ANewRuleHoldsFromTheNextStepOn) {
+  ASSERT_TRUE(assign(bytes_of(Floats{1})).ok());
+  UpdateRule rule = update_rules()[0];
+  rule.lr = 0.5;
+  set_rule(rule);
+  push_all(1, bytes_of(Floats{1}));
+  EXPECT_EQ(values_of(last(0).payload), Floats{0.5});
+  rule.lr = 0.25;
+  set_rule(rule);
+  push_all(2, bytes_of(Floats{1}));
+  EXPECT_EQ(values_of(last(0).payload), Floats{0.25});
+  set_rule({});  // none: the reduced gradient
+  push_all(3, bytes_of(Floats{7}));
+  EXPECT_EQ(values_of(last(0).payload), Floats{7});
+}
+
+TEST_F(StoredShard, APushWithoutResultUpdatesToo) {
+  ASSERT_TRUE(assign(bytes_of(Floats{1})).ok());
+  UpdateRule rule = update_rules()[0];
+  rule.lr = 0.5;
+  set_rule(rule);
+  ASSERT_TRUE(push(0, 1, bytes_of(Floats{1}), DType::float32, wire::kNoResult).ok());
+  ASSERT_TRUE(push(1, 1, bytes_of(Floats{1})).ok());
+  EXPECT_FALSE(last(0).has_payload);
+  EXPECT_EQ(last(0).header.kind, wire::Kind::result);
+  EXPECT_EQ(values_of(last(1).payload), Floats{0.5});
+  pull(0);
+  EXPECT_EQ(values_of(last(0).payload), Floats{0.5});
+}
+
+TEST_F(StoredShard, AnUpdateThatCannotBeIsRefusedToAllAndTheChunkGoesOn) {
+  UpdateRule rule = update_rules()[0];
+  rule.lr = 1;
+  set_rule(rule);
+  push_all(1, bytes_of(Floats{1}));  // no parameters yet
+  ASSERT_TRUE(assign(bytes_of(Floats{5, 6})).ok());
+  push_all(2, bytes_of(Floats{1}));                               // of another size
+  push_all(3, bytes_of(std::vector<double>{1}), DType::float64);  // of another dtype
+  for (std::uint32_t rank = 0; rank < kWorkers; ++rank) {
+    EXPECT_TRUE(workers_[rank].sent.empty());
+    ASSERT_EQ(workers_[rank].refusals.size(), 3u);
+    EXPECT_EQ(workers_[rank].refusals[0].code(), ErrorCode::refused);
+    EXPECT_EQ(workers_[rank].refused_headers[2].rank, rank);
+    EXPECT_EQ(workers_[rank].refused_headers[2].step, 3u);
+  }
+  push_all(4, bytes_of(Floats{1, 2}));
+  EXPECT_EQ(values_of(last(0).payload), (Floats{4, 4}));
+}
+
+TEST_F(StoredShard, ResultsKeepTheirBytesWhileLaterStepsUpdate) {
+  for (auto& worker : workers_) worker.keep = true;
+  std::mt19937 random(10);
+  ASSERT_TRUE(assign(random_reals(random, DType::float32, 64)).ok());
+  set_rule(update_rules()[3]);
+  for (std::uint64_t step = 1; step <= 5; ++step) {
+    push_all(step, random_reals(random, DType::float32, 64));
+    pull(0, 1);
+  }
+  for (const auto& worker : workers_)
+    for (const auto& sent : worker.sent) EXPECT_EQ(copy_of(sent.kept), sent.payload);
+}
+
+}  // namespace
+}  // namespace poseidon
