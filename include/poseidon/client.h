@@ -84,6 +84,7 @@ struct LateRank {
   std::uint64_t last_step = 0;    // the last of these steps, by the layers' own count
 };
 
+/// The exchanges of one worker with all others. `connect` makes it; every method may be called from any thread.
 class Client {
  public:
   /// Finds the other ranks through `store` (null: a TcpStore that rank 0 serves), starts the
@@ -115,6 +116,7 @@ class Client {
     std::uint32_t first_layer = 0;
     Plan plan;
   };
+  /// See above. Blocks up to the timeout.
   virtual Result<Added> add_layers(std::vector<Layer> layers, bool transient,
                                    const std::function<bool()>& keep_waiting) = 0;
 
@@ -218,6 +220,7 @@ class Client {
   /// that have never been late are left out.
   virtual std::vector<LateRank> straggler_report() const = 0;
 
+  /// How the layer's last completed exchange went, and what this process has sent and received. Cheap.
   virtual LayerStats layer_stats(std::uint32_t layer) const = 0;
   virtual TrafficStats traffic() const = 0;
 

@@ -36,6 +36,7 @@ constexpr std::size_t dtype_bytes(DType dtype) {
   return 0;
 }
 
+/// Whether the elements are floating-point numbers. False for a value that is not a DType.
 constexpr bool dtype_is_floating(DType dtype) {
   return dtype == DType::float32 || dtype == DType::float64 || dtype == DType::float16 || dtype == DType::bfloat16;
 }

@@ -71,6 +71,7 @@ enum class Consistency : std::uint8_t {
   async,  // for nobody
 };
 
+/// The settings of one process. All processes of a job must agree on most of them; `Client::connect` checks that.
 struct Options {
   int rank = 0;        // with OnFailure::shrink this process's slot: its rank counts those who are there
   int world_size = 1;  // with OnFailure::shrink the number of slots

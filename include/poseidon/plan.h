@@ -25,9 +25,12 @@ enum class Scheme : std::uint8_t {
   local = 4,      // one worker: nothing to send
 };
 
+/// The name that options and messages use, such as "ps".
 std::string_view scheme_name(Scheme scheme);
+/// The scheme of that name. ErrorCode::invalid_argument for an unknown one.
 Result<Scheme> parse_scheme(std::string_view name);
 
+/// On which machines the servers run.
 enum class Placement : std::uint8_t {
   colocated,  // every worker hosts one shard
   dedicated,  // servers are machines of their own
@@ -41,6 +44,7 @@ struct Cluster {
   std::vector<int> core_counts{};  // of each server; empty: one each
   int flow_count = 1;              // connections from a worker to each server core
 
+  /// How many cores a server has.
   int core_count(int server) const { return core_counts.empty() ? 1 : core_counts[static_cast<std::size_t>(server)]; }
 };
 
@@ -57,6 +61,7 @@ struct Layer {
   bool stored = false;  // servers keep its value (push, pull, updates): scheme ps, never in a group
   bool whole = false;   // lies on one server core in one piece (LAMB needs the norms of the whole layer)
 
+  /// Whether the gradient is a sum of outer products, and its size in bytes.
   bool factorable() const { return rows > 0 && cols > 0; }
   std::size_t size_bytes() const { return element_count * dtype_bytes(dtype); }
 };
@@ -73,6 +78,7 @@ struct Costs {
   double adam_worker = 0;           // K(M + N) + MN
   double adam = 0;                  // the busiest node under the cluster's placement
 };
+/// The costs of an M×N layer (`rows`, `cols`) in a cluster.
 Costs costs(std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster);
 
 /// Algorithm 1 generalized to placement: the cheaper of ps and sfb, sfb on a tie; ps for a layer
@@ -103,6 +109,7 @@ struct Unit {
   std::vector<std::size_t> offsets_bytes;  // of each member in the unit's buffer
   std::vector<Chunk> chunks;
 
+  /// Whether it is a group of several layers.
   bool grouped() const { return layers.size() > 1; }
 };
 

@@ -10,6 +10,7 @@
 
 namespace poseidon {
 
+/// A running parameter server. It stops when it is destroyed. Any thread may call its methods.
 class Server {
  public:
   /// Listens on `options.interfaces` and serves until shutdown: its first core on `port` (0: any), each

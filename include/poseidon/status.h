@@ -35,6 +35,7 @@ class [[nodiscard]] Status {
   Status(ErrorCode code, std::string message)
       : state_(std::make_shared<const State>(State{code, std::move(message)})) {}
 
+  /// Whether the operation succeeded, the kind of error, and its message (empty when ok).
   bool ok() const { return state_ == nullptr; }
   ErrorCode code() const { return state_ ? state_->code : ErrorCode::ok; }
   const std::string& message() const;
@@ -57,6 +58,7 @@ class [[nodiscard]] Result {
   Result(T value) : value_(std::move(value)) {}          // NOLINT(google-explicit-constructor)
   Result(Status status) : status_(std::move(status)) {}  // NOLINT(google-explicit-constructor)
 
+  /// `value` may be called only when ok; `status` is ok then, too.
   bool ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }
   T& value() { return *value_; }

@@ -17,6 +17,7 @@ namespace poseidon {
 class Store {
  public:
   virtual ~Store() = default;
+  /// Sets the key's value.
   virtual Status set(const std::string& key, const std::string& value) = 0;
   /// Waits until the key is there. ErrorCode::timeout when it does not come. A timeout of 0 is a quick look.
   virtual Result<std::string> get(const std::string& key, std::chrono::milliseconds timeout) = 0;

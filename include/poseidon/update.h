@@ -6,6 +6,7 @@
 
 namespace poseidon {
 
+/// Which optimizer the server runs.
 enum class UpdateKind : std::uint8_t {
   none = 0,   // the server returns the reduced gradient
   sgd = 1,    // with momentum, dampening, Nesterov

@@ -17,8 +17,9 @@ from poseidon.errors import (
     ShutDown,
     Unreachable,
 )
+from poseidon.version import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "Aborted",

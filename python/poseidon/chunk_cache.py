@@ -11,8 +11,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import poseidon
 from poseidon.options import AUTO, BY_NAME, Settings, available_cpu_count
+from poseidon.version import VERSION
 
 if TYPE_CHECKING:
     from poseidon import _core
@@ -43,7 +43,7 @@ def settle_chunk_bytes(client: _core.Client, settings: Settings, known: int = 0)
     """
     if settings.chunk_bytes != AUTO or (client.world_size == 1 and not settings.servers):
         return 0
-    facts = {"version": poseidon.__version__, "host": socket.gethostname(), "cpu_count": available_cpu_count()}
+    facts = {"version": VERSION, "host": socket.gethostname(), "cpu_count": available_cpu_count()}
     facts |= {name: getattr(settings, name) for name in _DECIDING} | {"world_size": client.world_size}
     if client.rank == 0:
         known = known or _load(facts)

@@ -113,9 +113,11 @@ class Option:
 
 
 def choice(name: str, default: str, choices: tuple[str, ...], text: str) -> Option:
+    """An option that is one of a few words."""
     return Option(name, TEXT, default, text, "one of " + ", ".join(choices), choices)
 
 
 def size(name: str, default: int, least: int, text: str) -> Option:
+    """An option that is a number of bytes, at least `least` and at most 16 GiB."""
     allowed = f"a size of at least {least} bytes such as 65536, 512k or 2MiB"
     return Option(name, BYTES, default, text, allowed, check=lambda value: least <= value <= 1 << 34)

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "conformance/transport_fixture.h"
-#include "cpp/transport/handshakes.h"
+#include "conformance/handshakes.h"
 #include "transport/tcp/tcp_transport.h"
 
 namespace poseidon::testing {

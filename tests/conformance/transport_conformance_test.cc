@@ -3,7 +3,7 @@
 #include <thread>
 
 #include "conformance/transport_fixture.h"
-#include "cpp/transport/handshakes.h"
+#include "conformance/handshakes.h"
 #include "transport/inproc/inproc_transport.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"

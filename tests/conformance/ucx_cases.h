@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "conformance/transport_fixture.h"
-#include "cpp/transport/handshakes.h"
+#include "conformance/handshakes.h"
 #include "transport/ucx/ucx_transport.h"
 
 namespace poseidon::testing {

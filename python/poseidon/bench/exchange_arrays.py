@@ -12,7 +12,7 @@ _PERIOD = 509  # of the known values; prime, so that no chunk begins where anoth
 
 
 class Arrays:
-    """float32 arrays, one per tensor, one after the other in `flat`, for libraries that take a single buffer."""
+    """One float32 array for each tensor. They lie one after the other in `flat`, for libraries that take one buffer."""
 
     def __init__(self, tensors: tuple[tuple[str, int], ...]) -> None:
         """tensors: (name, elements) each."""

@@ -100,7 +100,7 @@ class ExchangeResult:
         return self.link if self.ports == 1 else f"{self.ports} × {self.link}"
 
     def to_json(self) -> dict[str, Any]:
-        """For `json.dump`."""
+        """Returns the result as `json.dump` takes it."""
         return asdict(self)
 
 

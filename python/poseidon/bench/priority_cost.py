@@ -35,7 +35,7 @@ class CostResult:
     costs: list[Cost]
 
     def to_json(self) -> dict[str, Any]:
-        """For `json.dump`."""
+        """Returns the result as `json.dump` takes it."""
         document = asdict(self)
         for entry, cost in zip(document["costs"], self.costs, strict=True):
             entry["seconds_per_chunk"] = cost.seconds_per_chunk

@@ -105,7 +105,7 @@ class GridResult:
     runs: list[GridRun]
 
     def to_json(self) -> dict[str, Any]:
-        """For `json.dump`."""
+        """Returns the result as `json.dump` takes it."""
         documents = []
         for run in self.runs:
             document = {"gigabits_per_second": run.gigabits_per_second, **run.result.to_json()}

@@ -77,7 +77,7 @@ class UrgentResult:
         return next(one for one in self.delays if (one.honour_dscp, one.classes) == (honour_dscp, classes))
 
     def to_json(self) -> dict[str, Any]:
-        """For `json.dump`."""
+        """Returns the result as `json.dump` takes it."""
         document = asdict(self)
         for entry, delay in zip(document["delays"], self.delays, strict=True):
             entry["ratio"] = delay.ratio

@@ -72,6 +72,7 @@ class Counters:
 
     @property
     def total(self) -> int:
+        """Bytes in both directions."""
         return self.received + self.sent
 
 

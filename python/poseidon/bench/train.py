@@ -125,7 +125,7 @@ class TrainResult:
         return without / max(without, wire_seconds)
 
     def to_json(self) -> dict[str, Any]:
-        """For `json.dump`."""
+        """Returns the result as `json.dump` takes it."""
         document = asdict(self)
         for entry, result in zip(document["methods"], self.methods, strict=True):
             entry.update(deviation=result.deviation, bound=self.bound(result))

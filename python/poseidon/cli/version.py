@@ -6,15 +6,15 @@ import platform
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 
-import poseidon
 from poseidon.cli.output import JsonFlag, print_json, print_table
+from poseidon.version import VERSION
 
 _PACKAGES = ("torch", "numpy")
 
 
 def version(json: JsonFlag = False) -> None:
     """Print the versions of Poseidon and of what it works with."""
-    versions = {"poseidon": poseidon.__version__}
+    versions = {"poseidon": VERSION}
     versions |= {package: _version_of(package) for package in _PACKAGES}
     versions |= {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
     if json:

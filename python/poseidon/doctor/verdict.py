@@ -24,6 +24,7 @@ class Verdict:
     text: str
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the verdict as `json.dump` takes it."""
         return asdict(self)
 
 

@@ -40,6 +40,7 @@ class Span:
 
     @property
     def duration_ns(self) -> int:
+        """How long the span lasted, in nanoseconds."""
         return self.end_ns - self.start_ns
 
 
@@ -57,6 +58,7 @@ class LayerRow:
 
     @property
     def shape_text(self) -> str:
+        """The shape for people, such as "64×3×3×3"."""
         return "×".join(str(size) for size in self.shape) if self.shape else "scalar"
 
 

@@ -1,4 +1,4 @@
-"""report.html: one page that needs nothing but itself. It follows the reader's light or dark preference."""
+"""The page report.html, which needs no other file. It follows the reader's light or dark preference."""
 
 from __future__ import annotations
 

@@ -36,6 +36,7 @@ class Canvas:
     def rect(
         self, x: float, y: float, width: float, height: float, style: str, title: str = "", radius: float = 2
     ) -> None:
+        """Draws a rectangle with round corners. `title` is shown when the pointer is over it."""
         tip = f"<title>{escape(title)}</title>" if title else ""
         radius = min(radius, width / 2, height / 2)
         self.parts.append(
@@ -44,17 +45,21 @@ class Canvas:
         )
 
     def line(self, x1: float, y1: float, x2: float, y2: float, style: str) -> None:
+        """Draws a straight line between two points."""
         self.parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{style}"/>')
 
     def polyline(self, points: Sequence[tuple[float, float]], style: str) -> None:
+        """Draws straight lines from point to point."""
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         self.parts.append(f'<polyline points="{path}" class="{style}"/>')
 
     def dot(self, x: float, y: float, style: str, title: str = "") -> None:
+        """Draws a filled dot. `title` is shown when the pointer is over it."""
         tip = f"<title>{escape(title)}</title>" if title else ""
         self.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" class="{style}">{tip}</circle>')
 
     def text(self, x: float, y: float, text: str, style: str = "", anchor: str = "start") -> None:
+        """Writes a line of text. `anchor` is SVG's text-anchor: the part of the line that lies at x."""
         self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{style}">{escape(text)}</text>')
 
     def render(self, style: str) -> str:
@@ -106,7 +111,7 @@ def percent_text(share: float | None) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration."""
+    """A duration for people, such as "2 min 5 s"."""
     if seconds >= 90:
         return f"{int(seconds) // 60} min {int(seconds) % 60} s"
     if seconds >= 1:

@@ -36,7 +36,10 @@ class TestbedError(PoseidonError):
 
 @dataclass(frozen=True)
 class Host:
-    """One machine of the testbed: a network namespace with shaped ports. addresses: of the ports eth0, eth1, …"""
+    """One machine of the testbed: a network namespace with shaped ports.
+
+    `addresses` are those of its ports eth0, eth1 and so on.
+    """
 
     name: str
     addresses: tuple[str, ...]

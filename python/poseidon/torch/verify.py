@@ -9,16 +9,16 @@ from itertools import zip_longest
 import torch
 from torch import nn
 
-import poseidon
 from poseidon.errors import Mismatch, PoseidonError
 from poseidon.torch.control import Control
 from poseidon.torch.layers import SyncedParameter
+from poseidon.version import VERSION
 
 
 def describe(module: nn.Module, entries: list[SyncedParameter], options: str, ignored: Collection[str]) -> str:
     """One line for everything that must be the same on all ranks; `ignored` names what need not be."""
     torch_version = ".".join(torch.__version__.split(".")[:2])
-    lines = [f"versions: poseidon {poseidon.__version__}, torch {torch_version}", f"options: {options}"]
+    lines = [f"versions: poseidon {VERSION}, torch {torch_version}", f"options: {options}"]
     synced = {entry.param: entry for entry in entries}
     for name, param in module.named_parameters():
         if name in ignored:

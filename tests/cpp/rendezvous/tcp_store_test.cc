@@ -13,7 +13,7 @@
 
 #include "base/clock.h"
 #include "cpp/rendezvous/ports.h"
-#include "cpp/transport/handshakes.h"
+#include "conformance/handshakes.h"
 #include "rendezvous/store_protocol.h"
 #include "rendezvous/store_server.h"
 

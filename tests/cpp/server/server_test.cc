@@ -11,7 +11,7 @@
 
 #include "cpp/rendezvous/ports.h"
 #include "cpp/server/server_fixture.h"
-#include "cpp/transport/handshakes.h"
+#include "conformance/handshakes.h"
 #include "transport/inproc/inproc_transport.h"
 #include "transport/tcp/tcp_transport.h"
 

@@ -9,7 +9,7 @@
 #include <random>
 
 #include "conformance/transport_fixture.h"
-#include "cpp/transport/handshakes.h"
+#include "conformance/handshakes.h"
 #include "transport/shm/local_socket.h"
 #include "transport/shm/segment.h"
 #include "transport/shm/shm_transport.h"

@@ -9,7 +9,7 @@
 
 #include "base/file_descriptor.h"
 #include "conformance/transport_fixture.h"
-#include "cpp/transport/handshakes.h"
+#include "conformance/handshakes.h"
 #include "transport/entrance.h"
 #include "transport/shm/local_socket.h"
 #include "transport/shm/shm_transport.h"

@@ -9,7 +9,7 @@
 
 #include "base/file_descriptor.h"
 #include "conformance/transport_fixture.h"
-#include "cpp/transport/handshakes.h"
+#include "conformance/handshakes.h"
 #include "transport/tcp/address.h"
 #include "transport/tcp/tcp_flow.h"
 #include "transport/tcp/tcp_transport.h"

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "conformance/transport_fixture.h"
-#include "cpp/transport/handshakes.h"
+#include "conformance/handshakes.h"
 #include "cpp/transport/relay.h"
 #include "transport/tcp/tcp_transport.h"
 

@@ -1,0 +1,87 @@
+"""Which room may look into which (ARCHITECTURE.md).
+
+A room is a folder, or a file that has no folder of its own. An include or import is judged in the folder where the two
+paths part: there the one neighbour must be allowed to use the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from structure.edges import Edge
+
+Doors = Mapping[str, set[str] | None]
+
+# What a room of src/ may include, besides itself and the public headers.
+CPP_DOORS: Doors = {
+    "base": set(),
+    "kernel": {"base"},
+    "plan": {"base"},
+    "wire": {"base"},
+    "transport": {"base", "wire"},
+    "rendezvous": {"base", "wire", "transport"},
+    "scheme": {"base", "plan", "wire", "kernel", "transport"},
+    "server": {"base", "plan", "wire", "kernel", "transport"},
+    "client": {"base", "scheme", "plan", "wire", "transport", "rendezvous"},
+    "worker": {"base", "client", "server", "wire", "transport", "rendezvous"},
+    "bindings": set(),
+    "server/chunk": set(),
+    "server/pace": {"chunk"},
+    "server/checkpoint": {"chunk"},
+    "server/core": {"chunk", "pace", "checkpoint"},
+}
+
+# What a room of python/poseidon may import, besides itself. None: all others, as far as no circle comes of it.
+PYTHON_DOORS: Doors = {
+    "version": set(),
+    "errors": set(),
+    "dscp": set(),
+    "option_kinds": {"errors"},
+    "option_table": {"dscp", "option_kinds"},
+    "secret": {"errors"},
+    "slurm": {"errors"},
+    "options": {"errors", "dscp", "option_kinds", "option_table", "secret", "slurm", "_core"},
+    "failure_marks": {"errors", "options"},
+    "chunk_cache": {"options", "version", "_core"},
+    "notices": {"_core"},
+    "restore": {"errors", "_core"},
+    "exchange": {"errors", "options", "chunk_cache", "notices", "restore", "torch", "_core"},
+    "torch": {"errors", "options", "chunk_cache", "failure_marks", "notices", "restore", "version", "_core"},
+    "models": {"errors"},
+    "report": {"errors", "torch"},
+    "testbed": {"errors", "dscp"},
+    "doctor": {"errors"},
+    "cli": None,
+    "bench": None,
+}
+
+
+def check_doors(edges: Iterable[Edge], base: Path, doors: Doors) -> Iterator[str]:
+    """What rooms below `base` use of their neighbours without being allowed to.
+
+    A key of `doors` is a room's path below `base`, its value the neighbours in the same folder that it may use. A room
+    without a key may use all of them.
+    """
+    for edge in edges:
+        if not (edge.source.is_relative_to(base) and edge.target.is_relative_to(base)):
+            continue
+        source, target = edge.source.relative_to(base).parts, edge.target.relative_to(base).parts
+        level = parting(source, target)
+        room = "/".join(source[: level + 1]).rsplit(".", 1)[0]
+        neighbour = target[level].rsplit(".", 1)[0]
+        allowed = doors.get(room)
+        if allowed is not None and neighbour not in {*allowed, source[level].rsplit(".", 1)[0]}:
+            yield f"{edge}: {room} may not use {neighbour}"
+
+
+def check_rooms_are_listed(files: Iterable[Path], base: Path, doors: Doors) -> Iterator[str]:
+    """Folders directly below `base` that the table of doors does not name."""
+    folders = {path.relative_to(base).parts[0] for path in files if len(path.relative_to(base).parts) > 1}
+    for folder in sorted(folders - set(doors)):
+        yield f"{base / folder}: this room has no row in tools/structure/rooms.py"
+
+
+def parting(source: tuple[str, ...], target: tuple[str, ...]) -> int:
+    """How many leading parts two different paths have in common."""
+    return next(level for level, pair in enumerate(zip(source, target, strict=False)) if pair[0] != pair[1])

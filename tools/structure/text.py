@@ -1,0 +1,98 @@
+"""The rules for a file's text: its length, its lines, and what may stand only in certain files."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from structure.tree import Tree
+
+MAX_LINES = 499
+MAX_COLUMNS = 120
+
+# Pages that are still to be wrapped. The list only shrinks.
+NOT_YET_WRAPPED = {
+    "ARCHITECTURE.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "docs/benchmarks.md",
+    "docs/checkpoints.md",
+    "docs/decisions/0001-rooms.md",
+    "docs/decisions/0002-self-describing-pushes.md",
+    "docs/decisions/0003-scheme-follows-the-last-step.md",
+    "docs/decisions/0004-equal-shares.md",
+    "docs/decisions/0005-own-factor-product.md",
+    "docs/decisions/0006-groups-carry-presence.md",
+    "docs/decisions/0007-server-cores.md",
+    "docs/decisions/0008-streaming-in-rank-order.md",
+    "docs/decisions/0009-server-side-update.md",
+    "docs/decisions/0010-shared-memory.md",
+    "docs/decisions/0011-tcp.md",
+    "docs/decisions/0012-groups-in-place.md",
+    "docs/decisions/0013-priorities.md",
+    "docs/decisions/0014-updates-when-used.md",
+    "docs/decisions/0015-authentication.md",
+    "docs/decisions/0016-generations.md",
+    "docs/decisions/0017-recovery.md",
+    "docs/decisions/0018-server-checkpoints.md",
+    "docs/decisions/0019-stragglers.md",
+    "docs/decisions/0020-tls.md",
+    "docs/decisions/0021-lost-servers.md",
+    "docs/distributed-optimizer.md",
+    "docs/errors.md",
+    "docs/flight-records.md",
+    "docs/network-priority.md",
+    "docs/paper-map.md",
+    "docs/push-pull.md",
+    "docs/recovery.md",
+    "docs/reliability.md",
+    "docs/server-update.md",
+    "docs/stragglers.md",
+    "docs/threading.md",
+    "docs/ucx.md",
+    "docs/wire-format.md",
+    "examples/README.md",
+}
+
+
+def check_length(tree: Tree) -> Iterator[str]:
+    """Source files with too many lines."""
+    for path in tree.matching(".py", ".cc", ".h", ".sh"):
+        count = len(tree.text(path).splitlines())
+        if count > MAX_LINES:
+            yield f"{path}: {count} lines, at most {MAX_LINES} are allowed"
+
+
+def check_markdown(tree: Tree, not_yet_wrapped: Collection[str] = frozenset(NOT_YET_WRAPPED)) -> Iterator[str]:
+    """Lines of Markdown that are too wide: prose, tables, links and code alike."""
+    for path in tree.matching(".md"):
+        if str(path) not in not_yet_wrapped:
+            for number, line in enumerate(tree.text(path).splitlines(), 1):
+                if len(line) > MAX_COLUMNS:
+                    yield f"{path}:{number}: more than {MAX_COLUMNS} columns"
+
+
+def check_environment(tree: Tree) -> Iterator[str]:
+    """Environment variables that are read where they may not be."""
+    for path in tree.matching(".cc", ".h"):
+        if path.parts[0] in {"src", "include"}:
+            for number, line in enumerate(tree.text(path).splitlines(), 1):
+                if "getenv" in line:
+                    yield f"{path}:{number}: the core reads no environment variables"
+    for path in tree.matching(".py", below="python"):
+        if path != Path("python/poseidon/options.py"):
+            for line in sorted({node.lineno for node in ast.walk(tree.module(path)) if _reads_setting(node)}):
+                yield f"{path}:{line}: POSEIDON_* is read in options.py only"
+
+
+def _reads_setting(node: ast.AST) -> bool:
+    """Whether it is environ["POSEIDON_…"], not assigned to, or a call such as environ.get("POSEIDON_…")."""
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+        mapping, key = node.value, node.slice
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+        mapping, key = node.func.value, node.args[0]
+    else:
+        return False
+    name = key.value if isinstance(key, ast.Constant) else None
+    return ast.unparse(mapping).endswith("environ") and isinstance(name, str) and name.startswith("POSEIDON_")
