@@ -95,6 +95,7 @@ void ClientImpl::adopt(std::shared_ptr<Flow> flow, LinkKind kind, std::size_t in
   link.lane = lane;
   link.last_progress_ns = now_ns();
   adopted.tag = static_cast<int>(index);
+  adopted.set_context(&link);
   note(FlightEvent::Kind::connected, link, "");
   adopted.set_receiver(this);
   if (closing_) return adopted.close(kLinger);

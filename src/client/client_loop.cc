@@ -121,7 +121,7 @@ void ClientImpl::release_layers_locked(UnitState& unit) {
 }
 
 Result<std::span<std::byte>> ClientImpl::on_header(Flow& flow, const wire::Header& header) {
-  LinkState& link = flows_.at(&flow);
+  LinkState& link = flow.context<LinkState>();
   heard(link);
   link.in_payload = true;
   link.receiving = header;
@@ -140,7 +140,7 @@ Result<std::span<std::byte>> ClientImpl::on_header(Flow& flow, const wire::Heade
 }
 
 void ClientImpl::on_progress(Flow& flow, const wire::Header&, std::size_t received_bytes) {
-  LinkState& link = flows_.at(&flow);
+  LinkState& link = flow.context<LinkState>();
   heard(link);
   link.received_bytes = received_bytes;
 }
@@ -153,7 +153,7 @@ Status ClientImpl::reject(const LinkState& link, const Status& status) {
 
 Status ClientImpl::on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
                               std::function<void()> release) {
-  LinkState& link = flows_.at(&flow);
+  LinkState& link = flow.context<LinkState>();
   heard(link);
   link.in_payload = false;
   note(FlightEvent::Kind::message, link, wire::kind_name(header.kind), &header);

@@ -108,11 +108,24 @@ class Flow {
   /// The transport's alone, before it hands the flow out.
   void set_key_id(std::string key_id) { key_id_ = std::move(key_id); }
 
+  /// The receiver's own record of this connection, so that no message needs a look-up. Whoever owns the flow sets it
+  /// before set_receiver() and keeps the object until on_closed has returned; the transport never reads it. `T` is the
+  /// type that was set.
+  template <typename T>
+  T& context() const {
+    return *static_cast<T*>(context_);
+  }
+  template <typename T>
+  void set_context(T* context) {
+    context_ = context;
+  }
+
   /// Free for the receiver's use, e.g. the rank at the other end. -1 at first.
   int tag = -1;
 
  private:
   std::string key_id_;
+  void* context_ = nullptr;
 };
 
 /// A bound address that accepts flows.

@@ -124,6 +124,7 @@ void ServerCore::accept(std::shared_ptr<Flow> flow) {
   auto& connection = connections_[&accepted];
   connection = std::make_unique<Connection>(next_connection_id_++, std::move(flow), recorder_);
   note(FlightEvent::Kind::connected, *connection, "");
+  accepted.set_context(connection.get());
   accepted.set_receiver(this);
   if (stopping_) return accepted.close(kLinger);
   strangers_.emplace(connection->id(), connection.get());
@@ -162,17 +163,17 @@ Status ServerCore::check_place(Connection& connection, const wire::Header& heade
 }
 
 bool ServerCore::begin_turn(Flow& flow) {
-  Job* job = connections_.at(&flow)->job;
+  Job* job = flow.context<Connection>().job;
   sharing_ = job != nullptr && jobs_.size() > 1;
   return !sharing_ || job->share.begin(loop_->round(), now_ns());
 }
 
 void ServerCore::end_turn(Flow& flow) {
-  if (sharing_) connections_.at(&flow)->job->share.end(now_ns());
+  if (sharing_) flow.context<Connection>().job->share.end(now_ns());
 }
 
 bool ServerCore::may_receive(Flow& flow, const wire::Header& header) {
-  Connection& connection = *connections_.at(&flow);
+  Connection& connection = flow.context<Connection>();
   heard(connection);
   Job* job = connection.job;
   const bool shards =
@@ -200,12 +201,12 @@ Result<std::span<std::byte>> ServerCore::on_header(Flow& flow, const wire::Heade
     return text_of_message(header);
   };
   auto place = guard_memory([&] { return place_for(flow, header); }, what);
-  if (no_memory) connections_.at(&flow)->refuse(header, place.status());
+  if (no_memory) flow.context<Connection>().refuse(header, place.status());
   return place;
 }
 
 Result<std::span<std::byte>> ServerCore::place_for(Flow& flow, const wire::Header& header) {
-  Connection& connection = *connections_.at(&flow);
+  Connection& connection = flow.context<Connection>();
   heard(connection);
   if (Status status = check_place(connection, header); !status.ok()) return status;
   connection.refusal = Status();
@@ -232,7 +233,7 @@ Result<std::span<std::byte>> ServerCore::place_for(Flow& flow, const wire::Heade
 }
 
 void ServerCore::on_progress(Flow& flow, const wire::Header& header, std::size_t received_bytes) {
-  Connection& connection = *connections_.at(&flow);
+  Connection& connection = flow.context<Connection>();
   heard(connection);
   if (!connection.in_shard) return;
   connection.job->shard.progress(header, received_bytes);
@@ -248,13 +249,13 @@ Status ServerCore::on_message(Flow& flow, const wire::Header& header, std::span<
   };
   Status status = guard_memory([&] { return take(flow, header, payload, std::move(release)); }, what);
   // Its sender is told why; the connection ends, and with it the step that can no longer be whole.
-  if (no_memory) connections_.at(&flow)->refuse(header, status);
+  if (no_memory) flow.context<Connection>().refuse(header, status);
   return status;
 }
 
 Status ServerCore::take(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
                         std::function<void()> release) {
-  Connection& connection = *connections_.at(&flow);
+  Connection& connection = flow.context<Connection>();
   heard(connection);
   note(FlightEvent::Kind::message, connection, wire::kind_name(header.kind), &header);
   connection.said_goodbye = connection.said_goodbye || header.kind == wire::Kind::goodbye;
