@@ -144,7 +144,7 @@ def train(arguments: argparse.Namespace) -> None:
     import torch
 
     import poseidon.torch as poseidon
-    from poseidon.torch.context import Context, context
+    from poseidon.torch.process.context import Context, context
 
     say("imported")
     meet = Context.meet

@@ -57,7 +57,7 @@ def _store(settings: Settings) -> Any:
     """Where the ranks meet; None: at MASTER_ADDR:MASTER_PORT, which torchrun's agent or torch may have taken."""
     if settings.world_size == 1 or not (settings.use_agent_store or "torch.distributed" in sys.modules):
         return None
-    from poseidon.torch.store import shared_store
+    from poseidon.torch.adapter.store import shared_store
 
     return shared_store(settings)
 

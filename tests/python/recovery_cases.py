@@ -25,8 +25,8 @@ import poseidon.torch as poseidon
 from forked import FORK
 from poseidon.launch import free_port
 from poseidon.options import resolve
-from poseidon.torch.context import context
-from poseidon.torch.control import Control
+from poseidon.torch.adapter.control import Control
+from poseidon.torch.process.context import context
 from torch_cases import digest
 from workers import job_variables
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import poseidon.torch as api
 import workers
-from poseidon.torch.context import context
+from poseidon.torch.process.context import context
 from torch_cases import all_equal, digest, mean_loss, mlp, mlp_batch, own_rows
 
 WORLD_SIZE = 3

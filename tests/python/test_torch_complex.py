@@ -15,8 +15,8 @@ from torch.optim import SGD, Adam, Optimizer
 
 import poseidon.torch as poseidon
 import workers
-from poseidon.torch.gradient_form import form_of
-from poseidon.torch.memory import exchangeable
+from poseidon.torch.model.gradient_form import form_of
+from poseidon.torch.tensors.memory import exchangeable
 from test_torch_staged import staged
 from torch_cases import all_equal, assert_close, assert_gradients_close, parameters_digest, run_beside_torch
 

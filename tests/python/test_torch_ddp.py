@@ -15,7 +15,7 @@ from torch import nn
 
 import poseidon.torch as poseidon
 import workers
-from poseidon.torch.pending_gradient import PendingGradient
+from poseidon.torch.tensors.pending_gradient import PendingGradient
 from torch_cases import (
     all_equal,
     assert_close,

@@ -17,7 +17,7 @@ from torch import nn
 import poseidon.torch as poseidon
 import workers
 from poseidon.launch import free_port
-from poseidon.torch.factors import FactorForward
+from poseidon.torch.model.factors import FactorForward
 from torch_cases import mean_loss, mlp, mlp_batch, own_rows, parameters_digest
 
 

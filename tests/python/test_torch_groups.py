@@ -12,7 +12,7 @@ import torch.distributed as dist
 import poseidon.torch as poseidon
 import workers
 from poseidon.errors import PoseidonError
-from poseidon.torch.context import Context, context_of
+from poseidon.torch.process.context import Context, context_of
 
 
 def start_torch(folder: str, rank: int | None = None, world_size: int | None = None) -> None:

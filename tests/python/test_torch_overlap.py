@@ -12,10 +12,10 @@ from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
 
 import poseidon.torch as poseidon
-import poseidon.torch.trained_model as trained_model
+import poseidon.torch.training.trained_model as trained_model
 import workers
 from overlap_cases import Branches, assert_same_training, own_batch, plain_loop, train_step, wrapped
-from poseidon.torch.mover import StagedExchange
+from poseidon.torch.exchange.mover import StagedExchange
 from test_torch_gradients import MODULES
 from test_torch_staged import HostCopies
 from torch_cases import all_equal, mean_loss, mlp, mlp_batch, own_rows, parameters_digest

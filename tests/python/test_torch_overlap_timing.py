@@ -12,7 +12,7 @@ from torch.optim import SGD, Optimizer
 import poseidon.torch as poseidon
 import workers
 from overlap_cases import wrapped
-from poseidon.torch.worker_update import PendingStep
+from poseidon.torch.optimizer.worker_update import PendingStep
 
 LATE_S = 0.4
 

@@ -16,7 +16,7 @@ from torch.optim import SGD, Optimizer
 import poseidon.torch as poseidon
 import workers
 from overlap_cases import assert_same_training, own_batch, plain_loop, train_step, wrapped
-from poseidon.torch.watched import without_torch_function
+from poseidon.torch.tensors.watched import without_torch_function
 from torch_cases import all_equal, digest, mean_loss
 
 

@@ -13,7 +13,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 import poseidon.torch as poseidon
 import workers
-from poseidon.torch.context import context
+from poseidon.torch.process.context import context
 from test_torch_staged import staged
 from torch_cases import all_equal, parameters_digest
 

@@ -13,7 +13,7 @@ from torch.optim import SGD, Optimizer
 import poseidon.torch as poseidon
 import workers
 from overlap_cases import Branches, Model, own_batch, plain_loop, train_step, wrapped
-from poseidon.torch import threshold_search
+from poseidon.adapter import threshold_search
 from torch_cases import all_equal, mean_loss, parameters_digest
 
 
@@ -157,7 +157,7 @@ def search_thresholds(steps: int) -> list[Any]:
 
     thresholds: list[float] = []
     model, optimizer = wrapped(True, momentum)
-    with mock.patch("poseidon.torch.priorities.time.monotonic_ns", clock):
+    with mock.patch("poseidon.torch.adapter.priorities.time.monotonic_ns", clock):
         for step in range(steps):
             inputs, targets = own_batch(step)
             optimizer.zero_grad()

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from poseidon.torch.threshold_search import CANDIDATES, ThresholdSearch
+from poseidon.adapter.threshold_search import CANDIDATES, ThresholdSearch
 
 
 def run(search: ThresholdSearch, duration_ns: object, ranks: int = 1) -> float:

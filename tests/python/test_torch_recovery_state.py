@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import poseidon.torch as poseidon
-from poseidon.torch.random_streams import StreamStates, seed_streams
-from poseidon.torch.snapshots import Snapshots
-from poseidon.torch.state_text import DTYPES, decode, encode, tensor_kinds
-from poseidon.torch.undo import TensorCopies, UpdateUndo
+from poseidon.torch.adapter.snapshots import Snapshots
+from poseidon.torch.adapter.state_text import DTYPES, decode, encode, tensor_kinds
+from poseidon.torch.optimizer.undo import TensorCopies, UpdateUndo
+from poseidon.torch.recovery.random_streams import StreamStates, seed_streams
 from recovery_cases import Fault, Supervisor, train
 from test_torch_recovery import STEPS, recovered, undisturbed
 

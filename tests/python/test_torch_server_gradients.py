@@ -15,10 +15,10 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 import poseidon.torch as poseidon
-import poseidon.torch.trained_model as trained_model
+import poseidon.torch.training.trained_model as trained_model
 import workers
-from poseidon.torch.mover import StagedExchange
-from poseidon.torch.pending_gradient import PendingGradient
+from poseidon.torch.exchange.mover import StagedExchange
+from poseidon.torch.tensors.pending_gradient import PendingGradient
 from test_torch_server_update import SPECS, Model, Spec, assert_same_bits, assert_same_tensor, optimizer_of, own_batch
 from test_torch_staged import HostCopies
 from torch_cases import all_equal, digest, mean_loss, mlp, mlp_batch, own_rows, parameters_digest

@@ -14,10 +14,10 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 import poseidon.torch as poseidon
-import poseidon.torch.trained_model as trained_model
+import poseidon.torch.training.trained_model as trained_model
 import workers
 from poseidon.report import RankRecord, Report, headlines, rank_record
-from poseidon.torch.mover import StagedExchange
+from poseidon.torch.exchange.mover import StagedExchange
 from test_cli_server import serving
 from test_torch_gradients import MODULES
 from test_torch_staged import HostCopies

@@ -18,8 +18,8 @@ from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
 
 import poseidon.torch as poseidon
 import workers
-from poseidon.torch.context import context
-from poseidon.torch.gradient_form import form_of
+from poseidon.torch.model.gradient_form import form_of
+from poseidon.torch.process.context import context
 from test_torch_staged import staged
 from torch_cases import all_equal, assert_close, digest, parameters_digest, run_beside_torch
 

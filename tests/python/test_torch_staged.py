@@ -9,9 +9,9 @@ from unittest import mock
 import pytest
 import torch
 
-import poseidon.torch.trained_model as trained_model
+import poseidon.torch.training.trained_model as trained_model
 import workers
-from poseidon.torch.mover import StagedExchange
+from poseidon.torch.exchange.mover import StagedExchange
 from test_torch_gradients import Checkpointed, OneLinear, Reused, UsedOutside, gradients_of, unused
 from test_torch_gradients import some_rank_uses_the_weight_outside as mixed
 from test_torch_training import train, uneven_rows

@@ -19,7 +19,7 @@ import poseidon.torch as poseidon
 import workers
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.launch import free_port
-from poseidon.torch.context import context
+from poseidon.torch.process.context import context
 from torch_cases import all_equal, assert_close, mean_loss, mlp, mlp_batch, own_rows, parameters_digest
 
 WORLD_SIZE = 3

@@ -95,7 +95,7 @@ class Exchange:
         """Bytes that Poseidon has moved in its present job; None for other methods."""
         if method.library != "poseidon":
             return None
-        from poseidon.torch.context import context
+        from poseidon.torch.process.context import context
 
         client = context().client
         if client is None:  # one worker exchanges nothing

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from poseidon.report.data import LayerRow, RankRecord, Span, hidden_share
 
 if TYPE_CHECKING:
-    from poseidon.torch.optimizer import OptimizerMemory
-    from poseidon.torch.plan_table import PlanRow
-    from poseidon.torch.stats import LayerSynchronization, StepRecord
+    from poseidon.torch.adapter.plan_table import PlanRow
+    from poseidon.torch.adapter.stats import LayerSynchronization, StepRecord
+    from poseidon.torch.optimizer.distributed_optimizer import OptimizerMemory
 
 
 def rank_record(

@@ -8,11 +8,11 @@ opt = poseidon.DistributedOptimizer(opt, model)  # optional: see docs/distribute
 """
 
 from poseidon.errors import PoseidonError
-from poseidon.torch.collectives import all_gather, all_reduce, broadcast, reduce
-from poseidon.torch.context import barrier, init, rank, shutdown, straggler_report, world_size
 from poseidon.torch.ddp import DistributedDataParallel
-from poseidon.torch.optimizer import DistributedOptimizer
-from poseidon.torch.recovery import Recovery
+from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer
+from poseidon.torch.process.collectives import all_gather, all_reduce, broadcast, reduce
+from poseidon.torch.process.context import barrier, init, rank, shutdown, straggler_report, world_size
+from poseidon.torch.recovery.recovery import Recovery
 from poseidon.torch.replace import replace_ddp
 
 __all__ = [

@@ -12,20 +12,20 @@ from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistributedDataParallel
 
 from poseidon.errors import InvalidArgument, PoseidonError
-from poseidon.torch import torch_arguments
-from poseidon.torch.comm_hooks import HookedExchange, check_hook, is_all_reduce
-from poseidon.torch.compatibility import compiler
-from poseidon.torch.context import context_of
-from poseidon.torch.drift import refuse_join
-from poseidon.torch.forward_order import forward_order
-from poseidon.torch.join import JoinedTraining, ModelJoinHook
-from poseidon.torch.layers import SchemeChoice, SyncedParameter
-from poseidon.torch.plan_table import PlanTable, make_plan_table
-from poseidon.torch.process_groups import default_group
-from poseidon.torch.reducer import Reducer, logging_data
-from poseidon.torch.stats import LayerSynchronization, StepRecord
-from poseidon.torch.synchronizer import Synchronizer
-from poseidon.torch.trained_model import TrainedModel
+from poseidon.torch.adapter.drift import refuse_join
+from poseidon.torch.adapter.join import JoinedTraining, ModelJoinHook
+from poseidon.torch.adapter.plan_table import PlanTable, make_plan_table
+from poseidon.torch.adapter.stats import LayerSynchronization, StepRecord
+from poseidon.torch.exchange.comm_hooks import HookedExchange, check_hook, is_all_reduce
+from poseidon.torch.exchange.forward_order import forward_order
+from poseidon.torch.exchange.synchronizer import Synchronizer
+from poseidon.torch.model.parameters import SchemeChoice, SyncedParameter
+from poseidon.torch.process.context import context_of
+from poseidon.torch.process.process_groups import default_group
+from poseidon.torch.tensors.compatibility import compiler
+from poseidon.torch.training import torch_arguments
+from poseidon.torch.training.reducer import Reducer, logging_data
+from poseidon.torch.training.trained_model import TrainedModel
 
 _MIB = 1 << 20
 _set_compiler: Any = torch._C._dynamo.eval_frame.set_eval_frame

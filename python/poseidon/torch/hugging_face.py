@@ -11,7 +11,7 @@ from typing import Any
 
 from poseidon.errors import InvalidArgument
 from poseidon.torch.ddp import DistributedDataParallel
-from poseidon.torch.optimizer import DistributedOptimizer
+from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer
 
 _TrainerCallback: Any = object
 with contextlib.suppress(ImportError):  # Accelerate alone

@@ -14,9 +14,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from poseidon.errors import InvalidArgument
-from poseidon.torch.context import init
 from poseidon.torch.ddp import DistributedDataParallel
-from poseidon.torch.optimizer import DistributedOptimizer
+from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer
+from poseidon.torch.process.context import init
 
 _PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
 

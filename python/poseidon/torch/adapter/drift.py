@@ -1,0 +1,96 @@
+"""What a job asks of models and optimizers whose ranks may be at different steps.
+
+That is so with stragglers=drop and with consistency=ssp or async (docs/stragglers.md). Nothing may then be exchanged at
+every step for which all ranks wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torch.optim import SGD, Optimizer
+
+from poseidon.errors import InvalidArgument
+from poseidon.torch.model.parameters import FACTOR_SCHEMES
+
+if TYPE_CHECKING:
+    from poseidon.options import Settings
+    from poseidon.torch.model.parameters import SyncedParameter
+
+
+def ranks_drift(settings: Settings) -> bool:
+    """Whether a rank may be ahead of another by a step or more."""
+    return settings.stragglers == "drop" or settings.consistency != "bsp"
+
+
+def drift_option(settings: Settings) -> str:
+    """The option that makes it so, as users write it."""
+    return "stragglers=drop" if settings.stragglers == "drop" else f"consistency={settings.consistency}"
+
+
+def check_options(settings: Settings) -> None:
+    """InvalidArgument for what the core would refuse only when `Recovery` makes the workers meet."""
+    if ranks_drift(settings) and settings.on_failure != "abort":
+        raise InvalidArgument(
+            f"{drift_option(settings)} and on_failure={settings.on_failure} exclude each other: ranks that are in "
+            "different steps cannot make one again; use on_failure=abort"
+        )
+
+
+def check_model(settings: Settings, entries: Sequence[SyncedParameter], sends_buffers: bool) -> None:
+    """InvalidArgument for a model that such a job cannot train; chooses the one scheme that it can use."""
+    if not ranks_drift(settings):
+        return
+    if sends_buffers:
+        raise InvalidArgument(
+            "the module has buffers, which rank 0 would send before every forward pass, so that all wait for the "
+            f"slowest: with {drift_option(settings)} pass broadcast_buffers=False, and poseidon.broadcast() them when "
+            "ranks are to agree on them"
+        )
+    for entry in entries:
+        if entry.asked_scheme in FACTOR_SCHEMES:
+            raise InvalidArgument(
+                f"parameter {entry.name} is to go by scheme {entry.asked_scheme}, for which every worker waits for all "
+                f"others: with {drift_option(settings)} take scheme='ps' or 'auto'"
+            )
+        entry.asked_scheme = entry.scheme = "ps"
+
+
+def check_optimizer(settings: Settings, on_servers: bool, optimizer: Optimizer) -> None:
+    """InvalidArgument for an optimizer that does not go with the job's consistency."""
+    consistency = settings.consistency
+    if consistency == "bsp":
+        return
+    if not on_servers:
+        raise InvalidArgument(
+            f"consistency={consistency} needs servers that apply each worker's gradient when it comes: pass "
+            "update='server' to DistributedOptimizer, or use consistency=bsp"
+        )
+    if not isinstance(optimizer, SGD):
+        raise InvalidArgument(
+            f"consistency={consistency} makes an update of every worker's gradient, which "
+            f"{type(optimizer).__name__} would scale as if it were that of all: use torch.optim.SGD, or consistency=bsp"
+        )
+
+
+def check_stored(settings: Settings, entries: Sequence[SyncedParameter]) -> None:
+    """InvalidArgument if servers are to update each parameter and do not hold this one."""
+    if settings.consistency == "bsp":
+        return
+    stray = next((entry for entry in entries if entry.stored is None), None)
+    if stray is not None:
+        raise InvalidArgument(
+            f"parameter {stray.name} is not updated by the servers, as consistency={settings.consistency} needs: wrap "
+            "the optimizer of all parameters in DistributedOptimizer(optimizer, model, update='server'), or use "
+            "consistency=bsp"
+        )
+
+
+def refuse_join(settings: Settings) -> None:
+    """InvalidArgument where join() would make all ranks wait for the slowest at every step."""
+    if ranks_drift(settings):
+        raise InvalidArgument(
+            f"join() and {drift_option(settings)} exclude each other: it asks all ranks before every step, so that all "
+            "wait for the slowest; give every rank as many batches, or count steps by DistributedOptimizer.step_count"
+        )

@@ -1,0 +1,96 @@
+"""Training while ranks run out of data at different times (`DistributedDataParallel.join`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.distributed.algorithms.join import JoinHook
+
+from poseidon.errors import PoseidonError
+
+if TYPE_CHECKING:
+    from poseidon.torch.adapter.control import Control
+    from poseidon.torch.exchange.synchronizer import Synchronizer
+    from poseidon.torch.training.trained_model import TrainedModel
+
+_ACTIVE = 1
+_SYNCHRONIZES = 2
+_SENDS_BUFFERS = 4
+
+
+class JoinedTraining:
+    """One `with model.join():` on this rank. Every forward begins with one small exchange of flags."""
+
+    def __init__(
+        self,
+        model: TrainedModel,
+        sync: Synchronizer,
+        control: Control,
+        divide_by_initial_world_size: bool,
+        throw_on_early_termination: bool,
+    ) -> None:
+        self._model = model
+        self._sync = sync
+        self._control = control
+        self._divide_by_initial = divide_by_initial_world_size
+        self._throw = throw_on_early_termination
+        self._last_active: int | None = None  # a rank that took part in the latest step
+
+    def _exchange_flags(self, own: int) -> list[int]:
+        flags = [row[0] for row in self._control.one_hot([own])]
+        active = [rank for rank, flag in enumerate(flags) if flag & _ACTIVE]
+        if active:
+            self._last_active = active[-1]  # as torch's class, which takes the highest one
+            self._sync.divisor = len(flags) if self._divide_by_initial else len(active)
+        if self._throw and len(active) < len(flags):
+            finished = [rank for rank, flag in enumerate(flags) if not flag & _ACTIVE]
+            raise PoseidonError(f"rank(s) {finished} ran out of inputs, and join() was told to raise then")
+        return flags
+
+    def notify_forward(self, synchronizes: bool, sends_buffers: bool) -> int:
+        """This rank starts a step. Returns the rank whose buffers all take over."""
+        self._exchange_flags(_ACTIVE | _SYNCHRONIZES * synchronizes | _SENDS_BUFFERS * sends_buffers)
+        assert self._last_active is not None
+        return self._last_active
+
+    def shadow_others(self) -> None:
+        """This rank has no more data: takes part in the others' steps until none has any."""
+        while self.shadow_step():
+            pass
+        self.take_last_model()
+
+    def shadow_step(self) -> bool:
+        """Takes part in the others' next step, if there is one; whether there was."""
+        flags = self._exchange_flags(0)
+        if not any(flags):
+            return False
+        assert self._last_active is not None
+        step = flags[self._last_active]
+        if step & _SENDS_BUFFERS:
+            self._model.broadcast_buffers(self._last_active)
+        if step & _SYNCHRONIZES:
+            self._sync.shadow()
+        return True
+
+    def take_last_model(self) -> None:
+        """Collective, when no rank has data: all take over the model of one that trained longest."""
+        if self._last_active is not None:
+            self._model.broadcast_last_state(self._last_active)
+
+
+class ModelJoinHook(JoinHook):
+    """A model's part in torch's `Join`, which knows when ranks run out of data. `joined`: None with one worker."""
+
+    def __init__(self, model: TrainedModel, joined: JoinedTraining | None) -> None:
+        self._model, self._joined = model, joined
+
+    def main_hook(self) -> None:
+        """Takes part in the others' next step."""
+        if self._joined is not None:
+            self._joined.shadow_step()
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """No rank has data: all take over the model of those that trained longest."""
+        if self._joined is not None:
+            self._joined.take_last_model()
+        self._model.end_join()

@@ -1,0 +1,141 @@
+"""The per-layer plan as a user sees it: `DistributedDataParallel.plan()`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from poseidon.torch.adapter.drift import drift_option, ranks_drift
+from poseidon.torch.model.parameters import SyncedParameter
+from poseidon.torch.process.context import Context
+
+if TYPE_CHECKING:
+    from poseidon import _core
+    from poseidon.options import Settings
+    from poseidon.torch.adapter.priorities import Priorities
+
+_UNBOUNDED = 2**32 - 1  # the core's K of a gradient that is no sum of factors
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """What the next step does with one layer."""
+
+    layer: str
+    shape: tuple[int, ...]
+    factor_count: int | None  # mean K over the workers in the last step; None where there is none or not yet
+    scheme: str
+    bytes: float  # that the busiest node sends and receives per step, by the cost model
+    dense_bytes: float  # the same with the parameter server
+    predicted_seconds: float | None  # on links of the given rate; None without one
+    urgency: float | None  # 1 for what forward uses first, towards 0; None: no DistributedOptimizer, or no step yet
+    priority_class: int | None  # of the flow that carries it, 0 being brought first; None where urgency is
+    reason: str
+
+
+class PlanTable(list[PlanRow]):
+    """The rows in registration order; `str()` gives a table."""
+
+    def __str__(self) -> str:
+        heads = ("layer", "shape", "K", "scheme", "bytes", "dense bytes", "seconds", "urgency", "class", "reason")
+        cells = [heads] + [
+            (
+                row.layer,
+                "×".join(map(str, row.shape)),
+                "" if row.factor_count is None else str(row.factor_count),
+                row.scheme,
+                f"{row.bytes:,.0f}",
+                f"{row.dense_bytes:,.0f}",
+                "" if row.predicted_seconds is None else f"{row.predicted_seconds:.4f}",
+                "" if row.urgency is None else f"{row.urgency:.3f}",
+                "" if row.priority_class is None else str(row.priority_class),
+                row.reason,
+            )
+            for row in self
+        ]
+        widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
+        numeric = (2, 4, 5, 6, 7, 8)
+        lines = [
+            "  ".join(
+                cell.rjust(width) if column in numeric else cell.ljust(width)
+                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in cells
+        ]
+        return "\n".join(lines)
+
+
+def make_plan_table(
+    entries: list[SyncedParameter],
+    here: Context,
+    priorities: Priorities | None = None,
+    link_bits_per_s: float | None = None,
+) -> PlanTable:
+    """The table for the parameters of one model in this job. `link_bits_per_s`: rate of each node's port."""
+    if here.client is None:
+        reason = "one worker: nothing to send"
+        return PlanTable(
+            PlanRow(entry.name, tuple(entry.param.shape), None, "local", 0.0, 0.0, None, None, None, reason)
+            for entry in entries
+        )
+    return PlanTable(_row(entry, here, here.client, priorities, link_bits_per_s) for entry in entries)
+
+
+def _row(
+    entry: SyncedParameter,
+    here: Context,
+    client: _core.Client,
+    priorities: Priorities | None,
+    link_bits_per_s: float | None,
+) -> PlanRow:
+    from poseidon import _core
+
+    size = here.world_size
+    servers = len(here.settings.servers)
+    cluster = _core.Cluster(size, servers or size, "dedicated" if servers else "colocated")
+    scheme = client.next_scheme(entry.layer)
+    factor_count = _mean_factor_count(entry, client, size)
+    param = entry.param
+    rows, cols = param.shape if entry.factorable else (entry.layout.numel(), 1)
+    costs = _core.costs(rows, cols, factor_count or 0, cluster)
+    known = scheme == "ps" or factor_count is not None
+    exchanged = (getattr(costs, scheme) if known else costs.ps) * entry.layout.element_size()
+    # A port carries both directions at once.
+    seconds = None if link_bits_per_s is None else exchanged * 8 / 2 / link_bits_per_s
+    return PlanRow(
+        layer=entry.name,
+        shape=tuple(param.shape),
+        factor_count=factor_count,
+        scheme=scheme,
+        bytes=exchanged,
+        dense_bytes=costs.ps * entry.layout.element_size(),
+        predicted_seconds=seconds,
+        urgency=entry.urgency,
+        priority_class=None if priorities is None or entry.urgency is None else priorities.class_of(entry),
+        reason=_reason(entry, here.settings, factor_count, costs.ps, costs.sfb),
+    )
+
+
+def _mean_factor_count(entry: SyncedParameter, client: _core.Client, worker_count: int) -> int | None:
+    if not entry.factorable:
+        return None
+    total = client.layer_stats(entry.layer).factor_count
+    return math.ceil(total / worker_count) if 0 < total < _UNBOUNDED else None
+
+
+def _reason(entry: SyncedParameter, settings: Settings, factor_count: int | None, ps: float, sfb: float) -> str:
+    if entry.stored is not None:
+        return "updated by the servers"
+    if not entry.factorable:
+        return "its gradient is no sum of factors"
+    if ranks_drift(settings):
+        return f"{drift_option(settings)}: servers complete the steps"
+    if entry.grouped:
+        return "so small that it travels with others"
+    if entry.scheme != "auto":
+        return "chosen by the user"
+    if factor_count is None:
+        return "factor count not known yet"
+    sign = "≤" if sfb <= ps else ">"
+    return f"factors {sfb:,.0f} {sign} dense {ps:,.0f} floats per node"

@@ -1,0 +1,183 @@
+"""What is exchanged first: what the next forward pass needs first (Geryon §III).
+
+The order in which forward really uses the parameters is recorded in the first training pass, so that branches and
+reuse are right; rank 0's counts. From it follow each layer's urgency and, with the threshold, its class.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from poseidon.adapter.threshold_search import ThresholdSearch
+from poseidon.torch.tensors.watched import Watcher, watch
+
+if TYPE_CHECKING:
+    from poseidon import _core
+    from poseidon.options import Settings
+    from poseidon.torch.adapter.control import Control
+    from poseidon.torch.model.parameters import SyncedParameter
+
+
+class Priorities:
+    """The priorities of one model's layers; `entries` in the order of their layers."""
+
+    _client: _core.Client
+    _control: Control
+
+    def __init__(self, settings: Settings, entries: Sequence[SyncedParameter]) -> None:
+        self._entries = entries
+        self._order = settings.priority_order
+        self._last_class = settings.priority_classes - 1
+        self._coarse = settings.priority_threshold == "coarse"
+        self._search: ThresholdSearch | None = None
+        self._threshold: float | None = None
+        if settings.priority_threshold == "auto":
+            self._search = ThresholdSearch()
+        elif not self._coarse:
+            self._threshold = float(settings.priority_threshold)
+        if not self._last_class or self._order == "fifo":  # no threshold makes a difference
+            self._search, self._threshold = None, 0.0
+        self._used: dict[SyncedParameter, None] | None = None  # in the order of their first uses, while recording
+        self._recorded = False
+        self._agreed = False
+        self._applied: float | None = None
+        self._run_began_ns: int | None = None
+        for position, entry in enumerate(entries[::-1]):  # until forward has been seen: as they were registered
+            entry.position = position
+
+    def connect(self, client: _core.Client, control: Control) -> None:
+        """The layers are new in `client`: the ranks agree again, and a search that is not over begins again."""
+        self._client, self._control = client, control
+        self._agreed, self._run_began_ns = False, None
+        if self._search is not None and not self._search.finished:
+            self._search = ThresholdSearch()
+        self.renew()
+
+    @property
+    def decision(self) -> int:
+        """What the search has found, for `decide`; -1: nothing yet."""
+        return -1 if self._search is None or self._search.decision is None else self._search.decision
+
+    def decide(self, decision: int) -> None:
+        """Takes over what the search has found on some rank."""
+        if self._search is not None and decision >= 0:
+            self._search.decide(decision)
+
+    @property
+    def threshold(self) -> float | None:
+        """The urgency above which layers are in class 0, as it is now; None where classes go by the kind of layer."""
+        return None if self._coarse else self._search.threshold if self._search is not None else self._threshold
+
+    @property
+    def settled(self) -> bool:
+        """Whether the threshold stays as it is from now on."""
+        return self._search is None or self._search.finished
+
+    @property
+    def recording_now(self) -> bool:
+        """Whether the forward pass that gives the order is under way."""
+        return self._used is not None
+
+    @contextmanager
+    def recording(self, watcher: Watcher) -> Iterator[None]:
+        """Around the module's forward pass: the first that ends well gives the order."""
+        if self._recorded:
+            yield
+            return
+        self._used = {}
+        for entry in self._entries:
+            watch(entry.param, watcher, entry)
+        try:
+            yield
+            self._recorded = True
+            for position, entry in enumerate([*self._used, *(e for e in self._entries[::-1] if e not in self._used)]):
+                entry.position = position
+        finally:
+            self._used = None
+            for entry in self._entries:
+                watcher.release(entry)
+
+    def note_use(self, entries: Sequence[SyncedParameter]) -> None:
+        """Forward uses these parameters now."""
+        if self._used is not None:
+            for entry in entries:
+                self._used.pop(entry, None)  # it may have been taken out of its module for something else, earlier
+                self._used[entry] = None
+
+    def note_taken(self, entry: SyncedParameter) -> bool:
+        """Forward has taken the parameter out of its module. Whether its use is still to be noted."""
+        if self._used is None:
+            return False
+        self._used.setdefault(entry)
+        return True
+
+    def begin_run(self) -> None:
+        """Collective, before the first exchange of every backward: sets what the next exchanges go by."""
+        if not self._agreed:
+            self._agreed = True
+            self._agree_on_order()
+        if self._order == "fifo":
+            return
+        self._advance_search()
+        threshold = 0.0 if self.threshold is None else self.threshold
+        if threshold != self._applied:
+            self._applied = threshold
+            self._apply(threshold)
+
+    def renew(self) -> None:
+        """The layers have new numbers in the client."""
+        self._applied = None
+
+    def _agree_on_order(self) -> None:
+        own = [entry.position if self._client.rank == 0 else 0 for entry in self._entries]
+        positions = self._control.sum(own)
+        for entry, position in zip(self._entries, positions, strict=True):
+            entry.position = position
+        places = list(range(len(positions)))
+        if self._order == "reverse":
+            places.reverse()
+        elif self._order == "random":
+            random.Random(0).shuffle(places)
+        for entry in self._entries:
+            # At the end of backward all wait for what no DistributedOptimizer updates.
+            entry.urgency = 1.0 if entry.update is None else 1 - places[entry.position] / len(places)
+
+    def _advance_search(self) -> None:
+        """A step, from backward to backward, has been made with the threshold that its backward began with."""
+        now, began = time.monotonic_ns(), self._run_began_ns
+        self._run_began_ns = now
+        if self._search is None or self._search.finished or began is None:
+            return
+        self._search.add(now - began)
+        if self._search.complete:
+            totals = self._control.sum(self._search.durations_ns)
+            best = self._search.best(totals)
+            self._search.decide(self._control.sum([best if self._client.rank == 0 else 0])[0])
+
+    def _apply(self, threshold: float) -> None:
+        run: list[SyncedParameter] = []
+        for entry in sorted(self._entries, key=lambda entry: entry.layer):
+            if run and entry.layer != run[-1].layer + 1:
+                self._set(run, threshold)
+                run = []
+            run.append(entry)
+        self._set(run, threshold)
+
+    def _set(self, entries: Sequence[SyncedParameter], threshold: float) -> None:
+        """`entries` have consecutive layers."""
+        urgencies = [0.0 if entry.urgency is None else entry.urgency for entry in entries]
+        self._client.set_priorities(entries[0].layer, urgencies, [self.class_of(entry) for entry in entries], threshold)
+
+    def class_of(self, entry: SyncedParameter) -> int:
+        """The class in which the parameter's next exchange goes; 0 is brought first."""
+        if entry.urgency is None or self._order == "fifo" or not self._last_class:
+            return self._last_class
+        if self.threshold is None:
+            return self._last_class if entry.fully_connected and entry.update is not None else 0
+        from poseidon import _core
+
+        return _core.priority_class(entry.urgency, self.threshold, self._last_class + 1)

@@ -1,0 +1,83 @@
+"""How a step's synchronization went, layer by layer. Times are of the monotonic clock, in ns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from poseidon.torch.exchange.synchronizer import BackwardRun
+
+
+@dataclass(frozen=True)
+class LayerSynchronization:
+    """One layer's synchronization in one step."""
+
+    name: str
+    scheme: str
+    factor_count: int  # K summed over the workers; 0 where unknown
+    bytes_sent: int  # on the wire, headers included, by this worker
+    bytes_received: int
+    gradient_ready_ns: int
+    started_ns: int
+    completed_ns: int
+    backward_begin_ns: int
+    backward_end_ns: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes sent and received."""
+        return self.bytes_sent + self.bytes_received
+
+    @property
+    def hidden_share(self) -> float:
+        """The part of the synchronization, 0 to 1, that ran while backward was still computing."""
+        duration = self.completed_ns - self.started_ns
+        if duration <= 0:
+            return 1.0
+        hidden = min(self.completed_ns, self.backward_end_ns) - self.started_ns
+        return max(0.0, hidden / duration)
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """All layers of one step, in the order of backward."""
+
+    backward_begin_ns: int
+    backward_end_ns: int
+    layers: list[LayerSynchronization]
+
+    @staticmethod
+    def of(run: BackwardRun, client: Any) -> StepRecord:
+        """What the client says about the exchanges of `run`, the latest step."""
+        layers = []
+        for entry in run.started:
+            stats = client.layer_stats(entry.layer)
+            layers.append(
+                LayerSynchronization(
+                    name=entry.name,
+                    scheme=stats.scheme,
+                    factor_count=stats.factor_count if entry.factorable else 0,
+                    bytes_sent=stats.bytes_sent,
+                    bytes_received=stats.bytes_received,
+                    gradient_ready_ns=entry.ready_ns,
+                    started_ns=stats.started_ns,
+                    completed_ns=stats.completed_ns,
+                    backward_begin_ns=run.begin_ns,
+                    backward_end_ns=run.end_ns,
+                )
+            )
+        return StepRecord(run.begin_ns, run.end_ns, layers)
+
+
+class Recorder:
+    """Keeps the records of steps while `enabled`."""
+
+    def __init__(self) -> None:
+        self.enabled = False
+        self.steps: list[StepRecord] = []
+
+    def step_finished(self, run: BackwardRun, client: Any) -> None:
+        """Called after every synchronizing backward."""
+        if self.enabled:
+            self.steps.append(StepRecord.of(run, client))

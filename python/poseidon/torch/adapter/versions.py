@@ -1,0 +1,212 @@
+"""What workers keep beside the versions that servers save, so that a job with update="server" can go back to one.
+
+A version is the state after so many steps. Servers save parameters and optimizer state (docs/checkpoints.md); the rest
+of it (buffers, schedulers, hyperparameters, what other optimizers update) is with the workers, who copy it at the same
+steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from poseidon.errors import InvalidArgument, PoseidonError
+from poseidon.restore import restore
+from poseidon.torch.adapter.snapshots import Snapshots, copied, tell
+from poseidon.torch.adapter.state_text import decode
+from poseidon.torch.recovery.random_streams import StreamStates
+from poseidon.torch.recovery.training_state import TrainingState, broadcast
+
+if TYPE_CHECKING:
+    from poseidon.options import Settings
+    from poseidon.torch.process.context import Context
+
+_NEWEST = 4  # that stay, of each interval
+_DOUBLINGS = 6  # of the interval, by servers whose disk is slow
+
+
+def worth_keeping(steps: Collection[int], every: int) -> set[int]:
+    """Those of these steps that servers may have as their newest complete version, and the start."""
+    newest_first = sorted(steps, reverse=True)
+    kept = {0, *newest_first[:_NEWEST]}
+    for doubling in range(_DOUBLINGS + 1):
+        kept.update([step for step in newest_first if step % (every << doubling) == 0][:_NEWEST])
+    return kept.intersection(steps)
+
+
+class _Files(Snapshots):
+    """Rank 0's, on the disk where the servers' are."""
+
+    def __init__(self, settings: Settings) -> None:
+        readable = re.sub(r"[^A-Za-z0-9_-]", "_", settings.job)[:80]
+        tenant = hashlib.blake2b(settings.job.encode(), key="\n".join(settings.secrets).encode()[:64], digest_size=8)
+        super().__init__(Path(settings.checkpoint_dir) / f"{readable}-{tenant.hexdigest()}.workers", _NEWEST)
+        self._every = settings.checkpoint_every
+
+    def _kept(self, steps: Sequence[int]) -> Collection[int]:
+        return worth_keeping(steps, self._every)
+
+    def write_start(self, state: Any) -> None:
+        """Writes the state at the start now: from here on there is always something to go back to."""
+        self.write(0, state)
+        self.finish()
+        if 0 not in self.steps():
+            raise InvalidArgument(f"the state at the start cannot be written to {self._directory}, see above")
+
+
+@dataclass
+class _Copy:
+    """A worker's part of one version."""
+
+    text: str
+    tensors: list[torch.Tensor]
+    streams: StreamStates | None  # None: every attempt seeds them
+
+    def state(self) -> dict[str, Any]:
+        """A state that may be loaded, for objects make its tensors theirs."""
+        return decode(self.text, [tensor.clone() for tensor in self.tensors])
+
+
+class Versions:
+    """The workers' part of the versions that may be gone back to. Used from the thread that trains.
+
+    After a failure all ranks go back to the newest version that the servers have and some worker, in memory or on rank
+    0's disk; to the start, which is on the disk as a whole, where there is none. The steps since then are made again.
+    """
+
+    def __init__(self, state: TrainingState, settings: Settings) -> None:
+        self._state = state
+        self._every = settings.checkpoint_every
+        self._files = _Files(settings)
+        self._held: dict[int, _Copy] = {}
+        self._first_streams: StreamStates | None = None  # at the start, which is not held; None as in `_Copy`
+
+    def take(self, step: int, finished: int, writes: bool) -> None:
+        """An attempt at this step begins: copies what workers have of it, where servers save such a version.
+
+        `writes`: to the disk, too.
+        """
+        if step == 0 and self._first_streams is None:
+            self._first_streams = self._streams()
+        if step == 0 or step % self._every or step in self._held:
+            return
+        self._state.settle()
+        state = {"step": step, "finished": finished, **self._state.collect(step, whole=False)}
+        self._hold(step, state)
+        if writes:
+            self._write(step)
+
+    def _write(self, step: int) -> None:
+        held = self._held[step]
+        self._files.write_copy(step, held.text, held.tensors)
+
+    def _hold(self, step: int, state: Any) -> None:
+        self._held[step] = _Copy(*copied(state), self._streams())
+        kept = worth_keeping(self._held, self._every)
+        self._held = {step: held for step, held in self._held.items() if step in kept}
+
+    def _streams(self) -> StreamStates | None:
+        return None if self._state.seeded else StreamStates(self._state.devices())
+
+    def agree(self, here: Context, all_new: bool) -> tuple[int, int]:
+        """Collective, when the models are connected: servers and workers take one version. Returns step and `finished`.
+
+        `all_new`: no process has trained before. Then, without anything on the disk, training begins.
+        """
+        assert here.client is not None
+        assert here.control is not None
+        holders = self._holders(here)
+        version, from_disk = 0, None
+        if here.rank == 0:
+            version, from_disk = self._restore_newest(here, holders, all_new)
+            self._files.drop_after(version)
+        (version,) = here.control.sum([version])
+        self._held = {step: held for step, held in self._held.items() if step <= version}
+        state = self._spread(here, version, holders, from_disk)
+        for one in self._state.on_servers:
+            one.connect(restored=version > 0)
+        if here.rank == 0 and version > 0 and version not in self._files.steps():
+            self._write(version)  # whoever was rank 0 had not come to it
+        return version, state["finished"]
+
+    def _holders(self, here: Context) -> dict[int, list[int]]:
+        """By version the ranks that hold a copy."""
+        assert here.control is not None
+        own = sorted(self._held)
+        most = max(row[0] for row in here.control.one_hot([len(own)]))
+        rows = here.control.one_hot([*own, *[-1] * (most - len(own))]) if most else []
+        holders: dict[int, list[int]] = {}
+        for rank, row in enumerate(rows):
+            for version in row:
+                if version >= 0:
+                    holders.setdefault(version, []).append(rank)
+        return holders
+
+    def _restore_newest(
+        self, here: Context, holders: Mapping[int, Sequence[int]], all_new: bool
+    ) -> tuple[int, dict[str, Any] | None]:
+        """On rank 0: has the servers restore the newest version that a worker has a part of.
+
+        Returns it, with that part where only the disk has it; 0: the start.
+        """
+        from poseidon import _core
+
+        assert here.client is not None
+        on_disk = self._files.steps()
+        left = {*holders, *on_disk}
+        wanted = [part for one in self._state.server_updates for part in one.restorable()]
+        limit = 0
+        while version := restore(here.client, wanted, limit):
+            if not left:
+                raise InvalidArgument(
+                    f"checkpoint_dir holds version {version} of this job, but not what workers keep beside it "
+                    "(buffers, schedulers): take another directory or job name, or remove it"
+                )
+            if version in holders:
+                return version, None
+            if version in on_disk and (state := self._files.read(version)) is not None:
+                return version, state
+            limit = max((step for step in left if 0 < step < version), default=_core.NO_VERSION)
+        if all_new and not left:
+            state = {"step": 0, "finished": 0, **self._state.collect(0)}
+            self._files.write_start(state)
+            return 0, state
+        state = self._files.read(0) if 0 in on_disk else None
+        if state is None:
+            raise PoseidonError(
+                "there is nothing to go back to: checkpoint_dir has neither the state at the start nor, of a version "
+                "that the servers have saved, what workers keep beside it; end all workers and take another directory"
+            )
+        if any(left):
+            tell(
+                "the servers have saved no version that can be used, so training goes back to its start; give "
+                "dedicated servers the workers' checkpoint_dir and checkpoint_every"
+            )
+        return 0, state
+
+    def _spread(
+        self, here: Context, version: int, holders: Mapping[int, Sequence[int]], from_disk: Any
+    ) -> dict[str, Any]:
+        """Collective: every rank loads its own part of the version, or that of one that has it."""
+        assert here.control is not None
+        having = holders.get(version, [])
+        held = self._held.get(version)
+        state = from_disk if held is None else held.state()
+        if len(having) < here.world_size:
+            root = having[0] if having else 0
+            received = broadcast(state if here.rank == root else None, here.control, root)
+            if held is None:
+                state = received
+                if version > 0:
+                    self._hold(version, state)
+        self._state.load(state, version, whole=version == 0)
+        streams = self._first_streams if version == 0 else None if held is None else held.streams
+        if streams is not None:
+            streams.put_back()
+        return state

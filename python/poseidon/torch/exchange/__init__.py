@@ -1,0 +1,1 @@
+"""From the hooks of a backward pass to the client and back."""

@@ -1,0 +1,241 @@
+"""What outlives its backward: exchanges, and the updates that wait for them.
+
+Whoever needs a gradient, or after step() a parameter, first waits for it alone. Uses of parameters tell of themselves
+(`watched.py`); one that was not seen is found out when a gradient comes for a parameter that is `overtaken`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from poseidon.errors import PoseidonError
+from poseidon.torch.adapter.priorities import Priorities
+from poseidon.torch.exchange.pending_exchange import Job
+from poseidon.torch.model.parameters import SyncedParameter
+from poseidon.torch.optimizer.worker_update import PendingStep, update_mode
+from poseidon.torch.tensors.compatibility import increment_version
+from poseidon.torch.tensors.pending_gradient import PendingGradient
+from poseidon.torch.tensors.watched import unnoticed, unwatch, watch
+
+
+class InFlight(ABC):
+    """The exchanges of one model that its backward has not waited for; the watcher of their parameters.
+
+    A parameter is *overtaken* if something that may use it, as a rule a forward pass, began before its update was made,
+    and no use of it has been seen since. It stays watched, also when its update has been made for the sake of others
+    that travel with it. If a gradient comes for it, it has been used unseen, perhaps with its old values.
+    """
+
+    def __init__(self) -> None:
+        self.priorities: Priorities | None = None  # of a model with updates on the workers
+        self._jobs: dict[SyncedParameter, Job] = {}
+        self._units: dict[tuple[int, int], list[Job]] = {}  # what arrives together, the soonest needed first
+        self._overtaken: dict[SyncedParameter, bool] = {}  # whether it is known to be by a forward pass
+        self._all_overtaken = False  # those whose update is due are in it
+
+    # What ends exchanges.
+
+    @abstractmethod
+    def check_usable(self) -> None:
+        """Raises PoseidonError if no exchange will end any more."""
+
+    @abstractmethod
+    def done(self, job: Job) -> bool:
+        """Whether `deliver` would not wait for it."""
+
+    @abstractmethod
+    def deliver(self, jobs: Sequence[Job]) -> None:
+        """Waits for results and puts them where they belong."""
+
+    @abstractmethod
+    def half_landed(self) -> None:
+        """Some parameters have made the step and some will not."""
+
+    @abstractmethod
+    def all_landed(self) -> None:
+        """Nothing is in flight any more."""
+
+    def in_flight(self, entry: SyncedParameter) -> Job | None:
+        """The parameter's exchange, if it is in flight."""
+        return self._jobs.get(entry)
+
+    def pending_updates(self) -> dict[torch.Tensor, int]:
+        """The parameters whose update is still to be made, and the attempt in which step() was called."""
+        return {entry.param: job.step.attempt for entry, job in self._jobs.items() if job.step is not None}
+
+    def _drop_flights(self) -> None:
+        """Drops what is in flight."""
+        for entry, job in self._jobs.items():
+            if job.stand_in is not None and job.kept:
+                entry.param.grad = None
+        for entry in [*self._jobs, *self._overtaken]:
+            unwatch(entry.param)
+        self._jobs, self._units, self._overtaken = {}, {}, {}
+
+    # Of a job, in the order of its life.
+
+    def _take_off(self, job: Job) -> None:
+        """Backward is over and the exchange is not."""
+        entry = job.entry
+        self._jobs[entry] = job
+        self._units.setdefault(entry.unit, []).append(job)
+        if job.absent:  # whether there will be a gradient is not known yet
+            watch(entry.param, self, entry)
+            return
+
+        def resolve(_: PendingGradient) -> torch.Tensor:
+            self.settle([entry])
+            # Nobody's, where this rank's came too late and no other had one.
+            return entry.form.zeros(entry.param) if job.value is None else job.value
+
+        job.stand_aside(PendingGradient.make(entry.param, resolve, job.zero_later, entry.form.is_sparse))
+
+    def postpone(self, jobs: Sequence[Job], step: PendingStep) -> None:
+        """step() has been called: these updates are due, and made when their gradients are in."""
+        # What still needs the parameters as they were must fail, as after a step() that does not wait.
+        increment_version([job.entry.param for job in jobs])
+        self._all_overtaken = False
+        for job in jobs:
+            job.step = step
+            watch(job.entry.param, self, job.entry)
+
+    def settle(self, entries: Iterable[SyncedParameter] | None = None) -> None:
+        """Waits until the gradients of these parameters (None: all) are in place, and updates that are due are made."""
+        wanted = list({**self._jobs, **self._overtaken}) if entries is None else list(entries)
+        self._bring(wanted)
+        for entry in wanted:
+            if self._overtaken.get(entry) is False:
+                del self._overtaken[entry]
+                self.release(entry)
+
+    def make_ready(self, entries: Iterable[SyncedParameter]) -> None:
+        """`settle` before uses of these parameters that are not going to be seen, and that are right then."""
+        wanted = list(entries)
+        self._bring(wanted)
+        for entry in wanted:
+            self._overtaken.pop(entry, None)
+            self.release(entry)
+
+    def _settle_before_backward(self) -> None:
+        """`settle()` for a backward pass that begins: may be that of something that has used parameters unseen."""
+        self.overtake(by_forward=True)
+        self._bring(self._jobs)
+
+    def _bring(self, entries: Iterable[SyncedParameter]) -> None:
+        units = dict.fromkeys(entry.unit for entry in entries if entry in self._jobs)
+        if units:
+            self._land([job for unit in units for job in self._units[unit]], meanwhile=True)
+
+    def _land(self, jobs: Sequence[Job], meanwhile: bool) -> None:
+        """Ends the flight of whole units; `meanwhile`: waiting for them is used to update others."""
+        self.check_usable()
+        if torch._C._are_functorch_transforms_active():
+            raise PoseidonError(
+                f"parameter {jobs[0].entry.name} is used inside a torch.func transform while its update is in flight: "
+                "call synchronize() of the DistributedOptimizer before"
+            )
+        with update_mode(jobs[0].buffer.device):
+            if meanwhile:
+                self._update_others(jobs)
+            try:
+                self._finish_flights(jobs)
+            except BaseException:
+                self.half_landed()
+                raise
+        if not self._jobs:
+            self.all_landed()
+
+    def _finish_flights(self, jobs: Sequence[Job]) -> None:
+        self.deliver(jobs)
+        for job in jobs:
+            del self._jobs[job.entry]
+            self._units.pop(job.entry.unit, None)
+            if job.step is not None and job.value is None:  # there was no gradient: the parameter stays as it was
+                self._overtaken.pop(job.entry, None)
+        with unnoticed(job.entry.param for job in jobs):
+            for step in dict.fromkeys(job.step for job in jobs if job.step is not None):
+                step.apply([job for job in jobs if job.step is step])
+        if self.priorities is None or not self.priorities.recording_now:
+            for job in jobs:
+                self.release(job.entry)
+
+    def _update_others(self, jobs: Sequence[Job]) -> None:
+        """Makes updates whose gradients are in, the soonest needed first, until those of `jobs` are."""
+        done, awaited = self.done, {job.entry.unit for job in jobs}
+        for unit in [unit for unit in self._units if unit not in awaited]:
+            if all(map(done, jobs)):
+                return
+            others = self._units[unit]
+            if any(job.step is not None for job in others) and all(map(done, others)):
+                self._land(others, meanwhile=False)
+
+    # Uses of the parameters.
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Around one without gradients: all is in place, and no parameter is watched, which fused paths would avoid."""
+        self.settle()
+        with unnoticed(entry.param for entry in self._overtaken):
+            yield
+
+    def _is_overtaken(self, entry: SyncedParameter) -> bool:
+        """Whether a gradient that comes now may be of the parameter's old values."""
+        return entry in self._overtaken
+
+    def overtake(self, by_forward: bool) -> None:
+        """Something begins that may use parameters whose update is due.
+
+        `by_forward`: it is known to be a forward pass; otherwise it may be, and `settle` ends the doubt.
+        """
+        if self._all_overtaken and not by_forward:
+            return
+        self._all_overtaken = True
+        for entry, job in self._jobs.items():
+            if job.step is not None:
+                self._overtaken[entry] = by_forward or self._overtaken.get(entry, False)
+
+    def used(self, entries: list[SyncedParameter]) -> None:
+        """As a `Watcher`: the parameters' values are needed now."""
+        if self.priorities is not None:
+            self.priorities.note_use(entries)
+        self._see(entries)
+        for entry in entries:
+            unwatch(entry.param)
+
+    def taken(self, entry: SyncedParameter) -> None:
+        """As a `Watcher`: someone has taken the parameter out of its module."""
+        use_to_come = self.priorities is not None and self.priorities.note_taken(entry)
+        if entry in self._jobs:
+            self._see([entry])
+        else:
+            self._overtaken.pop(entry, None)
+        if not use_to_come:
+            unwatch(entry.param)
+
+    def _see(self, entries: Sequence[SyncedParameter]) -> None:
+        if torch.is_grad_enabled():
+            self.overtake(by_forward=False)
+        for entry in entries:
+            self._overtaken.pop(entry, None)
+        self._bring(entries)
+
+    def release(self, entry: SyncedParameter) -> None:
+        """As a `Watcher`: stops watching the parameter, unless there is a reason of its own."""
+        if entry not in self._jobs and entry not in self._overtaken:
+            unwatch(entry.param)
+
+    def gradient_wanted(self, entry: SyncedParameter) -> None:
+        """As a `Watcher`: the parameter's `.grad` is about to be read."""
+        job = self._jobs.get(entry)
+        if job is not None and job.absent and job.kept:
+            self.settle([entry])
+
+    def gradient_replaced(self, entry: SyncedParameter) -> None:
+        """As a `Watcher`: the parameter's `.grad` has been set."""
+        job = self._jobs.get(entry)
+        if job is not None and job.absent:
+            job.dropped = True

@@ -1,0 +1,241 @@
+"""Exchange of tensors that live on a device: copies from and to host memory beside the computation.
+
+A gradient is copied to host memory on a side stream; a mover thread waits for the copy and starts
+the exchange, so that backward never waits. Factors are only gathered by the core and multiplied on
+the device, on every rank by the same product of the same rows in rank order.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from poseidon.torch.model.factors import Factors
+from poseidon.torch.tensors.memory import flat_view
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from poseidon import _core
+
+
+class Copies(Protocol):
+    """Copies between a device and host memory. Used with the GIL held."""
+
+    device: torch.device
+
+    def host_buffer(self, element_count: int, dtype: torch.dtype) -> torch.Tensor:
+        """1-D host memory, fit for asynchronous copies."""
+
+    def to_host(self, source: torch.Tensor, host: torch.Tensor) -> Callable[[], None]:
+        """Starts a copy of a dense tensor once the work submitted so far has produced it.
+
+        Returns a function that waits for it.
+        """
+
+    def to_device(self, host: torch.Tensor, destination: torch.Tensor) -> None:
+        """Starts a copy into a dense tensor once the work submitted so far no longer needs what it holds."""
+
+    def run(self, function: Callable[[], None]) -> None:
+        """Submits device work after the copies."""
+
+    def join(self) -> None:
+        """Makes the computation submitted from now on wait for all copies and work."""
+
+
+class CudaCopies:
+    """Copies on a side stream of one CUDA device, from and to pinned memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def host_buffer(self, element_count: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(element_count, dtype=dtype, pin_memory=True)
+
+    def to_host(self, source: torch.Tensor, host: torch.Tensor) -> Callable[[], None]:
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        copied = torch.cuda.Event()
+        with torch.cuda.stream(self._stream):
+            host.copy_(flat_view(source), non_blocking=True)
+            source.record_stream(self._stream)
+            copied.record(self._stream)
+        return copied.synchronize
+
+    def to_device(self, host: torch.Tensor, destination: torch.Tensor) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._stream):
+            flat_view(destination).copy_(host, non_blocking=True)
+            destination.record_stream(self._stream)
+
+    def run(self, function: Callable[[], None]) -> None:
+        with torch.cuda.stream(self._stream):
+            function()
+
+    def join(self) -> None:
+        torch.cuda.current_stream(self.device).wait_stream(self._stream)
+
+
+@dataclass(eq=False)
+class _Staged:
+    """One layer's exchange. `host` is what the core reads or writes; it must live until the result is made."""
+
+    layer: int
+    divisor: int
+    buffer: torch.Tensor
+    host: list[torch.Tensor]
+    multiplies: bool  # the result is made of the gathered parts, instead of received into host[0]
+    started: threading.Event = field(default_factory=threading.Event)  # or never will be, because of an error
+
+
+class StagedExchange:
+    """The exchange (see `exchange.Exchange`) of device tensors through host memory."""
+
+    def __init__(self, client: _core.Client, copies: Copies) -> None:
+        self._client = client
+        self._copies = copies
+        self._hosts: dict[int, torch.Tensor] = {}
+        self._staged: dict[int, _Staged] = {}  # by layer
+        self._starts: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=_move, args=(self._starts,), name="poseidon mover", daemon=True)
+        self._thread.start()
+
+    def __del__(self) -> None:
+        self._starts.put(None)
+
+    def dense(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str, factor_count: int | None) -> None:
+        host = self._host(layer, buffer)
+        copied = self._copies.to_host(buffer, host)
+
+        def start() -> None:
+            self._client.start(layer, host, divisor, factor_count)
+
+        self._stage(_Staged(layer, divisor, buffer, [host], scheme == "sfb"), copied, start)
+
+    def absent(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str, counts: bool = True) -> None:
+        host = self._host(layer, buffer)
+
+        def start() -> None:
+            self._client.start_absent(layer, host, divisor, counts)
+
+        self._stage(_Staged(layer, divisor, buffer, [host], scheme == "sfb"), _nothing, start)
+
+    def factors(self, layer: int, factors: Factors, buffer: torch.Tensor, divisor: int, scheme: str) -> None:
+        hosts = [self._copies.host_buffer(rows.numel(), rows.dtype) for rows in (*factors.lefts, *factors.rights)]
+        waits = [
+            self._copies.to_host(rows, host)
+            for rows, host in zip((*factors.lefts, *factors.rights), hosts, strict=True)
+        ]
+        lefts = [host.view(rows.shape) for host, rows in zip(hosts, factors.lefts, strict=False)]
+        rights = [host.view(rows.shape) for host, rows in zip(hosts[len(lefts) :], factors.rights, strict=True)]
+        destination = self._host(layer, buffer) if scheme == "adam" else None
+
+        def copied() -> None:
+            for wait in waits:
+                wait()
+
+        def start() -> None:
+            self._client.start_factors(layer, lefts, rights, destination, divisor, False)
+
+        host = hosts if destination is None else [destination, *hosts]
+        self._stage(_Staged(layer, divisor, buffer, host, destination is None), copied, start)
+
+    def update(self, layer: int, gradient: torch.Tensor, parameter: torch.Tensor, divisor: int) -> None:
+        host = self._host(layer, parameter)
+        copied = self._copies.to_host(gradient, host)
+
+        def start() -> None:
+            self._client.start(layer, host, divisor)
+
+        self._stage(_Staged(layer, divisor, parameter, [host], False), copied, start)
+
+    def _host(self, layer: int, buffer: torch.Tensor) -> torch.Tensor:
+        if layer not in self._hosts:
+            self._hosts[layer] = self._copies.host_buffer(buffer.numel(), buffer.dtype)
+        return self._hosts[layer]
+
+    def _stage(self, staged: _Staged, copied: Callable[[], None], start: Callable[[], None]) -> None:
+        self._staged[staged.layer] = staged
+
+        def move() -> None:
+            try:
+                if self._error is None:
+                    copied()
+                    start()
+            except BaseException as error:
+                self._error = error
+            finally:
+                staged.started.set()
+
+        self._starts.put(move)
+
+    def wait(self, layers: Sequence[int]) -> None:
+        for layer in layers:
+            staged = self._staged.pop(layer)
+            staged.started.wait()
+            if self._error is not None:
+                raise self._error
+            self._client.wait(layer)
+            if not self._client.layer_stats(layer).present:
+                continue
+            if staged.multiplies:
+                self._multiply(staged)
+            else:
+                self._copies.to_device(staged.host[0], staged.buffer)
+        self._copies.join()
+
+    def done(self, layer: int) -> bool:
+        return self._staged[layer].started.is_set() and self._client.done(layer)
+
+    def _multiply(self, one: _Staged) -> None:
+        """Makes the mean of the gathered parts on the device: one product in rank order, then dense parts."""
+        rows, cols = one.buffer.shape
+        dtype = one.buffer.dtype
+        lefts, rights, denses = [], [], []
+        for part in self._client.gathered(one.layer):
+            if isinstance(part, tuple):
+                dtype_name, pairs = part
+                lefts += [self._upload(left, getattr(torch, dtype_name), rows) for left, _ in pairs]
+                rights += [self._upload(right, getattr(torch, dtype_name), cols) for _, right in pairs]
+            elif part is not None:
+                denses.append(self._upload(part, dtype, cols))
+
+        def product() -> None:
+            if lefts:
+                torch.mm(torch.cat(lefts).to(dtype).t(), torch.cat(rights).to(dtype), out=one.buffer)
+            else:
+                one.buffer.zero_()
+            for dense in denses:
+                one.buffer.add_(dense)
+            one.buffer.div_(one.divisor)
+
+        self._copies.run(product)
+
+    def _upload(self, raw: NDArray[np.uint8], dtype: torch.dtype, width: int) -> torch.Tensor:
+        """Rows that the core holds as bytes, as a matrix on the device."""
+        host = self._copies.host_buffer(raw.size // dtype.itemsize, dtype)
+        host.view(torch.uint8).numpy()[:] = raw
+        matrix = torch.empty(host.numel() // width, width, dtype=dtype, device=self._copies.device)
+        self._copies.to_device(host, matrix)
+        return matrix
+
+
+def _move(starts: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    """The mover thread: starts exchanges in order as their copies complete."""
+    while True:
+        start = starts.get()
+        if start is None:
+            return
+        start()
+        del start  # or it would keep the exchange alive until the next one
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,146 @@
+"""One parameter's exchange: what it sends, where the result lands, and how it becomes the gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from poseidon.errors import PoseidonError
+from poseidon.torch.tensors.compatibility import increment_version
+from poseidon.torch.tensors.memory import exchangeable
+from poseidon.torch.tensors.pending_gradient import PendingGradient
+from poseidon.torch.tensors.watched import raw_grad
+
+if TYPE_CHECKING:
+    from poseidon.torch.exchange.transfer import Exchange
+    from poseidon.torch.model.factors import Factors
+    from poseidon.torch.model.parameters import SyncedParameter
+    from poseidon.torch.optimizer.worker_update import PendingStep
+
+
+@dataclass(eq=False)
+class Job:
+    """One parameter's exchange under way. `in_place`: `buffer` is the memory of `.grad`, or of the parameter."""
+
+    entry: SyncedParameter
+    buffer: torch.Tensor
+    grad: torch.Tensor | None = None  # what `.grad` was at the start
+    in_place: bool = False
+    absent: bool = False  # this rank contributes nothing
+    value: torch.Tensor | None = None  # what came of it: the gradient, or the parameter; None: no rank contributed
+    # Of a job that outlives its backward:
+    stand_in: PendingGradient | None = None  # what is in `.grad` meanwhile, unless absent
+    dropped: bool = False  # `.grad` of an absent one has been replaced meanwhile
+    zeroed: bool = False  # the user has zeroed `.grad` since step()
+    step: PendingStep | None = None  # the update to make of it
+    attempt: int = -1  # of `Recovery`, in which backward ran; -1: there is none
+    _version: int = 0
+
+    @property
+    def kept(self) -> bool:
+        """Whether `.grad` is still to receive the result."""
+        return not self.dropped if self.stand_in is None else raw_grad(self.entry.param) is self.stand_in
+
+    def stand_aside(self, stand_in: PendingGradient) -> None:
+        """Backward is over and the exchange is not: `.grad` is `stand_in` until it is."""
+        self.stand_in = self.entry.param.grad = stand_in
+        self._version = 0 if self.grad is None else self.grad._version
+
+    def zero_later(self) -> bool:
+        """Notes that `.grad` is to be zeros once the update has used it; False if no update is still to be made."""
+        waits = self.step is not None and self.stand_in is not None
+        self.zeroed |= waits
+        return waits
+
+    def check_untouched(self) -> None:
+        """PoseidonError if the gradient was written to while it was exchanged."""
+        if self.stand_in is not None and self.grad is not None and self.grad._version != self._version:
+            raise PoseidonError(
+                f"the gradient of {self.entry.name} was changed in place, through a reference kept from before, while "
+                "it was exchanged: reach gradients through the parameters' .grad, or call synchronize() of the "
+                "DistributedOptimizer before"
+            )
+
+    def land(self, present: bool) -> None:
+        """The exchange is over: makes `value`, which becomes `.grad`. Not `present`: no rank contributed."""
+        entry, kept = self.entry, self.kept
+        value = None
+        with torch.no_grad():
+            if present:
+                value = self.grad if self.in_place else entry.form.read(self.buffer, self.grad)
+        self.value, self.stand_in = value, None  # what stands in refers to this job
+        if kept:
+            entry.param.grad = value
+            if entry.update is not None and value is not None:
+                entry.note_exchanged(value)
+
+    def land_update(self, present: bool) -> None:
+        """The same for a parameter that the servers update."""
+        param = self.entry.param
+        if present and not self.in_place:
+            with torch.no_grad():
+                param.copy_(self.buffer)
+        self.value = param if present else None
+
+
+def start_job(exchange: Exchange, entry: SyncedParameter, divisor: int, counts: bool = True) -> Job:
+    """Starts the exchange of what the parameter has; InvalidArgument for a gradient that cannot be sent.
+
+    `counts`: whether this rank, if it has nothing, is among those that the mean is over.
+    """
+    factors, grad = entry.factors, entry.param.grad
+    entry.form.check(entry.name, grad)
+    with torch.no_grad():
+        if entry.stored is not None:
+            return _start_update(exchange, entry, grad, divisor, counts)
+        if grad is None and not factors:
+            job = Job(entry, entry.new_buffer(), absent=True)
+            exchange.absent(entry.layer, job.buffer, divisor, entry.next_scheme, counts)
+            return job
+        if factors and entry.may_send(factors.lefts[0].dtype) and (grad is None or not grad.any()):
+            job = _job_in_place(entry, grad) or Job(entry, entry.new_buffer(), grad)
+            exchange.factors(entry.layer, factors, job.buffer, divisor, entry.next_scheme)
+            return job
+        if factors and grad is not None:
+            entry.note_added()
+        return _start_dense(exchange, entry, factors, grad, divisor)
+
+
+def _job_in_place(entry: SyncedParameter, grad: torch.Tensor | None) -> Job | None:
+    view = None if grad is None or entry.shared else entry.form.view(grad)
+    if view is None or not exchangeable(view, entry.layout):
+        return None
+    return Job(entry, view, grad, in_place=True)
+
+
+def _start_dense(
+    exchange: Exchange, entry: SyncedParameter, factors: Factors, grad: torch.Tensor | None, divisor: int
+) -> Job:
+    job = _job_in_place(entry, grad)
+    if job is None:
+        job = Job(entry, entry.new_buffer(), grad)
+        if grad is None:
+            job.buffer.zero_()
+        else:
+            entry.form.write(grad, job.buffer)
+    factors.add_to(job.buffer)
+    exchange.dense(entry.layer, job.buffer, divisor, entry.next_scheme, entry.known_factor_count())
+    return job
+
+
+def _start_update(
+    exchange: Exchange, entry: SyncedParameter, grad: torch.Tensor | None, divisor: int, counts: bool
+) -> Job:
+    param = entry.param.detach()
+    in_place = exchangeable(param, entry.layout)
+    job = Job(entry, param if in_place else entry.new_buffer(), None, in_place, absent=grad is None)
+    # Before the memory changes: what still needs the parameter as it was must fail, not compute with another.
+    increment_version([entry.param])
+    if grad is None:
+        exchange.absent(entry.layer, job.buffer, divisor, entry.next_scheme, counts)
+        return job
+    gradient = grad.detach() if exchangeable(grad, entry.layout) else entry.new_buffer().copy_(grad)
+    exchange.update(entry.layer, gradient, job.buffer, divisor)
+    return job

@@ -1,0 +1,440 @@
+"""Synchronizer: from the gradients' hooks to the client and back, one backward at a time.
+
+A synchronizing backward begins with its first hook and ends in a callback that autograd runs after
+the last. In between every layer's exchange is started as soon as its gradient is complete (WFBP,
+Poseidon §3.1); the callback starts what got no gradient, waits, and puts the results into `.grad`.
+For a parameter that the servers update the result is the parameter itself, and `.grad` stays.
+
+For a parameter of a worker-side `DistributedOptimizer` the callback does not wait: the exchange outlives its
+backward. Whoever needs the gradient, or after step() the parameter, first waits for it alone (`settle`).
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from poseidon.errors import PoseidonError
+from poseidon.torch.adapter.drift import check_stored
+from poseidon.torch.adapter.priorities import Priorities
+from poseidon.torch.exchange.in_flight import InFlight
+from poseidon.torch.exchange.pending_exchange import Job, start_job
+from poseidon.torch.model.parameters import FACTOR_SCHEMES, SyncedParameter
+from poseidon.torch.model.passes import Mode, Passes
+from poseidon.torch.model.stored_parameter import StoredParameter
+from poseidon.torch.optimizer.server_update import ServerUpdate
+from poseidon.torch.tensors.compatibility import increment_version
+
+if TYPE_CHECKING:
+    from poseidon import _core
+    from poseidon.options import Settings
+    from poseidon.torch.adapter.control import Control
+    from poseidon.torch.exchange.comm_hooks import HookedExchange
+    from poseidon.torch.exchange.transfer import Exchange
+
+
+@dataclass(eq=False)
+class BackwardRun:
+    """One synchronizing backward pass. Times are of the monotonic clock."""
+
+    begin_ns: int
+    missed: bool = False  # made without backward: this rank is in none of its means
+    jobs: dict[SyncedParameter, Job] = field(default_factory=dict)
+    started: list[SyncedParameter] = field(default_factory=list)
+    fires: dict[SyncedParameter, int] = field(default_factory=dict)  # how often each got a gradient
+    end_ns: int = 0
+    dropped: Any = None  # what tells that backward has failed
+
+
+class Synchronizer(InFlight):
+    """Synchronizes the parameters of one model. Used from the thread that runs backward.
+
+    It exchanges nothing before `connect`. `passes` tells which backward passes exchange gradients.
+    """
+
+    _client: _core.Client
+    _control: Control
+    _exchange: Exchange
+
+    def __init__(self, entries: list[SyncedParameter], settings: Settings) -> None:
+        super().__init__()
+        self.entries = entries[::-1]  # the order in which backward finishes them
+        self.passes = Passes()
+        self.connected = False
+        self.divisor = settings.world_size
+        self.attempt = -1  # of `Recovery`, the one that runs; -1: there is no Recovery
+        self.last_run: BackwardRun | None = None
+        self.on_finished: Callable[[BackwardRun], None] | None = None
+        self.before_results: Callable[[], None] | None = None  # at the end of backward, with all exchanges under way
+        self.updates: list[ServerUpdate] = []
+        self.hooked: HookedExchange | None = None  # what gradients go through instead of the exchange, after backward
+        self.static_graph = False  # all backward passes reach each parameter equally often
+        self._fires: dict[SyncedParameter, int] | None = None  # so often
+        self._settings = settings
+        self._sequential = settings.schedule == "sequential"
+        self._agreed = False
+        self._factorable: list[SyncedParameter] = []
+        self._run: BackwardRun | None = None
+        self._flying: BackwardRun | None = None  # the one that is over but for exchanges in flight
+        self._broken: str | None = None
+        self.retired = False
+        self.some_alone = False  # a backward past the wrapper has left gradients since the last step()
+
+    def connect(self, client: _core.Client, control: Control, exchange: Exchange) -> None:
+        """Collective: adds the layers to `client`. If there was one before, what it had under way is dropped."""
+        self.abandon()
+        self._client, self._control, self._exchange = client, control, exchange
+        self.divisor, self._agreed, self.last_run = client.world_size, False, None
+        self._add_layers(self.entries)
+        for entry in self.entries:
+            if not self.connected:
+                entry.attach(self)
+            entry.capture(self.uses_factors(entry))
+        self.connected = True
+        if self.priorities is not None:
+            self.priorities.connect(client, control)
+
+    def abandon(self) -> None:
+        """Drops what is under way, after the client has failed: exchanges, and the updates that wait for them."""
+        self._drop_flights()
+        self._run = self._flying = self._broken = None
+
+    def retire(self) -> None:
+        """Another wrapper of the same parameters is used now: exchanges nothing before `revive`."""
+        self.settle()
+        for entry in self.entries:
+            entry.detach()
+        self.retired = True
+
+    def revive(self) -> None:
+        """This wrapper is used again, and no other one of the same parameters is."""
+        for entry in self.entries:
+            entry.attach(self)
+            entry.capture(self.uses_factors(entry))
+        self.retired = False
+
+    def begin_attempt(self, number: int) -> None:
+        """An attempt at this step begins; the rows that forward has counted before do not count."""
+        self.attempt = number
+        for entry in self._factorable:
+            entry.forward_rows = 0
+
+    def resume_schemes(self, attempt: int) -> None:
+        """After `connect`: the next exchanges take the schemes that they would have taken without a failure."""
+        sums = [entry.factor_sum_before(attempt) for entry in self._factorable]
+        if None in sums:
+            return
+        for entry, factor_sum in zip(self._factorable, sums, strict=True):
+            self._client.set_factor_count(entry.layer, factor_sum)
+        self._agreed = True
+
+    def uses_factors(self, entry: SyncedParameter) -> bool:
+        """Whether the layer may take a scheme that sends factors."""
+        return entry.factorable and entry.scheme != "ps"
+
+    def _add_layers(self, entries: Sequence[SyncedParameter]) -> None:
+        first, plan = self._client.add_layers([entry.core_layer() for entry in entries])
+        for index, entry in enumerate(entries):
+            entry.layer = first + index
+            entry.unit = (first, plan.unit_of_layer[index])
+            if entry.scheme == "auto" and entry.factorable and plan.layers[index].scheme == "ps":
+                entry.scheme, entry.grouped = "ps", True
+            if entry.stored is not None:
+                entry.stored.shard_bytes = self._shard_bytes(plan, index)
+        self._factorable = [entry for entry in self.entries if self.uses_factors(entry)]
+
+    def _shard_bytes(self, plan: _core.Plan, layer: int) -> int:
+        if plan.cluster.placement != "colocated":
+            return 0
+        chunks = plan.units[plan.unit_of_layer[layer]].chunks
+        return sum(chunk.size_bytes for chunk in chunks if chunk.server == self._client.rank)
+
+    def store(self, entries: Collection[SyncedParameter]) -> None:
+        """Collective: the servers are to hold these parameters. An update, appended to `updates`, gives them values.
+
+        Before `connect` it only notes that they are.
+        """
+        self.settle()
+        # The others get new layers, too: of a group of small ones nothing is sent until all have contributed.
+        renewed = [entry for entry in self.entries if entry.stored is None]
+        for entry in entries:
+            entry.store(StoredParameter(entry.param))
+        if self.connected:
+            self._add_layers(renewed)
+        if self.priorities is not None:
+            self.priorities.renew()
+
+    def prioritize(self) -> None:
+        """From now on backward does not wait for the parameters that have an `update`, and urgent ones go first."""
+        if self.priorities is None:
+            self.priorities = Priorities(self._settings, self.entries)
+            if self.connected:
+                self.priorities.connect(self._client, self._control)
+
+    # Hooks, in the order in which a parameter meets them.
+
+    @property
+    def mode(self) -> Mode:
+        """What the backward pass that runs now does with gradients."""
+        return self.passes.mode if self._run is None else Mode.EXCHANGED
+
+    def before_factors(self, entry: SyncedParameter) -> bool:
+        """A use of the layer is about to hand over factors. Whether they outlive this backward."""
+        if self.mode is Mode.EXCHANGED:
+            self._begin()
+            return False
+        return True
+
+    def before_accumulation(self, entry: SyncedParameter, dense: bool) -> None:
+        """All uses of the parameter have contributed; `.grad` does not yet hold the dense ones, if any."""
+        job = self.in_flight(entry)
+        if job is not None and job.step is not None:
+            raise _stale(entry)
+        run = self._run
+        if run is None and self.passes.mode is Mode.EXCHANGED:
+            run = self._begin()
+        if self._is_overtaken(entry):
+            raise _stale(entry)
+        if run is None:
+            if entry.stored is not None:
+                entry.stored.show_own()
+            self.settle([entry])
+            return
+        if entry in run.jobs:
+            raise PoseidonError(
+                f"parameter {entry.name} received a gradient twice in one backward pass: a nested backward "
+                "reached it after its exchange had started; use checkpoint(use_reentrant=False), or static_graph=True"
+            )
+        if dense and entry.next_scheme in FACTOR_SCHEMES:
+            entry.note_dense_contribution()
+
+    def after_accumulation(self, entry: SyncedParameter) -> None:
+        """`.grad` holds the dense contributions, `entry.factors` the others."""
+        run = self._run
+        if run is None:
+            mode = self.passes.mode
+            if mode is not Mode.EXCHANGED:
+                entry.accumulated(mode)
+                self.some_alone |= mode is Mode.OTHERS
+                return
+            run = self._begin()
+        run.fires[entry] = run.fires.get(entry, 0) + 1
+        entry.ready_ns = time.monotonic_ns()
+        if self._is_complete(run, entry):
+            self._start(run, entry)
+
+    def _is_complete(self, run: BackwardRun, entry: SyncedParameter) -> bool:
+        """Whether the exchange may start now, and not only at the end of backward."""
+        if self._sequential or self.hooked is not None:
+            return False
+        if not self.static_graph:
+            return True
+        # The first pass counts how often nested backward passes reach each parameter.
+        return self._fires is not None and run.fires[entry] >= self._fires.get(entry, 0)
+
+    def _begin(self) -> BackwardRun:
+        if self._run is not None:
+            return self._run
+        run = self._open_run()
+        finish = partial(_over, self, run)
+        # Autograd drops the callback unrun when backward fails.
+        run.dropped = weakref.finalize(finish, _dropped, weakref.ref(self), weakref.ref(run))
+        torch.autograd.Variable._execution_engine.queue_callback(finish)  # type: ignore[attr-defined]
+        return run
+
+    def _open_run(self) -> BackwardRun:
+        self.check_usable()
+        self._control.note_exchange()
+        begin_ns = time.monotonic_ns()
+        self._settle_before_backward()
+        for update in self.updates:
+            update.begin()
+        self._agree()
+        self._run = BackwardRun(begin_ns)
+        return self._run
+
+    def check_forward(self) -> None:
+        """Raises PoseidonError if no forward pass may begin now."""
+        self.check_usable()
+        check_stored(self._settings, self.entries)
+        for update in self.updates:
+            update.check_forward()
+
+    def check_usable(self) -> None:
+        """Raises PoseidonError if an earlier backward failed half way, or there is nobody to exchange with yet."""
+        if not self.connected:
+            raise PoseidonError(
+                f"with on_failure={self._settings.on_failure} training runs in attempts of poseidon.Recovery: give it "
+                "the model before the first forward pass"
+            )
+        if self._broken is not None:
+            self._client.abort(self._broken)
+            raise PoseidonError(f"{self._broken}; end all workers and start again from a checkpoint")
+
+    def backward_failed(self, run: BackwardRun) -> None:
+        """Backward raised in the middle of `run`: the ranks no longer agree on what was exchanged."""
+        if self._run is not run:
+            return
+        self._run = None
+        self._broken = f"rank {self._client.rank}: an earlier backward pass failed after its exchange had started"
+
+    def _agree(self) -> None:
+        if not self._agreed:
+            self._agreed = True
+            if self._factorable:
+                rows = self._control.sum([entry.forward_rows for entry in self._factorable])
+                for entry, count in zip(self._factorable, rows, strict=True):
+                    self._client.set_factor_count(entry.layer, count)
+        for entry in self._factorable:
+            entry.next_scheme = self._client.next_scheme(entry.layer)
+        if self.priorities is not None:
+            self.priorities.begin_run()
+
+    # Exchange.
+
+    def _start(self, run: BackwardRun, entry: SyncedParameter) -> None:
+        job = run.jobs[entry] = start_job(self._exchange, entry, self.divisor, counts=not run.missed)
+        job.attempt = self.attempt
+        run.started.append(entry)
+        entry.start_over()
+
+    def _finish_hooked(self, run: BackwardRun, hooked: HookedExchange) -> None:
+        try:
+            hooked.run(self.entries, self._control)
+        except BaseException:
+            self.backward_failed(run)
+            raise
+        self.passes.exchanged()
+        self._run, self._flying = None, run
+        self.all_landed()
+
+    def end_backward(self, run: BackwardRun) -> None:
+        """Autograd has called the last hook of `run`."""
+        self._finish(run)
+        # Python forgets a Ctrl-C that comes while a finalizer runs: there is none in a backward that ends well.
+        run.dropped.detach()
+
+    def _finish(self, run: BackwardRun) -> None:
+        run.end_ns = time.monotonic_ns()
+        if self.hooked is not None:
+            self._finish_hooked(run, self.hooked)
+            return
+        try:
+            for entry in self.entries:
+                if entry not in run.jobs:
+                    entry.resume()
+                    if entry not in run.fires:
+                        entry.ready_ns = run.end_ns
+                    self._start(run, entry)
+            if self.before_results is not None:
+                self.before_results()
+            self.deliver([job for job in run.jobs.values() if job.entry.update is None])
+        except BaseException:
+            self.backward_failed(run)
+            raise
+        for update in self.updates:
+            update.finished({entry for entry, job in run.jobs.items() if job.value is not None})
+        later = [job for job in run.jobs.values() if job.entry.update is not None]
+        self.passes.exchanged()
+        if self.static_graph and self._fires is None:
+            self._fires = run.fires
+        run.jobs.clear()  # the record of the run must not hold the gradients' memory
+        self._run, self._flying = None, run
+        for job in sorted(later, key=lambda job: job.entry.position):
+            self._take_off(job)
+        if not later:
+            self.all_landed()
+
+    def deliver(self, jobs: Sequence[Job]) -> None:
+        """Waits for results and puts them where they belong."""
+        for job in jobs:
+            job.check_untouched()
+        self._exchange.wait([job.entry.layer for job in jobs])
+        # Autograd has to know that these have changed; one call for all, since each is slow.
+        increment_version([job.grad for job in jobs if job.in_place and job.grad is not None])
+        for job in jobs:
+            # Not `job.absent`: what this rank has contributed may have come too late to be in.
+            stats = self._client.layer_stats(job.entry.layer)
+            if job.attempt >= 0 and self.uses_factors(job.entry):
+                job.entry.note_factor_sum(job.attempt, stats.factor_count)
+            if job.entry.stored is None:
+                job.land(stats.present)
+            else:
+                job.land_update(stats.present)
+
+    # As `InFlight`.
+
+    def done(self, job: Job) -> bool:
+        """Whether the exchange is over."""
+        return self._exchange.done(job.entry.layer)
+
+    def half_landed(self) -> None:
+        """The model cannot be used any more."""
+        self._broken = (
+            f"rank {self._client.rank}: the exchange of gradients or the update after a backward pass failed, so that "
+            "some parameters have made the step and some have not"
+        )
+
+    def all_landed(self) -> None:
+        """The run is over."""
+        run, self._flying = self._flying, None
+        self.last_run = run
+        if run is not None and self.on_finished is not None:
+            self.on_finished(run)
+
+    def steps_behind(self) -> int:
+        """Steps of this model that others have completed and this rank has yet to make, as the answers so far say.
+
+        Waits for what is in flight if this rank was late before: then, as a rule, the answers are there already.
+        """
+        if not any(self._client.layer_stats(entry.layer).late for entry in self.entries):
+            return 0
+        self.settle()
+        return max(self._client.layer_stats(entry.layer).behind for entry in self.entries)
+
+    def make_missed_step(self) -> None:
+        """As a backward that reached no parameter: `.grad`, or a stored parameter, becomes what the others made of it.
+
+        Gradients must have been cleared before.
+        """
+        self.settle()
+        run = self._open_run()
+        run.missed = True
+        self._finish(run)
+
+    def shadow(self) -> None:
+        """Takes part in the other ranks' backward with nothing to contribute (`join()`)."""
+        self.settle()
+        self._agree()
+        if self.hooked is not None:
+            self.hooked.run(self.entries, self._control, contributes=False)
+            return
+        for entry in self.entries:
+            self._exchange.absent(entry.layer, entry.new_buffer(), self.divisor, entry.next_scheme)
+        self._exchange.wait([entry.layer for entry in self.entries])
+
+
+def _stale(entry: SyncedParameter) -> PoseidonError:
+    return PoseidonError(
+        f"parameter {entry.name} got a gradient, but its last update had perhaps not been made when the forward pass "
+        "used it: either that pass came before step(), or code that PyTorch does not dispatch used a reference to the "
+        "parameter that it had kept; in the latter case let it take the parameter from its module in every pass, or "
+        "call synchronize() of the DistributedOptimizer before the forward pass"
+    )
+
+
+@torch._disable_dynamo  # and no closure, which would be made known to torch.compile in every step
+def _over(sync: Synchronizer, run: BackwardRun) -> None:
+    sync.end_backward(run)
+
+
+def _dropped(sync: weakref.ref[Synchronizer], run: weakref.ref[BackwardRun]) -> None:
+    target, failed = sync(), run()
+    if target is not None and failed is not None:
+        target.backward_failed(failed)

@@ -1,0 +1,79 @@
+"""How tensors reach the core: from their own memory, or staged through host memory.
+
+Each layer's exchange is started by one of `dense`, `absent`, `factors` and `update`, and ended by `wait`, after
+which the result lies in the tensor that was passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from poseidon.torch.model.factors import Factors
+from poseidon.torch.tensors.memory import borrowed, flat_view
+
+if TYPE_CHECKING:
+    from poseidon import _core
+
+
+class Exchange(Protocol):
+    """What a synchronization needs of the client. Buffers are dense; none may change until `wait`."""
+
+    def dense(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str, factor_count: int | None) -> None:
+        """Contributes `buffer`, which receives the mean. `factor_count`: the rows it would be as factors, if known."""
+
+    def absent(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str, counts: bool = True) -> None:
+        """Contributes nothing; `buffer` receives the others' result if there is one.
+
+        `counts`: whether this rank is among those that the mean is over, as it is with an unused parameter.
+        """
+
+    def factors(self, layer: int, factors: Factors, buffer: torch.Tensor, divisor: int, scheme: str) -> None:
+        """Contributes factors; `buffer` receives the mean."""
+
+    def update(self, layer: int, gradient: torch.Tensor, parameter: torch.Tensor, divisor: int) -> None:
+        """Contributes `gradient` to a stored layer; `parameter` receives what the servers make of it."""
+
+    def wait(self, layers: Sequence[int]) -> None:
+        """Waits until the results of these layers are in place."""
+
+    def done(self, layer: int) -> bool:
+        """Whether `wait` would find the layer's exchange over."""
+
+
+class DirectExchange:
+    """CPU tensors: the core reads and writes their own memory."""
+
+    def __init__(self, client: _core.Client) -> None:
+        self._client = client
+
+    def dense(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str, factor_count: int | None) -> None:
+        self._client.start(layer, borrowed(flat_view(buffer)), divisor, factor_count)
+
+    def absent(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str, counts: bool = True) -> None:
+        self._client.start_absent(layer, borrowed(flat_view(buffer)), divisor, counts)
+
+    def factors(self, layer: int, factors: Factors, buffer: torch.Tensor, divisor: int, scheme: str) -> None:
+        lefts, rights = map(borrowed, factors.lefts), map(borrowed, factors.rights)
+        self._client.start_factors(layer, list(lefts), list(rights), borrowed(flat_view(buffer)), divisor, False)
+
+    def update(self, layer: int, gradient: torch.Tensor, parameter: torch.Tensor, divisor: int) -> None:
+        self._client.push_pull(layer, borrowed(flat_view(gradient)), borrowed(flat_view(parameter)), divisor)
+
+    def wait(self, layers: Sequence[int]) -> None:
+        for layer in layers:
+            self._client.wait(layer)
+
+    def done(self, layer: int) -> bool:
+        return self._client.done(layer)
+
+
+def make_exchange(client: _core.Client, device: torch.device) -> Exchange:
+    """The exchange for parameters on `device`."""
+    if device.type == "cpu":
+        return DirectExchange(client)
+    from poseidon.torch.exchange.mover import CudaCopies, StagedExchange
+
+    return StagedExchange(client, CudaCopies(device))

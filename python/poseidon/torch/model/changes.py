@@ -1,0 +1,90 @@
+"""Notices what has been changed in a module since it was wrapped and would train unsynchronized.
+
+torch's class does not look: a parameter that is unfrozen, added or replaced later gets each rank's own gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import torch
+from torch import nn
+
+from poseidon.errors import InvalidArgument
+from poseidon.torch.model.parameters import SyncedParameter
+from poseidon.torch.tensors.watched import without_torch_function
+
+_AGAIN = "make the change before wrapping, or wrap the module again, on all ranks"
+
+
+class ChangeWatch:
+    """The module as it was when it was wrapped. A look takes about 0.15 µs for each parameter and module."""
+
+    def __init__(self, module: nn.Module, entries: Sequence[SyncedParameter], ignored: Collection[str]) -> None:
+        self._module = module
+        self._ignored = ignored
+        self._synced = {entry.param: (entry.param.dtype, entry.param.device) for entry in entries}
+        self._remember()
+
+    def _remember(self) -> None:
+        self._tables: list[tuple[dict[str, nn.Parameter | None], list[nn.Parameter | None]]] = []
+        self._children: list[tuple[dict[str, nn.Module | None], list[nn.Module | None]]] = []
+        self._frozen: dict[nn.Parameter, None] = {}  # a set that keeps the order
+        for part in self._module.modules():
+            if part._modules:
+                self._children.append((part._modules, list(part._modules.values())))
+            if part._parameters:
+                self._tables.append((part._parameters, list(part._parameters.values())))
+        for name, param in self._own_parameters():
+            if param not in self._synced and name not in self._ignored and param.numel() > 0:
+                self._frozen[param] = None
+
+    def _own_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        # Tensors that functional_call lends the module belong to whoever lends them.
+        return ((name, param) for name, param in self._module.named_parameters() if isinstance(param, nn.Parameter))
+
+    def check(self) -> None:
+        """InvalidArgument naming a parameter that would be trained without the other ranks."""
+        with without_torch_function():
+            same = all(_holds(table, held) for table, held in self._tables)
+            same = same and all(_holds(table, held) for table, held in self._children)
+            if not same:
+                self._check_new()
+                self._remember()
+            for param in self._frozen:
+                if param.requires_grad:
+                    raise InvalidArgument(
+                        f"parameter {self._name_of(param)} requires a gradient now and did not when the module was "
+                        f"wrapped, so that each rank would train it alone: {_AGAIN}"
+                    )
+            for param, (dtype, device) in self._synced.items():
+                if param.dtype != dtype or param.device != device:
+                    raise InvalidArgument(
+                        f"parameter {self._name_of(param)} has become {_what(param.dtype, param.device)}, and was "
+                        f"{_what(dtype, device)} when the module was wrapped: {_AGAIN}"
+                    )
+
+    def _check_new(self) -> None:
+        for name, param in self._own_parameters():
+            known = param in self._synced or param in self._frozen or name in self._ignored
+            if not known and param.requires_grad and param.numel() > 0:
+                raise InvalidArgument(
+                    f"parameter {name} was put into the module after it was wrapped, so that each rank would train it "
+                    f"alone: {_AGAIN}"
+                )
+
+    def _name_of(self, wanted: torch.Tensor) -> str:
+        return next((name for name, param in self._module.named_parameters() if param is wanted), "no longer its own")
+
+
+def _holds(table: dict, held: list) -> bool:  # type: ignore[type-arg]
+    """Whether the table has these very objects. Not `==`, which tensors answer element by element."""
+    return len(table) == len(held) and all(map(_is, table.values(), held))
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other
+
+
+def _what(dtype: torch.dtype, device: torch.device) -> str:
+    return f"{str(dtype).removeprefix('torch.')} on {device}"

@@ -1,0 +1,159 @@
+"""Sufficient factors of a Linear layer's weight gradient, and how they are captured.
+
+The gradient of a weight W (M×N) of a Linear layer is leftᵀ·right with K rows of output gradients
+(left, K×M) and inputs (right, K×N) (Poseidon §3.2). Where the layer exchanges factors, backward hands
+the two over and leaves the product out.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd import forward_ad
+
+from poseidon.torch.tensors.pending_gradient import PendingGradient
+from poseidon.torch.tensors.watched import touch
+
+if TYPE_CHECKING:
+    from poseidon.torch.model.parameters import SyncedParameter
+
+
+_LINEAR_FORWARD = nn.Linear.forward
+
+
+class Factors:
+    """Pairs of left (K_i×M) and right (K_i×N) rows. Pairs may differ in dtype (autocast)."""
+
+    def __init__(self) -> None:
+        self.lefts: list[torch.Tensor] = []
+        self.rights: list[torch.Tensor] = []
+        self.count = 0  # K, the sum of the K_i
+
+    def append(self, left: torch.Tensor, right: torch.Tensor) -> None:
+        """Adds one pair of contiguous matrices, which must not change afterwards."""
+        self.lefts.append(left)
+        self.rights.append(right)
+        self.count += left.shape[0]
+
+    def copy(self) -> Factors:
+        """The same pairs in lists of their own."""
+        other = Factors()
+        other.lefts, other.rights, other.count = list(self.lefts), list(self.rights), self.count
+        return other
+
+    def __bool__(self) -> bool:
+        return bool(self.lefts)
+
+    def add_to(self, grad: torch.Tensor) -> None:
+        """Adds the gradient that the factors stand for to `grad` (M×N)."""
+        for left, right in zip(self.lefts, self.rights, strict=True):
+            if left.dtype == right.dtype == grad.dtype:
+                grad.addmm_(left.t(), right)
+            else:
+                grad.add_(left.to(grad.dtype).t() @ right.to(grad.dtype))
+
+    def pending_gradient(self, param: torch.Tensor) -> PendingGradient:
+        """A gradient of `param` that is made of these factors, once, when someone looks at it."""
+        reference, layout = weakref.ref(param), param.detach()
+        value: torch.Tensor | None = None
+
+        def resolve(pending: PendingGradient) -> torch.Tensor:
+            nonlocal value
+            if value is None:
+                value = torch.zeros_like(layout)
+                with torch.no_grad():
+                    self.add_to(value)
+                param = reference()
+                if param is not None and param.grad is pending:
+                    param.grad = value
+            return value
+
+        return PendingGradient.make(param, resolve)
+
+
+class _FactorLinear(torch.autograd.Function):
+    """F.linear whose weight gradient may be handed over as factors. `input` has the compute dtype."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, entry: SyncedParameter
+    ) -> torch.Tensor:
+        ctx.set_materialize_grads(False)  # no gradient is not one of zeros
+        ctx.entry = entry
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.save_for_backward(input, weight)
+        return F.linear(input, weight.to(input.dtype), None if bias is None else bias.to(input.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if grad_output is None:
+            return None, None, None, None
+        input, weight = ctx.saved_tensors
+        needs_input, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        left = grad_output.reshape(-1, weight.shape[0])
+        grad_input = grad_weight = grad_bias = None
+        if needs_input:
+            grad_input = (left @ weight.to(left.dtype)).reshape(input.shape)
+        if needs_bias:
+            grad_bias = left.sum(0).to(ctx.bias_dtype)
+        if needs_weight:
+            right = input.reshape(-1, weight.shape[1])
+            if not ctx.entry.take_factors(left, right):
+                grad_weight = (left.t() @ right).to(weight.dtype)
+        return grad_input, grad_weight, grad_bias, None
+
+
+class FactorForward:
+    """The `forward` of one Linear module whose weight gradient may travel as factors.
+
+    Without its parameter entry (after its model's wrapper is gone, in copies and in pickles) it is
+    plain `F.linear`.
+    """
+
+    def __init__(self, module: nn.Linear, entry: SyncedParameter | None = None) -> None:
+        self._module = module
+        self._entry = (lambda: None) if entry is None else weakref.ref(entry)
+
+    def serves(self, entry: SyncedParameter) -> bool:
+        """Whether `entry` is the one that gets the factors."""
+        return self._entry() is entry
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FactorForward, (self._module,)
+
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:
+        if type(self._module).forward is not _LINEAR_FORWARD:  # changed since: another class, or a patched one
+            return type(self._module).forward(self._module, input)
+        weight, bias = self._module.weight, self._module.bias
+        if torch.compiler.is_compiling():
+            return F.linear(input, weight, bias)
+        touch((weight, bias))  # the Function below would do so where updates are no longer in place
+        entry = self._entry()
+        if entry is None or not _capturable(entry, input, weight, bias):
+            return F.linear(input, weight, bias)
+        if torch.is_autocast_enabled(input.device.type):
+            # Cast here and in the Function: inside it autocast's own, cached casts could lose their history.
+            input = input.to(torch.get_autocast_dtype(input.device.type))
+        entry.count_forward_rows(input.numel() // weight.shape[1])
+        return _FactorLinear.apply(input, weight, bias, entry)
+
+
+def _capturable(entry: SyncedParameter, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether this call can hand over factors; F.linear itself handles, or refuses, all other calls."""
+    if weight is not entry.param or not weight.requires_grad or not torch.is_grad_enabled():
+        return False
+    if not entry.armed or type(input) not in (torch.Tensor, nn.Parameter) or input.layout != torch.strided:
+        return False
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return False
+    if input.dim() == 0 or input.shape[-1] != weight.shape[1] or input.device != weight.device:
+        return False
+    if torch.is_autocast_enabled(input.device.type):
+        # Autocast leaves float64 alone.
+        dtypes = {input.dtype, weight.dtype} | ({bias.dtype} if bias is not None else set())
+        return all(dtype.is_floating_point for dtype in dtypes) and torch.float64 not in dtypes
+    return input.dtype == weight.dtype and (bias is None or bias.dtype == weight.dtype)

@@ -1,0 +1,112 @@
+"""What a worker knows about one parameter that the servers hold, and what its `.grad` shows."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from poseidon.torch.tensors.pending_gradient import PendingGradient
+
+
+class _Fetched:
+    """The mean that a stand-in stands for, once it is here; lives as long as the stand-in."""
+
+    value: torch.Tensor | None = None
+
+
+class StoredParameter:
+    """One parameter that the servers hold.
+
+    After its update `.grad` can show the mean over the ranks, which is fetched from the servers when someone looks. The
+    gradient that this rank has pushed is set aside meanwhile: whether the next backward adds to the one or to the
+    other must not depend on who has looked.
+    """
+
+    def __init__(self, param: torch.Tensor) -> None:
+        self.shard_bytes = 0  # of the parameter, on the shard of this process
+        self.update_count = 0
+        self.state_count = 0  # arrays beside the value that updates have filled
+        self._param = param
+        self._seen = (-1, -1)
+        self._own: torch.Tensor | None = None
+        self._shown: weakref.ref[torch.Tensor] | None = None  # what is in `.grad` instead of `_own`
+        self._shown_version = 0
+        self._fetched: weakref.ref[_Fetched] | None = None
+
+    def received(self) -> None:
+        """The parameter now holds what the servers hold."""
+        self._seen = (self._param._version, self._param.data_ptr())
+
+    def updated(self, state_count: int) -> None:
+        """The servers have updated it, and so has this worker."""
+        self.update_count += 1
+        self.state_count = max(self.state_count, state_count)
+
+    def changed_here(self) -> bool:
+        """Whether someone else has written to the parameter since."""
+        return self._seen != (self._param._version, self._param.data_ptr())
+
+    def note_gradient(self) -> None:
+        """`.grad` is what this rank has pushed."""
+        grad: Any = self._param.grad
+        if grad is not None:
+            grad._poseidon_pushed = grad._version
+
+    def show_mean(self, fetch: Callable[[], torch.Tensor], may_zero: Callable[[], bool]) -> None:
+        """From now on `.grad` is the mean, which `fetch` returns and hands to `show_fetched`, until `show_own`.
+
+        `may_zero`: whether zeroing it is no change of a gradient that is still to be used.
+        """
+        fetched = _Fetched()
+
+        def resolve(_: PendingGradient) -> torch.Tensor:
+            return fetch() if fetched.value is None else fetched.value
+
+        def zero_later() -> bool:
+            if not may_zero():
+                return False
+            own = torch.zeros_like(self._param) if self._own is None else self._own.zero_()
+            self._own, self._shown, self._param.grad = None, None, own
+            return True
+
+        self._own, self._fetched = self._param.grad, weakref.ref(fetched)
+        self._param.grad = stand_in = PendingGradient.make(self._param, resolve, zero_later)
+        self._show(stand_in, 0)
+
+    def shows_stand_in(self) -> bool:
+        """Whether the mean has still to be fetched."""
+        return self._shown is not None and isinstance(self._param.grad, PendingGradient)
+
+    def show_fetched(self, mean: torch.Tensor) -> None:
+        """Puts the mean in the place of what stands for it, or of what is equal to it."""
+        fetched = None if self._fetched is None else self._fetched()
+        if fetched is not None:
+            fetched.value = mean
+        if self.shows_stand_in() or self._param.grad is mean:
+            self._param.grad = mean
+            self._show(mean, mean._version)
+
+    def _show(self, grad: torch.Tensor, version: int) -> None:
+        def forget(gone: weakref.ref[torch.Tensor]) -> None:
+            if gone is self._shown:  # `.grad` was cleared; the gradient's memory is not to be kept either
+                self._own = self._shown = None
+
+        self._shown, self._shown_version = weakref.ref(grad, forget), version
+
+    def show_own(self) -> None:
+        """A gradient is about to be added: to this rank's own one, unless the user has put something else there."""
+        if self._shown is not None and not self.gradient_changed() and self._param.grad is not None:
+            self._param.grad = self._own
+        self._own = self._shown = None
+
+    def gradient_changed(self) -> bool:
+        """Whether `.grad` has been written to or replaced since; cleared it may be."""
+        grad = self._param.grad
+        if grad is None:
+            return False
+        if self._shown is None or grad is not self._shown():
+            return getattr(grad, "_poseidon_pushed", None) != grad._version
+        return not isinstance(grad, PendingGradient) and grad._version != self._shown_version

@@ -1,0 +1,1 @@
+"""Updates as part of the exchange, on workers or on servers."""

@@ -1,0 +1,472 @@
+"""DistributedOptimizer: a torch optimizer whose updates happen as part of the exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import torch
+from torch.optim import Optimizer
+
+from poseidon.errors import InvalidArgument, PoseidonError
+from poseidon.torch.adapter.drift import check_optimizer, ranks_drift
+from poseidon.torch.ddp import DistributedDataParallel
+from poseidon.torch.exchange.synchronizer import Synchronizer
+from poseidon.torch.model.parameters import SyncedParameter
+from poseidon.torch.model.verify import check_same
+from poseidon.torch.optimizer.clipping import make_clipping
+from poseidon.torch.optimizer.rules import algorithm_of, check_options, entries_of
+from poseidon.torch.optimizer.server_update import ServerUpdate
+from poseidon.torch.optimizer.undo import UpdateUndo
+from poseidon.torch.optimizer.worker_update import WorkerUpdate
+from poseidon.torch.process.context import context
+from poseidon.torch.tensors.memory import held_bytes
+
+_SHARED_HOOKS = (
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_pre_hooks",
+    "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+)
+
+
+@dataclass(frozen=True)
+class OptimizerMemory:
+    """Bytes of optimizer state (momentum, moments)."""
+
+    this_process: int  # in this worker and the shard that it hosts
+    worker_side: int  # what the optimizer would hold in every worker
+
+
+def _scaling(name: str, on_servers: Any) -> Any:
+    """What GradScaler.step() sets on an optimizer that scales by itself."""
+
+    def get(self: DistributedOptimizer) -> Any:
+        return on_servers if self._on_servers else getattr(self._inner, name)
+
+    def put(self: DistributedOptimizer, value: Any) -> None:
+        if self._on_servers:
+            raise InvalidArgument(
+                "GradScaler and update='server' exclude each other: backward has applied the scaled gradients already; "
+                "use torch.autocast with bfloat16, which needs no scaling, or update='worker'"
+            )
+        setattr(self._inner, name, value)
+
+    def drop(self: DistributedOptimizer) -> None:
+        delattr(self._inner, name)
+
+    return property(get, put, drop)
+
+
+class DistributedOptimizer(Optimizer):
+    """Trains the parameters of `optimizer`, of which `model` synchronizes the gradients, with less waiting.
+
+    `update="worker"` (the default): the end of backward and `step()` wait for nothing. Each parameter is updated when
+    its gradient has arrived, and whoever uses it next, as a rule the next forward pass, waits for it alone. What is
+    needed first is exchanged first. The bits are those of `optimizer` itself, for any optimizer whose
+    update is per parameter. `max_norm` clips the gradients by their total 2-norm: `clip="gathered"` waits for
+    all of them, "previous" takes the norm of the step before. See docs/distributed-optimizer.md.
+
+    `update="server"`: the servers hold the parameters and the optimizer's state, and update them; for
+    torch.optim.SGD, Adam and AdamW. See docs/server-update.md. `resume` goes on from what they have saved in
+    `checkpoint_dir`, if anything: `resumed_version` is then the step after which that was, otherwise 0. See
+    docs/checkpoints.md.
+
+    Replace `optimizer` by this object. `param_groups`, hooks and learning-rate schedulers work as before. With one
+    worker the optimizer itself runs. Collective: every rank wraps the same optimizer. Raises InvalidArgument, saying
+    what to use instead, for an optimizer that cannot be run so, Mismatch where the ranks' optimizers differ.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: DistributedDataParallel,
+        update: str | None = None,
+        *,
+        max_norm: float | None = None,
+        clip: str = "gathered",
+        resume: bool = False,
+    ) -> None:
+        if update not in (None, "worker", "server"):
+            raise InvalidArgument(f"update is {update!r}: pass 'worker' (the default) or 'server'")
+        if isinstance(optimizer, DistributedOptimizer):
+            raise InvalidArgument(
+                "the optimizer is a poseidon.DistributedOptimizer already: wrap the torch optimizer itself, and once"
+            )
+        if isinstance(getattr(optimizer, "optimizer", None), Optimizer):
+            kind = type(optimizer).__name__
+            raise InvalidArgument(
+                f"the optimizer is another one's {kind}: pass the optimizer that is inside (.optimizer), and put the "
+                f"{kind} around the DistributedOptimizer"
+            )
+        if not isinstance(optimizer, Optimizer):
+            raise InvalidArgument(
+                f"optimizer is of type {type(optimizer).__name__} and must be a torch.optim.Optimizer: pass the "
+                "optimizer first, and then the model"
+            )
+        if not isinstance(model, DistributedDataParallel):
+            raise InvalidArgument(
+                f"DistributedOptimizer needs the poseidon.DistributedDataParallel, not a {type(model).__name__}"
+            )
+        if model.comm_hook_name and model.synchronizer is not None and model.synchronizer.hooked is not None:
+            raise InvalidArgument(
+                f"DistributedOptimizer and the communication hook {model.comm_hook_name} exclude each other: use the "
+                "optimizer itself, or leave register_comm_hook() out"
+            )
+        if update == "server" and max_norm is not None:
+            raise InvalidArgument(
+                "the servers see one gradient at a time: clip with update='worker', which has max_norm"
+            )
+        if resume and update != "server":
+            raise InvalidArgument(
+                "resume takes what servers have saved: with updates on the workers use load_state_dict()"
+            )
+        self.resumed_version = 0
+        self._server: ServerUpdate | None = None
+        self._worker: WorkerUpdate | None = None
+        self._inner: Any = SimpleNamespace()  # holds what the next line makes, which nobody needs
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self._inner = optimizer
+        self._model = model
+        if context().recovers:
+            _refuse_what_is_lost(update, max_norm, clip, resume)
+        self._on_servers = update == "server"
+        check_optimizer(context().settings, self._on_servers, optimizer)
+        self._steps_made = 0
+        if self._on_servers and model.synchronizer is not None:
+            self._update_on_servers(model.synchronizer, resume)
+        else:
+            self._update_on_workers(model.synchronizer, max_norm, clip)
+        for name in _SHARED_HOOKS:
+            setattr(self, name, getattr(optimizer, name))
+        # On servers GradScaler would otherwise change gradients that have been used already; so it says what it wants.
+        if self._on_servers or getattr(optimizer, "_step_supports_amp_scaling", False):
+            self._step_supports_amp_scaling = True
+
+    def _update_on_servers(self, sync: Synchronizer, resume: bool) -> None:
+        here = context()
+        algorithm, groups = algorithm_of(self._inner), entries_of(self._inner, self._model)
+        if not here.recovers:
+            assert here.control is not None
+            check_same(here.control, _describe(self._inner, groups), "optimizer")
+        sync.store([entry for group in groups for entry in group])
+        self._server = ServerUpdate(algorithm, groups, self.param_groups, not ranks_drift(here.settings))
+        sync.updates.append(self._server)
+        if here.recovers:
+            return  # the servers get their values when `Recovery` has found the others
+        assert here.client is not None
+        assert here.control is not None
+        self._server.connect(here.client, here.control)
+        if resume:
+            self.resumed_version = self._server.resume(self.state)
+            self.state.clear()
+        else:
+            self._hand_over_state()
+
+    def _update_on_workers(self, sync: Synchronizer | None, max_norm: float | None, clip: str) -> None:
+        worker = WorkerUpdate(self._inner, sync, make_clipping(max_norm, clip))
+        if self._on_servers:  # which do not exist; what they could not do is refused all the same
+            algorithm_of(self._inner)
+            groups = entries_of(self._inner, self._model)
+        else:
+            groups = [self._entries_in(group["params"]) for group in self.param_groups]
+        entries = [entry for group in groups for entry in group]
+        if not entries:
+            raise InvalidArgument("the model synchronizes no parameter of the optimizer: pass the model that it trains")
+        if sync is not None:
+            control = context().control
+            if control is not None and not context().recovers:
+                check_same(control, _describe(self._inner, groups), "optimizer")
+            sync.prioritize()
+        worker.take(entries)
+        self._worker = worker
+
+    @property
+    def model(self) -> DistributedDataParallel:
+        """The model whose gradients it waits for."""
+        return self._model
+
+    @property
+    def server(self) -> ServerUpdate | None:
+        """Its updates on the servers; None with updates on the workers, and with one worker."""
+        return self._server
+
+    def keep_undo(self) -> UpdateUndo | None:
+        """From now on each update keeps what it overwrites, for `Recovery`; None where none waits for its gradient."""
+        if self._worker is None or self._model.synchronizer is None:
+            return None
+        self._worker.undo = UpdateUndo(self._inner)
+        return self._worker.undo
+
+    def updates(self, entry: SyncedParameter) -> bool:
+        """Whether it is this optimizer that updates the parameter, here or on the servers."""
+        if self._server is not None:
+            return entry in self._server.entries
+        return entry.update is not None and entry.update is self._worker
+
+    def _entries_in(self, params: Sequence[torch.Tensor]) -> list[SyncedParameter]:
+        synced: dict[torch.Tensor, SyncedParameter] = {entry.param: entry for entry in self._model.synced_parameters}
+        entries = [synced[param] for param in params if param in synced]
+        for entry in entries:
+            entry.check_free()
+        return entries
+
+    @torch._disable_dynamo
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """The optimizer's step(): updates wait for their gradients, which nobody waits for here.
+
+        `closure`, if given, is called once and runs the backward. With updates on the servers: PoseidonError where
+        the optimizer itself would now do something else than they did.
+        """
+        self._inner._opt_called = True  # for schedulers that were made with it
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        update = self._server or self._worker
+        assert update is not None
+        update.step()
+        self._steps_made += 1
+        return loss
+
+    @property
+    def step_count(self) -> int:
+        """Calls of `step()` that this object has had."""
+        return self._steps_made
+
+    def missed_steps(self) -> Iterator[int]:
+        """With stragglers=drop: one item for each step that was completed without this worker; not collective.
+
+            for _ in optimizer.missed_steps():
+                optimizer.step()                    # and what else follows backward in the loop
+
+        For each, the gradients are those of the workers that made it, as after a backward pass of this worker; what was
+        in `.grad` is gone. Ends when this worker is no longer behind. Iterate after `step()`, and count the loop's
+        steps by `step_count`. InvalidArgument where the optimizer has only a part of the model.
+        """
+        sync = self._model.synchronizer
+        if sync is None or context().settings.stragglers != "drop":
+            return
+        self._check_has_all(sync)
+        while sync.steps_behind() > 0:
+            before = self._steps_made
+            self.zero_grad()
+            sync.make_missed_step()
+            yield before
+            if self._steps_made == before and self._has_gradients_to_use():
+                raise PoseidonError("a missed step was not made: call step() for every item of missed_steps()")
+
+    def _has_gradients_to_use(self) -> bool:
+        """Whether there are gradients, neither cleared nor such that a GradScaler leaves the step out."""
+        grads = [param.grad for group in self.param_groups for param in group["params"] if param.grad is not None]
+        grads = [grad._values() if grad.is_sparse else grad for grad in grads]
+        return any(bool(grad.any()) for grad in grads) and all(bool(grad.isfinite().all()) for grad in grads)
+
+    def _check_has_all(self, sync: Synchronizer) -> None:
+        own = {param for group in self.param_groups for param in group["params"]}
+        other = next((entry.name for entry in sync.entries if entry.param not in own), None)
+        if other is not None:
+            raise InvalidArgument(
+                f"missed_steps() would leave parameter {other} behind, which another optimizer updates: use one "
+                "optimizer for all parameters of the model, or do without missed_steps()"
+            )
+
+    def synchronize(self) -> None:
+        """Waits until all gradients are in place, and after `step()` all updates.
+
+        Needed only before parameters or gradients are reached past PyTorch: through pointers or views that were made
+        before, or by compiled code.
+        """
+        if self._worker is not None:
+            self._worker.synchronize()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients, without waiting for those in flight."""
+        if not set_to_none:
+            super().zero_grad(set_to_none=False)
+            return
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.grad = None
+
+    # Both are the optimizer's own, also for objects that take this one's class and ask it for everything else.
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The optimizer's parameter groups."""
+        return self._inner.param_groups  # type: ignore[no-any-return]
+
+    @param_groups.setter
+    def param_groups(self, param_groups: list[dict[str, Any]]) -> None:
+        self._inner.param_groups = param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The optimizer's state by parameter, with all updates in it; empty where servers hold it."""
+        self.synchronize()
+        return self._inner.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._inner.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the torch optimizer's own state_dict() would be. Any rank may call it alone."""
+        if self._server is None or not self._server.connected:
+            saved = super().state_dict()
+            # Its order is that in which gradients first arrived, another one on every rank.
+            saved["state"] = dict(sorted(saved["state"].items(), key=lambda item: (isinstance(item[0], str), item[0])))
+            return saved
+        self.state.update(self._server.pull_states())
+        try:
+            return super().state_dict()
+        finally:
+            self.state.clear()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a checkpoint of this class or of the torch optimizer.
+
+        With updates on the servers it is collective, every rank passes the same, and it makes rank 0's
+        parameters everybody's, so load the model's before.
+        """
+        if self._on_servers:
+            check_options(state_dict["param_groups"])
+        super().load_state_dict(state_dict)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # The last thing that Optimizer.load_state_dict does; each optimizer has its own way with old checkpoints.
+        self.synchronize()
+        self._inner.__setstate__(state)
+        if self._server is not None:
+            self._server.param_groups = self.param_groups
+            self._hand_over_state()
+
+    def _hand_over_state(self) -> None:
+        assert self._server is not None
+        if self._server.connected:  # otherwise `connect` does so
+            self._server.load_states(self.state)
+            self.state.clear()
+
+    def connect(self, restored: bool) -> None:
+        """Collective, for `Recovery`: from here on the servers are those of the job's present membership.
+
+        `restored`: they have the values of a checkpoint. Otherwise they get rank 0's parameters and state.
+        """
+        here = context()
+        assert here.client is not None
+        assert here.control is not None
+        assert self._server is not None
+        self._server.connect(here.client, here.control)
+        if restored:
+            self._server.take_restored()
+        else:
+            self._hand_over_state()
+
+    def disconnect(self) -> None:
+        """For `Recovery`: the servers are gone; what is loaded meanwhile stays here."""
+        if self._server is not None:
+            self._server.disconnect()
+
+    def worker_state_dict(self) -> dict[str, Any]:
+        """`state_dict()` without what the servers hold."""
+        return super().state_dict()
+
+    def push_parameters(self) -> None:
+        """With updates on the servers: makes rank 0's parameters theirs and everybody's; the optimizer's state stays.
+
+        Collective. Needed after parameters were changed on the workers (`model.load_state_dict`, an edit).
+        """
+        if self._server is not None:
+            self._server.push_parameters()
+
+    def pull_parameters(self) -> None:
+        """With updates on the servers: makes their parameters everybody's. Collective; called after `step()`.
+
+        With consistency=ssp and async the ranks' parameters differ by the updates that each has not seen yet: needed
+        before ranks are to agree, at the end of training or of an epoch. Otherwise it changes nothing.
+        """
+        if self._server is not None:
+            self._server.pull_parameters()
+
+    def memory(self) -> OptimizerMemory:
+        """Where the optimizer's state is. With dedicated servers this process has none."""
+        if self._server is not None:
+            return OptimizerMemory(*self._server.state_bytes())
+        tensors = [value for state in self.state.values() for value in state.values()]
+        size = sum(held_bytes(value) for value in tensors if isinstance(value, torch.Tensor) and value.dim())
+        return OptimizerMemory(size, size)
+
+    @property
+    def priority_threshold(self) -> float | None:
+        """The urgency above which layers are exchanged in class 0, as it is now.
+
+        None where there is nothing to decide: with one worker, updates on the servers, or priority_threshold=coarse.
+        """
+        priorities = None if self._model.synchronizer is None else self._model.synchronizer.priorities
+        return None if priorities is None or self._on_servers else priorities.threshold
+
+    @property
+    def priority_threshold_found(self) -> bool:
+        """Whether the search for the threshold, if any, is over."""
+        priorities = None if self._model.synchronizer is None else self._model.synchronizer.priorities
+        return priorities is None or self._on_servers or priorities.settled
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group to the optimizer. InvalidArgument with updates on the servers, which know their parameters."""
+        if self._worker is None and self._server is None:
+            super().add_param_group(param_group)  # from Optimizer.__init__
+            return
+        if self._on_servers:
+            raise InvalidArgument("add all parameter groups to the optimizer before DistributedOptimizer takes it")
+        assert self._worker is not None
+        super().add_param_group(param_group)
+        self._worker.take(self._entries_in(self.param_groups[-1]["params"]))
+
+    grad_scale = _scaling("grad_scale", 1)
+    found_inf = _scaling("found_inf", None)
+
+    def __repr__(self) -> str:
+        return f"DistributedOptimizer(update='{'server' if self._on_servers else 'worker'}', {self._inner!r})"
+
+    def __getstate__(self) -> NoReturn:
+        raise InvalidArgument(
+            "a DistributedOptimizer cannot be copied or pickled, since it belongs to this process's job: "
+            "save state_dict()"
+        )
+
+
+def _refuse_what_is_lost(update: str | None, max_norm: float | None, clip: str, resume: bool) -> None:
+    """With on_failure=rejoin or shrink: what a worker that replaces another could not be given."""
+    settings = context().settings
+    if update == "server" and not settings.checkpoint_dir:
+        raise InvalidArgument(
+            "update='server' keeps parameters and optimizer state on the servers, which may be lost: with "
+            f"on_failure={settings.on_failure} set checkpoint_dir, from which they go on, or use update='worker'"
+        )
+    if update == "server" and settings.checkpoint_keep < 2:
+        raise InvalidArgument(
+            "checkpoint_keep=1 leaves nothing to go back to while the workers end the step of the newest checkpoint: "
+            f"with on_failure={settings.on_failure} keep 2 or more"
+        )
+    if resume:
+        raise InvalidArgument(
+            f"with on_failure={settings.on_failure} Recovery goes on from checkpoint_dir by itself: leave resume out"
+        )
+    if max_norm is not None and clip == "previous":
+        raise InvalidArgument(
+            "clip='previous' needs the norm of the step before, which a worker that replaces another does not have: "
+            "use clip='gathered' with on_failure=rejoin or shrink, or on_failure=abort"
+        )
+
+
+def _describe(optimizer: Optimizer, groups: list[list[SyncedParameter]]) -> str:
+    lines = [type(optimizer).__name__]
+    for entries, group in zip(groups, optimizer.param_groups, strict=True):
+        options = {key: value for key, value in sorted(group.items()) if key not in ("params", "param_names")}
+        lines.append(f"{options} for {', '.join(entry.name for entry in entries)}")
+    return "\n".join(lines)

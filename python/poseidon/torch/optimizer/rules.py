@@ -1,0 +1,154 @@
+"""From a torch optimizer to the rule by which servers update: what they can do, and what is refused."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from poseidon.errors import InvalidArgument
+from poseidon.torch.tensors.memory import is_dense
+
+if TYPE_CHECKING:
+    from poseidon import _core
+    from poseidon.torch.ddp import DistributedDataParallel
+    from poseidon.torch.model.parameters import SyncedParameter
+
+# What each option asks for that servers do not do.
+_REFUSED_OPTIONS = {
+    "amsgrad": "keeps a third array",
+    "differentiable": "differentiates through the update",
+    "capturable": "runs inside a CUDA graph",
+}
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One of the supported optimizers. `state_names`: of the arrays that it keeps, in the servers' order."""
+
+    name: str
+    state_names: tuple[str, ...]
+    counts_steps: bool
+
+    def rule(self, group: Mapping[str, Any], keeps_gradient: bool) -> _core.UpdateRule:
+        """The rule for one parameter group as it is now; servers may keep the gradient of the last update."""
+        from poseidon import _core
+
+        shared: dict[str, Any] = {
+            "lr": float(group["lr"]),
+            "weight_decay": float(group["weight_decay"]),
+            "maximize": bool(group["maximize"]),
+            "keeps_gradient": keeps_gradient,
+        }
+        if self.name == "SGD":
+            return _core.UpdateRule(
+                "sgd",
+                momentum=float(group["momentum"]),
+                dampening=float(group["dampening"]),
+                nesterov=bool(group["nesterov"]),
+                **shared,
+            )
+        beta1, beta2 = map(float, group["betas"])
+        kind = "adamw" if self._decouples(group) else "adam"
+        return _core.UpdateRule(kind, beta1=beta1, beta2=beta2, eps=float(group["eps"]), **shared)
+
+    def _decouples(self, group: Mapping[str, Any]) -> bool:
+        # Newer versions of torch make AdamW an Adam with this option; Adam itself has it, too.
+        return bool(group.get("decoupled_weight_decay", self.name == "AdamW"))
+
+
+_ALGORITHMS = {
+    SGD: Algorithm("SGD", ("momentum_buffer",), counts_steps=False),
+    AdamW: Algorithm("AdamW", ("exp_avg", "exp_avg_sq"), counts_steps=True),  # before Adam, which it may be one of
+    Adam: Algorithm("Adam", ("exp_avg", "exp_avg_sq"), counts_steps=True),
+}
+
+
+def algorithm_of(optimizer: Optimizer) -> Algorithm:
+    """The algorithm of a torch optimizer; InvalidArgument, saying what to use, where servers cannot run it."""
+    for kind, algorithm in _ALGORITHMS.items():
+        if isinstance(optimizer, kind) and _same_step(optimizer, kind):
+            check_options(optimizer.param_groups)
+            return algorithm
+    raise InvalidArgument(
+        f"servers cannot run {type(optimizer).__name__}: update='server' takes torch.optim.SGD, Adam and AdamW with "
+        "their own step(); use the optimizer itself, without DistributedOptimizer, for any other"
+    )
+
+
+def _same_step(optimizer: Optimizer, kind: type[Optimizer]) -> bool:
+    own = vars(optimizer).get("step")  # learning-rate schedulers put one there that only counts calls
+    unchanged = own is None or hasattr(own, "_wrapped_by_lr_sched")
+    return unchanged and inspect.unwrap(type(optimizer).step) is inspect.unwrap(kind.step)
+
+
+def check_options(groups: list[dict[str, Any]]) -> None:
+    """InvalidArgument if a parameter group asks for something that servers do not do."""
+    for number, group in enumerate(groups):
+        for option, why in _REFUSED_OPTIONS.items():
+            if group.get(option):
+                raise InvalidArgument(
+                    f"parameter group {number} has {option}=True, which {why}: leave it out, "
+                    "or use the optimizer itself, without DistributedOptimizer"
+                )
+
+
+def _check_updatable(entry: SyncedParameter) -> None:
+    """InvalidArgument for a parameter that servers do not update."""
+    name, param = entry.name, entry.param
+    if entry.form.is_sparse:
+        raise InvalidArgument(
+            f"parameter {name} has sparse gradients, which servers do not take: use update='worker', or create the "
+            "embedding with sparse=False"
+        )
+    if param.is_complex():
+        raise InvalidArgument(
+            f"parameter {name} has dtype {param.dtype}; servers update real numbers only: use update='worker'"
+        )
+    if param.dtype not in (torch.float32, torch.float64):
+        raise InvalidArgument(
+            f"parameter {name} has dtype {param.dtype}; servers update float32 and float64: keep the parameters in "
+            "float32 and compute under torch.autocast, or use the optimizer itself, without DistributedOptimizer"
+        )
+
+
+def entries_of(optimizer: Optimizer, model: DistributedDataParallel) -> list[list[SyncedParameter]]:
+    """The parameters of each group that the servers will update; InvalidArgument for those that they cannot."""
+    synced = {entry.param: entry for entry in model.synced_parameters}
+    names = {param: name for name, param in model.module.named_parameters()}
+    groups: list[list[SyncedParameter]] = []
+    for number, group in enumerate(optimizer.param_groups):
+        entries = []
+        for index, param in enumerate(group["params"]):
+            entry = synced.get(param)
+            if entry is None and param in names and (not param.requires_grad or param.numel() == 0):
+                continue  # never updated
+            if entry is None:
+                name = names.get(param, f"{index} of group {number}")
+                raise InvalidArgument(
+                    f"parameter {name} of the optimizer is not synchronized by the model: give it an optimizer of its "
+                    "own, without DistributedOptimizer"
+                )
+            entry.check_free()
+            _check_updatable(entry)
+            entries.append(entry)
+        groups.append(entries)
+    _refuse_overlaps([entry for entries in groups for entry in entries])
+    return groups
+
+
+def _refuse_overlaps(entries: list[SyncedParameter]) -> None:
+    """Servers update each parameter on its own, and the results must not meet in memory."""
+    dense = [entry for entry in entries if is_dense(entry.param)]
+    dense.sort(key=lambda entry: entry.param.data_ptr())
+    for first, second in pairwise(dense):
+        if first.param.data_ptr() + first.param.nbytes > second.param.data_ptr():
+            raise InvalidArgument(
+                f"parameters {first.name} and {second.name} share memory: make them one parameter, or use the "
+                "optimizer itself, without DistributedOptimizer"
+            )

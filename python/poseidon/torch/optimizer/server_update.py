@@ -1,0 +1,379 @@
+"""Updates on the servers: they hold the parameters and the optimizer's state, workers push gradients.
+
+`ServerUpdate` is one optimizer's part of a model's `Synchronizer`, which pushes each gradient as its
+backward ends and receives the updated parameter into its own memory (Parameter Hub §3.1, §3.2.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from poseidon.errors import InvalidArgument, PoseidonError
+from poseidon.restore import restore
+from poseidon.torch.model.stored_parameter import StoredParameter
+from poseidon.torch.optimizer.rules import Algorithm
+from poseidon.torch.tensors.compatibility import increment_version
+from poseidon.torch.tensors.memory import borrowed, byte_view, exchangeable, flat_view
+
+if TYPE_CHECKING:
+    from poseidon import _core
+    from poseidon.torch.adapter.control import Control
+    from poseidon.torch.model.parameters import SyncedParameter
+
+States = Mapping[torch.Tensor, Mapping[str, Any]]
+"""An optimizer's state by parameter, as torch keeps it."""
+
+
+class ServerUpdate:
+    """The updates of one optimizer's parameters. Used from the thread that trains.
+
+    `groups` has the parameters of each group of `param_groups`, whose hyperparameters rank 0 tells
+    the servers before the push of a step that uses them. It exchanges nothing before `connect`.
+    `shows_means`: every update is made of a mean over all ranks, which `.grad` shows afterwards.
+    """
+
+    _client: _core.Client
+    _control: Control
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        groups: Sequence[list[SyncedParameter]],
+        param_groups: list[dict[str, Any]],
+        shows_means: bool,
+    ) -> None:
+        self.algorithm = algorithm
+        self.param_groups = param_groups
+        self.connected = False
+        self.backward_count = 0  # synchronizing ones since `Recovery` has set it to 0
+        self._groups = groups
+        self._rules: list[_core.UpdateRule | None] = [None] * len(groups)
+        self._updated = False  # by a backward whose step() is yet to come
+        self._shows_means = shows_means
+        self._step = 0  # distinguishes this step's means from those that the servers no longer have
+        self._looked = False  # at one of this step's
+
+    def connect(self, client: _core.Client, control: Control) -> None:
+        """The servers are those of this client, to which the layers have been added; what others were told is past."""
+        self._client, self._control, self.connected = client, control, True
+        self._rules, self._updated = [None] * len(self._groups), False
+        self._step += 1
+
+    def disconnect(self) -> None:
+        """Until the next `connect` there are no servers."""
+        self.connected = False
+
+    @property
+    def entries(self) -> list[SyncedParameter]:
+        """All parameters, in the order of the groups."""
+        return [entry for group in self._groups for entry in group]
+
+    # Of a step, in the order in which a training loop meets them.
+
+    def check_forward(self) -> None:
+        """PoseidonError if a forward pass would not see the parameters of the last step()."""
+        if self._updated:
+            raise PoseidonError(
+                "a forward pass came between backward and step(): the servers have updated the parameters already; "
+                "call step() after every synchronizing backward, and accumulate gradients under no_sync()"
+            )
+        self._check_unchanged()
+
+    def _check_unchanged(self) -> None:
+        for entry in self.entries:
+            if _stored(entry).changed_here():
+                raise PoseidonError(
+                    f"parameter {entry.name} was changed on this worker, not by an update: call push_parameters() of "
+                    "the DistributedOptimizer on every rank after loading or editing the model's parameters"
+                )
+
+    def begin(self) -> None:
+        """A synchronizing backward has begun: tells the servers hyperparameters that have changed."""
+        if self._updated:
+            raise PoseidonError(
+                "a second backward came before step(): the servers updated the parameters with the first one's "
+                "gradients; call step() in between, or accumulate gradients under no_sync()"
+            )
+        self._check_unchanged()  # the forward pass may have gone past the wrapper
+        self._step += 1
+        for entry in self.entries:
+            _stored(entry).show_own()
+        for index, param_group in enumerate(self.param_groups):
+            rule, last = self._rule(param_group), self._rules[index]
+            if last is not None and last == rule:
+                continue
+            if rule.state_count and param_group.get("dampening") and any(map(_lacks_momentum, self._groups[index])):
+                raise InvalidArgument(
+                    f"parameter group {index} got a momentum after updates without one, and has a dampening: "
+                    "servers cannot start a momentum buffer then; set the momentum from the start, or dampening=0"
+                )
+            for entry in self._groups[index]:
+                self._client.set_rule(entry.layer, rule)
+            self._rules[index] = rule
+
+    def finished(self, updated: Collection[SyncedParameter]) -> None:
+        """Backward has ended and the parameters are what they are to be; `updated` are those that got an update."""
+        for group, rule in zip(self._groups, self._rules, strict=True):
+            assert rule is not None
+            for entry in group:
+                stored = _stored(entry)
+                stored.received()
+                stored.note_gradient()
+                if entry in updated:
+                    stored.updated(rule.state_count)
+                    self._show_mean(entry)
+        self._updated, self._looked = True, False
+        self.backward_count += 1
+
+    def step(self) -> None:
+        """The optimizer's step(): PoseidonError unless what the servers did is what it would do now."""
+        if not self._updated:
+            for entry in self.entries:
+                if entry.param.grad is not None:
+                    raise PoseidonError(
+                        "step() without a synchronizing backward since the last one: the servers update during "
+                        "backward, so gradients that it did not push (under no_sync(), by hand) have no effect"
+                    )
+            return
+        for index, (param_group, used) in enumerate(zip(self.param_groups, self._rules, strict=True)):
+            if self._rule(param_group) != used:
+                raise PoseidonError(
+                    f"hyperparameters of parameter group {index} changed between backward and step(): the servers "
+                    "have used the former ones; change them before backward, as schedulers called after step() do"
+                )
+        changed = [entry for entry in self.entries if _stored(entry).gradient_changed()]
+        if changed:
+            self._check_equal(changed)
+        self._updated = False
+
+    def _rule(self, param_group: Mapping[str, Any]) -> _core.UpdateRule:
+        return self.algorithm.rule(param_group, self._shows_means)
+
+    # The mean gradients of the last step.
+
+    def _show_mean(self, entry: SyncedParameter) -> None:
+        if not self._shows_means:
+            return
+        step = self._step
+
+        def fetch() -> torch.Tensor:
+            if step != self._step:
+                raise PoseidonError(
+                    f"the gradient of {entry.name} that is read is that of an earlier step, which the servers no "
+                    "longer have: read it before the next backward pass, and keep a clone if you need it later"
+                )
+            return self._fetch_mean(entry)
+
+        _stored(entry).show_mean(fetch, may_zero=lambda: not self._updated)
+
+    def _fetch_mean(self, entry: SyncedParameter) -> torch.Tensor:
+        # Who looks at a second one will look at all; to ask for each alone would take as many round trips.
+        wanted = [other for other in self.entries if self._looked and _stored(other).shows_stand_in()]
+        self._looked = True
+        means = self._pull_means(dict.fromkeys([entry, *wanted]))
+        for other, mean in means.items():
+            _stored(other).show_fetched(mean)
+        return means[entry]
+
+    def _pull_means(self, entries: Iterable[SyncedParameter]) -> dict[SyncedParameter, torch.Tensor]:
+        from poseidon import _core
+
+        with torch.inference_mode(False):  # they are to have version counters, wherever they are looked at
+            hosts = {entry: _new_host(entry) for entry in entries}
+            self._pull(list(hosts), list(hosts.values()), _core.GRADIENT_ARRAY)
+            return {entry: host.to(entry.param.device) for entry, host in hosts.items()}
+
+    def _check_equal(self, entries: Sequence[SyncedParameter]) -> None:
+        """PoseidonError unless the gradients of these parameters, which were written to, are what they were."""
+        means = self._pull_means(entries) if self._shows_means else {}
+        for entry in entries:
+            grad, mean = entry.param.grad, means.get(entry)
+            if grad is None or mean is None or not _same_bits(grad, mean):
+                raise PoseidonError(
+                    f"the gradient of {entry.name} was changed between backward and step(), which has no effect: the "
+                    "servers have used what backward pushed; for clipping and the like pass update='worker' to "
+                    "DistributedOptimizer"
+                )
+            _stored(entry).show_fetched(grad)
+
+    # State.
+
+    def pull_states(self) -> dict[torch.Tensor, dict[str, Any]]:
+        """The optimizer's state as torch would hold it on a worker. Not collective: any rank may call it."""
+        names = self.algorithm.state_names
+        states: dict[torch.Tensor, dict[str, Any]] = {}
+        for entry in self.entries:
+            if _stored(entry).state_count:
+                states[entry.param] = self._count_state(_stored(entry).update_count)
+        for number, name in enumerate(names, start=1):
+            having = [entry for entry in self.entries if _stored(entry).state_count >= number]
+            hosts = [_new_host(entry) for entry in having]
+            self._pull(having, hosts, number)
+            for entry, host in zip(having, hosts, strict=True):
+                states[entry.param][name] = host.to(entry.param.device)
+        return states
+
+    def _count_state(self, update_count: int) -> dict[str, Any]:
+        if not self.algorithm.counts_steps:
+            return {}
+        dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32  # as torch does
+        return {"step": torch.tensor(float(update_count), dtype=dtype)}
+
+    def load_states(self, states: States) -> None:
+        """Collective: makes `states` the optimizer's state. Every rank passes the same; rank 0's arrays are taken."""
+        for entry in self.entries:
+            state = states.get(entry.param, {})
+            arrays = [state[name] for name in self.algorithm.state_names if state.get(name) is not None]
+            for array in arrays:
+                if array.shape != entry.param.shape:
+                    raise InvalidArgument(
+                        f"the state of parameter {entry.name} has shape {tuple(array.shape)}, the parameter "
+                        f"{tuple(entry.param.shape)}: load the checkpoint of the same model"
+                    )
+            _stored(entry).state_count = len(arrays)
+        self._publish(states)
+
+    def resume(self, states: States) -> int:
+        """Collective: every rank gets what the servers' newest checkpoint has, and its version is returned.
+
+        Where they have none, 0, and `states` and rank 0's parameters are taken as by `load_states`.
+        """
+        version = restore(self._client, self.restorable()) if self._client.rank == 0 else 0
+        (version,) = self._control.sum([version])
+        if version == 0:
+            self.load_states(states)
+        else:
+            self.take_restored()
+        return version
+
+    def restorable(self) -> list[tuple[str, int, torch.Tensor]]:
+        """What `poseidon.restore` is to have the servers take from their checkpoints."""
+        return [(entry.name, entry.layer, flat_view(_new_host(entry))) for entry in self.entries]
+
+    def take_restored(self) -> None:
+        """The servers have been given a checkpoint's values: the parameters become these."""
+        self._pull_parameters()
+        self._take_over()
+        for group, param_group in zip(self._groups, self.param_groups, strict=True):
+            state_count = self._rule(param_group).state_count
+            for entry in group:
+                _stored(entry).state_count = state_count if _stored(entry).update_count else 0
+
+    def push_parameters(self) -> None:
+        """Collective: the servers and all ranks take over rank 0's parameters; the optimizer's state stays."""
+        self._publish(self.pull_states() if self._client.rank == 0 else {})
+
+    def pull_parameters(self) -> None:
+        """Collective: every rank takes over the servers' parameters, as they are when all have called it."""
+        if self._updated:
+            raise PoseidonError("pull_parameters() came between backward and step(): call it after step()")
+        self._control.barrier()  # nobody pushes any more
+        self._pull_parameters()
+        self._control.barrier()  # nor again before all have pulled
+        self._take_over()
+
+    def _publish(self, states: States) -> None:
+        self._control.barrier()  # a rank that is behind may still push
+        if self._client.rank == 0:
+            self._assign(states)
+            self._pull_parameters()  # also waits until the servers have the assignments, which nobody acknowledges
+        self._control.barrier()
+        if self._client.rank != 0:
+            self._pull_parameters()
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """The parameters are what has just been received."""
+        for entry in self.entries:
+            _stored(entry).update_count = self._client.layer_stats(entry.layer).update_count
+            _stored(entry).received()
+        self._updated = False
+
+    def _assign(self, states: States) -> None:
+        entries = self.entries
+        counts = {entry: self._update_count(states.get(entry.param, {})) for entry in entries}
+        for entry in entries:
+            self._client.assign(entry.layer, borrowed(_host_array(entry.param, entry)), 0, counts[entry])
+        self._wait(entries)
+        for number, name in enumerate(self.algorithm.state_names, start=1):
+            having = [entry for entry in entries if states.get(entry.param, {}).get(name) is not None]
+            for entry in having:
+                array = _host_array(states[entry.param][name], entry)
+                self._client.assign(entry.layer, borrowed(array), number, counts[entry])
+            self._wait(having)
+
+    def _update_count(self, state: Mapping[str, Any]) -> int:
+        if self.algorithm.counts_steps:
+            return int(state.get("step", 0))
+        # SGD's first momentum is the gradient itself; to later ones it is added.
+        return int(state.get("momentum_buffer") is not None)
+
+    def _pull_parameters(self) -> None:
+        hosts = self._new_hosts()
+        self._pull(list(hosts), list(hosts.values()), 0)
+        self._receive(hosts)
+
+    def _new_hosts(self) -> dict[SyncedParameter, torch.Tensor]:
+        """Where each parameter can be received: its own memory if that is possible."""
+        return {
+            entry: entry.param.detach() if _in_host_order(entry.param, entry) else _new_host(entry)
+            for entry in self.entries
+        }
+
+    def _receive(self, hosts: Mapping[SyncedParameter, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for entry, host in hosts.items():
+                if host.data_ptr() != entry.param.data_ptr():
+                    entry.param.copy_(host)
+        increment_version([entry.param for entry in hosts])
+
+    def _pull(self, entries: Sequence[SyncedParameter], hosts: Sequence[torch.Tensor], array: int) -> None:
+        for entry, host in zip(entries, hosts, strict=True):
+            self._client.pull(entry.layer, borrowed(flat_view(host)), array)
+        self._wait(entries)
+
+    def _wait(self, entries: Iterable[SyncedParameter]) -> None:
+        for entry in entries:
+            self._client.wait(entry.layer)
+
+    def state_bytes(self) -> tuple[int, int]:
+        """Of the optimizer's state: bytes on the shard of this process, and on all servers together."""
+        here = everywhere = 0
+        for group, param_group in zip(self._groups, self.param_groups, strict=True):
+            count = self._rule(param_group).state_count
+            here += count * sum(_stored(entry).shard_bytes for entry in group)
+            everywhere += count * sum(entry.param.nbytes for entry in group)
+        return here, everywhere
+
+
+def _stored(entry: SyncedParameter) -> StoredParameter:
+    assert entry.stored is not None
+    return entry.stored
+
+
+def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return left.dtype == right.dtype and torch.equal(*(byte_view(one.contiguous()) for one in (left, right)))
+
+
+def _lacks_momentum(entry: SyncedParameter) -> bool:
+    return _stored(entry).update_count > 0 and _stored(entry).state_count == 0
+
+
+def _new_host(entry: SyncedParameter) -> torch.Tensor:
+    layout = entry.layout
+    return torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype)
+
+
+def _in_host_order(tensor: torch.Tensor, entry: SyncedParameter) -> bool:
+    return tensor.device.type == "cpu" and exchangeable(tensor, entry.layout)
+
+
+def _host_array(tensor: torch.Tensor, entry: SyncedParameter) -> torch.Tensor:
+    """The elements in host memory, in the order that all ranks agreed on."""
+    tensor = tensor.detach()
+    if _in_host_order(tensor, entry):
+        return flat_view(tensor)
+    return flat_view(_new_host(entry).copy_(tensor))

@@ -1,0 +1,162 @@
+"""Updates on the worker, layer by layer: each parameter's when its gradient has arrived.
+
+`WorkerUpdate` is one optimizer's part of a model's `Synchronizer`. step() only notes what is to be done with the
+gradients that are in flight; whoever uses a parameter next, as a rule the next forward pass, first waits for
+its gradient and updates it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import Optimizer
+
+from poseidon.errors import InvalidArgument, PoseidonError
+from poseidon.torch.optimizer.clipping import Clipping, StepClipping
+from poseidon.torch.optimizer.partial_step import PartialStep, check_per_parameter
+from poseidon.torch.optimizer.undo import UpdateUndo
+
+if TYPE_CHECKING:
+    from poseidon.torch.exchange.pending_exchange import Job
+    from poseidon.torch.exchange.synchronizer import Synchronizer
+    from poseidon.torch.model.parameters import SyncedParameter
+
+
+class PendingStep:
+    """One step() as it was called: the updates that wait for their gradients will be as if made then."""
+
+    def __init__(
+        self, optimizer: Optimizer, clipping: StepClipping | None, attempt: int = 0, undo: UpdateUndo | None = None
+    ) -> None:
+        self.attempt = attempt  # of `Recovery`, in which step() was called
+        self._undo = undo
+        self._stepper = PartialStep(optimizer)
+        self._hyperparameters = self._stepper.hyperparameters()
+        self._clipping = clipping
+        self._places = {
+            param: (number, index)
+            for number, group in enumerate(optimizer.param_groups)
+            for index, param in enumerate(group["params"])
+        }
+
+    def update(self, params: Iterable[torch.Tensor]) -> None:
+        """Updates these parameters, which have their gradients."""
+        chosen = sorted(params, key=self._places.__getitem__)
+        if not chosen:
+            return
+        if self._undo is not None:
+            self._undo.save(chosen, self.attempt)
+        if self._clipping is not None:
+            self._clipping.clip(chosen)
+        groups: list[list[torch.Tensor]] = [[] for _ in self._hyperparameters]
+        for param in chosen:
+            groups[self._places[param][0]].append(param)
+        self._stepper.run(self._hyperparameters, groups)
+
+    def apply(self, jobs: Sequence[Job]) -> None:
+        """Updates the parameters whose exchanges have landed."""
+        ready = {job.entry.param: job.value for job in jobs if job.value is not None}
+        if not ready:
+            return
+        cleared = {param: param.grad for param, value in ready.items() if param.grad is not value}
+        for param in cleared:
+            param.grad = ready[param]
+        self.update(ready)
+        for param, grad in cleared.items():
+            param.grad = grad
+        for job in jobs:
+            if job.zeroed and job.value is not None:
+                job.value.zero_()
+
+
+class WorkerUpdate:
+    """The updates of one optimizer's parameters. Used from the thread that trains.
+
+    `sync` is None with one worker: all gradients are there when step() is called. Raises InvalidArgument, saying
+    what to use instead, if the optimizer's update is not per parameter.
+    """
+
+    def __init__(self, optimizer: Optimizer, sync: Synchronizer | None, clipping: Clipping | None) -> None:
+        check_per_parameter(optimizer)
+        self._optimizer = optimizer
+        self._sync = sync
+        self._clipping = clipping
+        self._entries: list[SyncedParameter] = []
+        self.undo: UpdateUndo | None = None  # what makes its updates undone, if anything has to
+
+    def take(self, entries: Sequence[SyncedParameter]) -> None:
+        """From now on the end of backward does not wait for these parameters. InvalidArgument for one it cannot."""
+        sparse = next((entry.name for entry in entries if entry.form.is_sparse), None)
+        if self._clipping is not None and sparse is not None:
+            raise InvalidArgument(
+                f"max_norm cannot clip parameter {sparse}, whose gradients are sparse: leave max_norm out, or create "
+                "the embedding with sparse=False"
+            )
+        self._entries += entries
+        for entry in entries:
+            entry.update = self
+
+    def step(self) -> None:
+        """The optimizer's step(): now where gradients are there, and for the others when they are."""
+        self._finish_last_step()
+        if self._sync is not None and self._sync.some_alone:
+            self._check_alone(self._sync)
+        if self._clipping is not None and self._clipping.needs_all:
+            self.synchronize()
+        clipping = None if self._clipping is None else self._clipping.begin_step(self._optimizer.param_groups)
+        due = self._due()
+        if not due and clipping is None and self.undo is None:
+            PartialStep(self._optimizer).run_all()
+            return
+        step = PendingStep(self._optimizer, clipping, self._sync.attempt if self._sync is not None else 0, self.undo)
+        later = {job.entry.param for job in due}
+        step.update(
+            param
+            for group in self._optimizer.param_groups
+            for param in group["params"]
+            if param not in later and param.grad is not None
+        )
+        if self._sync is not None:
+            self._sync.postpone(due, step)
+
+    def _check_alone(self, sync: Synchronizer) -> None:
+        """PoseidonError if step() would use gradients of this rank alone."""
+        alone = next((entry for entry in self._entries if entry.trained_alone()), None)
+        if alone is not None:
+            raise PoseidonError(
+                f"the gradient of {alone.name} is this rank's own, of a forward pass that went past the wrapper: call "
+                "the DistributedDataParallel, not its module, or clear the gradients before the next backward pass"
+            )
+        sync.some_alone = False
+
+    def _due(self) -> list[Job]:
+        if self._sync is None:
+            return []
+        jobs = map(self._sync.in_flight, self._entries)
+        return [job for job in jobs if job is not None and job.kept]
+
+    def _finish_last_step(self) -> None:
+        if self._sync is not None:
+            jobs = [(entry, self._sync.in_flight(entry)) for entry in self._entries]
+            self._sync.settle([entry for entry, job in jobs if job is not None and job.step is not None])
+
+    def synchronize(self) -> None:
+        """Waits until all gradients, and after step() all updates, are in place."""
+        if self._sync is not None:
+            self._sync.settle(self._entries)
+
+
+def update_mode(device: torch.device) -> AbstractContextManager[Any]:
+    """What step() usually runs in, whatever the surroundings of the forward pass that waits for an update are."""
+    autocast = torch.is_autocast_enabled(device.type)
+    if not autocast and not torch.is_inference_mode_enabled():
+        return torch.no_grad()
+    modes = ExitStack()
+    modes.enter_context(torch.inference_mode(False))  # or the optimizer's state would be of a kind that stays as it is
+    modes.enter_context(torch.no_grad())
+    if autocast:
+        modes.enter_context(torch.autocast(device.type, enabled=False))
+    return modes

@@ -1,0 +1,1 @@
+"""This process's place in its jobs, and collectives of the training script."""

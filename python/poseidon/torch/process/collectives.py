@@ -1,0 +1,228 @@
+"""Collectives for what a training script computes beside gradients: metrics, predictions, a decision of one rank.
+
+Every rank makes the same calls in the same order, from the thread that trains. Each blocks up to the job's `timeout`.
+Gradients may be in flight meanwhile. Values are added in rank order and every rank gets the same bits. No
+gradient flows through. Calls that differ between the ranks raise Mismatch on all of them, and change nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Complex, Integral, Real
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from poseidon.errors import InvalidArgument, Mismatch
+from poseidon.torch.model.verify import first_difference
+from poseidon.torch.process.context import collective_control, world_size
+from poseidon.torch.process.context import rank as own_rank
+from poseidon.torch.tensors.memory import byte_view
+
+if TYPE_CHECKING:
+    from poseidon.torch.adapter.control import Control
+
+Value = torch.Tensor | bool | int | float | complex
+
+# What elements are reduced as.
+_WIDE = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+    **dict.fromkeys((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), torch.int64),
+    **dict.fromkeys((torch.uint16, torch.uint32), torch.int64),
+}
+_ADDED = ("sum", "mean")
+_COMPARED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "product": torch.mul,
+}
+_OPERATIONS = (*_ADDED, *_COMPARED)
+_PIECE_ELEMENTS = 1 << 20  # gathered from each rank at a time
+_NUMBER = struct.Struct("<Bqdd")  # kind, whole number, real part, imaginary part
+
+
+def all_reduce(value: Value, op: str = "sum") -> Any:
+    """The sum, mean, min, max or product of all ranks' `value`, on every rank.
+
+    A tensor, of one shape and dtype on all ranks, is overwritten and returned: any device and memory format. 16-bit
+    numbers are added in 32 bits and rounded once. A Python number stays as it is and a number is returned: numbers are
+    added exactly as Python does, and may be whole on one rank and not on another. In a tensor whole numbers wrap around
+    as in torch, and truth values stay such: their sum is whether any is true. Raises InvalidArgument for what has no
+    such result, as a mean of whole numbers in a tensor of such.
+    """
+    result = _reduce("all_reduce", value, op, "")
+    if not isinstance(value, torch.Tensor):
+        return result
+    return _overwrite(value, result)
+
+
+def reduce(value: Value, root: int = 0, op: str = "sum") -> Any:
+    """As `all_reduce`, but for rank `root` alone: the others' tensors stay as they are, and they get None."""
+    _check_root(root)
+    result = _reduce("reduce", value, op, f" to rank {root}")
+    if own_rank() != root:
+        return None
+    return _overwrite(value, result) if isinstance(value, torch.Tensor) else result
+
+
+def all_gather(value: Value) -> list[Any]:
+    """Every rank's `value`, by rank: new tensors of the shape, dtype and device of this one, or Python numbers.
+
+    A tensor has one shape and dtype on all ranks; any dtype and memory format.
+    """
+    if not isinstance(value, torch.Tensor):
+        return _gather_numbers("all_gather", value)
+    _check_tensor("all_gather", value)
+    control = collective_control("all_gather")
+    _check_same(control, f"all_gather of {_kind(value)}")
+    if control is None or value.numel() == 0:
+        return [value.detach().clone() for _ in range(world_size())]
+    rows = control.gather(byte_view(value).cpu())
+    # Each with memory of its own, not a part of what all share.
+    return [row.view(value.dtype).view(value.shape).to(value.device, copy=True) for row in rows]
+
+
+def broadcast(tensors: torch.Tensor | Iterable[torch.Tensor], root: int = 0) -> None:
+    """Overwrites `tensors` on every rank with those of rank `root`.
+
+    Every rank passes equally many of the same shapes and dtypes, in the same order; any dtype,
+    device and memory format. Raises InvalidArgument for a root that is no rank.
+    """
+    _check_root(root)
+    every = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    for tensor in every:
+        _check_dense("broadcast", tensor)
+    control = collective_control("broadcast")
+    head = f"broadcast from rank {root} of {len(every)} tensors"
+    _check_same(control, "\n".join([head, *(f"broadcast of {_kind(tensor)}" for tensor in every)]))
+    if control is not None:
+        control.broadcast(every, root)
+
+
+def _check_root(root: int) -> None:
+    size = world_size()
+    if not 0 <= root < size:
+        raise InvalidArgument(f"root is {root}: it must be a rank, from 0 to {size - 1}")
+
+
+def _check_dense(caller: str, tensor: torch.Tensor) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgument(f"{caller} got a {type(tensor).__name__}: pass a tensor, as torch.tensor(value)")
+    if tensor.layout != torch.strided:
+        raise InvalidArgument(f"{caller} got a tensor of layout {tensor.layout}: pass tensor.to_dense()")
+
+
+def _check_tensor(caller: str, tensor: torch.Tensor) -> None:
+    _check_dense(caller, tensor)
+    if tensor.grad_fn is not None and torch.is_grad_enabled():
+        raise InvalidArgument(
+            f"{caller} got a tensor that gradients would flow through, which they do not beyond this rank: pass "
+            "tensor.detach()"
+        )
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"shape {tuple(tensor.shape)}, dtype {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _check_same(control: Control | None, call: str) -> None:
+    """Raises Mismatch on every rank unless all make this call."""
+    difference = None if control is None else first_difference(control, call)
+    if difference is not None:
+        rank, theirs, ours = difference
+        raise Mismatch(
+            f"the ranks called different collectives: rank 0 {ours!r}, rank {rank} {theirs!r}; make the same calls in "
+            "the same order on every rank, with tensors of one shape and dtype"
+        )
+
+
+def _overwrite(tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        tensor.copy_(result)
+    return tensor
+
+
+def _reduce(caller: str, value: Any, op: str, where: str) -> Any:
+    if op not in _OPERATIONS:
+        raise InvalidArgument(f"op is {op!r}: {caller} knows {', '.join(map(repr, _OPERATIONS))}")
+    if not isinstance(value, torch.Tensor):
+        return _combine_numbers(caller, _gather_numbers(f"{caller} {op}{where}", value), op)
+    _check_tensor(caller, value)
+    _check_reducible(caller, value.dtype, op)
+    control = collective_control(caller)
+    _check_same(control, f"{caller} {op}{where} of {_kind(value)}")
+    if control is None or value.numel() == 0:
+        return value.detach()
+    flat = value.detach().cpu().resolve_conj().resolve_neg().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    wide = flat.to(_WIDE[flat.dtype], copy=True)
+    if op in _ADDED:
+        control.add(wide, world_size() if op == "mean" else 1)
+    else:
+        _compare(control, wide, _COMPARED[op])
+    # view() takes pairs of reals back to complex numbers.
+    return wide.to(flat.dtype).view(value.dtype).view(value.shape)
+
+
+def _check_reducible(caller: str, dtype: torch.dtype, op: str) -> None:
+    if dtype.to_real() not in _WIDE:
+        raise InvalidArgument(f"{caller} cannot reduce {dtype}: pass tensor.float()")
+    if dtype.is_complex and op in _COMPARED:
+        raise InvalidArgument(f"{caller} has no {op} of complex numbers: pass a real tensor, such as tensor.abs()")
+    if op == "mean" and not (dtype.is_floating_point or dtype.is_complex):
+        raise InvalidArgument(f"{caller} has no mean in a tensor of {dtype}: pass tensor.float()")
+
+
+def _compare(
+    control: Control, values: torch.Tensor, combine: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> None:
+    """Replaces the elements of a 1-D CPU tensor by what `combine` makes of all ranks', in rank order."""
+    for piece in values.split(_PIECE_ELEMENTS):
+        rows = control.gather(byte_view(piece)).view(values.dtype)
+        piece.copy_(functools.reduce(combine, rows))
+
+
+def _gather_numbers(call: str, value: Any) -> list[Any]:
+    row = _packed(call.split()[0], value)
+    control = collective_control(call.split()[0])
+    _check_same(control, f"{call} of a number")
+    rows = [row] if control is None else control.gather(torch.frombuffer(bytearray(row), dtype=torch.uint8))
+    return [_unpacked(bytes(row.tolist()) if isinstance(row, torch.Tensor) else row) for row in rows]
+
+
+def _packed(caller: str, value: Any) -> bytes:
+    if isinstance(value, bool):
+        return _NUMBER.pack(0, value, 0.0, 0.0)
+    if isinstance(value, Integral):
+        if not -(1 << 63) <= int(value) < 1 << 63:
+            raise InvalidArgument(f"{caller} got {value}, a whole number of more than 64 bits: pass float(value)")
+        return _NUMBER.pack(1, int(value), 0.0, 0.0)
+    if isinstance(value, Real):
+        return _NUMBER.pack(2, 0, float(value), 0.0)
+    if isinstance(value, Complex):
+        return _NUMBER.pack(3, 0, complex(value).real, complex(value).imag)
+    raise InvalidArgument(
+        f"{caller} got a {type(value).__name__}: pass a tensor, such as torch.tensor(value), or a number"
+    )
+
+
+def _unpacked(row: bytes) -> Any:
+    kind, whole, real, imaginary = _NUMBER.unpack(row)
+    return (bool(whole), whole, real, complex(real, imaginary))[kind]
+
+
+def _combine_numbers(caller: str, values: Sequence[Any], op: str) -> Any:
+    if op in ("min", "max"):
+        if any(isinstance(value, complex) for value in values):
+            raise InvalidArgument(f"{caller} has no {op} of complex numbers: pass abs(value)")
+        unordered = next((value for value in values if value != value), None)
+        return unordered if unordered is not None else (min if op == "min" else max)(values)
+    # Not sum(), which rounds differently from one version of Python to another; + makes numbers of truth values.
+    result = functools.reduce(lambda a, b: a * b if op == "product" else a + b, [+value for value in values])
+    return result / len(values) if op == "mean" else result

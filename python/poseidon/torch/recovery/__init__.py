@@ -1,0 +1,1 @@
+"""What a training step starts from, to go on after a failure."""

@@ -1,0 +1,386 @@
+"""What a training step starts from: how it is copied, put back, described for other processes, and taken from them."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import Optimizer
+
+from poseidon.errors import InvalidArgument, Mismatch
+from poseidon.torch.adapter.state_text import decode, encode, tensor_kinds
+from poseidon.torch.ddp import DistributedDataParallel
+from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer
+from poseidon.torch.optimizer.partial_step import Hyperparameters, PartialStep
+from poseidon.torch.optimizer.undo import TensorCopies, UpdateUndo
+from poseidon.torch.recovery.random_streams import StreamStates, seed_streams
+
+if TYPE_CHECKING:
+    from poseidon.torch.adapter.control import Control
+    from poseidon.torch.adapter.priorities import Priorities
+    from poseidon.torch.model.parameters import SyncedParameter
+
+
+_SAME_CODE = "start all workers from the same code, and with a new directory if these are old snapshots"
+
+
+class TrainingState:
+    """The objects that a training changes, at the step that it is at. Used from the thread that trains.
+
+    `recovers`: copies are kept, from which the last steps' beginnings are put back; not with updates on the servers,
+    where all ranks go back to a version that these have saved. `undo`: of parameters and optimizer state too; without
+    these an attempt cannot be put back once an optimizer has made its step. Raises InvalidArgument for objects that
+    have no state, or one that cannot be sent.
+    """
+
+    def __init__(self, objects: Sequence[Any], seed: int | None, recovers: bool, undo: bool) -> None:
+        self.models = [one for one in objects if isinstance(one, DistributedDataParallel)]
+        _check(objects, self.models)
+        self._others = [one for one in objects if not isinstance(one, DistributedDataParallel)]
+        self._optimizers = [one for one in self._others if isinstance(one, Optimizer)]
+        distributed = [one for one in self._optimizers if isinstance(one, DistributedOptimizer)]
+        self.on_servers = [one for one in distributed if one.server is not None]
+        self.server_updates = [one.server for one in distributed if one.server is not None]
+        self._seed = seed
+        self._keeps_copies = recovers and not self.on_servers
+        self._copies_all = undo
+        self._stepped = False  # some optimizer has, in this attempt
+        encode([one.state_dict() for one in self._others])
+        self._undos: dict[DistributedOptimizer, UpdateUndo] = {}
+        self._beginnings: dict[int, _Beginning] = {}
+        self._streams_left: StreamStates | None = None  # where a failed attempt has left them
+        if recovers:
+            self._watch_updates(undo)
+
+    def _watch_updates(self, undo: bool) -> None:
+        for one in self._optimizers if self._keeps_copies else []:
+            if isinstance(one, DistributedOptimizer) and (kept := one.keep_undo()) is not None:
+                self._undos[one] = kept
+            if not undo:
+                one.register_step_pre_hook(self._note_step)
+        if self._undos and not undo:
+            raise InvalidArgument("undo=False does not go with DistributedOptimizer, whose updates outlive their step")
+        self._check_optimizers()
+
+    def _check_optimizers(self) -> None:
+        given = set(_parameters_of(self._optimizers))
+        distributed = [one for one in self._optimizers if isinstance(one, DistributedOptimizer)]
+        stray = None
+        for entry in self._entries():
+            updated = entry.update is not None or entry.stored is not None
+            if updated and not any(one.updates(entry) for one in distributed):
+                raise InvalidArgument(f"Recovery was not given the DistributedOptimizer that updates {entry.name}")
+            if stray is None and entry.param not in given:
+                stray = entry.name
+        if stray is not None:
+            warnings.warn(
+                f"Recovery was given no optimizer of parameter {stray}: if there is one, a worker that replaces "
+                "another does not get its state",
+                stacklevel=5,
+            )
+
+    def _note_step(self, *_: Any) -> None:
+        self._stepped = True
+
+    def check_exchange(self) -> None:
+        """InvalidArgument if a failure of the exchange that begins now could not be survived."""
+        if self._stepped:
+            raise InvalidArgument(
+                "undo=False, and something is exchanged after an optimizer's step() in the same attempt: a failure "
+                "there could not be undone; pass undo=True to Recovery, or move the exchange before step()"
+            )
+
+    def describe(self) -> str:
+        """What must be the same on all ranks."""
+        kinds = [type(one).__name__ for one in (*self.models, *self._others)]
+        groups = [f"{len(group['params'])} parameters" for one in self._optimizers for group in one.param_groups]
+        return "\n".join([f"objects {', '.join(kinds)}; seed {self._seed}", *groups])
+
+    # One step.
+
+    def begin(self, step: int, rank: int) -> None:
+        """An attempt at this step begins: notes what it starts from, clears gradients, seeds the random streams."""
+        if self._keeps_copies:
+            # Where updates wait for their gradients a step that was complete may have to be made again.
+            depth = 2 if self._undos else 1
+            self._forget_beginnings(step)
+            oldest = self._beginnings.pop(min(self._beginnings)) if len(self._beginnings) >= depth else _Beginning()
+            oldest.take(self, step)
+            self._beginnings[step] = oldest
+            self._stepped = False
+        for model in self.models:
+            if model.synchronizer is not None:
+                model.synchronizer.begin_attempt(step)
+        self._clear_gradients()
+        for update in self.server_updates:
+            update.backward_count = 0
+        if self._seed is not None:
+            seed_streams(self._seed, rank, step)
+
+    def end(self) -> None:
+        """The attempt ends: InvalidArgument if the versions of servers, which count pushes, count it otherwise."""
+        for update in self.server_updates:
+            if update.backward_count != 1:
+                raise InvalidArgument(
+                    f"an attempt made {update.backward_count} synchronizing backward passes with update='server', "
+                    "whose checkpoints count them: make one in each attempt, and accumulate under no_sync()"
+                )
+
+    def _forget_beginnings(self, step: int) -> None:
+        """Those of this step and later ones."""
+        self._beginnings = {number: kept for number, kept in self._beginnings.items() if number < step}
+
+    def _clear_gradients(self) -> None:
+        for model in self.models:
+            for entry in model.synced_parameters:
+                entry.param.grad = None
+        for param in _parameters_of(self._optimizers):
+            param.grad = None
+
+    def settle(self) -> None:
+        """Waits until all updates are made."""
+        for model in self.models:
+            if model.synchronizer is not None:
+                model.synchronizer.settle()
+
+    def whole_step(self, step: int) -> int:
+        """The latest step, this one or the one before, whose beginning can be put back; -1 if none can."""
+        if self._stepped:
+            return -1
+        pending = self._pending()
+        for candidate in (step, step - 1):
+            reached = all(undo.reaches(candidate, pending) for undo in self._undos.values())
+            if candidate in self._beginnings and reached:
+                return candidate
+        return -1
+
+    def _pending(self) -> dict[torch.Tensor, int]:
+        pending: dict[torch.Tensor, int] = {}
+        for model in self.models:
+            if model.synchronizer is not None:
+                pending |= model.synchronizer.pending_updates()
+        return pending
+
+    def go_back(self, step: int) -> None:
+        """Puts back the beginning of this step, one that `whole_step` named. The client must have ended."""
+        for model in self.models:
+            if model.synchronizer is not None:
+                model.synchronizer.abandon()
+        self._clear_gradients()
+        self._streams_left = None if self.seeded else StreamStates(self.devices())
+        for undo in self._undos.values():
+            undo.go_back(step)
+        self._forget_beginnings(step + 1)
+        self._beginnings[step].put_back(self, step)
+        for entry in self._entries():
+            entry.factor_sums = {number: count for number, count in entry.factor_sums.items() if number < step}
+
+    def decisions(self) -> list[int]:
+        """What the search for each model's priority threshold has found; -1: nothing yet."""
+        return [-1 if one is None else one.decision for one in self._priorities()]
+
+    def _priorities(self) -> list[Priorities | None]:
+        return [None if model.synchronizer is None else model.synchronizer.priorities for model in self.models]
+
+    def resume(self, step: int, decisions: Sequence[int]) -> None:
+        """Exchanges go on with the schemes of this step, and the thresholds that these decisions of searches give."""
+        for model in self.models:
+            if model.synchronizer is not None:
+                model.synchronizer.resume_schemes(step)
+        for one, decision in zip(self._priorities(), decisions, strict=True):
+            if one is not None:
+                one.decide(decision)
+
+    # Parts of the state, for copies.
+
+    @property
+    def seeded(self) -> bool:
+        """Whether every attempt seeds the random streams."""
+        return self._seed is not None
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        """All optimizers."""
+        return self._optimizers
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Buffers, and parameters that no optimizer has."""
+        tensors = [buffer for model in self.models for buffer in model.module.buffers()]
+        if self._copies_all:
+            updated = set(_parameters_of(self._optimizers))
+            params = dict.fromkeys(param for model in self.models for param in model.module.parameters())
+            tensors += [param for param in params if param not in updated]
+        return tensors
+
+    def copied_optimizers(self) -> list[Optimizer]:
+        """Those whose step() makes its updates at once, if these are to be undone."""
+        return [one for one in self._optimizers if one not in self._undos] if self._copies_all else []
+
+    def small_objects(self) -> list[Any]:
+        """What is neither a model nor an optimizer."""
+        return [one for one in self._others if not isinstance(one, Optimizer)]
+
+    def devices(self) -> set[torch.device]:
+        """The CUDA devices of the models."""
+        found = {entry.param.device for entry in self._entries()}
+        return {device for device in found if device.type == "cuda"}
+
+    def _entries(self) -> Iterable[SyncedParameter]:
+        return (entry for model in self.models for entry in model.synced_parameters)
+
+    # To and from other processes.
+
+    def collect(self, step: int, whole: bool = True) -> dict[str, Any]:
+        """The state at the beginning of this step, where it is now; its tensors are the objects' own.
+
+        Not `whole`: without what servers hold.
+        """
+        parts = [] if whole else self.on_servers
+        return {
+            "models": [_collect_model(model, step, whole) for model in self.models],
+            "others": [
+                one.worker_state_dict() if any(one is part for part in parts) else one.state_dict()
+                for one in self._others
+            ],
+        }
+
+    def load(self, state: dict[str, Any], step: int, whole: bool = True) -> None:
+        """Takes over the state that another process had at the beginning of this step; its tensors become the objects'.
+
+        Mismatch, before anything is changed, if it is that of other models. `whole` as it was for `collect`.
+        """
+        if len(state["models"]) != len(self.models) or len(state["others"]) != len(self._others):
+            raise Mismatch(f"the state is that of other objects than Recovery was given: {_SAME_CODE}")
+        for model, one in zip(self.models, state["models"], strict=True):
+            _check_model(model, one, whole)
+        for model, one in zip(self.models, state["models"], strict=True):
+            _load_model(model, one, step, whole)
+        for other, one in zip(self._others, state["others"], strict=True):
+            other.load_state_dict(one)
+            _forget_unscaled(other)
+        for undo in self._undos.values():
+            undo.confirm()
+        self._beginnings.clear()
+        self._stepped = False
+        if self._streams_left is not None:  # the failed attempt is not made again here: another rank has completed it
+            self._streams_left.put_back()
+
+
+class _Beginning:
+    """What a step started from, except for parameters whose updates are undone one by one."""
+
+    def __init__(self) -> None:
+        self._tensors = TensorCopies()
+        self._updates: dict[Optimizer, UpdateUndo] = {}
+        self._hyperparameters: list[Hyperparameters] = []
+        self._small: list[Any] = []
+        self._streams: StreamStates | None = None
+
+    def take(self, state: TrainingState, step: int) -> None:
+        """Copies it all, into memory that an earlier step's copies had."""
+        self._tensors.take(state.tensors())
+        for optimizer in state.copied_optimizers():
+            undo = self._updates.setdefault(optimizer, UpdateUndo(optimizer))
+            undo.confirm()
+            undo.save(_parameters_of([optimizer]), step)
+        self._hyperparameters = [PartialStep(optimizer).hyperparameters() for optimizer in state.optimizers]
+        self._small = [copy.deepcopy(one.state_dict()) for one in state.small_objects()]
+        self._streams = None if state.seeded else StreamStates(state.devices())
+
+    def put_back(self, state: TrainingState, step: int) -> None:
+        """Overwrites the objects with what was copied at this step."""
+        self._tensors.put_back(state.tensors())
+        for undo in self._updates.values():
+            undo.go_back(step)
+        for optimizer, groups in zip(state.optimizers, self._hyperparameters, strict=True):
+            _put_back_hyperparameters(optimizer, groups)
+        for one, saved in zip(state.small_objects(), self._small, strict=True):
+            one.load_state_dict(copy.deepcopy(saved))
+            _forget_unscaled(one)
+        if self._streams is not None:
+            self._streams.put_back()
+
+
+def _parameters_of(optimizers: Iterable[Optimizer]) -> list[torch.Tensor]:
+    return [param for one in optimizers for group in one.param_groups for param in group["params"]]
+
+
+def _put_back_hyperparameters(optimizer: Optimizer, groups: Hyperparameters) -> None:
+    for group, saved in zip(optimizer.param_groups, groups, strict=True):
+        for name, value in saved.items():
+            if isinstance(value, torch.Tensor) and isinstance(group.get(name), torch.Tensor):
+                group[name].copy_(value)  # others may hold the tensor itself
+            else:
+                group[name] = copy.deepcopy(value)
+
+
+def _forget_unscaled(one: Any) -> None:
+    """A GradScaler refuses to unscale twice before its update(), which the failed attempt did not reach."""
+    if isinstance(one, torch.amp.GradScaler):
+        one._per_optimizer_states.clear()
+
+
+def _check(objects: Sequence[Any], models: Sequence[DistributedDataParallel]) -> None:
+    if not models or objects[0] is not models[0]:
+        raise InvalidArgument("Recovery takes the poseidon.DistributedDataParallel first, then optimizers and the rest")
+    for one in objects:
+        if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+            raise InvalidArgument(f"Recovery takes objects with state_dict() and load_state_dict(), not {one!r}")
+        if isinstance(one, DistributedOptimizer) and one.model not in models:
+            raise InvalidArgument("Recovery needs the model of each DistributedOptimizer that it is given")
+    if len({id(one) for one in objects}) < len(objects):
+        raise InvalidArgument("Recovery was given the same object twice")
+
+
+def _model_tensors(model: DistributedDataParallel, whole: bool) -> list[torch.Tensor]:
+    """Parameters and buffers; not `whole`: without those that servers hold."""
+    stored = set() if whole else {entry.param for entry in model.synced_parameters if entry.stored is not None}
+    return [*(param for param in model.module.parameters() if param not in stored), *model.module.buffers()]
+
+
+def _collect_model(model: DistributedDataParallel, step: int, whole: bool) -> dict[str, Any]:
+    return {
+        "tensors": _model_tensors(model, whole),
+        "factor sums": [entry.factor_sum_before(step) for entry in model.synced_parameters],
+        "used elsewhere": [entry.used_elsewhere for entry in model.synced_parameters],
+    }
+
+
+def _check_model(model: DistributedDataParallel, state: dict[str, Any], whole: bool) -> None:
+    here = [(tensor.dtype, tensor.shape) for tensor in _model_tensors(model, whole)]
+    there = [(tensor.dtype, tensor.shape) for tensor in state["tensors"]]
+    if here != there or len(state["factor sums"]) != len(model.synced_parameters):
+        raise Mismatch(f"the state is that of a model with other parameters or buffers: {_SAME_CODE}")
+
+
+def _load_model(model: DistributedDataParallel, state: dict[str, Any], step: int, whole: bool) -> None:
+    with torch.no_grad():
+        for tensor, value in zip(_model_tensors(model, whole), state["tensors"], strict=True):
+            tensor.copy_(value)
+    sums, flags = state["factor sums"], state["used elsewhere"]
+    for entry, factor_sum, used_elsewhere in zip(model.synced_parameters, sums, flags, strict=True):
+        entry.factor_sums = {} if factor_sum is None else {step - 1: factor_sum}
+        entry.used_elsewhere = used_elsewhere
+
+
+def broadcast(value: Any, control: Control, root: int) -> Any:
+    """Collective: on every rank what rank `root` passes as `value`; the others pass None.
+
+    Tensors arrive as new ones in host memory: nothing that exists is touched before all is there.
+    """
+    text, tensors = ("", []) if value is None else encode(value)
+    data = bytearray(text.encode())
+    block = torch.empty(control.sum([len(data)])[0], dtype=torch.uint8)
+    if data:
+        block.copy_(torch.frombuffer(data, dtype=torch.uint8))
+    control.broadcast([block], root)
+    if data:
+        control.broadcast(tensors, root)
+        return value
+    text = block.numpy().tobytes().decode()
+    tensors = [torch.empty(shape, dtype=dtype) for dtype, shape in tensor_kinds(text)]
+    control.broadcast(tensors, root)
+    return decode(text, tensors)

@@ -1,0 +1,1 @@
+"""PyTorch tensors: their memory, their versions, and what tells of their use."""

@@ -1,0 +1,74 @@
+"""What `.grad` is while the gradient itself is not there yet."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from poseidon.torch.tensors.watched import METADATA, without_torch_function
+
+_LAYOUT = (torch.Tensor.layout.__get__, torch.Tensor.is_sparse.__get__)  # type: ignore[attr-defined]
+
+
+class PendingGradient(torch.Tensor):
+    """Stands in `.grad` for a gradient that is still to be computed, or on its way.
+
+    The first operation that needs its values calls `resolve()`, which returns the gradient and puts it in the
+    place of this object, so that whoever looks (an optimizer, clipping, a print) sees what plain
+    PyTorch would show. It takes the memory of one element.
+    """
+
+    _resolve: Callable[[PendingGradient], torch.Tensor]
+    _zero_later: Callable[[], bool] | None
+    _may_be_sparse: bool
+
+    @staticmethod
+    def make(
+        param: torch.Tensor,
+        resolve: Callable[[PendingGradient], torch.Tensor],
+        zero_later: Callable[[], bool] | None = None,
+        may_be_sparse: bool = False,
+    ) -> PendingGradient:
+        """The stand-in for the gradient of `param`.
+
+        `resolve` is called with the stand-in; `zero_later()`: whether zeroing it now needs no values, and is noted.
+        `may_be_sparse`: whether it is sparse is known only when it is there.
+        """
+        pending = _blank(param.shape, param.dtype, param.device).as_subclass(PendingGradient)
+        pending._resolve, pending._zero_later, pending._may_be_sparse = resolve, zero_later, may_be_sparse
+        return pending
+
+    def resolve(self) -> torch.Tensor:
+        """The gradient itself."""
+        return self._resolve(self)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in METADATA and not (func in _LAYOUT and args[0]._may_be_sparse):
+            with without_torch_function():
+                return func(*args, **(kwargs or {}))
+        if func is torch.Tensor.zero_ and _zeroes_later(args[0]):
+            return args[0]
+        if func is torch._foreach_zero_:
+            args = ([grad for grad in args[0] if not _zeroes_later(grad)],)
+        args, kwargs = tree_map(_resolved, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+@functools.lru_cache(maxsize=4096)
+def _blank(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.zeros((), dtype=dtype, device=device).expand(shape)
+
+
+def _zeroes_later(value: Any) -> bool:
+    return isinstance(value, PendingGradient) and value._zero_later is not None and value._zero_later()
+
+
+def _resolved(value: Any) -> Any:
+    return value.resolve() if isinstance(value, PendingGradient) else value

@@ -1,0 +1,210 @@
+"""Parameters that say when they are used.
+
+A watched parameter's class is replaced, for a while, by one whose `__torch_function__` tells a watcher of the
+first operation that needs its values, whoever makes it: its own module, another one, an average of
+weights, a print, `state_dict()`. What only asks for metadata is answered at once.
+
+Operations outside PyTorch's dispatch (`Function.apply`, compiled extensions) are not seen. Whoever makes them has as
+a rule just taken the parameter out of its module, by its name, and that is seen: the module's table of parameters is
+replaced, too. What has kept the parameter from before and uses it outside the dispatch is not noticed here.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from poseidon.torch.model.parameters import SyncedParameter
+
+METADATA: frozenset[Any] = frozenset(
+    [
+        getattr(torch.Tensor, name).__get__
+        for name in ["shape", "dtype", "device", "layout", "requires_grad", "grad_fn", "is_sparse"]
+    ]
+    + [getattr(torch.Tensor, name) for name in ("dim", "numel", "size", "requires_grad_")]
+)
+"""What can be asked of a tensor, or set, without its values, and is the same for every memory layout."""
+
+_PARAMETER_METADATA: frozenset[Any] = METADATA.union(
+    [getattr(torch.Tensor, name).__get__ for name in ("_version", "is_leaf", "_backward_hooks")],
+    [getattr(torch.Tensor, name) for name in ("stride", "is_contiguous", "is_floating_point", "element_size")],
+    [torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook, torch.is_floating_point],
+    [torch.Tensor.requires_grad.__set__, torch.Tensor._post_accumulate_grad_hooks.__get__],  # type: ignore[attr-defined,misc]
+)
+
+without_torch_function = torch._C.DisableTorchFunctionSubclass
+"""Context in which tensors of subclasses are treated as plain ones."""
+
+_raw_grad: Any = torch.Tensor.grad
+
+
+class Watcher(Protocol):
+    """Who is told. Each call concerns parameters of `watch(param, watcher, entry)`."""
+
+    def used(self, entries: list[SyncedParameter]) -> None:
+        """Their values are needed now: must unwatch all of them, or raise."""
+
+    def taken(self, entry: SyncedParameter) -> None:
+        """Someone has asked its module for it, by name: the values may be needed in a way that is not seen."""
+
+    def release(self, entry: SyncedParameter) -> None:
+        """Whoever has had it watched needs that no longer: must unwatch it unless it is watched for something else."""
+
+    def gradient_wanted(self, entry: SyncedParameter) -> None:
+        """`.grad` is about to be read."""
+
+    def gradient_replaced(self, entry: SyncedParameter) -> None:
+        """`.grad` has been set to something else."""
+
+
+class Watched(nn.Parameter):
+    """Mixed into the class of a parameter while it is watched."""
+
+    _poseidon_watch: tuple[Watcher, SyncedParameter]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if kwargs is None:
+            kwargs = {}
+        if func in _PARAMETER_METADATA:
+            with without_torch_function():
+                return func(*args, **kwargs)
+        touch((args, kwargs))
+        return func(*args, **kwargs)
+
+    @property
+    def grad(self) -> torch.Tensor | None:  # type: ignore[override]
+        watcher, entry = self._poseidon_watch
+        watcher.gradient_wanted(entry)
+        return raw_grad(self)
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        with without_torch_function():
+            _raw_grad.__set__(self, value)
+        watcher, entry = self._poseidon_watch
+        watcher.gradient_replaced(entry)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        touch(self)
+        return copy.deepcopy(self, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        touch(self)
+        return self.__reduce_ex__(protocol)
+
+
+class WatchedTable(dict[str, Any]):
+    """The parameters of a module by name, in place of `plain`, while `watched_count` of them are watched."""
+
+    def __init__(self, plain: dict[str, Any]) -> None:
+        super().__init__(plain)
+        self.plain = plain
+        self.watched_count = 0
+
+    def __getitem__(self, name: str) -> Any:
+        param = super().__getitem__(name)
+        if isinstance(param, Watched):
+            watcher, entry = param._poseidon_watch
+            watcher.taken(entry)
+        return param
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return type(self.plain), (dict(self),)
+
+
+def _watch_table(module: nn.Module) -> None:
+    table = vars(module).get("_parameters")
+    if type(table) is not WatchedTable:
+        if not isinstance(table, dict):  # of a scripted module, which does not ask it
+            return
+        table = vars(module)["_parameters"] = WatchedTable(table)
+    table.watched_count += 1
+
+
+def _unwatch_table(module: nn.Module) -> None:
+    table = vars(module).get("_parameters")
+    if type(table) is not WatchedTable:
+        return
+    table.watched_count -= 1
+    if not table.watched_count:
+        table.plain.clear()
+        table.plain.update(table)
+        vars(module)["_parameters"] = table.plain
+
+
+@functools.cache
+def _watched_class(kind: type) -> type:
+    return type(f"Watched{kind.__name__}", (Watched, kind), {"_poseidon_class": kind})
+
+
+def watch(param: Any, watcher: Watcher, entry: SyncedParameter) -> None:
+    """Tells `watcher` of the next use of `param`, the parameter of `entry`."""
+    if isinstance(param, Watched):
+        if param._poseidon_watch == (watcher, entry):
+            return
+        unwatch(param)
+    kind: Any = type(param)
+    param.__class__ = _watched_class(kind)
+    param._poseidon_watch = (watcher, entry)
+    for module in entry.owners:
+        _watch_table(module)
+
+
+def unwatch(param: Any) -> None:
+    """Gives a parameter its own class back, if it is watched."""
+    if isinstance(param, Watched):
+        _, entry = param._poseidon_watch
+        param.__class__ = param._poseidon_class  # type: ignore[attr-defined]
+        del param._poseidon_watch
+        for module in entry.owners:
+            _unwatch_table(module)
+
+
+@contextmanager
+def unnoticed(params: Iterable[Any]) -> Iterator[None]:
+    """Around uses of these parameters of which nobody is to be told: watched ones have their own class meanwhile."""
+    watched = [(param, type(param)) for param in params if isinstance(param, Watched)]
+    for param, kind in watched:
+        param.__class__ = kind._poseidon_class  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for param, kind in watched:
+            param.__class__ = kind
+
+
+def touch(values: Any) -> None:
+    """Tells the watchers of all watched parameters in `values` (nested lists, tuples and dicts) of a use."""
+    found: dict[Watcher, list[SyncedParameter]] = {}
+    for param in _watched_in(values):
+        watcher, entry = param._poseidon_watch
+        found.setdefault(watcher, []).append(entry)
+    for watcher, entries in found.items():
+        watcher.used(entries)
+
+
+def _watched_in(value: Any) -> Iterable[Watched]:
+    if isinstance(value, Watched):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _watched_in(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _watched_in(part)
+
+
+def raw_grad(param: torch.Tensor) -> torch.Tensor | None:
+    """What `.grad` holds, without telling anybody."""
+    with without_torch_function():
+        return _raw_grad.__get__(param)

@@ -1,0 +1,1 @@
+"""One wrapped module's part in a job."""

@@ -1,0 +1,257 @@
+"""One wrapped module's part in a job: its parameters, its buffers, and what exchanges their gradients."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistributedDataParallel
+
+from poseidon.errors import InvalidArgument
+from poseidon.torch.adapter.drift import check_model
+from poseidon.torch.adapter.stats import Recorder
+from poseidon.torch.exchange.synchronizer import BackwardRun, Synchronizer
+from poseidon.torch.exchange.transfer import make_exchange
+from poseidon.torch.model.changes import ChangeWatch
+from poseidon.torch.model.parameters import SchemeChoice, SyncedParameter, collect_parameters
+from poseidon.torch.model.verify import check_same, describe
+from poseidon.torch.process.context import synchronizers
+from poseidon.torch.process.process_groups import default_group
+from poseidon.torch.tensors.compatibility import preserved_versions
+from poseidon.torch.training.optimizers_in_backward import OptimizersInBackward
+
+if TYPE_CHECKING:
+    from poseidon.torch.adapter.control import Control
+    from poseidon.torch.adapter.join import JoinedTraining
+    from poseidon.torch.exchange.comm_hooks import HookedExchange
+    from poseidon.torch.process.context import Context
+
+
+class TrainedModel:
+    """What `DistributedDataParallel` has of a job. `sync` is None with one worker.
+
+    Collective, as `connect` is: the ranks of the job make it at the same point. Raises InvalidArgument naming the
+    parameter or module that cannot be synchronized, Mismatch naming the first difference between the ranks.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        here: Context,
+        scheme: SchemeChoice | None,
+        ignored: Collection[str],
+        sends_buffers: bool,
+    ) -> None:
+        check_module(module, here.settings.world_size)
+        self.context = here
+        self.module = module
+        self.recorder = Recorder()
+        self.join: JoinedTraining | None = None
+        self.last_joined: int | None = None  # whose model all took over at the end of the last join()
+        self.sync: Synchronizer | None = None
+        self.step_count = 0  # synchronizing backward passes so far
+        self.same_graph = True  # whether all of them reached the same parameters
+        self._first_fires: dict[SyncedParameter, int] | None = None  # of the first of them
+        self._ignored = frozenset(ignored)
+        self._sends_buffers = sends_buffers
+        default = here.settings.scheme
+        self.entries = collect_parameters(module, default if scheme is None else scheme, default, self._ignored)
+        _check_entries(self.entries)
+        self._changes = ChangeWatch(module, self.entries, self._ignored)
+        self._in_backward: OptimizersInBackward | None = None
+        check_model(here.settings, self.entries, sends_buffers and bool(self.buffers()))
+        if here.settings.world_size > 1:
+            _take_over(self.entries)
+            self.sync = self._make_synchronizer()
+
+    def _make_synchronizer(self) -> Synchronizer:
+        here, reference = self.context, weakref.ref(self)  # no cycle: without its wrapper a module is at once plain
+        sync = Synchronizer(self.entries, here.settings)
+
+        def finished(run: BackwardRun) -> None:
+            if (trained := reference()) is not None:
+                trained._finished_step(run)
+
+        sync.on_finished = finished
+        if here.recovers and self._sends_buffers:
+
+            def send_buffers() -> None:
+                if (trained := reference()) is not None:
+                    trained.broadcast_buffers(0, root_waits=True)
+
+            # Not before the next forward: whoever has made a step has rank 0's buffers then, should rank 0 be lost.
+            sync.before_results = send_buffers
+        return sync
+
+    def _finished_step(self, run: BackwardRun) -> None:
+        self.step_count += 1
+        self._first_fires = run.fires if self._first_fires is None else self._first_fires
+        self.same_graph = self.same_graph and run.fires.keys() == self._first_fires.keys()
+        self.recorder.step_finished(run, self.context.client)
+        self.context.tell_notices()
+        if self._in_backward is not None:
+            self._in_backward.step()
+
+    def connect(self, init_sync: bool, buffers_too: bool = True) -> None:
+        """Collective: makes the model part of the job's membership.
+
+        `init_sync`: all ranks take over rank 0's parameters, and, `buffers_too`, its buffers.
+        """
+        here, sync = self.context, self.sync
+        assert here.client is not None
+        assert here.control is not None
+        assert sync is not None
+        for entry in self.entries:
+            entry.start_anew()
+        _agree_on_shared(self.entries, here.control)
+        options = f"buffers in forward {self._sends_buffers}, at the start {buffers_too}, init_sync {init_sync}"
+        check_same(here.control, describe(self.module, self.entries, options, self._ignored), "model")
+        if init_sync:
+            self.broadcast_state(0, buffers_too)
+        sync.connect(here.client, here.control, make_exchange(here.client, self.entries[0].param.device))
+        here.synchronizers.add(sync)
+
+    def detach(self) -> None:
+        """Takes its hooks from the parameters: backward passes are the module's own again."""
+        if self.sync is not None:
+            self.sync.abandon()
+            self.context.synchronizers.discard(self.sync)
+        for entry in self.entries:
+            entry.detach()
+
+    def begin_training_pass(self, synchronizing: bool) -> None:
+        """A forward pass with gradients begins. `synchronizing`: its backward is to exchange them."""
+        assert self.sync is not None
+        self._changes.check()
+        if self.sync.retired:
+            _take_over(self.entries)
+            self.sync.revive()
+        if self._in_backward is None:
+            self._in_backward = OptimizersInBackward(self.entries)
+        self.sync.check_forward()
+        self.sync.passes.begin(synchronizing)
+
+    @property
+    def takes_buffers_before_forward(self) -> bool:
+        """Whether rank 0's buffers come when forward passes begin, not at the end of backward."""
+        return self.sync is not None and self.sync.before_results is None
+
+    def buffers(self) -> list[torch.Tensor]:
+        """The module's buffers that are not ignored."""
+        return [buffer for name, buffer in self.module.named_buffers() if name not in self._ignored]
+
+    def broadcast_buffers(self, root: int, root_waits: bool = False) -> None:
+        """Collective: overwrites the module's buffers with those of `root`, unseen by backward passes still to come.
+
+        Unless `root_waits` that rank does not wait for the others: it may evaluate alone, and they take part when they
+        train on.
+        """
+        assert self.context.control is not None
+        buffers = self.buffers()
+        with preserved_versions(buffers):
+            self.context.control.broadcast(buffers, root, root_waits=root_waits)
+
+    def broadcast_state(self, root: int, buffers_too: bool) -> None:
+        """Collective: overwrites the module's parameters, and, `buffers_too`, its buffers, with those of `root`."""
+        assert self.context.control is not None
+        params = [param.detach() for name, param in self.module.named_parameters() if name not in self._ignored]
+        self.context.control.broadcast(params + (self.buffers() if buffers_too else []), root)
+
+    def broadcast_last_state(self, root: int) -> None:
+        """Collective, at the end of a `join()`: the model of `root`, one of those that trained longest, for all."""
+        self.broadcast_state(root, self._sends_buffers)
+        self.last_joined = root
+
+    def end_join(self) -> None:
+        """All ranks have made the same steps again."""
+        self.join = None
+        if self.sync is not None:
+            self.sync.divisor = self.context.world_size
+
+    def exchange_by(self, hooked: HookedExchange) -> None:
+        """From now on gradients go through a communication hook of torch's form."""
+        if self.sync is None:
+            return  # there is nothing to communicate
+        taken = next(
+            (entry.name for entry in self.entries if entry.update is not None or entry.stored is not None), None
+        )
+        if taken is not None:
+            raise InvalidArgument(
+                f"register_comm_hook and the DistributedOptimizer of parameter {taken} exclude each other: use the "
+                "optimizer itself, or leave the hook out"
+            )
+        for entry in self.entries:
+            entry.capture(False)
+        self.sync.hooked = hooked
+
+
+def _take_over(entries: list[SyncedParameter]) -> None:
+    """A model with the very same parameters is one that is wrapped again: of its wrappers one exchanges at a time.
+
+    Of other models, the parameters that they have, too, are exchanged by each, from memory of its own.
+    """
+    mine = {entry.param: entry for entry in entries}
+    for sync in synchronizers():
+        common = [entry for entry in sync.entries if entry.param in mine and entry is not mine[entry.param]]
+        if len(common) == len(sync.entries) == len(entries):
+            if not sync.retired:
+                sync.retire()
+            continue
+        for other in common:
+            other.share()
+            mine[other.param].share()
+
+
+def _agree_on_shared(entries: list[SyncedParameter], control: Control) -> None:
+    """Collective: a model that the program has dropped lives on until Python's garbage collector finds it, which it may
+    have done on one rank and not on another; what some rank shares all do."""
+    if control.sum([sum(entry.shared for entry in entries)])[0]:
+        for entry, ranks in zip(entries, control.sum([int(entry.shared) for entry in entries]), strict=True):
+            if ranks and not entry.shared:
+                entry.share()
+
+
+def _check_entries(entries: list[SyncedParameter]) -> None:
+    if not entries:
+        raise InvalidArgument(
+            "DistributedDataParallel needs a module with at least one non-empty parameter that requires a gradient"
+        )
+    devices = {entry.param.device for entry in entries}
+    if len(devices) > 1:
+        raise InvalidArgument(f"the parameters are on several devices ({devices}): put the model on one")
+
+
+def check_module(module: nn.Module, world_size: int) -> None:
+    """InvalidArgument for modules inside `module` that would train wrong or not at all."""
+    fully_sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
+    if not isinstance(module, nn.Module):
+        raise InvalidArgument(
+            f"module must be a torch.nn.Module, and is of type {type(module).__name__}: pass the model"
+        )
+    for name, part in module.named_modules():
+        where = f"its part {name!r}" if name else "it"
+        if isinstance(part, TorchDistributedDataParallel):
+            raise InvalidArgument(
+                f"the module must not be wrapped twice, and {where} is a {type(part).__name__} already: wrap the whole "
+                "model once, and give this wrapper the .module of the other"
+            )
+        lazy = next((own for own, p in part._parameters.items() if isinstance(p, nn.UninitializedParameter)), None)
+        if lazy is not None:
+            raise InvalidArgument(
+                f"parameter {name + '.' if name else ''}{lazy} is uninitialized, as in lazy modules: run the module on "
+                "a batch before wrapping it"
+            )
+        if isinstance(part, fully_sharded):
+            raise InvalidArgument(
+                f"the module must be whole on every rank, and {where} is sharded by FullyShardedDataParallel: use one "
+                "of the two wrappers"
+            )
+        if world_size > 1 and isinstance(part, nn.SyncBatchNorm) and default_group() is None:
+            raise InvalidArgument(
+                f"the module has SyncBatchNorm layers ({name or 'itself'}), whose statistics go through "
+                "torch.distributed: call torch.distributed.init_process_group() before wrapping, or use BatchNorm"
+            )
