@@ -150,6 +150,13 @@ class ChunkState {
   bool divided_ = false;                  // by what was added last
 };
 
+/// A step of a chunk that is not complete, or a push that waits for its answer.
+struct OpenChunk {
+  wire::Header about;
+  std::int64_t started_ns = 0;
+  std::vector<std::uint32_t> missing_ranks;
+};
+
 /// Bytes of the dense array that a push or factors message stands for; 0 when it does not say
 /// (an absent push). ErrorCode::refused when the payload does not have the size its header says.
 Result<std::size_t> dense_bytes(const wire::Header& header);

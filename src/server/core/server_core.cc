@@ -114,7 +114,7 @@ std::pair<std::uint64_t, std::uint64_t> ServerCore::traffic() {
 std::vector<LateRank> ServerCore::late_ranks() {
   std::vector<LateRank> ranks;
   loop_->call([&] {
-    for (const auto& [name, job] : jobs_) std::ranges::copy(job->shard.late_ranks(), std::back_inserter(ranks));
+    for (const auto& [name, job] : jobs_) std::ranges::copy(job->shard.pace().late_ranks(), std::back_inserter(ranks));
   });
   return ranks;
 }
@@ -354,7 +354,7 @@ void ServerCore::check_overdue() {
   const auto patience = options_.timeout * 9 / 10;
   const std::int64_t before = now_ns() - std::chrono::nanoseconds(patience).count();
   for (auto& [name, job] : jobs_) {
-    for (const Shard::OpenChunk& chunk : job->shard.open_chunks(before))
+    for (const OpenChunk& chunk : job->shard.open_chunks(before))
       if (const auto silent = silent_ranks(*job, chunk, before); !silent.empty()) tell_overdue(*job, chunk, silent);
   }
   const auto pause = std::clamp<std::chrono::milliseconds>(patience / 9, kShortestPause, std::chrono::seconds(5));

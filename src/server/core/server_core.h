@@ -110,11 +110,11 @@ class ServerCore final : private Receiver {
   static void heard(Connection& connection);
   void note(FlightEvent::Kind kind, const Connection& connection, const char* what,
             const wire::Header* about = nullptr);
-  static std::vector<std::uint32_t> silent_ranks(const Job& job, const Shard::OpenChunk& chunk, std::int64_t since_ns);
+  static std::vector<std::uint32_t> silent_ranks(const Job& job, const OpenChunk& chunk, std::int64_t since_ns);
   void remember_open_chunks(Job& job);
   void tell_lost(const Connection& connection, const Status& status);
   void tell_failure(const Job& job, FailureSource source, std::uint32_t rank, const Status& status) const;
-  void tell_overdue(Job& job, const Shard::OpenChunk& chunk, const std::vector<std::uint32_t>& silent);
+  void tell_overdue(Job& job, const OpenChunk& chunk, const std::vector<std::uint32_t>& silent);
   void note_departure(Job& job, std::uint32_t rank);
   static void refuse_for_departed(Connection& to, wire::Header about, std::uint32_t rank);
 
@@ -140,8 +140,8 @@ class ServerCore final : private Receiver {
   std::uint64_t next_connection_id_ = 1;
   std::vector<std::string> other_cores_;
   FlightRecorder recorder_;
-  std::vector<Shard::OpenChunk> remembered_;  // of the job that failed last, as it did
-  std::uint64_t closed_bytes_sent_ = 0;       // of flows that are gone
+  std::vector<OpenChunk> remembered_;    // of the job that failed last, as it did
+  std::uint64_t closed_bytes_sent_ = 0;  // of flows that are gone
   std::uint64_t closed_bytes_received_ = 0;
   bool shut_down_ = false;  // the owner's thread
   bool stopping_ = false;   // the loop's

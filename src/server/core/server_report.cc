@@ -45,7 +45,7 @@ Status departed_status(std::uint32_t rank) {
                                     "or use join()"};
 }
 
-void write_chunk(JsonWriter& json, const Shard::OpenChunk& chunk, std::int64_t time_ns) {
+void write_chunk(JsonWriter& json, const OpenChunk& chunk, std::int64_t time_ns) {
   json.begin_object().field("unit", chunk.about.unit).field("chunk", chunk.about.chunk).field("step", chunk.about.step);
   json.field("since_ms", static_cast<double>(time_ns - chunk.started_ns) / 1e6).key("missing_ranks").begin_array();
   for (const auto rank : chunk.missing_ranks) json.value(rank);
@@ -76,8 +76,7 @@ void ServerCore::note(FlightEvent::Kind kind, const Connection& connection, cons
 
 /// Those of the chunk's missing ranks of which nothing has come since then. One that still sends, whatever it is, may
 /// be on a slow network; one whose part may not come yet waits for others.
-std::vector<std::uint32_t> ServerCore::silent_ranks(const Job& job, const Shard::OpenChunk& chunk,
-                                                    std::int64_t since_ns) {
+std::vector<std::uint32_t> ServerCore::silent_ranks(const Job& job, const OpenChunk& chunk, std::int64_t since_ns) {
   std::vector<std::uint32_t> silent = chunk.missing_ranks;
   std::erase_if(silent, [&](std::uint32_t rank) {
     return std::any_of(job.connections.begin(), job.connections.end(), [&](const Connection* connection) {
@@ -87,7 +86,7 @@ std::vector<std::uint32_t> ServerCore::silent_ranks(const Job& job, const Shard:
   return silent;
 }
 
-void ServerCore::tell_overdue(Job& job, const Shard::OpenChunk& chunk, const std::vector<std::uint32_t>& silent) {
+void ServerCore::tell_overdue(Job& job, const OpenChunk& chunk, const std::vector<std::uint32_t>& silent) {
   std::string ranks;
   for (const auto rank : silent) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
   const Status status(ErrorCode::timeout,
@@ -117,7 +116,7 @@ void ServerCore::note_departure(Job& job, std::uint32_t rank) {
   if (std::any_of(job.connections.begin(), job.connections.end(), is_its)) return;
   job.departed.insert(rank);
   const auto open = job.shard.open_chunks(INT64_MAX);
-  const auto waits = [rank](const Shard::OpenChunk& chunk) {
+  const auto waits = [rank](const OpenChunk& chunk) {
     return std::ranges::find(chunk.missing_ranks, rank) != chunk.missing_ranks.end();
   };
   const auto first = std::ranges::find_if(open, waits);
@@ -152,7 +151,7 @@ void ServerCore::tell_failure(const Job& job, FailureSource source, std::uint32_
 void ServerCore::report(JsonWriter& json, std::int64_t time_ns) {
   FlightEvents events;
   std::vector<ConnectionReport> connections;
-  std::vector<Shard::OpenChunk> open;
+  std::vector<OpenChunk> open;
   loop_->call([&] {
     events = recorder_.events();
     for (const auto& [flow, connection] : connections_) {

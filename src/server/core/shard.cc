@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "kernel/kernel.h"
 #include "server/chunk/limits.h"
+#include "server/chunk/no_room.h"
 #include "wire/messages.h"
 
 namespace poseidon {
@@ -28,26 +29,49 @@ Shard::Shard(std::uint32_t worker_count, Reduction reduction, WideThreads wide, 
       reduction_(reduction),
       wide_(wide),
       pool_(std::make_shared<BufferPool>(std::move(budget))),
-      entry_bytes_(limits::kNodeBytes + sizeof(Entry) + worker_count * kRankBytes) {}
+      entry_bytes_(limits::kNodeBytes + sizeof(Entry) + worker_count * kRankBytes),
+      pace_(make_shard_pace(wire::Pace(), {worker_count, pool_, nullptr, nullptr})) {}
 
 Shard::~Shard() {
   for (auto& [key, entry] : entries_)
     if (entry.computed.valid()) entry.computed.wait();  // the threads still read its parts
 }
 
-Status Shard::no_room(std::uint64_t size_bytes) const {
-  const MemoryBudget& budget = pool_->budget();
-  if (budget.whole() != nullptr && !budget.whole()->has_room(size_bytes))
-    return {ErrorCode::refused, "with " + std::to_string(size_bytes) +
-                                    " bytes more the jobs of this server would pass server_memory, " +
-                                    std::to_string(budget.whole()->limit_bytes()) +
-                                    "; start the server with a higher server_memory or use more servers"};
-  if (budget.limit_bytes() == 0)
-    return {ErrorCode::refused, "the server's machine has no " + std::to_string(size_bytes) + " bytes of memory left"};
-  return {ErrorCode::refused, "the job holds " + std::to_string(budget.used_bytes()) + " bytes on this server and " +
-                                  std::to_string(size_bytes) + " more would pass memory_limit, " +
-                                  std::to_string(budget.limit_bytes()) +
-                                  "; start the server with a higher memory_limit or use more servers"};
+Status Shard::no_room(std::uint64_t size_bytes) const { return poseidon::no_room(*pool_, size_bytes); }
+
+void Shard::set_pace(const wire::Pace& pace, Loop* loop,
+                     std::function<void(std::uint32_t, const std::string&)> on_notice) {
+  entry_bytes_ -= pace_->traits.bytes_of_a_chunk;
+  pace_ = make_shard_pace(pace, {worker_count_, pool_, loop, std::move(on_notice)});
+  entry_bytes_ += pace_->traits.bytes_of_a_chunk;
+  // What is still being received when a step ends must not be in its sum.
+  if (pace_->traits.drops_late_ranks) reduction_.aggregation = Aggregation::at_once;
+}
+
+Shard::Entry::Entry(Shard& its_shard)
+    : PacedChunk(its_shard.worker_count_, its_shard.reduction_, its_shard.pool_),
+      shard(its_shard),
+      pace(its_shard.pace_->chunk_pace(*this)) {}
+
+std::shared_ptr<const Buffer> Shard::Entry::value() { return shard.stored_of(*this).array(0); }
+
+bool Shard::Entry::has_rule(const wire::Header& push) const {
+  const UpdateRule* rule = shard.rule_of(push);
+  return rule != nullptr && rule->kind != UpdateKind::none;
+}
+
+std::size_t Shard::Entry::update_bytes(const wire::Header& shape) const { return shard.update_bytes(shape); }
+
+/// The value, the states and one array more where those that are being sent are left as they are, and the gradient of
+/// the step before.
+std::size_t Shard::update_bytes(const wire::Header& shape) const {
+  const UpdateRule* rule = (shape.flags & wire::kStored) == 0 ? nullptr : rule_of(shape);
+  if (rule == nullptr || rule->kind == UpdateKind::none) return 0;
+  return (update_state_count(*rule) + 2 + (rule->keeps_gradient ? 1 : 0)) * shape.payload_bytes;
+}
+
+Status Shard::Entry::update(const wire::Header& shape, Buffer gradient) {
+  return shard.store(*this, std::move(gradient), shape).status();
 }
 
 Result<Shard::Entry*> Shard::open(const wire::Header& header) {
@@ -56,7 +80,7 @@ Result<Shard::Entry*> Shard::open(const wire::Header& header) {
     return Status(ErrorCode::refused, "a core of a server holds at most " + std::to_string(limits::kChunks) +
                                           " chunks of a job; raise chunk_bytes or use more servers");
   if (!pool_->try_charge(entry_bytes_)) return no_room(entry_bytes_);
-  return &entries_.try_emplace(key_of(header), worker_count_, reduction_, pool_).first->second;
+  return &entries_.try_emplace(key_of(header), *this).first->second;
 }
 
 void Shard::forget(std::uint64_t key) {
@@ -81,7 +105,7 @@ void Shard::note_need(Entry& entry, const wire::Header& header) {
 bool Shard::may_receive(const wire::Header& header) const {
   const bool adds_on_arrival = header.kind == wire::Kind::push && header.rank < worker_count_ &&
                                reduction_.aggregation == Aggregation::streaming &&
-                               reduction_.order == ReduceOrder::rank && pace_.consistency == Consistency::bsp;
+                               reduction_.order == ReduceOrder::rank && !pace_->traits.applies_each_push;
   const std::size_t limit_bytes = pool_->budget().lowest_limit_bytes();
   if (!adds_on_arrival || limit_bytes == 0) return true;
   const auto found = entries_.find(key_of(header));
@@ -102,8 +126,7 @@ void Shard::forget_if_unused(const wire::Header& header) {
   if (found == entries_.end()) return;
   const Entry& entry = found->second;
   const bool stores = entry.stored && entry.stored->has_value();
-  const bool busy = entry.state.started() || entry.computing || (entry.late && !entry.late->results.idle()) ||
-                    (entry.clocks && !entry.clocks->idle());
+  const bool busy = entry.state.started() || entry.computing || !entry.pace->idle();
   if (!busy && !stores && entry.pulls.empty()) forget(found->first);
 }
 
@@ -116,25 +139,18 @@ StoredChunk& Shard::stored_of(Entry& entry) {
 
 Result<Shard::Entry*> Shard::admit(const wire::Header& header, Requester& from) {
   if (!pool_->has_room(0)) return no_room(header.payload_bytes);
-  if ((header.flags & wire::kLate) != 0 && pace_.stragglers == Stragglers::wait)
+  if ((header.flags & wire::kLate) != 0 && !pace_->traits.drops_late_ranks)
     return Status(ErrorCode::refused, "a push says that it is late, which there is only with stragglers=drop");
-  auto entry = open(header);
-  if (!entry.ok()) return entry;
-  prepare(*entry.value(), header);
-  Status status;
-  if (entry.value()->computing)
-    status = {ErrorCode::refused,
-              "the chunk is being reduced; step " + std::to_string(header.step) + " comes too early"};
-  else if (stands_apart(*entry.value(), header))
-    status = admit_apart(*entry.value(), header);
-  else if (entry.value()->late && entry.value()->late->results.in_flight.has(header.rank))
-    status = {ErrorCode::refused, "rank " + std::to_string(header.rank) + " pushes step " +
-                                      std::to_string(header.step) + " while an earlier one is still coming"};
-  else
-    status = entry.value()->state.admit(header, &from);
+  auto opened = open(header);
+  if (!opened.ok()) return opened;
+  Entry& entry = *opened.value();
+  const Status status = entry.computing
+                            ? Status(ErrorCode::refused, "the chunk is being reduced; step " +
+                                                             std::to_string(header.step) + " comes too early")
+                            : entry.pace->admit(entry, header, from);
   if (status.ok()) {
-    note_need(*entry.value(), header);
-    return entry;
+    note_need(entry, header);
+    return opened;
   }
   forget_if_unused(header);
   return status;
@@ -148,21 +164,17 @@ Result<std::span<std::byte>> Shard::begin(const wire::Header& header, Requester&
     pool_->give_back(std::move(buffer));
     return entry.status();
   }
-  if (stands_apart(*entry.value(), header))
-    return parts_apart(*entry.value()).place(header.rank, &from, std::move(buffer));
-  return entry.value()->state.place(header.rank, std::move(buffer), turn_);
+  return entry.value()->pace->place(*entry.value(), header, from, std::move(buffer), turn_);
 }
 
 void Shard::progress(const wire::Header& header, std::size_t received_bytes) {
   Entry& entry = entry_of(header);
-  if (!stands_apart(entry, header)) entry.state.progress(header.rank, received_bytes);
+  entry.pace->progress(entry, header, received_bytes);
 }
 
 void Shard::complete(const wire::Header& header) {
   Entry& entry = entry_of(header);
-  if (stands_apart(entry, header)) return complete_apart(entry, header);
-  entry.state.complete(header.rank, entry.state.parts()[header.rank]->payload, nullptr);
-  arrived(entry, header.rank);
+  entry.pace->complete(entry, header);
 }
 
 /// What is lent takes none of this server's memory; its sum does.
@@ -181,13 +193,7 @@ Status Shard::add(const wire::Header& header, Requester& from, std::span<const s
     if (release) release();
     return entry.status();
   }
-  if (stands_apart(*entry.value(), header)) {
-    finish_apart(*entry.value(), header, from, Buffer(), payload);
-    if (release) release();
-    return {};
-  }
-  entry.value()->state.complete(header.rank, payload, std::move(release));
-  arrived(*entry.value(), header.rank);
+  entry.value()->pace->add(*entry.value(), header, from, payload, std::move(release));
   return {};
 }
 
@@ -205,8 +211,8 @@ void Shard::finish(Entry& entry, Buffer sum) {
     payload = store(entry, std::move(sum), shape);
   else if (any_present)
     payload = std::shared_ptr<const Buffer>(pool_->share(std::move(sum)));
-  else if (entry.late && (shape.flags & wire::kStored) != 0)
-    payload = stored_of(entry).array(0);  // other chunks of the layer may have been updated
+  else if (pace_->traits.drops_late_ranks && (shape.flags & wire::kStored) != 0)
+    payload = entry.value();  // other chunks of the layer may have been updated
   struct Answer {
     Requester* to;
     std::uint32_t rank;
@@ -217,7 +223,7 @@ void Shard::finish(Entry& entry, Buffer sum) {
   for (const auto& part : entry.state.parts())
     answers.push_back(
         {part->from, part->header.rank, part->header.priority, (part->header.flags & wire::kNoResult) == 0});
-  if (entry.late) step_ended(entry, header, payload);
+  entry.pace->step_ended(entry, header, payload);
   entry.state.reset();
   for (const Answer& answer : answers) {
     if (answer.to == nullptr) continue;  // gone while other threads were adding
@@ -232,14 +238,6 @@ void Shard::finish(Entry& entry, Buffer sum) {
     checkpoint_->stepped(shape, stored_of(entry), rule_of(shape));
   }
   if ((shape.flags & wire::kTransient) != 0) forget(key_of(shape));
-}
-
-/// What the update by a step of this shape takes, beside the sum, at most: the value, the states and one array more
-/// where those that are being sent are left as they are, and the gradient of the step before.
-std::size_t Shard::update_bytes(const wire::Header& shape) const {
-  const UpdateRule* rule = (shape.flags & wire::kStored) == 0 ? nullptr : rule_of(shape);
-  if (rule == nullptr || rule->kind == UpdateKind::none) return 0;
-  return (update_state_count(*rule) + 2 + (rule->keeps_gradient ? 1 : 0)) * shape.payload_bytes;
 }
 
 /// What the step makes of the chunk's value; the value itself is what goes back.
@@ -269,7 +267,7 @@ Status Shard::set_rule(const wire::Header& header, std::span<const std::byte> pa
 
 /// Where pushes are applied one by one, each rank has the rule that it has sent.
 std::uint64_t Shard::rule_key(std::uint32_t unit, std::uint32_t rank) const {
-  return std::uint64_t{unit} << 32 | (pace_.consistency == Consistency::bsp ? 0 : rank);
+  return std::uint64_t{unit} << 32 | (pace_->traits.applies_each_push ? rank : 0);
 }
 
 const UpdateRule* Shard::rule_of(const wire::Header& header) const {
@@ -280,10 +278,10 @@ const UpdateRule* Shard::rule_of(const wire::Header& header) const {
 Status Shard::keep_rule(std::uint64_t key, const Rule& rule) {
   if (const auto known = rules_.find(key); known != rules_.end()) {
     // With stragglers=drop every rank sends it, late ones an old one.
-    if (pace_.stragglers == Stragglers::wait || rule.step >= known->second.step) known->second = rule;
+    if (!pace_->traits.drops_late_ranks || rule.step >= known->second.step) known->second = rule;
     return {};
   }
-  const std::size_t most = limits::kRules * (pace_.consistency == Consistency::bsp ? 1 : worker_count_);
+  const std::size_t most = limits::kRules * (pace_->traits.applies_each_push ? worker_count_ : 1);
   if (rules_.size() >= most)
     return {ErrorCode::refused, "a core of a server keeps at most " + std::to_string(most) + " rules of a job"};
   if (!pool_->try_charge(kRuleBytes)) return no_room(kRuleBytes);
@@ -386,21 +384,18 @@ void Shard::drop(const Requester& from) {
       entry.state.orphan(&from);
     else
       entry.state.drop(&from);
-    drop_apart(key, entry, from);
+    entry.pace->drop(entry, from);
     std::erase_if(entry.pulls, [&from](const PendingPull& pull) { return pull.from == &from; });
   }
 }
 
-std::vector<Shard::OpenChunk> Shard::open_chunks(std::int64_t started_before_ns) const {
+std::vector<OpenChunk> Shard::open_chunks(std::int64_t started_before_ns) const {
   std::vector<OpenChunk> open;
   for (const auto& [key, entry] : entries_) {
     const ChunkState& state = entry.state;
     if (state.started() && state.started_ns() < started_before_ns)
       open.push_back({state.shape(), state.started_ns(), state.missing_ranks()});
-    if (!entry.clocks) continue;
-    for (const RankClocks::Waiting& one : entry.clocks->waiting())
-      if (one.since_ns < started_before_ns)
-        open.push_back({one.header, one.since_ns, entry.clocks->ranks_behind(one.header.step)});
+    entry.pace->add_waiting(started_before_ns, open);
   }
   return open;
 }

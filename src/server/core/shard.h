@@ -6,7 +6,6 @@
 #include <functional>
 #include <future>
 #include <memory>
-#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -18,11 +17,8 @@
 #include "server/checkpoint/shard_checkpoint.h"
 #include "server/chunk/chunk_state.h"
 #include "server/chunk/stored_chunk.h"
-#include "server/pace/arrivals.h"
-#include "server/pace/late_results.h"
-#include "server/pace/rank_clocks.h"
+#include "server/pace/pace.h"
 #include "transport/loop.h"
-#include "wire/pace.h"
 
 namespace poseidon {
 
@@ -46,13 +42,10 @@ class Shard {
   /// Saves what this shard stores and restores it. Before the first message.
   void set_checkpoint(std::unique_ptr<ShardCheckpoint> checkpoint) { checkpoint_ = std::move(checkpoint); }
 
-  /// Whom steps wait for. Before the first message. `loop`, which may be null, calls `end_late_steps` in time;
-  /// `on_notice(rank, text)` is told once of each rank that is late in more than one of ten steps, and may be empty.
+  /// Whom steps wait for: all ranks, unless this says otherwise. Before the first message. For `loop` and `on_notice`
+  /// see PaceSurroundings.
   void set_pace(const wire::Pace& pace, Loop* loop, std::function<void(std::uint32_t, const std::string&)> on_notice);
-  /// stragglers=drop: ends the steps whose time is over at `time_ns` without those who are missing.
-  void end_late_steps(std::int64_t time_ns);
-  /// stragglers=drop: the ranks that steps have been ended without.
-  std::vector<LateRank> late_ranks() const;
+  ShardPace& pace() { return *pace_; }
 
   BufferPool& pool() { return *pool_; }
   /// Why `size_bytes` more are refused.
@@ -81,12 +74,6 @@ class Shard {
   /// A requester has gone: forgets what it contributed to unfinished chunks and what it asked for.
   void drop(const Requester& from);
 
-  /// A step that is not complete.
-  struct OpenChunk {
-    wire::Header about;
-    std::int64_t started_ns = 0;
-    std::vector<std::uint32_t> missing_ranks;
-  };
   /// Those that began before the given time.
   std::vector<OpenChunk> open_chunks(std::int64_t started_before_ns) const;
 
@@ -95,27 +82,22 @@ class Shard {
     wire::Header header;
     Requester* from = nullptr;
   };
-  /// What stragglers=drop needs for a chunk.
-  struct Late {
-    Late(std::uint32_t worker_count, const std::shared_ptr<BufferPool>& pool)
-        : arrivals(worker_count), results(worker_count, pool), late_steps(worker_count, 0) {}
-    Arrivals arrivals;
-    LateResults results;
-    std::vector<std::uint64_t> late_steps;  // by rank: that have been ended without it
-    std::int64_t deadline_ns = 0;           // of the open step, in `deadlines_`; 0: none yet, or it is over
-    bool overdue = false;  // the open step waits for nobody any more, but for those that are too far behind
-  };
-  struct Entry {
-    Entry(std::uint32_t worker_count, Reduction reduction, const std::shared_ptr<BufferPool>& pool)
-        : state(worker_count, reduction, pool) {}
-    ChunkState state;
+  struct Entry final : PacedChunk {
+    explicit Entry(Shard& its_shard);
+
+    std::shared_ptr<const Buffer> value() override;
+    bool has_rule(const wire::Header& push) const override;
+    std::size_t update_bytes(const wire::Header& shape) const override;
+    Status update(const wire::Header& shape, Buffer gradient) override;
+    void finish_if_all_here() override;
+
+    Shard& shard;
+    const std::shared_ptr<ChunkPace> pace;
     std::unique_ptr<StoredChunk> stored;  // null: nothing is kept between steps
     std::vector<PendingPull> pulls;
-    std::unique_ptr<Late> late;          // null but with stragglers=drop
-    std::unique_ptr<RankClocks> clocks;  // null but for stored chunks with consistency=ssp or async
-    std::size_t needed_bytes = 0;        // by a step of it at least, whatever comes before its turn
-    bool computing = false;              // threads of the wide baseline are at work, or a product has been begun
-    std::future<void> computed;          // of those threads
+    std::size_t needed_bytes = 0;  // by a step of it at least, whatever comes before its turn
+    bool computing = false;        // threads of the wide baseline are at work, or a product has been begun
+    std::future<void> computed;    // of those threads
   };
 
   struct Rule {
@@ -133,7 +115,6 @@ class Shard {
   StoredChunk& stored_of(Entry& entry);
   Result<Entry*> admit(const wire::Header& header, Requester& from);
   Result<Entry*> admit_lent(const wire::Header& header, Requester& from);
-  void finish_if_all_here(Entry& entry);
   void reduce_wide(Entry& entry);
   void multiply(Entry& entry);
   struct Product;
@@ -147,25 +128,6 @@ class Shard {
   Status restore(const wire::Header& header, Requester& from);
   std::uint64_t rule_key(std::uint32_t unit, std::uint32_t rank) const;
 
-  // shard_pace.cc: contributions that are in no step's sum, of late ranks and where steps do not exist.
-  void prepare(Entry& entry, const wire::Header& header) const;
-  static bool stands_apart(const Entry& entry, const wire::Header& header);
-  Status admit_apart(Entry& entry, const wire::Header& header);
-  PartsInFlight& parts_apart(Entry& entry) const;
-  void complete_apart(Entry& entry, const wire::Header& header);
-  void finish_apart(Entry& entry, const wire::Header& header, Requester& from, Buffer buffer,
-                    std::span<const std::byte> payload);
-  Status apply(Entry& entry, const wire::Header& header, Buffer buffer, std::span<const std::byte> payload);
-  void answer_released(Entry& entry);
-  void arrived(Entry& entry, std::uint32_t rank);
-  void end_without_missing(Entry& entry);
-  void step_ended(Entry& entry, const wire::Header& result, const Result<std::shared_ptr<const Buffer>>& payload);
-  void count_late(Late& late, std::uint32_t rank, std::uint64_t step);
-  void set_deadline(std::uint64_t key, Late& late, std::int64_t time_ns);
-  void clear_deadline(std::uint64_t key, Late& late);
-  void wake_in_time();
-  void drop_apart(std::uint64_t key, Entry& entry, const Requester& from);
-
   const std::uint32_t worker_count_;
   Reduction reduction_;
   const WideThreads wide_;
@@ -174,20 +136,10 @@ class Shard {
   std::size_t needed_bytes_ = 0;                                       // of all entries
   std::size_t largest_part_bytes_ = 0;                                 // that has been admitted
   const std::shared_ptr<const bool> turn_ = std::make_shared<bool>();  // held by those whose memory will be free
-  std::unordered_map<std::uint64_t, Entry> entries_;                   // by unit << 32 | chunk
-  std::unordered_map<std::uint64_t, Rule> rules_;                      // by rule_key
-  std::unique_ptr<ShardCheckpoint> checkpoint_;                        // null: nothing is saved
-
-  wire::Pace pace_;
-  Loop* loop_ = nullptr;
-  std::function<void(std::uint32_t, const std::string&)> on_notice_;
-  // stragglers=drop.
-  ArrivalSpread spread_;
-  std::set<std::pair<std::int64_t, std::uint64_t>> deadlines_;  // of open steps: time in ns, chunk
-  Loop::TimerId wake_timer_ = 0;                                // 0: none is set
-  std::int64_t wakes_ns_ = INT64_MAX;                           // when `wake_timer_` goes off
-  std::vector<LateRank> late_ranks_;                            // by rank
-  std::vector<bool> noticed_;                                   // by rank
+  std::unique_ptr<ShardPace> pace_;
+  std::unordered_map<std::uint64_t, Entry> entries_;  // by unit << 32 | chunk
+  std::unordered_map<std::uint64_t, Rule> rules_;     // by rule_key
+  std::unique_ptr<ShardCheckpoint> checkpoint_;       // null: nothing is saved
 
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for what comes back from other threads
 };

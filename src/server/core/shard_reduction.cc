@@ -18,12 +18,12 @@ constexpr std::size_t kProductRows = 128;
 
 }  // namespace
 
-void Shard::finish_if_all_here(Entry& entry) {
-  if (!entry.state.all_here()) return;
-  if (!entry.state.any_present()) return finish(entry, Buffer());
-  if (entry.state.is_product()) return multiply(entry);
-  if (reduction_.aggregation == Aggregation::wide) return reduce_wide(entry);
-  finish(entry, entry.state.take_sum());
+void Shard::Entry::finish_if_all_here() {
+  if (!state.all_here()) return;
+  if (!state.any_present()) return shard.finish(*this, Buffer());
+  if (state.is_product()) return shard.multiply(*this);
+  if (shard.reduction_.aggregation == Aggregation::wide) return shard.reduce_wide(*this);
+  shard.finish(*this, state.take_sum());
 }
 
 /// A product of factors that is made piece by piece, between which the loop's other flows and jobs have their turns.

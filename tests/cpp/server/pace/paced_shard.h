@@ -62,7 +62,7 @@ class PacedShard {
     for (std::uint64_t step = 1; step <= 10; ++step)
       for (std::uint32_t rank = 0; rank < workers.size(); ++rank) ASSERT_TRUE(push(rank, step, values).ok());
   }
-  void time_passes() { shard.end_late_steps(now_ns() + 60'000'000'000); }
+  void time_passes() { shard.pace().end_late_steps(now_ns() + 60'000'000'000); }
 
   const RecordingRequester::Sent& last(std::uint32_t rank) const { return workers[rank].sent.back(); }
   template <typename T = float>

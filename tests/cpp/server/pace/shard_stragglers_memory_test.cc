@@ -147,7 +147,7 @@ TEST(StragglersDeadline, IsThatOfTheLastRankThatMadeMoreThanHalf) {
   paced.time_passes();
   paced.shard.drop(paced.workers[0]);
   for (const std::uint32_t rank : {0u, 1u}) ASSERT_TRUE(paced.push(rank, 12, {1}).ok());
-  paced.shard.end_late_steps(now_ns());
+  paced.shard.pace().end_late_steps(now_ns());
   ASSERT_TRUE(paced.push(2, 11, {1}).ok());  // what might have been waited for
   EXPECT_FALSE(paced.answered(0, 12)) << "only the time of those that have gone is over";
   paced.time_passes();

@@ -38,10 +38,10 @@ TEST(ShardStragglers, AStepEndsWithoutARankThatDoesNotCome) {
     EXPECT_EQ(paced.last(rank).header.flags & wire::kLate, 0);
   }
   EXPECT_FALSE(paced.answered(1, 11));
-  ASSERT_EQ(paced.shard.late_ranks().size(), 1u);
-  EXPECT_EQ(paced.shard.late_ranks()[0].rank, 1u);
-  EXPECT_EQ(paced.shard.late_ranks()[0].late_steps, 1u);
-  EXPECT_EQ(paced.shard.late_ranks()[0].last_step, 11u);
+  ASSERT_EQ(paced.shard.pace().late_ranks().size(), 1u);
+  EXPECT_EQ(paced.shard.pace().late_ranks()[0].rank, 1u);
+  EXPECT_EQ(paced.shard.pace().late_ranks()[0].late_steps, 1u);
+  EXPECT_EQ(paced.shard.pace().late_ranks()[0].last_step, 11u);
 }
 
 TEST(ShardStragglers, ALateRankGetsTheResultsOneByOneAndWhatItPushedIsDiscarded) {
@@ -400,9 +400,9 @@ TEST(ShardStragglers, StepsOfAModelThatIsWrappedLaterCountToo) {
   make_steps(1, 40);
   make_steps(2, 31);
   EXPECT_EQ(paced.noticed, std::vector<std::uint32_t>{3});
-  ASSERT_EQ(paced.shard.late_ranks().size(), 1u);
-  EXPECT_EQ(paced.shard.late_ranks()[0].late_steps, 30u) << "of the second model";
-  EXPECT_EQ(paced.shard.late_ranks()[0].late_chunks, 2u + 30 + 21);
+  ASSERT_EQ(paced.shard.pace().late_ranks().size(), 1u);
+  EXPECT_EQ(paced.shard.pace().late_ranks()[0].late_steps, 30u) << "of the second model";
+  EXPECT_EQ(paced.shard.pace().late_ranks()[0].late_chunks, 2u + 30 + 21);
 }
 
 TEST(ShardStragglers, TellsOnceOfARankThatIsOftenLate) {
@@ -414,9 +414,9 @@ TEST(ShardStragglers, TellsOnceOfARankThatIsOftenLate) {
     ASSERT_TRUE(paced.push(3, step, {1}).ok());
   }
   EXPECT_EQ(paced.noticed, std::vector<std::uint32_t>{3});
-  ASSERT_EQ(paced.shard.late_ranks().size(), 1u);
-  EXPECT_EQ(paced.shard.late_ranks()[0].late_steps, 12u);
-  EXPECT_EQ(paced.shard.late_ranks()[0].late_chunks, 12u);
+  ASSERT_EQ(paced.shard.pace().late_ranks().size(), 1u);
+  EXPECT_EQ(paced.shard.pace().late_ranks()[0].late_steps, 12u);
+  EXPECT_EQ(paced.shard.pace().late_ranks()[0].late_chunks, 12u);
 }
 
 }  // namespace

@@ -1,0 +1,202 @@
+#include "server/pace/drop_late.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "base/clock.h"
+#include "server/chunk/limits.h"
+
+namespace poseidon {
+
+namespace {
+
+// Steps of a chunk that wait for everybody, while it is learnt how far apart the ranks usually are.
+constexpr std::uint64_t kLearningSteps = 10;
+// A rank that is late in more than one of so many steps is told of, when there have been some.
+constexpr std::uint64_t kRarely = 10;
+constexpr std::uint64_t kStepsToJudge = 20;
+
+}  // namespace
+
+DropLate::DropLate(DroppingShard& shard, PacedChunk& chunk)
+    : shard_(shard),
+      chunk_(chunk),
+      arrivals_(shard.surroundings_.worker_count),
+      results_(shard.surroundings_.worker_count, shard.surroundings_.pool),
+      late_steps_(shard.surroundings_.worker_count, 0) {}
+
+DropLate::~DropLate() {
+  if (deadline_ns_ != 0) shard_.deadlines_.erase({deadline_ns_, this});  // the timer's loop may have ended
+}
+
+Status DropLate::admit(PacedChunk& chunk, const wire::Header& header, Requester& from) {
+  if (results_.has_ended(header.step)) {
+    const auto size_bytes = contribution_bytes(header, late_steps_.size());
+    return size_bytes.ok() ? results_.admit(header, size_bytes.value()) : size_bytes.status();
+  }
+  if (results_.in_flight.has(header.rank))
+    return {ErrorCode::refused, "rank " + std::to_string(header.rank) + " pushes step " + std::to_string(header.step) +
+                                    " while an earlier one is still coming"};
+  return WaitForAll::admit(chunk, header, from);
+}
+
+std::span<std::byte> DropLate::place(PacedChunk& chunk, const wire::Header& header, Requester& from, Buffer buffer,
+                                     std::shared_ptr<const void> turn) {
+  if (results_.has_ended(header.step)) return results_.in_flight.place(header.rank, &from, std::move(buffer));
+  return WaitForAll::place(chunk, header, from, std::move(buffer), std::move(turn));
+}
+
+void DropLate::progress(PacedChunk& chunk, const wire::Header& header, std::size_t received_bytes) {
+  if (!results_.has_ended(header.step)) WaitForAll::progress(chunk, header, received_bytes);
+}
+
+void DropLate::complete(PacedChunk& chunk, const wire::Header& header) {
+  if (!results_.has_ended(header.step)) {
+    chunk.state.complete(header.rank, chunk.state.parts()[header.rank]->payload, nullptr);
+    return arrived(chunk, header.rank);
+  }
+  PartsInFlight::Part part = results_.in_flight.take(header.rank);
+  shard_.surroundings_.pool->give_back(std::move(part.buffer));
+  results_.answer(header, *part.from);
+  end_without_missing(chunk);  // which may have waited for this rank
+}
+
+void DropLate::add(PacedChunk& chunk, const wire::Header& header, Requester& from, std::span<const std::byte> payload,
+                   std::function<void()> release) {
+  if (!results_.has_ended(header.step)) {
+    chunk.state.complete(header.rank, payload, std::move(release));
+    return arrived(chunk, header.rank);
+  }
+  results_.answer(header, from);
+  end_without_missing(chunk);
+  if (release) release();
+}
+
+/// A contribution to the open step is complete. The one that makes more than half of the ranks sets the deadline.
+void DropLate::arrived(PacedChunk& chunk, std::uint32_t rank) {
+  if (chunk.state.is_mean()) {
+    const std::int64_t time_ns = now_ns();
+    const bool counts = (chunk.state.parts()[rank]->header.flags & wire::kLate) == 0;
+    const bool decides = counts && arrivals_.add(rank, time_ns);
+    if (decides && chunk.state.shape().step > kLearningSteps && !chunk.state.all_here())
+      shard_.set_deadline(*this, time_ns + shard_.spread_.wait_ns(shard_.factor_));
+  }
+  chunk.finish_if_all_here();
+}
+
+void DropLate::deadline_passed() {
+  deadline_ns_ = 0;
+  overdue_ = true;
+  end_without_missing(chunk_);
+}
+
+/// Ends a step that is overdue, if that may be: with more than half of the ranks, none too far behind, and room for
+/// the results that are kept.
+void DropLate::end_without_missing(PacedChunk& chunk) {
+  if (!overdue_ || !arrivals_.more_than_half() || results_.kept_count() >= shard_.most_kept_steps_ ||
+      !chunk.state.is_mean())
+    return;
+  // What ending it takes beside what is kept: the sum, where its parts are lent, and the update.
+  const wire::Header& shape = chunk.state.shape();
+  if (!shard_.surroundings_.pool->has_room(shape.payload_bytes + chunk.update_bytes(shape)) ||
+      !results_.make_room(shape.payload_bytes))
+    return;
+  for (Contribution& part : chunk.state.leave_out_missing())
+    results_.in_flight.place(part.header.rank, part.from, std::move(part.buffer));
+  chunk.finish_if_all_here();
+}
+
+void DropLate::step_ended(PacedChunk& chunk, const wire::Header& result,
+                          const Result<std::shared_ptr<const Buffer>>& payload) {
+  shard_.clear_deadline(*this);
+  if (arrivals_.more_than_half()) shard_.spread_.add(arrivals_.deviation_ns());
+  arrivals_.reset();
+  for (const auto rank : chunk.state.left_out()) shard_.count_late(*this, rank, result.step);
+  results_.end(result, payload, chunk.state.left_out());
+}
+
+void DropLate::drop(PacedChunk& chunk, const Requester& from) {
+  results_.in_flight.drop(&from, *shard_.surroundings_.pool);
+  for (const auto rank : chunk.state.missing_ranks()) arrivals_.remove(rank);
+  if (!arrivals_.more_than_half()) shard_.clear_deadline(*this);  // the next one that makes it sets one
+}
+
+DroppingShard::DroppingShard(const wire::Pace& pace, PaceSurroundings surroundings)
+    : ShardPace({.drops_late_ranks = true,
+                 .bytes_of_a_chunk = sizeof(DropLate) + limits::kNodeBytes +  // of a deadline
+                                     surroundings.worker_count * (sizeof(std::int64_t) + sizeof(std::uint64_t))}),
+      most_kept_steps_(pace.bound),
+      factor_(pace.factor),
+      surroundings_(std::move(surroundings)),
+      noticed_(surroundings_.worker_count, false) {
+  for (std::uint32_t rank = 0; rank < surroundings_.worker_count; ++rank) late_ranks_.push_back({rank});
+}
+
+std::shared_ptr<ChunkPace> DroppingShard::chunk_pace(PacedChunk& chunk) {
+  return std::make_shared<DropLate>(*this, chunk);
+}
+
+void DroppingShard::set_deadline(DropLate& chunk, std::int64_t time_ns) {
+  clear_deadline(chunk);
+  chunk.deadline_ns_ = time_ns;
+  deadlines_.emplace(time_ns, &chunk);
+  wake_in_time();
+}
+
+void DroppingShard::clear_deadline(DropLate& chunk) {
+  chunk.overdue_ = false;
+  if (const std::int64_t time_ns = std::exchange(chunk.deadline_ns_, 0); time_ns != 0)
+    deadlines_.erase({time_ns, &chunk});
+  if (deadlines_.empty()) wake_in_time();
+}
+
+/// One timer, which may go off before the next deadline but not after it; none without deadlines.
+void DroppingShard::wake_in_time() {
+  const std::int64_t time_ns = deadlines_.empty() ? INT64_MAX : deadlines_.begin()->first;
+  Loop* const loop = surroundings_.loop;
+  if (loop == nullptr || (time_ns >= wakes_ns_ && !deadlines_.empty())) return;
+  loop->cancel(std::exchange(wake_timer_, 0));
+  wakes_ns_ = time_ns;
+  if (deadlines_.empty()) return;
+  wake_timer_ =
+      loop->call_at(Clock::time_point(std::chrono::nanoseconds(time_ns)), [this, alive = std::weak_ptr<bool>(alive_)] {
+        if (alive.expired()) return;
+        wakes_ns_ = INT64_MAX;
+        end_late_steps(now_ns());
+      });
+}
+
+void DroppingShard::end_late_steps(std::int64_t time_ns) {
+  while (!deadlines_.empty() && deadlines_.begin()->first <= time_ns)
+    deadlines_.extract(deadlines_.begin()).value().second->deadline_passed();
+  wake_in_time();
+}
+
+/// Each chunk counts its own steps: those of different models are not the same.
+void DroppingShard::count_late(DropLate& chunk, std::uint32_t rank, std::uint64_t step) {
+  const std::uint64_t late_steps = ++chunk.late_steps_[rank];
+  LateRank& counted = late_ranks_[rank];
+  ++counted.late_chunks;
+  counted.last_step = std::max(counted.last_step, step);
+  counted.late_steps = std::max(counted.late_steps, late_steps);
+  const std::uint64_t judged_steps = step - kLearningSteps;
+  if (!surroundings_.on_notice || noticed_[rank] || judged_steps < kStepsToJudge ||
+      late_steps * kRarely <= judged_steps)
+    return;
+  noticed_[rank] = true;
+  surroundings_.on_notice(
+      rank, "rank " + std::to_string(rank) + " comes late: " + std::to_string(late_steps) + " of the last " +
+                std::to_string(judged_steps) +
+                " steps ended without its gradients (stragglers=drop), and what only it learns from is "
+                "underrepresented; see what slows its host down, or raise straggler_factor");
+}
+
+std::vector<LateRank> DroppingShard::late_ranks() const {
+  std::vector<LateRank> late = late_ranks_;
+  std::erase_if(late, [](const LateRank& one) { return one.late_chunks == 0; });
+  return late;
+}
+
+}  // namespace poseidon

@@ -1,0 +1,86 @@
+// DropLate: a chunk's steps end without ranks that come much later than the others (stragglers=drop).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "server/pace/arrivals.h"
+#include "server/pace/late_results.h"
+#include "server/pace/wait_for_all.h"
+
+namespace poseidon {
+
+class DroppingShard;
+
+/// When more than half of the ranks are in, the step gets a deadline. What comes after its step has ended is discarded
+/// and answered with that step's result (late_results.h).
+class DropLate final : public WaitForAll {
+ public:
+  DropLate(DroppingShard& shard, PacedChunk& chunk);
+  ~DropLate() override;
+  DropLate(const DropLate&) = delete;
+  DropLate& operator=(const DropLate&) = delete;
+
+  Status admit(PacedChunk& chunk, const wire::Header& header, Requester& from) override;
+  std::span<std::byte> place(PacedChunk& chunk, const wire::Header& header, Requester& from, Buffer buffer,
+                             std::shared_ptr<const void> turn) override;
+  void progress(PacedChunk& chunk, const wire::Header& header, std::size_t received_bytes) override;
+  void complete(PacedChunk& chunk, const wire::Header& header) override;
+  void add(PacedChunk& chunk, const wire::Header& header, Requester& from, std::span<const std::byte> payload,
+           std::function<void()> release) override;
+  void step_ended(PacedChunk& chunk, const wire::Header& result,
+                  const Result<std::shared_ptr<const Buffer>>& payload) override;
+  void drop(PacedChunk& chunk, const Requester& from) override;
+  bool idle() const override { return results_.idle(); }
+
+  /// The open step's deadline has passed. May end the step.
+  void deadline_passed();
+
+ private:
+  friend class DroppingShard;
+  void arrived(PacedChunk& chunk, std::uint32_t rank);
+  void end_without_missing(PacedChunk& chunk);
+
+  DroppingShard& shard_;
+  PacedChunk& chunk_;
+  Arrivals arrivals_;
+  LateResults results_;
+  std::vector<std::uint64_t> late_steps_;  // by rank: that have been ended without it
+  std::int64_t deadline_ns_ = 0;           // of the open step, in the shard's deadlines_; 0: none yet, or it is over
+  bool overdue_ = false;  // the open step waits for nobody any more, but for those that are too far behind
+};
+
+/// Deadlines and the ranks that miss them. The chunks share one timer, and what is known of how far apart ranks come.
+class DroppingShard final : public ShardPace {
+ public:
+  DroppingShard(const wire::Pace& pace, PaceSurroundings surroundings);
+
+  std::shared_ptr<ChunkPace> chunk_pace(PacedChunk& chunk) override;
+  void end_late_steps(std::int64_t time_ns) override;
+  std::vector<LateRank> late_ranks() const override;
+
+ private:
+  friend class DropLate;
+  void set_deadline(DropLate& chunk, std::int64_t time_ns);
+  void clear_deadline(DropLate& chunk);
+  void wake_in_time();
+  void count_late(DropLate& chunk, std::uint32_t rank, std::uint64_t step);
+
+  const std::uint32_t most_kept_steps_;  // of a chunk
+  const float factor_;                   // of a wait, in deviations
+  const PaceSurroundings surroundings_;
+  ArrivalSpread spread_;
+  std::set<std::pair<std::int64_t, DropLate*>> deadlines_;  // of open steps: time in ns, chunk
+  Loop::TimerId wake_timer_ = 0;                            // 0: none is set
+  std::int64_t wakes_ns_ = INT64_MAX;                       // when `wake_timer_` goes off
+  std::vector<LateRank> late_ranks_;                        // by rank
+  std::vector<bool> noticed_;                               // by rank
+
+  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for the timer
+};
+
+}  // namespace poseidon
