@@ -1,11 +1,10 @@
-// poseidon/options.h
+// poseidon/options.h, and the rows of poseidon/options.def for the settings in Python.
 #include "poseidon/options.h"
 
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
-#include <functional>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,112 +15,163 @@ namespace poseidon::bindings {
 
 namespace {
 
-template <typename Names>
-Status not_one_of(const char* name, const std::string& text, const Names& names) {
-  std::string allowed;
-  for (const auto& [one, value] : names) allowed += (allowed.empty() ? "'" : ", '") + std::string(one) + "'";
-  return {ErrorCode::invalid_argument, std::string(name) + " is one of " + allowed + ", not '" + text + "'"};
+using Milliseconds = std::chrono::milliseconds;
+
+// Between a field and Python: enumerations by the names that users write, times in seconds.
+template <typename T>
+nb::object to_python(const T& value) {
+  if constexpr (std::is_enum_v<T>) {
+    const std::string_view name = name_of(value);
+    return nb::str(name.data(), name.size());
+  } else if constexpr (std::is_same_v<T, bool>) {
+    return nb::str(value ? "on" : "off");
+  } else if constexpr (std::is_same_v<T, Milliseconds>) {
+    return nb::float_(std::chrono::duration<double>(value).count());
+  } else {
+    return nb::cast(value);
+  }
 }
 
-/// An attribute, from Python and to Python: the class and its keyword constructor both use it.
-struct Field {
-  const char* name;
-  std::function<nb::object(const Options&)> get;
-  std::function<void(Options&, nb::handle)> set;
-};
+/// The names that a field of type T takes, each with what it does; empty for other types than enumerations and bool.
+template <typename T>
+std::vector<std::pair<std::string, std::string>> names_of() {
+  std::vector<std::pair<std::string, std::string>> names;
+  if constexpr (std::is_enum_v<T>)
+    for (const auto& choice : choices_of(T())) names.emplace_back(choice.name, choice.help);
+  if constexpr (std::is_same_v<T, bool>) names = {{"off", ""}, {"on", ""}};
+  return names;
+}
+
+[[noreturn]] void refuse(const std::string& why) {
+  raise_if_failed({ErrorCode::invalid_argument, why});
+  std::abort();
+}
 
 template <typename T>
-Field field(const char* name, T Options::*member) {
-  return {name, [member](const Options& options) { return nb::cast(options.*member); },
-          [member](Options& options, nb::handle value) { options.*member = nb::cast<T>(value); }};
-}
-
-/// An enumeration, by the names that the command line and the environment use too.
-template <typename E>
-Field choice(const char* name, E Options::*member, std::vector<std::pair<const char*, E>> names) {
-  return {name,
-          [member, names](const Options& options) {
-            const auto found =
-                std::find_if(names.begin(), names.end(), [&](const auto& n) { return n.second == options.*member; });
-            return nb::cast(found->first);
-          },
-          [name, member, names](Options& options, nb::handle value) {
-            const auto text = nb::cast<std::string>(value);
-            const auto found = std::find_if(names.begin(), names.end(), [&](const auto& n) { return text == n.first; });
-            if (found == names.end()) raise_if_failed(not_one_of(name, text, names));
-            options.*member = found->second;
-          }};
-}
-
-Field timeout_field() {
-  return {"timeout",
-          [](const Options& options) { return nb::cast(std::chrono::duration<double>(options.timeout).count()); },
-          [](Options& options, nb::handle value) {
-            const auto seconds = nb::cast<double>(value);
-            if (!(seconds > 0 && seconds < 1e9))
-              raise_if_failed({ErrorCode::invalid_argument, "timeout is a positive number of seconds"});
-            options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
-          }};
-}
-
-const std::vector<Field>& fields() {
-  static const std::vector<Field> all{
-      field("rank", &Options::rank),
-      field("world_size", &Options::world_size),
-      field("master_addr", &Options::master_addr),
-      field("master_port", &Options::master_port),
-      field("job", &Options::job),
-      field("secret", &Options::secret),
-      choice("tls", &Options::tls, {{"off", false}, {"on", true}}),
-      field("interfaces", &Options::interfaces),
-      field("servers", &Options::servers),
-      choice("transport", &Options::transport,
-             {{"auto", Medium::automatic}, {"tcp", Medium::tcp}, {"shm", Medium::shm}, {"ucx", Medium::ucx}}),
-      field("server_cores", &Options::server_cores),
-      field("flows", &Options::flows),
-      field("chunk_bytes", &Options::chunk_bytes),
-      field("small_bytes", &Options::small_bytes),
-      field("group_bytes", &Options::group_bytes),
-      field("compute_threads", &Options::compute_threads),
-      choice("schedule", &Options::schedule,
-             {{"wait_free", Schedule::wait_free}, {"sequential", Schedule::sequential}}),
-      choice("partition", &Options::partition, {{"balanced", Partition::balanced}, {"coarse", Partition::coarse}}),
-      choice("aggregation", &Options::aggregation,
-             {{"streaming", Aggregation::streaming}, {"at_once", Aggregation::at_once}, {"wide", Aggregation::wide}}),
-      choice("reduce_order", &Options::reduce_order, {{"rank", ReduceOrder::rank}, {"arrival", ReduceOrder::arrival}}),
-      choice("assignment", &Options::assignment, {{"chunk", Assignment::chunk}, {"worker", Assignment::worker}}),
-      field("priority_classes", &Options::priority_classes),
-      field("dscp", &Options::dscp),
-      choice("stragglers", &Options::stragglers, {{"wait", Stragglers::wait}, {"drop", Stragglers::drop}}),
-      field("straggler_factor", &Options::straggler_factor),
-      field("straggler_steps", &Options::straggler_steps),
-      choice("consistency", &Options::consistency,
-             {{"bsp", Consistency::bsp}, {"ssp", Consistency::ssp}, {"async", Consistency::async}}),
-      field("staleness", &Options::staleness),
-      choice("on_failure", &Options::on_failure,
-             {{"abort", OnFailure::abort}, {"rejoin", OnFailure::rejoin}, {"shrink", OnFailure::shrink}}),
-      field("min_workers", &Options::min_workers),
-      field("generation", &Options::generation),
-      field("memory_limit", &Options::memory_limit),
-      field("server_memory", &Options::server_memory),
-      field("max_jobs", &Options::max_jobs),
-      field("checkpoint_dir", &Options::checkpoint_dir),
-      field("checkpoint_every", &Options::checkpoint_every),
-      field("checkpoint_keep", &Options::checkpoint_keep),
-      field("flight_record", &Options::flight_record),
-      timeout_field()};
-  return all;
+T from_python(const char* field, nb::handle given) {
+  if constexpr (std::is_enum_v<T> || std::is_same_v<T, bool>) {
+    const auto text = nb::cast<std::string>(given);
+    std::string allowed;
+    if constexpr (std::is_enum_v<T>) {
+      for (const auto& choice : choices_of(T()))
+        if (text == choice.name) return choice.value;
+    } else if (text == "on" || text == "off") {
+      return text == "on";
+    }
+    for (const auto& [name, help] : names_of<T>()) allowed += (allowed.empty() ? "'" : ", '") + name + "'";
+    refuse(std::string(field) + " is one of " + allowed + ", not '" + text + "'");
+  } else if constexpr (std::is_same_v<T, Milliseconds>) {
+    const auto seconds = nb::cast<double>(given);
+    if (!(seconds > 0 && seconds < 1e9)) refuse(std::string(field) + " is a positive number of seconds");
+    return Milliseconds(static_cast<std::int64_t>(seconds * 1000));
+  } else {
+    return nb::cast<T>(given);
+  }
 }
 
 void init_from_keywords(Options* self, const nb::kwargs& keywords) {
   Options options;
   for (auto [key, value] : keywords) {
     const auto name = nb::cast<std::string>(key);
-    const auto found = std::find_if(fields().begin(), fields().end(), [&](const Field& f) { return name == f.name; });
-    if (found == fields().end()) raise_if_failed({ErrorCode::invalid_argument, "there is no option '" + name + "'"});
-    found->set(options, value);
+#define POSEIDON_OPTION(type, field, default_value, kind, help) \
+  if (name == #field) {                                         \
+    options.field = from_python<type>(#field, value);           \
+    continue;                                                   \
+  }
+#define POSEIDON_FIELD(type, field, default_value, help) POSEIDON_OPTION(type, field, default_value, , help)
+#include "poseidon/options.def"
+    refuse("there is no option '" + name + "'");
   }
   new (self) Options(std::move(options));
+}
+
+// The kinds of options.def: what a row says beside its name, group, default and help.
+namespace kinds {
+
+nb::dict of(const char* kind) {
+  nb::dict facts;
+  facts["kind"] = kind;
+  return facts;
+}
+
+template <typename T>
+nb::dict within(const char* kind, T least, T most) {
+  nb::dict facts = of(kind);
+  facts["least"] = least;
+  facts["most"] = most;
+  return facts;
+}
+
+nb::dict whole(std::int64_t least, std::int64_t most = std::numeric_limits<int>::max()) {
+  return within("whole", least, most);
+}
+nb::dict number(double least, double most) { return within("number", least, most); }
+nb::dict seconds(double least, double most) { return within("seconds", least, most); }
+nb::dict bytes(std::int64_t least, std::int64_t most) { return within("bytes", least, most); }
+nb::dict bytes_or_auto(std::int64_t least, std::int64_t most) { return within("bytes_or_auto", least, most); }
+nb::dict text() { return of("text"); }
+nb::dict host() { return of("host"); }
+nb::dict path() { return of("path"); }
+nb::dict path_or_off() { return of("path_or_off"); }
+nb::dict job_name() { return of("job_name"); }
+nb::dict list() { return of("list"); }
+nb::dict addresses() { return of("addresses"); }
+nb::dict code_points() { return of("code_points"); }
+
+nb::dict one_of(const std::vector<std::pair<std::string, std::string>>& names) {
+  nb::dict facts = of("choice");
+  nb::dict choices;
+  for (const auto& [name, help] : names) choices[name.c_str()] = help;
+  facts["choices"] = choices;
+  return facts;
+}
+
+template <typename Enum>
+nb::dict choice() {
+  return one_of(names_of<Enum>());
+}
+
+nb::dict on_off() { return one_of(names_of<bool>()); }
+
+nb::dict share_or_word(const std::vector<std::string>& words) {
+  nb::dict facts = of("share_or_word");
+  facts["words"] = words;
+  return facts;
+}
+
+nb::dict by_machine(nb::dict facts, const char* help) {
+  facts["default_help"] = help;
+  return facts;
+}
+
+}  // namespace kinds
+
+nb::list option_rows() {
+  using namespace kinds;  // NOLINT(google-build-using-namespace): the table names them
+  nb::list rows;
+  const char* group = "";
+  const Options defaults;
+  const auto add = [&](const char* name, nb::object value, nb::dict facts, const char* help, bool in_core) {
+    facts["name"] = name;
+    facts["group"] = group;
+    facts["default"] = std::move(value);
+    facts["help"] = help;
+    facts["in_core"] = in_core;
+    rows.append(std::move(facts));
+  };
+#define POSEIDON_GROUP(name, title, help) group = #name;
+#define POSEIDON_OPTION(type, name, default_value, kind, help) \
+  add(#name, to_python<type>(defaults.name), kind, help, true);
+#define POSEIDON_PYTHON_OPTION(name, default_value, kind, help) add(#name, nb::cast(default_value), kind, help, false);
+#include "poseidon/options.def"
+  return rows;
+}
+
+nb::dict option_groups() {
+  nb::dict groups;
+#define POSEIDON_GROUP(name, title, help) groups[#name] = nb::make_tuple(title, help);
+#include "poseidon/options.def"
+  return groups;
 }
 
 }  // namespace
@@ -129,10 +179,14 @@ void init_from_keywords(Options* self, const nb::kwargs& keywords) {
 void bind_options(nb::module_& module) {
   auto type = nb::class_<Options>(module, "Options", "Every setting of the core; timeout in seconds.")
                   .def("__init__", &init_from_keywords);
-  for (const Field& f : fields())
-    type.def_prop_rw(
-        f.name, [&f](const Options& options) { return f.get(options); },
-        [&f](Options& options, nb::handle value) { f.set(options, value); });
+#define POSEIDON_OPTION(type_, field, default_value, kind, help)                      \
+  type.def_prop_rw(                                                                   \
+      #field, [](const Options& options) { return to_python<type_>(options.field); }, \
+      [](Options& options, nb::handle value) { options.field = from_python<type_>(#field, value); }, help);
+#define POSEIDON_FIELD(type_, field, default_value, help) POSEIDON_OPTION(type_, field, default_value, , help)
+#include "poseidon/options.def"
+  module.def("option_rows", &option_rows, "The rows of poseidon/options.def, in their order, as dicts.");
+  module.def("option_groups", &option_groups, "Name of each group of options to its title and a sentence on it.");
   module.def("tls_available", &tls_available, "Whether this build has OpenSSL, which tls=on needs.");
 }
 

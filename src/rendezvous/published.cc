@@ -40,11 +40,6 @@ bool parse(const std::string& text, T& value) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
-const char* name_of(OnFailure on_failure) {
-  if (on_failure == OnFailure::rejoin) return "rejoin";
-  return on_failure == OnFailure::shrink ? "shrink" : "abort";
-}
-
 }  // namespace
 
 std::string generation_key(const std::string& job) { return "poseidon/" + job + "/generation"; }
@@ -74,13 +69,13 @@ Facts shared_facts(const Options& options) {
           {"servers", joined(options.servers)},
           {"flows", std::to_string(options.flows)},
           {"priority_classes", std::to_string(options.priority_classes)},
-          {"assignment", options.assignment == Assignment::chunk ? "chunk" : "worker"},
+          {"assignment", std::string(name_of(options.assignment))},
           {"chunk_bytes", options.chunk_bytes == 0 ? "auto" : std::to_string(options.chunk_bytes)},
           {"small_bytes", std::to_string(options.small_bytes)},
           {"group_bytes", std::to_string(options.group_bytes)},
-          {"schedule", options.schedule == Schedule::wait_free ? "wait_free" : "sequential"},
-          {"partition", options.partition == Partition::balanced ? "balanced" : "coarse"},
-          {"on_failure", name_of(options.on_failure)},
+          {"schedule", std::string(name_of(options.schedule))},
+          {"partition", std::string(name_of(options.partition))},
+          {"on_failure", std::string(name_of(options.on_failure))},
           {"min_workers", std::to_string(options.min_workers)}};
 }
 

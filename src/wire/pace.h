@@ -10,10 +10,8 @@
 
 namespace poseidon::wire {
 
-/// Steps that a worker may be behind with stragglers=drop, at most.
-inline constexpr std::uint32_t kMostStragglerSteps = 64;
-/// Steps that a worker may be ahead with consistency=ssp, at most.
-inline constexpr std::uint32_t kMostStaleness = 1u << 20;
+using poseidon::kMostStaleness;
+using poseidon::kMostStragglerSteps;
 
 struct Pace {
   Stragglers stragglers = Stragglers::wait;
