@@ -42,24 +42,26 @@ struct GatheredPart {
 /// Says that a dense gradient is not known to be a sum of few outer products.
 inline constexpr std::uint64_t kNotFactorable = ~std::uint64_t{0};
 
-/// How one layer's last exchange went. Times are of the monotonic clock.
+/// What came of a layer's last exchange.
 struct LayerStats {
-  Scheme scheme = Scheme::automatic;  // the scheme it took
-  std::uint64_t step = 0;
-  bool present = false;            // the result has some worker's contribution; the same on all ranks
-  std::uint64_t factor_count = 0;  // K summed over the workers
-  std::uint64_t bytes_sent = 0;    // on the wire, headers included, by the worker (not its shard)
+  Scheme scheme = Scheme::automatic;  // the scheme that it took
+  std::uint64_t step = 0;             // pushes of this layer so far
+  bool present = false;               // some worker contributed to the result; the same on all ranks
+  std::uint64_t factor_count = 0;     // K summed over the workers
+  std::uint64_t bytes_sent = 0;       // by this worker over the network, headers included; not by its shard
   std::uint64_t bytes_received = 0;
-  // stragglers=drop: this rank came too late for the step, of at least one chunk; how many further steps of such a
-  // chunk had ended by then, at most.
-  bool late = false;
+  // With stragglers=drop: the chunks for which this rank came too late in this step, and the largest number of further
+  // steps that had ended for one of them by then.
+  std::size_t late_chunks = 0;
   std::uint32_t behind = 0;
-  std::uint64_t update_count = 0;  // pull: updates that the server has made
-  // restore: the versions of the checkpoint that the layer's chunks have got; 0: none.
+  std::uint64_t update_count = 0;  // pull: updates that the server has made; the largest of any chunk
+  // restore: the oldest and newest checkpoint version that the layer's chunks came from; 0: there was none.
   std::uint64_t oldest_version = 0;
   std::uint64_t newest_version = 0;
-  std::int64_t started_ns = 0;
+  std::int64_t started_ns = 0;  // by the monotonic clock
   std::int64_t completed_ns = 0;
+
+  bool late() const { return late_chunks > 0; }
 };
 
 /// Bytes this process moved since connect, headers included, client and embedded shard together;
@@ -188,7 +190,8 @@ class Client {
   /// Tells the K summed over all workers before a layer's first exchange. Same value on every rank.
   virtual void set_factor_count(std::uint32_t layer, std::uint64_t factor_count) = 0;
 
-  /// The parts of a gather-only exchange, by rank; valid until the layer's next start.
+  /// The parts of a gather-only exchange, by rank; valid until the layer's next start. Empty after any other scheme
+  /// than sfb.
   virtual std::vector<GatheredPart> gathered(std::uint32_t layer) const = 0;
 
   /// Waits until every started exchange has completed. `keep_waiting` is asked about every 100 ms

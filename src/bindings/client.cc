@@ -241,7 +241,7 @@ void bind_stats(nb::module_& module) {
       .def_ro("factor_count", &LayerStats::factor_count)
       .def_ro("bytes_sent", &LayerStats::bytes_sent)
       .def_ro("bytes_received", &LayerStats::bytes_received)
-      .def_ro("late", &LayerStats::late)
+      .def_prop_ro("late", &LayerStats::late)
       .def_ro("behind", &LayerStats::behind)
       .def_ro("update_count", &LayerStats::update_count)
       .def_ro("oldest_version", &LayerStats::oldest_version)

@@ -121,83 +121,108 @@ Status ClientImpl::check_plans(const Plan& plan, const std::function<bool()>& ke
                                    std::to_string(options_.rank) + " differs from that of rank " + ranks};
 }
 
-Status ClientImpl::check_start(std::uint32_t layer, const Start& start) const {
+Status ClientImpl::check_start(std::uint32_t layer, const Operation& operation) const {
   if (!status_.ok()) return status_;
   if (layer >= layers_.size()) return {ErrorCode::invalid_argument, "there is no layer " + std::to_string(layer)};
   const LayerState& state = *layers_[layer];
-  const bool gather_only = start.has_factors && start.data.empty() && state.unit->next_scheme == Scheme::sfb;
   if (state.running) return invalid(*state.layer, "was started twice in one step");
-  const bool sends = !only_receives(start.operation);
-  const bool receives = !sends || start.operation == Operation::push_pull;
-  const std::size_t size_bytes = state.size_bytes;
-  const bool fits =
-      (!sends || start.data.size() == size_bytes) && (!receives || start.destination.size() == size_bytes);
-  if (!fits && !gather_only)
-    return invalid(
-        *state.layer,
-        "has " + std::to_string(size_bytes) + " bytes, the given array " +
-            std::to_string(sends && start.data.size() != size_bytes ? start.data.size() : start.destination.size()));
-  if (start.operation != Operation::push_pull && !state.layer->stored)
+  if (Status status = check_memory(state, operation); !status.ok()) return status;
+  const auto* push = std::get_if<Push>(&operation);
+  if ((push == nullptr || !push->wants_result) && !state.layer->stored)
     return invalid(*state.layer, "is not stored by the servers: push, pull and assign need a layer that is");
-  if (start.divisor == 0 || (start.divisor != 1 && !dtype_is_floating(state.layer->dtype)))
-    return invalid(*state.layer, "of dtype " + std::string(dtype_name(state.layer->dtype)) + " cannot be divided by " +
-                                     std::to_string(start.divisor));
-  if (state.unit->group && !state.unit->group->takes(start.divisor))
-    return invalid(*state.layer, "shares a message with small layers that are divided by another number than " +
-                                     std::to_string(start.divisor));
-  if (!start.has_factors) return {};
-  const Scheme scheme = state.unit->next_scheme;
-  if (scheme != Scheme::sfb && scheme != Scheme::adam)
-    return invalid(*state.layer, "takes scheme " + std::string(scheme_name(scheme)) + " in this step, not factors");
-  if (!dtype_is_floating(start.factor_dtype) || dtype_bytes(start.factor_dtype) > dtype_bytes(state.layer->dtype))
-    return invalid(*state.layer, "cannot take factors of dtype " + std::string(dtype_name(start.factor_dtype)));
-  if (scheme == Scheme::adam && (start.accumulate || start.factor_dtype != state.layer->dtype))
-    return invalid(*state.layer, "takes scheme adam, which neither accumulates nor converts");
+  return push == nullptr ? Status() : check_push(state, *push);
+}
+
+/// Whether the caller's memory has the layer's size.
+Status ClientImpl::check_memory(const LayerState& layer, const Operation& operation) {
+  const auto* push = std::get_if<Push>(&operation);
+  const auto* factored = push == nullptr ? nullptr : std::get_if<FactoredGradient>(&push->gradient);
+  const bool sends = std::holds_alternative<Assign>(operation) ||
+                     (push != nullptr && std::holds_alternative<DenseGradient>(push->gradient));
+  const bool receives = push == nullptr ? !sends : push->wants_result;
+  const auto has_bytes = [&layer](std::size_t given) {
+    return invalid(*layer.layer,
+                   "has " + std::to_string(layer.size_bytes) + " bytes, the given array " + std::to_string(given));
+  };
+  const std::size_t sent_bytes = data_of(operation).size();
+  if (sends && sent_bytes != layer.size_bytes) return has_bytes(sent_bytes);
+  const std::size_t received_bytes = destination_of(operation).size();
+  const bool gathers_only = factored != nullptr && received_bytes == 0 && layer.unit->next_scheme == Scheme::sfb;
+  if (receives && !gathers_only && received_bytes != layer.size_bytes) return has_bytes(received_bytes);
   return {};
 }
 
-Status ClientImpl::submit(std::uint32_t layer, Start start) {
-  const std::lock_guard lock(mutex_);
-  return submit_locked(layer, start, now_ns());
+Status ClientImpl::check_push(const LayerState& state, const Push& push) {
+  const Layer& layer = *state.layer;
+  if (push.divisor == 0 || (push.divisor != 1 && !dtype_is_floating(layer.dtype)))
+    return invalid(layer, "of dtype " + std::string(dtype_name(layer.dtype)) + " cannot be divided by " +
+                              std::to_string(push.divisor));
+  if (state.unit->group && !state.unit->group->takes(push.divisor))
+    return invalid(layer, "shares a message with small layers that are divided by another number than " +
+                              std::to_string(push.divisor));
+  const auto* factored = std::get_if<FactoredGradient>(&push.gradient);
+  return factored == nullptr ? Status() : check_factors(state, *factored);
 }
 
-/// `start` is used up, and empty again, when the layer's exchange begins; not when its group waits for others.
-Status ClientImpl::submit_locked(std::uint32_t layer, Start& start, std::int64_t time_ns) {
-  if (Status status = check_start(layer, start); !status.ok()) return status;
+Status ClientImpl::check_factors(const LayerState& state, const FactoredGradient& factored) {
+  const Layer& layer = *state.layer;
+  const Scheme scheme = state.unit->next_scheme;
+  if (scheme != Scheme::sfb && scheme != Scheme::adam)
+    return invalid(layer, "takes scheme " + std::string(scheme_name(scheme)) + " in this step, not factors");
+  if (!dtype_is_floating(factored.dtype) || dtype_bytes(factored.dtype) > dtype_bytes(layer.dtype))
+    return invalid(layer, "cannot take factors of dtype " + std::string(dtype_name(factored.dtype)));
+  if (scheme == Scheme::adam && (factored.accumulate || factored.dtype != layer.dtype))
+    return invalid(layer, "takes scheme adam, which neither accumulates nor converts");
+  return {};
+}
+
+Status ClientImpl::submit(std::uint32_t layer, Operation operation) {
+  const std::lock_guard lock(mutex_);
+  return submit_locked(layer, std::move(operation), now_ns());
+}
+
+Status ClientImpl::submit_locked(std::uint32_t layer, Operation operation, std::int64_t time_ns) {
+  if (Status status = check_start(layer, operation); !status.ok()) return status;
   LayerState& state = *layers_[layer];
   UnitState& unit = *state.unit;
   state.running = true;
-  state.destination = start.destination;
+  state.destination = destination_of(operation);
   state.stats.started_ns = time_ns;
   ++running_count_;
-  bool nothing = start.absent;
-  if (unit.group) {
-    if (!unit.group->put(state.member, start.data, start.absent, start.divisor)) return {};
-    start.data = start.destination = {};
-    start.pieces = unit.group->pieces();
-    nothing = unit.group->all_absent();
-    // With stragglers=drop the result may lack what this worker put in: its marks have to be seen first.
-    if (!unit.group->any_absent() && options_.stragglers == Stragglers::wait) {
-      start.members.reserve(unit.layers.size());
-      for (const LayerState* member : unit.layers) start.members.push_back(member->destination);
+  if (auto* push = std::get_if<Push>(&operation)) {
+    bool nothing = std::holds_alternative<NoGradient>(push->gradient);
+    if (unit.group) {
+      if (!join_group_locked(state, *push)) return {};
+      nothing = unit.group->all_absent();
     }
-    start.absent = false;
-    start.factor_count = kNotFactorable;
+    push->excluded_from_mean = nothing && (push->excluded_from_mean || lateness_[unit.plan.get()].behind() > 0);
+    if (unit.rule) push->rule = std::exchange(unit.rule, std::nullopt);
   }
-  start.catches_up = nothing && (start.catches_up || lateness_[unit.plan.get()].behind() > 0);
-  const bool contributes = start.operation == Operation::push_pull || start.operation == Operation::push;
-  if (contributes && unit.rule) start.rule = std::exchange(unit.rule, std::nullopt);
-  loop_->post([this, &unit, moved = std::exchange(start, Start())]() mutable { begin(unit, std::move(moved)); });
+  loop_->post([this, &unit, moved = std::move(operation)]() mutable { begin(unit, std::move(moved)); });
   return {};
+}
+
+/// Puts a member's gradient into its group. Returns true for the last member, whose push becomes the group's.
+bool ClientImpl::join_group_locked(LayerState& layer, Push& push) {
+  UnitState& unit = *layer.unit;
+  const auto* dense = std::get_if<DenseGradient>(&push.gradient);
+  const bool absent = dense == nullptr;
+  if (!unit.group->put(layer.member, absent ? push.destination : dense->data, absent, push.divisor)) return false;
+  GroupedGradients grouped;
+  grouped.pieces = unit.group->pieces();
+  // With stragglers=drop the result may lack what this worker put in: its marks have to be seen first.
+  if (!unit.group->any_absent() && options_.stragglers == Stragglers::wait) {
+    grouped.members.reserve(unit.layers.size());
+    for (const LayerState* member : unit.layers) grouped.members.push_back(member->destination);
+  }
+  push.gradient = std::move(grouped);
+  push.destination = {};
+  return true;
 }
 
 Status ClientImpl::start(std::uint32_t layer, std::span<std::byte> data, std::uint32_t divisor,
                          std::uint64_t factor_count) {
-  Start start;
-  start.data = start.destination = data;
-  start.divisor = divisor;
-  start.factor_count = factor_count;
-  return submit(layer, std::move(start));
+  return submit(layer, Push{.gradient = DenseGradient{data, factor_count}, .divisor = divisor, .destination = data});
 }
 
 Status ClientImpl::start_all(std::uint32_t first_layer, std::span<const std::span<std::byte>> arrays,
@@ -206,13 +231,10 @@ Status ClientImpl::start_all(std::uint32_t first_layer, std::span<const std::spa
   for (std::size_t begin = 0; begin < arrays.size(); begin += kStartsPerLock) {
     const std::lock_guard lock(mutex_);
     const std::int64_t time_ns = now_ns();
-    Start start;
     for (std::size_t i = begin; i < std::min(begin + kStartsPerLock, arrays.size()); ++i) {
-      start.data = start.destination = arrays[i];
-      start.divisor = divisor;
-      start.factor_count = kNotFactorable;
       const auto layer = first_layer + static_cast<std::uint32_t>(i);
-      if (Status status = submit_locked(layer, start, time_ns); !status.ok()) return status;
+      Push push{.gradient = DenseGradient{arrays[i]}, .divisor = divisor, .destination = arrays[i]};
+      if (Status status = submit_locked(layer, std::move(push), time_ns); !status.ok()) return status;
     }
   }
   return {};
@@ -220,71 +242,34 @@ Status ClientImpl::start_all(std::uint32_t first_layer, std::span<const std::spa
 
 Status ClientImpl::start_absent(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t divisor,
                                 bool counts) {
-  Start start;
-  start.data = start.destination = destination;
-  start.divisor = divisor;
-  start.absent = true;
-  start.catches_up = !counts;
-  return submit(layer, std::move(start));
+  return submit(
+      layer,
+      Push{.gradient = NoGradient{}, .divisor = divisor, .excluded_from_mean = !counts, .destination = destination});
 }
 
 Status ClientImpl::start_factors(std::uint32_t layer, DType dtype, std::vector<FactorRows> segments,
                                  std::span<std::byte> destination, std::uint32_t divisor, bool accumulate) {
-  Start start;
-  start.data = start.destination = destination;
-  start.divisor = divisor;
-  start.accumulate = accumulate;
-  start.has_factors = true;
-  start.factor_dtype = dtype;
-  for (const auto& rows : segments) start.factor_count += rows.count;
-  start.factors = std::move(segments);
-  return submit(layer, std::move(start));
+  return submit(layer, Push{.gradient = FactoredGradient{dtype, std::move(segments), accumulate},
+                            .divisor = divisor,
+                            .destination = destination});
 }
-
-namespace {
-
-/// The worker's memory is only read, but an exchange that also receives has one type for both.
-std::span<std::byte> only_read(std::span<const std::byte> data) {
-  return {const_cast<std::byte*>(data.data()), data.size()};
-}
-
-}  // namespace
 
 Status ClientImpl::push_pull(std::uint32_t layer, std::span<const std::byte> data, std::span<std::byte> destination,
                              std::uint32_t divisor) {
-  Start start;
-  start.data = only_read(data);
-  start.destination = destination;
-  start.divisor = divisor;
-  start.factor_count = kNotFactorable;
-  return submit(layer, std::move(start));
+  return submit(layer, Push{.gradient = DenseGradient{data}, .divisor = divisor, .destination = destination});
 }
 
 Status ClientImpl::push(std::uint32_t layer, std::span<const std::byte> data, std::uint32_t divisor) {
-  Start start;
-  start.operation = Operation::push;
-  start.data = only_read(data);
-  start.divisor = divisor;
-  start.factor_count = kNotFactorable;
-  return submit(layer, std::move(start));
+  return submit(layer, Push{.gradient = DenseGradient{data}, .divisor = divisor, .wants_result = false});
 }
 
 Status ClientImpl::pull(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t array) {
-  Start start;
-  start.operation = Operation::pull;
-  start.destination = destination;
-  start.array = array;
-  return submit(layer, std::move(start));
+  return submit(layer, Pull{destination, array});
 }
 
 Status ClientImpl::assign(std::uint32_t layer, std::span<const std::byte> data, std::uint32_t array,
                           std::uint64_t update_count) {
-  Start start;
-  start.operation = Operation::assign;
-  start.data = only_read(data);
-  start.array = array;
-  start.update_count = update_count;
-  return submit(layer, std::move(start));
+  return submit(layer, Assign{data, array, update_count});
 }
 
 Status ClientImpl::set_rule(std::uint32_t layer, const UpdateRule& rule) {
@@ -323,7 +308,7 @@ std::vector<GatheredPart> ClientImpl::gathered(std::uint32_t layer) const {
   loop_->call([this, layer, &parts] {
     const std::lock_guard lock(mutex_);
     if (layer >= layers_.size()) return;
-    for (const auto& part : layers_[layer]->unit->syncer.exchange().inbox.parts) {
+    for (const auto& part : layers_[layer]->unit->syncer.exchange().progress.inbox.parts) {
       GatheredPart& gathered = parts.emplace_back();
       for (const auto& term : part.terms) {
         gathered.dtype = term.dtype;

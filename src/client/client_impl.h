@@ -197,8 +197,10 @@ class ClientImpl final : public Client, private Receiver {
             const std::function<void()>& when_told);
   void register_units(const std::shared_ptr<const Plan>& plan, bool transient);
   void describe_units(const Plan& plan);  // client_units.cc
-  void begin(UnitState& unit, Start start);
+  void begin(UnitState& unit, Operation operation);
   void finished(UnitState& unit);
+  static void gather_members(UnitState& unit);
+  static LayerStats member_stats(const UnitState& unit, const LayerState& layer);
   void release_layers(UnitState& unit);
   void release_layers_locked(UnitState& unit);
   Status take(LinkState& link, const wire::Header& header, std::span<const std::byte> payload, bool lent);
@@ -228,9 +230,13 @@ class ClientImpl final : public Client, private Receiver {
   std::string last_heard() const;
 
   // API side (client.cc).
-  Status submit(std::uint32_t layer, Start start);
-  Status submit_locked(std::uint32_t layer, Start& start, std::int64_t time_ns);
-  Status check_start(std::uint32_t layer, const Start& start) const;
+  Status submit(std::uint32_t layer, Operation operation);
+  Status submit_locked(std::uint32_t layer, Operation operation, std::int64_t time_ns);
+  bool join_group_locked(LayerState& layer, Push& push);
+  Status check_start(std::uint32_t layer, const Operation& operation) const;
+  static Status check_memory(const LayerState& layer, const Operation& operation);
+  static Status check_push(const LayerState& layer, const Push& push);
+  static Status check_factors(const LayerState& layer, const FactoredGradient& factored);
   Status wait_until(const std::function<bool()>& done, const std::function<bool()>& keep_waiting);
   void set_chunk_bytes(std::size_t chunk_bytes);
   Status check_plans(const Plan& plan, const std::function<bool()>& keep_waiting);

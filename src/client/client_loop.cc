@@ -43,7 +43,7 @@ void ClientImpl::register_units(const std::shared_ptr<const Plan>& plan, bool tr
   next_unit_id_ += static_cast<std::uint32_t>(plan->units.size());
 }
 
-void ClientImpl::begin(UnitState& unit, Start start) {
+void ClientImpl::begin(UnitState& unit, Operation operation) {
   if (closing_) return release_layers(unit);  // failed or shut down since the start was accepted
   // A tensor without elements has no chunks: it needs nobody, so others may have left before it.
   if (!left_.ok() && !unit.syncer.unit().chunks.empty()) {
@@ -52,7 +52,7 @@ void ClientImpl::begin(UnitState& unit, Start start) {
   }
   const Status status = guard_memory(
       [&] {
-        unit.syncer.start(std::move(start));
+        unit.syncer.start(std::move(operation));
         return Status();
       },
       [&unit] { return "layer '" + unit.syncer.unit().name + "' of " + bytes_text(unit.syncer.unit().size_bytes); });
@@ -61,49 +61,52 @@ void ClientImpl::begin(UnitState& unit, Start start) {
 
 void ClientImpl::finished(UnitState& unit) {
   const Exchange& exchange = unit.syncer.exchange();
-  const std::span<const std::byte> result = exchange.destination;
-  const auto present = [&](std::size_t member) {
-    if (!unit.group || !exchange.members.empty()) return exchange.present;
-    return exchange.status.ok() && unit.group->present(result, member);
-  };
-  if (unit.group && exchange.members.empty()) {
-    for (std::size_t member = 0; member < unit.layers.size(); ++member)
-      if (present(member)) unit.group->take(result, member, unit.layers[member]->destination);
-  }
+  const Status& status = exchange.progress.status;
+  if (status.ok()) gather_members(unit);
   // One that failed on its own, not because the client had: nothing may go on after half a step.
-  if (!exchange.status.ok())
-    fail(exchange.status.with_context(here() + ": layer '" + unit.syncer.unit().name + "'"), {});
-  if (exchange.operation == Operation::restore) restored_version_ = exchange.oldest_version;
+  if (!status.ok()) fail(status.with_context(here() + ": layer '" + unit.syncer.unit().name + "'"), {});
+  if (std::holds_alternative<Restore>(exchange.operation)) restored_version_ = exchange.outcome.oldest_version;
   const std::lock_guard lock(mutex_);
   unit.next_scheme = unit.syncer.next_scheme();
-  const bool contributes = exchange.operation == Operation::push_pull || exchange.operation == Operation::push;
-  if (contributes && (exchange.late_chunks > 0 || unit.behind > 0))
-    lateness_[unit.plan.get()].note(exchange.step, exchange.late_chunks, std::exchange(unit.behind, exchange.behind),
-                                    exchange.behind);
+  const LayerStats& outcome = exchange.outcome;
+  if (exchange.push() != nullptr && (outcome.late_chunks > 0 || unit.behind > 0))
+    lateness_[unit.plan.get()].note(exchange.step, outcome.late_chunks, std::exchange(unit.behind, outcome.behind),
+                                    outcome.behind);
   const std::int64_t time_ns = now_ns();
-  const double unit_bytes = static_cast<double>(std::max<std::size_t>(1, unit.syncer.unit().size_bytes));
-  const double sent_share = static_cast<double>(exchange.bytes_sent) / unit_bytes;
-  const double received_share = static_cast<double>(exchange.bytes_received) / unit_bytes;
-  const auto share = [](std::size_t bytes, double factor) {
-    return static_cast<std::uint64_t>(static_cast<double>(bytes) * factor);
-  };
   for (auto* layer : unit.layers) {
-    LayerStats& stats = layer->stats;
-    stats.scheme = exchange.scheme;
-    stats.step = exchange.step;
-    stats.present = present(layer->member);
-    stats.factor_count = exchange.factor_count_sum;
-    stats.bytes_sent = unit.group ? share(layer->size_bytes, sent_share) : exchange.bytes_sent;
-    stats.bytes_received = unit.group ? share(layer->size_bytes, received_share) : exchange.bytes_received;
-    stats.late = exchange.late_chunks > 0;
-    stats.behind = exchange.behind;
-    stats.update_count = exchange.update_count;
-    stats.oldest_version = exchange.oldest_version;
-    stats.newest_version = exchange.newest_version;
-    stats.completed_ns = time_ns;
-    if (std::exchange(layer->running, false)) --running_count_;
+    const std::int64_t started_ns = layer->stats.started_ns;
+    layer->stats = unit.group ? member_stats(unit, *layer) : outcome;
+    layer->stats.started_ns = started_ns;
+    layer->stats.completed_ns = time_ns;
   }
   release_layers_locked(unit);
+}
+
+/// Copies a group's result to the members, if it did not go there chunk by chunk.
+void ClientImpl::gather_members(UnitState& unit) {
+  const Exchange& exchange = unit.syncer.exchange();
+  const Progress& progress = exchange.progress;
+  if (!progress.group_result || !exchange.outcome.present) return;
+  for (std::size_t member = 0; member < unit.layers.size(); ++member)
+    if (unit.group->present(progress.result, member))
+      unit.group->take(progress.result, member, unit.layers[member]->destination);
+}
+
+/// A member's share of what came of its group's exchange.
+LayerStats ClientImpl::member_stats(const UnitState& unit, const LayerState& layer) {
+  const Exchange& exchange = unit.syncer.exchange();
+  const double unit_bytes = static_cast<double>(std::max<std::size_t>(1, unit.syncer.unit().size_bytes));
+  const auto share = [&](std::uint64_t bytes) {
+    return static_cast<std::uint64_t>(static_cast<double>(layer.size_bytes) *
+                                      (static_cast<double>(bytes) / unit_bytes));
+  };
+  LayerStats stats = exchange.outcome;
+  stats.bytes_sent = share(stats.bytes_sent);
+  stats.bytes_received = share(stats.bytes_received);
+  if (exchange.progress.group_result)
+    stats.present =
+        exchange.progress.status.ok() && stats.present && unit.group->present(exchange.progress.result, layer.member);
+  return stats;
 }
 
 void ClientImpl::release_layers(UnitState& unit) {
@@ -241,15 +244,18 @@ bool ClientImpl::needs(const LinkState& link) const {
   });
   for (const auto& [id, unit] : units_by_id_) {
     const Exchange& exchange = unit->syncer.exchange();
-    if (!exchange.running || exchange.received) continue;
-    if (exchange.scheme == Scheme::sfb) {
-      if (link.kind == LinkKind::peer && last && !exchange.inbox.parts[link.index].arrived) return true;
-    } else if (link.kind == LinkKind::server) {
-      for (const auto& chunk : exchange.unit->chunks) {
-        const bool comes_here = static_cast<std::size_t>(chunk.server) == link.index &&
-                                links_.lane_of(chunk, exchange.priority.priority_class) == link.lane;
-        if (comes_here && !exchange.chunk_received[chunk.index]) return true;
-      }
+    const Progress& progress = exchange.progress;
+    if (!progress.running || progress.received) continue;
+    const auto& parts = progress.inbox.parts;
+    if (link.kind == LinkKind::peer) {
+      if (last && link.index < parts.size() && !parts[link.index].arrived) return true;
+      continue;
+    }
+    for (std::size_t i = 0; i < progress.chunk_received.size(); ++i) {
+      const Chunk& chunk = exchange.unit().chunks[i];
+      const bool comes_here = static_cast<std::size_t>(chunk.server) == link.index &&
+                              links_.lane_of(chunk, exchange.priority.priority_class) == link.lane;
+      if (comes_here && !progress.chunk_received[i]) return true;
     }
   }
   return false;
@@ -300,7 +306,7 @@ void ClientImpl::stop(const Status& status, const wire::Header& last_message,
   }
   if (when_told) when_told();
   for (auto& [id, unit] : units_by_id_) {
-    if (unit->syncer.exchange().running)
+    if (unit->syncer.exchange().progress.running)
       unit->syncer.fail(status);
     else
       release_layers(*unit);  // a group that still waited for members

@@ -68,14 +68,14 @@ std::string ClientImpl::describe_waiting() const {
   const UnitState* first = nullptr;
   std::size_t count = 0;
   for (const auto& [id, unit] : units_by_id_) {
-    if (!unit->syncer.exchange().running) continue;
+    if (!unit->syncer.exchange().progress.running) continue;
     if (first == nullptr) first = unit;
     ++count;
   }
   if (first == nullptr) return linked() ? "nothing was in flight" : "waiting for a greeting from " + not_linked();
   const Exchange& exchange = first->syncer.exchange();
-  return "in step " + std::to_string(exchange.step) + " layer '" + exchange.unit->name + "' (" +
-         std::string(scheme_name(exchange.scheme)) + ") was " + first->syncer.waiting_for() +
+  return "in step " + std::to_string(exchange.step) + " layer '" + exchange.unit().name + "' (" +
+         std::string(scheme_name(exchange.outcome.scheme)) + ") was " + first->syncer.waiting_for() +
          (count > 1 ? ", and " + std::to_string(count - 1) + " more layers in flight" : "");
 }
 
@@ -178,7 +178,7 @@ FlightReport ClientImpl::make_report(const Status& status, const Cause& cause, s
   for (const auto& [flow, link] : flows_)
     if (link.index != kUnknown) report.links.push_back(report_of_link(link, true));
   for (const auto& [id, unit] : units_by_id_) {
-    if (!unit->syncer.exchange().running || ++report.waiting_count > kMostWaiting) continue;
+    if (!unit->syncer.exchange().progress.running || ++report.waiting_count > kMostWaiting) continue;
     report.waiting.push_back(report_of(unit->syncer.exchange(), unit->syncer.waiting_for()));
   }
   report.events = recorder_.events();

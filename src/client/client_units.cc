@@ -37,11 +37,7 @@ void ClientImpl::describe_units(const Plan& plan) {
 }
 
 Status ClientImpl::restore(std::uint32_t layer, std::span<std::byte> destination, std::uint64_t version_limit) {
-  Start start;
-  start.operation = Operation::restore;
-  start.destination = destination;
-  start.version_limit = version_limit;
-  return submit(layer, std::move(start));
+  return submit(layer, Restore{destination, version_limit});
 }
 
 }  // namespace poseidon

@@ -44,22 +44,20 @@ void write_waiting(JsonWriter& json, const WaitingReport& waiting) {
 
 WaitingReport report_of(const Exchange& exchange, std::string waiting_for) {
   WaitingReport report;
-  report.layer = exchange.unit->name;
-  report.unit = exchange.unit->id;
-  report.scheme = scheme_name(exchange.scheme);
+  report.layer = exchange.unit().name;
+  report.unit = exchange.unit().id;
+  report.scheme = scheme_name(exchange.outcome.scheme);
   report.step = exchange.step;
   report.waiting_for = std::move(waiting_for);
-  report.chunks_missing = exchange.chunks_missing;
-  report.sends_pending = exchange.sends_pending;
-  if (exchange.received) return report;
-  if (exchange.scheme == Scheme::sfb) {
-    for (std::size_t rank = 0; rank < exchange.inbox.parts.size(); ++rank)
-      if (!exchange.inbox.parts[rank].arrived) report.ranks.push_back(rank);
-    return report;
-  }
+  const Progress& progress = exchange.progress;
+  report.chunks_missing = progress.chunks_missing;
+  report.sends_pending = progress.sends_pending;
+  if (progress.received) return report;
+  for (std::size_t rank = 0; rank < progress.inbox.parts.size(); ++rank)
+    if (!progress.inbox.parts[rank].arrived) report.ranks.push_back(rank);
   std::set<std::size_t> servers;
-  for (std::size_t i = 0; i < exchange.chunk_received.size(); ++i)
-    if (!exchange.chunk_received[i]) servers.insert(static_cast<std::size_t>(exchange.unit->chunks[i].server));
+  for (std::size_t i = 0; i < progress.chunk_received.size(); ++i)
+    if (!progress.chunk_received[i]) servers.insert(static_cast<std::size_t>(exchange.unit().chunks[i].server));
   report.servers.assign(servers.begin(), servers.end());
   return report;
 }

@@ -40,8 +40,8 @@ struct WaitingReport {
   std::string scheme;
   std::uint64_t step = 0;
   std::string waiting_for;
-  std::vector<std::size_t> ranks;    // sfb: whose factors are missing
-  std::vector<std::size_t> servers;  // otherwise: which owe a result
+  std::vector<std::size_t> ranks;    // whose parts are missing
+  std::vector<std::size_t> servers;  // which owe a result
   std::size_t chunks_missing = 0;
   std::size_t sends_pending = 0;
 };

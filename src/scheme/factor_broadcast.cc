@@ -10,26 +10,27 @@ namespace {
 constexpr std::size_t kMinRowsPerJob = 64;
 
 void store_own(Exchange& exchange, const Links& links) {
-  Part& part = exchange.inbox.parts[links.rank];
+  PeerInbox& inbox = exchange.progress.inbox;
+  Part& part = inbox.parts[links.rank];
   part.arrived = true;
-  part.present = !exchange.absent;
-  part.factor_count = exchange.factor_count;
-  ++exchange.inbox.arrived_count;
-  if (exchange.absent) return;
-  if (!exchange.has_factors) {
+  part.factor_count = factor_count_of(exchange.push()->gradient);
+  ++inbox.arrived_count;
+  part.present = exchange.gradient<NoGradient>() == nullptr;
+  if (const auto* dense = exchange.gradient<DenseGradient>()) {
     // The result is written where the gradient is, perhaps while slow peers still receive it: the
     // rare dense part is copied.
-    part.buffer = links.pool->take(exchange.data.size());
-    std::memcpy(part.buffer.data(), exchange.data.data(), exchange.data.size());
+    part.buffer = links.pool->take(dense->data.size());
+    std::memcpy(part.buffer.data(), dense->data.data(), dense->data.size());
     kernel::FactorTerm term;
-    term.dtype = exchange.unit->dtype;
+    term.dtype = exchange.unit().dtype;
     term.dense = part.buffer.data();
     part.terms.push_back(term);
-    return;
   }
-  for (const auto& rows : exchange.factors) {
+  const auto* factored = exchange.gradient<FactoredGradient>();
+  if (factored == nullptr) return;
+  for (const auto& rows : factored->rows) {
     kernel::FactorTerm term;
-    term.dtype = exchange.factor_dtype;
+    term.dtype = factored->dtype;
     term.left = rows.left;
     term.right = rows.right;
     term.count = rows.count;
@@ -39,29 +40,32 @@ void store_own(Exchange& exchange, const Links& links) {
 
 /// All parts are here: multiplies them on the executor, or leaves them to the caller.
 void finish(Exchange& exchange, const Links& links) {
-  exchange.received = true;
+  exchange.progress.received = true;
   std::uint64_t factor_count = 0;
   std::vector<kernel::FactorTerm> terms;
-  for (const auto& part : exchange.inbox.parts) {
+  for (const auto& part : exchange.progress.inbox.parts) {
     factor_count += part.factor_count;
-    exchange.present = exchange.present || part.present;
+    exchange.outcome.present = exchange.outcome.present || part.present;
     terms.insert(terms.end(), part.terms.begin(), part.terms.end());
   }
-  exchange.factor_count_sum = std::min<std::uint64_t>(factor_count, wire::kUnboundedFactors);
-  if (!exchange.present || exchange.data.empty()) return;
-  exchange.computing = true;
-  const std::size_t job_count = std::clamp<std::size_t>(exchange.rows / kMinRowsPerJob, 1,
+  exchange.outcome.factor_count = std::min<std::uint64_t>(factor_count, wire::kUnboundedFactors);
+  if (!exchange.outcome.present || exchange.progress.result.empty()) return;
+  exchange.progress.computing = true;
+  const auto* factored = exchange.gradient<FactoredGradient>();
+  const bool accumulate = factored != nullptr && factored->accumulate;
+  const std::size_t job_count = std::clamp<std::size_t>(exchange.about.rows / kMinRowsPerJob, 1,
                                                         static_cast<std::size_t>(links.executor->thread_count()));
   links.executor->run(
       job_count,
-      [&exchange, job_count, terms = std::move(terms)](std::size_t job) {
-        kernel::factor_product(terms, exchange.data.data(), exchange.unit->dtype, exchange.rows, exchange.cols,
-                               exchange.rows * job / job_count, exchange.rows * (job + 1) / job_count, exchange.divisor,
-                               exchange.accumulate);
+      [&exchange, accumulate, job_count, terms = std::move(terms)](std::size_t job) {
+        const std::size_t rows = exchange.about.rows;
+        kernel::factor_product(terms, exchange.progress.result.data(), exchange.unit().dtype, rows, exchange.about.cols,
+                               rows * job / job_count, rows * (job + 1) / job_count, exchange.push()->divisor,
+                               accumulate);
       },
       [&exchange, &links] {
         links.loop->post([&exchange] {
-          exchange.computing = false;
+          exchange.progress.computing = false;
           exchange.complete_if_done();
         });
       });
@@ -70,42 +74,46 @@ void finish(Exchange& exchange, const Links& links) {
 }  // namespace
 
 void FactorBroadcast::start(Exchange& exchange, const Links& links) const {
+  PeerInbox& inbox = exchange.progress.inbox;
+  inbox.parts.resize(links.worker_count);
   store_own(exchange, links);
   wire::Header header = header_for(exchange, links, wire::Kind::factors);
-  header.rows = static_cast<std::uint32_t>(exchange.rows);
-  header.cols = static_cast<std::uint32_t>(exchange.cols);
+  header.rows = static_cast<std::uint32_t>(exchange.about.rows);
+  header.cols = static_cast<std::uint32_t>(exchange.about.cols);
   std::vector<std::span<const std::byte>> payload;
-  if (exchange.has_factors) {
-    header.dtype = exchange.factor_dtype;
-    payload = factor_pieces(exchange);
-  } else if (!exchange.absent) {
+  if (const auto* factored = exchange.gradient<FactoredGradient>()) {
+    header.dtype = factored->dtype;
+    payload = factor_pieces(exchange.about, *factored);
+  } else if (exchange.gradient<DenseGradient>() != nullptr) {
     header.flags |= wire::kDense;
-    payload.push_back(exchange.inbox.parts[links.rank].buffer.span());
+    payload.push_back(inbox.parts[links.rank].buffer.span());
   }
   // Starting after the own rank spreads the senders over the receivers' ports.
   for (std::uint32_t i = 1; i < links.worker_count; ++i) {
     Flow& flow = *links.peers[(links.rank + i) % links.worker_count][exchange.priority.priority_class];
     send_counted(exchange, links, flow, true, header, payload);
   }
-  if (exchange.inbox.arrived_count == links.worker_count) finish(exchange, links);
+  if (exchange.progress.inbox.arrived_count == links.worker_count) finish(exchange, links);
   exchange.complete_if_done();
 }
 
-Result<std::span<std::byte>> FactorBroadcast::make_room(Inbox& inbox, const Exchange& exchange,
+Result<std::span<std::byte>> FactorBroadcast::make_room(PeerInbox& inbox, const Exchange& exchange,
                                                         const wire::Header& header, const Links& links) {
   const auto refuse = [&header](const std::string& why) {
     return Status(ErrorCode::mismatch, "the factors of rank " + std::to_string(header.rank) + " " + why);
   };
-  if (header.rows != exchange.rows || header.cols != exchange.cols) return refuse("are for a layer of another shape");
+  if (header.rows != exchange.about.rows || header.cols != exchange.about.cols)
+    return refuse("are for a layer of another shape");
+  inbox.parts.resize(links.worker_count);
   Part& part = inbox.parts[header.rank];
   // Before all of it is here its memory is what the transport writes to.
   if (part.arrived || part.buffer) return refuse("came twice");
-  const std::size_t dense_bytes = exchange.unit->size_bytes;
+  const std::size_t dense_bytes = exchange.unit().size_bytes;
   const bool dense = (header.flags & wire::kDense) != 0;
   const bool absent = (header.flags & wire::kAbsent) != 0;
-  if (dense ? header.payload_bytes != dense_bytes || header.dtype != exchange.unit->dtype
+  if (dense ? header.payload_bytes != dense_bytes || header.dtype != exchange.unit().dtype
             : header.payload_bytes != (absent ? 0 : wire::factor_bytes(header)) || !dtype_is_floating(header.dtype) ||
-                  dtype_bytes(header.dtype) > dtype_bytes(exchange.unit->dtype))
+                  dtype_bytes(header.dtype) > dtype_bytes(exchange.unit().dtype))
     return refuse("do not have the size or dtype that they say");
   part.buffer = links.pool->try_take(header.payload_bytes);
   if (!part.buffer)
@@ -115,7 +123,7 @@ Result<std::span<std::byte>> FactorBroadcast::make_room(Inbox& inbox, const Exch
   return part.buffer.span();
 }
 
-void FactorBroadcast::store(Inbox& inbox, const Exchange& exchange, const wire::Header& header,
+void FactorBroadcast::store(PeerInbox& inbox, const Exchange& exchange, const wire::Header& header,
                             std::span<const std::byte> payload) {
   Part& part = inbox.parts[header.rank];
   part.arrived = true;
@@ -128,7 +136,7 @@ void FactorBroadcast::store(Inbox& inbox, const Exchange& exchange, const wire::
       term.dense = payload.data();
     } else {
       term.left = payload.data();
-      term.right = term.left + std::size_t{header.factor_count} * exchange.rows * dtype_bytes(header.dtype);
+      term.right = term.left + std::size_t{header.factor_count} * exchange.about.rows * dtype_bytes(header.dtype);
       term.count = header.factor_count;
     }
     part.terms.push_back(term);
@@ -138,22 +146,22 @@ void FactorBroadcast::store(Inbox& inbox, const Exchange& exchange, const wire::
 
 Result<std::span<std::byte>> FactorBroadcast::destination(Exchange& exchange, const wire::Header& header,
                                                           const Links& links) const {
-  return make_room(exchange.inbox, exchange, header, links);
+  return make_room(exchange.progress.inbox, exchange, header, links);
 }
 
 Status FactorBroadcast::receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
                                 const Links& links) const {
-  store(exchange.inbox, exchange, header, payload);
-  exchange.bytes_received += wire::kHeaderBytes + header.payload_bytes;
-  if (exchange.inbox.arrived_count == links.worker_count) finish(exchange, links);
+  store(exchange.progress.inbox, exchange, header, payload);
+  exchange.outcome.bytes_received += wire::kHeaderBytes + header.payload_bytes;
+  if (exchange.progress.inbox.arrived_count == links.worker_count) finish(exchange, links);
   exchange.complete_if_done();
   return {};
 }
 
 std::string FactorBroadcast::waiting_for(const Exchange& exchange) const {
   std::string ranks;
-  for (std::size_t rank = 0; rank < exchange.inbox.parts.size(); ++rank)
-    if (!exchange.inbox.parts[rank].arrived) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+  for (std::size_t rank = 0; rank < exchange.progress.inbox.parts.size(); ++rank)
+    if (!exchange.progress.inbox.parts[rank].arrived) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
   return ranks.empty() ? "sending or multiplying factors" : "waiting for the factors of rank " + ranks;
 }
 

@@ -18,9 +18,9 @@ class FactorBroadcast final : public SchemeProtocol {
   std::string waiting_for(const Exchange& exchange) const override;
 
   /// The same for a message of a step that has not started here yet.
-  static Result<std::span<std::byte>> make_room(Inbox& inbox, const Exchange& exchange, const wire::Header& header,
+  static Result<std::span<std::byte>> make_room(PeerInbox& inbox, const Exchange& exchange, const wire::Header& header,
                                                 const Links& links);
-  static void store(Inbox& inbox, const Exchange& exchange, const wire::Header& header,
+  static void store(PeerInbox& inbox, const Exchange& exchange, const wire::Header& header,
                     std::span<const std::byte> payload);
 };
 

@@ -8,36 +8,57 @@
 
 namespace poseidon {
 
+namespace {
+
+/// Whether the answers carry a payload.
+bool wants_result(const Exchange& exchange) { return exchange.push() == nullptr || exchange.push()->wants_result; }
+
+/// Whether a group's result goes to its members chunk by chunk.
+bool scatters(const Exchange& exchange) {
+  const auto* group = exchange.gradient<GroupedGradients>();
+  return group != nullptr && !group->members.empty();
+}
+
+}  // namespace
+
 void ParameterServer::expect_results(Exchange& exchange) {
-  exchange.chunks_missing = exchange.unit->chunks.size();
-  exchange.chunk_received.assign(exchange.chunks_missing, false);
-  exchange.empty_chunks.clear();
-  exchange.received = exchange.chunks_missing == 0;
-  exchange.present = exchange.received && !exchange.absent;  // without elements there is nobody to ask
+  Progress& progress = exchange.progress;
+  progress.chunks_missing = exchange.unit().chunks.size();
+  progress.chunk_received.resize(progress.chunks_missing, false);
+  progress.received = progress.chunks_missing == 0;
+  // Without elements there is nobody to ask.
+  exchange.outcome.present = progress.received && exchange.gradient<NoGradient>() == nullptr;
 }
 
 /// With stragglers=drop a step may have ended without the only worker that contributed, for some chunks and not for
 /// others. All workers then have to take the same for the gradient of these.
 void ParameterServer::clear_empty_chunks(const Exchange& exchange) {
-  if (!exchange.present || exchange.stored || exchange.destination.empty()) return;
-  for (const std::uint32_t index : exchange.empty_chunks) {
-    const Chunk& chunk = exchange.unit->chunks[index];
-    std::memset(exchange.destination.data() + chunk.offset_bytes, 0, chunk.size_bytes);
+  const Progress& progress = exchange.progress;
+  if (!exchange.outcome.present || exchange.about.stored || progress.result.empty()) return;
+  for (const std::uint32_t index : progress.empty_chunks) {
+    const Chunk& chunk = exchange.unit().chunks[index];
+    std::memset(progress.result.data() + chunk.offset_bytes, 0, chunk.size_bytes);
   }
 }
 
 /// A chunk's bytes, where they lie: in one piece, or in those of a group.
 std::vector<std::span<const std::byte>> ParameterServer::payload_of(const Exchange& exchange, const Chunk& chunk) {
-  if (exchange.pieces.empty()) return {exchange.data.subspan(chunk.offset_bytes, chunk.size_bytes)};
-  const auto& offsets = exchange.unit->offsets_bytes;
+  const auto* group = exchange.gradient<GroupedGradients>();
+  if (group == nullptr) {
+    const std::span<const std::byte> data = data_of(exchange.operation);
+    if (data.empty()) return {};
+    return {data.subspan(chunk.offset_bytes, chunk.size_bytes)};
+  }
+  const auto& pieces = group->pieces;
+  const auto& offsets = exchange.unit().offsets_bytes;
   const auto after = std::upper_bound(offsets.begin(), offsets.end(), chunk.offset_bytes);
   std::size_t piece = static_cast<std::size_t>(after - offsets.begin()) - 1;
   // The footer has no offset of its own: it follows the last member.
   std::size_t skip_bytes = chunk.offset_bytes - offsets[piece];
-  if (skip_bytes >= exchange.pieces[piece].size()) skip_bytes -= exchange.pieces[piece++].size();
+  if (skip_bytes >= pieces[piece].size()) skip_bytes -= pieces[piece++].size();
   std::vector<std::span<const std::byte>> payload;
   for (std::size_t left_bytes = chunk.size_bytes; left_bytes > 0; ++piece) {
-    const auto rest = exchange.pieces[piece].subspan(skip_bytes);
+    const auto rest = pieces[piece].subspan(skip_bytes);
     skip_bytes = 0;
     if (rest.empty()) continue;
     payload.push_back(rest.first(std::min(rest.size(), left_bytes)));
@@ -50,69 +71,78 @@ std::vector<std::span<const std::byte>> ParameterServer::payload_of(const Exchan
 Status ParameterServer::scatter(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
                                 const Links& links) {
   if (Status status = check_result(exchange, header); !status.ok()) return status;
-  const Chunk& chunk = exchange.unit->chunks[header.chunk];
-  const auto& offsets = exchange.unit->offsets_bytes;
+  const Chunk& chunk = exchange.unit().chunks[header.chunk];
+  const auto& members = exchange.gradient<GroupedGradients>()->members;
+  const auto& offsets = exchange.unit().offsets_bytes;
   const auto after = std::upper_bound(offsets.begin(), offsets.end(), chunk.offset_bytes);
   for (std::size_t member = static_cast<std::size_t>(after - offsets.begin()) - 1; member < offsets.size(); ++member) {
     const std::size_t begin = std::max(offsets[member], chunk.offset_bytes);
-    const std::size_t end =
-        std::min(offsets[member] + exchange.members[member].size(), chunk.offset_bytes + payload.size());
+    const std::size_t end = std::min(offsets[member] + members[member].size(), chunk.offset_bytes + payload.size());
     if (offsets[member] >= chunk.offset_bytes + payload.size()) break;
     if (begin >= end) continue;
-    std::memcpy(exchange.members[member].data() + (begin - offsets[member]),
-                payload.data() + (begin - chunk.offset_bytes), end - begin);
+    std::memcpy(members[member].data() + (begin - offsets[member]), payload.data() + (begin - chunk.offset_bytes),
+                end - begin);
   }
-  if (header.chunk < exchange.member_chunks.size())
-    links.pool->give_back(std::move(exchange.member_chunks[header.chunk]));
+  auto& buffers = exchange.progress.member_chunks;
+  if (header.chunk < buffers.size()) links.pool->give_back(std::move(buffers[header.chunk]));
   return {};
 }
 
-void ParameterServer::send_rule(Exchange& exchange, const Links& links) {
+void ParameterServer::send_rule(const Exchange& exchange, const UpdateRule& rule, const Links& links) {
   wire::Header about = header_for(exchange, links, wire::Kind::rule);
-  const wire::TextMessage message = wire::make_rule(about, *exchange.rule);
+  const wire::TextMessage message = wire::make_rule(about, rule);
   std::set<Flow*> told;  // each flow once: the rule has to be there before the chunks that follow on it
-  for (const Chunk& chunk : exchange.unit->chunks) {
+  for (const Chunk& chunk : exchange.unit().chunks) {
     Flow& flow = links.flow_of(chunk, exchange.priority.priority_class);
     if (!told.insert(&flow).second) continue;
     flow.send(message.header, {message.payload()}, [text = message.text](const Status&) {});
   }
-  exchange.rule.reset();
+}
+
+/// What the operation asks of the server of each chunk.
+wire::Header ParameterServer::request_header(const Exchange& exchange, const Links& links) {
+  if (exchange.push() != nullptr) return header_for(exchange, links, wire::Kind::push);
+  if (const auto* assign = std::get_if<Assign>(&exchange.operation)) {
+    wire::Header header = header_for(exchange, links, wire::Kind::assign);
+    header.rows = assign->array;
+    header.step = assign->update_count;
+    return header;
+  }
+  wire::Header header = header_for(exchange, links, wire::Kind::pull);
+  if (const auto* pull = std::get_if<Pull>(&exchange.operation)) header.rows = pull->array;
+  if (const auto* restore = std::get_if<Restore>(&exchange.operation)) header.step = restore->version_limit;
+  return header;
 }
 
 void ParameterServer::start(Exchange& exchange, const Links& links) const {
   expect_results(exchange);
-  if (exchange.rule) send_rule(exchange, links);
-  const Operation operation = exchange.operation;
-  const wire::Kind kind = only_receives(operation)         ? wire::Kind::pull
-                          : operation == Operation::assign ? wire::Kind::assign
-                                                           : wire::Kind::push;
-  for (const Chunk& chunk : exchange.unit->chunks) {
-    wire::Header header = header_for(exchange, links, kind);
+  if (exchange.push() != nullptr && exchange.push()->rule) send_rule(exchange, *exchange.push()->rule, links);
+  wire::Header header = request_header(exchange, links);
+  for (const Chunk& chunk : exchange.unit().chunks) {
     header.chunk = chunk.index;
-    header.rows = exchange.array;
-    if (operation == Operation::assign) header.step = exchange.update_count;
-    if (operation == Operation::restore) header.step = exchange.version_limit;
-    std::vector<std::span<const std::byte>> payload;
-    if (!exchange.absent && !only_receives(operation)) payload = payload_of(exchange, chunk);
     Flow& flow = links.flow_of(chunk, exchange.priority.priority_class);
-    send_counted(exchange, links, flow, !links.is_local(chunk), header, std::move(payload));
+    send_counted(exchange, links, flow, !links.is_local(chunk), header, payload_of(exchange, chunk));
   }
-  if (operation == Operation::assign) exchange.received = true;  // no answer; what follows on a flow comes after it
-  exchange.complete_if_done();                                   // a tensor without elements has no chunks to wait for
+  // An assignment has no answer: what follows it on a flow comes after it.
+  if (std::holds_alternative<Assign>(exchange.operation)) exchange.progress.received = true;
+  exchange.complete_if_done();  // a tensor without elements has no chunks to wait for
 }
 
 /// Whether a message is an answer that the exchange waits for, of the right size and type.
 Status ParameterServer::check_result(const Exchange& exchange, const wire::Header& header) {
-  const bool pulls = only_receives(exchange.operation);
-  const bool expected = pulls ? header.kind == wire::Kind::value && header.rows == exchange.array
-                              : header.kind == wire::Kind::result && header.step == exchange.step;
-  if (!exchange.running || !expected || header.chunk >= exchange.unit->chunks.size() ||
-      exchange.chunk_received[header.chunk])
+  const Progress& progress = exchange.progress;
+  const Push* push = exchange.push();
+  const auto* pull = std::get_if<Pull>(&exchange.operation);
+  const bool expected = push == nullptr
+                            ? header.kind == wire::Kind::value && header.rows == (pull == nullptr ? 0 : pull->array)
+                            : header.kind == wire::Kind::result && header.step == exchange.step;
+  if (!progress.running || !expected || header.chunk >= progress.chunk_received.size() ||
+      progress.chunk_received[header.chunk])
     return Status(ErrorCode::mismatch, "a result nobody asked for: step " + std::to_string(header.step) + ", chunk " +
                                            std::to_string(header.chunk));
-  const Chunk& chunk = exchange.unit->chunks[header.chunk];
-  const std::size_t size_bytes = exchange.operation == Operation::push ? 0 : chunk.size_bytes;
-  if (header.payload_bytes != size_bytes || header.dtype != exchange.unit->dtype)
+  const Chunk& chunk = exchange.unit().chunks[header.chunk];
+  const std::size_t size_bytes = wants_result(exchange) ? chunk.size_bytes : 0;
+  if (header.payload_bytes != size_bytes || header.dtype != exchange.unit().dtype)
     return Status(ErrorCode::mismatch, "the result of chunk " + std::to_string(header.chunk) + " has " +
                                            std::to_string(header.payload_bytes) + " bytes instead of " +
                                            std::to_string(size_bytes));
@@ -121,38 +151,40 @@ Status ParameterServer::check_result(const Exchange& exchange, const wire::Heade
 
 /// Which versions of a checkpoint the chunks come from.
 void ParameterServer::note_version(Exchange& exchange, const wire::Header& header) {
-  if (exchange.operation != Operation::restore) return;
-  const bool first = exchange.chunks_missing == exchange.unit->chunks.size();
-  exchange.oldest_version = first ? header.cols : std::min<std::uint64_t>(exchange.oldest_version, header.cols);
-  exchange.newest_version = first ? header.cols : std::max<std::uint64_t>(exchange.newest_version, header.cols);
+  if (!std::holds_alternative<Restore>(exchange.operation)) return;
+  const bool first = exchange.progress.chunks_missing == exchange.unit().chunks.size();
+  LayerStats& outcome = exchange.outcome;
+  outcome.oldest_version = first ? header.cols : std::min<std::uint64_t>(outcome.oldest_version, header.cols);
+  outcome.newest_version = first ? header.cols : std::max<std::uint64_t>(outcome.newest_version, header.cols);
 }
 
 Result<std::span<std::byte>> ParameterServer::destination(Exchange& exchange, const wire::Header& header,
                                                           const Links& links) const {
   if (Status status = check_result(exchange, header); !status.ok()) return status;
-  const Chunk& chunk = exchange.unit->chunks[header.chunk];
-  if (!exchange.members.empty()) {
-    exchange.member_chunks.resize(exchange.unit->chunks.size());
-    Buffer& buffer = exchange.member_chunks[header.chunk];
+  const Chunk& chunk = exchange.unit().chunks[header.chunk];
+  Progress& progress = exchange.progress;
+  if (scatters(exchange)) {
+    progress.member_chunks.resize(exchange.unit().chunks.size());
+    Buffer& buffer = progress.member_chunks[header.chunk];
     if (!buffer) buffer = links.pool->take(chunk.size_bytes);
     return buffer.span();
   }
-  if (!exchange.pieces.empty() && !exchange.group_result) {
-    exchange.group_result = links.pool->take(exchange.unit->size_bytes);
-    exchange.destination = exchange.group_result.span();
+  if (exchange.gradient<GroupedGradients>() != nullptr && !progress.group_result) {
+    progress.group_result = links.pool->take(exchange.unit().size_bytes);
+    progress.result = progress.group_result.span();
   }
-  if (exchange.operation == Operation::push) return std::span<std::byte>();
-  return exchange.destination.subspan(chunk.offset_bytes, chunk.size_bytes);
+  if (!wants_result(exchange)) return std::span<std::byte>();
+  return progress.result.subspan(chunk.offset_bytes, chunk.size_bytes);
 }
 
 Status ParameterServer::receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
                                 const Links& links) const {
   const bool absent = (header.flags & wire::kAbsent) != 0;
   wire::Header expected = header;
-  if (absent && payload.empty() && exchange.operation != Operation::push)
-    expected.payload_bytes =
-        header.chunk < exchange.unit->chunks.size() ? exchange.unit->chunks[header.chunk].size_bytes : 0;
-  if (exchange.members.empty()) {
+  const auto& chunks = exchange.unit().chunks;
+  if (absent && payload.empty() && wants_result(exchange))
+    expected.payload_bytes = header.chunk < chunks.size() ? chunks[header.chunk].size_bytes : 0;
+  if (!scatters(exchange)) {
     auto place = destination(exchange, expected, links);
     if (!place.ok()) return place.status();
     // A shard of this process lends its result instead of writing it here.
@@ -161,32 +193,34 @@ Status ParameterServer::receive(Exchange& exchange, const wire::Header& header, 
   } else if (Status status = scatter(exchange, expected, payload, links); !status.ok()) {
     return status;
   }
-  if (!links.is_local(exchange.unit->chunks[header.chunk]))
-    exchange.bytes_received += wire::kHeaderBytes + header.payload_bytes;
-  exchange.chunk_received[header.chunk] = true;
+  Progress& progress = exchange.progress;
+  LayerStats& outcome = exchange.outcome;
+  if (!links.is_local(chunks[header.chunk])) outcome.bytes_received += wire::kHeaderBytes + header.payload_bytes;
+  progress.chunk_received[header.chunk] = true;
   note_version(exchange, header);
   if ((header.flags & wire::kLate) != 0) {
-    ++exchange.late_chunks;
-    exchange.behind = std::max(exchange.behind, std::min(header.rows, wire::kMostStragglerSteps));
+    ++outcome.late_chunks;
+    outcome.behind = std::max(outcome.behind, std::min(header.rows, wire::kMostStragglerSteps));
   }
-  exchange.present = exchange.present || !absent;
-  if (absent) exchange.empty_chunks.push_back(header.chunk);
-  exchange.factor_count_sum = header.factor_count;
+  outcome.present = outcome.present || !absent;
+  if (absent) progress.empty_chunks.push_back(header.chunk);
+  outcome.factor_count = header.factor_count;
   // Chunks may have been updated in different steps (stragglers=drop).
-  if (only_receives(exchange.operation)) exchange.update_count = std::max(exchange.update_count, header.step);
-  exchange.received = --exchange.chunks_missing == 0;
-  if (exchange.received) clear_empty_chunks(exchange);
+  if (exchange.push() == nullptr) outcome.update_count = std::max(outcome.update_count, header.step);
+  progress.received = --progress.chunks_missing == 0;
+  if (progress.received) clear_empty_chunks(exchange);
   exchange.complete_if_done();
   return {};
 }
 
 std::string ParameterServer::waiting_for(const Exchange& exchange) const {
-  const auto first = std::find(exchange.chunk_received.begin(), exchange.chunk_received.end(), false);
-  if (first == exchange.chunk_received.end()) return "sending its push";
-  const auto& chunk = exchange.unit->chunks[static_cast<std::size_t>(first - exchange.chunk_received.begin())];
+  const auto& received = exchange.progress.chunk_received;
+  const auto first = std::find(received.begin(), received.end(), false);
+  if (first == received.end()) return "sending its push";
+  const auto& chunk = exchange.unit().chunks[static_cast<std::size_t>(first - received.begin())];
   return "waiting for the result of chunk " + std::to_string(chunk.index) + " from server " +
-         std::to_string(chunk.server) + " (" + std::to_string(exchange.chunks_missing) + " of " +
-         std::to_string(exchange.unit->chunks.size()) + " chunks missing)";
+         std::to_string(chunk.server) + " (" + std::to_string(exchange.progress.chunks_missing) + " of " +
+         std::to_string(exchange.unit().chunks.size()) + " chunks missing)";
 }
 
 }  // namespace poseidon

@@ -25,7 +25,8 @@ class ParameterServer : public SchemeProtocol {
   static Status check_result(const Exchange& exchange, const wire::Header& header);
   static Status scatter(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
                         const Links& links);
-  static void send_rule(Exchange& exchange, const Links& links);
+  static wire::Header request_header(const Exchange& exchange, const Links& links);
+  static void send_rule(const Exchange& exchange, const UpdateRule& rule, const Links& links);
 };
 
 }  // namespace poseidon

@@ -15,20 +15,34 @@ const SchemeProtocol& protocol_of(Scheme scheme) {
   return ps;
 }
 
+namespace {
+
+std::uint8_t flags_of(const Exchange& exchange) {
+  int flags = (exchange.about.transient ? wire::kTransient : 0) | (exchange.about.stored ? wire::kStored : 0);
+  if (const Push* push = exchange.push()) {
+    flags |= std::holds_alternative<NoGradient>(push->gradient) ? wire::kAbsent : 0;
+    flags |= push->wants_result ? 0 : wire::kNoResult;
+    flags |= push->excluded_from_mean && !exchange.about.transient ? wire::kLate : 0;
+  }
+  flags |= std::holds_alternative<Restore>(exchange.operation) ? wire::kRestore : 0;
+  return static_cast<std::uint8_t>(flags);
+}
+
+}  // namespace
+
 wire::Header header_for(const Exchange& exchange, const Links& links, wire::Kind kind) {
   wire::Header header;
   header.kind = kind;
-  header.dtype = exchange.unit->dtype;
-  header.flags = static_cast<std::uint8_t>(
-      (exchange.absent ? wire::kAbsent : 0) | (exchange.transient ? wire::kTransient : 0) |
-      (exchange.stored ? wire::kStored : 0) | (exchange.operation == Operation::push ? wire::kNoResult : 0) |
-      (exchange.operation == Operation::restore ? wire::kRestore : 0) | (exchange.catches_up ? wire::kLate : 0));
+  header.dtype = exchange.unit().dtype;
+  header.flags = flags_of(exchange);
   header.rank = links.rank;
   header.worker_count = links.worker_count;
-  header.unit = exchange.unit->id;
+  header.unit = exchange.unit().id;
   header.step = exchange.step;
-  header.divisor = exchange.divisor;
-  header.factor_count = exchange.factor_count;
+  if (const Push* push = exchange.push()) {
+    header.divisor = push->divisor;
+    header.factor_count = factor_count_of(push->gradient);
+  }
   header.priority = exchange.priority.level;
   return header;
 }
@@ -38,30 +52,31 @@ void send_counted(Exchange& exchange, const Links& links, Flow& flow, bool cross
   FlightEvent event;
   event.kind = FlightEvent::Kind::sent;
   event.what = wire::kind_name(header.kind);
-  event.party = header.kind == wire::Kind::factors && exchange.scheme == Scheme::sfb ? FlightEvent::Party::peer
-                                                                                     : FlightEvent::Party::server;
+  event.party = header.kind == wire::Kind::factors && exchange.outcome.scheme == Scheme::sfb
+                    ? FlightEvent::Party::peer
+                    : FlightEvent::Party::server;
   event.index = static_cast<std::uint32_t>(flow.tag);
   event.unit = header.unit;
   event.chunk = header.chunk;
   event.step = header.step;
   for (const auto& piece : payload) event.bytes += piece.size();
   links.recorder->note(event);
-  if (crosses_network) exchange.bytes_sent += wire::kHeaderBytes + event.bytes;
-  ++exchange.sends_pending;
+  if (crosses_network) exchange.outcome.bytes_sent += wire::kHeaderBytes + event.bytes;
+  ++exchange.progress.sends_pending;
   flow.send(header, std::move(payload), [&exchange](const Status&) {
     // A failed send also closes its flow, and that fails the exchange with the better message.
-    --exchange.sends_pending;
+    --exchange.progress.sends_pending;
     exchange.complete_if_done();
   });
 }
 
-std::vector<std::span<const std::byte>> factor_pieces(const Exchange& exchange) {
-  const std::size_t element_bytes = dtype_bytes(exchange.factor_dtype);
+std::vector<std::span<const std::byte>> factor_pieces(const ExchangeUnit& about, const FactoredGradient& factored) {
+  const std::size_t element_bytes = dtype_bytes(factored.dtype);
   std::vector<std::span<const std::byte>> pieces;
-  for (const auto& rows : exchange.factors)
-    if (rows.count > 0) pieces.emplace_back(rows.left, rows.count * exchange.rows * element_bytes);
-  for (const auto& rows : exchange.factors)
-    if (rows.count > 0) pieces.emplace_back(rows.right, rows.count * exchange.cols * element_bytes);
+  for (const auto& rows : factored.rows)
+    if (rows.count > 0) pieces.emplace_back(rows.left, rows.count * about.rows * element_bytes);
+  for (const auto& rows : factored.rows)
+    if (rows.count > 0) pieces.emplace_back(rows.right, rows.count * about.cols * element_bytes);
   return pieces;
 }
 

@@ -74,6 +74,6 @@ void send_counted(Exchange& exchange, const Links& links, Flow& flow, bool cross
                   std::vector<std::span<const std::byte>> payload);
 
 /// The pieces of the factors' payload: all left rows, then all right rows.
-std::vector<std::span<const std::byte>> factor_pieces(const Exchange& exchange);
+std::vector<std::span<const std::byte>> factor_pieces(const ExchangeUnit& about, const FactoredGradient& factored);
 
 }  // namespace poseidon

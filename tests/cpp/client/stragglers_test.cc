@@ -64,7 +64,7 @@ void make_step(Client& client, std::uint32_t first, std::uint32_t step, Trained&
   std::uint64_t of_layers = 0;
   for (std::uint32_t layer = first; layer < first + 3; ++layer) {
     const LayerStats stats = client.layer_stats(layer);
-    EXPECT_TRUE(stats.late || stats.behind == 0);
+    EXPECT_TRUE(stats.late() || stats.behind == 0);
     of_layers = std::max<std::uint64_t>(of_layers, stats.behind);
   }
   EXPECT_EQ(of_layers, client.behind());
@@ -190,7 +190,7 @@ TEST(Stragglers, WhoIsAbsentMayStayOutOfTheMean) {
       for (const auto& array : arrays)
         for (const float value : array) ASSERT_EQ(value, mean) << "rank " << rank << ", counts: " << counts;
       for (std::uint32_t layer = 0; layer < sizes.size(); ++layer) {
-        EXPECT_FALSE(client.layer_stats(first + layer).late);
+        EXPECT_FALSE(client.layer_stats(first + layer).late());
         EXPECT_EQ(client.layer_stats(first + layer).behind, 0U);
       }
     });

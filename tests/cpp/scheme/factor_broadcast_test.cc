@@ -17,9 +17,9 @@ class FactorBroadcastTest : public ::testing::Test {
   FactorBroadcastTest() {
     unit_.name = "weights";
     unit_.size_bytes = kRows * kCols * sizeof(float);
-    exchange_.unit = &unit_;
-    exchange_.rows = kRows;
-    exchange_.cols = kCols;
+    exchange_.about.unit = &unit_;
+    exchange_.about.rows = kRows;
+    exchange_.about.cols = kCols;
     inbox_.parts.resize(3);
     links_.worker_count = 3;
     links_.pool = std::make_shared<BufferPool>();
@@ -45,7 +45,7 @@ class FactorBroadcastTest : public ::testing::Test {
 
   Unit unit_;
   Exchange exchange_;
-  Inbox inbox_;
+  PeerInbox inbox_;
   Links links_;
 };
 
@@ -128,8 +128,8 @@ TEST_F(FactorBroadcastTest, LeftRowsComeBeforeRightRows) {
 }
 
 TEST_F(FactorBroadcastTest, NamesWhoIsMissing) {
-  exchange_.inbox.parts.resize(3);
-  exchange_.inbox.parts[1].arrived = true;
+  exchange_.progress.inbox.parts.resize(3);
+  exchange_.progress.inbox.parts[1].arrived = true;
   EXPECT_NE(FactorBroadcast().waiting_for(exchange_).find("rank 0, 2"), std::string::npos);
 }
 

@@ -25,19 +25,18 @@ class ParameterServerTest : public ::testing::Test {
     }
     links_.server_is_local = {false};
     links_.pool = std::make_shared<BufferPool>();
-    exchange_.unit = &unit_;
-    exchange_.step = 1;
+    exchange_.about.unit = &unit_;
     exchange_.on_complete = [this] { completed_ = true; };
     begin();
   }
 
-  void begin() {
-    exchange_.destination = std::as_writable_bytes(std::span(values_));
-    exchange_.running = true;
-    exchange_.present = exchange_.received = false;
-    exchange_.chunks_missing = 2;
-    exchange_.chunk_received.assign(2, false);
-    exchange_.empty_chunks.clear();
+  void begin() { begin(Push{.gradient = NoGradient{}, .destination = std::as_writable_bytes(std::span(values_))}); }
+
+  /// As after start(), whose pushes need a server.
+  void begin(Operation operation) {
+    exchange_.begin(std::move(operation), protocol_of(Scheme::ps), Scheme::ps, PeerInbox());
+    exchange_.progress.chunks_missing = 2;
+    exchange_.progress.chunk_received.assign(2, false);
   }
 
   void receive(std::uint32_t chunk, const Floats& values, std::uint8_t flags) {
@@ -68,7 +67,7 @@ TEST_F(ParameterServerTest, WhatNobodyContributedToIsZeroWhereOtherChunksHaveARe
     receive(1, {3, 4}, wire::kLate);
     if (empty_one_last) receive(0, {}, wire::kAbsent | wire::kLate);
     EXPECT_TRUE(std::exchange(completed_, false));
-    EXPECT_TRUE(exchange_.present);
+    EXPECT_TRUE(exchange_.outcome.present);
     EXPECT_EQ(values_, (Floats{0, 0, 3, 4}));
   }
 }
@@ -77,21 +76,21 @@ TEST_F(ParameterServerTest, WhereNobodyContributedAtAllNothingIsTouched) {
   receive(0, {}, wire::kAbsent);
   receive(1, {}, wire::kAbsent);
   EXPECT_TRUE(completed_);
-  EXPECT_FALSE(exchange_.present);
+  EXPECT_FALSE(exchange_.outcome.present);
   EXPECT_EQ(values_, Floats(4, 7));
 }
 
 TEST_F(ParameterServerTest, AStoredValueComesAlsoWhereNobodyContributed) {
-  exchange_.stored = true;
+  exchange_.about.stored = true;
   receive(0, {1, 2}, 0);
   receive(1, {3, 4}, wire::kAbsent);
   EXPECT_TRUE(completed_);
-  EXPECT_TRUE(exchange_.present);
+  EXPECT_TRUE(exchange_.outcome.present);
   EXPECT_EQ(values_, (Floats{1, 2, 3, 4}));
 }
 
 TEST_F(ParameterServerTest, APullSaysHowManyUpdatesTheMostUpdatedChunkHasHad) {
-  exchange_.operation = Operation::pull;
+  begin(Pull{std::as_writable_bytes(std::span(values_))});
   for (const auto& [chunk, update_count] : {std::pair{0u, 9u}, {1u, 8u}}) {
     wire::Header header;
     header.kind = wire::Kind::value;
@@ -101,7 +100,7 @@ TEST_F(ParameterServerTest, APullSaysHowManyUpdatesTheMostUpdatedChunkHasHad) {
     header.payload_bytes = kChunkBytes;
     ASSERT_TRUE(ParameterServer().receive(exchange_, header, std::as_bytes(std::span(values)), links_).ok());
   }
-  EXPECT_EQ(exchange_.update_count, 9u);
+  EXPECT_EQ(exchange_.outcome.update_count, 9u);
 }
 
 }  // namespace
