@@ -10,7 +10,7 @@
 
 namespace poseidon {
 
-/// As the limit of Client::restore: no version may come. The job begins anew although there are some.
+/// The `version_limit` of Client::restore that accepts no version: the job begins anew although there are versions.
 inline constexpr std::uint64_t kNoVersion = ~std::uint64_t{0};
 
 /// One version of one job: what its servers kept after a step.
@@ -21,12 +21,12 @@ struct CheckpointListing {
   std::size_t file_count = 0;
   std::size_t unit_count = 0;    // layers
   std::uint64_t size_bytes = 0;  // of the files
-  bool complete = false;         // every chunk is there, and where it was asked for, every byte is right
-  std::string problem;           // what is damaged or missing; empty for a complete one
+  bool complete = false;         // every chunk is there and, with `verify`, every byte is right
+  std::string problem;           // what is damaged or missing; empty for a complete version
 };
 
-/// By job, the newest version first. `verify` reads all data, without it only what the files say of themselves.
-/// ErrorCode::unreachable where the directory cannot be read.
+/// Lists the versions in a directory by job, the newest version first. With `verify` it reads all data, otherwise only
+/// the heads of the files. ErrorCode::unreachable: the directory cannot be read.
 Result<std::vector<CheckpointListing>> list_checkpoints(const std::string& directory, bool verify);
 
 }  // namespace poseidon

@@ -1,14 +1,14 @@
-// What the library itself costs the host, measured where it runs.
+// Measures the CPU time that the library itself needs on this machine.
 #pragma once
 
 #include <cstddef>
 
 namespace poseidon {
 
-/// Seconds that choosing flow and order of `chunk_count` chunks takes that all wait at once: for each its layer's
-/// priority looked up, into the send queue of its class, and out again. The chunks are spread over `layer_count`
-/// layers, whose urgencies fall from 1 to 0, and come in the order of backward, the least urgent first
-/// (Geryon Figure 10). Any thread.
+/// The seconds that it takes to choose flow and order for `chunk_count` chunks that all wait at once. For each chunk,
+/// its layer's priority is looked up, and the chunk is put into the send queue of its class and taken out again. The
+/// chunks are spread over `layer_count` layers, whose urgencies fall from 1 to 0. They come in the order of backward,
+/// the least urgent first (Geryon Figure 10). Any thread.
 double scheduling_seconds(std::size_t chunk_count, std::size_t layer_count);
 
 }  // namespace poseidon

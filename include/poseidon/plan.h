@@ -1,7 +1,7 @@
-// The plan: what every layer costs under every scheme, and who holds which chunk.
+// The plan: what every layer costs under every scheme, and which server core owns which chunk.
 //
-// Pure decisions: the same inputs give the same plan on every worker, so no rank has to tell
-// another (Poseidon §3.2 and §4.1, "Coordinator", "information book").
+// These are pure functions. The same inputs give the same plan on every worker, so no rank has to tell another
+// (Poseidon §3.2 and §4.1, "Coordinator", "information book").
 #pragma once
 
 #include <cstddef>
@@ -53,20 +53,20 @@ struct Layer {
   std::string name;
   DType dtype = DType::float32;
   std::size_t element_count = 0;
-  // The M×N weight of a layer whose gradient is a sum of `factor_count` outer products;
-  // both 0 where it is not (convolutions, biases, norms).
+  // M and N of the weight, if the layer's gradient is a sum of `factor_count` outer products. Otherwise both are 0
+  // (convolutions, biases, norms).
   std::size_t rows = 0;
   std::size_t cols = 0;
   Scheme scheme = Scheme::automatic;
-  bool stored = false;  // servers keep its value (push, pull, updates): scheme ps, never in a group
-  bool whole = false;   // lies on one server core in one piece (LAMB needs the norms of the whole layer)
+  bool stored = false;  // servers keep its value (push, pull, updates); it takes scheme ps and is never in a group
+  bool whole = false;   // it is one chunk on one server core (LAMB needs the norms of the whole layer)
 
   /// Whether the gradient is a sum of outer products, and its size in bytes.
   bool factorable() const { return rows > 0 && cols > 0; }
   std::size_t size_bytes() const { return element_count * dtype_bytes(dtype); }
 };
 
-/// Floats that one node sends plus receives per step for an M×N layer (Poseidon Table 1).
+/// What one node sends plus receives per step for an M×N layer, in numbers (not bytes; Poseidon Table 1).
 /// `factor_count` is K: batch rows × positions × accumulation steps on one worker.
 struct Costs {
   double ps_worker = 0;             // 2MN
@@ -81,13 +81,13 @@ struct Costs {
 /// The costs of an M×N layer (`rows`, `cols`) in a cluster.
 Costs costs(std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster);
 
-/// Algorithm 1 generalized to placement: the cheaper of ps and sfb, sfb on a tie; ps for a layer
-/// that is not factorable; local for one worker; the layer's own scheme where it names one.
-/// `factor_count` is the mean K over the workers; 0 when unknown, which decides for ps.
+/// Algorithm 1, generalized to the cluster's placement. The layer's own scheme, if it names one; local for one worker;
+/// ps for a layer that is not factorable; otherwise the cheaper of ps and sfb, and sfb if both cost the same.
+/// `factor_count` is the mean K over the workers, or 0 if it is unknown, which gives ps.
 Scheme best_scheme(const Layer& layer, double factor_count, const Cluster& cluster);
 
-/// A slice of a unit's bytes and the server core that owns it (Parameter Hub §3.2.4). Everything
-/// about it travels on one flow.
+/// A slice of a unit's bytes and the server core that owns it (Parameter Hub §3.2.4). Each worker's messages about it
+/// travel on one flow.
 struct Chunk {
   std::uint32_t index = 0;
   std::size_t offset_bytes = 0;
@@ -97,9 +97,8 @@ struct Chunk {
   int flow = 0;  // of those from a worker to that core
 };
 
-/// What is exchanged as one: a layer of its own, or a group of small layers of one dtype.
-/// A group's buffer holds its members one after the other, then one element per member that says
-/// how many workers contributed to it.
+/// What is exchanged as one: a single layer, or a group of small layers of one dtype. A group's buffer holds its
+/// members one after the other, and then one element per member: the number of workers that contributed to it.
 struct Unit {
   std::uint32_t id = 0;
   std::string name;  // the layer's name, or "group 3 (12 layers)"
@@ -122,16 +121,17 @@ struct Plan {
   std::vector<std::size_t> server_bytes;     // load of each shard
 };
 
-/// Makes the plan. `layers` in the order in which backward finishes them. `first_unit_id` numbers
-/// the units. Fails on an empty name, two layers of the same name, rows·cols ≠ element_count.
+/// Makes the plan. `layers` are in the order in which backward finishes them. The first unit gets the id
+/// `first_unit_id`. ErrorCode::invalid_argument for an empty name, two layers of the same name, or
+/// rows·cols ≠ element_count.
 Result<Plan> make_plan(std::vector<Layer> layers, const Cluster& cluster, const Options& options,
                        std::uint32_t first_unit_id);
 
-/// The priority class of a layer (Geryon §III-C): 0 for an urgency above the threshold, the last class up to it.
-/// Of n classes, those from 0 to n − 2 take equal parts of the urgencies from 1 down to the threshold.
+/// The priority class of a layer (Geryon §III-C). An urgency up to the threshold gives the last class. Above it, the
+/// classes from 0 to class_count − 2 share the urgencies from 1 down to the threshold in equal parts.
 int priority_class(double urgency, double threshold, int class_count);
 
-/// A text that is equal on two ranks iff their plans are; line i describes unit i.
+/// A description of the plan that is equal on two ranks if and only if their plans are equal. Line i describes unit i.
 std::vector<std::string> plan_lines(const Plan& plan);
 
 }  // namespace poseidon
