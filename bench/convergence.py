@@ -26,10 +26,9 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 from datasets import Dataset, load
-from poseidon.bench.exchange import Bare, Exchange, Trainer
-from poseidon.bench.fleet import Fleet, Place, start_fleet
-from poseidon.bench.methods import METHODS, Method, parse_methods
-from poseidon.bench.train import hosts_on
+from poseidon.bench.hosts.fleet import Fleet, Place, hosts_on, start_fleet
+from poseidon.bench.training.connections import Bare, HostConnections, Trainer
+from poseidon.bench.training.methods import METHODS, Method, parse_methods
 from poseidon.launch import free_port
 
 TIMEOUT_S = 300.0
@@ -51,13 +50,15 @@ class Worker:
         self._args = args
         self._data = data
         self._rank = rank
-        self._exchange = Exchange(places, rank, port, timeout_seconds=TIMEOUT_S, options={"compute_threads": 1})
+        self._connections = HostConnections(
+            places, rank, port, timeout_seconds=TIMEOUT_S, options={"compute_threads": 1}
+        )
         self._models: dict[str, nn.Module] = {}
         self._step_counts: dict[str, int] = {}
 
     def train(self, method: Method, step_count: int, port: int) -> tuple[float, float]:
         """Trains on; returns the monotonic times of start and end, set-up left out. `port` is free on host 0."""
-        trainer = self._exchange.trainer(method, port, lambda: self._build(method))
+        trainer = self._connections.trainer(method, port, lambda: self._build(method))
         start = time.monotonic()
         for _ in range(step_count):
             self._step(trainer, self._step_counts[method.name])
@@ -75,7 +76,7 @@ class Worker:
         return float((answers == self._data.test_labels[: len(images)]).float().mean())
 
     def close(self) -> None:
-        self._exchange.close()
+        self._connections.close()
 
     def _step(self, trainer: Trainer, step: int) -> None:
         images, labels = self._batch(step)

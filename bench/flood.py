@@ -35,7 +35,7 @@ from statistics import median
 import numpy as np
 
 import poseidon
-from poseidon.bench.fleet import LOOPBACK, Fleet, start_fleet
+from poseidon.bench.hosts.fleet import LOOPBACK, Fleet, start_fleet
 from poseidon.launch import free_port
 
 BAR = 0.95

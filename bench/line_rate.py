@@ -12,9 +12,9 @@ import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from poseidon.bench.exchange_methods import parse_methods, parse_placement, parse_workload
-from poseidon.bench.exchange_results import ExchangeConfig, ExchangeMethodResult, ExchangeResult
-from poseidon.bench.exchange_run import run_exchange
+from poseidon.bench.exchange.methods import parse_methods, parse_placement, parse_workload
+from poseidon.bench.exchange.results import ExchangeConfig, ExchangeMethodResult, ExchangeResult
+from poseidon.bench.exchange.run import run_exchange
 
 Metric = Callable[[ExchangeResult, ExchangeMethodResult], float]
 MIB = 2**20

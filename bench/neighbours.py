@@ -23,7 +23,7 @@ import numpy as np
 from poseidon._core import Server
 
 import poseidon
-from poseidon.bench.fleet import LOOPBACK, Fleet, start_fleet
+from poseidon.bench.hosts.fleet import LOOPBACK, Fleet, start_fleet
 from poseidon.launch import free_port
 from poseidon.options import resolve
 

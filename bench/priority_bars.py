@@ -13,13 +13,14 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from poseidon.bench.methods import METHODS, parse_methods
 from poseidon.bench.network_options import priority_options
-from poseidon.bench.priority_cost import CHUNK_COUNTS, VGG19_TENSOR_COUNT, measure_costs
-from poseidon.bench.priority_tables import PAPER_MODELS, GridConfig
-from poseidon.bench.priority_urgent import UrgentConfig, run_urgent
+from poseidon.bench.priority.cost import CHUNK_COUNTS, VGG19_TENSOR_COUNT, measure_costs
+from poseidon.bench.priority.tables import PAPER_MODELS, GridConfig
+from poseidon.bench.priority.urgent import UrgentConfig, run_urgent
 from poseidon.bench.progress import round_progress
-from poseidon.bench.train import TrainConfig, TrainResult, run_training
+from poseidon.bench.training.methods import METHODS, parse_methods
+from poseidon.bench.training.results import TrainConfig, TrainResult
+from poseidon.bench.training.run import run_training
 from poseidon.cli.network import Switches, network_arguments
 from poseidon.models import model_table
 from poseidon.testbed import format_rate

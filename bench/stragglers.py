@@ -30,7 +30,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 import poseidon.torch as poseidon
 from datasets import Dataset, load
-from poseidon.bench.fleet import LOOPBACK, Fleet, start_fleet
+from poseidon.bench.hosts.fleet import LOOPBACK, Fleet, start_fleet
 from poseidon.launch import free_port
 
 TIME_BAR = 1.25  # drop and catching up beside a transient straggler: time of a step, undisturbed = 1

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from traffic_meter import judges_rates, metered
 
-from poseidon.bench.exchange_methods import PLACEMENTS, parse_methods, parse_workload
-from poseidon.bench.exchange_results import ExchangeConfig, ExchangeResult
-from poseidon.bench.exchange_run import run_exchange
+from poseidon.bench.exchange.methods import PLACEMENTS, parse_methods, parse_workload
+from poseidon.bench.exchange.results import ExchangeConfig, ExchangeResult
+from poseidon.bench.exchange.run import run_exchange
 from poseidon.errors import InvalidArgument
 from poseidon.launch import launch, run_workers
 from poseidon.testbed import Testbed, TestbedError, missing_requirements, network, records, remove, state

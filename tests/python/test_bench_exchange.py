@@ -13,18 +13,20 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from poseidon.bench import exchange_host, exchange_run
-from poseidon.bench.exchange_arrays import Arrays
-from poseidon.bench.exchange_copy import CopyEngine
-from poseidon.bench.exchange_engines import Engine, Job, settings_on
-from poseidon.bench.exchange_host import ExchangeHost, Round
-from poseidon.bench.exchange_methods import PLACEMENTS, ExchangeMethod, parse_methods, parse_workload
-from poseidon.bench.exchange_plot import exchange_plot
-from poseidon.bench.exchange_results import ExchangeConfig, ExchangeMethodResult, ExchangeResult, Measured, summarize
-from poseidon.bench.exchange_run import run_exchange
-from poseidon.bench.fleet import LOOPBACK, Place
-from poseidon.bench.mpi import missing_mpi
-from poseidon.bench.traffic import interface_counters
+from poseidon.bench.exchange import host as exchange_host
+from poseidon.bench.exchange import run as exchange_run
+from poseidon.bench.exchange.arrays import Arrays
+from poseidon.bench.exchange.engine import BenchmarkJob, Engine
+from poseidon.bench.exchange.host import ExchangeHost, Round
+from poseidon.bench.exchange.methods import PLACEMENTS, ExchangeMethod, parse_methods, parse_workload
+from poseidon.bench.exchange.mpi_engine import missing_mpi
+from poseidon.bench.exchange.plain_copy import CopyEngine
+from poseidon.bench.exchange.plot import exchange_plot
+from poseidon.bench.exchange.results import ExchangeConfig, ExchangeMethodResult, ExchangeResult, Measured, summarize
+from poseidon.bench.exchange.run import run_exchange
+from poseidon.bench.hosts.fleet import LOOPBACK, Place
+from poseidon.bench.hosts.measures import interface_counters
+from poseidon.bench.hosts.server import settings_on
 from poseidon.cli.main import app
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.launch import free_port
@@ -128,7 +130,7 @@ class Local(Engine):
 def local_host(monkeypatch: pytest.MonkeyPatch, action: Any, world: int = 1) -> ExchangeHost:
     monkeypatch.setattr(exchange_host, "make_engine", lambda *_: Local(action))
     method = ExchangeMethod("local", "poseidon")
-    return ExchangeHost(Job(method, (("only", 1000),), [LOOPBACK] * world, [0] * world, 0, 10.0), 0)
+    return ExchangeHost(BenchmarkJob(method, (("only", 1000),), [LOOPBACK] * world, [0] * world, 0, 10.0), 0)
 
 
 def test_warm_up_finds_an_exchange_that_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +224,7 @@ def loopback_ports(count: int) -> Place:
 @pytest.mark.parametrize("cached", [False, True])
 def test_the_copy_splits_even_the_smallest_array_between_ports(cached: bool) -> None:
     places, ports = [loopback_ports(8)] * 2, [free_port(), free_port()]
-    job = Job(ExchangeMethod("tcp-copy", "tcp-copy"), (("only", 1),), places, ports, 19, 10.0)
+    job = BenchmarkJob(ExchangeMethod("tcp-copy", "tcp-copy"), (("only", 1),), places, ports, 19, 10.0)
     engines = [CopyEngine(job, rank, Arrays(job.tensors), cached) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(CopyEngine.connect, engines))

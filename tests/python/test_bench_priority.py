@@ -13,12 +13,12 @@ from types import ModuleType
 import pytest
 from typer.testing import CliRunner
 
-from poseidon.bench.methods import METHODS, parse_methods
 from poseidon.bench.network_options import network_words
-from poseidon.bench.priority_cost import measure_costs
-from poseidon.bench.priority_tables import PAPER_EFFICIENCIES, GridConfig, GridRun
-from poseidon.bench.priority_urgent import UrgentConfig, run_urgent
-from poseidon.bench.train import MethodResult, TrainResult
+from poseidon.bench.priority.cost import measure_costs
+from poseidon.bench.priority.tables import PAPER_EFFICIENCIES, GridConfig, GridRun
+from poseidon.bench.priority.urgent import UrgentConfig, run_urgent
+from poseidon.bench.training.methods import METHODS, parse_methods
+from poseidon.bench.training.results import MethodResult, TrainResult
 from poseidon.cli.main import app
 from poseidon.cli.network import Switches, network_arguments
 from poseidon.errors import InvalidArgument, PoseidonError

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from poseidon.bench.replay import ReplayLinear, ReplayModel, ReplaySGD, Timeline, input_token
+from poseidon.bench.training.replay import ReplayLinear, ReplayModel, ReplaySGD, Timeline, input_token
 from poseidon.models import LayerSpec, ModelTable, model_table, scaled
 
 TABLE = ModelTable(

@@ -6,15 +6,9 @@ import socket
 
 import pytest
 
-from poseidon.bench.methods import METHODS, parse_methods
-from poseidon.bench.traffic import (
-    adam_floats,
-    bytes_per_worker,
-    interface_counters,
-    layer_scheme,
-    ps_floats,
-    sfb_floats,
-)
+from poseidon.bench.hosts.measures import interface_counters
+from poseidon.bench.training.methods import METHODS, parse_methods
+from poseidon.bench.training.traffic import adam_floats, bytes_per_worker, layer_scheme, ps_floats, sfb_floats
 from poseidon.models import LayerSpec, ModelTable, model_table
 
 

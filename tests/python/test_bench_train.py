@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from poseidon.bench.fleet import LOOPBACK, make_barrier, start_fleet
-from poseidon.bench.methods import METHODS, parse_methods, scaled_sizes
-from poseidon.bench.plot import efficiency_plot
-from poseidon.bench.train import MethodResult, TrainConfig, TrainResult, run_training, step_seconds
+from poseidon.bench.hosts.fleet import LOOPBACK, make_barrier, start_fleet
+from poseidon.bench.hosts.measures import step_seconds
+from poseidon.bench.training.methods import METHODS, parse_methods, scaled_sizes
+from poseidon.bench.training.plot import efficiency_plot
+from poseidon.bench.training.results import MethodResult, TrainConfig, TrainResult
+from poseidon.bench.training.run import run_training
 from poseidon.cli.main import app
 from poseidon.errors import PeerLost, PoseidonError, PoseidonTimeout
 from poseidon.launch import free_port
@@ -141,14 +143,14 @@ def test_overlapped_methods_move_what_the_closed_form_says() -> None:
 
 def test_a_search_for_a_threshold_is_not_measured() -> None:
     pytest.importorskip("poseidon._core")
-    from poseidon.bench.worker import Job, Worker
+    from poseidon.bench.training.host import HostSetup, TrainingHost
 
     table = config("none").table
     options = {**scaled_sizes(2), "transport": "tcp", "priority_threshold": "auto"}
-    job = Job(table, 0.01, bucket_bytes=1 << 20, timeout_seconds=30, options=options)
+    setup = HostSetup(table, 0.01, bucket_bytes=1 << 20, timeout_seconds=30, options=options)
     places, port, lockstep = [LOOPBACK] * 2, free_port(), make_barrier(2)
     overlap = METHODS["overlap"]
-    with start_fleet(places, lambda rank: Worker(job, places, rank, port, lockstep)) as fleet:
+    with start_fleet(places, lambda rank: TrainingHost(setup, places, rank, port, lockstep)) as fleet:
         first = fleet.call_same("run_round", overlap, 2, 3, free_port(), timeout_seconds=60)
         second = fleet.call_same("run_round", overlap, 2, 3, free_port(), timeout_seconds=60)
         fleet.call_same("close", timeout_seconds=30)

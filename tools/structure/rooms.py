@@ -55,6 +55,10 @@ PYTHON_DOORS: Doors = {
     "doctor": {"errors"},
     "cli": None,
     "bench": None,
+    "bench/hosts": set(),
+    "bench/exchange": {"hosts", "colours", "progress"},
+    "bench/training": {"hosts", "colours", "network_options", "progress"},
+    "bench/priority": {"hosts", "training", "network_options", "progress"},
 }
 
 

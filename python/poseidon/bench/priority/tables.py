@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from poseidon.bench.methods import METHODS, Method, parse_methods
-from poseidon.bench.train import MethodResult, TrainConfig, TrainResult, run_training
+from poseidon.bench.training.methods import METHODS, Method, parse_methods
+from poseidon.bench.training.results import MethodResult, TrainConfig, TrainResult
+from poseidon.bench.training.run import run_training
 from poseidon.errors import InvalidArgument
 from poseidon.models import model_table
 from poseidon.testbed import format_rate

@@ -9,14 +9,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from poseidon.bench.methods import METHODS, Method, parse_methods
-from poseidon.bench.network_options import (
-    PrioritiesOption,
-    ThresholdOption,
-    priority_options,
-)
-from poseidon.bench.priority_cost import CHUNK_COUNTS, VGG19_TENSOR_COUNT, CostResult, measure_costs
-from poseidon.bench.priority_tables import (
+from poseidon.bench.network_options import PrioritiesOption, ThresholdOption, priority_options
+from poseidon.bench.priority.cost import CHUNK_COUNTS, VGG19_TENSOR_COUNT, CostResult, measure_costs
+from poseidon.bench.priority.tables import (
     PAPER_EFFICIENCIES,
     PAPER_METHODS,
     PAPER_MODELS,
@@ -24,8 +19,9 @@ from poseidon.bench.priority_tables import (
     GridResult,
     run_grid,
 )
-from poseidon.bench.priority_urgent import UrgentConfig, UrgentResult, run_urgent
+from poseidon.bench.priority.urgent import UrgentConfig, UrgentResult, run_urgent
 from poseidon.bench.progress import round_progress
+from poseidon.bench.training.methods import METHODS, Method, parse_methods
 from poseidon.cli.network import Switches, SwitchesOption, network_arguments
 from poseidon.cli.output import JsonFlag, print_results
 from poseidon.errors import InvalidArgument

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from poseidon.bench.train import TrainResult
+from poseidon.bench.colours import COLOURS
+from poseidon.bench.training.results import TrainResult
 from poseidon.testbed import parse_rate
 
-COLOURS = ("#1b6ca8", "#d1495b", "#edae49", "#66a182", "#6f4e7c", "#8d8d8d", "#00798c", "#a05195")
 _PANEL_WIDTH, _PANEL_HEIGHT, _MARGIN = 420, 260, 50
 
 

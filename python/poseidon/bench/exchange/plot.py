@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from poseidon.bench.exchange_methods import COPY
-from poseidon.bench.exchange_results import ExchangeMethodResult, ExchangeResult
-from poseidon.bench.plot import COLOURS
+from poseidon.bench.colours import COLOURS
+from poseidon.bench.exchange.methods import COPY
+from poseidon.bench.exchange.results import ExchangeMethodResult, ExchangeResult
 from poseidon.report.svg import ticks
 
 _PANEL_HEIGHT, _MARGIN, _TOP = 260, 50, 30

@@ -23,6 +23,7 @@ from poseidon.testbed import Testbed
 _CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1
 _STOP_SECONDS = 5.0
+_COPY_SECONDS = 1.5
 _FORK = multiprocessing.get_context("fork")
 
 
@@ -51,6 +52,23 @@ LOOPBACK = Place(None, ("127.0.0.1",), ("lo",))
 def places_of(testbed: Testbed) -> list[Place]:
     """The hosts of a testbed that is up."""
     return [Place(host.namespace, host.addresses, host.devices) for host in testbed.hosts]
+
+
+@contextmanager
+def hosts_on(host_count: int, link: str | None, **testbed: Any) -> Iterator[tuple[list[Place], float | None]]:
+    """Brings up the hosts; also gives the rate of plain TCP copies between them (bits/s). testbed: of `Testbed`.
+
+    The rate is the slowest of copies from every host to the next, all at once; None on loopback or of one host.
+    """
+    if link is None:
+        yield [LOOPBACK] * host_count, None
+        return
+    with Testbed(host_count, link, **testbed) as hosts:
+        tcp_copy = None
+        if host_count > 1:
+            pairs = [(source, (source + 1) % host_count) for source in range(host_count)]
+            tcp_copy = min(hosts.copy_rates(pairs, int(hosts.bits_per_second / 8 * _COPY_SECONDS)))
+        yield places_of(hosts), tcp_copy
 
 
 def enter_namespace(namespace: str) -> None:

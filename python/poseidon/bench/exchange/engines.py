@@ -1,79 +1,22 @@
-"""How one host takes part in an exchange: what every method offers, Poseidon and Gloo."""
+"""The engines by name; Poseidon's and Gloo's."""
 
 from __future__ import annotations
 
-import math
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
 
-from poseidon.bench.exchange_methods import ExchangeMethod
-from poseidon.bench.fleet import Place
-from poseidon.options import AUTO, Settings, resolve
-
-if TYPE_CHECKING:
-    from poseidon.bench.exchange_arrays import Arrays
-
-
-@dataclass(frozen=True)
-class Job:
-    """What every worker of a round is told.
-
-    places: of the workers, by rank. ports: one per worker, free on its host. servers: "host:port" of dedicated ones.
-    copy_bytes: what a plain copy sends in a step.
-    """
-
-    method: ExchangeMethod
-    tensors: tuple[tuple[str, int], ...]
-    places: Sequence[Place]
-    ports: Sequence[int]
-    copy_bytes: int
-    timeout_seconds: float
-    servers: tuple[str, ...] = ()
-
-
-class Engine(ABC):
-    """One worker's end of an exchange. A step turns the arrays of all workers into their sum over `divisor`.
-
-    divisor: 0 for an engine that leaves the arrays alone.
-    """
-
-    divisor: int
-
-    @abstractmethod
-    def connect(self) -> None:
-        """Meets the other workers."""
-
-    @abstractmethod
-    def step(self) -> None:
-        """One exchange of all arrays, complete when it returns."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Ends the connections."""
-
-
-def settings_on(place: Place, options: Mapping[str, str], **keywords: Any) -> Settings:
-    """Poseidon's settings on a host. It listens on all of several ports, with equally many server cores on each.
-
-    keywords: of `resolve`, beside `options`, which are text and may name interfaces themselves.
-    """
-    port_count = len(place.interfaces)
-    if port_count == 1:
-        return resolve(**keywords, **options)
-    settings = resolve(**keywords, **{"interfaces": place.interfaces, **options})
-    if settings.sources["server_cores"] != "default":
-        return settings
-    return replace(settings, server_cores=port_count * math.ceil(max(1, settings.server_cores) / port_count))
+from poseidon.bench.exchange.arrays import Arrays
+from poseidon.bench.exchange.engine import BenchmarkJob, Engine
+from poseidon.bench.exchange.mpi_engine import MpiEngine
+from poseidon.bench.exchange.plain_copy import CopyEngine
+from poseidon.bench.hosts.server import settings_on
+from poseidon.options import AUTO
 
 
 class PoseidonEngine(Engine):
     """Starts every tensor in backward order, then waits for all. The mean comes back, as in training."""
 
-    def __init__(self, job: Job, rank: int, arrays: Arrays) -> None:
+    def __init__(self, job: BenchmarkJob, rank: int, arrays: Arrays) -> None:
         self._job = job
         self._rank = rank
         self._arrays = arrays
@@ -116,7 +59,7 @@ class GlooEngine(Engine):
 
     divisor = 1
 
-    def __init__(self, job: Job, rank: int, arrays: Arrays) -> None:
+    def __init__(self, job: BenchmarkJob, rank: int, arrays: Arrays) -> None:
         self._job = job
         self._rank = rank
         self._arrays = arrays
@@ -141,7 +84,7 @@ class GlooEngine(Engine):
         self._leave()
 
 
-def make_engine(job: Job, rank: int, arrays: Arrays) -> Engine:
+def make_engine(job: BenchmarkJob, rank: int, arrays: Arrays) -> Engine:
     """The engine of the job's method."""
     library = job.method.library
     if library == "poseidon":
@@ -149,9 +92,5 @@ def make_engine(job: Job, rank: int, arrays: Arrays) -> Engine:
     if library == "gloo":
         return GlooEngine(job, rank, arrays)
     if library == "mpi":
-        from poseidon.bench.mpi import MpiEngine  # which also starts the processes of such jobs
-
         return MpiEngine(arrays)
-    from poseidon.bench.exchange_copy import CopyEngine
-
     return CopyEngine(job, rank, arrays, cached=library == "tcp-stream")

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from poseidon.bench.traffic import FLOAT_BYTES, bytes_per_worker
+from poseidon.bench.hosts.measures import FLOAT_BYTES
+from poseidon.bench.training.traffic import bytes_per_worker
 from poseidon.models import ModelTable
 from poseidon.options import BY_NAME
 

@@ -1,15 +1,12 @@
-"""MPI_Allreduce by MPICH as a peer, over TCP: one process per host, started by its own launcher.
+"""The processes of MPI as a peer: one per host, started by MPICH's own launcher.
 
-`python -m poseidon.bench.mpi SOCKET` is such a process; it takes its orders from the benchmark over a Unix socket,
-which reaches across network namespaces. MPICH is called through ctypes, so that nothing is compiled against it.
+`python -m poseidon.bench.exchange.mpi_launch SOCKET` is such a process. It takes its orders from the benchmark over a
+Unix socket, which reaches across network namespaces.
 """
 
 from __future__ import annotations
 
-import ctypes
-import ctypes.util
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -19,61 +16,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
-from poseidon.bench.exchange_engines import Engine, Job
-from poseidon.bench.fleet import Fleet, Place, answer_calls
-from poseidon.errors import PoseidonError, Unreachable
+from poseidon.bench.exchange.engine import BenchmarkJob
+from poseidon.bench.exchange.host import ExchangeHost
+from poseidon.bench.exchange.mpi_engine import MPI_LAUNCHER
+from poseidon.bench.hosts.fleet import Fleet, Place, answer_calls
+from poseidon.errors import Unreachable
 
-if TYPE_CHECKING:
-    from poseidon.bench.exchange_arrays import Arrays
-
-_LAUNCHER = "mpiexec.hydra"
 _START_SECONDS = 60.0
 _STOP_SECONDS = 5.0
-# Values of the common binary interface of MPICH and its descendants.
-_COMM_WORLD, _FLOAT, _SUM, _IN_PLACE = 0x44000000, 0x4C00040A, 0x58000003, -1
-
-
-def _library() -> str | None:
-    return ctypes.util.find_library("mpich")
-
-
-def missing_mpi() -> str | None:
-    """Why MPI cannot be measured here; None if it can."""
-    if shutil.which(_LAUNCHER) is None or _library() is None:
-        return f"MPICH is not installed ({_LAUNCHER} and libmpich; on Debian: apt-get install mpich)"
-    return None
-
-
-class MpiEngine(Engine):
-    """MPI_Allreduce in place of all arrays as one buffer. Only in a process that MPICH's launcher started."""
-
-    divisor = 1
-
-    def __init__(self, arrays: Arrays) -> None:
-        self._arrays = arrays
-
-    def connect(self) -> None:
-        self._mpi = ctypes.CDLL(_library())
-        self._call(self._mpi.MPI_Init(None, None))
-
-    def step(self) -> None:
-        flat = self._arrays.flat
-        place, buffer = ctypes.c_void_p(_IN_PLACE), ctypes.c_void_p(flat.ctypes.data)
-        self._call(self._mpi.MPI_Allreduce(place, buffer, flat.size, _FLOAT, _SUM, _COMM_WORLD))
-
-    def close(self) -> None:
-        self._call(self._mpi.MPI_Finalize())
-
-    @staticmethod
-    def _call(code: int) -> None:
-        if code != 0:
-            raise PoseidonError(f"MPI failed with error class {code}")
 
 
 @contextmanager
-def start_mpi_fleet(places: Sequence[Place], job: Job) -> Iterator[Fleet]:
+def start_mpi_fleet(places: Sequence[Place], job: BenchmarkJob) -> Iterator[Fleet]:
     """A fleet of `ExchangeHost`s in processes that MPICH started, one per place. Raises Unreachable if they do not."""
     connections: list[Connection] = []
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
@@ -101,11 +57,11 @@ def start_mpi_fleet(places: Sequence[Place], job: Job) -> Iterator[Fleet]:
 
 def _command(places: Sequence[Place], path: str) -> list[str]:
     """One process per host. `ip netns exec` also shows each its own /sys, where MPI looks for its devices."""
-    command = [_LAUNCHER, "-launcher", "fork"]
+    command = [MPI_LAUNCHER, "-launcher", "fork"]
     for place in places:
         enter = [] if place.namespace is None else ["ip", "netns", "exec", place.namespace]
         command += [":"] if len(command) > 3 else []
-        command += ["-n", "1", *enter, sys.executable, "-m", "poseidon.bench.mpi", path]
+        command += ["-n", "1", *enter, sys.executable, "-m", "poseidon.bench.exchange.mpi_launch", path]
     return command
 
 
@@ -151,8 +107,6 @@ def _end(launcher: subprocess.Popen[Any]) -> None:
 
 
 def _serve(path: str) -> None:
-    from poseidon.bench.exchange_host import ExchangeHost
-
     endpoint = socket.socket(socket.AF_UNIX)
     endpoint.connect(path)
     connection = Connection(endpoint.detach())

@@ -10,12 +10,14 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from poseidon.bench.exchange_engines import Job
-from poseidon.bench.exchange_host import LEAD_IN_STEPS, ExchangeHost, ServerHost
-from poseidon.bench.exchange_methods import ExchangeMethod
-from poseidon.bench.exchange_results import ExchangeConfig, ExchangeResult, Measured, summarize
-from poseidon.bench.fleet import LOOPBACK, Fleet, Place, places_of, start_fleet
-from poseidon.bench.mpi import missing_mpi, start_mpi_fleet
+from poseidon.bench.exchange.engine import BenchmarkJob
+from poseidon.bench.exchange.host import LEAD_IN_STEPS, ExchangeHost
+from poseidon.bench.exchange.methods import ExchangeMethod
+from poseidon.bench.exchange.mpi_engine import missing_mpi
+from poseidon.bench.exchange.mpi_launch import start_mpi_fleet
+from poseidon.bench.exchange.results import ExchangeConfig, ExchangeResult, Measured, summarize
+from poseidon.bench.hosts.fleet import LOOPBACK, Fleet, Place, places_of, start_fleet
+from poseidon.bench.hosts.server import ServerHost
 from poseidon.errors import InvalidArgument
 from poseidon.launch import free_port
 from poseidon.options import resolve
@@ -79,7 +81,7 @@ def _run_round(config: ExchangeConfig, method: ExchangeMethod, places: Sequence[
         addresses: tuple[str, ...] = ()
         if method.library == "poseidon":
             servers, addresses = _start_servers(config, method, places, stack)
-        job = Job(
+        job = BenchmarkJob(
             method=method,
             tensors=config.workload.tensors,
             places=places[: config.worker_count],

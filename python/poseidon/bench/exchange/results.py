@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from poseidon.bench.exchange_host import LEAD_IN_STEPS, Round
-from poseidon.bench.exchange_methods import COPY, ExchangeMethod, Placement, Workload
-from poseidon.bench.train import step_seconds
+from poseidon.bench.exchange.host import LEAD_IN_STEPS, Round
+from poseidon.bench.exchange.methods import COPY, ExchangeMethod, Placement, Workload
+from poseidon.bench.hosts.measures import step_seconds
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 
-from poseidon.bench.exchange import Bare, Exchange, Trainer
-from poseidon.bench.fleet import Place
-from poseidon.bench.methods import Method
-from poseidon.bench.replay import ReplayModel, ReplaySGD, input_token
-from poseidon.bench.traffic import Counters, interface_counters
+from poseidon.bench.hosts.fleet import Place
+from poseidon.bench.hosts.measures import Counters, interface_counters
+from poseidon.bench.training.connections import Bare, HostConnections, Trainer
+from poseidon.bench.training.methods import Method
+from poseidon.bench.training.replay import ReplayModel, ReplaySGD, input_token
 from poseidon.models import ModelTable
 
 _LEARNING_RATE = 1e-6  # parameters stay in range over any number of steps
 
 
 @dataclass(frozen=True)
-class Job:
+class HostSetup:
     """What every host of a run is told. bucket_bytes: torch DDP's; options: of `poseidon.init`."""
 
     table: ModelTable
@@ -45,25 +45,25 @@ class Round:
     payload: Counters | None
 
 
-class Worker:
+class TrainingHost:
     """Lives in its host's process and network namespace. All methods share the memory of parameters and momentum."""
 
-    def __init__(self, job: Job, places: list[Place], rank: int, master_port: int, lockstep: Barrier) -> None:
+    def __init__(self, setup: HostSetup, places: list[Place], rank: int, master_port: int, lockstep: Barrier) -> None:
         """lockstep: of all hosts' processes."""
-        self._job = job
+        self._setup = setup
         self._lockstep = lockstep
         self._rank = rank
         self._interface = places[rank].interface
-        self._exchange = Exchange(
+        self._connections = HostConnections(
             places,
             rank,
             master_port,
-            timeout_seconds=job.timeout_seconds,
-            options=job.options,
-            bucket_bytes=job.bucket_bytes,
+            timeout_seconds=setup.timeout_seconds,
+            options=setup.options,
+            bucket_bytes=setup.bucket_bytes,
             init_sync=False,
         )
-        self._memory = ReplayModel(job.table, job.compute_seconds, rank=rank)
+        self._memory = ReplayModel(setup.table, setup.compute_seconds, rank=rank)
         self._momentum = [torch.zeros_like(parameter) for parameter in self._memory.parameters()]
         self._token = input_token()
 
@@ -72,9 +72,9 @@ class Worker:
 
         `master_port`: free on host 0, for a new Poseidon job.
         """
-        trainer = self._exchange.trainer(method, master_port, self._build)
+        trainer = self._connections.trainer(method, master_port, self._build)
         exchanges = method.library != "none"
-        payload, interface = self._exchange.payload(method), interface_counters(self._interface)
+        payload, interface = self._connections.payload(method), interface_counters(self._interface)
         lead_in = 0
         while lead_in < warmup_count or trainer.searching:
             self._step(trainer, exchanges)
@@ -85,14 +85,14 @@ class Worker:
             ends.append(time.monotonic())
         trainer.settle()  # what is left of the last step must not meet another method's round
         interface = interface_counters(self._interface) - interface
-        moved = self._exchange.payload(method)
+        moved = self._connections.payload(method)
         trainer.optimizer.zero_grad(set_to_none=True)  # frees the gradients until the method's next round
         payload = moved - payload if moved is not None and payload is not None else None
         return Round(ends, lead_in + step_count, interface, payload)
 
     def close(self) -> None:
         """Ends both libraries' connections."""
-        self._exchange.close()
+        self._connections.close()
 
     def _step(self, trainer: Trainer, exchanges: bool) -> None:
         trainer.optimizer.zero_grad(set_to_none=True)
@@ -100,11 +100,11 @@ class Worker:
         if not exchanges:
             # Synchronous training keeps step. Without this the updates of the hosts would spread out in time and get
             # more of the machine's few cores than they get with any exchange.
-            self._lockstep.wait(self._job.timeout_seconds)
+            self._lockstep.wait(self._setup.timeout_seconds)
         trainer.optimizer.step()
 
     def _build(self) -> Bare:
-        model = ReplayModel(self._job.table, self._job.compute_seconds, rank=self._rank, memory=self._memory)
+        model = ReplayModel(self._setup.table, self._setup.compute_seconds, rank=self._rank, memory=self._memory)
         optimizer = ReplaySGD(model.parameters(), model.timeline, lr=_LEARNING_RATE, momentum=0.9, fused=True)
         for parameter, momentum in zip(model.parameters(), self._momentum, strict=True):
             optimizer.state[parameter]["momentum_buffer"] = momentum

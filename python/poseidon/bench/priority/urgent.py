@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from poseidon.bench.exchange_engines import settings_on
-from poseidon.bench.exchange_host import ServerHost
-from poseidon.bench.fleet import Fleet, Place, places_of, start_fleet
-from poseidon.bench.traffic import FLOAT_BYTES
+from poseidon.bench.hosts.fleet import Fleet, Place, places_of, start_fleet
+from poseidon.bench.hosts.measures import FLOAT_BYTES
+from poseidon.bench.hosts.server import ServerHost, settings_on
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.testbed import Testbed, parse_rate
 
@@ -84,7 +83,7 @@ class UrgentResult:
         return document
 
 
-class UrgentWorker:
+class UrgentHost:
     """The worker that pulls. Lives in its host's process and network namespace."""
 
     def __init__(
@@ -196,7 +195,7 @@ def _worker(config: UrgentConfig, places: Sequence[Place], classes: int) -> Iter
     with start_fleet(hosts, lambda rank: ServerHost(hosts[rank], options, len(hosts), limit)) as servers:
         ports = servers.call_same("port", timeout_seconds=_START_SECONDS)
         addresses = tuple(f"{host.address}:{port}" for host, port in zip(hosts, ports, strict=True))
-        with start_fleet([place], lambda _: UrgentWorker(config, place, addresses, options, classes)) as worker:
+        with start_fleet([place], lambda _: UrgentHost(config, place, addresses, options, classes)) as worker:
             worker.call_same("ready", timeout_seconds=_START_SECONDS)
             yield worker
             worker.call_same("close", timeout_seconds=limit)

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from poseidon.bench.exchange_engines import Engine, Job
+from poseidon.bench.exchange.engine import BenchmarkJob, Engine
 from poseidon.errors import PeerLost
 
 if TYPE_CHECKING:
-    from poseidon.bench.exchange_arrays import Arrays
+    from poseidon.bench.exchange.arrays import Arrays
 
 _BLOCK_BYTES = 1 << 20
 
@@ -26,7 +26,7 @@ class CopyEngine(Engine):
 
     divisor = 0
 
-    def __init__(self, job: Job, rank: int, arrays: Arrays, cached: bool) -> None:
+    def __init__(self, job: BenchmarkJob, rank: int, arrays: Arrays, cached: bool) -> None:
         memory = memoryview(bytearray(_BLOCK_BYTES)) if cached else arrays.flat.data.cast("B")
         self._streams = [_Stream(job, rank, memory, port) for port in range(len(job.places[rank].addresses))]
 
@@ -51,7 +51,7 @@ class CopyEngine(Engine):
 class _Stream:
     """One port's part of the copy."""
 
-    def __init__(self, job: Job, rank: int, memory: memoryview, port: int) -> None:
+    def __init__(self, job: BenchmarkJob, rank: int, memory: memoryview, port: int) -> None:
         count, port_count = len(job.places), len(job.places[rank].addresses)
         after = (rank + 1) % count
         self._next = (job.places[after].addresses[port], job.ports[after])

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from poseidon.bench.exchange_methods import (
+from poseidon.bench.exchange.methods import (
     ABLATIONS,
     METHOD_HELP,
     PLACEMENTS,
@@ -20,9 +20,9 @@ from poseidon.bench.exchange_methods import (
     parse_placement,
     parse_workload,
 )
-from poseidon.bench.exchange_plot import exchange_plot
-from poseidon.bench.exchange_results import ExchangeConfig, ExchangeResult
-from poseidon.bench.exchange_run import run_exchange
+from poseidon.bench.exchange.plot import exchange_plot
+from poseidon.bench.exchange.results import ExchangeConfig, ExchangeResult
+from poseidon.bench.exchange.run import run_exchange
 from poseidon.bench.progress import round_progress
 from poseidon.cli.output import JsonFlag, print_results
 from poseidon.models import MODELS

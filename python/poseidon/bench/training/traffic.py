@@ -1,17 +1,13 @@
-"""Bytes that one worker moves per step: by closed form, and by the counters of its network interface.
+"""Bytes that one worker moves per step, by closed form.
 
-All closed forms count bytes sent plus received by one machine that is worker and server at once (colocated shards),
+They count bytes sent plus received by one machine that is worker and server at once (colocated shards),
 payload only, averaged over the machines.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
+from poseidon.bench.hosts.measures import FLOAT_BYTES
 from poseidon.models import LayerSpec, ModelTable
-
-FLOAT_BYTES = 4
 
 
 def ps_floats(element_count: int, worker_count: int) -> float:
@@ -58,33 +54,3 @@ def bytes_per_worker(table: ModelTable, worker_count: int, scheme: str, element_
         weight_floats = sfb_floats if chosen == "sfb" else adam_floats
         floats += weight_floats(rows, cols, factor_count, worker_count) + ps_floats(layer.bias_count, worker_count)
     return floats * element_bytes
-
-
-@dataclass(frozen=True)
-class Counters:
-    """Bytes received and sent since some fixed moment."""
-
-    received: int = 0
-    sent: int = 0
-
-    def __sub__(self, earlier: Counters) -> Counters:
-        return Counters(self.received - earlier.received, self.sent - earlier.sent)
-
-    @property
-    def total(self) -> int:
-        """Bytes in both directions."""
-        return self.received + self.sent
-
-
-def interface_counters(interface: str) -> Counters:
-    """The counters of `interface` in the caller's network namespace, all protocols and headers included.
-
-    Raises ValueError if there is no such interface.
-    """
-    # Not /sys/class/net: that shows the namespace in which /sys was mounted.
-    for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
-        name, _, fields = line.partition(":")
-        if name.strip() == interface:
-            values = fields.split()
-            return Counters(received=int(values[0]), sent=int(values[8]))
-    raise ValueError(f"no network interface {interface!r} here")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import re
-import resource
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from poseidon.bench.exchange_arrays import Arrays
-from poseidon.bench.exchange_engines import Job, make_engine, settings_on
-from poseidon.bench.fleet import Place
-from poseidon.bench.traffic import interface_counters
+from poseidon.bench.exchange.arrays import Arrays
+from poseidon.bench.exchange.engine import BenchmarkJob
+from poseidon.bench.exchange.engines import make_engine
+from poseidon.bench.hosts.measures import cpu_seconds, interface_counters
 
 LEAD_IN_STEPS = 1  # the first step after a pause finds slow connections and workers out of step
 
@@ -38,7 +36,7 @@ class Round:
 class ExchangeHost:
     """A worker: its arrays and its end of one method's exchange."""
 
-    def __init__(self, job: Job, rank: int) -> None:
+    def __init__(self, job: BenchmarkJob, rank: int) -> None:
         self._worker_count = len(job.places)
         self._interfaces = job.places[rank].interfaces
         self._rank = rank
@@ -83,45 +81,6 @@ class ExchangeHost:
 
     def _sent_bytes(self) -> list[int]:
         return [interface_counters(interface).sent for interface in self._interfaces]
-
-
-class ServerHost:
-    """A dedicated server; it serves from when it is built."""
-
-    def __init__(self, place: Place, options: Mapping[str, str], server_count: int, timeout_seconds: float) -> None:
-        """server_count: of this machine, among which its cores are shared."""
-        from poseidon._core import Server
-
-        settings = settings_on(
-            place,
-            {"interfaces": ",".join(place.interfaces), **options},
-            rank=0,
-            world_size=server_count,
-            local_rank=0,
-            local_world_size=server_count,
-            master_addr="127.0.0.1",
-            master_port=1,  # unused: the workers come to the servers
-            timeout=timeout_seconds,
-        )
-        self._server = Server.listen(settings.core(), 0)
-
-    def port(self) -> int:
-        """Where its first core listens: on its host's first address."""
-        return int(self._server.address.rpartition(":")[2])
-
-    def cpu_seconds(self) -> float:
-        """User and system time of the process so far."""
-        return cpu_seconds()
-
-    def close(self) -> None:
-        """Stops serving."""
-        self._server.shutdown()
-
-
-def cpu_seconds() -> float:
-    """User and system time of this process with all its threads."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
 
 
 def _memory_bytes(field: str) -> int:

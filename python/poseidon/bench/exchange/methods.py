@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from poseidon.bench.traffic import FLOAT_BYTES
+from poseidon.bench.hosts.measures import FLOAT_BYTES
 from poseidon.errors import InvalidArgument
 from poseidon.models import MODELS, model_table, scaled
 from poseidon.option_kinds import parse_bytes

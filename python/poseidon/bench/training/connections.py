@@ -14,9 +14,9 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
-from poseidon.bench.fleet import Place
-from poseidon.bench.methods import METHODS, Method
-from poseidon.bench.traffic import Counters
+from poseidon.bench.hosts.fleet import Place
+from poseidon.bench.hosts.measures import Counters
+from poseidon.bench.training.methods import METHODS, Method
 
 BUCKET_BYTES = 25 << 20  # torch DDP's default
 
@@ -48,7 +48,7 @@ class Trainer:
             synchronize()
 
 
-class Exchange:
+class HostConnections:
     """One worker's end of every method. Lives in the worker's process and network namespace."""
 
     def __init__(

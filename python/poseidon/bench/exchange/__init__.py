@@ -1,0 +1,1 @@
+"""`poseidon bench exchange`: the exchange alone, with infinitely fast compute."""

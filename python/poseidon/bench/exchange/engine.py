@@ -1,0 +1,48 @@
+"""What every engine of the exchange benchmark offers: how one host takes part in an exchange."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from poseidon.bench.exchange.methods import ExchangeMethod
+from poseidon.bench.hosts.fleet import Place
+
+
+@dataclass(frozen=True)
+class BenchmarkJob:
+    """What every worker of a round is told.
+
+    places: of the workers, by rank. ports: one per worker, free on its host. servers: "host:port" of dedicated ones.
+    copy_bytes: what a plain copy sends in a step.
+    """
+
+    method: ExchangeMethod
+    tensors: tuple[tuple[str, int], ...]
+    places: Sequence[Place]
+    ports: Sequence[int]
+    copy_bytes: int
+    timeout_seconds: float
+    servers: tuple[str, ...] = ()
+
+
+class Engine(ABC):
+    """One worker's end of an exchange. A step turns the arrays of all workers into their sum over `divisor`.
+
+    divisor: 0 for an engine that leaves the arrays alone.
+    """
+
+    divisor: int
+
+    @abstractmethod
+    def connect(self) -> None:
+        """Meets the other workers."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """One exchange of all arrays, complete when it returns."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends the connections."""

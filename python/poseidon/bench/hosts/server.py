@@ -1,0 +1,59 @@
+"""Poseidon on a host of a benchmark: its settings there, and a process that is a dedicated server."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from poseidon.bench.hosts.fleet import Place
+from poseidon.bench.hosts.measures import cpu_seconds
+from poseidon.options import Settings, resolve
+
+
+def settings_on(place: Place, options: Mapping[str, str], **keywords: Any) -> Settings:
+    """Poseidon's settings on a host. It listens on all of several ports, with equally many server cores on each.
+
+    keywords: of `resolve`, beside `options`, which are text and may name interfaces themselves.
+    """
+    port_count = len(place.interfaces)
+    if port_count == 1:
+        return resolve(**keywords, **options)
+    settings = resolve(**keywords, **{"interfaces": place.interfaces, **options})
+    if settings.sources["server_cores"] != "default":
+        return settings
+    return replace(settings, server_cores=port_count * math.ceil(max(1, settings.server_cores) / port_count))
+
+
+class ServerHost:
+    """A dedicated server; it serves from when it is built."""
+
+    def __init__(self, place: Place, options: Mapping[str, str], server_count: int, timeout_seconds: float) -> None:
+        """server_count: of this machine, among which its cores are shared."""
+        from poseidon._core import Server
+
+        settings = settings_on(
+            place,
+            {"interfaces": ",".join(place.interfaces), **options},
+            rank=0,
+            world_size=server_count,
+            local_rank=0,
+            local_world_size=server_count,
+            master_addr="127.0.0.1",
+            master_port=1,  # unused: the workers come to the servers
+            timeout=timeout_seconds,
+        )
+        self._server = Server.listen(settings.core(), 0)
+
+    def port(self) -> int:
+        """Where its first core listens: on its host's first address."""
+        return int(self._server.address.rpartition(":")[2])
+
+    def cpu_seconds(self) -> float:
+        """User and system time of the process so far."""
+        return cpu_seconds()
+
+    def close(self) -> None:
+        """Stops serving."""
+        self._server.shutdown()

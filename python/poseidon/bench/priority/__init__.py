@@ -1,0 +1,1 @@
+"""`poseidon bench priority`: what priorities do, and what they cost."""

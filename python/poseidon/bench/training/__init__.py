@@ -1,0 +1,1 @@
+"""`poseidon bench train`: replayed training with several methods."""

@@ -1,0 +1,159 @@
+"""`poseidon bench train`: its options, its table and its JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from poseidon.bench.network_options import PrioritiesOption, ThresholdOption, network_words, priority_options
+from poseidon.bench.progress import round_progress
+from poseidon.bench.training.methods import METHODS, parse_methods
+from poseidon.bench.training.plot import efficiency_plot
+from poseidon.bench.training.results import TrainConfig, TrainResult
+from poseidon.bench.training.run import run_training
+from poseidon.cli.network import Switches, SwitchesOption, network_arguments
+from poseidon.cli.output import JsonFlag, print_results
+from poseidon.errors import InvalidArgument
+from poseidon.models import DEVICES, MODELS, model_table
+
+_MIB = 2**20
+_LOOPBACK: list[str | None] = [None]
+_SIZE_HELP = "Poseidon's option of that name. Default: its default over the scale's square."
+_DEFAULT_METHODS = "poseidon,wfbp-ps,ddp,ddp-fp16"
+
+
+def _training_table(result: TrainResult) -> Table:
+    words = ", ".join(filter(None, (result.link, network_words(result.testbed))))
+    link = words if result.link else "loopback, unshaped"
+    copy = result.tcp_copy_bits_per_second
+    rate = f"; a plain TCP copy gets {copy / 1e6:.1f} Mb/s" if copy is not None else ""
+    table = Table(
+        title=f"{result.model}: {result.hosts} hosts, {link}{rate}; scale {result.scale}, K {result.batch}, "
+        f"compute {result.compute_seconds:.3g} s",
+        title_justify="left",
+    )
+    headings = (
+        "iteration s",
+        "efficiency",
+        "bound",
+        "speed-up",
+        "images/s",
+        "MiB/step",
+        "closed form",
+        "deviation",
+        "port MiB",
+    )
+    table.add_column("method")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for entry in result.methods:
+        measured = entry.interface_bytes if entry.payload_bytes is None else entry.payload_bytes
+        bound = result.bound(entry)
+        table.add_row(
+            entry.method,
+            f"{entry.iteration_seconds:.3f}",
+            f"{entry.efficiency:.3f}",
+            "" if bound is None else f"{bound:.3f}",
+            f"{entry.speedup:.2f}",
+            f"{entry.images_per_second:.1f}",
+            f"{measured / _MIB:.2f}",
+            f"{entry.closed_form_bytes / _MIB:.2f}",
+            "" if entry.deviation is None else f"{entry.deviation:+.2%}",
+            f"{entry.interface_bytes / _MIB:.2f}",
+        )
+    return table
+
+
+def _method_help() -> str:
+    return "Methods, separated by commas: " + "; ".join(
+        f"{name}: {method.description}" for name, method in METHODS.items()
+    )
+
+
+EPILOG = (
+    "Example: poseidon bench train --model VGG19 --hosts 8 --link 156.25mbit --scale 4 --compute 3.6 "
+    "--methods poseidon,ddp"
+)
+
+
+def train(
+    model: Annotated[list[str], typer.Option(help=f"One of {', '.join(MODELS)}; may be repeated.")],
+    hosts: Annotated[int, typer.Option(min=1, help="Replayed hosts, one process and network namespace each.")] = 8,
+    link: Annotated[
+        list[str] | None,
+        typer.Option(help="Rate of every port, such as 156mbit; may be repeated. Without it: loopback, unshaped."),
+    ] = None,
+    scale: Annotated[int, typer.Option(min=1, help="Divisor of weight dimensions and batch.")] = 4,
+    compute: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Seconds of compute per iteration. Default: the papers' time times the scale."),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Images per worker before scaling, which set K. Default: the papers'.")
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help=f"Whose batch and time per iteration: one of {', '.join(DEVICES)}.")
+    ] = "titan-x",
+    methods: Annotated[str, typer.Option(help=_method_help())] = _DEFAULT_METHODS,
+    steps: Annotated[int, typer.Option(min=1, help="Measured steps per round.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds per method; methods take turns.")] = 3,
+    chunk_bytes: Annotated[int | None, typer.Option(help=_SIZE_HELP)] = None,
+    small_bytes: Annotated[int | None, typer.Option(help=_SIZE_HELP)] = None,
+    group_bytes: Annotated[int | None, typer.Option(help=_SIZE_HELP)] = None,
+    mtu: Annotated[int, typer.Option(help="Bytes of the largest IP packet; 9000 for jumbo frames.")] = 1500,
+    priorities: PrioritiesOption = 2,
+    threshold: ThresholdOption = "coarse",
+    switches: SwitchesOption = Switches.honour,
+    racks: Annotated[int, typer.Option(min=1, help="Racks that the hosts are spread over.")] = 1,
+    oversubscription: Annotated[
+        float, typer.Option(min=1, help="What a rack's hosts could send over what its uplink carries.")
+    ] = 1.0,
+    timeout: Annotated[float, typer.Option(help="Seconds that a step may take.")] = 300.0,
+    plot: Annotated[Path | None, typer.Option(help="Write an SVG of efficiency by rate and method here.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Trains replayed networks: compute is slept, parameters, gradients, exchange and update are real.
+
+    Efficiency is the median step of the same processes without exchange over the median step with it.
+    """
+    try:
+        chosen = tuple(parse_methods(methods))
+        tables = [model_table(name, device) for name in model]
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from None
+    given = {"chunk_bytes": chunk_bytes, "small_bytes": small_bytes, "group_bytes": group_bytes}
+    options = {name: value for name, value in given.items() if value is not None}
+    options |= priority_options(priorities, threshold)
+    network = network_arguments(priorities, switches, racks, oversubscription)
+    configs = [
+        TrainConfig(
+            model=table.name,
+            host_count=hosts,
+            link=rate,
+            scale=scale,
+            compute_seconds=compute if compute is not None else table.iteration_seconds * scale,
+            methods=chosen,
+            step_count=steps,
+            repeat_count=repeats,
+            batch=batch,
+            mtu=mtu,
+            timeout_seconds=timeout,
+            options=options,
+            device=device,
+            testbed=network,
+        )
+        for table in tables
+        for rate in (link or _LOOPBACK)
+    ]
+    results = [_run_with_progress(config) for config in configs]
+    if plot is not None:
+        plot.write_text(efficiency_plot(results), encoding="utf-8")
+    print_results(results, as_json, lambda result: [_training_table(result)])
+
+
+def _run_with_progress(config: TrainConfig) -> TrainResult:
+    with round_progress(f"{config.model} {config.link or 'loopback'}") as show:
+        return run_training(config, show)

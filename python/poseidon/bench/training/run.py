@@ -1,0 +1,116 @@
+"""`poseidon bench train`: replayed training with several methods, alternating in the same processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from statistics import median
+from typing import TYPE_CHECKING
+
+from poseidon.bench.hosts.fleet import Fleet, hosts_on, make_barrier, start_fleet
+from poseidon.bench.hosts.measures import step_seconds
+from poseidon.bench.training.methods import scaled_sizes
+from poseidon.bench.training.results import MethodResult, TrainConfig, TrainResult
+from poseidon.launch import free_port
+
+if TYPE_CHECKING:
+    from poseidon.bench.training.host import Round
+
+_FIRST_WARMUP = 2  # torch DDP orders its buckets and Poseidon learns factor counts in the first step
+_NEXT_WARMUP = 1
+_OVERLAP_WARMUP = 1  # more, until every step begins with the exchange that the one before has left
+
+
+def run_training(config: TrainConfig, progress: Callable[[str, int, int], None] | None = None) -> TrainResult:
+    """Measures all methods of `config` in one run. Needs root for a shaped link.
+
+    `progress(method, rounds done, rounds in all)` is called before every round. Raises PoseidonError.
+    """
+    # Torch is imported here, once, before the processes are forked; its store would warn of hosts without a name.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from poseidon.bench.training.connections import BUCKET_BYTES
+    from poseidon.bench.training.host import HostSetup, TrainingHost
+
+    setup = HostSetup(
+        table=config.table,
+        compute_seconds=config.compute_seconds,
+        bucket_bytes=max(1, BUCKET_BYTES // config.scale**2),
+        timeout_seconds=config.timeout_seconds,
+        # Every host of a testbed shares this machine's cores, so each multiplies factors with one thread.
+        options={**scaled_sizes(config.scale), "compute_threads": 1, "transport": "tcp", **config.options},
+    )
+    with hosts_on(config.host_count, config.link, mtu=config.mtu, **config.testbed) as (places, tcp_copy):
+        port, lockstep = free_port(), make_barrier(config.host_count)
+        with start_fleet(places, lambda rank: TrainingHost(setup, places, rank, port, lockstep)) as fleet:
+            rounds = _run_rounds(config, fleet, progress)
+            fleet.call_same("close", timeout_seconds=config.timeout_seconds)
+    return _summarize(config, rounds, tcp_copy)
+
+
+def _run_rounds(
+    config: TrainConfig, fleet: Fleet, progress: Callable[[str, int, int], None] | None
+) -> dict[str, list[list[Round]]]:
+    """Every method's rounds; a round is one `Round` per host. The methods take turns, so that a drift of the machine
+    meets all of them.
+    """
+    rounds: dict[str, list[list[Round]]] = {method.name: [] for method in config.methods}
+    done = 0
+    for repeat in range(config.repeat_count):
+        for method in config.methods:
+            if progress is not None:
+                progress(method.name, done, config.repeat_count * len(config.methods))
+            warmup = (_NEXT_WARMUP if repeat else _FIRST_WARMUP) + (_OVERLAP_WARMUP if method.overlap else 0)
+            arguments = (method.scaled(config.scale), warmup, config.step_count, free_port())
+            # The library's own timeout comes first, so that its error says what happened.
+            limit = config.timeout_seconds * (warmup + config.step_count) + 60
+            rounds[method.name].append(fleet.call_same("run_round", *arguments, timeout_seconds=limit))
+            done += 1
+    return rounds
+
+
+def _summarize(config: TrainConfig, rounds: dict[str, list[list[Round]]], tcp_copy: float | None) -> TrainResult:
+    table = config.table
+    full = config.full_table
+    seconds = {
+        name: [duration for hosts in repeats for duration in step_seconds([host.ends for host in hosts])]
+        for name, repeats in rounds.items()
+    }
+    without_exchange = median(seconds["none"])
+    # All hosts of a run on loopback share one interface, whose counters hold the bytes of every one of them.
+    sharers = config.host_count if config.link is None else 1
+    results = []
+    for method in config.methods:
+        efficiency = without_exchange / median(seconds[method.name])
+        counted_steps = sum(hosts[0].counted_steps for hosts in rounds[method.name])
+        by_host = [
+            sum(hosts[rank].interface.total for hosts in rounds[method.name]) / counted_steps / sharers
+            for rank in range(config.host_count)
+        ]
+        payloads = [host.payload.total for hosts in rounds[method.name] for host in hosts if host.payload is not None]
+        results.append(
+            MethodResult(
+                method=method.name,
+                step_seconds=seconds[method.name],
+                iteration_seconds=median(seconds[method.name]),
+                efficiency=efficiency,
+                speedup=config.host_count * efficiency,
+                images_per_second=config.host_count * efficiency * full.batch / full.iteration_seconds,
+                closed_form_bytes=method.closed_form_bytes(table, config.host_count),
+                payload_bytes=sum(payloads) / config.host_count / counted_steps if payloads else None,
+                interface_bytes=sum(by_host) / config.host_count,
+                interface_bytes_max=max(by_host),
+            )
+        )
+    return TrainResult(
+        model=full.name,
+        hosts=config.host_count,
+        link=config.link,
+        scale=config.scale,
+        compute_seconds=config.compute_seconds,
+        parameter_count=table.parameter_count,
+        batch=table.batch,
+        tcp_copy_bits_per_second=tcp_copy,
+        methods=results,
+        device=config.device,
+        testbed=config.testbed,
+    )
