@@ -61,6 +61,7 @@ struct LayerStats {
   std::int64_t started_ns = 0;  // by the monotonic clock
   std::int64_t completed_ns = 0;
 
+  /// Whether this rank came too late for at least one chunk of the step (stragglers=drop).
   bool late() const { return late_chunks > 0; }
 };
 
