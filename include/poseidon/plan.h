@@ -81,8 +81,8 @@ struct Costs {
 /// The costs of an M×N layer (`rows`, `cols`) in a cluster.
 Costs costs(std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster);
 
-/// Algorithm 1, generalized to the cluster's placement. The layer's own scheme, if it names one; local for one worker;
-/// ps for a layer that is not factorable; otherwise the cheaper of ps and sfb, and sfb if both cost the same.
+/// Algorithm 1, generalized to the cluster's placement. One worker takes local. Otherwise a layer takes its own scheme,
+/// if it names one; ps, if it is not factorable; or the cheaper of ps and sfb, and sfb if both cost the same.
 /// `factor_count` is the mean K over the workers, or 0 if it is unknown, which gives ps.
 Scheme best_scheme(const Layer& layer, double factor_count, const Cluster& cluster);
 

@@ -12,15 +12,15 @@ class Buffer {
  public:
   Buffer() = default;
   explicit Buffer(std::size_t size_bytes);
-  /// Empty where the machine has no such memory.
+  /// Returns an empty buffer if the machine has not enough memory.
   static Buffer try_make(std::size_t size_bytes);
 
   std::byte* data() { return data_.get(); }
   const std::byte* data() const { return data_.get(); }
   std::size_t size() const { return size_; }
-  /// What it could have: at least its size.
+  /// The largest size to which it can be resized.
   std::size_t capacity_bytes() const { return capacity_bytes_; }
-  /// Up to its capacity; the memory stays.
+  /// Sets the size, up to the capacity. The memory stays where it is.
   void resize(std::size_t size_bytes) { size_ = size_bytes; }
   std::span<std::byte> span() { return {data_.get(), size_}; }
   std::span<const std::byte> span() const { return {data_.get(), size_}; }

@@ -15,17 +15,17 @@
 
 namespace poseidon {
 
-/// Not thread-safe: it belongs to one loop. Held by shared_ptr: a shared buffer may outlive its pool's owner. What is
-/// taken comes back.
+/// Not thread-safe: it belongs to one loop. It is held by shared_ptr, because a shared buffer may outlive the owner of
+/// its pool. Every buffer that is taken must be given back.
 ///
-/// Most sizes repeat from step to step, some (those of factors) vary with the batch: a free buffer also serves for a
-/// size that is a fifth smaller than it at most. What is free is twice the most that was in use at once, or
-/// kLeastFreeBytes where that is more; what has not been used for the longest goes first.
+/// Most sizes repeat from step to step, but those of factors vary with the batch. So a free buffer also serves a
+/// request that is at most a fifth smaller. Free buffers together have at most twice the bytes that were in use at
+/// once, or kLeastFreeBytes if that is more. Those that have not been used for the longest time are freed first.
 ///
-/// All memory of a pool, in use or free, is charged to its budget; where that is used up, free buffers go first.
+/// All memory of a pool, in use or free, is charged to its budget. If the budget is used up, free buffers are freed.
 ///
-/// Some of what is taken is kept for longer than others need to come and go. It is to be beside the most that those
-/// others have needed at once: `try_keep` says whether that goes.
+/// Some buffers are kept for a long time, such as results for late workers. They must fit in the budget beside the most
+/// that all others have needed at once. `try_keep` says whether they do.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
   static constexpr std::size_t kLeastFreeBytes = std::size_t{64} << 20;
@@ -36,7 +36,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
 
-  /// For sizes that have been checked: does not ask the budget.
+  /// Takes a buffer and charges it, even above the budget's limit. For sizes that have been checked before.
   Buffer take(std::size_t size_bytes) {
     if (Buffer buffer = take_free(size_bytes)) return buffer;
     Buffer buffer(size_bytes);
@@ -44,7 +44,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
     return buffer;
   }
 
-  /// For sizes that others ask for: empty where the budget or the machine has no room.
+  /// Takes a buffer, or an empty one if the budget or the machine has no room. For sizes that a peer asks for.
   Buffer try_take(std::size_t size_bytes) {
     if (Buffer buffer = take_free(size_bytes)) return buffer;
     if (!try_charge(size_bytes)) return {};
@@ -67,16 +67,16 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   /// A buffer that returns here when its last owner lets go (on the pool's loop).
   std::shared_ptr<Buffer> take_shared(std::size_t size_bytes) { return share(take(size_bytes)); }
 
-  /// The same for a buffer that was taken before.
+  /// The same, for a buffer that was taken before.
   std::shared_ptr<Buffer> share(Buffer buffer) {
     auto lease = std::make_shared<Lease>(shared_from_this(), std::move(buffer));
     return {lease, &lease->buffer};
   }
 
   const MemoryBudget& budget() const { return *budget_; }
-  /// Kept for later.
+  /// Bytes of the free buffers.
   std::size_t free_bytes() const { return free_bytes_; }
-  /// Whether the budget has room for so much more.
+  /// Whether the budget has room for that much more. Frees the free buffers if it has not.
   bool has_room(std::size_t size_bytes) {
     if (!fits(size_bytes)) {
       drop_free();
@@ -85,11 +85,11 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
     note_need(size_bytes);
     return true;
   }
-  /// The same, with what is free still in its place: for a question that nothing may follow.
+  /// The same, without freeing anything.
   bool could_hold(std::size_t size_bytes) const {
     return budget_->has_room(size_bytes - std::min(size_bytes, charged_bytes_ - used_bytes_));
   }
-  /// Memory that its owner holds elsewhere counts, too.
+  /// Charges memory that the pool's owner holds elsewhere. False, and nothing is charged, if there is no room.
   bool try_charge(std::size_t size_bytes) {
     if (!try_cover(size_bytes)) {
       drop_free();
@@ -109,8 +109,8 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
     trim();
   }
 
-  /// So much of what is taken stays, until `end_keep`. Charges now what there has to be for everything else to find
-  /// as much as it has ever needed at once; false where the budget has no room for that.
+  /// Notes that this much of what is taken stays until `end_keep`. Charges at once the memory that everything else has
+  /// ever needed at once. False, and nothing is charged, if the budget has no room for that.
   bool try_keep(std::size_t size_bytes) {
     const std::size_t bytes = most_needed_bytes_ + kept_bytes_ + size_bytes;
     if (bytes > charged_bytes_) {
@@ -120,7 +120,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
     kept_bytes_ += size_bytes;
     return true;
   }
-  /// It is in use no longer.
+  /// Notes that kept memory is no longer in use.
   void end_keep(std::size_t size_bytes) {
     kept_bytes_ -= size_bytes;
     trim();
@@ -140,13 +140,13 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
     std::uint64_t last_use = 0;  // by `uses_`
   };
 
-  /// Empty where no free buffer serves for the size.
+  /// Returns an empty buffer if no free one serves the size.
   Buffer take_free(std::size_t size_bytes);
   void drop_free();
   std::size_t most_free_bytes() const { return std::max(2 * most_used_bytes_, kLeastFreeBytes); }
   void drop_oldest();
 
-  /// What would have to be charged for so much more.
+  /// The bytes that would have to be charged for that much more.
   std::size_t missing_for(std::size_t size_bytes) const {
     const std::size_t uncommitted_bytes = charged_bytes_ - used_bytes_ - free_bytes_;
     return size_bytes - std::min(size_bytes, uncommitted_bytes);
@@ -167,7 +167,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
     const std::size_t needed_bytes = used_bytes_ - std::min(used_bytes_, kept_bytes_) + more_bytes;
     most_needed_bytes_ = std::max(most_needed_bytes_, needed_bytes);
   }
-  /// Releases what is charged for neither what there is nor what may be needed beside what is kept.
+  /// Releases what is charged beyond the buffers that exist and the reserve beside kept ones.
   void trim() {
     std::size_t bytes = used_bytes_ + free_bytes_;
     if (kept_bytes_ > 0) bytes = std::max(bytes, most_needed_bytes_ + kept_bytes_);
@@ -177,12 +177,12 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   }
 
   const std::shared_ptr<MemoryBudget> budget_;
-  std::size_t charged_bytes_ = 0;  // by this pool, to be released with it: at least what is used and free
+  std::size_t charged_bytes_ = 0;  // charged by this pool: at least what is used and free
   std::size_t used_bytes_ = 0;
   std::size_t free_bytes_ = 0;
-  std::size_t kept_bytes_ = 0;               // of those used
-  std::size_t most_needed_bytes_ = 0;        // used at once beside those kept, or asked for
-  std::size_t most_used_bytes_ = 0;          // at once
+  std::size_t kept_bytes_ = 0;               // part of used_bytes_
+  std::size_t most_needed_bytes_ = 0;        // the most that was used at once, or asked for, beside the kept bytes
+  std::size_t most_used_bytes_ = 0;          // the most that was used at once
   std::map<std::size_t, FreeBuffers> free_;  // by capacity
   std::uint64_t uses_ = 0;
 };

@@ -1,4 +1,4 @@
-// The clocks of the core: one monotonic source, so that traces of threads line up.
+// The library's clocks. All threads use one monotonic clock, so that their traces can be compared.
 #pragma once
 
 #include <chrono>
@@ -13,7 +13,7 @@ inline std::int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
 }
 
-/// The time of day in nanoseconds since 1970: for people, never for waiting.
+/// The time of day in nanoseconds since 1970. It is for people to read, never for waiting.
 inline std::int64_t wall_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
       .count();

@@ -1,4 +1,4 @@
-// CRC-32C (Castagnoli): tells torn and damaged data from whole. Not a defence against people.
+// CRC-32C (Castagnoli). It detects torn and damaged data. It does not protect from attackers.
 #pragma once
 
 #include <cstddef>
@@ -7,11 +7,11 @@
 
 namespace poseidon {
 
-/// Of `data`, or of what came before, whose checksum is `before`, followed by `data`. Several GB/s where the CPU has
-/// the instruction.
+/// The checksum of `data`, or of earlier data with the checksum `before` followed by `data`. It runs at several GB/s if
+/// the CPU has the instruction.
 std::uint32_t crc32c(std::span<const std::byte> data, std::uint32_t before = 0);
 
-/// The same from tables alone, as on a CPU without the instruction.
+/// The same, computed from tables as on a CPU without the instruction.
 std::uint32_t crc32c_by_table(std::span<const std::byte> data, std::uint32_t before = 0);
 
 }  // namespace poseidon

@@ -7,8 +7,8 @@
 
 namespace poseidon {
 
-/// Raises the process's limit (`ulimit -n`), as far as the system lets it, until there is room for `more_count` beside
-/// those that are open now. ErrorCode::invalid_argument, with what to do, where the hard limit is too low for that.
+/// Raises the process's limit (`ulimit -n`), as far as the system permits, until there is room for `more_count` beside
+/// those that are open now. ErrorCode::invalid_argument: the hard limit is too low; the message says what to do.
 Status make_room_for_descriptors(std::size_t more_count);
 
 }  // namespace poseidon

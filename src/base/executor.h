@@ -1,4 +1,4 @@
-// Executor: a few threads for arithmetic that would hold up a loop (factor products).
+// Executor: a few threads for arithmetic that would take a loop too long (factor products).
 #pragma once
 
 #include <condition_variable>
@@ -15,7 +15,7 @@ namespace poseidon {
 class Executor {
  public:
   explicit Executor(int thread_count);
-  /// Runs what was given before, then joins.
+  /// Finishes the jobs that were given before, then joins the threads.
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;

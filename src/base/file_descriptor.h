@@ -35,7 +35,7 @@ class FileDescriptor {
   int fd_ = -1;
 };
 
-/// Whether a call on a socket that does not block failed only because it would have had to.
+/// Whether a call on a non-blocking socket failed only because it would have had to block.
 inline bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
 /// "Connection refused" for ECONNREFUSED, …; thread-safe, unlike strerror.

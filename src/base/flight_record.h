@@ -1,4 +1,4 @@
-// Flight records: the files that say what a process knew when its job failed (docs/flight-records.md).
+// Flight records: files with what a process knew when its job failed (docs/flight-records.md).
 #pragma once
 
 #include <chrono>
@@ -19,53 +19,52 @@ namespace poseidon {
 /// How a process learnt that the job has failed.
 enum class FailureSource : std::uint8_t {
   own,          // it ended the job itself
-  told,         // another process said so
+  told,         // another process told it
   lost,         // a connection ended
   left,         // another process has shut down too early
-  silent,       // nothing came for too long
+  silent,       // nothing arrived for too long
   refused,      // a server refused a request
   unreachable,  // a connection could not be made
-  found,        // what came does not fit
+  found,        // it received something that does not fit
 };
 std::string_view failure_source_name(FailureSource source);
 
-/// What every record begins with.
+/// The fields with which every record begins.
 struct FlightRecordHead {
   std::string process;  // "worker" or "server"
   std::string job;
   std::string run;  // equal for the processes of one membership; empty before they have met
   std::uint32_t generation = 0;
-  int rank = -1;  // -1: a server of its own
+  int rank = -1;  // -1: a dedicated server
   int slot = -1;
   int world_size = 0;
   std::string_view phase;  // "meeting", "linking" or "running"
   double timeout_s = 0;
   Status error;
   FailureSource source = FailureSource::found;
-  FlightEvent::Party party = FlightEvent::Party::none;  // whom the source is about
+  FlightEvent::Party party = FlightEvent::Party::none;  // which kind of process the source is about
   std::uint32_t index = kNoFlightId;
   std::int64_t time_ns = 0;  // monotonic
   std::int64_t wall_ns = 0;
 };
 
-/// Opens the document's object and writes the head's fields; the caller goes on and closes it.
+/// Opens the document's object and writes the head's fields. The caller writes the rest and closes the object.
 void write_head(JsonWriter& json, const FlightRecordHead& head);
 
-/// A name in `directory` that no other record has: poseidon-JOB-WHO-TIME-PID.json.
+/// A path in `directory` that no other record has: poseidon-JOB-WHO-TIME-PID.json.
 std::string flight_record_path(const std::string& directory, const std::string& job, const std::string& who,
                                std::int64_t wall_ns);
 
-/// Makes the directory where it is missing. ErrorCode::unreachable where no file can be written there.
+/// Makes the directory if it is missing. ErrorCode::unreachable: no file can be written there.
 Status open_record_directory(const std::string& directory);
 
-/// Writes the file as a whole or not at all, readable by this user alone, and removes the oldest of this process and
-/// job beyond kKeptRecords. Those that other processes have left under the same job and rank go after
-/// kOthersRecordsStay.
+/// Writes the file as a whole or not at all. Only this user can read it. Removes the oldest records of this process and
+/// job beyond kKeptRecords, and those of other processes with the same job and rank after kOthersRecordsStay.
 inline constexpr std::size_t kKeptRecords = 8;
 inline constexpr auto kOthersRecordsStay = std::chrono::hours(7 * 24);
 Status write_flight_record(const std::string& path, const std::string& text);
 
-/// Writes a record on a thread of its own. Owner's thread only.
+/// Writes a record on a separate thread. Only the owner's thread calls it.
 class FlightRecordWriter {
  public:
   FlightRecordWriter() = default;
@@ -73,9 +72,10 @@ class FlightRecordWriter {
   FlightRecordWriter(const FlightRecordWriter&) = delete;
   FlightRecordWriter& operator=(const FlightRecordWriter&) = delete;
 
-  /// Once. `make_text` runs on the writer's thread; what it uses must live until `wait` has returned.
+  /// Starts writing; may be called once. `make_text` runs on the writer's thread, and what it uses must live until
+  /// `wait` has returned.
   void start(std::string path, std::function<std::string()> make_text);
-  /// Returns when `make_text` has run and the file is there; a disk that takes longer than 2 s is left to itself.
+  /// Returns when `make_text` has run and the file exists, or after 2 s if the disk is slow.
   void wait();
 
  private:

@@ -1,4 +1,4 @@
-// FlightRecorder: the last events of one loop, kept in case its job fails (docs/flight-records.md).
+// FlightRecorder: keeps the last events of one loop in case its job fails (docs/flight-records.md).
 #pragma once
 
 #include <array>
@@ -17,17 +17,17 @@ inline constexpr std::uint32_t kNoFlightId = 0xffffffffu;
 /// One thing that a loop did. `what` has static storage: a message's kind, a scheme, an error code.
 struct FlightEvent {
   enum class Kind : std::uint8_t {
-    connected,  // a flow is there
-    greeted,    // its hello has come
-    message,    // one is complete
-    sent,       // one has been given to its flow
-    start,      // a layer's exchange
-    complete,
-    refused,  // a request
-    left,     // a goodbye has come
-    closed,   // a flow has ended
-    overdue,  // a chunk has waited too long
-    failed,   // the job, here
+    connected,  // a flow was made
+    greeted,    // its hello arrived
+    message,    // a message is complete
+    sent,       // a message was given to its flow
+    start,      // a unit's exchange started
+    complete,   // a unit's exchange completed
+    refused,    // a request was refused
+    left,       // a goodbye arrived
+    closed,     // a flow ended
+    overdue,    // a chunk has waited too long
+    failed,     // the job failed here
   };
   enum class Party : std::uint8_t { none, peer, server, worker };  // what is at the other end
 
@@ -47,20 +47,20 @@ static_assert(sizeof(FlightEvent) <= 48, "one is written for every message");
 std::string_view flight_event_name(FlightEvent::Kind kind);
 std::string_view flight_party_name(FlightEvent::Party party);
 
-/// What was in a recorder at one moment, for another thread.
+/// A copy of a recorder's events, for another thread.
 struct FlightEvents {
   std::vector<FlightEvent> events;  // the oldest first
   std::uint64_t forgotten_count = 0;
 };
 
-/// Neither locks nor allocates after its construction: its loop's thread only.
+/// It neither locks nor allocates after its construction. Only its loop's thread uses it.
 class FlightRecorder {
  public:
   static constexpr std::size_t kEventCount = 4096;
 
   FlightRecorder() : ring_(kEventCount) {}
 
-  /// `event.time_ns` of 0: now.
+  /// Adds an event. A `time_ns` of 0 means now.
   void note(FlightEvent event) {
     if (event.time_ns == 0) event.time_ns = now_ns();
     ring_[static_cast<std::size_t>(count_++ % kEventCount)] = event;
@@ -73,7 +73,7 @@ class FlightRecorder {
   std::uint64_t count_ = 0;
 };
 
-/// A value of the form {"loop", "forgotten", "columns", "events"}; times in µs relative to `now_ns`.
+/// Writes an object with the keys "loop", "forgotten", "columns" and "events". Times are in µs relative to `now_ns`.
 void write_events(JsonWriter& json, std::string_view loop, const FlightEvents& events, std::int64_t now_ns);
 
 }  // namespace poseidon

@@ -1,10 +1,10 @@
-// How a thread treats floating-point numbers that are very small.
+// How a thread treats very small floating-point numbers.
 #pragma once
 
 namespace poseidon {
 
-/// Denormal numbers are kept on the calling thread, whatever the thread that made it does with them
-/// (torch.set_flush_denormal): every replica and every server has to compute the same bits.
+/// Makes the calling thread keep denormal numbers, whatever the thread that started it does (torch.set_flush_denormal).
+/// Every replica and every server has to compute the same bits.
 void keep_denormals();
 
 }  // namespace poseidon

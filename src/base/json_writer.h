@@ -1,4 +1,4 @@
-// JsonWriter: one JSON document, piece by piece.
+// JsonWriter: writes one JSON document piece by piece.
 #pragma once
 
 #include <concepts>
@@ -8,8 +8,8 @@
 
 namespace poseidon {
 
-/// Commas and escapes are its business, the nesting is the caller's. Text that is not UTF-8 comes out with
-/// U+FFFD for each wrong byte.
+/// It writes commas and escapes; the caller is responsible for the nesting. Each byte that is not UTF-8 is written as
+/// U+FFFD.
 class JsonWriter {
  public:
   JsonWriter& begin_object() { return open('{'); }
@@ -23,7 +23,7 @@ class JsonWriter {
   JsonWriter& value(bool truth) { return raw(truth ? "true" : "false"); }
   template <std::integral T>
   requires(!std::same_as<T, bool>) JsonWriter& value(T number) { return raw(std::to_string(number)); }
-  /// With a thousandth as the smallest part.
+  /// Writes a number with three decimal places at most.
   JsonWriter& value(double number);
   JsonWriter& null() { return raw("null"); }
 
@@ -31,7 +31,7 @@ class JsonWriter {
   JsonWriter& field(std::string_view name, const T& content) {
     return key(name).value(content);
   }
-  /// Another document as a value.
+  /// Writes another document as a value.
   JsonWriter& raw(std::string_view json);
 
   const std::string& text() const { return text_; }
@@ -43,7 +43,7 @@ class JsonWriter {
   void append_quoted(std::string_view text);
 
   std::string text_;
-  bool first_ = true;  // nothing stands before the next value in its array or object
+  bool first_ = true;  // the next value is the first of its array or object
 };
 
 }  // namespace poseidon

@@ -1,4 +1,4 @@
-// MemoryBudget: how much memory one owner, a job on a server, may hold, whichever of its loops takes it.
+// MemoryBudget: limits how much memory one owner may hold on all its loops together, such as a job on a server.
 #pragma once
 
 #include <algorithm>
@@ -9,10 +9,10 @@
 
 namespace poseidon {
 
-/// Thread-safe. What is charged has to be released.
+/// Thread-safe. Everything that is charged must be released.
 class MemoryBudget {
  public:
-  /// 0: no limit. What is charged here is charged to `whole`, too, of which this is a part; null: of none.
+  /// A `limit_bytes` of 0 means no limit. What is charged here is also charged to `whole`, if there is one.
   explicit MemoryBudget(std::size_t limit_bytes, std::shared_ptr<MemoryBudget> whole = nullptr)
       : limit_bytes_(limit_bytes), whole_(std::move(whole)) {}
 
@@ -20,7 +20,7 @@ class MemoryBudget {
   std::size_t used_bytes() const { return used_bytes_.load(std::memory_order_relaxed); }
   const MemoryBudget* whole() const { return whole_.get(); }
 
-  /// Its own limit or the whole's, whichever is lower; 0: none.
+  /// The lower one of its own limit and the limit of the whole; 0: there is no limit.
   std::size_t lowest_limit_bytes() const {
     const std::size_t whole_bytes = whole_ ? whole_->lowest_limit_bytes() : 0;
     return limit_bytes_ == 0 || whole_bytes == 0 ? std::max(limit_bytes_, whole_bytes)
@@ -29,7 +29,7 @@ class MemoryBudget {
   bool has_room(std::size_t size_bytes) const {
     return fits(used_bytes(), size_bytes) && (!whole_ || whole_->has_room(size_bytes));
   }
-  /// False, and nothing is charged, where there is no room.
+  /// Charges if there is room. Otherwise it charges nothing and returns false.
   bool try_charge(std::size_t size_bytes) {
     std::size_t used = used_bytes();
     do {
@@ -39,7 +39,7 @@ class MemoryBudget {
     used_bytes_.fetch_sub(size_bytes, std::memory_order_relaxed);
     return false;
   }
-  /// For what can no longer be refused: may pass the limit.
+  /// Charges even above the limit, for what can no longer be refused.
   void charge(std::size_t size_bytes) {
     used_bytes_.fetch_add(size_bytes, std::memory_order_relaxed);
     if (whole_) whole_->charge(size_bytes);

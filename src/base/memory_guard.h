@@ -1,4 +1,4 @@
-// A loop that finds no memory fails what it works on, not the process.
+// A loop that finds no memory fails the operation that it works on, and not the process.
 #pragma once
 
 #include <new>
@@ -8,9 +8,9 @@
 
 namespace poseidon {
 
-/// What `work`, which returns a Status or a Result, comes to; ErrorCode::refused where the machine has no memory for
-/// it. `what` is called then, and names what took too much: "the payload of 12345 bytes from rank 3". What `work` left
-/// half done has to be ended by the caller.
+/// Calls `work`, which returns a Status or a Result, and returns its result. ErrorCode::refused: the machine has not
+/// enough memory. `what` is called then; it names what took too much: "the payload of 12345 bytes from rank 3". The
+/// caller has to clean up what `work` left half done.
 template <typename Work, typename What>
 auto guard_memory(const Work& work, const What& what) -> decltype(work()) {
   try {

@@ -6,8 +6,8 @@
 
 namespace poseidon {
 
-/// Fills `out` (at most 256 bytes) from the kernel's generator. Aborts where there is none: nothing that needs it would
-/// be safe without.
+/// Fills `out` (at most 256 bytes) from the kernel's generator. Aborts the process if there is none, because nothing
+/// that needs it would be safe without.
 void fill_with_random_bytes(std::span<std::byte> out);
 
 }  // namespace poseidon

@@ -13,7 +13,7 @@ namespace poseidon {
 inline constexpr std::size_t kDigestBytes = 32;
 using Digest = std::array<std::byte, kDigestBytes>;
 
-/// One digest: any number of updates, then finish, once. One thread.
+/// Computes one digest: call `update` any number of times, then `finish` once. Not thread-safe.
 class Sha256 {
  public:
   void update(std::span<const std::byte> bytes);
@@ -32,10 +32,10 @@ class Sha256 {
 
 Digest sha256(std::span<const std::byte> bytes);
 
-/// Of the pieces one after the other; a key of any length.
+/// The HMAC of the pieces of `message`, one after the other. The key may have any length.
 Digest hmac_sha256(std::span<const std::byte> key, std::initializer_list<std::span<const std::byte>> message);
 
-/// Takes the same time wherever they differ. False for different sizes.
+/// Compares in a time that does not depend on where the two differ. False for different sizes.
 bool equal_in_constant_time(std::span<const std::byte> a, std::span<const std::byte> b);
 
 /// The bytes of a text.

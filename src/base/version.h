@@ -1,4 +1,4 @@
-// The version that ranks compare before they talk.
+// The version that ranks compare before they exchange anything.
 #pragma once
 
 namespace poseidon {

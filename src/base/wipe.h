@@ -1,4 +1,4 @@
-// What is secret does not stay in memory that is no longer used.
+// Removes secrets from memory that is no longer used.
 #pragma once
 
 #include <string.h>
@@ -9,10 +9,10 @@
 
 namespace poseidon {
 
-/// Also where the compiler sees that nobody reads it again.
+/// Overwrites the bytes, even if the compiler sees that nobody reads them again.
 inline void wipe(std::span<std::byte> secret) { ::explicit_bzero(secret.data(), secret.size()); }
 
-/// Leaves an empty string.
+/// Overwrites the text and leaves an empty string.
 inline void wipe(std::string& secret) {
   wipe(std::as_writable_bytes(std::span(secret)));
   secret.clear();
