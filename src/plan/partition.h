@@ -9,15 +9,15 @@
 
 namespace poseidon {
 
-/// The least that a chunk may hold when a unit is spread: below this, messages cost more than they move.
+/// The smallest chunk into which a unit is spread. Below this size a message costs more than it gains.
 inline constexpr std::size_t kMinChunkBytes = 16u << 10;
-/// Every chunk but a unit's last is a multiple of this: a cache line, whole elements of every dtype.
+/// The size of every chunk but a unit's last is a multiple of this: a cache line, and whole elements of every dtype.
 inline constexpr std::size_t kChunkAlignmentBytes = 64;
 
-/// The size of the chunks that a unit of `size_bytes` is cut into. `chunk_bytes` is the cap.
+/// The size of the chunks into which a unit of `size_bytes` is cut. `chunk_bytes` is the upper limit.
 std::size_t spread_chunk_bytes(std::size_t size_bytes, int server_count, std::size_t chunk_bytes);
 
-/// Fills `plan.units[…].chunks` and `plan.server_bytes`; the rest of `plan` is complete.
+/// Fills in `plan.units[…].chunks` and `plan.server_bytes`. The rest of `plan` must be complete.
 void assign_chunks(Plan& plan, const Options& options);
 
 }  // namespace poseidon

@@ -1,4 +1,4 @@
-// PriorityMap: which flow carries which unit, and what goes first on it (Geryon §III).
+// PriorityMap: which flow carries which unit, and its place in the send queue (Geryon §III).
 #pragma once
 
 #include <cstddef>
@@ -7,22 +7,23 @@
 
 namespace poseidon {
 
-/// How many levels the queues tell apart (wire::kPriorityLevels).
+/// The number of levels in the send queues (wire::kPriorityLevels).
 inline constexpr int kPriorityLevelCount = 1024;
 
-/// Of what one unit sends and is sent.
+/// The priority of a unit's messages and of their answers.
 struct Priority {
   std::uint16_t level = 0;          // in send queues: wire::Header::priority
   std::uint8_t priority_class = 0;  // of the flow; 0 the most urgent
 };
 
-/// Levels between the first, for what ends or begins a connection, and the last, for goodbyes.
+/// Units have levels between the first one, for messages that begin or end a connection, and the last, for goodbyes.
 std::uint16_t level_of(double urgency);
 
-/// Written when priorities are set and read for every message, both on the client's loop: no locks.
+/// It is written when priorities are set, and read for every message. Both happen on the client's loop, so it needs no
+/// locks.
 class PriorityMap {
  public:
-  /// For units that nobody has set: after all others, in the last class.
+  /// Units without a priority go after all others, in the last class.
   explicit PriorityMap(int class_count);
 
   Priority of(std::uint32_t unit) const { return unit < priorities_.size() ? priorities_[unit] : default_; }

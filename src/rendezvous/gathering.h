@@ -17,9 +17,9 @@
 
 namespace poseidon {
 
-/// One process's part in it. The lowest slot that has come writes the roster, and what the roster says holds. The
-/// store may lose its content at any time, when the process that serves it is replaced: whatever is missing is written
-/// again. Used by one thread, once.
+/// One process's side of a gathering. The lowest slot that has come writes the roster, and the roster decides. The
+/// store may lose its content at any time, when the process that serves it is replaced. Then every process writes again
+/// what is missing of its own. One thread uses it, once.
 class Gathering {
  public:
   Gathering(Store& store, const Options& options, const Member& mine, std::uint32_t at_least);
@@ -44,18 +44,18 @@ class Gathering {
 
   Store& store_;
   const Options& options_;
-  Entry mine_;  // its generation rises while others ask for later ones
+  Entry mine_;  // its generation rises if others ask for later ones
   const Facts facts_;
-  std::uint32_t known_generation_;  // the highest that the store has had
+  std::uint32_t known_generation_;  // the highest generation seen in the store
   const Clock::time_point deadline_;
   const std::chrono::milliseconds window_;
   std::chrono::milliseconds leader_patience_;
-  std::vector<int> last_slots_;  // who is in the last roster; empty: the store has none
-  Status away_;                  // why the store did not answer the last time; ok: it did
-  Clock::time_point answered_;   // when it did the last time
+  std::vector<int> last_slots_;  // the slots of the last roster; empty: the store has no roster
+  Status away_;                  // why the store did not answer the last time; ok: it answered
+  Clock::time_point answered_;   // when the store answered the last time
   int displaced_count_ = 0;
-  // In this generation:
-  std::map<int, std::uint32_t> arrivals_;  // what each slot's last one was; not kept by those that cannot lead
+  // Of this generation:
+  std::map<int, std::uint32_t> arrivals_;  // each slot's last generation; only processes that may lead keep it
   Clock::time_point last_arrival_;
   std::optional<Clock::time_point> complete_since_;
 };

@@ -9,11 +9,11 @@
 
 namespace poseidon {
 
-/// The addresses of this host that `options.interfaces` (device names or addresses) ask for, or the
-/// one that leads to master_addr. ErrorCode::unreachable where there is none.
+/// The addresses of this host that `options.interfaces` names (device names or addresses). Without interfaces it is the
+/// address that leads to master_addr. ErrorCode::unreachable: there is none.
 Result<std::vector<std::string>> listen_hosts(const Options& options);
 
-/// Tells this process's host from others: the kernel's boot, its network namespace and the user.
+/// An id of this process's host, made of the kernel's boot, the network namespace and the user.
 std::string host_id();
 
 }  // namespace poseidon

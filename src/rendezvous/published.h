@@ -1,4 +1,4 @@
-// What the members of a job publish in its store: the keys, and the texts behind them.
+// What the members of a job publish in its store: the keys, and the format of the values.
 #pragma once
 
 #include <cstdint>
@@ -12,32 +12,33 @@
 
 namespace poseidon {
 
-/// The number of the generation that is wanted, one entry of each slot, and who takes part in the last generation.
+/// The keys of the wanted generation's number, of each slot's entry, and of the last generation's roster.
 std::string generation_key(const std::string& job);
 std::string member_key(const std::string& job, int slot);
 std::string roster_key(const std::string& job);
-/// Why one of a generation has given up before all had met, and which of its slots need its store no longer.
+/// The keys for a process that has given up before all had met, and for a slot that no longer needs the store.
 std::string failure_key(const std::string& job, std::uint32_t generation);
 std::string left_key(const std::string& job, std::uint32_t generation, int slot);
 
-/// 0 for a text that is no number.
+/// The number in `text`, or 0 if it is not a number.
 std::uint32_t parse_generation(const std::string& text);
 
-/// What must be equal on all ranks, in the order in which differences are reported.
+/// Names and values that must be equal on all ranks, in the order in which differences are reported.
 using Facts = std::vector<std::pair<std::string, std::string>>;
 Facts shared_facts(const Options& options);
 
-/// What a process says of itself.
+/// What a process publishes about itself.
 struct Entry {
-  std::uint32_t generation = 0;  // that it wants to be part of; 0: this is no entry
-  std::string nonce;             // tells it from others that claim the same slot
+  std::uint32_t generation = 0;  // the generation of which it wants to be part; 0: this is no entry
+  std::string nonce;             // distinguishes it from others that claim the same slot
   Member member;
 };
 std::string make_nonce();
 std::string to_text(const Entry& entry, const Facts& facts);
 Entry parse_entry(const std::string& text);
 
-/// The first difference between what this process and the one in `slot`, whose text is given, believe.
+/// Compares this process's facts with the published `text` of the process in `slot`. ErrorCode::mismatch names the
+/// first difference.
 Status compare(const Options& options, int slot, const std::string& text, const Facts& facts);
 
 /// Which process has given up, and why.

@@ -1,6 +1,6 @@
-// What a TcpStore and its server say to each other after the handshake, little-endian: request = op byte ('S' set, 'G'
-// get), key length u32, value length u32, key, value; answer = value length u32, value ('S': empty), or one of the
-// lengths that stand for no value.
+// The messages between a TcpStore and its server after the handshake. Integers are little-endian. A request has an op
+// byte ('S' set, 'G' get), the key's length (u32), the value's length (u32), the key and the value. An answer has the
+// value's length (u32) and the value (empty for 'S'), or one of the special lengths that mean "no value".
 #pragma once
 
 #include <cstddef>
@@ -33,7 +33,7 @@ inline std::uint32_t read_u32(const char* in) {
   return value;
 }
 
-/// A request as it lies in what has been received.
+/// A request. Key and value point into the received bytes.
 struct Request {
   char op = kGet;
   std::string_view key;
@@ -42,11 +42,11 @@ struct Request {
   std::size_t size_bytes() const { return kRequestHeaderBytes + key.size() + value.size(); }
 };
 
-/// The text of a request; its key and value have been checked against the limits.
+/// The bytes of a request. The caller has checked key and value against the limits.
 std::string to_text(const Request& request);
 
-/// The first request of what a connection has sent so far; nullopt: it is not there as a whole. ErrorCode::mismatch as
-/// soon as it cannot become one: an unknown op, or a length over its limit.
+/// The first request in the received bytes, or nullopt if it is not complete yet. ErrorCode::mismatch: the bytes cannot
+/// become a request, because the op is unknown or a length is above its limit.
 Result<std::optional<Request>> parse_request(std::string_view in);
 
 }  // namespace poseidon::store_protocol

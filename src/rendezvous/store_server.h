@@ -1,4 +1,4 @@
-// StoreServer: keys and values for whoever knows the job's secret, on a thread of its own.
+// StoreServer: serves keys and values to processes that know the job's secret, on a separate thread.
 #pragma once
 
 #include <cstddef>
@@ -18,14 +18,14 @@
 
 namespace poseidon {
 
-/// Serves until it is destroyed. What it keeps, and what a connection may make it hold, is bounded.
+/// Serves until it is destroyed. What it keeps, and what a connection may make it hold, is limited.
 class StoreServer {
  public:
   static constexpr std::size_t kMostKeys = std::size_t{1} << 16;
-  static constexpr std::size_t kMostStoredBytes = std::size_t{128} << 20;  // of keys and values
+  static constexpr std::size_t kMostStoredBytes = std::size_t{128} << 20;  // keys and values together
   static constexpr std::size_t kMostConnections = 4096;
 
-  /// unreachable, with the system's words, when the address cannot be bound.
+  /// ErrorCode::unreachable, with the system's message: the address cannot be bound.
   static Result<std::unique_ptr<StoreServer>> listen(const tcp::SocketAddress& address, const Admission& admission);
 
   StoreServer(FileDescriptor socket, const Admission& admission);
@@ -37,7 +37,7 @@ class StoreServer {
   struct Connection {
     ByteStream stream;
     std::string in;
-    std::string out;  // one answer at a time: who does not read gets no more of them
+    std::string out;  // one answer at a time: a client that does not read gets no further answers
     std::size_t sent_bytes = 0;
     bool is_sending() const { return !out.empty() || stream.has_unsent(); }
   };

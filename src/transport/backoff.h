@@ -6,7 +6,7 @@
 
 namespace poseidon {
 
-/// 50 ms, doubling up to 500 ms: quick when the peer is just starting, cheap when it is late.
+/// The waits begin with 50 ms and double up to 500 ms: quick if the peer is just starting, cheap if it is late.
 class Backoff {
  public:
   std::chrono::milliseconds next() {

@@ -13,11 +13,11 @@
 
 namespace poseidon {
 
-/// One thread. Nothing blocks; nothing raises SIGPIPE.
+/// One thread uses it. No call blocks or raises SIGPIPE.
 class ByteStream {
  public:
   ByteStream() = default;
-  /// `tls`: of this socket, its handshake over; null: the bytes go as they are.
+  /// `tls` is the session of this socket, after its handshake. If it is null, the bytes are not encrypted.
   explicit ByteStream(FileDescriptor socket, std::unique_ptr<TlsSession> tls = nullptr)
       : socket_(std::move(socket)), tls_(std::move(tls)) {}
 
@@ -25,27 +25,28 @@ class ByteStream {
   explicit operator bool() const { return static_cast<bool>(socket_); }
   bool encrypted() const { return tls_ != nullptr; }
 
-  /// Takes what it can of the pieces, one after the other. Fewer bytes than all: the socket is full.
+  /// Takes as much of the pieces as it can, one after the other. If it takes fewer bytes than all, the socket is full.
   Transfer send(std::span<iovec> pieces);
-  /// Something that was taken is not with the system yet: send() again, of nothing too, when the socket is writable.
+  /// Whether taken bytes are not with the system yet. Then call send() again when the socket is writable, even with
+  /// nothing to send.
   bool has_unsent() const { return tls_ && tls_->has_unsent(); }
-  /// Nothing follows: the peer will read the end of the stream. False: again when the socket is writable.
+  /// Ends the stream for the peer's reader. If it returns false, call it again when the socket is writable.
   bool finish();
 
-  /// Fills the pieces, one after the other. Fewer bytes than asked for: there is no more at the moment.
+  /// Fills the pieces, one after the other. If it fills fewer bytes than asked for, there are no more at the moment.
   Transfer receive(std::span<iovec> pieces);
-  /// Something may be here already for which the socket does not become readable.
+  /// Whether bytes may have arrived for which the socket does not become readable.
   bool has_unread() const { return tls_ && tls_->has_unread(); }
 
-  /// Why something has just failed.
+  /// Why the last call has failed.
   std::string failure() const { return tls_ ? tls_->failure() : errno_text(error_); }
 
-  /// At once, and whatever is under way.
+  /// Closes at once, whatever is under way.
   void close();
 
  private:
   FileDescriptor socket_;
-  std::unique_ptr<TlsSession> tls_;  // goes before the socket
+  std::unique_ptr<TlsSession> tls_;  // destroyed before the socket
   int error_ = 0;
 };
 

@@ -1,5 +1,5 @@
-// ConnectionHandshake: what a new connection begins with: the proof of the secret, then TLS's handshake where it is
-// encrypted.
+// ConnectionHandshake: the beginning of a new connection: the proof of the secret, then TLS's handshake if the
+// connection is encrypted.
 #pragma once
 
 #include <memory>
@@ -11,21 +11,22 @@
 
 namespace poseidon {
 
-/// One end of it. Before the peer has proved that it knows the secret, nothing is allocated and no byte of it gets to
-/// TLS. One thread.
+/// One end of the handshake. Until the peer has proved that it knows the secret, nothing is allocated for it, and no
+/// byte from it reaches TLS. One thread uses it.
 class ConnectionHandshake {
  public:
   ConnectionHandshake(wire::Handshake::Role role, wire::Purpose purpose, const Admission& admission);
 
-  /// On a nonblocking connected socket, always the same. over: as state() says.
+  /// Sends and receives what it can on a nonblocking connected socket, which is the same in every call. When it returns
+  /// `over`, state() has the result.
   HandshakeStep advance(int socket);
 
   wire::Handshake::State state() const { return proof_.state(); }
   /// wire::Handshake::key_name.
   const std::string& key_name() const { return proof_.key_name(); }
-  /// Why it has failed.
+  /// Why the handshake has failed.
   const std::string& failure() const { return failure_; }
-  /// Once it is over and done; null: the connection is not encrypted.
+  /// The session, once the handshake is over and done. Null if the connection is not encrypted.
   std::unique_ptr<TlsSession> take_tls() { return std::move(tls_); }
 
  private:
@@ -34,7 +35,7 @@ class ConnectionHandshake {
   wire::Handshake::Role role_;
   wire::Handshake proof_;
   std::shared_ptr<const TlsContext> context_;  // null: no TLS
-  std::unique_ptr<TlsSession> tls_;            // from when the proof is done
+  std::unique_ptr<TlsSession> tls_;            // exists after the proof
   std::string failure_;
 };
 

@@ -1,4 +1,4 @@
-// FlowEnd: how a flow and its sends end, the same for every medium.
+// FlowEnd: how a flow and its sends end. It is the same for every transport.
 #pragma once
 
 #include <functional>
@@ -14,12 +14,12 @@
 
 namespace poseidon {
 
-/// Fills in header.payload_bytes. Not ok when the message cannot be sent: with `send_error` where there
-/// is one, else because the flow is not open or the payload is too large.
+/// Fills in header.payload_bytes. Returns an error if the message cannot be sent: `send_error` if there is one, or that
+/// the flow is not open or the payload is too large.
 Status check_send(const Status& send_error, bool open, const std::string& peer_name, wire::Header& header,
                   std::span<const std::span<const std::byte>> payload);
 
-/// Part of a flow; its loop's thread only.
+/// Part of a flow. Only the loop's thread uses it.
 class FlowEnd {
  public:
   using Done = std::function<void(const Status&)>;
@@ -27,27 +27,27 @@ class FlowEnd {
   explicit FlowEnd(std::string peer_name) : peer_name_(std::move(peer_name)) {}
 
   const std::string& peer_name() const { return peer_name_; }
-  /// That the connection has ended by itself: ErrorCode::peer_lost.
+  /// The status for a connection that has ended by itself: ErrorCode::peer_lost.
   Status lost(const std::string& why) const;
 
-  /// Not ok: no send can succeed any more.
+  /// If it is not ok, no send can succeed any more.
   const Status& send_error() const { return send_error_; }
   void fail_sends(const Status& status) { send_error_ = status; }
 
-  /// The flow has ended: after its own close() (`ours`), else with `status`. Sends that have not failed
+  /// Notes that the flow has ended: after its own close() (`ours`), otherwise with `status`. Sends that have not failed
   /// for another reason fail for this one.
   void end(const Status& status, bool ours);
-  /// What on_closed says.
+  /// The status for on_closed.
   const Status& status() const { return status_; }
 
-  /// A send's `done` is to run, but not from inside send: run_finished() does it.
+  /// Notes a send's `done`, which must not run inside send. run_finished() runs it.
   void finish(Done done, const Status& status) { finished_.push_back({std::move(done), status}); }
   bool has_finished() const { return !finished_.empty(); }
   void run_finished();
   void drop_finished() { finished_.clear(); }
 
-  /// Posts run_finished() and, if the flow has ended by then, its on_closed. `flow` is what this is
-  /// part of, and `receiver` the flow's.
+  /// Posts run_finished() and, if the flow has ended by then, its on_closed. `flow` is the flow of which this is a
+  /// part, and `receiver` is the flow's.
   void post(Loop& loop, std::shared_ptr<Flow> flow, Receiver*& receiver);
 
  private:

@@ -1,4 +1,4 @@
-// LevelQueue: what waits to be sent, the most urgent first.
+// LevelQueue: values that wait to be sent, the most urgent first.
 #pragma once
 
 #include <array>
@@ -12,8 +12,8 @@
 
 namespace poseidon {
 
-/// FIFO within a level, lower levels first. Every operation takes the same time however many values wait: a list
-/// for each level, and a bit for each list that is not empty. One thread.
+/// Lower levels come first; within a level it is first in, first out. There is a list for each level, and a bit for
+/// each list that is not empty. So every operation takes the same time, however many values wait. Not thread-safe.
 template <typename T>
 class LevelQueue {
  public:
@@ -24,7 +24,7 @@ class LevelQueue {
 
   bool empty() const { return words_ == 0; }
 
-  /// `level` is below wire::kPriorityLevels.
+  /// Appends a value to its level, which must be below wire::kPriorityLevels.
   void push(std::uint16_t level, T value) {
     const std::uint32_t node = take_node(std::move(value));
     if (heads_[level] == kNone)
@@ -36,7 +36,7 @@ class LevelQueue {
     words_ |= std::uint32_t{1} << level / kWordBits;
   }
 
-  /// Removes and returns the first value. Not when empty.
+  /// Removes and returns the first value. The queue must not be empty.
   T pop() {
     const std::size_t level = first_level();
     const std::uint32_t node = heads_[level];
@@ -91,7 +91,7 @@ class LevelQueue {
     return node;
   }
 
-  std::vector<Node> nodes_;  // as many as ever waited at once
+  std::vector<Node> nodes_;  // as many as the most values that ever waited at once
   std::uint32_t free_ = kNone;
   std::array<std::uint32_t, wire::kPriorityLevels> heads_{};  // by level; indexes into nodes_
   std::array<std::uint32_t, wire::kPriorityLevels> tails_{};

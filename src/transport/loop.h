@@ -1,4 +1,4 @@
-// Loop: one thread that owns its flows and everything their receivers keep. Nothing inside locks.
+// Loop: one thread that owns its flows and everything that their receivers keep. Nothing inside it needs a lock.
 #pragma once
 
 #include <chrono>
@@ -20,25 +20,25 @@ class Loop {
   Loop(const Loop&) = delete;
   Loop& operator=(const Loop&) = delete;
 
-  /// Runs the tasks posted so far (and those that they post), drops watches and timers, then ends the
-  /// thread. For owners that share a loop: whoever is destroyed first stops it, after all have shut
-  /// down. Once only counts; never from the loop's own thread.
+  /// Runs the tasks that were posted so far, and those that they post. Then it drops watches and timers, and ends the
+  /// thread. If several owners share a loop, the one that is destroyed first stops it, after all have shut down.
+  /// Further calls have no effect. Not from the loop's own thread.
   void stop();
 
   /// Runs `task` on the loop's thread, in the order of posting. Any thread; never blocks.
   void post(std::function<void()> task);
-  /// Runs `task` on the loop's thread and returns when it has run. Any thread, the loop's too.
+  /// Runs `task` on the loop's thread and returns when it has run. Any thread, including the loop's.
   void call(const std::function<void()>& task);
   bool in_loop_thread() const;
 
-  // The rest: loop thread only.
+  // Only the loop's thread may call the following.
 
-  /// Grows from one wait for events to the next: what is ready at the same time is handled in the same round.
+  /// A number that grows with each wait for events. Events that are ready at the same time are handled in one round.
   std::uint64_t round() const;
 
-  /// Calls `handler(events)` when the descriptor is ready (EPOLLIN, EPOLLOUT, …; level-triggered).
-  /// The descriptor stays the caller's; unwatch before closing it. A handler may watch and unwatch
-  /// any descriptor, its own too; after unwatch returns the handler is not called again.
+  /// Calls `handler(events)` when the descriptor is ready (EPOLLIN, EPOLLOUT, …; level-triggered). The caller owns the
+  /// descriptor and must unwatch it before closing it. A handler may watch and unwatch any descriptor, including its
+  /// own. After unwatch returns, the handler is not called again.
   Status watch(int fd, std::uint32_t events, std::function<void(std::uint32_t)> handler);
   Status rewatch(int fd, std::uint32_t events);
   void unwatch(int fd);

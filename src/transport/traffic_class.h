@@ -9,8 +9,8 @@
 
 namespace poseidon {
 
-/// The options' code point, and a socket priority: of those that need no right Linux's default queues serve 6 first,
-/// then 4 and 0 (best effort), and all others last.
+/// The options' code point, and a socket priority. Of the socket priorities that need no privilege, Linux's default
+/// queues serve 6 first, then 4 and 0 (best effort), and all others last.
 inline TrafficClass traffic_class_of(const Options& options, std::size_t priority_class) {
   const auto last = static_cast<std::size_t>(std::max(options.priority_classes, 1)) - 1;
   const std::size_t known = std::min(priority_class, last);

@@ -1,4 +1,4 @@
-// Transfer: what came of reading from or writing to a connection that does not block.
+// Transfer: the result of a read from, or a write to, a nonblocking connection.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +8,10 @@ namespace poseidon {
 
 struct Transfer {
   enum class Outcome : std::uint8_t {
-    done,     // `bytes` of what was asked; fewer: the rest would have to wait
-    blocked,  // nothing now
+    done,     // `bytes` were moved; if these are fewer than asked for, the rest would have to wait
+    blocked,  // nothing can be moved now
     ended,    // the peer has closed its side
-    failed,   // whoever did it says why
+    failed,   // the caller knows why
   };
   Outcome outcome = Outcome::done;
   std::size_t bytes = 0;
