@@ -1,7 +1,7 @@
-// What every transport offers: flows that carry (header, payload), never keys or schemes.
+// What every transport offers: flows that carry (header, payload). A transport knows nothing of keys or schemes.
 //
-// One conformance suite (tests/conformance/) holds for all of them. Threads: a Flow belongs to one
-// Loop; all its methods and all calls of its Receiver happen on that loop's thread.
+// All transports pass one conformance suite (tests/conformance/). Threads: a Flow belongs to one Loop. All its methods
+// and all calls of its Receiver happen on that loop's thread.
 #pragma once
 
 #include <chrono>
@@ -22,25 +22,24 @@ namespace poseidon {
 
 class Flow;
 
-/// How the network is to treat a flow's packets, where it can (docs/network-priority.md).
+/// How the network should treat a flow's packets, if it can (docs/network-priority.md).
 struct TrafficClass {
   int dscp = 0;             // IPv4's and IPv6's differentiated services code point, 0 to 63
   int socket_priority = 0;  // SO_PRIORITY: which queue of this host's card, 0 (best effort) to 6
 };
 
-/// What owns the other end of a flow's messages. Calls come on the flow's loop, never from inside
-/// Flow::send.
+/// Takes the messages of a flow. It is called on the flow's loop, never from inside Flow::send.
 class Receiver {
  public:
   virtual ~Receiver() = default;
 
-  /// A flow has something to receive. False: not in this round of the loop (Loop::round). Only media whose turns are
-  /// bounded ask; when one is over they say so.
+  /// The flow has something to receive. Return false to skip this flow this round (Loop::round). Called only by
+  /// transports that limit a turn; each true is followed by end_turn().
   virtual bool begin_turn(Flow& /*flow*/) { return true; }
   virtual void end_turn(Flow& /*flow*/) {}
 
-  /// Whether a payload may come that on_header is to give a place to. False: not yet. The flow delivers nothing more,
-  /// and what follows waits as well, at last in the sender, until Flow::resume; then it asks again.
+  /// Whether the payload of `header` may be received now. Return false to delay it: the flow then delivers nothing more
+  /// until Flow::resume, and calls this again. Later messages wait as well, in the end in the sender.
   virtual bool may_receive(Flow& /*flow*/, const wire::Header& /*header*/) { return true; }
 
   /// A header with a payload has arrived over a medium that needs a place to put it: returns memory
@@ -48,9 +47,9 @@ class Receiver {
   /// with that status.
   virtual Result<std::span<std::byte>> on_header(Flow& flow, const wire::Header& header) = 0;
 
-  /// More of a payload has arrived where on_header said: its first `received_bytes`, fewer than all of
-  /// them. They are still in the cache, so this is the time to work on them. Only media that deliver
-  /// payloads piece by piece call it.
+  /// More of a payload has arrived in the memory that the receiver gave: its first `received_bytes`, fewer than all of
+  /// them. They are still in the cache, so this is the time to work on them. Called only by transports that deliver
+  /// payloads piece by piece.
   virtual void on_progress(Flow& /*flow*/, const wire::Header& /*header*/, std::size_t /*received_bytes*/) {}
 
   /// The message is complete. `payload` is the memory that on_header gave, or, where the medium
@@ -61,51 +60,54 @@ class Receiver {
   virtual Status on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
                             std::function<void()> release) = 0;
 
-  /// The flow has ended: ok after our own close(), peer_lost otherwise. The last call for this flow.
+  /// The flow has ended. `status` is ok after this end's close(), and peer_lost otherwise. This is the last call for
+  /// the flow.
   virtual void on_closed(Flow& flow, const Status& status) = 0;
 };
 
-/// A connection to one peer. Messages of one priority (wire::Header) are FIFO; one of a lower number overtakes what
-/// still waits here, between messages. Inside the process nothing waits. Owned by shared_ptr; destroyed on its loop's
-/// thread only after on_closed (or before a receiver was set). Every `done` of a message sent before the flow ended
-/// runs before on_closed. A loop that ends with flows still open closes their connections without further calls.
+/// A connection to one peer. Messages of one priority (wire::Header) are first in, first out. A message of a lower
+/// number overtakes messages that still wait here. Inside the process no message waits. A flow is owned by shared_ptr,
+/// and is destroyed on its loop's thread after on_closed, or before a receiver was set. Every `done` of a message that
+/// was sent before the flow ended runs before on_closed. A loop that ends while flows are open closes their connections
+/// without further calls.
 class Flow {
  public:
   virtual ~Flow() = default;
 
-  /// Must be called once, before the first message can be delivered (messages wait for it).
+  /// Sets the receiver. Must be called once. Messages wait until then.
   virtual void set_receiver(Receiver* receiver) = 0;
 
-  /// Sends one message: `header` (payload_bytes is filled in) and the pieces of its payload, one
-  /// after the other, straight from the caller's memory. `done` runs once, on the loop, when that
-  /// memory is free again: ok when the medium has taken the bytes, the flow's error otherwise.
+  /// Sends one message: `header` (payload_bytes is filled in) and the pieces of its payload, one after the other,
+  /// directly from the caller's memory. `done` runs once, on the loop, when that memory is free again. Its status is ok
+  /// if the transport has taken the bytes, and the flow's error otherwise.
   virtual void send(wire::Header header, std::vector<std::span<const std::byte>> payload,
                     std::function<void(const Status&)> done) = 0;
 
-  /// Sends what is queued (up to `linger`), then closes; the receiver gets on_closed(ok). Nothing
-  /// more is delivered. With a linger, TCP ends when the peer has closed its side too, or at its end.
+  /// Sends what is queued, for at most `linger`, and closes the flow. The receiver gets on_closed(ok), and no further
+  /// messages. With a linger, a TCP flow ends when the peer has closed its side, too, or when the linger is over.
   virtual void close(std::chrono::milliseconds linger) = 0;
 
-  /// After Receiver::may_receive has said no: asks again, from the loop, not from inside this call. Without effect
-  /// otherwise.
+  /// Makes the flow call Receiver::may_receive again after that has returned false. The call comes from the loop, not
+  /// from inside this call. Has no effect otherwise.
   virtual void resume() = 0;
 
-  /// Marks what this end sends. ErrorCode::refused where the system does not permit it; the flow goes on.
-  /// Nothing to do for media that are no network.
+  /// Marks the packets that this end sends. Transports that use no network do nothing. ErrorCode::refused: the system
+  /// does not permit it; the flow goes on.
   virtual Status set_traffic_class(const TrafficClass& /*traffic_class*/) { return {}; }
 
-  /// For messages to people, e.g. "10.1.0.3:41234".
+  /// The peer's name for messages, e.g. "10.1.0.3:41234".
   virtual const std::string& peer_name() const = 0;
 
-  /// Bytes that crossed a network (headers included). 0 for flows inside the process.
+  /// Bytes sent and received over a network, headers included. 0 for flows inside the process.
   virtual std::uint64_t bytes_sent() const = 0;
   virtual std::uint64_t bytes_received() const = 0;
-  /// Of bytes_sent() those that are known to be with the peer's host: shows whether a peer still takes anything.
+  /// The part of bytes_sent() that is known to have reached the peer's host. It shows whether the peer still takes
+  /// anything.
   virtual std::uint64_t bytes_delivered() const { return bytes_sent(); }
 
-  /// Which secret both ends have proved to know (wire::Key::name); empty where they have none.
+  /// Which secret both ends have proved to know (wire::Key::name). Empty if they have none.
   const std::string& key_id() const { return key_id_; }
-  /// The transport's alone, before it hands the flow out.
+  /// Only the transport calls it, before it hands the flow out.
   void set_key_id(std::string key_id) { key_id_ = std::move(key_id); }
 
   /// The receiver's own record of this connection, so that no message needs a look-up. Whoever owns the flow sets it
@@ -140,15 +142,16 @@ class Transport {
  public:
   virtual ~Transport() = default;
 
-  /// Any thread. `on_accept` runs on `loop` for every new flow (no receiver set yet). Destroying the
-  /// listener (any thread but the loop's; blocks until the loop has let go) stops accepting.
-  /// ErrorCode::unreachable when the address cannot be bound; the message names it and why.
+  /// Accepts flows at `address`. `on_accept` runs on `loop` for every new flow, before a receiver is set. To stop,
+  /// destroy the listener on any thread but the loop's; this blocks until the loop no longer uses it. Any thread.
+  /// ErrorCode::unreachable: the address cannot be bound; the message names it and the reason.
   virtual Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address,
                                                    std::function<void(std::shared_ptr<Flow>)> on_accept) = 0;
 
-  /// Any thread; `done` runs once on `loop`. Tries again until the deadline while the other side
-  /// refuses (it may not be up yet), then ErrorCode::unreachable naming the address. At once ErrorCode::refused when
-  /// the other side does not know the secret, mismatch when it is no Poseidon process of this version.
+  /// Connects to `address`. `done` runs once on `loop`. While the other side refuses, because it may not be up yet, it
+  /// tries again until the deadline. Any thread. ErrorCode::unreachable, after the deadline, names the address.
+  /// ErrorCode::refused, at once: the other side does not know the secret. ErrorCode::mismatch, at once: it is no
+  /// Poseidon process of this version.
   virtual void connect(Loop& loop, const std::string& address, Clock::time_point deadline,
                        std::function<void(Result<std::shared_ptr<Flow>>)> done) = 0;
 };
