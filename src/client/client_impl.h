@@ -207,7 +207,8 @@ class ClientImpl final : public Client, private Receiver {
   Status text_too_long(const LinkState& link, const wire::Header& header) const;
   Status deliver(const wire::Header& header, std::span<const std::byte> payload, bool lent);
   Status reject(const LinkState& link, const Status& status);
-  void told(const LinkState& link, const wire::Header& header, const Status& reason);
+  void aborted(const LinkState& link, const wire::Abort& abort);
+  void refused(const LinkState& link, const wire::Header& header, const wire::Refuse& refuse);
   bool has_place(const LinkState& link, const wire::Header& header) const;
   bool needs(const LinkState& link) const;
   bool belongs(const LinkState& link, const Chunk& chunk) const;

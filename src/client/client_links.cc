@@ -118,15 +118,16 @@ void ClientImpl::send_hello(Flow& flow, std::size_t lane) {
   const auto index = static_cast<std::uint32_t>(lane % links_.lanes_per_core() / links_.class_count);
   const auto priority_class = static_cast<std::uint32_t>(lane % links_.class_count);
   mark(flow, priority_class);
-  const auto hello = wire::make_hello({links_.rank,
-                                       links_.worker_count,
-                                       options_.job,
-                                       index,
-                                       {},
-                                       priority_class,
-                                       options_.generation,
-                                       wire::pace_of(options_).value(),  // Client::connect has checked them
-                                       endpoints_.run});
+  const auto hello = wire::Hello{links_.rank,
+                                 links_.worker_count,
+                                 options_.job,
+                                 index,
+                                 {},
+                                 priority_class,
+                                 options_.generation,
+                                 wire::pace_of(options_).value(),  // Client::connect has checked them
+                                 endpoints_.run}
+                         .make();
   flow.send(hello.header, {hello.payload()}, [text = hello.text](const Status&) {});
 }
 
@@ -139,7 +140,7 @@ void ClientImpl::mark(Flow& flow, std::size_t priority_class) {
 
 Status ClientImpl::on_hello(Flow& flow, LinkState& link, const wire::Header& header,
                             std::span<const std::byte> payload) {
-  const wire::Hello hello = wire::read_hello(header, payload);
+  const wire::Hello hello = wire::Hello::read(header, payload);
   if (link.greeted || hello.job != options_.job ||
       (hello.generation == options_.generation && hello.worker_count != links_.worker_count))
     return {ErrorCode::refused, flow.peer_name() + " belongs to another job ('" + hello.job + "')"};

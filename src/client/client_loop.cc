@@ -175,8 +175,10 @@ Status ClientImpl::take(LinkState& link, const wire::Header& header, std::span<c
     case wire::Kind::hello:
       return on_hello(*link.flow, link, header, payload);
     case wire::Kind::refuse:
+      refused(link, header, wire::Refuse::read(header, payload));
+      return {};
     case wire::Kind::abort:
-      told(link, header, wire::read_error(header, payload));
+      aborted(link, wire::Abort::read(header, payload));
       return {};
     case wire::Kind::goodbye:
       link.left = true;
@@ -192,23 +194,25 @@ Status ClientImpl::text_too_long(const LinkState& link, const wire::Header& head
   return {ErrorCode::mismatch, describe(link) + " sent a text of " + bytes_text(header.payload_bytes)};
 }
 
-/// A server refuses a request, or somebody has failed.
-void ClientImpl::told(const LinkState& link, const wire::Header& header, const Status& reason) {
+/// The process at the other end has failed.
+void ClientImpl::aborted(const LinkState& link, const wire::Abort& abort) {
+  Cause cause = cause_of(FailureSource::told, link);
+  cause.planned = abort.planned;
+  fail(abort.status, cause);
+}
+
+/// A server refuses a request of this worker.
+void ClientImpl::refused(const LinkState& link, const wire::Header& header, const wire::Refuse& refuse) {
   const auto unit = units_by_id_.find(header.unit);
-  if (header.kind != wire::Kind::refuse) {
-    Cause cause = cause_of(FailureSource::told, link);
-    cause.planned = header.step == wire::kPlannedAbort;
-    return fail(reason, cause);
-  }
+  const Status& reason = refuse.status;
   const bool overdue = reason.code() == ErrorCode::timeout;
   Status status = overdue ? Status(reason.code(), reason.message() + last_heard()) : reason;
   if (unit != units_by_id_.end())
     status = status.with_context("step " + std::to_string(header.step) + ", layer '" +
                                  unit->second->syncer.unit().name + "', chunk " + std::to_string(header.chunk));
-  const bool departed = reason.code() == ErrorCode::peer_lost;
   fail(status.with_context(here() + " was told by " + describe(link)),
-       departed ? Cause{FailureSource::left, FlightEvent::Party::peer, header.rank}
-                : cause_of(overdue ? FailureSource::silent : FailureSource::refused, link));
+       refuse.departed_rank ? Cause{FailureSource::left, FlightEvent::Party::peer, *refuse.departed_rank}
+                            : cause_of(overdue ? FailureSource::silent : FailureSource::refused, link));
 }
 
 Status ClientImpl::deliver(const wire::Header& header, std::span<const std::byte> payload, bool lent) {
@@ -320,10 +324,8 @@ void ClientImpl::shutdown() {
   if (std::exchange(shut_down_, true)) return;
   lobby_->close();
   loop_->call([this] {
-    wire::Header goodbye;
-    goodbye.kind = wire::Kind::goodbye;
-    goodbye.priority = wire::kLastPriority;
-    stop({ErrorCode::shut_down, "the client has been shut down"}, goodbye, std::make_shared<const std::string>(), {});
+    stop({ErrorCode::shut_down, "the client has been shut down"}, wire::Goodbye::make(),
+         std::make_shared<const std::string>(), {});
   });
   std::unique_lock lock(mutex_);
   // However long it takes: what runs still reads or writes the callers' memory. Sends end when their flow is closed,

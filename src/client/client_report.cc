@@ -197,9 +197,7 @@ void ClientImpl::fail(const Status& status, const Cause& cause) {
   event.index = cause.index;
   recorder_.note(event);
   // One that is told keeps the first teller's words and code, so that all ranks name one cause.
-  wire::Header about;
-  about.step = cause.planned ? wire::kPlannedAbort : 0;
-  const auto message = wire::make_error(wire::Kind::abort, about, status);
+  const wire::TextMessage message = wire::Abort{status, cause.planned}.make();
   if (record_directory_.empty() || cause.planned) return stop(status, message.header, message.text, {});
   const std::int64_t time_ns = wall_ns();
   const std::string path =

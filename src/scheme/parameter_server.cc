@@ -89,8 +89,7 @@ Status ParameterServer::scatter(Exchange& exchange, const wire::Header& header, 
 }
 
 void ParameterServer::send_rule(const Exchange& exchange, const UpdateRule& rule, const Links& links) {
-  wire::Header about = header_for(exchange, links, wire::Kind::rule);
-  const wire::TextMessage message = wire::make_rule(about, rule);
+  const wire::TextMessage message = wire::Rule{rule}.make(header_for(exchange, links, wire::Kind::rule));
   std::set<Flow*> told;  // each flow once: the rule has to be there before the chunks that follow on it
   for (const Chunk& chunk : exchange.unit().chunks) {
     Flow& flow = links.flow_of(chunk, exchange.priority.priority_class);
@@ -108,9 +107,13 @@ wire::Header ParameterServer::request_header(const Exchange& exchange, const Lin
     header.step = assign->update_count;
     return header;
   }
+  if (const auto* restore = std::get_if<Restore>(&exchange.operation)) {
+    wire::Header header = header_for(exchange, links, wire::Kind::restore);
+    header.step = restore->version_limit;
+    return header;
+  }
   wire::Header header = header_for(exchange, links, wire::Kind::pull);
-  if (const auto* pull = std::get_if<Pull>(&exchange.operation)) header.rows = pull->array;
-  if (const auto* restore = std::get_if<Restore>(&exchange.operation)) header.step = restore->version_limit;
+  header.rows = std::get<Pull>(exchange.operation).array;
   return header;
 }
 

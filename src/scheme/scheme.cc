@@ -24,7 +24,6 @@ std::uint8_t flags_of(const Exchange& exchange) {
     flags |= push->wants_result ? 0 : wire::kNoResult;
     flags |= push->excluded_from_mean && !exchange.about.transient ? wire::kLate : 0;
   }
-  flags |= std::holds_alternative<Restore>(exchange.operation) ? wire::kRestore : 0;
   return static_cast<std::uint8_t>(flags);
 }
 

@@ -32,7 +32,7 @@ enum Offset : std::size_t {
   kReservedAt = 58,
 };
 
-constexpr std::uint8_t kKnownFlags = kAbsent | kDense | kTransient | kStored | kNoResult | kRestore | kLate;
+constexpr std::uint8_t kKnownFlags = kAbsent | kDense | kTransient | kStored | kNoResult | kLate;
 
 template <typename T>
 void put(std::span<std::byte, kHeaderBytes> out, std::size_t at, T value) {
@@ -57,36 +57,6 @@ std::optional<std::uint64_t> limited_product(std::uint64_t a, std::uint64_t b, s
 Status bad(const std::string& what) { return {ErrorCode::mismatch, "not a Poseidon message: " + what}; }
 
 }  // namespace
-
-const char* kind_name(Kind kind) {
-  switch (kind) {
-    case Kind::hello:
-      return "hello";
-    case Kind::push:
-      return "push";
-    case Kind::result:
-      return "result";
-    case Kind::factors:
-      return "factors";
-    case Kind::refuse:
-      return "refuse";
-    case Kind::abort:
-      return "abort";
-    case Kind::goodbye:
-      return "goodbye";
-    case Kind::rule:
-      return "rule";
-    case Kind::assign:
-      return "assign";
-    case Kind::pull:
-      return "pull";
-    case Kind::value:
-      return "value";
-    case Kind::units:
-      return "units";
-  }
-  return "unknown";
-}
 
 std::optional<std::uint64_t> factor_bytes(const Header& header) {
   return limited_product(header.factor_count, std::uint64_t{header.rows} + header.cols, dtype_bytes(header.dtype));
@@ -122,7 +92,7 @@ Result<Header> decode(std::span<const std::byte, kHeaderBytes> in) {
     return bad("wire format version " + std::to_string(version) + ", this side speaks " + std::to_string(kVersion) +
                "; install the same poseidon-dl on every machine");
   const auto kind = take<std::uint8_t>(in, kKindAt);
-  if (kind < static_cast<std::uint8_t>(Kind::hello) || kind > static_cast<std::uint8_t>(Kind::units))
+  if (kind < static_cast<std::uint8_t>(Kind::hello) || kind > static_cast<std::uint8_t>(kLastKind))
     return bad("unknown kind " + std::to_string(kind));
   const auto dtype = static_cast<DType>(take<std::uint8_t>(in, kDTypeAt));
   if (dtype_bytes(dtype) == 0) return bad("unknown dtype");

@@ -8,36 +8,17 @@
 
 #include "poseidon/dtype.h"
 #include "poseidon/status.h"
+#include "wire/kinds.h"
 
 namespace poseidon::wire {
 
 inline constexpr std::uint32_t kMagic = 0x31445350;  // "PSD1" in little-endian bytes
 inline constexpr std::uint8_t kVersion = 2;
 inline constexpr std::size_t kHeaderBytes = 64;
-/// No payload may be larger; what a message may hold in its place is checked by its receiver too.
-inline constexpr std::uint64_t kMaxPayloadBytes = std::uint64_t{1} << 34;
 /// Header::priority: whoever sends lets messages of a lower level overtake those of a higher one.
 inline constexpr std::uint16_t kPriorityLevels = 1024;
 inline constexpr std::uint16_t kFirstPriority = 0;                   // what ends or begins a connection
 inline constexpr std::uint16_t kLastPriority = kPriorityLevels - 1;  // goodbye: nothing comes after it
-
-enum class Kind : std::uint8_t {
-  hello = 1,    // first on every connection, both ways: who I am; payload: the job's name
-  push = 2,     // worker → server: a chunk's gradient, or nothing (flag absent)
-  result = 3,   // server → worker: the reduced chunk
-  factors = 4,  // worker → peer: a layer's factors, its dense gradient, or nothing; to a server for adam
-  refuse = 5,   // server → worker: this request does not fit; payload: why (text)
-  abort = 6,    // the sender has failed; payload: why (text)
-  goodbye = 7,  // the sender closes on purpose
-  rule = 8,     // worker → server: how a unit's parameters are updated from this step on; payload: encode_rule
-  assign = 9,   // worker → server: sets a chunk's value or a state array of its rule
-  pull = 10,    // worker → server: asks for a chunk's value or a state array, as it is now
-  value = 11,   // server → worker: what a pull asked for
-  units = 12,   // worker → server: what the units are whose values are kept (stored_units.h)
-};
-
-/// The name in records, e.g. "push".
-const char* kind_name(Kind kind);
 
 /// Bits of Header::flags.
 enum Flag : std::uint8_t {
@@ -46,8 +27,7 @@ enum Flag : std::uint8_t {
   kTransient = 4,  // the server forgets the chunk when all have its result
   kStored = 8,     // the server keeps the chunk's value: a push updates or replaces it, a pull asks for it
   kNoResult = 16,  // a push whose sender does not want the result
-  kRestore = 32,  // a pull of what the server's checkpoint has: answered at once, by a value without payload if nothing
-  kLate = 64,     // stragglers=drop. result: of a step that ended without this worker; push: it is not to count
+  kLate = 64,      // stragglers=drop. result: of a step that ended without this worker; push: it is not to count
 };
 
 /// Field by field in wire order; all integers little-endian.

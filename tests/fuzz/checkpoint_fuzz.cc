@@ -11,8 +11,13 @@
 #include <vector>
 
 #include "base/crc32c.h"
+<<<<<<< HEAD
 #include "server/checkpoint/checkpoint_format.h"
 #include "wire/stored_units.h"
+=======
+#include "server/checkpoint_format.h"
+#include "wire/messages/units.h"
+>>>>>>> 92f608a (Messages: a struct per kind that reads and makes it, and one table of kinds; restore is a kind of its own)
 
 namespace {
 
@@ -38,14 +43,14 @@ void fuzz_head(std::vector<std::byte> bytes) {
 
 void fuzz_units(std::span<const std::byte> payload) {
   if (payload.size() > wire::kMaxTextBytes) return;  // refused by its header
-  const auto units = wire::read_stored_units(payload);
+  const auto units = wire::StoredUnits::read(payload);
   if (!units.ok()) {
     if (units.status().code() != ErrorCode::mismatch || units.status().message().empty()) std::abort();
     return;
   }
   std::vector<wire::StoredUnit> again;
-  for (const auto& message : wire::make_stored_units(units.value(), 0, 1)) {
-    const auto part = wire::read_stored_units(message.payload());
+  for (const auto& message : units.value().make(0, 1)) {
+    const auto part = wire::StoredUnits::read(message.payload());
     if (!part.ok() || part.value().run != units.value().run) std::abort();
     again.insert(again.end(), part.value().units.begin(), part.value().units.end());
   }

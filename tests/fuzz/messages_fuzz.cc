@@ -16,14 +16,15 @@ namespace {
 using namespace poseidon;
 
 void fuzz_rule(std::span<const std::byte> payload) {
-  const auto rule = wire::read_rule(payload);
+  const auto rule = wire::Rule::read(payload);
   if (!rule.ok()) {
     if (rule.status().code() != ErrorCode::mismatch || rule.status().message().empty()) std::abort();
     return;
   }
-  const auto message = wire::make_rule(wire::Header{}, rule.value());
-  const auto again = wire::read_rule(message.payload());
-  if (message.payload().size() != payload.size() || !again.ok() || !(again.value() == rule.value())) std::abort();
+  const auto message = rule.value().make(wire::Header{});
+  const auto again = wire::Rule::read(message.payload());
+  if (message.payload().size() != payload.size() || !again.ok() || !(again.value().rule == rule.value().rule))
+    std::abort();
 }
 
 void fuzz_hello(std::span<const std::byte> payload) {
@@ -35,9 +36,9 @@ void fuzz_hello(std::span<const std::byte> payload) {
   header.unit = header.rows % 5;
   header.cols = header.rows >> 8 & 0x7f;
   header.factor_count = payload.size() % 3 == 0 ? header.rows : 0;
-  const wire::Hello hello = wire::read_hello(header, payload);
-  const auto message = wire::make_hello(hello);
-  const wire::Hello again = wire::read_hello(message.header, message.payload());
+  const wire::Hello hello = wire::Hello::read(header, payload);
+  const auto message = hello.make();
+  const wire::Hello again = wire::Hello::read(message.header, message.payload());
   if (again.priority_class != header.rows || again.flow != header.chunk) std::abort();
   if (again.generation != hello.generation || hello.generation > header.step) std::abort();
   if (hello.pace && again.pace != hello.pace) std::abort();
@@ -48,7 +49,7 @@ void fuzz_hello(std::span<const std::byte> payload) {
 void fuzz_error(std::span<const std::byte> payload) {
   wire::Header header;
   header.divisor = payload.empty() ? 0 : std::to_integer<std::uint32_t>(payload.front());
-  const Status status = wire::read_error(header, payload);
+  const Status status = wire::Refuse::read(header, payload).status;
   if (status.ok() || status.message().size() != payload.size()) std::abort();
 }
 

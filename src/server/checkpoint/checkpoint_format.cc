@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/crc32c.h"
+#include "wire/messages/rule.h"
 
 namespace poseidon {
 
@@ -30,7 +31,7 @@ void append(std::string& bytes, T value) {
 
 constexpr std::size_t kRuleBytes = 64;  // as on the wire
 
-std::string encode_rule(const UpdateRule& rule) { return *wire::make_rule({}, rule).text; }
+std::string encode_rule(const UpdateRule& rule) { return *wire::Rule{rule}.make({}).text; }
 
 /// Reads one after the other; past the end everything is zero or empty, and `ok()` says so.
 class Cursor {
@@ -72,11 +73,11 @@ Status read_units(Cursor& cursor, std::uint32_t count, CheckpointHead& head) {
     one.unit.dtype = dtype <= UINT8_MAX ? static_cast<DType>(dtype) : DType{};
     one.unit.size_bytes = cursor.number<std::uint64_t>();
     one.unit.chunk_bytes = cursor.number<std::uint64_t>();
-    auto rule = wire::read_rule(cursor.bytes(kRuleBytes));
+    auto rule = wire::Rule::read(cursor.bytes(kRuleBytes));
     one.unit.name = cursor.text(name_bytes);
     if (!cursor.ok()) return damaged("its list of units is cut off");
     if (!rule.ok()) return damaged(rule.status().message());
-    one.rule = rule.value();
+    one.rule = rule.value().rule;
     if (Status status = wire::check_unit(one.unit); !status.ok()) return damaged(status.message());
     if (!names.insert(one.unit.name).second) return damaged("it has unit '" + one.unit.name + "' twice");
   }

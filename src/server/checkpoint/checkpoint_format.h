@@ -11,7 +11,7 @@
 
 #include "poseidon/status.h"
 #include "poseidon/update.h"
-#include "wire/stored_units.h"
+#include "wire/messages/units.h"
 
 namespace poseidon {
 

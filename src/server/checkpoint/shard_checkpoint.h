@@ -22,7 +22,7 @@
 #include "server/chunk/stored_chunk.h"
 #include "transport/loop.h"
 #include "wire/header.h"
-#include "wire/stored_units.h"
+#include "wire/messages/units.h"
 
 namespace poseidon {
 

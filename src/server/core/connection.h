@@ -37,7 +37,7 @@ class ServerCore::Connection final : public Requester {
     note(FlightEvent::Kind::refused, about, 0);
     if (backlog_->refusals >= limits::kUnsentRefusals) return;
     ++backlog_->refusals;
-    send_text(wire::make_error(wire::Kind::refuse, about, status), [backlog = backlog_] { --backlog->refusals; });
+    send_text(wire::Refuse{status, std::nullopt}.make(about), [backlog = backlog_] { --backlog->refusals; });
   }
   void send_text(const wire::TextMessage& message, const std::function<void()>& sent) {
     flow_->send(message.header, {message.payload()}, [text = message.text, sent](const Status&) { sent(); });

@@ -32,7 +32,7 @@ std::string text_of_message(const wire::Header& header) {
 /// Small messages that end with their handling, and assignments, whose data is copied.
 bool is_request(const wire::Header& header) {
   return header.kind == wire::Kind::rule || header.kind == wire::Kind::units || header.kind == wire::Kind::assign ||
-         header.kind == wire::Kind::pull;
+         header.kind == wire::Kind::pull || header.kind == wire::Kind::restore;
 }
 
 }  // namespace
@@ -65,11 +65,8 @@ void ServerCore::begin_shutdown(std::chrono::milliseconds linger) {
   loop_->call([this, linger] {
     stopping_ = true;
     if (connections_.empty()) all_closed_.set_value();
-    wire::Header goodbye;
-    goodbye.kind = wire::Kind::goodbye;
-    goodbye.priority = wire::kLastPriority;
     for (auto& [key, connection] : connections_) {
-      connection->flow().send(goodbye, {}, [](const Status&) {});
+      connection->flow().send(wire::Goodbye::make(), {}, [](const Status&) {});
       connection->flow().close(linger);
     }
   });

@@ -109,11 +109,9 @@ void ServerCore::end_generation(std::unique_ptr<Job> job, const wire::Hello& nex
                                            : "another run" + of_job +
                                                  "taken the place of this one; give jobs that run at the same time "
                                                  "different names (job)");
-  wire::Header about;
-  about.worker_count = job->worker_count;
   for (Connection* connection : job->connections) {
     connection->left = true;
-    connection->send_text(wire::make_error(wire::Kind::abort, about, why), [] {});
+    connection->send_text(wire::Abort{why}.make(), [] {});
     connection->flow().close(kLinger);
   }
   for (auto& [id, worker] : job->remote) job->shard.drop(*worker);
@@ -122,7 +120,7 @@ void ServerCore::end_generation(std::unique_ptr<Job> job, const wire::Hello& nex
 }
 
 Status ServerCore::greet(Connection& connection, const wire::Header& header, std::span<const std::byte> payload) {
-  const wire::Hello hello = wire::read_hello(header, payload);
+  const wire::Hello hello = wire::Hello::read(header, payload);
   const JobName name{connection.flow().key_id(), hello.job};
   strangers_.erase(connection.id());
   const std::string why = connection.job != nullptr ? "a second hello" : objection(name, hello);
@@ -147,8 +145,9 @@ Status ServerCore::greet(Connection& connection, const wire::Header& header, std
     there.value()->remote[id + home->surroundings_.index * kRemoteIdStride] =
         std::make_unique<RemoteWorker>(*home, id, peer.loop());
   });
-  connection.send_text(wire::make_hello({0, hello.worker_count, hello.job, hello.flow, other_cores_,
-                                         hello.priority_class, hello.generation, wire::Pace(), hello.run}),
+  connection.send_text(wire::Hello{0, hello.worker_count, hello.job, hello.flow, other_cores_, hello.priority_class,
+                                   hello.generation, wire::Pace(), hello.run}
+                           .make(),
                        [] {});
   return {};
 }

@@ -260,9 +260,9 @@ Result<std::shared_ptr<const Buffer>> Shard::store(Entry& entry, Buffer sum, con
 }
 
 Status Shard::set_rule(const wire::Header& header, std::span<const std::byte> payload) {
-  auto rule = wire::read_rule(payload);
+  auto rule = wire::Rule::read(payload);
   if (!rule.ok()) return Status(ErrorCode::refused, rule.status().message());
-  return keep_rule(rule_key(header.unit, header.rank), {rule.value(), header.step});
+  return keep_rule(rule_key(header.unit, header.rank), {rule.value().rule, header.step});
 }
 
 /// Where pushes are applied one by one, each rank has the rule that it has sent.
@@ -290,7 +290,7 @@ Status Shard::keep_rule(std::uint64_t key, const Rule& rule) {
 }
 
 Status Shard::describe_units(std::span<const std::byte> payload) {
-  auto units = wire::read_stored_units(payload);
+  auto units = wire::StoredUnits::read(payload);
   if (!units.ok()) return Status(ErrorCode::refused, units.status().message());
   return checkpoint_ ? checkpoint_->describe(units.value()) : Status();
 }
@@ -344,7 +344,7 @@ Status Shard::restore(const wire::Header& header, Requester& from) {
 }
 
 Status Shard::pull(const wire::Header& header, Requester& from) {
-  if ((header.flags & wire::kRestore) != 0) return restore(header, from);
+  if (header.kind == wire::Kind::restore) return restore(header, from);
   auto opened = open(header);
   if (!opened.ok()) return opened.status();
   Entry& entry = *opened.value();

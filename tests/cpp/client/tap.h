@@ -87,7 +87,7 @@ class Tap {
     Status on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
                       std::function<void()>) override {
       const bool to_server = &flow == worker_.get();
-      if (to_server && header.kind == wire::Kind::hello) hello_ = wire::read_hello(header, payload);
+      if (to_server && header.kind == wire::Kind::hello) hello_ = wire::Hello::read(header, payload);
       tap_.write_down({number_, to_server, header, hello_.rank, hello_.flow, hello_.priority_class});
       auto buffer = std::exchange(to_server ? from_worker_ : from_server_, nullptr);
       pass(to_server, [header, payload, buffer](Flow& to) { to.send(header, {payload}, [buffer](const Status&) {}); });

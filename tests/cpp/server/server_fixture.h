@@ -45,7 +45,7 @@ class ServerWithWorkers {
   Transport& transport() { return *transport_; }
 
   void say_hello(End& worker, const wire::Hello& hello) {
-    texts_.push_back(wire::make_hello(hello));
+    texts_.push_back(hello.make());
     worker.send(texts_.back().header, {texts_.back().payload()});
   }
 

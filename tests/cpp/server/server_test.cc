@@ -66,7 +66,7 @@ TEST_F(ServerTest, ARefusalGoesToThatWorkerAloneAndTheOthersGoOn) {
   const Received refusal = message(*first, 2);
   EXPECT_EQ(refusal.header.kind, wire::Kind::refuse);
   EXPECT_NE(text_of(refusal).find("rank 0"), std::string::npos);
-  EXPECT_EQ(wire::read_error(refusal.header, refusal.payload).code(), ErrorCode::refused);
+  EXPECT_EQ(wire::Refuse::read(refusal.header, refusal.payload).status.code(), ErrorCode::refused);
   push(*second, push_of(1, 3), {1});  // of another size
   EXPECT_EQ(message(*second, 2).header.kind, wire::Kind::refuse);
   push(*second, push_of(1, 3), {1, 2});
@@ -211,7 +211,7 @@ TEST_F(ServerTest, AWorkerHasAConnectionForEachClassHoweverManyTheServerKnows) {
   for (const std::uint32_t priority_class : {0u, 1u, 5u, 0xffffffffu}) {
     connections.push_back(join(0, 1, "default", 0, 0, priority_class));
     const auto answer = message(*connections.back(), 1);
-    EXPECT_EQ(wire::read_hello(answer.header, answer.payload).priority_class, priority_class);
+    EXPECT_EQ(wire::Hello::read(answer.header, answer.payload).priority_class, priority_class);
   }
   connections.push_back(join(0, 1, "default", 0, 1, 5));  // the same class of another flow
   for (const std::uint32_t priority_class : {0u, 5u}) {
@@ -275,7 +275,7 @@ TEST_F(ServerTest, AMissingPushIsNamedShortlyBeforeTheTimeout) {
   push(*third, push_of(2, 3), {1});
   for (const auto* worker : {&first, &second, &third}) {
     const Received refusal = message(**worker, 2);
-    const Status status = wire::read_error(refusal.header, refusal.payload);
+    const Status status = wire::Refuse::read(refusal.header, refusal.payload).status;
     EXPECT_EQ(status.code(), ErrorCode::timeout);
     EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
   }
@@ -291,7 +291,7 @@ wire::Header goodbye_of(std::uint32_t rank) {
 void expect_departure(const Received& refusal, std::uint32_t rank) {
   EXPECT_EQ(refusal.header.kind, wire::Kind::refuse);
   EXPECT_EQ(refusal.header.rank, rank);
-  const Status status = wire::read_error(refusal.header, refusal.payload);
+  const Status status = wire::Refuse::read(refusal.header, refusal.payload).status;
   EXPECT_EQ(status.code(), ErrorCode::peer_lost);
   EXPECT_NE(status.message().find("rank " + std::to_string(rank) + " has shut down"), std::string::npos)
       << status.message();
@@ -381,7 +381,7 @@ TEST(EmbeddedServer, SendsTheLastResultToASlowWorkerBeforeItShutsDown) {
   const FileDescriptor worker = testing::connected_socket(port);
   ASSERT_TRUE(worker);
   ASSERT_TRUE(testing::let_in(worker.get()));
-  const auto hello = wire::make_hello({0, 1, options.job});
+  const auto hello = wire::Hello{0, 1, options.job}.make();
   ASSERT_TRUE(write_message(worker.get(), hello.header, hello.payload()));
   const Bytes gradient = bytes_of(Floats(8u << 20, 1.0F));  // more than sockets hold
   ASSERT_TRUE(write_message(worker.get(), push_of(0, 1), gradient));

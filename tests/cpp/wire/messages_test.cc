@@ -37,7 +37,7 @@ UpdateRule full_rule() {
 Bytes bytes_of(const TextMessage& message) { return {message.payload().begin(), message.payload().end()}; }
 
 void expect_no_rule(const Bytes& bytes, const std::string& word) {
-  const auto rule = read_rule(bytes);
+  const auto rule = Rule::read(bytes);
   ASSERT_FALSE(rule.ok()) << word;
   EXPECT_EQ(rule.status().code(), ErrorCode::mismatch);
   EXPECT_NE(rule.status().message().find(word), std::string::npos) << rule.status().message();
@@ -53,20 +53,20 @@ TEST(Rule, RoundTrip) {
     UpdateRule rule = full_rule();
     rule.kind = static_cast<UpdateKind>(kind);
     rule.nesterov = kind % 2 == 0;
-    const TextMessage message = make_rule(about, rule);
+    const TextMessage message = Rule{rule}.make(about);
     EXPECT_EQ(message.header.kind, Kind::rule);
     EXPECT_EQ(message.header.unit, 9u);
     EXPECT_EQ(message.header.rank, 3u);
     EXPECT_EQ(message.header.payload_bytes, kRuleBytes);
     EXPECT_EQ(message.header.priority, 321) << "of the pushes that it stands before";
-    const auto read = read_rule(message.payload());
+    const auto read = Rule::read(message.payload());
     ASSERT_TRUE(read.ok()) << read.status().message();
-    EXPECT_EQ(read.value(), rule);
+    EXPECT_EQ(read.value().rule, rule);
   }
 }
 
 TEST(Rule, OfAnotherSizeIsNone) {
-  Bytes bytes = bytes_of(make_rule({}, full_rule()));
+  Bytes bytes = bytes_of(Rule{full_rule()}.make({}));
   for (std::size_t size = 0; size < kRuleBytes; ++size)
     expect_no_rule({bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(size)}, std::to_string(size) + " bytes");
   bytes.push_back(std::byte{0});
@@ -75,14 +75,14 @@ TEST(Rule, OfAnotherSizeIsNone) {
 
 TEST(Rule, OfAnUnknownKindOrWithoutANumberIsNone) {
   for (int kind = 5; kind < 256; ++kind) {
-    Bytes bytes = bytes_of(make_rule({}, full_rule()));
+    Bytes bytes = bytes_of(Rule{full_rule()}.make({}));
     bytes[0] = static_cast<std::byte>(kind);
     expect_no_rule(bytes, "kind " + std::to_string(kind));
   }
   for (const double number : {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
                               std::numeric_limits<double>::quiet_NaN()}) {
     for (std::size_t at = kFirstNumberAt; at < kRuleBytes; at += sizeof number) {
-      Bytes bytes = bytes_of(make_rule({}, full_rule()));
+      Bytes bytes = bytes_of(Rule{full_rule()}.make({}));
       std::memcpy(bytes.data() + at, &number, sizeof number);
       expect_no_rule(bytes, "finite");
     }
@@ -92,20 +92,20 @@ TEST(Rule, OfAnUnknownKindOrWithoutANumberIsNone) {
 TEST(Rule, RandomBytesAreARuleOrNone) {
   std::mt19937_64 random(3);
   for (int i = 0; i < 20'000; ++i) {
-    Bytes bytes = bytes_of(make_rule({}, full_rule()));
+    Bytes bytes = bytes_of(Rule{full_rule()}.make({}));
     for (int change = 0; change < 4; ++change) bytes[random() % kRuleBytes] = static_cast<std::byte>(random());
-    const auto rule = read_rule(bytes);
+    const auto rule = Rule::read(bytes);
     if (!rule.ok()) continue;
-    const auto again = read_rule(make_rule({}, rule.value()).payload());
+    const auto again = Rule::read(rule.value().make({}).payload());
     ASSERT_TRUE(again.ok());
-    EXPECT_EQ(again.value(), rule.value());
+    EXPECT_EQ(again.value().rule, rule.value().rule);
   }
 }
 
 TEST(Hello, OfAServerTellsItsOtherCores) {
   const Hello sent{2, 8, "a job", 3, {"10.0.0.1:5000", "[fe80::1]:6", "shm/1"}};
-  const TextMessage message = make_hello(sent);
-  const Hello hello = read_hello(message.header, message.payload());
+  const TextMessage message = sent.make();
+  const Hello hello = Hello::read(message.header, message.payload());
   EXPECT_EQ(hello.rank, 2u);
   EXPECT_EQ(hello.worker_count, 8u);
   EXPECT_EQ(hello.job, "a job");
@@ -116,21 +116,21 @@ TEST(Hello, OfAServerTellsItsOtherCores) {
 TEST(Hello, SaysWhichFlowOfWhichClass) {
   for (const std::uint32_t priority_class : {0u, 1u, 7u, 0xffffffffu}) {
     for (const std::uint32_t flow : {0u, 5u}) {
-      const TextMessage message = make_hello({1, 4, "a job", flow, {}, priority_class});
-      const Hello hello = read_hello(message.header, message.payload());
+      const TextMessage message = Hello{1, 4, "a job", flow, {}, priority_class}.make();
+      const Hello hello = Hello::read(message.header, message.payload());
       EXPECT_EQ(hello.priority_class, priority_class);
       EXPECT_EQ(hello.flow, flow);
       EXPECT_EQ(message.header.priority, kFirstPriority) << "nothing may come before a hello";
     }
   }
-  EXPECT_EQ(read_hello(make_hello({3, 8, "a job"}).header, {}).priority_class, 0u);
+  EXPECT_EQ(Hello::read(Hello{3, 8, "a job"}.make().header, {}).priority_class, 0u);
 }
 
 TEST(Hello, NamesTheRunOfItsJob) {
   Hello sent{1, 4, "a job", 0, {"10.0.0.1:5001"}};
   sent.run = "0123456789abcdef";
-  const TextMessage message = make_hello(sent);
-  const Hello hello = read_hello(message.header, message.payload());
+  const TextMessage message = sent.make();
+  const Hello hello = Hello::read(message.header, message.payload());
   EXPECT_EQ(hello.job, sent.job);
   EXPECT_EQ(hello.run, sent.run);
   EXPECT_EQ(hello.other_cores, sent.other_cores);
@@ -141,7 +141,7 @@ TEST(Hello, OfAnyBytesIsRead) {
   for (int i = 0; i < 2000; ++i) {
     Bytes bytes(random() % 64);
     for (auto& byte : bytes) byte = random() % 4 == 0 ? std::byte{'\n'} : static_cast<std::byte>(random());
-    const Hello hello = read_hello(Header{}, bytes);
+    const Hello hello = Hello::read(Header{}, bytes);
     std::size_t size = hello.job.size();
     if (!hello.run.empty() || !hello.other_cores.empty()) size += 1 + hello.run.size();
     for (const auto& core : hello.other_cores) size += 1 + core.size();
@@ -151,11 +151,11 @@ TEST(Hello, OfAnyBytesIsRead) {
 }
 
 TEST(Hello, HasTheJobsGeneration) {
-  const TextMessage message = make_hello({1, 2, "a", 0, {}, 0, 7});
-  EXPECT_EQ(read_hello(message.header, message.payload()).generation, 7u);
+  const TextMessage message = Hello{1, 2, "a", 0, {}, 0, 7}.make();
+  EXPECT_EQ(Hello::read(message.header, message.payload()).generation, 7u);
   Header header = message.header;
   header.step = std::uint64_t{1} << 32;  // no generation that there is, and not 0 again
-  EXPECT_EQ(read_hello(header, {}).generation, std::numeric_limits<std::uint32_t>::max());
+  EXPECT_EQ(Hello::read(header, {}).generation, std::numeric_limits<std::uint32_t>::max());
 }
 
 TEST(Hello, AJobsNameIsOneLine) {
@@ -166,13 +166,13 @@ TEST(Hello, AJobsNameIsOneLine) {
 }
 
 TEST(Messages, HelloRoundTrip) {
-  const TextMessage message = make_hello({3, 8, "a job"});
+  const TextMessage message = Hello{3, 8, "a job"}.make();
   EXPECT_EQ(message.header.payload_bytes, 6u) << "an empty run follows";
-  const Hello hello = read_hello(message.header, message.payload());
+  const Hello hello = Hello::read(message.header, message.payload());
   EXPECT_EQ(hello.rank, 3u);
   EXPECT_EQ(hello.worker_count, 8u);
   EXPECT_EQ(hello.job, "a job");
-  EXPECT_EQ(read_hello(make_hello({0, 1, ""}).header, {}).job, "");
+  EXPECT_EQ(Hello::read(Hello{0, 1, ""}.make().header, {}).job, "");
 }
 
 TEST(Messages, ErrorRoundTrip) {
@@ -181,7 +181,7 @@ TEST(Messages, ErrorRoundTrip) {
   about.chunk = 5;
   about.step = 6;
   about.priority = 700;
-  const TextMessage message = make_error(Kind::refuse, about, {ErrorCode::timeout, "too late"});
+  const TextMessage message = Refuse{{ErrorCode::timeout, "too late"}, {}}.make(about);
   EXPECT_EQ(message.header.priority, kFirstPriority) << "why it failed overtakes data";
   EXPECT_EQ(message.header.kind, Kind::refuse);
   EXPECT_EQ(message.header.unit, 4u);
@@ -196,17 +196,17 @@ TEST(Messages, UnknownErrorCodesBecomeAborted) {
   Header header;
   for (const std::uint32_t code : {0u, 9u, 0xffffffffu}) {
     header.divisor = code;
-    EXPECT_EQ(read_error(header, {}).code(), ErrorCode::aborted);
+    EXPECT_EQ(Refuse::read(header, {}).status.code(), ErrorCode::aborted);
   }
 }
 
 TEST(Messages, LongTextsAreCut) {
   const std::string text(kMaxTextBytes + 1, 'x');
-  EXPECT_EQ(make_hello({0, 1, text}).payload().size(), kMaxTextBytes);
-  const TextMessage message = make_error(Kind::abort, Header{}, {ErrorCode::aborted, text});
+  EXPECT_EQ(Hello{0, 1, text}.make().payload().size(), kMaxTextBytes);
+  const TextMessage message = Abort{{ErrorCode::aborted, text}}.make();
   EXPECT_EQ(message.payload().size(), kMaxTextBytes);
   EXPECT_EQ(message.header.payload_bytes, kMaxTextBytes);
-  EXPECT_EQ(make_hello({0, 1, std::string(kMaxTextBytes, 'x')}).payload().size(), kMaxTextBytes);
+  EXPECT_EQ(Hello{0, 1, std::string(kMaxTextBytes, 'x')}.make().payload().size(), kMaxTextBytes);
 }
 
 }  // namespace

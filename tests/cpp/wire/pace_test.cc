@@ -17,8 +17,8 @@ TEST(Pace, TravelsInTheHello) {
   for (const Pace& pace :
        {Pace(), Pace{Stragglers::drop, Consistency::bsp, 64, 2.5F}, Pace{Stragglers::wait, Consistency::ssp, 7, 0},
         Pace{Stragglers::wait, Consistency::async}}) {
-    const TextMessage message = make_hello({1, 2, "a job", 3, {}, 4, 5, pace});
-    const Hello hello = read_hello(message.header, message.payload());
+    const TextMessage message = Hello{1, 2, "a job", 3, {}, 4, 5, pace}.make();
+    const Hello hello = Hello::read(message.header, message.payload());
     ASSERT_TRUE(hello.pace);
     EXPECT_EQ(*hello.pace, pace);
     EXPECT_EQ(hello.flow, 3u);

@@ -1,10 +1,10 @@
-#include "wire/stored_units.h"
-
 #include <gtest/gtest.h>
 
 #include <random>
 #include <string>
 #include <vector>
+
+#include "wire/messages/units.h"
 
 namespace poseidon::wire {
 namespace {
@@ -21,12 +21,12 @@ TEST(StoredUnits, ComeBackAsTheyWere) {
   for (const std::size_t count : {0u, 1u, 5u, 1000u}) {
     const StoredUnits units = sample(count);
     std::vector<StoredUnit> read;
-    for (const TextMessage& message : make_stored_units(units, 0, 4)) {
+    for (const TextMessage& message : units.make(0, 4)) {
       EXPECT_EQ(message.header.kind, Kind::units);
       EXPECT_EQ(message.header.worker_count, 4u);
       EXPECT_LE(message.header.payload_bytes, kMaxTextBytes);
       EXPECT_EQ(message.header.payload_bytes, message.payload().size());
-      const auto part = read_stored_units(message.payload());
+      const auto part = StoredUnits::read(message.payload());
       ASSERT_TRUE(part.ok()) << part.status().message();
       EXPECT_EQ(part.value().run, 77u);
       EXPECT_EQ(part.value().base_version, 300u);
@@ -48,11 +48,11 @@ TEST(StoredUnits, ChunksCoverTheUnit) {
 }
 
 TEST(StoredUnits, WhatIsCutOffIsRejected) {
-  const auto message = make_stored_units(sample(3), 0, 1).front();
+  const auto message = sample(3).make(0, 1).front();
   const auto whole = message.payload();
   std::size_t accepted = 0;
   for (std::size_t size = 0; size < whole.size(); ++size) {
-    const auto read = read_stored_units(whole.first(size));
+    const auto read = StoredUnits::read(whole.first(size));
     if (read.ok())
       ++accepted;  // between two units
     else

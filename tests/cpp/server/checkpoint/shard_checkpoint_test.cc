@@ -60,8 +60,7 @@ class Job {
       auto& shard = shards_.emplace_back(std::make_unique<Shard>(1, Reduction{}, WideThreads{}));
       shard->set_checkpoint(
           std::make_unique<ShardCheckpoint>(*writer_, "default", options, loop_, shard->pool().shared_from_this()));
-      for (const auto& message : wire::make_stored_units(units, 0, 1))
-        EXPECT_TRUE(shard->describe_units(message.payload()).ok());
+      for (const auto& message : units.make(0, 1)) EXPECT_TRUE(shard->describe_units(message.payload()).ok());
     }
   }
   ~Job() { finish(); }
@@ -108,7 +107,7 @@ class Job {
     for (std::uint32_t i = 0; i < layers_.size(); ++i) {
       wire::Header about;
       about.unit = units_[i].id;
-      const auto message = wire::make_rule(about, layers_[i].rule);
+      const auto message = wire::Rule{layers_[i].rule}.make(about);
       loop_.call([&] {
         for (auto& shard : shards_) EXPECT_TRUE(shard->set_rule(message.header, message.payload()).ok());
       });
@@ -137,9 +136,7 @@ class Job {
     std::vector<std::uint64_t> versions;
     value.resize(units_[layer].size_bytes);
     for_each_chunk(layer, [&](Shard& shard, wire::Header header, std::size_t offset, std::size_t) {
-      header.kind = wire::Kind::pull;
-      header.flags = wire::kRestore;
-      header.step = limit;
+      header = wire::Restore{.version_limit = limit}.make(header);
       if (Status status = shard.pull(header, worker_); !status.ok()) {
         refusals.push_back(status);
         return;

@@ -152,7 +152,7 @@ class StoredShard : public ::testing::Test {
     ASSERT_TRUE(shard_.pull(header, workers_[rank]).ok());
   }
   void set_rule(const UpdateRule& rule) {
-    const auto message = wire::make_rule(header_of(wire::Kind::rule, 0, kWorkers), rule);
+    const auto message = wire::Rule{rule}.make(header_of(wire::Kind::rule, 0, kWorkers));
     ASSERT_TRUE(shard_.set_rule(message.header, message.payload()).ok());
   }
   const RecordingRequester::Sent& last(std::uint32_t rank) { return workers_[rank].sent.back(); }

@@ -195,7 +195,7 @@ TEST_F(ShmServerLimits, WhoIsAheadOfRankZeroWaits) {
 TEST_F(ShmServerLimits, ATextThatIsLentIsNoLongerThanOneThatIsRead) {
   start(":0");
   const auto talker = connect();
-  wire::Header hello = wire::make_hello({0, 1, "default"}).header;
+  wire::Header hello = wire::Hello{0, 1, "default"}.make().header;
   send(*talker, hello, Bytes(wire::kMaxTextBytes + 1, std::byte{'x'}));
   EXPECT_EQ(talker->recorder.wait_closed().code(), ErrorCode::peer_lost);
   EXPECT_TRUE(talker->recorder.messages().empty()) << "not taken for a name that is too long";

@@ -196,7 +196,7 @@ TEST_P(ServerCores, KeepValuesWhereChunksAreAssigned) {
     return;
   }
   const UpdateRule rule = testing::update_rules()[3];
-  const auto text = wire::make_rule(header_of(wire::Kind::rule, 0, kWorkers), rule);
+  const auto text = wire::Rule{rule}.make(header_of(wire::Kind::rule, 0, kWorkers));
   send(flow(0), text.header, Bytes(text.payload().begin(), text.payload().end()));
   const Bytes gradient = testing::random_reals(random, DType::float32, 50'000);
   for (std::uint32_t rank = 0; rank < kWorkers; ++rank) {
@@ -252,13 +252,13 @@ TEST(ServerAddresses, TheFirstCoreTellsWhereTheOthersAre) {
   EXPECT_EQ(addresses[0], fixture.server->address());
   const auto worker = fixture.join(0, 1);
   const Received answer = fixture.message(*worker, 1);
-  const wire::Hello hello = wire::read_hello(answer.header, answer.payload);
+  const wire::Hello hello = wire::Hello::read(answer.header, answer.payload);
   EXPECT_EQ(hello.job, "default");
   EXPECT_EQ(hello.other_cores, (std::vector<std::string>{addresses[1], addresses[2]}));
   const auto second = fixture.join(0, 1, "default", 1, 5);
   const Received second_answer = fixture.message(*second, 1);
-  EXPECT_EQ(wire::read_hello(second_answer.header, second_answer.payload).flow, 5u);
-  EXPECT_TRUE(wire::read_hello(second_answer.header, second_answer.payload).other_cores.empty());
+  EXPECT_EQ(wire::Hello::read(second_answer.header, second_answer.payload).flow, 5u);
+  EXPECT_TRUE(wire::Hello::read(second_answer.header, second_answer.payload).other_cores.empty());
 }
 
 TEST(ServerAddresses, EveryInterfaceHasACore) {

@@ -123,7 +123,7 @@ TEST_F(ShardLimits, AnUpdateWhoseStateHasNoRoomLeavesTheValue) {
   ASSERT_TRUE(shard_->assign(assignment, bytes_of(value)).ok());
   UpdateRule rule;
   rule.kind = UpdateKind::adam;
-  ASSERT_TRUE(shard_->set_rule(header_of(wire::Kind::rule, 0, 1), wire::make_rule({}, rule).payload()).ok());
+  ASSERT_TRUE(shard_->set_rule(header_of(wire::Kind::rule, 0, 1), wire::Rule{rule}.make({}).payload()).ok());
   ASSERT_TRUE(push(stored_push_of(0, 1), value).ok());
   ASSERT_EQ(workers_[0].refusals.size(), 1u);
   expect_over_limit(workers_[0].refusals[0]);
@@ -183,7 +183,7 @@ TEST_F(ShardLimits, RulesCount) {
   UpdateRule rule;
   rule.kind = UpdateKind::sgd;
   wire::Header header = header_of(wire::Kind::rule, 0, 1);
-  const auto payload = wire::make_rule({}, rule);
+  const auto payload = wire::Rule{rule}.make({});
   Status status;
   while ((status = shard_->set_rule(header, payload.payload())).ok()) ASSERT_LT(++header.unit, kLimit / 64);
   expect_over_limit(status);

@@ -184,7 +184,7 @@ TEST_F(TenantsTest, ALaterGenerationEndsAnOlderOne) {
 TEST_F(TenantsTest, AHelloIsAnsweredWithItsGeneration) {
   start();
   const auto [end, answer] = greet(of_generation(4, 0, 1));
-  EXPECT_EQ(wire::read_hello(answer.header, answer.payload).generation, 4u);
+  EXPECT_EQ(wire::Hello::read(answer.header, answer.payload).generation, 4u);
 }
 
 TEST_F(TenantsTest, EveryCoreGoesOnToTheLaterGeneration) {

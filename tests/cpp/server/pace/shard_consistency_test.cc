@@ -29,7 +29,7 @@ struct Stored : PacedShard {
     for (std::uint32_t rank = 0; rank < worker_count; ++rank) send_rule(rank);
   }
   void send_rule(std::uint32_t rank) {
-    const auto message = wire::make_rule(header(rank, 1), rule);
+    const auto message = wire::Rule{rule}.make(header(rank, 1));
     EXPECT_TRUE(shard.set_rule(message.header, message.payload()).ok());
   }
   wire::Header stored(std::uint32_t rank, std::uint64_t step) const {

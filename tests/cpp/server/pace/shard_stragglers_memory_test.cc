@@ -63,7 +63,7 @@ class LimitedRun {
     return header;
   }
   bool store_parameters() {
-    const auto message = wire::make_rule(paced_.header(0, 1), rule_);
+    const auto message = wire::Rule{rule_}.make(paced_.header(0, 1));
     if (!paced_.shard.set_rule(message.header, message.payload()).ok()) return false;
     const Floats start(kBytes / sizeof(float), 1);
     for (std::uint32_t chunk = 0; chunk < kChunks; ++chunk) {

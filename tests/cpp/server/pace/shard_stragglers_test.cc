@@ -262,7 +262,7 @@ TEST(ShardStragglers, ServersThatUpdateKeepTheValueOfEachStep) {
   rule.kind = UpdateKind::sgd;
   rule.lr = 1;
   const auto send_rule = [&](std::uint32_t rank, std::uint64_t step) {
-    const auto message = wire::make_rule(paced.header(rank, step), rule);
+    const auto message = wire::Rule{rule}.make(paced.header(rank, step));
     ASSERT_TRUE(paced.shard.set_rule(message.header, message.payload()).ok());
   };
   const auto header = [&](std::uint32_t rank, std::uint64_t step) {

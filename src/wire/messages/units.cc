@@ -1,4 +1,4 @@
-#include "wire/stored_units.h"
+#include "wire/messages/units.h"
 
 #include <algorithm>
 #include <cstring>
@@ -57,13 +57,13 @@ Status check_unit(const StoredUnit& unit) {
   return {};
 }
 
-std::vector<TextMessage> make_stored_units(const StoredUnits& units, std::uint32_t rank, std::uint32_t worker_count) {
+std::vector<TextMessage> StoredUnits::make(std::uint32_t rank, std::uint32_t worker_count) const {
   std::vector<TextMessage> messages;
-  std::string bytes = start_of(units);
-  for (const StoredUnit& unit : units.units) {
+  std::string bytes = start_of(*this);
+  for (const StoredUnit& unit : units) {
     const std::size_t name_bytes = std::min(unit.name.size(), kMaxUnitNameBytes);
     if (bytes.size() + kUnitBytes + name_bytes > kMaxTextBytes)
-      messages.push_back(message_of(std::exchange(bytes, start_of(units)), rank, worker_count));
+      messages.push_back(message_of(std::exchange(bytes, start_of(*this)), rank, worker_count));
     append(bytes, unit.id);
     append(bytes, static_cast<std::uint32_t>(unit.dtype));
     append(bytes, unit.size_bytes);
@@ -75,7 +75,7 @@ std::vector<TextMessage> make_stored_units(const StoredUnits& units, std::uint32
   return messages;
 }
 
-Result<StoredUnits> read_stored_units(std::span<const std::byte> payload) {
+Result<StoredUnits> StoredUnits::read(std::span<const std::byte> payload) {
   if (payload.size() < kStartBytes) return bad("of " + std::to_string(payload.size()) + " bytes");
   StoredUnits units;
   units.run = take<std::uint64_t>(payload);

@@ -1,5 +1,5 @@
-// The message by which rank 0 tells servers what the units are whose values they keep. A checkpoint that one job has
-// written means the same to the next one only by this: ids and chunks depend on the plan, names do not.
+// units: rank 0 describes the units whose values the servers keep. Only by this does a checkpoint of one job mean the
+// same to the next one: ids and chunks depend on the plan, names do not.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 #include "poseidon/dtype.h"
 #include "poseidon/status.h"
-#include "wire/messages.h"
+#include "wire/messages/text_message.h"
 
 namespace poseidon::wire {
 
@@ -39,13 +39,13 @@ struct StoredUnits {
   std::uint64_t run = 0;           // of the job: later ones have higher numbers
   std::uint64_t base_version = 0;  // of the checkpoint that this run went on from; 0: none
   std::vector<StoredUnit> units;
-};
 
-/// As many messages as it takes. `worker_count` as in every header.
-std::vector<TextMessage> make_stored_units(const StoredUnits& units, std::uint32_t rank, std::uint32_t worker_count);
-/// ErrorCode::mismatch for a payload that is cut off, a unit without elements, an unknown dtype, or chunks that are not
-/// whole elements or more than a unit can have.
-Result<StoredUnits> read_stored_units(std::span<const std::byte> payload);
+  /// ErrorCode::mismatch for a payload that is cut off, a unit without elements, an unknown dtype, or chunks that are
+  /// not whole elements or more than a unit can have.
+  static Result<StoredUnits> read(std::span<const std::byte> payload);
+  /// As many messages as it takes.
+  std::vector<TextMessage> make(std::uint32_t rank, std::uint32_t worker_count) const;
+};
 
 /// ErrorCode::mismatch where the numbers make no unit, as above.
 Status check_unit(const StoredUnit& unit);

@@ -1,0 +1,17 @@
+#include "wire/kinds.h"
+
+#include <string>
+
+namespace poseidon::wire {
+
+Status check_kind(Kind kind, Direction direction, std::uint64_t payload_bytes) {
+  if ((info_of(kind).directions & direction) == 0)
+    return {ErrorCode::mismatch, std::string("a ") + kind_name(kind) + " message has no place here"};
+  if (payload_bytes > largest_payload(kind))
+    return {ErrorCode::mismatch, std::string("a ") + kind_name(kind) + " message has a payload of " +
+                                     std::to_string(payload_bytes) + " bytes, more than " +
+                                     std::to_string(largest_payload(kind))};
+  return {};
+}
+
+}  // namespace poseidon::wire

@@ -1,0 +1,60 @@
+// The messages of a step: what a worker contributes (push, factors), and what the step makes of it (result).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "poseidon/dtype.h"
+#include "wire/header.h"
+
+namespace poseidon::wire {
+
+/// A push, or a factors message. Header: rank and worker_count of the sender; unit, chunk, step.
+/// Payload of a push: the chunk's gradient. Payload of a factors message: `factor_count` rows of `rows` output
+/// gradients, then as many rows of `cols` inputs; with `dense` the rows × cols gradient. No payload if `absent`.
+struct Contribution {
+  Kind kind = Kind::push;  // push or factors
+  DType dtype = DType::float32;
+  bool absent = false;              // the sender has nothing to contribute in this step
+  bool dense = false;               // factors: the payload is the dense gradient
+  bool transient = false;           // the server forgets the chunk when all workers have its result
+  bool stored = false;              // the server keeps the chunk's value and updates or replaces it by this
+  bool wants_result = true;         // false: the sender wants an answer without payload
+  bool excluded_from_mean = false;  // stragglers=drop: the sender is behind, and this is not to count
+  std::uint32_t divisor = 1;        // the sum over the workers is divided by it
+  std::uint32_t factor_count = 0;   // K of the sender; kUnboundedFactors where the gradient has no factors
+  std::uint32_t rows = 0;           // factors: M of the gradient; push: 0
+  std::uint32_t cols = 0;           // factors: N of the gradient; push: 0
+
+  bool has_factors() const { return kind == Kind::factors && !absent && !dense; }
+  /// Bytes of a payload of factors, and of the matrix that it stands for. Empty where that is more than
+  /// kMaxPayloadBytes.
+  std::optional<std::uint64_t> factor_bytes() const;
+  std::optional<std::uint64_t> matrix_bytes() const;
+
+  /// `header` is of kind push or factors.
+  static Contribution read(const Header& header);
+  /// `header` with this kind and body.
+  Header make(Header header) const;
+
+  bool operator==(const Contribution&) const = default;
+};
+
+/// result. Header: the rank that it is for; unit, chunk, step and priority of the contribution that it answers.
+/// Payload: the reduced chunk, or the stored value after the step. None if nobody has contributed, or the rank did not
+/// want the result; with stragglers=drop a stored value comes even if nobody has contributed.
+struct StepResult {
+  DType dtype = DType::float32;
+  bool absent = false;             // no worker has contributed
+  bool late = false;               // stragglers=drop: the step has ended without this rank's contribution
+  std::uint32_t factor_count = 0;  // K summed over the workers
+  std::uint32_t steps_since = 0;   // late: how many further steps of the chunk have ended since
+
+  static StepResult read(const Header& header);
+  Header make(Header header) const;
+
+  bool operator==(const StepResult&) const = default;
+};
+
+}  // namespace poseidon::wire

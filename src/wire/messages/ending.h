@@ -1,0 +1,38 @@
+// The messages that refuse a request or end a connection: refuse, abort, goodbye.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "poseidon/status.h"
+#include "wire/messages/text_message.h"
+
+namespace poseidon::wire {
+
+/// refuse: a request of this worker does not fit; the other workers go on. Header: rank, unit, chunk and step of the
+/// request. Payload: why.
+struct Refuse {
+  Status status;
+  std::optional<std::uint32_t> departed_rank;  // status peer_lost: the rank that has left, without which no step ends
+
+  /// An unknown error code is read as ErrorCode::aborted.
+  static Refuse read(const Header& header, std::span<const std::byte> payload);
+  TextMessage make(const Header& request) const;
+};
+
+/// abort: the sender has failed, and with it the job's generation. Payload: why.
+struct Abort {
+  Status status;
+  bool planned = false;  // nothing has failed: the job only forms its next generation
+
+  static Abort read(const Header& header, std::span<const std::byte> payload);
+  TextMessage make() const;
+};
+
+/// goodbye: the sender closes on purpose. The last message of its connection. No payload.
+struct Goodbye {
+  static Header make();
+};
+
+}  // namespace poseidon::wire

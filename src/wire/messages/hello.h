@@ -1,0 +1,39 @@
+// hello: the first message on every connection, both ways. It says who the connection is from.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "wire/messages/text_message.h"
+#include "wire/pace.h"
+
+namespace poseidon::wire {
+
+/// Longest name of a job.
+inline constexpr std::size_t kMaxJobNameBytes = 256;
+/// Longest name of a run of a job.
+inline constexpr std::size_t kMaxRunBytes = 64;
+
+/// Whether a job may be called so: 1 to kMaxJobNameBytes bytes in one line.
+bool is_job_name(const std::string& name);
+
+/// Header: rank of the worker. Payload: lines of text: the job, the run, then the addresses of the other cores.
+struct Hello {
+  std::uint32_t rank = 0;
+  std::uint32_t worker_count = 0;
+  std::string job;
+  std::uint32_t flow = 0;                  // which of the connections of one class between the two
+  std::vector<std::string> other_cores{};  // addresses of cores 1, 2, …; only in a server's answer, from its core 0
+  std::uint32_t priority_class = 0;        // of the connection; 0 is the most urgent
+  std::uint32_t generation = 0;            // of the job, as the sender knows it (docs/decisions/0016-generations.md)
+  std::optional<Pace> pace = Pace();       // of the job; empty if this side does not know it
+  std::string run{};  // one line: the same for all workers of a job, another one when the job starts again
+
+  static Hello read(const Header& header, std::span<const std::byte> payload);
+  TextMessage make() const;
+};
+
+}  // namespace poseidon::wire

@@ -1,0 +1,23 @@
+// rule: how a unit's parameters are updated from a step on.
+#pragma once
+
+#include <span>
+
+#include "poseidon/status.h"
+#include "poseidon/update.h"
+#include "wire/messages/text_message.h"
+
+namespace poseidon::wire {
+
+/// Header: rank of the sender; unit; the step from which on the rule holds. Payload: the rule, without its count of
+/// updates, which the server keeps.
+struct Rule {
+  UpdateRule rule;
+
+  /// ErrorCode::mismatch for a payload of another size, an unknown kind of rule or a number that is not finite.
+  static Result<Rule> read(std::span<const std::byte> payload);
+  /// `header` with this kind and payload.
+  TextMessage make(Header header) const;
+};
+
+}  // namespace poseidon::wire

@@ -1,0 +1,64 @@
+// The messages about arrays that the servers keep: assign, pull, restore, value.
+#pragma once
+
+#include <cstdint>
+
+#include "poseidon/dtype.h"
+#include "wire/header.h"
+
+namespace poseidon::wire {
+
+/// An array that a server keeps for a chunk: 0 its value, 1 and 2 the states of the update rule, 3 the last mean
+/// gradient.
+using ArrayIndex = std::uint32_t;
+
+/// assign: sets an array. Nobody answers. Payload: its bytes.
+struct Assign {
+  DType dtype = DType::float32;
+  ArrayIndex array = 0;
+  std::uint64_t update_count = 0;  // the updates that the value has seen
+
+  /// `header` is of kind assign.
+  static Assign read(const Header& header);
+  /// `header` with this kind and body.
+  Header make(Header header) const;
+
+  bool operator==(const Assign&) const = default;
+};
+
+/// pull: asks for an array as it is now. Where there is no value yet, the answer comes when there is one. No payload.
+struct Pull {
+  ArrayIndex array = 0;
+
+  static Pull read(const Header& header);
+  Header make(Header header) const;
+
+  bool operator==(const Pull&) const = default;
+};
+
+/// restore: the chunk takes what the server's newest checkpoint has, and the value comes back at once. No payload.
+struct Restore {
+  DType dtype = DType::float32;
+  std::uint64_t version_limit = 0;  // the newest version that may come; 0: any; 2⁶⁴ − 1: none
+
+  static Restore read(const Header& header);
+  Header make(Header header) const;
+
+  bool operator==(const Restore&) const = default;
+};
+
+/// value: answers a pull or a restore. Header: as in the request. Payload: the array; none if `absent`.
+struct Value {
+  DType dtype = DType::float32;
+  bool absent = false;  // restore: no checkpoint has the chunk
+  ArrayIndex array = 0;
+  std::uint64_t update_count = 0;  // the updates that the value has seen
+  std::uint64_t version = 0;       // restore: of the checkpoint that the value comes from
+
+  static Value read(const Header& header);
+  Header make(Header header) const;
+
+  bool operator==(const Value&) const = default;
+};
+
+}  // namespace poseidon::wire
