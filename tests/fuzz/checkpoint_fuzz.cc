@@ -11,13 +11,8 @@
 #include <vector>
 
 #include "base/crc32c.h"
-<<<<<<< HEAD
 #include "server/checkpoint/checkpoint_format.h"
-#include "wire/stored_units.h"
-=======
-#include "server/checkpoint_format.h"
 #include "wire/messages/units.h"
->>>>>>> 92f608a (Messages: a struct per kind that reads and makes it, and one table of kinds; restore is a kind of its own)
 
 namespace {
 
