@@ -187,7 +187,7 @@ TEST(Messages, ErrorRoundTrip) {
   EXPECT_EQ(message.header.unit, 4u);
   EXPECT_EQ(message.header.chunk, 5u);
   EXPECT_EQ(message.header.step, 6u);
-  const Status status = read_error(message.header, message.payload());
+  const Status status = Refuse::read(message.header, message.payload()).status;
   EXPECT_EQ(status.code(), ErrorCode::timeout);
   EXPECT_EQ(status.message(), "too late");
 }
@@ -202,11 +202,11 @@ TEST(Messages, UnknownErrorCodesBecomeAborted) {
 
 TEST(Messages, LongTextsAreCut) {
   const std::string text(kMaxTextBytes + 1, 'x');
-  EXPECT_EQ(Hello{0, 1, text}.make().payload().size(), kMaxTextBytes);
+  EXPECT_EQ((Hello{0, 1, text}.make().payload().size()), kMaxTextBytes);
   const TextMessage message = Abort{{ErrorCode::aborted, text}}.make();
   EXPECT_EQ(message.payload().size(), kMaxTextBytes);
   EXPECT_EQ(message.header.payload_bytes, kMaxTextBytes);
-  EXPECT_EQ(Hello{0, 1, std::string(kMaxTextBytes, 'x')}.make().payload().size(), kMaxTextBytes);
+  EXPECT_EQ((Hello{0, 1, std::string(kMaxTextBytes, 'x')}.make().payload().size()), kMaxTextBytes);
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "cpp/server/chunk/contributions.h"
 #include "server/core/shard.h"
+#include "wire/messages.h"
 
 namespace poseidon::testing {
 
