@@ -36,10 +36,11 @@ _DECIDING = (
 def settle_chunk_bytes(client: _core.Client, settings: Settings, known: int = 0) -> int:
     """With `chunk_bytes="auto"` makes the client use the fastest chunk size, and returns it; otherwise returns 0.
 
-    Collective: every rank calls it with the same settings before it adds layers. Rank 0 knows the size (`known`: from
-    an earlier client of this process) from an earlier start, or all measure it (about a second), and rank 0 keeps it.
-    A file that cannot be read or written is a warning: the size is then measured again. Blocks; raises a PoseidonError
-    if the job fails meanwhile. A worker that is alone with its own server sends nothing and keeps the default.
+    Collective: every rank calls it with the same settings before it adds layers. Rank 0 may know the size from an
+    earlier start, or from an earlier client of this process (`known`). Otherwise all ranks measure it, which takes
+    about a second, and rank 0 stores it. If the file cannot be read or written, there is a warning and the size is
+    measured again. A worker that is alone with its own server sends nothing and keeps the default. Blocks. Raises a
+    PoseidonError if the job fails meanwhile.
     """
     if settings.chunk_bytes != AUTO or (client.world_size == 1 and not settings.servers):
         return 0
@@ -54,7 +55,7 @@ def settle_chunk_bytes(client: _core.Client, settings: Settings, known: int = 0)
 
 
 def _path(facts: dict[str, object]) -> Path:
-    """One file for each set of facts, so that jobs that start at the same time do not lose each other's answer."""
+    """The file for a set of facts. Each set has its own, so that jobs that start together keep all their results."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     folder = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
     text = json.dumps(facts, sort_keys=True)

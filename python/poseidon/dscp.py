@@ -1,4 +1,4 @@
-"""The code points that mark the priority classes of flows, and by which a testbed's ports tell them apart."""
+"""The DSCP code points of the priority classes. Flows are marked with them, and a testbed's ports recognize them."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ MOST_CLASSES = len(_CODE_POINTS) + 1
 
 
 def default_dscp(class_count: int) -> tuple[int, ...]:
-    """One code point for each class, the most urgent first; the last class is best effort, 0."""
+    """One code point for each class, the most urgent class first. The last class is best effort, 0."""
     return (*_CODE_POINTS[: class_count - 1], 0)

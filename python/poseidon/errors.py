@@ -67,5 +67,5 @@ _BY_CODE: dict[str, type[PoseidonError]] = {
 
 
 def by_code(name: str) -> type[PoseidonError]:
-    """The class for an error code such as "peer_lost"; PoseidonError for a name that is none."""
+    """The class for an error code such as "peer_lost", or PoseidonError for an unknown code."""
     return _BY_CODE.get(name, PoseidonError)

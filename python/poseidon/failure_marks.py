@@ -1,8 +1,8 @@
-"""What a worker that fails leaves for `poseidon run`, which says who failed first.
+"""Marks that failing workers leave for `poseidon run`, so that it can say which worker failed first.
 
-The first to fail is not the first to end: before it has shown its error and ended, the others may have learned of it
-and have ended with errors of their own. So each worker notes when its failure began, and whether another one's was
-the cause, in a file that the launcher has named.
+The worker that fails first need not end first. While it still prints its error, the others may learn of the failure
+and end with their own errors. So each worker writes to a file that the launcher has named: when its failure began,
+and whether the failure of another worker was the cause.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _OWN, _OF_ANOTHER = "own", "of another"
 
 
 def leave_mark(error: BaseException) -> None:
-    """Notes that this process fails with `error`, unless it has noted a failure before. Does nothing if not asked to.
+    """Notes that this process fails with `error`, unless it has noted a failure before.
 
-    Call it before any other process is told.
+    Does nothing if the launcher has named no file. Call it before any other process is told.
     """
     path = failure_mark()
     if path is not None:
@@ -31,9 +31,10 @@ def leave_mark(error: BaseException) -> None:
 
 
 def mark_order(path: Path, ended_ns: int) -> tuple[bool, int]:
-    """Whether another's failure was the cause, and when it began, by the monotonic clock: the least is the first.
+    """A key that sorts failures: whether another worker's failure was the cause, and when it began (monotonic clock).
 
-    `ended_ns` is when the process was seen to have ended, which counts where it has left no mark.
+    The smallest key is the first failure. `ended_ns` is the time at which the launcher saw the process end; it counts
+    if the process has left no mark.
     """
     with contextlib.suppress(OSError, ValueError):
         began_ns, _, kind = path.read_text(encoding="utf-8").partition(" ")

@@ -1,4 +1,4 @@
-"""What a job goes on without: told when the process has joined, and now and then afterwards."""
+"""Warnings about what does not work although the job goes on: after the process has joined, and sometimes later."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def tell_notices(client: Client, told: int = 0) -> int:
-    """Warns of the client's notices but the first `told`, and returns how many there are now."""
+    """Warns of the client's notices except the first `told` ones, and returns how many there are now."""
     notices = client.notices()
     for text in notices[told:]:
         warnings.warn(text, stacklevel=2)

@@ -17,11 +17,11 @@ Wanted = Sequence[tuple[str, int, Any]]
 
 
 def restore(client: Client, wanted: Wanted, limit: int = 0) -> int:
-    """Has the servers take these layers from their newest checkpoint that all of them have whole; one rank calls it.
+    """Makes the servers take these layers from the newest checkpoint that all of them have whole. One rank calls it.
 
-    `limit`: the newest version that may come; 0: any, NO_VERSION: none. Returns the version, the step after which it
-    was taken, with the values in the arrays; 0 where there is none. Raises Refused where the checkpoint does not fit
-    the layers, Mismatch where some server has none.
+    `limit` is the newest version that may be used; 0 permits any version, NO_VERSION none. Returns the version, which
+    is the step after which it was taken, and fills the arrays with the values. Returns 0 if there is no version.
+    Raises Refused if the checkpoint does not fit the layers, and Mismatch if some server has none.
     """
     looks_left = _LOOKS
     while wanted:

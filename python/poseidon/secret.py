@@ -1,4 +1,4 @@
-"""The job's secret, which all its processes prove to know before anything else is said (SECURITY.md).
+"""The job's secret. All its processes prove that they know it before they exchange anything else (SECURITY.md).
 
 No message of this module, and no other of Poseidon, contains a secret.
 """
@@ -22,9 +22,9 @@ def fresh() -> str:
 
 
 def choose(keyword: object, variable: str | None, path: str, path_source: str) -> tuple[tuple[str, ...], str]:
-    """The secrets and who gave them: the keyword `secret`, the variable POSEIDON_SECRET or the file at `path`.
+    """The secrets, and where they come from: the keyword `secret`, the variable POSEIDON_SECRET or the file at `path`.
 
-    Which counts when there are several follows the order of all options. InvalidArgument for what is no secret.
+    If there are several, the order of all options decides. Raises InvalidArgument for a text that is no secret.
     """
     if keyword is not None:
         if not isinstance(keyword, str):

@@ -1,4 +1,4 @@
-"""What the records of one failure say together, before anybody is blamed for it."""
+"""The facts in the records of one failure. The verdict follows from them (verdict.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from poseidon.doctor.records import Record, Waiting
 
 
 class Evidence:
-    """The records of one failure. Ranks are of the job's workers, whether or not they have left a record."""
+    """The records of one failure. Ranks are those of all the job's workers, with and without a record."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self.records = records
@@ -19,7 +19,7 @@ class Evidence:
 
     @cached_property
     def hosts(self) -> dict[int, str]:
-        """The machines of the ranks, as far as they are known."""
+        """The machines of the ranks, as far as the records name them."""
         hosts = {link.rank: link.host for record in self.records for link in record.links if link.rank is not None}
         return {rank: host for rank, host in hosts.items() if host} | {r: one.host for r, one in self.by_rank.items()}
 
@@ -31,7 +31,7 @@ class Evidence:
         return text + (f" on {', '.join(hosts)}" if hosts else "")
 
     def first(self, records: Sequence[Record]) -> Record:
-        """The earliest, where their clocks can be compared; otherwise the one of the lowest rank."""
+        """The earliest record, if the clocks can be compared. Otherwise the record of the lowest rank."""
         earliest = records[0]
         for record in records[1:]:
             after = record.seconds_after(earliest)
@@ -40,11 +40,11 @@ class Evidence:
         return earliest
 
     def learnt(self, *how: str) -> list[Record]:
-        """Records of processes that learnt of the failure in these ways."""
+        """The records of processes that learnt of the failure in one of these ways."""
         return [record for record in self.records if record.how in how]
 
     def accused(self, *how: str) -> dict[int, list[Record]]:
-        """The ranks about which others learnt in these ways, and from which records."""
+        """The ranks about which others learnt in one of these ways, with the records that say so."""
         accused: dict[int, list[Record]] = {}
         for record in self.learnt(*how):
             if record.about_rank is not None and record.about_rank != record.rank:
@@ -53,7 +53,7 @@ class Evidence:
 
     @cached_property
     def missed(self) -> dict[int, list[str]]:
-        """The ranks whose part of an exchange others still waited for, and who did."""
+        """The ranks on whose part of an exchange others still waited, with the records of those others."""
         missed: dict[int, list[str]] = {}
         for record in self.records:
             ranks = {rank for chunk in record.open_chunks for rank in chunk.missing_ranks}
@@ -64,7 +64,7 @@ class Evidence:
 
     @cached_property
     def broken_paths(self) -> set[tuple[int, int]]:
-        """Pairs (from, to): what the first has sent in a step has not come to the second."""
+        """Pairs (from, to) such that messages of a step that the first has sent have not reached the second."""
         broken = set()
         for record in self.records:
             if record.rank is None:
@@ -84,18 +84,18 @@ class Evidence:
         return record is not None and any((one.unit, one.step) == (unit, step) for one in record.waiting)
 
     def still_connected(self, rank: int) -> bool:
-        """Whether everybody who has left a record still had a connection to the rank."""
+        """Whether every process that has left a record still had a connection to the rank."""
         links = [link for record in self.records for link in record.links if link.rank == rank]
         return bool(links) and all(link.connected for link in links)
 
     def longest_silence_s(self, rank: int) -> float:
-        """How long nothing had come from the rank, as the one saw it who heard of it last."""
+        """For how many seconds nothing had come from the rank, according to the process that heard from it last."""
         heard = [link.last_progress_ms for record in self.records for link in record.links if link.rank == rank]
         return min(heard, default=0.0) / 1e3
 
     @cached_property
     def sides(self) -> list[set[int]]:
-        """The groups of ranks between which nothing came through while all of them were alive; usually one of all."""
+        """Groups of living ranks between which no message arrived. Usually there is one group with all ranks."""
         lost = {
             frozenset((rank, one.rank))
             for rank, accusers in self.accused("lost", "unreachable").items()
@@ -104,7 +104,7 @@ class Evidence:
         }
         if not lost:
             return _components([{rank} for rank in self.by_rank], {frozenset(path) for path in self.broken_paths})
-        # Who could tell another is on its side.
+        # A process that could tell another about the failure is on the same side.
         told = {frozenset((one.rank, one.about_rank)) for one in self.learnt("told") if one.about_rank in self.by_rank}
         everyone = [{rank} for rank in self.by_rank]
         apart = {frozenset((a, b)) for a in self.by_rank for b in self.by_rank if a < b} - told
@@ -112,7 +112,7 @@ class Evidence:
 
 
 def waited_text(waiting: Sequence[Waiting]) -> str:
-    """What a record's process waited for first, in words."""
+    """A text that says what a record's process waited for first."""
     return f"layer {waiting[0].layer!r} in step {waiting[0].step}" if waiting else "nothing"
 
 
@@ -121,7 +121,7 @@ def _process(record: Record) -> str:
 
 
 def _components(sides: list[set[int]], cut: set[frozenset[int]]) -> list[set[int]]:
-    """Joins sides that are connected, directly or through others: those of which no two members are cut apart."""
+    """Groups members that are connected, directly or through others."""
     joined: list[set[int]] = []
     left = list(sides)
     while left:

@@ -1,4 +1,4 @@
-"""Flight records: reading them, and which of them belong together."""
+"""Flight records: reads them, and finds out which of them belong together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from poseidon.errors import InvalidArgument
 FORMAT = "poseidon flight record"
 _VERSION = 1
 _PATTERN = "poseidon-*.json"
-_ONE_FAILURE_S = 60.0  # records without a common run that are closer than this are of one failure
+_ONE_FAILURE_S = 60.0  # records without a common run belong to one failure if they are closer than this
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Waiting:
-    """An exchange that was not complete: `ranks` owe their part of it, `servers` their result."""
+    """An exchange that was not complete: the parts of `ranks` and the results of `servers` were missing."""
 
     layer: str
     unit: int
@@ -43,7 +43,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class OpenChunk:
-    """A step that a server could not end: the pushes of `missing_ranks` had not come."""
+    """A step that a server could not end, because the pushes of `missing_ranks` had not come."""
 
     unit: int
     step: int
@@ -83,7 +83,7 @@ class Record:
     open_chunks: tuple[OpenChunk, ...]
 
     def seconds_after(self, other: Record) -> float | None:
-        """How much later this one failed; None where the two clocks cannot be compared: those of other machines."""
+        """How many seconds later this process failed. None if their clocks cannot be compared (on different machines)."""
         return self.monotonic_s - other.monotonic_s if self.boot and self.boot == other.boot else None
 
 
@@ -105,7 +105,7 @@ def load(paths: Iterable[Path]) -> list[Record]:
 
 
 def group(records: Iterable[Record]) -> list[list[Record]]:
-    """Puts together what tells of one failure; the newest failure last, workers by rank, then servers."""
+    """Groups the records by failure, the newest failure last. A group has workers by rank, then servers."""
     workers: dict[tuple[Any, ...], list[Record]] = {}
     others = []
     for record in sorted(records, key=lambda record: record.wall_s):
@@ -137,7 +137,7 @@ def _read_if_record(path: Path) -> Record | None:
     try:
         return _read(path)
     except InvalidArgument:
-        return None  # something else with such a name, or of another user
+        return None  # another kind of file with such a name, or a file of another user
 
 
 def _read(path: Path) -> Record:
@@ -195,7 +195,7 @@ def _record(path: str, content: dict[str, Any]) -> Record:
 
 
 def _other_end(party: str, index: int | None, colocated: bool) -> tuple[int | None, int | None]:
-    """The rank or the dedicated server that a party and its index mean."""
+    """The rank or the dedicated server that a party and its index stand for."""
     if index is None or party == "none":
         return None, None
     return (None, index) if party == "server" and not colocated else (index, None)

@@ -1,4 +1,4 @@
-"""Who started a failure, and why, as far as the records tell."""
+"""Says who started a failure, and why, as far as the records show it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DISAGREEMENT = re.compile(r"\bMismatch\b|built different models")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What happened (`kind`), who started it and the sentence for people. Both lists may be empty."""
+    """What happened (`kind`), who started it, and a sentence that says so. Both lists may be empty."""
 
     kind: str
     ranks: tuple[int, ...]
@@ -205,7 +205,7 @@ _JUDGES: tuple[Callable[[Evidence], Verdict | None], ...] = (
 
 
 def _why_lost(record: Record) -> str:
-    """The system's words for the end of the connection."""
+    """The system's message about the end of the connection."""
     ended = re.search(r"ended \(([^()]*)\)", record.message)
     return ended[1] if ended else record.code
 
@@ -216,7 +216,7 @@ def _losers(evidence: Evidence, records: list[Record]) -> str:
 
 
 def _dead_host(evidence: Evidence, gone: set[int]) -> str | None:
-    """A machine of several ranks of which none has left a record."""
+    """A machine with several ranks, none of which has left a record."""
     for host in {evidence.hosts[rank] for rank in gone if rank in evidence.hosts}:
         there = {rank for rank, name in evidence.hosts.items() if name == host}
         if len(there) > 1 and not there & set(evidence.by_rank):

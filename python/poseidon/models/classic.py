@@ -1,4 +1,4 @@
-"""VGG19, VGG19-22K, AlexNet and CIFAR-10 quick: plain chains whose parameters sit in the fully connected layers."""
+"""VGG19, VGG19-22K, AlexNet and CIFAR-10 quick: plain chains with most parameters in the fully connected layers."""
 
 from __future__ import annotations
 

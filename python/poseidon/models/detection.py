@@ -1,4 +1,4 @@
-"""YOLO: a detector whose parameters sit in the fully connected layers although its convolutions do the work."""
+"""YOLO: a detector with most parameters in the fully connected layers and most arithmetic in the convolutions."""
 
 from __future__ import annotations
 

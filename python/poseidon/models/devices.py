@@ -1,4 +1,4 @@
-"""Devices: how long a table's iteration takes on each of those that the papers used."""
+"""Devices: how long an iteration of a table takes on each device that the papers used."""
 
 from __future__ import annotations
 

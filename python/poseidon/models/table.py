@@ -1,7 +1,6 @@
-"""Layer tables: what a network synchronizes and how long each layer computes, without its arithmetic.
+"""Layer tables: the parameters of each layer of a network, and how long the layer computes.
 
-A table is all that a replayed benchmark, a planner or a simulator needs to know of a network. Nothing here imports
-a framework.
+A replayed benchmark, a planner or a simulator needs nothing else from a network. Nothing here imports a framework.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class ModelTable:
 
     @property
     def flops(self) -> float:
-        """Of the forward pass for one image."""
+        """The FLOPs of the forward pass for one image."""
         return sum(layer.flops for layer in self.layers)
 
     def factor_count(self, layer: LayerSpec) -> int:
@@ -145,7 +144,7 @@ class TableBuilder:
         padding: int | tuple[int, int] = 0,
         groups: int = 1,
     ) -> Shape:
-        """A convolution, with its norm where the builder adds one."""
+        """A convolution, with its norm if the builder adds one."""
         kernels = (kernel, kernel) if isinstance(kernel, int) else kernel
         paddings = (padding, padding) if isinstance(padding, int) else padding
         height, width = (

@@ -1,7 +1,7 @@
-"""A run as a page (report.html) and as a trace that Perfetto opens (trace.json).
+"""Shows a run as a page (report.html) and as a trace that Perfetto opens (trace.json).
 
-Every rank makes a `RankRecord` (`rank_record` does from what an adapter recorded) and `save_rank`s it; one process
-`load_ranks`, makes a `Report` and writes both files.
+Every rank makes a `RankRecord` (`rank_record` makes it from what an adapter recorded) and saves it with `save_rank`.
+One process loads all records with `load_ranks`, makes a `Report` and writes both files.
 """
 
 from poseidon.report.data import Epoch, LayerRow, RankRecord, Report, Span, hidden_share, load_ranks, save_rank

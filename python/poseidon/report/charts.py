@@ -1,4 +1,4 @@
-"""The report's pictures. Each takes a width, so that a page can carry one for a desk and one for a phone."""
+"""The report's pictures. Each takes a width, so that a page can have one for a desktop and one for a phone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a report is made of: plain records that every rank writes as JSON and one process merges.
+"""The data of a report: plain records that every rank writes as JSON and one process merges.
 
-Nothing here knows a framework or the core. Times are nanoseconds of a rank's monotonic clock, bytes are those of one
-step unless a name says otherwise.
+Nothing here depends on a framework or on the core. Times are nanoseconds of a rank's monotonic clock. Bytes are those
+of one step unless a name says otherwise.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ KINDS = ("forward", "backward", "wait", "update", "synchronization")
 
 @dataclass(frozen=True)
 class Span:
-    """Something that took time on one rank.
+    """An interval of time on one rank.
 
-    `layer` is empty for what concerns the whole model: the forward and backward pass, the wait for the exchanges
-    that backward did not hide, the optimizer's update.
+    `layer` is empty for intervals of the whole model: the forward and backward pass, the wait for the exchanges that
+    backward did not hide, and the optimizer's update.
     """
 
     kind: str
@@ -75,7 +75,7 @@ class Epoch:
 
 @dataclass
 class RankRecord:
-    """What one rank saw. `origin_ns` is its clock at an instant that all ranks know; 0 where they share a clock."""
+    """What one rank saw. `origin_ns` is its clock at an instant that all ranks know; it is 0 if they share a clock."""
 
     rank: int
     host: str
@@ -110,7 +110,7 @@ class Report:
 
 
 def merge_layers(tables: list[list[LayerRow]]) -> list[LayerRow]:
-    """The mean over ranks of what differs between them. Every rank has the same layers (the plan is the same)."""
+    """The layers with the mean over the ranks of each figure. Every rank has the same layers, because plans are equal."""
     if not tables:
         return []
     merged = []
@@ -134,8 +134,10 @@ def merge_layers(tables: list[list[LayerRow]]) -> list[LayerRow]:
 
 
 def hidden_share(synchronizations: Iterable[Span], computations: Iterable[Span]) -> float | None:
-    """Of the time during which at least one of the synchronizations was under way, the share during which the model
-    computed: the whole model's forward and backward passes among `computations`. None if none took any time.
+    """The share of the synchronizations' time during which the model also computed.
+
+    The time is that during which at least one synchronization was under way. The model computes during the whole
+    model's forward and backward passes among `computations`. None if no synchronization took any time.
     """
     exchanging = _merged(synchronizations)
     computing = _merged(span for span in computations if span.kind in ("forward", "backward") and not span.layer)
@@ -152,7 +154,7 @@ def hidden_share(synchronizations: Iterable[Span], computations: Iterable[Span])
 
 
 def _merged(spans: Iterable[Span]) -> list[tuple[int, int]]:
-    """The times that the spans cover, as intervals in order that do not touch."""
+    """The times that the spans cover, as disjoint intervals in order."""
     merged: list[tuple[int, int]] = []
     for start, end in sorted((span.start_ns, span.end_ns) for span in spans):
         if merged and start <= merged[-1][1]:
@@ -163,7 +165,7 @@ def _merged(spans: Iterable[Span]) -> list[tuple[int, int]]:
 
 
 def typical_step(record: RankRecord) -> int | None:
-    """The recorded step of median length, the first one left out where there are others (it warms up)."""
+    """The recorded step of median length. The first step is left out if there are others, because it warms up."""
     lengths: list[tuple[int, int]] = []
     for step in record.steps():
         spans = [span for span in record.spans if span.step == step]

@@ -50,7 +50,7 @@ def write_html(report: Report, path: str | os.PathLike[str]) -> None:
 
 
 def headlines(report: Report) -> list[tuple[str, str, str]]:
-    """The figures at the top: name, value, and what to hold it against."""
+    """The figures at the top: name, value, and a value to compare it with."""
     shown: list[tuple[str, str, str]] = []
     if report.epochs:
         last = report.epochs[-1]
@@ -101,7 +101,7 @@ def _late_workers(report: Report) -> list[tuple[str, str, str]]:
 
 
 def totals(layers: Iterable[LayerRow]) -> tuple[float, float]:
-    """Bytes sent and bytes that dense would have sent, summed over the layers."""
+    """Bytes sent, and bytes that the dense exchange would have sent, summed over the layers."""
     rows = list(layers)
     return sum(row.bytes_sent for row in rows), sum(row.dense_bytes for row in rows)
 
@@ -128,7 +128,7 @@ def _figures(report: Report) -> str:
 
 
 def _figure(draw: Callable[[float], Canvas], wide: float) -> str:
-    """One picture in two widths; the style shows the one that fits."""
+    """One picture in two widths. The style sheet shows the one that fits."""
     return f"<figure>{draw(wide).render('wide')}{draw(PHONE_WIDTH).render('narrow')}</figure>"
 
 

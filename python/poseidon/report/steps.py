@@ -1,4 +1,4 @@
-"""From what a framework adapter recorded to what a report shows."""
+"""Turns what a framework adapter recorded into the data of a report."""
 
 from __future__ import annotations
 
@@ -95,6 +95,8 @@ def _rows(
 
 
 def _bytes_sent(layer: LayerSynchronization) -> int:
-    """What the worker and its shard sent. Shards answer as much as the workers receive, so on the mean of the ranks
-    the answers that this worker received stand for those that its own shard gave."""
+    """The bytes that the worker and its shard sent.
+
+    All shards together send what all workers receive. So in the mean over the ranks, the answers that this worker
+    received count for those that its own shard sent."""
     return layer.bytes_sent if layer.scheme == "sfb" else layer.bytes_sent + layer.bytes_received

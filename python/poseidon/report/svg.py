@@ -1,4 +1,4 @@
-"""Just enough SVG for the report: an element list, a linear scale, round ticks, and numbers as people write them."""
+"""A small SVG writer for the report: a list of elements, a linear scale, round ticks, and readable numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Scale:
 
 @dataclass
 class Canvas:
-    """An SVG picture in the making. Colours come from classes, so that the page's style decides them."""
+    """An SVG picture that is being drawn. Elements have classes, and the page's style sheet chooses their colours."""
 
     width: float
     height: float
@@ -83,7 +83,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def shortened(text: str, width: float) -> str:
-    """`text` cut at its left end to fit `width` pixels: the end of a layer's name tells most."""
+    """`text`, cut at its left end to fit `width` pixels. The end of a layer's name is its most useful part."""
     fits = max(2, int(width / CHARACTER_WIDTH))
     return text if len(text) <= fits else "…" + text[1 - fits :]
 
@@ -106,7 +106,7 @@ def bytes_text(count: float) -> str:
 
 
 def percent_text(share: float | None) -> str:
-    """A share 0…1 in per cent; a dash where there is none."""
+    """A share 0…1 in per cent, or a dash for None."""
     return "–" if share is None else f"{100 * share:.0f} %"
 
 

@@ -31,7 +31,7 @@ def write_trace(report: Report, path: str | os.PathLike[str]) -> None:
 
 
 def _threads(record: RankRecord) -> dict[str, int]:
-    """Thread ids of the layers: the table's order, then what only has spans."""
+    """Thread ids of the layers: in the table's order, then layers that only have spans."""
     names = dict.fromkeys(row.name for row in record.layers)
     names.update(dict.fromkeys(span.layer for span in record.spans if span.kind == "synchronization"))
     return {name: COMPUTE_THREAD + 1 + index for index, name in enumerate(names)}

@@ -1,4 +1,4 @@
-"""N hosts on one machine: network namespaces behind switches, with shaped ports and priorities."""
+"""Puts N hosts on one machine: network namespaces behind switches, with ports of limited rate and with priorities."""
 
 from poseidon.testbed.layout import MOST_PORTS, Layout
 from poseidon.testbed.network import HOST_DEVICE, Host, TestbedError, make_hosts, missing_requirements

@@ -1,4 +1,4 @@
-"""What a testbed looks like: hosts and their ports, racks, rates, and where priorities are honoured."""
+"""The layout of a testbed: hosts and their ports, racks, rates, and the ports that honour priorities."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_PORTS = 8
 
 @dataclass(frozen=True)
 class Layout:
-    """A checked description of a testbed's network. Raises InvalidArgument for one that cannot be made.
+    """A checked description of a testbed's network. Raises InvalidArgument if such a network is impossible.
 
     Hosts are spread over the racks in contiguous blocks, as evenly as can be. A rack's uplink has, in each direction,
     the sum of its hosts' rates divided by `oversubscription`; each of a host's `port_count` ports is in a network of
@@ -81,21 +81,21 @@ class Layout:
 
     @property
     def host_shape(self) -> Shape:
-        """Of a host's own port: what it sends."""
+        """The shape of a host's own port, for what the host sends."""
         return Shape(self.bits_per_second, self.mtu, self.priorities)
 
     @property
     def switch_shape(self) -> Shape:
-        """Of a switch's port to a host: what the host receives."""
+        """The shape of a switch's port to a host, for what the host receives."""
         return Shape(self.bits_per_second, self.mtu, self._switch_priorities)
 
     def uplink_shape(self, rack: int) -> Shape:
-        """Of both ports of a rack's uplink."""
+        """The shape of both ports of a rack's uplink."""
         return Shape(self.uplink_bits_per_second(rack), self.mtu, self._switch_priorities)
 
     @property
     def segment_bytes(self) -> int:
-        """Largest bundle of packets that any device passes on as one: what the slowest link lets through in time."""
+        """The largest bundle of packets that any device forwards as one. The slowest link decides it."""
         uplinks = [self.uplink_shape(rack).segment_bytes for rack in range(self.racks)] if self.racks > 1 else []
         return min([self.host_shape.segment_bytes, *uplinks])
 

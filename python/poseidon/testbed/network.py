@@ -20,9 +20,9 @@ from poseidon.testbed.shaping import Shape
 NAMESPACE_FOLDER = Path("/var/run/netns")
 HOST_DEVICE = "eth0"  # of a host's first port
 _FIRST_NETWORK = 77  # second byte of the first ports' addresses; the next ports have the next numbers
-# What lets the hosts' TCP see a port that is slow only on average: BBR, some machines' default, takes the first
-# packets after a pause, which a token bucket passes at once, for the link's rate and then floods its own queue.
-# On links without delay Reno and CUBIC do the same; only Reno may be chosen everywhere.
+# The congestion control of the hosts' TCP. A token bucket passes the first packets after a pause at once. BBR, the
+# default of some machines, takes their rate for the link's rate and then floods its own queue. On links without delay
+# Reno and CUBIC behave alike, and only Reno may be chosen everywhere.
 _CONGESTION_CONTROL = "reno"
 _END_SECONDS = 2.0  # for processes in a namespace to end after SIGTERM
 
@@ -59,7 +59,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Port:
-    """One end of a cable: a device in a namespace, shaped, and the bridge that it is a port of, if any."""
+    """One end of a cable: a device in a namespace with its shape, and its bridge if it is a bridge's port."""
 
     namespace: str
     device: str
@@ -71,23 +71,23 @@ Link = tuple[Port, Port]
 
 
 def missing_requirements() -> list[str]:
-    """What this machine lacks for a testbed; empty when one can be made."""
+    """What is missing on this machine for a testbed. Empty if a testbed can be made."""
     missing = [] if os.name == "posix" and os.geteuid() == 0 else ["root rights"]
     return missing + [f"the command {tool} (package iproute2)" for tool in ("ip", "tc") if shutil.which(tool) is None]
 
 
 def namespace_prefix(testbed_id: int) -> str:
-    """What the names of all namespaces of a testbed start with."""
+    """The prefix of the names of all namespaces of a testbed."""
     return f"psd{testbed_id}-"
 
 
 def address_prefixes(testbed_id: int) -> tuple[str, ...]:
-    """What the addresses of all possible ports of a testbed start with: a subnet for every port of a host."""
+    """The prefixes of the addresses of all possible ports of a testbed: one subnet for every port of a host."""
     return tuple(f"10.{_FIRST_NETWORK + port}.{testbed_id}." for port in range(MOST_PORTS))
 
 
 def make_hosts(testbed_id: int, layout: Layout) -> list[Host]:
-    """Names and addresses of the hosts of a testbed; makes nothing."""
+    """The names and addresses of the hosts of a testbed. Does not make them."""
     subnets = address_prefixes(testbed_id)[: layout.port_count]
     prefix = namespace_prefix(testbed_id)
     return [
@@ -206,7 +206,7 @@ def _end_processes(namespaces: list[str]) -> None:
 
 
 def _processes_in(namespaces: list[str]) -> list[int]:
-    """Processes whose network is one of `namespaces`; zombies have none."""
+    """The processes whose network is one of `namespaces`. Zombies have no network."""
     inodes = {inode for inode in (_inode(NAMESPACE_FOLDER / name) for name in namespaces) if inode is not None}
     pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
     return [pid for pid in pids if pid != os.getpid() and _inode(Path(f"/proc/{pid}/ns/net")) in inodes]
@@ -225,7 +225,7 @@ def _batch(tool: str, namespace: str | None, lines: list[str]) -> None:
 
 
 def _run(command: list[str], text: str = "") -> str:
-    """The output of a command that gets `text` as its input. Raises TestbedError with what it complained of."""
+    """Runs a command with `text` as its input and returns its output. Raises TestbedError with its error message."""
     done = subprocess.run(
         command,
         input=text,

@@ -1,8 +1,9 @@
-"""How a port is shaped: the `tc` commands that give a device a rate, a burst, a queue and priority classes.
+"""The `tc` commands that shape a port: they give a device a rate, a burst, a queue and priority classes.
 
-Only leaving packets can be shaped, so each link is shaped at both of its ends. Classes share a port in strict
-priority: each borrows the rate of the port, which HTB lends to the class of the least `prio` that has packets. HTB
-guarantees every class some rate; here it is as small as it may be, and a packet that leaves by it is paid by the port.
+Only outgoing packets can be shaped, so each link is shaped at both of its ends. Classes share a port in strict
+priority. Each class borrows the rate of the port, and HTB lends it to the class of the smallest `prio` that has
+packets. HTB also guarantees every class some rate. Here that rate is as small as possible, and packets that use it
+count against the port's rate.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ class Shape:
 
     @property
     def burst_bytes(self) -> int:
-        """What may leave at once after a pause: 1 ms worth, but enough for the timer to keep up with."""
+        """The bytes that may leave at once after a pause: those of 1 ms, or more if the timer needs more to keep up."""
         return max(_LEAST_BURST_BYTES, self._bytes_in(_BURST_SECONDS), 2 * self.packet_bytes)
 
     @property
     def queue_bytes(self) -> int:
-        """What may wait in each class before packets are dropped."""
+        """The bytes that may wait in each class before packets are dropped."""
         return max(_LEAST_QUEUE_BYTES, self._bytes_in(_QUEUE_SECONDS))
 
     @property
     def segment_bytes(self) -> int:
-        """Largest bundle of packets that the kernel passes on as one; more than 1 ms worth would be a burst."""
+        """The largest bundle of packets that the kernel forwards as one. More than 1 ms of them would be a burst."""
         return min(65536, max(2 * self.packet_bytes, self._bytes_in(_BURST_SECONDS)))
 
     @property
@@ -48,7 +49,7 @@ class Shape:
         return self.mtu + ETHERNET_HEADER_BYTES
 
     def commands(self, device: str) -> list[str]:
-        """Lines for `tc -batch` that shape what leaves `device`."""
+        """The lines for `tc -batch` that shape the outgoing packets of `device`."""
         # Identifiers are hexadecimal. Class 1:1 is the port; with several priorities 1:10, 1:11, … are its classes.
         leaves = ["1"] if self.priorities == 1 else [f"1{index}" for index in range(self.priorities)]
         lines = [
@@ -71,8 +72,8 @@ class Shape:
             f"quantum {self.packet_bytes}"
             for index, leaf in enumerate(leaves)
         ]
-        # By the packet, not by its socket's priority, which ends with the host. The last two bits are not the mark's.
-        # No filter for the last class, which is the default, so that it gets all code points that are no class's.
+        # Filters look at the packet, because the socket's priority does not leave the host. The last two bits do not
+        # belong to the mark. The last class needs no filter: it is the default and gets all other code points.
         marked = list(zip(leaves, default_dscp(self.priorities), strict=True))[:-1]
         filters = [
             f"filter add dev {device} parent 1: protocol {protocol} prio {order} "

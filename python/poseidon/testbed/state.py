@@ -1,4 +1,4 @@
-"""What testbeds exist: one file per testbed, so that what a killed run left behind can be found and removed."""
+"""The testbeds that exist, with one file per testbed. So the remains of a killed run can be found and removed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Record:
     oversubscription: float = 1.0
 
     def layout(self) -> Layout:
-        """The network that it was made with."""
+        """The layout with which it was made."""
         return Layout(
             self.host_count,
             parse_rate(self.link),
@@ -56,7 +56,7 @@ class Record:
 
 
 def start_of(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None when there is no such process."""
+    """When a process started, in clock ticks since boot. None if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -66,7 +66,7 @@ def start_of(pid: int) -> int | None:
 
 
 def folder() -> Path:
-    """Where the files are: a place that does not survive a reboot, as namespaces do not."""
+    """The folder of the files. It does not survive a reboot, and neither do namespaces."""
     path = Path("/run/poseidon-testbed")
     if not path.is_dir() and not os.access(path.parent, os.W_OK):
         path = Path(tempfile.gettempdir()) / path.name
@@ -76,14 +76,14 @@ def folder() -> Path:
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """Holds off other processes that make or remove testbeds."""
+    """Makes other processes wait that make or remove testbeds."""
     with (folder() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def records() -> list[Record]:
-    """All testbeds that were made and not removed, by id. A file that is no record is passed over."""
+    """All testbeds that were made and not removed, by id. Skips files that are no records."""
     found = []
     for path in folder().glob("*.json"):
         try:

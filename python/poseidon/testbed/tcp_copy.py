@@ -1,6 +1,6 @@
-"""A plain TCP copy between two processes: what an application can get out of a link.
+"""A plain TCP copy between two processes: the rate that an application can reach on a link.
 
-`tcp_copy.py receive ADDRESS DSCP` prints the port it listens on, then the bits per second of what one sender sent.
+`tcp_copy.py receive ADDRESS DSCP` prints the port on which it listens, then the bits per second of one sender's data.
 `tcp_copy.py send ADDRESS PORT BYTES DSCP` is that sender. DSCP is the code point of the packets, 0 for unmarked ones.
 """
 
@@ -15,7 +15,7 @@ _TIMEOUT_SECONDS = 60.0
 
 
 def receive(address: str, dscp: int) -> None:
-    """Serves one sender and prints what it got, from the first bytes' arrival to the last's."""
+    """Serves one sender and prints its rate, from the arrival of the first bytes to that of the last."""
     with socket.create_server((address, 0)) as listener:
         _mark(listener, dscp)  # its connection takes the mark over: acknowledgements are as urgent as the data
         listener.settimeout(_TIMEOUT_SECONDS)

@@ -22,19 +22,20 @@ _TCP_COPY = Path(__file__).with_name("tcp_copy.py")
 class Testbed:
     """N hosts whose ports send and receive at `link` at most, connected by one switch, or by one per rack.
 
-    Every host has `ports` ports, eth0, eth1, …, each in a subnet of its own that joins the hosts' ports of that
-    number, so that a packet leaves by the port of the subnet that it goes to.
+    Every host has `ports` ports, eth0, eth1, …. The ports of one number form a subnet, so a packet leaves by the port
+    of its destination's subnet.
 
-    With `priorities` above 1 every port serves that many classes in strict priority, found by the packets' code
-    points (`poseidon.dscp.default_dscp`); other packets are in the last class. With `honour_dscp` off only the hosts'
-    own ports do so, and the switches' ports are FIFO queues.
+    With `priorities` above 1 every port serves that many classes in strict priority. The code points of the packets
+    decide the class (`poseidon.dscp.default_dscp`); other packets are in the last class. With `honour_dscp` off, only
+    the hosts' own ports do so, and the switches' ports are FIFO queues.
 
-    With several `racks` the hosts stand in them in contiguous blocks. What leaves or enters a rack shares its uplink,
-    which has the sum of the rates of the rack's hosts divided by `oversubscription` in each direction.
+    With several `racks` the hosts are assigned to them in contiguous blocks. All traffic that leaves or enters a rack
+    shares its uplink. In each direction the uplink has the sum of the rates of the rack's hosts divided by
+    `oversubscription`.
 
     A context manager: `with Testbed(4, "100mbit") as testbed: testbed.exec(0, ["ip", "addr"])`. Needs root
-    and iproute2. Nothing of it is in the machine's own network. When its process is killed, the next `up` of
-    any testbed removes what is left, unless it is `persistent`: then only `down` or `remove(id)` does.
+    and iproute2. It changes nothing in the machine's own network. If its process is killed, the next `up` of any
+    testbed removes its remains. A `persistent` testbed is removed only by `down` or `remove(id)`.
     Not thread-safe.
     """
 
@@ -53,7 +54,7 @@ class Testbed:
         racks: int = 1,
         oversubscription: float = 1.0,
     ) -> None:
-        """Raises InvalidArgument for a count, rate (such as "31.25mbit"), mtu (bytes) or ratio that cannot be."""
+        """Raises InvalidArgument for an impossible count, rate (such as "31.25mbit"), mtu (bytes) or ratio."""
         self._layout = Layout(
             host_count, parse_rate(link), mtu, ports, priorities, honour_dscp, racks, oversubscription
         )
@@ -86,11 +87,11 @@ class Testbed:
 
     @property
     def layout(self) -> Layout:
-        """What its network looks like."""
+        """The layout of its network."""
         return self._layout
 
     def up(self) -> None:
-        """Makes the hosts and their links. Raises TestbedError, with nothing left behind."""
+        """Makes the hosts and their links. If it raises TestbedError, it leaves nothing behind."""
         if missing := network.missing_requirements():
             raise TestbedError(f"a testbed with shaped links needs {' and '.join(missing)}")
         with state.locked():
@@ -109,7 +110,7 @@ class Testbed:
         """Ends the processes in the hosts and removes all of it. Does nothing when it is not up."""
         if self._id is None:
             return
-        for process in self._processes:  # one that has not entered its host yet would not be found there
+        for process in self._processes:  # a process that has not entered its host yet would not be found there
             if process.poll() is None:
                 process.terminate()
         self._processes.clear()
@@ -141,11 +142,11 @@ class Testbed:
         )
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
-        """The command that runs `argv` in a host; the process is the same one, not a child of it."""
+        """The command that runs `argv` in a host. It becomes `argv`'s process and does not start a child."""
         return ["ip", "netns", "exec", self._hosts[host].namespace, *argv]
 
     def exec(self, host: int, argv: Sequence[str], **popen: Any) -> subprocess.Popen[Any]:
-        """Starts `argv` in a host; `popen` goes to subprocess.Popen."""
+        """Starts `argv` in a host. `popen` is passed to subprocess.Popen."""
         self._processes = [process for process in self._processes if process.poll() is None]
         self._processes.append(subprocess.Popen(self.command(host, argv), **popen))
         return self._processes[-1]
