@@ -83,7 +83,7 @@ class Record:
     open_chunks: tuple[OpenChunk, ...]
 
     def seconds_after(self, other: Record) -> float | None:
-        """How many seconds later this process failed. None if their clocks cannot be compared (on different machines)."""
+        """How many seconds later this process failed. None if the clocks cannot be compared (different machines)."""
         return self.monotonic_s - other.monotonic_s if self.boot and self.boot == other.boot else None
 
 

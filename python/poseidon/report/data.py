@@ -110,7 +110,7 @@ class Report:
 
 
 def merge_layers(tables: list[list[LayerRow]]) -> list[LayerRow]:
-    """The layers with the mean over the ranks of each figure. Every rank has the same layers, because plans are equal."""
+    """The layers with the mean over the ranks of each figure. Every rank has the same layers, as plans are equal."""
     if not tables:
         return []
     merged = []

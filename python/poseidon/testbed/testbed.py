@@ -193,7 +193,7 @@ def records() -> list[state.Record]:
 
 
 def remove(testbed_id: int) -> None:
-    """Removes a testbed by its id, whoever made it. Raises TestbedError when there is none."""
+    """Removes a testbed by its id, whoever made it. Raises TestbedError if there is none."""
     _require_rights()
     with state.locked():
         if testbed_id not in state.known_ids():
@@ -202,7 +202,7 @@ def remove(testbed_id: int) -> None:
 
 
 def remove_all() -> list[int]:
-    """Removes all testbeds of this machine, also what has lost its record, and returns their ids."""
+    """Removes all testbeds of this machine, also those without a record, and returns their ids."""
     _require_rights()
     with state.locked():
         ids = state.known_ids()
