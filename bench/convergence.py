@@ -43,7 +43,7 @@ class Progress:
     seconds_to_target: float | None = None
 
 
-class Worker:
+class ConvergenceHost:
     """Trains one replica per method on this rank's share of every batch."""
 
     def __init__(self, args: argparse.Namespace, data: Dataset, places: Sequence[Place], rank: int, port: int) -> None:
@@ -148,7 +148,7 @@ def main() -> None:
     link = None if args.link == "none" else args.link
     with hosts_on(args.hosts, link) as (places, tcp_copy):
         port = free_port()
-        with start_fleet(places, lambda rank: Worker(args, data, places, rank, port)) as fleet:
+        with start_fleet(places, lambda rank: ConvergenceHost(args, data, places, rank, port)) as fleet:
             runs = race(args, fleet, console)
             fleet.call_same("close", timeout_seconds=TIMEOUT_S)
     for run in runs:

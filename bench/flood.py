@@ -61,7 +61,7 @@ def listening_ports() -> list[int]:
     return sorted(ports)
 
 
-class Worker:
+class Rank:
     """One rank of the job."""
 
     def __init__(self, rank: int, world_size: int, port: int, secret: str, size_bytes: int) -> None:
@@ -237,7 +237,7 @@ def main() -> int:
     size_bytes = arguments.mib << 20
     port, secret = free_port(), secrets.token_hex(32)
     with start_fleet(
-        [LOOPBACK] * arguments.workers, lambda rank: Worker(rank, arguments.workers, port, secret, size_bytes)
+        [LOOPBACK] * arguments.workers, lambda rank: Rank(rank, arguments.workers, port, secret, size_bytes)
     ) as fleet:
         ports = sorted({one for own in fleet.call_same("ports", timeout_seconds=PATIENCE_SECONDS) for one in own})
         steps = CALIBRATION_STEPS

@@ -58,7 +58,7 @@ class Host:
         return 0.0
 
 
-class Worker:
+class Client:
     """A job of one worker: the one that is measured, or its neighbour."""
 
     def __init__(self, name: str, size_bytes: int, done: Event) -> None:
@@ -113,7 +113,7 @@ def main() -> int:
 
     size_bytes = arguments.mib << 20
     done = multiprocessing.get_context("fork").Event()
-    roles = [Host, lambda: Worker("measured", size_bytes, done), lambda: Worker("neighbour", size_bytes, done)]
+    roles = [Host, lambda: Client("measured", size_bytes, done), lambda: Client("neighbour", size_bytes, done)]
     with start_fleet([LOOPBACK] * len(roles), lambda rank: roles[rank]()) as fleet:
         address = fleet.call_same("join", "", timeout_seconds=PATIENCE_SECONDS)[0]
         fleet.call_same("join", address, timeout_seconds=PATIENCE_SECONDS)

@@ -25,7 +25,7 @@ from statistics import median
 from poseidon._core import tls_available
 
 import poseidon
-from fault_job import Event, FaultJob, FaultJobError, Worker
+from faults.job import Event, FaultJob, FaultJobError, SlotProcess
 from poseidon.launch import free_port
 from poseidon.testbed import Host, Testbed
 from poseidon.testbed.network import missing_requirements
@@ -200,11 +200,11 @@ class Training:
                 raise FaultJobError(f"slot {event.slot} ended by itself{self.job.report()}")
             self.said.setdefault((event.pid, event.what), []).append(event)
 
-    def first(self, worker: Worker, what: str, after: float = 0.0) -> Event | None:
+    def first(self, worker: SlotProcess, what: str, after: float = 0.0) -> Event | None:
         """Its first such event after a moment."""
         return next((event for event in self.said.get((worker.pid, what), []) if event.at > after), None)
 
-    def first_commit(self, worker: Worker, world_size: int, after: float = 0.0) -> Event | None:
+    def first_commit(self, worker: SlotProcess, world_size: int, after: float = 0.0) -> Event | None:
         """The end of its first step with so many workers that began after a moment."""
         commits = self.said.get((worker.pid, "committed"), [])
         return next((one for one in commits if one.at > after and one.data["world_size"] == world_size), None)

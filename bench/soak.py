@@ -37,10 +37,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fault_job import Event, FaultJob, FaultJobError, Worker
-from fault_worker import DIGEST_STEPS
-from soak_config import ENDING, FROZEN_TIMEOUTS, WEIGHTS, SoakConfig
-from soak_result import Recovered, SoakResult, document, print_result
+from faults.job import Event, FaultJob, FaultJobError, SlotProcess
+from faults.soak_config import ENDING, FROZEN_TIMEOUTS, WEIGHTS, SoakConfig
+from faults.soak_result import Recovered, SoakResult, document, print_result
+from faults.worker import DIGEST_STEPS
 
 STRIKE_AGAIN = 0.3  # share of faults after which another comes before all have recovered
 MOST_PER_INCIDENT = 3
@@ -80,7 +80,7 @@ class Soak:
         self._serving: set[int] = set()  # servers that listen
         self._doomed: set[int] = set()  # processes that are to end with a failure
         self._last_sign = time.monotonic() + START_SECONDS  # of life, or a fault, which needs time
-        self._usurped: list[Worker] = []
+        self._usurped: list[SlotProcess] = []
         self._over = False
         self._begun_at = time.monotonic()
 
@@ -182,7 +182,7 @@ class Soak:
     def _next_fault(self) -> None:
         self._at(self._random.uniform(0.0, 2 * self._config.every), self._strike)
 
-    def _victims(self) -> list[Worker]:
+    def _victims(self) -> list[SlotProcess]:
         """Processes that may be struck: one worker that has the state stays, unless the disk has it."""
         live = [worker for worker in self._job.current.values() if not worker.ended and not worker.frozen]
         live = [worker for worker in live if worker.pid not in self._doomed]
@@ -217,7 +217,7 @@ class Soak:
         if len(incident.kinds) < MOST_PER_INCIDENT and self._random.random() < STRIKE_AGAIN:
             self._at(again, lambda: self._strike_again(incident))
 
-    def _choose_kind(self, worker: Worker) -> str:
+    def _choose_kind(self, worker: SlotProcess) -> str:
         """A kind that can be survived: who waits for a frozen process as well as a new one may do so for too long."""
         kinds = [kind for kind in self._config.faults if kind in ENDING or self.incident is None]
         if worker.slot in (0, *self._job.servers) and "usurp" in kinds:
@@ -235,34 +235,34 @@ class Soak:
         if self.incident is incident and self._victims():
             self._strike()
 
-    def _thaw(self, worker: Worker) -> None:
+    def _thaw(self, worker: SlotProcess) -> None:
         at = worker.send(signal.SIGCONT)
         if worker.slot in self._job.servers:
             self._note_return(at)
 
-    def _kill(self, worker: Worker) -> None:
+    def _kill(self, worker: SlotProcess) -> None:
         self._doomed.add(worker.pid)
         worker.send(signal.SIGKILL)
 
-    def _usurp(self, worker: Worker) -> None:
+    def _usurp(self, worker: SlotProcess) -> None:
         """Its replacement comes first; then it goes on, finds out and ends by itself."""
         self._doomed.add(worker.pid)
         self._usurped.append(worker)
         self._job.start(worker.slot)
         self._at(self._config.timeout / 2, lambda: self._thaw(worker))
 
-    def _check_usurped(self, worker: Worker) -> None:
+    def _check_usurped(self, worker: SlotProcess) -> None:
         self._thaw(worker)
         if not self._exit_code(worker):
             self._complain(f"slot {worker.slot}: a process whose place was taken did not end with an error")
 
-    def _check_server(self, server: Worker) -> None:
+    def _check_server(self, server: SlotProcess) -> None:
         server.send(signal.SIGTERM)
         code = self._exit_code(server)
         if code != 0:
             self._complain(f"{self._job.name(server.slot)} did not end in order on SIGTERM: exit code {code}")
 
-    def _exit_code(self, worker: Worker) -> int | None:
+    def _exit_code(self, worker: SlotProcess) -> int | None:
         """None: it does not end."""
         try:
             return worker.process.wait(2 * self._config.timeout)

@@ -106,7 +106,7 @@ class RankRun:
     rare_accuracy: float
 
 
-class Worker:
+class Rank:
     """One rank, which trains in one run after the other."""
 
     def __init__(self, arguments: argparse.Namespace, data: Dataset, rank: int) -> None:
@@ -330,7 +330,7 @@ def main() -> int:
     warnings.filterwarnings("ignore", NOTICE)  # that the slow worker is late is known here
     data = load(arguments.dataset)
     runs = []
-    with start_fleet([LOOPBACK] * arguments.ranks, lambda rank: Worker(arguments, data, rank)) as fleet:
+    with start_fleet([LOOPBACK] * arguments.ranks, lambda rank: Rank(arguments, data, rank)) as fleet:
         for case, way in schedule(arguments):
             runs.append(measure(fleet, case, way, arguments))
             console.print(f"{case.name}, {way.name}: {runs[-1].total_step_ms:.1f} ms a step", style="dim")

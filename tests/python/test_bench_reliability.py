@@ -15,10 +15,10 @@ import pytest
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
-from fault_job import Event, FaultJob  # noqa: E402
+from faults.job import Event, FaultJob  # noqa: E402
+from faults.soak_config import SoakConfig  # noqa: E402
+from faults.soak_result import Recovered, SoakResult, document, spread  # noqa: E402
 from soak import Soak, parse_arguments  # noqa: E402
-from soak_config import SoakConfig  # noqa: E402
-from soak_result import Recovered, SoakResult, document, spread  # noqa: E402
 
 
 def run_script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:

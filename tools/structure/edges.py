@@ -59,10 +59,11 @@ def _imported_from(node: ast.ImportFrom, path: Path, known: set[Path]) -> set[Pa
 
 
 def _python_file(name: list[str], path: Path, known: set[Path]) -> Path | None:
-    """The file of an absolute module name, as seen by `path`: in the package, or beside `path` for a script."""
+    """The file of an absolute module name, as seen by `path`: in the package, or in a script's folder or one above."""
     if name[0] == "poseidon":
         return _module_file(PACKAGE.joinpath(*name[1:]), known)
-    return _module_file(path.parent.joinpath(*name), known) or _module_file(Path("tools", *name), known)
+    folders = [*path.parents, Path("tools")]
+    return next(filter(None, (_module_file(folder.joinpath(*name), known) for folder in folders)), None)
 
 
 def _module_file(stem: Path, known: set[Path]) -> Path | None:

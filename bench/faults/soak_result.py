@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from fault_job import Event
-from soak_config import ENDING, SoakConfig
+from faults.job import Event
+from faults.soak_config import ENDING, SoakConfig
 
 
 @dataclass

@@ -22,7 +22,7 @@ from poseidon.launch import free_port
 from poseidon.options import to_environment
 from poseidon.testbed import Testbed
 
-_WORKER = Path(__file__).with_name("fault_worker.py")
+_WORKER = Path(__file__).with_name("worker.py")
 _LOG_BYTES = 2000  # of a worker's error output that a report quotes
 _TRACE_SECONDS = 1.0  # for workers to write where they are
 
@@ -45,7 +45,7 @@ class Event:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Worker:
+class SlotProcess:
     """One process of a slot."""
 
     def __init__(self, slot: int, command: Sequence[str], env: Mapping[str, str], events: queue.Queue[Event]) -> None:
@@ -105,7 +105,7 @@ class Worker:
 
 
 class FaultJob:
-    """Workers of one job, each `fault_worker.py ARGUMENTS` with a slot's variables. A context manager; one thread.
+    """Workers of one job, each `worker.py ARGUMENTS` with a slot's variables. A context manager; one thread.
 
     options: of Poseidon, name to value; variables: further ones. testbed: worker i runs on its host i. Flight records
     go with the job, unless options say where to. servers: so many that stand alone on this machine, in the slots behind
@@ -124,8 +124,8 @@ class FaultJob:
         self.world_size = world_size
         self.servers = range(world_size, world_size + servers)  # their slots
         self.events: queue.Queue[Event] = queue.Queue()
-        self.current: dict[int, Worker] = {}  # each slot's latest process
-        self._workers: list[Worker] = []
+        self.current: dict[int, SlotProcess] = {}  # each slot's latest process
+        self._workers: list[SlotProcess] = []
         self._arguments = list(arguments)
         self._testbed = testbed
         meeting_port, *self._server_ports = _free_ports(1 + servers)
@@ -158,7 +158,7 @@ class FaultJob:
         """For people."""
         return f"server {slot - self.world_size}" if slot in self.servers else f"slot {slot}"
 
-    def start(self, slot: int) -> Worker:
+    def start(self, slot: int) -> SlotProcess:
         """Starts a process for this slot, the first one or one that takes the last one's place."""
         command, env = [sys.executable, str(_WORKER)], self._variables
         if slot in self.servers:
@@ -168,7 +168,7 @@ class FaultJob:
             env = {**env, **self._place, "RANK": str(slot), "LOCAL_RANK": str(slot)}
             if self._testbed is not None:
                 command = self._testbed.command(slot, command)
-        worker = Worker(slot, command, env, self.events)
+        worker = SlotProcess(slot, command, env, self.events)
         self.current[slot] = worker
         self._workers.append(worker)
         return worker
