@@ -144,16 +144,17 @@ def train(arguments: argparse.Namespace) -> None:
     import torch
 
     import poseidon.torch as poseidon
-    from poseidon.torch.process.context import Context, context
+    from poseidon.adapter.membership import Membership
+    from poseidon.torch.process.context import context
 
     say("imported")
-    meet = Context.meet
+    meet = Membership.meet
 
-    def meet_and_say(here: Context) -> None:
+    def meet_and_say(here: Membership) -> None:
         meet(here)
         say("met", generation=here.client.generation if here.client else 0)
 
-    Context.meet = meet_and_say  # type: ignore[method-assign, assignment]
+    Membership.meet = meet_and_say  # type: ignore[method-assign, assignment]
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
     poseidon.init()

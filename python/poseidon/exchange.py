@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,10 +24,11 @@ from typing import Any
 import numpy as np
 
 from poseidon._core import Client, Layer, UpdateRule
+from poseidon.adapter.store import shared_store
 from poseidon.chunk_cache import settle_chunk_bytes
 from poseidon.errors import InvalidArgument, PoseidonError, ShutDown
 from poseidon.notices import tell_notices
-from poseidon.options import Settings, resolve
+from poseidon.options import resolve
 from poseidon.restore import restore
 
 Keys = str | Iterable[str] | Mapping[str, Any]  # one key, several, or keys with their arrays
@@ -47,19 +47,10 @@ def connect(**options: Any) -> Exchange:
     `servers` everything stays in this process. Raises a PoseidonError that says who or what is missing.
     """
     settings = resolve(**options)
-    client = Client.connect(settings.core(), _store(settings))
+    client = Client.connect(settings.core(), None if settings.world_size == 1 else shared_store(settings))
     settle_chunk_bytes(client, settings)
     tell_notices(client)
     return Exchange(client)
-
-
-def _store(settings: Settings) -> Any:
-    """Where the ranks meet; None: at MASTER_ADDR:MASTER_PORT, which torchrun's agent or torch may have taken."""
-    if settings.world_size == 1 or not (settings.use_agent_store or "torch.distributed" in sys.modules):
-        return None
-    from poseidon.torch.adapter.store import shared_store
-
-    return shared_store(settings)
 
 
 @dataclass

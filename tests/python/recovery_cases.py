@@ -23,9 +23,9 @@ from torch import nn
 
 import poseidon.torch as poseidon
 from forked import FORK
+from poseidon.adapter.control import Control
 from poseidon.launch import free_port
 from poseidon.options import resolve
-from poseidon.torch.adapter.control import Control
 from poseidon.torch.process.context import context
 from torch_cases import digest
 from workers import job_variables
@@ -264,14 +264,19 @@ def make_optimizer(kind: str, model: poseidon.DistributedDataParallel) -> torch.
 def watched_transfers(faults: Faults, generation: Callable[[], int]) -> Iterator[None]:
     """Counts as the phases "transfer 1", "transfer 2", … of step `generation` what is broadcast in it."""
     counts: dict[int, int] = {}
-    inner = Control.broadcast
 
-    def broadcast(self: Control, tensors: Any, root: int, **options: Any) -> None:
-        number = counts[generation()] = counts.get(generation(), 0) + 1
-        faults.reached(f"transfer {number}", generation())
-        inner(self, tensors, root, **options)
+    def counted(inner: Callable[..., None]) -> Callable[..., None]:
+        def broadcast(self: Control, *arguments: Any, **options: Any) -> None:
+            number = counts[generation()] = counts.get(generation(), 0) + 1
+            faults.reached(f"transfer {number}", generation())
+            inner(self, *arguments, **options)
 
-    with mock.patch.object(Control, "broadcast", broadcast):
+        return broadcast
+
+    with (
+        mock.patch.object(Control, "broadcast", counted(Control.broadcast)),
+        mock.patch.object(Control, "broadcast_bytes", counted(Control.broadcast_bytes)),
+    ):
         yield
 
 

@@ -11,8 +11,9 @@ import torch.distributed as dist
 
 import poseidon.torch as poseidon
 import workers
+from poseidon.adapter.membership import Membership
 from poseidon.errors import PoseidonError
-from poseidon.torch.process.context import Context, context_of
+from poseidon.torch.process.context import context_of
 
 
 def start_torch(folder: str, rank: int | None = None, world_size: int | None = None) -> None:
@@ -25,12 +26,12 @@ def start_torch(folder: str, rank: int | None = None, world_size: int | None = N
     )
 
 
-def total(here: Context) -> int:
+def total(here: Membership) -> int:
     """The sum over the job's workers of 1 + their rank in torch's world."""
     return 0 if here.control is None else here.control.sum([1 + dist.get_rank()])[0]
 
 
-def place(here: Context) -> tuple[int, int]:
+def place(here: Membership) -> tuple[int, int]:
     return here.rank, here.world_size
 
 
@@ -52,7 +53,7 @@ def joins_by_itself(folder: str) -> tuple[Any, ...]:
     return before, total_of(here), same
 
 
-def total_of(here: Context) -> int:
+def total_of(here: Membership) -> int:
     assert here.control is not None
     return here.control.sum([1])[0]
 

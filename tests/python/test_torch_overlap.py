@@ -15,7 +15,7 @@ import poseidon.torch as poseidon
 import poseidon.torch.training.trained_model as trained_model
 import workers
 from overlap_cases import Branches, assert_same_training, own_batch, plain_loop, train_step, wrapped
-from poseidon.torch.exchange.mover import StagedExchange
+from poseidon.torch.exchange.mover import StagedTransfer
 from test_torch_gradients import MODULES
 from test_torch_staged import HostCopies
 from torch_cases import all_equal, mean_loss, mlp, mlp_batch, own_rows, parameters_digest
@@ -165,7 +165,7 @@ def test_modules_with_ways_of_their_own() -> None:
 
 def staged(*args: Any) -> str:
     """The path of device tensors, on host memory."""
-    with mock.patch.object(trained_model, "make_exchange", lambda client, device: StagedExchange(client, HostCopies())):
+    with mock.patch.object(trained_model, "make_transfer", lambda client, device: StagedTransfer(client, HostCopies())):
         return many(*args)
 
 

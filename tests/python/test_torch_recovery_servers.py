@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import poseidon.torch as poseidon
+from poseidon.adapter.versions import worth_keeping
 from poseidon.errors import Aborted, Refused
 from poseidon.restore import restore
-from poseidon.torch.adapter.versions import worth_keeping
 from recovery_cases import Fault, Faults, Supervisor, make_optimizer, network, parameters_and_state, train
 from test_torch_recovery_misuse import error_of, loss_of
 
@@ -211,7 +211,7 @@ def refused_again_and_again(folder: Path) -> str:
             raise failures.pop()
         return restore(*args)  # only rank 0 is here
 
-    with mock.patch("poseidon.torch.adapter.versions.restore", refuse):
+    with mock.patch("poseidon.adapter.versions.restore", refuse):
         return told(folder, 1)[1]
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import poseidon.torch as poseidon
-from poseidon.torch.recovery import recovery as recovery_module
+from poseidon.adapter import recovery as recovery_module
 from recovery_cases import Fault, Faults, Supervisor, batch
 
 

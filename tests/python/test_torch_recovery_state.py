@@ -13,10 +13,11 @@ import pytest
 import torch
 
 import poseidon.torch as poseidon
-from poseidon.torch.adapter.snapshots import Snapshots
-from poseidon.torch.adapter.state_text import DTYPES, decode, encode, tensor_kinds
+from poseidon.adapter.snapshots import Snapshots
+from poseidon.adapter.state_text import array_kinds, decode, encode
 from poseidon.torch.optimizer.undo import TensorCopies, UpdateUndo
 from poseidon.torch.recovery.random_streams import StreamStates, seed_streams
+from poseidon.torch.tensors.arrays import DTYPES, TENSORS
 from recovery_cases import Fault, Supervisor, train
 from test_torch_recovery import STEPS, recovered, undisturbed
 
@@ -38,15 +39,16 @@ def test_state_comes_back_from_text_and_tensors() -> None:
         3: {(1, 2): {}},
         "tensors": [torch.ones((2, 3), dtype=dtype) for dtype in DTYPES.values()] + [torch.tensor(4.0), torch.empty(0)],
     }
-    text, tensors = encode(state)
-    assert tensor_kinds(text) == [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]
-    assert same(decode(text, tensors), state)
+    text, tensors = encode(state, TENSORS)
+    kinds = array_kinds(text, TENSORS)
+    assert [(DTYPES[name], shape) for name, shape in kinds] == [(t.dtype, tuple(t.shape)) for t in tensors]
+    assert same(decode(text, tensors, TENSORS), state)
 
 
 @pytest.mark.parametrize("value", [print, object(), torch.zeros(2).to_sparse(), 1j, np.zeros(2)])
 def test_what_is_no_plain_data_is_refused_with_its_place(value: Any) -> None:
     with pytest.raises(poseidon.PoseidonError, match=r"state\['a'\]\[1\] is a "):
-        encode({"a": [1, value]})
+        encode({"a": [1, value]}, TENSORS)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,7 @@ def test_what_is_no_plain_data_is_refused_with_its_place(value: Any) -> None:
 )
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
-        decode(text, [torch.zeros(shape, dtype=dtype) for dtype, shape in tensor_kinds(text)])
+        decode(text, [torch.zeros(shape, dtype=DTYPES[name]) for name, shape in array_kinds(text, TENSORS)], TENSORS)
 
 
 def test_schedulers_of_torch_have_states_that_can_be_sent() -> None:
@@ -79,8 +81,8 @@ def test_schedulers_of_torch_have_states_that_can_be_sent() -> None:
         kinds.CyclicLR(optimizer, 0.1, 0.2),
         kinds.PolynomialLR(optimizer),
     ):
-        text, tensors = encode(scheduler.state_dict())
-        scheduler.load_state_dict(decode(text, tensors))
+        text, tensors = encode(scheduler.state_dict(), TENSORS)
+        scheduler.load_state_dict(decode(text, tensors, TENSORS))
         optimizer.step()
         scheduler.step(1.0) if isinstance(scheduler, kinds.ReduceLROnPlateau) else scheduler.step()
 
@@ -123,8 +125,8 @@ def test_an_update_is_undone(make: Any, before: int) -> None:
     undo.go_back(before + 1)
     expected, other = trained(make, before + 1)
     assert all(map(torch.equal, params, expected))
-    text, tensors = encode(optimizer.state_dict())
-    wanted_text, wanted = encode(other.state_dict())
+    text, tensors = encode(optimizer.state_dict(), TENSORS)
+    wanted_text, wanted = encode(other.state_dict(), TENSORS)
     assert text == wanted_text
     assert all(map(torch.equal, tensors, wanted))
 
@@ -160,7 +162,7 @@ def test_random_streams_are_seeded_and_put_back() -> None:
 
 
 def snapshots_of(folder: Path, steps: range, keep: int = 2) -> Snapshots:
-    snapshots = Snapshots(folder / "snapshots", keep)
+    snapshots = Snapshots(folder / "snapshots", keep, TENSORS)
     for step in steps:
         snapshots.write(step, {"step": step, "values": [torch.full((100,), float(step)), torch.tensor(step)]})
     snapshots.finish()
@@ -181,7 +183,7 @@ def test_old_snapshots_are_removed_and_the_newest_is_read(tmp_path: Path) -> Non
 
 
 def test_there_is_none(tmp_path: Path) -> None:
-    assert Snapshots(tmp_path, 1).newest() is None
+    assert Snapshots(tmp_path, 1, TENSORS).newest() is None
 
 
 def test_a_torn_or_damaged_snapshot_is_recognized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from torch.optim import SGD, Adam, AdamW
 import poseidon.torch as poseidon
 import poseidon.torch.training.trained_model as trained_model
 import workers
-from poseidon.torch.exchange.mover import StagedExchange
+from poseidon.torch.exchange.mover import StagedTransfer
 from poseidon.torch.tensors.pending_gradient import PendingGradient
 from test_torch_server_update import SPECS, Model, Spec, assert_same_bits, assert_same_tensor, optimizer_of, own_batch
 from test_torch_staged import HostCopies
@@ -75,7 +75,7 @@ def test_gradients_are_the_means(who: str, when: str) -> None:
 
 
 def staged(*args: Any) -> str:
-    with mock.patch.object(trained_model, "make_exchange", lambda client, device: StagedExchange(client, HostCopies())):
+    with mock.patch.object(trained_model, "make_transfer", lambda client, device: StagedTransfer(client, HostCopies())):
         return means(*args)
 
 

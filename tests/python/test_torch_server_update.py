@@ -17,7 +17,7 @@ import poseidon.torch as poseidon
 import poseidon.torch.training.trained_model as trained_model
 import workers
 from poseidon.report import RankRecord, Report, headlines, rank_record
-from poseidon.torch.exchange.mover import StagedExchange
+from poseidon.torch.exchange.mover import StagedTransfer
 from test_cli_server import serving
 from test_torch_gradients import MODULES
 from test_torch_staged import HostCopies
@@ -260,7 +260,7 @@ def test_compiled_under_autocast() -> None:
 
 def staged(*args: Any) -> str:
     """The path of device tensors, on host memory."""
-    with mock.patch.object(trained_model, "make_exchange", lambda client, device: StagedExchange(client, HostCopies())):
+    with mock.patch.object(trained_model, "make_transfer", lambda client, device: StagedTransfer(client, HostCopies())):
         return compare(*args)
 
 

@@ -11,7 +11,7 @@ import torch
 
 import poseidon.torch.training.trained_model as trained_model
 import workers
-from poseidon.torch.exchange.mover import StagedExchange
+from poseidon.torch.exchange.mover import StagedTransfer
 from test_torch_gradients import Checkpointed, OneLinear, Reused, UsedOutside, gradients_of, unused
 from test_torch_gradients import some_rank_uses_the_weight_outside as mixed
 from test_torch_training import train, uneven_rows
@@ -52,11 +52,11 @@ def staged(function: Callable[..., Any], *args: Any) -> Any:
     """Runs `function` with every model's exchange staged."""
     copies: list[HostCopies] = []
 
-    def make(client: Any, device: torch.device) -> StagedExchange:
+    def make(client: Any, device: torch.device) -> StagedTransfer:
         copies.append(HostCopies())
-        return StagedExchange(client, copies[-1])
+        return StagedTransfer(client, copies[-1])
 
-    with mock.patch.object(trained_model, "make_exchange", make):
+    with mock.patch.object(trained_model, "make_transfer", make):
         result = function(*args)
     assert sum(one.copied_bytes for one in copies) > 0
     return result

@@ -10,7 +10,7 @@ from structure.edges import Edge
 from structure.rooms import parting
 
 
-def check_circles(edges: Iterable[Edge], except_below: Iterable[Path] = ()) -> Iterator[str]:
+def check_circles(edges: Iterable[Edge]) -> Iterator[str]:
     """The circles in every folder.
 
     An edge counts in the folder where its two paths part, between the two neighbours there: a file may be one, and so
@@ -20,8 +20,7 @@ def check_circles(edges: Iterable[Edge], except_below: Iterable[Path] = ()) -> I
     for edge in edges:
         level = parting(edge.source.parts, edge.target.parts)
         folder = Path(*edge.source.parts[:level])
-        if not any(folder.is_relative_to(exception) for exception in except_below):
-            by_folder[folder][edge.source.parts[level]].setdefault(edge.target.parts[level], edge)
+        by_folder[folder][edge.source.parts[level]].setdefault(edge.target.parts[level], edge)
     for folder in sorted(by_folder):
         for circle in circles(by_folder[folder]):
             steps = zip(circle, [*circle[1:], circle[0]], strict=True)

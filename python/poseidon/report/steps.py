@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from poseidon.report.data import LayerRow, RankRecord, Span, hidden_share
 
 if TYPE_CHECKING:
-    from poseidon.torch.adapter.plan_table import PlanRow
-    from poseidon.torch.adapter.stats import LayerSynchronization, StepRecord
+    from poseidon.adapter.plan_table import PlanRow
+    from poseidon.adapter.stats import LayerSynchronization, StepRecord
     from poseidon.torch.optimizer.distributed_optimizer import OptimizerMemory
 
 

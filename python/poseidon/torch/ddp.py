@@ -11,19 +11,21 @@ from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistributedDataParallel
 
+from poseidon.adapter.drift import refuse_join
+from poseidon.adapter.join import JoinedTraining
+from poseidon.adapter.layer import SchemeChoice
+from poseidon.adapter.plan_table import PlanTable, make_plan_table
+from poseidon.adapter.stats import LayerSynchronization, StepRecord
 from poseidon.errors import InvalidArgument, PoseidonError
-from poseidon.torch.adapter.drift import refuse_join
-from poseidon.torch.adapter.join import JoinedTraining, ModelJoinHook
-from poseidon.torch.adapter.plan_table import PlanTable, make_plan_table
-from poseidon.torch.adapter.stats import LayerSynchronization, StepRecord
-from poseidon.torch.exchange.comm_hooks import HookedExchange, check_hook, is_all_reduce
+from poseidon.torch.exchange.comm_hooks import HookedTransfer, check_hook, is_all_reduce
 from poseidon.torch.exchange.forward_order import forward_order
 from poseidon.torch.exchange.synchronizer import Synchronizer
-from poseidon.torch.model.parameters import SchemeChoice, SyncedParameter
+from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.process.context import context_of
 from poseidon.torch.process.process_groups import default_group
 from poseidon.torch.tensors.compatibility import compiler
 from poseidon.torch.training import torch_arguments
+from poseidon.torch.training.join_hook import ModelJoinHook
 from poseidon.torch.training.reducer import Reducer, logging_data
 from poseidon.torch.training.trained_model import TrainedModel
 
@@ -310,7 +312,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                 "join() and update='server' exclude each other: rank 0, whose hyperparameters count, may be the one "
                 "without data; give every rank as many batches, or use the optimizer without DistributedOptimizer"
             )
-        trained.join = JoinedTraining(trained, sync, here.control, divide_by_initial_world_size, throw)
+        trained.join = JoinedTraining(trained, here.control, divide_by_initial_world_size, throw)
         return trained.join
 
     @property
@@ -381,7 +383,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
                     f"{hook.__qualname__} communicates over torch.distributed, which does not run: call "
                     "init_process_group(), or leave the hook out, since Poseidon exchanges gradients itself"
                 )
-            self.trained_model().exchange_by(HookedExchange(state, hook, self.bucket_bytes_cap))
+            self.trained_model().exchange_by(HookedTransfer(state, hook, self.bucket_bytes_cap))
         if self.synchronizer is None and hook.__qualname__.startswith("_hook_then_optimizer"):
             raise InvalidArgument(
                 "an optimizer in the communication hook has nothing that runs it in a job of one worker: call its "
@@ -398,7 +400,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self._comm_hook_name = str(comm_hook_type)
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
-        return logging_data(self, self._last_error)
+        return logging_data(self, self.trained_model(), self._comm_hook_name, self._last_error)
 
     def _log_and_throw(self, err_type: type[Exception], err_msg: str) -> None:
         self._last_error = err_msg

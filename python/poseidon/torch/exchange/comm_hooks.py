@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from poseidon.adapter.control import Control
 from poseidon.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from poseidon.torch.adapter.control import Control
-    from poseidon.torch.model.parameters import SyncedParameter
+from poseidon.torch.model.parameters import SyncedParameter
 
 CommHook = Callable[[Any, Any], "torch.futures.Future[torch.Tensor]"]
 
@@ -59,7 +57,7 @@ class Bucket:
         return self._params
 
 
-class HookedExchange:
+class HookedTransfer:
     """What a model's gradients go through instead of Poseidon's exchange."""
 
     def __init__(self, state: object, hook: CommHook, bucket_bytes: int) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from poseidon.torch.adapter.priorities import Priorities
-    from poseidon.torch.exchange.synchronizer import Synchronizer
+from poseidon.adapter.priorities import Priorities
+from poseidon.torch.exchange.synchronizer import Synchronizer
+from poseidon.torch.tensors.watched import watch
 
 
 @contextmanager
@@ -24,12 +23,30 @@ def forward_order(module: nn.Module, sync: Synchronizer, priorities: Priorities)
     opaque = opaque_parameters(module)
     if not opaque:
         sync.overtake(by_forward=True)
-        with priorities.recording(sync):
+        with _recording(sync, priorities):
             yield
         return
     sync.make_ready(entry for entry in sync.entries if entry.param in opaque)
     sync.overtake(by_forward=True)
     yield
+
+
+@contextmanager
+def _recording(sync: Synchronizer, priorities: Priorities) -> Iterator[None]:
+    """Around a forward pass that perhaps gives the order: its uses of parameters are watched then."""
+    if not priorities.begin_recording():
+        yield
+        return
+    for entry in sync.entries:
+        watch(entry.param, sync, entry)
+    ended_well = False
+    try:
+        yield
+        ended_well = True
+    finally:
+        priorities.end_recording(ended_well)
+        for entry in sync.entries:
+            sync.release(entry)
 
 
 def opaque_parameters(module: nn.Module) -> set[torch.Tensor]:

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 
 import torch
 
+from poseidon.adapter.priorities import Priorities
 from poseidon.errors import PoseidonError
-from poseidon.torch.adapter.priorities import Priorities
-from poseidon.torch.exchange.pending_exchange import Job
+from poseidon.torch.exchange.pending_exchange import PendingExchange, PendingUpdates
 from poseidon.torch.model.parameters import SyncedParameter
-from poseidon.torch.optimizer.worker_update import PendingStep, update_mode
 from poseidon.torch.tensors.compatibility import increment_version
+from poseidon.torch.tensors.modes import update_mode
 from poseidon.torch.tensors.pending_gradient import PendingGradient
 from poseidon.torch.tensors.watched import unnoticed, unwatch, watch
 
@@ -32,8 +32,8 @@ class InFlight(ABC):
 
     def __init__(self) -> None:
         self.priorities: Priorities | None = None  # of a model with updates on the workers
-        self._jobs: dict[SyncedParameter, Job] = {}
-        self._units: dict[tuple[int, int], list[Job]] = {}  # what arrives together, the soonest needed first
+        self._exchanges: dict[SyncedParameter, PendingExchange] = {}
+        self._units: dict[tuple[int, int], list[PendingExchange]] = {}  # that arrive together
         self._overtaken: dict[SyncedParameter, bool] = {}  # whether it is known to be by a forward pass
         self._all_overtaken = False  # those whose update is due are in it
 
@@ -44,11 +44,11 @@ class InFlight(ABC):
         """Raises PoseidonError if no exchange will end any more."""
 
     @abstractmethod
-    def done(self, job: Job) -> bool:
+    def done(self, pending: PendingExchange) -> bool:
         """Whether `deliver` would not wait for it."""
 
     @abstractmethod
-    def deliver(self, jobs: Sequence[Job]) -> None:
+    def deliver(self, exchanges: Sequence[PendingExchange]) -> None:
         """Waits for results and puts them where they belong."""
 
     @abstractmethod
@@ -59,53 +59,55 @@ class InFlight(ABC):
     def all_landed(self) -> None:
         """Nothing is in flight any more."""
 
-    def in_flight(self, entry: SyncedParameter) -> Job | None:
+    def in_flight(self, entry: SyncedParameter) -> PendingExchange | None:
         """The parameter's exchange, if it is in flight."""
-        return self._jobs.get(entry)
+        return self._exchanges.get(entry)
 
     def pending_updates(self) -> dict[torch.Tensor, int]:
         """The parameters whose update is still to be made, and the attempt in which step() was called."""
-        return {entry.param: job.step.attempt for entry, job in self._jobs.items() if job.step is not None}
+        return {
+            entry.param: pending.step.attempt for entry, pending in self._exchanges.items() if pending.step is not None
+        }
 
     def _drop_flights(self) -> None:
         """Drops what is in flight."""
-        for entry, job in self._jobs.items():
-            if job.stand_in is not None and job.kept:
+        for entry, pending in self._exchanges.items():
+            if pending.stand_in is not None and pending.kept:
                 entry.param.grad = None
-        for entry in [*self._jobs, *self._overtaken]:
+        for entry in [*self._exchanges, *self._overtaken]:
             unwatch(entry.param)
-        self._jobs, self._units, self._overtaken = {}, {}, {}
+        self._exchanges, self._units, self._overtaken = {}, {}, {}
 
-    # Of a job, in the order of its life.
+    # Of one exchange, in the order of its life.
 
-    def _take_off(self, job: Job) -> None:
+    def _take_off(self, pending: PendingExchange) -> None:
         """Backward is over and the exchange is not."""
-        entry = job.entry
-        self._jobs[entry] = job
-        self._units.setdefault(entry.unit, []).append(job)
-        if job.absent:  # whether there will be a gradient is not known yet
+        entry = pending.entry
+        self._exchanges[entry] = pending
+        self._units.setdefault(entry.unit, []).append(pending)
+        if pending.absent:  # whether there will be a gradient is not known yet
             watch(entry.param, self, entry)
             return
 
         def resolve(_: PendingGradient) -> torch.Tensor:
             self.settle([entry])
             # Nobody's, where this rank's came too late and no other had one.
-            return entry.form.zeros(entry.param) if job.value is None else job.value
+            return entry.form.zeros(entry.param) if pending.value is None else pending.value
 
-        job.stand_aside(PendingGradient.make(entry.param, resolve, job.zero_later, entry.form.is_sparse))
+        pending.stand_aside(PendingGradient.make(entry.param, resolve, pending.zero_later, entry.form.is_sparse))
 
-    def postpone(self, jobs: Sequence[Job], step: PendingStep) -> None:
+    def postpone(self, exchanges: Sequence[PendingExchange], step: PendingUpdates) -> None:
         """step() has been called: these updates are due, and made when their gradients are in."""
         # What still needs the parameters as they were must fail, as after a step() that does not wait.
-        increment_version([job.entry.param for job in jobs])
+        increment_version([pending.entry.param for pending in exchanges])
         self._all_overtaken = False
-        for job in jobs:
-            job.step = step
-            watch(job.entry.param, self, job.entry)
+        for pending in exchanges:
+            pending.step = step
+            watch(pending.entry.param, self, pending.entry)
 
     def settle(self, entries: Iterable[SyncedParameter] | None = None) -> None:
         """Waits until the gradients of these parameters (None: all) are in place, and updates that are due are made."""
-        wanted = list({**self._jobs, **self._overtaken}) if entries is None else list(entries)
+        wanted = list({**self._exchanges, **self._overtaken}) if entries is None else list(entries)
         self._bring(wanted)
         for entry in wanted:
             if self._overtaken.get(entry) is False:
@@ -123,54 +125,56 @@ class InFlight(ABC):
     def _settle_before_backward(self) -> None:
         """`settle()` for a backward pass that begins: may be that of something that has used parameters unseen."""
         self.overtake(by_forward=True)
-        self._bring(self._jobs)
+        self._bring(self._exchanges)
 
     def _bring(self, entries: Iterable[SyncedParameter]) -> None:
-        units = dict.fromkeys(entry.unit for entry in entries if entry in self._jobs)
+        units = dict.fromkeys(entry.unit for entry in entries if entry in self._exchanges)
         if units:
-            self._land([job for unit in units for job in self._units[unit]], meanwhile=True)
+            self._land([pending for unit in units for pending in self._units[unit]], meanwhile=True)
 
-    def _land(self, jobs: Sequence[Job], meanwhile: bool) -> None:
+    def _land(self, exchanges: Sequence[PendingExchange], meanwhile: bool) -> None:
         """Ends the flight of whole units; `meanwhile`: waiting for them is used to update others."""
         self.check_usable()
         if torch._C._are_functorch_transforms_active():
             raise PoseidonError(
-                f"parameter {jobs[0].entry.name} is used inside a torch.func transform while its update is in flight: "
-                "call synchronize() of the DistributedOptimizer before"
+                f"parameter {exchanges[0].entry.name} is used inside a torch.func transform while its update is in "
+                "flight: call synchronize() of the DistributedOptimizer before"
             )
-        with update_mode(jobs[0].buffer.device):
+        with update_mode(exchanges[0].buffer.device):
             if meanwhile:
-                self._update_others(jobs)
+                self._update_others(exchanges)
             try:
-                self._finish_flights(jobs)
+                self._finish_flights(exchanges)
             except BaseException:
                 self.half_landed()
                 raise
-        if not self._jobs:
+        if not self._exchanges:
             self.all_landed()
 
-    def _finish_flights(self, jobs: Sequence[Job]) -> None:
-        self.deliver(jobs)
-        for job in jobs:
-            del self._jobs[job.entry]
-            self._units.pop(job.entry.unit, None)
-            if job.step is not None and job.value is None:  # there was no gradient: the parameter stays as it was
-                self._overtaken.pop(job.entry, None)
-        with unnoticed(job.entry.param for job in jobs):
-            for step in dict.fromkeys(job.step for job in jobs if job.step is not None):
-                step.apply([job for job in jobs if job.step is step])
+    def _finish_flights(self, exchanges: Sequence[PendingExchange]) -> None:
+        self.deliver(exchanges)
+        for pending in exchanges:
+            del self._exchanges[pending.entry]
+            self._units.pop(pending.entry.unit, None)
+            if (
+                pending.step is not None and pending.value is None
+            ):  # there was no gradient: the parameter stays as it was
+                self._overtaken.pop(pending.entry, None)
+        with unnoticed(pending.entry.param for pending in exchanges):
+            for step in dict.fromkeys(pending.step for pending in exchanges if pending.step is not None):
+                step.apply([pending for pending in exchanges if pending.step is step])
         if self.priorities is None or not self.priorities.recording_now:
-            for job in jobs:
-                self.release(job.entry)
+            for pending in exchanges:
+                self.release(pending.entry)
 
-    def _update_others(self, jobs: Sequence[Job]) -> None:
-        """Makes updates whose gradients are in, the soonest needed first, until those of `jobs` are."""
-        done, awaited = self.done, {job.entry.unit for job in jobs}
+    def _update_others(self, exchanges: Sequence[PendingExchange]) -> None:
+        """Makes updates whose gradients are in, the soonest needed first, until those of `exchanges` are."""
+        done, awaited = self.done, {pending.entry.unit for pending in exchanges}
         for unit in [unit for unit in self._units if unit not in awaited]:
-            if all(map(done, jobs)):
+            if all(map(done, exchanges)):
                 return
             others = self._units[unit]
-            if any(job.step is not None for job in others) and all(map(done, others)):
+            if any(pending.step is not None for pending in others) and all(map(done, others)):
                 self._land(others, meanwhile=False)
 
     # Uses of the parameters.
@@ -194,11 +198,11 @@ class InFlight(ABC):
         if self._all_overtaken and not by_forward:
             return
         self._all_overtaken = True
-        for entry, job in self._jobs.items():
-            if job.step is not None:
+        for entry, pending in self._exchanges.items():
+            if pending.step is not None:
                 self._overtaken[entry] = by_forward or self._overtaken.get(entry, False)
 
-    def used(self, entries: list[SyncedParameter]) -> None:
+    def used(self, entries: Sequence[SyncedParameter]) -> None:
         """As a `Watcher`: the parameters' values are needed now."""
         if self.priorities is not None:
             self.priorities.note_use(entries)
@@ -209,7 +213,7 @@ class InFlight(ABC):
     def taken(self, entry: SyncedParameter) -> None:
         """As a `Watcher`: someone has taken the parameter out of its module."""
         use_to_come = self.priorities is not None and self.priorities.note_taken(entry)
-        if entry in self._jobs:
+        if entry in self._exchanges:
             self._see([entry])
         else:
             self._overtaken.pop(entry, None)
@@ -225,17 +229,17 @@ class InFlight(ABC):
 
     def release(self, entry: SyncedParameter) -> None:
         """As a `Watcher`: stops watching the parameter, unless there is a reason of its own."""
-        if entry not in self._jobs and entry not in self._overtaken:
+        if entry not in self._exchanges and entry not in self._overtaken:
             unwatch(entry.param)
 
     def gradient_wanted(self, entry: SyncedParameter) -> None:
         """As a `Watcher`: the parameter's `.grad` is about to be read."""
-        job = self._jobs.get(entry)
-        if job is not None and job.absent and job.kept:
+        pending = self._exchanges.get(entry)
+        if pending is not None and pending.absent and pending.kept:
             self.settle([entry])
 
     def gradient_replaced(self, entry: SyncedParameter) -> None:
         """As a `Watcher`: the parameter's `.grad` has been set."""
-        job = self._jobs.get(entry)
-        if job is not None and job.absent:
-            job.dropped = True
+        pending = self._exchanges.get(entry)
+        if pending is not None and pending.absent:
+            pending.dropped = True

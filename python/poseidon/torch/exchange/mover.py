@@ -84,7 +84,7 @@ class CudaCopies:
 
 @dataclass(eq=False)
 class _Staged:
-    """One layer's exchange. `host` is what the core reads or writes; it must live until the result is made."""
+    """One layer's transfer. `host` is what the core reads or writes; it must live until the result is made."""
 
     layer: int
     divisor: int
@@ -94,8 +94,8 @@ class _Staged:
     started: threading.Event = field(default_factory=threading.Event)  # or never will be, because of an error
 
 
-class StagedExchange:
-    """The exchange (see `exchange.Exchange`) of device tensors through host memory."""
+class StagedTransfer:
+    """The transfer (see `transfer.Transfer`) of device tensors through host memory."""
 
     def __init__(self, client: _core.Client, copies: Copies) -> None:
         self._client = client

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from poseidon.errors import PoseidonError
+from poseidon.torch.exchange.transfer import Transfer
+from poseidon.torch.model.factors import Factors
+from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.tensors.compatibility import increment_version
 from poseidon.torch.tensors.memory import exchangeable
 from poseidon.torch.tensors.pending_gradient import PendingGradient
 from poseidon.torch.tensors.watched import raw_grad
 
-if TYPE_CHECKING:
-    from poseidon.torch.exchange.transfer import Exchange
-    from poseidon.torch.model.factors import Factors
-    from poseidon.torch.model.parameters import SyncedParameter
-    from poseidon.torch.optimizer.worker_update import PendingStep
+
+class PendingUpdates(Protocol):
+    """What an optimizer's step() has left to do: updates that wait for their gradients."""
+
+    attempt: int
+    """That of `Recovery` in which step() was called."""
+
+    def apply(self, exchanges: Sequence[PendingExchange]) -> None:
+        """Updates the parameters whose exchanges have landed."""
 
 
 @dataclass(eq=False)
-class Job:
+class PendingExchange:
     """One parameter's exchange under way. `in_place`: `buffer` is the memory of `.grad`, or of the parameter."""
 
     entry: SyncedParameter
@@ -30,11 +38,11 @@ class Job:
     in_place: bool = False
     absent: bool = False  # this rank contributes nothing
     value: torch.Tensor | None = None  # what came of it: the gradient, or the parameter; None: no rank contributed
-    # Of a job that outlives its backward:
+    # Of one that outlives its backward:
     stand_in: PendingGradient | None = None  # what is in `.grad` meanwhile, unless absent
     dropped: bool = False  # `.grad` of an absent one has been replaced meanwhile
     zeroed: bool = False  # the user has zeroed `.grad` since step()
-    step: PendingStep | None = None  # the update to make of it
+    step: PendingUpdates | None = None  # the update to make of it
     attempt: int = -1  # of `Recovery`, in which backward ran; -1: there is none
     _version: int = 0
 
@@ -70,10 +78,10 @@ class Job:
         with torch.no_grad():
             if present:
                 value = self.grad if self.in_place else entry.form.read(self.buffer, self.grad)
-        self.value, self.stand_in = value, None  # what stands in refers to this job
+        self.value, self.stand_in = value, None  # what stands in refers to this object
         if kept:
             entry.param.grad = value
-            if entry.update is not None and value is not None:
+            if entry.updater is not None and value is not None:
                 entry.note_exchanged(value)
 
     def land_update(self, present: bool) -> None:
@@ -85,7 +93,7 @@ class Job:
         self.value = param if present else None
 
 
-def start_job(exchange: Exchange, entry: SyncedParameter, divisor: int, counts: bool = True) -> Job:
+def start_exchange(transfer: Transfer, entry: SyncedParameter, divisor: int, counts: bool = True) -> PendingExchange:
     """Starts the exchange of what the parameter has; InvalidArgument for a gradient that cannot be sent.
 
     `counts`: whether this rank, if it has nothing, is among those that the mean is over.
@@ -93,54 +101,55 @@ def start_job(exchange: Exchange, entry: SyncedParameter, divisor: int, counts: 
     factors, grad = entry.factors, entry.param.grad
     entry.form.check(entry.name, grad)
     with torch.no_grad():
-        if entry.stored is not None:
-            return _start_update(exchange, entry, grad, divisor, counts)
+        if entry.on_servers:
+            return _start_update(transfer, entry, grad, divisor, counts)
         if grad is None and not factors:
-            job = Job(entry, entry.new_buffer(), absent=True)
-            exchange.absent(entry.layer, job.buffer, divisor, entry.next_scheme, counts)
-            return job
+            pending = PendingExchange(entry, entry.new_buffer(), absent=True)
+            transfer.absent(entry.layer, pending.buffer, divisor, entry.next_scheme, counts)
+            return pending
         if factors and entry.may_send(factors.lefts[0].dtype) and (grad is None or not grad.any()):
-            job = _job_in_place(entry, grad) or Job(entry, entry.new_buffer(), grad)
-            exchange.factors(entry.layer, factors, job.buffer, divisor, entry.next_scheme)
-            return job
+            pending = _in_place(entry, grad) or PendingExchange(entry, entry.new_buffer(), grad)
+            transfer.factors(entry.layer, factors, pending.buffer, divisor, entry.next_scheme)
+            return pending
         if factors and grad is not None:
             entry.note_added()
-        return _start_dense(exchange, entry, factors, grad, divisor)
+        return _start_dense(transfer, entry, factors, grad, divisor)
 
 
-def _job_in_place(entry: SyncedParameter, grad: torch.Tensor | None) -> Job | None:
+def _in_place(entry: SyncedParameter, grad: torch.Tensor | None) -> PendingExchange | None:
     view = None if grad is None or entry.shared else entry.form.view(grad)
     if view is None or not exchangeable(view, entry.layout):
         return None
-    return Job(entry, view, grad, in_place=True)
+    return PendingExchange(entry, view, grad, in_place=True)
 
 
 def _start_dense(
-    exchange: Exchange, entry: SyncedParameter, factors: Factors, grad: torch.Tensor | None, divisor: int
-) -> Job:
-    job = _job_in_place(entry, grad)
-    if job is None:
-        job = Job(entry, entry.new_buffer(), grad)
+    transfer: Transfer, entry: SyncedParameter, factors: Factors, grad: torch.Tensor | None, divisor: int
+) -> PendingExchange:
+    pending = _in_place(entry, grad)
+    if pending is None:
+        pending = PendingExchange(entry, entry.new_buffer(), grad)
         if grad is None:
-            job.buffer.zero_()
+            pending.buffer.zero_()
         else:
-            entry.form.write(grad, job.buffer)
-    factors.add_to(job.buffer)
-    exchange.dense(entry.layer, job.buffer, divisor, entry.next_scheme, entry.known_factor_count())
-    return job
+            entry.form.write(grad, pending.buffer)
+    factors.add_to(pending.buffer)
+    entry.begin_dense_exchange()
+    transfer.dense(entry.layer, pending.buffer, divisor, entry.next_scheme, entry.known_factor_count())
+    return pending
 
 
 def _start_update(
-    exchange: Exchange, entry: SyncedParameter, grad: torch.Tensor | None, divisor: int, counts: bool
-) -> Job:
+    transfer: Transfer, entry: SyncedParameter, grad: torch.Tensor | None, divisor: int, counts: bool
+) -> PendingExchange:
     param = entry.param.detach()
     in_place = exchangeable(param, entry.layout)
-    job = Job(entry, param if in_place else entry.new_buffer(), None, in_place, absent=grad is None)
+    pending = PendingExchange(entry, param if in_place else entry.new_buffer(), None, in_place, absent=grad is None)
     # Before the memory changes: what still needs the parameter as it was must fail, not compute with another.
     increment_version([entry.param])
     if grad is None:
-        exchange.absent(entry.layer, job.buffer, divisor, entry.next_scheme, counts)
-        return job
+        transfer.absent(entry.layer, pending.buffer, divisor, entry.next_scheme, counts)
+        return pending
     gradient = grad.detach() if exchangeable(grad, entry.layout) else entry.new_buffer().copy_(grad)
-    exchange.update(entry.layer, gradient, job.buffer, divisor)
-    return job
+    transfer.update(entry.layer, gradient, pending.buffer, divisor)
+    return pending

@@ -13,30 +13,41 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
+from poseidon import _core
+from poseidon.adapter.control import Control
+from poseidon.adapter.drift import check_stored
+from poseidon.adapter.layer import FACTOR_SCHEMES
+from poseidon.adapter.layer_table import LayerTable
+from poseidon.adapter.priorities import Priorities
 from poseidon.errors import PoseidonError
-from poseidon.torch.adapter.drift import check_stored
-from poseidon.torch.adapter.priorities import Priorities
+from poseidon.options import Settings
+from poseidon.torch.exchange.comm_hooks import HookedTransfer
 from poseidon.torch.exchange.in_flight import InFlight
-from poseidon.torch.exchange.pending_exchange import Job, start_job
-from poseidon.torch.model.parameters import FACTOR_SCHEMES, SyncedParameter
+from poseidon.torch.exchange.pending_exchange import PendingExchange, start_exchange
+from poseidon.torch.exchange.transfer import Transfer
+from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.passes import Mode, Passes
-from poseidon.torch.model.stored_parameter import StoredParameter
-from poseidon.torch.optimizer.server_update import ServerUpdate
 from poseidon.torch.tensors.compatibility import increment_version
 
-if TYPE_CHECKING:
-    from poseidon import _core
-    from poseidon.options import Settings
-    from poseidon.torch.adapter.control import Control
-    from poseidon.torch.exchange.comm_hooks import HookedExchange
-    from poseidon.torch.exchange.transfer import Exchange
+
+class UpdateOnServers(Protocol):
+    """What hears of the backward passes whose gradients servers make into updates."""
+
+    def check_forward(self) -> None:
+        """PoseidonError if a forward pass would not see the parameters of the last step()."""
+
+    def begin(self) -> None:
+        """A synchronizing backward has begun."""
+
+    def finished(self, updated: Collection[SyncedParameter]) -> None:
+        """Backward has ended and the parameters are what they are to be; `updated` are those that got an update."""
 
 
 @dataclass(eq=False)
@@ -45,11 +56,16 @@ class BackwardRun:
 
     begin_ns: int
     missed: bool = False  # made without backward: this rank is in none of its means
-    jobs: dict[SyncedParameter, Job] = field(default_factory=dict)
+    exchanges: dict[SyncedParameter, PendingExchange] = field(default_factory=dict)
     started: list[SyncedParameter] = field(default_factory=list)
+    ready_ns: dict[SyncedParameter, int] = field(default_factory=dict)  # when each gradient was complete
     fires: dict[SyncedParameter, int] = field(default_factory=dict)  # how often each got a gradient
     end_ns: int = 0
     dropped: Any = None  # what tells that backward has failed
+
+    def recorded(self) -> Iterator[tuple[SyncedParameter, int]]:
+        """The parameters in the order in which their exchanges were started, and when each gradient was complete."""
+        return ((entry, self.ready_ns[entry]) for entry in self.started)
 
 
 class Synchronizer(InFlight):
@@ -60,7 +76,7 @@ class Synchronizer(InFlight):
 
     _client: _core.Client
     _control: Control
-    _exchange: Exchange
+    _transfer: Transfer
 
     def __init__(self, entries: list[SyncedParameter], settings: Settings) -> None:
         super().__init__()
@@ -72,30 +88,29 @@ class Synchronizer(InFlight):
         self.last_run: BackwardRun | None = None
         self.on_finished: Callable[[BackwardRun], None] | None = None
         self.before_results: Callable[[], None] | None = None  # at the end of backward, with all exchanges under way
-        self.updates: list[ServerUpdate] = []
-        self.hooked: HookedExchange | None = None  # what gradients go through instead of the exchange, after backward
+        self.updates: list[UpdateOnServers] = []
+        self.hooked: HookedTransfer | None = None  # what gradients go through instead of the exchange, after backward
         self.static_graph = False  # all backward passes reach each parameter equally often
         self._fires: dict[SyncedParameter, int] | None = None  # so often
         self._settings = settings
         self._sequential = settings.schedule == "sequential"
-        self._agreed = False
-        self._factorable: list[SyncedParameter] = []
+        self._layers = LayerTable(self.entries)
         self._run: BackwardRun | None = None
         self._flying: BackwardRun | None = None  # the one that is over but for exchanges in flight
         self._broken: str | None = None
         self.retired = False
         self.some_alone = False  # a backward past the wrapper has left gradients since the last step()
 
-    def connect(self, client: _core.Client, control: Control, exchange: Exchange) -> None:
+    def connect(self, client: _core.Client, control: Control, transfer: Transfer) -> None:
         """Collective: adds the layers to `client`. If there was one before, what it had under way is dropped."""
         self.abandon()
-        self._client, self._control, self._exchange = client, control, exchange
-        self.divisor, self._agreed, self.last_run = client.world_size, False, None
-        self._add_layers(self.entries)
+        self._client, self._control, self._transfer = client, control, transfer
+        self.divisor, self.last_run = client.world_size, None
+        self._layers.connect(client, control)
         for entry in self.entries:
             if not self.connected:
                 entry.attach(self)
-            entry.capture(self.uses_factors(entry))
+            entry.capture(entry.uses_factors)
         self.connected = True
         if self.priorities is not None:
             self.priorities.connect(client, control)
@@ -116,44 +131,17 @@ class Synchronizer(InFlight):
         """This wrapper is used again, and no other one of the same parameters is."""
         for entry in self.entries:
             entry.attach(self)
-            entry.capture(self.uses_factors(entry))
+            entry.capture(entry.uses_factors)
         self.retired = False
 
     def begin_attempt(self, number: int) -> None:
         """An attempt at this step begins; the rows that forward has counted before do not count."""
         self.attempt = number
-        for entry in self._factorable:
-            entry.forward_rows = 0
+        self._layers.begin_attempt()
 
     def resume_schemes(self, attempt: int) -> None:
         """After `connect`: the next exchanges take the schemes that they would have taken without a failure."""
-        sums = [entry.factor_sum_before(attempt) for entry in self._factorable]
-        if None in sums:
-            return
-        for entry, factor_sum in zip(self._factorable, sums, strict=True):
-            self._client.set_factor_count(entry.layer, factor_sum)
-        self._agreed = True
-
-    def uses_factors(self, entry: SyncedParameter) -> bool:
-        """Whether the layer may take a scheme that sends factors."""
-        return entry.factorable and entry.scheme != "ps"
-
-    def _add_layers(self, entries: Sequence[SyncedParameter]) -> None:
-        first, plan = self._client.add_layers([entry.core_layer() for entry in entries])
-        for index, entry in enumerate(entries):
-            entry.layer = first + index
-            entry.unit = (first, plan.unit_of_layer[index])
-            if entry.scheme == "auto" and entry.factorable and plan.layers[index].scheme == "ps":
-                entry.scheme, entry.grouped = "ps", True
-            if entry.stored is not None:
-                entry.stored.shard_bytes = self._shard_bytes(plan, index)
-        self._factorable = [entry for entry in self.entries if self.uses_factors(entry)]
-
-    def _shard_bytes(self, plan: _core.Plan, layer: int) -> int:
-        if plan.cluster.placement != "colocated":
-            return 0
-        chunks = plan.units[plan.unit_of_layer[layer]].chunks
-        return sum(chunk.size_bytes for chunk in chunks if chunk.server == self._client.rank)
+        self._layers.resume(attempt)
 
     def store(self, entries: Collection[SyncedParameter]) -> None:
         """Collective: the servers are to hold these parameters. An update, appended to `updates`, gives them values.
@@ -162,11 +150,11 @@ class Synchronizer(InFlight):
         """
         self.settle()
         # The others get new layers, too: of a group of small ones nothing is sent until all have contributed.
-        renewed = [entry for entry in self.entries if entry.stored is None]
+        renewed = [entry for entry in self.entries if not entry.on_servers]
         for entry in entries:
-            entry.store(StoredParameter(entry.param))
+            entry.hold_on_servers()
         if self.connected:
-            self._add_layers(renewed)
+            self._layers.add(renewed)
         if self.priorities is not None:
             self.priorities.renew()
 
@@ -184,7 +172,7 @@ class Synchronizer(InFlight):
         """What the backward pass that runs now does with gradients."""
         return self.passes.mode if self._run is None else Mode.EXCHANGED
 
-    def before_factors(self, entry: SyncedParameter) -> bool:
+    def before_factors(self) -> bool:
         """A use of the layer is about to hand over factors. Whether they outlive this backward."""
         if self.mode is Mode.EXCHANGED:
             self._begin()
@@ -193,8 +181,8 @@ class Synchronizer(InFlight):
 
     def before_accumulation(self, entry: SyncedParameter, dense: bool) -> None:
         """All uses of the parameter have contributed; `.grad` does not yet hold the dense ones, if any."""
-        job = self.in_flight(entry)
-        if job is not None and job.step is not None:
+        pending = self.in_flight(entry)
+        if pending is not None and pending.step is not None:
             raise _stale(entry)
         run = self._run
         if run is None and self.passes.mode is Mode.EXCHANGED:
@@ -206,7 +194,7 @@ class Synchronizer(InFlight):
                 entry.stored.show_own()
             self.settle([entry])
             return
-        if entry in run.jobs:
+        if entry in run.exchanges:
             raise PoseidonError(
                 f"parameter {entry.name} received a gradient twice in one backward pass: a nested backward "
                 "reached it after its exchange had started; use checkpoint(use_reentrant=False), or static_graph=True"
@@ -225,7 +213,7 @@ class Synchronizer(InFlight):
                 return
             run = self._begin()
         run.fires[entry] = run.fires.get(entry, 0) + 1
-        entry.ready_ns = time.monotonic_ns()
+        run.ready_ns[entry] = time.monotonic_ns()
         if self._is_complete(run, entry):
             self._start(run, entry)
 
@@ -285,26 +273,19 @@ class Synchronizer(InFlight):
         self._broken = f"rank {self._client.rank}: an earlier backward pass failed after its exchange had started"
 
     def _agree(self) -> None:
-        if not self._agreed:
-            self._agreed = True
-            if self._factorable:
-                rows = self._control.sum([entry.forward_rows for entry in self._factorable])
-                for entry, count in zip(self._factorable, rows, strict=True):
-                    self._client.set_factor_count(entry.layer, count)
-        for entry in self._factorable:
-            entry.next_scheme = self._client.next_scheme(entry.layer)
+        self._layers.agree()
         if self.priorities is not None:
             self.priorities.begin_run()
 
     # Exchange.
 
     def _start(self, run: BackwardRun, entry: SyncedParameter) -> None:
-        job = run.jobs[entry] = start_job(self._exchange, entry, self.divisor, counts=not run.missed)
-        job.attempt = self.attempt
+        pending = run.exchanges[entry] = start_exchange(self._transfer, entry, self.divisor, counts=not run.missed)
+        pending.attempt = self.attempt
         run.started.append(entry)
         entry.start_over()
 
-    def _finish_hooked(self, run: BackwardRun, hooked: HookedExchange) -> None:
+    def _finish_hooked(self, run: BackwardRun, hooked: HookedTransfer) -> None:
         try:
             hooked.run(self.entries, self._control)
         except BaseException:
@@ -327,52 +308,52 @@ class Synchronizer(InFlight):
             return
         try:
             for entry in self.entries:
-                if entry not in run.jobs:
+                if entry not in run.exchanges:
                     entry.resume()
                     if entry not in run.fires:
-                        entry.ready_ns = run.end_ns
+                        run.ready_ns[entry] = run.end_ns
                     self._start(run, entry)
             if self.before_results is not None:
                 self.before_results()
-            self.deliver([job for job in run.jobs.values() if job.entry.update is None])
+            self.deliver([pending for pending in run.exchanges.values() if pending.entry.updater is None])
         except BaseException:
             self.backward_failed(run)
             raise
         for update in self.updates:
-            update.finished({entry for entry, job in run.jobs.items() if job.value is not None})
-        later = [job for job in run.jobs.values() if job.entry.update is not None]
+            update.finished({entry for entry, pending in run.exchanges.items() if pending.value is not None})
+        later = [pending for pending in run.exchanges.values() if pending.entry.updater is not None]
         self.passes.exchanged()
         if self.static_graph and self._fires is None:
             self._fires = run.fires
-        run.jobs.clear()  # the record of the run must not hold the gradients' memory
+        run.exchanges.clear()  # the record of the run must not hold the gradients' memory
         self._run, self._flying = None, run
-        for job in sorted(later, key=lambda job: job.entry.position):
-            self._take_off(job)
+        for pending in sorted(later, key=lambda pending: pending.entry.position):
+            self._take_off(pending)
         if not later:
             self.all_landed()
 
-    def deliver(self, jobs: Sequence[Job]) -> None:
+    def deliver(self, exchanges: Sequence[PendingExchange]) -> None:
         """Waits for results and puts them where they belong."""
-        for job in jobs:
-            job.check_untouched()
-        self._exchange.wait([job.entry.layer for job in jobs])
+        for pending in exchanges:
+            pending.check_untouched()
+        self._transfer.wait([pending.entry.layer for pending in exchanges])
         # Autograd has to know that these have changed; one call for all, since each is slow.
-        increment_version([job.grad for job in jobs if job.in_place and job.grad is not None])
-        for job in jobs:
-            # Not `job.absent`: what this rank has contributed may have come too late to be in.
-            stats = self._client.layer_stats(job.entry.layer)
-            if job.attempt >= 0 and self.uses_factors(job.entry):
-                job.entry.note_factor_sum(job.attempt, stats.factor_count)
-            if job.entry.stored is None:
-                job.land(stats.present)
+        increment_version([pending.grad for pending in exchanges if pending.in_place and pending.grad is not None])
+        for pending in exchanges:
+            # Not `pending.absent`: what this rank has contributed may have come too late to be in.
+            stats = self._client.layer_stats(pending.entry.layer)
+            if pending.attempt >= 0 and pending.entry.uses_factors:
+                pending.entry.note_factor_sum(pending.attempt, stats.factor_count)
+            if not pending.entry.on_servers:
+                pending.land(stats.present)
             else:
-                job.land_update(stats.present)
+                pending.land_update(stats.present)
 
     # As `InFlight`.
 
-    def done(self, job: Job) -> bool:
+    def done(self, pending: PendingExchange) -> bool:
         """Whether the exchange is over."""
-        return self._exchange.done(job.entry.layer)
+        return self._transfer.done(pending.entry.layer)
 
     def half_landed(self) -> None:
         """The model cannot be used any more."""
@@ -416,8 +397,8 @@ class Synchronizer(InFlight):
             self.hooked.run(self.entries, self._control, contributes=False)
             return
         for entry in self.entries:
-            self._exchange.absent(entry.layer, entry.new_buffer(), self.divisor, entry.next_scheme)
-        self._exchange.wait([entry.layer for entry in self.entries])
+            self._transfer.absent(entry.layer, entry.new_buffer(), self.divisor, entry.next_scheme)
+        self._transfer.wait([entry.layer for entry in self.entries])
 
 
 def _stale(entry: SyncedParameter) -> PoseidonError:

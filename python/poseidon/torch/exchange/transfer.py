@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from poseidon.torch.exchange.mover import CudaCopies, StagedTransfer
 from poseidon.torch.model.factors import Factors
 from poseidon.torch.tensors.memory import borrowed, flat_view
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from poseidon import _core
 
 
-class Exchange(Protocol):
+class Transfer(Protocol):
     """What a synchronization needs of the client. Buffers are dense; none may change until `wait`."""
 
     def dense(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str, factor_count: int | None) -> None:
@@ -43,7 +44,7 @@ class Exchange(Protocol):
         """Whether `wait` would find the layer's exchange over."""
 
 
-class DirectExchange:
+class DirectTransfer:
     """CPU tensors: the core reads and writes their own memory."""
 
     def __init__(self, client: _core.Client) -> None:
@@ -70,10 +71,8 @@ class DirectExchange:
         return self._client.done(layer)
 
 
-def make_exchange(client: _core.Client, device: torch.device) -> Exchange:
-    """The exchange for parameters on `device`."""
+def make_transfer(client: _core.Client, device: torch.device) -> Transfer:
+    """The transfer for parameters on `device`."""
     if device.type == "cpu":
-        return DirectExchange(client)
-    from poseidon.torch.exchange.mover import CudaCopies, StagedExchange
-
-    return StagedExchange(client, CudaCopies(device))
+        return DirectTransfer(client)
+    return StagedTransfer(client, CudaCopies(device))

@@ -8,7 +8,7 @@ the two over and leaves the product out.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +17,6 @@ from torch.autograd import forward_ad
 
 from poseidon.torch.tensors.pending_gradient import PendingGradient
 from poseidon.torch.tensors.watched import touch
-
-if TYPE_CHECKING:
-    from poseidon.torch.model.parameters import SyncedParameter
-
 
 _LINEAR_FORWARD = nn.Linear.forward
 
@@ -75,12 +71,28 @@ class Factors:
         return PendingGradient.make(param, resolve)
 
 
+class FactorTaker(Protocol):
+    """What gets the factors of a weight's gradient."""
+
+    param: nn.Parameter
+
+    @property
+    def armed(self) -> bool:
+        """Whether the forward pass that runs now is one whose backward may hand over factors."""
+
+    def count_forward_rows(self, row_count: int) -> None:
+        """Notes K of one forward call."""
+
+    def take_factors(self, left: torch.Tensor, right: torch.Tensor) -> bool:
+        """Gets the rows of one use of the layer; if it returns False the caller returns the dense gradient."""
+
+
 class _FactorLinear(torch.autograd.Function):
     """F.linear whose weight gradient may be handed over as factors. `input` has the compute dtype."""
 
     @staticmethod
     def forward(
-        ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, entry: SyncedParameter
+        ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, entry: FactorTaker
     ) -> torch.Tensor:
         ctx.set_materialize_grads(False)  # no gradient is not one of zeros
         ctx.entry = entry
@@ -114,11 +126,11 @@ class FactorForward:
     plain `F.linear`.
     """
 
-    def __init__(self, module: nn.Linear, entry: SyncedParameter | None = None) -> None:
+    def __init__(self, module: nn.Linear, entry: FactorTaker | None = None) -> None:
         self._module = module
         self._entry = (lambda: None) if entry is None else weakref.ref(entry)
 
-    def serves(self, entry: SyncedParameter) -> bool:
+    def serves(self, entry: FactorTaker) -> bool:
         """Whether `entry` is the one that gets the factors."""
         return self._entry() is entry
 
@@ -142,7 +154,7 @@ class FactorForward:
         return _FactorLinear.apply(input, weight, bias, entry)
 
 
-def _capturable(entry: SyncedParameter, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+def _capturable(entry: FactorTaker, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Whether this call can hand over factors; F.linear itself handles, or refuses, all other calls."""
     if weight is not entry.param or not weight.requires_grad or not torch.is_grad_enabled():
         return False

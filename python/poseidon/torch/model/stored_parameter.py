@@ -26,7 +26,6 @@ class StoredParameter:
     """
 
     def __init__(self, param: torch.Tensor) -> None:
-        self.shard_bytes = 0  # of the parameter, on the shard of this process
         self.update_count = 0
         self.state_count = 0  # arrays beside the value that updates have filled
         self._param = param

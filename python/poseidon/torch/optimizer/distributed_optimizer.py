@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 import torch
 from torch.optim import Optimizer
 
+from poseidon.adapter.agreement import check_same
+from poseidon.adapter.drift import check_optimizer, ranks_drift
 from poseidon.errors import InvalidArgument, PoseidonError
-from poseidon.torch.adapter.drift import check_optimizer, ranks_drift
 from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.model.parameters import SyncedParameter
-from poseidon.torch.model.verify import check_same
 from poseidon.torch.optimizer.clipping import make_clipping
 from poseidon.torch.optimizer.rules import algorithm_of, check_options, entries_of
 from poseidon.torch.optimizer.server_update import ServerUpdate
@@ -135,7 +135,9 @@ class DistributedOptimizer(Optimizer):
         if context().recovers:
             _refuse_what_is_lost(update, max_norm, clip, resume)
         self._on_servers = update == "server"
-        check_optimizer(context().settings, self._on_servers, optimizer)
+        check_optimizer(
+            context().settings, self._on_servers, type(optimizer).__name__, isinstance(optimizer, torch.optim.SGD)
+        )
         self._steps_made = 0
         if self._on_servers and model.synchronizer is not None:
             self._update_on_servers(model.synchronizer, resume)
@@ -149,7 +151,10 @@ class DistributedOptimizer(Optimizer):
 
     def _update_on_servers(self, sync: Synchronizer, resume: bool) -> None:
         here = context()
-        algorithm, groups = algorithm_of(self._inner), entries_of(self._inner, self._model)
+        algorithm, groups = (
+            algorithm_of(self._inner),
+            entries_of(self._inner, self._model.module, self._model.synced_parameters),
+        )
         if not here.recovers:
             assert here.control is not None
             check_same(here.control, _describe(self._inner, groups), "optimizer")
@@ -171,7 +176,7 @@ class DistributedOptimizer(Optimizer):
         worker = WorkerUpdate(self._inner, sync, make_clipping(max_norm, clip))
         if self._on_servers:  # which do not exist; what they could not do is refused all the same
             algorithm_of(self._inner)
-            groups = entries_of(self._inner, self._model)
+            groups = entries_of(self._inner, self._model.module, self._model.synced_parameters)
         else:
             groups = [self._entries_in(group["params"]) for group in self.param_groups]
         entries = [entry for group in groups for entry in group]
@@ -206,7 +211,7 @@ class DistributedOptimizer(Optimizer):
         """Whether it is this optimizer that updates the parameter, here or on the servers."""
         if self._server is not None:
             return entry in self._server.entries
-        return entry.update is not None and entry.update is self._worker
+        return entry.updater is not None and entry.updater is self._worker
 
     def _entries_in(self, params: Sequence[torch.Tensor]) -> list[SyncedParameter]:
         synced: dict[torch.Tensor, SyncedParameter] = {entry.param: entry for entry in self._model.synced_parameters}

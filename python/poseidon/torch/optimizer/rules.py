@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from poseidon import _core
 from poseidon.errors import InvalidArgument
+from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.tensors.memory import is_dense
-
-if TYPE_CHECKING:
-    from poseidon import _core
-    from poseidon.torch.ddp import DistributedDataParallel
-    from poseidon.torch.model.parameters import SyncedParameter
 
 # What each option asks for that servers do not do.
 _REFUSED_OPTIONS = {
@@ -37,8 +35,6 @@ class Algorithm:
 
     def rule(self, group: Mapping[str, Any], keeps_gradient: bool) -> _core.UpdateRule:
         """The rule for one parameter group as it is now; servers may keep the gradient of the last update."""
-        from poseidon import _core
-
         shared: dict[str, Any] = {
             "lr": float(group["lr"]),
             "weight_decay": float(group["weight_decay"]),
@@ -117,10 +113,12 @@ def _check_updatable(entry: SyncedParameter) -> None:
         )
 
 
-def entries_of(optimizer: Optimizer, model: DistributedDataParallel) -> list[list[SyncedParameter]]:
+def entries_of(
+    optimizer: Optimizer, module: nn.Module, synced_parameters: Sequence[SyncedParameter]
+) -> list[list[SyncedParameter]]:
     """The parameters of each group that the servers will update; InvalidArgument for those that they cannot."""
-    synced = {entry.param: entry for entry in model.synced_parameters}
-    names = {param: name for name, param in model.module.named_parameters()}
+    synced = {entry.param: entry for entry in synced_parameters}
+    names = {param: name for name, param in module.named_parameters()}
     groups: list[list[SyncedParameter]] = []
     for number, group in enumerate(optimizer.param_groups):
         entries = []

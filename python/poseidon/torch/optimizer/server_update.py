@@ -7,21 +7,19 @@ backward ends and receives the updated parameter into its own memory (Parameter 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from poseidon import _core
+from poseidon.adapter.control import Control
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.restore import restore
+from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.stored_parameter import StoredParameter
 from poseidon.torch.optimizer.rules import Algorithm
 from poseidon.torch.tensors.compatibility import increment_version
 from poseidon.torch.tensors.memory import borrowed, byte_view, exchangeable, flat_view
-
-if TYPE_CHECKING:
-    from poseidon import _core
-    from poseidon.torch.adapter.control import Control
-    from poseidon.torch.model.parameters import SyncedParameter
 
 States = Mapping[torch.Tensor, Mapping[str, Any]]
 """An optimizer's state by parameter, as torch keeps it."""
@@ -179,8 +177,6 @@ class ServerUpdate:
         return means[entry]
 
     def _pull_means(self, entries: Iterable[SyncedParameter]) -> dict[SyncedParameter, torch.Tensor]:
-        from poseidon import _core
-
         with torch.inference_mode(False):  # they are to have version counters, wherever they are looked at
             hosts = {entry: _new_host(entry) for entry in entries}
             self._pull(list(hosts), list(hosts.values()), _core.GRADIENT_ARRAY)
@@ -344,7 +340,7 @@ class ServerUpdate:
         here = everywhere = 0
         for group, param_group in zip(self._groups, self.param_groups, strict=True):
             count = self._rule(param_group).state_count
-            here += count * sum(_stored(entry).shard_bytes for entry in group)
+            here += count * sum(entry.shard_bytes for entry in group)
             everywhere += count * sum(entry.param.nbytes for entry in group)
         return here, everywhere
 

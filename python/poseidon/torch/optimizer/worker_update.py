@@ -8,21 +8,17 @@ its gradient and updates it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
 
 from poseidon.errors import InvalidArgument, PoseidonError
+from poseidon.torch.exchange.pending_exchange import PendingExchange
+from poseidon.torch.exchange.synchronizer import Synchronizer
+from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.optimizer.clipping import Clipping, StepClipping
 from poseidon.torch.optimizer.partial_step import PartialStep, check_per_parameter
 from poseidon.torch.optimizer.undo import UpdateUndo
-
-if TYPE_CHECKING:
-    from poseidon.torch.exchange.pending_exchange import Job
-    from poseidon.torch.exchange.synchronizer import Synchronizer
-    from poseidon.torch.model.parameters import SyncedParameter
 
 
 class PendingStep:
@@ -56,9 +52,9 @@ class PendingStep:
             groups[self._places[param][0]].append(param)
         self._stepper.run(self._hyperparameters, groups)
 
-    def apply(self, jobs: Sequence[Job]) -> None:
+    def apply(self, exchanges: Sequence[PendingExchange]) -> None:
         """Updates the parameters whose exchanges have landed."""
-        ready = {job.entry.param: job.value for job in jobs if job.value is not None}
+        ready = {pending.entry.param: pending.value for pending in exchanges if pending.value is not None}
         if not ready:
             return
         cleared = {param: param.grad for param, value in ready.items() if param.grad is not value}
@@ -67,9 +63,9 @@ class PendingStep:
         self.update(ready)
         for param, grad in cleared.items():
             param.grad = grad
-        for job in jobs:
-            if job.zeroed and job.value is not None:
-                job.value.zero_()
+        for pending in exchanges:
+            if pending.zeroed and pending.value is not None:
+                pending.value.zero_()
 
 
 class WorkerUpdate:
@@ -97,7 +93,7 @@ class WorkerUpdate:
             )
         self._entries += entries
         for entry in entries:
-            entry.update = self
+            entry.update_by(self)
 
     def step(self) -> None:
         """The optimizer's step(): now where gradients are there, and for the others when they are."""
@@ -112,7 +108,7 @@ class WorkerUpdate:
             PartialStep(self._optimizer).run_all()
             return
         step = PendingStep(self._optimizer, clipping, self._sync.attempt if self._sync is not None else 0, self.undo)
-        later = {job.entry.param for job in due}
+        later = {pending.entry.param for pending in due}
         step.update(
             param
             for group in self._optimizer.param_groups
@@ -132,31 +128,20 @@ class WorkerUpdate:
             )
         sync.some_alone = False
 
-    def _due(self) -> list[Job]:
+    def _due(self) -> list[PendingExchange]:
         if self._sync is None:
             return []
-        jobs = map(self._sync.in_flight, self._entries)
-        return [job for job in jobs if job is not None and job.kept]
+        exchanges = map(self._sync.in_flight, self._entries)
+        return [pending for pending in exchanges if pending is not None and pending.kept]
 
     def _finish_last_step(self) -> None:
         if self._sync is not None:
-            jobs = [(entry, self._sync.in_flight(entry)) for entry in self._entries]
-            self._sync.settle([entry for entry, job in jobs if job is not None and job.step is not None])
+            exchanges = [(entry, self._sync.in_flight(entry)) for entry in self._entries]
+            self._sync.settle(
+                [entry for entry, pending in exchanges if pending is not None and pending.step is not None]
+            )
 
     def synchronize(self) -> None:
         """Waits until all gradients, and after step() all updates, are in place."""
         if self._sync is not None:
             self._sync.settle(self._entries)
-
-
-def update_mode(device: torch.device) -> AbstractContextManager[Any]:
-    """What step() usually runs in, whatever the surroundings of the forward pass that waits for an update are."""
-    autocast = torch.is_autocast_enabled(device.type)
-    if not autocast and not torch.is_inference_mode_enabled():
-        return torch.no_grad()
-    modes = ExitStack()
-    modes.enter_context(torch.inference_mode(False))  # or the optimizer's state would be of a kind that stays as it is
-    modes.enter_context(torch.no_grad())
-    if autocast:
-        modes.enter_context(torch.autocast(device.type, enabled=False))
-    return modes

@@ -13,16 +13,17 @@ from collections.abc import Callable, Iterable, Sequence
 from numbers import Complex, Integral, Real
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from poseidon.adapter.agreement import first_difference
 from poseidon.errors import InvalidArgument, Mismatch
-from poseidon.torch.model.verify import first_difference
 from poseidon.torch.process.context import collective_control, world_size
 from poseidon.torch.process.context import rank as own_rank
 from poseidon.torch.tensors.memory import byte_view
 
 if TYPE_CHECKING:
-    from poseidon.torch.adapter.control import Control
+    from poseidon.adapter.control import Control
 
 Value = torch.Tensor | bool | int | float | complex
 
@@ -82,7 +83,7 @@ def all_gather(value: Value) -> list[Any]:
     _check_same(control, f"all_gather of {_kind(value)}")
     if control is None or value.numel() == 0:
         return [value.detach().clone() for _ in range(world_size())]
-    rows = control.gather(byte_view(value).cpu())
+    rows = torch.from_numpy(control.gather(byte_view(value).cpu().numpy()))
     # Each with memory of its own, not a part of what all share.
     return [row.view(value.dtype).view(value.shape).to(value.device, copy=True) for row in rows]
 
@@ -163,7 +164,7 @@ def _reduce(caller: str, value: Any, op: str, where: str) -> Any:
         flat = torch.view_as_real(flat).reshape(-1)
     wide = flat.to(_WIDE[flat.dtype], copy=True)
     if op in _ADDED:
-        control.add(wide, world_size() if op == "mean" else 1)
+        control.add(wide.numpy(), world_size() if op == "mean" else 1)
     else:
         _compare(control, wide, _COMPARED[op])
     # view() takes pairs of reals back to complex numbers.
@@ -184,7 +185,7 @@ def _compare(
 ) -> None:
     """Replaces the elements of a 1-D CPU tensor by what `combine` makes of all ranks', in rank order."""
     for piece in values.split(_PIECE_ELEMENTS):
-        rows = control.gather(byte_view(piece)).view(values.dtype)
+        rows = torch.from_numpy(control.gather(byte_view(piece).numpy())).view(values.dtype)
         piece.copy_(functools.reduce(combine, rows))
 
 
@@ -192,8 +193,9 @@ def _gather_numbers(call: str, value: Any) -> list[Any]:
     row = _packed(call.split()[0], value)
     control = collective_control(call.split()[0])
     _check_same(control, f"{call} of a number")
-    rows = [row] if control is None else control.gather(torch.frombuffer(bytearray(row), dtype=torch.uint8))
-    return [_unpacked(bytes(row.tolist()) if isinstance(row, torch.Tensor) else row) for row in rows]
+    if control is None:
+        return [_unpacked(row)]
+    return [_unpacked(gathered.tobytes()) for gathered in control.gather(np.frombuffer(row, np.uint8))]
 
 
 def _packed(caller: str, value: Any) -> bytes:

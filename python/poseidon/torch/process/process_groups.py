@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from poseidon.adapter.store import default_store
 from poseidon.errors import InvalidArgument
 from poseidon.options import World
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup, Store
+    from torch.distributed import ProcessGroup
 
 _LONGEST_JOB = 64
 _ANY_ADDRESS = ("", "0.0.0.0", "::")
@@ -23,11 +24,6 @@ def default_group() -> ProcessGroup | None:
     if not dist.is_available() or not dist.is_initialized():
         return None
     return dist.distributed_c10d._get_default_group()
-
-
-def default_store() -> Store | None:
-    """The store in which that group's ranks have met; None as above."""
-    return None if default_group() is None else dist.distributed_c10d._get_default_store()
 
 
 def world() -> World | None:

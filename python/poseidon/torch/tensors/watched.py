@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
-
-if TYPE_CHECKING:
-    from poseidon.torch.model.parameters import SyncedParameter
 
 METADATA: frozenset[Any] = frozenset(
     [
@@ -45,29 +42,41 @@ without_torch_function = torch._C.DisableTorchFunctionSubclass
 _raw_grad: Any = torch.Tensor.grad
 
 
-class Watcher(Protocol):
+class Owned(Protocol):
+    """What a watcher knows of a watched parameter."""
+
+    @property
+    def owners(self) -> Sequence[nn.Module]:
+        """The modules that have the parameter as one of their own."""
+
+
+_Entry = TypeVar("_Entry", bound=Owned)
+_EntryOfWatcher = TypeVar("_EntryOfWatcher", bound=Owned, contravariant=True)
+
+
+class Watcher(Protocol[_EntryOfWatcher]):
     """Who is told. Each call concerns parameters of `watch(param, watcher, entry)`."""
 
-    def used(self, entries: list[SyncedParameter]) -> None:
+    def used(self, entries: Sequence[_EntryOfWatcher]) -> None:
         """Their values are needed now: must unwatch all of them, or raise."""
 
-    def taken(self, entry: SyncedParameter) -> None:
+    def taken(self, entry: _EntryOfWatcher) -> None:
         """Someone has asked its module for it, by name: the values may be needed in a way that is not seen."""
 
-    def release(self, entry: SyncedParameter) -> None:
+    def release(self, entry: _EntryOfWatcher) -> None:
         """Whoever has had it watched needs that no longer: must unwatch it unless it is watched for something else."""
 
-    def gradient_wanted(self, entry: SyncedParameter) -> None:
+    def gradient_wanted(self, entry: _EntryOfWatcher) -> None:
         """`.grad` is about to be read."""
 
-    def gradient_replaced(self, entry: SyncedParameter) -> None:
+    def gradient_replaced(self, entry: _EntryOfWatcher) -> None:
         """`.grad` has been set to something else."""
 
 
 class Watched(nn.Parameter):
     """Mixed into the class of a parameter while it is watched."""
 
-    _poseidon_watch: tuple[Watcher, SyncedParameter]
+    _poseidon_watch: tuple[Watcher[Any], Any]
 
     @classmethod
     def __torch_function__(
@@ -147,7 +156,7 @@ def _watched_class(kind: type) -> type:
     return type(f"Watched{kind.__name__}", (Watched, kind), {"_poseidon_class": kind})
 
 
-def watch(param: Any, watcher: Watcher, entry: SyncedParameter) -> None:
+def watch(param: Any, watcher: Watcher[_Entry], entry: _Entry) -> None:
     """Tells `watcher` of the next use of `param`, the parameter of `entry`."""
     if isinstance(param, Watched):
         if param._poseidon_watch == (watcher, entry):
@@ -185,7 +194,7 @@ def unnoticed(params: Iterable[Any]) -> Iterator[None]:
 
 def touch(values: Any) -> None:
     """Tells the watchers of all watched parameters in `values` (nested lists, tuples and dicts) of a use."""
-    found: dict[Watcher, list[SyncedParameter]] = {}
+    found: dict[Watcher[Any], list[Any]] = {}
     for param in _watched_in(values):
         watcher, entry = param._poseidon_watch
         found.setdefault(watcher, []).append(entry)

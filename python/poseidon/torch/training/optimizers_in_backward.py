@@ -20,7 +20,7 @@ class OptimizersInBackward:
         self._params = [entry.param for entry in entries if hasattr(entry.param, "_in_backward_optimizers")]
         if not self._params:
             return
-        taken = next((entry.name for entry in entries if entry.update is not None or entry.stored is not None), None)
+        taken = next((entry.name for entry in entries if entry.updater is not None or entry.on_servers), None)
         if taken is not None:
             raise InvalidArgument(
                 f"parameter {taken} has a DistributedOptimizer, and others have an optimizer that runs in backward "

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistributedDataParallel
 
-if TYPE_CHECKING:
-    from poseidon.torch.ddp import DistributedDataParallel
+from poseidon.torch.training.trained_model import TrainedModel
+
+
+class HasTrainedModel(Protocol):
+    """A wrapper of a module."""
+
+    def trained_model(self) -> TrainedModel:
+        """The module's part in the job."""
 
 
 class Reducer:
     """In the place of `torch.distributed.Reducer`: the methods that programs call on `model.reducer`."""
 
-    def __init__(self, model: DistributedDataParallel) -> None:
+    def __init__(self, model: HasTrainedModel) -> None:
         self._model = weakref.ref(model)
 
-    def _trained(self) -> Any:
+    def _trained(self) -> TrainedModel | None:
         model = self._model()
         return None if model is None else model.trained_model()
 
@@ -70,22 +77,23 @@ class Reducer:
         )
 
 
-def logging_data(model: DistributedDataParallel, error: str) -> dict[str, Any]:
+def logging_data(
+    model: TorchDistributedDataParallel, trained: TrainedModel, comm_hook_name: str, error: str
+) -> dict[str, Any]:
     """What `_get_ddp_logging_data()` of torch's class tells, as far as it has a meaning without buckets."""
-    trained = model.trained_model()
     params = [entry.param for entry in trained.entries]
     run = None if trained.sync is None else trained.sync.last_run
     ready = [] if run is None else [trained.entries.index(entry) for entry in run.started]
     devices = model.device_ids or []
     dtypes = sorted({_c_name(param.dtype) for param in params})
-    data = {
+    data: dict[str, Any] = {
         "rank": trained.context.rank,
         "world_size": trained.context.world_size,
         "backend_name": "poseidon",
         "module_name": type(model.module).__name__,
         "device_ids": ", ".join(map(str, devices)),
         "output_device": -1 if model.output_device is None else model.output_device,
-        "broadcast_buffers": int(model.forward_sync_buffers),
+        "broadcast_buffers": int(model.broadcast_buffers),
         "find_unused_parameters": int(model.find_unused_parameters),
         "gradient_as_bucket_view": int(model.gradient_as_bucket_view),
         "static_graph": int(model.static_graph),
@@ -99,8 +107,8 @@ def logging_data(model: DistributedDataParallel, error: str) -> dict[str, Any]:
         "prev_iteration_grad_ready_order_indices": ", ".join(map(str, ready)),
         "iteration": trained.step_count,
     }
-    if model.comm_hook_name:
-        data["comm_hook"] = model.comm_hook_name
+    if comm_hook_name:
+        data["comm_hook"] = comm_hook_name
     if trained.last_joined is not None:
         data["join_uneven_inputs"] = 1
     if error:

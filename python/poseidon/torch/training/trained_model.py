@@ -5,30 +5,30 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistributedDataParallel
 
+from poseidon.adapter.agreement import check_same
+from poseidon.adapter.control import Control
+from poseidon.adapter.drift import check_model
+from poseidon.adapter.join import JoinedTraining
+from poseidon.adapter.layer import SchemeChoice
+from poseidon.adapter.membership import Membership
+from poseidon.adapter.stats import Recorder
 from poseidon.errors import InvalidArgument
-from poseidon.torch.adapter.drift import check_model
-from poseidon.torch.adapter.stats import Recorder
+from poseidon.torch.exchange.comm_hooks import HookedTransfer
 from poseidon.torch.exchange.synchronizer import BackwardRun, Synchronizer
-from poseidon.torch.exchange.transfer import make_exchange
+from poseidon.torch.exchange.transfer import make_transfer
 from poseidon.torch.model.changes import ChangeWatch
-from poseidon.torch.model.parameters import SchemeChoice, SyncedParameter, collect_parameters
-from poseidon.torch.model.verify import check_same, describe
-from poseidon.torch.process.context import synchronizers
+from poseidon.torch.model.collect import collect_parameters
+from poseidon.torch.model.description import describe
+from poseidon.torch.model.parameters import SyncedParameter
+from poseidon.torch.process.context import memberships
 from poseidon.torch.process.process_groups import default_group
 from poseidon.torch.tensors.compatibility import preserved_versions
 from poseidon.torch.training.optimizers_in_backward import OptimizersInBackward
-
-if TYPE_CHECKING:
-    from poseidon.torch.adapter.control import Control
-    from poseidon.torch.adapter.join import JoinedTraining
-    from poseidon.torch.exchange.comm_hooks import HookedExchange
-    from poseidon.torch.process.context import Context
 
 
 class TrainedModel:
@@ -41,7 +41,7 @@ class TrainedModel:
     def __init__(
         self,
         module: nn.Module,
-        here: Context,
+        here: Membership,
         scheme: SchemeChoice | None,
         ignored: Collection[str],
         sends_buffers: bool,
@@ -106,20 +106,20 @@ class TrainedModel:
         assert here.control is not None
         assert sync is not None
         for entry in self.entries:
-            entry.start_anew()
+            entry.forget_client()
         _agree_on_shared(self.entries, here.control)
         options = f"buffers in forward {self._sends_buffers}, at the start {buffers_too}, init_sync {init_sync}"
         check_same(here.control, describe(self.module, self.entries, options, self._ignored), "model")
         if init_sync:
             self.broadcast_state(0, buffers_too)
-        sync.connect(here.client, here.control, make_exchange(here.client, self.entries[0].param.device))
-        here.synchronizers.add(sync)
+        sync.connect(here.client, here.control, make_transfer(here.client, self.entries[0].param.device))
+        here.in_flight.add(sync)
 
     def detach(self) -> None:
         """Takes its hooks from the parameters: backward passes are the module's own again."""
         if self.sync is not None:
             self.sync.abandon()
-            self.context.synchronizers.discard(self.sync)
+            self.context.in_flight.discard(self.sync)
         for entry in self.entries:
             entry.detach()
 
@@ -166,19 +166,29 @@ class TrainedModel:
         self.broadcast_state(root, self._sends_buffers)
         self.last_joined = root
 
+    # As a `JoinedModel`, with more than one worker.
+
+    def divide_by(self, divisor: int) -> None:
+        """From the next exchange on the sum over the ranks is divided by this number."""
+        assert self.sync is not None
+        self.sync.divisor = divisor
+
+    def shadow(self) -> None:
+        """Takes part in the other ranks' backward with nothing to contribute."""
+        assert self.sync is not None
+        self.sync.shadow()
+
     def end_join(self) -> None:
         """All ranks have made the same steps again."""
         self.join = None
         if self.sync is not None:
             self.sync.divisor = self.context.world_size
 
-    def exchange_by(self, hooked: HookedExchange) -> None:
+    def exchange_by(self, hooked: HookedTransfer) -> None:
         """From now on gradients go through a communication hook of torch's form."""
         if self.sync is None:
             return  # there is nothing to communicate
-        taken = next(
-            (entry.name for entry in self.entries if entry.update is not None or entry.stored is not None), None
-        )
+        taken = next((entry.name for entry in self.entries if entry.updater is not None or entry.on_servers), None)
         if taken is not None:
             raise InvalidArgument(
                 f"register_comm_hook and the DistributedOptimizer of parameter {taken} exclude each other: use the "
@@ -195,7 +205,7 @@ def _take_over(entries: list[SyncedParameter]) -> None:
     Of other models, the parameters that they have, too, are exchanged by each, from memory of its own.
     """
     mine = {entry.param: entry for entry in entries}
-    for sync in synchronizers():
+    for sync in _synchronizers():
         common = [entry for entry in sync.entries if entry.param in mine and entry is not mine[entry.param]]
         if len(common) == len(sync.entries) == len(entries):
             if not sync.retired:
@@ -204,6 +214,11 @@ def _take_over(entries: list[SyncedParameter]) -> None:
         for other in common:
             other.share()
             mine[other.param].share()
+
+
+def _synchronizers() -> list[Synchronizer]:
+    """Of all models that are trained in this process's jobs."""
+    return [one for here in memberships() for one in here.in_flight if isinstance(one, Synchronizer)]
 
 
 def _agree_on_shared(entries: list[SyncedParameter], control: Control) -> None:

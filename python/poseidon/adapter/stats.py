@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from poseidon.torch.exchange.synchronizer import BackwardRun
+from poseidon import _core
+from poseidon.adapter.layer import SyncedLayer
+
+
+class BackwardPass(Protocol):
+    """A synchronizing backward pass. Times are of the monotonic clock."""
+
+    begin_ns: int
+    end_ns: int
+
+    def recorded(self) -> Iterable[tuple[SyncedLayer, int]]:
+        """The layers in the order in which their exchanges were started, and when each gradient was complete."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +59,10 @@ class StepRecord:
     layers: list[LayerSynchronization]
 
     @staticmethod
-    def of(run: BackwardRun, client: Any) -> StepRecord:
+    def of(run: BackwardPass, client: _core.Client) -> StepRecord:
         """What the client says about the exchanges of `run`, the latest step."""
         layers = []
-        for entry in run.started:
+        for entry, ready_ns in run.recorded():
             stats = client.layer_stats(entry.layer)
             layers.append(
                 LayerSynchronization(
@@ -60,7 +71,7 @@ class StepRecord:
                     factor_count=stats.factor_count if entry.factorable else 0,
                     bytes_sent=stats.bytes_sent,
                     bytes_received=stats.bytes_received,
-                    gradient_ready_ns=entry.ready_ns,
+                    gradient_ready_ns=ready_ns,
                     started_ns=stats.started_ns,
                     completed_ns=stats.completed_ns,
                     backward_begin_ns=run.begin_ns,
@@ -77,7 +88,7 @@ class Recorder:
         self.enabled = False
         self.steps: list[StepRecord] = []
 
-    def step_finished(self, run: BackwardRun, client: Any) -> None:
+    def step_finished(self, run: BackwardPass, client: _core.Client) -> None:
         """Called after every synchronizing backward."""
         if self.enabled:
             self.steps.append(StepRecord.of(run, client))

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from torch.distributed.algorithms.join import JoinHook
-
+from poseidon.adapter.control import Control
 from poseidon.errors import PoseidonError
-
-if TYPE_CHECKING:
-    from poseidon.torch.adapter.control import Control
-    from poseidon.torch.exchange.synchronizer import Synchronizer
-    from poseidon.torch.training.trained_model import TrainedModel
 
 _ACTIVE = 1
 _SYNCHRONIZES = 2
 _SENDS_BUFFERS = 4
+
+
+class JoinedModel(Protocol):
+    """What joined training needs of a framework's model."""
+
+    def divide_by(self, divisor: int) -> None:
+        """From the next exchange on the sum over the ranks is divided by this number."""
+
+    def shadow(self) -> None:
+        """Takes part in the other ranks' backward with nothing to contribute."""
+
+    def broadcast_buffers(self, root: int) -> None:
+        """Collective: overwrites the model's buffers with those of `root`."""
+
+    def broadcast_last_state(self, root: int) -> None:
+        """Collective: overwrites the whole model with that of `root`."""
 
 
 class JoinedTraining:
@@ -23,14 +33,12 @@ class JoinedTraining:
 
     def __init__(
         self,
-        model: TrainedModel,
-        sync: Synchronizer,
+        model: JoinedModel,
         control: Control,
         divide_by_initial_world_size: bool,
         throw_on_early_termination: bool,
     ) -> None:
         self._model = model
-        self._sync = sync
         self._control = control
         self._divide_by_initial = divide_by_initial_world_size
         self._throw = throw_on_early_termination
@@ -41,7 +49,7 @@ class JoinedTraining:
         active = [rank for rank, flag in enumerate(flags) if flag & _ACTIVE]
         if active:
             self._last_active = active[-1]  # as torch's class, which takes the highest one
-            self._sync.divisor = len(flags) if self._divide_by_initial else len(active)
+            self._model.divide_by(len(flags) if self._divide_by_initial else len(active))
         if self._throw and len(active) < len(flags):
             finished = [rank for rank, flag in enumerate(flags) if not flag & _ACTIVE]
             raise PoseidonError(f"rank(s) {finished} ran out of inputs, and join() was told to raise then")
@@ -69,28 +77,10 @@ class JoinedTraining:
         if step & _SENDS_BUFFERS:
             self._model.broadcast_buffers(self._last_active)
         if step & _SYNCHRONIZES:
-            self._sync.shadow()
+            self._model.shadow()
         return True
 
     def take_last_model(self) -> None:
         """Collective, when no rank has data: all take over the model of one that trained longest."""
         if self._last_active is not None:
             self._model.broadcast_last_state(self._last_active)
-
-
-class ModelJoinHook(JoinHook):
-    """A model's part in torch's `Join`, which knows when ranks run out of data. `joined`: None with one worker."""
-
-    def __init__(self, model: TrainedModel, joined: JoinedTraining | None) -> None:
-        self._model, self._joined = model, joined
-
-    def main_hook(self) -> None:
-        """Takes part in the others' next step."""
-        if self._joined is not None:
-            self._joined.shadow_step()
-
-    def post_hook(self, is_last_joiner: bool) -> None:
-        """No rank has data: all take over the model of those that trained longest."""
-        if self._joined is not None:
-            self._joined.take_last_model()
-        self._model.end_join()

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from poseidon.torch.adapter.drift import drift_option, ranks_drift
-from poseidon.torch.model.parameters import SyncedParameter
-from poseidon.torch.process.context import Context
+from poseidon import _core
+from poseidon.adapter.drift import drift_option, ranks_drift
+from poseidon.adapter.layer import SyncedLayer
+from poseidon.adapter.membership import Membership
+from poseidon.adapter.priorities import Priorities
+from poseidon.options import Settings
 
-if TYPE_CHECKING:
-    from poseidon import _core
-    from poseidon.options import Settings
-    from poseidon.torch.adapter.priorities import Priorities
-
+_ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _UNBOUNDED = 2**32 - 1  # the core's K of a gradient that is no sum of factors
 
 
@@ -67,8 +66,8 @@ class PlanTable(list[PlanRow]):
 
 
 def make_plan_table(
-    entries: list[SyncedParameter],
-    here: Context,
+    entries: Sequence[SyncedLayer],
+    here: Membership,
     priorities: Priorities | None = None,
     link_bits_per_s: float | None = None,
 ) -> PlanTable:
@@ -76,40 +75,37 @@ def make_plan_table(
     if here.client is None:
         reason = "one worker: nothing to send"
         return PlanTable(
-            PlanRow(entry.name, tuple(entry.param.shape), None, "local", 0.0, 0.0, None, None, None, reason)
-            for entry in entries
+            PlanRow(entry.name, entry.shape, None, "local", 0.0, 0.0, None, None, None, reason) for entry in entries
         )
     return PlanTable(_row(entry, here, here.client, priorities, link_bits_per_s) for entry in entries)
 
 
 def _row(
-    entry: SyncedParameter,
-    here: Context,
+    entry: SyncedLayer,
+    here: Membership,
     client: _core.Client,
     priorities: Priorities | None,
     link_bits_per_s: float | None,
 ) -> PlanRow:
-    from poseidon import _core
-
     size = here.world_size
     servers = len(here.settings.servers)
     cluster = _core.Cluster(size, servers or size, "dedicated" if servers else "colocated")
     scheme = client.next_scheme(entry.layer)
     factor_count = _mean_factor_count(entry, client, size)
-    param = entry.param
-    rows, cols = param.shape if entry.factorable else (entry.layout.numel(), 1)
+    element_bytes = _ELEMENT_BYTES[entry.dtype]
+    rows, cols = entry.shape if entry.factorable else (entry.element_count, 1)
     costs = _core.costs(rows, cols, factor_count or 0, cluster)
     known = scheme == "ps" or factor_count is not None
-    exchanged = (getattr(costs, scheme) if known else costs.ps) * entry.layout.element_size()
+    exchanged = (getattr(costs, scheme) if known else costs.ps) * element_bytes
     # A port carries both directions at once.
     seconds = None if link_bits_per_s is None else exchanged * 8 / 2 / link_bits_per_s
     return PlanRow(
         layer=entry.name,
-        shape=tuple(param.shape),
+        shape=entry.shape,
         factor_count=factor_count,
         scheme=scheme,
         bytes=exchanged,
-        dense_bytes=costs.ps * entry.layout.element_size(),
+        dense_bytes=costs.ps * element_bytes,
         predicted_seconds=seconds,
         urgency=entry.urgency,
         priority_class=None if priorities is None or entry.urgency is None else priorities.class_of(entry),
@@ -117,15 +113,15 @@ def _row(
     )
 
 
-def _mean_factor_count(entry: SyncedParameter, client: _core.Client, worker_count: int) -> int | None:
+def _mean_factor_count(entry: SyncedLayer, client: _core.Client, worker_count: int) -> int | None:
     if not entry.factorable:
         return None
     total = client.layer_stats(entry.layer).factor_count
     return math.ceil(total / worker_count) if 0 < total < _UNBOUNDED else None
 
 
-def _reason(entry: SyncedParameter, settings: Settings, factor_count: int | None, ps: float, sfb: float) -> str:
-    if entry.stored is not None:
+def _reason(entry: SyncedLayer, settings: Settings, factor_count: int | None, ps: float, sfb: float) -> str:
+    if entry.on_servers:
         return "updated by the servers"
     if not entry.factorable:
         return "its gradient is no sum of factors"

@@ -5,29 +5,27 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from poseidon.adapter.priorities import Priorities
+from poseidon.adapter.state_text import encode
+from poseidon.adapter.training_state import TrainingState
 from poseidon.errors import InvalidArgument, Mismatch
-from poseidon.torch.adapter.state_text import decode, encode, tensor_kinds
 from poseidon.torch.ddp import DistributedDataParallel
+from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer
 from poseidon.torch.optimizer.partial_step import Hyperparameters, PartialStep
 from poseidon.torch.optimizer.undo import TensorCopies, UpdateUndo
 from poseidon.torch.recovery.random_streams import StreamStates, seed_streams
-
-if TYPE_CHECKING:
-    from poseidon.torch.adapter.control import Control
-    from poseidon.torch.adapter.priorities import Priorities
-    from poseidon.torch.model.parameters import SyncedParameter
-
+from poseidon.torch.tensors.arrays import TENSORS
 
 _SAME_CODE = "start all workers from the same code, and with a new directory if these are old snapshots"
 
 
-class TrainingState:
+class TrainingObjects(TrainingState):
     """The objects that a training changes, at the step that it is at. Used from the thread that trains.
 
     `recovers`: copies are kept, from which the last steps' beginnings are put back; not with updates on the servers,
@@ -36,19 +34,22 @@ class TrainingState:
     have no state, or one that cannot be sent.
     """
 
+    arrays = TENSORS
+
     def __init__(self, objects: Sequence[Any], seed: int | None, recovers: bool, undo: bool) -> None:
         self.models = [one for one in objects if isinstance(one, DistributedDataParallel)]
         _check(objects, self.models)
         self._others = [one for one in objects if not isinstance(one, DistributedDataParallel)]
         self._optimizers = [one for one in self._others if isinstance(one, Optimizer)]
         distributed = [one for one in self._optimizers if isinstance(one, DistributedOptimizer)]
-        self.on_servers = [one for one in distributed if one.server is not None]
-        self.server_updates = [one.server for one in distributed if one.server is not None]
+        self._on_servers = [one for one in distributed if one.server is not None]
+        self._server_updates = [one.server for one in distributed if one.server is not None]
+        self.on_servers = bool(self._on_servers)
         self._seed = seed
         self._keeps_copies = recovers and not self.on_servers
         self._copies_all = undo
         self._stepped = False  # some optimizer has, in this attempt
-        encode([one.state_dict() for one in self._others])
+        encode([one.state_dict() for one in self._others], self.arrays)
         self._undos: dict[DistributedOptimizer, UpdateUndo] = {}
         self._beginnings: dict[int, _Beginning] = {}
         self._streams_left: StreamStates | None = None  # where a failed attempt has left them
@@ -70,7 +71,7 @@ class TrainingState:
         distributed = [one for one in self._optimizers if isinstance(one, DistributedOptimizer)]
         stray = None
         for entry in self._entries():
-            updated = entry.update is not None or entry.stored is not None
+            updated = entry.updater is not None or entry.on_servers
             if updated and not any(one.updates(entry) for one in distributed):
                 raise InvalidArgument(f"Recovery was not given the DistributedOptimizer that updates {entry.name}")
             if stray is None and entry.param not in given:
@@ -115,14 +116,14 @@ class TrainingState:
             if model.synchronizer is not None:
                 model.synchronizer.begin_attempt(step)
         self._clear_gradients()
-        for update in self.server_updates:
+        for update in self._server_updates:
             update.backward_count = 0
         if self._seed is not None:
             seed_streams(self._seed, rank, step)
 
     def end(self) -> None:
         """The attempt ends: InvalidArgument if the versions of servers, which count pushes, count it otherwise."""
-        for update in self.server_updates:
+        for update in self._server_updates:
             if update.backward_count != 1:
                 raise InvalidArgument(
                     f"an attempt made {update.backward_count} synchronizing backward passes with update='server', "
@@ -170,13 +171,29 @@ class TrainingState:
             if model.synchronizer is not None:
                 model.synchronizer.abandon()
         self._clear_gradients()
-        self._streams_left = None if self.seeded else StreamStates(self.devices())
+        self._streams_left = self.streams()
         for undo in self._undos.values():
             undo.go_back(step)
         self._forget_beginnings(step + 1)
         self._beginnings[step].put_back(self, step)
         for entry in self._entries():
-            entry.factor_sums = {number: count for number, count in entry.factor_sums.items() if number < step}
+            entry.go_back_to(step)
+
+    def connect_models(self) -> None:
+        """Collective: the models become part of the job's present membership; servers have no values yet."""
+        for model in self.models:
+            model.connect()
+        for optimizer in self._on_servers:
+            optimizer.disconnect()
+
+    def restorable(self) -> list[tuple[str, int, torch.Tensor]]:
+        """Names, layers and host tensors of what servers are to take from their checkpoints."""
+        return [part for one in self._server_updates for part in one.restorable()]
+
+    def connect_servers(self, restored: bool) -> None:
+        """Collective: the optimizers' servers are those of the job's present membership."""
+        for one in self._on_servers:
+            one.connect(restored)
 
     def decisions(self) -> list[int]:
         """What the search for each model's priority threshold has found; -1: nothing yet."""
@@ -196,10 +213,9 @@ class TrainingState:
 
     # Parts of the state, for copies.
 
-    @property
-    def seeded(self) -> bool:
-        """Whether every attempt seeds the random streams."""
-        return self._seed is not None
+    def streams(self) -> StreamStates | None:
+        """Where the random streams are now; None where every attempt seeds them."""
+        return StreamStates(self._devices()) if self._seed is None else None
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
@@ -223,7 +239,7 @@ class TrainingState:
         """What is neither a model nor an optimizer."""
         return [one for one in self._others if not isinstance(one, Optimizer)]
 
-    def devices(self) -> set[torch.device]:
+    def _devices(self) -> set[torch.device]:
         """The CUDA devices of the models."""
         found = {entry.param.device for entry in self._entries()}
         return {device for device in found if device.type == "cuda"}
@@ -238,7 +254,7 @@ class TrainingState:
 
         Not `whole`: without what servers hold.
         """
-        parts = [] if whole else self.on_servers
+        parts = [] if whole else self._on_servers
         return {
             "models": [_collect_model(model, step, whole) for model in self.models],
             "others": [
@@ -279,7 +295,7 @@ class _Beginning:
         self._small: list[Any] = []
         self._streams: StreamStates | None = None
 
-    def take(self, state: TrainingState, step: int) -> None:
+    def take(self, state: TrainingObjects, step: int) -> None:
         """Copies it all, into memory that an earlier step's copies had."""
         self._tensors.take(state.tensors())
         for optimizer in state.copied_optimizers():
@@ -288,9 +304,9 @@ class _Beginning:
             undo.save(_parameters_of([optimizer]), step)
         self._hyperparameters = [PartialStep(optimizer).hyperparameters() for optimizer in state.optimizers]
         self._small = [copy.deepcopy(one.state_dict()) for one in state.small_objects()]
-        self._streams = None if state.seeded else StreamStates(state.devices())
+        self._streams = state.streams()
 
-    def put_back(self, state: TrainingState, step: int) -> None:
+    def put_back(self, state: TrainingObjects, step: int) -> None:
         """Overwrites the objects with what was copied at this step."""
         self._tensors.put_back(state.tensors())
         for undo in self._updates.values():
@@ -337,7 +353,7 @@ def _check(objects: Sequence[Any], models: Sequence[DistributedDataParallel]) ->
 
 def _model_tensors(model: DistributedDataParallel, whole: bool) -> list[torch.Tensor]:
     """Parameters and buffers; not `whole`: without those that servers hold."""
-    stored = set() if whole else {entry.param for entry in model.synced_parameters if entry.stored is not None}
+    stored = set() if whole else {entry.param for entry in model.synced_parameters if entry.on_servers}
     return [*(param for param in model.module.parameters() if param not in stored), *model.module.buffers()]
 
 
@@ -345,7 +361,7 @@ def _collect_model(model: DistributedDataParallel, step: int, whole: bool) -> di
     return {
         "tensors": _model_tensors(model, whole),
         "factor sums": [entry.factor_sum_before(step) for entry in model.synced_parameters],
-        "used elsewhere": [entry.used_elsewhere for entry in model.synced_parameters],
+        "dense history": [entry.dense_history for entry in model.synced_parameters],
     }
 
 
@@ -360,27 +376,7 @@ def _load_model(model: DistributedDataParallel, state: dict[str, Any], step: int
     with torch.no_grad():
         for tensor, value in zip(_model_tensors(model, whole), state["tensors"], strict=True):
             tensor.copy_(value)
-    sums, flags = state["factor sums"], state["used elsewhere"]
-    for entry, factor_sum, used_elsewhere in zip(model.synced_parameters, sums, flags, strict=True):
-        entry.factor_sums = {} if factor_sum is None else {step - 1: factor_sum}
-        entry.used_elsewhere = used_elsewhere
-
-
-def broadcast(value: Any, control: Control, root: int) -> Any:
-    """Collective: on every rank what rank `root` passes as `value`; the others pass None.
-
-    Tensors arrive as new ones in host memory: nothing that exists is touched before all is there.
-    """
-    text, tensors = ("", []) if value is None else encode(value)
-    data = bytearray(text.encode())
-    block = torch.empty(control.sum([len(data)])[0], dtype=torch.uint8)
-    if data:
-        block.copy_(torch.frombuffer(data, dtype=torch.uint8))
-    control.broadcast([block], root)
-    if data:
-        control.broadcast(tensors, root)
-        return value
-    text = block.numpy().tobytes().decode()
-    tensors = [torch.empty(shape, dtype=dtype) for dtype, shape in tensor_kinds(text)]
-    control.broadcast(tensors, root)
-    return decode(text, tensors)
+    sums, histories = state["factor sums"], state["dense history"]
+    for entry, factor_sum, history in zip(model.synced_parameters, sums, histories, strict=True):
+        entry.take_factor_sum(step, factor_sum)
+        entry.take_dense_history(history)

@@ -1,13 +1,17 @@
-"""The stores of torch in which the ranks of a job find each other, as the core wants them."""
+"""The stores that others serve, in which the ranks of a job find each other, as the core wants them.
+
+torchrun's agent serves one, and torch.distributed has one where a program has initialized it. PyTorch is imported only
+where one of them is there.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from poseidon.errors import PoseidonTimeout, Unreachable
-from poseidon.torch.process.process_groups import default_store
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -44,8 +48,16 @@ class SharedStore:
         return bytes(self._store.get(key))
 
 
+def default_store() -> Store | None:
+    """The store in which torch.distributed's ranks have met; None where that is not initialized."""
+    dist: Any = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return None
+    return dist.distributed_c10d._get_default_store()  # type: ignore[no-any-return]
+
+
 def shared_store(settings: Settings) -> SharedStore | None:
-    """torch.distributed's store where that is initialized, or that of torchrun's agent; None: there is none.
+    """The store of torch.distributed where that is initialized, or of torchrun's agent; None where there is neither.
 
     Raises Unreachable for an agent that does not answer.
     """

@@ -7,16 +7,10 @@ every step for which all ranks wait.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from torch.optim import SGD, Optimizer
-
+from poseidon.adapter.layer import FACTOR_SCHEMES, SyncedLayer
 from poseidon.errors import InvalidArgument
-from poseidon.torch.model.parameters import FACTOR_SCHEMES
-
-if TYPE_CHECKING:
-    from poseidon.options import Settings
-    from poseidon.torch.model.parameters import SyncedParameter
+from poseidon.options import Settings
 
 
 def ranks_drift(settings: Settings) -> bool:
@@ -38,7 +32,7 @@ def check_options(settings: Settings) -> None:
         )
 
 
-def check_model(settings: Settings, entries: Sequence[SyncedParameter], sends_buffers: bool) -> None:
+def check_model(settings: Settings, entries: Sequence[SyncedLayer], sends_buffers: bool) -> None:
     """InvalidArgument for a model that such a job cannot train; chooses the one scheme that it can use."""
     if not ranks_drift(settings):
         return
@@ -54,11 +48,11 @@ def check_model(settings: Settings, entries: Sequence[SyncedParameter], sends_bu
                 f"parameter {entry.name} is to go by scheme {entry.asked_scheme}, for which every worker waits for all "
                 f"others: with {drift_option(settings)} take scheme='ps' or 'auto'"
             )
-        entry.asked_scheme = entry.scheme = "ps"
+        entry.ask_for("ps")
 
 
-def check_optimizer(settings: Settings, on_servers: bool, optimizer: Optimizer) -> None:
-    """InvalidArgument for an optimizer that does not go with the job's consistency."""
+def check_optimizer(settings: Settings, on_servers: bool, name: str, is_sgd: bool) -> None:
+    """InvalidArgument for an optimizer, called `name`, that does not go with the job's consistency."""
     consistency = settings.consistency
     if consistency == "bsp":
         return
@@ -67,18 +61,18 @@ def check_optimizer(settings: Settings, on_servers: bool, optimizer: Optimizer) 
             f"consistency={consistency} needs servers that apply each worker's gradient when it comes: pass "
             "update='server' to DistributedOptimizer, or use consistency=bsp"
         )
-    if not isinstance(optimizer, SGD):
+    if not is_sgd:
         raise InvalidArgument(
             f"consistency={consistency} makes an update of every worker's gradient, which "
-            f"{type(optimizer).__name__} would scale as if it were that of all: use torch.optim.SGD, or consistency=bsp"
+            f"{name} would scale as if it were that of all: use torch.optim.SGD, or consistency=bsp"
         )
 
 
-def check_stored(settings: Settings, entries: Sequence[SyncedParameter]) -> None:
+def check_stored(settings: Settings, entries: Sequence[SyncedLayer]) -> None:
     """InvalidArgument if servers are to update each parameter and do not hold this one."""
     if settings.consistency == "bsp":
         return
-    stray = next((entry for entry in entries if entry.stored is None), None)
+    stray = next((entry for entry in entries if not entry.on_servers), None)
     if stray is not None:
         raise InvalidArgument(
             f"parameter {stray.name} is not updated by the servers, as consistency={settings.consistency} needs: wrap "

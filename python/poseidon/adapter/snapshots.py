@@ -1,7 +1,7 @@
 """States on disk, from which a job goes on when all of its processes had to be started again.
 
 A file is written in the background, as a whole or not at all, and carries a checksum: magic, length of the text,
-text (`state_text`), the tensors' bytes, BLAKE2b-256 of all that. Nothing in it is unpickled.
+text (`state_text`), the arrays' bytes, BLAKE2b-256 of all that. Nothing in it is unpickled.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import torch
-
+from poseidon.adapter.arrays import Arrays
+from poseidon.adapter.state_text import array_kinds, decode, encode
 from poseidon.errors import InvalidArgument
-from poseidon.torch.adapter.state_text import decode, encode, tensor_kinds
-from poseidon.torch.tensors.memory import byte_view
 
 _MAGIC = b"PSDSNAP1"  # the last character is the version of the format
 _LENGTH = struct.Struct("<Q")
@@ -37,11 +35,12 @@ class Snapshots:
     and so is one that cannot be read or is damaged; then the one before it counts.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], keep: int) -> None:
+    def __init__(self, directory: str | os.PathLike[str], keep: int, arrays: Arrays) -> None:
         if keep < 1:
             raise InvalidArgument(f"keep is {keep}: at least one snapshot has to be kept")
         self._directory = Path(directory)
         self._keep_count = keep
+        self._arrays = arrays
         self._writer: threading.Thread | None = None
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -50,9 +49,9 @@ class Snapshots:
 
     def write(self, step: int, state: Any) -> None:
         """Copies `state` now and writes it in the background. Waits for the write before, if it is not over."""
-        self.write_copy(step, *copied(state))
+        self.write_copy(step, *copied(state, self._arrays))
 
-    def write_copy(self, step: int, text: str, copies: Sequence[torch.Tensor]) -> None:
+    def write_copy(self, step: int, text: str, copies: Sequence[Any]) -> None:
         """As `write`, for what `copied` has made of a state; nobody may change it afterwards."""
         self.finish()
         # No daemon: a process that ends normally completes its last snapshot.
@@ -85,7 +84,7 @@ class Snapshots:
         """The state of this one; None, and that is told, where it cannot be read or is damaged."""
         path = self._path(step)
         try:
-            return _read(path)
+            return self._read(path)
         except (OSError, ValueError) as error:
             tell(f"the snapshot {path} cannot be used ({error}); taking the one before it, if there is one")
             return None
@@ -104,12 +103,12 @@ class Snapshots:
     def _path(self, step: int) -> Path:
         return self._directory / f"step-{step:012}.snapshot"
 
-    def _write(self, step: int, text: str, tensors: Sequence[torch.Tensor]) -> None:
+    def _write(self, step: int, text: str, copies: Sequence[Any]) -> None:
         path = self._path(step)
         partial = path.with_suffix(f".{os.getpid()}.partial")  # a rank 0 that was given up may still be writing its own
         try:
             with open(partial, "wb", opener=_open_private) as file:
-                _write_content(file, text, tensors)
+                self._write_content(file, text, copies)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, path)
@@ -123,6 +122,43 @@ class Snapshots:
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)
 
+    def _write_content(self, file: BinaryIO, text: str, copies: Sequence[Any]) -> None:
+        digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        data = text.encode()
+        parts: list[bytes | memoryview] = [_MAGIC, _LENGTH.pack(len(data)), data]
+        parts += [self._arrays.bytes_of(copy).data for copy in copies]
+        for part in parts:
+            digest.update(part)
+            file.write(part)
+        file.write(digest.digest())
+
+    def _read(self, path: Path) -> Any:
+        with open(path, "rb") as file:
+            digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+            left = os.fstat(file.fileno()).st_size
+
+            def take(size: int) -> bytearray:
+                nonlocal left
+                if size > left:
+                    raise ValueError("it ends too early")
+                left -= size
+                part = bytearray(size)
+                if file.readinto(part) != size:
+                    raise ValueError("it ends too early")
+                digest.update(part)
+                return part
+
+            if take(len(_MAGIC)) != _MAGIC:
+                raise ValueError("it is no snapshot of this version")
+            (length,) = _LENGTH.unpack(take(_LENGTH.size))
+            text = take(length).decode()
+            kinds = array_kinds(text, self._arrays)
+            found = [self._arrays.make(kind, take(self._arrays.kind_size_bytes(kind))) for kind in kinds]
+            expected = digest.digest()
+            if take(_DIGEST_BYTES) != expected or left:
+                raise ValueError("its checksum is wrong")
+        return decode(text, found, self._arrays)
+
     def _remove_partials(self, step: int) -> None:
         """What processes that were killed have left of snapshots up to this step."""
         for started, path in self._named(_PARTIAL):
@@ -131,62 +167,14 @@ class Snapshots:
                     path.unlink()
 
 
-def copied(state: Any) -> tuple[str, list[torch.Tensor]]:
-    """A state as text, and copies of its tensors in host memory."""
-    text, tensors = encode(state)
-    return text, [tensor.detach().to("cpu", copy=True).contiguous() for tensor in tensors]
+def copied(state: Any, arrays: Arrays) -> tuple[str, list[Any]]:
+    """A state as text, and copies of its arrays in host memory."""
+    text, found = encode(state, arrays)
+    return text, [arrays.host_copy(array) for array in found]
 
 
 def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
-
-
-def _write_content(file: BinaryIO, text: str, tensors: Sequence[torch.Tensor]) -> None:
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    data = text.encode()
-    parts: list[bytes | memoryview] = [_MAGIC, _LENGTH.pack(len(data)), data]
-    parts += [byte_view(tensor).numpy().data for tensor in tensors]
-    for part in parts:
-        digest.update(part)
-        file.write(part)
-    file.write(digest.digest())
-
-
-def _read(path: Path) -> Any:
-    with open(path, "rb") as file:
-        digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-        left = os.fstat(file.fileno()).st_size
-
-        def take(size: int) -> bytearray:
-            nonlocal left
-            if size > left:
-                raise ValueError("it ends too early")
-            left -= size
-            part = bytearray(size)
-            if file.readinto(part) != size:
-                raise ValueError("it ends too early")
-            digest.update(part)
-            return part
-
-        if take(len(_MAGIC)) != _MAGIC:
-            raise ValueError("it is no snapshot of this version")
-        (length,) = _LENGTH.unpack(take(_LENGTH.size))
-        text = take(length).decode()
-        tensors = [
-            torch.frombuffer(take(size), dtype=dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
-            for dtype, shape, size in ((dtype, shape, _size(dtype, shape)) for dtype, shape in tensor_kinds(text))
-        ]
-        expected = digest.digest()
-        if take(_DIGEST_BYTES) != expected or left:
-            raise ValueError("its checksum is wrong")
-    return decode(text, tensors)
-
-
-def _size(dtype: torch.dtype, shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count * dtype.itemsize
 
 
 def _sync_directory(directory: Path) -> None:

@@ -12,20 +12,17 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
-
+from poseidon import _core
+from poseidon.adapter.arrays import Arrays
+from poseidon.adapter.membership import Membership
+from poseidon.adapter.snapshots import Snapshots, copied, tell
+from poseidon.adapter.state_text import broadcast, decode
+from poseidon.adapter.training_state import RandomStreams, TrainingState
 from poseidon.errors import InvalidArgument, PoseidonError
+from poseidon.options import Settings
 from poseidon.restore import restore
-from poseidon.torch.adapter.snapshots import Snapshots, copied, tell
-from poseidon.torch.adapter.state_text import decode
-from poseidon.torch.recovery.random_streams import StreamStates
-from poseidon.torch.recovery.training_state import TrainingState, broadcast
-
-if TYPE_CHECKING:
-    from poseidon.options import Settings
-    from poseidon.torch.process.context import Context
 
 _NEWEST = 4  # that stay, of each interval
 _DOUBLINGS = 6  # of the interval, by servers whose disk is slow
@@ -43,10 +40,10 @@ def worth_keeping(steps: Collection[int], every: int) -> set[int]:
 class _Files(Snapshots):
     """Rank 0's, on the disk where the servers' are."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, arrays: Arrays) -> None:
         readable = re.sub(r"[^A-Za-z0-9_-]", "_", settings.job)[:80]
         tenant = hashlib.blake2b(settings.job.encode(), key="\n".join(settings.secrets).encode()[:64], digest_size=8)
-        super().__init__(Path(settings.checkpoint_dir) / f"{readable}-{tenant.hexdigest()}.workers", _NEWEST)
+        super().__init__(Path(settings.checkpoint_dir) / f"{readable}-{tenant.hexdigest()}.workers", _NEWEST, arrays)
         self._every = settings.checkpoint_every
 
     def _kept(self, steps: Sequence[int]) -> Collection[int]:
@@ -65,12 +62,12 @@ class _Copy:
     """A worker's part of one version."""
 
     text: str
-    tensors: list[torch.Tensor]
-    streams: StreamStates | None  # None: every attempt seeds them
+    arrays: list[Any]
+    streams: RandomStreams | None  # None: every attempt seeds them
 
-    def state(self) -> dict[str, Any]:
-        """A state that may be loaded, for objects make its tensors theirs."""
-        return decode(self.text, [tensor.clone() for tensor in self.tensors])
+    def state(self, arrays: Arrays) -> dict[str, Any]:
+        """A state that may be loaded, for objects make its arrays theirs."""
+        return decode(self.text, [arrays.copy(array) for array in self.arrays], arrays)  # type: ignore[no-any-return]
 
 
 class Versions:
@@ -83,9 +80,9 @@ class Versions:
     def __init__(self, state: TrainingState, settings: Settings) -> None:
         self._state = state
         self._every = settings.checkpoint_every
-        self._files = _Files(settings)
+        self._files = _Files(settings, state.arrays)
         self._held: dict[int, _Copy] = {}
-        self._first_streams: StreamStates | None = None  # at the start, which is not held; None as in `_Copy`
+        self._first_streams: RandomStreams | None = None  # at the start, which is not held; None as in `_Copy`
 
     def take(self, step: int, finished: int, writes: bool) -> None:
         """An attempt at this step begins: copies what workers have of it, where servers save such a version.
@@ -93,7 +90,7 @@ class Versions:
         `writes`: to the disk, too.
         """
         if step == 0 and self._first_streams is None:
-            self._first_streams = self._streams()
+            self._first_streams = self._state.streams()
         if step == 0 or step % self._every or step in self._held:
             return
         self._state.settle()
@@ -104,17 +101,14 @@ class Versions:
 
     def _write(self, step: int) -> None:
         held = self._held[step]
-        self._files.write_copy(step, held.text, held.tensors)
+        self._files.write_copy(step, held.text, held.arrays)
 
     def _hold(self, step: int, state: Any) -> None:
-        self._held[step] = _Copy(*copied(state), self._streams())
+        self._held[step] = _Copy(*copied(state, self._state.arrays), self._state.streams())
         kept = worth_keeping(self._held, self._every)
         self._held = {step: held for step, held in self._held.items() if step in kept}
 
-    def _streams(self) -> StreamStates | None:
-        return None if self._state.seeded else StreamStates(self._state.devices())
-
-    def agree(self, here: Context, all_new: bool) -> tuple[int, int]:
+    def agree(self, here: Membership, all_new: bool) -> tuple[int, int]:
         """Collective, when the models are connected: servers and workers take one version. Returns step and `finished`.
 
         `all_new`: no process has trained before. Then, without anything on the disk, training begins.
@@ -129,13 +123,12 @@ class Versions:
         (version,) = here.control.sum([version])
         self._held = {step: held for step, held in self._held.items() if step <= version}
         state = self._spread(here, version, holders, from_disk)
-        for one in self._state.on_servers:
-            one.connect(restored=version > 0)
+        self._state.connect_servers(restored=version > 0)
         if here.rank == 0 and version > 0 and version not in self._files.steps():
             self._write(version)  # whoever was rank 0 had not come to it
         return version, state["finished"]
 
-    def _holders(self, here: Context) -> dict[int, list[int]]:
+    def _holders(self, here: Membership) -> dict[int, list[int]]:
         """By version the ranks that hold a copy."""
         assert here.control is not None
         own = sorted(self._held)
@@ -149,18 +142,16 @@ class Versions:
         return holders
 
     def _restore_newest(
-        self, here: Context, holders: Mapping[int, Sequence[int]], all_new: bool
+        self, here: Membership, holders: Mapping[int, Sequence[int]], all_new: bool
     ) -> tuple[int, dict[str, Any] | None]:
         """On rank 0: has the servers restore the newest version that a worker has a part of.
 
         Returns it, with that part where only the disk has it; 0: the start.
         """
-        from poseidon import _core
-
         assert here.client is not None
         on_disk = self._files.steps()
         left = {*holders, *on_disk}
-        wanted = [part for one in self._state.server_updates for part in one.restorable()]
+        wanted = self._state.restorable()
         limit = 0
         while version := restore(here.client, wanted, limit):
             if not left:
@@ -191,13 +182,13 @@ class Versions:
         return 0, state
 
     def _spread(
-        self, here: Context, version: int, holders: Mapping[int, Sequence[int]], from_disk: Any
+        self, here: Membership, version: int, holders: Mapping[int, Sequence[int]], from_disk: Any
     ) -> dict[str, Any]:
         """Collective: every rank loads its own part of the version, or that of one that has it."""
         assert here.control is not None
         having = holders.get(version, [])
         held = self._held.get(version)
-        state = from_disk if held is None else held.state()
+        state = from_disk if held is None else held.state(self._state.arrays)
         if len(having) < here.world_size:
             root = having[0] if having else 0
             received = broadcast(state if here.rank == root else None, here.control, root)

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from poseidon import _core
+from poseidon.adapter.control import Control
+from poseidon.adapter.layer import SyncedLayer
 from poseidon.adapter.threshold_search import ThresholdSearch
-from poseidon.torch.tensors.watched import Watcher, watch
-
-if TYPE_CHECKING:
-    from poseidon import _core
-    from poseidon.options import Settings
-    from poseidon.torch.adapter.control import Control
-    from poseidon.torch.model.parameters import SyncedParameter
+from poseidon.options import Settings
 
 
 class Priorities:
@@ -28,7 +23,7 @@ class Priorities:
     _client: _core.Client
     _control: Control
 
-    def __init__(self, settings: Settings, entries: Sequence[SyncedParameter]) -> None:
+    def __init__(self, settings: Settings, entries: Sequence[SyncedLayer]) -> None:
         self._entries = entries
         self._order = settings.priority_order
         self._last_class = settings.priority_classes - 1
@@ -41,7 +36,7 @@ class Priorities:
             self._threshold = float(settings.priority_threshold)
         if not self._last_class or self._order == "fifo":  # no threshold makes a difference
             self._search, self._threshold = None, 0.0
-        self._used: dict[SyncedParameter, None] | None = None  # in the order of their first uses, while recording
+        self._used: dict[SyncedLayer, None] | None = None  # in the order of their first uses, while recording
         self._recorded = False
         self._agreed = False
         self._applied: float | None = None
@@ -82,33 +77,30 @@ class Priorities:
         """Whether the forward pass that gives the order is under way."""
         return self._used is not None
 
-    @contextmanager
-    def recording(self, watcher: Watcher) -> Iterator[None]:
-        """Around the module's forward pass: the first that ends well gives the order."""
+    def begin_recording(self) -> bool:
+        """A forward pass begins. Whether it is to give the order: the first that ends well does."""
         if self._recorded:
-            yield
-            return
+            return False
         self._used = {}
-        for entry in self._entries:
-            watch(entry.param, watcher, entry)
-        try:
-            yield
+        return True
+
+    def end_recording(self, ended_well: bool) -> None:
+        """The forward pass that was to give the order is over."""
+        assert self._used is not None
+        if ended_well:
             self._recorded = True
             for position, entry in enumerate([*self._used, *(e for e in self._entries[::-1] if e not in self._used)]):
                 entry.position = position
-        finally:
-            self._used = None
-            for entry in self._entries:
-                watcher.release(entry)
+        self._used = None
 
-    def note_use(self, entries: Sequence[SyncedParameter]) -> None:
+    def note_use(self, entries: Sequence[SyncedLayer]) -> None:
         """Forward uses these parameters now."""
         if self._used is not None:
             for entry in entries:
                 self._used.pop(entry, None)  # it may have been taken out of its module for something else, earlier
                 self._used[entry] = None
 
-    def note_taken(self, entry: SyncedParameter) -> bool:
+    def note_taken(self, entry: SyncedLayer) -> bool:
         """Forward has taken the parameter out of its module. Whether its use is still to be noted."""
         if self._used is None:
             return False
@@ -144,7 +136,7 @@ class Priorities:
             random.Random(0).shuffle(places)
         for entry in self._entries:
             # At the end of backward all wait for what no DistributedOptimizer updates.
-            entry.urgency = 1.0 if entry.update is None else 1 - places[entry.position] / len(places)
+            entry.urgency = 1.0 if entry.updater is None else 1 - places[entry.position] / len(places)
 
     def _advance_search(self) -> None:
         """A step, from backward to backward, has been made with the threshold that its backward began with."""
@@ -159,7 +151,7 @@ class Priorities:
             self._search.decide(self._control.sum([best if self._client.rank == 0 else 0])[0])
 
     def _apply(self, threshold: float) -> None:
-        run: list[SyncedParameter] = []
+        run: list[SyncedLayer] = []
         for entry in sorted(self._entries, key=lambda entry: entry.layer):
             if run and entry.layer != run[-1].layer + 1:
                 self._set(run, threshold)
@@ -167,17 +159,15 @@ class Priorities:
             run.append(entry)
         self._set(run, threshold)
 
-    def _set(self, entries: Sequence[SyncedParameter], threshold: float) -> None:
+    def _set(self, entries: Sequence[SyncedLayer], threshold: float) -> None:
         """`entries` have consecutive layers."""
         urgencies = [0.0 if entry.urgency is None else entry.urgency for entry in entries]
         self._client.set_priorities(entries[0].layer, urgencies, [self.class_of(entry) for entry in entries], threshold)
 
-    def class_of(self, entry: SyncedParameter) -> int:
+    def class_of(self, entry: SyncedLayer) -> int:
         """The class in which the parameter's next exchange goes; 0 is brought first."""
         if entry.urgency is None or self._order == "fifo" or not self._last_class:
             return self._last_class
         if self.threshold is None:
-            return self._last_class if entry.fully_connected and entry.update is not None else 0
-        from poseidon import _core
-
+            return self._last_class if entry.fully_connected and entry.updater is not None else 0
         return _core.priority_class(entry.urgency, self.threshold, self._last_class + 1)

@@ -1,0 +1,182 @@
+"""Small blocking exchanges between the ranks, beside the gradients.
+
+Every rank must make the same calls in the same order. Gradients may be in flight meanwhile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poseidon import _core
+from poseidon.adapter.arrays import Arrays, Bytes
+
+_BLOCK_BYTES = 16 << 20
+_ALIGNMENT_BYTES = 16
+_ONE_HOT_BYTES = 64 << 10
+"""Up to this much is gathered in one exchange, in which every rank also sends zeros in the places of the others."""
+
+
+class Control:
+    """Sums, gathers and broadcasts over all ranks of one client. Each call blocks up to the client's timeout.
+
+    `arrays`: the framework's, for `broadcast`. Used from the thread that trains.
+    """
+
+    def __init__(self, client: _core.Client, arrays: Arrays) -> None:
+        self.on_exchange: Callable[[], None] | None = None  # before anything is exchanged, gradients too
+        self.arrays = arrays
+        self._client = client
+        self._layers: dict[tuple[str, int], int] = {}
+        self._sent: dict[int, NDArray[Any]] = {}  # by layer, what is on its way and nobody here waits for
+
+    def _layer(self, dtype: str, element_count: int) -> int:
+        key = (dtype, element_count)
+        if key not in self._layers:
+            layer = _core.Layer(f"control {dtype} {element_count}", dtype, element_count, 0, 0, "ps")
+            self._layers[key], _ = self._client.add_layers([layer], transient=True)
+            # Someone waits for each of these, so they overtake gradients that are in flight.
+            self._client.set_priorities(self._layers[key], [1.0], [0], 0.0)
+        return self._layers[key]
+
+    def note_exchange(self) -> None:
+        """The ranks are about to exchange something; raises what `on_exchange` has against it."""
+        if self.on_exchange is not None:
+            self.on_exchange()
+
+    def _exchange(self, values: NDArray[Any], present: bool, divisor: int = 1, waits: bool = True) -> None:
+        self.note_exchange()
+        layer = self._layer(values.dtype.name, values.size)
+        if layer in self._sent:
+            self._client.wait(layer)
+            del self._sent[layer]
+        start = self._client.start if present else self._client.start_absent
+        start(layer, values, divisor)
+        if waits:
+            self._client.wait(layer)
+        else:
+            self._sent[layer] = values
+
+    def sum(self, values: Sequence[int]) -> list[int]:
+        """The element-wise sums of all ranks' 64-bit integers."""
+        vector = np.array(values, np.int64)
+        self._exchange(vector, present=True)
+        return vector.tolist()  # type: ignore[no-any-return]
+
+    def barrier(self) -> None:
+        """Returns once every rank has called it."""
+        self.sum([1])
+
+    def add(self, values: NDArray[Any], divisor: int = 1) -> None:
+        """Replaces the elements of a 1-D array by their sums over all ranks, added in rank order.
+
+        dtype float32 or float64, then divided by `divisor`; or int64, with divisor 1. Every rank gets the same bits.
+        """
+        piece_size = _BLOCK_BYTES // values.itemsize
+        for start in range(0, values.size, piece_size):
+            piece = values[start : start + piece_size]
+            block = np.zeros(_block_bytes(piece.nbytes) // values.itemsize, values.dtype)
+            block[: piece.size] = piece
+            self._exchange(block, present=True, divisor=divisor)
+            piece[:] = block[: piece.size]
+
+    def gather(self, row: Bytes) -> NDArray[np.uint8]:
+        """Every rank's bytes, a row of each, by rank: `row` has one size on all ranks."""
+        rank, size, width = self._client.rank, self._client.world_size, row.size
+        if size * width > _ONE_HOT_BYTES:
+            rows = np.empty((size, width), np.uint8)
+            rows[rank] = row
+            for root in range(size):
+                self.broadcast_bytes(rows[root], root)
+            return rows
+        block = np.zeros(_block_bytes(size * width), np.uint8)
+        rows = block[: size * width].reshape(size, width)
+        rows[rank] = row
+        self._exchange(block, present=True)
+        return rows
+
+    def one_hot(self, values: Sequence[int]) -> list[list[int]]:
+        """Every rank's `values` (equally many on each), by rank."""
+        width, rank, size = len(values), self._client.rank, self._client.world_size
+        row = [0] * (width * size)
+        row[rank * width : (rank + 1) * width] = values
+        total = self.sum(row)
+        return [total[r * width : (r + 1) * width] for r in range(size)]
+
+    def texts_if_different(self, text: str) -> list[str] | None:
+        """None if all ranks passed the same text; otherwise every rank's, by rank."""
+        data = text.encode()
+        digest = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
+        rows = self.one_hot([digest, len(data)])
+        if all(row == rows[0] for row in rows):
+            return None
+        lengths = [length for _, length in rows]
+        starts = [sum(lengths[:r]) for r in range(len(lengths) + 1)]
+        block = np.zeros(_block_bytes(starts[-1]), np.uint8)
+        rank = self._client.rank
+        block[starts[rank] : starts[rank + 1]] = np.frombuffer(data, np.uint8)
+        self._exchange(block, present=True)
+        return [block[starts[r] : starts[r + 1]].tobytes().decode() for r in range(len(lengths))]
+
+    def broadcast(self, arrays: Sequence[Any], root: int, root_waits: bool = True) -> None:
+        """Overwrites the framework's arrays (any dtype, device and layout) of all ranks with those of `root`.
+
+        Not `root_waits`: that rank goes on before the others have called it, unless there is more than 16 MiB.
+        """
+        pending: list[Any] = []
+        pending_bytes = 0
+        for array in arrays:
+            size_bytes = self.arrays.size_bytes(array)
+            if pending and pending_bytes + size_bytes > _BLOCK_BYTES:
+                self._broadcast_arrays(pending, pending_bytes, root, root_waits)
+                pending, pending_bytes = [], 0
+            pending.append(array)
+            pending_bytes += _aligned(size_bytes)
+        if pending_bytes:
+            self._broadcast_arrays(pending, pending_bytes, root, root_waits)
+
+    def broadcast_bytes(self, data: Bytes, root: int) -> None:
+        """Overwrites `data`, of one size on all ranks, with that of `root`."""
+        block = np.zeros(_block_bytes(data.size), np.uint8)
+        block[: data.size] = data
+        self._broadcast_block(block, root)
+        data[:] = block[: data.size]
+
+    def _broadcast_arrays(self, arrays: Sequence[Any], total_bytes: int, root: int, root_waits: bool) -> None:
+        """The arrays lie one after the other in one block, each at an offset where any dtype may lie."""
+        block = np.zeros(_block_bytes(total_bytes), np.uint8)
+        places = []
+        end = 0
+        for array in arrays:
+            size_bytes = self.arrays.size_bytes(array)
+            if size_bytes:
+                places.append((array, block[end : end + size_bytes]))
+            end += _aligned(size_bytes)
+        is_root = self._client.rank == root
+        if is_root:
+            for array, place in places:
+                place[:] = self.arrays.bytes_of(array)
+        self._broadcast_block(block, root, root_waits)
+        if not is_root:
+            for array, place in places:
+                self.arrays.overwrite(array, place)
+
+    def _broadcast_block(self, block: Bytes, root: int, root_waits: bool = True) -> None:
+        is_root = self._client.rank == root
+        for start in range(0, block.size, _BLOCK_BYTES):
+            piece = block[start : start + _BLOCK_BYTES]
+            self._exchange(piece, present=is_root, waits=root_waits or not is_root)
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def _block_bytes(size_bytes: int) -> int:
+    """`size_bytes` rounded up to a power of two, or to a multiple of 16 MiB: few sizes of layers serve all blocks."""
+    power = max(64, 1 << (size_bytes - 1).bit_length()) if size_bytes else 64
+    return min(power, max(1, -(-size_bytes // _BLOCK_BYTES)) * _BLOCK_BYTES)

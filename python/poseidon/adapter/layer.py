@@ -1,0 +1,121 @@
+"""One array of a model as a layer of the client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from poseidon import _core
+
+SCHEMES = ("auto", "ps", "sfb", "adam")
+FACTOR_SCHEMES = ("sfb", "adam")
+_KEPT_SUMS = 4  # enough to go back by two attempts
+
+SchemeChoice = str | Mapping[str, str]
+"""A scheme for all layers, or schemes by patterns of names."""
+
+
+class SyncedLayer:
+    """One array whose gradient is exchanged, its layer in the client, and the scheme that it goes by.
+
+    A framework derives its parameters from it. Everybody may read the attributes; only the methods here write them, but
+    for `position` and `urgency`, which belong to `Priorities`. Used from the thread that trains.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: str,
+        element_count: int,
+        scheme: str,
+        *,
+        factorable: bool,
+        fully_connected: bool,
+    ) -> None:
+        self.name = name
+        self.shape = shape
+        self.dtype = dtype  # the core's name for that of the elements that are exchanged
+        self.element_count = element_count  # of what is exchanged
+        self.factorable = factorable  # the gradient may travel as factors
+        self.fully_connected = fully_connected  # only fully connected layers have it
+        self.asked_scheme = scheme
+        self.scheme = scheme  # as asked for, or ps where the plan settled on it
+        self.next_scheme = ""  # the one that the next exchange takes, the same on every rank
+        self.grouped = False  # so small that it travels with others
+        self.layer = -1  # number in the client
+        self.unit = (-1, -1)  # equal for layers that travel together
+        self.on_servers = False  # servers hold and update the parameter
+        self.shard_bytes = 0  # of such a parameter, on the shard of this process
+        self.updater: object | None = None  # what updates the parameter when its gradient arrives, after backward
+        self.forward_rows = 0  # K as forward saw it, until the ranks first agreed on schemes
+        self.position = 0  # in the order in which forward uses the parameters
+        self.urgency: float | None = None  # of its exchange, once the ranks have agreed on the order
+        self._factor_sums: dict[int, int] = {}  # K summed over the workers, by the attempts of the last exchanges
+
+    def core_layer(self) -> _core.Layer:
+        """This array as the core sees it."""
+        rows, cols = self.shape if self.factorable else (0, 0)
+        return _core.Layer(self.name, self.dtype, self.element_count, rows, cols, self.scheme, self.on_servers)
+
+    @property
+    def uses_factors(self) -> bool:
+        """Whether the layer may take a scheme that sends factors."""
+        return self.factorable and self.scheme != "ps"
+
+    def ask_for(self, scheme: str) -> None:
+        """The job can use this scheme only, whatever the user has asked for."""
+        self.asked_scheme = self.scheme = scheme
+
+    def place(self, layer: int, unit: tuple[int, int], grouped: bool, shard_bytes: int) -> None:
+        """The layer has been added to a client."""
+        self.layer, self.unit, self.shard_bytes = layer, unit, shard_bytes
+        if grouped:
+            self.scheme, self.grouped = "ps", True
+
+    def take_next_scheme(self, client: _core.Client) -> None:
+        """Asks the client how the next exchange goes."""
+        self.next_scheme = client.next_scheme(self.layer)
+
+    def hold_on_servers(self) -> None:
+        """From now on servers update the parameter, from dense gradients."""
+        self.on_servers, self.factorable = True, False
+        self.scheme, self.next_scheme, self.grouped = "ps", "ps", False
+
+    def update_by(self, updater: object) -> None:
+        """From now on `updater` updates the parameter when its gradient arrives."""
+        self.updater = updater
+
+    def forget_client(self) -> None:
+        """Before the layer is added to another client."""
+        stored_scheme = "ps" if self.on_servers else ""
+        self.scheme, self.grouped, self.next_scheme = stored_scheme or self.asked_scheme, False, stored_scheme
+        self.forward_rows = 0
+
+    def count_forward_rows(self, row_count: int) -> None:
+        """Notes K of one forward call, for the first choice of schemes."""
+        self.forward_rows += row_count
+
+    def forget_forward_rows(self) -> None:
+        """The rows that forward has counted so far do not count."""
+        self.forward_rows = 0
+
+    # K as exchanges found it, from which the next one's scheme follows.
+
+    def note_factor_sum(self, attempt: int, factor_sum: int) -> None:
+        """K summed over the workers, as this attempt's exchange found it."""
+        self._factor_sums[attempt] = factor_sum
+        if len(self._factor_sums) > _KEPT_SUMS:
+            del self._factor_sums[min(self._factor_sums)]
+
+    def factor_sum_before(self, attempt: int) -> int | None:
+        """K as the last exchange before this attempt found it; None if there was none."""
+        earlier = [number for number in self._factor_sums if number < attempt]
+        return self._factor_sums[max(earlier)] if earlier else None
+
+    def go_back_to(self, attempt: int) -> None:
+        """Forgets what the exchanges of this attempt and later ones found."""
+        self._factor_sums = {number: count for number, count in self._factor_sums.items() if number < attempt}
+
+    def take_factor_sum(self, attempt: int, factor_sum: int | None) -> None:
+        """Takes over what `factor_sum_before` this attempt returned on another rank."""
+        self._factor_sums = {} if factor_sum is None else {attempt - 1: factor_sum}

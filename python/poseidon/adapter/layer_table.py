@@ -1,0 +1,66 @@
+"""The layers of one model in the client, and the schemes on which the ranks agree before each exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from poseidon import _core
+from poseidon.adapter.control import Control
+from poseidon.adapter.layer import SyncedLayer
+
+
+class LayerTable:
+    """All layers of a model, in the order in which backward finishes them. Used from the thread that trains."""
+
+    _client: _core.Client
+    _control: Control
+
+    def __init__(self, layers: Sequence[SyncedLayer]) -> None:
+        self._layers = layers
+        self._factorable: list[SyncedLayer] = []
+        self._agreed = False
+
+    def connect(self, client: _core.Client, control: Control) -> None:
+        """Collective: adds all layers to `client`."""
+        self._client, self._control, self._agreed = client, control, False
+        self.add(self._layers)
+
+    def add(self, layers: Sequence[SyncedLayer]) -> None:
+        """Collective: adds these layers, perhaps again, since they are others now."""
+        first, plan = self._client.add_layers([layer.core_layer() for layer in layers])
+        for index, layer in enumerate(layers):
+            grouped = layer.scheme == "auto" and layer.factorable and plan.layers[index].scheme == "ps"
+            shard_bytes = self._shard_bytes(plan, index) if layer.on_servers else 0
+            layer.place(first + index, (first, plan.unit_of_layer[index]), grouped, shard_bytes)
+        self._factorable = [layer for layer in self._layers if layer.uses_factors]
+
+    def _shard_bytes(self, plan: _core.Plan, index: int) -> int:
+        if plan.cluster.placement != "colocated":
+            return 0
+        chunks = plan.units[plan.unit_of_layer[index]].chunks
+        return sum(chunk.size_bytes for chunk in chunks if chunk.server == self._client.rank)
+
+    def begin_attempt(self) -> None:
+        """The rows that forward has counted before do not count."""
+        for layer in self._factorable:
+            layer.forget_forward_rows()
+
+    def resume(self, attempt: int) -> None:
+        """After `connect`: the next exchanges take the schemes that they would have taken without a failure."""
+        sums = [layer.factor_sum_before(attempt) for layer in self._factorable]
+        if None in sums:
+            return
+        for layer, factor_sum in zip(self._factorable, sums, strict=True):
+            self._client.set_factor_count(layer.layer, factor_sum)
+        self._agreed = True
+
+    def agree(self) -> None:
+        """Collective at the first exchange: every layer's `next_scheme` is that of the exchange that begins."""
+        if not self._agreed:
+            self._agreed = True
+            if self._factorable:
+                rows = self._control.sum([layer.forward_rows for layer in self._factorable])
+                for layer, count in zip(self._factorable, rows, strict=True):
+                    self._client.set_factor_count(layer.layer, count)
+        for layer in self._factorable:
+            layer.take_next_scheme(self._client)

@@ -1,0 +1,146 @@
+"""A process's membership of one job."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import weakref
+from typing import Any, Protocol
+
+from poseidon import _core
+from poseidon.adapter.arrays import Arrays
+from poseidon.adapter.control import Control
+from poseidon.adapter.drift import check_options, ranks_drift
+from poseidon.adapter.store import agents_store, default_store, shared_store
+from poseidon.chunk_cache import settle_chunk_bytes
+from poseidon.errors import InvalidArgument, PoseidonError
+from poseidon.notices import tell_notices
+from poseidon.options import Settings
+
+_SECONDS_BETWEEN_NOTICES = 5.0
+
+
+class Settles(Protocol):
+    """What a framework has in flight of one model."""
+
+    def settle(self) -> None:
+        """Waits until it has landed."""
+
+
+class Membership:
+    """A process's membership of one job. `client` and `control` are None with one worker. `arrays`: the framework's.
+
+    `recovers`: on_failure is rejoin or shrink. Then there is no client before `Recovery` calls `meet`, so that
+    nobody waits for a worker that is still setting up.
+    """
+
+    def __init__(self, settings: Settings, arrays: Arrays, is_world: bool = True) -> None:
+        check_options(settings)
+        self.settings = settings
+        self.is_world = is_world  # whether this is the process's own job, not one of a part of its ranks
+        self.client: _core.Client | None = None
+        self.control: Control | None = None
+        self.in_flight: weakref.WeakSet[Settles] = weakref.WeakSet()  # of every model that is trained in the job
+        self._arrays = arrays
+        self.recovers = settings.world_size > 1 and settings.on_failure != "abort"
+        self._store: Any = None  # with `recovers` one for all generations
+        self._serves_store = False  # rank 0 did, on MASTER_PORT, until all had met
+        self._generation = 0
+        self._chunk_bytes = 0
+        self._notices_told = 0
+        self._next_notices = 0.0  # when to look for more, by the monotonic clock
+        if self.recovers:
+            _refuse_recovery_with_torch(settings)
+        elif settings.world_size > 1:
+            try:
+                self.meet()
+                self.prepare()
+            except BaseException:
+                self.leave()
+                raise
+
+    @property
+    def rank(self) -> int:
+        """This worker's number in the present membership."""
+        return self.settings.rank if self.client is None else self.client.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers in the present membership."""
+        return self.settings.world_size if self.client is None else self.client.world_size
+
+    def meet(self) -> None:
+        """Joins the job, or the next generation of one that this process is part of. Blocks, up to the timeout."""
+        self.leave()
+        options = self.settings.core()
+        options.generation = self._generation
+        if not self.recovers:
+            store = shared_store(self.settings)
+            self._serves_store = store is None
+            self.client = _core.Client.connect(options, store)
+            return
+        _refuse_recovery_with_torch(self.settings)
+        if self._store is None:
+            self._store = agents_store(self.settings) or _core.open_store(options)
+        self.client = _core.Client.connect(options, self._store)
+        self._generation = self.client.generation
+
+    def prepare(self) -> None:
+        """Collective, after `meet`: agrees on what all exchanges need."""
+        assert self.client is not None
+        self._chunk_bytes = settle_chunk_bytes(self.client, self.settings, self._chunk_bytes)
+        self._notices_told = tell_notices(self.client)
+        self.control = Control(self.client, self._arrays)
+        if self._serves_store:
+            # Rank 0 has closed its store before this: whoever goes on to dist.init_process_group() finds torch's.
+            self.control.barrier()
+
+    def tell_notices(self) -> None:
+        """Warns of what the job has gone on without since the last call; looks only now and then."""
+        if self.client is not None and time.monotonic() >= self._next_notices:
+            self._next_notices = time.monotonic() + _SECONDS_BETWEEN_NOTICES
+            self._notices_told = tell_notices(self.client, self._notices_told)
+
+    def leave(self) -> None:
+        """Ends the present client, if there is one: nothing of it is under way afterwards."""
+        if self.client is not None:
+            self.client.shutdown()
+        self.client = self.control = None
+
+    def end(self) -> None:
+        """Leaves for good, after what is in flight; the port of a store that this process served is free afterwards."""
+        if self.client is not None:
+            for one in list(self.in_flight):
+                # After a failure the parameters that miss an update say so to whoever uses them.
+                with contextlib.suppress(PoseidonError):
+                    one.settle()
+            if self.control is not None and ranks_drift(self.settings):
+                # Whoever is behind still needs the server of this process.
+                with contextlib.suppress(PoseidonError):
+                    self.control.barrier()
+            self.client.shutdown()
+        self._store = None
+
+    def someone_joins(self) -> bool:
+        """Whether a worker waits for the next generation of the job. A quick look at the store."""
+        # A lower one: the store was lost with rank 0, and others have begun again without this process.
+        return _core.generation_wanted(self._store, self.settings.job) not in (0, self._generation)
+
+    def abort(self, error: BaseException) -> None:
+        """Tells the other ranks that this one fails with `error`."""
+        if self.client is not None:
+            text = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+            self.client.abort(f"rank {self.rank} failed: {text}")
+
+    def end_generation(self, why: str) -> None:
+        """Ends the present membership on all ranks, although nothing has failed: they meet again under the next."""
+        if self.client is not None:
+            self.client.abort(why, planned=True)
+
+
+def _refuse_recovery_with_torch(settings: Settings) -> None:
+    if default_store() is not None and not settings.use_agent_store:
+        raise InvalidArgument(
+            f"on_failure={settings.on_failure} while torch.distributed is initialized: torch cannot replace a worker "
+            "that is lost, so leave out dist.init_process_group(), or use on_failure=abort"
+        )

@@ -1,0 +1,109 @@
+"""The jobs that this process is part of: they end with it, and hear of it when it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from multiprocessing.util import Finalize
+from types import TracebackType
+from typing import Any
+
+from poseidon.adapter.arrays import Arrays
+from poseidon.adapter.control import Control
+from poseidon.adapter.membership import Membership
+from poseidon.errors import InvalidArgument, PoseidonError, ShutDown
+from poseidon.failure_marks import leave_mark
+from poseidon.options import World, resolve
+
+
+class Process:
+    """This process's job. A framework has one object of this class, or of one that knows more jobs."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self.own: Membership | None = None
+        self._arrays = arrays
+        self._id = 0  # of the process that joined: a forked child inherits this, but not its threads
+        self._watches = False
+
+    def join(self, place: World | None, options: Mapping[str, Any]) -> None:
+        """Makes this process part of its own job, in which it has this place; None: the options say which."""
+        self._prepare()
+        self.own = Membership(resolve(place, **options), self._arrays)
+
+    def joined(self) -> Membership:
+        """This process's own job; ShutDown where it has not joined one, or has left it."""
+        if self.own is None:
+            raise ShutDown("this process belongs to no job: call poseidon.init() first")
+        return self.own
+
+    def collective_control(self, caller: str) -> Control | None:
+        """What the ranks exchange small things by; None with one worker. InvalidArgument where they have not met."""
+        here = self.joined()
+        if here.recovers and here.control is None:
+            raise InvalidArgument(
+                f"{caller}() before poseidon.Recovery with on_failure={here.settings.on_failure}: a worker that "
+                "replaces another sets up alone, while the others train; do it in an attempt, or give the object to "
+                "Recovery"
+            )
+        return here.control
+
+    def all(self) -> list[Membership]:
+        """All jobs of this process, in the same order on all ranks."""
+        return [] if self.own is None else [self.own]
+
+    def end(self) -> None:
+        """Leaves all jobs."""
+        leaving, self.own = self.all(), None
+        for one in leaving:
+            one.end()
+
+    def _prepare(self) -> None:
+        self._id = os.getpid()
+        self._watch_for_failures()  # already while joining: the others hear of it by the store, the launcher does not
+
+    def _watch_for_failures(self) -> None:
+        """Makes an unhandled exception tell the other ranks, and the end of the process say goodbye."""
+        if self._watches:
+            return
+        self._watches = True
+        # Unlike atexit, this also runs in children of `multiprocessing`.
+        Finalize(None, self._leave_at_exit, exitpriority=100)
+        sys.excepthook = self._aborting(sys.excepthook)
+        inner = threading.excepthook
+
+        def thread_hook(failure: threading.ExceptHookArgs) -> None:
+            if failure.exc_value is not None:
+                self._abort(failure.exc_value)
+            inner(failure)
+
+        threading.excepthook = thread_hook
+
+    def _leave_at_exit(self) -> None:
+        for one in self.all():
+            # Whoever has caught this may end with a status of its own.
+            if one.client is not None and one.client.failure is not None:
+                leave_mark(one.client.failure)
+        self.end()
+
+    def _aborting(self, inner: _ExceptHook) -> _ExceptHook:
+        def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            self._abort(error)
+            inner(kind, error, trace)
+
+        return hook
+
+    def _abort(self, error: BaseException) -> None:
+        # A data loader's worker has the hooks, too.
+        if isinstance(error, SystemExit) or self._id != os.getpid():
+            return
+        leave_mark(error)
+        for one in self.all():
+            # Where this fails it does so because of the same peers; the error itself is about to be shown.
+            with contextlib.suppress(PoseidonError):
+                one.abort(error)
+
+
+_ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]

@@ -1,0 +1,298 @@
+"""Recovery: a training loop that goes on when a worker is lost, with the bits of one in which none was."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from poseidon.adapter.agreement import check_same
+from poseidon.adapter.control import Control
+from poseidon.adapter.membership import Membership
+from poseidon.adapter.snapshots import Snapshots, tell
+from poseidon.adapter.state_text import broadcast
+from poseidon.adapter.training_state import TrainingState
+from poseidon.adapter.versions import Versions
+from poseidon.errors import Aborted, InvalidArgument, PeerLost, PoseidonError, PoseidonTimeout, Refused, Unreachable
+
+SURVIVABLE = (PeerLost, Aborted, PoseidonTimeout, Unreachable, Refused)
+"""What the failure of another process, or of the network, looks like here."""
+
+_MOST_FAILURES = 10  # of the same members without getting any further: then it is no accident
+_LOOK_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class RecoveryEvent:
+    """A generation of the job that began after a failure."""
+
+    generation: int
+    rank: int  # of this process in it
+    world_size: int
+    step: int  # with which training goes on
+    replaced: tuple[int, ...]  # the ranks that are new processes
+    seconds: float  # from the failure, as this process noticed it, until training goes on
+    cause: str
+
+    def __str__(self) -> str:
+        new = f"new: rank {', '.join(map(str, self.replaced))}; " if self.replaced else ""
+        return (
+            f"rank {self.rank} of {self.world_size} goes on with step {self.step} in generation {self.generation}, "
+            f"after {self.seconds:.2f} s; {new}cause: {self.cause}"
+        )
+
+
+class Recovery:
+    """Trains in attempts: one that fails because another worker is lost is made again, with its replacement.
+
+    A framework derives its `Recovery` from it, with a `TrainingState` of its objects; see there for what each argument
+    means, and docs/recovery.md. Collective where workers are replaced: they meet here. Used from the thread that
+    trains.
+    """
+
+    def __init__(
+        self, state: TrainingState, here: Membership, directory: str | os.PathLike[str] | None, every: int, keep: int
+    ) -> None:
+        self._context = here
+        self._state = state
+        self._snapshots = Snapshots(directory, keep, state.arrays) if directory is not None else None
+        self._versions: Versions | None = None
+        if here.recovers and self._state.on_servers:
+            if directory is not None:
+                raise InvalidArgument(
+                    "with update='server' everything is saved in checkpoint_dir, every checkpoint_every steps: leave "
+                    "directory out of Recovery"
+                )
+            self._versions = Versions(self._state, here.settings)
+        self._every = every
+        self._step = 0
+        self._finished = 0  # `until` has said so on some rank
+        self._is_new = True
+        self._is_whole = False  # the state is that of the beginning of `_step`
+        self._failures = 0  # since `_failed_step` was completed or a worker replaced
+        self._failed_step = 0  # the furthest that has failed
+        self._own_failure: PoseidonError | None = None  # of an attempt, other than by others' failures
+        self._next_look = 0.0
+        self._written = 0
+        self.history: list[RecoveryEvent] = []
+        if here.recovers:
+            self._form()
+        elif self._snapshots is not None:
+            self._resume()
+
+    @property
+    def step(self) -> int:
+        """The step that comes next, or is being made: the number of those that are complete.
+
+        After a failure it is the same, one more where another rank was ahead, or one less with a DistributedOptimizer;
+        with update="server" that of the version that all go back to.
+        """
+        return self._step
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Around one training step: forward, backward, step(), and whatever else changes the objects.
+
+        At its end the step is complete. If it fails because of another worker or the network, the workers meet again,
+        agree on a step and its state, and the loop goes on from there: `step` says with what. Gradients are cleared at
+        the beginning. An error of this worker's own passes through; the others then wait for it, or its replacement.
+        """
+        while not self._survived(self._begin):
+            pass
+        try:
+            yield
+            if self._versions is not None:
+                self._state.end()
+        except SURVIVABLE as error:
+            if not self._context.recovers:
+                raise
+            failure: PoseidonError = error.with_traceback(None)
+        except BaseException as error:
+            # Should the program catch it and go on, what this attempt has changed is put back first.
+            self._own_failure = Aborted(f"an attempt of this rank itself failed: {type(error).__name__}: {error}")
+            if isinstance(error, Exception):
+                self._context.abort(error)
+            raise
+        else:
+            self._step += 1
+            if self._step > self._failed_step:  # those before it may be made again and again
+                self._failures = 0
+            return
+        self._recover(failure)
+
+    def until(self, step: int) -> bool:
+        """Whether there are steps before `step` left to do.
+
+        False when this and all other ranks have completed them, with all updates made: then no rank falls back behind
+        that step, and may read parameters, save them or leave.
+        """
+        while self._step >= step > self._finished:
+            self._survived(self._complete)
+        return self._step < step
+
+    # An attempt.
+
+    def _begin(self) -> None:
+        here = self._context
+        failure, self._own_failure = self._own_failure, None
+        if failure is not None and here.recovers:
+            raise failure
+        self._state.begin(self._step, here.rank)
+        if here.recovers and time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + _LOOK_SECONDS
+            if here.someone_joins():
+                here.end_generation("a worker joins, so the job's next generation begins")
+                raise Aborted("a worker joins")
+        if self._versions is not None:
+            self._versions.take(self._step, self._finished, here.rank == 0)
+        elif self._step % self._every == 0:
+            self._write_snapshot()
+
+    def _complete(self) -> None:
+        self._begin()
+        self._state.settle()
+        if self._context.control is not None:
+            self._context.control.barrier()
+        self._finished = self._step
+        self._write_snapshot()
+
+    def _survived(self, act: Callable[[], None]) -> bool:
+        """Runs `act`; False if it failed and training can go on, perhaps from another step."""
+        try:
+            act()
+        except SURVIVABLE as error:
+            if not self._context.recovers:
+                raise
+            failure = error.with_traceback(None)
+        else:
+            return True
+        self._recover(failure)
+        return False
+
+    # After a failure.
+
+    def _recover(self, failure: PoseidonError) -> None:
+        began = time.monotonic()
+        self._count(failure)
+        self._context.leave()  # before the state is touched: nothing may be received into it any more
+        step = -1 if self._versions is not None else self._state.whole_step(self._step)
+        self._is_whole = step >= 0
+        if self._is_whole:
+            self._state.go_back(step)
+            self._step = step
+        replaced = self._form()
+        here = self._context
+        assert here.client is not None
+        seconds = time.monotonic() - began
+        generation = here.client.generation
+        event = RecoveryEvent(generation, here.rank, here.world_size, self._step, replaced, seconds, str(failure))
+        self.history.append(event)
+        tell(str(event))
+
+    def _count(self, failure: PoseidonError) -> None:
+        self._failures += 1
+        self._failed_step = max(self._failed_step, self._step)
+        if self._failures > _MOST_FAILURES:
+            raise failure
+
+    def _form(self) -> tuple[int, ...]:
+        """Joins the job's next generation, or the one after where that fails, too. Returns the ranks that are new."""
+        told: set[str] = set()
+        while True:
+            self._context.meet()
+            try:
+                self._context.prepare()
+                return self._agree()
+            except SURVIVABLE as error:
+                self._count(error)
+                reason = str(error).split("; flight record: ")[0]  # each time another one
+                if reason not in told:
+                    told.add(reason)
+                    tell(f"rank {self._context.rank} tries again to agree with the others; cause: {error}")
+            except PoseidonError as error:
+                self._context.abort(error)
+                raise
+
+    def _agree(self) -> tuple[int, ...]:
+        """Collective: models, optimizers, the step and its state become the same on all ranks."""
+        state, control = self._state, self._context.control
+        assert control is not None
+        check_same(control, state.describe(), "Recovery")
+        state.connect_models()
+        decisions = state.decisions()
+        own_step = self._step if self._is_whole else -1
+        counted = [self._failures, self._failed_step]
+        rows = control.one_hot([own_step, self._finished, int(self._is_new), *counted, *decisions])
+        if self._versions is not None:
+            self._step, finished = self._versions.agree(self._context, all_new=all(row[2] for row in rows))
+            self._finished = max([finished, *(row[1] for row in rows)])
+        else:
+            self._agree_on_state(control, [row[0] for row in rows], [bool(row[2]) for row in rows])
+            self._finished = max([self._finished, *(row[1] for row in rows if row[0] == self._step)])
+        most = [max(column) for column in zip(*rows, strict=True)]
+        self._failures, self._failed_step = most[3:5]  # so that all give up together
+        state.resume(self._step, most[5:])
+        control.on_exchange = state.check_exchange
+        replaced = tuple(rank for rank, row in enumerate(rows) if row[2])
+        self._is_new, self._is_whole = False, True
+        if replaced:
+            self._failures = 0
+        return replaced
+
+    def _agree_on_state(self, control: Control, steps: Sequence[int], are_new: Sequence[bool]) -> None:
+        """`steps`: the step that each rank has the state of, -1 where it has none."""
+        rank = self._context.rank
+        step = max(steps)
+        if step >= 0:
+            root = steps.index(step)
+            if min(steps) < step:
+                state = broadcast(self._collect() if rank == root else None, control, root)
+                if steps[rank] < step:
+                    self._load(state)
+            return
+        if not all(are_new):
+            raise PoseidonError(
+                "no worker that is left has the state of a whole step; end all workers and start them again"
+            )
+        found = self._newest_snapshot()
+        state = broadcast(found or self._collect() if rank == 0 else None, control, 0)
+        if rank != 0 or found is not None:
+            self._load(state)
+
+    # Snapshots.
+
+    def _collect(self) -> dict[str, Any]:
+        return {"step": self._step, "finished": self._finished, **self._state.collect(self._step)}
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self._state.load(state, state["step"])
+        self._step, self._finished = state["step"], state["finished"]
+
+    def _write_snapshot(self) -> None:
+        if self._snapshots is None or self._context.rank != 0 or self._step <= self._written:
+            return
+        self._state.settle()
+        self._snapshots.write(self._step, self._collect())
+        self._written = self._step
+
+    def _newest_snapshot(self) -> dict[str, Any] | None:
+        if self._snapshots is None or self._context.rank != 0:
+            return None
+        state = self._snapshots.newest()
+        if state is not None:
+            self._written = state["step"]
+        return state
+
+    def _resume(self) -> None:
+        """Without generations: all start from rank 0's newest snapshot, if it has one."""
+        state, control = self._newest_snapshot(), self._context.control
+        if control is not None:
+            if not control.sum([int(state is not None)])[0]:
+                return
+            state = broadcast(state, control, 0)
+        if state is not None:
+            self._load(state)
+            self._state.resume(self._step, self._state.decisions())

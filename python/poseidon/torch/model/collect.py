@@ -1,0 +1,114 @@
+"""Which parameters of a module are synchronized, and by which schemes the user wants them to go."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from poseidon.adapter.layer import SCHEMES, SchemeChoice
+from poseidon.errors import InvalidArgument
+from poseidon.torch.model.factors import FactorForward
+from poseidon.torch.model.gradient_form import form_of
+from poseidon.torch.model.parameters import SyncedParameter
+from poseidon.torch.tensors.memory import DTYPE_NAMES
+
+
+def collect_parameters(
+    module: nn.Module, scheme: SchemeChoice, default_scheme: str, ignored: Collection[str]
+) -> list[SyncedParameter]:
+    """The parameters to synchronize, in registration order, tied ones once.
+
+    Raises InvalidArgument naming the parameter or module that cannot be synchronized.
+    """
+    owners = _owners(module)
+    chosen = _SchemeTable(scheme, default_scheme)
+    entries = []
+    for name, param in module.named_parameters():
+        # Choosing also for frozen ones lets a pattern that names only these pass.
+        wanted = chosen.of([full for _, _, full in owners[param]])
+        if not param.requires_grad or name in ignored or param.numel() == 0:
+            continue
+        form = form_of(param, sparse=any(_makes_sparse(part) for part, _, _ in owners[param]))
+        if form.layout.dtype not in DTYPE_NAMES:
+            raise InvalidArgument(
+                f"parameter {name} has dtype {param.dtype}, which cannot be synchronized (only "
+                f"{', '.join(DTYPE_NAMES.values())} and complex numbers of these can): convert it, or set "
+                "requires_grad=False"
+            )
+        linears = _capturing_linears(param, owners[param])
+        if not linears and wanted != "auto":
+            wanted = "ps"
+        modules = [part for part, _, _ in owners[param]]
+        entries.append(SyncedParameter(name, param, form, wanted, modules, linears))
+    chosen.check_used()
+    return entries
+
+
+def _makes_sparse(module: nn.Module) -> bool:
+    return isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
+
+
+_Owner = tuple[nn.Module, str, str]  # module, attribute, full name
+
+
+def _owners(module: nn.Module) -> dict[nn.Parameter, list[_Owner]]:
+    owners: dict[nn.Parameter, list[_Owner]] = {}
+    for prefix, part in module.named_modules():
+        for attribute, param in part._parameters.items():
+            if param is not None:
+                full = f"{prefix}.{attribute}" if prefix else attribute
+                owners.setdefault(param, []).append((part, attribute, full))
+    return owners
+
+
+def _capturing_linears(param: nn.Parameter, owners: list[_Owner]) -> list[nn.Linear]:
+    """The Linear modules whose weight `param` is, if all its owners are such; else none."""
+    linears = [
+        part
+        for part, attribute, _ in owners
+        if isinstance(part, nn.Linear) and attribute == "weight" and _is_plain_linear(part)
+    ]
+    fits = len(linears) == len(owners) and param.dim() == 2 and param.is_contiguous() and not param.is_complex()
+    return linears if fits else []
+
+
+def _is_plain_linear(module: nn.Linear) -> bool:
+    own_forward = module.__dict__.get("forward")
+    return (
+        type(module).forward is nn.Linear.forward
+        and (own_forward is None or isinstance(own_forward, FactorForward))
+        # MultiheadAttention reads the weight of this one without calling it.
+        and not isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
+    )
+
+
+class _SchemeTable:
+    """Which scheme the user wants for which parameter; the first pattern that matches decides."""
+
+    def __init__(self, scheme: SchemeChoice, default: str) -> None:
+        self._patterns = dict(scheme) if isinstance(scheme, Mapping) else {"*": scheme}
+        self._default = default
+        self._unused = set(self._patterns) - {"*"}
+        for name in (*self._patterns.values(), default):
+            if name not in SCHEMES:
+                raise InvalidArgument(f"{name!r} is no scheme: known are {', '.join(SCHEMES)}")
+
+    def of(self, names: list[str]) -> str:
+        for pattern, scheme in self._patterns.items():
+            if any(_matches(pattern, name) for name in names):
+                self._unused.discard(pattern)
+                return scheme
+        return self._default
+
+    def check_used(self) -> None:
+        if self._unused:
+            patterns = ", ".join(sorted(map(repr, self._unused)))
+            raise InvalidArgument(f"no parameter or module is called {patterns}: correct the mapping of schemes")
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Whether `pattern` names the parameter `name` or a module that contains it."""
+    parts = name.split(".")
+    return any(fnmatchcase(".".join(parts[:end]), pattern) for end in range(1, len(parts) + 1))

@@ -1,0 +1,74 @@
+"""PyTorch's tensors for the framework-free code."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from poseidon.adapter.arrays import ArrayKind, Arrays, Bytes
+from poseidon.torch.tensors.memory import byte_view
+
+DTYPES: dict[str, torch.dtype] = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.complex128,
+        torch.complex64,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    )
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class TensorArrays(Arrays):
+    """Tensors of any device and memory format."""
+
+    dtypes = DTYPES
+    tuples = (tuple, torch.Size)
+
+    def kind_of(self, value: Any) -> ArrayKind | None:
+        if isinstance(value, torch.Tensor) and value.dtype in _NAMES and value.layout == torch.strided:
+            return _NAMES[value.dtype], tuple(value.shape)
+        return None
+
+    def describe(self, value: Any) -> str:
+        return f"{value.dtype} tensor" if isinstance(value, torch.Tensor) else type(value).__name__
+
+    def size_bytes(self, array: torch.Tensor) -> int:
+        return array.numel() * array.element_size()
+
+    def bytes_of(self, array: torch.Tensor) -> Bytes:
+        return byte_view(array).cpu().numpy()  # type: ignore[no-any-return]
+
+    def overwrite(self, array: torch.Tensor, data: Bytes) -> None:
+        with torch.no_grad():
+            array.detach().copy_(torch.from_numpy(data).view(array.dtype).view(array.shape))
+
+    def make(self, kind: ArrayKind, data: bytearray | None = None) -> torch.Tensor:
+        name, shape = kind
+        if not data:
+            return torch.empty(shape, dtype=DTYPES[name])
+        return torch.frombuffer(data, dtype=DTYPES[name]).view(shape)
+
+    def host_copy(self, array: torch.Tensor) -> torch.Tensor:
+        return array.detach().to("cpu", copy=True).contiguous()
+
+    def copy(self, array: torch.Tensor) -> torch.Tensor:
+        return array.clone()
+
+    def kind_size_bytes(self, kind: ArrayKind) -> int:
+        name, shape = kind
+        return math.prod(shape) * DTYPES[name].itemsize
+
+
+TENSORS = TensorArrays()
