@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from structure.edges import PACKAGE
@@ -12,9 +12,6 @@ from structure.tree import Tree
 
 PUBLIC_HEADERS = Path("include/poseidon")
 LEAST_WORDS = 2
-
-# Packages whose public names still lack docstrings. The list only shrinks.
-NOT_YET_DOCUMENTED = {"torch"}
 
 TYPE = re.compile(r"^(?:template <.*?> )?(?:class|struct|enum class|enum)\b(?:\s*\[\[\w+\]\])? (\w+)[^;(]*\{?$")
 FUNCTION = re.compile(r"^(?:template <.*?> )?(?:[\w:<>,&*\[\]]+ )+[&*]*(\w+)\(")
@@ -84,16 +81,12 @@ def _scope(statement: str) -> str:
     return "private" if "class " in statement.split(match[1])[0] else "public"
 
 
-def check_python_contracts(
-    tree: Tree, not_yet_documented: Collection[str] = frozenset(NOT_YET_DOCUMENTED)
-) -> Iterator[str]:
+def check_python_contracts(tree: Tree) -> Iterator[str]:
     """Public modules, classes, functions and methods of the package whose docstring is missing or no sentence.
 
     A method of a derived class may stand under the contract of its base class.
     """
     for path in tree.matching(".py", below=str(PACKAGE)):
-        if path.relative_to(PACKAGE).parts[0] in not_yet_documented:
-            continue
         for line, name, docstring in _public_names(tree.module(path), path.stem):
             if docstring is None:
                 yield f"{path}:{line}: {name} has no docstring"

@@ -62,6 +62,8 @@ def _python_file(name: list[str], path: Path, known: set[Path]) -> Path | None:
     """The file of an absolute module name, as seen by `path`: in the package, or in a script's folder or one above."""
     if name[0] == "poseidon":
         return _module_file(PACKAGE.joinpath(*name[1:]), known)
+    if path.is_relative_to(PACKAGE):  # which imports itself by its whole name: `torch` is not poseidon/torch
+        return None
     folders = [*path.parents, Path("tools")]
     return next(filter(None, (_module_file(folder.joinpath(*name), known) for folder in folders)), None)
 

@@ -6,16 +6,16 @@ Both make the DistributedDataParallel themselves: have it be Poseidon's by `pose
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 from poseidon.errors import InvalidArgument
 from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer
 
-_TrainerCallback: Any = object
-with contextlib.suppress(ImportError):  # Accelerate alone
-    from transformers import TrainerCallback as _TrainerCallback
+try:
+    from transformers import TrainerCallback
+except ImportError:  # Accelerate alone
+    TrainerCallback = object
 
 
 def overlap(optimizer: Any, model: Any, **arguments: Any) -> DistributedOptimizer:
@@ -34,7 +34,7 @@ def overlap(optimizer: Any, model: Any, **arguments: Any) -> DistributedOptimize
     return inside
 
 
-class OverlapCallback(_TrainerCallback):  # type: ignore[misc]
+class OverlapCallback(TrainerCallback):  # type: ignore[misc]
     """Has a Trainer train with a DistributedOptimizer: `trainer.add_callback(OverlapCallback(trainer))`.
 
     `arguments` are DistributedOptimizer's. Trainer clips gradients, for which it waits for all of them: to overlap

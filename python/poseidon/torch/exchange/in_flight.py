@@ -97,7 +97,7 @@ class InFlight(ABC):
         pending.stand_aside(PendingGradient.make(entry.param, resolve, pending.zero_later, entry.form.is_sparse))
 
     def postpone(self, exchanges: Sequence[PendingExchange], step: PendingUpdates) -> None:
-        """step() has been called: these updates are due, and made when their gradients are in."""
+        """Notes that step() has been called: these updates are due, and made when their gradients are in."""
         # What still needs the parameters as they were must fail, as after a step() that does not wait.
         increment_version([pending.entry.param for pending in exchanges])
         self._all_overtaken = False

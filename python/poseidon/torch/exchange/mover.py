@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from poseidon.torch.exchange.transfer import Transfer
 from poseidon.torch.model.factors import Factors
 from poseidon.torch.tensors.memory import flat_view
 
@@ -49,7 +50,7 @@ class Copies(Protocol):
         """Makes the computation submitted from now on wait for all copies and work."""
 
 
-class CudaCopies:
+class CudaCopies(Copies):
     """Copies on a side stream of one CUDA device, from and to pinned memory."""
 
     def __init__(self, device: torch.device) -> None:
@@ -94,7 +95,7 @@ class _Staged:
     started: threading.Event = field(default_factory=threading.Event)  # or never will be, because of an error
 
 
-class StagedTransfer:
+class StagedTransfer(Transfer):
     """The transfer (see `transfer.Transfer`) of device tensors through host memory."""
 
     def __init__(self, client: _core.Client, copies: Copies) -> None:

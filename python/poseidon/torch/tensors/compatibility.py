@@ -46,7 +46,7 @@ def preserved_versions(tensors: Sequence[torch.Tensor]) -> AbstractContextManage
 
 
 def leave_uncompiled(function: Any) -> None:
-    """torch.compile does not look at this function's own code. What it calls is looked at."""
+    """Has torch.compile leave this function's own code alone. It still looks at what the function calls."""
     from torch._dynamo.eval_frame import skip_code  # slow to import, as every optimizer of torch does
 
     skip_code(function.__code__)

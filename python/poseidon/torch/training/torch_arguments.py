@@ -131,7 +131,7 @@ def _check_group(process_group: Any) -> None:
 def choose_devices(
     module: nn.Module, device_ids: Sequence[int | torch.device] | None, output_device: int | torch.device | None
 ) -> tuple[list[int] | None, int | None]:
-    """torch's `device_ids` and `output_device` attributes; None: inputs stay where they are."""
+    """The attributes `device_ids` and `output_device` of torch's class; None where inputs stay where they are."""
     if device_ids is not None and not isinstance(device_ids, Sequence):
         raise InvalidArgument(f"device_ids is {device_ids!r} and must be a list of one device: pass [{device_ids!r}]")
     if device_ids is not None and len(device_ids) > 1:

@@ -19,8 +19,8 @@ from poseidon.adapter.membership import Membership
 from poseidon.adapter.stats import Recorder
 from poseidon.errors import InvalidArgument
 from poseidon.torch.exchange.comm_hooks import HookedTransfer
+from poseidon.torch.exchange.direct import make_transfer
 from poseidon.torch.exchange.synchronizer import BackwardRun, Synchronizer
-from poseidon.torch.exchange.transfer import make_transfer
 from poseidon.torch.model.changes import ChangeWatch
 from poseidon.torch.model.collect import collect_parameters
 from poseidon.torch.model.description import describe
