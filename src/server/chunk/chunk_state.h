@@ -19,7 +19,7 @@
 
 namespace poseidon {
 
-/// One worker's message, with its payload: received into `buffer`, or lent by a worker of this host
+/// One worker's message with its payload. The payload is received into `buffer`, or a worker of this host lends it
 /// until `release` is called.
 struct Contribution {
   wire::Header header;
@@ -41,76 +41,79 @@ struct Reduction {
   ReduceOrder order = ReduceOrder::rank;
 };
 
-/// Loop thread of its shard only. Steps of one chunk never overlap: no worker pushes step t + 1
-/// before it has the result of step t or has completed its push, and what comes early is refused. What comes for a
-/// step that has ended without it (late_results.h) does not come here.
+/// Only the loop thread of its shard uses it. Steps of one chunk never overlap: no worker pushes step t + 1 before it
+/// has the result of step t or has completed its push, and an early push is refused. Contributions to a step that has
+/// ended without them go elsewhere (late_results.h).
 ///
-/// The parts are added in one order, fixed by `Reduction::order`, each range of bytes on its own: a
-/// part may be added up to where its predecessor has been. So adding keeps up with the wire, a part's
-/// memory is free when its last byte is added, and the bits do not depend on the timing.
+/// The parts are added in one order, which `Reduction::order` fixes, and each range of bytes by itself: a part may be
+/// added up to the point where its predecessor has been added. So adding keeps up with the network, a part's memory is
+/// free when its last byte is added, and the bits do not depend on the timing.
 class ChunkState {
  public:
   ChunkState(std::uint32_t worker_count, Reduction reduction, std::shared_ptr<BufferPool> pool);
 
-  /// A contribution's header has come. Refuses (ErrorCode::refused) one that does not fit those already
-  /// here (another step, size, shape, dtype or divisor, or a second one from the same rank) or that no
-  /// shard can compute (an integer divided).
+  /// Admits a contribution whose header has arrived. ErrorCode::refused: it does not fit those that are already here
+  /// (another step, size, shape, dtype or divisor, or a second one from the same rank), or no shard can compute it (a
+  /// divided integer).
   Status admit(const wire::Header& header, Requester* from);
-  /// Where an admitted contribution's payload is received: `buffer`, from the pool. Where those before it have begun to
-  /// come, nothing else has to come for its memory to be free again: so long `turn` is held.
+  /// Returns where an admitted contribution's payload is received: in `buffer`, which is from the pool. Once the parts
+  /// before it have begun to arrive, its memory becomes free without any further message. `turn` is held from then on,
+  /// as long as the memory is in use.
   std::span<std::byte> place(std::uint32_t rank, Buffer buffer, std::shared_ptr<const void> turn = nullptr);
-  /// The first `received_bytes` of a rank's payload are here.
+  /// Notes that the first `received_bytes` of a rank's payload have arrived.
   void progress(std::uint32_t rank, std::size_t received_bytes);
-  /// What the sum still takes beside the parts' own memory, when parts of this size are lent.
+  /// The bytes that the sum still needs beside the parts' own memory, if parts of this size are lent.
   std::size_t missing_sum_bytes(const wire::Header& header) const;
-  /// All of it is here: in its place, or lent (then `release` is not empty) for as long as it is needed.
+  /// Notes that a rank's whole payload has arrived: in its place, or lent as long as it is needed. In the latter case
+  /// `release` is not empty.
   void complete(std::uint32_t rank, std::span<const std::byte> payload, std::function<void()> release);
 
-  /// All contributions are here.
+  /// Whether all contributions have arrived.
   bool all_here() const { return complete_count_ == parts_.size(); }
   bool started() const { return admitted_count_ > 0; }
-  /// Since when the first contribution of this step is here.
+  /// When the first contribution of this step arrived.
   std::int64_t started_ns() const { return started_ns_; }
   const wire::Header& shape() const { return shape_; }
-  /// Whether a rank's part may be added as it comes: those before it in the sum have begun to come. Where the order is
-  /// that of arrival, always.
+  /// Whether a rank's part may be added as it arrives, because the parts before it in the sum have begun to arrive. It
+  /// is always true if the order is that of arrival.
   bool in_order(std::uint32_t rank) const;
-  /// Whose contribution is not (completely) here.
+  /// The ranks whose contribution has not completely arrived.
   std::vector<std::uint32_t> missing_ranks() const;
   bool any_present() const { return present_count_ > 0; }
 
-  /// Whether the step may end without some: its result is a mean over the ranks of dense floating parts that outlives
-  /// the step.
+  /// Whether the step may end without some ranks: its result is a mean over the ranks of dense floating-point parts,
+  /// and outlives the step.
   bool is_mean() const;
-  /// The step ends without those that are not complete (stragglers=drop, without streaming): from here on all_here().
-  /// Returns those that have begun to come, whose memory and senders are the caller's now.
+  /// Ends the step without the contributions that are not complete (stragglers=drop, without streaming). From then on
+  /// all_here() is true. Returns the contributions that have begun to arrive. The caller owns their memory now, and has
+  /// to answer their senders.
   std::vector<Contribution> leave_out_missing();
-  /// Those that it has been ended without.
+  /// The ranks without which the step has ended.
   const std::vector<std::uint32_t>& left_out() const { return left_out_; }
 
-  /// By rank; all filled when all_here().
+  /// The contributions by rank. All are filled in when all_here().
   const std::vector<std::optional<Contribution>>& parts() const { return parts_; }
 
-  /// Whether the sum is a product of factors, which takes long: factor_terms() says of what. When all are here.
+  /// Whether the sum is a product of factors, which takes long. factor_terms() has the terms. Only when all_here().
   bool is_product() const { return factors_count_ > 0; }
   /// The terms in order, in the parts' memory: factors, and dense parts among them.
   std::vector<kernel::FactorTerm> factor_terms();
-  /// K summed over the parts; saturates where one of them has no factors to send. When all are here.
+  /// K summed over the parts. It saturates if a part has no factors. Only when all_here().
   std::uint32_t factor_count_sum() const;
-  /// What the sum of the parts is divided by.
+  /// The number by which the sum of the parts is divided.
   unsigned divisor() const;
 
-  /// The sum over the dense parts divided by the divisor, when all are here and some are present. A mean is one over
-  /// those who count: parts with wire::kLate and those left out do not.
+  /// The sum of the dense parts divided by the divisor. Only when all_here() and some are present. A mean is over the
+  /// parts that count: parts with wire::kLate and parts that were left out do not.
   Buffer take_sum();
-  /// For the wide baseline, which adds on other threads: the dense parts in order, when all are here.
+  /// The dense parts in order, for the wide baseline, which adds on other threads. Only when all_here().
   std::vector<const std::byte*> dense_inputs();
 
   /// Forgets the step's contributions and gives back their memory.
   void reset();
-  /// A requester has gone: its unfinished contribution will never be complete, and neither will the step.
+  /// Notes that a requester has left: its unfinished contribution will never be complete, and neither will the step.
   void drop(const Requester* from);
-  /// The same when the step is complete: its sum stands, nobody waits for the requester's answer.
+  /// The same for a complete step: its sum remains valid, and nobody waits for the requester's answer.
   void orphan(const Requester* from);
 
  private:
@@ -135,19 +138,19 @@ class ChunkState {
   std::size_t complete_count_ = 0;
   std::size_t present_count_ = 0;
   std::size_t factors_count_ = 0;
-  std::size_t uncounted_count_ = 0;      // parts with wire::kLate, and those left out
+  std::size_t uncounted_count_ = 0;      // parts with wire::kLate, and parts that were left out
   std::vector<std::uint32_t> left_out_;  // ranks
   std::int64_t started_ns_ = 0;
   wire::Header shape_;  // of the first contribution; its dense size, rows and cols once they are known
-  std::optional<std::size_t> dense_bytes_;  // of those who are present
+  std::optional<std::size_t> dense_bytes_;  // of the parts that are present
   bool lost_ = false;                       // a part that is in the sum has lost its owner
 
   std::vector<std::uint32_t> order_;      // ranks in the order of adding, as far as it is known
   std::vector<std::size_t> position_of_;  // by rank
   std::vector<std::size_t> added_bytes_;  // by position: never more than its predecessor's
   Buffer sum_;                            // empty until something is added to the first part
-  bool wide_sum_ = false;                 // it has float32 values of 16-bit parts
-  bool divided_ = false;                  // by what was added last
+  bool wide_sum_ = false;                 // the sum has float32 values of 16-bit parts
+  bool divided_ = false;                  // the part that was added last has divided the sum
 };
 
 /// A step of a chunk that is not complete, or a push that waits for its answer.

@@ -1,4 +1,4 @@
-// When the contributions of a step come, and from when on one counts as late (stragglers=drop).
+// When the contributions of a step arrive, and when one counts as late (stragglers=drop).
 #pragma once
 
 #include <array>
@@ -8,18 +8,19 @@
 
 namespace poseidon {
 
-/// When the ranks' contributions to the open step of one chunk were complete. Loop thread of its shard only.
+/// The times at which the ranks' contributions to the open step of one chunk were complete. Only the loop thread of its
+/// shard uses it.
 class Arrivals {
  public:
   explicit Arrivals(std::uint32_t worker_count) : times_ns_(worker_count, kNotYet) {}
 
-  /// True for the one that makes more than half of the ranks.
+  /// Adds an arrival. Returns true if it is the one with which more than half of the ranks have arrived.
   bool add(std::uint32_t rank, std::int64_t time_ns);
-  /// The contribution has gone with its sender.
+  /// Removes a rank's arrival, because its sender has left.
   void remove(std::uint32_t rank);
   bool more_than_half() const { return count_ > times_ns_.size() / 2; }
-  /// How far from the median rank's arrival half of the ranks are at least, in ns: the median absolute deviation.
-  /// Ranks that have not come count as the farthest. Only with more_than_half().
+  /// The median absolute deviation of the arrivals, in ns. Ranks that have not arrived count as the farthest. Only with
+  /// more_than_half().
   std::int64_t deviation_ns() const;
   void reset();
 
@@ -30,19 +31,19 @@ class Arrivals {
   std::size_t count_ = 0;
 };
 
-/// How long after the median rank the others of a job usually come, on one server core. Loop thread only.
+/// How long after the median rank the others of a job usually arrive, on one server core. Only the loop thread uses it.
 class ArrivalSpread {
  public:
-  /// A step of a chunk has ended.
+  /// Adds the deviation of a step that has ended.
   void add(std::int64_t deviation_ns);
   /// How long after the median arrival a step waits: `factor` deviations, but no less than kLeastWaitNs.
   std::int64_t wait_ns(double factor) const;
 
-  /// Differences that small are nobody's fault.
+  /// The shortest wait. Smaller differences are noise.
   static constexpr std::int64_t kLeastWaitNs = 5'000'000;
 
  private:
-  static constexpr std::size_t kWindow = 64;  // steps of chunks that count
+  static constexpr std::size_t kWindow = 64;  // the number of last steps of chunks that count
 
   std::array<std::int64_t, kWindow> deviations_ns_{};
   std::size_t added_count_ = 0;

@@ -16,29 +16,31 @@
 
 namespace poseidon {
 
-/// A rank that a step did not wait for pushes it later, gets the result that all others got, and goes on to the next:
-/// so all replicas go through the same results. What it pushed is discarded. Loop thread of its shard only.
+/// A late rank pushes a step after it has ended, gets the result that all others got, and goes on to the next step. So
+/// all replicas go through the same results. Its contribution is discarded. Only the loop thread of its shard uses it.
 ///
-/// No rank pushes a step before it has the result of the one before. So whoever has yet to push the oldest step that
-/// is kept has yet to push all of them, and as many steps are kept as the slowest rank is behind.
+/// No rank pushes a step before it has the result of the step before. So a rank that has yet to push the oldest kept
+/// step has yet to push all kept steps, and the number of kept steps is that by which the slowest rank is behind.
 class LateResults {
  public:
   LateResults(std::uint32_t worker_count, std::shared_ptr<BufferPool> pool);
 
   bool has_ended(std::uint64_t step) const { return step <= last_step_; }
   std::size_t kept_count() const { return kept_.size(); }
-  /// Neither keeps nor receives anything.
+  /// Whether it neither keeps nor receives anything.
   bool idle() const { return kept_.empty() && in_flight.empty(); }
 
-  /// Before a step ends without some ranks, with a result of `size_bytes`: false where the job's memory has no room to
-  /// keep it.
+  /// Reserves memory for the result of `size_bytes` of a step that is about to end without some ranks. Returns false if
+  /// the job's memory has no room for it.
   bool make_room(std::size_t size_bytes);
-  /// A step has ended with `payload`, without `ranks`. `result`: what the others' answers began with.
+  /// Notes that a step has ended with `payload`, without `ranks`. `result` is the header of the others' answers.
   void end(const wire::Header& result, const Result<std::shared_ptr<const Buffer>>& payload,
            std::vector<std::uint32_t> ranks);
-  /// Refuses a contribution of `size_bytes` to an ended step that was not waiting for it or is of another size.
+  /// Checks a contribution of `size_bytes` to an ended step. ErrorCode::refused: the step does not wait for it, or has
+  /// another size.
   Status admit(const wire::Header& header, std::size_t size_bytes) const;
-  /// Such a contribution is here: answers it with the step's result. Does nothing for one that was not admitted.
+  /// Answers an admitted contribution, which has arrived, with the step's result. Does nothing for one that was not
+  /// admitted.
   void answer(const wire::Header& header, Requester& to);
 
   PartsInFlight in_flight;  // to be discarded
@@ -47,14 +49,14 @@ class LateResults {
   struct Ended {
     wire::Header result;
     Result<std::shared_ptr<const Buffer>> payload;
-    std::vector<std::uint32_t> ranks;  // that have yet to push it
-    std::size_t payload_bytes = 0;     // of the pool's
+    std::vector<std::uint32_t> ranks;  // the ranks that have yet to push it
+    std::size_t payload_bytes = 0;     // taken from the pool
   };
   std::list<Ended>::const_iterator find(const wire::Header& header) const;
 
   const std::shared_ptr<BufferPool> pool_;
-  const std::size_t ended_bytes_;  // what an entry costs beside its payload
-  std::size_t room_bytes_ = 0;     // for the result of the step that ends now
+  const std::size_t ended_bytes_;  // the memory of an entry beside its payload
+  std::size_t room_bytes_ = 0;     // reserved for the result of the step that ends now
   std::uint64_t last_step_ = 0;
   std::list<Ended> kept_;  // the oldest first
 };

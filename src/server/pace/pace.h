@@ -29,11 +29,11 @@ class PacedChunk {
       : state(worker_count, reduction, std::move(pool)) {}
   virtual ~PacedChunk() = default;
 
-  /// The value that the server keeps. Null where there is none.
+  /// The value that the server keeps. Null if there is none.
   virtual std::shared_ptr<const Buffer> value() = 0;
   /// Whether a push with this header updates the value by a rule that its sender has set.
   virtual bool has_rule(const wire::Header& push) const = 0;
-  /// Bytes that the update by a step of this shape takes at most, beside its sum.
+  /// The most bytes that an update by a step of this shape needs beside its sum.
   virtual std::size_t update_bytes(const wire::Header& shape) const = 0;
   /// Updates the value with `gradient` and answers the pulls that wait for it.
   virtual Status update(const wire::Header& shape, Buffer gradient) = 0;
@@ -48,25 +48,27 @@ class ChunkPace {
  public:
   virtual ~ChunkPace() = default;
 
-  /// A contribution's header has come. Refuses (ErrorCode::refused) what has no place in the open step or in the pace.
+  /// Admits a contribution whose header has arrived. ErrorCode::refused: it does not fit the open step or the pace.
   virtual Status admit(PacedChunk& chunk, const wire::Header& header, Requester& from) = 0;
-  /// Returns where an admitted contribution's payload goes: into `buffer`. For `turn` see ChunkState::place.
+  /// Returns where an admitted contribution's payload is received: in `buffer`. For `turn` see ChunkState::place.
   virtual std::span<std::byte> place(PacedChunk& chunk, const wire::Header& header, Requester& from, Buffer buffer,
                                      std::shared_ptr<const void> turn) = 0;
-  /// The first `received_bytes` of a placed payload are here.
+  /// Notes that the first `received_bytes` of a placed payload have arrived.
   virtual void progress(PacedChunk& chunk, const wire::Header& header, std::size_t received_bytes) = 0;
-  /// All of a placed payload is here. May end the step, and with it the chunk.
+  /// Notes that all of a placed payload has arrived. May end the step, and with it the chunk.
   virtual void complete(PacedChunk& chunk, const wire::Header& header) = 0;
-  /// An admitted contribution that is here as a whole, lent until `release`. May end the step, and with it the chunk.
+  /// Takes an admitted contribution that has arrived as a whole, lent until `release`. May end the step, and with it
+  /// the chunk.
   virtual void add(PacedChunk& chunk, const wire::Header& header, Requester& from, std::span<const std::byte> payload,
                    std::function<void()> release) = 0;
 
-  /// The open step ends with `payload`. `result` is what its answers begin with. The chunk's state still has the parts.
+  /// Notes that the open step ends with `payload`. `result` is the header of its answers. The chunk's state still has
+  /// the parts.
   virtual void step_ended(PacedChunk& chunk, const wire::Header& result,
                           const Result<std::shared_ptr<const Buffer>>& payload) = 0;
-  /// A requester has gone. The chunk's state has forgotten it already.
+  /// Notes that a requester has left. The chunk's state has forgotten it already.
   virtual void drop(PacedChunk& chunk, const Requester& from) = 0;
-  /// Whether the pace keeps nothing of the chunk: it may be forgotten.
+  /// Whether the pace keeps nothing of the chunk, so that the chunk may be forgotten.
   virtual bool idle() const = 0;
   /// Adds the pushes that have waited for their answers since before the given time.
   virtual void add_waiting(std::int64_t since_before_ns, std::vector<OpenChunk>& waiting) const = 0;
@@ -79,7 +81,8 @@ struct PaceTraits {
   std::size_t bytes_of_a_chunk = 0;  // what the pace of one chunk costs
 };
 
-/// The pace of one shard: what its chunks' paces share. Must outlive them. Loop thread of the shard only.
+/// The pace of one shard: what its chunks' paces share. It must outlive them. Only the loop thread of the shard uses
+/// it.
 class ShardPace {
  public:
   explicit ShardPace(PaceTraits its_traits) : traits(its_traits) {}
@@ -87,11 +90,11 @@ class ShardPace {
   ShardPace(const ShardPace&) = delete;
   ShardPace& operator=(const ShardPace&) = delete;
 
-  /// For a new chunk, which must outlive it.
+  /// Makes the pace of a new chunk, which must outlive it.
   virtual std::shared_ptr<ChunkPace> chunk_pace(PacedChunk& chunk) = 0;
   /// Ends the steps whose time is over at `time_ns` without the ranks that are missing.
   virtual void end_late_steps(std::int64_t /*time_ns*/) {}
-  /// The ranks that steps have been ended without.
+  /// The ranks without which steps have ended.
   virtual std::vector<LateRank> late_ranks() const { return {}; }
 
   const PaceTraits traits;
@@ -101,7 +104,7 @@ class ShardPace {
 struct PaceSurroundings {
   std::uint32_t worker_count = 0;
   std::shared_ptr<BufferPool> pool;
-  Loop* loop = nullptr;  // calls `end_late_steps` in time; null: the caller does
+  Loop* loop = nullptr;  // calls `end_late_steps` in time; if it is null, the caller does
   /// Told once of each rank that is late in more than one of ten steps. May be empty.
   std::function<void(std::uint32_t rank, const std::string& text)> on_notice;
 };
