@@ -4,10 +4,10 @@
         exchange.declare({"w": w})
         exchange.push_pull("w", gradient, out=w)
 
-An *array* here is anything C-contiguous in CPU memory that offers the buffer protocol or
-`__dlpack__`: of NumPy, PyTorch, JAX, `array.array` and so on. Its dtype is float32, float64, float16,
-uint8, int32 or int64 in native byte order. Nothing is copied: it is sent from and received into the
-array's own memory, except that a read-only array is copied once before it is sent.
+An *array* is any C-contiguous object in CPU memory that offers the buffer protocol or `__dlpack__`: of NumPy, PyTorch,
+JAX, `array.array` and so on. Its dtype is float32, float64, float16, uint8, int32 or int64 in native byte order.
+Nothing is copied: data is sent from and received into the array's own memory. Only a read-only array is copied once
+before it is sent.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def connect(**options: Any) -> Exchange:
 
 @dataclass
 class _Key:
-    """What is known of a declared key. `operation` is the token of the one under way, None without."""
+    """A declared key. `operation` is the token of the operation under way, or None."""
 
     name: str
     layer: int
@@ -69,7 +69,7 @@ _Jobs = Sequence[tuple[_Key, tuple[np.ndarray, ...]]]
 
 
 class Handle:
-    """One call's operations, which may still be under way. Any thread may use it."""
+    """The operations of one call, which may still be under way. Any thread may use it."""
 
     def __init__(self, exchange: Exchange, keys: Sequence[_Key], operation: object) -> None:
         self._exchange = exchange
@@ -77,28 +77,28 @@ class Handle:
         self._operation = operation
 
     def wait(self) -> None:
-        """Returns when the arrays may be read and changed again; any number of times.
+        """Returns when the arrays may be read and changed again. May be called any number of times.
 
-        Raises the PoseidonError that ended the job; the arrays that should have received hold nothing useful then.
+        Raises the PoseidonError that ended the job. The receiving arrays then hold nothing useful.
         """
         self._exchange._wait(self._keys, self._operation)
 
     @property
     def done(self) -> bool:
-        """Whether `wait()` would return at once. Raises what ended the job."""
+        """Whether `wait()` would return at once. Raises the PoseidonError that ended the job, if one has."""
         return self._exchange._done(self._keys, self._operation)
 
 
 class Exchange:
     """This worker's membership of a job whose servers keep an array for every declared key.
 
-    A *step* of a key begins when the first rank pushes (or push_pulls) it and is complete when every rank has.
-    It makes the mean or sum of what was pushed the key's new value or, with a rule, updates the value by it.
-    So each rank pushes every key equally often. Steps of different keys are independent.
+    A *step* of a key begins when the first rank pushes (or push_pulls) it, and is complete when every rank has. The
+    key's new value is the mean or sum of what was pushed. With a rule, the mean or sum updates the value. So each rank
+    must push every key the same number of times. Steps of different keys are independent.
 
-    All methods may be called from any thread; a key has one operation under way at a time. An array given to an
-    operation must be left alone until that has completed: `sync=False` returns before. The first failure ends
-    the job on every rank with the same reason, and every call raises it from then on.
+    All methods may be called from any thread. A key has one operation under way at a time. Do not touch an array of an
+    operation until it has completed; with `sync=False` the call returns before. The first failure ends the job on every
+    rank with the same reason, and every later call raises it.
     """
 
     def __init__(self, client: Client) -> None:
@@ -121,17 +121,17 @@ class Exchange:
 
     @property
     def failure(self) -> PoseidonError | None:
-        """What has ended the job, here or elsewhere, or None. Waits for nothing; for loops that compute for long."""
+        """The error that has ended the job, here or elsewhere, or None. Does not wait."""
         error = self._client.failure
         return None if isinstance(error, ShutDown) else error
 
     def declare(self, arrays: Mapping[str, Any], *, whole: bool = False, resume: bool = False) -> int:
-        """Makes keys known; the servers' values are rank 0's arrays, which are only read.
+        """Makes keys known. The servers' values become rank 0's arrays, which are only read.
 
-        Collective: all ranks declare the same keys, sizes and dtypes in the same order, Mismatch otherwise. `whole`:
-        each key lies in one piece on one server core, as LAMB needs; otherwise it is spread over all. Blocks.
-        `resume`: the servers take values, rules' state and rules from their newest checkpoint instead, if they have one
-        (docs/checkpoints.md); returns its version, the step after which it was written, otherwise 0.
+        Collective: all ranks declare the same keys, sizes and dtypes in the same order; otherwise it raises Mismatch.
+        With `whole`, each key lies in one piece on one server core, as LAMB needs; otherwise it is spread over all.
+        With `resume`, the servers take values, rules and their state from their newest checkpoint instead, if they have
+        one (docs/checkpoints.md). Returns its version, the step after which it was written, otherwise 0. Blocks.
         """
         for name in arrays:
             if not isinstance(name, str) or not name:
@@ -164,19 +164,20 @@ class Exchange:
         return int(version[0])
 
     def set_rule(self, keys: str | Iterable[str], rule: UpdateRule) -> None:
-        """From their next step on, servers update these keys by `rule`, so that push_pull and pull give parameters.
+        """Makes servers update these keys by `rule` from the next step on, so that push_pull and pull give parameters.
 
-        Every rank sets the same rule before the same step, for float32 and float64 keys; UpdateRule("none") ends it.
+        Every rank sets the same rule before the same step. Keys must be float32 or float64. UpdateRule("none") ends it.
         """
         self._check_open()
         for key in [self._key(name) for name in ([keys] if isinstance(keys, str) else keys)]:
             self._client.set_rule(key.layer, rule)
 
     def set_urgency(self, urgencies: Mapping[str, float], threshold: float = 0.5) -> None:
-        """From their next operation on, more urgent keys overtake: from 1, the first, to 0, then keys without urgency.
+        """Makes more urgent keys overtake others from their next operation on.
 
-        Keys above `threshold` take the flows of the first priority class, which the network can tell by their marks.
-        Order is all that this changes; give every rank the same.
+        Urgencies are from 1, the first, to 0. Keys without an urgency come last. Keys above `threshold` use the flows
+        of the first priority class, whose packets are marked for the network. This changes only the order. Every rank
+        sets the same.
         """
         self._check_open()
         for key, urgency in [(self._key(name), urgency) for name, urgency in urgencies.items()]:
@@ -185,12 +186,12 @@ class Exchange:
     def push_pull(
         self, keys: Keys, arrays: Arrays = None, out: Arrays = None, *, average: bool = True, sync: bool = True
     ) -> Handle:
-        """Contributes the arrays, and when every rank has, receives the keys' new values.
+        """Contributes the arrays and, when every rank has contributed, receives the keys' new values.
 
-        `keys` may be one key, several, or a mapping from key to array (then without `arrays`); `out`, of the
-        same form as `arrays`, receives, and may be the same array; without it `arrays` do. `average`: divide by
-        the number of workers, otherwise sum; the same on all ranks. All keys start together. With `sync` it
-        returns when all are done. Raises InvalidArgument, before anything starts, for what does not fit.
+        `keys` is one key, several, or a mapping from key to array (then without `arrays`). The values are received into
+        `out`, which has the form of `arrays` and may be the same arrays; without it, into `arrays`. With `average` the
+        sum is divided by the number of workers; all ranks pass the same. All keys start together. With `sync` it
+        returns when all are done. Raises InvalidArgument, before anything starts, if an argument does not fit.
         """
         given = _by_key(keys, arrays, "arrays")
         received = given if out is None else _by_key(keys if isinstance(keys, str) else list(given), out, "out")
@@ -204,16 +205,16 @@ class Exchange:
         return self._contribute(jobs, self._client.push_pull, average, sync)
 
     def push(self, keys: Keys, arrays: Arrays = None, *, average: bool = True, sync: bool = True) -> Handle:
-        """Contributes the arrays and receives nothing; completes when every rank has contributed.
+        """Contributes the arrays and receives nothing. Completes when every rank has contributed.
 
-        Otherwise as `push_pull`, which other ranks may use for the same step.
+        Otherwise it is like `push_pull`, which other ranks may use for the same step.
         """
         given = _by_key(keys, arrays, "arrays")
         jobs = [(key, (_source(key, given[key.name]),)) for key in map(self._key, given)]
         return self._contribute(jobs, self._client.push, average, sync)
 
     def pull(self, keys: Keys, out: Arrays = None, *, sync: bool = True) -> Handle:
-        """Receives the keys' values as they are now into `out`; other ranks need not take part."""
+        """Receives the keys' values as they are now into `out`. Other ranks need not take part."""
         received = _by_key(keys, out, "out")
         jobs = [(key, (_destination(key, received[key.name]),)) for key in map(self._key, received)]
         return self._begin(jobs, self._client.pull, sync)
@@ -230,9 +231,9 @@ class Exchange:
         self._client.add_layers([])  # waits for all ranks, as it compares what they add
 
     def close(self) -> None:
-        """Waits for what is under way and leaves the job, when every rank does: each serves the others. Again: nothing.
+        """Waits for operations under way and leaves the job together with all ranks, because each serves the others.
 
-        Raises the PoseidonError that ended the job before, if one has.
+        Further calls have no effect. Raises the PoseidonError that has ended the job, if one has.
         """
         if self._shut_down.alive:
             try:
@@ -247,7 +248,7 @@ class Exchange:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes; if an exception leaves the block, the other ranks are told and end with it."""
+        """Closes the exchange. If an exception leaves the block, the other ranks are told and end with it."""
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self.close()
             return

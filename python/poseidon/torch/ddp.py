@@ -1,4 +1,4 @@
-"""DistributedDataParallel: the drop-in for torch's class of that name, and a subclass of it."""
+"""DistributedDataParallel: a subclass of torch's class of that name, which it can replace."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     """Trains `module` synchronously on all workers of the job: after backward every `.grad` is the
     mean over the workers.
 
-    `scheme`: "auto" (the cheapest for each layer and step), "ps", "sfb" or "adam" for all layers, or
-    a mapping from patterns of parameter or module names to these; default: the option `scheme`.
+    `scheme` is "auto" (the cheapest for each layer and step), "ps", "sfb" or "adam" for all layers, or a
+    mapping from patterns of parameter or module names to these. The default is the option `scheme`.
     The other arguments are torch's, by position and by name. `find_unused_parameters`, `static_graph`,
-    `skip_all_reduce_unused_params`, `delay_all_reduce_named_params` and all that is about buckets and their views
-    change nothing: unused parameters are always handled exactly, without searching the graph, and there are no
-    buckets. `process_group` or a `device_mesh` of one dimension names a part of the job's ranks, which then train as
-    a job of their own; the default is all.
+    `skip_all_reduce_unused_params`, `delay_all_reduce_named_params` and all arguments about buckets and their views
+    have no effect: unused parameters are always handled exactly, without a search of the graph, and there are no
+    buckets. `process_group`, or a `device_mesh` of one dimension, names a part of the job's ranks, which then train as
+    a separate job. The default is all ranks.
 
-    Collective: every rank builds the same model in the same order. Raises Mismatch naming the first
-    difference if not, InvalidArgument naming the argument or parameter that cannot be taken.
-    Forward and backward of one model must run in one thread at a time. A copy or a pickle of the object is a model of
-    its own, which meets the other ranks in its first forward pass.
+    Collective: every rank builds the same model in the same order. Raises Mismatch, naming the first difference, if
+    the models differ. Raises InvalidArgument, naming the argument or parameter, if something is not supported.
+    Forward and backward of one model must run in one thread at a time. A copy or a pickle of the object is a separate
+    model, which meets the other ranks in its first forward pass.
     """
 
     @torch_arguments.in_torchs_order
@@ -133,7 +133,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         )
 
     def trained_model(self) -> TrainedModel:
-        """The model's part in the job. Of a copy, collective at the first call: it meets the other ranks' copies."""
+        """The model's part in the job. The first call on a copy is collective: it meets the other ranks' copies."""
         if self._trained is None:
             self._trained = self._join_job()
             here = self._trained.context
@@ -149,7 +149,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     @torch._disable_dynamo(recursive=False)  # as torch's: what is compiled is the module
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """The module's own forward; before it the buffers of rank 0 reach all ranks, as torch's class sends them."""
+        """Runs the module's forward. Before it, rank 0's buffers reach all ranks, as torch's class sends them."""
         # Asked here and not in a function, which would itself be compiled.
         if compiler is not None:
             compiles = compiler()
@@ -250,9 +250,9 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside, backward passes whose forward ran inside too accumulate gradients without exchange.
+        """Accumulates gradients without exchange in backward passes whose forward and backward run inside.
 
-        The first backward outside exchanges what was accumulated.
+        The first backward outside exchanges the accumulated gradients.
         """
         before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
@@ -268,12 +268,12 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> AbstractContextManager[None]:
-        """Trains with a different number of batches on each rank: a rank that leaves keeps the others going.
+        """Trains with a different number of batches on each rank. A rank without data takes part without contributing.
 
-        Gradients are divided by the world size, or, with `divide_by_initial_world_size=False`, by the
-        number of ranks that still have data. With `throw_on_early_termination` all ranks raise once one
-        has run out. In the end every rank has the model of those that trained longest. Where torch.distributed runs
-        this is its `Join` for this model alone.
+        Gradients are divided by the world size or, with `divide_by_initial_world_size=False`, by the number of ranks
+        that still have data. With `throw_on_early_termination` all ranks raise an error when one has no data left. In
+        the end every rank has the model of the ranks that trained longest. If torch.distributed is initialized, this
+        is its `Join` for this model alone.
         """
         if not enable or self.synchronizer is None:
             return nullcontext()
@@ -329,12 +329,12 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     @property
     def join_device(self) -> torch.device:
-        """Where `Join` keeps what it exchanges."""
+        """The device on which `Join` keeps what it exchanges."""
         return self.device
 
     @property
     def join_process_group(self) -> Any:
-        """The group over which `Join` counts the ranks; PoseidonError where torch.distributed does not run."""
+        """The group over which `Join` counts the ranks. PoseidonError if torch.distributed is not initialized."""
         if self.process_group is None:
             raise PoseidonError(
                 "torch.distributed.algorithms.Join needs torch.distributed: call init_process_group() before wrapping "
@@ -346,7 +346,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     @property
     def reducer(self) -> Reducer:
-        """What answers for torch's reducer."""
+        """The object that answers for torch's reducer."""
         return Reducer(self)
 
     @property
@@ -364,10 +364,10 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         return self._comm_hook_name
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
-        """Lets `hook` average the gradients, over torch.distributed, in the place of Poseidon's exchange.
+        """Lets `hook` average the gradients over torch.distributed, instead of Poseidon's exchange.
 
-        `allreduce_hook` is what Poseidon does anyway and changes nothing. Any other hook of torch's form runs on
-        buckets at the end of backward, so that neither schemes nor overlap are left: InvalidArgument without
+        `allreduce_hook` does what Poseidon does anyway, so it changes nothing. Any other hook of torch's form runs on
+        buckets at the end of backward, without schemes and without overlap. Raises InvalidArgument without
         torch.distributed, or with a DistributedOptimizer.
         """
         try:
@@ -414,13 +414,13 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             self.synchronizer.static_graph = True
 
     def _update_process_group(self, new_process_group: Any) -> None:
-        """Trains on with the ranks of another group, which meet in the next forward pass."""
+        """Continues with the ranks of another group, which meet in the next forward pass."""
         self.trained_model().detach()
         self.process_group, self._trained = new_process_group, None
 
     @property
     def synchronizer(self) -> Synchronizer | None:
-        """What exchanges this model's gradients; None with one worker."""
+        """The object that exchanges this model's gradients. None with one worker."""
         return self.trained_model().sync
 
     @property
@@ -429,29 +429,29 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         return self.trained_model().entries
 
     def plan(self, link_bits_per_s: float | None = None) -> PlanTable:
-        """What the next step will do, layer by layer: scheme, bytes and why; with a link rate also the time.
+        """The plan of the next step, layer by layer: scheme, bytes and reason, and with a link rate the time.
 
-        With updates on the workers also the urgency and priority class of each layer.
+        With updates on the workers it also has the urgency and priority class of each layer.
         """
         trained = self.trained_model()
         priorities = None if trained.sync is None else trained.sync.priorities
         return make_plan_table(trained.entries, trained.context, priorities, link_bits_per_s)
 
     def record(self, enabled: bool = True) -> None:
-        """Keeps the timing of every synchronizing step from now on, for `recorded_steps()`."""
+        """Records the timing of every synchronizing step from now on, for `recorded_steps()`."""
         self.trained_model().recorder.enabled = enabled
 
     def recorded_steps(self) -> list[StepRecord]:
-        """The steps since `record(True)`, oldest first. Waits for what is in flight."""
+        """The steps since `record(True)`, oldest first. Waits for gradients in flight."""
         trained = self.trained_model()
         if trained.sync is not None:
             trained.sync.settle()
         return list(trained.recorder.steps)
 
     def synchronization_stats(self) -> list[LayerSynchronization]:
-        """How the last step's synchronization went, by layer in the order of backward; empty with one worker.
+        """The figures of the last step's synchronization, by layer in the order of backward. Empty with one worker.
 
-        Waits for what is in flight.
+        Waits for gradients in flight.
         """
         trained = self.trained_model()
         if trained.sync is None or trained.context.client is None:

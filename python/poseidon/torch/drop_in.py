@@ -1,4 +1,4 @@
-"""Runs a program that knows only torch.distributed with Poseidon, without a changed line.
+"""Runs a program that is written for torch.distributed with Poseidon, without a changed line.
 
     torchrun --nproc-per-node 4 -m poseidon.torch.drop_in train.py --epochs 3
     poseidon run -n 4 --drop-in train.py --epochs 3

@@ -1,7 +1,8 @@
 """Updates that overlap with communication, for Hugging Face's Accelerate and Trainer.
 
-Both make the DistributedDataParallel themselves: have it be Poseidon's by `poseidon run --drop-in` or
-`poseidon.torch.replace_ddp()`. What is here puts a `poseidon.DistributedOptimizer` around the optimizer.
+Both make the DistributedDataParallel themselves. Start the program with `poseidon run --drop-in`, or call
+`poseidon.torch.replace_ddp()`, so that it is Poseidon's class. The functions here put a
+`poseidon.DistributedOptimizer` around the optimizer.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ except ImportError:  # Accelerate alone
 
 
 def overlap(optimizer: Any, model: Any, **arguments: Any) -> DistributedOptimizer:
-    """Makes the optimizer inside `optimizer` a DistributedOptimizer; returns that.
+    """Puts a DistributedOptimizer inside `optimizer`, around the optimizer that it contains, and returns it.
 
     `optimizer` and `model` are what `accelerator.prepare()` has returned; `arguments` are DistributedOptimizer's, such
-    as `update="server"`. Collective. InvalidArgument where the model is not wrapped by Poseidon.
+    as `update="server"`. Collective. Raises InvalidArgument if the model is not wrapped by Poseidon.
     """
     if not hasattr(optimizer, "optimizer"):
         raise InvalidArgument(
@@ -35,10 +36,10 @@ def overlap(optimizer: Any, model: Any, **arguments: Any) -> DistributedOptimize
 
 
 class OverlapCallback(TrainerCallback):  # type: ignore[misc]
-    """Has a Trainer train with a DistributedOptimizer: `trainer.add_callback(OverlapCallback(trainer))`.
+    """Makes a Trainer train with a DistributedOptimizer: `trainer.add_callback(OverlapCallback(trainer))`.
 
-    `arguments` are DistributedOptimizer's. Trainer clips gradients, for which it waits for all of them: to overlap
-    with the next forward pass give it `max_grad_norm=0`, and `max_norm=1.0, clip="previous"` here.
+    `arguments` are DistributedOptimizer's. Trainer clips gradients, and for this it waits for all of them. To overlap
+    with the next forward pass, pass it `max_grad_norm=0`, and pass `max_norm=1.0, clip="previous"` here.
     """
 
     def __init__(self, trainer: Any, **arguments: Any) -> None:
@@ -46,7 +47,7 @@ class OverlapCallback(TrainerCallback):  # type: ignore[misc]
         self._arguments = arguments
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Puts the DistributedOptimizer in place: model and optimizer have just been prepared."""
+        """Puts the DistributedOptimizer in place. Trainer has just prepared model and optimizer."""
         optimizer, model = self._trainer.optimizer, self._trainer.model_wrapped
         inside = optimizer.optimizer
         if not isinstance(inside, DistributedOptimizer):

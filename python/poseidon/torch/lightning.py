@@ -22,17 +22,18 @@ _PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lig
 
 
 def strategy_class(package: str) -> type[Any]:
-    """PoseidonStrategy for the Trainer of `package`, lightning.pytorch or pytorch_lightning, which know nothing of
-    each other; for a program that has imported both."""
+    """PoseidonStrategy for the Trainer of `package`: lightning.pytorch or pytorch_lightning.
+
+    A program that has imported both packages needs it, because they know nothing of each other."""
     base: Any = importlib.import_module(f"{package}.strategies").DDPStrategy
 
     class PoseidonStrategy(base):  # type: ignore[misc]
-        """Lightning's DDPStrategy with Poseidon's DistributedDataParallel in the place of torch's.
+        """Lightning's DDPStrategy with Poseidon's DistributedDataParallel instead of torch's.
 
-        `overlap` puts a `poseidon.DistributedOptimizer` around each optimizer: True, or its arguments, such as
-        `{"update": "server"}`. `options` are those of `poseidon.init()`, which it calls unless the program has.
-        The other arguments are DDPStrategy's; what that passes on to torch's class goes to Poseidon's, such as
-        `scheme`. Collective, as all of Lightning's strategies.
+        `overlap` puts a `poseidon.DistributedOptimizer` around each optimizer. It is True, or a dict of arguments such
+        as `{"update": "server"}`. `options` are those of `poseidon.init()`, which the strategy calls unless the program
+        has called it. The other arguments are DDPStrategy's. Those that it passes on to torch's class go to Poseidon's
+        class, such as `scheme`. Collective, as all of Lightning's strategies.
         """
 
         optimizers: Any
@@ -74,7 +75,7 @@ def strategy_class(package: str) -> type[Any]:
 
 
 def _imported_package() -> str:
-    """That whose Trainer the program uses, as far as one can tell."""
+    """The package whose Trainer the program probably uses."""
     loaded = [package for name, package in _PACKAGES.items() if package in sys.modules]
     if loaded:
         return loaded[0]

@@ -1,4 +1,4 @@
-"""Puts Poseidon's DistributedDataParallel in the place of torch's, so that programs that know only that use it."""
+"""Replaces torch's DistributedDataParallel by Poseidon's, for programs that are written for torch's class."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ Restore = Callable[[], None]
 
 
 def replace_ddp() -> Restore:
-    """From now on torch.nn.parallel.DistributedDataParallel is Poseidon's, also in modules that have imported it before
-    and in processes that `multiprocessing` spawns; returns what undoes it. Where that is so already it does nothing.
+    """Makes torch.nn.parallel.DistributedDataParallel Poseidon's class, and returns a function that undoes it.
 
-    Raises InvalidArgument naming a class that is derived from torch's already, which would stay torch's.
+    This includes modules that have imported the class before, and processes that `multiprocessing` spawns. Further
+    calls have no effect. Raises InvalidArgument, naming the class, if a class is already derived from torch's, because
+    that class would stay torch's.
     """
     with suppress(ImportError):
         importlib.import_module(_KEEPS_TORCHS)
@@ -63,7 +64,7 @@ def _names_of_torchs(module: Any) -> list[str]:
 
 
 class _Replacement:
-    """Among what a spawned process unpickles before it imports the program; then it replaces the class, too."""
+    """A spawned process unpickles this before it imports the program, and then replaces the class, too."""
 
     def __reduce__(self) -> tuple[Callable[[], Restore], tuple[()]]:
         return replace_ddp, ()

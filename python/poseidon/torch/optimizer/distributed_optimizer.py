@@ -63,22 +63,22 @@ def _scaling(name: str, on_servers: Any) -> Any:
 
 
 class DistributedOptimizer(Optimizer):
-    """Trains the parameters of `optimizer`, of which `model` synchronizes the gradients, with less waiting.
+    """Trains the parameters of `optimizer`, whose gradients `model` synchronizes, with less waiting.
 
-    `update="worker"` (the default): the end of backward and `step()` wait for nothing. Each parameter is updated when
-    its gradient has arrived, and whoever uses it next, as a rule the next forward pass, waits for it alone. What is
-    needed first is exchanged first. The bits are those of `optimizer` itself, for any optimizer whose
-    update is per parameter. `max_norm` clips the gradients by their total 2-norm: `clip="gathered"` waits for
-    all of them, "previous" takes the norm of the step before. See docs/distributed-optimizer.md.
+    `update="worker"` (the default): neither the end of backward nor `step()` waits. Each parameter is updated when its
+    gradient has arrived. The next use of a parameter, as a rule the next forward pass, waits for that parameter alone.
+    Gradients that are needed first are exchanged first. The bits are those of `optimizer` itself, for any optimizer
+    whose update is per parameter. `max_norm` clips the gradients by their total 2-norm: `clip="gathered"` waits for
+    all of them, and "previous" takes the norm of the step before. See docs/distributed-optimizer.md.
 
-    `update="server"`: the servers hold the parameters and the optimizer's state, and update them; for
-    torch.optim.SGD, Adam and AdamW. See docs/server-update.md. `resume` goes on from what they have saved in
-    `checkpoint_dir`, if anything: `resumed_version` is then the step after which that was, otherwise 0. See
-    docs/checkpoints.md.
+    `update="server"`: the servers hold the parameters and the optimizer's state, and update them. This is for
+    torch.optim.SGD, Adam and AdamW. See docs/server-update.md. `resume` goes on from what the servers have saved in
+    `checkpoint_dir`, if there is something. `resumed_version` is then the step after which it was saved, otherwise 0.
+    See docs/checkpoints.md.
 
-    Replace `optimizer` by this object. `param_groups`, hooks and learning-rate schedulers work as before. With one
+    Use this object instead of `optimizer`. `param_groups`, hooks and learning-rate schedulers work as before. With one
     worker the optimizer itself runs. Collective: every rank wraps the same optimizer. Raises InvalidArgument, saying
-    what to use instead, for an optimizer that cannot be run so, Mismatch where the ranks' optimizers differ.
+    what to use instead, for an optimizer that is not supported. Raises Mismatch if the ranks' optimizers differ.
     """
 
     def __init__(
@@ -201,14 +201,14 @@ class DistributedOptimizer(Optimizer):
         return self._server
 
     def keep_undo(self) -> UpdateUndo | None:
-        """From now on each update keeps what it overwrites, for `Recovery`; None where none waits for its gradient."""
+        """Makes each update keep what it overwrites, for `Recovery`. None if no update waits for its gradient."""
         if self._worker is None or self._model.synchronizer is None:
             return None
         self._worker.undo = UpdateUndo(self._inner)
         return self._worker.undo
 
     def updates(self, entry: SyncedParameter) -> bool:
-        """Whether it is this optimizer that updates the parameter, here or on the servers."""
+        """Whether this optimizer updates the parameter, here or on the servers."""
         if self._server is not None:
             return entry in self._server.entries
         return entry.updater is not None and entry.updater is self._worker
@@ -223,10 +223,10 @@ class DistributedOptimizer(Optimizer):
     @torch._disable_dynamo
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """The optimizer's step(): updates wait for their gradients, which nobody waits for here.
+        """The optimizer's step(). It does not wait: each update is made when its gradient has arrived.
 
-        `closure`, if given, is called once and runs the backward. With updates on the servers: PoseidonError where
-        the optimizer itself would now do something else than they did.
+        `closure`, if given, is called once and runs the backward. With updates on the servers it raises PoseidonError
+        if the optimizer itself would now do something else than the servers did.
         """
         self._inner._opt_called = True  # for schedulers that were made with it
         loss = None
@@ -241,18 +241,19 @@ class DistributedOptimizer(Optimizer):
 
     @property
     def step_count(self) -> int:
-        """Calls of `step()` that this object has had."""
+        """The number of calls of `step()`."""
         return self._steps_made
 
     def missed_steps(self) -> Iterator[int]:
-        """With stragglers=drop: one item for each step that was completed without this worker; not collective.
+        """With stragglers=drop, yields once for each step that was completed without this worker. Not collective.
 
             for _ in optimizer.missed_steps():
                 optimizer.step()                    # and what else follows backward in the loop
 
-        For each, the gradients are those of the workers that made it, as after a backward pass of this worker; what was
-        in `.grad` is gone. Ends when this worker is no longer behind. Iterate after `step()`, and count the loop's
-        steps by `step_count`. InvalidArgument where the optimizer has only a part of the model.
+        For each step, the gradients are those of the workers that made it, as after a backward pass of this worker.
+        They replace what was in `.grad`. The iteration ends when this worker is no longer behind. Iterate after
+        `step()`, and count the loop's steps by `step_count`. Raises InvalidArgument if the optimizer has only a part
+        of the model.
         """
         sync = self._model.synchronizer
         if sync is None or context().settings.stragglers != "drop":
@@ -267,7 +268,7 @@ class DistributedOptimizer(Optimizer):
                 raise PoseidonError("a missed step was not made: call step() for every item of missed_steps()")
 
     def _has_gradients_to_use(self) -> bool:
-        """Whether there are gradients, neither cleared nor such that a GradScaler leaves the step out."""
+        """Whether there are gradients that are not cleared and with which a GradScaler does not skip the step."""
         grads = [param.grad for group in self.param_groups for param in group["params"] if param.grad is not None]
         grads = [grad._values() if grad.is_sparse else grad for grad in grads]
         return any(bool(grad.any()) for grad in grads) and all(bool(grad.isfinite().all()) for grad in grads)
@@ -282,10 +283,10 @@ class DistributedOptimizer(Optimizer):
             )
 
     def synchronize(self) -> None:
-        """Waits until all gradients are in place, and after `step()` all updates.
+        """Waits until all gradients are in place and, after `step()`, all updates.
 
-        Needed only before parameters or gradients are reached past PyTorch: through pointers or views that were made
-        before, or by compiled code.
+        It is needed only before code reaches parameters or gradients past PyTorch: through pointers or views that were
+        made before, or in compiled code.
         """
         if self._worker is not None:
             self._worker.synchronize()
@@ -336,8 +337,8 @@ class DistributedOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a checkpoint of this class or of the torch optimizer.
 
-        With updates on the servers it is collective, every rank passes the same, and it makes rank 0's
-        parameters everybody's, so load the model's before.
+        With updates on the servers it is collective, and every rank passes the same. It also gives rank 0's parameters
+        to everybody, so load the model first.
         """
         if self._on_servers:
             check_options(state_dict["param_groups"])
@@ -358,9 +359,9 @@ class DistributedOptimizer(Optimizer):
             self.state.clear()
 
     def connect(self, restored: bool) -> None:
-        """Collective, for `Recovery`: from here on the servers are those of the job's present membership.
+        """Connects to the servers of the job's present membership. Collective, for `Recovery`.
 
-        `restored`: they have the values of a checkpoint. Otherwise they get rank 0's parameters and state.
+        `restored` says that they have the values of a checkpoint. Otherwise they get rank 0's parameters and state.
         """
         here = context()
         assert here.client is not None
@@ -373,7 +374,7 @@ class DistributedOptimizer(Optimizer):
             self._hand_over_state()
 
     def disconnect(self) -> None:
-        """For `Recovery`: the servers are gone; what is loaded meanwhile stays here."""
+        """Notes that the servers are lost, for `Recovery`. State that is loaded meanwhile stays on this worker."""
         if self._server is not None:
             self._server.disconnect()
 
@@ -382,24 +383,24 @@ class DistributedOptimizer(Optimizer):
         return super().state_dict()
 
     def push_parameters(self) -> None:
-        """With updates on the servers: makes rank 0's parameters theirs and everybody's; the optimizer's state stays.
+        """With updates on the servers, gives rank 0's parameters to the servers and to every rank. The state stays.
 
-        Collective. Needed after parameters were changed on the workers (`model.load_state_dict`, an edit).
+        Collective. It is needed after parameters were changed on the workers (`model.load_state_dict`, an edit).
         """
         if self._server is not None:
             self._server.push_parameters()
 
     def pull_parameters(self) -> None:
-        """With updates on the servers: makes their parameters everybody's. Collective; called after `step()`.
+        """With updates on the servers, gives the servers' parameters to every rank. Collective; call it after `step()`.
 
-        With consistency=ssp and async the ranks' parameters differ by the updates that each has not seen yet: needed
-        before ranks are to agree, at the end of training or of an epoch. Otherwise it changes nothing.
+        With consistency=ssp and async the ranks' parameters differ by the updates that each has not seen yet. So call
+        this when the ranks must agree, at the end of training or of an epoch. Otherwise it changes nothing.
         """
         if self._server is not None:
             self._server.pull_parameters()
 
     def memory(self) -> OptimizerMemory:
-        """Where the optimizer's state is. With dedicated servers this process has none."""
+        """The bytes of optimizer state, here and with `update="worker"`. With dedicated servers this process has none."""
         if self._server is not None:
             return OptimizerMemory(*self._server.state_bytes())
         tensors = [value for state in self.state.values() for value in state.values()]
@@ -408,9 +409,9 @@ class DistributedOptimizer(Optimizer):
 
     @property
     def priority_threshold(self) -> float | None:
-        """The urgency above which layers are exchanged in class 0, as it is now.
+        """The present threshold: layers whose urgency is above it are exchanged in class 0.
 
-        None where there is nothing to decide: with one worker, updates on the servers, or priority_threshold=coarse.
+        None if there is nothing to decide: with one worker, updates on the servers, or priority_threshold=coarse.
         """
         priorities = None if self._model.synchronizer is None else self._model.synchronizer.priorities
         return None if priorities is None or self._on_servers else priorities.threshold
@@ -422,7 +423,7 @@ class DistributedOptimizer(Optimizer):
         return priorities is None or self._on_servers or priorities.settled
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group to the optimizer. InvalidArgument with updates on the servers, which know their parameters."""
+        """Adds a group to the optimizer. Raises InvalidArgument with updates on the servers."""
         if self._worker is None and self._server is None:
             super().add_param_group(param_group)  # from Optimizer.__init__
             return
@@ -446,7 +447,7 @@ class DistributedOptimizer(Optimizer):
 
 
 def _refuse_what_is_lost(update: str | None, max_norm: float | None, clip: str, resume: bool) -> None:
-    """With on_failure=rejoin or shrink: what a worker that replaces another could not be given."""
+    """Refuses, with on_failure=rejoin or shrink, settings whose state a replacement could not be given."""
     settings = context().settings
     if update == "server" and not settings.checkpoint_dir:
         raise InvalidArgument(

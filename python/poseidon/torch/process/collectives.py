@@ -1,7 +1,7 @@
-"""Collectives for what a training script computes beside gradients: metrics, predictions, a decision of one rank.
+"""Collectives for values that a training script computes beside gradients: metrics, predictions, decisions of a rank.
 
-Every rank makes the same calls in the same order, from the thread that trains. Each blocks up to the job's `timeout`.
-Gradients may be in flight meanwhile. Values are added in rank order and every rank gets the same bits. No
+Every rank makes the same calls in the same order, from the thread that trains. Each call blocks up to the job's
+`timeout`. Gradients may be in flight meanwhile. Values are added in rank order, and every rank gets the same bits. No
 gradient flows through. Calls that differ between the ranks raise Mismatch on all of them, and change nothing.
 """
 
@@ -50,11 +50,11 @@ _NUMBER = struct.Struct("<Bqdd")  # kind, whole number, real part, imaginary par
 def all_reduce(value: Value, op: str = "sum") -> Any:
     """The sum, mean, min, max or product of all ranks' `value`, on every rank.
 
-    A tensor, of one shape and dtype on all ranks, is overwritten and returned: any device and memory format. 16-bit
-    numbers are added in 32 bits and rounded once. A Python number stays as it is and a number is returned: numbers are
-    added exactly as Python does, and may be whole on one rank and not on another. In a tensor whole numbers wrap around
-    as in torch, and truth values stay such: their sum is whether any is true. Raises InvalidArgument for what has no
-    such result, as a mean of whole numbers in a tensor of such.
+    A tensor is overwritten and returned. It has one shape and dtype on all ranks, and any device and memory format.
+    16-bit numbers are added in 32 bits and rounded once. Whole numbers wrap around as in torch. The sum of booleans is
+    whether any is true. For a Python number the result is a number. Numbers are added exactly as Python does, and may
+    be int on one rank and float on another. Raises InvalidArgument if there is no such result, such as the mean of a
+    tensor of whole numbers.
     """
     result = _reduce("all_reduce", value, op, "")
     if not isinstance(value, torch.Tensor):
@@ -63,7 +63,7 @@ def all_reduce(value: Value, op: str = "sum") -> Any:
 
 
 def reduce(value: Value, root: int = 0, op: str = "sum") -> Any:
-    """As `all_reduce`, but for rank `root` alone: the others' tensors stay as they are, and they get None."""
+    """The same as `all_reduce`, but only for rank `root`. The others' tensors stay as they are, and they get None."""
     _check_root(root)
     result = _reduce("reduce", value, op, f" to rank {root}")
     if own_rank() != root:
@@ -72,9 +72,9 @@ def reduce(value: Value, root: int = 0, op: str = "sum") -> Any:
 
 
 def all_gather(value: Value) -> list[Any]:
-    """Every rank's `value`, by rank: new tensors of the shape, dtype and device of this one, or Python numbers.
+    """A list of every rank's `value`, by rank: new tensors of this value's shape, dtype and device, or Python numbers.
 
-    A tensor has one shape and dtype on all ranks; any dtype and memory format.
+    A tensor has one shape and dtype on all ranks. Any dtype and memory format is allowed.
     """
     if not isinstance(value, torch.Tensor):
         return _gather_numbers("all_gather", value)
@@ -91,8 +91,8 @@ def all_gather(value: Value) -> list[Any]:
 def broadcast(tensors: torch.Tensor | Iterable[torch.Tensor], root: int = 0) -> None:
     """Overwrites `tensors` on every rank with those of rank `root`.
 
-    Every rank passes equally many of the same shapes and dtypes, in the same order; any dtype,
-    device and memory format. Raises InvalidArgument for a root that is no rank.
+    Every rank passes tensors of the same number, shapes and dtypes, in the same order. Any dtype, device and memory
+    format is allowed. Raises InvalidArgument if `root` is no rank.
     """
     _check_root(root)
     every = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)

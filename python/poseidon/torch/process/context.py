@@ -1,4 +1,4 @@
-"""This process's place in the job: init, rank, world size, barrier and shutdown; and in those of process groups."""
+"""This process's place in its job, and in the jobs of process groups: init, rank, world size, barrier, shutdown."""
 
 from __future__ import annotations
 
@@ -104,13 +104,13 @@ _process = _TorchProcess()
 
 
 def init(**options: Any) -> None:
-    """Joins the job that torch.distributed, or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (torchrun sets them), or
-    Slurm's variables describe.
+    """Joins the job. Waits for all ranks, up to `timeout`.
 
-    `options` are those of `poseidon.options`, e.g. `timeout=60`; a keyword beats the environment.
-    Waits for all ranks, up to `timeout`. With one worker it connects to nothing, with on_failure=rejoin or shrink
-    `Recovery` does so later. Raises a PoseidonError that names what is missing or who did not come; then, and after
-    `shutdown()`, it may be called again. dist.init_process_group() may come before or after it.
+    torch.distributed describes the job, if it is initialized; otherwise RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
+    do (torchrun sets them), or Slurm's variables. `options` are those of `poseidon.options`, e.g. `timeout=60`. A
+    keyword beats the environment. With one worker it connects to nothing. With on_failure=rejoin or shrink `Recovery`
+    connects later. Raises a PoseidonError that names what is missing or who did not come. It may be called again then,
+    and after `shutdown()`. dist.init_process_group() may come before or after it.
     """
     if _process.own is not None:
         raise InvalidArgument("poseidon.init() was called twice: call shutdown() in between, or leave one out")
@@ -151,7 +151,7 @@ def world_size() -> int:
 
 
 def barrier() -> None:
-    """Returns once every rank has called it; an error of a rank that fails or is too late."""
+    """Returns once every rank has called it. Raises a PoseidonError if a rank fails or is too late."""
     control = collective_control("barrier")
     if control is not None:
         control.barrier()
@@ -163,18 +163,18 @@ def collective_control(caller: str) -> Control | None:
 
 
 def straggler_report() -> list[LateRank]:
-    """With stragglers=drop: the ranks that steps have been completed without, and how often; those never late left out.
+    """With stragglers=drop, the ranks without which steps were completed, and how often. Leaves out ranks never late.
 
-    This rank, from the answers that it got, and the others as the server of this process has seen them.
+    The figures of this rank come from the answers that it got, those of others from the server in this process.
     """
     client = context().client
     return [] if client is None else client.straggler_report()
 
 
 def shutdown() -> None:
-    """Leaves the job, and those of process groups, after what is in flight. Does nothing if there is none; runs by
-    itself when the process ends.
+    """Leaves the job, and the jobs of process groups, when nothing is in flight any more.
 
-    With stragglers=drop and consistency=ssp or async it waits for all ranks: those behind need this one's server.
+    It does nothing if there is no job. It runs by itself when the process ends. With stragglers=drop and with
+    consistency=ssp or async it waits for all ranks, because ranks that are behind need this one's server.
     """
     _process.end()

@@ -12,7 +12,7 @@ from poseidon.torch.recovery.objects import TrainingObjects
 
 
 class Recovery(recovery.Recovery):
-    """Trains in attempts: one that fails because another worker is lost is made again, with its replacement.
+    """Trains in attempts. An attempt that fails because another worker is lost is made again, with its replacement.
 
         recovery = poseidon.Recovery(model, optimizer, scheduler, seed=0)
         while recovery.until(steps):
@@ -20,21 +20,21 @@ class Recovery(recovery.Recovery):
                 inputs, targets = batch(recovery.step, poseidon.rank(), poseidon.world_size())
                 ...
 
-    `objects`: every poseidon.DistributedDataParallel of the job, the first one first, and whatever else a step
+    `objects` are every poseidon.DistributedDataParallel of the job, one of them first, and everything else that a step
     changes: optimizers, schedulers, a GradScaler, averages of weights; anything with state_dict() and
-    load_state_dict(). `seed`: every attempt seeds torch's, NumPy's and Python's random numbers from it, the rank and
-    the step; None: they run on, and a worker that replaces another has its own. `undo=False` saves a copy of parameters
-    and optimizer state, where nothing is exchanged between an optimizer's step() and the end of the attempt.
+    load_state_dict(). With `seed`, every attempt seeds torch's, NumPy's and Python's random numbers from it, the rank
+    and the step. Without it they go on, and a replacement has its own. `undo=False` avoids a copy of parameters and
+    optimizer state. It is allowed if nothing is exchanged between an optimizer's step() and the end of the attempt.
 
-    `directory`: rank 0 writes a snapshot there every `every` steps and keeps the newest `keep`; when all processes are
-    new, they go on from the newest. With on_failure=abort, or one worker, that is all that is left of it.
+    Rank 0 writes a snapshot to `directory` every `every` steps and keeps the newest `keep`. If all processes are new,
+    they go on from the newest snapshot. With on_failure=abort, or one worker, `Recovery` does nothing else.
 
-    With update="server" all ranks go back to a version that the servers have saved in `checkpoint_dir`, which takes the
-    place of `directory` and `undo`; each attempt then makes one synchronizing backward.
+    With update="server" all ranks go back to a version that the servers have saved in `checkpoint_dir`. It replaces
+    `directory` and `undo`. Each attempt then makes one synchronizing backward.
 
     Collective: with on_failure=rejoin or shrink the workers meet here, not in `init`. Raises InvalidArgument for
-    objects without a state, Mismatch where the ranks differ, PoseidonTimeout naming who did not come. Used from the
-    thread that trains. See docs/recovery.md.
+    objects without a state, Mismatch if the ranks differ, and PoseidonTimeout naming the ranks that did not come. Use
+    it from the thread that trains. See docs/recovery.md.
     """
 
     def __init__(
