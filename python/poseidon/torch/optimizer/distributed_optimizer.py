@@ -400,7 +400,7 @@ class DistributedOptimizer(Optimizer):
             self._server.pull_parameters()
 
     def memory(self) -> OptimizerMemory:
-        """The bytes of optimizer state, here and with `update="worker"`. With dedicated servers this process has none."""
+        """The bytes of optimizer state, here and with `update="worker"`. With dedicated servers none are here."""
         if self._server is not None:
             return OptimizerMemory(*self._server.state_bytes())
         tensors = [value for state in self.state.values() for value in state.values()]
