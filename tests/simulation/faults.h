@@ -1,4 +1,4 @@
-// Faults: which message suffers what, drawn from a seed.
+// Faults: which fault each message gets, drawn from a seed.
 #pragma once
 
 #include <array>
@@ -17,25 +17,25 @@ namespace poseidon::testing {
 
 enum class Fault : std::uint8_t {
   drop,       // a message vanishes
-  delay,      // it waits, and all behind it on its connection
-  duplicate,  // it comes twice
-  reorder,    // later ones overtake it
+  delay,      // a message waits, and so do all behind it on its connection
+  duplicate,  // a message comes twice
+  reorder,    // later messages overtake it
   cut,        // the connection ends at both ends, perhaps in the middle of a payload
-  half_cut,   // it ends at one end; the other goes on talking to nobody
+  half_cut,   // the connection ends at one end; the other end goes on sending to nobody
   partition,  // between two groups of slots nothing crosses for a while, in one direction or in both
   refusal,    // an attempt to connect is refused
   kill,       // a process vanishes without a goodbye
-  replace,    // it is cut off for a while, and replaced although it lives
+  replace,    // a process is cut off for a while, and replaced although it lives
 };
 inline constexpr std::size_t kFaultKinds = 10;
 std::string_view fault_name(Fault fault);
 
-/// Of each fault, by its number.
+/// A count for each fault, by the fault's number.
 using FaultCounts = std::array<std::size_t, kFaultKinds>;
 std::string describe(const FaultCounts& counts);
 std::size_t total(const FaultCounts& counts);
 
-/// Of each fault: its chance per message; a refusal's per attempt to connect.
+/// The chance of each fault per message. For a refusal it is the chance per attempt to connect.
 struct FaultRates {
   std::array<double, kFaultKinds> chances{};
   double& operator[](Fault fault) { return chances[static_cast<std::size_t>(fault)]; }
@@ -46,12 +46,12 @@ struct FaultRates {
 std::uint64_t mix(std::uint64_t seed, std::uint64_t value);
 std::uint64_t mix(std::uint64_t seed, std::string_view text);
 
-/// What happens to one message, and bits to choose the details by.
+/// The fault of one message, and random bits that choose its details.
 struct Draw {
   std::optional<Fault> fault;
   std::uint64_t bits = 0;
 
-  /// A number from 0 to `bound` − 1; `salt` tells the details of one draw apart.
+  /// A number from 0 to `bound` − 1. Different `salt` values give different details of one draw.
   std::uint64_t below(std::uint64_t bound, std::uint64_t salt) const { return mix(bits, salt) % bound; }
 };
 
@@ -64,7 +64,7 @@ class FaultLog {
   void note(Fault fault, const std::string& where);
   FaultCounts counts() const;
   std::size_t total() const;
-  /// The last ones, one a line, with the milliseconds since the log began.
+  /// The last faults, one a line, with the milliseconds since the log began.
   std::string last() const;
 
  private:

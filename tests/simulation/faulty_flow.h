@@ -17,7 +17,7 @@
 
 namespace poseidon::testing {
 
-/// Between whom a flow is, as one end sees it.
+/// The two ends of a flow, as one of them sees it.
 struct Wire {
   std::shared_ptr<FaultyNetwork> network;
   std::string connection;  // its name
@@ -25,9 +25,9 @@ struct Wire {
   std::shared_ptr<Node> peer;
 };
 
-/// Loop thread only. What arrives is copied and suffers its fault here, at the receiving end; a process that dies and
-/// an end that alone believes the connection to be over are drawn at the sending end. While it has a receiver, or the
-/// medium is open, a registration with the loop keeps it alive.
+/// Only the loop thread uses it. Arriving messages are copied and get their faults here, at the receiving end. Kills
+/// and half cuts are drawn at the sending end. While the flow has a receiver, or the medium is open, a registration
+/// with the loop keeps it alive.
 class FaultyFlow final : public Flow, private Receiver, public std::enable_shared_from_this<FaultyFlow> {
  public:
   using Done = std::function<void(const Status&)>;
@@ -43,7 +43,7 @@ class FaultyFlow final : public Flow, private Receiver, public std::enable_share
   std::uint64_t bytes_sent() const override { return 0; }
   std::uint64_t bytes_received() const override { return 0; }
 
-  /// The connection ends, for this end at once; whether the other one learns of it.
+  /// Ends the connection, for this end at once. The argument says whether the other end learns of it.
   void lose(const std::string& why, bool tell_peer);
 
  private:
@@ -83,7 +83,7 @@ class FaultyFlow final : public Flow, private Receiver, public std::enable_share
   Loop& loop_;
   const std::shared_ptr<Flow> medium_;
   const Wire wire_;
-  const std::uint64_t send_key_;  // of what is drawn
+  const std::uint64_t send_key_;  // the key of this end's draws
   const std::uint64_t arrival_key_;
   Loop::TimerId registration_ = 0;  // a timer that never fires; 0: none
 

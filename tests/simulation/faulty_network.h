@@ -1,7 +1,7 @@
-// FaultyNetwork: what connects the processes of a simulated cluster, and breaks.
+// FaultyNetwork: the network of a simulated cluster, with faults.
 //
-// The medium is the in-process transport; messages cross it with copies of their payloads and are delivered like a
-// network's: header, piece, rest. What a message suffers is drawn from (seed, connection, direction, number).
+// It uses the in-process transport. Messages cross it with copies of their payloads, and are delivered like those of a
+// network: header, piece, rest. The fault of a message is drawn from (seed, connection, direction, number).
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ namespace poseidon::testing {
 
 class FaultyFlow;
 
-/// One process. Its slot is the machine it runs on; a replacement has the same slot and the next incarnation.
+/// One process. Its slot is the machine on which it runs. A replacement has the same slot and the next incarnation.
 struct Node {
   Node(int where, int incarnation, bool replaceable)
       : slot(where),
@@ -34,10 +34,10 @@ struct Node {
   const bool may_be_replaced;  // while it lives
   std::atomic<bool> dead{false};
   std::atomic<bool> replaced{false};              // another process is to be started in its place
-  std::atomic<std::int64_t> cut_off_until_ns{0};  // nobody hears of it before, nor it of others
+  std::atomic<std::int64_t> cut_off_until_ns{0};  // until then no message reaches it or leaves it
 };
 
-/// Thread-safe. Outlived by nothing that it made: flows, listeners and transports keep it.
+/// Thread-safe. The flows, listeners and transports that it has made keep it alive.
 class FaultyNetwork : public std::enable_shared_from_this<FaultyNetwork> {
  public:
   struct Settings {
@@ -46,7 +46,7 @@ class FaultyNetwork : public std::enable_shared_from_this<FaultyNetwork> {
     std::chrono::milliseconds longest_delay{20};
     std::chrono::milliseconds longest_partition{300};
   };
-  /// Nothing crosses until then: lost, or held back like by a connection that sends again.
+  /// Until then nothing crosses: messages are lost, or delayed as by a connection that sends again.
   struct Blockade {
     Clock::time_point until;
     bool lossy = false;
@@ -55,20 +55,20 @@ class FaultyNetwork : public std::enable_shared_from_this<FaultyNetwork> {
 
   explicit FaultyNetwork(const Settings& settings) : settings_(settings) {}
 
-  /// A new process in this slot. One that may not be replaced while it lives is killed instead.
+  /// Makes a new process in this slot. A process that may not be replaced while it lives is killed instead.
   std::shared_ptr<Node> add_node(int slot, bool may_be_replaced);
-  /// Its way to the others. Addresses that end in ":0" become the slot's first free one, such as "s1:3": what is meant
-  /// for a process that has gone may reach its successor.
+  /// The transport of a process. Addresses that end in ":0" become the slot's first free one, such as "s1:3". So a
+  /// message for a process that has ended may reach its successor.
   std::unique_ptr<Transport> transport(std::shared_ptr<Node> node);
 
-  /// The process vanishes: its connections end, nobody reaches it any more, nothing that it still does leaves it.
+  /// Kills the process: its connections end, nobody reaches it any more, and no message leaves it any more.
   void kill(const std::shared_ptr<Node>& node, const std::string& where);
-  /// What befalls a process at something that it does: it may be killed, or replaced.
+  /// Draws a fault of a process at something that it does: it may be killed, or replaced.
   void strike(const std::shared_ptr<Node>& node, const Draw& draw, const std::string& where);
-  /// From `from` to `to`, or also back, nothing crosses for so long.
+  /// Makes nothing cross from `from` to `to`, or also back, for that time.
   void part(std::uint32_t from_slots, std::uint32_t to_slots, bool both_ways, bool lossy,
             std::chrono::milliseconds duration);
-  /// No faults from here on; partitions end.
+  /// Stops all faults and ends partitions.
   void calm();
 
   const FaultLog& log() const { return log_; }
@@ -77,23 +77,23 @@ class FaultyNetwork : public std::enable_shared_from_this<FaultyNetwork> {
 
   const Settings& settings() const { return settings_; }
   void note(Fault fault, const std::string& where) { log_.note(fault, where); }
-  /// A draw of `faults.h`; none when calm.
+  /// A draw of `faults.h`. It is no fault after calm().
   Draw draw_fault(std::uint64_t key, std::uint64_t number, std::initializer_list<Fault> possible) const;
-  /// A partition whose groups, kind and length follow from the draw.
+  /// Starts a partition whose groups, kind and length follow from the draw.
   void part_at_random(const Draw& draw, const std::string& where);
   std::optional<Blockade> blockade(const Node& from, const Node& to) const;
 
-  /// The address, or ErrorCode::unreachable when it is taken.
+  /// The address, or ErrorCode::unreachable if it is taken.
   Result<std::string> listen(const std::shared_ptr<Node>& node, Loop& loop, const std::string& address,
                              const std::shared_ptr<OnAccept>& on_accept);
   void stop_listening(const std::string& address);
-  /// Of connections: one for each call of connect().
+  /// The name of a new connection. Each call of connect() makes one.
   std::string connection_name(const Node& from, const std::string& address);
-  /// A new flow to whoever listens on `address`; null when nobody does, or nobody is reached, in this attempt.
+  /// A new flow to the listener on `address`. Null if there is none, or if it is not reached in this attempt.
   std::shared_ptr<Flow> try_connect(const std::shared_ptr<Node>& from, Loop& loop, const std::string& address,
                                     const std::string& connection, std::uint64_t attempt);
   void forget(const FaultyFlow* flow);
-  /// Until the end of the simulation, for whoever may still read it.
+  /// Keeps memory until the end of the simulation, for flows that may still read it.
   void keep(std::vector<std::byte> payload);
 
  private:

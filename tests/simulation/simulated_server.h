@@ -10,12 +10,12 @@
 
 namespace poseidon::testing {
 
-/// One thread. It knows nothing when it begins; its address stays.
+/// One thread uses it. A started server knows nothing, and its address stays the same.
 class SimulatedServer {
  public:
   SimulatedServer(SimulatedCluster& cluster, int slot) : cluster_(cluster), slot_(slot) { begin_process(); }
 
-  /// Where the server of this slot listens.
+  /// The address on which the server of this slot listens.
   static std::string address_in(int slot) { return "s" + std::to_string(slot) + ":1"; }
 
   void supervise() {

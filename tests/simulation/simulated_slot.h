@@ -10,7 +10,7 @@
 
 namespace poseidon::testing {
 
-/// One thread, which is not the processes'. All of them have to end before it goes.
+/// One thread uses it, which is none of the processes'. All of them have to end before it is destroyed.
 class SimulatedSlot {
  public:
   SimulatedSlot(SimulatedCluster& cluster, int slot) : cluster_(cluster), slot_(slot) { begin_process(); }
@@ -20,7 +20,7 @@ class SimulatedSlot {
   SimulatedSlot(const SimulatedSlot&) = delete;
   SimulatedSlot& operator=(const SimulatedSlot&) = delete;
 
-  /// Starts a process where the present one has gone, or is believed to have.
+  /// Starts a process if the present one has ended, or is believed to have ended.
   void supervise() {
     if (present().needs_successor()) begin_process();
   }

@@ -1,4 +1,4 @@
-// SimulatedStore: a job's rendezvous store, which the process in slot 0 serves and takes with it when it dies.
+// SimulatedStore: a job's rendezvous store. The process in slot 0 serves it, and its content is lost with that process.
 #pragma once
 
 #include <chrono>
@@ -14,14 +14,14 @@
 
 namespace poseidon::testing {
 
-/// Thread-safe. Outlives what it opened.
+/// Thread-safe. It outlives the stores that it has opened.
 class SimulatedStore {
  public:
   /// `patience`: how long a set tries to reach the server.
   SimulatedStore(std::shared_ptr<FaultyNetwork> network, std::chrono::milliseconds patience)
       : network_(std::move(network)), patience_(patience) {}
 
-  /// From here on this process serves it: empty.
+  /// Makes this process serve the store, which is empty then.
   void serve(std::shared_ptr<Node> server) {
     const std::lock_guard lock(mutex_);
     server_ = std::move(server);
@@ -59,7 +59,7 @@ class SimulatedStore {
     }
 
    private:
-    /// Partitions end without a word: it looks again and again.
+    /// Nobody reports the end of a partition, so it looks again and again.
     template <typename Condition>
     bool wait_until(std::unique_lock<std::mutex>& lock, Clock::time_point deadline, const Condition& condition) {
       while (!condition()) {

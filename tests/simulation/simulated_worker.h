@@ -28,7 +28,8 @@ struct SimulatedCluster {
   ClosedForm closed_form;
   std::atomic<bool> stop{false};
 
-  /// Something that must not be: a wrong bit, a step that was undone, an error that nobody can go on after.
+  /// Reports something that must not happen: a wrong bit, a step that was undone, an error after which nobody can go
+  /// on.
   void report(const std::string& error);
   std::vector<std::string> errors() const;
 
@@ -37,7 +38,7 @@ struct SimulatedCluster {
   std::vector<std::string> errors_;
 };
 
-/// One process, which knows nothing when it begins.
+/// One process. It knows nothing when it begins.
 class SimulatedWorker {
  public:
   SimulatedWorker(SimulatedCluster& cluster, int slot);
@@ -47,20 +48,20 @@ class SimulatedWorker {
 
   // Any thread.
 
-  /// Whether another process has to be started in its place: it has ended, or is believed to have.
+  /// Whether another process has to be started in its place, because it has ended or is believed to have ended.
   bool needs_successor() const { return ended_ || node_->replaced; }
   bool ended() const { return ended_; }
   std::uint64_t committed() const { return committed_; }
   /// The last generation that it was part of, and how many it was part of.
   std::uint32_t generation() const { return generation_; }
   std::uint32_t generation_count() const { return generation_count_; }
-  /// What it does, and what ended its last generations.
+  /// A text that says what it does, and what ended its last generations.
   std::string describe() const;
 
   // After run() only.
 
   const TrainingState& state() const { return state_; }
-  /// In which its state was last agreed on.
+  /// The generation in which its state was last agreed on.
   std::uint32_t agreed_generation() const { return agreed_generation_; }
 
  private:
@@ -72,8 +73,8 @@ class SimulatedWorker {
     std::uint32_t members = 0;      // slots
   };
 
-  /// Which of two states counts: that of those who last agreed on one, of these the one that has most steps. Whoever
-  /// was left out of a generation (shrink) may have as many steps as the others, but not the same ones.
+  /// Which of two states counts: the one that was agreed on later and, of equal ones, the one with more steps. A
+  /// process that was left out of a generation (shrink) may have as many steps as the others, but not the same ones.
   struct Version {
     std::int64_t agreed = 0;  // the generation in which the state was last agreed on
     std::int64_t committed = 0;

@@ -1,4 +1,4 @@
-// A run of one simulated cluster: faults until its budget is used up, then calm, in which everybody has to go on.
+// A run of one simulated cluster: faults until the budget is used up, then no faults, when every slot has to go on.
 #pragma once
 
 #include <chrono>
@@ -13,12 +13,12 @@
 namespace poseidon::testing {
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-inline constexpr int kSlowness = 5;  // a timeout must not pass while everybody only computes
+inline constexpr int kSlowness = 5;  // a timeout must not pass while all processes only compute
 #else
 inline constexpr int kSlowness = 1;
 #endif
 
-/// What a seed stands for.
+/// The scenario that follows from a seed.
 struct Scenario {
   std::uint64_t seed = 0;
   Options options;  // world_size, on_failure, timeout and what chunks, flows and cores there are
@@ -33,14 +33,14 @@ std::string describe(const Scenario& scenario);
 
 struct SimulationResult {
   FaultCounts faults{};
-  std::uint64_t step_count = 0;        // that every slot has committed
-  std::uint32_t generation_count = 0;  // that one slot was part of, at most
-  /// Wrong bits, undone steps and hangs, with all that is known about them; empty when all went well.
+  std::uint64_t step_count = 0;        // steps that every slot has committed
+  std::uint32_t generation_count = 0;  // the most generations of which one slot was part
+  /// Wrong bits, undone steps and hangs, with all that is known about them. Empty if there were none.
   std::string failure;
 };
 
-/// Runs it and compares every parameter of every slot with the closed form. Ends the process, after printing what is
-/// known, when a thread does not come back.
+/// Runs the scenario and compares every parameter of every slot with the closed form. If a thread does not return, it
+/// prints what is known and ends the process.
 SimulationResult run(const Scenario& scenario);
 
 }  // namespace poseidon::testing
