@@ -35,7 +35,7 @@ from poseidon.options import (
     resolve_option,
     to_environment,
 )
-from poseidon.secret import VARIABLE as SECRET_VARIABLE
+from poseidon.options.secret import VARIABLE as SECRET_VARIABLE
 from poseidon.testbed import HOST_DEVICE, Testbed
 
 GRACE_SECONDS = 5.0  # between the steps of ending workers

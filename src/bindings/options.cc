@@ -109,7 +109,8 @@ nb::dict number(double least, double most) { return within("number", least, most
 nb::dict seconds(double least, double most) { return within("seconds", least, most); }
 nb::dict bytes(std::int64_t least, std::int64_t most) { return within("bytes", least, most); }
 nb::dict bytes_or_auto(std::int64_t least, std::int64_t most) { return within("bytes_or_auto", least, most); }
-nb::dict text() { return of("text"); }
+nb::dict port() { return within("port", 1, 65535); }
+nb::dict threshold() { return of("threshold"); }
 nb::dict host() { return of("host"); }
 nb::dict path() { return of("path"); }
 nb::dict path_or_off() { return of("path_or_off"); }
@@ -133,14 +134,13 @@ nb::dict choice() {
 
 nb::dict on_off() { return one_of(names_of<bool>()); }
 
-nb::dict share_or_word(const std::vector<std::string>& words) {
-  nb::dict facts = of("share_or_word");
-  facts["words"] = words;
+nb::dict by_machine(nb::dict facts, const char* help) {
+  facts["default_help"] = help;
   return facts;
 }
 
-nb::dict by_machine(nb::dict facts, const char* help) {
-  facts["default_help"] = help;
+nb::dict on_server(nb::dict facts) {
+  facts["on_server"] = true;
   return facts;
 }
 

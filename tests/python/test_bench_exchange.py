@@ -243,7 +243,9 @@ def test_poseidon_uses_all_ports_with_as_many_cores_each(
     options: dict[str, str], cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("POSEIDON_SERVER_CORES", raising=False)
-    monkeypatch.setattr("poseidon.options.available_cpu_count", lambda: 8)  # for two cores of a server by default
+    monkeypatch.setattr(
+        "poseidon.options.defaults.available_cpu_count", lambda: 8
+    )  # for two cores of a server by default
     settings = settings_on(loopback_ports(3), options, rank=0, world_size=1)
     assert settings.server_cores == cores
     assert settings.interfaces == (("127.0.0.2",) if "interfaces" in options else ("lo", "lo", "lo"))

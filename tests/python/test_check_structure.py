@@ -285,8 +285,8 @@ def test_a_wide_line_of_markdown_is_a_violation(make_tree: MakeTree) -> None:
 
 def test_the_environment_is_read_in_one_place(make_tree: MakeTree) -> None:
     read = 'x = os.environ.get("POSEIDON_TIMEOUT")\n'
-    tree = make_tree({"src/base/x.cc": "std::getenv(name);\n", **package(options=read, store=read)})
+    tree = make_tree({"src/base/x.cc": "std::getenv(name);\n", **package(options__sources=read, store=read)})
     assert sorted(check_environment(tree)) == [
-        "python/poseidon/store.py:1: POSEIDON_* is read in options.py only",
+        "python/poseidon/store.py:1: POSEIDON_* is read in poseidon.options only",
         "src/base/x.cc:1: the core reads no environment variables",
     ]

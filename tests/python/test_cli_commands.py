@@ -15,11 +15,20 @@ from typer.testing import CliRunner
 from poseidon.cli.lazy import lazy_group
 from poseidon.cli.main import app
 from poseidon.errors import InvalidArgument
-from poseidon.option_table import OPTIONS
+from poseidon.options import OPTIONS
 from poseidon.testbed import format_rate, parse_rate
 from poseidon.testbed.shaping import Shape
 
-COMMANDS = (["run"], ["server"], ["doctor"], ["version"], ["testbed", "up"], ["testbed", "down"], ["testbed", "status"])
+COMMANDS = (
+    ["run"],
+    ["server"],
+    ["options"],
+    ["doctor"],
+    ["version"],
+    ["testbed", "up"],
+    ["testbed", "down"],
+    ["testbed", "status"],
+)
 
 
 def help_of(*command: str) -> str:
@@ -37,6 +46,32 @@ def test_run_takes_every_option() -> None:
     text = help_of("run")
     for option in OPTIONS:
         assert option.flag + " " in text
+
+
+def test_server_takes_the_options_that_are_marked_for_it() -> None:
+    text = help_of("server")
+    shown = [option.name for option in OPTIONS if option.flag + " " in text]
+    assert shown == [option.name for option in OPTIONS if option.on_server]
+
+
+def test_baselines_have_a_panel_of_their_own() -> None:
+    panel = help_of("run").split("Baselines: They reproduce the papers' figures.")[1].split("Example:")[0]
+    shown = [option.name for option in OPTIONS if option.flag + " " in panel]
+    assert shown == ["schedule", "partition", "aggregation", "reduce_order", "assignment", "priority_order"]
+
+
+def test_options_say_their_values_and_where_these_come_from() -> None:
+    result = CliRunner().invoke(app, ["options", "--json"], env={"POSEIDON_FLOWS": "3"})
+    rows = {row["name"]: row for row in json.loads(result.output)}
+    assert list(rows) == [option.name for option in OPTIONS]
+    assert (rows["flows"]["value"], rows["flows"]["source"], rows["flows"]["default"]) == (3, "environment", 1)
+    assert "chunk_bytes" in CliRunner().invoke(app, ["options"]).output
+
+
+def test_the_page_of_options_is_what_the_command_prints() -> None:
+    page = Path(__file__).parents[2] / "docs" / "options.md"
+    printed = CliRunner().invoke(app, ["options", "--markdown"]).output
+    assert page.read_text(encoding="utf-8") == printed, "run: poseidon options --markdown > docs/options.md"
 
 
 def test_help_loads_neither_torch_nor_the_benchmarks() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
+import pickle
+import re
 import tempfile
 import warnings
 from pathlib import Path
@@ -12,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poseidon import option_kinds, options
+from poseidon import _core, options
+from poseidon.dscp import MOST_CLASSES
 from poseidon.errors import InvalidArgument
 
 PLACE = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}
@@ -48,8 +52,55 @@ def test_defaults_are_those_of_the_core_header() -> None:
 
 
 def test_settings_hold_every_option_of_the_table() -> None:
-    fields = {field.name for field in dataclasses.fields(options.Settings)}
-    assert set(options.BY_NAME) <= fields
+    assert set(options.BY_NAME) <= set(options.resolve().values)
+
+
+def test_every_row_has_a_kind_a_group_and_a_sentence() -> None:
+    names = [option.name for option in (*options.PLACE, *options.OPTIONS)]
+    assert len(set(names)) == len(names)
+    for option in (*options.PLACE, *options.OPTIONS):
+        assert option.group in {group.name for group in options.GROUPS}
+        assert option.help.endswith(".")
+        assert option.kind.allowed(option.limits)
+        if option.default is not None:
+            assert option.read(option.default, option.name) == option.default
+
+
+def test_defaults_that_depend_on_the_machine_are_those_without_a_constant() -> None:
+    assert set(options.defaults.BY_MACHINE) == {option.name for option in options.OPTIONS if option.default is None}
+
+
+def test_constant_defaults_are_those_of_the_core() -> None:
+    core = _core.Options()
+    constant = [option for option in options.table.CORE_OPTIONS if option.default is not None]
+    assert len(constant) > 25
+    for option in constant:
+        assert option.kind.to_core(option.default) == getattr(core, option.name)
+
+
+def test_the_network_has_as_many_classes_as_there_are_code_points() -> None:
+    assert options.BY_NAME["priority_classes"].limits.most == MOST_CLASSES
+
+
+def test_settings_are_values() -> None:
+    settings = options.resolve(flows=3)
+    assert settings == options.resolve(flows=3) == pickle.loads(pickle.dumps(settings)) == copy.copy(settings)
+    other = settings.replace(job="night", rank=2)
+    assert (other.job, other.rank, other.flows, settings.job) == ("night", 2, 3, "default")
+    with pytest.raises(InvalidArgument, match="did you mean flows"):
+        settings.replace(flow=1)
+    with pytest.raises(AttributeError, match="there is no option 'flow'"):
+        settings.flow  # noqa: B018
+
+
+def test_nobody_asks_the_settings_for_what_they_do_not_have() -> None:
+    """Settings answer by name, so that no type checker sees a misspelt one."""
+    known = set(dir(options.Settings)) | {field.name for field in dataclasses.fields(options.Settings)}
+    known |= set(options.resolve().values)
+    root = Path(__file__).parents[2]
+    for path in (path for folder in ("python", "bench", "examples") for path in (root / folder).rglob("*.py")):
+        for name in re.findall(r"\bsettings\.(\w+)", path.read_text(encoding="utf-8")):
+            assert name in known or name == "py", f"{path} asks for settings.{name}"
 
 
 def test_each_source_beats_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -81,18 +132,18 @@ def test_named_configuration_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     [("65536", 65536), ("512k", 512 << 10), ("2MiB", 2 << 20), ("2MB", 2_000_000), ("1.5K", 1536), ("1 g", 1 << 30)],
 )
 def test_sizes(text: str, size: int) -> None:
-    assert option_kinds.parse_bytes(text) == size
+    assert options.parse_bytes(text) == size
 
 
 @given(st.integers(0, 2**60))
 def test_a_plain_number_of_bytes_is_exact(size: int) -> None:
-    assert option_kinds.parse_bytes(str(size)) == size
+    assert options.parse_bytes(str(size)) == size
 
 
 @pytest.mark.parametrize("text", ["", "k", "-1", "2XB", "1.5", "0.3k", "2 MiB MiB"])
 def test_bad_sizes(text: str) -> None:
     with pytest.raises(ValueError, match="is no"):
-        option_kinds.parse_bytes(text)
+        options.parse_bytes(text)
 
 
 def test_place_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,22 +155,22 @@ def test_place_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_compute_threads_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "available_cpu_count", lambda: 64)
+    monkeypatch.setattr(options.defaults, "available_cpu_count", lambda: 64)
     set_place(monkeypatch, LOCAL_RANK="0", LOCAL_WORLD_SIZE="4", WORLD_SIZE="16")
     assert options.resolve().compute_threads == 8
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
     assert options.resolve().compute_threads == 4
-    monkeypatch.setattr(options, "available_cpu_count", lambda: 2)
+    monkeypatch.setattr(options.defaults, "available_cpu_count", lambda: 2)
     assert options.resolve().compute_threads == 1
 
 
 def test_server_cores_leave_room_for_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "available_cpu_count", lambda: 64)
+    monkeypatch.setattr(options.defaults, "available_cpu_count", lambda: 64)
     set_place(monkeypatch, LOCAL_RANK="0", LOCAL_WORLD_SIZE="8", WORLD_SIZE="16")
     assert options.resolve().server_cores == 2
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     assert options.resolve().server_cores == 4
-    monkeypatch.setattr(options, "available_cpu_count", lambda: 2)
+    monkeypatch.setattr(options.defaults, "available_cpu_count", lambda: 2)
     assert options.resolve().server_cores == 1
     assert options.resolve(transport="shm").server_cores == 0
     assert options.resolve(server_cores=3).server_cores == 3

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from poseidon import options, secret
+from poseidon import options
 from poseidon.errors import InvalidArgument, Refused
 from poseidon.launch import free_port, launch
+from poseidon.options import secret
 
 SECRET = "correct horse battery"
 OTHER = "staple correct horse"

@@ -10,7 +10,7 @@ import poseidon.torch as poseidon
 import workers
 from poseidon.errors import InvalidArgument
 from poseidon.options import Settings, World, resolve
-from poseidon.slurm import slurm_place
+from poseidon.options.slurm import slurm_place
 
 STEP = {
     "SLURM_PROCID": "5",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator
-from pathlib import Path
 
 from structure.tree import Tree
 
@@ -42,9 +41,9 @@ def check_environment(tree: Tree) -> Iterator[str]:
                 if "getenv" in line:
                     yield f"{path}:{number}: the core reads no environment variables"
     for path in tree.matching(".py", below="python"):
-        if path != Path("python/poseidon/options.py"):
+        if not path.is_relative_to("python/poseidon/options"):
             for line in sorted({node.lineno for node in ast.walk(tree.module(path)) if _reads_setting(node)}):
-                yield f"{path}:{line}: POSEIDON_* is read in options.py only"
+                yield f"{path}:{line}: POSEIDON_* is read in poseidon.options only"
 
 
 def _reads_setting(node: ast.AST) -> bool:

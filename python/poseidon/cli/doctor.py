@@ -12,7 +12,6 @@ import typer
 from poseidon.cli.output import JsonFlag, print_json, print_line, print_table
 from poseidon.doctor import Record, diagnose, group, load
 from poseidon.errors import InvalidArgument
-from poseidon.options import resolve
 
 EPILOG = "Example: poseidon doctor /tmp/poseidon-default-rank*.json"
 
@@ -43,6 +42,8 @@ def doctor(
 
 
 def _default_directory() -> Path:
+    from poseidon.options import resolve  # help does not wait for the compiled core
+
     directory = resolve().flight_record
     if directory == "off":
         raise InvalidArgument("flight_record is off: name the records to read")

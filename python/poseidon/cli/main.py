@@ -6,8 +6,9 @@ import sys
 
 import typer
 
-from poseidon.cli import checkpoint, doctor, run, server, testbed, version
+from poseidon.cli import checkpoint, doctor, options, run, server, testbed, version
 from poseidon.cli.lazy import lazy_group
+from poseidon.cli.settings import RunCommand, ServerCommand
 from poseidon.errors import PoseidonError
 
 app = typer.Typer(
@@ -18,9 +19,10 @@ app = typer.Typer(
     help="Synchronous data-parallel training on ordinary networks.",
     epilog="Example: poseidon run -n 4 train.py",
 )
-app.command("run", epilog=run.EPILOG, context_settings={"allow_interspersed_args": False})(run.run)
+app.command("run", cls=RunCommand, epilog=run.EPILOG, context_settings={"allow_interspersed_args": False})(run.run)
 app.add_typer(testbed.app, name="testbed")
-app.command("server", epilog="Example: poseidon server --interfaces 10.0.0.1 --port 7000")(server.server)
+app.command("server", cls=ServerCommand, epilog=server.EPILOG)(server.server)
+app.command("options", epilog=options.EPILOG)(options.options)
 app.add_typer(
     typer.Typer(),
     name="bench",

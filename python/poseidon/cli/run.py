@@ -8,16 +8,13 @@ from typing import Annotated, Optional
 
 import typer
 
-from poseidon.cli.settings import with_options
 from poseidon.errors import InvalidArgument
-from poseidon.launch import run_workers
 
 EPILOG = "Example: poseidon run -n 4 --link 100mbit --chunk-bytes 1MiB train.py --epochs 3"
 
 
-@with_options()
 def run(
-    command_line: dict[str, str],
+    ctx: typer.Context,
     script: Annotated[str, typer.Argument(help="The Python script, or with -m the module, to run.")],
     arguments: Annotated[
         Optional[list[str]],  # noqa: UP045
@@ -56,13 +53,14 @@ def run(
 
     Rank 0 has the terminal; lines of the other ranks start with their number in brackets. If a worker fails the
     others are ended, and the exit status is that of the first that failed; with --on-failure rejoin or shrink it is
-    started again instead. Options go before SCRIPT.
+    started again instead. Options go before SCRIPT. Those of the named groups can also be given as POSEIDON_<NAME> or
+    in poseidon.toml.
     """
     if not module and not Path(script).exists():
         raise InvalidArgument(f"there is no script {script}: give its path, or the name of a module with -m")
     runner = ["-m", "poseidon.torch.drop_in"] if drop_in else []
     command = [sys.executable, *runner, *(["-m"] if module else []), script, *(arguments or [])]
-    outcome = run_workers(
-        command, workers, link, options=command_line, master_port=master_port, max_restarts=max_restarts
-    )
+    from poseidon.launch import run_workers  # help does not wait for the compiled core
+
+    outcome = run_workers(command, workers, link, options=ctx.obj, master_port=master_port, max_restarts=max_restarts)
     raise typer.Exit(outcome.exit_status)

@@ -3,44 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import queue
 import resource
 import signal
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from poseidon.cli.output import JsonFlag, print_json, print_line
-from poseidon.cli.settings import with_options
-from poseidon.options import Settings, available_cpu_count, resolve_with
 
+if TYPE_CHECKING:
+    from poseidon.options import Settings
+
+EPILOG = "Example: poseidon server --interfaces 10.0.0.1 --port 7000"
 _MOST_CORES = 8  # of the default: as many saturate a machine's memory
 
 
-@with_options(
-    "interfaces",
-    "server_cores",
-    "aggregation",
-    "reduce_order",
-    "assignment",
-    "priority_classes",
-    "dscp",
-    "compute_threads",
-    "memory_limit",
-    "server_memory",
-    "max_jobs",
-    "checkpoint_dir",
-    "checkpoint_every",
-    "checkpoint_keep",
-    "flight_record",
-    "secret_file",
-    "tls",
-    "timeout",
-)
 def server(
-    command_line: dict[str, str],
+    ctx: typer.Context,
     port: Annotated[
         int,
         typer.Option(min=0, max=65535, help="Port of the first core, the others take the next ones; 0: free ports."),
@@ -52,13 +33,16 @@ def server(
     It listens on this machine alone (127.0.0.1) unless --interfaces says where else, such as 10.0.0.1, eth0 or, for all
     addresses of the machine, 0.0.0.0. With a secret (--secret-file, or POSEIDON_SECRET) it takes only workers that know
     it; a file with several, one a line, makes tenants that do not notice each other. With --tls on what they exchange
-    is encrypted; the workers need it, too.
+    is encrypted; the workers need it, too. Options of the named groups can also be given as POSEIDON_<NAME> or in
+    poseidon.toml.
     """
-    settings = resolve_with(command_line)
-    if settings.sources["server_cores"] == "default":  # which leaves room for a framework: there is none here
-        settings = dataclasses.replace(settings, server_cores=min(_MOST_CORES, available_cpu_count()))
+    # Help does not wait for the compiled core.
     from poseidon._core import Server
+    from poseidon.options import available_cpu_count, resolve_with
 
+    settings = resolve_with(ctx.obj)
+    if settings.sources["server_cores"] == "default":  # which leaves room for a framework: there is none here
+        settings = settings.replace(server_cores=min(_MOST_CORES, available_cpu_count()))
     _, most_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)  # every worker has several connections
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_descriptors, most_descriptors))
     signals = queue.SimpleQueue[int]()  # an Event would wait for itself if its own set() or wait() is interrupted

@@ -4,58 +4,85 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Annotated, Any, Optional
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
+from typer.core import TyperCommand
 
-from poseidon.option_kinds import BYTES, Option
-from poseidon.option_table import OPTIONS
+if TYPE_CHECKING:
+    from poseidon.options import Option
+
+
+class RunCommand(TyperCommand):
+    """A command with a flag for every option. Its function finds what was given, name to text, in `ctx.obj`.
+
+    The table is read when the command is used or its help is asked for: it needs the compiled core.
+    """
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return [*super().get_params(ctx), *self._flags]
+
+    def invoke(self, ctx: Any) -> Any:
+        given = {flag.name: ctx.params.pop(flag.name) for flag in self._flags}
+        ctx.obj = {name: text for name, text in given.items() if text is not None}
+        return super().invoke(ctx)
+
+    def options(self) -> Sequence[Option]:
+        """The options that the command takes."""
+        from poseidon.options import OPTIONS
+
+        return OPTIONS
+
+    @functools.cached_property
+    def _flags(self) -> list[Any]:
+        return _flags(self.options())
+
+
+class ServerCommand(RunCommand):
+    """The same with the options that a standalone server takes."""
+
+    def options(self) -> Sequence[Option]:
+        return [option for option in super().options() if option.on_server]
+
+
+def _flags(options: Sequence[Option]) -> list[Any]:
+    """What Typer makes of a function with these options as keywords."""
+
+    def take(**texts: Optional[str]) -> None:  # noqa: UP045
+        pass
+
+    take.__signature__ = inspect.Signature([_parameter(option) for option in options])  # type: ignore[attr-defined]
+    take.__annotations__ = {option.name: _parameter(option).annotation for option in options}
+    app = typer.Typer(add_completion=False)
+    app.command()(take)
+    return list(typer.main.get_command(app).params)
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    info = typer.Option(
+        option.flag,
+        help=_help(option),
+        metavar=option.kind.metavar,
+        show_default=False,
+        rich_help_panel=_panel(option.group),
+    )
+    # Typer before 0.15 reads only the older spelling of an optional type on Python 3.10.
+    kind = Annotated[Optional[str], info]  # noqa: UP045
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+
+
+def _panel(name: str) -> str:
+    from poseidon.options import BASELINES_GROUP, GROUPS
+
+    group = next(group for group in GROUPS if group.name == name)
+    return f"{group.title}: {group.help}" if name == BASELINES_GROUP else group.title
 
 
 def _help(option: Option) -> str:
     parts = [option.help]
     if option.choices:
         parts.append(f"One of {', '.join(option.choices)}.")
-    if option.default not in (None, "", ()):
-        default = _size(option.default) if option.kind is BYTES else option.default
-        parts.append(f"Default: {default}.")
+    if option.default_text:
+        parts.append(f"Default: {option.default_text}.")
     return " ".join(parts)
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes >> 20}MiB" if size_bytes % (1 << 20) == 0 else f"{size_bytes >> 10}KiB"
-
-
-def with_options(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds the options of the given names (none: all) to a command as flags.
-
-    The command gets what was given on its command line as `command_line`, a dict of option name to text.
-    """
-    options = [option for option in OPTIONS if not names or option.name in names]
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(command)
-        def wrapper(**arguments: Any) -> Any:
-            given = {option.name: arguments.pop(option.name) for option in options}
-            command_line = {name: text for name, text in given.items() if text is not None}
-            return command(command_line=command_line, **arguments)
-
-        signature = inspect.signature(command, eval_str=True)
-        own = [parameter for name, parameter in signature.parameters.items() if name != "command_line"]
-        added = [_parameter(option) for option in options]
-        wrapper.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
-        wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *added)}
-        return wrapper
-
-    return decorate
-
-
-def _parameter(option: Option) -> inspect.Parameter:
-    panel = "Options of Poseidon (each also as POSEIDON_<NAME> or in poseidon.toml)"
-    info = typer.Option(
-        option.flag, help=_help(option), metavar=option.kind.metavar, show_default=False, rich_help_panel=panel
-    )
-    # Typer before 0.15 reads only the older spelling of an optional type on Python 3.10.
-    kind = Annotated[Optional[str], info]  # noqa: UP045
-    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)

@@ -10,9 +10,7 @@ from typing import Literal
 from poseidon.bench.hosts.measures import FLOAT_BYTES
 from poseidon.errors import InvalidArgument
 from poseidon.models import MODELS, model_table, scaled
-from poseidon.option_kinds import parse_bytes
-from poseidon.option_table import OPTIONS
-from poseidon.options import BY_NAME
+from poseidon.options import BY_NAME, OPTIONS, parse_bytes
 
 Library = Literal["poseidon", "gloo", "mpi", "tcp-copy", "tcp-stream"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from poseidon.bench.hosts.fleet import Place
@@ -23,7 +22,7 @@ def settings_on(place: Place, options: Mapping[str, str], **keywords: Any) -> Se
     settings = resolve(**keywords, **{"interfaces": place.interfaces, **options})
     if settings.sources["server_cores"] != "default":
         return settings
-    return replace(settings, server_cores=port_count * math.ceil(max(1, settings.server_cores) / port_count))
+    return settings.replace(server_cores=port_count * math.ceil(max(1, settings.server_cores) / port_count))
 
 
 class ServerHost:

@@ -25,7 +25,7 @@ from poseidon.bench.training.methods import METHODS, Method, parse_methods
 from poseidon.cli.network import Switches, SwitchesOption, network_arguments
 from poseidon.cli.output import JsonFlag, print_results
 from poseidon.errors import InvalidArgument
-from poseidon.option_kinds import parse_bytes
+from poseidon.options import parse_bytes
 
 app = typer.Typer(
     no_args_is_help=True,

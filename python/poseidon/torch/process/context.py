@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -58,7 +57,7 @@ class _TorchProcess(Process):
         if job not in self._parts:
             self._prepare()
             self._parts[job] = Membership(
-                dataclasses.replace(base, job=job, rank=dist.get_rank(group), world_size=dist.get_world_size(group)),
+                base.replace(job=job, rank=dist.get_rank(group), world_size=dist.get_world_size(group)),
                 self._arrays,
                 is_world=False,
             )

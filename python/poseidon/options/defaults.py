@@ -1,0 +1,48 @@
+"""The defaults that depend on the machine or on other options, which options.def marks with `by_machine`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from poseidon.dscp import default_dscp
+
+
+def available_cpu_count() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _compute_threads(values: Mapping[str, Any]) -> int:
+    return min(8, max(1, available_cpu_count() // values["local_world_size"]))
+
+
+def _server_cores(values: Mapping[str, Any]) -> int:
+    # The framework computes on the same cores: a quarter of them moves gradients. A worker with few needs a core
+    # beside its own thread where the kernel does the copying; in shared memory two would only compete for the cache.
+    cores = available_cpu_count() // values["local_world_size"]
+    on_one_host = values["transport"] == "shm" or (
+        values["transport"] == "auto" and values["local_world_size"] == values["world_size"]
+    )
+    return min(4, max(cores // 4, 0 if on_one_host or cores == 0 else 1))
+
+
+def _dscp(values: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(map(str, default_dscp(values["priority_classes"])))
+
+
+def _flight_record(values: Mapping[str, Any]) -> str:
+    return tempfile.gettempdir()
+
+
+# Each gets the values of the options that have been given or have a constant default.
+BY_MACHINE: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "compute_threads": _compute_threads,
+    "server_cores": _server_cores,
+    "dscp": _dscp,
+    "flight_record": _flight_record,
+}

@@ -1,0 +1,94 @@
+"""The settings of a process: every option with its value, and this worker's place in the job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from poseidon import _core
+from poseidon.options import secret
+from poseidon.options.defaults import BY_MACHINE
+from poseidon.options.kinds import KINDS, MOST_WHOLE, Limits
+from poseidon.options.place import World, find_place
+from poseidon.options.sources import (
+    check_together,
+    first_given,
+    read_config,
+    reject_unknown,
+    warn_of_unknown_variables,
+)
+from poseidon.options.table import BY_NAME, CORE_OPTIONS, OPTIONS, PLACE, Option
+
+_RESTART_COUNT = Option("restart_count", KINDS["whole"], 0, "", limits=Limits(0, MOST_WHOLE))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All options with their values, and this worker's place in the job: attributes of the options' names.
+
+    `secrets`: one, or for a standalone server one for each tenant; none where whoever can connect is let in.
+    `use_agent_store`: torchrun's agent serves the store where ranks meet. `restart_count`: how often that agent has
+    restarted the workers. `sources` says for each name where its value came from: "keyword", "command line",
+    "environment", "configuration file" or "default"; for the place also "torch.distributed" or "Slurm".
+    """
+
+    values: Mapping[str, Any]
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    use_agent_store: bool = False
+    restart_count: int = 0
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def __getattr__(self, name: str) -> Any:
+        # Python asks for attributes of an object that is still empty when it copies or unpickles one.
+        values = self.__dict__.get("values", {})
+        if name in values:
+            return values[name]
+        raise AttributeError(f"there is no option {name!r}")
+
+    def replace(self, **values: Any) -> Settings:
+        """The same settings with other values of some options, which are not checked."""
+        reject_unknown(values, tuple(self.values), "option")
+        return replace(self, values={**self.values, **values})
+
+    def core(self) -> _core.Options:
+        """These settings as the compiled core takes them."""
+        values = {option.name: option.kind.to_core(self.values[option.name]) for option in CORE_OPTIONS}
+        return _core.Options(**values, secret=self.secrets[0] if self.secrets else "")
+
+
+def resolve(world: World | None = None, /, **keywords: Any) -> Settings:
+    """The settings of this process, from `keywords`, the environment, the configuration file and the defaults.
+
+    A keyword that is None counts as not given. With `world` this process's rank and the number of workers are from
+    there. Raises InvalidArgument naming the value at fault.
+    """
+    return resolve_with({}, world, **keywords)
+
+
+def resolve_with(command_line: Mapping[str, Any], world: World | None = None, /, **keywords: Any) -> Settings:
+    """As `resolve`, for a command that also takes options on its own command line (names to values)."""
+    reject_unknown(keywords, (*BY_NAME, *(option.name for option in PLACE), "secret"), "keyword")
+    warn_of_unknown_variables()
+    path, config = read_config()
+    values, sources = find_place(keywords, world)
+    for option in OPTIONS:
+        values[option.name], sources[option.name] = first_given(
+            option,
+            ("keyword", option.name, keywords.get(option.name)),
+            ("command line", option.flag, command_line.get(option.name)),
+            ("environment", option.variable, os.environ.get(option.variable) or None),
+            ("configuration file", f"{option.name} in {path}", config.get(option.name)),
+        )
+    check_together(values)
+    for name, default in BY_MACHINE.items():
+        if values[name] in (None, ()):
+            values[name] = default(values)
+    secrets, sources["secret"] = secret.choose(
+        keywords.get("secret"), os.environ.get(secret.VARIABLE), values["secret_file"], sources["secret_file"]
+    )
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT") or None
+    restart_count, _ = first_given(_RESTART_COUNT, ("environment", "TORCHELASTIC_RESTART_COUNT", restarts))
+    agent_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return Settings(values, secrets, agent_store, restart_count, sources)
