@@ -1,10 +1,10 @@
 """What checkpoints of a server cost a training step.
 
-Two workers push gradients to a server that saves parameters and optimizer state every --every steps; compute is
-replaced by sleep. A step that saves, and the --window steps from it on, in which the files are written, are held
-against the median step: what they take longer, spread over all steps, is the cost. The same sum over as many steps from
-the middle between two checkpoints says how large the noise is. Both are means over --blocks checkpoints, with their
-standard error. Exit status 1 above the bar.
+Two workers push gradients to a server that saves parameters and optimizer state every --every steps. Compute is
+replaced by sleep. The step that saves, and the --window steps from it on, in which the files are written, are compared
+with the median step. The time that they take longer, spread over all steps, is the cost. The same sum over as many
+steps from the middle between two checkpoints shows the noise. Both are means over --blocks checkpoints, with their
+standard error. The exit status is 1 if the cost is above the bar.
 
     python bench/checkpoint_cost.py --directory /shared/checkpoints
 """

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Whether strangers slow a running job down: `python bench/flood.py [--workers N] [--rate R]`.
+"""Whether connections without the secret slow a running job down: `python bench/flood.py [--workers N] [--rate R]`.
 
-A job of N workers exchanges over TCP on loopback, undisturbed and under a flood in turns. The flood is one process at
-the lowest priority that opens R connections a second to every kind of port that the job listens on, a quarter each of
-these kinds, and keeps up to 512 of them open:
+A job of N workers exchanges over TCP on loopback, in turns undisturbed and under a flood. The flood is one process at
+the lowest priority. It opens R connections a second to every kind of port on which the job listens, and keeps up to 512
+of them open. A quarter of the connections is of each of these kinds:
 
-    silent   says nothing
+    silent   sends nothing
     garbage  sends 4 KiB of random bytes
-    drip     sends one byte of a good beginning each second
-    huge     sends a good beginning and then headers that promise 16 GiB
+    drip     sends one byte of a valid beginning each second
+    huge     sends a valid beginning and then headers that promise 16 GiB
 
-Judged is the median over the rounds of throughput under flood / undisturbed; the bar is 0.95. The machine's cores are
-shared with the flood, so its own processor time is shown beside. Exit status 1: missed.
+The result is the median over the rounds of throughput under flood / undisturbed, and the bar is 0.95. The flood uses
+the same cores, so its own processor time is shown, too. The exit status is 1 if the bar is missed.
 """
 
 from __future__ import annotations

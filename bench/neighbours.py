@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """What a job on a shared server loses to its neighbour: `python bench/neighbours.py`.
 
-One server of one core serves two jobs of one worker each over TCP on loopback. The first exchanges large chunks. Its
-neighbour does nothing, does the same, or floods the server with tiny messages (chunks of 64 bytes), in turns.
+One server with one core serves two jobs of one worker each over TCP on loopback. The first job exchanges large chunks.
+Its neighbour, in turns, does nothing, does the same, or floods the server with tiny messages (chunks of 64 bytes).
 
-Judged is the median over the rounds of throughput beside the flood / beside an equal; the bar is 0.8: a core's time is
-shared by jobs, however small their messages are. The server has a processor core of its own, where there are two, so
-that it is its time that is shared, not that of the workers. Exit status 1: missed.
+The result is the median over the rounds of throughput beside the flood / beside an equal, and the bar is 0.8: jobs
+share a core's time, however small their messages are. If there are two processor cores, the server has one of them, so
+that the jobs share its time and not that of the workers. The exit status is 1 if the bar is missed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What wrapping a model costs when there is only one worker: wrapped against bare, step by step in turns.
 
-The step is real computation on one thread, its batch chosen so that it takes about --step-ms. Reported is the median of
+The step is real computation on one thread, with a batch for which it takes about --step-ms. The result is the median of
 the paired differences of neighbouring steps, as a share of the median bare step.
 
     python bench/overhead.py

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """The bars of priorities and overlap, measured and judged: `python bench/priority_bars.py [--only TEXT]`.
 
-Most lines are runs of `poseidon bench train` (needs root for the shaped ports; a quiet machine). Efficiency is the step
-without exchange over the step with it, both from one run. Its bound is what no schedule can beat: a step is no shorter
-than without exchange, nor than the closed form's bytes of one direction at the rate of plain TCP copies on the same
-ports in the same run. Where the bound is below the bar, 97 % of the bound is asked for.
+Most lines are runs of `poseidon bench train`. They need root for the shaped ports, and a quiet machine. Efficiency is
+the step without exchange over the step with it, both from one run. No schedule can beat its bound: a step is no shorter
+than without exchange, and no shorter than the closed form's bytes of one direction at the rate of plain TCP copies on
+the same ports in the same run. If the bound is below the bar, the bar is 97 % of the bound.
 """
 
 from __future__ import annotations

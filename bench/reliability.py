@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The figures of docs/reliability.md, measured and judged: `python bench/reliability.py [--only TEXT]`.
 
-Real processes on this machine, which should be quiet. Cut links need root and iproute2. Times are of the slowest
-worker. Of repetitions the worst is shown, for recoveries and costs the median.
+It uses real processes on this machine, which should be quiet. Cut links need root and iproute2. Times are those of the
+slowest worker. Of several repetitions it shows the worst; for recoveries and costs it shows the median.
 """
 
 from __future__ import annotations

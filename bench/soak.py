@@ -4,20 +4,20 @@
     python bench/soak.py --minutes 10 --ranks 4
     python bench/soak.py --minutes 10 --ranks 4 --servers 2
 
-Faults: `kill` and `term` end a process, another takes its place at once. `freeze` stops one for longer than the timeout
-and lets it go on. `freeze-kill` stops it and then kills it. `usurp` starts its replacement while it is stopped, so that
-it finds its place taken when it goes on, and has to end. With --servers, servers that stand alone are struck as well,
-but not usurped: a second one cannot have the first one's address.
+The faults are these. `kill` and `term` end a process, and another takes its place at once. `freeze` stops a process for
+longer than the timeout and lets it go on. `freeze-kill` stops it and then kills it. `usurp` starts its replacement
+while it is stopped; when it goes on, it finds its place taken and has to end. With --servers, dedicated servers get
+faults as well, but not `usurp`, because a second server cannot have the first one's address.
 
-What recovery cannot survive does not happen (docs/recovery.md). At least one worker that has the state is always
-spared, except with --optimizer server, where all go back to the newest version on the disk whatever happens. Servers
-are never spared: all of them may be gone at once, with all workers but that one. Only one process at a time is frozen,
-and none while the others still recover: who waits for a frozen process and for another one may do so for longer than
+The soak avoids what recovery cannot survive (docs/recovery.md). It always spares at least one worker that has the
+state, except with --optimizer server, where all go back to the newest version on the disk whatever happens. It never
+spares servers: all of them may be lost at once, with all workers but that one. Only one process at a time is frozen,
+and none while the others still recover, because waiting for a frozen process and for another one may take longer than
 the timeout.
 
-With rejoin the state at every 20th step is compared, bit for bit, with that of the same training undisturbed; with
-shrink, whose mean is over those present, all workers must have the same one. Exit status 1 on a hang, on a wrong bit,
-or when a process ends that was not killed; servers have to end in order when all is over.
+With rejoin, the state at every 20th step is compared, bit for bit, with that of the same training undisturbed. With
+shrink the mean is over the workers that are present, so all workers must have the same state. The exit status is 1 on a
+hang, on a wrong bit, or if a process ends that was not killed. In the end servers have to end in order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a slow worker costs, and what it costs not to wait for it: drop, ssp and async beside BSP.
+"""What a slow worker costs, and what it costs not to wait for it: drop, ssp and async compared with BSP.
 
-Workers of this machine train a small network on real images; sleep stands in for most of the computation, so that few
-cores suffice. The last rank is slow: in one of ten steps ("transient") or in every step ("persistent"). In the runs
-called "skewed" it alone has two of the ten classes, so that dropping it is seen in the accuracy on these.
+Workers on this machine train a small network on real images. Sleep replaces most of the computation, so that few cores
+are enough. The last rank is slow: in one of ten steps ("transient") or in every step ("persistent"). In the runs called
+"skewed" it alone has two of the ten classes, so that the accuracy on these shows that it was dropped.
 
     python bench/stragglers.py                     # some six minutes; ends with the bars and whether they are met
     python bench/stragglers.py --slow 9 --json

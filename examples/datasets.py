@@ -1,7 +1,7 @@
-"""The pictures that the examples train on.
+"""The pictures on which the examples train.
 
 Fashion-MNIST comes from Debian's package `dataset-fashion-mnist`: as installed, from `data/`, or unpacked into `data/`
-without root. Where it cannot be had, scikit-learn's digits take its place; `Dataset.name` says which it is.
+without root. If the package is not available, scikit-learn's digits are used; `Dataset.name` says which it is.
 
     python examples/datasets.py        # fetch Fashion-MNIST into data/ ahead of time
 """

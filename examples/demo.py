@@ -1,7 +1,7 @@
-"""`make demo`: four workers train a network on Fashion-MNIST; then what went over the network, layer by layer.
+"""`make demo`: four workers train a network on Fashion-MNIST, and a report shows the traffic of each layer.
 
-With root and iproute2 each worker sits in a network namespace of its own on a 200 Mb/s port, else all use loopback.
-Leaves report.html and trace.json.
+With root and iproute2 each worker is in its own network namespace with a 200 Mb/s port. Otherwise all use loopback.
+It writes report.html and trace.json.
 
     python examples/demo.py [--ddp] [--link 200mbit] [--workers 4] [--epochs 3]
 """

@@ -1,7 +1,7 @@
 """VGG11 for 32×32 pictures, a quarter as wide in its convolutions, with two fully-connected layers of 1024.
 
-As in the original most parameters are in the fully-connected layers and most arithmetic is in the convolutions:
-what is large to send is ready first in backward, and there is much left to compute while it is sent.
+As in the original, most parameters are in the fully-connected layers and most arithmetic is in the convolutions. So the
+large gradients exist first in backward, and much is left to compute while they are sent.
 
     poseidon run -n 4 examples/vgg.py [--data cifar-10-batches-bin]
     torchrun --nproc-per-node 4 examples/vgg.py [--ddp]
