@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # Runs all tests and fails if any fails. Usage: tests.sh [PYTEST_OPTION…]
 #
-# Most Python tests judge times, so they run one after the other, and much of that time they wait. Meanwhile, at a lower
-# priority, the C++ tests are compiled and those Python tests run that only compute. The C++ tests judge times as well:
-# they run at the end, alone.
+# Most tests judge times. They run one after the other, the Python ones, then the C++ ones, and much of that time they
+# wait. Meanwhile, at lower priorities, the C++ tests are compiled, and those Python tests run that only compute.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,20 +21,27 @@ run_pytest() {
   [ "$status" -eq 5 ] || return "$status"
 }
 
-in_the_background() {
+compile_cpp() { # what goes wrong is seen again when the tests run
+  renice -n 15 -p "$BASHPID" >/dev/null
+  tools/cpp_tests.sh "" "" --gtest_filter=-'*' >/dev/null 2>&1
+}
+
+compute() {
   renice -n 10 -p "$BASHPID" >/dev/null
-  tools/cpp_tests.sh "" "" --gtest_filter=-'*' # compiles; what goes wrong is seen when they run
   run_pytest -o cache_dir=.pytest_cache/only_compute "$@" "${only_compute[@]}"
 }
 
 output=$(mktemp)
-in_the_background "$@" >"$output" 2>&1 &
-background=$!
-trap 'kill "$background" 2>/dev/null; rm -f "$output"' EXIT
+compile_cpp &
+compiling=$!
+compute "$@" >"$output" 2>&1 &
+computing=$!
+trap 'kill "$compiling" "$computing" 2>/dev/null; rm -f "$output"' EXIT
 
 failed=0
 run_pytest "$@" tests/python tests/integration "${only_compute[@]/#/--ignore=}" || failed=1
-wait "$background" || failed=1
-cat "$output"
+wait "$compiling"
 tools/cpp_tests.sh || failed=1
+wait "$computing" || failed=1
+cat "$output"
 exit "$failed"

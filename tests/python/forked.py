@@ -55,5 +55,6 @@ def _run_script(command: list[str], environment: dict[str, str], output: Path) -
 
     torch.set_num_threads(1)
     sys.argv = command
-    sys.path.insert(0, os.path.dirname(command[0]))
+    more = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))  # which only a new interpreter reads
+    sys.path[:0] = [os.path.dirname(command[0]), *more]
     runpy.run_path(command[0], run_name="__main__")
