@@ -1,1 +1,1 @@
-"""What every framework's adapter needs, without any framework: NumPy is the most that is imported here."""
+"""What every framework's adapter needs, without any framework. Nothing here imports more than NumPy."""

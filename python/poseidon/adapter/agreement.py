@@ -21,7 +21,7 @@ def check_same(control: Control, description: str, what: str) -> None:
 
 
 def first_difference(control: Control, text: str) -> tuple[int, str, str] | None:
-    """Collective. The first rank whose text is not rank 0's, its first line that differs, and rank 0's; or None."""
+    """The first rank whose text differs from rank 0's, its first different line, and rank 0's; or None. Collective."""
     texts = control.texts_if_different(text)
     if texts is None:
         return None

@@ -1,4 +1,4 @@
-"""What the framework-free code asks of a framework's arrays: `Arrays`, which each framework implements once."""
+"""`Arrays`: the interface to a framework's arrays. Each framework implements it once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Bytes = NDArray[np.uint8]
 
 
 class Arrays(ABC):
-    """A framework's arrays as bytes: how they go to other ranks and to files. Stateless; any thread may use it.
+    """Turns a framework's arrays into bytes for other ranks and for files. Stateless; any thread may use it.
 
     The bytes of an array are its elements in the order of its indices, without gaps, whatever the array's own layout
     and device.
@@ -31,11 +31,11 @@ class Arrays(ABC):
 
     @abstractmethod
     def kind_of(self, value: Any) -> ArrayKind | None:
-        """The kind of an array that a state may have; None for every other value."""
+        """The kind of an array that a state may contain, or None for every other value."""
 
     @abstractmethod
     def describe(self, value: Any) -> str:
-        """What `value` is, for an error that names a value that no state may have."""
+        """A text that says what `value` is, for the error about a value that no state may contain."""
 
     @abstractmethod
     def size_bytes(self, array: Any) -> int:
@@ -47,11 +47,11 @@ class Arrays(ABC):
 
     @abstractmethod
     def overwrite(self, array: Any, data: Bytes) -> None:
-        """Replaces the elements of an array; no gradient flows through."""
+        """Replaces the elements of an array. No gradient flows through this."""
 
     @abstractmethod
     def make(self, kind: ArrayKind, data: bytearray | None = None) -> Any:
-        """A new array in host memory, with these bytes; without `data` its elements are arbitrary."""
+        """A new array in host memory with these bytes. Without `data` its elements are arbitrary."""
 
     @abstractmethod
     def host_copy(self, array: Any) -> Any:

@@ -24,7 +24,7 @@ _ONE_HOT_BYTES = 64 << 10
 class Control:
     """Sums, gathers and broadcasts over all ranks of one client. Each call blocks up to the client's timeout.
 
-    `arrays`: the framework's, for `broadcast`. Used from the thread that trains.
+    `arrays` are the framework's, for `broadcast`. Use it from the thread that trains.
     """
 
     def __init__(self, client: _core.Client, arrays: Arrays) -> None:
@@ -44,7 +44,7 @@ class Control:
         return self._layers[key]
 
     def note_exchange(self) -> None:
-        """The ranks are about to exchange something; raises what `on_exchange` has against it."""
+        """Notes that the ranks are about to exchange something. Raises the error of `on_exchange`, if it has one."""
         if self.on_exchange is not None:
             self.on_exchange()
 
@@ -74,7 +74,7 @@ class Control:
     def add(self, values: NDArray[Any], divisor: int = 1) -> None:
         """Replaces the elements of a 1-D array by their sums over all ranks, added in rank order.
 
-        dtype float32 or float64, then divided by `divisor`; or int64, with divisor 1. Every rank gets the same bits.
+        A float32 or float64 sum is divided by `divisor`. For int64 the divisor is 1. Every rank gets the same bits.
         """
         piece_size = _BLOCK_BYTES // values.itemsize
         for start in range(0, values.size, piece_size):
@@ -85,7 +85,7 @@ class Control:
             piece[:] = block[: piece.size]
 
     def gather(self, row: Bytes) -> NDArray[np.uint8]:
-        """Every rank's bytes, a row of each, by rank: `row` has one size on all ranks."""
+        """Every rank's bytes: one row for each rank. `row` has the same size on all ranks."""
         rank, size, width = self._client.rank, self._client.world_size, row.size
         if size * width > _ONE_HOT_BYTES:
             rows = np.empty((size, width), np.uint8)
@@ -100,7 +100,7 @@ class Control:
         return rows
 
     def one_hot(self, values: Sequence[int]) -> list[list[int]]:
-        """Every rank's `values` (equally many on each), by rank."""
+        """Every rank's `values`, by rank. All ranks pass the same number of values."""
         width, rank, size = len(values), self._client.rank, self._client.world_size
         row = [0] * (width * size)
         row[rank * width : (rank + 1) * width] = values
@@ -108,7 +108,7 @@ class Control:
         return [total[r * width : (r + 1) * width] for r in range(size)]
 
     def texts_if_different(self, text: str) -> list[str] | None:
-        """None if all ranks passed the same text; otherwise every rank's, by rank."""
+        """None if all ranks passed the same text. Otherwise every rank's text, by rank."""
         data = text.encode()
         digest = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
         rows = self.one_hot([digest, len(data)])
@@ -125,7 +125,7 @@ class Control:
     def broadcast(self, arrays: Sequence[Any], root: int, root_waits: bool = True) -> None:
         """Overwrites the framework's arrays (any dtype, device and layout) of all ranks with those of `root`.
 
-        Not `root_waits`: that rank goes on before the others have called it, unless there is more than 16 MiB.
+        Without `root_waits`, that rank goes on before the others have called it, unless there is more than 16 MiB.
         """
         pending: list[Any] = []
         pending_bytes = 0
@@ -177,6 +177,6 @@ def _aligned(size_bytes: int) -> int:
 
 
 def _block_bytes(size_bytes: int) -> int:
-    """`size_bytes` rounded up to a power of two, or to a multiple of 16 MiB: few sizes of layers serve all blocks."""
+    """`size_bytes` rounded up to a power of two, or to a multiple of 16 MiB, so that few layers serve all blocks."""
     power = max(64, 1 << (size_bytes - 1).bit_length()) if size_bytes else 64
     return min(power, max(1, -(-size_bytes // _BLOCK_BYTES)) * _BLOCK_BYTES)

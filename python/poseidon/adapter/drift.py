@@ -1,7 +1,7 @@
-"""What a job asks of models and optimizers whose ranks may be at different steps.
+"""What a job requires of models and optimizers if its ranks may be at different steps.
 
-That is so with stragglers=drop and with consistency=ssp or async (docs/stragglers.md). Nothing may then be exchanged at
-every step for which all ranks wait.
+Ranks may be at different steps with stragglers=drop and with consistency=ssp or async (docs/stragglers.md). Then no
+exchange at every step may wait for all ranks.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ def ranks_drift(settings: Settings) -> bool:
 
 
 def drift_option(settings: Settings) -> str:
-    """The option that makes it so, as users write it."""
+    """The option because of which ranks may be at different steps, as users write it."""
     return "stragglers=drop" if settings.stragglers == "drop" else f"consistency={settings.consistency}"
 
 
 def check_options(settings: Settings) -> None:
-    """InvalidArgument for what the core would refuse only when `Recovery` makes the workers meet."""
+    """Raises InvalidArgument for options that the core would refuse later, when `Recovery` makes the workers meet."""
     if ranks_drift(settings) and settings.on_failure != "abort":
         raise InvalidArgument(
             f"{drift_option(settings)} and on_failure={settings.on_failure} exclude each other: ranks that are in "
@@ -33,7 +33,7 @@ def check_options(settings: Settings) -> None:
 
 
 def check_model(settings: Settings, entries: Sequence[SyncedLayer], sends_buffers: bool) -> None:
-    """InvalidArgument for a model that such a job cannot train; chooses the one scheme that it can use."""
+    """Raises InvalidArgument for a model that such a job cannot train. Chooses the one scheme that it can use."""
     if not ranks_drift(settings):
         return
     if sends_buffers:
@@ -52,7 +52,7 @@ def check_model(settings: Settings, entries: Sequence[SyncedLayer], sends_buffer
 
 
 def check_optimizer(settings: Settings, on_servers: bool, name: str, is_sgd: bool) -> None:
-    """InvalidArgument for an optimizer, called `name`, that does not go with the job's consistency."""
+    """Raises InvalidArgument for an optimizer, called `name`, that does not fit the job's consistency."""
     consistency = settings.consistency
     if consistency == "bsp":
         return
@@ -69,7 +69,7 @@ def check_optimizer(settings: Settings, on_servers: bool, name: str, is_sgd: boo
 
 
 def check_stored(settings: Settings, entries: Sequence[SyncedLayer]) -> None:
-    """InvalidArgument if servers are to update each parameter and do not hold this one."""
+    """Raises InvalidArgument if servers must update every parameter and do not hold this one."""
     if settings.consistency == "bsp":
         return
     stray = next((entry for entry in entries if not entry.on_servers), None)
@@ -82,7 +82,7 @@ def check_stored(settings: Settings, entries: Sequence[SyncedLayer]) -> None:
 
 
 def refuse_join(settings: Settings) -> None:
-    """InvalidArgument where join() would make all ranks wait for the slowest at every step."""
+    """Raises InvalidArgument if join() would make all ranks wait for the slowest at every step."""
     if ranks_drift(settings):
         raise InvalidArgument(
             f"join() and {drift_option(settings)} exclude each other: it asks all ranks before every step, so that all "

@@ -13,13 +13,13 @@ _SENDS_BUFFERS = 4
 
 
 class JoinedModel(Protocol):
-    """What joined training needs of a framework's model."""
+    """The methods of a framework's model that joined training calls."""
 
     def divide_by(self, divisor: int) -> None:
-        """From the next exchange on the sum over the ranks is divided by this number."""
+        """Sets the number by which the sum over the ranks is divided, from the next exchange on."""
 
     def shadow(self) -> None:
-        """Takes part in the other ranks' backward with nothing to contribute."""
+        """Takes part in the other ranks' backward without contributing."""
 
     def broadcast_buffers(self, root: int) -> None:
         """Collective: overwrites the model's buffers with those of `root`."""
@@ -56,19 +56,19 @@ class JoinedTraining:
         return flags
 
     def notify_forward(self, synchronizes: bool, sends_buffers: bool) -> int:
-        """This rank starts a step. Returns the rank whose buffers all take over."""
+        """Notes that this rank starts a step. Returns the rank whose buffers all ranks take."""
         self._exchange_flags(_ACTIVE | _SYNCHRONIZES * synchronizes | _SENDS_BUFFERS * sends_buffers)
         assert self._last_active is not None
         return self._last_active
 
     def shadow_others(self) -> None:
-        """This rank has no more data: takes part in the others' steps until none has any."""
+        """Takes part in the others' steps until no rank has data any more. This rank has none."""
         while self.shadow_step():
             pass
         self.take_last_model()
 
     def shadow_step(self) -> bool:
-        """Takes part in the others' next step, if there is one; whether there was."""
+        """Takes part in the others' next step, if there is one. Returns whether there was one."""
         flags = self._exchange_flags(0)
         if not any(flags):
             return False
@@ -81,6 +81,6 @@ class JoinedTraining:
         return True
 
     def take_last_model(self) -> None:
-        """Collective, when no rank has data: all take over the model of one that trained longest."""
+        """Gives all ranks the model of a rank that trained longest. Collective, when no rank has data."""
         if self._last_active is not None:
             self._model.broadcast_last_state(self._last_active)

@@ -15,10 +15,10 @@ SchemeChoice = str | Mapping[str, str]
 
 
 class SyncedLayer:
-    """One array whose gradient is exchanged, its layer in the client, and the scheme that it goes by.
+    """One array whose gradient is exchanged, its layer in the client, and the scheme of its exchanges.
 
-    A framework derives its parameters from it. Everybody may read the attributes; only the methods here write them, but
-    for `position` and `urgency`, which belong to `Priorities`. Used from the thread that trains.
+    A framework derives the class of its parameters from it. All code may read the attributes. Only the methods here
+    write them, except `position` and `urgency`, which `Priorities` writes. Use it from the thread that trains.
     """
 
     def __init__(
@@ -63,59 +63,59 @@ class SyncedLayer:
         return self.factorable and self.scheme != "ps"
 
     def ask_for(self, scheme: str) -> None:
-        """The job can use this scheme only, whatever the user has asked for."""
+        """Sets the only scheme that the job can use, whatever the user has asked for."""
         self.asked_scheme = self.scheme = scheme
 
     def place(self, layer: int, unit: tuple[int, int], grouped: bool, shard_bytes: int) -> None:
-        """The layer has been added to a client."""
+        """Notes the layer's number in a client to which it has been added."""
         self.layer, self.unit, self.shard_bytes = layer, unit, shard_bytes
         if grouped:
             self.scheme, self.grouped = "ps", True
 
     def take_next_scheme(self, client: _core.Client) -> None:
-        """Asks the client how the next exchange goes."""
+        """Asks the client for the scheme of the next exchange."""
         self.next_scheme = client.next_scheme(self.layer)
 
     def hold_on_servers(self) -> None:
-        """From now on servers update the parameter, from dense gradients."""
+        """Makes servers update the parameter from now on, from dense gradients."""
         self.on_servers, self.factorable = True, False
         self.scheme, self.next_scheme, self.grouped = "ps", "ps", False
 
     def update_by(self, updater: object) -> None:
-        """From now on `updater` updates the parameter when its gradient arrives."""
+        """Makes `updater` update the parameter when its gradient arrives, from now on."""
         self.updater = updater
 
     def forget_client(self) -> None:
-        """Before the layer is added to another client."""
+        """Forgets the client, before the layer is added to another one."""
         stored_scheme = "ps" if self.on_servers else ""
         self.scheme, self.grouped, self.next_scheme = stored_scheme or self.asked_scheme, False, stored_scheme
         self.forward_rows = 0
 
     def count_forward_rows(self, row_count: int) -> None:
-        """Notes K of one forward call, for the first choice of schemes."""
+        """Adds the rows (K) of one forward call, for the first choice of schemes."""
         self.forward_rows += row_count
 
     def forget_forward_rows(self) -> None:
-        """The rows that forward has counted so far do not count."""
+        """Forgets the rows that forward has counted so far."""
         self.forward_rows = 0
 
     # K as exchanges found it, from which the next one's scheme follows.
 
     def note_factor_sum(self, attempt: int, factor_sum: int) -> None:
-        """K summed over the workers, as this attempt's exchange found it."""
+        """Notes K summed over the workers, as this attempt's exchange found it."""
         self._factor_sums[attempt] = factor_sum
         if len(self._factor_sums) > _KEPT_SUMS:
             del self._factor_sums[min(self._factor_sums)]
 
     def factor_sum_before(self, attempt: int) -> int | None:
-        """K as the last exchange before this attempt found it; None if there was none."""
+        """K as the last exchange before this attempt found it, or None if there was none."""
         earlier = [number for number in self._factor_sums if number < attempt]
         return self._factor_sums[max(earlier)] if earlier else None
 
     def go_back_to(self, attempt: int) -> None:
-        """Forgets what the exchanges of this attempt and later ones found."""
+        """Forgets the factor counts of the exchanges of this attempt and later ones."""
         self._factor_sums = {number: count for number, count in self._factor_sums.items() if number < attempt}
 
     def take_factor_sum(self, attempt: int, factor_sum: int | None) -> None:
-        """Takes over what `factor_sum_before` this attempt returned on another rank."""
+        """Takes the value that `factor_sum_before` this attempt returned on another rank."""
         self._factor_sums = {} if factor_sum is None else {attempt - 1: factor_sum}

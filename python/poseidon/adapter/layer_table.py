@@ -10,7 +10,7 @@ from poseidon.adapter.layer import SyncedLayer
 
 
 class LayerTable:
-    """All layers of a model, in the order in which backward finishes them. Used from the thread that trains."""
+    """All layers of a model, in the order in which backward finishes them. Use it from the thread that trains."""
 
     _client: _core.Client
     _control: Control
@@ -21,12 +21,12 @@ class LayerTable:
         self._agreed = False
 
     def connect(self, client: _core.Client, control: Control) -> None:
-        """Collective: adds all layers to `client`."""
+        """Adds all layers to `client`. Collective."""
         self._client, self._control, self._agreed = client, control, False
         self.add(self._layers)
 
     def add(self, layers: Sequence[SyncedLayer]) -> None:
-        """Collective: adds these layers, perhaps again, since they are others now."""
+        """Adds these layers, or adds them again because they have changed. Collective."""
         first, plan = self._client.add_layers([layer.core_layer() for layer in layers])
         for index, layer in enumerate(layers):
             grouped = layer.scheme == "auto" and layer.factorable and plan.layers[index].scheme == "ps"
@@ -41,12 +41,12 @@ class LayerTable:
         return sum(chunk.size_bytes for chunk in chunks if chunk.server == self._client.rank)
 
     def begin_attempt(self) -> None:
-        """The rows that forward has counted before do not count."""
+        """Begins an attempt: forgets the rows that forward has counted before."""
         for layer in self._factorable:
             layer.forget_forward_rows()
 
     def resume(self, attempt: int) -> None:
-        """After `connect`: the next exchanges take the schemes that they would have taken without a failure."""
+        """Makes the next exchanges take the schemes that they would take without a failure. Call it after `connect`."""
         sums = [layer.factor_sum_before(attempt) for layer in self._factorable]
         if None in sums:
             return
@@ -55,7 +55,7 @@ class LayerTable:
         self._agreed = True
 
     def agree(self) -> None:
-        """Collective at the first exchange: every layer's `next_scheme` is that of the exchange that begins."""
+        """Sets every layer's `next_scheme` to that of the exchange that begins. Collective at the first exchange."""
         if not self._agreed:
             self._agreed = True
             if self._factorable:

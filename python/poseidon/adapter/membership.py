@@ -21,10 +21,10 @@ _SECONDS_BETWEEN_NOTICES = 5.0
 
 
 class Settles(Protocol):
-    """What a framework has in flight of one model."""
+    """The gradients and updates of one model that are in flight in a framework."""
 
     def settle(self) -> None:
-        """Waits until it has landed."""
+        """Waits until nothing is in flight."""
 
 
 class Membership:
@@ -70,7 +70,7 @@ class Membership:
         return self.settings.world_size if self.client is None else self.client.world_size
 
     def meet(self) -> None:
-        """Joins the job, or the next generation of one that this process is part of. Blocks, up to the timeout."""
+        """Joins the job, or its next generation if this process is part of it. Blocks, up to the timeout."""
         self.leave()
         options = self.settings.core()
         options.generation = self._generation
@@ -86,7 +86,7 @@ class Membership:
         self._generation = self.client.generation
 
     def prepare(self) -> None:
-        """Collective, after `meet`: agrees on what all exchanges need."""
+        """Agrees on what all exchanges need. Collective; call it after `meet`."""
         assert self.client is not None
         self._chunk_bytes = settle_chunk_bytes(self.client, self.settings, self._chunk_bytes)
         self._notices_told = tell_notices(self.client)
@@ -96,19 +96,19 @@ class Membership:
             self.control.barrier()
 
     def tell_notices(self) -> None:
-        """Warns of what the job has gone on without since the last call; looks only now and then."""
+        """Warns of new notices of the client. It looks for them only every few seconds."""
         if self.client is not None and time.monotonic() >= self._next_notices:
             self._next_notices = time.monotonic() + _SECONDS_BETWEEN_NOTICES
             self._notices_told = tell_notices(self.client, self._notices_told)
 
     def leave(self) -> None:
-        """Ends the present client, if there is one: nothing of it is under way afterwards."""
+        """Ends the present client, if there is one. Afterwards no operation of it is under way."""
         if self.client is not None:
             self.client.shutdown()
         self.client = self.control = None
 
     def end(self) -> None:
-        """Leaves for good, after what is in flight; the port of a store that this process served is free afterwards."""
+        """Leaves for good, when nothing is in flight. Frees the port of a store that this process served."""
         if self.client is not None:
             for one in list(self.in_flight):
                 # After a failure the parameters that miss an update say so to whoever uses them.
@@ -122,7 +122,7 @@ class Membership:
         self._store = None
 
     def someone_joins(self) -> bool:
-        """Whether a worker waits for the next generation of the job. A quick look at the store."""
+        """Whether a worker waits for the next generation of the job. It asks the store and does not wait."""
         # A lower one: the store was lost with rank 0, and others have begun again without this process.
         return _core.generation_wanted(self._store, self.settings.job) not in (0, self._generation)
 
@@ -133,7 +133,7 @@ class Membership:
             self.client.abort(f"rank {self.rank} failed: {text}")
 
     def end_generation(self, why: str) -> None:
-        """Ends the present membership on all ranks, although nothing has failed: they meet again under the next."""
+        """Ends the present membership on all ranks, although nothing has failed. They meet again in the next one."""
         if self.client is not None:
             self.client.abort(why, planned=True)
 

@@ -1,7 +1,7 @@
-"""What is exchanged first: what the next forward pass needs first (Geryon §III).
+"""Priorities: what the next forward pass needs first is exchanged first (Geryon §III).
 
-The order in which forward really uses the parameters is recorded in the first training pass, so that branches and
-reuse are right; rank 0's counts. From it follow each layer's urgency and, with the threshold, its class.
+The first training pass records the order in which forward really uses the parameters, so that branches and reuse count
+correctly. The order of rank 0 counts. It gives each layer's urgency and, with the threshold, its class.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from poseidon.options import Settings
 
 
 class Priorities:
-    """The priorities of one model's layers; `entries` in the order of their layers."""
+    """The priorities of one model's layers. `entries` are in the order of their layers."""
 
     _client: _core.Client
     _control: Control
@@ -45,7 +45,7 @@ class Priorities:
             entry.position = position
 
     def connect(self, client: _core.Client, control: Control) -> None:
-        """The layers are new in `client`: the ranks agree again, and a search that is not over begins again."""
+        """Connects to `client`, where the layers are new. The ranks agree again, and an unfinished search restarts."""
         self._client, self._control = client, control
         self._agreed, self._run_began_ns = False, None
         if self._search is not None and not self._search.finished:
@@ -54,38 +54,38 @@ class Priorities:
 
     @property
     def decision(self) -> int:
-        """What the search has found, for `decide`; -1: nothing yet."""
+        """What the search has found, for `decide`. -1: it has found nothing yet."""
         return -1 if self._search is None or self._search.decision is None else self._search.decision
 
     def decide(self, decision: int) -> None:
-        """Takes over what the search has found on some rank."""
+        """Takes the result of the search on another rank."""
         if self._search is not None and decision >= 0:
             self._search.decide(decision)
 
     @property
     def threshold(self) -> float | None:
-        """The urgency above which layers are in class 0, as it is now; None where classes go by the kind of layer."""
+        """The present urgency above which layers are in class 0. None if the kind of layer decides the class."""
         return None if self._coarse else self._search.threshold if self._search is not None else self._threshold
 
     @property
     def settled(self) -> bool:
-        """Whether the threshold stays as it is from now on."""
+        """Whether the threshold is final."""
         return self._search is None or self._search.finished
 
     @property
     def recording_now(self) -> bool:
-        """Whether the forward pass that gives the order is under way."""
+        """Whether the forward pass that records the order is under way."""
         return self._used is not None
 
     def begin_recording(self) -> bool:
-        """A forward pass begins. Whether it is to give the order: the first that ends well does."""
+        """Begins a forward pass. Returns whether it records the order: the first pass that ends well does."""
         if self._recorded:
             return False
         self._used = {}
         return True
 
     def end_recording(self, ended_well: bool) -> None:
-        """The forward pass that was to give the order is over."""
+        """Ends the forward pass that records the order."""
         assert self._used is not None
         if ended_well:
             self._recorded = True
@@ -94,21 +94,21 @@ class Priorities:
         self._used = None
 
     def note_use(self, entries: Sequence[SyncedLayer]) -> None:
-        """Forward uses these parameters now."""
+        """Notes that forward uses these parameters now."""
         if self._used is not None:
             for entry in entries:
                 self._used.pop(entry, None)  # it may have been taken out of its module for something else, earlier
                 self._used[entry] = None
 
     def note_taken(self, entry: SyncedLayer) -> bool:
-        """Forward has taken the parameter out of its module. Whether its use is still to be noted."""
+        """Notes that forward has taken the parameter out of its module. Returns whether its use must still be noted."""
         if self._used is None:
             return False
         self._used.setdefault(entry)
         return True
 
     def begin_run(self) -> None:
-        """Collective, before the first exchange of every backward: sets what the next exchanges go by."""
+        """Sets the priorities of the next exchanges. Collective, before the first exchange of every backward."""
         if not self._agreed:
             self._agreed = True
             self._agree_on_order()
@@ -121,7 +121,7 @@ class Priorities:
             self._apply(threshold)
 
     def renew(self) -> None:
-        """The layers have new numbers in the client."""
+        """Notes that the layers have new numbers in the client."""
         self._applied = None
 
     def _agree_on_order(self) -> None:
@@ -139,7 +139,7 @@ class Priorities:
             entry.urgency = 1.0 if entry.updater is None else 1 - places[entry.position] / len(places)
 
     def _advance_search(self) -> None:
-        """A step, from backward to backward, has been made with the threshold that its backward began with."""
+        """Adds a step, from backward to backward, that was made with the threshold with which its backward began."""
         now, began = time.monotonic_ns(), self._run_began_ns
         self._run_began_ns = now
         if self._search is None or self._search.finished or began is None:
@@ -165,7 +165,7 @@ class Priorities:
         self._client.set_priorities(entries[0].layer, urgencies, [self.class_of(entry) for entry in entries], threshold)
 
     def class_of(self, entry: SyncedLayer) -> int:
-        """The class in which the parameter's next exchange goes; 0 is brought first."""
+        """The class of the parameter's next exchange. 0 is the most urgent."""
         if entry.urgency is None or self._order == "fifo" or not self._last_class:
             return self._last_class
         if self.threshold is None:

@@ -1,4 +1,4 @@
-"""The jobs that this process is part of: they end with it, and hear of it when it fails."""
+"""The jobs of this process. They end with it, and learn of it when it fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from poseidon.options import World, resolve
 
 
 class Process:
-    """This process's job. A framework has one object of this class, or of one that knows more jobs."""
+    """This process's job. A framework has one object of this class, or of a subclass that knows more jobs."""
 
     def __init__(self, arrays: Arrays) -> None:
         self.own: Membership | None = None
@@ -29,18 +29,18 @@ class Process:
         self._watches = False
 
     def join(self, place: World | None, options: Mapping[str, Any]) -> None:
-        """Makes this process part of its own job, in which it has this place; None: the options say which."""
+        """Makes this process part of its own job, with this place in it. If it is None, the options give the place."""
         self._prepare()
         self.own = Membership(resolve(place, **options), self._arrays)
 
     def joined(self) -> Membership:
-        """This process's own job; ShutDown where it has not joined one, or has left it."""
+        """This process's own job. Raises ShutDown if it has not joined one, or has left it."""
         if self.own is None:
             raise ShutDown("this process belongs to no job: call poseidon.init() first")
         return self.own
 
     def collective_control(self, caller: str) -> Control | None:
-        """What the ranks exchange small things by; None with one worker. InvalidArgument where they have not met."""
+        """The `Control` of the ranks, or None with one worker. Raises InvalidArgument if they have not met."""
         here = self.joined()
         if here.recovers and here.control is None:
             raise InvalidArgument(

@@ -46,10 +46,10 @@ class RecoveryEvent:
 
 
 class Recovery:
-    """Trains in attempts: one that fails because another worker is lost is made again, with its replacement.
+    """Trains in attempts. An attempt that fails because another worker is lost is made again, with its replacement.
 
-    A framework derives its `Recovery` from it, with a `TrainingState` of its objects; see there for what each argument
-    means, and docs/recovery.md. Collective where workers are replaced: they meet here. Used from the thread that
+    A framework derives its `Recovery` from it, with a `TrainingState` of its objects. The arguments are explained there
+    and in docs/recovery.md. If workers may be replaced, it is collective: they meet here. Use it from the thread that
     trains.
     """
 
@@ -85,20 +85,20 @@ class Recovery:
 
     @property
     def step(self) -> int:
-        """The step that comes next, or is being made: the number of those that are complete.
+        """The number of complete steps: the step that comes next, or is being made.
 
-        After a failure it is the same, one more where another rank was ahead, or one less with a DistributedOptimizer;
-        with update="server" that of the version that all go back to.
+        After a failure it is the same, one more if another rank was ahead, or one less with a DistributedOptimizer.
+        With update="server" it is the step of the version to which all go back.
         """
         return self._step
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Around one training step: forward, backward, step(), and whatever else changes the objects.
+        """Goes around one training step: forward, backward, step(), and everything else that changes the objects.
 
         At its end the step is complete. If it fails because of another worker or the network, the workers meet again,
-        agree on a step and its state, and the loop goes on from there: `step` says with what. Gradients are cleared at
-        the beginning. An error of this worker's own passes through; the others then wait for it, or its replacement.
+        agree on a step and its state, and the loop goes on with that `step`. Gradients are cleared at the beginning. An
+        error of this worker's own passes through. The others then wait for this worker or its replacement.
         """
         while not self._survived(self._begin):
             pass
@@ -124,10 +124,10 @@ class Recovery:
         self._recover(failure)
 
     def until(self, step: int) -> bool:
-        """Whether there are steps before `step` left to do.
+        """Whether there are steps left before `step`.
 
-        False when this and all other ranks have completed them, with all updates made: then no rank falls back behind
-        that step, and may read parameters, save them or leave.
+        It is False when all ranks have completed them, with all updates. Then no rank goes back behind that step, and
+        every rank may read parameters, save them or leave.
         """
         while self._step >= step > self._finished:
             self._survived(self._complete)
@@ -160,7 +160,7 @@ class Recovery:
         self._write_snapshot()
 
     def _survived(self, act: Callable[[], None]) -> bool:
-        """Runs `act`; False if it failed and training can go on, perhaps from another step."""
+        """Runs `act`. Returns False if it failed and training can go on, perhaps from another step."""
         try:
             act()
         except SURVIVABLE as error:
@@ -199,7 +199,7 @@ class Recovery:
             raise failure
 
     def _form(self) -> tuple[int, ...]:
-        """Joins the job's next generation, or the one after where that fails, too. Returns the ranks that are new."""
+        """Joins the job's next generation, or the one after it if that fails, too. Returns the ranks that are new."""
         told: set[str] = set()
         while True:
             self._context.meet()
@@ -217,7 +217,7 @@ class Recovery:
                 raise
 
     def _agree(self) -> tuple[int, ...]:
-        """Collective: models, optimizers, the step and its state become the same on all ranks."""
+        """Makes models, optimizers, the step and its state the same on all ranks. Collective."""
         state, control = self._state, self._context.control
         assert control is not None
         check_same(control, state.describe(), "Recovery")
@@ -243,7 +243,7 @@ class Recovery:
         return replaced
 
     def _agree_on_state(self, control: Control, steps: Sequence[int], are_new: Sequence[bool]) -> None:
-        """`steps`: the step that each rank has the state of, -1 where it has none."""
+        """Agrees on a state. `steps` has the step of each rank's state, or -1 if the rank has none."""
         rank = self._context.rank
         step = max(steps)
         if step >= 0:
@@ -287,7 +287,7 @@ class Recovery:
         return state
 
     def _resume(self) -> None:
-        """Without generations: all start from rank 0's newest snapshot, if it has one."""
+        """Makes all ranks start from rank 0's newest snapshot, if it has one. For jobs without generations."""
         state, control = self._newest_snapshot(), self._context.control
         if control is not None:
             if not control.sum([int(state is not None)])[0]:

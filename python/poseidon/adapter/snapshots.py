@@ -29,10 +29,10 @@ _PARTIAL = re.compile(r"step-(\d{12})\.(?:\d+\.)?partial")
 
 
 class Snapshots:
-    """The snapshots of one job in `directory`, the newest `keep` of them, for its user only. Used from one thread.
+    """The newest `keep` snapshots of one job in `directory`. Only its user can read them. Use it from one thread.
 
-    InvalidArgument where the directory cannot be made. Later a file that cannot be written is told on standard error,
-    and so is one that cannot be read or is damaged; then the one before it counts.
+    Raises InvalidArgument if the directory cannot be made. Later, standard error has a message for a file that cannot
+    be written, and for one that cannot be read or is damaged. In the latter case the snapshot before it counts.
     """
 
     def __init__(self, directory: str | os.PathLike[str], keep: int, arrays: Arrays) -> None:
@@ -52,27 +52,27 @@ class Snapshots:
         self.write_copy(step, *copied(state, self._arrays))
 
     def write_copy(self, step: int, text: str, copies: Sequence[Any]) -> None:
-        """As `write`, for what `copied` has made of a state; nobody may change it afterwards."""
+        """The same as `write`, for a state that `copied` has copied. Nobody may change it afterwards."""
         self.finish()
         # No daemon: a process that ends normally completes its last snapshot.
         self._writer = threading.Thread(target=self._write, args=(step, text, copies), name="poseidon snapshot")
         self._writer.start()
 
     def finish(self) -> None:
-        """Waits until the last one is on disk."""
+        """Waits until the last snapshot is on disk."""
         if self._writer is not None:
             self._writer.join()
             self._writer = None
 
     def newest(self) -> Any:
-        """The state of the newest one that is in order; None if there is none."""
+        """The state of the newest snapshot that is in order, or None."""
         for step in self.steps():
             if (state := self.read(step)) is not None:
                 return state
         return None
 
     def steps(self) -> list[int]:
-        """Those of which there is one, the newest first."""
+        """The steps of which there is a snapshot, the newest first."""
         return sorted((step for step, _ in self._named(_NAME)), reverse=True)
 
     def _named(self, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
@@ -81,7 +81,7 @@ class Snapshots:
         return [(int(match[1]), path) for match, path in found if match is not None]
 
     def read(self, step: int) -> Any:
-        """The state of this one; None, and that is told, where it cannot be read or is damaged."""
+        """The state of this snapshot. None, with a message, if it cannot be read or is damaged."""
         path = self._path(step)
         try:
             return self._read(path)
@@ -90,7 +90,7 @@ class Snapshots:
             return None
 
     def drop_after(self, step: int) -> None:
-        """Removes those of later steps, after the last one is on disk."""
+        """Removes the snapshots of later steps, after the last one is on disk."""
         self.finish()
         for later in self.steps():
             if later > step:

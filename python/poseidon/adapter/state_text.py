@@ -1,6 +1,6 @@
-"""State as text and arrays: how it goes to another process or to a file, without pickle.
+"""Turns a state into text and arrays for another process or a file, without pickle.
 
-The text is JSON: what JSON has stands for itself, everything else is an object with one key, its kind.
+The text is JSON. Values that JSON knows stand for themselves. Every other value is an object with one key, its kind.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from poseidon.errors import InvalidArgument
 
 
 def encode(value: Any, arrays: Arrays) -> tuple[str, list[Any]]:
-    """`value` as text and the arrays in it. InvalidArgument, with the place, for what is no plain data."""
+    """`value` as text, and the arrays in it. Raises InvalidArgument, naming the place, for what is no plain data."""
     found: list[Any] = []
     tree = _Encoder(arrays, found).tree(value, "")
     kinds = [arrays.kind_of(array) for array in found]
@@ -26,7 +26,7 @@ def encode(value: Any, arrays: Arrays) -> tuple[str, list[Any]]:
 
 
 def array_kinds(text: str, arrays: Arrays) -> list[ArrayKind]:
-    """The kind of each array that goes with the text. ValueError for what is no such text."""
+    """The kind of each array that belongs to the text. Raises ValueError for a text that `encode` does not make."""
     try:
         kinds = [(name, tuple(shape)) for name, shape in json.loads(text)["tensors"]]
         known = all(name in arrays.dtypes for name, _ in kinds)
@@ -40,7 +40,7 @@ def array_kinds(text: str, arrays: Arrays) -> list[ArrayKind]:
 
 
 def decode(text: str, found: Sequence[Any], arrays: Arrays) -> Any:
-    """What `encode` was given, with these arrays in it. ValueError for what is no such text."""
+    """The value that was encoded, with these arrays in it. Raises ValueError for a text that `encode` does not make."""
     try:
         return _Decoder(arrays, found).value(json.loads(text)["value"])
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -48,9 +48,9 @@ def decode(text: str, found: Sequence[Any], arrays: Arrays) -> Any:
 
 
 def broadcast(value: Any, control: Control, root: int) -> Any:
-    """Collective: on every rank what rank `root` passes as `value`; the others pass None.
+    """Returns rank `root`'s `value` on every rank. The others pass None. Collective.
 
-    Arrays arrive as new ones in host memory: nothing that exists is touched before all is there.
+    Arrays arrive as new arrays in host memory, so nothing that exists is changed before all has arrived.
     """
     arrays = control.arrays
     text, sent = ("", []) if value is None else encode(value, arrays)

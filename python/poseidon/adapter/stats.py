@@ -1,4 +1,4 @@
-"""How a step's synchronization went, layer by layer. Times are of the monotonic clock, in ns."""
+"""Figures of a step's synchronization, layer by layer. Times are those of the monotonic clock, in ns."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class StepRecord:
 
     @staticmethod
     def of(run: BackwardPass, client: _core.Client) -> StepRecord:
-        """What the client says about the exchanges of `run`, the latest step."""
+        """The client's figures for the exchanges of `run`, the latest step."""
         layers = []
         for entry, ready_ns in run.recorded():
             stats = client.layer_stats(entry.layer)

@@ -1,7 +1,7 @@
-"""The stores that others serve, in which the ranks of a job find each other, as the core wants them.
+"""Stores that others serve, in which the ranks of a job find each other, with the interface that the core needs.
 
-torchrun's agent serves one, and torch.distributed has one where a program has initialized it. PyTorch is imported only
-where one of them is there.
+torchrun's agent serves one, and torch.distributed has one if a program has initialized it. PyTorch is imported only if
+one of them exists.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _POLL_S = 0.02
 
 
 class SharedStore:
-    """A store that others serve, with keys of this job and restart only.
+    """A store that others serve. It sees only the keys of this job and restart.
 
     `set` and `get` are called from one thread at a time; `get` blocks up to `timeout_s`.
     """
@@ -38,7 +38,7 @@ class SharedStore:
         self._store.set(key, value)  # type: ignore[arg-type]  # bytes are fine
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """Waits until `key` is there and returns its value; PoseidonTimeout when it does not come."""
+        """Waits for `key` and returns its value. Raises PoseidonTimeout if it does not come."""
         deadline = time.monotonic() + timeout_s
         # Not `wait`: it writes warnings to the terminal whenever a key is late.
         while not self._store.check([key]):
@@ -49,7 +49,7 @@ class SharedStore:
 
 
 def default_store() -> Store | None:
-    """The store in which torch.distributed's ranks have met; None where that is not initialized."""
+    """The store in which torch.distributed's ranks have met, or None if it is not initialized."""
     dist: Any = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
@@ -57,9 +57,9 @@ def default_store() -> Store | None:
 
 
 def shared_store(settings: Settings) -> SharedStore | None:
-    """The store of torch.distributed where that is initialized, or of torchrun's agent; None where there is neither.
+    """The store of torch.distributed, if that is initialized, or of torchrun's agent. None if there is neither.
 
-    Raises Unreachable for an agent that does not answer.
+    Raises Unreachable if an agent does not answer.
     """
     store = default_store()
     if store is None and settings.use_agent_store:
@@ -68,7 +68,7 @@ def shared_store(settings: Settings) -> SharedStore | None:
 
 
 def agents_store(settings: Settings) -> SharedStore | None:
-    """That of torchrun's agent alone, which outlives the processes; None where there is no agent."""
+    """The store of torchrun's agent, which outlives the processes. None if there is no agent."""
     return SharedStore(_agents_store(settings), settings) if settings.use_agent_store else None
 
 

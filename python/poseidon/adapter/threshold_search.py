@@ -1,7 +1,7 @@
 """The search for the priority threshold in the first steps of a training (Geryon §III).
 
-Thresholds are tried by turns, so that slow changes of the cluster's speed hit all of them; each one's median step
-time is taken, a parabola is fitted through the medians, and the threshold where it is lowest is kept.
+Thresholds are tried in turns, so that slow changes of the cluster's speed affect all of them. A parabola is fitted
+through the median step times of the thresholds, and the threshold where it is lowest is kept.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _WARM_UP_STEPS = 2
 
 
 class ThresholdSearch:
-    """One search: step times go in by `add`, a threshold comes out by `best` and `decide`.
+    """One search. `add` takes step times, and `best` and `decide` give a threshold.
 
-    `threshold`: the one to use for the next step. Its step counts are the same on all ranks, whatever they measure.
+    `threshold` is the one to use for the next step. Its step counts are the same on all ranks, whatever they measure.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class ThresholdSearch:
 
     @property
     def threshold(self) -> float:
-        """For the next step: the one to try, in the end the one found."""
+        """The threshold for the next step: the one to try and, in the end, the one that was found."""
         index = len(self.durations_ns) % len(self._candidates) if self.decision is None else self.decision
         return self._candidates[index]
 
@@ -45,23 +45,23 @@ class ThresholdSearch:
 
     @property
     def finished(self) -> bool:
-        """Whether the threshold stays as it is."""
+        """Whether the threshold is final."""
         return self.decision is not None
 
     @property
     def steps(self) -> int:
-        """How many steps the whole search takes."""
+        """The number of steps of the whole search."""
         return self._step_count + self._warm_up_left
 
     def add(self, duration_ns: int) -> None:
-        """The step with `threshold` took this long."""
+        """Adds the time of a step with `threshold`."""
         if self._warm_up_left:
             self._warm_up_left -= 1
         else:
             self.durations_ns.append(duration_ns)
 
     def best(self, totals_ns: Sequence[int]) -> int:
-        """The index of the best candidate, given all ranks' `durations_ns` added up."""
+        """The index of the best candidate, from the sums of all ranks' `durations_ns`."""
         count = len(self._candidates)
         medians = [statistics.median(totals_ns[index::count]) for index in range(count)]
         fitted = _fit(self._candidates, medians)
@@ -75,7 +75,7 @@ class ThresholdSearch:
 def _fit(positions: Sequence[float], values: Sequence[float]) -> list[Fraction]:
     """The values of the parabola through (position, value) with the least squared error.
 
-    Exact: rounding, which may differ from one call of a linear algebra library to the next, would choose among equals.
+    It is exact. Rounding, which may differ between calls of a linear algebra library, would choose among equal values.
     """
     fitted = [Fraction(0)] * len(positions)
     for vector in _orthogonal_powers(positions):
@@ -85,7 +85,7 @@ def _fit(positions: Sequence[float], values: Sequence[float]) -> list[Fraction]:
 
 
 def _orthogonal_powers(positions: Sequence[float]) -> list[list[Fraction]]:
-    """What spans the polynomials up to the second degree at these positions (Gram-Schmidt)."""
+    """A basis of the polynomials up to the second degree at these positions (Gram-Schmidt)."""
     basis: list[list[Fraction]] = []
     for power in range(3):
         vector = [Fraction(position) ** power for position in positions]

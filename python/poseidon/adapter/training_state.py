@@ -1,4 +1,4 @@
-"""What `Recovery` needs of a framework: `TrainingState`, which each framework implements."""
+"""`TrainingState`: what `Recovery` needs from a framework. Each framework implements it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from poseidon.adapter.arrays import Arrays
 
 
 class RandomStreams(Protocol):
-    """Where the random streams of a process were."""
+    """The states of a process's random streams at one moment."""
 
     def put_back(self) -> None:
-        """The streams go on from there again."""
+        """Makes the streams go on from these states again."""
 
 
 class TrainingState(ABC):
-    """The models, optimizers and other objects that a training changes, at the step that it is at.
+    """The models, optimizers and other objects that a training changes, at its present step.
 
-    Used from the thread that trains. What `collect` returns is plain data and arrays (`adapter/state_text.py`).
+    Use it from the thread that trains. `collect` returns plain data and arrays (`adapter/state_text.py`).
     """
 
     arrays: Arrays
@@ -30,21 +30,21 @@ class TrainingState(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """What must be the same on all ranks, as text."""
+        """A text about everything that must be the same on all ranks."""
 
     @abstractmethod
     def check_exchange(self) -> None:
-        """InvalidArgument if a failure of the exchange that begins now could not be survived."""
+        """Raises InvalidArgument if training could not go on after a failure of the exchange that begins now."""
 
     # Of a step.
 
     @abstractmethod
     def begin(self, step: int, rank: int) -> None:
-        """An attempt at this step begins: notes what it starts from, clears gradients, seeds the random streams."""
+        """Begins an attempt at this step: notes its first state, clears gradients, and seeds the random streams."""
 
     @abstractmethod
     def end(self) -> None:
-        """The attempt ends: InvalidArgument if the versions of servers, which count pushes, count it otherwise."""
+        """Ends the attempt. Raises InvalidArgument if the servers, which count pushes, count other steps."""
 
     @abstractmethod
     def settle(self) -> None:
@@ -52,52 +52,52 @@ class TrainingState(ABC):
 
     @abstractmethod
     def streams(self) -> RandomStreams | None:
-        """Where the random streams are now; None where every attempt seeds them."""
+        """The present states of the random streams, or None if every attempt seeds them."""
 
     # After a failure.
 
     @abstractmethod
     def whole_step(self, step: int) -> int:
-        """The latest step, this one or the one before, whose beginning can be put back; -1 if none can."""
+        """The latest step, this one or the one before, whose beginning can be restored, or -1."""
 
     @abstractmethod
     def go_back(self, step: int) -> None:
-        """Puts back the beginning of this step, one that `whole_step` named. The client must have ended."""
+        """Restores the beginning of this step, which `whole_step` has named. The client must have ended."""
 
     @abstractmethod
     def connect_models(self) -> None:
-        """Collective: the models become part of the job's present membership; servers have no values yet."""
+        """Connects the models to the job's present membership. Servers have no values yet. Collective."""
 
     @abstractmethod
     def decisions(self) -> list[int]:
-        """What searches have found so far, as numbers; -1: nothing yet. Equally many on all ranks."""
+        """The results of searches so far, as numbers; -1 means none yet. All ranks have the same number of them."""
 
     @abstractmethod
     def resume(self, step: int, decisions: Sequence[int]) -> None:
-        """Exchanges go on with the schemes of this step and with these decisions of searches."""
+        """Makes exchanges go on with the schemes of this step and with these results of searches."""
 
     # To and from other processes and files.
 
     @abstractmethod
     def collect(self, step: int, whole: bool = True) -> dict[str, Any]:
-        """The state at the beginning of this step, where it is now. Not `whole`: without what servers hold."""
+        """The state at the beginning of this step, without copies. Without `whole`, what servers hold is left out."""
 
     @abstractmethod
     def load(self, state: dict[str, Any], step: int, whole: bool = True) -> None:
-        """Takes over the state that another process had at the beginning of this step; its arrays become the objects'.
+        """Takes the state that another process had at the beginning of this step. Its arrays become the objects'.
 
-        Mismatch, before anything is changed, if it is that of other models. `whole` as it was for `collect`.
+        Raises Mismatch, before anything is changed, if it belongs to other models. `whole` is that of `collect`.
         """
 
     # With `on_servers`.
 
     @abstractmethod
     def restorable(self) -> list[tuple[str, int, Any]]:
-        """Names, layers and host arrays for what `poseidon.restore.restore` is to have servers take."""
+        """Names, layers and host arrays of what servers take from a checkpoint (`poseidon.restore.restore`)."""
 
     @abstractmethod
     def connect_servers(self, restored: bool) -> None:
-        """Collective: from here on the servers are those of the present membership.
+        """Connects to the servers of the present membership. Collective.
 
-        `restored`: they have the values of a checkpoint. Otherwise they get rank 0's.
+        `restored` says that they have the values of a checkpoint. Otherwise they get rank 0's.
         """

@@ -1,7 +1,7 @@
-"""What workers keep beside the versions that servers save, so that a job with update="server" can go back to one.
+"""The workers' part of the versions that servers save, so that a job with update="server" can go back to a version.
 
-A version is the state after so many steps. Servers save parameters and optimizer state (docs/checkpoints.md); the rest
-of it (buffers, schedulers, hyperparameters, what other optimizers update) is with the workers, who copy it at the same
+A version is the state after a number of steps. Servers save parameters and optimizer state (docs/checkpoints.md). The
+rest (buffers, schedulers, hyperparameters, what other optimizers update) is with the workers, who copy it at the same
 steps.
 """
 
@@ -29,7 +29,7 @@ _DOUBLINGS = 6  # of the interval, by servers whose disk is slow
 
 
 def worth_keeping(steps: Collection[int], every: int) -> set[int]:
-    """Those of these steps that servers may have as their newest complete version, and the start."""
+    """The steps, of the given ones, that servers may have as their newest complete version; and the start."""
     newest_first = sorted(steps, reverse=True)
     kept = {0, *newest_first[:_NEWEST]}
     for doubling in range(_DOUBLINGS + 1):
@@ -38,7 +38,7 @@ def worth_keeping(steps: Collection[int], every: int) -> set[int]:
 
 
 class _Files(Snapshots):
-    """Rank 0's, on the disk where the servers' are."""
+    """Rank 0's files, on the disk of the servers' files."""
 
     def __init__(self, settings: Settings, arrays: Arrays) -> None:
         readable = re.sub(r"[^A-Za-z0-9_-]", "_", settings.job)[:80]
@@ -50,7 +50,7 @@ class _Files(Snapshots):
         return worth_keeping(steps, self._every)
 
     def write_start(self, state: Any) -> None:
-        """Writes the state at the start now: from here on there is always something to go back to."""
+        """Writes the state at the start now, so that there is always a version to which the job can go back."""
         self.write(0, state)
         self.finish()
         if 0 not in self.steps():
@@ -66,15 +66,16 @@ class _Copy:
     streams: RandomStreams | None  # None: every attempt seeds them
 
     def state(self, arrays: Arrays) -> dict[str, Any]:
-        """A state that may be loaded, for objects make its arrays theirs."""
+        """A copy of the state to load, because the objects take over its arrays."""
         return decode(self.text, [arrays.copy(array) for array in self.arrays], arrays)  # type: ignore[no-any-return]
 
 
 class Versions:
-    """The workers' part of the versions that may be gone back to. Used from the thread that trains.
+    """The workers' part of the versions to which the job can go back. Use it from the thread that trains.
 
-    After a failure all ranks go back to the newest version that the servers have and some worker, in memory or on rank
-    0's disk; to the start, which is on the disk as a whole, where there is none. The steps since then are made again.
+    After a failure all ranks go back to the newest version that both the servers and some worker have, in memory or on
+    rank 0's disk. If there is none, they go back to the start, which is on the disk as a whole. The steps since then
+    are made again.
     """
 
     def __init__(self, state: TrainingState, settings: Settings) -> None:
@@ -85,9 +86,9 @@ class Versions:
         self._first_streams: RandomStreams | None = None  # at the start, which is not held; None as in `_Copy`
 
     def take(self, step: int, finished: int, writes: bool) -> None:
-        """An attempt at this step begins: copies what workers have of it, where servers save such a version.
+        """Begins an attempt at this step: copies the workers' part, if servers save a version of it.
 
-        `writes`: to the disk, too.
+        With `writes` it also writes the copy to the disk.
         """
         if step == 0 and self._first_streams is None:
             self._first_streams = self._state.streams()
@@ -109,9 +110,9 @@ class Versions:
         self._held = {step: held for step, held in self._held.items() if step in kept}
 
     def agree(self, here: Membership, all_new: bool) -> tuple[int, int]:
-        """Collective, when the models are connected: servers and workers take one version. Returns step and `finished`.
+        """Makes servers and workers take one version. Returns step and `finished`. Collective, with connected models.
 
-        `all_new`: no process has trained before. Then, without anything on the disk, training begins.
+        `all_new` says that no process has trained before. Then, with nothing on the disk, training begins.
         """
         assert here.client is not None
         assert here.control is not None
@@ -129,7 +130,7 @@ class Versions:
         return version, state["finished"]
 
     def _holders(self, here: Membership) -> dict[int, list[int]]:
-        """By version the ranks that hold a copy."""
+        """The ranks that hold a copy, by version."""
         assert here.control is not None
         own = sorted(self._held)
         most = max(row[0] for row in here.control.one_hot([len(own)]))
@@ -144,9 +145,9 @@ class Versions:
     def _restore_newest(
         self, here: Membership, holders: Mapping[int, Sequence[int]], all_new: bool
     ) -> tuple[int, dict[str, Any] | None]:
-        """On rank 0: has the servers restore the newest version that a worker has a part of.
+        """Makes the servers restore the newest version of which a worker has the part. On rank 0 only.
 
-        Returns it, with that part where only the disk has it; 0: the start.
+        Returns the version, and that part if only the disk has it. 0 is the start.
         """
         assert here.client is not None
         on_disk = self._files.steps()
@@ -184,7 +185,7 @@ class Versions:
     def _spread(
         self, here: Membership, version: int, holders: Mapping[int, Sequence[int]], from_disk: Any
     ) -> dict[str, Any]:
-        """Collective: every rank loads its own part of the version, or that of one that has it."""
+        """Loads this rank's part of the version, or that of a rank that has it. Collective."""
         assert here.control is not None
         having = holders.get(version, [])
         held = self._held.get(version)
