@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from poseidon import launch as launcher
 from poseidon import testbed
 from poseidon.errors import InvalidArgument
 from poseidon.launch import Failure, launch, run_workers
+from poseidon.launch.worker import MOST_LINE_BYTES, Lines
+from poseidon.options import available_cpu_count
 
 POSEIDON = [sys.executable, "-m", "poseidon"]
 SLEEPER = """
@@ -87,7 +88,7 @@ def test_every_worker_finds_its_place(script: Callable[[str], str], monkeypatch:
     assert len({lines[rank][-1] for rank in range(3)}) == 1
     port, threads = lines[0][-1].split()
     assert 20000 <= int(port) < 30000
-    assert int(threads) == max(1, launcher.available_cpu_count() // 3)
+    assert int(threads) == max(1, available_cpu_count() // 3)
 
 
 def test_command_line_beats_the_environment(script: Callable[[str], str]) -> None:
@@ -127,13 +128,13 @@ def test_module(tmp_path: Path) -> None:
 
 def test_lines_of_progress_bars_and_long_lines() -> None:
     given: list[str] = []
-    lines = launcher._Lines(given.append)
+    lines = Lines(given.append)
     for piece in (b"10%\r", b"20%\r", b"90%\rdo", b"ne\nne", b"xt\r\n", b"caf\xc3", b"\xa9\n", b"no newline"):
         lines.feed(piece)
     lines.close()
     assert given == ["done", "next", "café", "no newline"]
-    lines.feed(b"x" * (launcher._MOST_LINE_BYTES + 1))
-    assert len(given[-1]) == launcher._MOST_LINE_BYTES + 1
+    lines.feed(b"x" * (MOST_LINE_BYTES + 1))
+    assert len(given[-1]) == MOST_LINE_BYTES + 1
 
 
 @pytest.mark.parametrize(
@@ -208,7 +209,7 @@ def test_first_is_whose_failure_the_others_have_heard_of(
 def test_workers_that_ignore_everything_are_killed(
     script: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launcher, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("poseidon.launch.run.GRACE_SECONDS", 0.5)
     path = script(
         "import os, signal, sys, time\n"
         "if os.environ['RANK'] == '0':\n    time.sleep(1)\n    sys.exit(4)\n"

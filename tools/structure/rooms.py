@@ -61,6 +61,7 @@ PYTHON_DOORS: Doors = {
     "report": {"errors", "adapter", "torch"},
     "testbed": {"errors", "dscp"},
     "doctor": {"errors"},
+    "launch": {"errors", "options", "failure_marks", "testbed"},
     "cli": None,
     "bench": None,
     "bench/hosts": set(),

@@ -1,0 +1,12 @@
+"""Starts N workers on this machine, as `poseidon run` does, and sees to it that none outlives the run.
+
+Each worker has its own session and process group, so that Ctrl-C reaches it through the launcher only and
+everything it started can be ended with it. The kernel kills the workers if the launcher itself is killed.
+"""
+
+from poseidon.launch.environment import free_port
+from poseidon.launch.launcher import launch, run_workers
+from poseidon.launch.outcome import Failure, Outcome
+from poseidon.launch.run import OnLine
+
+__all__ = ["Failure", "OnLine", "Outcome", "free_port", "launch", "run_workers"]

@@ -1,0 +1,49 @@
+"""What each worker of a run finds in its environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+from collections.abc import Mapping
+
+from poseidon.errors import InvalidArgument
+from poseidon.options import BY_NAME, available_cpu_count, fresh_secret
+from poseidon.options.secret import VARIABLE as SECRET_VARIABLE
+from poseidon.testbed import HOST_DEVICE, Testbed
+
+# Below the ports that Linux gives to outgoing connections, one of which could otherwise take the port first.
+_PORTS = range(20000, 30000)
+
+
+def free_port() -> int:
+    """A TCP port that nothing on this machine listens on now."""
+    for port in random.sample(_PORTS, 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise InvalidArgument(f"no free port found from {_PORTS[0]} to {_PORTS[-1]}: give one with --master-port")
+
+
+def environments_of(
+    count: int, variables: Mapping[str, str], testbed: Testbed | None, master_port: int | None
+) -> list[dict[str, str]]:
+    """What each rank finds in its environment."""
+    shared = {**os.environ, **variables}
+    if BY_NAME["secret_file"].variable in variables:  # which beats a secret that was there before
+        shared.pop(SECRET_VARIABLE, None)
+    shared.update(fresh_secret(shared))
+    shared.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # there is no agent: rank 0 serves the store
+    shared.setdefault("OMP_NUM_THREADS", str(max(1, available_cpu_count() // count)))
+    shared.setdefault("PYTHONUNBUFFERED", "1")
+    if testbed is not None:
+        # A host has one device and no name service; Gloo would look up the machine's name.
+        shared.setdefault("GLOO_SOCKET_IFNAME", HOST_DEVICE)
+        port = master_port or random.choice(_PORTS)
+    else:
+        port = master_port or free_port()
+    shared["MASTER_ADDR"] = testbed.hosts[0].address if testbed else "127.0.0.1"
+    shared["MASTER_PORT"] = str(port)
+    shared["WORLD_SIZE"] = shared["LOCAL_WORLD_SIZE"] = str(count)
+    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]

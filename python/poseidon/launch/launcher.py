@@ -1,0 +1,97 @@
+"""Starts the workers of a run and waits for them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from poseidon.errors import InvalidArgument
+from poseidon.launch.environment import environments_of
+from poseidon.launch.outcome import Outcome, Recovery
+from poseidon.launch.run import OnLine, Run, tell
+from poseidon.launch.signals import caught_signals
+from poseidon.options import (
+    BY_NAME,
+    FAILURE_MARK_VARIABLE,
+    check_environment,
+    resolve_option,
+    to_environment,
+)
+from poseidon.testbed import Testbed
+
+_CLASSES = BY_NAME["priority_classes"]
+
+
+def launch(
+    command: Sequence[str],
+    count: int,
+    link: str | None = None,
+    env: Mapping[str, str] | None = None,
+    *,
+    testbed: Testbed | None = None,
+    options: Mapping[str, object] | None = None,
+    master_port: int | None = None,
+    on_line: OnLine | None = None,
+    max_restarts: int | None = None,
+) -> list[int]:
+    """Runs `command` as `count` workers and returns their exit codes by rank (negative: a signal).
+
+    `link` ("100mbit") puts each worker on a host of its own with a shaped port; `testbed` uses one that is up,
+    rank i on its host i. `env` adds variables, `options` (name to value) sets options of Poseidon.
+    Rank 0 has the terminal; the output of the others is prefixed with `[rank]`. With `on_line(rank, text)` every
+    rank's output goes there instead. When a rank fails the others are ended, and standard error says who was first.
+    With the option on_failure=rejoin or shrink it is started again instead, up to `max_restarts` times (None: 3),
+    unless another has finished; after that the run ends, or with shrink goes on without it.
+
+    Raises InvalidArgument for what cannot be started, TestbedError where there can be no shaped links, and
+    KeyboardInterrupt or SystemExit after a signal, once all workers have ended.
+    """
+    outcome = run_workers(command, count, link, env, testbed, options, master_port, on_line, max_restarts)
+    if outcome.interrupted_by == signal.SIGINT:
+        raise KeyboardInterrupt
+    if outcome.interrupted_by:
+        raise SystemExit(outcome.exit_status)
+    return outcome.codes
+
+
+def run_workers(
+    command: Sequence[str],
+    count: int,
+    link: str | None = None,
+    env: Mapping[str, str] | None = None,
+    testbed: Testbed | None = None,
+    options: Mapping[str, object] | None = None,
+    master_port: int | None = None,
+    on_line: OnLine | None = None,
+    max_restarts: int | None = None,
+) -> Outcome:
+    """As `launch`, but a signal ends up in the outcome instead of an exception."""
+    if count < 1:
+        raise InvalidArgument(f"the number of workers is {count}: it must be 1 or more")
+    if link is not None and testbed is not None:
+        raise InvalidArgument("a link rate cannot be given together with a testbed, whose links have theirs")
+    if testbed is not None and len(testbed.hosts) < count:
+        raise InvalidArgument(f"{count} workers need {count} hosts, but the testbed has {len(testbed.hosts)}")
+    variables = {**(env or {}), **to_environment(options or {})}
+    recovery = Recovery.of(resolve_option("on_failure", {**os.environ, **variables}), max_restarts)
+    with contextlib.ExitStack() as stack:
+        signals = stack.enter_context(caught_signals())
+        if link is not None:
+            classes = variables.get(_CLASSES.variable, _CLASSES.default)
+            testbed = stack.enter_context(Testbed(count, link, priorities=int(classes)))
+        environments = environments_of(count, variables, testbed, master_port)
+        check_environment(environments[0])  # once here, instead of an exception in each worker
+        marks = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="poseidon-run-")))
+        for rank, environment in enumerate(environments):
+            environment[FAILURE_MARK_VARIABLE] = str(marks / str(rank))
+        commands = [testbed.command(rank, command) if testbed else list(command) for rank in range(count)]
+        outcome = Run(commands, environments, on_line, signals, recovery).run()
+    if outcome.first_failure:
+        ended = ", ".join(map(str, outcome.ended_ranks))
+        tail = f"; these ranks did not end by themselves and were ended: {ended}" if ended else ""
+        tell(f"{outcome.first_failure}{tail}")
+    return outcome

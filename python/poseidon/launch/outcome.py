@@ -1,0 +1,70 @@
+"""How a run of workers ends, and what is done about one that fails."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+
+from poseidon.errors import InvalidArgument
+
+_MOST_RESTARTS = 3  # of each worker, unless told otherwise
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A worker that failed. `code` is negative for a signal, as in subprocess."""
+
+    rank: int
+    code: int
+
+    @property
+    def exit_status(self) -> int:
+        """What a shell would report for that worker."""
+        return self.code if self.code > 0 else 128 - self.code
+
+    @property
+    def how(self) -> str:
+        """In words, e.g. "with exit code 3"."""
+        return f"with exit code {self.code}" if self.code > 0 else f"killed by {signal.Signals(-self.code).name}"
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} failed first, {self.how}"
+
+
+@dataclass
+class Outcome:
+    """How a run ended: the exit code of each rank's last process and how often it was started again, the first failure
+    that ended the run, the ranks that had to be ended, and the signal (0: none) that stopped the launcher."""
+
+    codes: list[int] = field(default_factory=list)
+    restart_counts: list[int] = field(default_factory=list)
+    first_failure: Failure | None = None
+    ended_ranks: list[int] = field(default_factory=list)
+    interrupted_by: int = 0
+
+    @property
+    def exit_status(self) -> int:
+        """The exit status of the launcher: 0, that of the first failure, or 128 + signal."""
+        if self.interrupted_by:
+            return 128 + self.interrupted_by
+        return self.first_failure.exit_status if self.first_failure else 0
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What is done about a worker that fails: how often it is started again, and whether the others can do without."""
+
+    most_restarts: int = 0
+    spares_workers: bool = False
+
+    @classmethod
+    def of(cls, on_failure: str, max_restarts: int | None) -> Recovery:
+        """What follows from the option on_failure and the number of restarts (None: 3). Raises InvalidArgument."""
+        if on_failure == "abort":
+            if max_restarts:
+                raise InvalidArgument("workers are only started again with --on-failure rejoin or shrink: add it")
+            return cls()
+        most = _MOST_RESTARTS if max_restarts is None else max_restarts
+        if most < 0:
+            raise InvalidArgument(f"the number of restarts is {most}: it must be 0 or more")
+        return cls(most, on_failure == "shrink")

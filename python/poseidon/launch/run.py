@@ -1,0 +1,187 @@
+"""One run: the workers while they are there, until the last of them has ended."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from poseidon.errors import InvalidArgument
+from poseidon.failure_marks import mark_order
+from poseidon.launch.outcome import Failure, Outcome, Recovery
+from poseidon.launch.signals import Signals
+from poseidon.launch.worker import MOST_LINE_BYTES, Lines, Worker, die_with_parent
+from poseidon.options import FAILURE_MARK_VARIABLE
+
+GRACE_SECONDS = 5.0  # between the steps of ending workers
+_POLL_SECONDS = 0.05
+_DRAIN_SECONDS = 1.0  # for output of processes that a worker left behind
+
+OnLine = Callable[[int, str], None]
+
+
+def tell(text: str) -> None:
+    """Prints a sentence of the launcher itself on standard error."""
+    print(f"poseidon: {text}", file=sys.stderr, flush=True)
+
+
+class Run:
+    """One run: starts the workers, passes their output on and ends them; a single thread."""
+
+    def __init__(
+        self,
+        commands: list[list[str]],
+        environments: list[dict[str, str]],
+        on_line: OnLine | None,
+        signals: Signals,
+        recovery: Recovery,
+    ) -> None:
+        self._recovery = recovery
+        self._commands = commands
+        self._environments = environments
+        self._on_line = on_line
+        self._signals = signals
+        self._workers: list[Worker] = []
+        self._selector = selectors.DefaultSelector()
+        self._outcome = Outcome(codes=[0] * len(commands), restart_counts=[0] * len(commands))
+        self._finished = False  # one of them, so that the job is over
+        self._failures: list[tuple[Failure, int]] = []  # that end the run, and when each was seen
+        self._ladder: list[tuple[float, int]] = []  # when to send which signal to those that still run
+
+    def run(self) -> Outcome:
+        """Returns when all workers have ended. None of them outlives the call, however it ends."""
+        try:
+            for rank in range(len(self._commands)):
+                if not self._signals.received:
+                    self._start(rank)
+            self._react_to_signals()
+            while self._running():
+                self._pass_output(_POLL_SECONDS)
+                self._collect()
+                self._react_to_signals()
+                self._climb_ladder()
+            self._drain()
+        finally:
+            for worker in self._running():
+                worker.reap()
+            self._outcome.first_failure = self._first_failure()
+            for key in list(self._selector.get_map().values()):
+                key.data.close()
+                key.fileobj.close()  # type: ignore[union-attr]
+            self._selector.close()
+        return self._outcome
+
+    def _running(self) -> list[Worker]:
+        return [worker for worker in self._workers if not worker.ended]
+
+    def _start(self, rank: int) -> None:
+        piped = rank > 0 or self._on_line is not None
+        command = self._commands[rank]
+        try:
+            process = subprocess.Popen(
+                command,
+                env=self._environments[rank],
+                stdin=subprocess.DEVNULL if rank > 0 else None,
+                stdout=subprocess.PIPE if piped else None,
+                stderr=subprocess.PIPE if piped else None,
+                start_new_session=True,
+                preexec_fn=die_with_parent(),
+            )
+        except OSError as error:
+            raise InvalidArgument(f"rank {rank} cannot be started: {command[0]!r}: {error.strerror}") from None
+        self._workers.append(Worker(rank, process))
+        for pipe, stream in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+            if pipe is not None:
+                self._selector.register(pipe, selectors.EVENT_READ, Lines(self._emitter(rank, stream)))
+
+    def _emitter(self, rank: int, stream: IO[str]) -> Callable[[str], None]:
+        on_line = self._on_line
+        if on_line is not None:
+            return lambda text: on_line(rank, text)
+        return lambda text: print(f"[{rank}] {text}", file=stream, flush=True)
+
+    def _pass_output(self, wait_seconds: float) -> None:
+        for key, _ in self._selector.select(wait_seconds):
+            if data := os.read(key.fd, MOST_LINE_BYTES):
+                key.data.feed(data)
+            else:
+                key.data.close()
+                self._selector.unregister(key.fileobj)
+                key.fileobj.close()  # type: ignore[union-attr]
+
+    def _collect(self) -> None:
+        now_ns = time.monotonic_ns()
+        for worker in self._running():
+            if not worker.has_ended():
+                continue
+            code = self._outcome.codes[worker.rank] = worker.reap()
+            self._finished |= code == 0
+            if code == 0 or self._outcome.interrupted_by:
+                continue
+            failure = Failure(worker.rank, code)
+            if not self._failures:
+                self._react_to_failure(failure, now_ns)
+            elif worker.rank not in self._outcome.ended_ranks:
+                self._failures.append((failure, now_ns))
+
+    def _react_to_failure(self, failure: Failure, now_ns: int) -> None:
+        rank, most = failure.rank, self._recovery.most_restarts
+        what = f"rank {rank} failed, {failure.how}"
+        if not self._finished and self._outcome.restart_counts[rank] < most:
+            self._outcome.restart_counts[rank] += 1
+            tell(f"{what}; it is started again (restart {self._outcome.restart_counts[rank]} of {most})")
+            self._mark_of(rank).unlink(missing_ok=True)
+            self._start(rank)
+        elif self._recovery.spares_workers and (self._finished or self._running()):
+            tell(f"{what}; it is not started again, the others go on")
+        else:
+            self._failures.append((failure, now_ns))
+            now = time.monotonic()
+            # The others normally notice the loss and end with an error of their own that says more.
+            self._ladder = [(now + GRACE_SECONDS, signal.SIGTERM), (now + 2 * GRACE_SECONDS, signal.SIGKILL)]
+
+    def _first_failure(self) -> Failure | None:
+        """Who failed on its own account, if anyone has, and first of those; a signal leaves no mark, but is quick."""
+
+        def order(seen: tuple[Failure, int]) -> tuple[bool, int, bool]:
+            failure, ended_ns = seen
+            return *mark_order(self._mark_of(failure.rank), ended_ns), failure.code > 0
+
+        return min(self._failures, key=order)[0] if self._failures else None
+
+    def _mark_of(self, rank: int) -> Path:
+        return Path(self._environments[rank][FAILURE_MARK_VARIABLE])
+
+    def _react_to_signals(self) -> None:
+        received, self._signals.received[:] = list(self._signals.received), []
+        if not received:
+            return
+        now = time.monotonic()
+        if self._outcome.interrupted_by:  # asked for the second time: no more patience
+            self._ladder = [(now, signal.SIGKILL)]
+            return
+        self._outcome.interrupted_by = received[0]
+        self._ladder = [
+            (now, signal.SIGINT),
+            (now + GRACE_SECONDS, signal.SIGTERM),
+            (now + 2 * GRACE_SECONDS, signal.SIGKILL),
+        ]
+
+    def _climb_ladder(self) -> None:
+        while self._ladder and time.monotonic() >= self._ladder[0][0]:
+            _, number = self._ladder.pop(0)
+            for worker in self._running():
+                if number != signal.SIGINT and worker.rank not in self._outcome.ended_ranks:
+                    self._outcome.ended_ranks.append(worker.rank)
+                worker.signal_group(number)
+
+    def _drain(self) -> None:
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        while self._selector.get_map() and time.monotonic() < deadline:
+            self._pass_output(_POLL_SECONDS)

@@ -1,0 +1,43 @@
+"""The signals that a launcher collects while its workers run."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import FrameType
+
+
+@dataclass
+class Signals:
+    """The numbers of the signals that have come and that nobody has reacted to yet."""
+
+    received: list[int] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def caught_signals() -> Iterator[Signals]:
+    """Collects SIGINT, SIGTERM and SIGHUP instead of dying of them, so that what was made can be removed.
+
+    A SIGHUP that is ignored, as under nohup, stays ignored. Only the main thread may set handlers; in another thread
+    signals stay with whoever handles them.
+    """
+    signals = Signals()
+    if threading.current_thread() is not threading.main_thread():
+        yield signals
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        signals.received.append(number)
+
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

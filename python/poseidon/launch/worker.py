@@ -1,0 +1,80 @@
+"""One worker's process and its output."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MOST_LINE_BYTES = 1 << 16
+_PR_SET_PDEATHSIG = 1
+
+
+class Lines:
+    """Cuts a worker's output into lines and gives them on as text."""
+
+    def __init__(self, emit: Callable[[str], None]) -> None:
+        self._emit = emit
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        """Takes the next piece of output."""
+        *lines, rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._give(line)
+        # A progress bar redraws its line after a carriage return: only the last state matters.
+        self._rest = b"\r".join(rest.split(b"\r")[-2:])
+        if len(self._rest) > MOST_LINE_BYTES:
+            self.close()
+
+    def close(self) -> None:
+        """Gives the last line on, if it has no end."""
+        if self._rest:
+            self._give(self._rest)
+        self._rest = b""
+
+    def _give(self, line: bytes) -> None:
+        self._emit(line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace"))
+
+
+@dataclass
+class Worker:
+    """A worker's process, which leads a process group of its own."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    ended: bool = False
+
+    def has_ended(self) -> bool:
+        """Whether it has exited; its process group stays reserved until `reap`."""
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self.process.pid, flags) is not None
+
+    def signal_group(self, number: int) -> None:
+        """Sends a signal to the worker and all that it has started, unless it has been reaped."""
+        if not self.ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+
+    def reap(self) -> int:
+        """Ends what the worker left behind and returns its exit code."""
+        self.signal_group(signal.SIGKILL)
+        self.ended = True
+        return self.process.wait()
+
+
+def die_with_parent() -> Callable[[], None]:
+    """What a child runs before its program, so that the kernel kills it when its parent is killed."""
+    prctl = ctypes.CDLL(None).prctl
+    parent = os.getpid()
+
+    def prepare() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it was killed before the line above
+            os._exit(1)
+
+    return prepare
