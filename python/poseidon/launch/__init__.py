@@ -1,7 +1,7 @@
-"""Starts N workers on this machine, as `poseidon run` does, and sees to it that none outlives the run.
+"""Starts N workers on this machine, as `poseidon run` does, and makes sure that none outlives the run.
 
-Each worker has its own session and process group, so that Ctrl-C reaches it through the launcher only and
-everything it started can be ended with it. The kernel kills the workers if the launcher itself is killed.
+Each worker has its own session and process group. So Ctrl-C reaches it only through the launcher, and all processes
+that it has started can be ended with it. The kernel kills the workers if the launcher itself is killed.
 """
 
 from poseidon.launch.environment import free_port

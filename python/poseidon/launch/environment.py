@@ -1,4 +1,4 @@
-"""What each worker of a run finds in its environment."""
+"""The environment of each worker of a run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def free_port() -> int:
 def environments_of(
     count: int, variables: Mapping[str, str], testbed: Testbed | None, master_port: int | None
 ) -> list[dict[str, str]]:
-    """What each rank finds in its environment."""
+    """The environment of each rank."""
     shared = {**os.environ, **variables}
     if BY_NAME["secret_file"].variable in variables:  # which beats a secret that was there before
         shared.pop(SECRET_VARIABLE, None)

@@ -40,14 +40,16 @@ def launch(
 ) -> list[int]:
     """Runs `command` as `count` workers and returns their exit codes by rank (negative: a signal).
 
-    `link` ("100mbit") puts each worker on a host of its own with a shaped port; `testbed` uses one that is up,
-    rank i on its host i. `env` adds variables, `options` (name to value) sets options of Poseidon.
-    Rank 0 has the terminal; the output of the others is prefixed with `[rank]`. With `on_line(rank, text)` every
-    rank's output goes there instead. When a rank fails the others are ended, and standard error says who was first.
-    With the option on_failure=rejoin or shrink it is started again instead, up to `max_restarts` times (None: 3),
-    unless another has finished; after that the run ends, or with shrink goes on without it.
+    `link` ("100mbit") puts each worker on its own host with a port of that rate. `testbed` uses a testbed that is up,
+    with rank i on host i. `env` adds variables. `options` (name to value) sets options of Poseidon. Rank 0 has the
+    terminal; the output of the others is prefixed with `[rank]`. With `on_line(rank, text)` every rank's output goes
+    there instead.
 
-    Raises InvalidArgument for what cannot be started, TestbedError where there can be no shaped links, and
+    If a rank fails, the others are ended, and standard error says which rank failed first. With the option
+    on_failure=rejoin or shrink the rank is started again instead, up to `max_restarts` times (None: 3), unless another
+    rank has finished. After that the run ends or, with shrink, goes on without the rank.
+
+    Raises InvalidArgument if the workers cannot be started, TestbedError if the machine cannot have shaped links, and
     KeyboardInterrupt or SystemExit after a signal, once all workers have ended.
     """
     outcome = run_workers(command, count, link, env, testbed, options, master_port, on_line, max_restarts)
@@ -69,7 +71,7 @@ def run_workers(
     on_line: OnLine | None = None,
     max_restarts: int | None = None,
 ) -> Outcome:
-    """As `launch`, but a signal ends up in the outcome instead of an exception."""
+    """The same as `launch`, but a signal is part of the outcome and raises no exception."""
     if count < 1:
         raise InvalidArgument(f"the number of workers is {count}: it must be 1 or more")
     if link is not None and testbed is not None:

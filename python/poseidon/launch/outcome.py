@@ -1,4 +1,4 @@
-"""How a run of workers ends, and what is done about one that fails."""
+"""How a run of workers ends, and what happens if a worker fails."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Failure:
 
     @property
     def exit_status(self) -> int:
-        """What a shell would report for that worker."""
+        """The exit status that a shell would report for that worker."""
         return self.code if self.code > 0 else 128 - self.code
 
     @property
     def how(self) -> str:
-        """In words, e.g. "with exit code 3"."""
+        """How the worker ended, in words, e.g. "with exit code 3"."""
         return f"with exit code {self.code}" if self.code > 0 else f"killed by {signal.Signals(-self.code).name}"
 
     def __str__(self) -> str:
@@ -52,14 +52,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Recovery:
-    """What is done about a worker that fails: how often it is started again, and whether the others can do without."""
+    """What happens if a worker fails: how often it is started again, and whether the others go on without it."""
 
     most_restarts: int = 0
     spares_workers: bool = False
 
     @classmethod
     def of(cls, on_failure: str, max_restarts: int | None) -> Recovery:
-        """What follows from the option on_failure and the number of restarts (None: 3). Raises InvalidArgument."""
+        """The behaviour for the option on_failure and the number of restarts (None: 3). Raises InvalidArgument."""
         if on_failure == "abort":
             if max_restarts:
                 raise InvalidArgument("workers are only started again with --on-failure rejoin or shrink: add it")

@@ -1,4 +1,4 @@
-"""One run: the workers while they are there, until the last of them has ended."""
+"""One run: its workers, until the last of them has ended."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tell(text: str) -> None:
 
 
 class Run:
-    """One run: starts the workers, passes their output on and ends them; a single thread."""
+    """One run: starts the workers, passes their output on and ends them. It uses a single thread."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Run:
             self._ladder = [(now + GRACE_SECONDS, signal.SIGTERM), (now + 2 * GRACE_SECONDS, signal.SIGKILL)]
 
     def _first_failure(self) -> Failure | None:
-        """Who failed on its own account, if anyone has, and first of those; a signal leaves no mark, but is quick."""
+        """The worker that failed first by itself, if there is one. A signal leaves no mark, but it is quick."""
 
         def order(seen: tuple[Failure, int]) -> tuple[bool, int, bool]:
             failure, ended_ns = seen

@@ -12,17 +12,17 @@ from types import FrameType
 
 @dataclass
 class Signals:
-    """The numbers of the signals that have come and that nobody has reacted to yet."""
+    """The numbers of the signals that have arrived and to which nobody has reacted yet."""
 
     received: list[int] = field(default_factory=list)
 
 
 @contextlib.contextmanager
 def caught_signals() -> Iterator[Signals]:
-    """Collects SIGINT, SIGTERM and SIGHUP instead of dying of them, so that what was made can be removed.
+    """Collects SIGINT, SIGTERM and SIGHUP instead of ending because of them, so that the launcher can clean up.
 
-    A SIGHUP that is ignored, as under nohup, stays ignored. Only the main thread may set handlers; in another thread
-    signals stay with whoever handles them.
+    A SIGHUP that is ignored, as under nohup, stays ignored. Only the main thread may set handlers. In another thread
+    this leaves signals to their present handlers.
     """
     signals = Signals()
     if threading.current_thread() is not threading.main_thread():

@@ -15,7 +15,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Lines:
-    """Cuts a worker's output into lines and gives them on as text."""
+    """Cuts a worker's output into lines and passes them on as text."""
 
     def __init__(self, emit: Callable[[str], None]) -> None:
         self._emit = emit
@@ -32,7 +32,7 @@ class Lines:
             self.close()
 
     def close(self) -> None:
-        """Gives the last line on, if it has no end."""
+        """Passes the last line on, if it has no line end."""
         if self._rest:
             self._give(self._rest)
         self._rest = b""
@@ -43,14 +43,14 @@ class Lines:
 
 @dataclass
 class Worker:
-    """A worker's process, which leads a process group of its own."""
+    """A worker's process, which leads its own process group."""
 
     rank: int
     process: subprocess.Popen[bytes]
     ended: bool = False
 
     def has_ended(self) -> bool:
-        """Whether it has exited; its process group stays reserved until `reap`."""
+        """Whether it has exited. Its process group stays reserved until `reap`."""
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return os.waitid(os.P_PID, self.process.pid, flags) is not None
 
@@ -61,14 +61,14 @@ class Worker:
                 os.killpg(self.process.pid, number)
 
     def reap(self) -> int:
-        """Ends what the worker left behind and returns its exit code."""
+        """Ends the processes that the worker has left, and returns its exit code."""
         self.signal_group(signal.SIGKILL)
         self.ended = True
         return self.process.wait()
 
 
 def die_with_parent() -> Callable[[], None]:
-    """What a child runs before its program, so that the kernel kills it when its parent is killed."""
+    """A child runs this before its program, so that the kernel kills it when its parent is killed."""
     prctl = ctypes.CDLL(None).prctl
     parent = os.getpid()
 
