@@ -89,7 +89,7 @@ def test_settings_are_values() -> None:
     assert (other.job, other.rank, other.flows, settings.job) == ("night", 2, 3, "default")
     with pytest.raises(InvalidArgument, match="did you mean flows"):
         settings.replace(flow=1)
-    with pytest.raises(AttributeError, match="there is no option 'flow'"):
+    with pytest.raises(AttributeError, match="no attribute 'flow'"):
         settings.flow  # noqa: B018
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from poseidon import _core
 from poseidon.options import secret
@@ -40,12 +40,12 @@ class Settings:
     restart_count: int = 0
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
-    def __getattr__(self, name: str) -> Any:
-        # Python asks for attributes of an object that is still empty when it copies or unpickles one.
-        values = self.__dict__.get("values", {})
-        if name in values:
-            return values[name]
-        raise AttributeError(f"there is no option {name!r}")
+    def __post_init__(self) -> None:
+        self.__dict__.update(self.values)
+
+    if TYPE_CHECKING:  # the attributes are known when the table has been read
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def replace(self, **values: Any) -> Settings:
         """The same settings with other values of some options, which are not checked."""
