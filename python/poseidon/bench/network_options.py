@@ -26,7 +26,10 @@ ThresholdOption = Annotated[
 
 
 def network_words(arguments: Mapping[str, Any]) -> str:
-    """What `network_arguments` say beyond hosts at one switch that honours code points; empty if nothing."""
+    """Says in words what `network_arguments` ask for beyond hosts at one switch that honours code points.
+
+    The text is empty if that is all.
+    """
     words = []
     if arguments.get("racks", 1) > 1:
         words.append(f"{arguments['racks']} racks, oversubscribed {arguments['oversubscription']:g}:1")
@@ -36,6 +39,6 @@ def network_words(arguments: Mapping[str, Any]) -> str:
 
 
 def priority_options(priorities: int, threshold: str) -> dict[str, Any]:
-    """Options of `poseidon.init` for the options above. Raises InvalidArgument for what is no threshold."""
+    """Returns the options of `poseidon.init` for the options above. Raises InvalidArgument for a bad threshold."""
     threshold = BY_NAME["priority_threshold"].read(threshold, "--threshold")
     return {"priority_classes": priorities, "priority_threshold": threshold}

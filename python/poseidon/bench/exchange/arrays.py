@@ -15,7 +15,7 @@ class Arrays:
     """One float32 array for each tensor. They lie one after the other in `flat`, for libraries that take one buffer."""
 
     def __init__(self, tensors: tuple[tuple[str, int], ...]) -> None:
-        """tensors: (name, elements) each."""
+        """`tensors` has the name and the number of elements of each."""
         self._names = [name for name, _ in tensors]
         self._ends = np.cumsum([count for _, count in tensors])
         total = int(self._ends[-1])
@@ -26,17 +26,17 @@ class Arrays:
         self.clear()
 
     def clear(self) -> None:
-        """Zeros: what steps without a check exchange, since sums of zeros do not grow."""
+        """Fills all arrays with zeros, for steps without a check. Sums of zeros do not grow."""
         self.flat.fill(0)
 
     def fill(self, rank: int, step: int) -> None:
-        """The known values of one worker: whole numbers, so that their sum is exact in any order."""
+        """Fills in the known values of one worker. They are whole numbers, so their sum is exact in any order."""
         for start in range(0, self.flat.size, _BLOCK):
             block = self.flat[start : start + _BLOCK]
             block[:] = _pattern(start, block.size, step) * (rank + 1)
 
     def check(self, step: int, worker_count: int, divisor: int) -> None:
-        """Whether all is the sum of what `worker_count` workers filled in, over `divisor`. Raises PoseidonError."""
+        """Raises PoseidonError unless all values are the sum of what the workers filled in, divided by `divisor`."""
         factor = worker_count * (worker_count + 1) / 2 / divisor
         for start in range(0, self.flat.size, _BLOCK):
             block = self.flat[start : start + _BLOCK]

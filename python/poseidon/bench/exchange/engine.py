@@ -14,8 +14,8 @@ from poseidon.bench.hosts.fleet import Place
 class BenchmarkJob:
     """What every worker of a round is told.
 
-    places: of the workers, by rank. ports: one per worker, free on its host. servers: "host:port" of dedicated ones.
-    copy_bytes: what a plain copy sends in a step.
+    `places` are the workers' hosts, by rank. `ports` has a free port on each of them. `servers` has the "host:port" of
+    each dedicated server. A plain copy sends `copy_bytes` in a step.
     """
 
     method: ExchangeMethod
@@ -30,7 +30,7 @@ class BenchmarkJob:
 class Engine(ABC):
     """One worker's end of an exchange. A step turns the arrays of all workers into their sum over `divisor`.
 
-    divisor: 0 for an engine that leaves the arrays alone.
+    The divisor is 0 for an engine that leaves the arrays alone.
     """
 
     divisor: int
@@ -41,7 +41,7 @@ class Engine(ABC):
 
     @abstractmethod
     def step(self) -> None:
-        """One exchange of all arrays, complete when it returns."""
+        """Exchanges all arrays. The exchange is complete when this returns."""
 
     @abstractmethod
     def close(self) -> None:

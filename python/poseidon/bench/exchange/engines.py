@@ -1,4 +1,4 @@
-"""The engines by name; Poseidon's and Gloo's."""
+"""Makes the engine of a method. Holds those of Poseidon and Gloo."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class PoseidonEngine(Engine):
 
 
 class GlooEngine(Engine):
-    """All-reduce of all tensors as one, on the first port: per tensor it would be slower."""
+    """Reduces all tensors as one, on the first port. One all-reduce per tensor would be slower."""
 
     divisor = 1
 
@@ -85,7 +85,7 @@ class GlooEngine(Engine):
 
 
 def make_engine(job: BenchmarkJob, rank: int, arrays: Arrays) -> Engine:
-    """The engine of the job's method."""
+    """Returns this rank's engine for the job's method."""
     library = job.method.library
     if library == "poseidon":
         return PoseidonEngine(job, rank, arrays)

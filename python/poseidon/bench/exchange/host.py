@@ -1,4 +1,4 @@
-"""The processes of `poseidon bench exchange`: workers with infinitely fast compute, and dedicated servers."""
+"""A process of `poseidon bench exchange`: a worker with infinitely fast compute."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ LEAD_IN_STEPS = 1  # the first step after a pause finds slow connections and wor
 class Round:
     """What one worker measured.
 
-    ends: monotonic seconds at the end of the lead-in and of each measured step. cpu_seconds: user and system time of
-    the process in all of these steps. grown_bytes: of resident memory since before the workers met, at the end;
-    peak_bytes: the same at the worst moment of the steps. port_sent_bytes: by each port of the host in all of these
+    `ends` has the monotonic time, in seconds, at the end of the lead-in and of each measured step. `cpu_seconds` is the
+    user and system time of the process in these steps. Since before the workers met, the resident memory has grown by
+    `grown_bytes` at the end, and by `peak_bytes` at most. Each port of the host has sent `port_sent_bytes` in these
     steps, headers included.
     """
 
@@ -44,7 +44,7 @@ class ExchangeHost:
         self._engine = make_engine(job, rank, self._arrays)
 
     def ready(self) -> None:
-        """Nothing: the call returns when the worker has been built."""
+        """Does nothing. The call returns when the worker has been built."""
 
     def prepare(self, step_count: int) -> None:
         """Meets the other workers and exchanges known values `step_count` times. Raises PoseidonError if wrong."""
@@ -59,7 +59,7 @@ class ExchangeHost:
         self._arrays.clear()
 
     def measure(self, step_count: int) -> Round:
-        """Step after step, without a pause between them."""
+        """Exchanges step after step, without a pause between them."""
         Path("/proc/self/clear_refs").write_text("5")  # restarts VmHWM
         before = cpu_seconds()
         sent_before = self._sent_bytes()
@@ -76,7 +76,7 @@ class ExchangeHost:
         )
 
     def close(self) -> None:
-        """Leaves the others."""
+        """Ends the connections to the other workers."""
         self._engine.close()
 
     def _sent_bytes(self) -> list[int]:

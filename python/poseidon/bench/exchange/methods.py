@@ -20,29 +20,29 @@ _RESERVED = ("servers", "job", "scheme", "timeout")
 
 @dataclass(frozen=True)
 class Workload:
-    """What is exchanged in every step: float32 tensors, (name, elements) each, in forward order."""
+    """What is exchanged in every step: the name and the number of elements of float32 tensors, in forward order."""
 
     name: str
     tensors: tuple[tuple[str, int], ...]
 
     @property
     def element_count(self) -> int:
-        """Of all tensors."""
+        """The number of elements of all tensors."""
         return sum(count for _, count in self.tensors)
 
     @property
     def size_bytes(self) -> int:
-        """S of the closed forms."""
+        """The bytes of all tensors: S of the closed forms."""
         return self.element_count * FLOAT_BYTES
 
     @property
     def largest_bytes(self) -> int:
-        """Of the largest tensor."""
+        """The bytes of the largest tensor."""
         return max(count for _, count in self.tensors) * FLOAT_BYTES
 
 
 def parse_workload(text: str, scale: int) -> Workload:
-    """The parameter tensors of a model's table, scaled, or COUNT equal tensors of "tensors:COUNTxBYTES".
+    """Returns the parameter tensors of a model's table, scaled, or COUNT equal tensors of "tensors:COUNTxBYTES".
 
     Raises InvalidArgument for anything else.
     """
@@ -76,10 +76,11 @@ def _synthetic(text: str) -> Workload:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the servers are (Parameter Hub §2.1, Figure 4). P is the number of workers, S the bytes of all tensors.
+    """Where the servers are (Parameter Hub §2.1, Figure 4).
 
-    server_count: dedicated servers for P workers. own_hosts: whether these have hosts of their own. sent_bytes: what
-    one worker's host sends in a step, and as much it receives, from (S, P); in cc that of a worker without the server.
+    P is the number of workers, S the bytes of all tensors. `server_count` gives the number of dedicated servers for P
+    workers, and `own_hosts` says whether they have hosts of their own. `sent_bytes` gives what one worker's host sends
+    in a step, from S and P. It receives as much. In cc that is what a worker without the server sends.
     """
 
     name: str
@@ -89,12 +90,12 @@ class Placement:
     sent_bytes: Callable[[int, int], float]
 
     def host_count(self, worker_count: int) -> int:
-        """Hosts that a run needs."""
+        """The number of hosts that a run needs."""
         return worker_count + (self.server_count(worker_count) if self.own_hosts else 0)
 
 
 def sharded_bytes(size_bytes: int, worker_count: int) -> float:
-    """Sent by one host of P colocated shards or of an optimal all-reduce: 2·S·(P − 1)/P."""
+    """What one host sends with P colocated shards or in an optimal all-reduce: 2·S·(P − 1)/P."""
     return 2 * size_bytes * (worker_count - 1) / worker_count
 
 
@@ -110,7 +111,7 @@ PLACEMENTS = {
 
 
 def parse_placement(name: str) -> Placement:
-    """A placement by its name. Raises InvalidArgument."""
+    """Returns the placement of this name. Raises InvalidArgument if there is none."""
     if name not in PLACEMENTS:
         raise InvalidArgument(f"unknown placement {name!r}; known are {', '.join(PLACEMENTS)}")
     return PLACEMENTS[name]
@@ -118,7 +119,10 @@ def parse_placement(name: str) -> Placement:
 
 @dataclass(frozen=True)
 class ExchangeMethod:
-    """One way of exchanging. options: Poseidon's, as text. swept: the option whose sweep this method is a point of."""
+    """One way of exchanging.
+
+    `options` are Poseidon's, as text. `swept` names the option if this method is a point of its sweep.
+    """
 
     name: str
     library: Library
@@ -126,7 +130,7 @@ class ExchangeMethod:
     swept: str | None = None
 
     def sent_bytes(self, placement: Placement, size_bytes: int, worker_count: int) -> float:
-        """Payload that one worker must send in a step, and as much it receives."""
+        """The payload that one worker must send in a step. It receives as much."""
         if self.library in ("gloo", "mpi"):
             return sharded_bytes(size_bytes, worker_count)
         return placement.sent_bytes(size_bytes, worker_count)
@@ -145,7 +149,7 @@ ABLATIONS = ("aggregation", "assignment", "reduce_order")
 
 
 def parse_option(text: str) -> tuple[str, str]:
-    """Name and checked text of "NAME=VALUE". Raises InvalidArgument naming what is allowed."""
+    """Splits "NAME=VALUE" and checks both. Raises InvalidArgument, which names what is allowed."""
     name, equals, value = text.partition("=")
     name = name.strip().replace("-", "_")
     known = [option.name for option in OPTIONS if option.name not in _RESERVED]
@@ -160,11 +164,11 @@ def parse_option(text: str) -> tuple[str, str]:
 def parse_methods(
     methods: str, options: Iterable[str] = (), sweeps: Iterable[str] = (), ablations: Iterable[str] = ()
 ) -> list[ExchangeMethod]:
-    """The methods of one run: those named, then each value of each sweep and ablation.
+    """Returns the methods of one run: those named, then each value of each sweep and ablation.
 
-    methods: names separated by commas. options: "NAME=VALUE" for every method of Poseidon. sweeps:
-    "NAME=VALUE,VALUE,…". Without an option for it, messages go over TCP, as those of the other libraries do.
-    Raises InvalidArgument.
+    `methods` has names separated by commas. Each of `options` is "NAME=VALUE" and holds for every method of Poseidon.
+    Each of `sweeps` is "NAME=VALUE,VALUE,…". Messages go over TCP, as those of the other libraries do, unless an option
+    says otherwise. Raises InvalidArgument.
     """
     common = {"transport": "tcp", **dict(parse_option(text) for text in options)}
     found: dict[str, ExchangeMethod] = {}

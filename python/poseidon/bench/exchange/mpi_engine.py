@@ -23,14 +23,14 @@ def _library() -> str | None:
 
 
 def missing_mpi() -> str | None:
-    """Why MPI cannot be measured here; None if it can."""
+    """Says why MPI cannot be measured here. Returns None if it can."""
     if shutil.which(MPI_LAUNCHER) is None or _library() is None:
         return f"MPICH is not installed ({MPI_LAUNCHER} and libmpich; on Debian: apt-get install mpich)"
     return None
 
 
 class MpiEngine(Engine):
-    """MPI_Allreduce in place of all arrays as one buffer. Only in a process that MPICH's launcher started."""
+    """Calls MPI_Allreduce on all arrays as one buffer. Works only in a process that MPICH's launcher started."""
 
     divisor = 1
 

@@ -18,10 +18,10 @@ _BLOCK_BYTES = 1 << 20
 
 
 class CopyEngine(Engine):
-    """Sends to the next worker while it receives from the one before: blocking sockets, a thread per direction.
+    """Sends to the next worker while it receives from the one before, on blocking sockets, with a thread per direction.
 
     Each port of the hosts carries an equal part, all at once. The bytes come from the arrays and go into them, as in
-    an exchange; or, `cached`, always from and into the same short block, which costs no traffic to memory.
+    an exchange. With `cached` they come from and go into one short block, which costs no traffic to memory.
     """
 
     divisor = 0
@@ -63,7 +63,7 @@ class _Stream:
         self._listener = socket.create_server((job.places[rank].addresses[port], job.ports[rank]))
 
     def connect(self) -> None:
-        """Meets the next worker and the one before."""
+        """Connects to the next worker and accepts the one before."""
         self._out = socket.create_connection(self._next, self._timeout_seconds)
         self._listener.settimeout(self._timeout_seconds)
         self._in, _ = self._listener.accept()
@@ -73,12 +73,12 @@ class _Stream:
             connection.setsockopt(socket.SOL_SOCKET, option, limit)
 
     def send(self) -> None:
-        """One step's bytes to the next worker."""
+        """Sends one step's bytes to the next worker."""
         for block in self._blocks:
             self._out.sendall(block)
 
     def receive(self) -> None:
-        """One step's bytes from the worker before."""
+        """Receives one step's bytes from the worker before."""
         for block in self._blocks:
             left = len(block)
             while left > 0:
@@ -103,11 +103,11 @@ class _Helper:
         threading.Thread(target=self._run, daemon=True).start()
 
     def start(self) -> None:
-        """Lets it begin."""
+        """Lets the thread begin."""
         self._go.release()
 
     def finish(self) -> None:
-        """Waits until it is done. Raises what went wrong."""
+        """Waits until the thread is done. Raises its error, if there was one."""
         self._done.acquire()
         if self._failure is not None:
             raise self._failure

@@ -14,9 +14,10 @@ from poseidon.bench.hosts.measures import step_seconds
 
 @dataclass(frozen=True)
 class ExchangeConfig:
-    """What one run measures. link: rate of every port, such as "156mbit"; None runs unshaped on loopback.
+    """What one run measures.
 
-    port_count: of each host; more than one only with a link.
+    `link` is the rate of every port, such as "156mbit". With None the run is unshaped and on loopback. Each host has
+    `port_count` ports. More than one needs a link.
     """
 
     workload: Workload
@@ -48,15 +49,25 @@ class Measured:
 class ExchangeMethodResult:
     """One method's part of a run.
 
-    step_seconds: of every measured step, from when the slowest worker ended the step before to when the slowest ended
-    it. sent_bytes: payload that one worker must send per step, and as much it receives, by closed form.
-    goodput_bits_per_second: these over the median step. copy_ratio: goodput over that of the plain copy; gloo_ratio:
-    Gloo's step time over this one's. Both are medians over the turns of the ratio within a turn, which a slow drift of
-    the machine leaves alone; None where the other was not measured. cpu_seconds_per_gb: user and system time of all
-    processes, servers included, per 10⁹ bytes of all workers' arrays. memory_bytes: resident memory that the worker
-    with the most of it gained by the exchange, at the end of the steps, less the shard that it hosts (S/P);
-    memory_peak_bytes: the same at the worst moment of the steps. port_sent_bytes: by each port of a worker's host per
-    step, headers included, the mean over the workers; empty on loopback, which they share.
+    `step_seconds` has every measured step. A step lasts from when the slowest worker ended the step before to when the
+    slowest ended this one.
+
+    `sent_bytes` is the payload that one worker must send per step, by closed form. It receives as much.
+    `goodput_bits_per_second` is that payload over the median step.
+
+    `copy_ratio` is the goodput over that of the plain copy. `gloo_ratio` is Gloo's step time over this method's. Both
+    are medians over the turns of the ratio within a turn, so that a slow drift of the machine cancels out. They are
+    None if the other method was not measured.
+
+    `cpu_seconds_per_gb` is the user and system time of all processes, servers included, per 10⁹ bytes of all workers'
+    arrays.
+
+    `memory_bytes` is by how much the exchange made a worker's resident memory grow at the end of the steps, less the
+    shard that the worker hosts (S/P). It is that of the worker with the most. `memory_peak_bytes` is the same at the
+    worst moment of the steps.
+
+    `port_sent_bytes` is what each port of a worker's host sent per step, headers included, as the mean over the
+    workers. It is empty on loopback, which the workers share.
     """
 
     method: str
@@ -76,9 +87,10 @@ class ExchangeMethodResult:
 
 @dataclass(frozen=True)
 class ExchangeResult:
-    """A whole run. size_bytes: of all arrays of one worker. skipped: methods that cannot run here, and why.
+    """A whole run.
 
-    ports: of each host, `link` each.
+    `size_bytes` are those of all arrays of one worker. `skipped` names the methods that cannot run here, and says why.
+    Each host has `ports` ports of the rate `link`.
     """
 
     model: str
@@ -110,7 +122,7 @@ def summarize(
     rounds: Mapping[str, Sequence[Measured]],
     skipped: Mapping[str, str],
 ) -> ExchangeResult:
-    """The result of the rounds of each method, by its name."""
+    """Returns the result of the rounds of each method, by its name."""
     workload = config.workload
     return ExchangeResult(
         model=workload.name,

@@ -29,7 +29,7 @@ _FORK = multiprocessing.get_context("fork")
 
 @dataclass(frozen=True)
 class Place:
-    """Where one host lives: its network namespace (None: this one) and its ports' addresses and interfaces."""
+    """A host's network namespace (None for this one), and the addresses and interfaces of its ports."""
 
     namespace: str | None
     addresses: tuple[str, ...]
@@ -37,12 +37,12 @@ class Place:
 
     @property
     def address(self) -> str:
-        """Of the first port."""
+        """That of the first port."""
         return self.addresses[0]
 
     @property
     def interface(self) -> str:
-        """Of the first port."""
+        """That of the first port."""
         return self.interfaces[0]
 
 
@@ -50,15 +50,16 @@ LOOPBACK = Place(None, ("127.0.0.1",), ("lo",))
 
 
 def places_of(testbed: Testbed) -> list[Place]:
-    """The hosts of a testbed that is up."""
+    """Returns the hosts of a testbed that is up."""
     return [Place(host.namespace, host.addresses, host.devices) for host in testbed.hosts]
 
 
 @contextmanager
 def hosts_on(host_count: int, link: str | None, **testbed: Any) -> Iterator[tuple[list[Place], float | None]]:
-    """Brings up the hosts; also gives the rate of plain TCP copies between them (bits/s). testbed: of `Testbed`.
+    """Brings up the hosts and measures plain TCP copies between them. `testbed` has more arguments of `Testbed`.
 
-    The rate is the slowest of copies from every host to the next, all at once; None on loopback or of one host.
+    Gives the hosts and a rate in bits per second: the slowest of copies from every host to the next, all at once. The
+    rate is None on loopback and for one host.
     """
     if link is None:
         yield [LOOPBACK] * host_count, None
@@ -117,7 +118,7 @@ class Fleet:
         return [answers[rank] for rank in range(len(answers))]
 
     def call_same(self, name: str, *arguments: Any, timeout_seconds: float) -> list[Any]:
-        """As `call`, with the same arguments for every worker."""
+        """Does what `call` does, with the same arguments for every worker."""
         return self.call(name, [arguments] * len(self._connections), timeout_seconds)
 
     def stop(self) -> None:

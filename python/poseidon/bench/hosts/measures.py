@@ -28,7 +28,7 @@ class Counters:
 
 
 def interface_counters(interface: str) -> Counters:
-    """The counters of `interface` in the caller's network namespace, all protocols and headers included.
+    """Reads the counters of `interface` in the caller's network namespace. They count all protocols and headers.
 
     Raises ValueError if there is no such interface.
     """
@@ -42,12 +42,15 @@ def interface_counters(interface: str) -> Counters:
 
 
 def cpu_seconds() -> float:
-    """User and system time of this process with all its threads."""
+    """Returns the user and system time of this process, with all its threads."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
 
 def step_seconds(hosts: Sequence[Sequence[float]]) -> list[float]:
-    """Durations of a round's steps from each host's ends of them: a step ends when the slowest host has ended it."""
+    """Returns how long each step of a round took. `hosts` has each host's ends of the steps.
+
+    A step ends when the slowest host has ended it.
+    """
     ends = [max(host[index] for host in hosts) for index in range(len(hosts[0]))]
     return [end - start for start, end in pairwise(ends)]

@@ -12,9 +12,10 @@ from poseidon.options import Settings, resolve
 
 
 def settings_on(place: Place, options: Mapping[str, str], **keywords: Any) -> Settings:
-    """Poseidon's settings on a host. It listens on all of several ports, with equally many server cores on each.
+    """Returns Poseidon's settings on a host.
 
-    keywords: of `resolve`, beside `options`, which are text and may name interfaces themselves.
+    A host with several ports listens on all of them, with equally many server cores on each. `keywords` are more
+    arguments of `resolve`. `options` are text and may name interfaces themselves.
     """
     port_count = len(place.interfaces)
     if port_count == 1:
@@ -26,10 +27,10 @@ def settings_on(place: Place, options: Mapping[str, str], **keywords: Any) -> Se
 
 
 class ServerHost:
-    """A dedicated server; it serves from when it is built."""
+    """A dedicated server. It serves from the moment when it is built."""
 
     def __init__(self, place: Place, options: Mapping[str, str], server_count: int, timeout_seconds: float) -> None:
-        """server_count: of this machine, among which its cores are shared."""
+        """Starts the server. `server_count` servers share this machine's cores."""
         from poseidon._core import Server
 
         settings = settings_on(
@@ -46,7 +47,7 @@ class ServerHost:
         self._server = Server.listen(settings.core(), 0)
 
     def port(self) -> int:
-        """Where its first core listens: on its host's first address."""
+        """Returns the port on which its first core listens, at its host's first address."""
         return int(self._server.address.rpartition(":")[2])
 
     def cpu_seconds(self) -> float:

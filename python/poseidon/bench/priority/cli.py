@@ -75,10 +75,10 @@ def urgent(
     timeout: Annotated[float, typer.Option(help="Seconds that a pull may take.")] = 300.0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Times an urgent tensor from one server while a bulk tensor comes from another, against alone (Figure 5).
+    """Times an urgent tensor from one server, alone and while a bulk tensor comes from another (Figure 5).
 
-    On switches that honour the packets' code points and on ones that ignore them; with one flow per pair of peers
-    (end hosts order what they send, the network knows nothing) and with one for each of two classes.
+    It does so on switches that honour the packets' code points and on switches that ignore them. There is one flow per
+    pair of peers (end hosts order what they send, the network knows nothing), then one for each of two classes.
     """
     config = UrgentConfig(
         link, _bytes(urgent_bytes, "urgent-bytes"), _bytes(bulk_bytes, "bulk-bytes"), repeats, timeout
@@ -124,7 +124,7 @@ def tables(
     switches: SwitchesOption = Switches.honour,
     as_json: JsonFlag = False,
 ) -> None:
-    """Scaling efficiency beside the paper's (Tables II and III), compute at the K40's times. Default: 10 and 40 Gb/s.
+    """Measures scaling efficiency beside the paper's (Tables II and III) at the K40's times. Default: 10 and 40 Gb/s.
 
     The bound is what no schedule can beat: the methods' bytes at the rate of plain TCP copies on the same ports.
     """
@@ -159,7 +159,7 @@ def scaling(
     switches: SwitchesOption = Switches.honour,
     as_json: JsonFlag = False,
 ) -> None:
-    """Throughput by the number of workers (Figures 8 and 9), compute at the K40's times. Default rate: 10 Gb/s."""
+    """Measures throughput by the number of workers (Figures 8 and 9) at the K40's times. Default rate: 10 Gb/s."""
     _print_grid(
         GridConfig(
             gigabits_per_second=tuple(gigabits or (10.0,)),

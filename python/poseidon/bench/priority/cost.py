@@ -16,20 +16,23 @@ VGG19_TENSOR_COUNT = 38
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds that a host spends on all of `chunk_count` chunks, by repeat: class look-up, send queue in and out."""
+    """Seconds that a host spends on all of `chunk_count` chunks, by repeat.
+
+    A chunk's class is looked up, and the chunk goes into the send queue and out again.
+    """
 
     chunk_count: int
     seconds: list[float]
 
     @property
     def seconds_per_chunk(self) -> float:
-        """Of the median repeat."""
+        """The time of the median repeat, for one chunk."""
         return median(self.seconds) / self.chunk_count
 
 
 @dataclass(frozen=True)
 class CostResult:
-    """A whole run. layer_count: to which the chunks belong."""
+    """A whole run. The chunks belong to `layer_count` layers."""
 
     layer_count: int
     costs: list[Cost]
@@ -43,7 +46,10 @@ class CostResult:
 
 
 def measure_costs(chunk_counts: Sequence[int], layer_count: int, repeat_count: int) -> CostResult:
-    """The cost for each number of chunks, spread over `layer_count` layers. Raises InvalidArgument."""
+    """Measures the cost for each number of chunks, spread over `layer_count` layers.
+
+    Raises InvalidArgument for a number below 1.
+    """
     if min(chunk_counts, default=0) < 1 or layer_count < 1 or repeat_count < 1:
         raise InvalidArgument("the numbers of chunks, layers and repeats must be at least 1")
     from poseidon._core import scheduling_seconds

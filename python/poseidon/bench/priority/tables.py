@@ -42,8 +42,9 @@ Progress = Callable[[str, int, int], None]
 class GridConfig:
     """What is measured: every model at every rate with every number of hosts.
 
-    gigabits_per_second: of the real ports that the testbed's stand for. scale: divisor of weights and batch. stretch:
-    of compute time; a port has rate / (scale² · stretch). options: of `poseidon.init`. testbed: arguments of `Testbed`.
+    `gigabits_per_second` are the rates of the real ports that the testbed's ports stand for. `scale` divides the
+    weights and the batch. `stretch` multiplies the compute time. A port of the testbed has rate / (scale² · stretch).
+    `options` are more of `poseidon.init`, `testbed` has more arguments of `Testbed`.
     """
 
     models: tuple[str, ...] = PAPER_MODELS
@@ -59,7 +60,7 @@ class GridConfig:
     testbed: dict[str, Any] = field(default_factory=dict)
 
     def link(self, gigabits_per_second: float) -> str:
-        """The rate of a testbed's port that stands for one of `gigabits_per_second`."""
+        """Returns the rate of a testbed's port that stands for one of `gigabits_per_second`."""
         return format_rate(round(gigabits_per_second * 1e9 / (self.scale**2 * self.stretch)))
 
     def runs(self) -> Iterator[tuple[float, TrainConfig]]:
@@ -86,13 +87,13 @@ class GridConfig:
 
 @dataclass(frozen=True)
 class GridRun:
-    """One run of a grid. gigabits_per_second: of the real ports that its ports stand for."""
+    """One run of a grid. Its ports stand for real ones of `gigabits_per_second`."""
 
     gigabits_per_second: float
     result: TrainResult
 
     def paper_efficiency(self, entry: MethodResult) -> float | None:
-        """What the paper measured with this method; None where it gives no figure."""
+        """What the paper measured with this method. None if it gives no figure."""
         efficiencies = PAPER_EFFICIENCIES.get(self.gigabits_per_second, {}).get(self.result.model)
         if efficiencies is None or self.result.hosts != PAPER_HOSTS or entry.method not in PAPER_METHODS:
             return None

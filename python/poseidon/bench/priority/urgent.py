@@ -30,7 +30,10 @@ _BULK, _URGENT = 0, 1  # layers, in the order in which partition=coarse gives th
 
 @dataclass(frozen=True)
 class UrgentConfig:
-    """What one run measures. link: rate of every port, such as "100mbit". repeat_count: pulls of each kind."""
+    """What one run measures.
+
+    `link` is the rate of every port, such as "100mbit". There are `repeat_count` pulls of each kind.
+    """
 
     link: str
     urgent_bytes: int
@@ -40,15 +43,17 @@ class UrgentConfig:
 
     @property
     def urgent_seconds(self) -> float:
-        """What the urgent tensor takes at the port's rate."""
+        """The time that the urgent tensor takes at the port's rate."""
         return 8 * self.urgent_bytes / parse_rate(self.link)
 
 
 @dataclass(frozen=True)
 class Delay:
-    """One combination. honour_dscp: of the switches. classes: flows between each pair of peers; 1: end hosts only.
+    """One combination of switches and classes.
 
-    alone_seconds, loaded_seconds: until the urgent tensor is in, by repeat, without and with the bulk tensor under way.
+    `honour_dscp` says whether the switches honour code points. There are `classes` flows between each pair of peers.
+    With one only the end hosts order what they send. `alone_seconds` and `loaded_seconds` have the time until the
+    urgent tensor is in, by repeat, without and with the bulk tensor under way.
     """
 
     honour_dscp: bool
@@ -72,7 +77,7 @@ class UrgentResult:
     delays: list[Delay]
 
     def delay(self, honour_dscp: bool, classes: int) -> Delay:
-        """One of the combinations."""
+        """Returns the measurement of one combination."""
         return next(one for one in self.delays if (one.honour_dscp, one.classes) == (honour_dscp, classes))
 
     def to_json(self) -> dict[str, Any]:
@@ -122,10 +127,10 @@ class UrgentHost:
             self._client.wait(self._first + layer)
 
     def ready(self) -> None:
-        """Nothing: the call returns when the worker has been built."""
+        """Does nothing. The call returns when the worker has been built."""
 
     def pull(self, bulk: bool) -> float:
-        """Seconds until the urgent tensor is in, with the bulk tensor under way or alone."""
+        """Returns the seconds until the urgent tensor is in, with the bulk tensor under way or alone."""
         time.sleep(_SETTLE_SECONDS)
         if bulk:
             self._begin(_BULK)
@@ -141,7 +146,7 @@ class UrgentHost:
         return seconds
 
     def close(self) -> None:
-        """Leaves the servers."""
+        """Ends the connections to the servers."""
         self._client.shutdown()
 
     def _begin(self, layer: int) -> None:

@@ -115,7 +115,7 @@ def train(
     plot: Annotated[Path | None, typer.Option(help="Write an SVG of efficiency by rate and method here.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Trains replayed networks: compute is slept, parameters, gradients, exchange and update are real.
+    """Trains replayed networks. Compute is slept; parameters, gradients, exchange and update are real.
 
     Efficiency is the median step of the same processes without exchange over the median step with it.
     """

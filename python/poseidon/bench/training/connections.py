@@ -22,7 +22,7 @@ BUCKET_BYTES = 25 << 20  # torch DDP's default
 
 
 class Bare(NamedTuple):
-    """A model before it is wrapped. factorable: names of the weights that Adam's strategy sends as factors."""
+    """A model before it is wrapped. `factorable` names the weights that Project Adam's strategy sends as factors."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -30,7 +30,10 @@ class Bare(NamedTuple):
 
 
 class Trainer:
-    """A wrapped model and its optimizer, perhaps a DistributedOptimizer, which leaves a step's exchange under way."""
+    """A wrapped model and its optimizer.
+
+    A DistributedOptimizer leaves a step's exchange under way.
+    """
 
     def __init__(self, module: Callable[[torch.Tensor], torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
         self.module = module
@@ -38,7 +41,7 @@ class Trainer:
 
     @property
     def searching(self) -> bool:
-        """Whether the next step still is part of the search for a priority threshold; the same on all ranks."""
+        """Whether the next step is still part of the search for a priority threshold. All ranks agree on it."""
         return not getattr(self.optimizer, "priority_threshold_found", True)
 
     def settle(self) -> None:
@@ -49,7 +52,7 @@ class Trainer:
 
 
 class HostConnections:
-    """One worker's end of every method. Lives in the worker's process and network namespace."""
+    """One worker's connections for every method. It lives in the worker's process and network namespace."""
 
     def __init__(
         self,
@@ -62,9 +65,10 @@ class HostConnections:
         bucket_bytes: int = BUCKET_BYTES,
         init_sync: bool = True,
     ) -> None:
-        """Blocks until all ranks are here. options: of `poseidon.init`; bucket_bytes: torch DDP's.
+        """Blocks until all ranks are here.
 
-        init_sync: False where all ranks build equal parameters and their first broadcast would only cost time.
+        `options` are those of `poseidon.init`, `bucket_bytes` is torch DDP's. With `init_sync` off the first broadcast
+        of the parameters is left out. It would only cost time where all ranks build equal parameters.
         """
         self._places = places
         self._rank = rank
@@ -80,10 +84,10 @@ class HostConnections:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=len(places))
 
     def trainer(self, method: Method, master_port: int, build: Callable[[], Bare]) -> Trainer:
-        """The method's trainer, made of `build()` at first. Every rank makes the same calls in the same order.
+        """Returns the method's trainer. The first call makes it of `build()`. All ranks make the same calls in order.
 
-        master_port: free on host 0, for a new Poseidon job. Poseidon's options hold for a process, so a method that
-        differs in them from the one before ends that job and its trainers.
+        `master_port` must be free on host 0, for a new Poseidon job. Poseidon's options hold for a process. So a method
+        whose options differ from those of the method before ends that job and its trainers.
         """
         if method.library == "poseidon":
             self._join_poseidon(method, master_port)
@@ -92,7 +96,7 @@ class HostConnections:
         return self._trainers[method.name]
 
     def payload(self, method: Method) -> Counters | None:
-        """Bytes that Poseidon has moved in its present job; None for other methods."""
+        """Returns the bytes that Poseidon has moved in its present job, and None for other methods."""
         if method.library != "poseidon":
             return None
         from poseidon.torch.process.context import context

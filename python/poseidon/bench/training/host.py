@@ -21,7 +21,10 @@ _LEARNING_RATE = 1e-6  # parameters stay in range over any number of steps
 
 @dataclass(frozen=True)
 class HostSetup:
-    """What every host of a run is told. bucket_bytes: torch DDP's; options: of `poseidon.init`."""
+    """What every host of a run is told.
+
+    `bucket_bytes` is torch DDP's. `options` are those of `poseidon.init`.
+    """
 
     table: ModelTable
     compute_seconds: float
@@ -34,9 +37,9 @@ class HostSetup:
 class Round:
     """What one host measured.
 
-    ends: the monotonic time at the end of the warm-up and of each measured step. counted_steps: all of the round, of
-    which interface and payload count the bytes until nothing was under way any more. payload: what Poseidon counts
-    itself; None for other methods.
+    `ends` has the monotonic time at the end of the warm-up and of each measured step. `interface` and `payload` count
+    the bytes of all `counted_steps` steps, until nothing was under way any more. `payload` is what Poseidon counts
+    itself. It is None for other methods.
     """
 
     ends: list[float]
@@ -46,10 +49,10 @@ class Round:
 
 
 class TrainingHost:
-    """Lives in its host's process and network namespace. All methods share the memory of parameters and momentum."""
+    """A host's process. All methods share the memory of parameters and momentum."""
 
     def __init__(self, setup: HostSetup, places: list[Place], rank: int, master_port: int, lockstep: Barrier) -> None:
-        """lockstep: of all hosts' processes."""
+        """Connects to the other hosts. `lockstep` is a barrier of all hosts' processes."""
         self._setup = setup
         self._lockstep = lockstep
         self._rank = rank
@@ -70,7 +73,7 @@ class TrainingHost:
     def run_round(self, method: Method, warmup_count: int, step_count: int, master_port: int) -> Round:
         """Trains `warmup_count` + `step_count` steps, and between them those of a search for a priority threshold.
 
-        `master_port`: free on host 0, for a new Poseidon job.
+        `master_port` must be free on host 0, for a new Poseidon job.
         """
         trainer = self._connections.trainer(method, master_port, self._build)
         exchanges = method.library != "none"

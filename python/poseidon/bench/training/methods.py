@@ -21,12 +21,15 @@ _UNSLICED_BYTES = 1 << 34  # the most that chunk_bytes may be
 
 
 def scaled_size(name: str, size_bytes: int, scale: int) -> int:
-    """The option `name` for weights whose dimensions are divided by `scale`, where `size_bytes` fits whole ones."""
+    """Returns the option `name` for weights whose dimensions are divided by `scale`.
+
+    `size_bytes` is its value for whole weights.
+    """
     return max(_LEAST_SIZES[name], size_bytes // scale**2)
 
 
 def scaled_sizes(scale: int) -> dict[str, int]:
-    """Poseidon's default sizes for weights whose dimensions are divided by `scale`."""
+    """Returns Poseidon's default sizes for weights whose dimensions are divided by `scale`."""
     return {name: scaled_size(name, BY_NAME[name].default, scale) for name in _LEAST_SIZES}
 
 
@@ -34,9 +37,9 @@ def scaled_sizes(scale: int) -> dict[str, int]:
 class Method:
     """One way of exchanging gradients.
 
-    scheme: of Poseidon's factorable layers. options: of `poseidon.init`. overlap: DistributedOptimizer updates each
-    layer when its gradient is in, and the next forward pass waits layer by layer. chunk_bytes: for unscaled weights;
-    None: the run's. fp16: torch DDP's compression hook.
+    `scheme` is that of Poseidon's factorable layers. `options` are those of `poseidon.init`. With `overlap` a
+    DistributedOptimizer updates each layer when its gradient is in, and the next forward pass waits layer by layer.
+    `chunk_bytes` is for unscaled weights; None takes the run's. `fp16` adds torch DDP's compression hook.
     """
 
     name: str
@@ -49,7 +52,7 @@ class Method:
     fp16: bool = False
 
     def scaled(self, scale: int) -> Method:
-        """This method for weights whose dimensions are divided by `scale`."""
+        """Returns this method for weights whose dimensions are divided by `scale`."""
         if self.chunk_bytes is None:
             return self
         return replace(
@@ -57,7 +60,7 @@ class Method:
         )
 
     def closed_form_bytes(self, table: ModelTable, worker_count: int) -> float:
-        """Bytes sent plus received by one worker in one step, payload only."""
+        """Returns the payload bytes that one worker sends plus receives in one step."""
         if self.library == "none":
             return 0.0
         if self.library == "torch":  # ring all-reduce moves what the sharded parameter server moves
@@ -123,7 +126,7 @@ METHODS = {
 
 
 def parse_methods(text: str) -> list[Method]:
-    """Methods from a comma-separated list; "none" comes first, added if missing, since efficiency needs it.
+    """Returns the methods of a comma-separated list. "none" comes first, since efficiency needs it.
 
     Raises ValueError for an unknown name.
     """

@@ -20,7 +20,7 @@ class _Point(NamedTuple):
 
 
 def efficiency_plot(results: Sequence[TrainResult]) -> str:
-    """The SVG's text. Results without a shaped link have no rate and are left out."""
+    """Returns the SVG's text. Results without a shaped link have no rate and are left out."""
     shaped = [result for result in results if result.link is not None]
     models = list(dict.fromkeys(result.model for result in shaped))
     names = dict.fromkeys(entry.method for result in shaped for entry in result.methods)

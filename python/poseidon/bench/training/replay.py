@@ -40,7 +40,7 @@ class Timeline:
         self._arrived_cpu = 0.0
 
     def begin(self) -> None:
-        """A pass starts now, with nothing queued."""
+        """Begins a pass now, with nothing queued."""
         self._end = time.monotonic()
         self._charged = 0.0  # what was done between passes has delayed this moment
 
@@ -172,9 +172,9 @@ class ReplayLinear(nn.Module):
 class ReplayModel(nn.Module):
     """A table's layers in order. `model(token)` returns a scalar whose `backward()` runs them in reverse.
 
-    compute_seconds: one iteration without exchange. rank: makes the rows of fc layers differ between workers.
-    memory: another model of the same table whose parameters' memory this one uses as its own, so that several
-    wrapped copies fit a small machine; only one of them may train at a time.
+    One iteration without exchange takes `compute_seconds`. `rank` makes the rows of fully connected layers differ
+    between workers. `memory` is another model of the same table, whose parameters' memory this one uses as its own, so
+    that several wrapped copies fit a small machine. Only one of them may train at a time.
     """
 
     def __init__(
@@ -213,5 +213,5 @@ class ReplayModel(nn.Module):
 
 
 def input_token() -> torch.Tensor:
-    """What a ReplayModel is called with."""
+    """Returns the argument that a ReplayModel is called with."""
     return torch.zeros(1)

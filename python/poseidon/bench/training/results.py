@@ -13,12 +13,16 @@ from poseidon.models import ModelTable, model_table, scaled
 class TrainConfig:
     """What one run measures.
 
-    link: rate of every port, such as "156mbit"; None runs unshaped on loopback. compute_seconds: of one iteration
-    without exchange. scale: divisor of both dimensions of every weight and of the batch; the sizes into which torch
-    DDP and Poseidon cut what they send shrink with the weights, by its square; headers do not. batch: images per
-    worker before scaling, in place of the papers'; it changes K, not the compute time. mtu: bytes of the largest IP
-    packet. options: more options of `poseidon.init`. device: whose times the papers' batch and images per second are.
-    testbed: more arguments of `Testbed`, without effect on loopback.
+    `link` is the rate of every port, such as "156mbit". With None the run is unshaped and on loopback. One iteration
+    without exchange takes `compute_seconds`.
+
+    `scale` divides both dimensions of every weight, and the batch. The sizes into which torch DDP and Poseidon cut what
+    they send shrink with the weights, by its square. Headers do not shrink. `batch` is the number of images per worker
+    before scaling, in place of the papers'. It changes K, not the compute time.
+
+    `mtu` is the number of bytes of the largest IP packet. `options` are more of `poseidon.init`. `device` is the one
+    whose batch and images per second the papers give. `testbed` has more arguments of `Testbed`, which have no effect
+    on loopback.
     """
 
     model: str
@@ -50,13 +54,15 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class MethodResult:
-    """One method's part of a run. Times in seconds, bytes of one worker and step, sent plus received.
+    """One method's part of a run. Times are in seconds; bytes are those of one worker and step, sent plus received.
 
-    step_seconds: of every measured step, from when the slowest host ended the step before to when the slowest ended it.
-    efficiency: the median step without exchange over the median step with it. images_per_second: of all hosts, at
-    the full batch and the reported device's speed. payload_bytes: by Poseidon's own counters, None for other methods;
-    interface_bytes: by the ports' counters, headers and acknowledgements included. Bytes are means over the hosts;
-    interface_bytes_max is that of the busiest host.
+    `step_seconds` has every measured step. A step lasts from when the slowest host ended the step before to when the
+    slowest ended this one. `efficiency` is the median step without exchange over the median step with it.
+    `images_per_second` is that of all hosts, at the full batch and the reported device's speed.
+
+    `payload_bytes` is what Poseidon counts itself. It is None for other methods. `interface_bytes` is what the ports
+    count, with headers and acknowledgements. Both are means over the hosts. `interface_bytes_max` is that of the
+    busiest host.
     """
 
     method: str
@@ -72,14 +78,20 @@ class MethodResult:
 
     @property
     def deviation(self) -> float | None:
-        """Of the payload, or else of the interface's bytes, from the closed form, as a fraction; None without any."""
+        """By which fraction the payload deviates from the closed form. None if the closed form is 0.
+
+        Without a payload the interface's bytes are taken.
+        """
         measured = self.interface_bytes if self.payload_bytes is None else self.payload_bytes
         return measured / self.closed_form_bytes - 1 if self.closed_form_bytes else None
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """A whole run. tcp_copy_bits_per_second: what plain TCP copies get on the same ports; None on loopback."""
+    """A whole run.
+
+    Plain TCP copies get `tcp_copy_bits_per_second` on the same ports. It is None on loopback.
+    """
 
     model: str
     hosts: int
@@ -94,11 +106,11 @@ class TrainResult:
     testbed: dict[str, Any] = field(default_factory=dict)
 
     def by_name(self, method: str) -> MethodResult:
-        """The result of one method."""
+        """Returns the result of one method."""
         return next(entry for entry in self.methods if entry.method == method)
 
     def bound(self, entry: MethodResult) -> float | None:
-        """The efficiency that no schedule of the method's bytes can beat; None without a shaped link.
+        """Returns the efficiency that no schedule of the method's bytes can beat, or None without a shaped link.
 
         A step cannot be shorter than without exchange, nor than the bytes of one direction at a plain TCP copy's rate.
         """

@@ -50,8 +50,9 @@ def run_training(config: TrainConfig, progress: Callable[[str, int, int], None] 
 def _run_rounds(
     config: TrainConfig, fleet: Fleet, progress: Callable[[str, int, int], None] | None
 ) -> dict[str, list[list[Round]]]:
-    """Every method's rounds; a round is one `Round` per host. The methods take turns, so that a drift of the machine
-    meets all of them.
+    """Returns every method's rounds. A round is one `Round` per host.
+
+    The methods take turns, so that a drift of the machine meets all of them.
     """
     rounds: dict[str, list[list[Round]]] = {method.name: [] for method in config.methods}
     done = 0

@@ -42,7 +42,10 @@ def layer_scheme(layer: LayerSpec, factor_count: int, worker_count: int, scheme:
 
 
 def bytes_per_worker(table: ModelTable, worker_count: int, scheme: str, element_bytes: int = FLOAT_BYTES) -> float:
-    """Sent plus received by one worker in one step; biases and norms always go through the parameter server."""
+    """Returns what one worker sends plus receives in one step.
+
+    Biases and norms always go through the parameter server.
+    """
     floats = 0.0
     for layer in table.layers:
         factor_count = table.factor_count(layer)
