@@ -1,1 +1,1 @@
-"""From the hooks of a backward pass to the client and back."""
+"""Takes gradients from the hooks of a backward pass to the client, and the results back."""

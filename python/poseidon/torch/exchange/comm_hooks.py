@@ -1,7 +1,7 @@
 """Communication hooks in the form that torch's class takes (`register_comm_hook`).
 
-A hook does the communication itself, over torch.distributed. It gets buckets of gradients at the end of backward; the
-exchange of Poseidon, and with it all schemes, is left out.
+A hook does the communication itself, over torch.distributed. It gets buckets of gradients at the end of backward.
+Poseidon's exchange, and with it all schemes, is not used.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Bucket:
 
 
 class HookedTransfer:
-    """What a model's gradients go through instead of Poseidon's exchange."""
+    """Runs a communication hook on a model's gradients instead of Poseidon's exchange."""
 
     def __init__(self, state: object, hook: CommHook, bucket_bytes: int) -> None:
         self.state, self.hook = state, hook
@@ -110,7 +110,7 @@ def _grouped(params: Sequence[torch.Tensor], most_bytes: int) -> Iterator[list[t
 
 
 class _NotCallable(InvalidArgument, TypeError):
-    """As torch's class raises it."""
+    """The error that torch's class raises."""
 
 
 def check_hook(hook: Any) -> None:

@@ -1,7 +1,7 @@
-"""What outlives its backward: exchanges, and the updates that wait for them.
+"""Exchanges that outlive their backward pass, and the updates that wait for them.
 
-Whoever needs a gradient, or after step() a parameter, first waits for it alone. Uses of parameters tell of themselves
-(`watched.py`); one that was not seen is found out when a gradient comes for a parameter that is `overtaken`.
+Code that needs a gradient, or after step() a parameter, first waits for it alone. Uses of parameters are reported
+(`watched.py`). A use that was not seen is found when a gradient comes for a parameter that is `overtaken`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class InFlight(ABC):
     """The exchanges of one model that its backward has not waited for; the watcher of their parameters.
 
     A parameter is *overtaken* if something that may use it, as a rule a forward pass, began before its update was made,
-    and no use of it has been seen since. It stays watched, also when its update has been made for the sake of others
-    that travel with it. If a gradient comes for it, it has been used unseen, perhaps with its old values.
+    and no use of it has been seen since. It stays watched, also if its update has been made for others of its group. If
+    a gradient comes for it, it was used without being seen, perhaps with its old values.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Exchange of tensors that live on a device: copies from and to host memory beside the computation.
+"""Exchanges tensors on a device, with copies from and to host memory during the computation.
 
-A gradient is copied to host memory on a side stream; a mover thread waits for the copy and starts
-the exchange, so that backward never waits. Factors are only gathered by the core and multiplied on
-the device, on every rank by the same product of the same rows in rank order.
+A gradient is copied to host memory on a side stream. A mover thread waits for the copy and starts the exchange, so
+backward never waits. The core only gathers factors. The device multiplies them, on every rank with the same product of
+the same rows in rank order.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class CudaCopies(Copies):
 
 @dataclass(eq=False)
 class _Staged:
-    """One layer's transfer. `host` is what the core reads or writes; it must live until the result is made."""
+    """One layer's transfer. The core reads or writes `host`, which must live until the result is made."""
 
     layer: int
     divisor: int

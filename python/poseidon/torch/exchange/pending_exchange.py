@@ -1,4 +1,4 @@
-"""One parameter's exchange: what it sends, where the result lands, and how it becomes the gradient."""
+"""One parameter's exchange: what it sends, where it receives the result, and how that becomes the gradient."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from poseidon.torch.tensors.watched import raw_grad
 
 
 class PendingUpdates(Protocol):
-    """What an optimizer's step() has left to do: updates that wait for their gradients."""
+    """The updates of an optimizer's step() that still wait for their gradients."""
 
     attempt: int
     """That of `Recovery` in which step() was called."""

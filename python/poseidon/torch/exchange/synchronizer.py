@@ -1,4 +1,4 @@
-"""Synchronizer: from the gradients' hooks to the client and back, one backward at a time.
+"""Synchronizer: takes gradients from their hooks to the client, and the results back, one backward at a time.
 
 A synchronizing backward begins with its first hook and ends in a callback that autograd runs after
 the last. In between every layer's exchange is started as soon as its gradient is complete (WFBP,
@@ -38,7 +38,7 @@ from poseidon.torch.tensors.compatibility import increment_version
 
 
 class UpdateOnServers(Protocol):
-    """What hears of the backward passes whose gradients servers make into updates."""
+    """The object that is told of the backward passes whose gradients servers turn into updates."""
 
     def check_forward(self) -> None:
         """PoseidonError if a forward pass would not see the parameters of the last step()."""

@@ -15,7 +15,7 @@ from poseidon.torch.model.factors import Factors
 
 
 class Transfer(Protocol):
-    """What a synchronization needs of the client. Buffers are dense; none may change until `wait`."""
+    """The calls of the client that a synchronization needs. Buffers are dense, and none may change until `wait`."""
 
     def dense(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str, factor_count: int | None) -> None:
         """Contributes `buffer`, which receives the mean. `factor_count`: the rows it would be as factors, if known."""

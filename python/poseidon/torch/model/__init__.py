@@ -1,1 +1,1 @@
-"""The parameters of a module, and what becomes of each one's gradient before it is sent."""
+"""The parameters of a module, and what happens to each gradient before it is sent."""

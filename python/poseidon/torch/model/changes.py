@@ -1,6 +1,6 @@
-"""Notices what has been changed in a module since it was wrapped and would train unsynchronized.
+"""Notices changes of a module after it was wrapped, because of which parameters would train unsynchronized.
 
-torch's class does not look: a parameter that is unfrozen, added or replaced later gets each rank's own gradient.
+torch's class does not check this: a parameter that is unfrozen, added or replaced later gets each rank's own gradient.
 """
 
 from __future__ import annotations

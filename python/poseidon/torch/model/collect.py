@@ -1,4 +1,4 @@
-"""Which parameters of a module are synchronized, and by which schemes the user wants them to go."""
+"""Which parameters of a module are synchronized, and which schemes the user wants for them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _is_plain_linear(module: nn.Linear) -> bool:
 
 
 class _SchemeTable:
-    """Which scheme the user wants for which parameter; the first pattern that matches decides."""
+    """The scheme that the user wants for each parameter. The first pattern that matches decides."""
 
     def __init__(self, scheme: SchemeChoice, default: str) -> None:
         self._patterns = dict(scheme) if isinstance(scheme, Mapping) else {"*": scheme}

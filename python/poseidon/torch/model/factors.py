@@ -1,8 +1,8 @@
 """Sufficient factors of a Linear layer's weight gradient, and how they are captured.
 
 The gradient of a weight W (M×N) of a Linear layer is leftᵀ·right with K rows of output gradients
-(left, K×M) and inputs (right, K×N) (Poseidon §3.2). Where the layer exchanges factors, backward hands
-the two over and leaves the product out.
+(left, K×M) and inputs (right, K×N) (Poseidon §3.2). If the layer exchanges factors, backward hands over the
+two and does not compute the product.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Factors:
 
 
 class FactorTaker(Protocol):
-    """What gets the factors of a weight's gradient."""
+    """The object that gets the factors of a weight's gradient."""
 
     param: nn.Parameter
 

@@ -1,7 +1,6 @@
-"""How a parameter's gradient is exchanged: as it lies in memory, as pairs of real numbers, or as the rows it has.
+"""The form in which a gradient is exchanged: as it lies in memory, as pairs of real numbers, or as the rows it has.
 
-Whoever exchanges gradients sees a dense tensor of real numbers. Its elements may be added and divided, no matter what
-they stand for.
+Every form is a dense tensor of real numbers. Its elements may be added and divided, whatever they stand for.
 """
 
 from __future__ import annotations
@@ -64,10 +63,10 @@ class ComplexForm(DenseForm):
 
 
 class RowsForm(DenseForm):
-    """The sparse gradient of an embedding: all rows in 1-D, then per row how many ranks have it, then per rank.
+    """The sparse gradient of an embedding, in 1-D: all rows, then a count of ranks for each row, then one more count.
 
-    An optimizer tells a row of zeros from one that is not there, so the result has the rows that some rank has. The
-    last element counts the ranks whose gradient is dense: if there are any, so is the result.
+    An optimizer treats a row of zeros and a missing row differently, so the result has the rows that some rank has. The
+    last element counts the ranks whose gradient is dense. If there are any, the result is dense, too.
     """
 
     is_sparse = True

@@ -24,7 +24,7 @@ _DENSE_EXCHANGES = 16
 
 
 class BackwardListener(Protocol):
-    """What hears of the backward passes that reach a parameter."""
+    """The object that is told of the backward passes that reach a parameter."""
 
     @property
     def mode(self) -> Mode:
@@ -41,7 +41,7 @@ class BackwardListener(Protocol):
 
 
 class SyncedParameter(SyncedLayer):
-    """One parameter, its layer in the client, and what of its gradient waits to be exchanged.
+    """One parameter, its layer in the client, and the part of its gradient that waits to be exchanged.
 
     Its methods run in the thread that runs backward, with the GIL. Only they write its attributes.
     """

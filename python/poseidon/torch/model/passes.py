@@ -1,4 +1,4 @@
-"""Which backward passes are to exchange gradients: those of forward passes through the wrapper, outside `no_sync()`."""
+"""Decides which backward passes exchange gradients: those of passes through the wrapper, outside `no_sync()`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Mode(Enum):
 class Passes:
     """The forward passes of one model, and the mode of the backward pass that runs now.
 
-    A backward pass is that of the outputs that it reaches. Where it reaches none, because the loss was not made of
-    them, or nobody could find them, the last forward pass counts, until a backward pass has exchanged gradients.
+    A backward pass belongs to the outputs that it reaches. It may reach none, because the loss was not made of them, or
+    because nobody could find them. Then the last forward pass counts, until a backward pass has exchanged gradients.
     """
 
     def __init__(self) -> None:

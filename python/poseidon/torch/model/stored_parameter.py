@@ -12,7 +12,7 @@ from poseidon.torch.tensors.pending_gradient import PendingGradient
 
 
 class _Fetched:
-    """The mean that a stand-in stands for, once it is here; lives as long as the stand-in."""
+    """The mean for which a stand-in stands, once it has arrived. It lives as long as the stand-in."""
 
     value: torch.Tensor | None = None
 
@@ -20,9 +20,9 @@ class _Fetched:
 class StoredParameter:
     """One parameter that the servers hold.
 
-    After its update `.grad` can show the mean over the ranks, which is fetched from the servers when someone looks. The
-    gradient that this rank has pushed is set aside meanwhile: whether the next backward adds to the one or to the
-    other must not depend on who has looked.
+    After its update `.grad` can show the mean over the ranks, which is fetched from the servers when it is read. The
+    gradient that this rank has pushed is kept meanwhile: the tensor to which the next backward adds must not depend on
+    who has read the mean.
     """
 
     def __init__(self, param: torch.Tensor) -> None:

@@ -30,10 +30,10 @@ class StepClipping:
 
 
 class Clipping:
-    """`max_norm` bounds the 2-norm of all of an optimizer's gradients together.
+    """Limits the 2-norm of all of an optimizer's gradients together to `max_norm`.
 
-    `clip`: "gathered" takes the norm of this step's gradients, so no update is made before all are there;
-    "previous" scales by the norm of the previous step's, an approximation for which nobody waits.
+    With `clip` "gathered" it uses the norm of this step's gradients, so no update is made before all have arrived. With
+    "previous" it uses the norm of the previous step's gradients: an approximation for which nothing has to wait.
     """
 
     def __init__(self, max_norm: float, clip: str) -> None:

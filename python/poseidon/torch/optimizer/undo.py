@@ -1,4 +1,4 @@
-"""Copies of what a training step overwrites, from which it is put back when the step cannot be completed."""
+"""Copies of what a training step overwrites, with which the step is undone if it cannot be completed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Saved:
 
 
 class UpdateUndo:
-    """What one optimizer's last update of each parameter has overwritten, one update deep."""
+    """The values that one optimizer's last update of each parameter has overwritten."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer

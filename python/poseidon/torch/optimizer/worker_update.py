@@ -1,8 +1,8 @@
-"""Updates on the worker, layer by layer: each parameter's when its gradient has arrived.
+"""Updates on the worker, layer by layer: each parameter is updated when its gradient has arrived.
 
-`WorkerUpdate` is one optimizer's part of a model's `Synchronizer`. step() only notes what is to be done with the
-gradients that are in flight; whoever uses a parameter next, as a rule the next forward pass, first waits for
-its gradient and updates it.
+`WorkerUpdate` is one optimizer's part of a model's `Synchronizer`. step() only notes what has to be done with the
+gradients that are in flight. The next use of a parameter, as a rule the next forward pass, first waits for its gradient
+and updates it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from poseidon.torch.optimizer.undo import UpdateUndo
 
 
 class PendingStep:
-    """One step() as it was called: the updates that wait for their gradients will be as if made then."""
+    """One call of step(): the updates that wait for their gradients will have the results of that moment."""
 
     def __init__(
         self, optimizer: Optimizer, clipping: StepClipping | None, attempt: int = 0, undo: UpdateUndo | None = None

@@ -1,1 +1,1 @@
-"""What a training step starts from, to go on after a failure."""
+"""The state from which a training step starts, so that training can go on after a failure."""

@@ -1,4 +1,4 @@
-"""What a training step starts from: how it is copied, put back, described for other processes, and taken from them."""
+"""The state from which a training step starts: it is copied, restored, sent to other processes, and received."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _SAME_CODE = "start all workers from the same code, and with a new directory if 
 
 
 class TrainingObjects(TrainingState):
-    """The objects that a training changes, at the step that it is at. Used from the thread that trains.
+    """The objects that a training changes, at its present step. Use it from the thread that trains.
 
-    `recovers`: copies are kept, from which the last steps' beginnings are put back; not with updates on the servers,
-    where all ranks go back to a version that these have saved. `undo`: of parameters and optimizer state too; without
-    these an attempt cannot be put back once an optimizer has made its step. Raises InvalidArgument for objects that
-    have no state, or one that cannot be sent.
+    With `recovers` it keeps copies from which the beginnings of the last steps are restored. It keeps none with updates
+    on the servers, because all ranks then go back to a version that the servers have saved. With `undo` it also copies
+    parameters and optimizer state. Without these an attempt cannot be undone once an optimizer has made its step.
+    Raises InvalidArgument for objects without a state, or with a state that cannot be sent.
     """
 
     arrays = TENSORS
@@ -286,7 +286,7 @@ class TrainingObjects(TrainingState):
 
 
 class _Beginning:
-    """What a step started from, except for parameters whose updates are undone one by one."""
+    """The state from which a step started, except for parameters whose updates are undone one by one."""
 
     def __init__(self) -> None:
         self._tensors = TensorCopies()

@@ -22,7 +22,7 @@ def seed_streams(seed: int, rank: int, step: int) -> None:
 
 
 class StreamStates:
-    """Where the streams of this process are, to go back to. `devices`: the CUDA devices that are used."""
+    """The present states of this process's streams, to which it can go back. `devices` are the CUDA devices in use."""
 
     def __init__(self, devices: Collection[torch.device]) -> None:
         self._torch = torch.get_rng_state()

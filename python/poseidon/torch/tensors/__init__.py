@@ -1,1 +1,1 @@
-"""PyTorch tensors: their memory, their versions, and what tells of their use."""
+"""PyTorch tensors: their memory, differences between versions of PyTorch, and classes that notice their use."""

@@ -1,4 +1,4 @@
-"""What older versions of torch do otherwise. Poseidon needs torch 2.4 or newer."""
+"""Differences of older versions of torch. Poseidon needs torch 2.4 or newer."""
 
 from __future__ import annotations
 

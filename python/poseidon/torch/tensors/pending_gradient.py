@@ -1,4 +1,4 @@
-"""What `.grad` is while the gradient itself is not there yet."""
+"""The stand-in in `.grad` while the gradient itself has not arrived yet."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _LAYOUT = (torch.Tensor.layout.__get__, torch.Tensor.is_sparse.__get__)  # type:
 class PendingGradient(torch.Tensor):
     """Stands in `.grad` for a gradient that is still to be computed, or on its way.
 
-    The first operation that needs its values calls `resolve()`, which returns the gradient and puts it in the
-    place of this object, so that whoever looks (an optimizer, clipping, a print) sees what plain
-    PyTorch would show. It takes the memory of one element.
+    The first operation that needs its values calls `resolve()`, which returns the gradient and puts it into `.grad`
+    instead of this object. So an optimizer, clipping or a print sees what plain PyTorch would show. It takes the memory
+    of one element.
     """
 
     _resolve: Callable[[PendingGradient], torch.Tensor]

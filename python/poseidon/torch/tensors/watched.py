@@ -1,12 +1,12 @@
-"""Parameters that say when they are used.
+"""Parameters that report when they are used.
 
-A watched parameter's class is replaced, for a while, by one whose `__torch_function__` tells a watcher of the
-first operation that needs its values, whoever makes it: its own module, another one, an average of
-weights, a print, `state_dict()`. What only asks for metadata is answered at once.
+For a while, a watched parameter has another class, whose `__torch_function__` tells a watcher of the first operation
+that needs its values. It does not matter who makes the operation: its own module, another one, an average of weights, a
+print, `state_dict()`. Operations that only ask for metadata are answered at once.
 
-Operations outside PyTorch's dispatch (`Function.apply`, compiled extensions) are not seen. Whoever makes them has as
-a rule just taken the parameter out of its module, by its name, and that is seen: the module's table of parameters is
-replaced, too. What has kept the parameter from before and uses it outside the dispatch is not noticed here.
+Operations outside PyTorch's dispatch (`Function.apply`, compiled extensions) are not seen. Their caller has, as a rule,
+just taken the parameter out of its module by its name, and that is seen: the module's table of parameters is replaced,
+too. Code that has kept the parameter from before and uses it outside the dispatch is not noticed here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _raw_grad: Any = torch.Tensor.grad
 
 
 class Owned(Protocol):
-    """What a watcher knows of a watched parameter."""
+    """A watcher's record of a watched parameter."""
 
     @property
     def owners(self) -> Sequence[nn.Module]:
@@ -55,7 +55,7 @@ _EntryOfWatcher = TypeVar("_EntryOfWatcher", bound=Owned, contravariant=True)
 
 
 class Watcher(Protocol[_EntryOfWatcher]):
-    """Who is told. Each call concerns parameters of `watch(param, watcher, entry)`."""
+    """The object that is told of uses. Each call is about parameters of `watch(param, watcher, entry)`."""
 
     def used(self, entries: Sequence[_EntryOfWatcher]) -> None:
         """Their values are needed now: must unwatch all of them, or raise."""
@@ -113,7 +113,7 @@ class Watched(nn.Parameter):
 
 
 class WatchedTable(dict[str, Any]):
-    """The parameters of a module by name, in place of `plain`, while `watched_count` of them are watched."""
+    """The parameters of a module by name, instead of `plain`, while `watched_count` of them are watched."""
 
     def __init__(self, plain: dict[str, Any]) -> None:
         super().__init__(plain)

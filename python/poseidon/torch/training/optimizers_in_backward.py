@@ -1,6 +1,7 @@
 """Optimizers that torch's `_apply_optimizer_in_backward` has given to parameters.
 
-They would update with this rank's own gradient as soon as it is there. In a job they run when the exchange is over.
+By themselves they would update with this rank's own gradient as soon as it exists. In a job they run when the exchange
+is over.
 """
 
 from __future__ import annotations

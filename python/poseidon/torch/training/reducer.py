@@ -1,4 +1,4 @@
-"""What programs ask of the `reducer` and the logging data of torch's class, answered by Poseidon's."""
+"""Answers the questions that programs ask the `reducer` and the logging data of torch's class."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class HasTrainedModel(Protocol):
 
 
 class Reducer:
-    """In the place of `torch.distributed.Reducer`: the methods that programs call on `model.reducer`."""
+    """Replaces `torch.distributed.Reducer`: it has the methods that programs call on `model.reducer`."""
 
     def __init__(self, model: HasTrainedModel) -> None:
         self._model = weakref.ref(model)

@@ -1,4 +1,4 @@
-"""The arguments of torch's `DistributedDataParallel`, as they came, and what they mean here."""
+"""The arguments of torch's `DistributedDataParallel`, as the caller passed them, and their meaning here."""
 
 from __future__ import annotations
 

@@ -32,10 +32,10 @@ from poseidon.torch.training.optimizers_in_backward import OptimizersInBackward
 
 
 class TrainedModel:
-    """What `DistributedDataParallel` has of a job. `sync` is None with one worker.
+    """The part of a `DistributedDataParallel` that belongs to a job. `sync` is None with one worker.
 
-    Collective, as `connect` is: the ranks of the job make it at the same point. Raises InvalidArgument naming the
-    parameter or module that cannot be synchronized, Mismatch naming the first difference between the ranks.
+    Collective, as `connect` is: the ranks of the job make it at the same point. Raises InvalidArgument, naming the
+    parameter or module that cannot be synchronized, and Mismatch, naming the first difference between the ranks.
     """
 
     def __init__(
