@@ -48,7 +48,7 @@ def main() -> None:
 
     common.train(model, optimizer, batches, parallel, args)
     if parallel.rank == 0:
-        print(f"{data.name}: test accuracy {common.accuracy(model.module, data.test_images, data.test_labels):.4f}")
+        common.print_accuracy(model, data)
     parallel.shutdown()
 
 

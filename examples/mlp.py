@@ -8,7 +8,6 @@ python examples/mlp.py
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 import common
 import datasets
@@ -20,16 +19,13 @@ def main() -> None:
     parallel = common.connect(args.ddp)
     data = datasets.load(args.dataset)
 
-    model: nn.Module = nn.Sequential(
-        nn.Flatten(), nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
-    )
-    model = parallel.DistributedDataParallel(model)
+    model = parallel.DistributedDataParallel(common.perceptron())
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     batches = common.loader(data.train_images, data.train_labels, args.batch, parallel, args.seed)
 
     common.train(model, optimizer, batches, parallel, args)
     if parallel.rank == 0:
-        print(f"{data.name}: test accuracy {common.accuracy(model.module, data.test_images, data.test_labels):.4f}")
+        common.print_accuracy(model, data)
     parallel.shutdown()
 
 

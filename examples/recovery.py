@@ -64,7 +64,7 @@ def main() -> None:
                 print(f"step {step + 1}  loss {loss.item():.6f}", flush=True)
 
     if poseidon.rank() == 0:
-        print(f"{data.name}: test accuracy {common.accuracy(model.module, data.test_images, data.test_labels):.4f}")
+        common.print_accuracy(model, data)
     poseidon.shutdown()
 
 

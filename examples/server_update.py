@@ -7,7 +7,6 @@ python examples/server_update.py
 from __future__ import annotations
 
 import torch
-from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
 import common
@@ -20,10 +19,7 @@ def main() -> None:
     parallel = common.connect(args.ddp)
     data = datasets.load(args.dataset)
 
-    model: nn.Module = nn.Sequential(
-        nn.Flatten(), nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
-    )
-    model = parallel.DistributedDataParallel(model)
+    model = parallel.DistributedDataParallel(common.perceptron())
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     if not args.ddp:
         import poseidon.torch as poseidon
@@ -35,7 +31,7 @@ def main() -> None:
 
     common.train(model, optimizer, batches, parallel, args)
     if parallel.rank == 0:
-        print(f"{data.name}: test accuracy {common.accuracy(model.module, data.test_images, data.test_labels):.4f}")
+        common.print_accuracy(model, data)
         if not args.ddp:
             held = optimizer.memory()
             print(f"optimizer state: {held.this_process:,} bytes here, {held.worker_side:,} with a worker-side update")
