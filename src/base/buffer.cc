@@ -7,7 +7,7 @@ namespace poseidon {
 namespace {
 constexpr std::align_val_t kAlignment{64};
 
-/// An empty array has an address, too.
+/// The bytes to allocate: at least one, so that an empty array has an address, too.
 std::size_t allocated_bytes(std::size_t size_bytes) { return size_bytes == 0 ? 1 : size_bytes; }
 }  // namespace
 

@@ -12,10 +12,10 @@ namespace poseidon {
 
 namespace {
 
-// What the program itself may still open: files of data, pipes to its loaders, other libraries' connections.
+// Descriptors that the program itself may still open: data files, pipes to its loaders, other libraries' connections.
 constexpr std::size_t kSpareCount = 512;
 
-/// 0 where the system does not say.
+/// The number of open descriptors, or 0 if the system does not tell it.
 std::size_t open_count() {
   std::error_code error;
   std::filesystem::directory_iterator open("/proc/self/fd", error);

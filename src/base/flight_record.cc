@@ -32,7 +32,7 @@ bool is_plain(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
 }
 
-/// "20260131-235959.123", UTC: names sort by age.
+/// The time as "20260131-235959.123" in UTC, so that names sort by age.
 std::string time_text(std::int64_t wall_ns) {
   const auto seconds = static_cast<std::time_t>(wall_ns / 1'000'000'000);
   std::tm parts{};
@@ -44,22 +44,22 @@ std::string time_text(std::int64_t wall_ns) {
   return std::string(date.data(), length) + milliseconds.data();
 }
 
-/// What is before the last '-', and what follows it.
+/// The parts of a name before and after the last '-'.
 std::pair<std::string, std::string> split_last(const std::string& name) {
   const std::size_t at = name.rfind('-');
   return at == std::string::npos ? std::pair(name, std::string()) : std::pair(name.substr(0, at), name.substr(at + 1));
 }
 
-/// What the names of one rank's records have in common: all up to time and process id.
+/// The common part of the names of one rank's records: everything before time and process id.
 std::string stem_of(const std::string& name) { return split_last(split_last(split_last(name).first).first).first; }
 
-/// The oldest of this process; of others only what is so old that nobody asks any more: jobs of the same name, at the
-/// same time or one after the other, leave each other's.
+/// Removes the oldest records of this process. Of other processes it removes only very old ones, so that jobs of the
+/// same name, at the same time or one after the other, do not remove each other's records.
 void remove_oldest(const std::filesystem::path& written) {
   const std::string own_name = written.filename();
   const auto oldest = std::filesystem::file_time_type::clock::now() - kOthersRecordsStay;
   std::vector<std::filesystem::path> own;
-  std::error_code error;  // another user's directory may not be readable: then everything stays
+  std::error_code error;  // if another user's directory is not readable, everything stays
   for (std::filesystem::directory_iterator entry(written.parent_path(), error), end; !error && entry != end;
        entry.increment(error)) {
     const std::string name = entry->path().filename();
@@ -157,7 +157,7 @@ void FlightRecordWriter::start(std::string path, std::function<std::string()> ma
     ::pthread_setname_np(::pthread_self(), "psd-record");
     const std::string text = std::exchange(make_text, nullptr)();
     made.set_value();
-    // Nobody is left to tell that there is no record: what it is about is told anyway.
+    // Nobody is left to be told that there is no record. The failure itself is told anyway.
     static_cast<void>(write_flight_record(path, text));
     written.set_value();
   });

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::string_view kReplacement = "\xef\xbf\xbd";  // U+FFFD
 
-/// Bytes of the UTF-8 sequence that `text` begins with; 0 where it begins with none.
+/// The number of bytes of the UTF-8 sequence at the beginning of `text`, or 0 if there is none.
 std::size_t sequence_bytes(std::string_view text) {
   const auto byte = [text](std::size_t i) { return static_cast<std::uint8_t>(text[i]); };
   const std::uint8_t lead = byte(0);

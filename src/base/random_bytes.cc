@@ -11,7 +11,7 @@
 namespace poseidon {
 
 void fill_with_random_bytes(std::span<std::byte> out) {
-  // Up to 256 bytes come whole, or not at all while the machine is just starting.
+  // The kernel gives up to 256 bytes as a whole, or none while the machine is just starting.
   ssize_t got = -1;
   do {
     got = ::getrandom(out.data(), out.size(), 0);

@@ -89,7 +89,7 @@ void Sha256::update(std::span<const std::byte> bytes) {
 }
 
 Digest Sha256::finish() {
-  // A 1 bit, zeros up to the block's last 8 bytes, and there the length in bits.
+  // The padding is a 1 bit, zeros up to the block's last 8 bytes, and there the length in bits.
   std::array<std::byte, kBlockBytes> padding{std::byte{0x80}};
   std::array<std::byte, 8> length{};
   put_big_endian(length.data(), total_bytes_ * 8);
@@ -133,7 +133,7 @@ Digest hmac_sha256(std::span<const std::byte> key, std::initializer_list<std::sp
 
 bool equal_in_constant_time(std::span<const std::byte> a, std::span<const std::byte> b) {
   if (a.size() != b.size()) return false;
-  // volatile: the compiler must not find out that it could stop early.
+  // It is volatile, so that the compiler cannot stop early.
   volatile std::uint8_t difference = 0;
   for (std::size_t i = 0; i < a.size(); ++i)
     difference = static_cast<std::uint8_t>(difference | std::to_integer<std::uint8_t>(a[i] ^ b[i]));

@@ -11,23 +11,24 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kQuickLook{0};
-// A process finds its slot taken by what its predecessor left and by what it wrote in an earlier attempt. More often
-// than that it is another process that is alive, and one has to end before both are out of time: with 16, two went on
-// for ever where the timeout was as short as 20 looks at the store.
+// A process may find its slot taken by the entry of its predecessor, and by its own entry from an earlier attempt. If
+// this happens more often, the entry is from another living process, and one of the two has to end before both run out
+// of time. With a limit of 16, two processes went on for ever if the timeout was as short as 20 looks at the store.
 constexpr int kMostDisplacements = 4;
-constexpr std::uint32_t kLostGenerations = 100;  // more than a store that is lost may have known of and nobody told
+constexpr std::uint32_t kLostGenerations = 100;  // more generations than a lost store may have known without telling
 
 constexpr auto kFarewell = std::chrono::seconds(2);
-// With OnFailure::abort, for a store that is away before all have met: rank 0 may begin again, and serve a new one.
+// With OnFailure::abort, the wait for a store that is away before all have met: rank 0 may begin again and serve a new
+// one.
 constexpr auto kStorePatience = std::chrono::seconds(5);
 
-/// How long, with OnFailure::shrink, nobody new must have come before those who are there go on.
+/// With OnFailure::shrink, the time for which nobody new must have come before the present processes go on.
 milliseconds window_of(const Options& options) {
   const auto window = std::clamp(options.timeout / 60, milliseconds(500), milliseconds(5000));
   return std::min(window, options.timeout / 6);
 }
 
-/// Between looks; the more processes there are, the more the store has to do for each.
+/// The time between looks at the store. It grows with the number of processes, because the store serves all of them.
 milliseconds pause_of(const Options& options) {
   return std::clamp(milliseconds(options.world_size / 2), milliseconds(5), milliseconds(100));
 }
@@ -64,15 +65,15 @@ Result<Membership> Gathering::gather(const std::function<bool()>& keep_waiting) 
   }
 }
 
-/// Lets the others learn why: rank 0's store ends with its process, so it waits a moment for them.
+/// Tells the others why. Rank 0's store ends with its process, so rank 0 waits a moment for them.
 void Gathering::leave(const Status& why) {
-  // A rank whose store is gone cannot tell anyone, and what becomes of these calls changes nothing.
+  // A rank without a store cannot tell anyone, so the results of these calls do not matter.
   (void)quick_get(generation_key(options_.job));
   if (!away_.ok()) return;
   const int slot = mine_.member.slot;
   const Failure failure{slot, mine_.nonce, "rank " + std::to_string(slot) + ": " + why.message()};
   const auto left = [&](int rank) { return left_key(options_.job, mine_.generation, rank); };
-  // Who ends because of another's failure leaves the first words there.
+  // A process that ends because of another's failure does not replace the first message.
   if (failure_of_another().ok()) (void)store_.set(failure_key(options_.job, mine_.generation), to_text(failure));
   (void)store_.set(left(slot), "1");
   if (slot != 0) return;
@@ -87,12 +88,12 @@ Result<std::optional<Membership>> Gathering::look() {
   if (!away_.ok()) return not_yet;
   const std::uint32_t stored = wanted.ok() ? parse_generation(wanted.value()) : 0;
   if (stored > mine_.generation) move_to(stored);
-  // The store has lost its content, and who is in the generations that it knew. Some may go on in one of them, without
-  // this process: its number is not given again, and they see that another one is wanted.
+  // The store has lost its content, and with it the members of the generations that it knew. Some processes may go on
+  // in one of those without this process. Its number is not used again, so they see that another generation is wanted.
   const bool lost = options_.on_failure == OnFailure::shrink && stored < known_generation_;
   if (lost && mine_.generation < known_generation_ + kLostGenerations) move_to(known_generation_ + kLostGenerations);
   known_generation_ = std::max(known_generation_, stored);
-  // Whether this and what else is written here has arrived, the next look shows.
+  // The next look shows whether this, and everything else that is written here, has arrived.
   if (stored < mine_.generation) (void)store_.set(generation_key(options_.job), std::to_string(mine_.generation));
   const auto claimed = claim();
   if (!claimed.ok()) return claimed.status();
@@ -109,7 +110,7 @@ Result<std::optional<Membership>> Gathering::look() {
   return not_yet;
 }
 
-/// What is there now. Notes whether the store is.
+/// The key's present value. Notes whether the store answers.
 Result<std::string> Gathering::quick_get(const std::string& key) {
   auto value = store_.get(key, kQuickLook);
   away_ = value.ok() || value.status().code() == ErrorCode::timeout ? Status() : value.status();
@@ -117,7 +118,7 @@ Result<std::string> Gathering::quick_get(const std::string& key) {
   return value;
 }
 
-/// Who is in the slot in this generation.
+/// The entry of the slot in this generation.
 std::optional<Entry> Gathering::entry_of(int slot, std::string* text) {
   auto found = quick_get(member_key(options_.job, slot));
   if (!found.ok()) return std::nullopt;
@@ -134,20 +135,20 @@ void Gathering::move_to(std::uint32_t generation) {
   complete_since_.reset();
 }
 
-/// Sees to it that this process has its slot in this generation; false: not in this one, or not yet.
+/// Makes this process have its slot in this generation. Returns false if it cannot have it in this one, or not yet.
 Result<bool> Gathering::claim() {
   const int slot = mine_.member.slot;
   const auto text = quick_get(member_key(options_.job, slot));
   if (!away_.ok()) return false;
   const Entry there = text.ok() ? parse_entry(text.value()) : Entry();
   if (there.nonce == mine_.nonce && there.generation == mine_.generation) return true;
-  // A new process finds what its predecessor left, a survivor what it wrote itself, now or when it tried before.
-  // Otherwise the one that has the slot was started to replace this one, or by mistake.
+  // A new process may find its predecessor's entry. A survivor may find its own entry, from now or from an earlier try.
+  // Any other entry belongs to a process that was started to replace this one, or by mistake.
   const std::uint32_t last = mine_.member.last_generation;
   const bool replaced = last > 0 && there.generation > last && there.member.last_generation != last;
   if (!replaced && (there.nonce == mine_.nonce || there.generation < mine_.generation)) {
     const Status status = store_.set(member_key(options_.job, slot), to_text(mine_, facts_));
-    if (status.code() == ErrorCode::refused) return status;  // it is full, and stays so
+    if (status.code() == ErrorCode::refused) return status;  // the store is full and stays full
     return true;
   }
   if (!replaced && ++displaced_count_ < kMostDisplacements) {
@@ -159,7 +160,8 @@ Result<bool> Gathering::claim() {
                                         "), so this one ends; see whether two were started with the same RANK");
 }
 
-/// With OnFailure::abort: why one of this generation has given up. Ok: none has, or has begun again since.
+/// With OnFailure::abort, why a process of this generation has given up. Ok if none has, or if it has begun again
+/// since.
 Status Gathering::failure_of_another() {
   if (options_.on_failure != OnFailure::abort) return {};
   const auto text = quick_get(failure_key(options_.job, mine_.generation));
@@ -171,8 +173,8 @@ Status Gathering::failure_of_another() {
   return {ErrorCode::aborted, failure.why};
 }
 
-/// Looks for those that have not come so far: all where this process may have to lead, otherwise the one that does.
-/// Nobody has to wait for the others to learn that it cannot go on with the first.
+/// Looks for processes that have not come so far: for all of them if this process may have to lead, otherwise only for
+/// the leader. So no process has to wait for the others to learn that it does not fit the first one.
 Status Gathering::see_arrivals() {
   const bool may_lead = options_.on_failure == OnFailure::shrink || mine_.member.slot == 0;
   if (!may_lead && options_.on_failure == OnFailure::rejoin) return {};
@@ -196,17 +198,18 @@ bool Gathering::complete_enough() const {
   if (options_.on_failure != OnFailure::shrink || count < options_.min_workers) return false;
   const auto now = Clock::now();
   if (now - last_arrival_ < window_) return false;
-  // A job that begins waits for all as long as it may. Later, whoever does not come soon has been lost.
+  // A job that begins waits for all processes up to the timeout. Later, a process that does not come soon has been
+  // lost.
   const bool going_on = std::ranges::any_of(arrivals_, [](const auto& arrival) { return arrival.second > 0; });
   if (!going_on) return now >= deadline_ - options_.timeout / 10;
-  // Survivors that the last generation was formed without wait for its members, who come at the end of their step, and
-  // do not become a second job beside them; unless all of those have died.
+  // Survivors without which the last generation was formed wait for its members, who come at the end of their step. So
+  // they do not become a second job beside those, unless all of those have died.
   const bool a_member_came =
       last_slots_.empty() || std::ranges::any_of(last_slots_, [this](int slot) { return arrivals_.contains(slot); });
   return a_member_came || now >= deadline_ - options_.timeout / 2;
 }
 
-/// The roster, if this process has written it now.
+/// Writes the roster if it is this process's turn, and returns it then.
 std::optional<Roster> Gathering::lead() {
   if (!complete_enough()) {
     complete_since_.reset();
@@ -214,7 +217,7 @@ std::optional<Roster> Gathering::lead() {
   }
   if (arrivals_.begin()->first < mine_.member.slot) {
     if (!complete_since_) complete_since_ = Clock::now();
-    // The one that has to write it came and died: nobody finds it in the next generation.
+    // The process that has to write it came and died. It will not be in the next generation.
     if (Clock::now() - *complete_since_ > leader_patience_) {
       leader_patience_ *= 2;  // it may only be slower than this process
       move_to(mine_.generation + 1);
@@ -226,7 +229,7 @@ std::optional<Roster> Gathering::lead() {
   for (const auto& [slot, last_generation] : arrivals_) {
     const auto entry = entry_of(slot);
     if (!entry) {
-      // It has moved on, or the store has lost its content.
+      // That process has moved on, or the store has lost its content.
       arrivals_.erase(slot);
       return std::nullopt;
     }
@@ -236,7 +239,7 @@ std::optional<Roster> Gathering::lead() {
   return roster;
 }
 
-/// Takes part in what the roster says; nullopt where this process has to try the next generation.
+/// Takes part in the roster's generation. Returns nullopt if this process has to try the next one.
 Result<std::optional<Membership>> Gathering::join(const Roster& roster) {
   const auto place = std::ranges::find(roster.places, std::pair(mine_.member.slot, mine_.nonce));
   if (place == roster.places.end()) {

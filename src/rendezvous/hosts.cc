@@ -25,7 +25,7 @@ std::string host_text(const sockaddr* address, socklen_t length) {
   return text.data();
 }
 
-/// The IPv4 (else IPv6) address of a device; empty when there is none.
+/// The IPv4 address of a device, otherwise its IPv6 address. Empty if it has none.
 std::string device_host(const std::string& device) {
   ifaddrs* all = nullptr;
   if (::getifaddrs(&all) != 0) return "";
@@ -57,7 +57,7 @@ Result<std::string> host_towards_master(const Options& options) {
   if (const int error = ::getaddrinfo(options.master_addr.c_str(), "9", &hints, &found); error != 0)
     return Status(ErrorCode::unreachable,
                   "MASTER_ADDR '" + options.master_addr + "' does not resolve: " + gai_strerror(error));
-  // Connecting a datagram socket sends nothing; it makes the kernel choose the interface.
+  // Connecting a datagram socket sends nothing. It makes the kernel choose the interface.
   const FileDescriptor probe(::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   sockaddr_storage local{};
   socklen_t length = sizeof local;
@@ -86,7 +86,7 @@ Result<std::vector<std::string>> listen_hosts(const Options& options) {
 }
 
 std::string host_id() {
-  std::error_code ignored;  // without /proc processes count as strangers only if their boot_id differs
+  std::error_code ignored;  // without /proc, only a different boot_id shows that processes are on different hosts
   const auto network = std::filesystem::read_symlink("/proc/self/ns/net", ignored);
   return boot_id() + " " + network.string() + " " + std::to_string(::getuid());
 }

@@ -22,7 +22,7 @@ Result<Membership> meet(Store& store, const Options& options, const Member& mine
   member.last_generation = may_go_on ? options.generation : 0;
   auto membership = Gathering(store, options, member, at_least).run(keep_waiting);
   if (membership.ok() && !may_go_on) {
-    // How often its processes have met in this store is nothing to the job.
+    // The job does not depend on how often its processes have met in this store.
     membership.value().generation = kOnlyGeneration;
     membership.value().roster.clear();
   }

@@ -15,7 +15,7 @@ using namespace store_protocol;
 
 namespace {
 
-// A connection's share of a wake-up.
+// The most that is read from one connection per wake-up.
 constexpr std::size_t kReadBytes = std::size_t{64} << 10;
 
 }  // namespace
@@ -56,7 +56,7 @@ void StoreServer::enter(ByteStream stream) {
   connections_.insert_or_assign(fd, std::move(connection));
 }
 
-/// Whoever has something to read that makes no event is woken because it can write.
+/// A connection may have bytes to read for which there is no event. It is then woken because it can write.
 std::uint32_t StoreServer::wanted_events(const Connection& connection) {
   if (connection.is_sending()) return EPOLLOUT;
   return connection.stream.has_unread() ? EPOLLIN | EPOLLOUT : EPOLLIN;
@@ -70,7 +70,7 @@ void StoreServer::on_ready(int fd) {
   }
 }
 
-/// Takes what has come, up to a connection's share. False when it has ended.
+/// Reads arrived bytes, up to a connection's share. Returns false if the connection has ended.
 bool StoreServer::receive(Connection& connection) {
   if (connection.is_sending()) return true;
   std::array<char, kReadBytes> block;  // NOLINT(cppcoreguidelines-pro-type-member-init): 64 KiB for every few bytes
@@ -82,7 +82,7 @@ bool StoreServer::receive(Connection& connection) {
   return true;
 }
 
-/// Sends what there is to send. False when the connection has ended.
+/// Sends the waiting bytes. Returns false if the connection has ended.
 bool StoreServer::flush(Connection& connection) {
   while (connection.is_sending()) {
     std::array<iovec, 1> rest{
@@ -98,7 +98,7 @@ bool StoreServer::flush(Connection& connection) {
   return true;
 }
 
-/// Of the complete requests. False when the connection has ended, or talks nonsense.
+/// Answers the complete requests. Returns false if the connection has ended or has sent an invalid request.
 bool StoreServer::answer_all(Connection& connection) {
   for (;;) {
     if (!flush(connection)) return false;

@@ -40,7 +40,7 @@ constexpr std::chrono::seconds kAttemptTime{5};
 
 std::string where(const Options& options) { return host_and_port(options.master_addr, options.master_port); }
 
-/// The first address that `master_addr` stands for.
+/// The first address of `master_addr`.
 Result<tcp::SocketAddress> master_address(const Options& options) {
   const auto found = tcp::resolve(where(options));
   if (found.ok()) return found.value().front();
@@ -48,7 +48,7 @@ Result<tcp::SocketAddress> master_address(const Options& options) {
                                             found.status().message() + "); set it to rank 0's host name or address");
 }
 
-/// Waits for `events`; false when the deadline has passed.
+/// Waits for `events`. Returns false if the deadline has passed.
 bool wait_for(int fd, short events, Clock::time_point deadline) {
   for (;;) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
@@ -83,7 +83,7 @@ Result<ByteStream> shake_hands(FileDescriptor socket, const Admission& admission
   }
 }
 
-/// One try. unreachable: another one may succeed.
+/// Tries once to connect. ErrorCode::unreachable: another try may succeed.
 Result<ByteStream> dial(const tcp::SocketAddress& address, const Admission& admission, const std::string& who,
                         Clock::time_point deadline) {
   FileDescriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -101,8 +101,8 @@ Result<ByteStream> dial(const tcp::SocketAddress& address, const Admission& admi
   return shake_hands(std::move(socket), admission, who, deadline);
 }
 
-/// One connection to the server. A key that is not there yet is asked for again and again: ranks
-/// are few and meet once.
+/// One connection to the server. It asks again and again for a key that is not there yet, because ranks are few and
+/// meet once.
 class TcpStore final : public Store {
  public:
   TcpStore(const Options& options, const tcp::SocketAddress& address, Admission admission,
@@ -115,7 +115,7 @@ class TcpStore final : public Store {
         where_("the rendezvous store at " + where(options)),
         takes_over_(options.on_failure != OnFailure::abort) {}
 
-  /// Connects, again and again until the deadline while nobody serves there.
+  /// Connects. While nobody serves there, it tries again until the deadline.
   Status reach(Clock::time_point deadline, const std::function<bool()>& keep_waiting) {
     for (;;) {
       const auto now = Clock::now();
@@ -138,7 +138,7 @@ class TcpStore final : public Store {
   }
 
   Status set(const std::string& key, const std::string& value) override {
-    // The store may be lost: whoever writes looks later whether it has arrived.
+    // The store may be lost. A process that has written looks later whether it has arrived.
     const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(kSetTime, timeout_);
     return ask(kSet, key, value, deadline, deadline).status();
   }
@@ -160,7 +160,7 @@ class TcpStore final : public Store {
  private:
   using Answer = std::optional<std::string>;  // nullopt: no such key
 
-  /// Serves from now on, if this is a process of rank 0's host and nobody else does.
+  /// Starts to serve, if this is a process of rank 0's host and nobody else serves.
   bool take_over() {
     if (server_ || !takes_over_ || (rank_ != 0 && !reached_)) return false;
     auto served = StoreServer::listen(address_, admission_);
@@ -168,7 +168,7 @@ class TcpStore final : public Store {
     return served.ok();
   }
 
-  /// Repeats the request until the first deadline as long as connections end; an answer may take until the second.
+  /// Repeats the request until the first deadline if connections end. An answer may take until the second deadline.
   Result<Answer> ask(char op, const std::string& key, const std::string& value, Clock::time_point deadline,
                      Clock::time_point answer_deadline) {
     if (key.size() > kMaxKeyBytes || value.size() > kMaxValueBytes)
@@ -180,8 +180,8 @@ class TcpStore final : public Store {
       }
       auto answer = exchange(request, answer_deadline);
       if (answer.ok() || answer.status().code() == ErrorCode::refused) return answer;
-      stream_.close();  // an answer that came late would be taken for that to the next request
-      // Silence does not mean that there is no such key.
+      stream_.close();  // a late answer would be taken for the answer to the next request
+      // That no answer has come does not mean that there is no such key.
       if (answer.status().code() == ErrorCode::timeout)
         return Status(ErrorCode::unreachable, answer.status().message());
       if (Clock::now() >= deadline) return answer;
@@ -206,7 +206,7 @@ class TcpStore final : public Store {
 
   Status send_all(std::span<const char> bytes, Clock::time_point deadline) {
     while (!bytes.empty() || stream_.has_unsent()) {
-      // What is sent is only read; iovec has no const form.
+      // Sent bytes are only read, but iovec has no const form.
       std::array<iovec, 1> piece{{{const_cast<char*>(bytes.data()), bytes.size()}}};
       const Transfer sent = stream_.send(piece);
       if (sent.outcome == Transfer::Outcome::failed) return lost();
@@ -231,7 +231,7 @@ class TcpStore final : public Store {
     return {};
   }
 
-  std::unique_ptr<StoreServer> server_;  // null where another process serves
+  std::unique_ptr<StoreServer> server_;  // null if another process serves
   const tcp::SocketAddress address_;
   const Admission admission_;
   const int rank_;
@@ -265,7 +265,7 @@ Result<std::shared_ptr<Store>> open_tcp_store(const Options& options, const std:
     if (!served.ok()) cannot_serve = served.status();
     if (served.ok()) server = std::move(served.value());
   }
-  // Where rank 0 was lost before, another process of this host may serve already.
+  // If rank 0 was lost before, another process of this host may already serve.
   if (!cannot_serve.ok() && options.on_failure == OnFailure::abort) return cannot_serve;
   const auto store =
       std::make_shared<TcpStore>(options, address.value(), std::move(admission.value()), std::move(server));
