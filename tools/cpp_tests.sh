@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds and runs the core's C++ tests: beside the installed extension, whose core they share, or with sanitizers in a
 # tree of their own. Usage: cpp_tests.sh [SANITIZERS BUILD_DIR [TEST_ARGUMENT…]]
+# The tests run as several processes at once, because many of them wait. Sanitized tests compute: they run as one.
 set -euo pipefail
 sanitize=${1:-}
 build=${2:-}
@@ -20,9 +21,11 @@ if [ ! -f /usr/include/gtest/gtest.h ] && [ ! -f "$prefix/usr/include/gtest/gtes
 fi
 
 options=(-DPOSEIDON_TESTS=ON -DGTest_ROOT="$prefix/usr")
+shards=4
 if [ -z "$sanitize" ]; then
   build=$(ls -td build/cp3*/ | head -n 1)
 else
+  shards=1
   # UCX is not built for sanitizers: they would report its own threads and memory.
   # Memory that the machine does not have is refused there, too, not reported.
   export ASAN_OPTIONS=allocator_may_return_null=1 TSAN_OPTIONS=allocator_may_return_null=1
@@ -30,4 +33,18 @@ else
 fi
 cmake -S . -B "$build" -G Ninja "${options[@]}" >/dev/null
 cmake --build "$build" --target poseidon_tests
-"$build/poseidon_tests" --gtest_brief=1 "$@"
+
+logs=$(mktemp -d)
+processes=()
+trap 'kill "${processes[@]}" 2>/dev/null || true; rm -rf "$logs"' EXIT
+for ((shard = 0; shard < shards; shard++)); do
+  GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$shard "$build/poseidon_tests" --gtest_brief=1 "$@" \
+    >"$logs/$shard" 2>&1 &
+  processes+=($!)
+done
+failed=0
+for ((shard = 0; shard < shards; shard++)); do
+  wait "${processes[shard]}" || failed=$?
+  cat "$logs/$shard"
+done
+exit "$failed"

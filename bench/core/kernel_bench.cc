@@ -1,4 +1,4 @@
-// What the kernels reach on one core: sums, conversions and optimizer updates against memory copies, factor
+// What the kernels reach on one core: sums and optimizer updates against memory copies, factor
 // products in GFLOP/s, and an event of the flight recorder. Prints a table; each figure is the best of several rounds.
 // `make core-bench` builds and runs it.
 #include <algorithm>
@@ -148,17 +148,6 @@ class Copy {
 };
 
 /// GB/s read and written together, against a copy that reads and writes as much.
-void bench_convert(DType from, DType to, std::size_t element_count) {
-  const std::size_t moved_bytes = element_count * (dtype_bytes(from) + dtype_bytes(to));
-  Arrays in(1, element_count * dtype_bytes(from));
-  Arrays out(1, element_count * dtype_bytes(to));
-  const auto [seconds, copy] =
-      best_seconds([&] { convert(from, in[0], to, out[0], element_count); }, Copy(moved_bytes));
-  print_rate(to == DType::float32 ? "convert to float32" : "convert from float32", to == DType::float32 ? from : to,
-             element_count * sizeof(float), static_cast<double>(moved_bytes), seconds, {copy});
-}
-
-/// GB/s read and written together, against a copy that reads and writes as much.
 void bench_update(const char* name, UpdateKind kind, double momentum, DType dtype, std::size_t size_bytes) {
   UpdateRule rule;
   rule.kind = kind;
@@ -234,12 +223,6 @@ int main() {
       kernel::bench_sum(dtype, size_bytes);
       kernel::bench_accumulate(dtype, size_bytes);
       kernel::bench_accumulate_pieces(dtype, size_bytes);
-    }
-  }
-  for (const DType dtype : {DType::float16, DType::bfloat16}) {
-    for (const std::size_t size_bytes : kSizes) {
-      kernel::bench_convert(dtype, DType::float32, size_bytes / sizeof(float));
-      kernel::bench_convert(DType::float32, dtype, size_bytes / sizeof(float));
     }
   }
   for (const DType dtype : {DType::float32, DType::float64}) {

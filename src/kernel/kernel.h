@@ -41,14 +41,6 @@ void accumulate(const std::byte* input, std::byte* sum, std::size_t element_coun
 /// out[i] = sum[i] / divisor, rounded once to `dtype`; the division is that of `sum`. `out` may be `sum`.
 void finish_sum(const std::byte* sum, std::byte* out, std::size_t element_count, DType dtype, unsigned divisor);
 
-/// values[i] *= factor, for a floating `dtype`; 16-bit values are multiplied in float32. `factor` is
-/// rounded to the type of the multiplication first.
-void scale(std::byte* values, std::size_t element_count, DType dtype, double factor);
-
-/// out[i] = in[i] rounded to nearest, ties to even, between float32, float16 and bfloat16; too large
-/// becomes infinity. The arrays do not overlap.
-void convert(DType from_dtype, const std::byte* in, DType to_dtype, std::byte* out, std::size_t element_count);
-
 /// One piece of a factor product, in the order of the sum.
 struct FactorTerm {
   DType dtype = DType::float32;      // a floating type; of left and right one no wider than the result's

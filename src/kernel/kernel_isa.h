@@ -10,14 +10,11 @@ namespace poseidon::kernel {
 void sum_with(Isa isa, std::span<const std::byte* const> inputs, std::byte* out, std::size_t element_count, DType dtype,
               unsigned divisor);
 
-/// The steps of a running sum, `scale` and `convert` compiled for `isa`, which this CPU must have.
+/// The steps of a running sum compiled for `isa`, which this CPU must have.
 void start_sum_with(Isa isa, const std::byte* input, std::byte* sum, std::size_t element_count, DType dtype);
 void accumulate_with(Isa isa, const std::byte* input, std::byte* sum, std::size_t element_count, DType dtype);
 void finish_sum_with(Isa isa, const std::byte* sum, std::byte* out, std::size_t element_count, DType dtype,
                      unsigned divisor);
-void scale_with(Isa isa, std::byte* values, std::size_t element_count, DType dtype, double factor);
-void convert_with(Isa isa, DType from_dtype, const std::byte* in, DType to_dtype, std::byte* out,
-                  std::size_t element_count);
 
 /// `factor_product` compiled for `isa`, which this CPU must have.
 void factor_product_with(Isa isa, std::span<const FactorTerm> terms, std::byte* out, DType dtype, std::size_t rows,

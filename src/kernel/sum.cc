@@ -91,38 +91,20 @@ void divide_wide(Isa isa, const std::byte* sum_bytes, std::byte* out_bytes, std:
       isa, [=](auto) __attribute__((always_inline)) { divide(out, element_count, Divisor<T>(divisor)); });
 }
 
-template <typename T>
-POSEIDON_INLINE void multiply(T* values, std::size_t n, T factor) {
-  for (std::size_t i = 0; i < n; ++i) values[i] *= factor;
-}
-
-template <typename T>
-void scale_wide(Isa isa, std::byte* values_bytes, std::size_t element_count, double factor) {
-  T* const values = reinterpret_cast<T*>(values_bytes);
-  run_with(
-      isa, [=](auto) __attribute__((always_inline)) { multiply(values, element_count, static_cast<T>(factor)); });
-}
-
-// Elements of the 16-bit types that are converted at a time: in the L1 cache.
+// Elements of the 16-bit types that are rounded at a time: in the L1 cache.
 constexpr std::size_t kHalfBlock = 1024;
 
-/// Calls `function(values, first, n)` block after block with in[first + i] as float32; with an `out`,
-/// what it leaves in `values` goes there, rounded to `out_dtype`.
-template <typename Function>
-void for_float_blocks(Isa isa, DType in_dtype, const std::byte* in, DType out_dtype, std::byte* out,
-                      std::size_t element_count, const Function& function) {
+/// `sum` is float32; `dtype` is a 16-bit type.
+void divide_half(Isa isa, const std::byte* sum, std::byte* out, std::size_t element_count, DType dtype,
+                 unsigned divisor) {
+  const Divisor<float> division(divisor);
   alignas(64) float values[kHalfBlock];
   for (std::size_t first = 0; first < element_count; first += kHalfBlock) {
     const std::size_t n = std::min(kHalfBlock, element_count - first);
-    const std::byte* const block = in + first * dtype_bytes(in_dtype);
-    if (is_half(in_dtype)) {
-      widen(isa, in_dtype, block, values, n);
-    } else {
-      std::memcpy(values, block, n * sizeof(float));
-    }
+    std::memcpy(values, sum + first * sizeof(float), n * sizeof(float));
     run_with(
-        isa, [&function, n, block = values ](auto) __attribute__((always_inline)) { function(block, n); });
-    narrow(isa, out_dtype, values, out + first * dtype_bytes(out_dtype), n);
+        isa, [&division, n, block = values ](auto) __attribute__((always_inline)) { divide(block, n, division); });
+    narrow(isa, dtype, values, out + first * dtype_bytes(dtype), n);
   }
 }
 
@@ -146,44 +128,8 @@ void accumulate_with(Isa isa, const std::byte* input, std::byte* sum, std::size_
 
 void finish_sum_with(Isa isa, const std::byte* sum, std::byte* out, std::size_t element_count, DType dtype,
                      unsigned divisor) {
-  if (is_half(dtype)) {
-    const Divisor<float> division(divisor);
-    for_float_blocks(
-        isa, DType::float32, sum, dtype, out,
-        element_count, [&](float* values, std::size_t n) __attribute__((always_inline)) {
-          divide(values, n, division);
-        });
-    return;
-  }
+  if (is_half(dtype)) return divide_half(isa, sum, out, element_count, dtype, divisor);
   with_element_type(dtype, [&](auto type) { divide_wide<decltype(type)>(isa, sum, out, element_count, divisor); });
-}
-
-void scale_with(Isa isa, std::byte* values, std::size_t element_count, DType dtype, double factor) {
-  if (is_half(dtype)) {
-    const auto multiplier = static_cast<float>(factor);
-    for_float_blocks(
-        isa, dtype, values, dtype, values,
-        element_count, [=](float* block, std::size_t n) __attribute__((always_inline)) {
-          multiply(block, n, multiplier);
-        });
-  } else if (dtype == DType::float32) {
-    scale_wide<float>(isa, values, element_count, factor);
-  } else if (dtype == DType::float64) {
-    scale_wide<double>(isa, values, element_count, factor);
-  }
-}
-
-void convert_with(Isa isa, DType from_dtype, const std::byte* in, DType to_dtype, std::byte* out,
-                  std::size_t element_count) {
-  if (from_dtype == to_dtype) {
-    copy_bytes(in, out, element_count * dtype_bytes(to_dtype));
-  } else if (to_dtype == DType::float32) {
-    widen(isa, from_dtype, in, reinterpret_cast<float*>(out), element_count);
-  } else if (from_dtype == DType::float32) {
-    narrow(isa, to_dtype, reinterpret_cast<const float*>(in), out, element_count);
-  } else {
-    for_float_blocks(isa, from_dtype, in, to_dtype, out, element_count, [](float*, std::size_t) {});
-  }
 }
 
 void sum(std::span<const std::byte* const> inputs, std::byte* out, std::size_t element_count, DType dtype,
@@ -201,14 +147,6 @@ void accumulate(const std::byte* input, std::byte* sum, std::size_t element_coun
 
 void finish_sum(const std::byte* sum, std::byte* out, std::size_t element_count, DType dtype, unsigned divisor) {
   finish_sum_with(best_isa(), sum, out, element_count, dtype, divisor);
-}
-
-void scale(std::byte* values, std::size_t element_count, DType dtype, double factor) {
-  scale_with(best_isa(), values, element_count, dtype, factor);
-}
-
-void convert(DType from_dtype, const std::byte* in, DType to_dtype, std::byte* out, std::size_t element_count) {
-  convert_with(best_isa(), from_dtype, in, to_dtype, out, element_count);
 }
 
 }  // namespace poseidon::kernel

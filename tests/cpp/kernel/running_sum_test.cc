@@ -68,42 +68,5 @@ INSTANTIATE_TEST_SUITE_P(DTypes, RunningSum,
                                          DType::int32, DType::int64),
                          [](const auto& info) { return std::string(dtype_name(info.param)); });
 
-TEST(Scale, MultipliesInTheTypeOfTheSum) {
-  std::mt19937 random(23);
-  constexpr std::size_t element_count = 2500;
-  for (const DType dtype : {DType::float32, DType::float64, DType::float16, DType::bfloat16}) {
-    const Bytes values = random_array(random, dtype, element_count);
-    Bytes expected = values;
-    for (std::size_t i = 0; i < element_count; ++i) {
-      const double value = value_at(values.data(), dtype, i);
-      const double product = dtype == DType::float64 ? value * 0.3 : static_cast<float>(value) * 0.3f;
-      put(expected.data(), dtype, i, product);
-    }
-    for (const Isa isa : available_isas()) {
-      Bytes scaled = values;
-      scale_with(isa, scaled.data(), element_count, dtype, 0.3);
-      EXPECT_EQ(scaled, expected) << dtype_name(dtype);
-    }
-  }
-}
-
-TEST(Convert, RoundsOnceBetweenTheFloatingTypes) {
-  std::mt19937 random(24);
-  constexpr std::size_t element_count = 2500;
-  constexpr DType kTypes[] = {DType::float32, DType::float16, DType::bfloat16};
-  for (const DType from : kTypes) {
-    const Bytes in = random_array(random, from, element_count);
-    for (const DType to : kTypes) {
-      Bytes expected(element_count * dtype_bytes(to));
-      for (std::size_t i = 0; i < element_count; ++i) put(expected.data(), to, i, value_at(in.data(), from, i));
-      for (const Isa isa : available_isas()) {
-        Bytes out(expected.size());
-        convert_with(isa, from, in.data(), to, out.data(), element_count);
-        EXPECT_EQ(out, expected) << dtype_name(from) << " to " << dtype_name(to);
-      }
-    }
-  }
-}
-
 }  // namespace
 }  // namespace poseidon::kernel
