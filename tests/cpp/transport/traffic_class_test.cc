@@ -2,6 +2,7 @@
 #include "transport/traffic_class.h"
 
 #include <gtest/gtest.h>
+#include <linux/filter.h>
 #include <net/ethernet.h>
 #include <net/if.h>
 #include <netpacket/packet.h>
@@ -63,22 +64,24 @@ TEST(TrafficClassOf, SocketPrioritiesAreThoseThatDefaultQueuesServeInThisOrder) 
   }
 }
 
-/// Packets of the loopback device. Needs the right to listen to a network (CAP_NET_RAW).
+/// The TCP packets of the loopback device to or from a port. Needs the right to listen to a network (CAP_NET_RAW).
 class LoopbackCapture {
  public:
-  LoopbackCapture() : socket_(::socket(AF_PACKET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, htons(ETH_P_ALL))) {
+  explicit LoopbackCapture(int port)
+      : port_(port), socket_(::socket(AF_PACKET, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, htons(ETH_P_ALL))) {
     sockaddr_ll loopback{};
     loopback.sll_family = AF_PACKET;
     loopback.sll_protocol = htons(ETH_P_ALL);
     loopback.sll_ifindex = static_cast<int>(::if_nametoindex("lo"));
-    if (socket_ && ::bind(socket_.get(), reinterpret_cast<const sockaddr*>(&loopback), sizeof loopback) != 0)
-      socket_.reset();
+    if (!socket_) return;
+    keep_port();
+    if (::bind(socket_.get(), reinterpret_cast<const sockaddr*>(&loopback), sizeof loopback) != 0) socket_.reset();
   }
 
   bool permitted() const { return static_cast<bool>(socket_); }
 
-  /// The code points of the TCP packets with data, since the last call: to a port, and from it.
-  std::pair<std::set<int>, std::set<int>> code_points(int port) {
+  /// The code points of the TCP packets with data, since the last call: to the port, and from it.
+  std::pair<std::set<int>, std::set<int>> code_points() {
     std::pair<std::set<int>, std::set<int>> found;
     std::array<std::uint8_t, 128> packet{};
     for (;;) {
@@ -91,12 +94,34 @@ class LoopbackCapture {
       const std::size_t headers = tcp_at + static_cast<std::size_t>(packet[tcp_at + 12] >> 4) * 4;
       if (static_cast<std::size_t>(got) <= headers) continue;
       const int traffic_class = v6 ? (packet[0] & 0xf) << 4 | packet[1] >> 4 : packet[1];
-      if (number(tcp_at + 2) == port) found.first.insert(traffic_class >> 2);
-      if (number(tcp_at) == port) found.second.insert(traffic_class >> 2);
+      if (number(tcp_at + 2) == port_) found.first.insert(traffic_class >> 2);
+      if (number(tcp_at) == port_) found.second.insert(traffic_class >> 2);
     }
   }
 
  private:
+  /// The kernel drops other packets first: those of other tests would fill the socket's buffer.
+  void keep_port() {
+    const auto port = static_cast<std::uint32_t>(port_);
+    std::array<sock_filter, 12> filter{{
+        BPF_STMT(BPF_LD | BPF_B | BPF_ABS, 0),
+        BPF_STMT(BPF_ALU | BPF_RSH | BPF_K, 4),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 6, 0, 2),
+        BPF_STMT(BPF_LDX | BPF_W | BPF_IMM, 40),
+        BPF_JUMP(BPF_JMP | BPF_JA, 1, 0, 0),
+        BPF_STMT(BPF_LDX | BPF_B | BPF_MSH, 0),  // the length of IPv4's header
+        BPF_STMT(BPF_LD | BPF_H | BPF_IND, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, port, 2, 0),
+        BPF_STMT(BPF_LD | BPF_H | BPF_IND, 2),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, port, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, 0xffff),
+        BPF_STMT(BPF_RET | BPF_K, 0),
+    }};
+    const sock_fprog program{filter.size(), filter.data()};
+    EXPECT_EQ(::setsockopt(socket_.get(), SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program), 0);
+  }
+
+  const int port_;
   FileDescriptor socket_;
 };
 
@@ -161,17 +186,17 @@ class TcpMarks : public ::testing::TestWithParam<Family> {
 };
 
 TEST_P(TcpMarks, AreInThePacketsOfTheEndThatIsMarked) {
-  LoopbackCapture capture;
+  LoopbackCapture capture(port_);
   if (!capture.permitted()) GTEST_SKIP() << "capturing packets needs CAP_NET_RAW";
   ASSERT_TRUE(mark(*client_, {46, 6}).ok());
   exchange();
-  EXPECT_EQ(capture.code_points(port_), (std::pair(std::set{46}, std::set{0})));
+  EXPECT_EQ(capture.code_points(), (std::pair(std::set{46}, std::set{0})));
   ASSERT_TRUE(mark(*server_, {10, 0}).ok());
   exchange();
-  EXPECT_EQ(capture.code_points(port_), (std::pair(std::set{46}, std::set{10})));
+  EXPECT_EQ(capture.code_points(), (std::pair(std::set{46}, std::set{10})));
   ASSERT_TRUE(mark(*client_, {0, 0}).ok());
   exchange();
-  EXPECT_EQ(capture.code_points(port_), (std::pair(std::set{0}, std::set{10}))) << "a mark may be taken back";
+  EXPECT_EQ(capture.code_points(), (std::pair(std::set{0}, std::set{10}))) << "a mark may be taken back";
 }
 
 TEST_P(TcpMarks, TheSocketHasItsPriority) {
