@@ -1,4 +1,4 @@
-// Admission: whom a process lets in, and how long a stranger has to prove who it is.
+// Admission: whom a process lets in, and how long a new connection has to prove that it may come in.
 #pragma once
 
 #include <chrono>

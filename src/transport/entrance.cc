@@ -3,7 +3,6 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -37,7 +36,7 @@ Entrance::~Entrance() {
   loop_.cancel(resume_timer_);
   loop_.cancel(patience_timer_);
   loop_.unwatch(socket_.get());
-  while (!strangers_.empty()) turn_away(strangers_.begin());
+  while (!pending_.empty()) close_pending(pending_.begin());
 }
 
 Status Entrance::start() {
@@ -53,8 +52,8 @@ void Entrance::accept_some() {
     }
     if (would_block(errno)) return;
     if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-      if (strangers_.empty()) return pause();
-      turn_away(strangers_.begin());
+      if (pending_.empty()) return pause();
+      close_pending(pending_.begin());
     }
     // Anything else is about the one connection that went before it was accepted.
   }
@@ -71,49 +70,41 @@ void Entrance::pause() {
 
 void Entrance::admit(FileDescriptor socket) {
   auto source = source_of_(socket.get());
-  if (!source) return;  // closed without a word
-  make_room(*source);
-  const auto leaves = Clock::now() + admission_.patience;
-  strangers_.push_back({std::move(socket), std::move(*source), leaves,
-                        ConnectionHandshake(wire::Handshake::Role::acceptor, purpose_, admission_)});
-  const Place place = std::prev(strangers_.end());
+  if (!source) return;
+  if (const auto old = pending_to_close(pending_, *source); old != pending_.end()) close_pending(old);
+  const auto deadline = Clock::now() + admission_.patience;
+  pending_.push_back({std::move(socket), std::move(*source), deadline,
+                      ConnectionHandshake(wire::Handshake::Role::acceptor, purpose_, admission_)});
+  const Place place = std::prev(pending_.end());
   if (!loop_.watch(place->socket.get(), EPOLLIN, [this, place](std::uint32_t) { advance_one(place); }).ok())
-    return turn_away(place);
-  if (patience_timer_ == 0) patience_timer_ = loop_.call_at(leaves, [this] { turn_away_late(); });
-  advance_one(place);  // what it says has often come with it
+    return close_pending(place);
+  if (patience_timer_ == 0) patience_timer_ = loop_.call_at(deadline, [this] { close_late(); });
+  advance_one(place);  // its first message has often come with it
 }
 
 void Entrance::advance_one(Place place) {
   const HandshakeStep step = place->handshake.advance(place->socket.get());
   if (step == HandshakeStep::waiting) return;
-  if (step != HandshakeStep::over || place->handshake.state() != wire::Handshake::State::done) return turn_away(place);
+  if (step != HandshakeStep::over || place->handshake.state() != wire::Handshake::State::done)
+    return close_pending(place);
   FileDescriptor socket = std::move(place->socket);
   ConnectionHandshake handshake = std::move(place->handshake);
   loop_.unwatch(socket.get());
-  strangers_.erase(place);
+  pending_.erase(place);
   on_enter_(std::move(socket), handshake);
 }
 
-void Entrance::make_room(const std::string& source) {
-  const auto is_of_source = [&](const Stranger& stranger) { return stranger.source == source; };
-  const auto of_source = static_cast<std::size_t>(std::ranges::count_if(strangers_, is_of_source));
-  if (of_source >= kMostOfOneSource)
-    turn_away(std::ranges::find_if(strangers_, is_of_source));
-  else if (strangers_.size() >= kMostStrangers)
-    turn_away(strangers_.begin());
-}
-
-void Entrance::turn_away(Place place) {
+void Entrance::close_pending(Place place) {
   loop_.unwatch(place->socket.get());
   close_abruptly(place->socket);
-  strangers_.erase(place);
+  pending_.erase(place);
 }
 
-void Entrance::turn_away_late() {
+void Entrance::close_late() {
   const auto now = Clock::now();
-  while (!strangers_.empty() && strangers_.front().leaves <= now) turn_away(strangers_.begin());
+  while (!pending_.empty() && pending_.front().deadline <= now) close_pending(pending_.begin());
   patience_timer_ = 0;
-  if (!strangers_.empty()) patience_timer_ = loop_.call_at(strangers_.front().leaves, [this] { turn_away_late(); });
+  if (!pending_.empty()) patience_timer_ = loop_.call_at(pending_.front().deadline, [this] { close_late(); });
 }
 
 }  // namespace poseidon

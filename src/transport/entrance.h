@@ -1,7 +1,9 @@
-// Entrance: a listening socket at which strangers prove that they know a secret before anything else is read.
+// Entrance: a listening socket at which peers prove that they know a secret before anything else of theirs is read.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <functional>
 #include <list>
 #include <optional>
@@ -15,16 +17,28 @@
 
 namespace poseidon {
 
-/// What waits at an entrance is bounded, so that a flood of connections takes the loop little time and memory: of all
-/// and of one source the oldest goes when another comes, and none stays longer than Admission::patience.
+/// Pending connections are those whose peer has not proved yet that it knows a secret. A listener keeps at most so
+/// many, and at most so many from one source.
+inline constexpr std::size_t kMostPending = 256;
+inline constexpr std::size_t kMostPendingOfOneSource = kMostPending / 4;
+
+/// Which of the pending connections to close before one from `source` comes: the oldest of that source or of all, where
+/// there are as many as may be. Otherwise pending.end(). `pending` holds the oldest first.
+template <typename Connection>
+auto pending_to_close(std::list<Connection>& pending, const std::string& source) {
+  const auto is_of_source = [&](const Connection& connection) { return connection.source == source; };
+  const auto of_source = static_cast<std::size_t>(std::ranges::count_if(pending, is_of_source));
+  if (of_source >= kMostPendingOfOneSource) return std::ranges::find_if(pending, is_of_source);
+  return pending.size() >= kMostPending ? pending.begin() : pending.end();
+}
+
+/// Pending connections are bounded, so that a flood of them takes the loop little time and memory (pending_to_close).
+/// None stays longer than Admission::patience.
 class Entrance {
  public:
-  static constexpr std::size_t kMostStrangers = 256;
-  static constexpr std::size_t kMostOfOneSource = kMostStrangers / 4;
-
-  /// The peer knows the secret; what it came with is there to be taken.
+  /// The peer knows the secret. The callee takes the socket and what the handshake holds.
   using OnEnter = std::function<void(FileDescriptor socket, ConnectionHandshake& handshake)>;
-  /// Whom a new connection is from, for the bound on each; nullopt: somebody whom no secret lets in.
+  /// Whom a new connection is from, for the bound on each source. With nullopt it is closed: no secret would let it in.
   using SourceOf = std::function<std::optional<std::string>(int socket)>;
 
   /// `socket` listens and does not block. Any thread.
@@ -38,20 +52,19 @@ class Entrance {
   Status start();
 
  private:
-  struct Stranger {
+  struct Pending {
     FileDescriptor socket;
     std::string source;
-    Clock::time_point leaves;
+    Clock::time_point deadline;
     ConnectionHandshake handshake;
   };
-  using Place = std::list<Stranger>::iterator;
+  using Place = std::list<Pending>::iterator;
 
   void accept_some();
   void admit(FileDescriptor socket);
   void advance_one(Place place);
-  void make_room(const std::string& source);
-  void turn_away(Place place);
-  void turn_away_late();
+  void close_pending(Place place);
+  void close_late();
   void pause();
 
   Loop& loop_;
@@ -60,9 +73,9 @@ class Entrance {
   const Admission admission_;
   const SourceOf source_of_;
   const OnEnter on_enter_;
-  std::list<Stranger> strangers_;  // the oldest first
+  std::list<Pending> pending_;  // the oldest first
   Loop::TimerId resume_timer_ = 0;
-  Loop::TimerId patience_timer_ = 0;  // 0: nobody waits
+  Loop::TimerId patience_timer_ = 0;  // 0: no connection is pending
 };
 
 }  // namespace poseidon

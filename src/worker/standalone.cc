@@ -15,8 +15,7 @@
 #include "rendezvous/hosts.h"
 #include "server/server_impl.h"
 #include "transport/admission.h"
-#include "transport/tcp/tcp_transport.h"
-#include "transport/ucx/ucx_transport.h"
+#include "worker/worker.h"
 
 namespace poseidon {
 
@@ -41,7 +40,7 @@ Result<std::unique_ptr<Server>> Server::listen(const Options& options, std::uint
     if (const Status usable = open_record_directory(any_job.flight_record); !usable.ok())
       return usable.with_context("flight_record");
   }
-  if (options.tls && options.transport == Medium::ucx) return Status(ErrorCode::invalid_argument, kUcxHasNoTls);
+  if (Status status = check_transport(options); !status.ok()) return status;
   const auto admission = admission_of(options);
   if (!admission.ok()) return admission.status();
   wipe(any_job.secret);
@@ -62,10 +61,7 @@ Result<std::unique_ptr<Server>> Server::listen(const Options& options, std::uint
     const std::size_t own_port = port == 0 ? 0 : port + core;
     addresses.push_back(host_and_port(hosts[core % hosts.size()], static_cast<unsigned int>(own_port)));
   }
-  auto transport = options.transport == Medium::ucx ? make_ucx_transport({}, admission.value())
-                                                    : make_tcp_transport(admission.value());
-  if (!transport) return Status(ErrorCode::invalid_argument, kNoUcx);
-  if (Status status = server->listen(std::move(transport), addresses); !status.ok()) {
+  if (Status status = server->listen(make_server_transport(options, admission.value()), addresses); !status.ok()) {
     if (port == 0 || server->core_count() == 1) return status;
     return Status(status.code(), status.message() + "; a server of " + std::to_string(server->core_count()) +
                                      " cores takes all ports from " + std::to_string(port) + " to " +

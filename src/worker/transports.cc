@@ -1,12 +1,11 @@
-// Which transports carry a worker's messages.
+// Which transports carry a job's messages: a table with a row for each value of Options::transport.
 #include <algorithm>
-#include <string>
+#include <memory>
 #include <utility>
 
 #include "transport/admission.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"
-#include "transport/traffic_class.h"
 #include "transport/ucx/ucx_transport.h"
 #include "worker/worker.h"
 
@@ -14,35 +13,52 @@ namespace poseidon {
 
 namespace {
 
-/// RoCE's traffic class is the DSCP and two bits more, which say that ECN is understood; InfiniBand's service
-/// levels rise with the urgency.
-UcxSettings ucx_settings(const Options& options, int priority_class) {
-  const int dscp = traffic_class_of(options, static_cast<std::size_t>(priority_class)).dscp;
-  const int service_level = std::min(7, options.priority_classes - 1 - priority_class);
-  if (dscp == 0 && service_level == 0) return {};
-  return {{"IB_TRAFFIC_CLASS", std::to_string(dscp << 2 | 2)}, {"IB_SL", std::to_string(service_level)}};
+struct MediumRow {
+  Medium medium;
+  bool shares_memory;                       // processes of one host use shared memory instead of the network
+  bool transport_per_class;                 // a transport marks all its packets alike, so each priority class takes one
+  Status (*check)(const Options& options);  // whether the network can be used; null: it always can
+  std::unique_ptr<Transport> (*make_network)(const Options& options, int priority_class, const Admission& admission);
+};
+
+/// A TCP flow marks its own packets (Flow::set_traffic_class).
+std::unique_ptr<Transport> make_tcp(const Options& /*options*/, int /*priority_class*/, const Admission& admission) {
+  return make_tcp_transport(admission);
 }
 
+constexpr MediumRow kMedia[] = {
+    {Medium::automatic, true, false, nullptr, make_tcp},
+    {Medium::tcp, false, false, nullptr, make_tcp},
+    {Medium::shm, true, false, nullptr, make_tcp},
+    {Medium::ucx, false, true, check_ucx, make_ucx_transport_for_class},
+};
+
+/// `medium` is a value that the table of options allows.
+const MediumRow& row_of(Medium medium) { return *std::ranges::find(kMedia, medium, &MediumRow::medium); }
+
 }  // namespace
+
+Status check_transport(const Options& options) {
+  const MediumRow& row = row_of(options.transport);
+  return row.check == nullptr ? Status() : row.check(options);
+}
 
 Result<WorkerTransports> make_transports(const Options& options) {
   auto admission = admission_of(options);
   if (!admission.ok()) return admission.status();
+  if (Status status = check_transport(options); !status.ok()) return status;
+  const MediumRow& row = row_of(options.transport);
   WorkerTransports made;
   made.key_id = admission.value().credentials.own().name;
-  if (options.transport == Medium::ucx) {
-    if (options.tls) return Status(ErrorCode::invalid_argument, kUcxHasNoTls);
-    if (!ucx_available()) return Status(ErrorCode::invalid_argument, kNoUcx);
-    // UCX has a traffic class for all that one transport sends. Dedicated servers have one for all classes.
-    const int count = options.servers.empty() ? options.priority_classes : 1;
-    for (int i = 0; i < count; ++i)
-      made.networks.push_back(make_ucx_transport(ucx_settings(options, i), admission.value()));
-  } else {
-    made.networks.push_back(make_tcp_transport(admission.value()));
-  }
-  if (options.transport == Medium::automatic || options.transport == Medium::shm)
-    made.shm = make_shm_transport(admission.value());
+  // A dedicated server has one transport for all classes.
+  const int count = row.transport_per_class && options.servers.empty() ? options.priority_classes : 1;
+  for (int i = 0; i < count; ++i) made.networks.push_back(row.make_network(options, i, admission.value()));
+  if (row.shares_memory) made.shm = make_shm_transport(admission.value());
   return made;
+}
+
+std::unique_ptr<Transport> make_server_transport(const Options& options, const Admission& admission) {
+  return row_of(options.transport).make_network(options, kNoPriorityClass, admission);
 }
 
 }  // namespace poseidon

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "poseidon/client.h"
+#include "transport/admission.h"
 #include "transport/transport.h"
 
 namespace poseidon {
@@ -22,9 +23,15 @@ struct WorkerTransports {
   std::string key_id{};
 };
 
-/// Those that options.transport asks for. ErrorCode::invalid_argument for UCX in a build without it or with
-/// options.tls, and as admission_of.
+/// Whether this build has the transport that the options ask for, and the transport can do what they ask of it.
+/// ErrorCode::invalid_argument otherwise.
+Status check_transport(const Options& options);
+
+/// The transports that the options ask for. Errors are those of check_transport and admission_of.
 Result<WorkerTransports> make_transports(const Options& options);
+
+/// What a dedicated server listens with. The options have passed check_transport.
+std::unique_ptr<Transport> make_server_transport(const Options& options, const Admission& admission);
 
 /// Client::connect over the given transports, which end with the client. `store` is not null.
 Result<std::unique_ptr<Client>> connect_worker(const Options& options, std::shared_ptr<Store> store,

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "transport/backoff.h"
+#include "transport/connect_attempts.h"
 #include "transport/inproc/inproc_flow.h"
 
 namespace poseidon {
@@ -94,25 +94,22 @@ class Connector : public std::enable_shared_from_this<Connector> {
       : registry_(std::move(registry)),
         loop_(loop),
         address_(std::move(address)),
-        deadline_(deadline),
-        done_(std::move(done)) {}
+        done_(std::move(done)),
+        attempts_(1, deadline) {}
 
   void ask() {
     if (auto flow = registry_->connect(loop_, address_)) return done_(std::move(flow));
-    const auto now = Clock::now();
-    if (now >= deadline_) {
-      return done_(Status(ErrorCode::unreachable, "cannot connect to " + address_ + ": nobody listens there"));
-    }
-    loop_.call_at(std::min(deadline_, now + backoff_.next()), [self = shared_from_this()] { self->ask(); });
+    const auto next = attempts_.next();
+    if (!next) return done_(Status(ErrorCode::unreachable, "cannot connect to " + address_ + ": nobody listens there"));
+    loop_.call_at(*next, [self = shared_from_this()] { self->ask(); });
   }
 
  private:
   const std::shared_ptr<Registry> registry_;
   Loop& loop_;
   const std::string address_;
-  const Clock::time_point deadline_;
   const Done done_;
-  Backoff backoff_;
+  ConnectAttempts attempts_;
 };
 
 class InprocTransport final : public Transport {

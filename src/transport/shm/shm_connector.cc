@@ -22,12 +22,12 @@ ShmConnector::ShmConnector(Loop& loop, std::string address, const SocketName& na
       address_(std::move(address)),
       name_(name),
       admission_(std::move(admission)),
-      deadline_(deadline),
-      done_(std::move(done)) {}
+      done_(std::move(done)),
+      attempts_(1, deadline) {}
 
 void ShmConnector::attempt() {
   if (Status status = begin(); !status.ok()) return failed(status);
-  timer_ = loop_.call_at(std::min(deadline_, Clock::now() + admission_.patience),
+  timer_ = loop_.call_at(attempts_.limit(admission_.patience),
                          [self = shared_from_this()] { self->failed(system_error(ETIMEDOUT)); });
   shake_hands();
 }
@@ -88,10 +88,9 @@ void ShmConnector::stop_attempt() {
 void ShmConnector::failed(const Status& why) {
   const auto self = shared_from_this();
   stop_attempt();
-  const auto now = Clock::now();
-  if (now >= deadline_)
-    return done_(Status(ErrorCode::unreachable, "cannot connect to " + address_ + ": " + why.message()));
-  timer_ = loop_.call_at(std::min(deadline_, now + backoff_.next()), [self] { self->attempt(); });
+  const auto next = attempts_.next();
+  if (!next) return done_(Status(ErrorCode::unreachable, "cannot connect to " + address_ + ": " + why.message()));
+  timer_ = loop_.call_at(*next, [self] { self->attempt(); });
 }
 
 }  // namespace poseidon::shm

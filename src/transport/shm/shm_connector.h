@@ -7,7 +7,7 @@
 #include <string>
 
 #include "transport/admission.h"
-#include "transport/backoff.h"
+#include "transport/connect_attempts.h"
 #include "transport/shm/local_socket.h"
 #include "transport/transport.h"
 
@@ -36,9 +36,8 @@ class ShmConnector final : public std::enable_shared_from_this<ShmConnector> {
   const std::string address_;
   const SocketName name_;
   const Admission admission_;
-  const Clock::time_point deadline_;
   const Done done_;
-  Backoff backoff_;
+  ConnectAttempts attempts_;
   // Of the attempt under way.
   FileDescriptor socket_;
   std::optional<wire::Handshake> handshake_;

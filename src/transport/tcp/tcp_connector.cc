@@ -34,13 +34,13 @@ TcpConnector::TcpConnector(Loop& loop, std::string address, std::vector<SocketAd
       candidates_(std::move(candidates)),
       admission_(std::move(admission)),
       started_(Clock::now()),
-      deadline_(deadline),
-      done_(std::move(done)) {}
+      done_(std::move(done)),
+      attempts_(candidates_.size(), deadline) {}
 
 void TcpConnector::start() { try_candidate(); }
 
 void TcpConnector::try_candidate() {
-  const SocketAddress& candidate = candidates_[next_candidate_];
+  const SocketAddress& candidate = candidates_[attempts_.candidate()];
   socket_ = FileDescriptor(::socket(candidate.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket_) return failed(errno_text(errno));
   if (::connect(socket_.get(), candidate.get(), candidate.size_bytes) != 0 && errno != EINPROGRESS) {
@@ -50,8 +50,7 @@ void TcpConnector::try_candidate() {
   if (Status status = loop_.watch(socket_.get(), EPOLLOUT, [self](std::uint32_t) { self->on_ready(); }); !status.ok()) {
     return failed(errno_text(ENOMEM));
   }
-  timer_ =
-      loop_.call_at(std::min(deadline_, Clock::now() + kAttemptTime), [self] { self->failed(errno_text(ETIMEDOUT)); });
+  timer_ = loop_.call_at(attempts_.limit(kAttemptTime), [self] { self->failed(errno_text(ETIMEDOUT)); });
 }
 
 /// Connected or failed to, and later: more of the handshake has come.
@@ -66,8 +65,7 @@ void TcpConnector::on_ready() {
     if (error != 0) return failed(errno_text(error));
     handshake_.emplace(wire::Handshake::Role::connector, wire::Purpose::flow, admission_);
     loop_.cancel(timer_);
-    timer_ = loop_.call_at(std::min(deadline_, Clock::now() + admission_.patience),
-                           [self] { self->failed(errno_text(ETIMEDOUT)); });
+    timer_ = loop_.call_at(attempts_.limit(admission_.patience), [self] { self->failed(errno_text(ETIMEDOUT)); });
   }
   shake_hands();
 }
@@ -108,16 +106,13 @@ void TcpConnector::stop_attempt() {
 void TcpConnector::failed(std::string why) {
   const auto self = shared_from_this();
   stop_attempt();
-  next_candidate_ = (next_candidate_ + 1) % candidates_.size();
-  const auto now = Clock::now();
-  if (now >= deadline_) {
+  if (const auto next = attempts_.next()) {
+    timer_ = loop_.call_at(*next, [self] { self->try_candidate(); });
+  } else {
     if (!handshake_failure_.empty() && why != handshake_failure_) why += "; before that: " + handshake_failure_;
-    return done_(Status(ErrorCode::unreachable,
-                        "cannot connect to " + address_ + " within " + seconds_text(now - started_) + ": " + why));
+    done_(Status(ErrorCode::unreachable,
+                 "cannot connect to " + address_ + " within " + seconds_text(Clock::now() - started_) + ": " + why));
   }
-  // A candidate's turn comes at once; a round of all of them only after a pause.
-  const auto pause = next_candidate_ == 0 ? backoff_.next() : std::chrono::milliseconds(0);
-  timer_ = loop_.call_at(std::min(deadline_, now + pause), [self] { self->try_candidate(); });
 }
 
 }  // namespace poseidon::tcp

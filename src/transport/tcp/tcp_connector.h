@@ -9,7 +9,7 @@
 
 #include "base/file_descriptor.h"
 #include "transport/admission.h"
-#include "transport/backoff.h"
+#include "transport/connect_attempts.h"
 #include "transport/connection_handshake.h"
 #include "transport/tcp/address.h"
 #include "transport/transport.h"
@@ -41,10 +41,8 @@ class TcpConnector final : public std::enable_shared_from_this<TcpConnector> {
   const std::vector<SocketAddress> candidates_;
   const Admission admission_;
   const Clock::time_point started_;
-  const Clock::time_point deadline_;
   const Done done_;
-  Backoff backoff_;
-  std::size_t next_candidate_ = 0;
+  ConnectAttempts attempts_;
   std::string handshake_failure_;  // of the last handshake that failed
   // Of the attempt under way.
   FileDescriptor socket_;

@@ -61,7 +61,7 @@ Result<std::shared_ptr<const Context>> Context::open(const UcxSettings& settings
   std::ranges::copy_if(settings, std::back_inserter(others),
                        [](const auto& setting) { return !setting.first.starts_with(kRdmaPrefix); });
   if (others.size() == settings.size() || !context.ok() || context.value()->has_rdma()) return context;
-  // UCX would warn of settings that nothing takes, for each worker anew.
+  // UCX would warn of settings that nothing takes, for each engine anew.
   return open_with(others);
 }
 

@@ -1,4 +1,4 @@
-// Context: UCX set up with one set of settings; what the workers of a transport share.
+// Context: UCX set up with one set of settings; what the engines of a transport share.
 #pragma once
 
 #include <ucp/api/ucp.h>

@@ -22,23 +22,21 @@ UcxConnector::UcxConnector(Loop& loop, std::string address, std::vector<tcp::Soc
       address_(std::move(address)),
       candidates_(std::move(candidates)),
       admission_(std::move(admission)),
-      deadline_(deadline),
-      done_(std::move(done)) {}
+      done_(std::move(done)),
+      attempts_(candidates_.size(), deadline) {}
 
-void UcxConnector::start(const std::shared_ptr<Worker>& worker) {
-  worker_ = worker;
+void UcxConnector::start(const std::shared_ptr<Engine>& engine) {
+  engine_ = engine;
   try_candidate();
 }
 
 void UcxConnector::try_candidate() {
-  const auto worker = worker_.lock();
-  if (worker == nullptr) return;  // the loop ends
+  const auto engine = engine_.lock();
+  if (engine == nullptr) return;  // the loop ends
   const auto self = shared_from_this();
-  const tcp::SocketAddress& candidate = candidates_[next_candidate_];
-  timer_ = loop_.call_at(std::min(deadline_, Clock::now() + kAttemptTime), [self] {
-    self->failed({ErrorCode::timeout, "no answer"});
-  });
-  flow_ = UcxFlow::connect(*worker, tcp::to_text(candidate), candidate, admission_.credentials,
+  const tcp::SocketAddress& candidate = candidates_[attempts_.candidate()];
+  timer_ = loop_.call_at(attempts_.limit(kAttemptTime), [self] { self->failed({ErrorCode::timeout, "no answer"}); });
+  flow_ = UcxFlow::connect(*engine, tcp::to_text(candidate), candidate, admission_.credentials,
                            [self](const Status& status) { self->on_open(status); });
 }
 
@@ -56,14 +54,9 @@ void UcxConnector::failed(const Status& why) {
   const auto self = shared_from_this();
   loop_.cancel(timer_);
   if (const auto flow = std::exchange(flow_, nullptr)) flow->close(std::chrono::milliseconds(0));
-  next_candidate_ = (next_candidate_ + 1) % candidates_.size();
-  const auto now = Clock::now();
-  if (now >= deadline_) {
-    return done_(Status(ErrorCode::unreachable, "cannot connect to " + address_ + ": " + why.message()));
-  }
-  // A candidate's turn comes at once; a round of all of them only after a pause.
-  const auto pause = next_candidate_ == 0 ? backoff_.next() : std::chrono::milliseconds(0);
-  timer_ = loop_.call_at(std::min(deadline_, now + pause), [self] { self->try_candidate(); });
+  const auto next = attempts_.next();
+  if (!next) return done_(Status(ErrorCode::unreachable, "cannot connect to " + address_ + ": " + why.message()));
+  timer_ = loop_.call_at(*next, [self] { self->try_candidate(); });
 }
 
 }  // namespace poseidon::ucx

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "transport/admission.h"
-#include "transport/backoff.h"
+#include "transport/connect_attempts.h"
 #include "transport/tcp/address.h"
 #include "transport/transport.h"
-#include "transport/ucx/worker.h"
+#include "transport/ucx/engine.h"
 
 namespace poseidon::ucx {
 
@@ -26,7 +26,7 @@ class UcxConnector final : public std::enable_shared_from_this<UcxConnector> {
                Clock::time_point deadline, Done done);
 
   /// Tries every candidate in turn, again and again until the deadline; calls `done` once.
-  void start(const std::shared_ptr<Worker>& worker);
+  void start(const std::shared_ptr<Engine>& engine);
 
  private:
   void try_candidate();
@@ -37,11 +37,9 @@ class UcxConnector final : public std::enable_shared_from_this<UcxConnector> {
   const std::string address_;
   const std::vector<tcp::SocketAddress> candidates_;
   const Admission admission_;
-  const Clock::time_point deadline_;
   const Done done_;
-  std::weak_ptr<Worker> worker_;
-  Backoff backoff_;
-  std::size_t next_candidate_ = 0;
+  std::weak_ptr<Engine> engine_;
+  ConnectAttempts attempts_;
   std::shared_ptr<UcxFlow> flow_;  // of the attempt under way
   Loop::TimerId timer_ = 0;
 };

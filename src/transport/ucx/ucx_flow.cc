@@ -35,9 +35,9 @@ std::uint64_t get(std::span<const std::byte> in) {
 
 }  // namespace
 
-std::shared_ptr<UcxFlow> UcxFlow::connect(Worker& worker, const std::string& peer_name, const tcp::SocketAddress& peer,
+std::shared_ptr<UcxFlow> UcxFlow::connect(Engine& engine, const std::string& peer_name, const tcp::SocketAddress& peer,
                                           const wire::Credentials& credentials, OnOpen on_open) {
-  auto flow = std::make_shared<UcxFlow>(worker, peer_name, wire::Handshake::Role::connector, credentials);
+  auto flow = std::make_shared<UcxFlow>(engine, peer_name, wire::Handshake::Role::connector, credentials);
   flow->on_open_ = std::move(on_open);
   ucp_ep_params_t params{};
   params.field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR;
@@ -49,9 +49,9 @@ std::shared_ptr<UcxFlow> UcxFlow::connect(Worker& worker, const std::string& pee
   return flow;
 }
 
-std::shared_ptr<UcxFlow> UcxFlow::accept(Worker& worker, const std::string& peer_name, ucp_conn_request_h request,
+std::shared_ptr<UcxFlow> UcxFlow::accept(Engine& engine, const std::string& peer_name, ucp_conn_request_h request,
                                          const wire::Credentials& credentials, OnOpen on_open) {
-  auto flow = std::make_shared<UcxFlow>(worker, peer_name, wire::Handshake::Role::acceptor, credentials);
+  auto flow = std::make_shared<UcxFlow>(engine, peer_name, wire::Handshake::Role::acceptor, credentials);
   flow->on_open_ = std::move(on_open);
   ucp_ep_params_t params{};
   params.field_mask = UCP_EP_PARAM_FIELD_CONN_REQUEST;
@@ -60,21 +60,21 @@ std::shared_ptr<UcxFlow> UcxFlow::accept(Worker& worker, const std::string& peer
   return flow;
 }
 
-UcxFlow::UcxFlow(Worker& worker, std::string peer_name, wire::Handshake::Role role,
+UcxFlow::UcxFlow(Engine& engine, std::string peer_name, wire::Handshake::Role role,
                  const wire::Credentials& credentials)
-    : loop_(worker.loop()),
-      worker_(&worker),
+    : loop_(engine.loop()),
+      engine_(&engine),
       end_(std::move(peer_name)),
       role_(role),
       handshake_(role, wire::Purpose::flow, credentials, wire::random_nonce()) {
-  worker.add(*this);
+  engine.add(*this);
 }
 
 UcxFlow::~UcxFlow() {
-  if (worker_ == nullptr) return;
+  if (engine_ == nullptr) return;
   close_endpoint();
   drop_arrivals();
-  worker_->remove(*this);
+  engine_->remove(*this);
 }
 
 std::shared_ptr<UcxFlow> UcxFlow::abandon() {
@@ -82,8 +82,8 @@ std::shared_ptr<UcxFlow> UcxFlow::abandon() {
   keep_alive_.reset();
   close_endpoint();
   drop_arrivals();
-  worker_->remove(*this);
-  worker_ = nullptr;
+  engine_->remove(*this);
+  engine_ = nullptr;
   state_ = State::ended;
   receiver_ = nullptr;
   on_open_ = nullptr;
@@ -92,11 +92,11 @@ std::shared_ptr<UcxFlow> UcxFlow::abandon() {
 }
 
 ucs_status_t UcxFlow::open_endpoint(const ucp_ep_params_t& parameters) {
-  return worker_->create_endpoint(parameters, *this, endpoint_);
+  return engine_->create_endpoint(parameters, *this, endpoint_);
 }
 
 void UcxFlow::close_endpoint() {
-  if (endpoint_ != nullptr) worker_->close_endpoint(std::exchange(endpoint_, nullptr));
+  if (endpoint_ != nullptr) engine_->close_endpoint(std::exchange(endpoint_, nullptr));
 }
 
 void UcxFlow::set_receiver(Receiver* receiver) {
@@ -171,7 +171,7 @@ void UcxFlow::post(Operation& operation, unsigned id, std::size_t header_bytes, 
   params.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
   params.cb.send = &UcxFlow::on_sent;
   params.user_data = &operation;
-  params.flags = UCP_AM_SEND_FLAG_REPLY;  // tells the peer's worker the endpoint
+  params.flags = UCP_AM_SEND_FLAG_REPLY;  // tells the peer's engine the endpoint
   if (payload_bytes > kUcxEagerBytes) params.flags |= UCP_AM_SEND_FLAG_RNDV;
   const void* buffer = nullptr;
   std::size_t count = 0;
@@ -281,8 +281,8 @@ void UcxFlow::close(std::chrono::milliseconds linger) {
 }
 
 void UcxFlow::settle_soon() {
-  if (worker_ == nullptr || std::exchange(settle_posted_, true)) return;
-  worker_->defer([weak = weak_from_this()] {
+  if (engine_ == nullptr || std::exchange(settle_posted_, true)) return;
+  engine_->defer([weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->settle();
   });
 }
@@ -365,7 +365,7 @@ void UcxFlow::receive(const Arrival& arrival, std::span<std::byte> place) {
   params.cb.recv_am = &UcxFlow::on_received;
   params.user_data = this;
   const ucs_status_ptr_t request =
-      ::ucp_am_recv_data_nbx(worker_->get(), arrival.data, place.data(), place.size(), &params);
+      ::ucp_am_recv_data_nbx(engine_->get(), arrival.data, place.data(), place.size(), &params);
   if (UCS_PTR_IS_PTR(request)) return;
   receiving_->complete = true;
   if (UCS_PTR_IS_ERR(request)) receiving_->status = end_.lost(text_of(UCS_PTR_STATUS(request)));
@@ -424,11 +424,11 @@ void UcxFlow::drop_arrivals() {
 }
 
 void UcxFlow::release(const Arrival& arrival) {
-  if (arrival.data != nullptr) ::ucp_am_data_release(worker_->get(), arrival.data);
+  if (arrival.data != nullptr) ::ucp_am_data_release(engine_->get(), arrival.data);
 }
 
 void UcxFlow::update_keep_alive() {
-  const bool wanted = worker_ != nullptr && (receiver_ != nullptr || !waiting_.empty() || ucx_has_memory() ||
+  const bool wanted = engine_ != nullptr && (receiver_ != nullptr || !waiting_.empty() || ucx_has_memory() ||
                                              end_.has_finished() || state_ == State::closing);
   if (!wanted) {
     keep_alive_.reset();

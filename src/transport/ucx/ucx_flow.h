@@ -17,7 +17,7 @@
 #include "transport/tcp/address.h"
 #include "transport/transport.h"
 #include "transport/ucx/arrivals.h"
-#include "transport/ucx/worker.h"
+#include "transport/ucx/engine.h"
 #include "wire/handshake.h"
 
 namespace poseidon::ucx {
@@ -37,13 +37,13 @@ class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> 
 
   /// Starts to connect. `on_open` runs once, ok when both ends have proved that they know the secret, unless the flow
   /// is closed before.
-  static std::shared_ptr<UcxFlow> connect(Worker& worker, const std::string& peer_name, const tcp::SocketAddress& peer,
+  static std::shared_ptr<UcxFlow> connect(Engine& engine, const std::string& peer_name, const tcp::SocketAddress& peer,
                                           const wire::Credentials& credentials, OnOpen on_open);
   /// The listening side; `on_open` as above. Null when the client has gone already.
-  static std::shared_ptr<UcxFlow> accept(Worker& worker, const std::string& peer_name, ucp_conn_request_h request,
+  static std::shared_ptr<UcxFlow> accept(Engine& engine, const std::string& peer_name, ucp_conn_request_h request,
                                          const wire::Credentials& credentials, OnOpen on_open);
 
-  UcxFlow(Worker& worker, std::string peer_name, wire::Handshake::Role role, const wire::Credentials& credentials);
+  UcxFlow(Engine& engine, std::string peer_name, wire::Handshake::Role role, const wire::Credentials& credentials);
   ~UcxFlow() override;
 
   void set_receiver(Receiver* receiver) override;
@@ -56,12 +56,12 @@ class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> 
   std::uint64_t bytes_received() const override { return bytes_received_; }
   wire::Handshake::State handshake_state() const { return handshake_.state(); }
 
-  // What the worker calls, from inside UCX.
+  // What the engine calls, from inside UCX.
   ucs_status_t on_data(std::span<const std::byte> header, void* data, std::size_t data_bytes, bool rendezvous);
   void on_control(std::span<const std::byte> header);
   void on_error(ucs_status_t status);
 
-  /// The worker ends: closes the endpoint and calls nobody any more. Returns what kept the flow alive.
+  /// The engine ends: closes the endpoint and calls nobody any more. Returns what kept the flow alive.
   std::shared_ptr<UcxFlow> abandon();
 
  private:
@@ -124,7 +124,7 @@ class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> 
   bool ucx_has_memory() const { return !sends_.empty() || !controls_.empty() || receiving_.has_value(); }
 
   Loop& loop_;
-  Worker* worker_;  // null: has ended
+  Engine* engine_;  // null: has ended
   ucp_ep_h endpoint_ = nullptr;
   FlowEnd end_;
   State state_ = State::open;

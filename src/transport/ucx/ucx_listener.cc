@@ -4,7 +4,6 @@
 
 #include <netinet/in.h>
 
-#include <algorithm>
 #include <list>
 #include <utility>
 #include <vector>
@@ -29,11 +28,11 @@ tcp::SocketAddress address_of(const sockaddr_storage& storage) {
 /// Lives on the loop, until its listener goes.
 class UcxListener::Acceptor : public std::enable_shared_from_this<Acceptor> {
  public:
-  Acceptor(std::shared_ptr<Worker> worker, Admission admission, OnAccept on_accept)
-      : worker_(std::move(worker)), admission_(std::move(admission)), on_accept_(std::move(on_accept)) {}
+  Acceptor(std::shared_ptr<Engine> engine, Admission admission, OnAccept on_accept)
+      : engine_(std::move(engine)), admission_(std::move(admission)), on_accept_(std::move(on_accept)) {}
 
   ~Acceptor() {
-    while (!strangers_.empty()) turn_away(strangers_.begin());
+    while (!pending_.empty()) close_pending(pending_.begin());
     for (const ucp_conn_request_h request : waiting_) ::ucp_listener_reject(listener_, request);
     if (listener_ != nullptr) ::ucp_listener_destroy(listener_);
   }
@@ -49,7 +48,7 @@ class UcxListener::Acceptor : public std::enable_shared_from_this<Acceptor> {
       static_cast<Acceptor*>(self)->on_request(request);
     };
     params.conn_handler.arg = this;
-    return ::ucp_listener_create(worker_->get(), &params, &listener_);
+    return ::ucp_listener_create(engine_->get(), &params, &listener_);
   }
 
   Result<std::string> address() const {
@@ -63,17 +62,17 @@ class UcxListener::Acceptor : public std::enable_shared_from_this<Acceptor> {
 
  private:
   /// A connection that has not proved yet that it knows the secret.
-  struct Stranger {
+  struct Pending {
     std::shared_ptr<UcxFlow> flow;
     std::string source;
     Loop::TimerId timer = 0;
   };
-  using Place = std::list<Stranger>::iterator;
+  using Place = std::list<Pending>::iterator;
 
   /// From inside UCX.
   void on_request(ucp_conn_request_h request) {
     waiting_.push_back(request);
-    worker_->defer([weak = weak_from_this()] {
+    engine_->defer([weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->accept_all();
     });
   }
@@ -88,10 +87,10 @@ class UcxListener::Acceptor : public std::enable_shared_from_this<Acceptor> {
     const bool known = ::ucp_conn_request_query(request, &attributes) == UCS_OK;
     const tcp::SocketAddress client = known ? address_of(attributes.client_address) : tcp::SocketAddress();
     const std::string source = tcp::source_of(client);
-    make_room(source);
-    const Place place = strangers_.insert(strangers_.end(), {nullptr, source, 0});
-    place->timer = worker_->loop().call_at(Clock::now() + admission_.patience, [this, place] { turn_away(place); });
-    place->flow = UcxFlow::accept(*worker_, known ? tcp::to_text(client) : std::string("unknown address"), request,
+    if (const auto old = pending_to_close(pending_, source); old != pending_.end()) close_pending(old);
+    const Place place = pending_.insert(pending_.end(), {nullptr, source, 0});
+    place->timer = engine_->loop().call_at(Clock::now() + admission_.patience, [this, place] { close_pending(place); });
+    place->flow = UcxFlow::accept(*engine_, known ? tcp::to_text(client) : std::string("unknown address"), request,
                                   admission_.credentials, [this, place](const Status& status) {
                                     const auto flow = dismiss(place);
                                     if (status.ok()) on_accept_(flow);
@@ -99,39 +98,29 @@ class UcxListener::Acceptor : public std::enable_shared_from_this<Acceptor> {
     if (place->flow == nullptr) dismiss(place);
   }
 
-  /// As at an Entrance.
-  void make_room(const std::string& source) {
-    const auto is_of_source = [&](const Stranger& stranger) { return stranger.source == source; };
-    const auto of_source = static_cast<std::size_t>(std::ranges::count_if(strangers_, is_of_source));
-    if (of_source >= Entrance::kMostOfOneSource)
-      turn_away(std::ranges::find_if(strangers_, is_of_source));
-    else if (strangers_.size() >= Entrance::kMostStrangers)
-      turn_away(strangers_.begin());
-  }
-
   std::shared_ptr<UcxFlow> dismiss(Place place) {
-    const Stranger stranger = std::move(*place);
-    strangers_.erase(place);
-    worker_->loop().cancel(stranger.timer);
-    return stranger.flow;
+    const Pending pending = std::move(*place);
+    pending_.erase(place);
+    engine_->loop().cancel(pending.timer);
+    return pending.flow;
   }
 
   /// Closing forgets its on_open, which holds a place that is no more.
-  void turn_away(Place place) { dismiss(place)->close(std::chrono::milliseconds(0)); }
+  void close_pending(Place place) { dismiss(place)->close(std::chrono::milliseconds(0)); }
 
-  const std::shared_ptr<Worker> worker_;
+  const std::shared_ptr<Engine> engine_;
   const Admission admission_;
   const OnAccept on_accept_;
   ucp_listener_h listener_ = nullptr;
   std::vector<ucp_conn_request_h> waiting_;
-  std::list<Stranger> strangers_;  // the oldest first
+  std::list<Pending> pending_;  // the oldest first
 };
 
-Result<std::unique_ptr<Listener>> UcxListener::listen(const std::shared_ptr<Worker>& worker, const std::string& address,
+Result<std::unique_ptr<Listener>> UcxListener::listen(const std::shared_ptr<Engine>& engine, const std::string& address,
                                                       const Admission& admission, OnAccept on_accept) {
   const auto candidates = tcp::resolve(address);
   if (!candidates.ok()) return candidates.status().with_context("cannot listen");
-  const auto acceptor = std::make_shared<Acceptor>(worker, admission, std::move(on_accept));
+  const auto acceptor = std::make_shared<Acceptor>(engine, admission, std::move(on_accept));
   ucs_status_t status = UCS_ERR_UNREACHABLE;
   for (const tcp::SocketAddress& candidate : candidates.value()) {
     status = acceptor->bind(candidate);
@@ -144,7 +133,7 @@ Result<std::unique_ptr<Listener>> UcxListener::listen(const std::shared_ptr<Work
   }
   auto bound = acceptor->address();
   if (!bound.ok()) return bound.status().with_context("cannot listen on " + address);
-  return std::unique_ptr<Listener>(new UcxListener(worker->loop(), acceptor, std::move(bound.value())));
+  return std::unique_ptr<Listener>(new UcxListener(engine->loop(), acceptor, std::move(bound.value())));
 }
 
 UcxListener::UcxListener(Loop& loop, std::shared_ptr<Acceptor> acceptor, std::string address)

@@ -7,7 +7,7 @@
 
 #include "transport/admission.h"
 #include "transport/transport.h"
-#include "transport/ucx/worker.h"
+#include "transport/ucx/engine.h"
 
 namespace poseidon::ucx {
 
@@ -15,8 +15,8 @@ class UcxListener final : public Listener {
  public:
   using OnAccept = std::function<void(std::shared_ptr<Flow>)>;
 
-  /// Transport::listen, with the worker that this loop has. Loop thread only.
-  static Result<std::unique_ptr<Listener>> listen(const std::shared_ptr<Worker>& worker, const std::string& address,
+  /// Transport::listen, with the engine that this loop has. Loop thread only.
+  static Result<std::unique_ptr<Listener>> listen(const std::shared_ptr<Engine>& engine, const std::string& address,
                                                   const Admission& admission, OnAccept on_accept);
 
   ~UcxListener() override;

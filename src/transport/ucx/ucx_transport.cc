@@ -1,5 +1,9 @@
 #include "transport/ucx/ucx_transport.h"
 
+#include <algorithm>
+
+#include "transport/traffic_class.h"
+
 #ifdef POSEIDON_HAVE_UCX
 
 #include <map>
@@ -7,50 +11,50 @@
 
 #include "transport/tcp/address.h"
 #include "transport/ucx/context.h"
+#include "transport/ucx/engine.h"
 #include "transport/ucx/ucx_connector.h"
 #include "transport/ucx/ucx_listener.h"
-#include "transport/ucx/worker.h"
 
 namespace poseidon {
 
 namespace ucx {
 namespace {
 
-/// The worker of every loop that uses the transport. Thread-safe; workers are made on their loop.
-class Workers {
+/// The engine of every loop that uses the transport. Thread-safe; engines are made on their loop.
+class Engines {
  public:
-  explicit Workers(Result<std::shared_ptr<const Context>> context) : context_(std::move(context)) {}
+  explicit Engines(Result<std::shared_ptr<const Context>> context) : context_(std::move(context)) {}
 
   /// On the loop's thread.
-  Result<std::shared_ptr<Worker>> of(Loop& loop) {
+  Result<std::shared_ptr<Engine>> of(Loop& loop) {
     if (!context_.ok()) return context_.status();
     const std::lock_guard lock(mutex_);
-    std::erase_if(workers_, [](const auto& entry) { return entry.second.expired(); });
-    if (auto worker = workers_[&loop].lock()) return worker;
-    auto opened = Worker::open(loop, context_.value());
-    if (opened.ok()) workers_[&loop] = opened.value();
+    std::erase_if(engines_, [](const auto& entry) { return entry.second.expired(); });
+    if (auto engine = engines_[&loop].lock()) return engine;
+    auto opened = Engine::open(loop, context_.value());
+    if (opened.ok()) engines_[&loop] = opened.value();
     return opened;
   }
 
  private:
   const Result<std::shared_ptr<const Context>> context_;
   std::mutex mutex_;
-  // An ended loop's worker has expired before another loop can have the same address.
-  std::map<const Loop*, std::weak_ptr<Worker>> workers_;  // guarded by mutex_
+  // An ended loop's engine has expired before another loop can have the same address.
+  std::map<const Loop*, std::weak_ptr<Engine>> engines_;  // guarded by mutex_
 };
 
 class UcxTransport final : public Transport {
  public:
   UcxTransport(const UcxSettings& settings, Admission admission)
-      : workers_(std::make_shared<Workers>(Context::open(settings))), admission_(std::move(admission)) {}
+      : engines_(std::make_shared<Engines>(Context::open(settings))), admission_(std::move(admission)) {}
 
   Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address,
                                            UcxListener::OnAccept on_accept) override {
     Result<std::unique_ptr<Listener>> listener = Status(ErrorCode::unreachable, "not asked yet");
     loop.call([&] {
-      auto worker = workers_->of(loop);
-      listener = worker.ok() ? UcxListener::listen(worker.value(), address, admission_, std::move(on_accept))
-                             : worker.status().with_context("cannot listen on " + address);
+      auto engine = engines_->of(loop);
+      listener = engine.ok() ? UcxListener::listen(engine.value(), address, admission_, std::move(on_accept))
+                             : engine.status().with_context("cannot listen on " + address);
     });
     return listener;
   }
@@ -63,16 +67,16 @@ class UcxTransport final : public Transport {
           [done = std::move(done), status = candidates.status().with_context("cannot connect")] { done(status); });
       return;
     }
-    loop.post([workers = workers_, admission = admission_, &loop, address, candidates = std::move(candidates.value()),
+    loop.post([engines = engines_, admission = admission_, &loop, address, candidates = std::move(candidates.value()),
                deadline, done = std::move(done)] {
-      auto worker = workers->of(loop);
-      if (!worker.ok()) return done(worker.status().with_context("cannot connect to " + address));
-      std::make_shared<UcxConnector>(loop, address, candidates, admission, deadline, done)->start(worker.value());
+      auto engine = engines->of(loop);
+      if (!engine.ok()) return done(engine.status().with_context("cannot connect to " + address));
+      std::make_shared<UcxConnector>(loop, address, candidates, admission, deadline, done)->start(engine.value());
     });
   }
 
  private:
-  const std::shared_ptr<Workers> workers_;
+  const std::shared_ptr<Engines> engines_;
   const Admission admission_;
 };
 
@@ -100,3 +104,35 @@ std::unique_ptr<Transport> make_ucx_transport(const UcxSettings& /*settings*/, c
 }  // namespace poseidon
 
 #endif  // POSEIDON_HAVE_UCX
+
+namespace poseidon {
+
+namespace {
+
+/// RoCE's traffic class is the DSCP and two bits more, which say that ECN is understood. InfiniBand's service levels
+/// rise with the urgency.
+UcxSettings settings_of(const Options& options, int priority_class) {
+  if (priority_class == kNoPriorityClass) return {};
+  const int dscp = traffic_class_of(options, static_cast<std::size_t>(priority_class)).dscp;
+  const int service_level = std::min(7, options.priority_classes - 1 - priority_class);
+  if (dscp == 0 && service_level == 0) return {};
+  return {{"IB_TRAFFIC_CLASS", std::to_string(dscp << 2 | 2)}, {"IB_SL", std::to_string(service_level)}};
+}
+
+}  // namespace
+
+Status check_ucx(const Options& options) {
+  if (options.tls)
+    return {ErrorCode::invalid_argument,
+            "transport=ucx sends what it sends unencrypted, and tls=on; use transport=auto or tcp, or tls=off"};
+  if (!ucx_available())
+    return {ErrorCode::invalid_argument, "transport=ucx, but this build has no UCX; see docs/ucx.md"};
+  return {};
+}
+
+std::unique_ptr<Transport> make_ucx_transport_for_class(const Options& options, int priority_class,
+                                                        const Admission& admission) {
+  return make_ucx_transport(settings_of(options, priority_class), admission);
+}
+
+}  // namespace poseidon

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "poseidon/options.h"
 #include "transport/admission.h"
 #include "transport/transport.h"
 
@@ -19,12 +20,9 @@ using UcxSettings = std::vector<std::pair<std::string, std::string>>;
 
 /// Whether this build has UCX.
 bool ucx_available();
-/// What to tell who asks for it and there is none.
-inline constexpr const char* kNoUcx = "transport=ucx, but this build has no UCX; see docs/ucx.md";
-
-/// What to tell who wants it encrypted.
-inline constexpr const char* kUcxHasNoTls =
-    "transport=ucx sends what it sends unencrypted, and tls=on; use transport=auto or tcp, or tls=off";
+/// Whether options with transport=ucx can be followed. ErrorCode::invalid_argument for options.tls, because UCX sends
+/// unencrypted, and in a build without UCX.
+Status check_ucx(const Options& options);
 
 /// Null when the build has no UCX. A setting that UCX rejects shows as the invalid_argument of every listen and
 /// connect.
@@ -37,7 +35,7 @@ inline constexpr const char* kUcxHasNoTls =
 /// Marks (Flow::set_traffic_class) are the transport's settings, not the flow's: nothing to do for it.
 /// bytes_sent and bytes_received count headers and payloads of complete messages, over whatever medium
 /// UCX has chosen: it tells neither its own framing nor whether a network was crossed.
-/// Messages of up to kUcxEagerBytes may be with the peer before it has a receiver, in memory of its worker:
+/// Messages of up to kUcxEagerBytes may be with the peer before it has a receiver, in memory of its engine:
 /// only larger ones are held back until then, at their sender.
 /// A close without linger may lose messages whose send is done, as the reset of a TCP connection does.
 /// Both ends prove that they know the secret in their first messages; of anything else that comes before, nothing is
@@ -46,6 +44,14 @@ std::unique_ptr<Transport> make_ucx_transport(const UcxSettings& settings, const
 inline std::unique_ptr<Transport> make_ucx_transport(const UcxSettings& settings = {}) {
   return make_ucx_transport(settings, Admission());
 }
+
+/// The priority class of a transport whose packets carry no mark.
+inline constexpr int kNoPriorityClass = -1;
+
+/// A transport whose packets carry the mark of `priority_class`, from 0, as far as UCX's device has marks. Null when
+/// the build has no UCX.
+std::unique_ptr<Transport> make_ucx_transport_for_class(const Options& options, int priority_class,
+                                                        const Admission& admission);
 
 /// Payloads above it are sent by rendezvous: straight into place, when the receiver takes them. Below, UCX decides.
 inline constexpr std::size_t kUcxEagerBytes = std::size_t{32} << 10;

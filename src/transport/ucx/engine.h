@@ -1,4 +1,4 @@
-// Worker: UCX on one loop.
+// Engine: UCX on one loop; it owns what UCX calls a worker.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -23,14 +23,14 @@ inline constexpr unsigned kControlId = 1;
 /// Owned by its loop's watch of UCX's event descriptor: ends with the loop, on its thread, and closes what is
 /// still open then. Loop thread only. UCX's callbacks only take notes; receivers and `done`s are called
 /// afterwards, so that they may call anything.
-class Worker : public std::enable_shared_from_this<Worker> {
+class Engine : public std::enable_shared_from_this<Engine> {
  public:
-  static Result<std::shared_ptr<Worker>> open(Loop& loop, std::shared_ptr<const Context> context);
+  static Result<std::shared_ptr<Engine>> open(Loop& loop, std::shared_ptr<const Context> context);
 
-  Worker(Loop& loop, std::shared_ptr<const Context> context, ucp_worker_h worker);
-  ~Worker();
-  Worker(const Worker&) = delete;
-  Worker& operator=(const Worker&) = delete;
+  Engine(Loop& loop, std::shared_ptr<const Context> context, ucp_worker_h worker);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
 
   Loop& loop() { return loop_; }
   ucp_worker_h get() { return worker_; }

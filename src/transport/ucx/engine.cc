@@ -1,6 +1,6 @@
 #ifdef POSEIDON_HAVE_UCX
 
-#include "transport/ucx/worker.h"
+#include "transport/ucx/engine.h"
 
 #include <sys/epoll.h>
 
@@ -20,7 +20,7 @@ constexpr int kFarewellRounds = 1000;
 
 }  // namespace
 
-Result<std::shared_ptr<Worker>> Worker::open(Loop& loop, std::shared_ptr<const Context> context) {
+Result<std::shared_ptr<Engine>> Engine::open(Loop& loop, std::shared_ptr<const Context> context) {
   ucp_worker_params_t params{};
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   params.thread_mode = UCS_THREAD_MODE_SINGLE;
@@ -28,15 +28,15 @@ Result<std::shared_ptr<Worker>> Worker::open(Loop& loop, std::shared_ptr<const C
   if (const ucs_status_t status = ::ucp_worker_create(context->get(), &params, &handle); status != UCS_OK) {
     return Status(ErrorCode::unreachable, "UCX cannot create a worker: " + text_of(status));
   }
-  auto worker = std::make_shared<Worker>(loop, std::move(context), handle);
-  if (Status status = worker->start(); !status.ok()) return status;
-  return worker;
+  auto engine = std::make_shared<Engine>(loop, std::move(context), handle);
+  if (Status status = engine->start(); !status.ok()) return status;
+  return engine;
 }
 
-Worker::Worker(Loop& loop, std::shared_ptr<const Context> context, ucp_worker_h worker)
+Engine::Engine(Loop& loop, std::shared_ptr<const Context> context, ucp_worker_h worker)
     : loop_(loop), context_(std::move(context)), worker_(worker) {}
 
-Worker::~Worker() {
+Engine::~Engine() {
   pumping_ = true;  // the loop runs no more tasks
   std::vector<std::shared_ptr<UcxFlow>> abandoned;
   while (!flows_.empty()) abandoned.push_back(flows_.back()->abandon());
@@ -47,8 +47,8 @@ Worker::~Worker() {
   ::ucp_worker_destroy(worker_);
 }
 
-Status Worker::start() {
-  for (const auto& [id, handler] : {std::pair{kDataId, &Worker::on_data}, std::pair{kControlId, &Worker::on_control}}) {
+Status Engine::start() {
+  for (const auto& [id, handler] : {std::pair{kDataId, &Engine::on_data}, std::pair{kControlId, &Engine::on_control}}) {
     ucp_am_handler_param_t params{};
     params.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
                         UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
@@ -68,10 +68,10 @@ Status Worker::start() {
   return loop_.watch(event_fd, EPOLLIN, [self = shared_from_this()](std::uint32_t) { self->pump(); });
 }
 
-ucs_status_t Worker::create_endpoint(ucp_ep_params_t parameters, UcxFlow& flow, ucp_ep_h& endpoint) {
+ucs_status_t Engine::create_endpoint(ucp_ep_params_t parameters, UcxFlow& flow, ucp_ep_h& endpoint) {
   parameters.field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
   parameters.err_mode = UCP_ERR_HANDLING_MODE_PEER;
-  parameters.err_handler.cb = &Worker::on_endpoint_error;
+  parameters.err_handler.cb = &Engine::on_endpoint_error;
   parameters.err_handler.arg = this;
   const ucs_status_t status = ::ucp_ep_create(worker_, &parameters, &endpoint);
   if (status == UCS_OK) endpoints_[endpoint] = &flow;
@@ -79,7 +79,7 @@ ucs_status_t Worker::create_endpoint(ucp_ep_params_t parameters, UcxFlow& flow, 
   return status;
 }
 
-void Worker::close_endpoint(ucp_ep_h endpoint) {
+void Engine::close_endpoint(ucp_ep_h endpoint) {
   endpoints_.erase(endpoint);
   ucp_request_param_t params{};
   params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
@@ -89,17 +89,17 @@ void Worker::close_endpoint(ucp_ep_h endpoint) {
   wake();
 }
 
-void Worker::add(UcxFlow& flow) { flows_.push_back(&flow); }
+void Engine::add(UcxFlow& flow) { flows_.push_back(&flow); }
 
-void Worker::remove(UcxFlow& flow) { std::erase(flows_, &flow); }
+void Engine::remove(UcxFlow& flow) { std::erase(flows_, &flow); }
 
-void Worker::defer(std::function<void()> task) {
+void Engine::defer(std::function<void()> task) {
   deferred_.push_back(std::move(task));
   wake();
 }
 
 /// UCX's event descriptor tells what comes from outside; what was given to UCX here may need a push too.
-void Worker::wake() {
+void Engine::wake() {
   if (pumping_ || std::exchange(wake_posted_, true)) return;
   loop_.post([weak = weak_from_this()] {
     const auto self = weak.lock();
@@ -109,7 +109,7 @@ void Worker::wake() {
   });
 }
 
-void Worker::pump() {
+void Engine::pump() {
   const auto self = shared_from_this();
   pumping_ = true;
   bool armed = false;
@@ -122,42 +122,42 @@ void Worker::pump() {
   if (!armed) wake();
 }
 
-bool Worker::progress() {
+bool Engine::progress() {
   int count = 0;
   while (count < kProgressBudget && ::ucp_worker_progress(worker_) != 0) ++count;
   return count > 0;
 }
 
-bool Worker::run_deferred() {
+bool Engine::run_deferred() {
   if (deferred_.empty()) return false;
   for (const auto& task : std::exchange(deferred_, {})) task();
   return true;
 }
 
 /// The flow of a message, by the endpoint of this side of its connection.
-UcxFlow* Worker::find(const ucp_am_recv_param_t& param) const {
+UcxFlow* Engine::find(const ucp_am_recv_param_t& param) const {
   if ((param.recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) == 0) return nullptr;
   const auto found = endpoints_.find(param.reply_ep);
   return found == endpoints_.end() ? nullptr : found->second;
 }
 
-ucs_status_t Worker::on_data(void* self, const void* header, std::size_t header_bytes, void* data,
+ucs_status_t Engine::on_data(void* self, const void* header, std::size_t header_bytes, void* data,
                              std::size_t data_bytes, const ucp_am_recv_param_t* param) {
-  UcxFlow* flow = static_cast<Worker*>(self)->find(*param);
+  UcxFlow* flow = static_cast<Engine*>(self)->find(*param);
   if (flow == nullptr) return UCS_OK;
   return flow->on_data({static_cast<const std::byte*>(header), header_bytes}, data, data_bytes,
                        (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0);
 }
 
-ucs_status_t Worker::on_control(void* self, const void* header, std::size_t header_bytes, void* /*data*/,
+ucs_status_t Engine::on_control(void* self, const void* header, std::size_t header_bytes, void* /*data*/,
                                 std::size_t /*data_bytes*/, const ucp_am_recv_param_t* param) {
-  UcxFlow* flow = static_cast<Worker*>(self)->find(*param);
+  UcxFlow* flow = static_cast<Engine*>(self)->find(*param);
   if (flow != nullptr) flow->on_control({static_cast<const std::byte*>(header), header_bytes});
   return UCS_OK;
 }
 
-void Worker::on_endpoint_error(void* self, ucp_ep_h endpoint, ucs_status_t status) {
-  const auto& endpoints = static_cast<Worker*>(self)->endpoints_;
+void Engine::on_endpoint_error(void* self, ucp_ep_h endpoint, ucs_status_t status) {
+  const auto& endpoints = static_cast<Engine*>(self)->endpoints_;
   if (const auto found = endpoints.find(endpoint); found != endpoints.end()) found->second->on_error(status);
 }
 
