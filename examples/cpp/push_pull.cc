@@ -15,8 +15,6 @@ namespace {
 
 constexpr int kWorkers = 2;
 constexpr std::size_t kElements = 100'000;
-constexpr std::uint32_t kGradient = 0;  // layers, in the order in which they are added
-constexpr std::uint32_t kStored = 1;
 
 bool keep_waiting() { return true; }
 
@@ -49,20 +47,23 @@ void work(int rank, std::uint16_t port) {
   poseidon::Layer stored = gradient;
   stored.name = "stored";
   stored.stored = true;
-  check(client.add_layers({gradient, stored}, false, keep_waiting).status());
+  const auto added = client.add_layers({gradient, stored}, false, keep_waiting);
+  check(added.status());
+  const std::uint32_t gradient_id = added.value().first_layer;  // ids follow the order of the layers
+  const std::uint32_t stored_id = gradient_id + 1;
 
   // The workers' gradients, 1 and 2, are replaced by their mean.
   std::vector<float> values(kElements, static_cast<float>(rank + 1));
-  check(client.start(kGradient, std::as_writable_bytes(std::span(values)), kWorkers));
-  check(client.wait(kGradient, keep_waiting));
+  check(client.start(gradient_id, std::as_writable_bytes(std::span(values)), kWorkers));
+  check(client.wait(gradient_id, keep_waiting));
   check_all(values, 1.5F);
 
   // Each worker pushes; the servers keep the mean; each worker pulls it.
   values.assign(kElements, static_cast<float>(10 * (rank + 1)));
-  check(client.push(kStored, std::as_bytes(std::span(values)), kWorkers));
-  check(client.wait(kStored, keep_waiting));
-  check(client.pull(kStored, std::as_writable_bytes(std::span(values))));
-  check(client.wait(kStored, keep_waiting));
+  check(client.push(stored_id, std::as_bytes(std::span(values)), kWorkers));
+  check(client.wait(stored_id, keep_waiting));
+  check(client.pull(stored_id, std::as_writable_bytes(std::span(values))));
+  check(client.wait(stored_id, keep_waiting));
   check_all(values, 15.F);
   client.shutdown();
 }
