@@ -25,7 +25,8 @@ def check_dead_modules(
     A program, which has a `__main__` block, is alive, and so is what pytest collects. A module of the package that only
     tests import is dead.
     """
-    imported, imported_by_tests = set(), set()
+    imported: set[Path] = set()
+    imported_by_tests: set[Path] = set()
     for edge in edges:
         (imported_by_tests if edge.source.parts[0] == "tests" else imported).add(edge.target)
     named = _named_modules(tree)

@@ -41,12 +41,14 @@ def check_environment(tree: Tree) -> Iterator[str]:
                 if "getenv" in line:
                     yield f"{path}:{number}: the core reads no environment variables"
     for path in tree.matching(".py", below="python"):
-        if not path.is_relative_to("python/poseidon/options"):
-            for line in sorted({node.lineno for node in ast.walk(tree.module(path)) if _reads_setting(node)}):
-                yield f"{path}:{line}: POSEIDON_* is read in poseidon.options only"
+        if path.is_relative_to("python/poseidon/options"):
+            continue
+        expressions = (node for node in ast.walk(tree.module(path)) if isinstance(node, ast.expr))
+        for line_of_read in sorted({node.lineno for node in expressions if _reads_setting(node)}):
+            yield f"{path}:{line_of_read}: POSEIDON_* is read in poseidon.options only"
 
 
-def _reads_setting(node: ast.AST) -> bool:
+def _reads_setting(node: ast.expr) -> bool:
     """Whether it is environ["POSEIDON_…"], not assigned to, or a call such as environ.get("POSEIDON_…")."""
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
         mapping, key = node.value, node.slice
