@@ -1,4 +1,4 @@
-// What the sums and the other element-wise kernels share.
+// Helpers of the sums and of the other element-wise kernels.
 #pragma once
 
 #include <array>
@@ -14,8 +14,8 @@ namespace poseidon::kernel {
 
 constexpr bool is_half(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
 
-/// Calls `function(T{})` with the C++ type of `dtype`, which is none of the 16-bit types. Integers are
-/// unsigned: those wrap by definition.
+/// Calls `function(T{})` with the C++ type of `dtype`, which must not be a 16-bit type. Integers are unsigned, because
+/// unsigned integers wrap around by definition.
 template <typename Function>
 void with_element_type(DType dtype, const Function& function) {
   switch (dtype) {
@@ -35,11 +35,11 @@ void with_element_type(DType dtype, const Function& function) {
   }
 }
 
-/// Arrays that one loop reads; more would not fit the registers and prefetch streams of every CPU.
+/// The most arrays that one loop reads. More would not fit the registers and prefetch streams of every CPU.
 constexpr std::size_t kMaxArrays = 8;
 
-/// Calls `function(arrays[0], …, arrays[count - 1])`, count in [1, kMaxArrays]: compilers turn a loop over
-/// that many named pointers into vector code that keeps the sums in registers, and no other form of it.
+/// Calls `function(arrays[0], …, arrays[count - 1])`, with count in [1, kMaxArrays]. Compilers turn a loop over named
+/// pointers into vector code that keeps the sums in registers. They do not do so for any other form of the loop.
 template <typename T, typename Function>
 POSEIDON_INLINE void with_arrays(const std::array<const T*, kMaxArrays>& arrays, std::size_t count,
                                  const Function& function) {
@@ -64,8 +64,8 @@ POSEIDON_INLINE void with_arrays(const std::array<const T*, kMaxArrays>& arrays,
   }
 }
 
-/// A divisor of sums: a multiplication by the reciprocal where that is exact, a division otherwise.
-/// Integers are not divided.
+/// A divisor of sums. It multiplies by the reciprocal if that is exact, and divides otherwise. Integers are not
+/// divided.
 template <typename T>
 struct Divisor {
   explicit Divisor(unsigned divisor)
@@ -74,7 +74,7 @@ struct Divisor {
         denominator(static_cast<T>(divisor)),
         reciprocal(static_cast<T>(1 / static_cast<double>(divisor))) {}
 
-  /// What the sum is multiplied by in the loop that adds; what is left is for `divide`.
+  /// The factor by which the loop that adds multiplies the sum. `divide` does the rest.
   T factor() const { return exact_reciprocal ? reciprocal : T{1}; }
 
   bool none;

@@ -1,8 +1,8 @@
-// Which instruction set the kernels run with, in one place.
+// Chooses the instruction set with which the kernels run.
 //
-// A kernel is a body of plain loops that is inlined once into a function per instruction set; the
-// choice is made when the program runs. No target_clones: they cannot be used on templates, and the
-// ifunc resolvers behind them run before a sanitizer's runtime is ready.
+// A kernel is a body of plain loops that is inlined into one function per instruction set. The choice is made when the
+// program runs. target_clones cannot be used: they do not work on templates, and the ifunc resolvers behind them run
+// before a sanitizer's runtime is ready.
 #pragma once
 
 #include <type_traits>
@@ -13,15 +13,15 @@
 #define POSEIDON_X86_DISPATCH 0
 #endif
 
-/// Loops whose arrays are the same or do not overlap: an element depends on no other element.
-/// clang checks for overlap at run time instead.
+/// Marks loops whose arrays are the same or do not overlap, so that no element depends on another element. clang checks
+/// for overlap at run time instead.
 #if defined(__clang__)
 #define POSEIDON_INDEPENDENT_ELEMENTS
 #else
 #define POSEIDON_INDEPENDENT_ELEMENTS _Pragma("GCC ivdep")
 #endif
 
-/// 512-bit vectors are wanted where they exist: factor products are bound by arithmetic.
+/// Asks for 512-bit vectors if the CPU has them, because arithmetic limits factor products.
 #if defined(__clang__)
 #define POSEIDON_TARGET_V4 \
   target("avx2,f16c,fma,bmi,bmi2,avx512f,avx512bw,avx512cd,avx512dq,avx512vl"), min_vector_width(512)

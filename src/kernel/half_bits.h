@@ -48,7 +48,7 @@ POSEIDON_INLINE std::uint32_t widen_bfloat16_bits(std::uint16_t half) {
   return (bits & 0x7fffffffu) > 0x7f800000u ? bits | kQuietBit : bits;
 }
 
-/// The bfloat16 nearest to a float32 in the upper 16 bits; the lower ones are anything.
+/// The bfloat16 nearest to a float32, in the upper 16 bits. The lower bits have any content.
 POSEIDON_INLINE std::uint32_t round_to_bfloat16(std::uint32_t bits) {
   const std::uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
   const std::uint32_t nan = bits | kQuietBit;  // rounding could carry a NaN into infinity

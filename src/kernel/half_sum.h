@@ -1,4 +1,4 @@
-// Sums of the 16-bit floating types: values are widened in the registers and added in float32.
+// Sums of the 16-bit floating-point types. Values are widened in the registers and added in float32.
 #pragma once
 
 #include <cstddef>
