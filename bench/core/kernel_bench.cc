@@ -6,15 +6,18 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <initializer_list>
 #include <limits>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "base/buffer.h"
 #include "base/clock.h"
 #include "base/flight_recorder.h"
 #include "kernel/kernel.h"
-#include "kernel/update.h"
+#include "poseidon/update.h"
 
 namespace poseidon::kernel {
 namespace {
@@ -148,39 +151,32 @@ class Copy {
 };
 
 /// GB/s read and written together, against a copy that reads and writes as much.
-void bench_update(const char* name, UpdateKind kind, double momentum, DType dtype, std::size_t size_bytes) {
-  UpdateRule rule;
-  rule.kind = kind;
-  rule.lr = 1e-3;
-  rule.momentum = momentum;
-  rule.beta1 = 0.9;
-  rule.beta2 = 0.999;
-  rule.eps = 1e-8;
-  rule.weight_decay = 0.01;
-  const std::size_t n = size_bytes / dtype_bytes(dtype);
+template <typename T>
+void bench_update_of(const char* name, const UpdateRule& rule, const std::function<void(const UpdateCall<T>&)>& update,
+                     DType dtype, std::size_t size_bytes) {
+  const std::size_t n = size_bytes / sizeof(T);
   Arrays arrays(5, size_bytes);  // parameters, gradient, two states, LAMB's direction
-  for (std::size_t array = 0; array < 4; ++array) {
-    for (std::size_t i = 0; i < n; ++i) {
-      const double value = 1e-3 * static_cast<double>(i % 977 + 1);
-      if (dtype == DType::float64) {
-        std::memcpy(arrays[array] + i * sizeof value, &value, sizeof value);
-      } else {
-        const auto narrow = static_cast<float>(value);
-        std::memcpy(arrays[array] + i * sizeof narrow, &narrow, sizeof narrow);
-      }
-    }
-  }
-  const std::array<std::byte*, 2> states{arrays[2], arrays[3]};
-  const auto work = [&] {
-    if (kind != UpdateKind::lamb) return update(rule, 2, arrays[0], arrays[1], states, n, dtype);
-    const LambNorms norms = lamb_direction(rule, 2, arrays[0], arrays[1], states, arrays[4], n, dtype);
-    lamb_apply(rule, norms, arrays[0], arrays[4], n, dtype);
-  };
+  const auto elements = [&](std::size_t array) { return std::span(reinterpret_cast<T*>(arrays[array]), n); };
+  for (std::size_t array = 0; array < 4; ++array)
+    for (std::size_t i = 0; i < n; ++i) elements(array)[i] = static_cast<T>(1e-3 * static_cast<double>(i % 977 + 1));
+  UpdateCall<T> call;
+  call.parameters = elements(0);
+  call.gradient = elements(1);
+  call.states[0] = elements(2);
+  call.states[1] = elements(3);
+  call.scratch = elements(4);
+  call.update_count = 2;
+  call.values = rule.values;
   // Parameters and states are read and written, the gradient is read; LAMB also writes and reads the direction
   // and reads the parameters twice.
-  const std::size_t moves = 3 + 2 * update_state_count(rule) + (kind == UpdateKind::lamb ? 3 : 0);
-  const auto [seconds, copy] = best_seconds(work, Copy(moves * size_bytes));
+  const std::size_t moves = 3 + 2 * update_state_count(rule) + (rule.kind->needs_scratch ? 3 : 0);
+  const auto [seconds, copy] = best_seconds([&] { update(call); }, Copy(moves * size_bytes));
   print_rate(name, dtype, size_bytes, static_cast<double>(moves * size_bytes), seconds, {copy});
+}
+
+void bench_update(const char* name, const UpdateRule& rule, DType dtype, std::size_t size_bytes) {
+  if (dtype == DType::float64) return bench_update_of<double>(name, rule, rule.kind->update_float64, dtype, size_bytes);
+  bench_update_of<float>(name, rule, rule.kind->update_float32, dtype, size_bytes);
 }
 
 void bench_product(DType dtype, std::size_t rows, std::size_t cols, std::size_t factor_count, std::size_t term_count) {
@@ -215,7 +211,11 @@ void bench_recorder() {
 
 int main() {
   using poseidon::DType;
-  using poseidon::UpdateKind;
+  const auto rule_of = [](const char* kind, std::vector<std::pair<std::string, double>> values) {
+    values.insert(values.end(), {{"lr", 1e-3}, {"weight_decay", 0.01}});
+    return poseidon::make_update_rule(kind, values).value();
+  };
+  const std::vector<std::pair<std::string, double>> moments{{"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-8}};
   namespace kernel = poseidon::kernel;
   constexpr std::size_t kSizes[] = {std::size_t{32} << 10, std::size_t{2} << 20};
   for (const DType dtype : {DType::float32, DType::float64, DType::float16, DType::bfloat16}) {
@@ -227,11 +227,11 @@ int main() {
   }
   for (const DType dtype : {DType::float32, DType::float64}) {
     for (const std::size_t size_bytes : kSizes) {
-      kernel::bench_update("sgd", UpdateKind::sgd, 0, dtype, size_bytes);
-      kernel::bench_update("sgd, momentum", UpdateKind::sgd, 0.9, dtype, size_bytes);
-      kernel::bench_update("adam", UpdateKind::adam, 0, dtype, size_bytes);
-      kernel::bench_update("adamw", UpdateKind::adamw, 0, dtype, size_bytes);
-      kernel::bench_update("lamb", UpdateKind::lamb, 0, dtype, size_bytes);
+      kernel::bench_update("sgd", rule_of("sgd", {}), dtype, size_bytes);
+      kernel::bench_update("sgd, momentum", rule_of("sgd", {{"momentum", 0.9}}), dtype, size_bytes);
+      kernel::bench_update("adam", rule_of("adam", moments), dtype, size_bytes);
+      kernel::bench_update("adamw", rule_of("adamw", moments), dtype, size_bytes);
+      kernel::bench_update("lamb", rule_of("lamb", moments), dtype, size_bytes);
     }
   }
   for (const DType dtype : {DType::float32, DType::float64, DType::bfloat16}) {

@@ -17,6 +17,7 @@ void bind_options(nb::module_& module);
 void bind_store(nb::module_& module);
 void bind_plan(nb::module_& module);
 void bind_checkpoint(nb::module_& module);
+void bind_update(nb::module_& module);
 void bind_client(nb::module_& module);
 void bind_server(nb::module_& module);
 void bind_measure(nb::module_& module);

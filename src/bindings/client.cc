@@ -259,37 +259,6 @@ void bind_stats(nb::module_& module) {
       .def_ro("bytes_received", &TrafficStats::bytes_received);
 }
 
-constexpr std::pair<const char*, UpdateKind> kUpdateKinds[] = {{"none", UpdateKind::none},
-                                                               {"sgd", UpdateKind::sgd},
-                                                               {"adam", UpdateKind::adam},
-                                                               {"adamw", UpdateKind::adamw},
-                                                               {"lamb", UpdateKind::lamb}};
-
-UpdateKind update_kind_from(const std::string& name) {
-  for (const auto& [known, kind] : kUpdateKinds)
-    if (name == known) return kind;
-  raise_if_failed(
-      {ErrorCode::invalid_argument, "an update rule is none, sgd, adam, adamw or lamb, not '" + name + "'"});
-  return UpdateKind::none;
-}
-
-void bind_update_rule(nb::module_& module) {
-  nb::class_<UpdateRule>(module, "UpdateRule", "How servers update a layer (include/poseidon/update.h).")
-      .def(
-          "__init__",
-          [](UpdateRule* self, const std::string& kind, double lr, double momentum, double dampening, bool nesterov,
-             double beta1, double beta2, double eps, double weight_decay, bool maximize, bool keeps_gradient) {
-            new (self)
-                UpdateRule{update_kind_from(kind), nesterov,      maximize, lr, momentum, dampening, beta1, beta2, eps,
-                           weight_decay,           keeps_gradient};
-          },
-          nb::arg("kind"), nb::kw_only(), nb::arg("lr") = 0.0, nb::arg("momentum") = 0.0, nb::arg("dampening") = 0.0,
-          nb::arg("nesterov") = false, nb::arg("beta1") = 0.0, nb::arg("beta2") = 0.0, nb::arg("eps") = 0.0,
-          nb::arg("weight_decay") = 0.0, nb::arg("maximize") = false, nb::arg("keeps_gradient") = false)
-      .def_prop_ro("state_count", [](const UpdateRule& rule) { return update_state_count(rule); })
-      .def("__eq__", [](const UpdateRule& a, const UpdateRule& b) { return a == b; });
-}
-
 std::unique_ptr<PyClient> connect(const Options& options, nb::object store) {
   auto client = call_blocking([&, core_store = store_from(std::move(store))](auto& keep_waiting) {
     return Client::connect(options, core_store, keep_waiting);
@@ -301,8 +270,6 @@ std::unique_ptr<PyClient> connect(const Options& options, nb::object store) {
 }  // namespace
 
 void bind_client(nb::module_& module) {
-  bind_update_rule(module);
-  module.attr("GRADIENT_ARRAY") = kGradientArray;
   bind_stats(module);
   nb::class_<Arrays>(module, "Arrays", "Contiguous CPU arrays, for start_all; keeps them alive.")
       .def(nb::init<std::vector<Array>>(), nb::arg("arrays").noconvert());

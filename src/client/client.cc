@@ -277,10 +277,10 @@ Status ClientImpl::set_rule(std::uint32_t layer, const UpdateRule& rule) {
   if (layer >= layers_.size()) return {ErrorCode::invalid_argument, "there is no layer " + std::to_string(layer)};
   const Layer& about = *layers_[layer]->layer;
   if (!about.stored) return invalid(about, "is not stored by the servers, so they cannot update it");
-  if (rule.kind != UpdateKind::none && about.dtype != DType::float32 && about.dtype != DType::float64)
+  if (rule.kind != nullptr && about.dtype != DType::float32 && about.dtype != DType::float64)
     return invalid(about, "has dtype " + std::string(dtype_name(about.dtype)) + "; servers update float32 and float64");
-  if (rule.kind == UpdateKind::lamb && !about.whole)
-    return invalid(about, "is cut into pieces; lamb needs the norms of a layer that lies whole on one server");
+  if (rule.kind != nullptr && rule.kind->whole_layer && !about.whole)
+    return invalid(about, "is cut into pieces; " + rule.kind->name + " needs a layer that lies whole on one server");
   // Every rank sets the same rule; one tells it, before its own push, without which no step ends. Where steps may end
   // without that one, all do.
   const bool without = options_.stragglers == Stragglers::drop || options_.consistency != Consistency::bsp;

@@ -165,7 +165,7 @@ Status CheckpointVersion::add(CheckpointFile file) {
   for (const CheckpointUnit& about : head.units) {
     const auto known = units_.try_emplace(about.unit.name, Unit{about, {}}).first;
     // Only the core that has a chunk of the unit knows its rule.
-    if (known->second.about.rule.kind == UpdateKind::none) known->second.about.rule = about.rule;
+    if (known->second.about.rule.kind == nullptr) known->second.about.rule = about.rule;
     if (known->second.about.unit != about.unit) return of_another(file.path(), "unit '" + about.unit.name + "'");
   }
   for (std::size_t i = 0; i < head.records.size(); ++i) {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/crc32c.h"
-#include "wire/messages/rule.h"
+#include "wire/update_rule.h"
 
 namespace poseidon {
 
@@ -16,11 +16,11 @@ namespace {
 
 constexpr std::uint32_t kMagic = 0x43445350;    // "PSDC" in little-endian bytes
 constexpr std::uint32_t kTrailer = 0x45445350;  // "PSDE"
-constexpr std::uint32_t kFormatVersion = 1;
+constexpr std::uint32_t kFormatVersion = 2;
 constexpr std::size_t kUnitBytes = 4 + 4 + 8 + 8;  // length of the name, dtype, size, chunk size; rule and name follow
 constexpr std::size_t kRecordBytes = 4 + 4 + 8 + 4 + 4;
 constexpr std::size_t kChecksumBytes = 4;
-constexpr std::uint32_t kMaxArrays = 3;  // the value and two states: Adam's
+constexpr std::uint32_t kMaxArrays = 1 + kMaxUpdateStates;  // the value and its rule's states
 
 Status damaged(const std::string& why) { return {ErrorCode::mismatch, "it is no whole checkpoint: " + why}; }
 
@@ -28,10 +28,6 @@ template <typename T>
 void append(std::string& bytes, T value) {
   bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
 }
-
-constexpr std::size_t kRuleBytes = 64;  // as on the wire
-
-std::string encode_rule(const UpdateRule& rule) { return *wire::Rule{rule}.make({}).text; }
 
 /// Reads one after the other; past the end everything is zero or empty, and `ok()` says so.
 class Cursor {
@@ -64,7 +60,8 @@ class Cursor {
 };
 
 Status read_units(Cursor& cursor, std::uint32_t count, CheckpointHead& head) {
-  if (count > cursor.left_bytes() / (kUnitBytes + kRuleBytes)) return damaged("it cannot have so many units");
+  if (count > cursor.left_bytes() / (kUnitBytes + wire::kUpdateRuleBytes))
+    return damaged("it cannot have so many units");
   std::set<std::string> names;
   for (std::uint32_t i = 0; i < count; ++i) {
     CheckpointUnit& one = head.units.emplace_back();
@@ -73,7 +70,7 @@ Status read_units(Cursor& cursor, std::uint32_t count, CheckpointHead& head) {
     one.unit.dtype = dtype <= UINT8_MAX ? static_cast<DType>(dtype) : DType{};
     one.unit.size_bytes = cursor.number<std::uint64_t>();
     one.unit.chunk_bytes = cursor.number<std::uint64_t>();
-    auto rule = wire::Rule::read(cursor.bytes(kRuleBytes));
+    auto rule = wire::decode_update_rule(cursor.bytes(wire::kUpdateRuleBytes));
     one.unit.name = cursor.text(name_bytes);
     if (!cursor.ok()) return damaged("its list of units is cut off");
     if (!rule.ok()) return damaged(rule.status().message());
@@ -121,7 +118,8 @@ bool add_data_bytes(const CheckpointHead& head, std::uint64_t& bytes) {
 CheckpointSizes checkpoint_sizes(const CheckpointHead& head) {
   CheckpointSizes sizes;
   sizes.head_bytes = kCheckpointStartBytes + head.job.size() + head.records.size() * kRecordBytes + kChecksumBytes;
-  for (const CheckpointUnit& one : head.units) sizes.head_bytes += kUnitBytes + kRuleBytes + one.unit.name.size();
+  for (const CheckpointUnit& one : head.units)
+    sizes.head_bytes += kUnitBytes + wire::kUpdateRuleBytes + one.unit.name.size();
   sizes.file_bytes = sizes.head_bytes + kCheckpointTrailerBytes;
   for (const CheckpointRecord& record : head.records) sizes.file_bytes += head.data_bytes(record);
   return sizes;
@@ -147,7 +145,8 @@ std::string encode_checkpoint_head(const CheckpointHead& head) {
     append(bytes, static_cast<std::uint32_t>(one.unit.dtype));
     append(bytes, one.unit.size_bytes);
     append(bytes, one.unit.chunk_bytes);
-    bytes += encode_rule(one.rule);
+    const auto rule = wire::encode_update_rule(one.rule);
+    bytes.append(reinterpret_cast<const char*>(rule.data()), rule.size());
     bytes += one.unit.name;
   }
   for (const CheckpointRecord& record : head.records) {

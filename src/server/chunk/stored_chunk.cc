@@ -4,14 +4,17 @@
 #include <string>
 #include <utility>
 
-#include "kernel/update.h"
-
 namespace poseidon {
 
 namespace {
 
-constexpr std::size_t kMaxArrays = 3;  // the value and two states: Adam's
+constexpr std::size_t kMaxArrays = 1 + kMaxUpdateStates;  // the value and its rule's states
 static_assert(kGradientArray >= kMaxArrays);
+
+template <typename T>
+std::span<T> elements(std::byte* array, std::size_t size_bytes) {
+  return {reinterpret_cast<T*>(array), size_bytes / sizeof(T)};
+}
 
 Status refused(const std::string& why) { return {ErrorCode::refused, "the server refuses it: " + why}; }
 
@@ -76,26 +79,33 @@ Status StoredChunk::update(const UpdateRule& rule, const Buffer& gradient, DType
                    std::to_string(arrays_[0]->size()));
   if (dtype != DType::float32 && dtype != DType::float64)
     return refused("servers update float32 and float64 parameters, not " + std::string(dtype_name(dtype)));
-  std::vector<std::byte*> states;
-  for (std::size_t state = 1; state <= update_state_count(rule); ++state) states.push_back(writable(state, false));
+  const std::size_t state_count = update_state_count(rule);
+  if (state_count > kMaxUpdateStates)
+    return refused("the update rule " + rule.kind->name + " keeps " + std::to_string(state_count) +
+                   " arrays, at most " + std::to_string(kMaxUpdateStates) + " are allowed");
   ++update_count_;
-  if (rule.kind == UpdateKind::lamb) {
-    update_lamb(rule, gradient, states);
-  } else {
-    kernel::update(rule, update_count_, writable(0, false), gradient.data(), states,
-                   gradient.size() / dtype_bytes(dtype), dtype);
-  }
+  if (dtype == DType::float32)
+    call<float>(rule, rule.kind->update_float32, gradient, state_count);
+  else
+    call<double>(rule, rule.kind->update_float64, gradient, state_count);
   return {};
 }
 
-void StoredChunk::update_lamb(const UpdateRule& rule, const Buffer& gradient, std::span<std::byte* const> states) {
-  const std::size_t element_count = gradient.size() / dtype_bytes(dtype_);
-  std::byte* parameters = writable(0, false);
-  Buffer direction = pool_->take(gradient.size());
-  const auto norms = kernel::lamb_direction(rule, update_count_, parameters, gradient.data(), states, direction.data(),
-                                            element_count, dtype_);
-  kernel::lamb_apply(rule, norms, parameters, direction.data(), element_count, dtype_);
-  pool_->give_back(std::move(direction));
+template <typename T>
+void StoredChunk::call(const UpdateRule& rule, const std::function<void(const UpdateCall<T>&)>& update,
+                       const Buffer& gradient, std::size_t state_count) {
+  const std::size_t size_bytes = gradient.size();
+  UpdateCall<T> call;
+  for (std::size_t state = 0; state < state_count; ++state)
+    call.states[state] = elements<T>(writable(state + 1, false), size_bytes);
+  Buffer scratch = rule.kind->needs_scratch ? pool_->take(size_bytes) : Buffer();
+  call.scratch = elements<T>(scratch.data(), scratch.size());
+  call.parameters = elements<T>(writable(0, false), size_bytes);
+  call.gradient = {reinterpret_cast<const T*>(gradient.data()), size_bytes / sizeof(T)};
+  call.update_count = update_count_;
+  call.values = rule.values;
+  update(call);
+  pool_->give_back(std::move(scratch));
 }
 
 }  // namespace poseidon

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <utility>
@@ -37,7 +38,7 @@ class StoredChunk {
 
   /// The value becomes `sum`.
   void replace(Buffer sum, DType dtype);
-  /// One step of the rule with the mean gradient. Refused: no value yet, another size or dtype, a
+  /// One step of the rule, which has a kind, with the mean gradient. Refused: no value yet, another size or dtype, a
   /// dtype that is neither float32 nor float64.
   Status update(const UpdateRule& rule, const Buffer& gradient, DType dtype);
   /// The gradient of the last update, to be there until the next.
@@ -45,7 +46,9 @@ class StoredChunk {
 
  private:
   std::byte* writable(std::size_t index, bool keep);
-  void update_lamb(const UpdateRule& rule, const Buffer& gradient, std::span<std::byte* const> states);
+  template <typename T>
+  void call(const UpdateRule& rule, const std::function<void(const UpdateCall<T>&)>& update, const Buffer& gradient,
+            std::size_t state_count);
 
   const std::shared_ptr<BufferPool> pool_;
   DType dtype_ = DType::float32;

@@ -57,7 +57,7 @@ std::shared_ptr<const Buffer> Shard::Entry::value() { return shard.stored_of(*th
 
 bool Shard::Entry::has_rule(const wire::Header& push) const {
   const UpdateRule* rule = shard.rule_of(push);
-  return rule != nullptr && rule->kind != UpdateKind::none;
+  return rule != nullptr && rule->kind != nullptr;
 }
 
 std::size_t Shard::Entry::update_bytes(const wire::Header& shape) const { return shard.update_bytes(shape); }
@@ -66,7 +66,7 @@ std::size_t Shard::Entry::update_bytes(const wire::Header& shape) const { return
 /// the step before.
 std::size_t Shard::update_bytes(const wire::Header& shape) const {
   const UpdateRule* rule = (shape.flags & wire::kStored) == 0 ? nullptr : rule_of(shape);
-  if (rule == nullptr || rule->kind == UpdateKind::none) return 0;
+  if (rule == nullptr || rule->kind == nullptr) return 0;
   return (update_state_count(*rule) + 2 + (rule->keeps_gradient ? 1 : 0)) * shape.payload_bytes;
 }
 
@@ -244,7 +244,7 @@ void Shard::finish(Entry& entry, Buffer sum) {
 Result<std::shared_ptr<const Buffer>> Shard::store(Entry& entry, Buffer sum, const wire::Header& shape) {
   StoredChunk& stored = stored_of(entry);
   const UpdateRule* rule = rule_of(shape);
-  if (rule != nullptr && rule->kind != UpdateKind::none) {
+  if (rule != nullptr && rule->kind != nullptr) {
     const std::size_t new_bytes = update_bytes(shape);
     const Status status = pool_->has_room(new_bytes) ? stored.update(*rule, sum, shape.dtype) : no_room(new_bytes);
     if (status.ok() && rule->keeps_gradient)
@@ -331,7 +331,7 @@ Status Shard::restore(const wire::Header& header, Requester& from) {
     return restored.status();
   }
   const auto& [version, rule] = restored.value();
-  if (rule && rule->kind != UpdateKind::none && rule_of(header) == nullptr) {
+  if (rule && rule->kind != nullptr && rule_of(header) == nullptr) {
     if (Status status = keep_rule(rule_key(header.unit, header.rank), {*rule}); !status.ok()) return status;
   }
   answer.cols = static_cast<std::uint32_t>(version);

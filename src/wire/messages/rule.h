@@ -14,7 +14,7 @@ namespace poseidon::wire {
 struct Rule {
   UpdateRule rule;
 
-  /// ErrorCode::mismatch for a payload of another size, an unknown kind of rule or a number that is not finite.
+  /// ErrorCode::mismatch for what is no rule: see decode_update_rule.
   static Result<Rule> read(std::span<const std::byte> payload);
   /// `header` with this kind and payload.
   TextMessage make(Header header) const;

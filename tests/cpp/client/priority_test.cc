@@ -284,10 +284,7 @@ TEST(Priorities, ARuleGoesBeforeItsPushesOnTheirConnections) {
   tapped.add({layer});
   for (const int priority_class : {1, 0}) {
     tapped.set_all({{0.5, priority_class}}, 0.5);
-    UpdateRule rule;
-    rule.kind = UpdateKind::none;
-    rule.lr = priority_class;
-    for (auto& client : tapped.cluster->clients) ASSERT_TRUE(client->set_rule(tapped.first, rule).ok());
+    for (auto& client : tapped.cluster->clients) ASSERT_TRUE(client->set_rule(tapped.first, UpdateRule()).ok());
     tapped.step();
   }
   std::set<std::size_t> told;  // connections

@@ -39,7 +39,7 @@ class StoredJob {
       stored.layer = vector_layer("layer " + std::to_string(i), 1 + random() % 30'000, dtype);
       stored.layer.stored = true;
       stored.rule = i == 0 ? UpdateRule() : rules[random() % rules.size()];
-      stored.layer.whole = stored.rule.kind == UpdateKind::lamb;
+      stored.layer.whole = stored.rule.kind != nullptr && stored.rule.kind->whole_layer;
       stored.initial = random_reals(random, dtype, stored.layer.element_count);
     }
   }
@@ -166,7 +166,7 @@ class StoredRank {
 
   void advance_reference(std::uint64_t step, std::size_t layer) {
     const Bytes mean = job_.mean_gradient(step, layer);
-    if (job_.layers[layer].rule.kind == UpdateKind::none)
+    if (job_.layers[layer].rule.kind == nullptr)
       references_[layer].value = mean;
     else
       references_[layer].update(job_.layers[layer].rule, mean);
@@ -215,7 +215,7 @@ class StoredRank {
     return "seed " + std::to_string(job_.seed) + ", rank " + std::to_string(rank_) + " of " +
            std::to_string(job_.model.world_size) + ", step " + std::to_string(step) + ", " + about.layer.name + " (" +
            std::to_string(about.layer.element_count) + " " + std::string(dtype_name(about.layer.dtype)) + ", rule " +
-           std::to_string(static_cast<int>(about.rule.kind)) + ")";
+           (about.rule.kind == nullptr ? "none" : about.rule.kind->name) + ")";
   }
 
   const StoredJob& job_;

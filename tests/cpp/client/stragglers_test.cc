@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cpp/client/cluster.h"
+#include "cpp/kernel/rules.h"
 #include "poseidon/server.h"
 
 namespace poseidon {
@@ -304,9 +305,7 @@ TEST(Consistency, SspHoldsTheFastBackAndAsyncDoesNot) {
     std::vector<std::vector<float>> values(kRanks, std::vector<float>(3000, 0));
     constexpr int kSteps = 10;
     cluster.each([&](std::size_t rank, Client& client) {
-      UpdateRule rule;
-      rule.kind = UpdateKind::sgd;
-      rule.lr = 0.5;
+      const UpdateRule rule = testing::rule_of("sgd", {{"lr", 0.5}});
       EXPECT_TRUE(client.set_rule(stored, rule).ok());
       EXPECT_TRUE(rank != 0 || client.assign(stored, bytes_of(values[0])).ok());
       EXPECT_TRUE(client.wait_all(always).ok());

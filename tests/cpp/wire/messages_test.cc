@@ -1,4 +1,4 @@
-// The messages that have a form: hello, the update rule and texts, and what is no such message.
+// The messages that have a form: hello and texts, and what is no such message.
 #include "wire/messages.h"
 
 #include <gtest/gtest.h>
@@ -15,92 +15,7 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-constexpr std::size_t kRuleBytes = 64;
-constexpr std::size_t kFirstNumberAt = 8;
-
-UpdateRule full_rule() {
-  UpdateRule rule;
-  rule.kind = UpdateKind::adamw;
-  rule.nesterov = true;
-  rule.maximize = true;
-  rule.keeps_gradient = true;
-  rule.lr = 1e-3;
-  rule.momentum = -0.0;
-  rule.dampening = 0.25;
-  rule.beta1 = 0.9;
-  rule.beta2 = std::nextafter(1.0, 0.0);
-  rule.eps = std::numeric_limits<double>::denorm_min();
-  rule.weight_decay = -std::numeric_limits<double>::max();
-  return rule;
-}
-
 Bytes bytes_of(const TextMessage& message) { return {message.payload().begin(), message.payload().end()}; }
-
-void expect_no_rule(const Bytes& bytes, const std::string& word) {
-  const auto rule = Rule::read(bytes);
-  ASSERT_FALSE(rule.ok()) << word;
-  EXPECT_EQ(rule.status().code(), ErrorCode::mismatch);
-  EXPECT_NE(rule.status().message().find(word), std::string::npos) << rule.status().message();
-}
-
-TEST(Rule, RoundTrip) {
-  Header about;
-  about.unit = 9;
-  about.rank = 3;
-  about.step = 5;
-  about.priority = 321;
-  for (int kind = 0; kind <= 4; ++kind) {
-    UpdateRule rule = full_rule();
-    rule.kind = static_cast<UpdateKind>(kind);
-    rule.nesterov = kind % 2 == 0;
-    const TextMessage message = Rule{rule}.make(about);
-    EXPECT_EQ(message.header.kind, Kind::rule);
-    EXPECT_EQ(message.header.unit, 9u);
-    EXPECT_EQ(message.header.rank, 3u);
-    EXPECT_EQ(message.header.payload_bytes, kRuleBytes);
-    EXPECT_EQ(message.header.priority, 321) << "of the pushes that it stands before";
-    const auto read = Rule::read(message.payload());
-    ASSERT_TRUE(read.ok()) << read.status().message();
-    EXPECT_EQ(read.value().rule, rule);
-  }
-}
-
-TEST(Rule, OfAnotherSizeIsNone) {
-  Bytes bytes = bytes_of(Rule{full_rule()}.make({}));
-  for (std::size_t size = 0; size < kRuleBytes; ++size)
-    expect_no_rule({bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(size)}, std::to_string(size) + " bytes");
-  bytes.push_back(std::byte{0});
-  expect_no_rule(bytes, "65 bytes");
-}
-
-TEST(Rule, OfAnUnknownKindOrWithoutANumberIsNone) {
-  for (int kind = 5; kind < 256; ++kind) {
-    Bytes bytes = bytes_of(Rule{full_rule()}.make({}));
-    bytes[0] = static_cast<std::byte>(kind);
-    expect_no_rule(bytes, "kind " + std::to_string(kind));
-  }
-  for (const double number : {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
-                              std::numeric_limits<double>::quiet_NaN()}) {
-    for (std::size_t at = kFirstNumberAt; at < kRuleBytes; at += sizeof number) {
-      Bytes bytes = bytes_of(Rule{full_rule()}.make({}));
-      std::memcpy(bytes.data() + at, &number, sizeof number);
-      expect_no_rule(bytes, "finite");
-    }
-  }
-}
-
-TEST(Rule, RandomBytesAreARuleOrNone) {
-  std::mt19937_64 random(3);
-  for (int i = 0; i < 20'000; ++i) {
-    Bytes bytes = bytes_of(Rule{full_rule()}.make({}));
-    for (int change = 0; change < 4; ++change) bytes[random() % kRuleBytes] = static_cast<std::byte>(random());
-    const auto rule = Rule::read(bytes);
-    if (!rule.ok()) continue;
-    const auto again = Rule::read(rule.value().make({}).payload());
-    ASSERT_TRUE(again.ok());
-    EXPECT_EQ(again.value().rule, rule.value().rule);
-  }
-}
 
 TEST(Hello, OfAServerTellsItsOtherCores) {
   const Hello sent{2, 8, "a job", 3, {"10.0.0.1:5000", "[fe80::1]:6", "shm/1"}};

@@ -2,42 +2,28 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <random>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "cpp/kernel/rules.h"
 #include "cpp/server/chunk/contributions.h"
-#include "kernel/update.h"
 
 namespace poseidon::testing {
 
 /// One rule of every kind, with all that it can have.
 inline std::vector<UpdateRule> update_rules() {
-  UpdateRule sgd;
-  sgd.kind = UpdateKind::sgd;
-  sgd.lr = 0.1;
-  UpdateRule momentum = sgd;
-  momentum.momentum = 0.9;
-  momentum.weight_decay = 0.01;
-  momentum.nesterov = true;
-  UpdateRule damped = sgd;
-  damped.momentum = 0.8;
-  damped.dampening = 0.3;
-  damped.maximize = true;
-  UpdateRule adam;
-  adam.kind = UpdateKind::adam;
-  adam.lr = 0.01;
-  adam.beta1 = 0.9;
-  adam.beta2 = 0.999;
-  adam.eps = 1e-8;
-  adam.weight_decay = 0.1;
-  UpdateRule adamw = adam;
-  adamw.kind = UpdateKind::adamw;
-  UpdateRule lamb = adam;
-  lamb.kind = UpdateKind::lamb;
-  lamb.eps = 1e-6;
-  return {sgd, momentum, damped, adam, adamw, lamb};
+  const std::vector<std::pair<std::string, double>> moments{
+      {"lr", 0.01}, {"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-8}, {"weight_decay", 0.1}};
+  return {rule_of("sgd", {{"lr", 0.1}}),
+          rule_of("sgd", {{"lr", 0.1}, {"momentum", 0.9}, {"weight_decay", 0.01}, {"nesterov", 1}}),
+          rule_of("sgd", {{"lr", 0.1}, {"momentum", 0.8}, {"dampening", 0.3}, {"maximize", 1}}),
+          rule_of("adam", moments),
+          rule_of("adamw", moments),
+          with(rule_of("lamb", moments), "eps", 1e-6)};
 }
 
 inline Bytes random_reals(std::mt19937& random, DType dtype, std::size_t element_count) {
@@ -53,23 +39,34 @@ class ReferenceParameters {
   ReferenceParameters(Bytes values, DType of) : value(std::move(values)), dtype(of) {}
 
   void update(const UpdateRule& rule, const Bytes& gradient) {
-    states.resize(update_state_count(rule), Bytes(value.size()));
-    std::vector<std::byte*> places;
-    for (Bytes& state : states) places.push_back(state.data());
-    const std::size_t element_count = value.size() / dtype_bytes(dtype);
-    ++update_count;
-    if (rule.kind != UpdateKind::lamb)
-      return kernel::update(rule, update_count, value.data(), gradient.data(), places, element_count, dtype);
-    Bytes direction(value.size());
-    const auto norms = kernel::lamb_direction(rule, update_count, value.data(), gradient.data(), places,
-                                              direction.data(), element_count, dtype);
-    kernel::lamb_apply(rule, norms, value.data(), direction.data(), element_count, dtype);
+    if (dtype == DType::float64) return update_typed(rule, rule.kind->update_float64, gradient);
+    update_typed(rule, rule.kind->update_float32, gradient);
   }
 
   Bytes value;
   DType dtype;
   std::vector<Bytes> states;
   std::uint64_t update_count = 0;
+
+ private:
+  template <typename T>
+  void update_typed(const UpdateRule& rule, const std::function<void(const UpdateCall<T>&)>& function,
+                    const Bytes& gradient) {
+    states.resize(update_state_count(rule), Bytes(value.size()));
+    Bytes scratch(value.size());
+    UpdateCall<T> call;
+    call.parameters = elements<T>(value);
+    call.gradient = {reinterpret_cast<const T*>(gradient.data()), gradient.size() / sizeof(T)};
+    for (std::size_t i = 0; i < states.size(); ++i) call.states[i] = elements<T>(states[i]);
+    call.scratch = elements<T>(scratch);
+    call.update_count = ++update_count;
+    call.values = rule.values;
+    function(call);
+  }
+  template <typename T>
+  static std::span<T> elements(Bytes& bytes) {
+    return {reinterpret_cast<T*>(bytes.data()), bytes.size() / sizeof(T)};
+  }
 };
 
 }  // namespace poseidon::testing

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cpp/kernel/rules.h"
 #include "cpp/server/chunk/contributions.h"
 #include "cpp/server/chunk/reference_update.h"
 #include "server/core/shard.h"
@@ -54,7 +55,7 @@ TEST_F(StoredChunkTest, HasNothingBeforeItsFirstValue) {
   EXPECT_FALSE(chunk_.has_value());
   EXPECT_EQ(chunk_.array(0), nullptr);
   expect_refused(assign(1, {1}), "before the value");
-  expect_refused(assign(3, {1}), "array 3");
+  expect_refused(assign(kGradientArray, {1}), "array 5");
   expect_refused(chunk_.update(update_rules()[0], Buffer(8), DType::float32), "before the parameters");
   EXPECT_FALSE(chunk_.has_value());
 }
@@ -100,7 +101,7 @@ TEST_F(StoredChunkTest, UpdatesAsTheKernelDoesAndWhatWasHandedOutKeepsItsBytes) 
         const Bytes gradient = random_reals(random, dtype, 1003);
         reference.update(rule, gradient);
         ASSERT_TRUE(chunk.update(rule, buffer_of(gradient), dtype).ok());
-        ASSERT_EQ(copy_of(chunk.array(0)), reference.value) << "kind " << static_cast<int>(rule.kind);
+        ASSERT_EQ(copy_of(chunk.array(0)), reference.value) << "kind " << rule.kind->name;
         for (std::size_t i = 0; i < reference.states.size(); ++i)
           ASSERT_EQ(copy_of(chunk.array(i + 1)), reference.states[i]);
         EXPECT_EQ(chunk.update_count(), reference.update_count);
@@ -251,7 +252,7 @@ TEST_F(StoredShard, UpdatesWithTheMeanGradientByEveryRule) {
         push_all(++step, gradient, dtype);
         for (std::uint32_t rank = 0; rank < kWorkers; ++rank) {
           ASSERT_EQ(last(rank).header.kind, wire::Kind::result);
-          ASSERT_EQ(last(rank).payload, reference.value) << "kind " << static_cast<int>(rule.kind);
+          ASSERT_EQ(last(rank).payload, reference.value) << "kind " << rule.kind->name;
         }
         for (std::uint32_t array = 1; array <= reference.states.size(); ++array) {
           pull(1, array);
@@ -280,11 +281,11 @@ TEST_F(StoredShard, AStateThatWasSavedGoesOnWhereItStopped) {
 TEST_F(StoredShard, ANewRuleHoldsFromTheNextStepOn) {
   ASSERT_TRUE(assign(bytes_of(Floats{1})).ok());
   UpdateRule rule = update_rules()[0];
-  rule.lr = 0.5;
+  rule = testing::with(rule, "lr", 0.5);
   set_rule(rule);
   push_all(1, bytes_of(Floats{1}));
   EXPECT_EQ(values_of(last(0).payload), Floats{0.5});
-  rule.lr = 0.25;
+  rule = testing::with(rule, "lr", 0.25);
   set_rule(rule);
   push_all(2, bytes_of(Floats{1}));
   EXPECT_EQ(values_of(last(0).payload), Floats{0.25});
@@ -296,7 +297,7 @@ TEST_F(StoredShard, ANewRuleHoldsFromTheNextStepOn) {
 TEST_F(StoredShard, APushWithoutResultUpdatesToo) {
   ASSERT_TRUE(assign(bytes_of(Floats{1})).ok());
   UpdateRule rule = update_rules()[0];
-  rule.lr = 0.5;
+  rule = testing::with(rule, "lr", 0.5);
   set_rule(rule);
   ASSERT_TRUE(push(0, 1, bytes_of(Floats{1}), DType::float32, wire::kNoResult).ok());
   ASSERT_TRUE(push(1, 1, bytes_of(Floats{1})).ok());
@@ -309,7 +310,7 @@ TEST_F(StoredShard, APushWithoutResultUpdatesToo) {
 
 TEST_F(StoredShard, AnUpdateThatCannotBeIsRefusedToAllAndTheChunkGoesOn) {
   UpdateRule rule = update_rules()[0];
-  rule.lr = 1;
+  rule = testing::with(rule, "lr", 1);
   set_rule(rule);
   push_all(1, bytes_of(Floats{1}));  // no parameters yet
   ASSERT_TRUE(assign(bytes_of(Floats{5, 6})).ok());

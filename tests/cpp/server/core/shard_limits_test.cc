@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/memory_budget.h"
+#include "cpp/kernel/rules.h"
 #include "cpp/server/chunk/contributions.h"
 #include "server/core/shard.h"
 #include "wire/messages.h"
@@ -121,8 +122,7 @@ TEST_F(ShardLimits, AnUpdateWhoseStateHasNoRoomLeavesTheValue) {
   const Floats value(kLimit / 16, 3.0F);  // a quarter
   const auto assignment = with_size(header_of(wire::Kind::assign, 0, 1), value.size() * sizeof(float));
   ASSERT_TRUE(shard_->assign(assignment, bytes_of(value)).ok());
-  UpdateRule rule;
-  rule.kind = UpdateKind::adam;
+  const UpdateRule rule = testing::rule_of("adam");
   ASSERT_TRUE(shard_->set_rule(header_of(wire::Kind::rule, 0, 1), wire::Rule{rule}.make({}).payload()).ok());
   ASSERT_TRUE(push(stored_push_of(0, 1), value).ok());
   ASSERT_EQ(workers_[0].refusals.size(), 1u);
@@ -180,8 +180,7 @@ TEST_F(ShardLimits, ChunksThatAreForgottenDoNotCount) {
 
 TEST_F(ShardLimits, RulesCount) {
   start(1);
-  UpdateRule rule;
-  rule.kind = UpdateKind::sgd;
+  const UpdateRule rule = testing::rule_of("sgd");
   wire::Header header = header_of(wire::Kind::rule, 0, 1);
   const auto payload = wire::Rule{rule}.make({});
   Status status;

@@ -4,9 +4,9 @@
 #include <random>
 #include <vector>
 
+#include "cpp/kernel/rules.h"
 #include "cpp/server/pace/paced_shard.h"
 #include "kernel/kernel.h"
-#include "kernel/update.h"
 
 namespace poseidon {
 namespace {
@@ -21,8 +21,6 @@ using testing::with_size;
 /// A paced shard with a stored chunk and a rule.
 struct Stored : PacedShard {
   Stored(std::uint32_t worker_count, const wire::Pace& pace, const Floats& start) : PacedShard(worker_count, pace) {
-    rule.kind = UpdateKind::sgd;
-    rule.lr = 0.5;
     auto first = header(0, 0);
     first.kind = wire::Kind::assign;
     EXPECT_TRUE(shard.assign(with_size(first, start.size() * sizeof(float)), std::as_bytes(std::span(start))).ok());
@@ -41,7 +39,7 @@ struct Stored : PacedShard {
     return PacedShard::push(stored(rank, step), values);
   }
 
-  UpdateRule rule;
+  UpdateRule rule = testing::rule_of("sgd", {{"lr", 0.5}});
 };
 
 TEST(ShardConsistency, AsyncAppliesEachPushAsItComes) {
@@ -51,7 +49,7 @@ TEST(ShardConsistency, AsyncAppliesEachPushAsItComes) {
   Floats value(kCount);
   for (auto& element : value) element = normal(random);
   Stored paced(3, asynchronous(), value);
-  paced.rule.momentum = 0.9;
+  paced.rule = testing::with(paced.rule, "momentum", 0.9);
   for (std::uint32_t rank = 0; rank < 3; ++rank) paced.send_rule(rank);
   Floats momentum(kCount, 0);
   std::vector<std::uint64_t> steps(3, 0);
@@ -111,7 +109,7 @@ TEST(ShardConsistency, AnAbsentPushAdvancesTheClockAlone) {
 
 TEST(ShardConsistency, ARanksPushFollowsTheRuleThatItHasSent) {
   Stored paced(2, asynchronous(), {0});
-  paced.rule.lr = 50;
+  paced.rule = testing::with(paced.rule, "lr", 50);
   paced.send_rule(1);
   ASSERT_TRUE(paced.push(0, 1, {-4}).ok());
   EXPECT_EQ(paced.result(0), Floats{1});

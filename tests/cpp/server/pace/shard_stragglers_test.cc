@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "cpp/kernel/rules.h"
 #include "cpp/server/pace/paced_shard.h"
 #include "kernel/kernel.h"
 
@@ -258,9 +259,7 @@ TEST(ShardStragglers, AStepOfAbsentRanksLeavesAStoredValueAndAnswersWithIt) {
 
 TEST(ShardStragglers, ServersThatUpdateKeepTheValueOfEachStep) {
   PacedShard paced(3, dropping());
-  UpdateRule rule;
-  rule.kind = UpdateKind::sgd;
-  rule.lr = 1;
+  UpdateRule rule = testing::rule_of("sgd", {{"lr", 1}});
   const auto send_rule = [&](std::uint32_t rank, std::uint64_t step) {
     const auto message = wire::Rule{rule}.make(paced.header(rank, step));
     ASSERT_TRUE(paced.shard.set_rule(message.header, message.payload()).ok());
@@ -282,9 +281,9 @@ TEST(ShardStragglers, ServersThatUpdateKeepTheValueOfEachStep) {
     paced.time_passes();
     EXPECT_EQ(paced.result(1), Floats{100 - static_cast<float>(step - 10)});
   }
-  rule.lr = 10;
+  rule = testing::with(rule, "lr", 10);
   send_rule(1, 13);
-  rule.lr = 1000;
+  rule = testing::with(rule, "lr", 1000);
   send_rule(0, 11);  // of a rank that is behind: too old to hold
   ASSERT_TRUE(paced.push(header(0, 11), Floats{500}).ok());
   EXPECT_EQ(paced.result(0), Floats{99});

@@ -1,0 +1,57 @@
+// poseidon/update.h
+#include "poseidon/update.h"
+
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/bindings.h"
+
+namespace poseidon::bindings {
+
+namespace {
+
+/// The keywords are the names of the kind's values.
+UpdateRule rule_from(const std::string& kind, bool keeps_gradient, const nb::kwargs& values) {
+  std::vector<std::pair<std::string, double>> numbers;
+  for (const auto& [name, value] : values)
+    numbers.emplace_back(nb::cast<std::string>(name), static_cast<double>(nb::float_(value)));
+  auto rule = make_update_rule(kind, numbers);
+  raise_if_failed(rule.status());
+  rule.value().keeps_gradient = keeps_gradient;
+  return rule.value();
+}
+
+/// The names of the values of each kind that this process knows.
+std::map<std::string, std::vector<std::string>> known_rules() {
+  std::map<std::string, std::vector<std::string>> rules{{"none", {}}};
+  for (const std::string& name : update_rule_names())
+    for (const UpdateValue& value : find_update_rule(name)->values) rules[name].push_back(value.name);
+  return rules;
+}
+
+}  // namespace
+
+void bind_update(nb::module_& module) {
+  nb::class_<UpdateRule>(module, "UpdateRule",
+                         "How servers update a layer (include/poseidon/update.h). The keywords are the values of the "
+                         "kind, as update_rules() lists them.")
+      .def(
+          "__init__",
+          [](UpdateRule* self, const std::string& kind, bool keeps_gradient, const nb::kwargs& values) {
+            new (self) UpdateRule(rule_from(kind, keeps_gradient, values));
+          },
+          nb::arg("kind"), nb::kw_only(), nb::arg("keeps_gradient") = false, nb::arg("values"))
+      .def_prop_ro("state_count", [](const UpdateRule& rule) { return update_state_count(rule); })
+      .def("__eq__", [](const UpdateRule& a, const UpdateRule& b) { return a == b; });
+  module.def("update_rules", &known_rules,
+             "The kinds of update rules that this process knows, each with the names of its values.");
+  module.attr("GRADIENT_ARRAY") = kGradientArray;
+}
+
+}  // namespace poseidon::bindings

@@ -1,0 +1,96 @@
+// The arithmetic of Adam and AdamW, which differ in where the weights decay.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+
+#include "kernel/square_root.h"
+#include "kernel/update_rules/moments.h"
+
+namespace poseidon::kernel {
+
+enum class Decay { none, of_gradient, of_parameters };
+
+template <typename T>
+struct AdamScalars {
+  AdamScalars(const UpdateCall<T>& call, Decay decays)
+      : moments(call),
+        decay(static_cast<T>(decays == Decay::of_parameters ? 1 - call.values[kLr] * call.values[kWeightDecay]
+                                                            : call.values[kWeightDecay])),
+        root_divisor(static_cast<T>(moments.second_correction_root)),
+        eps(static_cast<T>(call.values[kEps])),
+        negative_step(static_cast<T>(-(call.values[kLr] / moments.first_correction))) {}
+
+  Moments<T> moments;
+  T decay, root_divisor, eps, negative_step;
+};
+
+template <typename T>
+struct AdamArrays {
+  T* parameters;
+  const T* gradient;
+  T* first;
+  T* second;
+};
+
+/// Decays, updates the moments and leaves exp_avg_sq in `roots`.
+template <Decay decay, typename T>
+POSEIDON_INLINE void adam_moments(AdamScalars<T> scalars, AdamArrays<T> arrays, T* roots, std::size_t n) {
+  const auto [parameters, gradient, first, second] = arrays;
+  POSEIDON_INDEPENDENT_ELEMENTS
+  for (std::size_t i = 0; i < n; ++i) {
+    T g = scalars.moments.sign * gradient[i];
+    if constexpr (decay == Decay::of_gradient) g = fused(scalars.decay, parameters[i], g);
+    if constexpr (decay == Decay::of_parameters) parameters[i] *= scalars.decay;
+    update_moments(scalars.moments, g, first[i], second[i]);
+    roots[i] = second[i];
+  }
+}
+
+template <typename T>
+POSEIDON_INLINE void adam_step(AdamScalars<T> scalars, AdamArrays<T> arrays, const T* roots, std::size_t n) {
+  const auto [parameters, gradient, first, second] = arrays;
+  POSEIDON_INDEPENDENT_ELEMENTS
+  for (std::size_t i = 0; i < n; ++i) {
+    const T denominator = roots[i] / scalars.root_divisor + scalars.eps;
+    parameters[i] += scalars.negative_step * first[i] / denominator;
+  }
+}
+
+template <Decay decay, typename T>
+void adam_update(Isa isa, const UpdateCall<T>& call) {
+  constexpr std::size_t kBlock = 512;  // elements between two passes over scratch in the L1 cache
+  const AdamScalars<T> scalars(call, decay);
+  alignas(64) std::array<T, kBlock> scratch{};
+  T* const roots = scratch.data();
+  for (std::size_t begin = 0; begin < call.parameters.size(); begin += kBlock) {
+    const std::size_t n = std::min(kBlock, call.parameters.size() - begin);
+    const AdamArrays<T> arrays{call.parameters.data() + begin, call.gradient.data() + begin,
+                               call.states[0].data() + begin, call.states[1].data() + begin};
+    run_with(
+        isa, [=](auto) __attribute__((always_inline)) { adam_moments<decay>(scalars, arrays, roots, n); });
+    square_root(isa, roots, n);
+    run_with(
+        isa, [=](auto) __attribute__((always_inline)) { adam_step(scalars, arrays, roots, n); });
+  }
+}
+
+/// `decay`: where the weights decay, if they do.
+template <Decay decay, typename T>
+void adam(Isa isa, const UpdateCall<T>& call) {
+  if (call.values[kWeightDecay] == 0) return adam_update<Decay::none>(isa, call);
+  adam_update<decay>(isa, call);
+}
+
+/// A kind that keeps exp_avg and exp_avg_sq.
+template <Decay decay>
+BuiltInRule adam_rule(const char* name) {
+  UpdateKind kind;
+  kind.name = name;
+  kind.values = moments_values();
+  kind.state_count = [](std::span<const double>) { return std::size_t{2}; };
+  return {std::move(kind), adam<decay, float>, adam<decay, double>};
+}
+
+}  // namespace poseidon::kernel

@@ -1,0 +1,149 @@
+// The kinds of update rules that this process knows: the built-in ones and those that have been registered.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <list>
+#include <mutex>
+
+#include "kernel/update_rules/built_in.h"
+
+// One line for each built-in kind: its function, which its file in this folder defines.
+#define POSEIDON_BUILT_IN_RULES(add) add(sgd) add(adam) add(adamw) add(lamb)
+
+namespace poseidon {
+
+namespace kernel {
+
+#define POSEIDON_DECLARE(rule) BuiltInRule rule();
+POSEIDON_BUILT_IN_RULES(POSEIDON_DECLARE)
+#undef POSEIDON_DECLARE
+
+std::span<const BuiltInRule> built_in_rules() {
+#define POSEIDON_CALL(rule) rule(),
+  static const std::array rules{POSEIDON_BUILT_IN_RULES(POSEIDON_CALL)};
+#undef POSEIDON_CALL
+  return rules;
+}
+
+}  // namespace kernel
+
+namespace {
+
+Status invalid(const std::string& what) { return {ErrorCode::invalid_argument, what}; }
+
+/// Thread-safe. Kinds are added and never removed, so that pointers to them stay valid.
+class Registry {
+ public:
+  Registry() {
+    for (const kernel::BuiltInRule& rule : kernel::built_in_rules()) {
+      UpdateKind& kind = kinds_.emplace_back(rule.kind);
+      kind.update_float32 = [update = rule.update_float32](const UpdateCall<float>& call) {
+        update(kernel::best_isa(), call);
+      };
+      kind.update_float64 = [update = rule.update_float64](const UpdateCall<double>& call) {
+        update(kernel::best_isa(), call);
+      };
+    }
+  }
+
+  const UpdateKind* find(std::string_view name) {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::ranges::find(kinds_, name, &UpdateKind::name);
+    return found == kinds_.end() ? nullptr : &*found;
+  }
+  /// False where the name is taken.
+  bool add(UpdateKind kind) {
+    const std::lock_guard lock(mutex_);
+    if (std::ranges::find(kinds_, kind.name, &UpdateKind::name) != kinds_.end()) return false;
+    kinds_.push_back(std::move(kind));
+    return true;
+  }
+  std::vector<std::string> names() {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::string> names;
+    for (const UpdateKind& kind : kinds_) names.push_back(kind.name);
+    return names;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::list<UpdateKind> kinds_;
+};
+
+Registry& registry() {
+  static Registry all;
+  return all;
+}
+
+bool is_name(const std::string& name) {
+  const auto is_part = [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_'; };
+  return !name.empty() && name.size() <= kMaxUpdateNameBytes && std::ranges::all_of(name, is_part);
+}
+
+std::string list_of(const std::vector<std::string>& names) {
+  std::string list;
+  for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
+  return list;
+}
+
+}  // namespace
+
+Status register_update_rule(UpdateKind kind) {
+  const std::string about = "update rule '" + kind.name + "' ";
+  if (!is_name(kind.name) || kind.name == "none")
+    return invalid(about + "has a name other than 1 to " + std::to_string(kMaxUpdateNameBytes) +
+                   " lower-case letters, digits and underscores, or the name none");
+  if (kind.values.size() > kMaxUpdateValues)
+    return invalid(about + "has " + std::to_string(kind.values.size()) + " values, at most " +
+                   std::to_string(kMaxUpdateValues) + " are allowed");
+  for (std::size_t i = 0; i < kind.values.size(); ++i) {
+    const UpdateValue& value = kind.values[i];
+    const auto earlier = std::span(kind.values).first(i);
+    if (!is_name(value.name) || std::ranges::find(earlier, value.name, &UpdateValue::name) != earlier.end())
+      return invalid(about + "has a value '" + value.name + "' whose name is not allowed or is taken");
+  }
+  if (!kind.state_count || !kind.update_float32 || !kind.update_float64)
+    return invalid(about + "lacks a function: state_count, update_float32 and update_float64 are needed");
+  if (!registry().add(std::move(kind))) return invalid(about + "is registered already");
+  return {};
+}
+
+const UpdateKind* find_update_rule(std::string_view name) { return registry().find(name); }
+
+std::vector<std::string> update_rule_names() { return registry().names(); }
+
+Status UpdateRule::set(std::string_view name, double number) {
+  const std::string text(name);
+  if (kind == nullptr) return invalid("the update rule none has no value '" + text + "'");
+  const auto found = std::ranges::find(kind->values, name, &UpdateValue::name);
+  if (found == kind->values.end()) {
+    std::vector<std::string> names;
+    for (const UpdateValue& value : kind->values) names.push_back(value.name);
+    return invalid("update rule " + kind->name + " has no value '" + text + "'; it has " + list_of(names));
+  }
+  if (!std::isfinite(number)) return invalid("update rule " + kind->name + " has " + text + ", which is not finite");
+  const bool fits = number >= found->least && number <= found->most;
+  if (!fits || (found->is_flag && number != 0 && number != 1))
+    return invalid("update rule " + kind->name + " has " + text + "=" + std::to_string(number) + ", which is not " +
+                   (found->is_flag ? "0 or 1" : "a number in its range"));
+  values[static_cast<std::size_t>(found - kind->values.begin())] = number;
+  return {};
+}
+
+Result<UpdateRule> make_update_rule(std::string_view kind, const std::vector<std::pair<std::string, double>>& values) {
+  UpdateRule rule;
+  if (kind != "none" && (rule.kind = find_update_rule(kind)) == nullptr)
+    return invalid("there is no update rule '" + std::string(kind) + "'; this process knows none, " +
+                   list_of(update_rule_names()));
+  if (rule.kind != nullptr)
+    for (std::size_t i = 0; i < rule.kind->values.size(); ++i) rule.values[i] = rule.kind->values[i].initial;
+  for (const auto& [name, number] : values)
+    if (Status status = rule.set(name, number); !status.ok()) return status;
+  return rule;
+}
+
+std::size_t update_state_count(const UpdateRule& rule) {
+  return rule.kind == nullptr ? 0 : rule.kind->state_count(rule.values);
+}
+
+}  // namespace poseidon

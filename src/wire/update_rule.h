@@ -1,0 +1,22 @@
+// How an update rule is written in messages and in checkpoints (docs/wire-format.md).
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <span>
+
+#include "poseidon/status.h"
+#include "poseidon/update.h"
+
+namespace poseidon::wire {
+
+/// The name of its kind, two small numbers, a checksum of the names of its values, and the values.
+inline constexpr std::size_t kUpdateRuleBytes = kMaxUpdateNameBytes + 8 + kMaxUpdateValues * sizeof(double);
+
+std::array<std::byte, kUpdateRuleBytes> encode_update_rule(const UpdateRule& rule);
+
+/// ErrorCode::mismatch, saying why, for another size, a kind that this process does not know or knows with other
+/// values, a number that is out of its range, and bytes that no rule gives.
+Result<UpdateRule> decode_update_rule(std::span<const std::byte> bytes);
+
+}  // namespace poseidon::wire
