@@ -74,7 +74,7 @@ Status read_units(Cursor& cursor, std::uint32_t count, CheckpointHead& head) {
     one.unit.name = cursor.text(name_bytes);
     if (!cursor.ok()) return damaged("its list of units is cut off");
     if (!rule.ok()) return damaged(rule.status().message());
-    one.rule = rule.value().rule;
+    one.rule = rule.value();
     if (Status status = wire::check_unit(one.unit); !status.ok()) return damaged(status.message());
     if (!names.insert(one.unit.name).second) return damaged("it has unit '" + one.unit.name + "' twice");
   }
