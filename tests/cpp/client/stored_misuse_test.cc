@@ -136,7 +136,7 @@ TEST(Stored, AnArrayThatNoRuleHasEndsTheJobWithTheLayersName) {
   ASSERT_TRUE(client.pull(layer, bytes_of(values), kGradientArray + 1).ok());
   const Status status = client.wait_all(always);
   EXPECT_EQ(status.code(), ErrorCode::refused);
-  EXPECT_TRUE(contains(status, "array 4")) << status.message();
+  EXPECT_TRUE(contains(status, "array 6")) << status.message();
   EXPECT_TRUE(contains(status, "'values'")) << status.message();
 }
 

@@ -12,9 +12,9 @@
 namespace poseidon::kernel {
 namespace {
 
-using poseidon::testing::rule_of;
-using poseidon::testing::value_of;
-using poseidon::testing::with;
+using testing::rule_of;
+using testing::value_of;
+using testing::with;
 
 /// A rule's values by name; 0 where its kind has none of this name.
 struct Numbers {
@@ -174,8 +174,8 @@ std::vector<UpdateRule> all_rules() {
 }
 
 template <typename T>
-class Update : public testing::Test {};
-using Types = testing::Types<float, double>;
+class Update : public ::testing::Test {};
+using Types = ::testing::Types<float, double>;
 TYPED_TEST_SUITE(Update, Types);
 
 TYPED_TEST(Update, HasTheBitsOfTorchsFormulas) {

@@ -67,7 +67,7 @@ TEST(RegisteredRule, UpdatesAChunk) {
     const Floats gradient{0.5F, 4, -1};
     const auto lent = bytes_of(gradient);
     for (std::uint32_t rank = 0; rank < kWorkers; ++rank) {
-      auto push = with_size(stored_push_of(rank, step, kWorkers), lent.size());
+      auto push = with_size(stored_push_of(rank, kWorkers, step), lent.size());
       push.divisor = kWorkers;
       ASSERT_TRUE(shard.add(push, workers[rank], lent, [] {}).ok());
     }

@@ -67,9 +67,13 @@ TEST(ShardConsistency, AsyncAppliesEachPushAsItComes) {
       paced.shard.complete(with_size(paced.stored(rank, step), kCount * sizeof(float)));
     }
     for (auto& element : gradient) element /= 3;
-    std::vector<std::byte*> states{std::as_writable_bytes(std::span(momentum)).data()};
-    kernel::update(paced.rule, update, std::as_writable_bytes(std::span(value)).data(),
-                   std::as_bytes(std::span(gradient)).data(), states, kCount, DType::float32);
+    UpdateCall<float> call;
+    call.parameters = value;
+    call.gradient = gradient;
+    call.states[0] = momentum;
+    call.update_count = update;
+    call.values = paced.rule.values;
+    paced.rule.kind->update_float32(call);
     ASSERT_TRUE(paced.answered(rank, step));
     ASSERT_EQ(paced.result(rank), value) << "update " << update;
     EXPECT_EQ(paced.last(rank).header.flags, 0);
