@@ -26,6 +26,23 @@ struct BuiltInRule {
 /// All of them, in the order of their registration.
 std::span<const BuiltInRule> built_in_rules();
 
+/// Sums of squares over a layer, in double.
+struct LambNorms {
+  double parameter_squares = 0;
+  double direction_squares = 0;
+};
+
+/// LAMB's first half (You et al. 2020, Algorithm 2): exp_avg and exp_avg_sq take in the gradient as in Adam,
+/// scratch[i] = m̂ / (√v̂ + eps) + weight_decay · parameter is the direction.
+/// The norms are summed in an order that depends on the number of elements alone.
+template <typename T>
+LambNorms lamb_direction(Isa isa, const UpdateCall<T>& call);
+
+/// LAMB's second half: parameters -= lr · ratio · scratch, where ratio = ‖parameters‖ / ‖direction‖ of the whole layer,
+/// 1 where one of them is zero.
+template <typename T>
+void lamb_apply(Isa isa, const LambNorms& norms, const UpdateCall<T>& call);
+
 inline UpdateValue flag(const char* name) { return {.name = name, .least = 0, .most = 1, .is_flag = true}; }
 inline UpdateValue number(const char* name) { return {.name = name}; }
 

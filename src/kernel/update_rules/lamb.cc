@@ -1,6 +1,4 @@
 // lamb: Adam's direction with decoupled weight decay, scaled by the ratio of the layer's norms (You et al. 2020).
-#include "kernel/update_rules/lamb.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>

@@ -7,7 +7,7 @@
 #include "arrays.h"
 #include "cpp/kernel/rules.h"
 #include "kernel/square_root.h"
-#include "kernel/update_rules/lamb.h"
+#include "kernel/update_rules/built_in.h"
 
 namespace poseidon::kernel {
 namespace {
