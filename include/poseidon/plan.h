@@ -12,23 +12,10 @@
 
 #include "poseidon/dtype.h"
 #include "poseidon/options.h"
+#include "poseidon/scheme.h"
 #include "poseidon/status.h"
 
 namespace poseidon {
-
-/// How the exact sum of one layer's gradient reaches every worker.
-enum class Scheme : std::uint8_t {
-  automatic = 0,  // "auto": the cheapest of ps and sfb, anew for every step
-  ps = 1,         // sharded parameter server
-  sfb = 2,        // sufficient-factor broadcasting
-  adam = 3,       // Project Adam's: push factors to one shard, pull the dense matrix (baseline)
-  local = 4,      // one worker: nothing to send
-};
-
-/// The name that options and messages use, such as "ps".
-std::string_view scheme_name(Scheme scheme);
-/// The scheme of that name. ErrorCode::invalid_argument for an unknown one.
-Result<Scheme> parse_scheme(std::string_view name);
 
 /// On which machines the servers run.
 enum class Placement : std::uint8_t {
@@ -66,24 +53,10 @@ struct Layer {
   std::size_t size_bytes() const { return element_count * dtype_bytes(dtype); }
 };
 
-/// What one node sends plus receives per step for an M×N layer, in numbers (not bytes; Poseidon Table 1).
-/// `factor_count` is K: batch rows × positions × accumulation steps on one worker.
-struct Costs {
-  double ps_worker = 0;             // 2MN
-  double ps_server = 0;             // 2 P₁ MN / P₂
-  double ps_server_and_worker = 0;  // 2MN (P₁ + P₂ − 2) / P₂
-  double ps = 0;                    // the busiest node under the cluster's placement
-  double sfb = 0;                   // 2K (P₁ − 1)(M + N)
-  double adam_server = 0;           // P₁MN + P₁K(M + N)
-  double adam_worker = 0;           // K(M + N) + MN
-  double adam = 0;                  // the busiest node under the cluster's placement
-};
-/// The costs of an M×N layer (`rows`, `cols`) in a cluster.
-Costs costs(std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster);
-
 /// Algorithm 1, generalized to the cluster's placement. One worker takes local. Otherwise a layer takes its own scheme,
-/// if it names one; ps, if it is not factorable; or the cheaper of ps and sfb, and sfb if both cost the same.
-/// `factor_count` is the mean K over the workers, or 0 if it is unknown, which gives ps.
+/// if it names one; ps, if it is not factorable; or the cheapest scheme that `auto` may choose. Of several that cost the
+/// same it takes the one that is registered last: sfb before ps. `factor_count` is the mean K over the workers, or 0 if
+/// it is unknown, which gives ps.
 Scheme best_scheme(const Layer& layer, double factor_count, const Cluster& cluster);
 
 /// A slice of a unit's bytes and the server core that owns it (Parameter Hub §3.2.4). Each worker's messages about it

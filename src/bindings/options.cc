@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "poseidon/scheme.h"
 
 namespace poseidon::bindings {
 
@@ -125,6 +126,21 @@ nb::dict one_of(const std::vector<std::pair<std::string, std::string>>& names) {
   for (const auto& [name, help] : names) choices[name.c_str()] = help;
   facts["choices"] = choices;
   return facts;
+}
+
+/// "auto" and the schemes that may be asked for by name.
+nb::dict scheme_names() {
+  std::vector<std::pair<std::string, std::string>> names{
+      {std::string(scheme_name(Scheme::automatic)), "The cheapest for each layer."}};
+  std::string compared;
+  for (const Scheme scheme : all_schemes()) {
+    const SchemeTraits& traits = traits_of(scheme);
+    const std::string name(scheme_name(scheme));
+    if (!traits.only_one_worker) names.emplace_back(name, traits.summary);
+    if (traits.automatic) compared += (compared.empty() ? "" : " and ") + name;
+  }
+  names.front().second = "The cheapest of " + compared + " for each layer.";
+  return one_of(names);
 }
 
 template <typename Enum>

@@ -17,6 +17,14 @@ Scheme scheme_from(const std::string& name) {
   return scheme.value();
 }
 
+/// Any scheme but auto, which has no cost of its own.
+Scheme concrete_scheme(const std::string& name) {
+  const Scheme scheme = scheme_from(name);
+  if (scheme == Scheme::automatic)
+    raise_if_failed({ErrorCode::invalid_argument, "auto stands for several schemes: name one of them"});
+  return scheme;
+}
+
 Placement placement_from(const std::string& name) {
   if (name != "colocated" && name != "dedicated")
     raise_if_failed({ErrorCode::invalid_argument, "placement is 'colocated' or 'dedicated', not '" + name + "'"});
@@ -46,16 +54,42 @@ void bind_layer(nb::module_& module) {
       .def_prop_ro("size_bytes", &Layer::size_bytes);
 }
 
-void bind_costs(nb::module_& module) {
-  nb::class_<Costs>(module, "Costs", "Floats per node and step, sent plus received (Poseidon Table 1).")
-      .def_ro("ps_worker", &Costs::ps_worker)
-      .def_ro("ps_server", &Costs::ps_server)
-      .def_ro("ps_server_and_worker", &Costs::ps_server_and_worker)
-      .def_ro("ps", &Costs::ps)
-      .def_ro("sfb", &Costs::sfb)
-      .def_ro("adam_server", &Costs::adam_server)
-      .def_ro("adam_worker", &Costs::adam_worker)
-      .def_ro("adam", &Costs::adam);
+/// A scheme's name and what it says of itself.
+struct NamedScheme {
+  std::string name;
+  SchemeTraits traits;
+};
+
+std::vector<NamedScheme> named_schemes() {
+  std::vector<NamedScheme> all;
+  for (const Scheme scheme : all_schemes()) all.push_back({std::string(scheme_name(scheme)), traits_of(scheme)});
+  return all;
+}
+
+void bind_schemes(nb::module_& module) {
+  nb::class_<NamedScheme>(module, "SchemeTraits", "What a scheme accepts and whom it needs (scheme.h).")
+      .def_ro("name", &NamedScheme::name)
+      .def_prop_ro("title", [](const NamedScheme& scheme) { return std::string(scheme.traits.title); })
+      .def_prop_ro("summary", [](const NamedScheme& scheme) { return std::string(scheme.traits.summary); })
+      .def_prop_ro("takes_factors", [](const NamedScheme& scheme) { return scheme.traits.takes_factors; })
+      .def_prop_ro("workers_multiply", [](const NamedScheme& scheme) { return scheme.traits.workers_multiply; })
+      .def_prop_ro("only_one_worker", [](const NamedScheme& scheme) { return scheme.traits.only_one_worker; })
+      .def_prop_ro("uses_servers", [](const NamedScheme& scheme) { return scheme.traits.uses_servers; })
+      .def_prop_ro("can_drop_late", [](const NamedScheme& scheme) { return scheme.traits.can_drop_late; })
+      .def_prop_ro("automatic", [](const NamedScheme& scheme) { return scheme.traits.automatic; })
+      .def_prop_ro("baseline", [](const NamedScheme& scheme) { return scheme.traits.baseline; });
+  module.def("schemes", &named_schemes, "All schemes, in the order in which they are registered.");
+  nb::class_<SchemeCost>(module, "SchemeCost", "Numbers per node and step, sent plus received (Poseidon Table 1).")
+      .def_ro("worker", &SchemeCost::worker)
+      .def_ro("server", &SchemeCost::server)
+      .def_ro("server_and_worker", &SchemeCost::server_and_worker)
+      .def("busiest", &SchemeCost::busiest, nb::arg("cluster"));
+  module.def(
+      "scheme_cost",
+      [](const std::string& scheme, std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster) {
+        return traits_of(concrete_scheme(scheme)).cost(rows, cols, factor_count, cluster);
+      },
+      nb::arg("scheme"), nb::arg("rows"), nb::arg("cols"), nb::arg("factor_count"), nb::arg("cluster"));
 }
 
 }  // namespace
@@ -74,7 +108,7 @@ void bind_plan(nb::module_& module) {
         return std::string(cluster.placement == Placement::colocated ? "colocated" : "dedicated");
       });
   bind_layer(module);
-  bind_costs(module);
+  bind_schemes(module);
   nb::class_<Chunk>(module, "Chunk", "A slice of a unit and the shard that owns it.")
       .def_ro("index", &Chunk::index)
       .def_ro("offset_bytes", &Chunk::offset_bytes)
@@ -97,7 +131,6 @@ void bind_plan(nb::module_& module) {
       .def_ro("unit_of_layer", &Plan::unit_of_layer)
       .def_ro("server_bytes", &Plan::server_bytes)
       .def("lines", &plan_lines);
-  module.def("costs", &costs, nb::arg("rows"), nb::arg("cols"), nb::arg("factor_count"), nb::arg("cluster"));
   module.def(
       "best_scheme",
       [](const Layer& layer, double factor_count, const Cluster& cluster) {

@@ -147,7 +147,7 @@ Status ClientImpl::check_memory(const LayerState& layer, const Operation& operat
   const std::size_t sent_bytes = data_of(operation).size();
   if (sends && sent_bytes != layer.size_bytes) return has_bytes(sent_bytes);
   const std::size_t received_bytes = destination_of(operation).size();
-  const bool gathers_only = factored != nullptr && received_bytes == 0 && layer.unit->next_scheme == Scheme::sfb;
+  const bool gathers_only = factored != nullptr && received_bytes == 0 && traits_of(layer.unit->next_scheme).workers_multiply;
   if (receives && !gathers_only && received_bytes != layer.size_bytes) return has_bytes(received_bytes);
   return {};
 }
@@ -166,13 +166,13 @@ Status ClientImpl::check_push(const LayerState& state, const Push& push) {
 
 Status ClientImpl::check_factors(const LayerState& state, const FactoredGradient& factored) {
   const Layer& layer = *state.layer;
-  const Scheme scheme = state.unit->next_scheme;
-  if (scheme != Scheme::sfb && scheme != Scheme::adam)
-    return invalid(layer, "takes scheme " + std::string(scheme_name(scheme)) + " in this step, not factors");
+  const SchemeTraits& traits = traits_of(state.unit->next_scheme);
+  const std::string scheme(scheme_name(state.unit->next_scheme));
+  if (!traits.takes_factors) return invalid(layer, "takes scheme " + scheme + " in this step, not factors");
   if (!dtype_is_floating(factored.dtype) || dtype_bytes(factored.dtype) > dtype_bytes(layer.dtype))
     return invalid(layer, "cannot take factors of dtype " + std::string(dtype_name(factored.dtype)));
-  if (scheme == Scheme::adam && (factored.accumulate || factored.dtype != layer.dtype))
-    return invalid(layer, "takes scheme adam, which neither accumulates nor converts");
+  if (!traits.workers_multiply && (factored.accumulate || factored.dtype != layer.dtype))
+    return invalid(layer, "takes scheme " + scheme + ", which neither accumulates nor converts");
   return {};
 }
 

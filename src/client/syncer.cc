@@ -68,11 +68,16 @@ void Syncer::start(Operation operation) {
   const bool came_early = early.arrived_count > 0;
   exchange_.begin(std::move(operation), protocol_of(next_scheme_), next_scheme_, std::move(early));
   note(FlightEvent::Kind::start);
-  if (exchange_.outcome.scheme != Scheme::sfb && came_early)
+  if (!exchange_.protocol->traits().uses_peers && came_early)
     return fail({ErrorCode::mismatch, "a peer has sent factors in step " + std::to_string(exchange_.step) +
                                           ", which takes scheme " + std::string(scheme_name(exchange_.outcome.scheme)) +
                                           " here"});
   exchange_.protocol->start(exchange_, links_);
+}
+
+Status Syncer::unexpected(const std::string& what) const {
+  return {ErrorCode::mismatch, what + " for '" + unit().name + "', which takes " +
+                                   std::string(scheme_name(exchange_.outcome.scheme)) + " in this step"};
 }
 
 Status Syncer::check_step(const wire::Header& header) const {
@@ -86,14 +91,12 @@ Status Syncer::check_step(const wire::Header& header) const {
 
 Result<std::span<std::byte>> Syncer::on_header(const wire::Header& header) {
   if (header.kind == wire::Kind::result || header.kind == wire::Kind::value) {
-    if (exchange_.outcome.scheme == Scheme::sfb)
-      return Status(ErrorCode::mismatch, "a server's result for '" + unit().name + "', which takes sfb in this step");
+    if (!exchange_.protocol->traits().uses_servers) return unexpected("a server's result");
     return exchange_.protocol->destination(exchange_, header, links_);
   }
   if (Status status = check_step(header); !status.ok()) return status;
   if (header.step == exchange_.step) {
-    if (exchange_.outcome.scheme != Scheme::sfb)
-      return Status(ErrorCode::mismatch, "factors for '" + unit().name + "', which takes another scheme in this step");
+    if (!exchange_.protocol->traits().uses_peers) return unexpected("factors");
     return exchange_.protocol->destination(exchange_, header, links_);
   }
   auto& inbox = early_.try_emplace(header.step).first->second;
@@ -102,8 +105,7 @@ Result<std::span<std::byte>> Syncer::on_header(const wire::Header& header) {
 
 Status Syncer::on_message(const wire::Header& header, std::span<const std::byte> payload) {
   if (header.kind == wire::Kind::result || header.kind == wire::Kind::value) {
-    if (exchange_.outcome.scheme == Scheme::sfb)
-      return {ErrorCode::mismatch, "a server's result for '" + unit().name + "' under sfb"};
+    if (!exchange_.protocol->traits().uses_servers) return unexpected("a server's result");
     return exchange_.protocol->receive(exchange_, header, payload, links_);
   }
   if (payload.empty()) {  // then no on_header came before

@@ -43,6 +43,7 @@ class Syncer {
  private:
   void finished();
   void note(FlightEvent::Kind kind) const;
+  Status unexpected(const std::string& what) const;
   Status check_step(const wire::Header& header) const;
   PeerInbox take_inbox();
   void recycle(PeerInbox& inbox);

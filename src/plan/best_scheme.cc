@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <array>
+#include <string>
 #include <utility>
 
 #include "poseidon/plan.h"
@@ -6,13 +8,26 @@
 namespace poseidon {
 namespace {
 
-constexpr std::array<std::pair<Scheme, std::string_view>, 5> kSchemeNames{{
-    {Scheme::automatic, "auto"},
-    {Scheme::ps, "ps"},
-    {Scheme::sfb, "sfb"},
-    {Scheme::adam, "adam"},
-    {Scheme::local, "local"},
-}};
+constexpr std::array kSchemeNames{
+    std::pair<Scheme, std::string_view>{Scheme::automatic, "auto"},
+#define POSEIDON_SCHEME(name) std::pair<Scheme, std::string_view>{Scheme::name, #name},
+#include "poseidon/schemes.def"
+#undef POSEIDON_SCHEME
+};
+
+/// The cheapest of the schemes that `auto` may choose.
+Scheme cheapest_scheme(const Layer& layer, double factor_count, const Cluster& cluster) {
+  Scheme best = Scheme::ps;
+  double least = traits_of(best).cost(layer.rows, layer.cols, factor_count, cluster).busiest(cluster);
+  for (const Scheme scheme : all_schemes()) {
+    if (!traits_of(scheme).automatic) continue;
+    const double cost = traits_of(scheme).cost(layer.rows, layer.cols, factor_count, cluster).busiest(cluster);
+    if (cost > least) continue;
+    least = cost;
+    best = scheme;
+  }
+  return best;
+}
 
 }  // namespace
 
@@ -33,13 +48,18 @@ Result<Scheme> parse_scheme(std::string_view name) {
   return Status(ErrorCode::invalid_argument, "unknown scheme \"" + std::string(name) + "\"; known: " + known);
 }
 
+double SchemeCost::busiest(const Cluster& cluster) const {
+  return cluster.placement == Placement::colocated ? server_and_worker : std::max(worker, server);
+}
+
 Scheme best_scheme(const Layer& layer, double factor_count, const Cluster& cluster) {
   if (cluster.worker_count == 1) return Scheme::local;
-  if (!layer.factorable() || !dtype_is_floating(layer.dtype)) return Scheme::ps;
+  if (!layer.factorable() || !dtype_is_floating(layer.dtype)) {
+    const bool takes_any = layer.scheme != Scheme::automatic && !traits_of(layer.scheme).takes_factors;
+    return takes_any ? layer.scheme : Scheme::ps;
+  }
   if (layer.scheme != Scheme::automatic) return layer.scheme;
-  if (factor_count <= 0) return Scheme::ps;
-  const Costs cost = costs(layer.rows, layer.cols, factor_count, cluster);
-  return cost.sfb <= cost.ps ? Scheme::sfb : Scheme::ps;
+  return factor_count <= 0 ? Scheme::ps : cheapest_scheme(layer, factor_count, cluster);
 }
 
 }  // namespace poseidon

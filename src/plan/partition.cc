@@ -14,14 +14,14 @@ std::size_t divide_up(std::size_t value, std::size_t divisor) {
 bool usually_factors(const Plan& plan, const Unit& unit) {
   if (unit.layers.size() != 1) return false;
   const Scheme scheme = plan.layers[unit.layers.front()].scheme;
-  return scheme == Scheme::automatic || scheme == Scheme::sfb;
+  return scheme == Scheme::automatic || !traits_of(scheme).uses_servers;
 }
 
-/// Project Adam's strategy gathers a layer's factors in one place; others ask for it.
+/// Whether the unit is one layer that has to lie in one piece, by its own wish or its scheme's.
 bool needs_one_shard(const Plan& plan, const Unit& unit) {
   if (unit.layers.size() != 1) return false;
   const Layer& layer = plan.layers[unit.layers.front()];
-  return layer.whole || layer.scheme == Scheme::adam;
+  return layer.whole || (layer.scheme != Scheme::automatic && traits_of(layer.scheme).needs_whole_layer);
 }
 
 void cut(Unit& unit, std::size_t chunk_bytes) {

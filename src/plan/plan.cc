@@ -12,6 +12,18 @@ namespace {
 
 Status invalid(std::string message) { return {ErrorCode::invalid_argument, std::move(message)}; }
 
+/// "auto, ps or sfb": automatic and the schemes that `fits` holds for.
+template <typename Fits>
+std::string choices(const Fits& fits) {
+  std::vector<std::string_view> names{scheme_name(Scheme::automatic)};
+  for (const Scheme scheme : all_schemes())
+    if (fits(traits_of(scheme))) names.push_back(scheme_name(scheme));
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i)
+    text.append(i == 0 ? "" : i + 1 == names.size() ? " or " : ", ").append(names[i]);
+  return text;
+}
+
 Status check_cluster(const Cluster& cluster, const Options& options) {
   if (cluster.worker_count < 1 || cluster.server_count < 1) {
     return invalid("a cluster needs a worker and a server, not " + std::to_string(cluster.worker_count) + " and " +
@@ -49,9 +61,11 @@ Status check_layer(const Layer& layer, const Cluster& cluster) {
                    std::to_string(layer.rows) + " rows x " + std::to_string(layer.cols) + " columns");
   }
   if (scheme_name(layer.scheme) == "unknown") return invalid(who + " has an unknown scheme");
-  if (layer.scheme == Scheme::local && cluster.worker_count > 1) {
-    return invalid(who + " has scheme local, which sends nothing, but there are " +
-                   std::to_string(cluster.worker_count) + " workers; use auto, ps, sfb or adam");
+  const bool named = layer.scheme != Scheme::automatic;
+  if (named && traits_of(layer.scheme).only_one_worker && cluster.worker_count > 1) {
+    return invalid(who + " has scheme " + std::string(scheme_name(layer.scheme)) +
+                   ", which sends nothing, but there are " + std::to_string(cluster.worker_count) + " workers; use " +
+                   choices([](const SchemeTraits& traits) { return !traits.only_one_worker; }));
   }
   return {};
 }
@@ -62,10 +76,13 @@ Status check_layers(const std::vector<Layer>& layers, const Cluster& cluster, co
     if (layers[i].name.empty()) return invalid("layer " + std::to_string(i) + " has no name");
     if (!names.insert(layers[i].name).second) return invalid("two layers have the name \"" + layers[i].name + "\"");
     if (Status status = check_layer(layers[i], cluster); !status.ok()) return status;
-    const bool needs_all = layers[i].scheme == Scheme::sfb || layers[i].scheme == Scheme::adam;
+    const bool needs_all = layers[i].scheme != Scheme::automatic && !traits_of(layers[i].scheme).can_drop_late;
     if (needs_all && options.stragglers == Stragglers::drop) {
       return invalid("layer \"" + layers[i].name + "\" has scheme " + std::string(scheme_name(layers[i].scheme)) +
-                     ", in which nobody can end a step without the late ones; with stragglers=drop use auto or ps");
+                     ", in which nobody can end a step without the late ones; with stragglers=drop use " +
+                     choices([](const SchemeTraits& traits) {
+                       return traits.can_drop_late && !traits.only_one_worker;
+                     }));
     }
   }
   return {};

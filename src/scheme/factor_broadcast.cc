@@ -9,6 +9,12 @@ namespace {
 
 constexpr std::size_t kMinRowsPerJob = 64;
 
+SchemeCost sfb_cost(std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster) {
+  const double factors = factor_count * (static_cast<double>(rows) + static_cast<double>(cols));
+  const double cost = 2 * (cluster.worker_count - 1.0) * factors;
+  return {cost, 0, cost};
+}
+
 void store_own(Exchange& exchange, const Links& links) {
   PeerInbox& inbox = exchange.progress.inbox;
   Part& part = inbox.parts[links.rank];
@@ -73,6 +79,22 @@ void finish(Exchange& exchange, const Links& links) {
 
 }  // namespace
 
+FactorBroadcast::FactorBroadcast()
+    : SchemeProtocol({
+          .title = "sufficient factors",
+          .summary = "Sufficient-factor broadcasting.",
+          .takes_factors = true,
+          .workers_multiply = true,
+          .uses_peers = true,
+          .automatic = true,
+          .cost = sfb_cost,
+      }) {}
+
+const SchemeProtocol& sfb_scheme() {
+  static const FactorBroadcast scheme;
+  return scheme;
+}
+
 void FactorBroadcast::start(Exchange& exchange, const Links& links) const {
   PeerInbox& inbox = exchange.progress.inbox;
   inbox.parts.resize(links.worker_count);
@@ -91,7 +113,7 @@ void FactorBroadcast::start(Exchange& exchange, const Links& links) const {
   // Starting after the own rank spreads the senders over the receivers' ports.
   for (std::uint32_t i = 1; i < links.worker_count; ++i) {
     Flow& flow = *links.peers[(links.rank + i) % links.worker_count][exchange.priority.priority_class];
-    send_counted(exchange, links, flow, true, header, payload);
+    send_counted(exchange, links, flow, {FlightEvent::Party::peer, true}, header, payload);
   }
   if (exchange.progress.inbox.arrived_count == links.worker_count) finish(exchange, links);
   exchange.complete_if_done();

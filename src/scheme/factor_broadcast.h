@@ -10,6 +10,7 @@ namespace poseidon {
 /// or says that it has nothing: the sum stays exact without asking the others first.
 class FactorBroadcast final : public SchemeProtocol {
  public:
+  FactorBroadcast();
   void start(Exchange& exchange, const Links& links) const override;
   Result<std::span<std::byte>> destination(Exchange& exchange, const wire::Header& header,
                                            const Links& links) const override;

@@ -10,6 +10,14 @@ namespace poseidon {
 
 namespace {
 
+SchemeCost ps_cost(std::size_t rows, std::size_t cols, double, const Cluster& cluster) {
+  const double workers = cluster.worker_count;
+  const double servers = cluster.server_count;
+  const double dense = static_cast<double>(rows) * static_cast<double>(cols);
+  // A colocated shard serves its own worker from memory.
+  return {2 * dense, 2 * workers * dense / servers, 2 * dense * (workers + servers - 2) / servers};
+}
+
 /// Whether the answers carry a payload.
 bool wants_result(const Exchange& exchange) { return exchange.push() == nullptr || exchange.push()->wants_result; }
 
@@ -123,8 +131,7 @@ void ParameterServer::start(Exchange& exchange, const Links& links) const {
   wire::Header header = request_header(exchange, links);
   for (const Chunk& chunk : exchange.unit().chunks) {
     header.chunk = chunk.index;
-    Flow& flow = links.flow_of(chunk, exchange.priority.priority_class);
-    send_counted(exchange, links, flow, !links.is_local(chunk), header, payload_of(exchange, chunk));
+    send_to_server(exchange, links, chunk, header, payload_of(exchange, chunk));
   }
   // An assignment has no answer: what follows it on a flow comes after it.
   if (std::holds_alternative<Assign>(exchange.operation)) exchange.progress.received = true;
@@ -224,6 +231,18 @@ std::string ParameterServer::waiting_for(const Exchange& exchange) const {
   return "waiting for the result of chunk " + std::to_string(chunk.index) + " from server " +
          std::to_string(chunk.server) + " (" + std::to_string(exchange.progress.chunks_missing) + " of " +
          std::to_string(exchange.unit().chunks.size()) + " chunks missing)";
+}
+
+const SchemeProtocol& ps_scheme() {
+  static const ParameterServer scheme({
+      .title = "parameter server",
+      .summary = "A sharded parameter server.",
+      .uses_servers = true,
+      .can_drop_late = true,
+      .automatic = true,
+      .cost = ps_cost,
+  });
+  return scheme;
 }
 
 }  // namespace poseidon

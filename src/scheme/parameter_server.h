@@ -7,6 +7,7 @@ namespace poseidon {
 
 class ParameterServer : public SchemeProtocol {
  public:
+  explicit ParameterServer(const SchemeTraits& traits) : SchemeProtocol(traits) {}
   void start(Exchange& exchange, const Links& links) const override;
   Result<std::span<std::byte>> destination(Exchange& exchange, const wire::Header& header,
                                            const Links& links) const override;

@@ -1,18 +1,31 @@
 #include "scheme/scheme.h"
 
-#include "scheme/adam.h"
-#include "scheme/factor_broadcast.h"
-#include "scheme/parameter_server.h"
+#include <array>
 
 namespace poseidon {
 
+#define POSEIDON_SCHEME(name) const SchemeProtocol& name##_scheme();
+#include "poseidon/schemes.def"
+#undef POSEIDON_SCHEME
+
 const SchemeProtocol& protocol_of(Scheme scheme) {
-  static const ParameterServer ps;
-  static const FactorBroadcast sfb;
-  static const Adam adam;
-  if (scheme == Scheme::sfb) return sfb;
-  if (scheme == Scheme::adam) return adam;
-  return ps;
+  static const std::array protocols{
+#define POSEIDON_SCHEME(name) &name##_scheme(),
+#include "poseidon/schemes.def"
+#undef POSEIDON_SCHEME
+  };
+  return *protocols.at(static_cast<std::size_t>(scheme) - 1);  // Scheme::automatic is 0
+}
+
+const SchemeTraits& traits_of(Scheme scheme) { return protocol_of(scheme).traits(); }
+
+std::span<const Scheme> all_schemes() {
+  static constexpr std::array all{
+#define POSEIDON_SCHEME(name) Scheme::name,
+#include "poseidon/schemes.def"
+#undef POSEIDON_SCHEME
+  };
+  return all;
 }
 
 namespace {
@@ -46,27 +59,31 @@ wire::Header header_for(const Exchange& exchange, const Links& links, wire::Kind
   return header;
 }
 
-void send_counted(Exchange& exchange, const Links& links, Flow& flow, bool crosses_network, const wire::Header& header,
+void send_counted(Exchange& exchange, const Links& links, Flow& flow, Receiving to, const wire::Header& header,
                   std::vector<std::span<const std::byte>> payload) {
   FlightEvent event;
   event.kind = FlightEvent::Kind::sent;
   event.what = wire::kind_name(header.kind);
-  event.party = header.kind == wire::Kind::factors && exchange.outcome.scheme == Scheme::sfb
-                    ? FlightEvent::Party::peer
-                    : FlightEvent::Party::server;
+  event.party = to.party;
   event.index = static_cast<std::uint32_t>(flow.tag);
   event.unit = header.unit;
   event.chunk = header.chunk;
   event.step = header.step;
   for (const auto& piece : payload) event.bytes += piece.size();
   links.recorder->note(event);
-  if (crosses_network) exchange.outcome.bytes_sent += wire::kHeaderBytes + event.bytes;
+  if (to.crosses_network) exchange.outcome.bytes_sent += wire::kHeaderBytes + event.bytes;
   ++exchange.progress.sends_pending;
   flow.send(header, std::move(payload), [&exchange](const Status&) {
     // A failed send also closes its flow, and that fails the exchange with the better message.
     --exchange.progress.sends_pending;
     exchange.complete_if_done();
   });
+}
+
+void send_to_server(Exchange& exchange, const Links& links, const Chunk& chunk, const wire::Header& header,
+                    std::vector<std::span<const std::byte>> payload) {
+  Flow& flow = links.flow_of(chunk, exchange.priority.priority_class);
+  send_counted(exchange, links, flow, {FlightEvent::Party::server, !links.is_local(chunk)}, header, std::move(payload));
 }
 
 std::vector<std::span<const std::byte>> factor_pieces(const ExchangeUnit& about, const FactoredGradient& factored) {

@@ -46,6 +46,7 @@ struct Links {
 /// Stateless; loop thread only. State is in the Exchange.
 class SchemeProtocol {
  public:
+  explicit SchemeProtocol(const SchemeTraits& traits) : traits_(traits) {}
   virtual ~SchemeProtocol() = default;
 
   /// Sends this worker's contribution. The exchange completes through complete_if_done().
@@ -61,17 +62,31 @@ class SchemeProtocol {
 
   /// "waiting for the result of chunk 3 from server 1": for error messages.
   virtual std::string waiting_for(const Exchange& exchange) const = 0;
+
+  const SchemeTraits& traits() const { return traits_; }
+
+ private:
+  const SchemeTraits traits_;
 };
 
-/// The protocol of a concrete scheme (ps, sfb, adam). Static lifetime, stateless.
+/// The protocol of a scheme; not of Scheme::automatic. Static lifetime, stateless.
 const SchemeProtocol& protocol_of(Scheme scheme);
 
 /// The header that every message of an exchange starts from.
 wire::Header header_for(const Exchange& exchange, const Links& links, wire::Kind kind);
 
+/// To whom a message goes.
+struct Receiving {
+  FlightEvent::Party party = FlightEvent::Party::none;
+  bool crosses_network = false;  // its bytes count
+};
+
 /// Sends a part of the worker's memory and keeps the exchange's count of pending sends and bytes.
-void send_counted(Exchange& exchange, const Links& links, Flow& flow, bool crosses_network, const wire::Header& header,
+void send_counted(Exchange& exchange, const Links& links, Flow& flow, Receiving to, const wire::Header& header,
                   std::vector<std::span<const std::byte>> payload);
+/// The same to the server that owns the chunk.
+void send_to_server(Exchange& exchange, const Links& links, const Chunk& chunk, const wire::Header& header,
+                    std::vector<std::span<const std::byte>> payload);
 
 /// The pieces of the factors' payload: all left rows, then all right rows.
 std::vector<std::span<const std::byte>> factor_pieces(const ExchangeUnit& about, const FactoredGradient& factored);

@@ -35,15 +35,15 @@ def test_best_scheme_follows_algorithm_1() -> None:
     assert layer_scheme(SQUARE, 32, 8, "auto") == "sfb"
     assert layer_scheme(thin, 128, 16, "auto") == "ps"
     assert layer_scheme(conv, 0, 8, "auto") == "ps"
-    assert layer_scheme(conv, 0, 8, "adam") == "ps"
+    assert layer_scheme(conv, 0, 8, "project_adam") == "ps"
     # The tie K·P = 2MN/(M + N) goes to factors.
     assert layer_scheme(SQUARE, 512, 8, "auto") == "sfb"
     assert layer_scheme(SQUARE, 513, 8, "auto") == "ps"
 
 
 def test_adam_pushes_factors_only_where_they_are_smaller() -> None:
-    assert layer_scheme(SQUARE, 2048, 8, "adam") == "adam"
-    assert layer_scheme(SQUARE, 2049, 8, "adam") == "ps"
+    assert layer_scheme(SQUARE, 2048, 8, "project_adam") == "project_adam"
+    assert layer_scheme(SQUARE, 2049, 8, "project_adam") == "ps"
 
 
 def test_biases_go_through_the_parameter_server() -> None:
@@ -53,7 +53,7 @@ def test_biases_go_through_the_parameter_server() -> None:
 
 
 def test_one_worker_moves_nothing() -> None:
-    assert all(bytes_per_worker(table_of(SQUARE), 1, scheme) == 0 for scheme in ("auto", "ps", "adam"))
+    assert all(bytes_per_worker(table_of(SQUARE), 1, scheme) == 0 for scheme in ("auto", "ps", "project_adam"))
 
 
 def test_methods_and_their_closed_forms() -> None:

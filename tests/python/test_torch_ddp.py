@@ -192,7 +192,7 @@ def held_gradients(scheme: str) -> list[bool]:
     return result
 
 
-@pytest.mark.parametrize("scheme", ["auto", "ps", "sfb", "adam"])
+@pytest.mark.parametrize("scheme", ["auto", "ps", "sfb", "project_adam"])
 def test_held_gradients(scheme: str) -> None:
     for answer in workers.run(2, held_gradients, scheme):
         assert answer == [True] * 5
@@ -409,13 +409,13 @@ def test_scaler_and_clipping(scheme: str) -> None:
 
 
 def scheme_mapping() -> dict[str, str]:
-    model = poseidon.DistributedDataParallel(mlp(), scheme={"0": "sfb", "2.weight": "adam", "*": "ps"})
+    model = poseidon.DistributedDataParallel(mlp(), scheme={"0": "sfb", "2.weight": "project_adam", "*": "ps"})
     mean_loss(model, *shard(0)).backward()
     return {row.layer: row.scheme for row in model.plan()}
 
 
 def test_scheme_mapping() -> None:
-    chosen = {"0.weight": "sfb", "0.bias": "ps", "2.weight": "adam", "2.bias": "ps", "4.weight": "ps", "4.bias": "ps"}
+    chosen = {"0.weight": "sfb", "0.bias": "ps", "2.weight": "project_adam", "2.bias": "ps", "4.weight": "ps", "4.bias": "ps"}
     assert workers.run(2, scheme_mapping) == [chosen, chosen]
 
 

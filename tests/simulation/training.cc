@@ -70,7 +70,7 @@ const std::vector<SimulatedLayer>& simulated_model() {
       {matrix_of("changing", 19, 29, Scheme::automatic), 1, 1, false},
       {vector_of("norm", 31, Scheme::automatic), 1, 0, false},
       {vector_of("embedding", 301, Scheme::ps), 2, 0, true},
-      {matrix_of("adam's", 11, 21, Scheme::adam), 1, 2, false},
+      {matrix_of("adam's", 11, 21, Scheme::project_adam), 1, 2, false},
       {vector_of("empty", 0, Scheme::ps), 1, 0, false},
   };
   return kModel;
@@ -93,7 +93,7 @@ SimulatedGradient gradient_of(std::uint64_t seed, int slot, std::uint64_t step, 
     gradient.left = whole_numbers(mix(key, kLeft), of.factor_count * of.layer.rows, 3);
     gradient.right = whole_numbers(mix(key, kRight), of.factor_count * of.layer.cols, 3);
     gradient.dense = product(gradient.left, gradient.right, of.layer.rows, of.layer.cols);
-    gradient.as_factors = of.layer.scheme == Scheme::adam || mix(key, kForm) % 4 != 0;
+    gradient.as_factors = of.layer.scheme == Scheme::project_adam || mix(key, kForm) % 4 != 0;
   }
   return gradient;
 }

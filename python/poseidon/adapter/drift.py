@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from poseidon.adapter.layer import FACTOR_SCHEMES, SyncedLayer
+from poseidon.adapter.layer import SyncedLayer
 from poseidon.errors import InvalidArgument
 from poseidon.options import Settings
+from poseidon.schemes import SCHEMES
 
 
 def ranks_drift(settings: Settings) -> bool:
@@ -43,7 +44,7 @@ def check_model(settings: Settings, entries: Sequence[SyncedLayer], sends_buffer
             "ranks are to agree on them"
         )
     for entry in entries:
-        if entry.asked_scheme in FACTOR_SCHEMES:
+        if entry.asked_scheme != "auto" and not SCHEMES[entry.asked_scheme].can_drop_late:
             raise InvalidArgument(
                 f"parameter {entry.name} is to go by scheme {entry.asked_scheme}, for which every worker waits for all "
                 f"others: with {drift_option(settings)} take scheme='ps' or 'auto'"

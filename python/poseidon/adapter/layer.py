@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from poseidon import _core
 
-SCHEMES = ("auto", "ps", "sfb", "adam")
-FACTOR_SCHEMES = ("sfb", "adam")
 _KEPT_SUMS = 4  # enough to go back by two attempts
 
 SchemeChoice = str | Mapping[str, str]

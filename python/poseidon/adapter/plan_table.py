@@ -94,9 +94,13 @@ def _row(
     factor_count = _mean_factor_count(entry, client, size)
     element_bytes = _ELEMENT_BYTES[entry.dtype]
     rows, cols = entry.shape if entry.factorable else (entry.element_count, 1)
-    costs = _core.costs(rows, cols, factor_count or 0, cluster)
+
+    def cost(of: str) -> float:
+        return _core.scheme_cost(of, rows, cols, factor_count or 0, cluster).busiest(cluster)
+
+    dense = cost("ps")
     known = scheme == "ps" or factor_count is not None
-    exchanged = (getattr(costs, scheme) if known else costs.ps) * element_bytes
+    exchanged = (cost(scheme) if known else dense) * element_bytes
     # A port carries both directions at once.
     seconds = None if link_bits_per_s is None else exchanged * 8 / 2 / link_bits_per_s
     return PlanRow(
@@ -105,11 +109,11 @@ def _row(
         factor_count=factor_count,
         scheme=scheme,
         bytes=exchanged,
-        dense_bytes=costs.ps * element_bytes,
+        dense_bytes=dense * element_bytes,
         predicted_seconds=seconds,
         urgency=entry.urgency,
         priority_class=None if priorities is None or entry.urgency is None else priorities.class_of(entry),
-        reason=_reason(entry, here.settings, factor_count, costs.ps, costs.sfb),
+        reason=_reason(entry, here.settings, factor_count, dense, cost("sfb")),
     )
 
 

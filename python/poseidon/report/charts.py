@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from poseidon.report.data import Epoch, LayerRow, RankRecord, Span, typical_step
 from poseidon.report.svg import Canvas, Scale, bytes_text, number_text, shortened, ticks
+from poseidon.schemes import SCHEMES
 
 LINE_POINTS = 160  # a curve is thinned to so many means
 ROW_LIMIT = 24  # layers in one picture; the table has them all
@@ -142,6 +143,15 @@ def largest(layers: Sequence[LayerRow]) -> list[LayerRow]:
     return [row for row in layers if row in kept]
 
 
+_SCHEME_COLOURS = 3  # of style.css
+
+
 def scheme_style(scheme: str) -> str:
-    """The style class of a scheme's colour."""
-    return f"scheme-{scheme}" if scheme in ("ps", "sfb", "adam") else "scheme-other"
+    """The style class of a scheme's colour: the schemes take the colours of style.css in turn."""
+    number = list(SCHEMES).index(scheme) + 1 if scheme in SCHEMES else 0
+    return f"scheme-{number}" if 1 <= number <= _SCHEME_COLOURS else "scheme-other"
+
+
+def scheme_title(scheme: str) -> str:
+    """What readers see of a scheme, e.g. "parameter server (ps)"."""
+    return f"{SCHEMES[scheme].title} ({scheme})" if scheme in SCHEMES else scheme

@@ -8,18 +8,20 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-from poseidon.report.charts import ROW_LIMIT, accuracy_chart, bytes_chart, loss_chart, scheme_style, timeline_chart
+from poseidon.report.charts import (
+    ROW_LIMIT,
+    accuracy_chart,
+    bytes_chart,
+    loss_chart,
+    scheme_style,
+    scheme_title,
+    timeline_chart,
+)
 from poseidon.report.data import LayerRow, Report, hidden_share
 from poseidon.report.svg import Canvas, bytes_text, number_text, percent_text, seconds_text
 
 PAGE_WIDTH, HALF_WIDTH, PHONE_WIDTH = 952, 460, 360
 _LATE_SHOWN = 3  # late workers that are named
-SCHEME_NAMES = {
-    "ps": "parameter server (ps)",
-    "sfb": "sufficient factors (sfb)",
-    "adam": "Adam's strategy (adam)",
-    "local": "nothing to send (local)",
-}
 
 
 def html(report: Report) -> str:
@@ -149,7 +151,7 @@ def _legend(entries: Iterable[tuple[str, str]]) -> str:
 
 def _scheme_entries(layers: Iterable[LayerRow]) -> list[tuple[str, str]]:
     schemes = dict.fromkeys(row.scheme for row in layers)
-    return [(scheme_style(scheme), SCHEME_NAMES.get(scheme, scheme)) for scheme in schemes]
+    return [(scheme_style(scheme), scheme_title(scheme)) for scheme in schemes]
 
 
 def _bytes(layers: list[LayerRow]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from poseidon.report.data import LayerRow, RankRecord, Span, hidden_share
+from poseidon.schemes import SCHEMES
 
 if TYPE_CHECKING:
     from poseidon.adapter.plan_table import PlanRow
@@ -99,4 +100,4 @@ def _bytes_sent(layer: LayerSynchronization) -> int:
 
     All shards together send what all workers receive. So in the mean over the ranks, the answers that this worker
     received count for those that its own shard sent."""
-    return layer.bytes_sent if layer.scheme == "sfb" else layer.bytes_sent + layer.bytes_received
+    return layer.bytes_sent + (layer.bytes_received if SCHEMES[layer.scheme].uses_servers else 0)

@@ -38,7 +38,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     """Trains `module` synchronously on all workers of the job: after backward every `.grad` is the
     mean over the workers.
 
-    `scheme` is "auto" (the cheapest for each layer and step), "ps", "sfb" or "adam" for all layers, or a
+    `scheme` is "auto" (the cheapest for each layer and step), "ps", "sfb" or "project_adam" for all layers, or a
     mapping from patterns of parameter or module names to these. The default is the option `scheme`.
     The other arguments are torch's, by position and by name. `find_unused_parameters`, `static_graph`,
     `skip_all_reduce_unused_params`, `delay_all_reduce_named_params` and all arguments about buckets and their views

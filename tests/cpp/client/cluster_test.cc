@@ -101,7 +101,7 @@ class Rank {
     running.scheme = client_->next_scheme(ids_[index]);
     agreement_.report(step, index, "scheme", static_cast<std::uint64_t>(running.scheme));
     const bool sfb = running.scheme == Scheme::sfb;
-    const bool takes_factors = sfb || running.scheme == Scheme::adam;
+    const bool takes_factors = sfb || running.scheme == Scheme::project_adam;
     const std::uint32_t divisor = job_.divisor(step, layer);
     running.data = job_.before(step, index);
     if (running.given.kind == Given::Kind::absent)
@@ -274,7 +274,7 @@ TEST_P(LargeTensors, ArriveWholeUnderEveryScheme) {
   const std::size_t rows = 1000;
   const std::size_t cols = 3000;
   const auto first = cluster.add({vector_layer("vector", 5'000'011), matrix_layer("sfb", rows, cols, Scheme::sfb),
-                                  matrix_layer("adam", rows, cols, Scheme::adam)});
+                                  matrix_layer("project_adam", rows, cols, Scheme::project_adam)});
   cluster.each([&](std::size_t rank, Client& client) {
     const float mine = static_cast<float>(rank + 1);
     std::vector<float> dense(5'000'011, mine);

@@ -267,7 +267,7 @@ TEST_P(LostRank, EndsTheOthersWithinASecondAndIsNamed) {
   EXPECT_LT(Clock::now() - begun, milliseconds(1100));
 }
 
-INSTANTIATE_TEST_SUITE_P(Schemes, LostRank, ::testing::Values(Scheme::ps, Scheme::sfb, Scheme::adam));
+INSTANTIATE_TEST_SUITE_P(Schemes, LostRank, ::testing::Values(Scheme::ps, Scheme::sfb, Scheme::project_adam));
 
 TEST(Connect, RanksThatDoNotExistAreRefused) {
   for (const auto& [rank, world_size] : {std::pair(2, 2), std::pair(-1, 2), std::pair(0, 0)})

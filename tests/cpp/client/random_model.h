@@ -163,7 +163,7 @@ struct RandomJob {
     const auto dtype = static_cast<DType>(1 + random() % 7);
     if (random() % 2 == 0) return vector_layer(name, pick<std::size_t>(random, {0, 1, 3, 100, 3000}), dtype);
     const auto scheme =
-        pick<Scheme>(random, {Scheme::automatic, Scheme::automatic, Scheme::ps, Scheme::sfb, Scheme::adam});
+        pick<Scheme>(random, {Scheme::automatic, Scheme::automatic, Scheme::ps, Scheme::sfb, Scheme::project_adam});
     const auto floating = dtype_is_floating(dtype) ? dtype : DType::float32;
     return matrix_layer(name, 1 + random() % 80, 1 + random() % 60, scheme, floating);
   }
@@ -184,7 +184,7 @@ struct RandomJob {
     if (given.kind != Given::Kind::factors) return given;
     given.factor_dtype = layer.dtype;
     const auto narrow = pick<DType>(random, {DType::float16, DType::bfloat16, DType::float32});
-    if (layer.scheme != Scheme::adam && dtype_bytes(narrow) <= dtype_bytes(layer.dtype)) given.factor_dtype = narrow;
+    if (layer.scheme != Scheme::project_adam && dtype_bytes(narrow) <= dtype_bytes(layer.dtype)) given.factor_dtype = narrow;
     const std::size_t segment_count = random() % 4;
     for (std::size_t i = 0; i < segment_count; ++i) {
       given.counts.push_back(random() % 6);

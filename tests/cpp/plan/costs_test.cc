@@ -9,36 +9,45 @@ Layer matrix(std::size_t rows, std::size_t cols, Scheme scheme = Scheme::automat
   return {"fc.weight", DType::float32, rows * cols, rows, cols, scheme};
 }
 
+SchemeCost cost_of(Scheme scheme, std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster) {
+  return traits_of(scheme).cost(rows, cols, factor_count, cluster);
+}
+
+double busiest(Scheme scheme, std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster) {
+  return cost_of(scheme, rows, cols, factor_count, cluster).busiest(cluster);
+}
+
 TEST(Costs, GoldenValuesOfTable1) {
-  const Costs cost = costs(4096, 4096, 32, {8, 8, Placement::colocated});
-  EXPECT_DOUBLE_EQ(cost.ps_worker, 33554432);             // 33.55 M
-  EXPECT_DOUBLE_EQ(cost.ps_server, 33554432);             // 33.55 M
-  EXPECT_DOUBLE_EQ(cost.ps_server_and_worker, 58720256);  // 58.72 M
-  EXPECT_DOUBLE_EQ(cost.sfb, 3670016);                    // 3.67 M
-  EXPECT_DOUBLE_EQ(cost.ps, cost.ps_server_and_worker);
+  const Cluster cluster{8, 8, Placement::colocated};
+  const SchemeCost ps = cost_of(Scheme::ps, 4096, 4096, 32, cluster);
+  EXPECT_DOUBLE_EQ(ps.worker, 33554432);                                               // 33.55 M
+  EXPECT_DOUBLE_EQ(ps.server, 33554432);                                               // 33.55 M
+  EXPECT_DOUBLE_EQ(ps.server_and_worker, 58720256);                                    // 58.72 M
+  EXPECT_DOUBLE_EQ(busiest(Scheme::sfb, 4096, 4096, 32, cluster), 3670016);            // 3.67 M
+  EXPECT_DOUBLE_EQ(ps.busiest(cluster), ps.server_and_worker);
 }
 
 TEST(Costs, PlacementDecidesWhichNodeIsTheBusiest) {
-  const Costs few_servers = costs(100, 200, 1, {8, 2, Placement::dedicated});
-  EXPECT_DOUBLE_EQ(few_servers.ps_worker, 40000);
-  EXPECT_DOUBLE_EQ(few_servers.ps_server, 160000);
-  EXPECT_DOUBLE_EQ(few_servers.ps, 160000);
-  EXPECT_DOUBLE_EQ(costs(100, 200, 1, {2, 8, Placement::dedicated}).ps, 40000);
+  const Cluster dedicated{8, 2, Placement::dedicated};
+  const SchemeCost few_servers = cost_of(Scheme::ps, 100, 200, 1, dedicated);
+  EXPECT_DOUBLE_EQ(few_servers.worker, 40000);
+  EXPECT_DOUBLE_EQ(few_servers.server, 160000);
+  EXPECT_DOUBLE_EQ(few_servers.busiest(dedicated), 160000);
+  EXPECT_DOUBLE_EQ(busiest(Scheme::ps, 100, 200, 1, {2, 8, Placement::dedicated}), 40000);
 }
 
-TEST(Costs, Adam) {
-  const Costs cost = costs(100, 200, 4, {8, 8, Placement::dedicated});
-  EXPECT_DOUBLE_EQ(cost.adam_server, 8 * 20000 + 8 * 4 * 300);
-  EXPECT_DOUBLE_EQ(cost.adam_worker, 4 * 300 + 20000);
-  EXPECT_DOUBLE_EQ(cost.adam, cost.adam_server);
-  EXPECT_DOUBLE_EQ(costs(100, 200, 4, {8, 8, Placement::colocated}).adam, 7 * (20000 + 4 * 300));
+TEST(Costs, ProjectAdam) {
+  const Cluster dedicated{8, 8, Placement::dedicated};
+  const SchemeCost cost = cost_of(Scheme::project_adam, 100, 200, 4, dedicated);
+  EXPECT_DOUBLE_EQ(cost.server, 8 * 20000 + 8 * 4 * 300);
+  EXPECT_DOUBLE_EQ(cost.worker, 4 * 300 + 20000);
+  EXPECT_DOUBLE_EQ(cost.busiest(dedicated), cost.server);
+  EXPECT_DOUBLE_EQ(busiest(Scheme::project_adam, 100, 200, 4, {8, 8, Placement::colocated}), 7 * (20000 + 4 * 300));
 }
 
 TEST(Costs, OneColocatedWorkerMovesNothing) {
-  const Costs cost = costs(100, 200, 4, {1, 1, Placement::colocated});
-  EXPECT_DOUBLE_EQ(cost.ps, 0);
-  EXPECT_DOUBLE_EQ(cost.sfb, 0);
-  EXPECT_DOUBLE_EQ(cost.adam, 0);
+  for (const Scheme scheme : all_schemes())
+    EXPECT_DOUBLE_EQ(busiest(scheme, 100, 200, 4, {1, 1, Placement::colocated}), 0) << scheme_name(scheme);
 }
 
 TEST(BestScheme, PapersExamples) {
@@ -66,13 +75,13 @@ TEST(BestScheme, CasesThatCostsDoNotDecide) {
   EXPECT_EQ(best_scheme(matrix(4096, 4096), 1, {1, 1, Placement::colocated}), Scheme::local);
   EXPECT_EQ(best_scheme(matrix(4096, 4096, Scheme::ps), 1, cluster), Scheme::ps);
   EXPECT_EQ(best_scheme(matrix(8, 8, Scheme::sfb), 1000, cluster), Scheme::sfb);
-  EXPECT_EQ(best_scheme(matrix(8, 8, Scheme::adam), 1000, cluster), Scheme::adam);
+  EXPECT_EQ(best_scheme(matrix(8, 8, Scheme::project_adam), 1000, cluster), Scheme::project_adam);
   EXPECT_EQ(best_scheme({"bias", DType::float32, 8, 0, 0, Scheme::sfb}, 1, cluster), Scheme::ps);
   EXPECT_EQ(best_scheme({"steps", DType::int64, 4096 * 4096, 4096, 4096, Scheme::sfb}, 1, cluster), Scheme::ps);
 }
 
 TEST(SchemeName, RoundTrip) {
-  for (const Scheme scheme : {Scheme::automatic, Scheme::ps, Scheme::sfb, Scheme::adam, Scheme::local}) {
+  for (const Scheme scheme : {Scheme::automatic, Scheme::ps, Scheme::sfb, Scheme::project_adam, Scheme::local}) {
     const Result<Scheme> parsed = parse_scheme(scheme_name(scheme));
     ASSERT_TRUE(parsed.ok());
     EXPECT_EQ(parsed.value(), scheme);

@@ -39,7 +39,7 @@ std::vector<Layer> random_layers(std::mt19937& random) {
   const auto below = [&random](std::size_t bound) { return std::size_t{random()} % bound; };
   constexpr std::array dtypes{DType::float32,  DType::float64, DType::float16,
                               DType::bfloat16, DType::int64,   DType::uint8};
-  constexpr std::array schemes{Scheme::automatic, Scheme::automatic, Scheme::ps, Scheme::sfb, Scheme::adam};
+  constexpr std::array schemes{Scheme::automatic, Scheme::automatic, Scheme::ps, Scheme::sfb, Scheme::project_adam};
   std::vector<Layer> layers;
   const std::size_t count = 1 + below(60);
   for (std::size_t i = 0; i < count; ++i) {
@@ -217,7 +217,7 @@ TEST(Plan, CoarseAndAdamKeepALayerWhole) {
     EXPECT_EQ(round_robin.units[u].chunks[0].server, static_cast<int>(u % 2));
   }
   const Plan adam =
-      plan_of({matrix_layer("x", 2000, 2000, Scheme::adam), matrix_layer("y", 1000, 1000, Scheme::adam)}, colocated(2));
+      plan_of({matrix_layer("x", 2000, 2000, Scheme::project_adam), matrix_layer("y", 1000, 1000, Scheme::project_adam)}, colocated(2));
   ASSERT_EQ(adam.units[0].chunks.size(), 1u);
   ASSERT_EQ(adam.units[1].chunks.size(), 1u);
   EXPECT_NE(adam.units[0].chunks[0].server, adam.units[1].chunks[0].server);

@@ -47,7 +47,7 @@ class ParameterServerTest : public ::testing::Test {
     header.flags = flags;
     const auto payload = std::as_bytes(std::span(values));
     header.payload_bytes = payload.size();
-    const Status status = ParameterServer().receive(exchange_, header, payload, links_);
+    const Status status = protocol_of(Scheme::ps).receive(exchange_, header, payload, links_);
     ASSERT_TRUE(status.ok()) << status.message();
   }
 
@@ -98,7 +98,7 @@ TEST_F(ParameterServerTest, APullSaysHowManyUpdatesTheMostUpdatedChunkHasHad) {
     header.step = update_count;
     const Floats values{1, 2};
     header.payload_bytes = kChunkBytes;
-    ASSERT_TRUE(ParameterServer().receive(exchange_, header, std::as_bytes(std::span(values)), links_).ok());
+    ASSERT_TRUE(protocol_of(Scheme::ps).receive(exchange_, header, std::as_bytes(std::span(values)), links_).ok());
   }
   EXPECT_EQ(exchange_.outcome.update_count, 9u);
 }

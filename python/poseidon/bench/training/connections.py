@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 from poseidon.bench.hosts.fleet import Place
 from poseidon.bench.hosts.measures import Counters
 from poseidon.bench.training.methods import METHODS, Method
+from poseidon.schemes import takes_factors
 
 BUCKET_BYTES = 25 << 20  # torch DDP's default
 
@@ -125,7 +126,7 @@ class HostConnections:
             return Trainer(wrapped, bare.optimizer)
         import poseidon.torch as poseidon
 
-        scheme = dict.fromkeys(bare.factorable, "adam") if method.scheme == "adam" else method.scheme
+        scheme = dict.fromkeys(bare.factorable, method.scheme) if takes_factors(method.scheme) else method.scheme
         module = poseidon.DistributedDataParallel(bare.model, scheme=scheme, init_sync=self._init_sync)
         optimizer = poseidon.DistributedOptimizer(bare.optimizer, module) if method.overlap else bare.optimizer
         return Trainer(module, optimizer)

@@ -96,7 +96,12 @@ METHODS = {
             scheme="ps",
             options={"partition": "coarse"},
         ),
-        Method("adam", "poseidon", "factors to one shard, the dense matrix back (Project Adam)", scheme="adam"),
+        Method(
+            "project_adam",
+            "poseidon",
+            "factors to one shard, the dense matrix back (Project Adam)",
+            scheme="project_adam",
+        ),
         Method(
             "overlap", "poseidon", "poseidon with DistributedOptimizer: the next forward waits by layer", overlap=True
         ),

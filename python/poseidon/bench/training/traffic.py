@@ -28,15 +28,15 @@ def adam_floats(rows: int, cols: int, factor_count: int, worker_count: int) -> f
 
 
 def layer_scheme(layer: LayerSpec, factor_count: int, worker_count: int, scheme: str) -> str:
-    """The scheme of a layer's weight when `scheme` ("auto", "ps", "adam") is asked for.
+    """The scheme of a layer's weight when `scheme` ("auto", "ps", "project_adam") is asked for.
 
     "auto" is Algorithm 1. Adam's strategy pushes factors only where they are smaller than the dense gradient.
     """
     if not layer.factorable or scheme == "ps":
         return "ps"
     rows, cols = layer.weight_shape
-    if scheme == "adam":
-        return "adam" if factor_count * (rows + cols) <= rows * cols else "ps"
+    if scheme == "project_adam":
+        return "project_adam" if factor_count * (rows + cols) <= rows * cols else "ps"
     factors = sfb_floats(rows, cols, factor_count, worker_count)
     return "sfb" if factors <= ps_floats(rows * cols, worker_count) else "ps"
 

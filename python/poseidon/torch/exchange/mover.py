@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from poseidon.schemes import workers_multiply
 from poseidon.torch.exchange.transfer import Transfer
 from poseidon.torch.model.factors import Factors
 from poseidon.torch.tensors.memory import flat_view
@@ -118,7 +119,7 @@ class StagedTransfer(Transfer):
         def start() -> None:
             self._client.start(layer, host, divisor, factor_count)
 
-        self._stage(_Staged(layer, divisor, buffer, [host], scheme == "sfb"), copied, start)
+        self._stage(_Staged(layer, divisor, buffer, [host], workers_multiply(scheme)), copied, start)
 
     def absent(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str, counts: bool = True) -> None:
         host = self._host(layer, buffer)
@@ -126,7 +127,7 @@ class StagedTransfer(Transfer):
         def start() -> None:
             self._client.start_absent(layer, host, divisor, counts)
 
-        self._stage(_Staged(layer, divisor, buffer, [host], scheme == "sfb"), _nothing, start)
+        self._stage(_Staged(layer, divisor, buffer, [host], workers_multiply(scheme)), _nothing, start)
 
     def factors(self, layer: int, factors: Factors, buffer: torch.Tensor, divisor: int, scheme: str) -> None:
         hosts = [self._copies.host_buffer(rows.numel(), rows.dtype) for rows in (*factors.lefts, *factors.rights)]
@@ -136,7 +137,7 @@ class StagedTransfer(Transfer):
         ]
         lefts = [host.view(rows.shape) for host, rows in zip(hosts, factors.lefts, strict=False)]
         rights = [host.view(rows.shape) for host, rows in zip(hosts[len(lefts) :], factors.rights, strict=True)]
-        destination = self._host(layer, buffer) if scheme == "adam" else None
+        destination = self._host(layer, buffer) if not workers_multiply(scheme) else None
 
         def copied() -> None:
             for wait in waits:

@@ -23,11 +23,11 @@ import torch
 from poseidon import _core
 from poseidon.adapter.control import Control
 from poseidon.adapter.drift import check_stored
-from poseidon.adapter.layer import FACTOR_SCHEMES
 from poseidon.adapter.layer_table import LayerTable
 from poseidon.adapter.priorities import Priorities
 from poseidon.errors import PoseidonError
 from poseidon.options import Settings
+from poseidon.schemes import takes_factors
 from poseidon.torch.exchange.comm_hooks import HookedTransfer
 from poseidon.torch.exchange.in_flight import InFlight
 from poseidon.torch.exchange.pending_exchange import PendingExchange, start_exchange
@@ -199,7 +199,7 @@ class Synchronizer(InFlight):
                 f"parameter {entry.name} received a gradient twice in one backward pass: a nested backward "
                 "reached it after its exchange had started; use checkpoint(use_reentrant=False), or static_graph=True"
             )
-        if dense and entry.next_scheme in FACTOR_SCHEMES:
+        if dense and takes_factors(entry.next_scheme):
             entry.note_dense_contribution()
 
     def after_accumulation(self, entry: SyncedParameter) -> None:

@@ -7,8 +7,9 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from poseidon.adapter.layer import SCHEMES, SchemeChoice
+from poseidon.adapter.layer import SchemeChoice
 from poseidon.errors import InvalidArgument
+from poseidon.schemes import SCHEME_CHOICES
 from poseidon.torch.model.factors import FactorForward
 from poseidon.torch.model.gradient_form import form_of
 from poseidon.torch.model.parameters import SyncedParameter
@@ -92,8 +93,8 @@ class _SchemeTable:
         self._default = default
         self._unused = set(self._patterns) - {"*"}
         for name in (*self._patterns.values(), default):
-            if name not in SCHEMES:
-                raise InvalidArgument(f"{name!r} is no scheme: known are {', '.join(SCHEMES)}")
+            if name not in SCHEME_CHOICES:
+                raise InvalidArgument(f"{name!r} is no scheme: known are {', '.join(SCHEME_CHOICES)}")
 
     def of(self, names: list[str]) -> str:
         for pattern, scheme in self._patterns.items():

@@ -11,6 +11,7 @@ from torch import nn
 
 from poseidon.adapter.layer import SyncedLayer
 from poseidon.errors import InvalidArgument
+from poseidon.schemes import takes_factors, workers_multiply
 from poseidon.torch.model.factors import FactorForward, Factors
 from poseidon.torch.model.gradient_form import DenseForm
 from poseidon.torch.model.passes import Mode
@@ -175,10 +176,10 @@ class SyncedParameter(SyncedLayer):
         return not self.may_send(left.dtype)
 
     def may_send(self, dtype: torch.dtype) -> bool:
-        """Whether the next exchange takes factors of this dtype. Before the ranks agreed on a scheme it may be sfb."""
-        if self.next_scheme == "adam":
-            return dtype == self.param.dtype
-        return self.next_scheme in ("", "sfb") and dtype.itemsize <= self.param.dtype.itemsize
+        """Whether the next exchange takes factors of this dtype. Before the ranks have agreed on a scheme it may."""
+        if self.next_scheme == "" or workers_multiply(self.next_scheme):
+            return dtype.itemsize <= self.param.dtype.itemsize
+        return takes_factors(self.next_scheme) and dtype == self.param.dtype
 
     @torch._disable_dynamo
     def take_factors(self, left: torch.Tensor, right: torch.Tensor) -> bool:

@@ -1,0 +1,24 @@
+"""What each scheme says of itself, as the core registers it (include/poseidon/scheme.h)."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from poseidon import _core
+
+SCHEMES = MappingProxyType({scheme.name: scheme for scheme in _core.schemes()})
+SCHEME_CHOICES = ("auto", *(name for name, scheme in SCHEMES.items() if not scheme.only_one_worker))
+
+
+_TAKE_FACTORS = frozenset(name for name, scheme in SCHEMES.items() if scheme.takes_factors)
+_WORKERS_MULTIPLY = frozenset(name for name, scheme in SCHEMES.items() if scheme.workers_multiply)
+
+
+def takes_factors(scheme: str) -> bool:
+    """Whether the scheme of that name takes a gradient as factors. False for "auto" and for an unknown scheme."""
+    return scheme in _TAKE_FACTORS
+
+
+def workers_multiply(scheme: str) -> bool:
+    """Whether each worker gets all factors and multiplies them itself. False for "auto" and for an unknown scheme."""
+    return scheme in _WORKERS_MULTIPLY

@@ -1,0 +1,24 @@
+// local: one worker has nothing to send. Its gradients go through its own server, which may keep and update them.
+#include "scheme/parameter_server.h"
+
+namespace poseidon {
+
+namespace {
+
+SchemeCost no_cost(std::size_t, std::size_t, double, const Cluster&) { return {}; }
+
+}  // namespace
+
+const SchemeProtocol& local_scheme() {
+  static const ParameterServer scheme({
+      .title = "nothing to send",
+      .summary = "One worker: nothing to send.",
+      .only_one_worker = true,
+      .uses_servers = true,
+      .can_drop_late = true,
+      .cost = no_cost,
+  });
+  return scheme;
+}
+
+}  // namespace poseidon
