@@ -183,7 +183,8 @@ class Client {
   /// The same as `start`, with factors instead of a dense gradient. `destination` receives the product of all workers'
   /// factors; with `accumulate` the product is added to what `destination` holds. If `destination` is empty, the parts
   /// are only gathered, and `gathered()` returns them. The factors' dtype may be narrower than the layer's.
-  /// Only when `next_scheme(layer)` is sfb or adam (adam: no accumulate, no empty destination).
+  /// Only when `next_scheme(layer)` takes factors (SchemeTraits). If the workers do not multiply them themselves,
+  /// neither `accumulate` nor an empty `destination` nor another dtype than the layer's is allowed.
   virtual Status start_factors(std::uint32_t layer, DType dtype, std::vector<FactorRows> segments,
                                std::span<std::byte> destination, std::uint32_t divisor, bool accumulate) = 0;
 

@@ -54,9 +54,9 @@ struct Layer {
 };
 
 /// Algorithm 1, generalized to the cluster's placement. One worker takes local. Otherwise a layer takes its own scheme,
-/// if it names one; ps, if it is not factorable; or the cheapest scheme that `auto` may choose. Of several that cost the
-/// same it takes the one that is registered last: sfb before ps. `factor_count` is the mean K over the workers, or 0 if
-/// it is unknown, which gives ps.
+/// if it names one; ps, if it is not factorable; or the cheapest scheme that `auto` may choose. Of several that cost
+/// the same it takes the one that is registered last: sfb before ps. `factor_count` is the mean K over the workers, or
+/// 0 if it is unknown, which gives ps.
 Scheme best_scheme(const Layer& layer, double factor_count, const Cluster& cluster);
 
 /// A slice of a unit's bytes and the server core that owns it (Parameter Hub §3.2.4). Each worker's messages about it

@@ -45,9 +45,9 @@ struct SchemeTraits {
   bool only_one_worker = false;    // for a cluster of one worker, where it is chosen without being asked for
 
   // Whom it talks to.
-  bool uses_servers = false;     // workers await results from the servers
-  bool uses_peers = false;       // workers await each other's parts, which may come before a worker has started the step
-  bool can_drop_late = false;    // a step can end without late workers (stragglers=drop)
+  bool uses_servers = false;   // workers await results from the servers
+  bool uses_peers = false;     // workers await each other's parts, which may come before a worker has started the step
+  bool can_drop_late = false;  // a step can end without late workers (stragglers=drop)
 
   // What it is compared with.
   bool automatic = false;  // `auto` may choose it

@@ -147,7 +147,8 @@ Status ClientImpl::check_memory(const LayerState& layer, const Operation& operat
   const std::size_t sent_bytes = data_of(operation).size();
   if (sends && sent_bytes != layer.size_bytes) return has_bytes(sent_bytes);
   const std::size_t received_bytes = destination_of(operation).size();
-  const bool gathers_only = factored != nullptr && received_bytes == 0 && traits_of(layer.unit->next_scheme).workers_multiply;
+  const bool gathers_only =
+      factored != nullptr && received_bytes == 0 && traits_of(layer.unit->next_scheme).workers_multiply;
   if (receives && !gathers_only && received_bytes != layer.size_bytes) return has_bytes(received_bytes);
   return {};
 }

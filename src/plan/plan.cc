@@ -78,11 +78,10 @@ Status check_layers(const std::vector<Layer>& layers, const Cluster& cluster, co
     if (Status status = check_layer(layers[i], cluster); !status.ok()) return status;
     const bool needs_all = layers[i].scheme != Scheme::automatic && !traits_of(layers[i].scheme).can_drop_late;
     if (needs_all && options.stragglers == Stragglers::drop) {
-      return invalid("layer \"" + layers[i].name + "\" has scheme " + std::string(scheme_name(layers[i].scheme)) +
-                     ", in which nobody can end a step without the late ones; with stragglers=drop use " +
-                     choices([](const SchemeTraits& traits) {
-                       return traits.can_drop_late && !traits.only_one_worker;
-                     }));
+      return invalid(
+          "layer \"" + layers[i].name + "\" has scheme " + std::string(scheme_name(layers[i].scheme)) +
+          ", in which nobody can end a step without the late ones; with stragglers=drop use " +
+          choices([](const SchemeTraits& traits) { return traits.can_drop_late && !traits.only_one_worker; }));
     }
   }
   return {};

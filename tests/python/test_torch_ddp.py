@@ -415,7 +415,8 @@ def scheme_mapping() -> dict[str, str]:
 
 
 def test_scheme_mapping() -> None:
-    chosen = {"0.weight": "sfb", "0.bias": "ps", "2.weight": "project_adam", "2.bias": "ps", "4.weight": "ps", "4.bias": "ps"}
+    chosen = dict.fromkeys(("0.bias", "2.bias", "4.weight", "4.bias"), "ps")
+    chosen.update({"0.weight": "sfb", "2.weight": "project_adam"})
     assert workers.run(2, scheme_mapping) == [chosen, chosen]
 
 

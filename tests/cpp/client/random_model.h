@@ -184,7 +184,8 @@ struct RandomJob {
     if (given.kind != Given::Kind::factors) return given;
     given.factor_dtype = layer.dtype;
     const auto narrow = pick<DType>(random, {DType::float16, DType::bfloat16, DType::float32});
-    if (layer.scheme != Scheme::project_adam && dtype_bytes(narrow) <= dtype_bytes(layer.dtype)) given.factor_dtype = narrow;
+    if (layer.scheme != Scheme::project_adam && dtype_bytes(narrow) <= dtype_bytes(layer.dtype))
+      given.factor_dtype = narrow;
     const std::size_t segment_count = random() % 4;
     for (std::size_t i = 0; i < segment_count; ++i) {
       given.counts.push_back(random() % 6);

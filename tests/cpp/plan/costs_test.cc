@@ -20,10 +20,10 @@ double busiest(Scheme scheme, std::size_t rows, std::size_t cols, double factor_
 TEST(Costs, GoldenValuesOfTable1) {
   const Cluster cluster{8, 8, Placement::colocated};
   const SchemeCost ps = cost_of(Scheme::ps, 4096, 4096, 32, cluster);
-  EXPECT_DOUBLE_EQ(ps.worker, 33554432);                                               // 33.55 M
-  EXPECT_DOUBLE_EQ(ps.server, 33554432);                                               // 33.55 M
-  EXPECT_DOUBLE_EQ(ps.server_and_worker, 58720256);                                    // 58.72 M
-  EXPECT_DOUBLE_EQ(busiest(Scheme::sfb, 4096, 4096, 32, cluster), 3670016);            // 3.67 M
+  EXPECT_DOUBLE_EQ(ps.worker, 33554432);                                     // 33.55 M
+  EXPECT_DOUBLE_EQ(ps.server, 33554432);                                     // 33.55 M
+  EXPECT_DOUBLE_EQ(ps.server_and_worker, 58720256);                          // 58.72 M
+  EXPECT_DOUBLE_EQ(busiest(Scheme::sfb, 4096, 4096, 32, cluster), 3670016);  // 3.67 M
   EXPECT_DOUBLE_EQ(ps.busiest(cluster), ps.server_and_worker);
 }
 

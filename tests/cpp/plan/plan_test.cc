@@ -216,8 +216,9 @@ TEST(Plan, CoarseAndAdamKeepALayerWhole) {
     ASSERT_EQ(round_robin.units[u].chunks.size(), 1u);
     EXPECT_EQ(round_robin.units[u].chunks[0].server, static_cast<int>(u % 2));
   }
-  const Plan adam =
-      plan_of({matrix_layer("x", 2000, 2000, Scheme::project_adam), matrix_layer("y", 1000, 1000, Scheme::project_adam)}, colocated(2));
+  const Plan adam = plan_of(
+      {matrix_layer("x", 2000, 2000, Scheme::project_adam), matrix_layer("y", 1000, 1000, Scheme::project_adam)},
+      colocated(2));
   ASSERT_EQ(adam.units[0].chunks.size(), 1u);
   ASSERT_EQ(adam.units[1].chunks.size(), 1u);
   EXPECT_NE(adam.units[0].chunks[0].server, adam.units[1].chunks[0].server);
