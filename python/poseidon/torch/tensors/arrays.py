@@ -45,14 +45,13 @@ class TensorArrays(Arrays):
         return f"{value.dtype} tensor" if isinstance(value, torch.Tensor) else type(value).__name__
 
     def size_bytes(self, array: torch.Tensor) -> int:
-        return array.numel() * array.element_size()
+        return array.nbytes
 
     def bytes_of(self, array: torch.Tensor) -> Bytes:
         return byte_view(array).cpu().numpy()  # type: ignore[no-any-return]
 
     def overwrite(self, array: torch.Tensor, data: Bytes) -> None:
-        with torch.no_grad():
-            array.detach().copy_(torch.from_numpy(data).view(array.dtype).view(array.shape))
+        array.detach().copy_(torch.from_numpy(data).view(array.dtype).view(array.shape))
 
     def make(self, kind: ArrayKind, data: bytearray | None = None) -> torch.Tensor:
         name, shape = kind
