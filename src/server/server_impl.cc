@@ -5,6 +5,8 @@
 #include <map>
 #include <utility>
 
+#include "server/baselines/wide_aggregation.h"
+#include "server/baselines/worker_assignment.h"
 #include "server/checkpoint/checkpoint_directory.h"
 #include "server/chunk/limits.h"
 
@@ -35,7 +37,7 @@ std::size_t wanted_cores(const Options& options) {
 
 ServerImpl::ServerImpl(const Options& options, std::vector<std::shared_ptr<Loop>> loops) {
   if (options.aggregation == Aggregation::wide)
-    executor_ = std::make_unique<Executor>(std::max(1, options.server_cores));
+    wide_ = std::make_unique<WideAggregation>(std::max(1, options.server_cores));
   if (loops.empty()) {
     for (std::size_t core = 0; core < wanted_cores(options); ++core)
       loops.push_back(std::make_shared<Loop>("psd-server-" + std::to_string(core)));
@@ -54,8 +56,8 @@ ServerImpl::ServerImpl(const Options& options, std::vector<std::shared_ptr<Loop>
     ServerCore::Surroundings surroundings;
     surroundings.index = core;
     surroundings.tenants = tenants;
-    surroundings.peers = [this]() -> const std::vector<std::unique_ptr<ServerCore>>& { return cores_; };
-    surroundings.executor = executor_.get();
+    surroundings.core_count = loops.size();
+    surroundings.wide = wide_.get();
     surroundings.checkpoints = checkpoints_.get();
     if (records_) surroundings.on_failure = [this](const JobFailure& failure) { records_->write(failure); };
     surroundings.on_late_rank = [this, tenants](const JobName& job, std::uint32_t rank, const std::string& text) {
@@ -67,6 +69,7 @@ ServerImpl::ServerImpl(const Options& options, std::vector<std::shared_ptr<Loop>
     };
     cores_.push_back(std::make_unique<ServerCore>(options, loops[core], std::move(surroundings)));
   }
+  if (options.assignment == Assignment::worker) assign_by_worker(cores_);
 }
 
 ServerImpl::~ServerImpl() {

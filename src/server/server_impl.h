@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/executor.h"
 #include "poseidon/server.h"
 #include "server/checkpoint/checkpoint_writer.h"
 #include "server/core/server_core.h"
@@ -62,7 +61,7 @@ class ServerImpl final : public Server {
 
  private:
   std::unique_ptr<Transport> owned_transport_;     // null where someone else keeps it
-  std::unique_ptr<Executor> executor_;             // Aggregation::wide only
+  std::unique_ptr<ThreadedSum> wide_;              // Aggregation::wide only
   std::unique_ptr<ServerRecords> records_;         // of a server that stands alone
   std::unique_ptr<CheckpointWriter> checkpoints_;  // null: nothing is saved
   Status checkpoint_status_;                       // of their directory

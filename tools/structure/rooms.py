@@ -30,6 +30,7 @@ CPP_DOORS: Doors = {
     "server/pace": {"chunk"},
     "server/checkpoint": {"chunk"},
     "server/core": {"chunk", "pace", "checkpoint"},
+    "server/baselines": {"chunk", "core"},
 }
 
 # What a room of python/poseidon may import, besides itself. None: all others, as far as no circle comes of it.

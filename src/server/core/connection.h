@@ -98,46 +98,16 @@ class ServerCore::Connection final : public Requester {
   const std::shared_ptr<Backlog> backlog_ = std::make_shared<Backlog>();
 };
 
-/// Assignment::worker: a worker that is connected to another core of the server, as this one sees it.
-class ServerCore::RemoteWorker final : public Requester {
- public:
-  RemoteWorker(ServerCore& home, std::uint64_t connection_id, Loop& here)
-      : home_(home), connection_id_(connection_id), here_(here) {}
-
-  void send(const wire::Header& header, std::shared_ptr<const Buffer> payload) override {
-    // The payload's memory belongs to this loop's pool: its last owner has to let go here.
-    std::shared_ptr<const Buffer> lent;
-    if (payload)
-      lent = {payload.get(), [&here = here_, held = payload](const Buffer*) mutable {
-                here.post([moved = std::move(held)] {});  // a copy could make this thread the last owner
-              }};
-    payload.reset();
-    home_.loop().post([&home = home_, id = connection_id_, header, lent] {
-      home.with_connection(id, [&](Connection& connection) { connection.send(header, lent); });
-    });
-  }
-  void refuse(const wire::Header& about, const Status& status) override {
-    home_.loop().post([&home = home_, id = connection_id_, about, status] {
-      home.with_connection(id, [&](Connection& connection) { connection.refuse(about, status); });
-    });
-  }
-
- private:
-  ServerCore& home_;
-  const std::uint64_t connection_id_;
-  Loop& here_;
-};
-
 /// One generation of one run of a job, its chunks and workers: from its first hello until its last connection has gone.
 struct ServerCore::Job {
-  Job(JobName job_name, const wire::Hello& first, Reduction reduction, WideThreads wide,
+  Job(JobName job_name, const wire::Hello& first, Reduction reduction, ShardThreads threads,
       std::shared_ptr<MemoryBudget> budget)
       : name(std::move(job_name)),
         worker_count(first.worker_count),
         generation(first.generation),
         run(first.run),
         pace(first.pace.value_or(wire::Pace())),
-        shard(first.worker_count, reduction, wide, std::move(budget)) {}
+        shard(first.worker_count, reduction, threads, std::move(budget)) {}
 
   /// Whether a worker that says so ends it: one of a later generation or, where `runs_follow`, of another run when this
   /// one has lost workers, so that it cannot go on.
@@ -159,7 +129,7 @@ struct ServerCore::Job {
   std::set<Connection*> waiting;     // those of them whose next contribution may not come yet
   bool failing = false;              // its open chunks have been remembered
   std::set<std::uint32_t> departed;  // ranks that have said goodbye on all connections
-  std::map<std::uint64_t, std::unique_ptr<RemoteWorker>> remote;  // Assignment::worker: of other cores, by id
+  std::size_t guests = 0;            // workers of other cores that push to chunks here (chunk_handover.h)
   FairShare share;
   Shard shard;
 };
@@ -167,7 +137,7 @@ struct ServerCore::Job {
 inline bool ServerCore::Job::is_whole() const {
   std::set<std::uint32_t> ranks;
   for (const Connection* connection : connections) ranks.insert(connection->rank);
-  return ranks.size() == worker_count || !remote.empty();  // of those on other cores nothing is known here
+  return ranks.size() == worker_count || guests > 0;  // of those on other cores nothing is known here
 }
 
 inline std::string ServerCore::Job::objection(const wire::Hello& hello) const {

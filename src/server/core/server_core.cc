@@ -174,7 +174,7 @@ bool ServerCore::may_receive(Flow& flow, const wire::Header& header) {
   heard(connection);
   Job* job = connection.job;
   const bool shards =
-      is_contribution(header) && job != nullptr && header.rank == connection.rank && !hands_over(header);
+      is_contribution(header) && job != nullptr && header.rank == connection.rank && !is_elsewhere(header);
   if (!shards || job->shard.may_receive(header)) return true;
   connection.waiting = header;
   job->waiting.insert(&connection);
@@ -213,7 +213,7 @@ Result<std::span<std::byte>> ServerCore::place_for(Flow& flow, const wire::Heade
     return connection.text.span();
   }
   Shard& shard = connection.job->shard;
-  if (is_contribution(header) && !hands_over(header)) {
+  if (is_contribution(header) && !is_elsewhere(header)) {
     auto place = shard.begin(header, connection);
     connection.in_shard = place.ok();
     resume_waiting(*connection.job);
@@ -287,8 +287,9 @@ Status ServerCore::contribute(Connection& connection, const wire::Header& header
     shard.pool().give_back(std::move(connection.receiving));
     return std::exchange(connection.refusal, Status());
   }
-  if (hands_over(header)) {
-    hand_over(connection, header, payload, std::move(release));
+  if (is_elsewhere(header)) {
+    if (connection.receiving && !release) release = lend_received(connection);
+    handover_->hand_over(connection.job->name, connection.id(), header, payload, std::move(release));
     return {};
   }
   if (!received) return shard.add(header, connection, payload, std::move(release));
@@ -300,7 +301,7 @@ Status ServerCore::request(Connection& connection, const wire::Header& header, s
   Shard& shard = connection.job->shard;
   if (!shard.pool().has_room(0)) return shard.no_room(0);
   if (header.kind == wire::Kind::units) return shard.describe_units(payload);
-  if (options_.assignment == Assignment::worker && surroundings_.peers().size() > 1)
+  if (handover_ != nullptr)
     return {ErrorCode::refused, "a server with assignment=worker, which is a baseline, keeps no values"};
   if (header.kind == wire::Kind::rule) return shard.set_rule(header, payload);
   if (header.kind == wire::Kind::assign) return shard.assign(header, payload);
@@ -322,16 +323,7 @@ void ServerCore::on_closed(Flow& flow, const Status& status) {
     if (connection.receiving) job->shard.pool().give_back(std::move(connection.receiving));
     job->connections.erase(&connection);
     if (connection.said_goodbye) note_departure(*job, connection.rank);
-    tell_peers([home = this, id = connection.id(), name = job->name](ServerCore& peer) {
-      const auto known = peer.jobs_.find(name);
-      if (known == peer.jobs_.end()) return;
-      Job& remote_job = *known->second;
-      const auto worker = remote_job.remote.find(id + home->surroundings_.index * kRemoteIdStride);
-      if (worker == remote_job.remote.end()) return;
-      remote_job.shard.drop(*worker->second);
-      remote_job.remote.erase(worker);
-      peer.end_if_empty(remote_job);
-    });
+    if (handover_ != nullptr) handover_->closed(job->name, connection.id());
     end_if_empty(*job);
   }
   connections_.erase(found);
@@ -339,7 +331,7 @@ void ServerCore::on_closed(Flow& flow, const Status& status) {
 }
 
 void ServerCore::end_if_empty(Job& job) {
-  if (!job.connections.empty() || !job.remote.empty()) return;
+  if (!job.connections.empty() || job.guests > 0) return;
   if (const auto found = jobs_.find(job.name); found != jobs_.end() && found->second.get() == &job)
     jobs_.erase(found);
   else
@@ -358,52 +350,40 @@ void ServerCore::check_overdue() {
   loop_->call_at(Clock::now() + pause, [this] { check_overdue(); });
 }
 
-bool ServerCore::hands_over(const wire::Header& header) const {
-  return options_.assignment == Assignment::worker && &owner_of(header) != this;
+void ServerCore::set_handover(std::unique_ptr<ChunkHandover> handover) {
+  loop_->call([&] { handover_ = std::move(handover); });
 }
 
-ServerCore& ServerCore::owner_of(const wire::Header& header) const {
-  const auto& peers = surroundings_.peers();
-  return *peers[(std::size_t{header.unit} + header.chunk) % peers.size()];
+Shard* ServerCore::shard_of(const JobName& job) {
+  const auto found = jobs_.find(job);
+  return found == jobs_.end() ? nullptr : &found->second->shard;
 }
 
-void ServerCore::tell_peers(const std::function<void(ServerCore&)>& what) {
-  if (options_.assignment != Assignment::worker) return;
-  for (const auto& peer : surroundings_.peers())
-    if (peer.get() != this) peer->loop_->post([&core = *peer, what] { what(core); });
+bool ServerCore::add_guest(const JobName& job, const wire::Hello& hello) {
+  const auto here = job_of(job, hello);
+  if (!here.ok() || here.value()->generation != hello.generation || here.value()->run != hello.run) return false;
+  ++here.value()->guests;
+  return true;
 }
 
-void ServerCore::hand_over(Connection& connection, const wire::Header& header, std::span<const std::byte> payload,
-                           std::function<void()> release) {
-  if (connection.receiving && !release) {
-    // Its memory goes back to this core's pool when the owner has added it.
-    const auto held = std::make_shared<Buffer>(std::move(connection.receiving));
-    release = [this, held, pool = connection.job->shard.pool().shared_from_this()] {
-      loop_->post([held, pool] { pool->give_back(std::move(*held)); });
-    };
-  }
-  ServerCore& owner = owner_of(header);
-  const std::uint64_t id = connection.id() + surroundings_.index * kRemoteIdStride;
-  owner.loop_->post([&owner, name = connection.job->name, id, header, payload, release = std::move(release)] {
-    owner.take_over(name, id, header, payload, release);
-  });
+void ServerCore::remove_guest(const JobName& job) {
+  Job& left = *jobs_.at(job);
+  --left.guests;
+  end_if_empty(left);
 }
 
-void ServerCore::take_over(const JobName& name, std::uint64_t remote_id, const wire::Header& header,
-                           std::span<const std::byte> payload, std::function<void()> release) {
-  const auto job = jobs_.find(name);
-  const auto worker = job == jobs_.end() ? decltype(job->second->remote.end())() : job->second->remote.find(remote_id);
-  if (job == jobs_.end() || worker == job->second->remote.end()) {
-    if (release) release();
-    return;  // it has gone meanwhile
-  }
-  if (Status status = job->second->shard.add(header, *worker->second, payload, std::move(release)); !status.ok())
-    worker->second->refuse(header, status);
-}
-
-void ServerCore::with_connection(std::uint64_t connection_id, const std::function<void(Connection&)>& what) {
+Requester* ServerCore::connection(std::uint64_t id) {
   for (auto& [flow, connection] : connections_)
-    if (connection->id() == connection_id) return what(*connection);
+    if (connection->id() == id) return connection.get();
+  return nullptr;
+}
+
+/// What another core reads: when it has, the memory goes back to the job's pool here.
+std::function<void()> ServerCore::lend_received(Connection& connection) {
+  const auto held = std::make_shared<Buffer>(std::move(connection.receiving));
+  return [this, held, pool = connection.job->shard.pool().shared_from_this()] {
+    loop_->post([held, pool] { pool->give_back(std::move(*held)); });
+  };
 }
 
 }  // namespace poseidon

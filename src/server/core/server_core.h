@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/executor.h"
 #include "base/flight_recorder.h"
 #include "poseidon/options.h"
+#include "server/core/chunk_handover.h"
 #include "server/core/job_failure.h"
 #include "server/core/shard.h"
 #include "server/core/tenants.h"
@@ -23,17 +23,15 @@
 namespace poseidon {
 
 /// Receive, reduce, update and send back: all of it happens on this core's loop, and no core waits for
-/// another (Parameter Hub §3.2.4). With Assignment::worker, the baseline, a core receives whatever its
-/// workers push and hands chunks that others own to them, and their results come back through it.
-class ServerCore final : private Receiver {
+/// another (Parameter Hub §3.2.4).
+class ServerCore final : public HandoverCore, private Receiver {
  public:
-  /// `peers()` are all cores of the server, this one too, by index; used only after `listen`.
-  /// `executor` (wide aggregation; else null) and `checkpoints` outlive this.
+  /// `wide` and `checkpoints` outlive this.
   struct Surroundings {
     std::size_t index = 0;
-    std::shared_ptr<Tenants> tenants;  // of the server
-    std::function<const std::vector<std::unique_ptr<ServerCore>>&()> peers;
-    Executor* executor = nullptr;
+    std::shared_ptr<Tenants> tenants;         // of the server
+    std::size_t core_count = 1;               // of the server
+    ThreadedSum* wide = nullptr;              // null: sums are made on the core's loop
     CheckpointWriter* checkpoints = nullptr;  // null: nothing is saved
     /// Told on the core's loop when a job has lost a worker or waits for too long; may be empty.
     std::function<void(const JobFailure&)> on_failure;
@@ -60,7 +58,10 @@ class ServerCore final : private Receiver {
   void report(JsonWriter& json, std::int64_t time_ns);
 
   /// The loop; for an owner that has to stop all loops before the first core goes.
-  Loop& loop() { return *loop_; }
+  Loop& loop() override { return *loop_; }
+
+  /// Chunks that others own are handed to them: the baseline. Before `listen`.
+  void set_handover(std::unique_ptr<ChunkHandover> handover);
 
   /// Network bytes of all flows so far: sent, received. Any thread but the loop's.
   std::pair<std::uint64_t, std::uint64_t> traffic();
@@ -70,10 +71,7 @@ class ServerCore final : private Receiver {
  private:
   static constexpr auto kLinger = std::chrono::seconds(2);  // of a flow that is closed while it still has to send
   class Connection;
-  class RemoteWorker;
   struct Job;
-  /// A connection's id on another core: its own, and this times the index of the core it is on.
-  static constexpr std::uint64_t kRemoteIdStride = std::uint64_t{1} << 48;
 
   bool begin_turn(Flow& flow) override;
   void end_turn(Flow& flow) override;
@@ -118,19 +116,20 @@ class ServerCore final : private Receiver {
   void note_departure(Job& job, std::uint32_t rank);
   static void refuse_for_departed(Connection& to, wire::Header about, std::uint32_t rank);
 
-  // Assignment::worker: what a worker's core and a chunk's owner say to each other.
-  bool hands_over(const wire::Header& header) const;
-  ServerCore& owner_of(const wire::Header& header) const;
-  void tell_peers(const std::function<void(ServerCore&)>& what);
-  void hand_over(Connection& connection, const wire::Header& header, std::span<const std::byte> payload,
-                 std::function<void()> release);
-  void take_over(const JobName& name, std::uint64_t remote_id, const wire::Header& header,
-                 std::span<const std::byte> payload, std::function<void()> release);
-  void with_connection(std::uint64_t connection_id, const std::function<void(Connection&)>& what);
+  // For chunk_handover.h.
+  Shard* shard_of(const JobName& job) override;
+  bool add_guest(const JobName& job, const wire::Hello& hello) override;
+  void remove_guest(const JobName& job) override;
+  Requester* connection(std::uint64_t id) override;
+  bool is_elsewhere(const wire::Header& contribution) const {
+    return handover_ != nullptr && handover_->is_elsewhere(contribution);
+  }
+  std::function<void()> lend_received(Connection& connection);
 
   const Options options_;
   const Surroundings surroundings_;
   std::vector<std::unique_ptr<Listener>> listeners_;  // the owner's thread
+  std::unique_ptr<ChunkHandover> handover_;           // null: every chunk that comes here is this core's
   std::map<JobName, std::unique_ptr<Job>> jobs_;
   std::vector<std::unique_ptr<Job>> replaced_jobs_;  // by a later generation; their connections are being closed
   std::map<const Flow*, std::unique_ptr<Connection>> connections_;

@@ -46,7 +46,7 @@ std::string ServerCore::objection(const JobName& name, const wire::Hello& hello)
   if (hello.worker_count != expected || hello.rank >= expected || expected > most)
     return "this server serves " + std::to_string(std::min(expected, most)) + " workers" + of_job + ", not rank " +
            std::to_string(hello.rank) + " of " + std::to_string(hello.worker_count);
-  if (job != nullptr && !embedded() && job->connections.size() >= most_connections(surroundings_.peers().size()))
+  if (job != nullptr && !embedded() && job->connections.size() >= most_connections(surroundings_.core_count))
     return "the job has " + std::to_string(job->connections.size()) +
            " connections to a core of this server, half of what its process may open; raise its `ulimit -n`";
   if (std::string why = pace_objection(job, hello); !why.empty()) return why;
@@ -87,7 +87,7 @@ Result<ServerCore::Job*> ServerCore::job_of(const JobName& name, const wire::Hel
     return Status(ErrorCode::refused, "this server takes max_jobs=" + std::to_string(options_.max_jobs) +
                                           " jobs at once and has them; start it with a higher max_jobs");
   auto job = std::make_unique<Job>(name, hello, Reduction{options_.aggregation, options_.reduce_order},
-                                   WideThreads{surroundings_.executor, loop_.get()}, std::move(budget));
+                                   ShardThreads{loop_.get(), surroundings_.wide}, std::move(budget));
   job->earlier_runs = std::move(earlier_runs);
   job->shard.set_pace(job->pace, loop_.get(), [this, name](std::uint32_t rank, const std::string& text) {
     if (surroundings_.on_late_rank) surroundings_.on_late_rank(name, rank, text);
@@ -114,8 +114,8 @@ void ServerCore::end_generation(std::unique_ptr<Job> job, const wire::Hello& nex
     connection->send_text(wire::Abort{why}.make(), [] {});
     connection->flow().close(kLinger);
   }
-  for (auto& [id, worker] : job->remote) job->shard.drop(*worker);
-  job->remote.clear();
+  if (handover_ != nullptr) handover_->drop_guests(job->name, job->shard);
+  job->guests = 0;
   if (!job->connections.empty()) replaced_jobs_.push_back(std::move(job));
 }
 
@@ -138,13 +138,7 @@ Status ServerCore::greet(Connection& connection, const wire::Header& header, std
   note(FlightEvent::Kind::greeted, connection, "");
   // Where the system does not permit it, the worker at the other end has said so.
   static_cast<void>(connection.flow().set_traffic_class(traffic_class_of(options_, hello.priority_class)));
-  tell_peers([home = this, id = connection.id(), name, hello](ServerCore& peer) {
-    const auto there = peer.job_of(name, hello);
-    if (!there.ok() || there.value()->generation != hello.generation || there.value()->run != hello.run)
-      return;  // it has gone on meanwhile
-    there.value()->remote[id + home->surroundings_.index * kRemoteIdStride] =
-        std::make_unique<RemoteWorker>(*home, id, peer.loop());
-  });
+  if (handover_ != nullptr) handover_->joined(name, connection.id(), hello);
   connection.send_text(wire::Hello{0, hello.worker_count, hello.job, hello.flow, other_cores_, hello.priority_class,
                                    hello.generation, wire::Pace(), hello.run}
                            .make(),

@@ -103,14 +103,14 @@ void ServerCore::tell_overdue(Job& job, const OpenChunk& chunk, const std::vecto
   recorder_.note(event);
   remember_open_chunks(job);
   for (Connection* connection : job.connections) connection->refuse(chunk.about, status);
-  for (auto& [id, worker] : job.remote) worker->refuse(chunk.about, status);
+  if (handover_ != nullptr) handover_->refuse_guests(job.name, chunk.about, status);
   tell_failure(job, FailureSource::silent, silent.front(), status);
 }
 
 /// A rank has said goodbye and its connection to this core has closed. After the last one no step can end any more that
 /// lacks its part: none of those that are open, and none of those that come.
 void ServerCore::note_departure(Job& job, std::uint32_t rank) {
-  if (stopping_ || (options_.assignment == Assignment::worker && surroundings_.peers().size() > 1)) return;
+  if (stopping_ || handover_ != nullptr) return;
   if (const auto current = jobs_.find(job.name); current == jobs_.end() || current->second.get() != &job) return;
   const auto is_its = [rank](const Connection* other) { return other->rank == rank; };
   if (std::any_of(job.connections.begin(), job.connections.end(), is_its)) return;

@@ -24,10 +24,11 @@ std::size_t sum_bytes(const wire::Header& push) {
 
 }  // namespace
 
-Shard::Shard(std::uint32_t worker_count, Reduction reduction, WideThreads wide, std::shared_ptr<MemoryBudget> budget)
+Shard::Shard(std::uint32_t worker_count, Reduction reduction, ShardThreads threads,
+             std::shared_ptr<MemoryBudget> budget)
     : worker_count_(worker_count),
       reduction_(reduction),
-      wide_(wide),
+      threads_(threads),
       pool_(std::make_shared<BufferPool>(std::move(budget))),
       entry_bytes_(limits::kNodeBytes + sizeof(Entry) + worker_count * kRankBytes),
       pace_(make_shard_pace(wire::Pace(), {worker_count, pool_, nullptr, nullptr})) {}

@@ -12,28 +12,28 @@
 #include <vector>
 
 #include "base/buffer_pool.h"
-#include "base/executor.h"
 #include "poseidon/client.h"
 #include "server/checkpoint/shard_checkpoint.h"
 #include "server/chunk/chunk_state.h"
 #include "server/chunk/stored_chunk.h"
+#include "server/core/threaded_sum.h"
 #include "server/pace/pace.h"
 #include "transport/loop.h"
 
 namespace poseidon {
 
-/// Where a wide reduction runs: its threads, and the loop to come back to.
-struct WideThreads {
-  Executor* executor = nullptr;
-  Loop* loop = nullptr;
+/// Where a shard works.
+struct ShardThreads {
+  Loop* loop = nullptr;         // its own; null: it does all at once
+  ThreadedSum* wide = nullptr;  // null: sums are made on the loop. Needs one
 };
 
 /// Loop thread only. A refusal (ErrorCode::refused) concerns the message's sender alone.
 class Shard {
  public:
-  /// `wide` is used where reduction.aggregation says so; both must outlive the shard's last message. What the shard
+  /// What `threads` has must outlive the shard's last message. What the shard
   /// holds is charged to `budget`; it refuses what has no room in it.
-  Shard(std::uint32_t worker_count, Reduction reduction, WideThreads wide,
+  Shard(std::uint32_t worker_count, Reduction reduction, ShardThreads threads,
         std::shared_ptr<MemoryBudget> budget = std::make_shared<MemoryBudget>(0));
   ~Shard();
   Shard(const Shard&) = delete;
@@ -115,7 +115,7 @@ class Shard {
   StoredChunk& stored_of(Entry& entry);
   Result<Entry*> admit(const wire::Header& header, Requester& from);
   Result<Entry*> admit_lent(const wire::Header& header, Requester& from);
-  void reduce_wide(Entry& entry);
+  void sum_on_threads(Entry& entry);
   void multiply(Entry& entry);
   struct Product;
   void multiply_rows(const std::shared_ptr<Product>& product);
@@ -130,7 +130,7 @@ class Shard {
 
   const std::uint32_t worker_count_;
   Reduction reduction_;
-  const WideThreads wide_;
+  const ShardThreads threads_;
   const std::shared_ptr<BufferPool> pool_;
   std::size_t entry_bytes_;                                            // what a chunk costs beside its data
   std::size_t needed_bytes_ = 0;                                       // of all entries

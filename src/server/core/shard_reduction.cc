@@ -1,6 +1,5 @@
 // How a shard makes the sum of a step whose parts are all here: at once, piece by piece, or with many threads.
 #include <algorithm>
-#include <future>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -22,7 +21,7 @@ void Shard::Entry::finish_if_all_here() {
   if (!state.all_here()) return;
   if (!state.any_present()) return shard.finish(*this, Buffer());
   if (state.is_product()) return shard.multiply(*this);
-  if (shard.reduction_.aggregation == Aggregation::wide) return shard.reduce_wide(*this);
+  if (shard.threads_.wide != nullptr) return shard.sum_on_threads(*this);
   shard.finish(*this, state.take_sum());
 }
 
@@ -44,7 +43,7 @@ void Shard::multiply(Entry& entry) {
   product->out = pool_->try_take(shape.payload_bytes);
   if (!product->out) return finish(entry, Buffer());
   entry.computing = true;
-  if (wide_.loop != nullptr) {
+  if (threads_.loop != nullptr) {
     const std::size_t row_operations =
         std::size_t{shape.cols} * std::max<std::size_t>(1, entry.state.factor_count_sum());
     product->rows_at_once = std::max(kProductRows, kProductOperations / row_operations / kProductRows * kProductRows);
@@ -60,7 +59,7 @@ void Shard::multiply_rows(const std::shared_ptr<Product>& product) {
                          end_row, made.divisor, false);
   made.next_row = end_row;
   if (end_row < made.shape.rows)
-    return wide_.loop->post([this, product, alive = std::weak_ptr<bool>(alive_)] {
+    return threads_.loop->post([this, product, alive = std::weak_ptr<bool>(alive_)] {
       if (!alive.expired()) multiply_rows(product);
     });
   Entry& entry = entries_.at(made.key);
@@ -68,37 +67,21 @@ void Shard::multiply_rows(const std::shared_ptr<Product>& product) {
   finish(entry, std::move(made.out));
 }
 
-/// Many threads on one array, which has to be here as a whole first (Parameter Hub Figure 7).
-void Shard::reduce_wide(Entry& entry) {
-  const auto inputs = entry.state.dense_inputs();
-  const wire::Header shape = entry.state.shape();
-  const std::size_t element_bytes = dtype_bytes(shape.dtype);
-  const std::size_t element_count = shape.payload_bytes / element_bytes;
-  const auto part_count = static_cast<std::size_t>(wide_.executor->thread_count());
+void Shard::sum_on_threads(Entry& entry) {
+  const wire::Header& shape = entry.state.shape();
   const auto out = std::make_shared<Buffer>(pool_->try_take(shape.payload_bytes));
   if (!*out) return finish(entry, Buffer());
-  const auto computed = std::make_shared<std::promise<void>>();
   entry.computing = true;
-  entry.computed = computed->get_future();
-  wide_.executor->run(
-      part_count,
-      [=](std::size_t part) {
-        const std::size_t begin = element_count * part / part_count;
-        const std::size_t end = element_count * (part + 1) / part_count;
-        std::vector<const std::byte*> slices;
-        slices.reserve(inputs.size());
-        for (const std::byte* input : inputs) slices.push_back(input + begin * element_bytes);
-        kernel::sum(slices, out->data() + begin * element_bytes, end - begin, shape.dtype, shape.divisor);
-      },
-      [this, key = key_of(shape), out, computed, loop = wide_.loop, alive = std::weak_ptr<bool>(alive_)] {
-        loop->post([this, key, out, alive] {
-          if (alive.expired()) return;
-          Entry& done = entries_.at(key);
-          done.computing = false;
-          finish(done, std::move(*out));
-        });
-        computed->set_value();
-      });
+  entry.computed =
+      threads_.wide->sum(entry.state.dense_inputs(), shape, out->data(),
+                         [this, key = key_of(shape), out, loop = threads_.loop, alive = std::weak_ptr<bool>(alive_)] {
+                           loop->post([this, key, out, alive] {
+                             if (alive.expired()) return;
+                             Entry& done = entries_.at(key);
+                             done.computing = false;
+                             finish(done, std::move(*out));
+                           });
+                         });
 }
 
 }  // namespace poseidon

@@ -57,7 +57,7 @@ class Job {
     }
     units_ = units.units;
     for (std::size_t core = 0; core < core_count; ++core) {
-      auto& shard = shards_.emplace_back(std::make_unique<Shard>(1, Reduction{}, WideThreads{}));
+      auto& shard = shards_.emplace_back(std::make_unique<Shard>(1, Reduction{}, ShardThreads{}));
       shard->set_checkpoint(
           std::make_unique<ShardCheckpoint>(*writer_, "default", options, loop_, shard->pool().shared_from_this()));
       for (const auto& message : units.make(0, 1)) EXPECT_TRUE(shard->describe_units(message.payload()).ok());

@@ -32,7 +32,7 @@ class ShardLimits : public ::testing::Test {
  protected:
   void start(std::uint32_t worker_count, Reduction reduction = {}) {
     workers_.resize(worker_count);
-    shard_ = std::make_unique<Shard>(worker_count, reduction, WideThreads{}, budget_);
+    shard_ = std::make_unique<Shard>(worker_count, reduction, ShardThreads{}, budget_);
   }
 
   Status push(wire::Header header, const Floats& values) {

@@ -1,4 +1,5 @@
 // Shard: contributions in, results out. What it keeps between steps is in stored_chunk_test.cc.
+#include "server/baselines/wide_aggregation.h"
 #include "server/core/shard.h"
 
 #include <gtest/gtest.h>
@@ -32,8 +33,8 @@ using testing::with_size;
 
 /// A shard and its workers. What they lend stays.
 struct Fixture {
-  explicit Fixture(std::uint32_t worker_count, Reduction reduction = {}, WideThreads wide = {})
-      : workers(worker_count), shard(worker_count, reduction, wide) {}
+  explicit Fixture(std::uint32_t worker_count, Reduction reduction = {}, ShardThreads threads = {})
+      : workers(worker_count), shard(worker_count, reduction, threads) {}
 
   Status add(wire::Header header, const Floats& values, int* released = nullptr) {
     lent.push_back(values);
@@ -247,10 +248,10 @@ class WideShard : public ::testing::Test {
     on_loop([this] { fixture_.reset(); });
   }
 
-  Executor executor_{3};
+  WideAggregation wide_{3};
   Loop loop_{"shard"};
   std::unique_ptr<Fixture> fixture_ =
-      std::make_unique<Fixture>(3, Reduction{Aggregation::wide, ReduceOrder::rank}, WideThreads{&executor_, &loop_});
+      std::make_unique<Fixture>(3, Reduction{Aggregation::wide, ReduceOrder::rank}, ShardThreads{&loop_, &wide_});
 };
 
 TEST_F(WideShard, GivesTheSameSums) {
@@ -304,7 +305,7 @@ TEST(ShardProduct, LetsOthersHaveTheirTurns) {
   };
   const testing::Bytes factors(std::size_t{kFactors} * 2 * kSide * sizeof(float));
   loop.call([&] {
-    shard = std::make_unique<Shard>(2, Reduction(), WideThreads{nullptr, &loop}, std::make_shared<MemoryBudget>(0));
+    shard = std::make_unique<Shard>(2, Reduction(), ShardThreads{&loop}, std::make_shared<MemoryBudget>(0));
     for (const std::uint32_t rank : {0u, 1u}) {
       const auto header = testing::factors_of(push_of(rank, 2), kSide, kSide, kFactors);
       ASSERT_TRUE(shard->add(header, workers[rank], factors, [] {}).ok());

@@ -156,7 +156,7 @@ TEST(StragglersDeadline, TheLoopKeepsThemAll) {
   Loop loop("deadlines");
   std::array<testing::RecordingRequester, 3> workers;
   const auto budget = std::make_shared<MemoryBudget>(0);
-  const auto shard = std::make_unique<Shard>(3, Reduction{}, WideThreads{}, budget);
+  const auto shard = std::make_unique<Shard>(3, Reduction{}, ShardThreads{}, budget);
   shard->set_pace(dropping(), &loop, nullptr);
   const auto push = [&](std::uint32_t rank, std::uint64_t step, std::uint32_t chunk) {
     loop.call([&] {

@@ -1,0 +1,25 @@
+// aggregation=wide, the baseline of Parameter Hub Figure 7: many threads work on one array, which has to be here as a
+// whole first.
+#pragma once
+
+#include <functional>
+#include <future>
+#include <vector>
+
+#include "base/executor.h"
+#include "server/core/threaded_sum.h"
+
+namespace poseidon {
+
+class WideAggregation final : public ThreadedSum {
+ public:
+  explicit WideAggregation(int thread_count) : executor_(thread_count) {}
+
+  std::future<void> sum(std::vector<const std::byte*> inputs, const wire::Header& shape, std::byte* out,
+                        std::function<void()> done) override;
+
+ private:
+  Executor executor_;
+};
+
+}  // namespace poseidon

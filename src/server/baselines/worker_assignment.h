@@ -1,0 +1,16 @@
+// assignment=worker, the baseline of Parameter Hub §4.5: a core receives whatever its workers push. It hands chunks
+// that other cores own to them, and their results come back through it.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "server/core/server_core.h"
+
+namespace poseidon {
+
+/// Gives each core of a server its side of the handover. Before the first one listens. Does nothing for a single core.
+/// The cores' loops have to stop before the first core goes.
+void assign_by_worker(const std::vector<std::unique_ptr<ServerCore>>& cores);
+
+}  // namespace poseidon
