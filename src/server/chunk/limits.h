@@ -16,7 +16,7 @@ inline constexpr std::size_t kChunks = 1u << 22;  // of a job on one core
 inline constexpr std::size_t kRules = 1u << 20;
 
 // Connections to one core that have not said hello: when one more comes the oldest goes.
-inline constexpr std::size_t kStrangers = 256;
+inline constexpr std::size_t kPendingConnections = 256;
 inline constexpr std::chrono::seconds kHelloPatience{5};
 
 // Of one connection, as long as they have not left; further ones are not told.

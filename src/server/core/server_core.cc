@@ -124,25 +124,25 @@ void ServerCore::accept(std::shared_ptr<Flow> flow) {
   accepted.set_context(connection.get());
   accepted.set_receiver(this);
   if (stopping_) return accepted.close(kLinger);
-  strangers_.emplace(connection->id(), connection.get());
-  if (strangers_.size() > limits::kStrangers) dismiss_oldest_stranger();
-  watch_strangers();
+  pending_.emplace(connection->id(), connection.get());
+  if (pending_.size() > limits::kPendingConnections) dismiss_oldest_pending();
+  watch_pending();
 }
 
-void ServerCore::dismiss_oldest_stranger() {
-  strangers_.begin()->second->flow().close(std::chrono::milliseconds(0));
-  strangers_.erase(strangers_.begin());
+void ServerCore::dismiss_oldest_pending() {
+  pending_.begin()->second->flow().close(std::chrono::milliseconds(0));
+  pending_.erase(pending_.begin());
 }
 
 /// Who says nothing holds a descriptor.
-void ServerCore::watch_strangers() {
-  if (strangers_.empty() || std::exchange(strangers_watched_, true)) return;
+void ServerCore::watch_pending() {
+  if (pending_.empty() || std::exchange(pending_watched_, true)) return;
   const auto patience = std::min<std::chrono::milliseconds>(limits::kHelloPatience, options_.timeout);
-  loop_->call_at(strangers_.begin()->second->since + patience, [this, patience] {
-    strangers_watched_ = false;
+  loop_->call_at(pending_.begin()->second->since + patience, [this, patience] {
+    pending_watched_ = false;
     const auto latest = Clock::now() - patience;
-    while (!strangers_.empty() && strangers_.begin()->second->since <= latest) dismiss_oldest_stranger();
-    watch_strangers();
+    while (!pending_.empty() && pending_.begin()->second->since <= latest) dismiss_oldest_pending();
+    watch_pending();
   });
 }
 
@@ -315,7 +315,7 @@ void ServerCore::on_closed(Flow& flow, const Status& status) {
   if (connection.job != nullptr && !connection.left) tell_lost(connection, status);
   closed_bytes_sent_ += flow.bytes_sent();
   closed_bytes_received_ += flow.bytes_received();
-  strangers_.erase(connection.id());
+  pending_.erase(connection.id());
   if (Job* job = connection.job) {
     job->shard.drop(connection);
     job->waiting.erase(&connection);

@@ -87,8 +87,8 @@ class ServerCore final : public HandoverCore, private Receiver {
               std::function<void()> release);
   std::uint64_t bytes_delivered();
   void accept(std::shared_ptr<Flow> flow);
-  void watch_strangers();
-  void dismiss_oldest_stranger();
+  void watch_pending();
+  void dismiss_oldest_pending();
   Status check_place(Connection& connection, const wire::Header& header) const;
   Status greet(Connection& connection, const wire::Header& header, std::span<const std::byte> payload);
   std::string objection(const JobName& name, const wire::Hello& hello) const;
@@ -133,8 +133,8 @@ class ServerCore final : public HandoverCore, private Receiver {
   std::map<JobName, std::unique_ptr<Job>> jobs_;
   std::vector<std::unique_ptr<Job>> replaced_jobs_;  // by a later generation; their connections are being closed
   std::map<const Flow*, std::unique_ptr<Connection>> connections_;
-  std::map<std::uint64_t, Connection*> strangers_;  // that have not said hello; by id, so the oldest first
-  bool strangers_watched_ = false;
+  std::map<std::uint64_t, Connection*> pending_;  // that have not said hello; by id, so the oldest first
+  bool pending_watched_ = false;
   bool sharing_ = false;  // the turn under way is counted: there are several jobs
   std::uint64_t next_connection_id_ = 1;
   std::vector<std::string> other_cores_;

@@ -122,7 +122,7 @@ void ServerCore::end_generation(std::unique_ptr<Job> job, const wire::Hello& nex
 Status ServerCore::greet(Connection& connection, const wire::Header& header, std::span<const std::byte> payload) {
   const wire::Hello hello = wire::Hello::read(header, payload);
   const JobName name{connection.flow().key_id(), hello.job};
-  strangers_.erase(connection.id());
+  pending_.erase(connection.id());
   const std::string why = connection.job != nullptr ? "a second hello" : objection(name, hello);
   const auto job = why.empty() ? job_of(name, hello) : Result<Job*>(Status(ErrorCode::refused, why));
   if (!job.ok()) {

@@ -9,9 +9,9 @@
 #include <thread>
 #include <vector>
 
+#include "conformance/handshakes.h"
 #include "cpp/rendezvous/ports.h"
 #include "cpp/server/server_fixture.h"
-#include "conformance/handshakes.h"
 #include "transport/inproc/inproc_transport.h"
 #include "transport/tcp/tcp_transport.h"
 
@@ -192,12 +192,12 @@ TEST_F(ServerTest, RefusesAWrongHelloWithTheReason) {
   };
   for (const Case& wrong : {Case{1, 2, "other", "other"}, Case{1, 3, "default", "1 of 3"},
                             Case{2, 2, "default", "2 of 2"}, Case{0, 2, "default", "already"}}) {
-    const auto stranger = connect();
-    say_hello(*stranger, {wrong.rank, wrong.worker_count, wrong.job});
-    const Received answer = message(*stranger, 1);
+    const auto refused = connect();
+    say_hello(*refused, {wrong.rank, wrong.worker_count, wrong.job});
+    const Received answer = message(*refused, 1);
     EXPECT_EQ(answer.header.kind, wire::Kind::refuse);
     EXPECT_NE(text_of(answer).find(wrong.word), std::string::npos) << text_of(answer);
-    EXPECT_EQ(stranger->recorder.wait_closed().code(), ErrorCode::peer_lost);
+    EXPECT_EQ(refused->recorder.wait_closed().code(), ErrorCode::peer_lost);
   }
   const auto second = join(1, 2);
   push(*first, push_of(0, 2), {1});
@@ -249,9 +249,9 @@ TEST_F(ServerTest, AnAnswerHasThePriorityOfItsRequest) {
 
 TEST_F(ServerTest, WhoPushesBeforeItsHelloOrForAnotherRankIsDisconnected) {
   start(2);
-  const auto stranger = connect();
-  push(*stranger, push_of(0, 2), {1});
-  EXPECT_FALSE(stranger->recorder.wait_closed().ok());
+  const auto refused = connect();
+  push(*refused, push_of(0, 2), {1});
+  EXPECT_FALSE(refused->recorder.wait_closed().ok());
   const auto first = join(0, 2);
   push(*first, push_of(1, 2), {1});
   EXPECT_FALSE(first->recorder.wait_closed().ok());

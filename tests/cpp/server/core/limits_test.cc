@@ -256,7 +256,7 @@ TEST_F(ServerLimits, WhoSaysNothingIsClosedAfterAWhile) {
 TEST_F(ServerLimits, OfThoseWhoSayNothingTheOldestGoes) {
   start();
   std::vector<std::unique_ptr<End>> silent;
-  for (std::size_t i = 0; i < limits::kStrangers + 3; ++i) silent.push_back(connect());
+  for (std::size_t i = 0; i < limits::kPendingConnections + 3; ++i) silent.push_back(connect());
   for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(silent[i]->recorder.wait_closed().code(), ErrorCode::peer_lost);
   say_hello(*silent.back(), {0, 1, "late"});
   EXPECT_EQ(message(*silent.back(), 1).header.kind, wire::Kind::hello);
@@ -287,10 +287,10 @@ TEST_F(ServerLimits, AJobHasSoManyWorkersAndANameOfOneLine) {
   for (const wire::Hello& wrong :
        {wire::Hello{0, limits::kWorkers + 1, "a"}, wire::Hello{0, 0, "a"}, wire::Hello{0, 1, ""},
         wire::Hello{0, 1, std::string(257, 'x')}, wire::Hello{0, 1, "a", 0, {"10.0.0.1:1"}}}) {
-    const auto stranger = connect();
-    say_hello(*stranger, wrong);
-    EXPECT_EQ(message(*stranger, 1).header.kind, wire::Kind::refuse);
-    EXPECT_EQ(stranger->recorder.wait_closed().code(), ErrorCode::peer_lost);
+    const auto refused = connect();
+    say_hello(*refused, wrong);
+    EXPECT_EQ(message(*refused, 1).header.kind, wire::Kind::refuse);
+    EXPECT_EQ(refused->recorder.wait_closed().code(), ErrorCode::peer_lost);
   }
   join(0, limits::kWorkers, "large");
 }
