@@ -117,6 +117,10 @@ Status ClientImpl::check_plans(const Plan& plan, const std::function<bool()>& ke
   for (std::size_t rank = 0; rank < digests.size(); ++rank)
     if (digests[rank] != mine) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
   if (ranks.empty()) return status;
+  // The caller may end the job on this error. Another exchange ends only when every rank has begun it, so by then
+  // every rank has all digests and reports the difference itself, not that this rank has left.
+  if (status.ok() && start(kCheckLayer, std::as_writable_bytes(std::span(digests)), 1, kNotFactorable).ok())
+    static_cast<void>(wait(kCheckLayer, keep_waiting));
   return {ErrorCode::mismatch, "ranks have built different models or options: the plan of rank " +
                                    std::to_string(options_.rank) + " differs from that of rank " + ranks};
 }
