@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 from poseidon import _core
 
-SCHEMES = MappingProxyType({scheme.name: scheme for scheme in _core.schemes()})
+
+def _plain(traits: _core.SchemeTraits) -> SimpleNamespace:
+    """Copy the traits: nanobind warns about its objects that still live at exit, such as by a script's globals."""
+    return SimpleNamespace(**{name: getattr(traits, name) for name in dir(traits) if not name.startswith("_")})
+
+
+SCHEMES = MappingProxyType({scheme.name: _plain(scheme) for scheme in _core.schemes()})
 SCHEME_CHOICES = ("auto", *(name for name, scheme in SCHEMES.items() if not scheme.only_one_worker))
 
 

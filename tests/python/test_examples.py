@@ -190,3 +190,15 @@ def test_cifar10_is_read_from_its_binary_batches(datasets, tmp_path: Path) -> No
     assert (np.diff(pixels.ravel()[order].astype(int)) >= 0).all()
     with pytest.raises(FileNotFoundError, match="data_batch_1"):
         datasets.load_32x32(str(tmp_path / "nowhere"))
+
+
+def test_the_script_of_the_readme_runs_and_leaves_no_warning(tmp_path: Path) -> None:
+    page = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    script = tmp_path / "train.py"
+    script.write_text(code.replace("range(100)", "range(2)"), encoding="utf-8")
+    command = [*TWO, str(script)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^1\.weight +2048×784 ", done.stdout, re.MULTILINE), done.stdout
+    assert done.stderr == ""
