@@ -13,9 +13,9 @@ namespace {
 
 constexpr std::array<std::byte, 4> kHandshakeMagic{std::byte{'P'}, std::byte{'S'}, std::byte{'A'}, std::byte{'1'}};
 constexpr std::byte kHandshakeVersion{1};
-constexpr std::size_t kEncryptionAt = 6;  // in the prefix
+constexpr std::size_t kEncryptionAt = 6;  // its place in the prefix
 
-/// Each use of a secret has a key of its own, so that what one of them shows says nothing about the others.
+/// Derives a separate key for each use of the secret, so that one of them tells nothing about the others.
 Key key_of(std::string_view secret) {
   Key key;
   const Digest id = hmac_sha256(bytes_of(secret), {bytes_of("poseidon key id 1")});
@@ -100,7 +100,7 @@ void Handshake::receive(std::span<const std::byte> bytes) {
   }
   std::ranges::copy(bytes, in_.begin() + static_cast<std::ptrdiff_t>(in_bytes_));
   in_bytes_ += bytes.size();
-  // Another protocol shows in its first bytes: there may never come as many as a handshake has.
+  // Check the first bytes of another protocol at once: it may never send as many bytes as a handshake has.
   if (prefix_expected_ && !begins_like_ours(std::span(in_).first(std::min(in_bytes_, prefix_.size())))) {
     state_ = State::foreign;
     return;
@@ -122,7 +122,7 @@ const std::string& Handshake::key_name() const {
 
 Digest Handshake::tls_key() const { return hmac_of_exchange(key_->tls, "session"); }
 
-/// All but the encryption, which each end states for itself.
+/// Compares everything but the encryption, which each end states for itself.
 bool Handshake::begins_like_ours(std::span<const std::byte> bytes) const {
   for (std::size_t at = 0; at < bytes.size(); ++at) {
     if (at == kEncryptionAt ? bytes[at] > std::byte{1} : bytes[at] != prefix_[at]) return false;
@@ -137,8 +137,8 @@ void Handshake::on_opening() {
   key_ = credentials_.find(key_id_);
   append(prefix_);
   append(nonce_);
-  // Who does not know our secret learns so from a proof that is none, and nothing else: an end of the connection would
-  // look like a process that is just ending, which is worth another try.
+  // A peer that does not know our secret learns so from an invalid proof, and learns nothing else. If the connection
+  // only ended, it would look like a process that is just ending, and the peer would try again.
   append(key_ != nullptr ? proof_of(Role::acceptor) : random_nonce());
   prefix_expected_ = false;
   expected_bytes_ = kAnswerBytes;
@@ -148,7 +148,7 @@ void Handshake::on_opening() {
 void Handshake::on_challenge() {
   const auto challenge = std::span(std::as_const(in_)).subspan(kHandshakePrefixBytes);
   std::ranges::copy(challenge.first(kNonceBytes), peer_nonce_.begin());
-  // With its opening still here the peer cannot have answered to it.
+  // While this end's opening has not been sent yet, the peer cannot have answered it.
   const bool proven =
       out_bytes_ == 0 && equal_in_constant_time(challenge.subspan(kNonceBytes, kDigestBytes), proof_of(Role::acceptor));
   state_ = proven ? agreed() : State::unproven;
@@ -161,7 +161,7 @@ void Handshake::on_answer() {
   state_ = proven ? agreed() : State::unproven;
 }
 
-/// What it comes to that the peer knows the secret.
+/// Returns the final state for a peer that knows the secret.
 Handshake::State Handshake::agreed() const {
   if (peer_prefix_ == prefix_) return State::done;
   return peer_prefix_[kEncryptionAt] == static_cast<std::byte>(Encryption::tls) ? State::peer_uses_tls
@@ -173,12 +173,14 @@ void Handshake::append(std::span<const std::byte> bytes) {
   out_bytes_ += bytes.size();
 }
 
-/// The proof of the end in `role`. Labels tell the two ends' apart: neither can be sent back as the other's.
+/// Returns the proof of the end in `role`. The labels of the two ends differ, so neither proof can be sent back as the
+/// other's.
 Digest Handshake::proof_of(Role role) const {
   return hmac_of_exchange(key_->proof, role == Role::connector ? "connector" : "acceptor");
 }
 
-/// Over all that both ends have said before the proofs: neither can be made to believe in something else.
+/// Returns the HMAC over everything that both ends have said before the proofs. So nobody can make an end believe that
+/// something else was said.
 Digest Handshake::hmac_of_exchange(const Digest& key, std::string_view label) const {
   const bool connector = role_ == Role::connector;
   return hmac_sha256(key,

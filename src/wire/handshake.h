@@ -1,5 +1,5 @@
-// Handshake: how the two ends of a new connection prove to each other that they know the same secret, before anything
-// else is read (docs/wire-format.md, docs/decisions/0015-authentication.md).
+// Handshake: how the two ends of a new connection prove to each other that they know the same secret. Nothing else is
+// read before (docs/wire-format.md, docs/decisions/0015-authentication.md).
 #pragma once
 
 #include <array>
@@ -23,34 +23,35 @@ inline constexpr std::size_t kShortestSecretBytes = 16;
 using KeyId = std::array<std::byte, kKeyIdBytes>;
 using Nonce = std::array<std::byte, kNonceBytes>;
 
-/// 32 bytes that nobody has seen before.
+/// Returns 32 random bytes, which nobody has seen before.
 Nonce random_nonce();
 
-/// What a secret becomes. Neither the secret nor `proof` and `tls` ever leave the process; they are wiped with it.
+/// What is derived from a secret. The secret, `proof` and `tls` never leave the process. They are wiped when the key is
+/// destroyed.
 struct Key {
   Key() = default;
   Key(const Key&) = default;
   Key& operator=(const Key&) = default;
   ~Key();
 
-  KeyId id{};        // says which secret, and nothing about it
+  KeyId id{};        // identifies the secret and tells nothing else about it
   Digest proof{};    // the key of the proofs
-  Digest tls{};      // what the keys of TLS sessions are made of
-  std::string name;  // the id in hexadecimal; empty for the key of those who have no secret
+  Digest tls{};      // the keys of TLS sessions are derived from it
+  std::string name;  // the id in hexadecimal; empty for the key that stands for no secret
 };
 
-/// The secrets that this process knows. Immutable, cheap to copy, thread-safe.
+/// The secrets that this process knows. Immutable, cheap to copy, and thread-safe.
 class Credentials {
  public:
-  /// No secret: whoever has none either is let in.
+  /// Creates credentials without a secret. They accept only peers that have no secret either.
   Credentials();
 
-  /// One secret a line; the first is the one that connectors prove, acceptors know all. Empty: no secret.
-  /// invalid_argument for a secret of fewer than kShortestSecretBytes.
+  /// `secrets` has one secret a line. Connectors prove the first one; acceptors know all of them. Empty text means no
+  /// secret. ErrorCode::invalid_argument: a secret has fewer than kShortestSecretBytes.
   static Result<Credentials> from_text(std::string_view secrets);
 
   const Key& own() const { return keys_->front(); }
-  /// Null when the secret is not known.
+  /// Returns null if the secret is not known.
   const Key* find(const KeyId& id) const;
   bool has_secret() const { return !own().name.empty(); }
 
@@ -59,44 +60,48 @@ class Credentials {
   std::shared_ptr<const std::vector<Key>> keys_;  // at least one
 };
 
-/// What the connection is for. A proof for one is none for the other.
+/// The purpose of the connection. A proof for one purpose is invalid for the other.
 enum class Purpose : std::uint8_t { flow = 1, store = 2 };
 
-/// What an end of a connection wants to follow the handshake. Both have to want the same.
+/// What an end of a connection wants after the handshake. Both ends must want the same.
 enum class Encryption : std::uint8_t { none = 0, tls = 1 };
 
 inline constexpr std::size_t kHandshakePrefixBytes = 8;
 inline constexpr std::size_t kOpeningBytes = kHandshakePrefixBytes + kKeyIdBytes + kNonceBytes;
 inline constexpr std::size_t kChallengeBytes = kHandshakePrefixBytes + kNonceBytes + kDigestBytes;
 inline constexpr std::size_t kAnswerBytes = kDigestBytes;
-inline constexpr std::size_t kLongestHandshakeBytes = kChallengeBytes;  // of its messages
+inline constexpr std::size_t kLongestHandshakeBytes = kChallengeBytes;  // the longest of its messages
 
-/// One end of one handshake: bytes in, bytes out. Of fixed size: a stranger makes nobody allocate. One thread.
-/// Use: send what take_outgoing() gives, receive() no more than wanted_bytes(), again until it is no longer running.
+/// One end of one handshake. It takes bytes and gives bytes. It has a fixed size, so a pending connection cannot make
+/// this process allocate memory. Only one thread uses it. To use it, send what take_outgoing() returns, receive() no
+/// more than wanted_bytes(), and repeat until the state is no longer running.
 class Handshake {
  public:
   enum class Role : std::uint8_t { connector, acceptor };
   enum class State : std::uint8_t {
     running,
-    done,              // the peer knows the secret; what take_outgoing() still has must reach it
+    done,              // the peer knows the secret; what take_outgoing() still returns must reach it
     foreign,           // what came is no handshake of this version and purpose
     unproven,          // the peer does not know the secret
-    peer_uses_tls,     // it knows the secret, and wants TLS where this end does not
-    peer_without_tls,  // the other way round
+    peer_uses_tls,     // the peer knows the secret, but wants TLS, which this end does not use
+    peer_without_tls,  // the peer knows the secret, but does not use TLS, which this end wants
   };
 
   Handshake(Role role, Purpose purpose, Credentials credentials, const Nonce& nonce,
             Encryption encryption = Encryption::none);
 
   State state() const { return state_; }
-  /// The most that receive() takes now: never a byte of what follows the handshake. 0 when it is over.
+  /// Returns the most bytes that receive() takes now. They never include a byte of what follows the handshake. Returns
+  /// 0 when the handshake is over.
   std::size_t wanted_bytes() const { return state_ == State::running ? expected_bytes_ - in_bytes_ : 0; }
   void receive(std::span<const std::byte> bytes);
-  /// What to send now, once; valid until the next receive().
+  /// Returns what to send now. Each part is returned once and is valid until the next receive().
   std::span<const std::byte> take_outgoing();
-  /// Key::name of the secret that both have proved to know; empty before, and where there is none.
+  /// Returns the Key::name of the secret that both ends have proved to know. It is empty before that, and if there is
+  /// no secret.
   const std::string& key_name() const;
-  /// When done: the key of this connection's TLS session, which nobody knows who does not know the secret.
+  /// Returns the key of this connection's TLS session, once the handshake is done. Nobody can compute it without the
+  /// secret.
   Digest tls_key() const;
 
  private:
@@ -117,7 +122,7 @@ class Handshake {
   const Credentials credentials_;
   const Nonce nonce_;
   State state_ = State::running;
-  const Key* key_ = nullptr;  // null: the connector named one that is not known here
+  const Key* key_ = nullptr;  // null: the connector named a secret that is not known here
   KeyId key_id_{};
   Nonce peer_nonce_{};
   bool prefix_expected_ = true;
@@ -128,8 +133,8 @@ class Handshake {
   std::array<std::byte, kLongestHandshakeBytes> out_{};
 };
 
-/// What a connector says when the handshake with `who` has ended as foreign or with another encryption (mismatch), or
-/// as unproven (refused).
+/// Returns the error for a connector whose handshake with `who` has failed: mismatch if it ended as foreign or with
+/// another encryption, refused if it ended as unproven.
 Status handshake_error(Handshake::State state, const std::string& who);
 
 }  // namespace poseidon::wire

@@ -23,7 +23,7 @@ namespace {
 constexpr std::string_view kEnding = ".ckpt";
 constexpr std::string_view kUnfinished = ".tmp";
 constexpr std::string_view kDamaged = ".damaged";
-constexpr std::size_t kMaxJobBytes = 120;  // in a name, which may have 255
+constexpr std::size_t kMaxJobBytes = 120;  // the part of a file name, which may have 255 bytes, that the job may take
 constexpr std::size_t kVersionDigits = 12;
 constexpr std::size_t kHexDigits = 16;
 
@@ -45,7 +45,7 @@ std::optional<std::uint64_t> number(std::string_view text, std::size_t least_dig
   return value;
 }
 
-/// What a name says: "job.version.run.writer.ckpt"; false where it is no checkpoint's.
+/// Parses the name "job.version.run.writer.ckpt". Returns false if it is no checkpoint's name.
 bool parse_name(std::string_view name, CheckpointPaths& about) {
   if (!name.ends_with(kEnding)) return false;
   name.remove_suffix(kEnding.size());
@@ -65,7 +65,7 @@ bool parse_name(std::string_view name, CheckpointPaths& about) {
   return true;
 }
 
-/// What checkpoint_file_job has made of a name that it has not cut.
+/// Undoes checkpoint_file_job for a name that it has not cut.
 std::string decoded(const std::string& text) {
   std::string job;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -84,7 +84,7 @@ Status of_another(const std::string& path, const std::string& what) {
 }  // namespace
 
 std::string checkpoint_job(const std::string& name, const std::string& key_id) {
-  return key_id.empty() ? name : name + "\n" + key_id;  // a name is one line
+  return key_id.empty() ? name : name + "\n" + key_id;  // the line break is unambiguous, because a name is one line
 }
 
 std::string checkpoint_job_name(const std::string& job) {
@@ -164,7 +164,7 @@ Status CheckpointVersion::add(CheckpointFile file) {
     return of_another(file.path(), "another job, version or run");
   for (const CheckpointUnit& about : head.units) {
     const auto known = units_.try_emplace(about.unit.name, Unit{about, {}}).first;
-    // Only the core that has a chunk of the unit knows its rule.
+    // Only the core that has a chunk of the unit knows the unit's rule.
     if (known->second.about.rule.kind == nullptr) known->second.about.rule = about.rule;
     if (known->second.about.unit != about.unit) return of_another(file.path(), "unit '" + about.unit.name + "'");
   }
@@ -241,7 +241,7 @@ void CheckpointVersion::set_damaged_aside() const {
 void prune_checkpoints(const std::string& directory, const std::string& job, std::size_t keep,
                        const CheckpointOrigin& origin) {
   const auto versions = find_checkpoints(directory, job);
-  if (!versions.ok()) return;  // whoever writes to it says so
+  if (!versions.ok()) return;  // the writer of the next checkpoint reports the error
   std::size_t complete_count = 0;
   for (const CheckpointPaths& version : versions.value()) {
     const bool abandoned = version.run < origin.run && version.version > origin.version;
@@ -249,7 +249,7 @@ void prune_checkpoints(const std::string& directory, const std::string& job, std
       complete_count += CheckpointVersion::open(version).ok() ? 1 : 0;
       continue;
     }
-    std::error_code gone;  // another server prunes, too
+    std::error_code gone;  // ignored: another server may have removed the file already
     for (const std::string& path : version.paths) std::filesystem::remove(path, gone);
     for (const std::string& path : version.unfinished) std::filesystem::remove(path, gone);
   }

@@ -1,4 +1,5 @@
-// A directory of checkpoints, which all servers of a job share: who has written what, and what is whole.
+// A directory of checkpoints, which all servers of a job share. It tells who has written which files and which versions
+// are complete.
 #pragma once
 
 #include <cstddef>
@@ -17,44 +18,45 @@
 
 namespace poseidon {
 
-/// A job's name as a part of file names: letters, digits, '_' and '-', anything else as %XX; long names end in a
-/// checksum. Names from the network never become paths.
+/// Returns the job's name as a part of file names. Letters, digits, '_' and '-' stay; any other byte becomes %XX. A
+/// long name is cut and ends in a checksum. So a name from the network never becomes a path.
 std::string checkpoint_file_job(const std::string& job);
 
-/// What tells a job's checkpoints from those of a job of the same name under another secret (JobName).
+/// Returns the name under which a job's checkpoints are kept. It differs between jobs of one name under different
+/// secrets (JobName).
 std::string checkpoint_job(const std::string& name, const std::string& key_id);
-/// The same for people.
+/// Returns the same name in a form for messages to people.
 std::string checkpoint_job_name(const std::string& job);
 
-/// Makes the directory where it is not there. ErrorCode::invalid_argument where it cannot be used.
+/// Creates the directory if it does not exist. ErrorCode::invalid_argument: the directory cannot be used.
 Status open_checkpoint_directory(const std::string& directory);
 
-/// `writer` tells the cores of a job's servers apart.
+/// Returns a checkpoint's file name. `writer` distinguishes the cores of a job's servers.
 std::string checkpoint_name(const std::string& job, std::uint64_t version, std::uint64_t run, std::uint64_t writer);
 
 /// The files of one version, found by their names.
 struct CheckpointPaths {
-  std::string job;  // as in the names
+  std::string job;  // as it is written in the file names
   std::uint64_t version = 0;
   std::uint64_t run = 0;
   std::vector<std::string> paths;
-  std::vector<std::string> unfinished;  // being written, or left by a server that died at it
+  std::vector<std::string> unfinished;  // files that are being written, or that a server left when it died
 };
 
-/// Of one job, or of all where `job` is empty; by job, the newest first. ErrorCode::unreachable where the directory
-/// cannot be read.
+/// Finds the checkpoints of one job, or of all jobs if `job` is empty. They are sorted by job, the newest version
+/// first. ErrorCode::unreachable: the directory cannot be read.
 Result<std::vector<CheckpointPaths>> find_checkpoints(const std::string& directory, const std::string& job);
 
-/// A piece of a unit, as it was.
+/// A part of a unit, as it was when the checkpoint was written.
 struct RestoredPiece {
-  std::vector<Buffer> arrays;  // none: it had no value
+  std::vector<Buffer> arrays;  // empty if the part had no value
   std::uint64_t update_count = 0;
 };
 
-/// A complete version, open: pruning does not take it away. One thread.
+/// A complete version whose files are open, so that pruning does not take it away. Only one thread uses it.
 class CheckpointVersion {
  public:
-  /// ErrorCode::refused where chunks are missing, mismatch where a file is damaged or does not fit the others.
+  /// ErrorCode::refused: chunks are missing. ErrorCode::mismatch: a file is damaged or does not fit the others.
   static Result<CheckpointVersion> open(const CheckpointPaths& paths);
 
   const std::string& job() const { return job_; }
@@ -63,13 +65,14 @@ class CheckpointVersion {
   const std::vector<CheckpointFile>& files() const { return files_; }
   std::size_t unit_count() const { return units_.size(); }
 
-  /// Null where the version has no unit of this name.
+  /// Returns null if the version has no unit of this name.
   const CheckpointUnit* unit(const std::string& name) const;
-  /// Bytes `offset` to `offset` + `size_bytes` of each of a unit's arrays, however the unit was cut when they were
-  /// written. The unit is there and at least so large. ErrorCode::mismatch where a checksum is wrong.
+  /// Reads the bytes from `offset` to `offset` + `size_bytes` of each of a unit's arrays, whatever the unit's chunk
+  /// size was when they were written. The unit must exist and must be at least this large. ErrorCode::mismatch: a
+  /// checksum is wrong.
   Result<RestoredPiece> read(const std::string& name, std::uint64_t offset, std::uint64_t size_bytes);
 
-  /// Reads everything and renames what is damaged to NAME.damaged, so that no server takes the version for complete.
+  /// Reads everything and renames each damaged file to NAME.damaged, so that no server takes the version for complete.
   void set_damaged_aside() const;
 
  private:
@@ -85,7 +88,7 @@ class CheckpointVersion {
   CheckpointVersion() = default;
   Status add(CheckpointFile file);
   Status check_complete() const;
-  /// The last chunk that was read stays: units may be cut finer now.
+  /// Keeps the chunk that was read last, because units may have smaller chunks now.
   Status load(Place place);
 
   std::uint64_t version_ = 0;
@@ -97,14 +100,15 @@ class CheckpointVersion {
   std::vector<Buffer> loaded_arrays_;
 };
 
-/// A run of a job and the version that it went on from; 0: none.
+/// A run of a job, and the version from which it went on. Version 0 means that it began without one.
 struct CheckpointOrigin {
   std::uint64_t run = 0;
   std::uint64_t version = 0;
 };
 
-/// Removes the files of all versions that are older than the newest `keep` (at least 1) complete ones, and what runs
-/// before that of `origin` have written of versions after it: this one has gone back behind them and makes them again.
+/// Removes the files of all versions that are older than the newest `keep` (at least 1) complete ones. It also removes
+/// the versions after that of `origin` that earlier runs have written: the run of `origin` has gone back behind them
+/// and writes them again.
 void prune_checkpoints(const std::string& directory, const std::string& job, std::size_t keep,
                        const CheckpointOrigin& origin = {});
 

@@ -61,7 +61,7 @@ Status write_content(int fd, const std::string& path, CheckpointSnapshot& snapsh
   return {};
 }
 
-/// A rename is safe on the disk when its directory is.
+/// Makes a rename safe on the disk, which it is only when its directory is.
 Status sync_directory(const std::string& directory) {
   const FileDescriptor fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd || ::fsync(fd.get()) != 0) return failed(directory, "written");
@@ -80,7 +80,7 @@ Status write_checkpoint(const std::string& directory, const std::string& name, C
   }
   if (status.ok() && std::rename(temporary.c_str(), path.c_str()) != 0) status = failed(path, "made");
   if (!status.ok()) {
-    ::unlink(temporary.c_str());  // what there is of it may be what fills the disk
+    ::unlink(temporary.c_str());  // the unfinished file may be what fills the disk
     return status;
   }
   return sync_directory(directory);

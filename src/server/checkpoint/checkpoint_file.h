@@ -1,4 +1,4 @@
-// One checkpoint file: written as a whole or not at all, and read with every byte checked.
+// One checkpoint file. It is written as a whole or not at all, and every byte is checked when it is read.
 #pragma once
 
 #include <cstddef>
@@ -14,29 +14,31 @@
 
 namespace poseidon {
 
-/// What is to be written. The arrays must not change; their memory goes back to its pool on that pool's loop.
+/// What is to be written. The arrays must not change. Their memory goes back to its pool on that pool's loop.
 struct CheckpointSnapshot {
-  CheckpointHead head;                                               // checksums are filled in when it is written
-  std::vector<std::vector<std::shared_ptr<const Buffer>>> arrays{};  // of each record
-  std::uint64_t base_version = 0;                                    // that the run went on from; not written
+  CheckpointHead head;  // the checksums are filled in when the file is written
+  std::vector<std::vector<std::shared_ptr<const Buffer>>> arrays{};  // the arrays of each record
+  std::uint64_t base_version = 0;  // the version from which the run went on; it is not written
 };
 
-/// Writes `directory`/`name`, of mode 0600. Only a whole file, safe on the disk, ever has that name; whatever ends this
-/// before leaves at most `name`.tmp. Blocks. ErrorCode::unreachable with the system's words.
+/// Writes `directory`/`name` with mode 0600. Only a complete file that is safe on the disk ever has that name. A crash
+/// or an error leaves at most `name`.tmp. The call blocks. ErrorCode::unreachable: the write failed; the text is the
+/// system's.
 Status write_checkpoint(const std::string& directory, const std::string& name, CheckpointSnapshot& snapshot);
 
-/// A file that is open: it can be read even when it has been removed meanwhile. Movable.
+/// An open file. It can be read even if it has been removed meanwhile. Movable.
 class CheckpointFile {
  public:
-  /// Reads the head and the trailer. ErrorCode::unreachable where it cannot be read, mismatch where it is damaged.
+  /// Reads the head and the trailer. ErrorCode::unreachable: the file cannot be read. ErrorCode::mismatch: it is
+  /// damaged.
   static Result<CheckpointFile> open(const std::string& path);
 
   const std::string& path() const { return path_; }
   const CheckpointHead& head() const { return head_; }
 
-  /// The arrays of record `index`, once their checksum is right; ErrorCode::mismatch otherwise.
+  /// Returns the arrays of record `index`. ErrorCode::mismatch: their checksum is wrong.
   Result<std::vector<Buffer>> read(std::size_t index) const;
-  /// Reads all records for their checksums.
+  /// Reads all records and checks their checksums.
   Status verify() const;
 
  private:
@@ -45,7 +47,7 @@ class CheckpointFile {
   std::string path_;
   FileDescriptor fd_;
   CheckpointHead head_;
-  std::vector<std::uint64_t> offsets_;  // of each record's arrays
+  std::vector<std::uint64_t> offsets_;  // where each record's arrays begin
 };
 
 }  // namespace poseidon

@@ -17,7 +17,8 @@ namespace {
 constexpr std::uint32_t kMagic = 0x43445350;    // "PSDC" in little-endian bytes
 constexpr std::uint32_t kTrailer = 0x45445350;  // "PSDE"
 constexpr std::uint32_t kFormatVersion = 2;
-constexpr std::size_t kUnitBytes = 4 + 4 + 8 + 8;  // length of the name, dtype, size, chunk size; rule and name follow
+// the name's length, dtype, size and chunk size; the rule and the name follow
+constexpr std::size_t kUnitBytes = 4 + 4 + 8 + 8;
 constexpr std::size_t kRecordBytes = 4 + 4 + 8 + 4 + 4;
 constexpr std::size_t kChecksumBytes = 4;
 constexpr std::uint32_t kMaxArrays = 1 + kMaxUpdateStates;  // the value and its rule's states
@@ -29,7 +30,7 @@ void append(std::string& bytes, T value) {
   bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
-/// Reads one after the other; past the end everything is zero or empty, and `ok()` says so.
+/// Reads fields one after the other. Past the end every field is zero or empty, and `ok()` returns false.
 class Cursor {
  public:
   explicit Cursor(std::span<const std::byte> bytes) : bytes_(bytes) {}
@@ -102,7 +103,7 @@ Status read_records(Cursor& cursor, std::uint32_t count, CheckpointHead& head) {
   return {};
 }
 
-/// Bytes of all arrays; false where they are more than a file can have.
+/// Adds up the bytes of all arrays. Returns false if they are more than a file can have.
 bool add_data_bytes(const CheckpointHead& head, std::uint64_t& bytes) {
   for (const CheckpointRecord& record : head.records) {
     std::uint64_t data_bytes = 0;
@@ -194,7 +195,7 @@ Result<CheckpointHead> decode_checkpoint_head(std::span<const std::byte> bytes) 
   std::memcpy(&checksum, bytes.data() + summed.size(), sizeof checksum);
   if (crc32c(summed) != checksum) return damaged("the checksum of its head is wrong");
   Cursor cursor(summed);
-  cursor.bytes(24);  // magic, format version and sizes
+  cursor.bytes(24);  // skips the magic, the format version and the sizes
   CheckpointHead head;
   head.version = cursor.number<std::uint64_t>();
   head.run = cursor.number<std::uint64_t>();

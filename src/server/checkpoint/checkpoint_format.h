@@ -1,5 +1,5 @@
-// The form of a checkpoint file (docs/checkpoints.md): a head that says what is in it, the arrays, a trailer.
-// Bytes only: no files.
+// The format of a checkpoint file (docs/checkpoints.md): a head that describes the contents, the arrays, and a trailer.
+// This code works on bytes only and opens no files.
 #pragma once
 
 #include <array>
@@ -17,11 +17,11 @@ namespace poseidon {
 
 inline constexpr std::size_t kCheckpointStartBytes = 56;
 inline constexpr std::size_t kCheckpointTrailerBytes = 16;
-/// A longer head is no checkpoint's: whoever reads one takes no more memory than this.
+/// No checkpoint has a longer head. So a reader takes no more memory than this for a head.
 inline constexpr std::uint64_t kMaxCheckpointHeadBytes = std::uint64_t{1} << 30;
 inline constexpr std::uint64_t kMaxCheckpointVersion = UINT32_MAX;
 
-/// A unit as the job knows it, whether or not this file has chunks of it. Its id is of no meaning here.
+/// A unit as the job knows it, whether or not this file has chunks of it. The unit's id has no meaning here.
 struct CheckpointUnit {
   wire::StoredUnit unit;
   UpdateRule rule;
@@ -29,8 +29,8 @@ struct CheckpointUnit {
   bool operator==(const CheckpointUnit&) const = default;
 };
 
-/// A chunk: `array_count` arrays of the chunk's size, the value first, then the state of its rule. None: the chunk had
-/// no value yet.
+/// A chunk has `array_count` arrays of the chunk's size: first the value, then the state of its rule. The count is 0 if
+/// the chunk had no value yet.
 struct CheckpointRecord {
   std::uint32_t unit = 0;  // index into CheckpointHead::units
   std::uint32_t chunk = 0;
@@ -41,12 +41,12 @@ struct CheckpointRecord {
   bool operator==(const CheckpointRecord&) const = default;
 };
 
-/// What one server core had when every chunk of it had done step `version` of the job.
+/// The contents of one server core when every chunk of it had done step `version` of the job.
 struct CheckpointHead {
   std::string job;
   std::uint64_t version = 0;
   std::uint64_t run = 0;
-  std::vector<CheckpointUnit> units;      // all of the job, by name each once
+  std::vector<CheckpointUnit> units;      // all units of the job, each name once
   std::vector<CheckpointRecord> records;  // in the order of their arrays in the file
 
   std::uint64_t array_bytes(const CheckpointRecord& record) const {
@@ -57,26 +57,26 @@ struct CheckpointHead {
   bool operator==(const CheckpointHead&) const = default;
 };
 
-/// Sizes that the first kCheckpointStartBytes of a file tell.
+/// The sizes that the first kCheckpointStartBytes of a file give.
 struct CheckpointSizes {
   std::uint64_t head_bytes = 0;
   std::uint64_t file_bytes = 0;
 };
 
-/// The head; as many bytes as its own sizes say.
+/// Returns the head's bytes. Their number is the one that the head itself gives.
 std::string encode_checkpoint_head(const CheckpointHead& head);
-/// What comes after the last array.
+/// Returns the bytes that follow the last array.
 std::array<std::byte, kCheckpointTrailerBytes> encode_checkpoint_trailer(const CheckpointHead& head);
 
-/// ErrorCode::mismatch, naming what is wrong, for a file that is none of these, of another format version, or whose
-/// sizes cannot be.
+/// ErrorCode::mismatch: the file is no checkpoint, has another format version, or has impossible sizes. The text says
+/// which.
 Result<CheckpointSizes> decode_checkpoint_start(std::span<const std::byte> start);
-/// `head` has head_bytes. ErrorCode::mismatch for a wrong checksum and for everything that does not fit together.
+/// `head` has head_bytes. ErrorCode::mismatch: the checksum is wrong, or the fields contradict each other.
 Result<CheckpointHead> decode_checkpoint_head(std::span<const std::byte> head);
-/// ErrorCode::mismatch unless it is the trailer of a file with this head.
+/// ErrorCode::mismatch: this is not the trailer of a file with this head.
 Status check_checkpoint_trailer(const CheckpointHead& head, std::span<const std::byte> trailer);
 
-/// Of the whole file.
+/// Returns the sizes of the whole file.
 CheckpointSizes checkpoint_sizes(const CheckpointHead& head);
 
 }  // namespace poseidon

@@ -11,20 +11,20 @@ namespace poseidon {
 
 namespace {
 
-constexpr int kNice = 10;  // training comes first
+constexpr int kNice = 10;  // training has priority
 
 }  // namespace
 
 CheckpointWriter::CheckpointWriter(std::string directory, std::size_t keep)
     : directory_(std::move(directory)), keep_(keep), executor_(std::make_unique<Executor>(1)) {
-  // On Linux a niceness is a thread's own.
+  // On Linux each thread has its own niceness.
   executor_->run(
       1, [](std::size_t) { ::setpriority(PRIO_PROCESS, 0, kNice); }, [] {});
 }
 
 void CheckpointWriter::write(CheckpointSnapshot snapshot, std::string name,
                              std::function<void(std::shared_ptr<CheckpointSnapshot>)> written) {
-  // One owner only, so that what `written` is given is the last reference.
+  // There is one owner only, so that `written` gets the last reference.
   const auto slot =
       std::make_shared<std::shared_ptr<CheckpointSnapshot>>(std::make_shared<CheckpointSnapshot>(std::move(snapshot)));
   const std::string job = (*slot)->head.job;
@@ -51,7 +51,7 @@ void CheckpointWriter::finish() {
     const std::lock_guard lock(mutex_);
     executor = std::move(executor_);
   }
-  executor.reset();  // joins
+  executor.reset();  // waits for the thread to end
 }
 
 void CheckpointWriter::note(std::string text) {

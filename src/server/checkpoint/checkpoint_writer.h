@@ -13,10 +13,10 @@
 
 namespace poseidon {
 
-/// Any thread. One for all cores and jobs of a server: a disk serves one writer best.
+/// Any thread may use it. There is one for all cores and jobs of a server, because a disk is fastest with one writer.
 class CheckpointWriter {
  public:
-  /// `keep`: complete versions of a job that stay.
+  /// `keep` is the number of complete versions of a job that stay.
   CheckpointWriter(std::string directory, std::size_t keep);
   ~CheckpointWriter() { finish(); }
   CheckpointWriter(const CheckpointWriter&) = delete;
@@ -24,15 +24,17 @@ class CheckpointWriter {
 
   const std::string& directory() const { return directory_; }
 
-  /// Writes it under `name` after what was given before, then hands it to `written` on the writer's thread, and prunes.
-  /// What goes wrong becomes a notice. After `finish` nothing happens, and `snapshot` ends here.
+  /// Writes `snapshot` under `name`, after the snapshots that were given before. Then it passes the snapshot to
+  /// `written` on the writer's thread, and prunes. An error becomes a notice. After `finish` the call only destroys
+  /// `snapshot`.
   void write(CheckpointSnapshot snapshot, std::string name,
              std::function<void(std::shared_ptr<CheckpointSnapshot>)> written);
 
-  /// Writes what was given and ends the thread. The loops that `written` posts to must still run. The owner's thread.
+  /// Writes what was given and ends the thread. The loops that `written` posts to must still run. Only the owner's
+  /// thread calls it.
   void finish();
 
-  /// Something that its owner should know; after many only the first ones are kept.
+  /// Adds a notice for the owner. If there are many notices, only the first ones are kept.
   void note(std::string text);
   std::vector<std::string> notices() const;
 
@@ -43,7 +45,7 @@ class CheckpointWriter {
   const std::size_t keep_;
   mutable std::mutex mutex_;
   std::vector<std::string> notices_;    // under mutex_
-  std::unique_ptr<Executor> executor_;  // under mutex_; null when finished
+  std::unique_ptr<Executor> executor_;  // under mutex_; null after `finish`
 };
 
 }  // namespace poseidon

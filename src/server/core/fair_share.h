@@ -1,5 +1,5 @@
-// FairShare: jobs that share a server core take turns by the time that each has taken, however many connections it has
-// and however small its messages are.
+// FairShare: jobs that share a server core take turns. A job's turn depends on the time that the job has taken. It does
+// not depend on how many connections the job has, nor on how small its messages are.
 #pragma once
 
 #include <chrono>
@@ -9,18 +9,18 @@
 
 namespace poseidon {
 
-/// One job's account of a core's time, in rounds of its loop. Loop thread only.
+/// One job's account of a core's time, counted in rounds of the core's loop. Only the loop thread uses it.
 ///
-/// Every job may take kSlice in a round. A turn, once begun, is not cut short: what it takes too much is a debt that
-/// the next rounds pay off. Where no other job has anything to do, rounds follow each other at once and nothing is
-/// lost.
+/// Every job may take kSlice in a round. A turn that has begun is not cut short. The time that a job takes beyond its
+/// slice is subtracted from its next rounds. When no other job has work, rounds follow each other at once, so no time
+/// is lost.
 class FairShare {
  public:
-  // Beside a flood of tiny messages a job with large ones gets 0.80 of what it gets beside an equal; with 200 µs it is
-  // 0.60 (bench/neighbours.py).
+  // A job with large messages was measured beside a flood of tiny messages. It got 0.80 of what it gets beside an equal
+  // job. With a slice of 200 µs it got 0.60 (bench/neighbours.py).
   static constexpr std::chrono::microseconds kSlice{50};
 
-  /// Whether the job may have a turn in this round. Then `end` follows.
+  /// Whether the job may have a turn in this round. If so, the caller must call `end` after the turn.
   bool begin(std::uint64_t round, std::int64_t time_ns) {
     const std::uint64_t passed = round - round_;
     round_ = round;
@@ -35,7 +35,7 @@ class FairShare {
 
  private:
   std::uint64_t round_ = 0;
-  std::int64_t taken_ns_ = 0;  // in this round, with the debt of earlier ones
+  std::int64_t taken_ns_ = 0;  // the time taken in this round, with what earlier rounds took too much
   std::int64_t began_ns_ = 0;
 };
 

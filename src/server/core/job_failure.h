@@ -1,4 +1,4 @@
-// JobFailure: what a server core notices of a job that cannot go on.
+// JobFailure: what a server core reports when a job cannot go on.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct JobFailure {
   std::uint32_t generation = 0;
   std::uint32_t worker_count = 0;
   FailureSource source = FailureSource::lost;
-  std::uint32_t rank = 0;  // whom it is about
+  std::uint32_t rank = 0;  // the rank that the failure is about
   Status status;
 };
 

@@ -1,4 +1,4 @@
-// Tenants: the jobs that the cores of one server have in common.
+// Tenants: the jobs that the cores of one server share.
 #pragma once
 
 #include <compare>
@@ -16,8 +16,8 @@
 
 namespace poseidon {
 
-/// A job's name counts only together with the secret that its connections have proved (Flow::key_id): jobs of one name
-/// under different secrets have nothing to do with each other, and nobody learns of another secret's jobs.
+/// Identifies a job by its name and by the secret that its connections have proved (Flow::key_id). Jobs of one name
+/// under different secrets are separate. Nobody learns of another secret's jobs.
 struct JobName {
   std::string key_id;
   std::string name;
@@ -25,7 +25,8 @@ struct JobName {
   auto operator<=>(const JobName&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
-/// Limits how many jobs there are, what each holds on all cores together, and what all of them hold. Thread-safe.
+/// Limits the number of jobs, the memory that each job holds on all cores together, and the memory that all jobs hold.
+/// Thread-safe.
 class Tenants {
  public:
   explicit Tenants(const Options& options)
@@ -33,11 +34,12 @@ class Tenants {
         memory_limit_(options.memory_limit),
         server_memory_(std::make_shared<MemoryBudget>(options.server_memory)) {}
 
-  /// What the job may hold: the same for every core, as long as one of them keeps it. Null: there are max_jobs others
-  /// with this secret.
+  /// Returns the job's memory budget. Every core gets the same budget for as long as one of them keeps it. Returns null
+  /// if there are already max_jobs other jobs with this secret.
   std::shared_ptr<MemoryBudget> admit(const JobName& job);
 
-  /// Whether nobody has asked this of the job's rank before, since the job has been here. For what is told once.
+  /// Returns true for the first call with this rank since the job has been on this server, and false after that. Use it
+  /// for notices that are to be given once.
   bool first_notice(const JobName& job, std::uint32_t rank);
 
  private:

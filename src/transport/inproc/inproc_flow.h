@@ -18,14 +18,14 @@ namespace poseidon::inproc {
 
 class InprocFlow;
 
-/// What the two ends share: how to reach the other one's loop for as long as that end is there.
+/// What the two ends share: how to reach the other end's loop for as long as that end exists.
 class Link {
  public:
-  /// Runs `task` on the end's loop with its flow, or null if that has gone meanwhile; false when
-  /// it has gone already. Any thread.
+  /// Runs `task` on the end's loop with its flow, or with null if the flow has gone meanwhile. Returns false if it has
+  /// gone already. Any thread may call it.
   bool post(std::size_t end, std::function<void(InprocFlow*)> task);
 
-  /// The end takes tasks from here on, or no more.
+  /// After `attach` the end takes tasks; after `detach` it takes no more.
   void attach(std::size_t end, Loop& loop, std::weak_ptr<InprocFlow> flow);
   void detach(std::size_t end);
 
@@ -38,13 +38,13 @@ class Link {
   std::array<End, 2> ends_;  // guarded by mutex_
 };
 
-/// Loop thread only. While it has a receiver, or lent memory, a registration with the loop keeps it
-/// alive until on_closed has run; otherwise dropping the last reference closes the connection.
+/// Only the loop thread uses it. While the flow has a receiver or lent memory, a registration with the loop keeps it
+/// alive until on_closed has run. Otherwise, dropping the last reference closes the connection.
 class InprocFlow final : public Flow, public std::enable_shared_from_this<InprocFlow> {
  public:
   using Done = std::function<void(const Status&)>;
 
-  /// The two ends, the first one on `first_loop`. Each is used on its own loop only.
+  /// Returns the two ends; the first one is on `first_loop`. Each end is used on its own loop only.
   static std::pair<std::shared_ptr<InprocFlow>, std::shared_ptr<InprocFlow>> make_pair(Loop& first_loop,
                                                                                        std::string first_peer_name,
                                                                                        Loop& second_loop,
@@ -66,7 +66,7 @@ class InprocFlow final : public Flow, public std::enable_shared_from_this<Inproc
   struct Message {
     std::uint64_t id = 0;
     wire::Header header;
-    std::vector<std::span<const std::byte>> payload;  // the sender's memory; no empty pieces
+    std::vector<std::span<const std::byte>> payload;  // the sender's memory, without empty pieces
   };
 
   void arrive(Message message);
@@ -88,11 +88,11 @@ class InprocFlow final : public Flow, public std::enable_shared_from_this<Inproc
   const std::string peer_name_;
   Loop::TimerId registration_ = 0;  // a timer that never fires; 0: none
 
-  std::unordered_map<std::uint64_t, Done> outstanding_;  // sent; the memory is not free yet
+  std::unordered_map<std::uint64_t, Done> outstanding_;  // of sent messages whose memory the peer may still use
   std::uint64_t next_id_ = 1;
 
   Receiver* receiver_ = nullptr;
-  std::deque<Message> waiting_;  // for the receiver
+  std::deque<Message> waiting_;  // messages for the receiver
   bool peer_closed_ = false;
   bool closed_ = false;
   Status end_status_;

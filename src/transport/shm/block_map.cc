@@ -27,7 +27,7 @@ bool BlockMap::give_back(std::uint32_t first) {
   return true;
 }
 
-/// The first block at or after `from` that is in use, or free; kBlockCount when there is none.
+/// Returns the first block at or after `from` that is in use (`used`) or free. Returns kBlockCount if there is none.
 std::uint32_t BlockMap::next(std::uint32_t from, bool used) const {
   while (from < kBlockCount) {
     const std::uint64_t word = (used ? used_[from / 64] : ~used_[from / 64]) >> (from % 64);

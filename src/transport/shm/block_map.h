@@ -1,4 +1,4 @@
-// BlockMap: which blocks of an area are in use. The sender's own record, never in shared memory.
+// BlockMap: tells which blocks of an area are in use. It is the sender's own record and never lies in shared memory.
 #pragma once
 
 #include <array>
@@ -9,12 +9,13 @@
 
 namespace poseidon::shm {
 
-/// One thread.
+/// Only one thread uses it.
 class BlockMap {
  public:
-  /// The first run of `count` (> 0) free blocks: low ones first, so that few are in use again and again.
+  /// Returns the first run of `count` (> 0) free blocks. It prefers low blocks, so that few blocks are used again and
+  /// again.
   std::optional<std::uint32_t> take(std::uint32_t count);
-  /// Frees the run that take() gave at `first`; false when there is none.
+  /// Frees the run that take() returned at `first`. Returns false if there is no such run.
   bool give_back(std::uint32_t first);
   std::uint32_t used_count() const { return used_count_; }
 

@@ -9,7 +9,7 @@ namespace poseidon::shm {
 
 namespace {
 
-/// A lent payload: gives its blocks back when it is released or forgotten.
+/// A lent payload. It gives its blocks back when it is released or destroyed.
 class Loan {
  public:
   Loan(std::shared_ptr<Returns> returns, std::uint32_t first_block, std::uint32_t block_count)
@@ -64,7 +64,7 @@ Result<std::optional<Descriptor>> Inbox::next() {
   }
   Descriptor descriptor;
   std::memcpy(&descriptor, &lane_.descriptors[read_ % kDescriptorCount], sizeof(descriptor));
-  // The compiler must not read the shared memory again for what has been checked.
+  // Keeps the compiler from reading the shared memory again for what has been checked.
   std::atomic_signal_fence(std::memory_order_seq_cst);
   if (Status status = check(descriptor); !status.ok()) return status;
   lane_.descriptors_read.store(++read_);

@@ -13,7 +13,7 @@ namespace poseidon::shm {
 
 namespace {
 
-/// Both ends must mean the same by the segment's bytes.
+/// Identifies the layout of the segment, which must be the same at both ends.
 struct Greeting {
   std::array<char, 8> magic{'P', 'S', 'D', 'S', 'H', 'M', '0', '1'};
   std::uint64_t block_bytes = kBlockBytes;
@@ -23,7 +23,7 @@ struct Greeting {
 
 constexpr std::size_t kFileCount = 3;
 
-/// The one message of a connection: a greeting, and room for the files.
+/// The one message of a connection: a greeting, with room for the files.
 struct Parcel {
   Greeting greeting;
   iovec bytes{&greeting, sizeof(greeting)};
@@ -44,7 +44,7 @@ struct Parcel {
 
 Result<SocketName> socket_name(const std::string& text) {
   SocketName name;
-  // An abstract name begins with a 0 byte and has no end mark.
+  // An abstract name begins with a 0 byte and has no terminating 0.
   if (text.empty() || text.size() >= sizeof(name.address.sun_path)) {
     return Status(ErrorCode::invalid_argument, "'" + text + "' is no name for shared memory: it must have 1 to " +
                                                    std::to_string(sizeof(name.address.sun_path) - 1) + " bytes");
@@ -92,13 +92,13 @@ bool send_files(int socket, const SegmentFiles& files) {
 Result<SegmentFiles> receive_files(int socket) {
   Parcel parcel;
   const ssize_t got = ::recvmsg(socket, &parcel.message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  // Owned before anything is checked: what came must be closed in any case.
+  // Take ownership before any check: the files that came must be closed in any case.
   std::array<FileDescriptor, kFileCount> received;
   const cmsghdr* const rights = got < 0 ? nullptr : CMSG_FIRSTHDR(&parcel.message);
   if (rights != nullptr && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS) {
     const std::size_t count = (rights->cmsg_len - CMSG_LEN(0)) / sizeof(int);
     std::array<int, kFileCount> fds{};
-    std::memcpy(fds.data(), CMSG_DATA(rights), count * sizeof(int));  // the buffer has room for no more
+    std::memcpy(fds.data(), CMSG_DATA(rights), count * sizeof(int));  // the buffer has no room for more
     for (std::size_t i = 0; i < count; ++i) received[i] = FileDescriptor(fds[i]);
   }
   const Greeting expected;

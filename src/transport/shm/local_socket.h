@@ -1,4 +1,5 @@
-// Unix sockets of the shared-memory transport: names, who is at the other end, and passing descriptors.
+// Unix sockets of the shared-memory transport: their names, the process at the other end, and passing of file
+// descriptors.
 #pragma once
 
 #include <sys/socket.h>
@@ -20,21 +21,21 @@ struct SocketName {
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address); }
 };
 
-/// The abstract name; invalid_argument for text that is empty or longer than 107 bytes.
+/// Returns the abstract name. ErrorCode::invalid_argument: the text is empty or longer than 107 bytes.
 Result<SocketName> socket_name(const std::string& text);
 
-/// A name that nobody else has: "psd-<pid>-<random>".
+/// Returns a name that nobody else has: "psd-<pid>-<random>".
 std::string free_name();
 
-/// Nonblocking, keeps the borders of what is sent. Invalid, with errno set, on failure.
+/// Returns a nonblocking socket that keeps message boundaries. On failure the result is invalid and errno is set.
 FileDescriptor make_socket();
 
-/// The process at the other end of a connected socket; refused unless it belongs to this process's user.
+/// Returns the process at the other end of a connected socket. ErrorCode::refused: it belongs to another user.
 Result<pid_t> peer_process(int socket);
 
-/// Sends what Segment::open needs, in one piece. False, with errno set, on failure.
+/// Sends what Segment::open needs, in one message. Returns false, with errno set, on failure.
 bool send_files(int socket, const SegmentFiles& files);
-/// Receives it; mismatch when anything else arrives. Call when the socket is readable.
+/// Receives the files. ErrorCode::mismatch: anything else has arrived. Call it when the socket is readable.
 Result<SegmentFiles> receive_files(int socket);
 
 }  // namespace poseidon::shm

@@ -13,8 +13,8 @@ Result<bool> Outbox::reserve(std::uint64_t wanted_bytes, Place& place) {
   if (wanted_bytes == 0) return true;
   std::uint64_t size_bytes = std::min<std::uint64_t>(wanted_bytes, kAreaBytes);
   auto first = blocks_.take(blocks_for(size_bytes));
-  // The peer lends no more than half of the area: while more is in use, some of it comes back by itself.
-  // Otherwise everything may be lent until long after, and what is free has to do, in pieces.
+  // The peer lends no more than half of the area. While more than that is in use, some of it comes back by itself.
+  // Otherwise all of it may be lent for long, so the free blocks must be used as they are, in smaller pieces.
   while (!first && blocks_.used_count() <= kBlockCount / 2) {
     size_bytes = std::uint64_t{blocks_for(size_bytes)} / 2 * kBlockBytes;
     first = blocks_.take(blocks_for(size_bytes));
@@ -39,7 +39,7 @@ bool Outbox::wait() {
   return false;
 }
 
-/// Takes note of what the peer has read and returned.
+/// Notes what the peer has read and returned.
 Status Outbox::collect() {
   const std::uint64_t read = lane_.descriptors_read.load();
   if (read < seen_read_ || read > written_) {

@@ -12,7 +12,8 @@
 
 namespace poseidon::shm {
 
-/// One thread. What the peer wrote to its counters and returns is checked: nonsense is a mismatch.
+/// Only one thread uses it. It checks what the peer wrote to its counters and to the returned blocks. Impossible values
+/// are ErrorCode::mismatch.
 class Outbox {
  public:
   struct Place {
@@ -22,16 +23,16 @@ class Outbox {
 
   explicit Outbox(std::shared_ptr<Segment> segment) : segment_(std::move(segment)) {}
 
-  /// A descriptor and memory for the next piece of a payload, at most `wanted_bytes` (0: none) and at most
-  /// the area; fewer only when what is free lies in pieces and the peer may keep the rest for long.
-  /// To be filled and published. False when there is nothing now.
+  /// Reserves a descriptor and memory for the next piece of a payload: at most `wanted_bytes` (0: no memory) and at
+  /// most the area. It reserves less only if the free blocks are not adjacent and the peer may keep the rest for long.
+  /// The caller must fill the memory and publish it. Returns false if there is no room now.
   Result<bool> reserve(std::uint64_t wanted_bytes, Place& place);
 
-  /// Sends what the reserved place holds now. `descriptor` says the kind and header.
+  /// Sends what the reserved place holds now. `descriptor` gives the kind and the header.
   void publish(Descriptor& descriptor, const Place& place);
 
-  /// Asks to be woken when the peer has taken or returned something; false when it has since the last
-  /// reserve(), which is then worth another try.
+  /// Asks to be woken when the peer has taken or returned something. Returns false if the peer has done so since the
+  /// last reserve(), which is then worth another try.
   bool wait();
 
  private:
@@ -40,9 +41,9 @@ class Outbox {
   const std::shared_ptr<Segment> segment_;
   Lane& lane_ = segment_->outgoing();
   BlockMap blocks_;
-  std::uint64_t written_ = 0;       // descriptors
-  std::uint64_t seen_read_ = 0;     // of them, by the peer
-  std::uint64_t returns_read_ = 0;  // runs of blocks that came back
+  std::uint64_t written_ = 0;       // how many descriptors were written
+  std::uint64_t seen_read_ = 0;     // how many of them the peer has read
+  std::uint64_t returns_read_ = 0;  // how many runs of blocks came back
 };
 
 }  // namespace poseidon::shm

@@ -14,19 +14,19 @@ namespace poseidon::shm {
 
 namespace {
 
-// Where a huge page may begin, so that an area can be made of them.
+// The alignment of huge pages, so that an area can consist of them.
 constexpr std::size_t kAlignmentBytes = 2u << 20;
 constexpr std::size_t kLaneBytes = (sizeof(Lane) + 4095) / 4096 * 4096;
 constexpr std::size_t kAreasAt = (2 * kLaneBytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes;
 constexpr std::size_t kSegmentBytes = kAreasAt + 2 * kAreaBytes;
-// Nobody can make the memory smaller under the other's feet: that would be a SIGBUS.
+// These seals keep each process from shrinking the memory while the other uses it, which would cause a SIGBUS.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 Status system_error(const char* what) {
   return {ErrorCode::unreachable, std::string("shared memory: ") + what + ": " + errno_text(errno)};
 }
 
-/// The mapping, or null with errno set.
+/// Returns the mapping, or null with errno set.
 std::byte* map(int memory) {
   void* const mapped = ::mmap(nullptr, kSegmentBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
   return mapped == MAP_FAILED ? nullptr : static_cast<std::byte*>(mapped);
@@ -62,7 +62,7 @@ Result<SegmentFiles> Segment::make_files() {
 Result<std::shared_ptr<Segment>> Segment::open(SegmentFiles files, bool connector) {
   if (Status status = check_memory(files.memory.get()); !status.ok()) return status;
   for (const FileDescriptor* wake : {&files.connector_wake, &files.acceptor_wake}) {
-    // Whatever the other process has sent: neither reading nor writing it may block.
+    // Neither a read nor a write may block, whatever file the other process has sent.
     if (::fcntl(wake->get(), F_SETFL, O_NONBLOCK) != 0) return system_error("O_NONBLOCK");
   }
   std::byte* const memory = map(files.memory.get());
@@ -88,7 +88,7 @@ void Segment::wake_peer(std::atomic<std::uint32_t>& asleep) const {
   if (asleep.load() == 0 || asleep.exchange(0) == 0) return;
   const int wake = (connector_ ? files_.acceptor_wake : files_.connector_wake).get();
   const std::uint64_t one = 1;
-  // EAGAIN means that the counter is full: the other side is being woken as it is.
+  // EAGAIN means that the counter is full. Then the other side is being woken already.
   while (::write(wake, &one, sizeof(one)) < 0 && errno == EINTR) {
   }
 }

@@ -1,8 +1,8 @@
-// Segment: the memory that the two ends of a shared-memory flow have in common, and how they wake each other.
+// Segment: the memory that the two ends of a shared-memory flow share, and how they wake each other.
 //
-// Each direction has a lane and an area. The sender copies a payload to free blocks of the area (it alone decides
-// which) and says so in a descriptor; the receiver returns blocks in any order. So a payload that the
-// receiver keeps for long holds up nothing but its own blocks, and the blocks in use stay few and in the cache.
+// Each direction has a lane and an area. The sender copies a payload to free blocks of the area and says so in a
+// descriptor. Only the sender decides which blocks it uses. The receiver returns blocks in any order. So a payload that
+// the receiver keeps for long holds up only its own blocks, and the blocks in use stay few and in the cache.
 #pragma once
 
 #include <array>
@@ -18,9 +18,9 @@
 
 namespace poseidon::shm {
 
-// 4 MiB per direction, of which half can be lent. Larger ones leave the caches: with both ends sending, 8 MiB took
-// about a fifth more CPU time per byte, 16 MiB about half. 2 MiB copied up to a tenth faster on average, but lends half
-// as much, and what cannot be lent is copied once more.
+// An area has 4 MiB per direction, of which half can be lent. Larger areas leave the caches: with both ends sending, 8
+// MiB took about a fifth more CPU time per byte, and 16 MiB about half more. 2 MiB copied up to a tenth faster on
+// average. But it lends half as much, and what cannot be lent is copied once more.
 inline constexpr std::size_t kBlockBytes = 16u << 10;
 inline constexpr std::uint32_t kBlockCount = 256;
 inline constexpr std::size_t kAreaBytes = kBlockBytes * kBlockCount;
@@ -30,46 +30,47 @@ inline std::uint32_t blocks_for(std::uint64_t size_bytes) {
   return static_cast<std::uint32_t>((size_bytes + kBlockBytes - 1) / kBlockBytes);
 }
 
-/// A message, or the next piece of its payload.
+/// A message, or the next piece of a message's payload.
 struct Descriptor {
   enum class Kind : std::uint32_t { message = 1, piece = 2 };
 
-  std::array<std::byte, wire::kHeaderBytes> header{};  // message only
+  std::array<std::byte, wire::kHeaderBytes> header{};  // for a message only
   Kind kind = Kind::message;
   std::uint32_t first_block = 0;
-  std::uint64_t data_bytes = 0;  // of the payload, from first_block on; 0: no blocks
+  std::uint64_t data_bytes = 0;  // the part of the payload that begins at first_block; 0: no blocks
   std::array<std::byte, 48> unused{};
 };
 static_assert(sizeof(Descriptor) == 128);
 
-/// One direction. Counters only grow; each side writes its own and checks the other's before use.
+/// One direction. Counters only grow. Each side writes its own counters and checks the other's before use.
 struct Lane {
-  alignas(64) std::atomic<std::uint64_t> descriptors_written;  // by the sender
-  alignas(64) std::atomic<std::uint64_t> descriptors_read;     // by the receiver
-  alignas(64) std::atomic<std::uint64_t> returns_written;      // by the receiver
-  // Not 0: that side has found nothing to do and wants to be woken. It sets the flag, then looks once more; the
-  // other side writes its counter, then looks at the flag (both sequentially consistent): one of them sees the other.
+  alignas(64) std::atomic<std::uint64_t> descriptors_written;  // written by the sender
+  alignas(64) std::atomic<std::uint64_t> descriptors_read;     // written by the receiver
+  alignas(64) std::atomic<std::uint64_t> returns_written;      // written by the receiver
+  // A flag that is not 0 means: that side has found nothing to do and wants to be woken. It sets the flag, then looks
+  // once more. The other side writes its counter, then looks at the flag. Both are sequentially consistent, so one of
+  // them sees the other.
   alignas(64) std::atomic<std::uint32_t> receiver_asleep;
   alignas(64) std::atomic<std::uint32_t> sender_waiting;
   alignas(64) std::array<Descriptor, kDescriptorCount> descriptors;
-  // First blocks of what is free again. As long as there are blocks, so it cannot run over.
+  // The first blocks of the runs that are free again. The array has an entry for each block, so it cannot overflow.
   std::array<std::atomic<std::uint32_t>, kBlockCount> returns;
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
 
-/// What one end of a flow sends the other over their socket.
+/// What one end of a flow sends to the other over their socket.
 struct SegmentFiles {
   FileDescriptor memory;
-  FileDescriptor connector_wake;  // eventfds
+  FileDescriptor connector_wake;  // the two wake files are eventfds
   FileDescriptor acceptor_wake;
 };
 
-/// Immutable but for what it maps; thread-safe. Lives until the flow and all loans have let go of it.
+/// Immutable, except for the memory that it maps. Thread-safe. It lives until the flow and all loans have released it.
 class Segment {
  public:
-  /// The end that connects makes the files, both ends map them.
+  /// Creates the files at the end that connects. Both ends map them.
   static Result<SegmentFiles> make_files();
-  /// mismatch when `files` (from another process) are not what make_files makes.
+  /// ErrorCode::mismatch: `files`, which come from another process, are not what make_files creates.
   static Result<std::shared_ptr<Segment>> open(SegmentFiles files, bool connector);
 
   Segment(SegmentFiles files, std::byte* memory, bool connector);
@@ -83,7 +84,7 @@ class Segment {
   std::span<std::byte> incoming_area() const { return area(connector_ ? 1 : 0); }
 
   int own_wake() const { return (connector_ ? files_.connector_wake : files_.acceptor_wake).get(); }
-  /// Writes the other side's eventfd if `asleep` is set, and clears it.
+  /// Writes to the other side's eventfd if `asleep` is set, and clears the flag.
   void wake_peer(std::atomic<std::uint32_t>& asleep) const;
 
  private:

@@ -1,4 +1,4 @@
-// SendQueue: messages that are not yet wholly in the shared memory.
+// SendQueue: messages that are not yet completely in the shared memory.
 #pragma once
 
 #include <cstddef>
@@ -14,29 +14,29 @@
 
 namespace poseidon::shm {
 
-/// The most urgent message first, but one that has begun to be copied is completed. One thread.
+/// Copies the most urgent message first, but completes a message that has begun. Only one thread uses it.
 class SendQueue {
  public:
   using Done = std::function<void(const Status&)>;
 
-  /// The pieces of `payload` are header.payload_bytes together.
+  /// The pieces of `payload` have header.payload_bytes together.
   void push(const wire::Header& header, std::vector<std::span<const std::byte>> payload, Done done);
   bool empty() const { return !current_ && waiting_.empty(); }
 
-  /// The message to go on with; what is pushed later waits for its end. Not when empty.
+  /// Selects the message to go on with. Messages that are pushed later wait for its end. The queue must not be empty.
   void begin() {
     if (!current_) current_ = waiting_.pop();
   }
-  // Of that message, after begin():
+  // The following calls are about the message that begin() selected.
   const wire::Header& header() const { return current_->header; }
   std::uint64_t copied_bytes() const { return copied_bytes_; }
   std::uint64_t left_bytes() const { return header().payload_bytes - copied_bytes_; }
-  /// Copies the next bytes of its payload, as many as `out` holds (at most left_bytes()).
+  /// Copies the next bytes of the message's payload, as many as `out` holds (at most left_bytes()).
   void copy(std::span<std::byte> out);
-  /// All of it is copied: drops it.
+  /// Drops the message, all of which has been copied.
   Done pop();
 
-  /// Empties the queue.
+  /// Empties the queue. Returns the `done` of every message.
   std::vector<Done> take_all();
 
  private:
@@ -48,9 +48,9 @@ class SendQueue {
 
   LevelQueue<Entry> waiting_;
   std::optional<Entry> current_;
-  std::uint64_t copied_bytes_ = 0;  // of it
-  std::size_t piece_ = 0;           // where its copy goes on: in this piece
-  std::size_t offset_bytes_ = 0;    // after these bytes
+  std::uint64_t copied_bytes_ = 0;  // how much of the message has been copied
+  std::size_t piece_ = 0;           // the piece from which the copy goes on
+  std::size_t offset_bytes_ = 0;    // the bytes of that piece that have been copied
 };
 
 }  // namespace poseidon::shm

@@ -60,7 +60,7 @@ void ShmConnector::shake_hands() {
   finish(std::move(flow));
 }
 
-/// The socket becomes the flow's.
+/// Gives the socket to the flow.
 Result<std::shared_ptr<Flow>> ShmConnector::share_memory() {
   auto files = Segment::make_files();
   if (!files.ok()) return files.status();

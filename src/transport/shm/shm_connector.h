@@ -13,7 +13,7 @@
 
 namespace poseidon::shm {
 
-/// Kept alive by what it has registered with the loop. Loop thread only after construction.
+/// What it has registered with the loop keeps it alive. After construction only the loop thread uses it.
 class ShmConnector final : public std::enable_shared_from_this<ShmConnector> {
  public:
   using Done = std::function<void(Result<std::shared_ptr<Flow>>)>;
@@ -21,7 +21,7 @@ class ShmConnector final : public std::enable_shared_from_this<ShmConnector> {
   ShmConnector(Loop& loop, std::string address, const SocketName& name, Admission admission, Clock::time_point deadline,
                Done done);
 
-  /// Tries again and again until the deadline; calls `done` once.
+  /// Tries again and again until the deadline. Calls `done` once.
   void attempt();
 
  private:
@@ -38,7 +38,7 @@ class ShmConnector final : public std::enable_shared_from_this<ShmConnector> {
   const Admission admission_;
   const Done done_;
   ConnectAttempts attempts_;
-  // Of the attempt under way.
+  // State of the current attempt:
   FileDescriptor socket_;
   std::optional<wire::Handshake> handshake_;
   Loop::TimerId timer_ = 0;

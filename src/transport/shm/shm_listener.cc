@@ -12,10 +12,10 @@ namespace poseidon::shm {
 
 namespace {
 
-// A peer sends its files right after the handshake.
+// How long a listener waits for a peer's files. A peer sends them right after the handshake.
 constexpr std::chrono::seconds kPatience{10};
 
-/// Each process is a source of its own: they are all this user's.
+/// Counts each process as a separate source, because all of them belong to this user.
 std::optional<std::string> process_of(int socket) {
   const auto process = peer_process(socket);
   return process.ok() ? std::optional(std::to_string(process.value())) : std::nullopt;
@@ -52,37 +52,37 @@ ShmListener::ShmListener(Loop& loop, FileDescriptor socket, std::string address,
 ShmListener::~ShmListener() {
   loop_.call([this] {
     entrance_.reset();
-    while (!guests_.empty()) dismiss(guests_.begin()->first);
+    while (!pending_.empty()) dismiss(pending_.begin()->first);
   });
 }
 
 void ShmListener::await_files(FileDescriptor socket, const std::string& key_id) {
   const int fd = socket.get();
   if (!loop_.watch(fd, EPOLLIN, [this, fd](std::uint32_t) { on_files(fd); }).ok()) return;
-  Guest& guest = guests_[fd];
-  guest.socket = std::move(socket);
-  guest.key_id = key_id;
-  guest.timer = loop_.call_at(Clock::now() + kPatience, [this, fd] { dismiss(fd); });
+  PendingConnection& connection = pending_[fd];
+  connection.socket = std::move(socket);
+  connection.key_id = key_id;
+  connection.timer = loop_.call_at(Clock::now() + kPatience, [this, fd] { dismiss(fd); });
 }
 
 void ShmListener::on_files(int socket) {
-  Guest guest = dismiss(socket);
+  PendingConnection connection = dismiss(socket);
   auto files = receive_files(socket);
   if (!files.ok()) return;
   auto segment = Segment::open(std::move(files.value()), false);
   if (!segment.ok()) return;
   const std::string name = "process " + process_of(socket).value_or("unknown") + " on " + address_;
-  const auto flow = std::make_shared<ShmFlow>(loop_, std::move(guest.socket), std::move(segment.value()), name);
-  flow->set_key_id(guest.key_id);
+  const auto flow = std::make_shared<ShmFlow>(loop_, std::move(connection.socket), std::move(segment.value()), name);
+  flow->set_key_id(connection.key_id);
   on_accept_(flow);
 }
 
-/// Waits no longer for its files.
-ShmListener::Guest ShmListener::dismiss(int socket) {
+/// Stops waiting for a connection's files.
+ShmListener::PendingConnection ShmListener::dismiss(int socket) {
   loop_.unwatch(socket);
-  Guest guest = std::move(guests_.extract(socket).mapped());
-  loop_.cancel(guest.timer);
-  return guest;
+  PendingConnection connection = std::move(pending_.extract(socket).mapped());
+  loop_.cancel(connection.timer);
+  return connection;
 }
 
 }  // namespace poseidon::shm

@@ -16,7 +16,7 @@ class ShmListener final : public Listener {
  public:
   using OnAccept = std::function<void(std::shared_ptr<Flow>)>;
 
-  /// Transport::listen.
+  /// See Transport::listen.
   static Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address, const Admission& admission,
                                                   OnAccept on_accept);
 
@@ -25,8 +25,8 @@ class ShmListener final : public Listener {
   const std::string& address() const override { return address_; }
 
  private:
-  /// A connection whose files have not come yet.
-  struct Guest {
+  /// A connection that has not sent its files yet.
+  struct PendingConnection {
     FileDescriptor socket;
     std::string key_id;
     Loop::TimerId timer = 0;
@@ -34,12 +34,12 @@ class ShmListener final : public Listener {
 
   void await_files(FileDescriptor socket, const std::string& key_id);
   void on_files(int socket);
-  Guest dismiss(int socket);
+  PendingConnection dismiss(int socket);
 
   Loop& loop_;
   const std::string address_;
   const OnAccept on_accept_;
-  std::map<int, Guest> guests_;  // by socket
+  std::map<int, PendingConnection> pending_;  // by socket
   std::unique_ptr<Entrance> entrance_;
 };
 

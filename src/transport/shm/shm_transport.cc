@@ -13,7 +13,7 @@ namespace {
 class ShmTransport final : public Transport {
  public:
   explicit ShmTransport(Admission admission) : admission_(std::move(admission)) {
-    admission_.tls.reset();  // there is no wire
+    admission_.tls.reset();  // TLS is off, because nothing crosses a network
   }
 
   Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address,

@@ -30,7 +30,7 @@ std::optional<HostPort> split(std::string_view address) {
   if (host.size() >= 2 && host.front() == '[' && host.back() == ']') {
     host = host.substr(1, host.size() - 2);
   } else if (host.find(':') != std::string_view::npos) {
-    return std::nullopt;  // an IPv6 address without brackets: its port cannot be told from its end
+    return std::nullopt;  // an IPv6 address without brackets: nothing separates its last part from the port
   }
   std::uint16_t number = 0;
   const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), number);
@@ -99,7 +99,7 @@ std::string source_of(const SocketAddress& address) {
     return {reinterpret_cast<const char*>(&ours), sizeof ours};
   }
   const auto& ours = reinterpret_cast<const sockaddr_in6&>(address.storage).sin6_addr;
-  // IPv4's hosts, as a socket for both sees them, are all of one IPv6 network.
+  // A socket for both protocols shows IPv4 hosts as addresses of one IPv6 network, so all bytes are compared.
   return {reinterpret_cast<const char*>(&ours), IN6_IS_ADDR_V4MAPPED(&ours) ? sizeof ours : network_bytes};
 }
 

@@ -1,4 +1,4 @@
-// Addresses of the TCP transport: text to socket address and back.
+// Addresses of the TCP transport: conversion between text and socket addresses.
 #pragma once
 
 #include <sys/socket.h>
@@ -19,26 +19,28 @@ struct SocketAddress {
   int family() const { return storage.ss_family; }
 };
 
-/// "host:port" or "[v6]:port" to one or more socket addresses. Blocks when the host is a name that
-/// has to be looked up. invalid_argument for text of another form, unreachable for an unknown name.
+/// Converts "host:port" or "[v6]:port" to one or more socket addresses. The call blocks if the host is a name that has
+/// to be looked up. ErrorCode::invalid_argument: the text has another form. ErrorCode::unreachable: the name is
+/// unknown.
 Result<std::vector<SocketAddress>> resolve(const std::string& address);
 
-/// "10.1.0.3:41234" or "[::1]:41234".
+/// Returns text such as "10.1.0.3:41234" or "[::1]:41234".
 std::string to_text(const SocketAddress& address);
 
-/// Of a bound or connected socket.
+/// Returns the address of a bound or connected socket.
 SocketAddress local_address(int fd);
 SocketAddress peer_address(int fd);
 
-/// Whose address it is, as far as one can tell: the IPv4 host, or the IPv6 network of 64 bits, where a host has as many
-/// addresses as it likes. For comparison only.
+/// Returns what identifies the host behind the address, as far as one can tell: the IPv4 host, or the IPv6 network of
+/// 64 bits, because an IPv6 host has as many addresses as it likes. Use the result for comparison only.
 std::string source_of(const SocketAddress& address);
 
-/// A nonblocking socket that listens there, on a port that another process may just have left. Invalid, with errno set,
-/// on failure.
+/// Returns a nonblocking socket that listens at the address. The port may be one that another process has just left. On
+/// failure the result is invalid and errno is set.
 FileDescriptor bind_and_listen(const SocketAddress& address);
 
-/// Whether a connection to a free port of this machine has met itself (TCP's simultaneous open).
+/// Whether the socket is connected to itself. TCP's simultaneous open does that when one connects to a free port of
+/// this machine.
 bool connected_to_itself(int fd);
 
 }  // namespace poseidon::tcp

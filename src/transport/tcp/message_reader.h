@@ -1,4 +1,4 @@
-// MessageReader: turns a byte stream into messages; large payloads land in the receiver's memory.
+// MessageReader: turns a byte stream into messages. Large payloads are read directly into the receiver's memory.
 #pragma once
 
 #include <sys/uio.h>
@@ -12,32 +12,32 @@
 
 namespace poseidon::tcp {
 
-/// One thread. Use: destinations, read into them, consume; again.
+/// Only one thread uses it. Call `destinations`, read into them, call `consume`, and repeat.
 class MessageReader {
  public:
   MessageReader();
 
-  /// Where the next bytes of the stream go, at most `limit_bytes` (> 0): the rest of a payload's
-  /// place, then a buffer for what follows it. Returns how many of the two are used.
+  /// Gives the places for the next bytes of the stream, at most `limit_bytes` (> 0): first the rest of a payload's
+  /// memory, then a buffer for what follows it. Returns how many of the two places are used.
   std::size_t destinations(std::size_t limit_bytes, std::span<iovec, 2> out);
 
-  /// `count` bytes are there: calls the receiver for every message that they complete. A header
-  /// that does not decode or a receiver's error ends it; nothing may be consumed after an error.
+  /// Takes `count` bytes that have been read, and calls the receiver for every message that they complete. A header
+  /// that does not decode, or an error of the receiver, ends the stream. Do not call it again after an error.
   Status consume(std::size_t count, Flow& flow, Receiver& receiver);
 
-  /// No calls of the receiver from here on, even inside consume: bytes are read and dropped.
+  /// Stops all calls of the receiver, even inside `consume`. From then on bytes are read and dropped.
   void stop() { stopped_ = true; }
 
-  /// The receiver has not let the next payload come: nothing is to be read until `consume(0)` has asked again.
+  /// Whether the receiver does not accept the next payload yet. Nothing may be read until `consume(0)` has asked again.
   bool waiting() const { return waiting_ && !stopped_; }
 
-  /// Bytes that the payload under way still needs; 0 between messages and in headers.
+  /// How many bytes the current payload still needs. 0 between messages and in headers.
   std::size_t wanted_bytes() const { return in_payload_ && !stopped_ ? payload_.size() - received_bytes_ : 0; }
 
-  /// Messages that have been completed.
+  /// How many messages have been completed.
   std::uint64_t message_count() const { return message_count_; }
 
-  /// True when the stream may end here without cutting a message.
+  /// Whether the stream may end here without cutting a message.
   bool between_messages() const { return !in_payload_ && end_ == begin_; }
 
  private:

@@ -27,7 +27,7 @@ std::size_t SendQueue::fill(std::span<iovec> out, std::size_t limit_bytes) const
       if (used == out.size() || limit_bytes == 0) return false;
       const auto rest = entry.piece(piece).subspan(offset_bytes);
       const std::size_t size_bytes = std::min(rest.size(), limit_bytes);
-      // sendmsg only reads; iovec has no const form.
+      // sendmsg only reads the data, but iovec has no const form.
       out[used++] = {const_cast<std::byte*>(rest.data()), size_bytes};
       limit_bytes -= size_bytes;
       offset_bytes = 0;

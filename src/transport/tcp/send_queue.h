@@ -1,4 +1,4 @@
-// SendQueue: messages that wait for the socket, as the vectors that sendmsg wants.
+// SendQueue: messages that wait for the socket, in the form that sendmsg takes.
 #pragma once
 
 #include <sys/uio.h>
@@ -16,7 +16,7 @@
 
 namespace poseidon::tcp {
 
-/// The most urgent message first, but one that has begun to be sent is completed. One thread.
+/// Sends the most urgent message first, but completes a message that has begun. Only one thread uses it.
 class SendQueue {
  public:
   using Done = std::function<void(const Status&)>;
@@ -24,15 +24,15 @@ class SendQueue {
   void push(const wire::Header& header, std::vector<std::span<const std::byte>> payload, Done done);
   bool empty() const { return !current_ && waiting_.empty(); }
 
-  /// Describes the next bytes, over several messages if they fit, at most `limit_bytes` in all.
-  /// Returns how many elements of `out` are used.
+  /// Describes the next bytes, of several messages if they fit, at most `limit_bytes` in all. Returns how many elements
+  /// of `out` are used.
   std::size_t fill(std::span<iovec> out, std::size_t limit_bytes) const;
 
-  /// The first `count` bytes of what fill() described, with no push in between, were taken; appends the `done` of
-  /// every message that is complete.
+  /// Notes that the system took the first `count` bytes of what fill() described. There must be no push between the
+  /// two. Appends the `done` of every message that is complete.
   void advance(std::size_t count, std::vector<Done>& finished);
 
-  /// Empties the queue.
+  /// Empties the queue. Returns the `done` of every message.
   std::vector<Done> take_all();
 
  private:
@@ -44,8 +44,8 @@ class SendQueue {
     std::span<const std::byte> piece(std::size_t index) const;
   };
 
-  std::optional<Entry> current_;  // has begun to be sent
-  std::size_t piece_ = 0;         // of it: the piece that goes on
+  std::optional<Entry> current_;  // the message that has begun to be sent
+  std::size_t piece_ = 0;         // the piece of that message that is sent next
   std::size_t offset_bytes_ = 0;  // in that piece
   LevelQueue<Entry> waiting_;
 };

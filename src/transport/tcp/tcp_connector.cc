@@ -15,8 +15,8 @@ namespace poseidon::tcp {
 
 namespace {
 
-// A packet to a host that is not up yet is lost, and the kernel sends the next one after 1, 3, 7 s:
-// a fresh attempt finds the host sooner, and the next candidate gets its turn.
+// A packet to a host that is not up yet is lost, and the kernel sends the next one after 1, 3 and 7 s. A new attempt
+// finds the host sooner, and the next candidate gets its turn.
 constexpr std::chrono::seconds kAttemptTime{3};
 
 std::string seconds_text(Clock::duration duration) {
@@ -53,7 +53,7 @@ void TcpConnector::try_candidate() {
   timer_ = loop_.call_at(attempts_.limit(kAttemptTime), [self] { self->failed(errno_text(ETIMEDOUT)); });
 }
 
-/// Connected or failed to, and later: more of the handshake has come.
+/// The connection has succeeded or failed, or more of the handshake has come.
 void TcpConnector::on_ready() {
   const auto self = shared_from_this();
   if (!handshake_) {
@@ -74,7 +74,7 @@ void TcpConnector::shake_hands() {
   switch (handshake_->advance(socket_.get())) {
     case HandshakeStep::waiting:
       return;
-    case HandshakeStep::ended:  // it is going, or has too many at its door: a moment later it may be different
+    case HandshakeStep::ended:  // the peer is ending or has too many pending connections; a later attempt may succeed
       return failed(errno_text(ECONNRESET));
     case HandshakeStep::failed:
       handshake_failure_ = handshake_->failure();

@@ -16,16 +16,16 @@
 
 namespace poseidon::tcp {
 
-/// Kept alive by what it has registered with the loop. Loop thread only after construction.
+/// What it has registered with the loop keeps it alive. After construction only the loop thread uses it.
 class TcpConnector final : public std::enable_shared_from_this<TcpConnector> {
  public:
   using Done = std::function<void(Result<std::shared_ptr<Flow>>)>;
 
-  /// `candidates` is not empty.
+  /// `candidates` must not be empty.
   TcpConnector(Loop& loop, std::string address, std::vector<SocketAddress> candidates, Admission admission,
                Clock::time_point deadline, Done done);
 
-  /// Tries every candidate in turn, again and again until the deadline; calls `done` once.
+  /// Tries every candidate in turn, again and again until the deadline. Calls `done` once.
   void start();
 
  private:
@@ -43,10 +43,10 @@ class TcpConnector final : public std::enable_shared_from_this<TcpConnector> {
   const Clock::time_point started_;
   const Done done_;
   ConnectAttempts attempts_;
-  std::string handshake_failure_;  // of the last handshake that failed
-  // Of the attempt under way.
+  std::string handshake_failure_;  // the error of the last handshake that failed
+  // State of the current attempt:
   FileDescriptor socket_;
-  std::optional<ConnectionHandshake> handshake_;  // once it is connected
+  std::optional<ConnectionHandshake> handshake_;  // present once the socket is connected
   Loop::TimerId timer_ = 0;
 };
 

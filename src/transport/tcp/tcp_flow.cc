@@ -20,32 +20,32 @@ namespace poseidon::tcp {
 namespace {
 
 constexpr std::size_t kPiecesPerSend = 512;
-// One flow's share of a wake-up, so that the loop's other flows get their turn, and so that what has
-// been read is still in the cache when it is worked on.
+// How much one flow reads per wake-up. The limit gives the loop's other flows their turn, and it keeps what has been
+// read in the cache until it is processed.
 constexpr std::size_t kReadBudgetBytes = 256u << 10;
-// Small messages take longer than their bytes: with headers alone, a call's share is twice as many.
+// Small messages take longer than their bytes suggest. With headers alone, one call's bytes hold twice this many.
 constexpr std::uint64_t kReadBudgetMessages = 512;
-// One call's share: a shorter hold of the socket, and the window opens earlier. CPU time per byte against a
-// blocking socket's: 0.77 with 64 KiB, 0.92 with 256 KiB (loopback; 0.88 and 1.01 over veth).
+// How much one call reads. A shorter call holds the socket for less time, and the window opens earlier. CPU time per
+// byte, relative to a blocking socket: 0.77 with 64 KiB, 0.92 with 256 KiB (loopback; 0.88 and 1.01 over veth).
 constexpr std::size_t kReadPieceBytes = 64u << 10;
 constexpr std::size_t kReadLowWaterBytes = 32u << 10;
 constexpr std::size_t kWriteBudgetBytes = 256u << 10;
-// What the kernel may hold unsent: enough to keep the link busy, little enough to stay in the cache until
-// the card or the peer has read it, and for the order of what follows to be still ours to choose. Over
-// loopback, CPU time per byte against a blocking socket's: 0.97 with 64 KiB, 1.5 with 256 KiB, 1.4 with 1 MiB.
+// How much the kernel may hold unsent. It is enough to keep the link busy. It is little enough to stay in the cache
+// until the card or the peer has read it, and to leave the order of what follows to us. CPU time per byte over
+// loopback, relative to a blocking socket: 0.97 with 64 KiB, 1.5 with 256 KiB, 1.4 with 1 MiB.
 constexpr int kNotSentLowatBytes = 64 << 10;
-// An idle connection to a dead machine is noticed after 15 + 6 × 5 seconds, where `silence` does not say otherwise.
+// An idle connection to a dead machine is noticed after 15 + 6 × 5 seconds, unless `silence` sets another time.
 constexpr int kKeepIdleSeconds = 15;
 constexpr int kKeepIntervalSeconds = 5;
 constexpr int kKeepCount = 6;
 
-/// False, with errno set, where the kernel does not take it.
+/// Returns false, with errno set, if the kernel does not take the option.
 bool try_option(int fd, int level, int name, int value) {
   return ::setsockopt(fd, level, name, &value, sizeof(value)) == 0;
 }
 
 void set_option(int fd, int level, int name, int value) {
-  // These only tune: a kernel that lacks one still carries the flow.
+  // These options only tune the connection. A kernel that lacks one still carries the flow.
   static_cast<void>(try_option(fd, level, name, value));
 }
 
@@ -57,7 +57,7 @@ void set_flow_options(int fd, std::chrono::milliseconds silence) {
   set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, kKeepIntervalSeconds);
   set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, kKeepCount);
   if (silence.count() <= 0) return;
-  // Holds for idle connections, too, then instead of the number of probes; the first probe has to come before.
+  // For idle connections this time replaces the number of probes. The first probe has to come before it ends.
   set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(std::min<std::int64_t>(silence.count(), INT_MAX)));
   const auto half_seconds = std::chrono::duration_cast<std::chrono::seconds>(silence / 2).count();
   set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE,
@@ -96,7 +96,7 @@ void TcpFlow::send(wire::Header header, std::vector<std::span<const std::byte>> 
   }
   const bool idle = !has_unsent();
   queue_.push(header, std::move(payload), std::move(done));
-  if (!idle) return;  // EPOLLOUT will come
+  if (!idle) return;  // the rest is sent on EPOLLOUT
   flush();
   update_watch();
   if (end_.has_finished()) post_finished();
@@ -104,12 +104,12 @@ void TcpFlow::send(wire::Header header, std::vector<std::span<const std::byte>> 
 
 Status TcpFlow::set_traffic_class(const TrafficClass& traffic_class) {
   if (state_ == State::closed) return {};
-  const int tos = traffic_class.dscp << 2;  // the low two bits are ECN's
+  const int tos = traffic_class.dscp << 2;  // the low two bits belong to ECN
   const bool v6 = peer_address(stream_.socket()).family() == AF_INET6;
-  // A socket for IPv6 may be talking IPv4, whose packets have the mark for IPv4.
+  // A socket for IPv6 may carry IPv4, whose packets have the mark of IPv4.
   const bool marked = try_option(stream_.socket(), IPPROTO_IP, IP_TOS, tos) &&
                       (!v6 || try_option(stream_.socket(), IPPROTO_IPV6, IPV6_TCLASS, tos));
-  // After the mark, which sets it, too.
+  // Set the priority after the mark, because setting the mark changes the priority, too.
   if (marked && try_option(stream_.socket(), SOL_SOCKET, SO_PRIORITY, traffic_class.socket_priority)) return {};
   return {ErrorCode::refused, "the system does not permit marking packets with DSCP " +
                                   std::to_string(traffic_class.dscp) + ": " + errno_text(errno)};
@@ -122,8 +122,8 @@ void TcpFlow::close(std::chrono::milliseconds linger) {
   flush();
   if (state_ == State::closed) return;
   if (linger.count() <= 0 || !end_.send_error().ok()) return end({});
-  // After the last byte the socket stays open until the peer has closed its side: closing it with
-  // unread data in it would make the kernel throw away what the peer has not received yet.
+  // After the last byte the socket stays open until the peer has closed its side. If the socket had unread data when it
+  // was closed, the kernel would throw away what the peer has not received yet.
   linger_timer_ = loop_.call_at(Clock::now() + linger, [self = shared_from_this()] {
     self->linger_timer_ = 0;
     self->end({});
@@ -161,7 +161,7 @@ void TcpFlow::go_on() {
   if (Status status = reader_.consume(0, *this, *receiver_); !status.ok()) return end(status);
   if (state_ == State::closed) return;
   update_watch();
-  on_events(EPOLLIN);  // for what is in the socket already there may be no event
+  on_events(EPOLLIN);  // data that is in the socket already may cause no event
 }
 
 void TcpFlow::on_unread() {
@@ -169,7 +169,7 @@ void TcpFlow::on_unread() {
   on_events(EPOLLIN);
 }
 
-/// What TLS has taken from the socket already makes no event.
+/// Runs a turn for data that TLS has taken from the socket already, because it causes no event.
 void TcpFlow::watch_unread() {
   if (unread_timer_ != 0 || (watched_events_ & EPOLLIN) == 0 || !stream_.has_unread()) return;
   unread_timer_ = loop_.call_at(Clock::now(), [self = shared_from_this()] { self->on_unread(); });
@@ -178,7 +178,7 @@ void TcpFlow::watch_unread() {
 void TcpFlow::update_watch() {
   if (state_ == State::closed) return;
   std::uint32_t wanted = 0;
-  // While nothing may be read only a failure is heard of: its event comes in any case.
+  // While nothing may be read, the flow waits only for failures. Their event comes in any case.
   if (receiver_ != nullptr || state_ == State::closing) wanted |= reader_.waiting() ? EPOLLERR : EPOLLIN;
   if (has_unsent()) wanted |= EPOLLOUT;
   if (wanted == watched_events_) return;
@@ -208,7 +208,7 @@ void TcpFlow::flush() {
     std::vector<SendQueue::Done> complete;
     queue_.advance(sent.bytes, complete);
     for (auto& done : complete) end_.finish(std::move(done), Status());
-    if (sent.bytes < total_bytes(used)) break;  // the next try would only say EAGAIN
+    if (sent.bytes < total_bytes(used)) break;  // the next try would only return EAGAIN
   }
   if (state_ == State::closing && queue_.empty() && !end_of_stream_sent_) end_of_stream_sent_ = stream_.finish();
 }
@@ -217,13 +217,12 @@ void TcpFlow::fail_sends(const Status& status) {
   end_.fail_sends(status);
   for (auto& done : queue_.take_all()) end_.finish(std::move(done), status);
   if (state_ == State::closing) return end({});
-  // What the peer sent before it went (why it did, perhaps) is still there to be read; then comes
-  // the end of the stream.
+  // What the peer sent before it closed (perhaps why it did) can still be read. After it comes the end of the stream.
   ::shutdown(stream_.socket(), SHUT_RDWR);
 }
 
 void TcpFlow::take_turn() {
-  Receiver* const receiver = receiver_;  // it hears of the end later
+  Receiver* const receiver = receiver_;  // it is told of the end later
   if (receiver == nullptr || state_ != State::open) return receive();
   if (!receiver->begin_turn(*this)) return;
   receive();
@@ -249,10 +248,10 @@ void TcpFlow::receive() {
   }
 }
 
-/// On a link that is slower than this loop, packets trickle in: waking up for each costs more than
-/// what it brings. The socket waits for a good piece of the payload, or for its end.
+/// On a link that is slower than this loop, packets come one by one, and waking up for each costs more than it brings.
+/// So the socket waits for a large part of the payload, or for its end.
 void TcpFlow::update_low_water() {
-  if (stream_.encrypted()) return;  // part of what is wanted may be here already, as part of a record
+  if (stream_.encrypted()) return;  // TLS may already hold a part of what is wanted, as a part of a record
   const std::size_t wanted = std::clamp<std::size_t>(reader_.wanted_bytes(), 1, kReadLowWaterBytes);
   if (state_ != State::open || wanted == low_water_bytes_) return;
   low_water_bytes_ = wanted;
@@ -272,7 +271,7 @@ void TcpFlow::end(const Status& status) {
   reader_.stop();
   end_.end(status, ours);
   for (auto& done : queue_.take_all()) end_.finish(std::move(done), end_.send_error());
-  post_finished();  // holds the flow when the registration goes
+  post_finished();  // keeps the flow alive after the registration has gone
   if (watched_events_ != 0) loop_.unwatch(stream_.socket());
   watched_events_ = 0;
   if (linger_timer_ != 0) loop_.cancel(std::exchange(linger_timer_, 0));

@@ -14,11 +14,11 @@
 
 namespace poseidon::tcp {
 
-/// Loop thread only. While it has a receiver, or something to send, the loop's registration keeps
-/// it alive until on_closed has run; otherwise dropping the last reference closes the connection.
+/// Only the loop thread uses it. While the flow has a receiver or something to send, its registration with the loop
+/// keeps it alive until on_closed has run. Otherwise, dropping the last reference closes the connection.
 class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> {
  public:
-  /// `stream` is connected; the flow sets its socket's options. `silence`: Admission::silence.
+  /// `stream` must be connected. The flow sets its socket's options. `silence` is Admission::silence.
   TcpFlow(Loop& loop, ByteStream stream, std::chrono::milliseconds silence = {});
 
   void set_receiver(Receiver* receiver) override;
@@ -35,8 +35,8 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
  private:
   enum class State {
     open,
-    closing,  // close() was called: sends what is queued, drops what arrives
-    closed,   // the socket is gone; on_closed has run or is posted
+    closing,  // close() was called; the flow sends what is queued and drops what arrives
+    closed,   // the socket is closed; on_closed has run or is posted
   };
 
   void on_events(std::uint32_t events);
@@ -58,16 +58,17 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   ByteStream stream_;
   FlowEnd end_;
   State state_ = State::open;
-  std::uint32_t watched_events_ = 0;  // 0: not registered
+  std::uint32_t watched_events_ = 0;  // 0: the socket is not registered
 
   SendQueue queue_;
   bool end_of_stream_sent_ = false;
   Loop::TimerId linger_timer_ = 0;
 
   MessageReader reader_;
-  std::size_t low_water_bytes_ = 1;  // the socket is readable from so many on
+  std::size_t low_water_bytes_ = 1;  // the socket counts as readable when it has this many bytes
   Receiver* receiver_ = nullptr;
-  Loop::TimerId unread_timer_ = 0;  // brings a turn for what the socket does not become readable for
+  // runs a turn for data that TLS holds, for which the socket does not become readable
+  Loop::TimerId unread_timer_ = 0;
 
   std::uint64_t bytes_sent_ = 0;
   std::uint64_t bytes_received_ = 0;

@@ -16,7 +16,7 @@ class TcpListener final : public Listener {
  public:
   using OnAccept = std::function<void(std::shared_ptr<Flow>)>;
 
-  /// Transport::listen.
+  /// See Transport::listen.
   static Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address, const Admission& admission,
                                                   OnAccept on_accept);
 

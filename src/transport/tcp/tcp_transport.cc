@@ -21,7 +21,7 @@ class TcpTransport final : public Transport {
 
   void connect(Loop& loop, const std::string& address, Clock::time_point deadline,
                std::function<void(Result<std::shared_ptr<Flow>>)> done) override {
-    // Looked up here: a slow name server must not hold up the loop.
+    // The look-up is done here, because a slow name server must not block the loop.
     auto candidates = tcp::resolve(address);
     if (!candidates.ok()) {
       loop.post(

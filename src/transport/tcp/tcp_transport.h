@@ -1,4 +1,4 @@
-// TCP transport: nonblocking sockets under epoll, vectored sends, receives straight into place.
+// TCP transport: nonblocking sockets with epoll and vectored sends. Payloads are received directly into their memory.
 #pragma once
 
 #include <memory>
@@ -8,8 +8,8 @@
 
 namespace poseidon {
 
-/// Addresses are "host:port" (IPv6 in brackets); port 0 binds any free one. Both ends prove that they know the secret
-/// before a flow exists; bytes_sent and bytes_received do not count that.
+/// Addresses are "host:port" (IPv6 in brackets). Port 0 binds any free port. Both ends prove that they know the secret
+/// before a flow exists. bytes_sent and bytes_received do not count the handshake.
 std::unique_ptr<Transport> make_tcp_transport(const Admission& admission);
 inline std::unique_ptr<Transport> make_tcp_transport() { return make_tcp_transport(Admission()); }
 

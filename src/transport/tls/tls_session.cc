@@ -28,9 +28,9 @@ using Outcome = Transfer::Outcome;
 constexpr const char* kCipherSuite = "TLS_AES_128_GCM_SHA256";
 constexpr std::array<unsigned char, 2> kCipherSuiteId{0x13, 0x01};
 constexpr const char* kGroups = "X25519:P-256";
-constexpr std::string_view kIdentity = "poseidon";  // of the key: both ends have only one
+constexpr std::string_view kIdentity = "poseidon";  // the name of the key; both ends have only one key
 constexpr std::size_t kRecordBytes = SSL3_RT_MAX_PLAIN_LENGTH;
-// That leave in one system call: a loopback packet's worth, and few enough to stay in the cache.
+// How many records leave in one system call. They fill a loopback packet and are few enough to stay in the cache.
 constexpr int kRecordsPerBatch = 4;
 
 struct FreeContext {
@@ -46,13 +46,13 @@ using ContextPtr = std::unique_ptr<SSL_CTX, FreeContext>;
 using SslPtr = std::unique_ptr<SSL, FreeSsl>;
 using PskPtr = std::unique_ptr<SSL_SESSION, FreePsk>;
 
-/// The first thing that OpenSSL complained about on this thread.
+/// Returns the first error that OpenSSL reported on this thread.
 std::string first_complaint() {
   const char* const reason = ERR_reason_error_string(ERR_get_error());
   return std::string("TLS: ") + (reason == nullptr ? "unknown error" : reason);
 }
 
-/// What the two ends know already, in the form that TLS has for it; null when there is no memory.
+/// Returns the key that both ends know already, in the form that TLS uses. Returns null if there is no memory.
 PskPtr psk_of(SSL* ssl, const Digest& key) {
   PskPtr psk(SSL_SESSION_new());
   const SSL_CIPHER* const cipher = SSL_CIPHER_find(ssl, kCipherSuiteId.data());
@@ -64,18 +64,18 @@ PskPtr psk_of(SSL* ssl, const Digest& key) {
   return filled ? std::move(psk) : nullptr;
 }
 
-/// The bytes of several pieces, one after the other.
+/// Goes through the bytes of several pieces, one after the other.
 class Cursor {
  public:
   explicit Cursor(std::span<const iovec> pieces) : pieces_(pieces) { skip_empty(); }
 
   bool at_end() const { return pieces_.empty(); }
-  /// What is left of the piece.
+  /// Returns what is left of the current piece.
   std::span<const std::byte> here() const {
     return std::span(static_cast<const std::byte*>(pieces_.front().iov_base), pieces_.front().iov_len)
         .subspan(offset_bytes_);
   }
-  /// `bytes`: no more than are here.
+  /// `bytes` must not be more than `here` has.
   void advance(std::size_t bytes) {
     offset_bytes_ += bytes;
     skip_empty();
@@ -104,7 +104,7 @@ class Session final : public TlsSession {
         records_per_key_(records_per_key) {}
   ~Session() override { forget_key(); }
 
-  /// False when there is no memory.
+  /// Returns false if there is no memory.
   bool start(wire::Handshake::Role role, const TlsSocketMethod& method) {
     BIO* const bio = method.new_bio(socket_);
     if (bio == nullptr) return false;
@@ -115,7 +115,7 @@ class Session final : public TlsSession {
     } else {
       SSL_set_connect_state(ssl_.get());
       SSL_set_verify(ssl_.get(), SSL_VERIFY_PEER,
-                     nullptr);  // it would take a certificate: there is none that it trusts
+                     nullptr);  // a certificate would have to be trusted, and none is
     }
     return true;
   }
@@ -124,7 +124,7 @@ class Session final : public TlsSession {
     ERR_clear_error();
     const int result = SSL_do_handshake(ssl_.get());
     Transfer outcome = result == 1 ? Transfer{} : reason_of(result);
-    // The few bytes of a handshake always fit into a socket that has sent next to nothing.
+    // The few bytes of a handshake always fit into a socket that has sent almost nothing.
     if (socket_.flush().outcome != Outcome::done && outcome.outcome != Outcome::failed)
       return fail(errno_text(socket_.error()));
     if (outcome.outcome != Outcome::done) return outcome;
@@ -174,14 +174,14 @@ class Session final : public TlsSession {
   Transfer finish() override {
     if (!std::exchange(finished_, true)) {
       ERR_clear_error();
-      SSL_shutdown(ssl_.get());  // where it cannot say so any more, the peer finds out otherwise
+      SSL_shutdown(ssl_.get());  // if it cannot tell the peer any more, the peer finds out from the closed connection
     }
     return socket_.flush();
   }
 
   const std::string& failure() const override { return failure_; }
 
-  /// SSL_psk_use_session_cb_func
+  /// See SSL_psk_use_session_cb_func.
   static int use_psk(SSL* ssl, const EVP_MD* /*hash*/, const unsigned char** identity, std::size_t* identity_bytes,
                      SSL_SESSION** psk) {
     *identity = reinterpret_cast<const unsigned char*>(kIdentity.data());
@@ -190,7 +190,7 @@ class Session final : public TlsSession {
     return *psk != nullptr ? 1 : 0;
   }
 
-  /// SSL_psk_find_session_cb_func
+  /// See SSL_psk_find_session_cb_func.
   static int find_psk(SSL* ssl, const unsigned char* identity, std::size_t identity_bytes, SSL_SESSION** psk) {
     const bool known = std::string_view(reinterpret_cast<const char*>(identity), identity_bytes) == kIdentity;
     *psk = known ? psk_of(ssl, of(ssl).key_).release() : nullptr;
@@ -207,7 +207,7 @@ class Session final : public TlsSession {
     return {Outcome::failed};
   }
 
-  /// Why OpenSSL could not do it.
+  /// Returns why the OpenSSL call did not succeed.
   Transfer reason_of(int result) {
     switch (SSL_get_error(ssl_.get(), result)) {
       case SSL_ERROR_WANT_READ:
@@ -225,11 +225,13 @@ class Session final : public TlsSession {
   Transfer stop_receiving(Transfer why, std::size_t total_bytes) {
     drained_ = why.outcome == Outcome::blocked;
     if (!drained_) over_ = why;
-    if (why.outcome == Outcome::failed) static_cast<void>(socket_.flush());  // TLS tells the peer what it found
+    // sends TLS's alert, which tells the peer what was wrong
+    if (why.outcome == Outcome::failed) static_cast<void>(socket_.flush());
     return total_bytes > 0 ? Transfer{Outcome::done, total_bytes} : why;
   }
 
-  /// The next record's worth of bytes: from where they lie, or put together where pieces are small. How many; 0: none.
+  /// Writes the next record's bytes. They come from where they lie, or are copied together if the pieces are small.
+  /// Returns the number of bytes; 0 means that there is nothing to write.
   std::size_t write_record(Cursor& cursor) {
     if (++records_ > records_per_key_) {
       records_ = 1;
@@ -253,15 +255,15 @@ class Session final : public TlsSession {
     return SSL_write_ex(ssl_.get(), bytes.data(), bytes.size(), &written) == 1 ? written : 0;
   }
 
-  const std::shared_ptr<const TlsContext> context_;  // and socket_: outlive the BIO in ssl_
+  const std::shared_ptr<const TlsContext> context_;  // like socket_, it must outlive the BIO in ssl_
   TlsSocket socket_;
   const SslPtr ssl_;
-  Digest key_;  // until the handshake is over
+  Digest key_;  // needed until the handshake is over
   const std::uint64_t records_per_key_;
-  std::uint64_t records_ = 0;  // with the key in use
+  std::uint64_t records_ = 0;  // how many records the current key has protected
   std::array<std::byte, kRecordBytes> gathered_{};
   bool drained_ = false;          // the socket had nothing more when it was last asked
-  std::optional<Transfer> over_;  // nothing more can be received
+  std::optional<Transfer> over_;  // set when nothing more can be received
   bool finished_ = false;
   std::string failure_;
 };
@@ -271,17 +273,18 @@ class Context final : public TlsContext, public std::enable_shared_from_this<Con
   explicit Context(std::uint64_t records_per_key)
       : context_(SSL_CTX_new(TLS_method())), records_per_key_(records_per_key) {}
 
-  /// False when OpenSSL cannot do what this needs.
+  /// Returns false if this OpenSSL lacks what is needed.
   bool configure() {
     SSL_CTX* const context = context_.get();
     if (context == nullptr || !method_) return false;
-    // Nothing but TLS 1.3 with the key that both ends know already, and Diffie-Hellman, so that what is recorded today
-    // stays secret when the job's secret gets known. There is no certificate, so an acceptor can do nothing else.
+    // Only TLS 1.3 with the key that both ends know already is allowed, and with Diffie-Hellman. So data that somebody
+    // records today stays secret even if the job's secret becomes known. There is no certificate, so an acceptor can do
+    // nothing else.
     SSL_CTX_set_options(context, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION);
     SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
     SSL_CTX_set_psk_use_session_callback(context, Session::use_psk);
     SSL_CTX_set_psk_find_session_callback(context, Session::find_psk);
-    SSL_CTX_set_read_ahead(context, 1);  // a record takes one system call instead of two
+    SSL_CTX_set_read_ahead(context, 1);  // so that a record takes one system call instead of two
     return SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) == 1 &&
            SSL_CTX_set_max_proto_version(context, TLS1_3_VERSION) == 1 &&
            SSL_CTX_set_ciphersuites(context, kCipherSuite) == 1 && SSL_CTX_set1_groups_list(context, kGroups) == 1 &&

@@ -1,5 +1,5 @@
-// TlsSession: TLS 1.3 on one connection whose ends have proved that they know the same secret. Optional at build time
-// (docs/decisions/0020-tls.md).
+// TlsSession: TLS 1.3 on one connection whose ends have proved that they know the same secret. It is optional at build
+// time (docs/decisions/0020-tls.md).
 #pragma once
 
 #include <sys/uio.h>
@@ -15,45 +15,50 @@
 
 namespace poseidon {
 
-/// One thread. The socket is the owner's, connected and nonblocking; nobody else reads from it or writes to it.
+/// Only one thread uses it. The owner keeps the socket, which is connected and nonblocking. Nobody else reads from it
+/// or writes to it.
 class TlsSession {
  public:
   virtual ~TlsSession() = default;
 
-  /// Goes on with TLS's own handshake; blocked: for the peer, again when the socket is readable. Before all else.
+  /// Continues TLS's own handshake. It must be done before any other call. blocked: the peer has to answer; call again
+  /// when the socket is readable.
   virtual Transfer shake_hands() = 0;
 
-  /// Encrypts and sends the pieces, one after the other, until the socket takes no more. What has been taken may be
-  /// overwritten.
+  /// Encrypts and sends the pieces, one after the other, until the socket takes no more. The caller may overwrite what
+  /// has been taken.
   virtual Transfer send(std::span<const iovec> pieces) = 0;
-  /// Something that send() took is not with the system yet: send() again, of nothing too, when the socket is writable.
+  /// Whether send() has taken bytes that the system does not have yet. If so, call send() again when the socket is
+  /// writable, even with nothing new.
   virtual bool has_unsent() const = 0;
 
-  /// Fills the pieces, one after the other, as far as what has come reaches. ended: the peer has said that nothing
-  /// follows; a connection that is only cut has failed.
+  /// Fills the pieces, one after the other, with what has come. ended: the peer has said that nothing follows. A
+  /// connection that is only cut has failed.
   virtual Transfer receive(std::span<const iovec> pieces) = 0;
-  /// Something may be here already for which the socket does not become readable.
+  /// Whether there may be data for which the socket does not become readable.
   virtual bool has_unread() const = 0;
 
-  /// Tells the peer that nothing follows; blocked: again when the socket is writable.
+  /// Tells the peer that nothing follows. blocked: call again when the socket is writable.
   virtual Transfer finish() = 0;
 
-  /// Why something has failed.
+  /// Says why a call has failed.
   virtual const std::string& failure() const = 0;
 };
 
-/// What the sessions of a process share. Immutable; thread-safe.
+/// What the sessions of a process share. Immutable and thread-safe.
 class TlsContext {
  public:
   virtual ~TlsContext() = default;
-  /// `key`: wire::Handshake::tls_key. Holds the context.
+  /// Opens a session, which keeps the context alive. `key` is the result of wire::Handshake::tls_key.
   virtual Result<std::unique_ptr<TlsSession>> open(wire::Handshake::Role role, const Digest& key, int socket) const = 0;
 };
 
-/// With TLS_AES_128_GCM_SHA256 one key may protect 2^24.5 full records (RFC 8446, section 5.5); 2^23 are 128 GiB.
+/// With TLS_AES_128_GCM_SHA256 one key may protect 2^24.5 full records (RFC 8446, section 5.5). 2^23 records are 128
+/// GiB.
 inline constexpr std::uint64_t kTlsRecordsPerKey = std::uint64_t{1} << 23;
 
-/// After `records_per_key` sent records a session takes its next key. invalid_argument in a build without OpenSSL.
+/// A session takes its next key after `records_per_key` sent records. ErrorCode::invalid_argument: the build has no
+/// OpenSSL.
 Result<std::shared_ptr<const TlsContext>> make_tls_context(std::uint64_t records_per_key = kTlsRecordsPerKey);
 
 }  // namespace poseidon

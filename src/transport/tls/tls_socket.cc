@@ -79,7 +79,7 @@ int TlsSocketMethod::read(BIO* bio, char* to, std::size_t size, std::size_t* got
 
 long TlsSocketMethod::control(BIO* bio, int command, long /*number*/, void* /*pointer*/) {
   if (command == BIO_CTRL_EOF) return socket_of(bio).at_end_ ? 1 : 0;
-  return command == BIO_CTRL_FLUSH ? 1 : 0;  // TlsSocket::flush does it
+  return command == BIO_CTRL_FLUSH ? 1 : 0;  // TlsSocket::flush sends the data, so BIO_CTRL_FLUSH has nothing to do
 }
 
 }  // namespace poseidon::tls

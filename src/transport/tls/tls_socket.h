@@ -1,5 +1,5 @@
-// TlsSocket: a connected socket as OpenSSL sees it. What it writes is collected, so that several records leave in one
-// system call and no write has to be repeated.
+// TlsSocket: a connected socket as OpenSSL uses it. It collects what OpenSSL writes. So several records leave in one
+// system call, and no write has to be repeated.
 #pragma once
 
 #ifdef POSEIDON_HAVE_OPENSSL
@@ -14,19 +14,19 @@
 
 namespace poseidon::tls {
 
-/// One thread. Must not move while a BIO of it exists.
+/// Only one thread uses it. It must not move while it has a BIO.
 class TlsSocket {
  public:
   explicit TlsSocket(int socket) : socket_(socket) {}
   TlsSocket(const TlsSocket&) = delete;
   TlsSocket& operator=(const TlsSocket&) = delete;
 
-  /// Sends what was collected; blocked: some of it is left.
+  /// Sends what was collected. blocked: a part of it is left.
   Transfer flush();
   bool has_unsent() const { return !unsent_.empty(); }
-  /// The peer has closed its side of the connection, whatever TLS says about it.
+  /// Whether the peer has closed its side of the connection, whatever TLS says about it.
   bool at_end() const { return at_end_; }
-  /// The last failure's errno.
+  /// Returns the errno of the last failure.
   int error() const { return error_; }
 
  private:
@@ -34,18 +34,18 @@ class TlsSocket {
 
   const int socket_;
   std::vector<std::byte> unsent_;
-  std::size_t sent_bytes_ = 0;  // of it
+  std::size_t sent_bytes_ = 0;  // how much of `unsent_` has been sent
   bool at_end_ = false;
   int error_ = 0;
 };
 
-/// How OpenSSL calls a TlsSocket. Immutable; thread-safe; outlives the BIOs.
+/// Tells OpenSSL how to use a TlsSocket. Immutable and thread-safe. It must outlive the BIOs.
 class TlsSocketMethod {
  public:
-  /// Null inside when there is no memory.
+  /// Converts to false if there is no memory.
   TlsSocketMethod();
   explicit operator bool() const { return method_ != nullptr; }
-  /// For SSL_set_bio; null when there is no memory.
+  /// Returns a BIO for SSL_set_bio, or null if there is no memory.
   BIO* new_bio(TlsSocket& socket) const;
 
  private:

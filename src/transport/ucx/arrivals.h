@@ -1,4 +1,4 @@
-// Arrivals: messages that have come, in the order in which they were sent.
+// Arrivals: received messages, in the order in which they were sent.
 #pragma once
 
 #include <cstddef>
@@ -13,14 +13,15 @@ namespace poseidon::ucx {
 
 struct Arrival {
   wire::Header header;
-  void* data = nullptr;     // UCX's: the payload, or what stands for it until it is received; null: no payload
+  void* data = nullptr;     // from UCX: the payload, or a handle until it is received; null: no payload
   bool rendezvous = false;  // the payload is still with its sender
 };
 
-/// UCX keeps no order between messages that it sends in different ways. One thread.
+/// Restores the order of messages, which UCX does not keep between messages that it sends in different ways. Only one
+/// thread uses it.
 class Arrivals {
  public:
-  /// False for a number that has come already, or one further ahead than any sender can be.
+  /// Returns false for a number that has come already, and for one that is further ahead than any sender can be.
   bool insert(std::uint64_t sequence, const Arrival& arrival) {
     if (sequence < next_ || sequence - next_ >= kWindow) return false;
     const auto index = static_cast<std::size_t>(sequence - next_);
@@ -30,10 +31,10 @@ class Arrivals {
     return true;
   }
 
-  /// The next message, if it is here; null otherwise.
+  /// Returns the next message if it is here, and null otherwise.
   const Arrival* front() const { return waiting_.empty() || !waiting_.front() ? nullptr : &*waiting_.front(); }
 
-  /// Takes what front() shows.
+  /// Takes the message that front() returns.
   Arrival take() {
     const Arrival arrival = *waiting_.front();
     waiting_.pop_front();
@@ -41,16 +42,16 @@ class Arrivals {
     return arrival;
   }
 
-  /// The number of the message that front() shows or waits for.
+  /// Returns the number of the message that front() returns or waits for.
   std::uint64_t next() const { return next_; }
 
-  /// Empties it, holes and all.
+  /// Takes all messages. An entry is empty if its message has not come.
   std::deque<std::optional<Arrival>> take_all() { return std::exchange(waiting_, {}); }
 
  private:
-  static constexpr std::uint64_t kWindow = std::uint64_t{1} << 20;  // messages
+  static constexpr std::uint64_t kWindow = std::uint64_t{1} << 20;  // in messages
   std::uint64_t next_ = 0;
-  std::deque<std::optional<Arrival>> waiting_;  // [0] has the number next_
+  std::deque<std::optional<Arrival>> waiting_;  // waiting_[0] has the number next_
 };
 
 }  // namespace poseidon::ucx

@@ -1,4 +1,4 @@
-// Context: UCX set up with one set of settings; what the engines of a transport share.
+// Context: UCX, initialized with one set of settings. The engines of a transport share it.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -11,14 +11,14 @@
 
 namespace poseidon::ucx {
 
-/// "Connection reset by remote peer", …
+/// Returns UCX's text of the status, for example "Connection reset by remote peer".
 std::string text_of(ucs_status_t status);
 
-/// Thread-safe once opened.
+/// Thread-safe after `open`.
 class Context {
  public:
-  /// invalid_argument when UCX rejects a setting or finds nothing to communicate over. Settings of RDMA devices
-  /// (IB_…) are left out where there is no such device, or it may not be used.
+  /// ErrorCode::invalid_argument: UCX rejects a setting or finds nothing to communicate over. Settings of RDMA devices
+  /// (IB_…) are left out if there is no such device, or if it may not be used.
   static Result<std::shared_ptr<const Context>> open(const UcxSettings& settings);
 
   explicit Context(ucp_context_h context) : context_(context) {}
@@ -27,7 +27,7 @@ class Context {
   Context& operator=(const Context&) = delete;
 
   ucp_context_h get() const { return context_; }
-  /// Whether it may communicate over an RDMA device.
+  /// Whether UCX may communicate over an RDMA device.
   bool has_rdma() const;
 
  private:

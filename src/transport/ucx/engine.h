@@ -1,4 +1,4 @@
-// Engine: UCX on one loop; it owns what UCX calls a worker.
+// Engine: UCX on one loop. It owns what UCX calls a worker.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -16,13 +16,13 @@ namespace poseidon::ucx {
 
 class UcxFlow;
 
-/// The two kinds of UCX's active messages that flows exchange.
+/// The two ids of UCX's active messages that flows exchange.
 inline constexpr unsigned kDataId = 0;
 inline constexpr unsigned kControlId = 1;
 
-/// Owned by its loop's watch of UCX's event descriptor: ends with the loop, on its thread, and closes what is
-/// still open then. Loop thread only. UCX's callbacks only take notes; receivers and `done`s are called
-/// afterwards, so that they may call anything.
+/// The loop's watch of UCX's event descriptor owns the engine. So the engine ends with the loop, on the loop's thread,
+/// and then closes what is still open. Only the loop thread uses it. UCX's callbacks only record what has happened.
+/// Receivers and `done` functions are called afterwards, so that they may call anything.
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
   static Result<std::shared_ptr<Engine>> open(Loop& loop, std::shared_ptr<const Context> context);
@@ -35,12 +35,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   Loop& loop() { return loop_; }
   ucp_worker_h get() { return worker_; }
 
-  /// `parameters` with error handling added; the endpoint is the flow's until it forgets it.
+  /// Creates an endpoint with `parameters` and with error handling. The flow owns the endpoint until it forgets it.
   ucs_status_t create_endpoint(ucp_ep_params_t parameters, UcxFlow& flow, ucp_ep_h& endpoint);
-  /// Closes it at once: sends and receives under way are called back with an error, the peer's too.
+  /// Closes the endpoint at once. Current sends and receives are called back with an error, the peer's too.
   void close_endpoint(ucp_ep_h endpoint);
 
-  /// Flows that have an endpoint, or callbacks of one to come.
+  /// Registers a flow that has an endpoint, or that waits for callbacks of one.
   void add(UcxFlow& flow);
   void remove(UcxFlow& flow);
 

@@ -16,16 +16,16 @@ namespace poseidon::ucx {
 
 class UcxFlow;
 
-/// Kept alive by the attempt or the timer under way. Loop thread only after construction.
+/// The current attempt or timer keeps it alive. After construction only the loop thread uses it.
 class UcxConnector final : public std::enable_shared_from_this<UcxConnector> {
  public:
   using Done = std::function<void(Result<std::shared_ptr<Flow>>)>;
 
-  /// `candidates` is not empty.
+  /// `candidates` must not be empty.
   UcxConnector(Loop& loop, std::string address, std::vector<tcp::SocketAddress> candidates, Admission admission,
                Clock::time_point deadline, Done done);
 
-  /// Tries every candidate in turn, again and again until the deadline; calls `done` once.
+  /// Tries every candidate in turn, again and again until the deadline. Calls `done` once.
   void start(const std::shared_ptr<Engine>& engine);
 
  private:
@@ -40,7 +40,7 @@ class UcxConnector final : public std::enable_shared_from_this<UcxConnector> {
   const Done done_;
   std::weak_ptr<Engine> engine_;
   ConnectAttempts attempts_;
-  std::shared_ptr<UcxFlow> flow_;  // of the attempt under way
+  std::shared_ptr<UcxFlow> flow_;  // the flow of the current attempt
   Loop::TimerId timer_ = 0;
 };
 

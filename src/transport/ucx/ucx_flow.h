@@ -22,24 +22,26 @@
 
 namespace poseidon::ucx {
 
-/// Loop thread only. While it has a receiver, or something under way in UCX, it keeps itself alive until
-/// on_closed has run; otherwise dropping the last reference closes the connection.
+/// Only the loop thread uses it. While the flow has a receiver, or an operation that UCX has not completed, it keeps
+/// itself alive until on_closed has run. Otherwise, dropping the last reference closes the connection.
 ///
-/// What is not yet in UCX's hands waits here, the most urgent first: UCX itself sends in the order of its calls.
+/// Messages that UCX does not have yet wait here, the most urgent first, because UCX sends in the order of its calls.
 ///
-/// A data message is an active message whose header is its number in the flow (8 bytes; the order in which UCX was
-/// given them) and the wire header.
-/// A control message has no payload: first the `handshake` in three of them, then the listening side's `welcome`, which
-/// completes the connecting side's connect, and `fin` says how many messages came before a close.
+/// A data message is an active message. Its header is the message's number in the flow (8 bytes) and the wire header.
+/// The number is the order in which UCX was given the messages.
+///
+/// A control message has no payload. The `handshake` takes three of them. Then the listening side sends `welcome`,
+/// which completes the connecting side's connect. `fin` says how many messages came before a close.
 class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> {
  public:
   using OnOpen = std::function<void(const Status&)>;
 
-  /// Starts to connect. `on_open` runs once, ok when both ends have proved that they know the secret, unless the flow
-  /// is closed before.
+  /// Starts to connect. `on_open` runs once, unless the flow is closed before. Its status is ok when both ends have
+  /// proved that they know the secret.
   static std::shared_ptr<UcxFlow> connect(Engine& engine, const std::string& peer_name, const tcp::SocketAddress& peer,
                                           const wire::Credentials& credentials, OnOpen on_open);
-  /// The listening side; `on_open` as above. Null when the client has gone already.
+  /// Accepts a connection on the listening side. For `on_open` see `connect`. Returns null if the client has gone
+  /// already.
   static std::shared_ptr<UcxFlow> accept(Engine& engine, const std::string& peer_name, ucp_conn_request_h request,
                                          const wire::Credentials& credentials, OnOpen on_open);
 
@@ -56,24 +58,24 @@ class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> 
   std::uint64_t bytes_received() const override { return bytes_received_; }
   wire::Handshake::State handshake_state() const { return handshake_.state(); }
 
-  // What the engine calls, from inside UCX.
+  // The engine calls the following from inside UCX.
   ucs_status_t on_data(std::span<const std::byte> header, void* data, std::size_t data_bytes, bool rendezvous);
   void on_control(std::span<const std::byte> header);
   void on_error(ucs_status_t status);
 
-  /// The engine ends: closes the endpoint and calls nobody any more. Returns what kept the flow alive.
+  /// Closes the endpoint because the engine ends, and calls nobody any more. Returns what kept the flow alive.
   std::shared_ptr<UcxFlow> abandon();
 
  private:
   using Done = std::function<void(const Status&)>;
   enum class State {
     open,
-    closing,  // close() was called: sends what is queued, drops what arrives
-    ended,    // the endpoint is closed; on_closed has run or waits for UCX to let go of all memory
+    closing,  // close() was called; the flow sends what is queued and drops what arrives
+    ended,    // the endpoint is closed; on_closed has run or waits until UCX has released all memory
   };
   struct Message {
     wire::Header header;
-    std::vector<ucp_dt_iov_t> pieces;  // no empty ones
+    std::vector<ucp_dt_iov_t> pieces;  // without empty pieces
     Done done;
   };
   struct Operation {
@@ -119,12 +121,12 @@ class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> 
   void drop_arrivals();
   void release(const Arrival& arrival);
   void update_keep_alive();
-  /// Why nothing can be sent any more; ok while it can.
+  /// Returns why nothing can be sent any more, or ok while it can.
   const Status& send_error() const { return end_.send_error().ok() ? connection_error_ : end_.send_error(); }
   bool ucx_has_memory() const { return !sends_.empty() || !controls_.empty() || receiving_.has_value(); }
 
   Loop& loop_;
-  Engine* engine_;  // null: has ended
+  Engine* engine_;  // null after the engine has ended
   ucp_ep_h endpoint_ = nullptr;
   FlowEnd end_;
   State state_ = State::open;
@@ -137,19 +139,19 @@ class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> 
   bool welcomed_ = false;  // both ends know that both know the secret
 
   LevelQueue<Message> waiting_;
-  std::list<Operation> sends_;      // in UCX's hands
-  std::list<Operation> controls_;   // the same
-  std::uint64_t posted_bytes_ = 0;  // of sends_
+  std::list<Operation> sends_;      // data messages that UCX has
+  std::list<Operation> controls_;   // control messages that UCX has
+  std::uint64_t posted_bytes_ = 0;  // the bytes of sends_
   std::uint64_t next_sequence_ = 0;
   bool fin_sent_ = false;
   Loop::TimerId linger_timer_ = 0;
 
   Receiver* receiver_ = nullptr;
   Arrivals arrivals_;
-  bool may_deliver_ = true;                // the receiver lets the next message come
-  std::optional<Receiving> receiving_;     // the rendezvous under way
+  bool may_deliver_ = true;                // the receiver accepts the next message
+  std::optional<Receiving> receiving_;     // the current rendezvous
   std::optional<std::uint64_t> peer_fin_;  // how many messages the peer sent before it closed
-  Status connection_error_;                // seen by a callback; settle ends the flow with it
+  Status connection_error_;                // an error that a callback saw; settle ends the flow with it
 
   std::uint64_t bytes_sent_ = 0;
   std::uint64_t bytes_received_ = 0;

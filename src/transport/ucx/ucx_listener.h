@@ -15,7 +15,7 @@ class UcxListener final : public Listener {
  public:
   using OnAccept = std::function<void(std::shared_ptr<Flow>)>;
 
-  /// Transport::listen, with the engine that this loop has. Loop thread only.
+  /// See Transport::listen. `engine` is the one of this loop. Only the loop thread uses the listener.
   static Result<std::unique_ptr<Listener>> listen(const std::shared_ptr<Engine>& engine, const std::string& address,
                                                   const Admission& admission, OnAccept on_accept);
 
