@@ -1,4 +1,4 @@
-// What the binding files share: one file per public header, one module.
+// What the binding files share. There is one binding file for each public header, and one module.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -22,15 +22,16 @@ void bind_client(nb::module_& module);
 void bind_server(nb::module_& module);
 void bind_measure(nb::module_& module);
 
-/// The PoseidonError subclass's instance for a failed status, None for ok. Needs the GIL.
+/// Returns an instance of the PoseidonError subclass for a failed status, and None for ok. Needs the GIL.
 nb::object to_exception(const Status& status);
-/// Raises the PoseidonError subclass of a failed status; returns for ok. Needs the GIL.
+/// Raises the PoseidonError subclass for a failed status, and returns for ok. Needs the GIL.
 void raise_if_failed(const Status& status);
 
-/// The store that a caller gives: one of open_store, a Python object with set and get, or None: null. Needs the GIL.
+/// Converts the store that a caller gives: one from open_store, or a Python object with set and get. None becomes null.
+/// Needs the GIL.
 std::shared_ptr<Store> store_from(nb::object store);
 
-/// Runs `call(keep_waiting)` without the GIL; Ctrl-C makes keep_waiting false and is raised after.
+/// Runs `call(keep_waiting)` without the GIL. Ctrl-C makes keep_waiting return false, and is raised after the call.
 template <typename Call>
 auto call_blocking(Call&& call) {
   const std::function<bool()> keep_waiting = [] {

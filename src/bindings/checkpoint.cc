@@ -1,4 +1,4 @@
-// poseidon/checkpoint.h
+// Bindings of poseidon/checkpoint.h.
 #include "poseidon/checkpoint.h"
 
 #include <nanobind/stl/string.h>

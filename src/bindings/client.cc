@@ -1,4 +1,4 @@
-// poseidon/client.h
+// Bindings of poseidon/client.h.
 #include "poseidon/client.h"
 
 #include <nanobind/ndarray.h>
@@ -37,7 +37,7 @@ struct Arrays {
   std::vector<DType> dtypes;
 };
 
-/// The client and the arrays that its running exchanges read and write (guarded by the GIL).
+/// The client, and the arrays that its running exchanges read and write. The GIL guards the arrays.
 class PyClient {
  public:
   explicit PyClient(std::unique_ptr<Client> client) : client_(std::move(client)) {}
@@ -145,7 +145,7 @@ class PyClient {
   }
 
   void wait(std::uint32_t layer) {
-    // Another thread may start the layer again as soon as the wait is over: what it holds must stay.
+    // Another thread may start the layer again as soon as the wait is over. The arrays that it holds then must stay.
     const auto held = held_.find(layer) == held_.end() ? Held() : held_[layer];
     const Status status =
         call_blocking([&](const std::function<bool()>& keep_waiting) { return client_->wait(layer, keep_waiting); });
@@ -226,7 +226,7 @@ class PyClient {
   }
 
   std::unique_ptr<Client> client_;
-  std::unordered_map<std::uint32_t, Layer> layers_;  // those that were added here; the core has some of its own
+  std::unordered_map<std::uint32_t, Layer> layers_;  // the layers that were added here; the core has other layers, too
   using Held = std::shared_ptr<const std::vector<Array>>;
   static Held hold(std::vector<Array> arrays) { return std::make_shared<const std::vector<Array>>(std::move(arrays)); }
   std::unordered_map<std::uint32_t, Held> held_;

@@ -1,4 +1,4 @@
-// dtypes by their name and as arrays carry them.
+// Conversion of dtypes to and from their names and the dtypes of arrays.
 #pragma once
 
 #include <nanobind/ndarray.h>

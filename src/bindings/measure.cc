@@ -1,4 +1,4 @@
-// poseidon/measure.h
+// Bindings of poseidon/measure.h.
 #include "poseidon/measure.h"
 
 #include "bindings/bindings.h"

@@ -1,4 +1,4 @@
-// poseidon/options.h, and the rows of poseidon/options.def for the settings in Python.
+// Bindings of poseidon/options.h, and the rows of poseidon/options.def for the Python settings.
 #include "poseidon/options.h"
 
 #include <nanobind/stl/string.h>
@@ -18,7 +18,7 @@ namespace {
 
 using Milliseconds = std::chrono::milliseconds;
 
-// Between a field and Python: enumerations by the names that users write, times in seconds.
+// Conversion between a field and Python. Enumerations become the names that users write, and times become seconds.
 template <typename T>
 nb::object to_python(const T& value) {
   if constexpr (std::is_enum_v<T>) {
@@ -33,7 +33,8 @@ nb::object to_python(const T& value) {
   }
 }
 
-/// The names that a field of type T takes, each with what it does; empty for other types than enumerations and bool.
+/// Returns the names that a field of type T takes, with what each does. The result is empty for types other than
+/// enumerations and bool.
 template <typename T>
 std::vector<std::pair<std::string, std::string>> names_of() {
   std::vector<std::pair<std::string, std::string>> names;
@@ -86,7 +87,7 @@ void init_from_keywords(Options* self, const nb::kwargs& keywords) {
   new (self) Options(std::move(options));
 }
 
-// The kinds of options.def: what a row says beside its name, group, default and help.
+// The kinds of options.def. They give what a row says beside its name, group, default and help.
 namespace kinds {
 
 nb::dict of(const char* kind) {
@@ -128,7 +129,7 @@ nb::dict one_of(const std::vector<std::pair<std::string, std::string>>& names) {
   return facts;
 }
 
-/// "auto" and the schemes that may be asked for by name.
+/// Returns "auto" and the schemes that users may ask for by name.
 nb::dict scheme_names() {
   std::vector<std::pair<std::string, std::string>> names{
       {std::string(scheme_name(Scheme::automatic)), "The cheapest for each layer."}};

@@ -1,4 +1,4 @@
-// poseidon/plan.h
+// Bindings of poseidon/plan.h.
 #include "poseidon/plan.h"
 
 #include <nanobind/stl/string.h>
@@ -17,7 +17,7 @@ Scheme scheme_from(const std::string& name) {
   return scheme.value();
 }
 
-/// Any scheme but auto, which has no cost of its own.
+/// Returns the scheme of this name. `auto` is an error, because it has no cost of its own.
 Scheme concrete_scheme(const std::string& name) {
   const Scheme scheme = scheme_from(name);
   if (scheme == Scheme::automatic)
@@ -54,7 +54,7 @@ void bind_layer(nb::module_& module) {
       .def_prop_ro("size_bytes", &Layer::size_bytes);
 }
 
-/// A scheme's name and what it says of itself.
+/// A scheme's name and its description.
 struct NamedScheme {
   std::string name;
   SchemeTraits traits;

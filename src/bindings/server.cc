@@ -1,4 +1,4 @@
-// poseidon/server.h
+// Bindings of poseidon/server.h.
 #include "poseidon/server.h"
 
 #include <nanobind/stl/string.h>

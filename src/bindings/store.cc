@@ -1,4 +1,4 @@
-// poseidon/store.h
+// Bindings of poseidon/store.h.
 #include "poseidon/store.h"
 
 #include <nanobind/stl/shared_ptr.h>
@@ -14,8 +14,8 @@ namespace poseidon::bindings {
 
 namespace {
 
-/// A store that lives in Python: set(key, value: bytes) and get(key, timeout_s) -> bytes, which
-/// raises TimeoutError while the key is not there.
+/// A store that is a Python object. It has set(key, value: bytes) and get(key, timeout_s) -> bytes. `get` raises
+/// TimeoutError if the key is not there in time.
 class PythonStore final : public Store {
  public:
   explicit PythonStore(nb::object store) : store_(std::move(store)) {}

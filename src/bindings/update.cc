@@ -1,4 +1,4 @@
-// poseidon/update.h
+// Bindings of poseidon/update.h.
 #include "poseidon/update.h"
 
 #include <nanobind/stl/map.h>
@@ -16,7 +16,7 @@ namespace poseidon::bindings {
 
 namespace {
 
-/// The keywords are the names of the kind's values.
+/// Makes a rule from keywords, which are the names of the kind's values.
 UpdateRule rule_from(const std::string& kind, bool keeps_gradient, const nb::kwargs& values) {
   std::vector<std::pair<std::string, double>> numbers;
   for (const auto& [name, value] : values)
@@ -27,7 +27,7 @@ UpdateRule rule_from(const std::string& kind, bool keeps_gradient, const nb::kwa
   return rule.value();
 }
 
-/// The names of the values of each kind that this process knows.
+/// Returns the names of the values of each kind that this process knows.
 std::map<std::string, std::vector<std::string>> known_rules() {
   std::map<std::string, std::vector<std::string>> rules{{"none", {}}};
   for (const std::string& name : update_rule_names())

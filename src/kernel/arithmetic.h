@@ -64,8 +64,8 @@ POSEIDON_INLINE void with_arrays(const std::array<const T*, kMaxArrays>& arrays,
   }
 }
 
-/// A divisor of sums. It multiplies by the reciprocal if that is exact, and divides otherwise. Integers are not
-/// divided.
+/// A divisor of sums. It multiplies by the reciprocal if the reciprocal is exact, and divides otherwise. Integers are
+/// not divided.
 template <typename T>
 struct Divisor {
   explicit Divisor(unsigned divisor)

@@ -1,7 +1,7 @@
-// A blocked matrix product in the manner of GotoBLAS: panels of the factors are packed so that the
-// innermost loop reads them in order from the caches, and a small tile of the result stays in
-// registers. k is innermost and its blocks come in the order of the terms, so each element is one
-// chain of fused multiply-adds whatever the blocks, the tile or the vector width are.
+// A blocked matrix product as in GotoBLAS. Panels of the factors are packed, so that the innermost loop reads them in
+// order from the caches. A small tile of the result stays in registers. k is innermost, and its blocks come in the
+// order of the terms. So each element is one chain of fused multiply-adds, whatever the sizes of the blocks, the tile
+// and the vectors are.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -16,7 +16,7 @@
 namespace poseidon::kernel {
 namespace {
 
-// Tiles are as large as the registers of the instruction set allow.
+// A tile is as large as the registers of the instruction set allow.
 template <Isa isa>
 struct Tile;
 template <>
@@ -32,8 +32,8 @@ struct Tile<Isa::v4> {
   static constexpr std::size_t kRows = 8, kColBytes = 192;
 };
 
-// A block of the result and the panels behind it fit the L2 cache together (under 0.5 MB). Whole
-// tiles of every instruction set fit into a block.
+// A block of the result and its panels fit the L2 cache together (under 0.5 MB). A block is a multiple of the tiles of
+// every instruction set.
 constexpr std::size_t kBlockRows = 128;
 constexpr std::size_t kBlockColBytes = 1536;
 constexpr std::size_t kBlockDepth = 128;
@@ -44,7 +44,7 @@ constexpr std::size_t kBlockCols = kBlockColBytes / sizeof(T);
 POSEIDON_INLINE float fused_multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 POSEIDON_INLINE double fused_multiply_add(double a, double b, double c) { return __builtin_fma(a, b, c); }
 
-/// tile[r][c] continues its chain over k: left is depth × tile_rows, right depth × tile_cols.
+/// Continues the chains of tile[r][c] over k. `left` is depth × tile_rows, and `right` is depth × tile_cols.
 template <typename T, std::size_t tile_rows, std::size_t tile_cols>
 POSEIDON_INLINE void multiply_tile(const T* left, const T* right, std::size_t depth, T* block, std::size_t stride) {
   T tile[tile_rows][tile_cols];
@@ -52,7 +52,7 @@ POSEIDON_INLINE void multiply_tile(const T* left, const T* right, std::size_t de
     for (std::size_t c = 0; c < tile_cols; ++c) tile[r][c] = block[r * stride + c];
   }
   for (std::size_t k = 0; k < depth; ++k) {
-    // Unrolled, so that the compiler keeps the tile in registers.
+    // The loop is unrolled, so that the compiler keeps the tile in registers.
 #pragma GCC unroll 16
     for (std::size_t r = 0; r < tile_rows; ++r) {
       for (std::size_t c = 0; c < tile_cols; ++c) {
@@ -65,7 +65,7 @@ POSEIDON_INLINE void multiply_tile(const T* left, const T* right, std::size_t de
   }
 }
 
-/// Elements [first, first + n) of an array of `dtype` as T, copied: factors need not be aligned.
+/// Copies elements [first, first + n) of an array of `dtype` and converts them to T. Factors need not be aligned.
 template <typename T>
 void load(Isa isa, DType dtype, const std::byte* array, std::size_t first, std::size_t n, T* out) {
   const std::byte* in = array + first * dtype_bytes(dtype);
@@ -80,19 +80,19 @@ void load(Isa isa, DType dtype, const std::byte* array, std::size_t first, std::
       std::memcpy(out, in, n * sizeof(double));
       return;
     }
-    float narrow_values[kBlockCols<double>];  // every caller's n is at most a block's columns
+    float narrow_values[kBlockCols<double>];  // every caller's n is at most the columns of a block
     load<float>(isa, dtype, in, 0, n, narrow_values);
     std::copy_n(narrow_values, n, out);
   }
 }
 
-/// Part of the result that is worked on at a time.
+/// The part of the result that is computed at one time.
 struct Block {
   std::size_t row, row_count, col, col_count;
 };
 
-/// Columns [first, first + n) of `depth` rows of a k-major factor, from row `k` on, go to the rows
-/// from `packed` on of panels of `panel_cols` columns, the last padded with zeros.
+/// Packs columns [first, first + n) of `depth` rows of a k-major factor, from row `k` on. They go to panels of
+/// `panel_cols` columns, from row `packed` on. The last panel is padded with zeros.
 template <std::size_t panel_cols, typename T>
 void pack(Isa isa, DType dtype, const std::byte* factor, std::size_t factor_cols, std::size_t k, std::size_t depth,
           std::size_t first, std::size_t n, std::size_t packed, T* panels) {
@@ -104,7 +104,7 @@ void pack(Isa isa, DType dtype, const std::byte* factor, std::size_t factor_cols
   }
 }
 
-/// One call's fixed facts and its scratch memory.
+/// The constants of one call and its scratch memory.
 template <typename T>
 struct Product {
   std::span<const FactorTerm> terms;
@@ -113,9 +113,9 @@ struct Product {
   std::size_t rows = 0, cols = 0;
   unsigned divisor = 1;
   bool accumulate = false;
-  T* left = nullptr;  // packed panels, kBlockDepth rows each
+  T* left = nullptr;  // packed panels with kBlockDepth rows each
   T* right = nullptr;
-  T* chains = nullptr;  // the block so far, kBlockCols<T> apart
+  T* chains = nullptr;  // the block's sums so far; rows are kBlockCols<T> apart
 };
 
 /// Continues the block's chains over the `depth` rows that are packed.
@@ -128,7 +128,7 @@ POSEIDON_INLINE void multiply_packed(const Product<T>& product, const Block& blo
   for (std::size_t c = 0; c < block.col_count; c += tile_cols) {
     const std::size_t line_bytes = std::min(tile_cols, block.col_count - c) * element_bytes;
     for (std::size_t r = 0; r < block.row_count; r += tile_rows) {
-      // The result's lines come from memory while the tile is computed; store() would wait for them.
+      // Prefetch the result's lines while the tile is computed, because store() would wait for them.
       for (std::size_t i = r; i < std::min(r + tile_rows, block.row_count); ++i) {
         const std::byte* line = product.out + ((block.row + i) * product.cols + block.col + c) * element_bytes;
         for (std::size_t b = 0; b < line_bytes; b += 64) __builtin_prefetch(line + b, 1);
@@ -139,7 +139,8 @@ POSEIDON_INLINE void multiply_packed(const Product<T>& product, const Block& blo
   }
 }
 
-/// Adds consecutive factor terms. Short ones share a packed panel: a tile is then loaded and stored once.
+/// Adds consecutive factor terms. Short terms share a packed panel, so that a tile is loaded and stored once for all of
+/// them.
 template <typename T, Isa isa>
 POSEIDON_INLINE void add_factors(const Product<T>& product, std::span<const FactorTerm> terms, const Block& block) {
   constexpr std::size_t tile_rows = Tile<isa>::kRows;

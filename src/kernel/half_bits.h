@@ -1,4 +1,4 @@
-// One value of a 16-bit floating type to float32 and back, by integer operations.
+// Conversion of one value of a 16-bit floating type to float32 and back, by integer operations.
 #pragma once
 
 #include <bit>
@@ -17,7 +17,7 @@ inline std::uint32_t widen_float16_bits(std::uint16_t half) {
   if (exponent == 31) return sign | 0x7f800000u | (mantissa << 13) | (mantissa != 0 ? kQuietBit : 0);
   if (exponent != 0) return sign | ((exponent + 112) << 23) | (mantissa << 13);
   if (mantissa == 0) return sign;
-  // Subnormal: normalize, so that the leading one becomes the implicit bit.
+  // A subnormal value is normalized, so that its leading one becomes the implicit bit.
   const auto shift = static_cast<std::uint32_t>(std::countl_zero(mantissa)) - 21;
   return sign | ((113 - shift) << 23) | (((mantissa << shift) & 0x3ffu) << 13);
 }

@@ -26,7 +26,7 @@ POSEIDON_INLINE float widen_value(std::uint16_t half) {
   return std::bit_cast<float>(dtype == DType::bfloat16 ? widen_bfloat16_bits(half) : widen_float16_bits(half));
 }
 
-/// Elements [first, element_count), one by one.
+/// Sums elements [first, element_count) one by one.
 template <DType dtype>
 void sum_elements(Inputs inputs, std::uint16_t* out, std::size_t first, std::size_t element_count,
                   const Divisor<float>& divisor) {
@@ -45,8 +45,8 @@ POSEIDON_INLINE void accumulate_elements(const std::uint16_t* input, float* sum,
   for (std::size_t i = 0; i < n; ++i) sum[i] += widen_value<dtype>(input[i]);
 }
 
-// Two bfloat16 values are taken as one 32-bit word: its upper half is a float32 once the lower is
-// cleared, its lower half once shifted up. Nothing has to be moved between the lanes of a vector.
+// Two bfloat16 values are read as one 32-bit word. Its upper half is a float32 when the lower half is cleared. Its
+// lower half is one when it is shifted up. So nothing has to move between the lanes of a vector.
 struct [[gnu::packed, gnu::aligned(2), gnu::may_alias]] Word {
   std::uint32_t bits;
 };
@@ -67,7 +67,7 @@ POSEIDON_INLINE void add_words(Word* out, std::size_t word_count, float divisor,
   }
 }
 
-/// Sums up to kMaxArrays inputs. The number of elements done: all, or one less where that is odd.
+/// Sums up to kMaxArrays inputs. Returns the number of elements done: all of them, or one less if the number is odd.
 std::size_t sum_bfloat16_words(Isa isa, Inputs inputs, std::byte* out_bytes, std::size_t element_count,
                                const Divisor<float>& divisor) {
   std::array<const Word*, kMaxArrays> arrays{};
@@ -86,7 +86,7 @@ std::size_t sum_bfloat16_words(Isa isa, Inputs inputs, std::byte* out_bytes, std
 
 #if POSEIDON_X86_DISPATCH
 constexpr int kRoundToNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-// The forms without a mask make gcc 12 warn of uninitialized values in its own header.
+// Without a mask, these intrinsics make gcc 12 warn of uninitialized values in its own header.
 constexpr __mmask16 kAllLanes = 0xffff;
 
 __attribute__((POSEIDON_TARGET_V3, always_inline)) inline __m256 widen_256(__m128i halves) {
@@ -146,7 +146,7 @@ __attribute__((POSEIDON_TARGET_V4)) std::size_t sum_float16_v4(Inputs inputs, st
   return first;
 }
 
-/// The number of elements added, from the first on.
+/// Returns the number of elements that were added, from the first on.
 __attribute__((POSEIDON_TARGET_V3)) std::size_t accumulate_float16_v3(const std::uint16_t* input, float* sum,
                                                                       std::size_t element_count) {
   std::size_t i = 0;
@@ -168,7 +168,7 @@ __attribute__((POSEIDON_TARGET_V4)) std::size_t accumulate_float16_v4(const std:
 }
 #endif
 
-/// The number of elements summed with the F16C instructions, from the first on.
+/// Sums with the F16C instructions. Returns the number of elements that were summed, from the first on.
 std::size_t sum_float16_vectors(Isa isa, Inputs inputs, std::uint16_t* out, std::size_t element_count,
                                 const Divisor<float>& divisor) {
 #if POSEIDON_X86_DISPATCH
@@ -186,7 +186,7 @@ std::size_t accumulate_float16_vectors(Isa isa, const std::uint16_t* input, floa
   return 0;
 }
 
-/// Any number of inputs, through a running sum in the L1 cache.
+/// Sums any number of inputs through a running sum in the L1 cache.
 void sum_bfloat16_blocks(Isa isa, Inputs inputs, std::byte* out, std::size_t element_count,
                          const Divisor<float>& divisor) {
   constexpr std::size_t block = 2048;

@@ -24,7 +24,7 @@ void ieee_roots(Isa isa, T* values, std::size_t n) {
 constexpr std::size_t kBlock = 512;
 constexpr std::size_t kLanes = 8;
 
-/// out[i] ≈ 1 / √in[i] to 12 bits, for whole vectors; the arrays are padded to kBlock.
+/// out[i] ≈ 1 / √in[i] with 12 correct bits. It works on whole vectors, so the arrays are padded to kBlock.
 void estimate_inverse_roots(const float* in, float* out, std::size_t n) {
   for (std::size_t i = 0; i < n; i += 4) _mm_storeu_ps(out + i, _mm_rsqrt_ps(_mm_loadu_ps(in + i)));
 }
@@ -33,7 +33,7 @@ __attribute__((POSEIDON_TARGET_V3)) void estimate_inverse_roots_v3(const float* 
   for (std::size_t i = 0; i < n; i += 8) _mm256_storeu_ps(out + i, _mm256_rsqrt_ps(_mm256_loadu_ps(in + i)));
 }
 
-/// One step from the estimate to root and inverse root, and a last one to the root's residual.
+/// Improves root and inverse root by one step from the estimate, then corrects the root by its residual.
 POSEIDON_INLINE float refine(float value, float estimate) {
   const float root = value * estimate;
   const float half_inverse = 0.5f * estimate;
@@ -43,7 +43,8 @@ POSEIDON_INLINE float refine(float value, float estimate) {
   return better_root + (value - better_root * better_root) * better_half_inverse;
 }
 
-/// Zeros, subnormal numbers, negative numbers, NaN, infinity and what overflows on the way.
+/// Whether the steps do not apply: zeros, subnormal and negative numbers, NaN, infinity, and values with which a step
+/// overflows.
 POSEIDON_INLINE bool is_special(float value) {
   constexpr std::uint32_t smallest = 0x00800000u;  // 2^-126
   constexpr std::uint32_t end = 0x7f000000u;       // 2^127
@@ -56,7 +57,7 @@ void refined_roots(Isa isa, float* values, std::size_t element_count) {
   for (std::size_t first = 0; first < element_count; first += kBlock) {
     const std::size_t n = std::min(kBlock, element_count - first);
     std::copy_n(values + first, n, held.begin());
-    // The estimates are made in whole vectors.
+    // The estimates are computed for whole vectors.
     std::fill_n(held.begin() + static_cast<std::ptrdiff_t>(n), std::min(kLanes, kBlock - n), 1.f);
     const auto estimate_all = isa == Isa::baseline ? estimate_inverse_roots : estimate_inverse_roots_v3;
     estimate_all(held.data(), estimates.data(), n);
@@ -94,7 +95,7 @@ __attribute__((POSEIDON_TARGET_V4)) void refined_roots_v4(float* values, std::si
 
 enum class Rounding : std::uint8_t { ieee, refined, refined_v4 };
 
-/// By the CPU alone, not by the instructions that a test chooses: a value has one root.
+/// Chooses by the CPU alone, and not by the instruction set that a test chooses. So each value has one root.
 Rounding rounding() {
   static const Rounding here = [] {
     __builtin_cpu_init();

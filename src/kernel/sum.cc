@@ -13,11 +13,11 @@
 namespace poseidon::kernel {
 namespace {
 
-// Bytes of `out` that go through all groups of inputs together: the running sum stays in the L1 cache, so
-// that memory is read once per input and written once.
+// How many bytes of `out` all groups of inputs process together. The running sum then stays in the L1 cache, so that
+// memory is read once per input and written once.
 constexpr std::size_t kBlockBytes = 8192;
 
-/// out[i] = (arrays[0][i] + arrays[1][i] + …) · factor; integers ignore the factor.
+/// out[i] = (arrays[0][i] + arrays[1][i] + …) · factor. Integers ignore the factor.
 template <typename T>
 POSEIDON_INLINE void add_arrays(const std::array<const T*, kMaxArrays>& arrays, std::size_t count, T factor, T* out,
                                 std::size_t n) {
@@ -31,7 +31,7 @@ POSEIDON_INLINE void add_arrays(const std::array<const T*, kMaxArrays>& arrays, 
       });
 }
 
-/// Elements [first, first + n). Groups of inputs are added through `running`, because `out` may be an input.
+/// Sums elements [first, first + n). Groups of inputs are added through `running`, because `out` may be an input.
 template <typename T>
 POSEIDON_INLINE void sum_block(const std::byte* const* inputs, std::size_t input_count, std::size_t first,
                                std::size_t n, T* running, T* out, const Divisor<T>& divisor) {
@@ -66,7 +66,7 @@ void sum_wide(Isa isa, std::span<const std::byte* const> inputs, std::byte* out_
       });
 }
 
-/// Empty arrays may be null, which memcpy may not be given.
+/// Allows null for empty arrays, which memcpy does not.
 void copy_bytes(const std::byte* in, std::byte* out, std::size_t size_bytes) {
   if (size_bytes > 0) std::memcpy(out, in, size_bytes);
 }
@@ -91,10 +91,10 @@ void divide_wide(Isa isa, const std::byte* sum_bytes, std::byte* out_bytes, std:
       isa, [=](auto) __attribute__((always_inline)) { divide(out, element_count, Divisor<T>(divisor)); });
 }
 
-// Elements of the 16-bit types that are rounded at a time: in the L1 cache.
+// How many elements of the 16-bit types are rounded at a time. They stay in the L1 cache.
 constexpr std::size_t kHalfBlock = 1024;
 
-/// `sum` is float32; `dtype` is a 16-bit type.
+/// Divides `sum`, which is float32, and rounds to `dtype`, which is a 16-bit type.
 void divide_half(Isa isa, const std::byte* sum, std::byte* out, std::size_t element_count, DType dtype,
                  unsigned divisor) {
   const Divisor<float> division(divisor);

@@ -15,7 +15,7 @@ constexpr std::array kSchemeNames{
 #undef POSEIDON_SCHEME
 };
 
-/// The cheapest of the schemes that `auto` may choose.
+/// Returns the cheapest of the schemes that `auto` may choose.
 Scheme cheapest_scheme(const Layer& layer, double factor_count, const Cluster& cluster) {
   Scheme best = Scheme::ps;
   double least = traits_of(best).cost(layer.rows, layer.cols, factor_count, cluster).busiest(cluster);

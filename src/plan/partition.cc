@@ -10,14 +10,14 @@ std::size_t divide_up(std::size_t value, std::size_t divisor) {
   return value / divisor + (value % divisor != 0 ? 1 : 0);
 }
 
-/// Whether the unit's dense gradient normally does not travel.
+/// Whether the unit's dense gradient is normally not sent.
 bool usually_factors(const Plan& plan, const Unit& unit) {
   if (unit.layers.size() != 1) return false;
   const Scheme scheme = plan.layers[unit.layers.front()].scheme;
   return scheme == Scheme::automatic || !traits_of(scheme).uses_servers;
 }
 
-/// Whether the unit is one layer that has to lie in one piece, by its own wish or its scheme's.
+/// Whether the unit must lie on one shard in one piece, because its layer or its scheme requires it.
 bool needs_one_shard(const Plan& plan, const Unit& unit) {
   if (unit.layers.size() != 1) return false;
   const Layer& layer = plan.layers[unit.layers.front()];
@@ -34,8 +34,8 @@ void cut(Unit& unit, std::size_t chunk_bytes) {
   }
 }
 
-/// Gives each chunk to the least loaded shard; on a tie to one that has no chunk of the unit yet,
-/// then to the one with the lowest index.
+/// Assigns each chunk to the least loaded shard. On a tie it prefers a shard that has no chunk of the unit yet, and
+/// then the lowest index.
 void assign_least_loaded(Unit& unit, std::vector<std::size_t>& server_bytes) {
   std::vector<std::size_t> chunk_count(server_bytes.size(), 0);
   for (Chunk& chunk : unit.chunks) {
@@ -62,8 +62,8 @@ void assign_round_robin(Plan& plan) {
   }
 }
 
-/// Spreads each server's chunks over its cores and their flows: the largest chunk first, to the least
-/// loaded (Graham's rule: at most 4/3 of the best possible load; Parameter Hub §3.2.4).
+/// Spreads each server's chunks over its cores and their flows. The largest chunk comes first and goes to the least
+/// loaded lane (Graham's rule: at most 4/3 of the best possible load; Parameter Hub §3.2.4).
 void assign_lanes(Plan& plan) {
   std::vector<std::vector<Chunk*>> by_server(plan.server_bytes.size());
   for (Unit& unit : plan.units)
@@ -73,7 +73,7 @@ void assign_lanes(Plan& plan) {
     auto& chunks = by_server[server];
     std::stable_sort(chunks.begin(), chunks.end(),
                      [](const Chunk* a, const Chunk* b) { return a->size_bytes > b->size_bytes; });
-    // Lane i is flow i / cores of core i % cores: neighbours of equal load go to different cores.
+    // Lane i is flow i / cores of core i % cores. So neighbours of equal load go to different cores.
     const int core_count = plan.cluster.core_count(static_cast<int>(server));
     std::vector<std::size_t> lane_bytes(static_cast<std::size_t>(core_count * flow_count), 0);
     for (Chunk* chunk : chunks) {
@@ -94,8 +94,8 @@ void assign_balanced(Plan& plan, const Options& options) {
                   ? unit.size_bytes
                   : spread_chunk_bytes(unit.size_bytes, plan.cluster.server_count, options.chunk_bytes));
   }
-  // Units whose chunks always travel come first, so that their loads alone are balanced; among those,
-  // largest chunks first. A unit's chunks stay together, or it would not be spread evenly.
+  // Units whose chunks always travel come first, so that their loads alone are balanced. Among those, the largest
+  // chunks come first. A unit's chunks stay together, because the unit would not be spread evenly otherwise.
   const auto rank = [&plan](std::size_t index) {
     const Unit& unit = plan.units[index];
     const std::size_t largest = unit.chunks.empty() ? 0 : unit.chunks.front().size_bytes;
@@ -108,9 +108,9 @@ void assign_balanced(Plan& plan, const Options& options) {
 }  // namespace
 
 std::size_t spread_chunk_bytes(std::size_t size_bytes, int server_count, std::size_t chunk_bytes) {
-  // Every shard gets an equal share of every layer, so that all ports are busy for each layer, as in
-  // a ring: where one shard held more than the others, the layer would wait for that shard's port.
-  // A share above `chunk_bytes` is cut further, still into as many pieces on every shard.
+  // Every shard gets an equal share of every layer, so that all ports are busy for each layer, as in a ring. If one
+  // shard held more than the others, the layer would wait for that shard's port. A share above `chunk_bytes` is cut
+  // further, into the same number of pieces on every shard.
   const auto servers = static_cast<std::size_t>(server_count);
   const std::size_t cap = std::max(kChunkAlignmentBytes, chunk_bytes / kChunkAlignmentBytes * kChunkAlignmentBytes);
   const std::size_t share = std::max(kMinChunkBytes, divide_up(size_bytes, servers));

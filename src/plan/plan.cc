@@ -12,7 +12,7 @@ namespace {
 
 Status invalid(std::string message) { return {ErrorCode::invalid_argument, std::move(message)}; }
 
-/// "auto, ps or sfb": automatic and the schemes that `fits` holds for.
+/// Returns text such as "auto, ps or sfb": automatic, and the schemes for which `fits` holds.
 template <typename Fits>
 std::string choices(const Fits& fits) {
   std::vector<std::string_view> names{scheme_name(Scheme::automatic)};
@@ -87,7 +87,7 @@ Status check_layers(const std::vector<Layer>& layers, const Cluster& cluster, co
   return {};
 }
 
-/// The layer's scheme where it is the same for every factor count; automatic where it is not.
+/// Returns the layer's scheme if it is the same for every factor count, and automatic otherwise.
 Scheme settled_scheme(const Layer& layer, const Cluster& cluster, const Options& options) {
   if (layer.stored) return Scheme::ps;
   if (options.stragglers == Stragglers::drop && cluster.worker_count > 1) return Scheme::ps;
@@ -96,8 +96,8 @@ Scheme settled_scheme(const Layer& layer, const Cluster& cluster, const Options&
   return open ? Scheme::automatic : best_scheme(layer, 0, cluster);
 }
 
-/// A group costs its members a copy and the wait for each other, so only layers that would be mostly
-/// message overhead go into one; factors would save such a layer fewer bytes than their messages cost.
+/// A group costs its members a copy and the wait for each other. So only layers whose cost would be mostly message
+/// overhead go into one. Factors would save such a layer fewer bytes than their messages cost.
 bool goes_into_group(const Layer& layer, const Options& options) {
   if (layer.stored || layer.whole) return false;
   if (layer.size_bytes() > options.small_bytes || !dtype_is_floating(layer.dtype)) return false;
@@ -144,7 +144,8 @@ class UnitBuilder {
     unit.id = first_unit_id_ + static_cast<std::uint32_t>(plan_.units.size());
     if (unit.grouped()) {
       unit.name = "group " + std::to_string(unit.id) + " (" + std::to_string(unit.layers.size()) + " layers)";
-      unit.size_bytes += unit.layers.size() * dtype_bytes(unit.dtype);  // how many contributed to each member
+      // Room for the number of contributors to each member.
+      unit.size_bytes += unit.layers.size() * dtype_bytes(unit.dtype);
     } else {
       unit.name = plan_.layers[unit.layers.front()].name;
     }

@@ -1,4 +1,4 @@
-// PriorityMap: which flow carries which unit, and its place in the send queue (Geryon §III).
+// PriorityMap: decides which flow carries a unit, and the unit's place in the send queue (Geryon §III).
 #pragma once
 
 #include <cstddef>
@@ -12,15 +12,16 @@ inline constexpr int kPriorityLevelCount = 1024;
 
 /// The priority of a unit's messages and of their answers.
 struct Priority {
-  std::uint16_t level = 0;          // in send queues: wire::Header::priority
-  std::uint8_t priority_class = 0;  // of the flow; 0 the most urgent
+  std::uint16_t level = 0;          // the level in send queues: wire::Header::priority
+  std::uint8_t priority_class = 0;  // the class of the flow; 0 is the most urgent
 };
 
-/// Units have levels between the first one, for messages that begin or end a connection, and the last, for goodbyes.
+/// Returns a unit's level. The first level is for messages that begin or end a connection, and the last is for
+/// goodbyes. Units have the levels between them.
 std::uint16_t level_of(double urgency);
 
-/// It is written when priorities are set, and read for every message. Both happen on the client's loop, so it needs no
-/// locks.
+/// The map is written when priorities are set, and read for every message. Both happen on the client's loop, so it
+/// needs no locks.
 class PriorityMap {
  public:
   /// Units without a priority go after all others, in the last class.

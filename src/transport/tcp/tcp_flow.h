@@ -67,7 +67,7 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   MessageReader reader_;
   std::size_t low_water_bytes_ = 1;  // the socket counts as readable when it has this many bytes
   Receiver* receiver_ = nullptr;
-  // runs a turn for data that TLS holds, for which the socket does not become readable
+  // Runs a turn for data that TLS holds, because the socket does not become readable for it.
   Loop::TimerId unread_timer_ = 0;
 
   std::uint64_t bytes_sent_ = 0;

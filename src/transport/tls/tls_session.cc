@@ -225,7 +225,7 @@ class Session final : public TlsSession {
   Transfer stop_receiving(Transfer why, std::size_t total_bytes) {
     drained_ = why.outcome == Outcome::blocked;
     if (!drained_) over_ = why;
-    // sends TLS's alert, which tells the peer what was wrong
+    // Sends TLS's alert, which tells the peer what was wrong.
     if (why.outcome == Outcome::failed) static_cast<void>(socket_.flush());
     return total_bytes > 0 ? Transfer{Outcome::done, total_bytes} : why;
   }
