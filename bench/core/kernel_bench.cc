@@ -1,6 +1,6 @@
-// What the kernels reach on one core: sums and optimizer updates against memory copies, factor
-// products in GFLOP/s, and an event of the flight recorder. Prints a table; each figure is the best of several rounds.
-// `make core-bench` builds and runs it.
+// Measures the kernels on one core. It compares sums and optimizer updates with memory copies, gives the GFLOP/s of
+// factor products, and times an event of the flight recorder. It prints a table, in which each figure is the best of
+// several rounds. `make core-bench` builds and runs it.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -24,7 +24,8 @@ namespace {
 
 constexpr int kRounds = 31;
 
-/// Seconds of one call of `work`, from 2 ms of them: short enough to find a moment without other load.
+/// Returns the seconds of one call of `work`. It measures 2 ms of calls, which is short enough to find a moment without
+/// other load.
 template <typename Work>
 double seconds_per_call(const Work& work) {
   const std::int64_t begin = now_ns();
@@ -34,7 +35,8 @@ double seconds_per_call(const Work& work) {
   return static_cast<double>(end - begin) * 1e-9 / calls;
 }
 
-/// Seconds of one call of each, best of kRounds rounds in turns, so that a noisy neighbour meets all alike.
+/// Returns the seconds of one call of each function, the best of kRounds rounds. The functions take turns, so that
+/// other load affects all of them alike.
 template <typename... Works>
 std::array<double, sizeof...(Works)> best_seconds(const Works&... works) {
   std::array<double, sizeof...(Works)> best;
@@ -46,7 +48,7 @@ std::array<double, sizeof...(Works)> best_seconds(const Works&... works) {
   return best;
 }
 
-/// Aligned arrays of one size, each at another offset from a page: equal offsets would meet in the same cache sets.
+/// Aligned arrays of one size, each at another offset from a page. With equal offsets they would share cache sets.
 class Arrays {
  public:
   Arrays(std::size_t count, std::size_t size_bytes) {
@@ -67,7 +69,8 @@ class Arrays {
 
 constexpr std::size_t kInputs = 8;
 
-/// One line: `name` takes in `bytes` bytes in `seconds`; peers copy as many in copies[i] seconds.
+/// Prints one line: `name` reads `bytes` bytes in `seconds`. The copies that it is compared with take copies[i] seconds
+/// for the same number of bytes.
 void print_rate(const char* name, DType dtype, std::size_t size_bytes, double bytes, double seconds,
                 std::initializer_list<double> copies) {
   std::printf("%-22s %-9s %5zu KiB  %6.1f GB/s", name, dtype_name(dtype).data(), size_bytes >> 10,
@@ -76,10 +79,11 @@ void print_rate(const char* name, DType dtype, std::size_t size_bytes, double by
   std::printf("\n");
 }
 
-/// Stops the compiler from merging equal copies.
+/// Keeps the compiler from merging equal copies.
 void clobber() { asm volatile("" ::: "memory"); }
 
-/// Eight inputs at once, GB/s of input. Peers: eight copies of one array, and one copy of each input.
+/// Sums eight inputs at once, in GB/s of input. Compared with eight copies of one array, and with one copy of each
+/// input.
 void bench_sum(DType dtype, std::size_t size_bytes) {
   Arrays arrays(kInputs + 1, size_bytes);
   std::byte* const out = arrays[kInputs];
@@ -97,7 +101,7 @@ void bench_sum(DType dtype, std::size_t size_bytes) {
              {copy_one, copy_all});
 }
 
-/// One input after the other into one running sum; the peers as above.
+/// Adds one input after the other to one running sum. The copies to compare with are those of bench_sum.
 void bench_accumulate(DType dtype, std::size_t size_bytes) {
   Arrays arrays(kInputs, size_bytes);
   Arrays sums(1, size_bytes * 2);
@@ -116,7 +120,8 @@ void bench_accumulate(DType dtype, std::size_t size_bytes) {
   }
 }
 
-/// An array that arrives in pieces through one small buffer, which is hot. Peer: the pieces copied to their places.
+/// Adds an array that arrives in pieces through one small buffer, which is in the cache. Compared with copies of the
+/// pieces to their places.
 void bench_accumulate_pieces(DType dtype, std::size_t size_bytes) {
   constexpr std::size_t piece_bytes = 8 << 10;
   Arrays piece(1, piece_bytes);
@@ -136,7 +141,7 @@ void bench_accumulate_pieces(DType dtype, std::size_t size_bytes) {
   print_rate("accumulate, 8 KiB piece", dtype, size_bytes, static_cast<double>(size_bytes), seconds, {copy});
 }
 
-/// A copy that reads and writes `moved_bytes` together.
+/// A copy that reads and writes `moved_bytes` in total.
 class Copy {
  public:
   explicit Copy(std::size_t moved_bytes) : arrays_(2, moved_bytes / 2), size_bytes_(moved_bytes / 2) {}
@@ -150,12 +155,12 @@ class Copy {
   std::size_t size_bytes_;
 };
 
-/// GB/s read and written together, against a copy that reads and writes as much.
+/// Measures GB/s, read and written together, and compares with a copy that reads and writes as much.
 template <typename T>
 void bench_update_of(const char* name, const UpdateRule& rule, const std::function<void(const UpdateCall<T>&)>& update,
                      DType dtype, std::size_t size_bytes) {
   const std::size_t n = size_bytes / sizeof(T);
-  Arrays arrays(5, size_bytes);  // parameters, gradient, two states, LAMB's direction
+  Arrays arrays(5, size_bytes);  // parameters, gradient, two states, and LAMB's direction
   const auto elements = [&](std::size_t array) { return std::span(reinterpret_cast<T*>(arrays[array]), n); };
   for (std::size_t array = 0; array < 4; ++array)
     for (std::size_t i = 0; i < n; ++i) elements(array)[i] = static_cast<T>(1e-3 * static_cast<double>(i % 977 + 1));
@@ -167,8 +172,8 @@ void bench_update_of(const char* name, const UpdateRule& rule, const std::functi
   call.scratch = elements(4);
   call.update_count = 2;
   call.values = rule.values;
-  // Parameters and states are read and written, the gradient is read; LAMB also writes and reads the direction
-  // and reads the parameters twice.
+  // Parameters and states are read and written; the gradient is read. LAMB also writes and reads the direction, and
+  // reads the parameters twice.
   const std::size_t moves = 3 + 2 * update_state_count(rule) + (rule.kind->needs_scratch ? 3 : 0);
   const auto [seconds, copy] = best_seconds([&] { update(call); }, Copy(moves * size_bytes));
   print_rate(name, dtype, size_bytes, static_cast<double>(moves * size_bytes), seconds, {copy});
@@ -196,7 +201,7 @@ void bench_product(DType dtype, std::size_t rows, std::size_t cols, std::size_t 
               rows, cols, term.count * term_count, term_count, seconds * 1e3, flops / seconds * 1e-9);
 }
 
-/// What every message costs beside its transport: the clock is read and an event kept.
+/// Measures what every message costs beside its transport: the clock is read, and an event is recorded.
 void bench_recorder() {
   constexpr std::uint32_t kEvents = 1000;
   FlightRecorder recorder;

@@ -1,7 +1,7 @@
-// How one thread per side best moves a byte stream through TCP on this kernel: blocking calls, epoll as
-// src/transport/tcp/tcp_flow.cc does it, MSG_ZEROCOPY, io_uring. Two threads, messages of 256 KiB that go round memory
-// of 64 MiB at each end. Prints rate, CPU time of both sides per gigabyte, and the ratios to the blocking calls of the
-// same round; medians of alternating rounds. What the kernel's ksoftirqd threads do for the packets is not counted.
+// Measures how one thread per side best moves a byte stream through TCP on this kernel: blocking calls, epoll as in
+// src/transport/tcp/tcp_flow.cc, MSG_ZEROCOPY, or io_uring. Messages of 256 KiB cycle through 64 MiB of memory at each
+// end. Prints the rate, the CPU time of both sides per gigabyte (without ksoftirqd), and the ratios to the blocking
+// calls of the same round, as medians of alternating rounds.
 //
 // Usage: socket_bench [mib_per_round] [round_count] [case] [address receiver_namespace sender_namespace]
 // mib_per_round is a multiple of 64; case selects those whose name contains it, besides the blocking calls.
@@ -48,7 +48,7 @@ constexpr std::size_t kMessageBytes = 256u << 10;
 constexpr std::size_t kMemoryBytes = 64u << 20;
 constexpr std::size_t kStageBytes = 1u << 20;
 constexpr std::size_t kWriteBudgetBytes = 2u << 20;
-// Notifications to wait for before more is sent: fewer than the kernel holds for one socket.
+// How many notifications may be outstanding before more is sent. The kernel holds more than this for one socket.
 constexpr std::uint64_t kZeroCopyLimit = 64;
 constexpr std::size_t kLowWaterBytes = 64u << 10;
 
@@ -58,7 +58,7 @@ constexpr unsigned kWriteLowWater = 1;  // TCP_NOTSENT_LOWAT
 constexpr unsigned kReadLowWater = 2;   // SO_RCVLOWAT
 constexpr unsigned kBothLowWaters = kWriteLowWater | kReadLowWater;
 constexpr unsigned kSmallPieces = 8;  // reads of kLowWaterBytes
-constexpr unsigned kInPlace = 4;      // what arrives stays in kStageBytes, for a receiver that adds it up at once
+constexpr unsigned kInPlace = 4;      // data stays in kStageBytes, for a receiver that adds it up at once
 
 struct Case {
   const char* name;
@@ -98,19 +98,19 @@ void set_option(int fd, int level, int name, int value) {
   check(::setsockopt(fd, level, name, &value, sizeof(value)) == 0, "setsockopt");
 }
 
-/// One flow's end: its socket, the part of the memory that it goes round, and how far it has come.
+/// One end of a flow: its socket, the part of the memory that it uses, and its position.
 struct Lane {
   FileDescriptor socket;
   std::span<std::byte> memory;
   std::size_t left_bytes = 0;
-  std::size_t position_bytes = 0;  // in memory
+  std::size_t position_bytes = 0;  // the position in `memory`
   std::size_t low_water_bytes = 1;
   std::size_t piece_bytes = kMessageBytes;
   std::uint64_t pending_count = 0;  // zero-copy sends whose memory the kernel may still read
-  std::uint64_t done_count = 0;     // and those it has done with,
-  std::uint64_t copied_count = 0;   // of which it copied so many after all
+  std::uint64_t done_count = 0;     // zero-copy sends that the kernel has finished
+  std::uint64_t copied_count = 0;   // how many of those the kernel copied after all
 
-  /// The rest of the current message, or the next piece of it.
+  /// Returns the rest of the current message, or its next piece.
   std::span<std::byte> next(std::size_t limit_bytes = kMessageBytes) const {
     return memory.subspan(position_bytes,
                           std::min({limit_bytes, piece_bytes, kMessageBytes - position_bytes % kMessageBytes}));
@@ -127,7 +127,7 @@ using Lanes = std::span<Lane>;
 
 bool any_unfinished(Lanes lanes) { return std::ranges::any_of(lanes, &Lane::unfinished); }
 
-/// Sends or receives budget_bytes, or what the socket takes or gives at once.
+/// Sends or receives budget_bytes, or as much as the socket takes or gives at once.
 void move_some(Lane& lane, bool sends, int flags, std::size_t budget_bytes) {
   budget_bytes = std::min(budget_bytes, lane.left_bytes);
   while (budget_bytes > 0) {
@@ -140,11 +140,11 @@ void move_some(Lane& lane, bool sends, int flags, std::size_t budget_bytes) {
     lane.advance(moved_bytes);
     budget_bytes -= moved_bytes;
     if ((flags & MSG_ZEROCOPY) != 0) ++lane.pending_count;
-    if ((flags & MSG_DONTWAIT) != 0 && moved_bytes < piece.size()) return;  // the next try would say EAGAIN
+    if ((flags & MSG_DONTWAIT) != 0 && moved_bytes < piece.size()) return;  // the next try would return EAGAIN
   }
 }
 
-/// Level-triggered epoll over all lanes; the data of an event is the lane's index.
+/// Level-triggered epoll over all lanes. The data of an event is the lane's index.
 class Watch {
  public:
   Watch(Lanes lanes, std::uint32_t events) {
@@ -195,13 +195,13 @@ void send_epoll(Lanes lanes, bool zero_copy) {
       if (notified) read_notifications(lane);
       move_some(lane, true, MSG_DONTWAIT | (zero_copy ? MSG_ZEROCOPY : 0), kWriteBudgetBytes);
       const bool full = lane.pending_count >= kZeroCopyLimit || lane.left_bytes == 0;
-      // EPOLLERR comes all the same.
+      // EPOLLERR comes in any case.
       if (notified || full) watch.set(EPOLL_CTL_MOD, lane, event.data.u64, full ? 0u : EPOLLOUT);
     }
   }
 }
 
-/// Wakes the receiver for a good piece of the message, or for its end.
+/// Wakes the receiver for a large part of the message, or for its end.
 void update_low_water(Lane& lane) {
   const std::size_t wanted_bytes = lane.next(kLowWaterBytes).size();
   if (wanted_bytes == std::exchange(lane.low_water_bytes, wanted_bytes)) return;
@@ -226,7 +226,7 @@ constexpr unsigned kRingFlags = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_
 constexpr unsigned kBufferCount = 16;
 constexpr std::size_t kBufferBytes = 64u << 10;
 
-/// Owns an io_uring of one thread.
+/// An io_uring that one thread owns.
 class Ring {
  public:
   Ring() : error_(-::io_uring_queue_init(kRingEntries, &ring_, kRingFlags)) {}
@@ -242,7 +242,7 @@ class Ring {
     check(entry != nullptr, "io_uring_get_sqe");
     return entry;
   }
-  /// Submits what was requested, waits for one completion or more, and handles all that are there.
+  /// Submits what was requested, waits for at least one completion, and handles all completions that are there.
   template <typename Handle>
   void turn(Handle handle) {
     check(::io_uring_submit_and_wait(&ring_, 1) >= 0, "io_uring_submit_and_wait");
@@ -257,7 +257,7 @@ class Ring {
   int error_;
 };
 
-/// One request per lane at a time, of a message. With a low-water mark it may not wait for all: the end would be stuck.
+/// Each lane has one request at a time. With a low-water mark it may not wait for all bytes: it would wait forever.
 void move_uring(Lanes lanes, bool sends, bool low_water) {
   Ring ring;
   const auto start = [&](std::size_t i) {
@@ -284,11 +284,11 @@ void move_uring(Lanes lanes, bool sends, bool low_water) {
   }
 }
 
-/// The kernel picks the buffers; unless in_place, the data is copied from there.
+/// The kernel chooses the buffers. Unless in_place is set, the data is copied from there.
 void receive_uring_buffers(Lanes lanes, bool in_place, bool low_water) {
   std::vector<std::byte> buffers(kBufferBytes * kBufferCount, std::byte{1});
   alignas(4096) std::array<std::byte, 4096> ring_memory{};
-  Ring ring;  // goes before what the kernel writes to
+  Ring ring;  // the ring is destroyed before the memory that the kernel writes to
   auto* buffer_ring = reinterpret_cast<io_uring_buf_ring*>(ring_memory.data());
   io_uring_buf_reg registration{};
   registration.ring_addr = reinterpret_cast<std::uintptr_t>(buffer_ring);
@@ -348,7 +348,7 @@ struct Setup {
   int round_count = 0;
   std::string_view wanted;
   const char* address = nullptr;
-  std::array<const char*, 2> namespaces{};  // receiver's, sender's; null: this one
+  std::array<const char*, 2> namespaces{};  // the receiver's and the sender's; null: the current one
 };
 
 void enter_namespace(const char* name) {
@@ -359,7 +359,7 @@ void enter_namespace(const char* name) {
 
 FileDescriptor new_socket() { return FileDescriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)); }
 
-/// One side's sockets. The receiver listens and tells the sender its port.
+/// Returns the sockets of one side. The receiver listens and tells the sender its port.
 std::vector<Lane> connected_lanes(const Setup& setup, const Case& which, bool sends, std::promise<in_port_t>& port) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -385,15 +385,15 @@ std::vector<Lane> connected_lanes(const Setup& setup, const Case& which, bool se
   return lanes;
 }
 
-using Memories = std::array<std::vector<std::byte>, 2>;  // receiver's, sender's
+using Memories = std::array<std::vector<std::byte>, 2>;  // the receiver's and the sender's
 
 struct Sample {
   double mb_per_s = 0;
   double cpu_s_per_gb = 0;
-  std::uint64_t copied_percent = 0;  // of the zero-copy sends
+  std::uint64_t copied_percent = 0;  // the percentage of the zero-copy sends that the kernel copied
 };
 
-/// Both sides' time, user and system.
+/// Returns the CPU time of both sides, user and system.
 double cpu_seconds() {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
@@ -407,7 +407,7 @@ Sample measure(const Setup& setup, const Case& which, Memories& memories) {
   Sample sample;
   double cpu_s = 0;
   std::chrono::duration<double> elapsed{};
-  // Both sides meet when they are connected and when they are done; what happens here is the difference.
+  // The two sides meet when they are connected and when they are done. The difference is measured.
   std::barrier both(2, [&]() noexcept {
     cpu_s = cpu_seconds() - cpu_s;
     elapsed = std::chrono::steady_clock::now().time_since_epoch() - elapsed;

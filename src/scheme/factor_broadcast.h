@@ -1,13 +1,13 @@
-// sfb: every worker sends its factors to every other and multiplies all of them itself, in rank
-// order, so that all replicas compute the same bits (Poseidon §3.2).
+// sfb: every worker sends its factors to every other worker, and every worker multiplies all of them itself. It does so
+// in rank order, so that all replicas compute the same bits (Poseidon §3.2).
 #pragma once
 
 #include "scheme/scheme.h"
 
 namespace poseidon {
 
-/// A worker whose gradient is not made of factors in some step sends the dense gradient instead,
-/// or says that it has nothing: the sum stays exact without asking the others first.
+/// A worker whose gradient has no factors in some step sends the dense gradient instead, or says that it has nothing.
+/// So the sum stays exact, and no worker asks the others first.
 class FactorBroadcast final : public SchemeProtocol {
  public:
   FactorBroadcast();
@@ -18,7 +18,7 @@ class FactorBroadcast final : public SchemeProtocol {
                  const Links& links) const override;
   std::string waiting_for(const Exchange& exchange) const override;
 
-  /// The same for a message of a step that has not started here yet.
+  /// Does the same for a message of a step that has not started here yet.
   static Result<std::span<std::byte>> make_room(PeerInbox& inbox, const Exchange& exchange, const wire::Header& header,
                                                 const Links& links);
   static void store(PeerInbox& inbox, const Exchange& exchange, const wire::Header& header,

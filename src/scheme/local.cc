@@ -1,4 +1,5 @@
-// local: one worker has nothing to send. Its gradients go through its own server, which may keep and update them.
+// local: a single worker has nothing to send to others. Its gradients go through its own server, which may keep values
+// and update them.
 #include "scheme/parameter_server.h"
 
 namespace poseidon {

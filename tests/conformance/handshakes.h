@@ -1,4 +1,4 @@
-// What a test that holds a plain socket does first, to be let in.
+// The handshake that a test with a plain socket does first, so that the peer accepts it.
 #pragma once
 
 #include <poll.h>
@@ -18,14 +18,15 @@ inline Admission admission_with(const std::string& secrets) {
   return admission;
 }
 
-/// With TLS, which the build must have.
+/// Returns an admission with TLS, which the build must have.
 inline Admission admission_with_tls(const std::string& secrets, std::uint64_t records_per_key = kTlsRecordsPerKey) {
   Admission admission = admission_with(secrets);
   admission.tls = make_tls_context(records_per_key).value();
   return admission;
 }
 
-/// A whole handshake on a connected socket, blocking or not. How it ended; running: the peer went away.
+/// Does a whole handshake on a connected socket, blocking or not. Returns how it ended, and `running` if the peer
+/// closed the connection.
 inline wire::Handshake::State shake_hands(int socket, wire::Purpose purpose = wire::Purpose::flow,
                                           const std::string& secrets = {},
                                           wire::Handshake::Role role = wire::Handshake::Role::connector) {

@@ -1,11 +1,11 @@
-// TCP with TLS, as the suites take it; nothing where the build has no OpenSSL.
+// TCP with TLS, as a case of the suites. There is no case if the build has no OpenSSL.
 #pragma once
 
 #include <memory>
 #include <vector>
 
-#include "conformance/transport_fixture.h"
 #include "conformance/handshakes.h"
+#include "conformance/transport_fixture.h"
 #include "transport/tcp/tcp_transport.h"
 
 namespace poseidon::testing {
@@ -14,7 +14,7 @@ inline std::unique_ptr<Transport> make_tcp_with_tls() {
   return make_tcp_transport(admission_with_tls("the conformance suite's own secret"));
 }
 
-/// A new key so often that it shows in every test.
+/// Makes a transport that takes a new key so often that every test covers it.
 inline std::unique_ptr<Transport> make_tcp_with_new_keys() {
   return make_tcp_transport(admission_with_tls("the conformance suite's own secret", 7));
 }

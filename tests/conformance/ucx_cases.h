@@ -1,11 +1,11 @@
-// The media that UCX is tested over; none where the build has no UCX.
+// The media over which UCX is tested. There are none if the build has no UCX.
 #pragma once
 
 #include <memory>
 #include <vector>
 
-#include "conformance/transport_fixture.h"
 #include "conformance/handshakes.h"
+#include "conformance/transport_fixture.h"
 #include "transport/ucx/ucx_transport.h"
 
 namespace poseidon::testing {
@@ -16,7 +16,7 @@ inline std::unique_ptr<Transport> make_ucx_with_secret() {
   return make_ucx_transport({{"TLS", "tcp"}}, admission_with("the conformance suite's own secret"));
 }
 
-/// UCX leaves shared memory out where it has to tell that a peer has died, unless this is set.
+/// Unless this is set, UCX does not use shared memory when it has to notice that a peer has died.
 inline std::unique_ptr<Transport> make_ucx_over_shm() {
   return make_ucx_transport({{"TLS", "posix,cma,tcp"}, {"MM_ERROR_HANDLING", "y"}});
 }

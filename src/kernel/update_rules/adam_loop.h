@@ -1,4 +1,4 @@
-// The arithmetic of Adam and AdamW, which differ in where the weights decay.
+// The arithmetic of Adam and AdamW. The two differ in where weight decay is applied.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,7 @@ struct AdamArrays {
   T* second;
 };
 
-/// Decays, updates the moments and leaves exp_avg_sq in `roots`.
+/// Applies weight decay, updates the moments, and leaves exp_avg_sq in `roots`.
 template <Decay decay, typename T>
 POSEIDON_INLINE void adam_moments(AdamScalars<T> scalars, AdamArrays<T> arrays, T* roots, std::size_t n) {
   const auto [parameters, gradient, first, second] = arrays;
@@ -60,7 +60,7 @@ POSEIDON_INLINE void adam_step(AdamScalars<T> scalars, AdamArrays<T> arrays, con
 
 template <Decay decay, typename T>
 void adam_update(Isa isa, const UpdateCall<T>& call) {
-  constexpr std::size_t kBlock = 512;  // elements between two passes over scratch in the L1 cache
+  constexpr std::size_t kBlock = 512;  // how many elements two passes share, so that scratch stays in the L1 cache
   const AdamScalars<T> scalars(call, decay);
   alignas(64) std::array<T, kBlock> scratch{};
   T* const roots = scratch.data();
@@ -76,14 +76,14 @@ void adam_update(Isa isa, const UpdateCall<T>& call) {
   }
 }
 
-/// `decay`: where the weights decay, if they do.
+/// `decay` says where weight decay is applied, if it is.
 template <Decay decay, typename T>
 void adam(Isa isa, const UpdateCall<T>& call) {
   if (call.values[kWeightDecay] == 0) return adam_update<Decay::none>(isa, call);
   adam_update<decay>(isa, call);
 }
 
-/// A kind that keeps exp_avg and exp_avg_sq.
+/// Returns a kind that keeps exp_avg and exp_avg_sq.
 template <Decay decay>
 BuiltInRule adam_rule(const char* name) {
   UpdateKind kind;

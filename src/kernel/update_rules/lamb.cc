@@ -10,9 +10,9 @@ namespace poseidon::kernel {
 
 namespace {
 
-// Elements of one pass: what it reads and writes stays in the L1 cache for the sums of squares.
+// How many elements one pass processes. What it reads and writes stays in the L1 cache for the sums of squares.
 constexpr std::size_t kBlock = 512;
-// Partial sums of squares: element i belongs to sum i % kLanes whatever the vector width.
+// The number of partial sums of squares. Element i belongs to sum i % kLanes, whatever the vector width is.
 constexpr std::size_t kLanes = 16;
 using Lanes = std::array<double, kLanes>;
 

@@ -1,4 +1,4 @@
-// What Adam and its kin have in common: running averages of the gradient (exp_avg) and of its square (exp_avg_sq).
+// What Adam, AdamW and LAMB share: running averages of the gradient (exp_avg) and of its square (exp_avg_sq).
 #pragma once
 
 #include <cmath>
@@ -10,25 +10,25 @@
 
 namespace poseidon::kernel {
 
-/// Their values, in this order.
+/// The rules' values, in this order.
 enum MomentsValue : std::size_t { kLr, kBeta1, kBeta2, kEps, kWeightDecay, kMaximize };
 inline std::vector<UpdateValue> moments_values() {
   return {number("lr"), number("beta1"), number("beta2"), number("eps"), number("weight_decay"), flag("maximize")};
 }
 
-/// The numbers of one step.
+/// The scalars of one step.
 template <typename T>
 struct Moments {
   explicit Moments(const UpdateCall<T>& call)
       : sign(call.values[kMaximize] != 0 ? T{-1} : T{1}),
         first_share(static_cast<T>(1 - call.values[kBeta1])),
-        // Tensor.lerp starts from the nearer end.
+        // Tensor.lerp starts from the end that is nearer.
         from_first(std::abs(first_share) < T{0.5}),
         first_factor(from_first ? first_share : first_share - T{1}),
         beta2(static_cast<T>(call.values[kBeta2])),
         second_share(static_cast<T>(1 - call.values[kBeta2])),
         first_correction(1 - std::pow(call.values[kBeta1], static_cast<double>(call.update_count))),
-        // PyTorch takes the root as a power.
+        // PyTorch computes the root as a power.
         second_correction_root(
             std::pow(1 - std::pow(call.values[kBeta2], static_cast<double>(call.update_count)), 0.5)) {}
 

@@ -7,7 +7,7 @@
 
 #include "kernel/update_rules/built_in.h"
 
-// One line for each built-in kind: its function, which its file in this folder defines.
+// There is one line for each built-in kind. It names the kind's function, which the kind's file in this folder defines.
 #define POSEIDON_BUILT_IN_RULES(add) add(sgd) add(adam) add(adamw) add(lamb)
 
 namespace poseidon {
@@ -51,7 +51,7 @@ class Registry {
     const auto found = std::ranges::find(kinds_, name, &UpdateKind::name);
     return found == kinds_.end() ? nullptr : &*found;
   }
-  /// False where the name is taken.
+  /// Returns false if the name is taken.
   bool add(UpdateKind kind) {
     const std::lock_guard lock(mutex_);
     if (std::ranges::find(kinds_, kind.name, &UpdateKind::name) != kinds_.end()) return false;

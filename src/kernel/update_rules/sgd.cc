@@ -76,7 +76,7 @@ BuiltInRule sgd() {
   kind.name = "sgd";
   kind.values = {number("lr"),           number("momentum"), number("dampening"),
                  number("weight_decay"), flag("nesterov"),   flag("maximize")};
-  // The momentum buffer.
+  // One state: the momentum buffer.
   kind.state_count = [](std::span<const double> values) { return std::size_t{values[kMomentum] != 0 ? 1U : 0U}; };
   return {std::move(kind), update_sgd<float>, update_sgd<double>};
 }

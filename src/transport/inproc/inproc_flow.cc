@@ -31,7 +31,7 @@ void Link::detach(std::size_t end) {
   ends_[end] = {};
 }
 
-/// A payload in the receiver's hands: gives the memory back when it is released or forgotten.
+/// A payload that the receiver holds. It gives the memory back when it is released or destroyed.
 class InprocFlow::Loan {
  public:
   Loan(std::shared_ptr<Link> link, std::size_t lender, std::uint64_t id)
@@ -104,12 +104,12 @@ void InprocFlow::send(wire::Header header, std::vector<std::span<const std::byte
 }
 
 void InprocFlow::close(std::chrono::milliseconds) {
-  // Nothing to linger for: what was sent is with the peer already, and its memory comes back when
-  // the peer lets go of it, which on_closed waits for.
+  // The flow need not linger. What was sent is with the peer already. Its memory comes back when the peer releases it,
+  // and on_closed waits for that.
   end({});
 }
 
-/// The peer's message, on this end's loop.
+/// Takes the peer's message on this end's loop.
 void InprocFlow::arrive(Message message) {
   if (closed_) return reply(*link_, 1 - end_, message.id, closed_by_peer());
   if (!waiting_.empty() || !may_deliver(message)) return waiting_.push_back(std::move(message));
@@ -120,7 +120,7 @@ void InprocFlow::resume() {
   if (!waiting_.empty()) loop_.post([self = shared_from_this()] { self->deliver_waiting(); });
 }
 
-/// One piece is lent, several are copied.
+/// Returns whether the message may be delivered now. A payload of one piece is lent; one of several pieces is copied.
 bool InprocFlow::may_deliver(const Message& message) {
   return receiver_ != nullptr && (message.payload.size() <= 1 || receiver_->may_receive(*this, message.header));
 }
@@ -168,7 +168,7 @@ void InprocFlow::reply(Link& link, std::size_t sender_end, std::uint64_t id, con
   });
 }
 
-/// A message of this end's own is through.
+/// Notes that the peer has released message `id` of this end.
 void InprocFlow::complete(std::uint64_t id, const Status& status) {
   const auto entry = outstanding_.extract(id);
   if (entry.empty()) return;
@@ -198,8 +198,8 @@ void InprocFlow::end(const Status& status) {
   loop_.post([self = shared_from_this()] { self->settle(); });
 }
 
-/// What follows when a message is through or the flow has closed: the flow's last step once none of
-/// its memory is lent, and whether the loop has to keep it.
+/// Runs when a message is complete or the flow has closed. If the flow has closed and none of its memory is lent, it
+/// does the flow's last step. It also decides whether the loop has to keep the flow alive.
 void InprocFlow::settle() {
   if (closed_ && outstanding_.empty()) {
     link_->detach(end_);

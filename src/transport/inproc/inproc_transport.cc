@@ -19,15 +19,15 @@ using OnAccept = std::function<void(std::shared_ptr<Flow>)>;
 struct Acceptor {
   Loop& loop;
   const OnAccept on_accept;
-  bool open = true;  // the loop's thread only
+  bool open = true;  // used only by the loop's thread
 };
 
-/// Who listens where, in one transport. Thread-safe.
+/// The listeners of one transport and their addresses. Thread-safe.
 class Registry {
  public:
   explicit Registry(std::string key_id) : key_id_(std::move(key_id)) {}
 
-  /// The address, numbered where it asked for any; unreachable when it is taken.
+  /// Returns the address, with a number if it asked for any. ErrorCode::unreachable: the address is taken.
   Result<std::string> add(const std::string& address, const std::shared_ptr<Acceptor>& acceptor) {
     const std::lock_guard lock(mutex_);
     std::string name = address;
@@ -43,9 +43,9 @@ class Registry {
     acceptors_.erase(address);
   }
 
-  /// A new flow to whoever listens on `address`, or null.
+  /// Returns a new flow to the listener on `address`, or null if there is none.
   std::shared_ptr<Flow> connect(Loop& loop, const std::string& address) {
-    // The listener's loop is there as long as the lock is held: a listener leaves before its loop does.
+    // While the lock is held, the listener's loop exists, because a listener is removed before its loop is destroyed.
     const std::lock_guard lock(mutex_);
     const auto found = acceptors_.find(address);
     if (found == acceptors_.end()) return nullptr;
@@ -85,7 +85,7 @@ class InprocListener final : public Listener {
   const std::string address_;
 };
 
-/// One connect(): asks again until the deadline. Kept alive by the timer; loop thread only.
+/// One connect(), which tries again until the deadline. Its timer keeps it alive. Only the loop thread uses it.
 class Connector : public std::enable_shared_from_this<Connector> {
  public:
   using Done = std::function<void(Result<std::shared_ptr<Flow>>)>;

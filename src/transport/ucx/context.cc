@@ -16,10 +16,10 @@ namespace {
 
 using Config = std::unique_ptr<ucp_config_t, decltype(&::ucp_config_release)>;
 
-/// A server that starts again on its port must not wait for old connections to time out.
+/// A server that starts again on its port must not wait until old connections time out.
 const UcxSettings kDefaults{{"CM_REUSEADDR", "y"}};
 
-/// Settings that only media for RDMA devices take.
+/// Settings with this prefix apply only to media of RDMA devices.
 constexpr const char* kRdmaPrefix = "IB_";
 
 Status modify(ucp_config_t& config, const UcxSettings& settings) {
@@ -31,7 +31,7 @@ Status modify(ucp_config_t& config, const UcxSettings& settings) {
   return {};
 }
 
-/// A context with exactly these settings.
+/// Opens a context with exactly these settings.
 Result<std::shared_ptr<const Context>> open_with(const UcxSettings& settings) {
   ucp_config_t* read = nullptr;
   if (const ucs_status_t status = ::ucp_config_read(nullptr, nullptr, &read); status != UCS_OK) {
@@ -61,12 +61,12 @@ Result<std::shared_ptr<const Context>> Context::open(const UcxSettings& settings
   std::ranges::copy_if(settings, std::back_inserter(others),
                        [](const auto& setting) { return !setting.first.starts_with(kRdmaPrefix); });
   if (others.size() == settings.size() || !context.ok() || context.value()->has_rdma()) return context;
-  // UCX would warn of settings that nothing takes, for each engine anew.
+  // Settings of RDMA devices are left out here. UCX would warn of settings that nothing uses, for each engine anew.
   return open_with(others);
 }
 
 bool Context::has_rdma() const {
-  // UCX tells it in no other way: a line for each medium and device, "… rc_mlx5/mlx5_0:1".
+  // UCX tells it only in this text, with a line for each medium and device: "… rc_mlx5/mlx5_0:1".
   char* text = nullptr;
   std::size_t size = 0;
   FILE* stream = ::open_memstream(&text, &size);

@@ -14,7 +14,7 @@ namespace poseidon::ucx {
 
 namespace {
 
-constexpr int kProgressBudget = 256;  // calls until the loop's other work gets a turn
+constexpr int kProgressBudget = 256;  // how many calls are made until the loop's other work has a turn
 constexpr int kRoundBudget = 16;
 constexpr int kFarewellRounds = 1000;
 
@@ -37,11 +37,11 @@ Engine::Engine(Loop& loop, std::shared_ptr<const Context> context, ucp_worker_h 
     : loop_(loop), context_(std::move(context)), worker_(worker) {}
 
 Engine::~Engine() {
-  pumping_ = true;  // the loop runs no more tasks
+  pumping_ = true;  // keeps a task from being posted, because the loop runs no more tasks
   std::vector<std::shared_ptr<UcxFlow>> abandoned;
   while (!flows_.empty()) abandoned.push_back(flows_.back()->abandon());
   deferred_.clear();
-  // Lets UCX say to the peers that their connections have ended.
+  // UCX uses these rounds to tell the peers that their connections have ended.
   for (int i = 0; i < kFarewellRounds && progress(); ++i) {
   }
   ::ucp_worker_destroy(worker_);
@@ -98,7 +98,8 @@ void Engine::defer(std::function<void()> task) {
   wake();
 }
 
-/// UCX's event descriptor tells what comes from outside; what was given to UCX here may need a push too.
+/// Makes progress soon. UCX's event descriptor reports only what comes from outside, but what was given to UCX here may
+/// need progress, too.
 void Engine::wake() {
   if (pumping_ || std::exchange(wake_posted_, true)) return;
   loop_.post([weak = weak_from_this()] {
@@ -134,7 +135,7 @@ bool Engine::run_deferred() {
   return true;
 }
 
-/// The flow of a message, by the endpoint of this side of its connection.
+/// Returns the flow of a message. It is found by the endpoint of this side of the message's connection.
 UcxFlow* Engine::find(const ucp_am_recv_param_t& param) const {
   if ((param.recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) == 0) return nullptr;
   const auto found = endpoints_.find(param.reply_ep);

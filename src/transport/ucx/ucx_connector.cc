@@ -11,7 +11,7 @@ namespace poseidon::ucx {
 
 namespace {
 
-// As with TCP: a fresh attempt finds a host that was not up yet sooner than the kernel's next packet.
+// As with TCP, a new attempt finds a host that was not up yet sooner than the kernel's next packet does.
 constexpr std::chrono::seconds kAttemptTime{3};
 
 }  // namespace

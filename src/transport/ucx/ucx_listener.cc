@@ -25,7 +25,7 @@ tcp::SocketAddress address_of(const sockaddr_storage& storage) {
 
 }  // namespace
 
-/// Lives on the loop, until its listener goes.
+/// Runs on the loop until its listener is destroyed.
 class UcxListener::Acceptor : public std::enable_shared_from_this<Acceptor> {
  public:
   Acceptor(std::shared_ptr<Engine> engine, Admission admission, OnAccept on_accept)
@@ -61,7 +61,7 @@ class UcxListener::Acceptor : public std::enable_shared_from_this<Acceptor> {
   }
 
  private:
-  /// A connection that has not proved yet that it knows the secret.
+  /// A pending connection, which has not proved yet that it knows the secret.
   struct Pending {
     std::shared_ptr<UcxFlow> flow;
     std::string source;
@@ -69,7 +69,7 @@ class UcxListener::Acceptor : public std::enable_shared_from_this<Acceptor> {
   };
   using Place = std::list<Pending>::iterator;
 
-  /// From inside UCX.
+  /// UCX calls this from inside its progress function.
   void on_request(ucp_conn_request_h request) {
     waiting_.push_back(request);
     engine_->defer([weak = weak_from_this()] {
@@ -105,7 +105,7 @@ class UcxListener::Acceptor : public std::enable_shared_from_this<Acceptor> {
     return pending.flow;
   }
 
-  /// Closing forgets its on_open, which holds a place that is no more.
+  /// Closing drops the flow's on_open, which holds a place that is no longer in the list.
   void close_pending(Place place) { dismiss(place)->close(std::chrono::milliseconds(0)); }
 
   const std::shared_ptr<Engine> engine_;

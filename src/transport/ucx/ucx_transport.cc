@@ -20,12 +20,12 @@ namespace poseidon {
 namespace ucx {
 namespace {
 
-/// The engine of every loop that uses the transport. Thread-safe; engines are made on their loop.
+/// The engine of every loop that uses the transport. Thread-safe. Each engine is made on its loop.
 class Engines {
  public:
   explicit Engines(Result<std::shared_ptr<const Context>> context) : context_(std::move(context)) {}
 
-  /// On the loop's thread.
+  /// Only the loop's thread calls it.
   Result<std::shared_ptr<Engine>> of(Loop& loop) {
     if (!context_.ok()) return context_.status();
     const std::lock_guard lock(mutex_);
@@ -39,7 +39,7 @@ class Engines {
  private:
   const Result<std::shared_ptr<const Context>> context_;
   std::mutex mutex_;
-  // An ended loop's engine has expired before another loop can have the same address.
+  // When another loop has the same address, the engine of the ended loop has already expired.
   std::map<const Loop*, std::weak_ptr<Engine>> engines_;  // guarded by mutex_
 };
 
@@ -60,7 +60,7 @@ class UcxTransport final : public Transport {
   }
 
   void connect(Loop& loop, const std::string& address, Clock::time_point deadline, UcxConnector::Done done) override {
-    // Looked up here: a slow name server must not hold up the loop.
+    // The look-up is done here, because a slow name server must not block the loop.
     auto candidates = tcp::resolve(address);
     if (!candidates.ok()) {
       loop.post(
@@ -109,8 +109,8 @@ namespace poseidon {
 
 namespace {
 
-/// RoCE's traffic class is the DSCP and two bits more, which say that ECN is understood. InfiniBand's service levels
-/// rise with the urgency.
+/// Returns the UCX settings for a priority class. RoCE's traffic class is the DSCP and two more bits, which say that
+/// ECN is understood. InfiniBand's service levels rise with the urgency.
 UcxSettings settings_of(const Options& options, int priority_class) {
   if (priority_class == kNoPriorityClass) return {};
   const int dscp = traffic_class_of(options, static_cast<std::size_t>(priority_class)).dscp;

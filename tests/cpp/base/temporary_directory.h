@@ -1,4 +1,4 @@
-// A directory that is gone when the test is.
+// A directory that is removed at the end of the test.
 #pragma once
 
 #include <algorithm>
@@ -20,14 +20,14 @@ class TemporaryDirectory {
     path_ = name;
   }
   ~TemporaryDirectory() {
-    std::error_code ignored;  // what stays is the system's to clean up
+    std::error_code ignored;  // the system cleans up what is left
     std::filesystem::remove_all(path_, ignored);
   }
   TemporaryDirectory(const TemporaryDirectory&) = delete;
   TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
 
   std::string path() const { return path_.string(); }
-  /// Names of what is in it, sorted.
+  /// Returns the sorted names of its entries.
   std::vector<std::string> names() const {
     std::vector<std::string> names;
     for (const auto& entry : std::filesystem::directory_iterator(path_)) names.push_back(entry.path().filename());

@@ -1,4 +1,4 @@
-// A rank in a process of its own, which a test can kill or stop.
+// A rank in its own process, which a test can kill or stop.
 #pragma once
 
 #include <sys/wait.h>
@@ -13,7 +13,7 @@
 
 namespace poseidon::testing {
 
-/// Joins, adds the layers and then does nothing. To be made before the test has threads: it forks.
+/// The process joins, adds the layers, and then does nothing. Create it before the test has threads, because it forks.
 class ChildRank {
  public:
   ChildRank(const Options& options, const std::vector<Layer>& layers) : pid_(::fork()) {

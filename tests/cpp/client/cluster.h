@@ -26,7 +26,7 @@ inline std::vector<Options> cluster_options(int world_size,
   return all;
 }
 
-/// `shared`, but who and where as in `own`, one of `cluster_options`.
+/// Returns `shared` with the rank and the addresses of `own`, which is one of `cluster_options`.
 inline Options with_place_of(const Options& own, Options shared) {
   shared.rank = own.rank;
   shared.world_size = own.world_size;
@@ -35,7 +35,7 @@ inline Options with_place_of(const Options& own, Options shared) {
   return shared;
 }
 
-/// Connects all ranks at once and destroys them, last rank first, at the end.
+/// Connects all ranks at once. At the end it destroys them, the last rank first.
 class TestCluster {
  public:
   explicit TestCluster(const std::vector<Options>& all) {
@@ -59,7 +59,7 @@ class TestCluster {
     return true;
   }
 
-  /// The same layers on all ranks; returns the id of the first.
+  /// Adds the same layers on all ranks. Returns the id of the first layer.
   std::uint32_t add(const std::vector<Layer>& layers) {
     std::vector<std::uint32_t> first(clients.size());
     each([&](std::size_t rank, Client& client) {
@@ -70,7 +70,7 @@ class TestCluster {
     return first[0];
   }
 
-  /// Calls `body(rank, client)` on one thread per rank that is still there.
+  /// Calls `body(rank, client)` on one thread for each rank that still exists.
   void each(const std::function<void(std::size_t, Client&)>& body) {
     run_ranks(static_cast<int>(clients.size()), [&](int rank) {
       const auto index = static_cast<std::size_t>(rank);

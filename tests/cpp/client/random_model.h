@@ -1,5 +1,5 @@
-// Random jobs for the cluster test: what every rank contributes in every step, the same wherever it
-// is asked for, and what must come out, in double precision.
+// Random jobs for the cluster test: what every rank contributes in every step, which is the same on every rank, and
+// what the result must be, in double precision.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +33,7 @@ inline void write_value(Bytes& array, DType dtype, std::size_t index, double val
   kernel::put(array.data(), dtype, index, value);
 }
 
-/// Floats in (-1, 1) whose sums need rounding; integers small enough that uint8 sums do not wrap.
+/// Returns floats in (-1, 1) whose sums need rounding, or integers that are small enough that uint8 sums do not wrap.
 inline Bytes random_array(DType dtype, std::size_t element_count, Random& random) {
   Bytes array(element_count * dtype_bytes(dtype));
   std::uniform_real_distribution<double> real(-1, 1);
@@ -42,7 +42,7 @@ inline Bytes random_array(DType dtype, std::size_t element_count, Random& random
   return array;
 }
 
-/// What one rank has for one layer in one step.
+/// What one rank contributes to one layer in one step.
 struct Given {
   enum class Kind { absent, dense, factors } kind = Kind::dense;
   Bytes dense;
@@ -63,7 +63,7 @@ struct Given {
   }
 };
 
-/// Values in double precision, and for each the sum of the absolute values that made it.
+/// Values in double precision. For each value it has the sum of the absolute values of which the value was made.
 struct Exact {
   std::vector<double> values;
   std::vector<double> magnitudes;
@@ -95,7 +95,7 @@ inline Exact zeros(const Layer& layer) {
   return {std::vector<double>(layer.element_count), std::vector<double>(layer.element_count)};
 }
 
-/// The gradient as a worker that has no use for factors would hold it.
+/// Returns the gradient as a worker without factors would have it.
 inline Bytes dense_of(const Given& given, const Layer& layer) {
   if (given.kind == Given::Kind::dense) return given.dense;
   Exact exact = zeros(layer);
@@ -112,7 +112,7 @@ inline double epsilon_of(DType dtype) {
   return dtype == DType::bfloat16 ? std::ldexp(1.0, -7) : 0.0;
 }
 
-/// A whole random job. Every method gives the same answer on every rank.
+/// A whole random job. Every method returns the same result on every rank.
 struct RandomJob {
   explicit RandomJob(std::uint64_t of) : seed(of) {
     Random random(seed);
@@ -130,7 +130,7 @@ struct RandomJob {
     choose_modes();
   }
 
-  /// How the servers work and are reached.
+  /// Chooses how the servers work and how workers reach them.
   void choose_modes() {
     Random random(seed + 77'000);
     shared.server_cores = static_cast<int>(random() % 4);
@@ -147,7 +147,7 @@ struct RandomJob {
     equal_priorities = random() % 2 == 0;
   }
 
-  /// What one rank connects with; `own` has its rank, port and timeout.
+  /// Returns the options with which one rank connects. `own` has its rank, port and timeout.
   Options options_of(const Options& own) const {
     Options options = with_place_of(own, shared);
     options.compute_threads = 1 + (own.rank + static_cast<int>(seed)) % 3;
@@ -198,12 +198,12 @@ struct RandomJob {
   std::uint32_t divisor(std::uint64_t step, const Layer& layer) const {
     return dtype_is_floating(layer.dtype) ? static_cast<std::uint32_t>(1 + random_of(step, 0, 101)() % 9) : 1;
   }
-  /// What destinations hold before a step.
+  /// Returns what destinations hold before a step.
   Bytes before(std::uint64_t step, std::size_t index) const {
     Random random = random_of(step, index, 102);
     return random_array(layers[index].dtype, layers[index].element_count, random);
   }
-  /// Some layers' priorities, told before this step: the same on every rank, or on each its own.
+  /// The priorities of some layers, set before this step. They are the same on every rank, or differ between ranks.
   struct ToldPriorities {
     std::size_t first_layer = 0;
     std::vector<LayerPriority> priorities;
@@ -213,7 +213,7 @@ struct RandomJob {
     Random random = random_of(step, equal_priorities ? 0 : rank, 106);
     std::uniform_real_distribution<double> share(0, 1);
     ToldPriorities told{random() % layers.size(), {}, share(random)};
-    if (random() % 3 == 0) return told;  // none
+    if (random() % 3 == 0) return told;  // no priorities are set
     for (std::size_t i = 0; i < layers.size() - told.first_layer; ++i)
       told.priorities.push_back(
           {share(random), static_cast<int>(random() % (static_cast<std::size_t>(shared.priority_classes) + 1)) - 1});
@@ -221,16 +221,16 @@ struct RandomJob {
   }
   bool accumulates(std::uint64_t step, std::size_t index) const { return random_of(step, index, 103)() % 3 == 0; }
   bool only_gathers(std::uint64_t step, std::size_t index) const { return random_of(step, index, 104)() % 4 == 0; }
-  /// K that set_factor_count tells before the first step; 0: it is not told.
+  /// Returns the K that set_factor_count sets before the first step, or 0 if it is not called.
   std::uint64_t told_factor_count(std::size_t index) const { return random_of(0, index, 105)() % 30; }
 
   std::uint64_t seed;
   int world_size = 1;
-  int server_count = 0;  // dedicated servers; 0: colocated
+  int server_count = 0;  // the number of dedicated servers; 0: colocated
   std::uint64_t step_count = 1;
   Options shared;
   std::vector<Layer> layers;
-  std::size_t split = 0;  // layers before it are the first model, the rest a second one
+  std::size_t split = 0;  // the layers before it are the first model, the others a second one
   bool transient = false;
   bool equal_priorities = true;
 };

@@ -1,4 +1,4 @@
-// A slow network between a worker and a server: what it takes in it lets out at a fixed rate.
+// A slow network between a worker and a server. It sends on at a fixed rate what it receives.
 #pragma once
 
 #include <poll.h>
@@ -21,7 +21,7 @@ class SlowRelay {
  public:
   SlowRelay(std::uint16_t target_port, std::size_t bytes_per_second)
       : target_port_(target_port), piece_bytes_(bytes_per_second / kTurnsPerSecond) {
-    const int small = 32 << 10;  // so that it, not the kernel, holds what waits
+    const int small = 32 << 10;  // a small buffer, so that the relay, and not the kernel, holds the waiting data
     ::setsockopt(listener_.get(), SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
     const sockaddr_in address = loopback(port_);
     ::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);

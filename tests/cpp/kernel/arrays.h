@@ -1,4 +1,4 @@
-// Arrays of any dtype for the kernel tests, and the slow exact casts they are checked against.
+// Arrays of any dtype for the kernel tests, and the slow exact casts with which the kernels are compared.
 #pragma once
 
 #include <bit>
@@ -16,7 +16,7 @@ namespace poseidon::kernel {
 
 using Bytes = std::vector<std::byte>;
 
-/// Every instruction set this CPU can run, baseline first.
+/// Returns every instruction set that this CPU can run, baseline first.
 inline std::vector<Isa> available_isas() {
   std::vector<Isa> isas{Isa::baseline};
   if (best_isa() >= Isa::v3) isas.push_back(Isa::v3);
@@ -24,7 +24,7 @@ inline std::vector<Isa> available_isas() {
   return isas;
 }
 
-/// The value of 16 bits with `mantissa_bits` below the exponent, by the definition of the format.
+/// Returns the value of a 16-bit float with `mantissa_bits` below the exponent, by the definition of the format.
 inline double half_value(std::uint16_t bits, int mantissa_bits) {
   const int exponent_max = (1 << (15 - mantissa_bits)) - 1;
   const int exponent = (bits >> mantissa_bits) & exponent_max;
@@ -38,7 +38,7 @@ inline double half_value(std::uint16_t bits, int mantissa_bits) {
   return sign * std::ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits);
 }
 
-/// The nearest 16-bit value, ties to even, found by bisection over all finite values. Not for NaN.
+/// Returns the nearest 16-bit value, ties to even. It bisects over all finite values. `value` must not be NaN.
 inline std::uint16_t nearest_half(double value, int mantissa_bits) {
   const auto sign = static_cast<std::uint16_t>(std::signbit(value) ? 0x8000 : 0);
   const double magnitude = std::fabs(value);
@@ -50,7 +50,7 @@ inline std::uint16_t nearest_half(double value, int mantissa_bits) {
     (half_value(static_cast<std::uint16_t>(middle), mantissa_bits) <= magnitude ? below : above) = middle;
   }
   const double low = half_value(static_cast<std::uint16_t>(below), mantissa_bits);
-  // Infinity takes the place of the next power of two.
+  // Infinity has the value of the next power of two here.
   const double high = above == infinity ? std::ldexp(1.0, (1 << (14 - mantissa_bits)))
                                         : half_value(static_cast<std::uint16_t>(above), mantissa_bits);
   const double middle = low + (high - low) / 2;
@@ -67,14 +67,14 @@ T element(const std::byte* array, std::size_t index) {
   return value;
 }
 
-/// Element `index` of an array of a floating dtype.
+/// Returns element `index` of an array of a floating dtype.
 inline double value_at(const std::byte* array, DType dtype, std::size_t index) {
   if (dtype == DType::float32) return element<float>(array, index);
   if (dtype == DType::float64) return element<double>(array, index);
   return half_value(element<std::uint16_t>(array, index), mantissa_bits(dtype));
 }
 
-/// Rounds `value` to `dtype` and puts it at `index`.
+/// Rounds `value` to `dtype` and stores it at `index`.
 inline void put(std::byte* array, DType dtype, std::size_t index, double value) {
   if (dtype == DType::float32) {
     const auto narrow = static_cast<float>(value);
@@ -87,7 +87,7 @@ inline void put(std::byte* array, DType dtype, std::size_t index, double value) 
   }
 }
 
-/// Normally distributed values, some of them zero.
+/// Returns normally distributed values, some of which are zero.
 inline Bytes random_array(std::mt19937& random, DType dtype, std::size_t element_count) {
   std::normal_distribution<double> normal;
   Bytes array(element_count * dtype_bytes(dtype));

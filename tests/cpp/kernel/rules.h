@@ -17,14 +17,14 @@ inline UpdateRule rule_of(const std::string& kind, const std::vector<std::pair<s
   return rule.ok() ? rule.value() : UpdateRule();
 }
 
-/// The rule with another number for one of its values.
+/// Returns the rule with another number for one of its values.
 inline UpdateRule with(UpdateRule rule, const std::string& value, double number) {
   const Status status = rule.set(value, number);
   EXPECT_TRUE(status.ok()) << status.message();
   return rule;
 }
 
-/// The number of one of the rule's values; 0 where the kind has none of this name.
+/// Returns the number of one of the rule's values, or 0 if the kind has no value of this name.
 inline double value_of(const UpdateRule& rule, const std::string& value) {
   for (std::size_t i = 0; rule.kind != nullptr && i < rule.kind->values.size(); ++i)
     if (rule.kind->values[i].name == value) return rule.values[i];

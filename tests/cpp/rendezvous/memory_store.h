@@ -1,4 +1,4 @@
-// MemoryStore: a job's store in this process, which can lose what it holds or be away for a while.
+// MemoryStore: a job's store in this process. It can lose its contents or be unreachable for a while.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@ namespace poseidon::testing {
 
 class MemoryStore {
  public:
-  /// One process's way to it. After `request_count` requests (-1: never) that process is dead.
+  /// One process's access to the store. After `request_count` requests (-1: never) that process is dead.
   class View final : public Store {
    public:
     View(MemoryStore& store, int request_count) : store_(store), requests_left_(request_count) {}
@@ -36,7 +36,7 @@ class MemoryStore {
       return store_.values_[key];
     }
 
-    /// Whether what this process says still arrives.
+    /// Whether the store still receives this process's requests.
     bool alive() const { return requests_left_ != 0; }
 
    private:
@@ -48,12 +48,12 @@ class MemoryStore {
     static Status away() { return {ErrorCode::unreachable, "the store is away"}; }
 
     MemoryStore& store_;
-    int requests_left_;  // -1: no end
+    int requests_left_;  // -1: unlimited
   };
 
   std::shared_ptr<View> open(int request_count = -1) { return std::make_shared<View>(*this, request_count); }
 
-  /// The process that served it has gone; one that has nothing serves from now on.
+  /// Simulates that the process that served the store has ended. An empty store serves from now on.
   void lose_content() {
     const std::lock_guard lock(mutex_);
     values_.clear();

@@ -26,7 +26,7 @@ inline sockaddr_in loopback(std::uint16_t port) {
   return address;
 }
 
-/// A port that nobody listens on, outside the range that the kernel takes for outgoing connections.
+/// Returns a port that nobody listens on. It is outside the range that the kernel uses for outgoing connections.
 inline std::uint16_t free_port() {
   static std::atomic<unsigned> next{static_cast<unsigned>(::getpid()) * 61};
   for (;;) {
@@ -39,7 +39,7 @@ inline std::uint16_t free_port() {
   }
 }
 
-/// A connection to a port of this machine.
+/// Returns a connection to a port of this machine.
 inline FileDescriptor connected_socket(std::uint16_t port) {
   FileDescriptor fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const sockaddr_in address = loopback(port);
@@ -58,7 +58,7 @@ inline Options test_options(int rank, int world_size, std::uint16_t port) {
 
 inline bool always() { return true; }
 
-/// Runs `body(rank)` on one thread per rank and joins them.
+/// Runs `body(rank)` on one thread for each rank and joins the threads.
 template <typename F>
 void run_ranks(int world_size, F&& body) {
   std::vector<std::thread> threads;

@@ -20,7 +20,7 @@ struct OwnSocket {
   int dscp = 0;
   int priority = 0;              // SO_PRIORITY
   int user_timeout_ms = 0;       // TCP_USER_TIMEOUT
-  std::uint64_t bytes_sent = 0;  // each once, however often it was sent
+  std::uint64_t bytes_sent = 0;  // each byte once, however often it was sent
 };
 
 namespace own_sockets_detail {
@@ -33,7 +33,7 @@ inline int option(int fd, int level, int name) {
 
 }  // namespace own_sockets_detail
 
-/// One entry for each end that is in this process.
+/// Returns one entry for each end that is in this process.
 inline std::vector<OwnSocket> own_sockets() {
   using own_sockets_detail::option;
   std::vector<OwnSocket> sockets;

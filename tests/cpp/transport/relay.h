@@ -1,4 +1,4 @@
-// Relay: somebody in the middle of TCP connections, who reads along and may change what passes.
+// Relay: a man in the middle of TCP connections. It records what passes and may change it.
 #pragma once
 
 #include <poll.h>
@@ -19,13 +19,13 @@
 
 namespace poseidon::testing {
 
-/// Listens on a port of its own and passes on, byte by byte or in pieces, what comes, until it is destroyed.
+/// Listens on a port of its own and passes on what arrives, byte by byte or in pieces, until it is destroyed.
 class Relay {
  public:
   using Bytes = std::vector<std::byte>;
-  enum class Way { there, back };  // from the connector, to the connector
-  /// May change what passes, and say that both connections are to be cut before it; `passed_bytes` came that way in
-  /// this connection before. On the relay's thread.
+  enum class Way { there, back };  // from the connector, and to the connector
+  /// May change what passes, and may say that both connections are to be cut before it. `passed_bytes` passed in this
+  /// direction of this connection before. It is called on the relay's thread.
   enum class Verdict { pass, cut };
   using Meddle = std::function<Verdict(Way way, std::size_t passed_bytes, Bytes& bytes)>;
 
@@ -44,7 +44,7 @@ class Relay {
 
   const std::string& address() const { return address_; }
 
-  /// All that has passed so far in one direction, of all connections.
+  /// Returns everything that has passed so far in one direction, of all connections.
   Bytes recorded(Way way) {
     const std::lock_guard lock(mutex_);
     return recorded_[static_cast<std::size_t>(way)];
@@ -52,7 +52,7 @@ class Relay {
 
  private:
   struct Connection {
-    std::array<FileDescriptor, 2> ends;  // the connector's, the target's
+    std::array<FileDescriptor, 2> ends;  // the connector's end and the target's end
     std::array<std::size_t, 2> passed_bytes{};
   };
 
@@ -82,7 +82,7 @@ class Relay {
     connections_.push_back(std::move(connection));
   }
 
-  /// False: the connection is over.
+  /// Returns false when the connection is over.
   bool pass(Connection& connection, Way way) {
     const auto from = static_cast<std::size_t>(way);
     Bytes bytes(64u << 10);
@@ -103,7 +103,7 @@ class Relay {
   const Meddle meddle_;
   const FileDescriptor listener_;
   const std::string address_;
-  std::vector<std::unique_ptr<Connection>> connections_;  // the thread's
+  std::vector<std::unique_ptr<Connection>> connections_;  // only the relay's thread uses it
   std::mutex mutex_;
   std::array<Bytes, 2> recorded_;  // guarded by mutex_
   std::atomic<bool> ended_ = false;

@@ -1,4 +1,4 @@
-// Snapshots and their files, for the tests of checkpoints.
+// Snapshots and their files for the tests of checkpoints.
 #pragma once
 
 #include <cstring>
@@ -21,7 +21,7 @@ inline std::shared_ptr<const Buffer> shared_buffer(const Bytes& bytes) {
   return buffer;
 }
 
-/// `count` bytes that depend on `seed`.
+/// Returns `count` bytes that depend on `seed`.
 inline Bytes pattern(std::size_t count, unsigned seed) {
   Bytes bytes(count);
   for (std::size_t i = 0; i < count; ++i) bytes[i] = static_cast<std::byte>(seed * 31 + i * 7 + i / 251);
@@ -33,7 +33,7 @@ inline CheckpointUnit unit_of(const std::string& name, std::uint64_t size_bytes,
   return {{0, DType::float32, size_bytes, chunk_bytes, name}, rule};
 }
 
-/// The whole unit's array `array`, of which a chunk has a piece.
+/// Returns array `array` of the whole unit, of which a chunk has a part.
 inline Bytes array_of(const CheckpointUnit& about, std::size_t array, unsigned seed = 0) {
   return pattern(about.unit.size_bytes, seed + 100 * static_cast<unsigned>(array) + about.unit.name.front());
 }

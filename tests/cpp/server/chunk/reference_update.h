@@ -1,4 +1,4 @@
-// Parameters that are updated as whole arrays, for comparison with what servers make of their chunks.
+// Parameters that are updated as whole arrays. The tests compare them with what servers compute for their chunks.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace poseidon::testing {
 
-/// One rule of every kind, with all that it can have.
+/// Returns one rule of every kind, with all its options.
 inline std::vector<UpdateRule> update_rules() {
   const std::vector<std::pair<std::string, double>> moments{
       {"lr", 0.01}, {"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-8}, {"weight_decay", 0.1}};
