@@ -1,9 +1,11 @@
-// What a transport reaches between two loops of this machine, against the plain way: for TCP two threads that copy
-// the same bytes through a blocking socket, for TLS the transport without it, for shared memory one thread's memcpy.
-// All go round the same memory. Prints rate and CPU time of both and their ratios, medians of alternating rounds.
+// Measures a transport between two loops of this machine and compares it with a plain way. For TCP the plain way is two
+// threads that copy the same bytes through a blocking socket. For TLS it is the transport without TLS, and for shared
+// memory one thread's memcpy. All of them cycle through the same memory. It prints the rate and CPU time of both and
+// their ratios, as medians of alternating rounds.
 //
 // Usage: transport_bench [flow_count] [mib_per_round] [round_count] [tcp|tls|shm] [message_kib] [memory_mib]
-// [way_count] memory_mib: what each flow goes round at each end (0: one message). way_count 2: both ends send at once.
+// [way_count]. memory_mib is the memory of each flow at each end (0: one message). With way_count 2 both ends send at
+// once.
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -36,16 +38,17 @@ struct Setup {
   bool shared_memory = false;
   bool tls = false;
   std::size_t message_bytes = 0;
-  std::size_t memory_bytes = 0;  // that a flow goes round; a multiple of message_bytes
+  std::size_t memory_bytes = 0;  // the memory that a flow cycles through; a multiple of message_bytes
   int way_count = 1;
-  int message_count = 1;  // per flow, way and round
+  int message_count = 1;  // per flow, direction and round
 
   std::size_t total_bytes() const {
     return message_bytes * static_cast<std::size_t>(message_count) * static_cast<std::size_t>(flow_count * way_count);
   }
 };
 
-/// Of all threads, user and system. Says more than the rate where other processes use the cores too.
+/// Returns the CPU time of all threads, user and system. It tells more than the rate if other processes use the cores,
+/// too.
 double cpu_seconds() {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
@@ -80,14 +83,14 @@ void check(bool condition, const char* what) {
   std::exit(1);
 }
 
-/// Memory that is really there: untouched pages would all be the kernel's one page of zeros.
+/// Returns memory that really exists. Pages that nobody has written would all be the kernel's one page of zeros.
 Buffer filled_buffer(std::size_t size_bytes) {
   Buffer buffer(size_bytes);
   std::memset(buffer.data(), 0x5a, buffer.size());
   return buffer;
 }
 
-/// Memory that messages come from or go to, one after the other.
+/// Memory for messages, one after the other.
 class Memory {
  public:
   explicit Memory(const Setup& setup)
@@ -105,8 +108,8 @@ class Memory {
   std::size_t at_bytes_ = 0;
 };
 
-/// One end of a flow: takes messages to its memory and says when all are there; keeps a few of its own
-/// in flight until all are sent.
+/// One end of a flow. It takes messages to its memory and reports when all have come. It keeps a few messages of its
+/// own in flight until all are sent.
 class End final : public Receiver {
  public:
   explicit End(const Setup& setup) : to_(setup), from_(setup), left_(setup.message_count) {}
@@ -168,7 +171,7 @@ std::unique_ptr<Transport> make_transport(const Setup& setup) {
   return make_tcp_transport(admission);
 }
 
-/// All flows between two loops, every message of every flow.
+/// Measures all messages of all flows between two loops.
 Rate transport_rate(const Setup& setup) {
   Loop left("sender");
   Loop right("receiver");
@@ -208,7 +211,7 @@ Rate transport_rate(const Setup& setup) {
   return rate;
 }
 
-/// One thread that copies the same bytes once.
+/// Measures one thread that copies the same bytes once.
 Rate copy_rate(const Setup& setup) {
   Setup all = setup;
   all.memory_bytes *= static_cast<std::size_t>(setup.flow_count);
@@ -221,7 +224,7 @@ Rate copy_rate(const Setup& setup) {
   return stopwatch.rate(setup.total_bytes());
 }
 
-/// One thread that writes to a blocking socket and one that reads from it.
+/// Measures one thread that writes to a blocking socket and one that reads from it.
 Rate socket_rate(const Setup& setup) {
   const std::size_t total_bytes = setup.total_bytes();
   const std::size_t memory_bytes = setup.memory_bytes * static_cast<std::size_t>(setup.flow_count);
@@ -264,7 +267,7 @@ double median(const std::vector<Rate>& rates, double Rate::*field) {
   return values[values.size() / 2];
 }
 
-/// What the transport is compared with.
+/// Measures what the transport is compared with.
 Rate plain_rate(const Setup& setup) {
   if (setup.shared_memory) return copy_rate(setup);
   if (!setup.tls) return socket_rate(setup);

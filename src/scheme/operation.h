@@ -15,15 +15,15 @@
 
 namespace poseidon {
 
-/// This worker has no gradient for the unit in this step.
+/// The worker has no gradient for the unit in this step.
 struct NoGradient {};
 
 struct DenseGradient {
   std::span<const std::byte> data;
-  std::uint64_t factor_count = kNotFactorable;  // the K that it would have as factors
+  std::uint64_t factor_count = kNotFactorable;  // the K that the gradient would have as factors
 };
 
-/// A gradient as the factors that it is the product of.
+/// A gradient, given as the factors whose product it is.
 struct FactoredGradient {
   DType dtype = DType::float32;
   std::vector<FactorRows> rows;
@@ -33,22 +33,22 @@ struct FactoredGradient {
 /// The gradients of a group's members, in the unit's layout. The last piece is the group's footer.
 struct GroupedGradients {
   std::vector<std::span<const std::byte>> pieces;
-  /// Where the result goes, by member, if this worker contributed to all of them and cannot be late. Empty
-  /// otherwise: then the footer of the whole result has to be read first.
+  /// Where the result goes, by member. It is set only if this worker contributed to all members and cannot be late.
+  /// Otherwise it is empty, because the footer of the whole result has to be read first.
   std::vector<std::span<std::byte>> members;
 };
 
 using Gradient = std::variant<NoGradient, DenseGradient, FactoredGradient, GroupedGradients>;
 
-/// Contributes to a step. Client::start and Client::push_pull receive the step's result, Client::push does not.
+/// Contributes to a step. Client::start and Client::push_pull receive the step's result; Client::push does not.
 struct Push {
   Gradient gradient;
   std::uint32_t divisor = 1;
-  /// This rank is catching up: it sends nothing, and the mean does not count it.
+  /// This rank is catching up. It sends nothing, and the mean does not count it.
   bool excluded_from_mean = false;
   bool wants_result = true;
-  std::span<std::byte> destination{};  // of the result; empty for a group and where factors are only gathered
-  std::optional<UpdateRule> rule{};    // for the servers, from this step on
+  std::span<std::byte> destination{};  // where the result goes; empty for a group, and if factors are only gathered
+  std::optional<UpdateRule> rule{};    // a rule for the servers, from this step on
 };
 
 /// Receives an array that the servers keep.
@@ -64,7 +64,7 @@ struct Assign {
   std::uint64_t update_count = 0;
 };
 
-/// The servers take an array from their checkpoint; this worker receives its value.
+/// Makes the servers take an array from their checkpoint. This worker receives its value.
 struct Restore {
   std::span<std::byte> destination;
   std::uint64_t version_limit = 0;  // the newest version that may be taken; 0: any
@@ -72,13 +72,15 @@ struct Restore {
 
 using Operation = std::variant<Push, Pull, Assign, Restore>;
 
-/// K of this worker's contribution: 0 without one, wire::kUnboundedFactors at most.
+/// Returns the K of this worker's contribution: 0 without a contribution, and at most wire::kUnboundedFactors.
 std::uint32_t factor_count_of(const Gradient& gradient);
 
-/// Where the operation's result goes; empty where it has none, or none of its own.
+/// Returns where the operation's result goes. It is empty if the operation has no result, or no memory of its own for
+/// it.
 std::span<std::byte> destination_of(const Operation& operation);
 
-/// The bytes that the operation sends as they are: a dense gradient or an assigned array; empty for others.
+/// Returns the bytes that the operation sends unchanged: a dense gradient or an assigned array. Empty for other
+/// operations.
 std::span<const std::byte> data_of(const Operation& operation);
 
 }  // namespace poseidon

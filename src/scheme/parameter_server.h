@@ -1,4 +1,5 @@
-// ps: chunks of the dense gradient to their shards, the reduced chunks back (Poseidon §3.2, §4.1).
+// ps: the worker pushes chunks of the dense gradient to their shards, which send the reduced chunks back (Poseidon
+// §3.2, §4.1).
 #pragma once
 
 #include "scheme/scheme.h"

@@ -74,7 +74,7 @@ void send_counted(Exchange& exchange, const Links& links, Flow& flow, Receiving 
   if (to.crosses_network) exchange.outcome.bytes_sent += wire::kHeaderBytes + event.bytes;
   ++exchange.progress.sends_pending;
   flow.send(header, std::move(payload), [&exchange](const Status&) {
-    // A failed send also closes its flow, and that fails the exchange with the better message.
+    // A failed send also closes its flow. That fails the exchange with the better message.
     --exchange.progress.sends_pending;
     exchange.complete_if_done();
   });

@@ -1,5 +1,5 @@
-// What a server grants at most, whoever asks (docs/errors.md, "Limits"). What takes memory has a limit in bytes as
-// well: Options::memory_limit.
+// The most that a server grants to anybody (docs/errors.md, "Limits"). What takes memory also has a limit in bytes:
+// Options::memory_limit.
 #pragma once
 
 #include <chrono>
@@ -8,29 +8,30 @@
 
 namespace poseidon::limits {
 
-inline constexpr std::uint32_t kWorkers = 1u << 16;  // of a job
-// Of a rank to one core: as many as the most flows and priority classes make.
+inline constexpr std::uint32_t kWorkers = 1u << 16;  // workers of a job
+// Connections of one rank to one core: as many as the largest numbers of flows and priority classes make.
 inline constexpr std::size_t kConnectionsPerRank = 128;
-inline constexpr std::size_t kChunks = 1u << 22;  // of a job on one core
-// The same: units with a rule; of each worker, where each has its own (consistency=ssp, async).
+inline constexpr std::size_t kChunks = 1u << 22;  // chunks of a job on one core
+// Units with a rule, of a job on one core. If each worker has rules of its own (consistency=ssp, async), they are
+// counted for each worker.
 inline constexpr std::size_t kRules = 1u << 20;
 
-// Connections to one core that have not said hello: when one more comes the oldest goes.
+// Pending connections to one core, which have not said hello. When one more comes, the oldest is closed.
 inline constexpr std::size_t kPendingConnections = 256;
 inline constexpr std::chrono::seconds kHelloPatience{5};
 
-// Of one connection, as long as they have not left; further ones are not told.
+// Refusals of one connection that have not left yet. Further ones are not sent.
 inline constexpr std::size_t kUnsentRefusals = 64;
-// What a message that has not left costs its job beside its payload; counted by so many at a time.
+// What a message that has not left costs its job beside its payload. The messages are counted in groups.
 inline constexpr std::size_t kMessageBytes = 256;
 inline constexpr std::size_t kMessagesCounted = 64;
-// What an entry of a table costs its job beside itself, allocation and links: an estimate.
+// An estimate of what an entry of a table costs its job beside itself, for allocation and links.
 inline constexpr std::size_t kNodeBytes = 64;
 
-// Runs of a job that are remembered when another one has taken their place.
+// How many runs of a job are remembered after another run has taken their place.
 inline constexpr std::size_t kEarlierRuns = 16;
 
-// What a server tells its owner of late ranks, and what of checkpoints; further ones are not told.
+// Notices about late ranks, and notices about checkpoints, that a server gives its owner. Further ones are not given.
 inline constexpr std::size_t kNotices = 64;
 
 }  // namespace poseidon::limits

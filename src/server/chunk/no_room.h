@@ -1,4 +1,4 @@
-// Why a server refuses what would take more memory than it has, in words.
+// The text with which a server refuses what would take more memory than it has.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace poseidon {
 
-/// The refusal of `size_bytes` more than `pool` holds. Names the limit that they would pass.
+/// Returns the refusal of `size_bytes` more than `pool` holds. It names the limit that they would exceed.
 Status no_room(const BufferPool& pool, std::uint64_t size_bytes);
 
 }  // namespace poseidon

@@ -1,4 +1,4 @@
-// StoredChunk: a chunk whose value the server keeps: parameters with the state of their update rule, or
+// StoredChunk: a chunk whose value the server keeps. The value is parameters with the state of their update rule, or
 // the last reduced gradient (Parameter Hub §3.1: push and pull).
 #pragma once
 
@@ -17,8 +17,8 @@
 
 namespace poseidon {
 
-/// Loop thread of its shard only. Array 0 is the value, 1… the rule's state arrays; kGradientArray is no part of what
-/// is stored, but the last step's gradient.
+/// Only the loop thread of its shard uses it. Array 0 is the value, and arrays from 1 on are the rule's state.
+/// kGradientArray is the last step's gradient, which is not stored.
 class StoredChunk {
  public:
   explicit StoredChunk(std::shared_ptr<BufferPool> pool) : pool_(std::move(pool)) {}
@@ -27,21 +27,21 @@ class StoredChunk {
   DType dtype() const { return dtype_; }
   std::uint64_t update_count() const { return update_count_; }
 
-  /// Sets an array, and how many updates it has seen. Refused: a size or dtype other than the value's,
-  /// a state array before the value, more arrays than any rule has.
+  /// Sets an array, and the number of updates that it has seen. ErrorCode::refused: its size or dtype is not the
+  /// value's; a state array comes before the value; or there are more arrays than any rule has.
   Status assign(std::size_t array, std::span<const std::byte> data, DType dtype, std::uint64_t update_count);
-  /// The array as it is now; it does not change afterwards. A state that no update has made yet is
-  /// zeros. Null where there is no value, no such array, or no gradient.
+  /// Returns the array as it is now. It does not change afterwards. A state that no update has created yet is zeros.
+  /// Returns null if there is no value, no such array, or no gradient.
   std::shared_ptr<const Buffer> array(std::size_t index);
-  /// The value and the states that it has by now, as they are; they do not change afterwards. Empty without a value.
+  /// Returns the value and the states that exist by now. They do not change afterwards. Empty if there is no value.
   std::vector<std::shared_ptr<const Buffer>> arrays();
 
-  /// The value becomes `sum`.
+  /// Makes `sum` the value.
   void replace(Buffer sum, DType dtype);
-  /// One step of the rule, which has a kind, with the mean gradient. Refused: no value yet, another size or dtype, a
-  /// dtype that is neither float32 nor float64.
+  /// Does one step of the rule, which must have a kind, with the mean gradient. ErrorCode::refused: there is no value
+  /// yet; the size or dtype differs; or the dtype is neither float32 nor float64.
   Status update(const UpdateRule& rule, const Buffer& gradient, DType dtype);
-  /// The gradient of the last update, to be there until the next.
+  /// Keeps the gradient of the last update until the next update.
   void keep_gradient(Buffer gradient) { gradient_ = pool_->share(std::move(gradient)); }
 
  private:
@@ -53,7 +53,7 @@ class StoredChunk {
   const std::shared_ptr<BufferPool> pool_;
   DType dtype_ = DType::float32;
   std::vector<std::shared_ptr<Buffer>> arrays_;
-  std::shared_ptr<Buffer> gradient_;  // null: none is kept
+  std::shared_ptr<Buffer> gradient_;  // null: no gradient is kept
   std::uint64_t update_count_ = 0;
 };
 

@@ -22,20 +22,19 @@
 
 namespace poseidon {
 
-/// Receive, reduce, update and send back: all of it happens on this core's loop, and no core waits for
-/// another (Parameter Hub §3.2.4).
+/// A core receives, reduces, updates and sends back on its own loop. No core waits for another (Parameter Hub §3.2.4).
 class ServerCore final : public HandoverCore, private Receiver {
  public:
-  /// `wide` and `checkpoints` outlive this.
+  /// `wide` and `checkpoints` must outlive the core.
   struct Surroundings {
     std::size_t index = 0;
-    std::shared_ptr<Tenants> tenants;         // of the server
-    std::size_t core_count = 1;               // of the server
+    std::shared_ptr<Tenants> tenants;         // the server's tenants, shared by its cores
+    std::size_t core_count = 1;               // the number of the server's cores
     ThreadedSum* wide = nullptr;              // null: sums are made on the core's loop
     CheckpointWriter* checkpoints = nullptr;  // null: nothing is saved
-    /// Told on the core's loop when a job has lost a worker or waits for too long; may be empty.
+    /// Called on the core's loop when a job has lost a worker or has waited for too long. May be empty.
     std::function<void(const JobFailure&)> on_failure;
-    /// Told on the core's loop, once for each rank of a job: that it is often late. May be empty.
+    /// Called on the core's loop, once for each rank of a job that is often late. May be empty.
     std::function<void(const JobName& job, std::uint32_t rank, const std::string& text)> on_late_rank;
   };
   ServerCore(const Options& options, std::shared_ptr<Loop> loop, Surroundings surroundings);
@@ -43,33 +42,34 @@ class ServerCore final : public HandoverCore, private Receiver {
   ServerCore(const ServerCore&) = delete;
   ServerCore& operator=(const ServerCore&) = delete;
 
-  /// Where the server's other cores listen: told to workers that find this one. Before `listen`.
+  /// Sets the addresses of the server's other cores. The core tells them to its workers. Call it before `listen`.
   void set_other_cores(std::vector<std::string> addresses);
-  /// Accepts workers there too; returns the address to publish. The transport must outlive this.
+  /// Accepts workers at another address. Returns the address to publish. The transport must outlive the core.
   Result<std::string> listen(Transport& transport, const std::string& address);
 
-  /// Closes everything. Gives what is queued for the workers up to `linger` to leave, as long as some of it does.
-  /// `begin` returns at once, so that all cores of a server end together; then `finish` waits. Once only counts.
+  /// Closes everything. Messages that are queued for the workers have up to `linger` to leave, for as long as some of
+  /// them do. `begin_shutdown` returns at once, so that all cores of a server end together; `finish_shutdown` waits.
+  /// Only the first call counts.
   void begin_shutdown(std::chrono::milliseconds linger);
   void finish_shutdown(std::chrono::milliseconds linger);
 
-  /// Adds to a flight record, as one value, what the loop did last, its connections and what its chunks wait for.
-  /// Any thread but the loop's; waits for it.
+  /// Adds one value to a flight record: what the loop did last, its connections, and what its chunks wait for. Any
+  /// thread but the loop's may call it. It waits for the loop.
   void report(JsonWriter& json, std::int64_t time_ns);
 
-  /// The loop; for an owner that has to stop all loops before the first core goes.
+  /// Returns the loop, for an owner that has to stop all loops before it destroys the first core.
   Loop& loop() override { return *loop_; }
 
-  /// Chunks that others own are handed to them: the baseline. Before `listen`.
+  /// Sets the baseline that gives chunks to the cores that own them. Call it before `listen`.
   void set_handover(std::unique_ptr<ChunkHandover> handover);
 
-  /// Network bytes of all flows so far: sent, received. Any thread but the loop's.
+  /// Returns the network bytes of all flows so far: sent, received. Any thread but the loop's may call it.
   std::pair<std::uint64_t, std::uint64_t> traffic();
-  /// The ranks that steps of the jobs' chunks here have been ended without. Any thread but the loop's.
+  /// Returns the ranks without which steps of the jobs' chunks here have ended. Any thread but the loop's may call it.
   std::vector<LateRank> late_ranks();
 
  private:
-  static constexpr auto kLinger = std::chrono::seconds(2);  // of a flow that is closed while it still has to send
+  static constexpr auto kLinger = std::chrono::seconds(2);  // how long a flow that is closed may still send
   class Connection;
   struct Job;
 
@@ -95,7 +95,7 @@ class ServerCore final : public HandoverCore, private Receiver {
   std::string pace_objection(const Job* job, const wire::Hello& hello) const;
   Result<Job*> job_of(const JobName& name, const wire::Hello& hello);
   void end_generation(std::unique_ptr<Job> job, const wire::Hello& next);
-  /// A server of its own outlives the runs of a job; an embedded one is of one run.
+  /// A standalone server outlives the runs of a job. An embedded server belongs to one run.
   bool embedded() const { return options_.world_size > 0; }
   void end_if_empty(Job& job);
   Status contribute(Connection& connection, const wire::Header& header, std::span<const std::byte> payload,
@@ -104,7 +104,7 @@ class ServerCore final : public HandoverCore, private Receiver {
   void check_overdue();
   static void resume_waiting(Job& job);
 
-  // server_report.cc
+  // Defined in server_report.cc:
   static void heard(Connection& connection);
   void note(FlightEvent::Kind kind, const Connection& connection, const char* what,
             const wire::Header* about = nullptr);
@@ -116,7 +116,7 @@ class ServerCore final : public HandoverCore, private Receiver {
   void note_departure(Job& job, std::uint32_t rank);
   static void refuse_for_departed(Connection& to, wire::Header about, std::uint32_t rank);
 
-  // For chunk_handover.h.
+  // The interface of chunk_handover.h:
   Shard* shard_of(const JobName& job) override;
   bool add_guest(const JobName& job, const wire::Hello& hello) override;
   void remove_guest(const JobName& job) override;
@@ -128,25 +128,26 @@ class ServerCore final : public HandoverCore, private Receiver {
 
   const Options options_;
   const Surroundings surroundings_;
-  std::vector<std::unique_ptr<Listener>> listeners_;  // the owner's thread
-  std::unique_ptr<ChunkHandover> handover_;           // null: every chunk that comes here is this core's
+  std::vector<std::unique_ptr<Listener>> listeners_;  // only the owner's thread uses it
+  std::unique_ptr<ChunkHandover> handover_;           // null: this core owns every chunk that it receives
   std::map<JobName, std::unique_ptr<Job>> jobs_;
-  std::vector<std::unique_ptr<Job>> replaced_jobs_;  // by a later generation; their connections are being closed
+  std::vector<std::unique_ptr<Job>> replaced_jobs_;  // jobs of earlier generations, whose connections are being closed
   std::map<const Flow*, std::unique_ptr<Connection>> connections_;
-  std::map<std::uint64_t, Connection*> pending_;  // that have not said hello; by id, so the oldest first
+  // Connections that have not said hello, by id, so that the oldest comes first.
+  std::map<std::uint64_t, Connection*> pending_;
   bool pending_watched_ = false;
-  bool sharing_ = false;  // the turn under way is counted: there are several jobs
+  bool sharing_ = false;  // the current turn is counted, because there are several jobs
   std::uint64_t next_connection_id_ = 1;
   std::vector<std::string> other_cores_;
   FlightRecorder recorder_;
-  std::vector<OpenChunk> remembered_;    // of the job that failed last, as it did
-  std::uint64_t closed_bytes_sent_ = 0;  // of flows that are gone
+  std::vector<OpenChunk> remembered_;    // the open chunks of the job that failed last, as they were then
+  std::uint64_t closed_bytes_sent_ = 0;  // by flows that no longer exist
   std::uint64_t closed_bytes_received_ = 0;
-  bool shut_down_ = false;  // the owner's thread
-  bool stopping_ = false;   // the loop's
+  bool shut_down_ = false;  // only the owner's thread uses it
+  bool stopping_ = false;   // only the loop uses it
   std::promise<void> all_closed_;
   std::future<void> closed_ = all_closed_.get_future();
-  const std::shared_ptr<Loop> loop_;  // shared: stopped by whichever owner goes first, after all have shut down
+  const std::shared_ptr<Loop> loop_;  // shared, because the first owner to end stops it, after all have shut down
 };
 
 }  // namespace poseidon

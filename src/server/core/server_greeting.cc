@@ -1,4 +1,4 @@
-// Who is let in at a server core, and to which run and generation of which job.
+// Decides which connections a server core accepts, and to which run and generation of which job they belong.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -13,7 +13,8 @@ namespace poseidon {
 
 namespace {
 
-/// Of one job to one core: together half of what this process may open, so that others can connect.
+/// Returns how many connections one job may have to one core. Together they are half of what this process may open, so
+/// that others can connect.
 std::size_t most_connections(std::size_t core_count) {
   rlimit descriptors{};
   ::getrlimit(RLIMIT_NOFILE, &descriptors);
@@ -22,7 +23,7 @@ std::size_t most_connections(std::size_t core_count) {
 
 }  // namespace
 
-/// Names no job but the one that the hello names, and tells nothing of it to those without its secret.
+/// The text names no job but the one of the hello, and tells nothing about it to peers without its secret.
 std::string ServerCore::objection(const JobName& name, const wire::Hello& hello) const {
   if (!wire::is_job_name(hello.job) || !hello.other_cores.empty())
     return "the name of a job is one line of 1 to " + std::to_string(wire::kMaxJobNameBytes) + " bytes";
@@ -53,8 +54,8 @@ std::string ServerCore::objection(const JobName& name, const wire::Hello& hello)
   return job != nullptr ? job->objection(hello) : "";
 }
 
-/// Why this server cannot do what the job's options `stragglers` and `consistency` ask for. `job`: null before it is
-/// known here.
+/// Says why this server cannot do what the job's options `stragglers` and `consistency` ask for. `job` is null before
+/// the job is known here.
 std::string ServerCore::pace_objection(const Job* job, const wire::Hello& hello) const {
   const std::string rank = "rank " + std::to_string(hello.rank);
   if (!hello.pace)
@@ -99,8 +100,9 @@ Result<ServerCore::Job*> ServerCore::job_of(const JobName& name, const wire::Hel
   return jobs_.emplace(name, std::move(job)).first->second.get();
 }
 
-/// The job has gone on to its next generation, or has been started again. Whoever is still here of this one is told,
-/// and its connections are closed; until they are, the transport may write to the shard's memory.
+/// Ends a generation because the job has gone on to its next one or has been started again. It tells the workers that
+/// are still connected and closes their connections. Until these are closed, the transport may write to the shard's
+/// memory.
 void ServerCore::end_generation(std::unique_ptr<Job> job, const wire::Hello& next) {
   const std::string of_job = " of job '" + job->name.name + "' has ";
   const Status why(ErrorCode::aborted, job->generation < next.generation
@@ -136,7 +138,7 @@ Status ServerCore::greet(Connection& connection, const wire::Header& header, std
   connection.flow_index = hello.flow;
   connection.priority_class = hello.priority_class;
   note(FlightEvent::Kind::greeted, connection, "");
-  // Where the system does not permit it, the worker at the other end has said so.
+  // If the system does not permit it, the worker at the other end has reported that.
   static_cast<void>(connection.flow().set_traffic_class(traffic_class_of(options_, hello.priority_class)));
   if (handover_ != nullptr) handover_->joined(name, connection.id(), hello);
   connection.send_text(wire::Hello{0, hello.worker_count, hello.job, hello.flow, other_cores_, hello.priority_class,

@@ -1,4 +1,4 @@
-// What a ServerCore tells people: overdue chunks, and its part of a flight record.
+// What a ServerCore reports to people: overdue chunks, and its part of a flight record.
 #include <algorithm>
 #include <iterator>
 #include <string>
@@ -13,9 +13,9 @@ namespace poseidon {
 
 namespace {
 
-constexpr std::size_t kMostChunks = 64;  // in a record
+constexpr std::size_t kMostChunks = 64;  // in a flight record
 
-/// A connection, for another thread.
+/// A connection's report, for another thread.
 struct ConnectionReport {
   std::string job;
   std::uint32_t rank = kNoFlightId;
@@ -74,8 +74,8 @@ void ServerCore::note(FlightEvent::Kind kind, const Connection& connection, cons
   recorder_.note(event);
 }
 
-/// Those of the chunk's missing ranks of which nothing has come since then. One that still sends, whatever it is, may
-/// be on a slow network; one whose part may not come yet waits for others.
+/// Returns those of the chunk's missing ranks from which nothing has come since then. A rank that still sends anything
+/// may be on a slow network. A rank whose part may not come yet waits for others.
 std::vector<std::uint32_t> ServerCore::silent_ranks(const Job& job, const OpenChunk& chunk, std::int64_t since_ns) {
   std::vector<std::uint32_t> silent = chunk.missing_ranks;
   std::erase_if(silent, [&](std::uint32_t rank) {
@@ -107,8 +107,8 @@ void ServerCore::tell_overdue(Job& job, const OpenChunk& chunk, const std::vecto
   tell_failure(job, FailureSource::silent, silent.front(), status);
 }
 
-/// A rank has said goodbye and its connection to this core has closed. After the last one no step can end any more that
-/// lacks its part: none of those that are open, and none of those that come.
+/// Notes that a rank has said goodbye and that its connection to this core has closed. After its last connection has
+/// closed, no step that lacks its part can end any more, neither an open one nor a later one.
 void ServerCore::note_departure(Job& job, std::uint32_t rank) {
   if (stopping_ || handover_ != nullptr) return;
   if (const auto current = jobs_.find(job.name); current == jobs_.end() || current->second.get() != &job) return;
@@ -131,7 +131,7 @@ void ServerCore::refuse_for_departed(Connection& to, wire::Header about, std::ui
   to.refuse(about, departed_status(rank));
 }
 
-/// The first sign of a failure: soon its workers' connections end, and with them what they have pushed.
+/// Called at the first sign of a failure, because soon the workers' connections end and what they have pushed is lost.
 void ServerCore::remember_open_chunks(Job& job) {
   if (!std::exchange(job.failing, true)) remembered_ = job.shard.open_chunks(INT64_MAX);
 }

@@ -1,4 +1,4 @@
-// How a shard makes the sum of a step whose parts are all here: at once, piece by piece, or with many threads.
+// How a shard makes the sum of a step that has all its parts: at once, piece by piece, or with many threads.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -11,7 +11,8 @@ namespace poseidon {
 
 namespace {
 
-// A piece of a product: so many multiplications, about a millisecond's, but a multiple of so many rows.
+// The number of multiplications in a piece of a product. They take about a millisecond. A piece is also a multiple of
+// this many rows.
 constexpr std::size_t kProductOperations = std::size_t{1} << 24;
 constexpr std::size_t kProductRows = 128;
 
@@ -25,7 +26,8 @@ void Shard::Entry::finish_if_all_here() {
   shard.finish(*this, state.take_sum());
 }
 
-/// A product of factors that is made piece by piece, between which the loop's other flows and jobs have their turns.
+/// A product of factors that is made piece by piece. Between the pieces the loop's other flows and jobs have their
+/// turns.
 struct Shard::Product {
   std::uint64_t key = 0;
   wire::Header shape;
@@ -51,7 +53,7 @@ void Shard::multiply(Entry& entry) {
   multiply_rows(product);
 }
 
-/// The next rows. The parts stay until the last ones are made: the entry is computing.
+/// Makes the next rows. The parts stay until the last rows are made, because the entry is computing.
 void Shard::multiply_rows(const std::shared_ptr<Product>& product) {
   Product& made = *product;
   const std::size_t end_row = std::min<std::size_t>(made.next_row + made.rows_at_once, made.shape.rows);

@@ -7,10 +7,10 @@ namespace poseidon {
 
 namespace {
 
-// The standard deviation of normally distributed times in terms of their median absolute deviation.
+// The standard deviation of normally distributed times, relative to their median absolute deviation.
 constexpr double kDeviationsPerMedian = 1.4826;
 
-/// The median, the upper one of an even number. Reorders.
+/// Returns the median, or the upper one of the two if the count is even. Reorders the values.
 std::int64_t median_of(std::span<std::int64_t> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());

@@ -12,9 +12,9 @@
 
 namespace poseidon {
 
-/// A push updates the chunk's value as soon as it is here. Its answer is the value of then, as soon as the slowest rank
-/// is at most `staleness` steps behind; without a bound, at once. A chunk that nobody has pushed as a stored one has
-/// steps like any other.
+/// A push updates the chunk's value as soon as it has arrived. Its answer is the value at the time when it is sent. It
+/// is sent as soon as the slowest rank is at most `staleness` steps behind, or at once if there is no bound. A chunk
+/// that nobody has pushed as a stored one has steps like any other.
 class BoundedStaleness final : public WaitForAll {
  public:
   BoundedStaleness(std::uint32_t worker_count, std::optional<std::uint32_t> staleness, std::shared_ptr<BufferPool> pool)
@@ -40,7 +40,7 @@ class BoundedStaleness final : public WaitForAll {
   const std::uint32_t worker_count_;
   const std::shared_ptr<BufferPool> pool_;
   RankClocks clocks_;
-  bool applies_each_push_ = false;  // from the first push to the chunk as a stored one
+  bool applies_each_push_ = false;  // true after the first push to the chunk as a stored one
 };
 
 class StaleShard final : public ShardPace {

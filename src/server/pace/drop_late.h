@@ -16,8 +16,8 @@ namespace poseidon {
 
 class DroppingShard;
 
-/// When more than half of the ranks are in, the step gets a deadline. What comes after its step has ended is discarded
-/// and answered with that step's result (late_results.h).
+/// When more than half of the ranks have contributed, the step gets a deadline. A contribution that comes after its
+/// step has ended is discarded, and answered with that step's result (late_results.h).
 class DropLate final : public WaitForAll {
  public:
   DropLate(DroppingShard& shard, PacedChunk& chunk);
@@ -37,7 +37,7 @@ class DropLate final : public WaitForAll {
   void drop(PacedChunk& chunk, const Requester& from) override;
   bool idle() const override { return results_.idle(); }
 
-  /// The open step's deadline has passed. May end the step.
+  /// Notes that the open step's deadline has passed. May end the step.
   void deadline_passed();
 
  private:
@@ -49,12 +49,13 @@ class DropLate final : public WaitForAll {
   PacedChunk& chunk_;
   Arrivals arrivals_;
   LateResults results_;
-  std::vector<std::uint64_t> late_steps_;  // by rank: that have been ended without it
-  std::int64_t deadline_ns_ = 0;           // of the open step, in the shard's deadlines_; 0: none yet, or it is over
-  bool overdue_ = false;  // the open step waits for nobody any more, but for those that are too far behind
+  std::vector<std::uint64_t> late_steps_;  // by rank: the steps that have ended without it
+  // The open step's deadline, which is in the shard's deadlines_; 0: there is none yet, or it is over.
+  std::int64_t deadline_ns_ = 0;
+  bool overdue_ = false;  // the open step waits only for ranks that are too far behind
 };
 
-/// Deadlines and the ranks that miss them. The chunks share one timer, and what is known of how far apart ranks come.
+/// Deadlines and the ranks that miss them. The chunks share one timer and the measured spread of arrivals.
 class DroppingShard final : public ShardPace {
  public:
   DroppingShard(const wire::Pace& pace, PaceSurroundings surroundings);
@@ -70,13 +71,13 @@ class DroppingShard final : public ShardPace {
   void wake_in_time();
   void count_late(DropLate& chunk, std::uint32_t rank, std::uint64_t step);
 
-  const std::uint32_t most_kept_steps_;  // of a chunk
-  const float factor_;                   // of a wait, in deviations
+  const std::uint32_t most_kept_steps_;  // for each chunk
+  const float factor_;                   // the length of a wait, in deviations
   const PaceSurroundings surroundings_;
   ArrivalSpread spread_;
-  std::set<std::pair<std::int64_t, DropLate*>> deadlines_;  // of open steps: time in ns, chunk
+  std::set<std::pair<std::int64_t, DropLate*>> deadlines_;  // the deadlines of open steps: time in ns, chunk
   Loop::TimerId wake_timer_ = 0;                            // 0: none is set
-  std::int64_t wakes_ns_ = INT64_MAX;                       // when `wake_timer_` goes off
+  std::int64_t wakes_ns_ = INT64_MAX;                       // when `wake_timer_` fires
   std::vector<LateRank> late_ranks_;                        // by rank
   std::vector<bool> noticed_;                               // by rank
 

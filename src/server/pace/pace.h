@@ -1,5 +1,6 @@
-// Whom the steps of a shard's chunks wait for: every rank (consistency=bsp), all but late ranks (stragglers=drop), or
-// nobody (consistency=ssp, async). Chosen once for each shard (docs/decisions/0019-stragglers.md).
+// Decides whom the steps of a shard's chunks wait for: every rank (consistency=bsp), all but late ranks
+// (stragglers=drop), or nobody (consistency=ssp, async). It is chosen once for each shard
+// (docs/decisions/0019-stragglers.md).
 #pragma once
 
 #include <cstddef>
@@ -40,10 +41,10 @@ class PacedChunk {
   /// Ends the open step if nothing is missing from it. It may destroy the chunk and its pace: call it last.
   virtual void finish_if_all_here() = 0;
 
-  ChunkState state;  // of the open step
+  ChunkState state;  // the state of the open step
 };
 
-/// One chunk's pace: every contribution to the chunk comes through it. Loop thread of its shard only.
+/// One chunk's pace. Every contribution to the chunk comes through it. Only the loop thread of its shard uses it.
 class ChunkPace {
  public:
   virtual ~ChunkPace() = default;

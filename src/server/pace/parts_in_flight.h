@@ -13,7 +13,7 @@
 
 namespace poseidon {
 
-/// At most one of each rank. Loop thread of its shard only.
+/// It holds at most one part of each rank. Only the loop thread of its shard uses it.
 class PartsInFlight {
  public:
   struct Part {
@@ -23,13 +23,13 @@ class PartsInFlight {
 
   bool empty() const { return parts_.empty(); }
   bool has(std::uint32_t rank) const { return parts_.contains(rank); }
-  /// Where the rank's payload is received: `buffer`.
+  /// Returns the memory for the rank's payload, which is `buffer`.
   std::span<std::byte> place(std::uint32_t rank, Requester* from, Buffer buffer) {
     return parts_.insert_or_assign(rank, Part{from, std::move(buffer)}).first->second.buffer.span();
   }
-  /// It is complete. The rank has one.
+  /// Takes a part that is complete. The rank must have one.
   Part take(std::uint32_t rank) { return std::move(parts_.extract(rank).mapped()); }
-  /// A requester has gone.
+  /// Drops the parts of a requester that has left.
   void drop(const Requester* from, BufferPool& pool) {
     for (auto part = parts_.begin(); part != parts_.end();) {
       const auto next = std::next(part);

@@ -17,11 +17,11 @@
 
 namespace poseidon::shm {
 
-/// Loop thread only. While it has a receiver, or something to send, the loop's registration keeps
-/// it alive until on_closed has run; otherwise dropping the last reference closes the connection.
+/// Only the loop thread uses it. While the flow has a receiver or something to send, its registration with the loop
+/// keeps it alive until on_closed has run. Otherwise, dropping the last reference closes the connection.
 class ShmFlow final : public Flow, public std::enable_shared_from_this<ShmFlow> {
  public:
-  /// `socket` is connected to the process that shares `segment`; it says when that has gone.
+  /// `socket` must be connected to the process that shares `segment`. It tells when that process has gone.
   ShmFlow(Loop& loop, FileDescriptor socket, std::shared_ptr<Segment> segment, std::string peer_name);
 
   void set_receiver(Receiver* receiver) override;
@@ -36,10 +36,10 @@ class ShmFlow final : public Flow, public std::enable_shared_from_this<ShmFlow> 
  private:
   enum class State {
     open,
-    closing,  // close() was called: sends what is queued, drops what arrives
-    closed,   // the socket is gone; on_closed has run or is posted
+    closing,  // close() was called; the flow sends what is queued and drops what arrives
+    closed,   // the socket is closed; on_closed has run or is posted
   };
-  /// What a turn of sending or receiving left behind.
+  /// What is left after a turn of sending or receiving.
   enum class Rest { nothing, blocked, more };
 
   void on_wake();
@@ -66,7 +66,7 @@ class ShmFlow final : public Flow, public std::enable_shared_from_this<ShmFlow> 
   FlowEnd end_;
   State state_ = State::open;
   bool watched_ = false;
-  bool peer_gone_ = false;  // no more comes than what is in the shared memory
+  bool peer_gone_ = false;  // nothing more comes than what is in the shared memory
   bool work_posted_ = false;
 
   Outbox outbox_;
@@ -74,11 +74,11 @@ class ShmFlow final : public Flow, public std::enable_shared_from_this<ShmFlow> 
   Loop::TimerId linger_timer_ = 0;
 
   Inbox inbox_;
-  std::optional<Descriptor> waiting_;  // of a message whose payload may not come yet
+  std::optional<Descriptor> waiting_;  // a message whose payload may not come yet
   bool in_payload_ = false;
-  wire::Header header_;  // of the message that arrives in pieces
+  wire::Header header_;  // the header of the message that arrives in pieces
   std::span<std::byte> payload_;
-  std::size_t received_bytes_ = 0;  // of payload_
+  std::size_t received_bytes_ = 0;  // how much of payload_ has arrived
   Receiver* receiver_ = nullptr;
 };
 

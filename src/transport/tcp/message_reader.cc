@@ -15,7 +15,7 @@ MessageReader::MessageReader() : buffer_(kBufferBytes) {}
 std::size_t MessageReader::destinations(std::size_t limit_bytes, std::span<iovec, 2> out) {
   if (stopped_) begin_ = end_ = 0;
   if (!in_payload_ || stopped_) {
-    // At most a part of one header is left over.
+    // At most a part of one header is left.
     std::memmove(buffer_.data(), buffer_.data() + begin_, buffered_bytes());
     end_ -= begin_;
     begin_ = 0;

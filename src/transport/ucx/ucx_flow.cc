@@ -13,18 +13,19 @@ namespace {
 constexpr std::size_t kNumberBytes = sizeof(std::uint64_t);
 
 // The kinds of control messages.
-constexpr std::uint64_t kWelcome = 1;    // nothing follows
-constexpr std::uint64_t kFin = 2;        // how many data messages came before
-constexpr std::uint64_t kHandshake = 3;  // one of its messages
+constexpr std::uint64_t kWelcome = 1;    // its content is empty
+constexpr std::uint64_t kFin = 2;        // its content is the number of data messages that came before
+constexpr std::uint64_t kHandshake = 3;  // its content is one of the handshake's messages
 constexpr std::size_t kDataHeaderBytes = kNumberBytes + wire::kHeaderBytes;
 
-// UCX gets the next message while it has less than this: enough to keep a 100 Gb/s link busy for 80 µs, many times
-// what it takes to complete a send and post another, little enough for an urgent message to come soon.
+// UCX gets the next message while it has less than this. It is enough to keep a 100 Gb/s link busy for 80 µs, many
+// times what it takes to complete a send and to post another. It is little enough for an urgent message to be sent
+// soon.
 constexpr std::uint64_t kPostedBytes = std::uint64_t{1} << 20;
-// Large messages too follow each other without a pause: the next one is announced while one is being fetched.
+// Large messages follow each other without a pause, too: the next one is announced while one is being fetched.
 constexpr std::size_t kPostedCount = 2;
 
-// UCX itself needs both ends to have the same byte order.
+// The number has this host's byte order. UCX itself needs both ends to have the same byte order.
 void put(std::span<std::byte> out, std::uint64_t number) { std::memcpy(out.data(), &number, kNumberBytes); }
 
 std::uint64_t get(std::span<const std::byte> in) {
@@ -115,7 +116,7 @@ void UcxFlow::send(wire::Header header, std::vector<std::span<const std::byte>> 
   Message message{header, {}, std::move(done)};
   message.pieces.reserve(payload.size());
   for (const auto& piece : payload) {
-    // UCX takes the memory of sends as mutable and does not write to it.
+    // UCX takes the memory of sends as mutable, but does not write to it.
     if (!piece.empty()) message.pieces.push_back({const_cast<std::byte*>(piece.data()), piece.size()});
   }
   waiting_.push(header.priority, std::move(message));
@@ -123,7 +124,7 @@ void UcxFlow::send(wire::Header header, std::vector<std::span<const std::byte>> 
   post_waiting();
 }
 
-/// Gives UCX as much of what waits as it should have.
+/// Gives UCX as many of the waiting messages as it should have.
 void UcxFlow::post_waiting() {
   while (!waiting_.empty() && send_error().ok() && (posted_bytes_ < kPostedBytes || sends_.size() < kPostedCount)) {
     Message message = waiting_.pop();
@@ -149,7 +150,8 @@ void UcxFlow::send_control(std::uint64_t kind, std::span<const std::byte> conten
   post(operation, kControlId, kNumberBytes + content.size(), 0);
 }
 
-/// Says what the handshake has to say now. Nobody sends data before the welcome: the order of messages is not kept.
+/// Sends what the handshake has to send now. Nobody sends data before the welcome, because UCX does not keep the order
+/// of messages.
 void UcxFlow::shake_hands() {
   if (state_ != State::open || endpoint_ == nullptr || !connection_error_.ok()) return;
   if (const auto out = handshake_.take_outgoing(); !out.empty()) send_control(kHandshake, out);
@@ -213,7 +215,7 @@ void UcxFlow::complete(Operation& operation, ucs_status_t status) {
 }
 
 ucs_status_t UcxFlow::on_data(std::span<const std::byte> header, void* data, std::size_t data_bytes, bool rendezvous) {
-  if (state_ != State::open || !connection_error_.ok()) return UCS_OK;  // which tells the sender to go on
+  if (state_ != State::open || !connection_error_.ok()) return UCS_OK;  // UCS_OK tells the sender to go on
   if (handshake_.state() != wire::Handshake::State::done) {
     fail({ErrorCode::mismatch, "message from " + end_.peer_name() + ": data before the handshake"});
     return UCS_OK;
@@ -272,7 +274,7 @@ void UcxFlow::close(std::chrono::milliseconds linger) {
   state_ = State::closing;
   on_open_ = nullptr;
   if (linger.count() <= 0) return end({});
-  drop_arrivals();  // which tells the peer to go on
+  drop_arrivals();  // tells the peer to go on
   linger_timer_ = loop_.call_at(Clock::now() + linger, [self = shared_from_this()] {
     self->linger_timer_ = 0;
     self->end({});
@@ -287,7 +289,8 @@ void UcxFlow::settle_soon() {
   });
 }
 
-/// Everything that calls the owner: after UCX's callbacks have taken their notes, never from inside them or send.
+/// Makes all calls to the owner. It runs after UCX's callbacks have recorded what happened, and never inside them or
+/// inside send.
 void UcxFlow::settle() {
   settle_posted_ = false;
   post_waiting();
@@ -299,7 +302,7 @@ void UcxFlow::settle() {
   if (state_ == State::closing) advance_close();
   if (state_ != State::open && receiving_ && receiving_->complete) receiving_.reset();
   if (state_ == State::ended && receiver_ != nullptr && !ucx_has_memory() && !std::exchange(finish_posted_, true)) {
-    // Behind the sends that the loop has in its queue: their `done`s come first.
+    // Posted behind the sends in the loop's queue, so that their `done` functions run first.
     loop_.post([self = shared_from_this()] { self->finish(); });
   }
   update_keep_alive();
@@ -323,7 +326,7 @@ void UcxFlow::deliver() {
   if (receiver_ == nullptr) return;
   if (receiving_ && receiving_->complete) finish_receiving();
   while (state_ == State::open && may_deliver_ && !receiving_ && arrivals_.front() != nullptr) {
-    // What has arrived is delivered though the connection has ended since; what is still with the peer is lost.
+    // What has arrived is delivered even if the connection has ended since. What the peer still holds is lost.
     if (arrivals_.front()->rendezvous && !connection_error_.ok()) break;
     deliver_next();
   }
@@ -396,7 +399,7 @@ void UcxFlow::hand_over(const wire::Header& header, std::span<const std::byte> p
   if (Status status = receiver_->on_message(*this, header, payload, {}); !status.ok()) end(status);
 }
 
-/// The fin follows when the peer has taken everything, so that nothing is lost whichever side goes first then.
+/// Sends the fin when the peer has taken everything. So nothing is lost, whichever side closes first after that.
 void UcxFlow::advance_close() {
   if (!connection_error_.ok()) return end({});
   if (!waiting_.empty() || !sends_.empty()) return;
@@ -413,7 +416,7 @@ void UcxFlow::end(const Status& status) {
   if (linger_timer_ != 0) loop_.cancel(std::exchange(linger_timer_, 0));
   update_keep_alive();
   close_endpoint();
-  drop_arrivals();  // after: the peer must not take a payload for received that it could not deliver
+  drop_arrivals();  // comes after the close, so that the peer does not count an undelivered payload as received
   settle_soon();
 }
 

@@ -1,5 +1,5 @@
-// Tap: stands between workers and a server, passes everything on and writes down what it was. It may hold back what
-// comes from the server.
+// Tap: stands between workers and a server. It passes everything on and records it. It can hold back what comes from
+// the server.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ class Tap {
     std::size_t connection = 0;
     bool to_server = false;
     wire::Header header;
-    // Of the connection, as its hello says:
+    // Of the connection, from its hello:
     std::uint32_t rank = 0;
     std::uint32_t flow = 0;
     std::uint32_t priority_class = 0;
@@ -40,20 +40,20 @@ class Tap {
   }
   ~Tap() {
     listener_.reset();
-    loop_.reset();  // closes what is open
+    loop_.reset();  // closes the open connections
   }
   Tap(const Tap&) = delete;
   Tap& operator=(const Tap&) = delete;
 
   const std::string& address() const { return listener_->address(); }
 
-  /// Everything so far, in the order in which it came.
+  /// Returns all messages so far, in the order in which they came.
   std::vector<Seen> seen() const {
     const std::lock_guard lock(mutex_);
     return seen_;
   }
 
-  /// From here on nothing comes to the workers over connections of this class, until release().
+  /// Holds back everything for the workers on connections of this class, until release().
   void hold(std::uint32_t priority_class) {
     loop_->call([&] {
       for (Wire& wire : wires_) wire.hold(priority_class);
@@ -66,7 +66,7 @@ class Tap {
   }
 
  private:
-  /// A worker's connection and the one to the server that goes with it.
+  /// A worker's connection, and the connection to the server that belongs to it.
   class Wire final : public Receiver {
    public:
     Wire(Tap& tap, std::size_t number, std::shared_ptr<Flow> worker)
@@ -118,7 +118,7 @@ class Tap {
     std::shared_ptr<Buffer> from_server_;
     wire::Hello hello_;
     bool holds_ = false;
-    std::vector<std::function<void(Flow&)>> held_;  // for the worker
+    std::vector<std::function<void(Flow&)>> held_;  // messages for the worker
   };
 
   void accept(std::shared_ptr<Flow> worker) {
@@ -139,7 +139,7 @@ class Tap {
   const std::unique_ptr<Transport> transport_ = make_tcp_transport();
   mutable std::mutex mutex_;
   std::vector<Seen> seen_;
-  std::list<Wire> wires_;  // loop thread only
+  std::list<Wire> wires_;  // only the loop thread uses it
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<Loop> loop_ = std::make_unique<Loop>("tap");
 };

@@ -16,12 +16,12 @@
 
 namespace poseidon::testing {
 
-/// The server goes after its workers: what they sent stays until they are gone.
+/// The workers are destroyed before the server, so what they sent stays until then.
 class ServerWithWorkers {
  public:
   explicit ServerWithWorkers(std::unique_ptr<Transport> transport) : transport_(std::move(transport)) {}
 
-  /// options.world_size 0: a standalone server. `address` ends with 0: any.
+  /// options.world_size 0 means a standalone server. An `address` that ends in 0 means any port.
   void start(const Options& options, const std::string& address) {
     server = std::make_unique<ServerImpl>(options);
     const Status status = server->listen(*transport_, address);
@@ -34,7 +34,7 @@ class ServerWithWorkers {
     return end;
   }
 
-  /// One that does not receive.
+  /// Returns a connection that does not receive.
   std::unique_ptr<End> connect_to(const std::string& address) {
     std::promise<std::shared_ptr<Flow>> connected;
     transport_->connect(*loop_, address, Clock::now() + std::chrono::seconds(5),
@@ -57,7 +57,8 @@ class ServerWithWorkers {
     return worker;
   }
 
-  /// A rank whose connection has been closed at its end comes back: until the server knows of that, it is refused.
+  /// Connects a rank again whose connection has been closed at its own end. The server refuses it until it has noticed
+  /// the close.
   std::unique_ptr<End> join_again(std::uint32_t rank, std::uint32_t worker_count) {
     for (const auto deadline = Clock::now() + std::chrono::seconds(5);;) {
       auto worker = connect();
@@ -74,7 +75,7 @@ class ServerWithWorkers {
   }
   void push(End& worker, const wire::Header& header, const Floats& values) { send(worker, header, bytes_of(values)); }
 
-  /// The message that came as the `count`-th.
+  /// Returns the `count`-th message that came.
   static Received message(End& worker, std::size_t count) {
     EXPECT_TRUE(worker.recorder.wait_messages(count));
     const auto messages = worker.recorder.messages();
