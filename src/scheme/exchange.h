@@ -22,26 +22,26 @@ struct Part {
   bool arrived = false;
   bool present = false;
   std::uint32_t factor_count = 0;
-  std::vector<kernel::FactorTerm> terms;  // of factors or of one dense gradient, in order
-  Buffer buffer;                          // what `terms` points into; empty for this worker's own
+  std::vector<kernel::FactorTerm> terms;  // the factors or the dense gradients, in order
+  Buffer buffer;                          // the memory of `terms`; empty for this worker's own part
 };
 
-/// What the workers have sent each other for one step of a unit. A peer may be a step ahead, so a syncer keeps two.
+/// What the workers have sent each other for one step of a unit. A peer may be one step ahead, so a syncer keeps two.
 struct PeerInbox {
-  std::vector<Part> parts;  // by rank; empty where the exchange awaits nothing of peers and nothing has come
+  std::vector<Part> parts;  // by rank; empty if the exchange awaits nothing of peers and nothing has come
   std::size_t arrived_count = 0;
 };
 
-/// What is exchanged; the same in every step.
+/// What is exchanged. It is the same in every step.
 struct ExchangeUnit {
   const Unit* unit = nullptr;
-  std::size_t rows = 0;  // of a layer whose gradient may be factors; 0 elsewhere
+  std::size_t rows = 0;  // of a layer whose gradient may be factors; 0 for others
   std::size_t cols = 0;
   bool transient = false;  // servers forget it after each step
   bool stored = false;     // servers keep its value
 };
 
-/// How far an exchange has come. A new one for each.
+/// How far an exchange has come. Each exchange has a new one.
 struct Progress {
   bool running = false;
   bool computing = false;         // the executor works on it
@@ -49,25 +49,25 @@ struct Progress {
   std::size_t sends_pending = 0;  // sends that still read this worker's memory
   std::span<std::byte> result;    // where the result is written: the operation's destination, or `group_result`
 
-  // Of servers.
-  std::vector<bool> chunk_received;         // by chunk; empty where nothing is awaited of servers
-  std::vector<std::uint32_t> empty_chunks;  // whose result is that nobody contributed to them
+  // What is awaited of servers:
+  std::vector<bool> chunk_received;         // by chunk; empty if nothing is awaited of servers
+  std::vector<std::uint32_t> empty_chunks;  // chunks to which nobody contributed
   std::size_t chunks_missing = 0;
-  std::vector<Buffer> member_chunks;  // of a group: being received, by chunk, on their way to the members
-  Buffer group_result;                // of a group whose members have to wait for the footer
+  std::vector<Buffer> member_chunks;  // for a group: chunks that are being received for the members, by chunk
+  Buffer group_result;                // for a group whose members have to wait for the footer
 
-  // Of peers.
+  // What is awaited of peers:
   PeerInbox inbox;
 
-  Status status;  // why it ends without a result
+  Status status;  // why the exchange ends without a result
 };
 
 class SchemeProtocol;
 
-/// Owned by its syncer; loop thread only.
+/// Owned by its syncer. Only the loop thread uses it.
 struct Exchange {
   ExchangeUnit about;
-  std::uint64_t step = 0;  // pushes so far
+  std::uint64_t step = 0;  // the number of pushes so far
   const SchemeProtocol* protocol = nullptr;
   Priority priority;
   Operation operation;
@@ -78,16 +78,16 @@ struct Exchange {
   std::function<void()> on_complete;
 
   const Unit& unit() const { return *about.unit; }
-  /// The operation, if it contributes to a step.
+  /// Returns the operation if it contributes to a step, and null otherwise.
   const Push* push() const { return std::get_if<Push>(&operation); }
-  /// The gradient that the operation contributes, if it is of that kind.
+  /// Returns the gradient that the operation contributes if it is of that kind, and null otherwise.
   template <typename Kind>
   const Kind* gradient() const {
     const Push* pushed = push();
     return pushed == nullptr ? nullptr : std::get_if<Kind>(&pushed->gradient);
   }
 
-  /// Begins the next exchange with `next`, from nothing but what the last one leaves behind on purpose: the step.
+  /// Begins the next exchange with `next`. Of the last exchange, only the step is kept.
   void begin(Operation next, const SchemeProtocol& by, Scheme scheme, PeerInbox early) {
     operation = std::move(next);
     protocol = &by;
@@ -101,7 +101,7 @@ struct Exchange {
     outcome.step = step;
   }
 
-  /// To be called after every change of `progress`.
+  /// Call it after every change of `progress`.
   void complete_if_done() {
     if (!progress.running || progress.computing || progress.sends_pending > 0) return;
     if (!progress.received && progress.status.ok()) return;

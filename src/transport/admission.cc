@@ -13,7 +13,7 @@
 namespace poseidon {
 
 namespace {
-constexpr std::chrono::milliseconds kShortestSilence{1'000};  // a busy machine may well be as slow
+constexpr std::chrono::milliseconds kShortestSilence{1'000};  // a busy machine may be silent for as long
 }
 
 Result<Admission> admission_of(const Options& options) {

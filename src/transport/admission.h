@@ -1,4 +1,4 @@
-// Admission: whom a process lets in, and how long a new connection has to prove that it may come in.
+// Admission: which connections a process accepts, and how long a new connection has to prove that it knows the secret.
 #pragma once
 
 #include <chrono>
@@ -13,25 +13,25 @@ namespace poseidon {
 class TlsContext;
 
 struct Admission {
-  wire::Credentials credentials;  // by default no secret
+  wire::Credentials credentials;  // by default there is no secret
   std::chrono::milliseconds patience{5'000};
-  // After which a connection is lost whose other end does not acknowledge what is sent, or takes none of it. 0: as the
-  // system has it, a quarter of an hour.
+  // How long the other end of a connection may not acknowledge what is sent, or take none of it, before the connection
+  // is lost. 0 means the system's setting, which is a quarter of an hour.
   std::chrono::milliseconds silence{0};
-  // What TCP connections go on with after the proof; null: they are not encrypted. Other media have no use for it.
+  // What TCP connections use after the proof. Null: they are not encrypted. Other media do not use it.
   std::shared_ptr<const TlsContext> tls;
 };
 
-/// invalid_argument where options.secret is none, or options.tls is on without one or without OpenSSL.
+/// ErrorCode::invalid_argument: options.secret is not valid, or options.tls is set without a secret or without OpenSSL.
 Result<Admission> admission_of(const Options& options);
 
-/// Sends and receives what a handshake can now, on a nonblocking connected socket, and never a byte that comes after
-/// it.
+/// Sends and receives what a handshake can now, on a nonblocking connected socket. It never takes a byte that comes
+/// after the handshake.
 enum class HandshakeStep {
-  waiting,  // for the peer: again when the socket is readable
-  over,     // as handshake.state() says
-  ended,    // by the peer
-  failed,   // errno says why
+  waiting,  // for the peer; call again when the socket is readable
+  over,     // handshake.state() has the result
+  ended,    // the peer has closed the connection
+  failed,   // errno has the reason
 };
 HandshakeStep advance(wire::Handshake& handshake, int socket);
 

@@ -15,7 +15,7 @@ msghdr message_of(std::span<iovec> pieces) {
   return message;
 }
 
-/// What a system call that has failed comes to.
+/// Returns the result for a system call that has failed.
 Transfer stopped(int error) { return {would_block(error) ? Transfer::Outcome::blocked : Transfer::Outcome::failed}; }
 
 }  // namespace

@@ -10,18 +10,18 @@
 
 namespace poseidon {
 
-/// Every candidate address gets its turn, again and again until the deadline. Between rounds there is a pause, because
-/// the other side may not be up yet: 50 ms, doubling up to 500 ms. One thread.
+/// Tries every candidate address in turn, again and again until the deadline. Between rounds there is a pause, because
+/// the other side may not be up yet. The pause is 50 ms and doubles up to 500 ms. Only one thread uses it.
 class ConnectAttempts {
  public:
-  /// `candidate_count` is above 0.
+  /// `candidate_count` must be above 0.
   ConnectAttempts(std::size_t candidate_count, Clock::time_point deadline)
       : candidate_count_(candidate_count), deadline_(deadline) {}
 
   /// The index of the candidate whose turn it is.
   std::size_t candidate() const { return candidate_; }
 
-  /// When to give up what begins now and may take `longest`.
+  /// Returns when to give up a try that begins now and may take `longest`.
   Clock::time_point limit(Clock::duration longest) const { return std::min(deadline_, Clock::now() + longest); }
 
   /// The candidate has failed, and the next one's turn comes. Returns when to try it; nullopt after the deadline.

@@ -28,7 +28,7 @@ HandshakeStep ConnectionHandshake::advance(int socket) {
     wipe(key);
     if (!session.ok()) return failed(session.status().message());
     tls_ = std::move(session.value());
-    const int on = 1;  // its hello follows the answer at once, and would wait for that to be acknowledged
+    const int on = 1;  // the hello follows the answer at once and must not wait until the answer is acknowledged
     static_cast<void>(::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on));
   }
   switch (tls_->shake_hands().outcome) {

@@ -10,11 +10,12 @@ namespace poseidon {
 
 namespace {
 
-// The loop's flows get their turn in between.
+// How many connections are accepted per wake-up, so that the loop's flows get their turns in between.
 constexpr int kAcceptsPerWakeup = 16;
 constexpr std::chrono::milliseconds kPause{100};
 
-/// Closes with a reset, where the medium has one: the peer may try again, and nothing of it stays in the kernel.
+/// Closes with a reset if the medium has one. The peer may then try again, and the kernel keeps nothing of the
+/// connection.
 void close_abruptly(FileDescriptor& socket) {
   const linger at_once{1, 0};
   static_cast<void>(::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once));
@@ -55,15 +56,15 @@ void Entrance::accept_some() {
       if (pending_.empty()) return pause();
       close_pending(pending_.begin());
     }
-    // Anything else is about the one connection that went before it was accepted.
+    // Any other error concerns only a connection that ended before it was accepted.
   }
 }
 
-/// The connection that cannot be taken stays in the backlog: without a pause the loop would spin.
+/// A connection that cannot be accepted stays in the backlog. Without a pause the loop would spin.
 void Entrance::pause() {
   if (!loop_.rewatch(socket_.get(), 0).ok()) return;
   resume_timer_ = loop_.call_at(Clock::now() + kPause, [this] {
-    // Modifying a registration that exists cannot run out of anything.
+    // Changing an existing registration takes no resource that could run out.
     static_cast<void>(loop_.rewatch(socket_.get(), EPOLLIN));
   });
 }

@@ -17,13 +17,13 @@
 
 namespace poseidon {
 
-/// Pending connections are those whose peer has not proved yet that it knows a secret. A listener keeps at most so
-/// many, and at most so many from one source.
+/// Pending connections are those whose peer has not proved yet that it knows a secret. A listener keeps at most this
+/// number of them, and at most the next number from one source.
 inline constexpr std::size_t kMostPending = 256;
 inline constexpr std::size_t kMostPendingOfOneSource = kMostPending / 4;
 
-/// Which of the pending connections to close before one from `source` comes: the oldest of that source or of all, where
-/// there are as many as may be. Otherwise pending.end(). `pending` holds the oldest first.
+/// Returns which of the pending connections to close before one from `source` comes. It is the oldest of that source,
+/// or of all, if their number has reached its limit. Otherwise it is pending.end(). `pending` holds the oldest first.
 template <typename Connection>
 auto pending_to_close(std::list<Connection>& pending, const std::string& source) {
   const auto is_of_source = [&](const Connection& connection) { return connection.source == source; };
@@ -36,15 +36,16 @@ auto pending_to_close(std::list<Connection>& pending, const std::string& source)
 /// None stays longer than Admission::patience.
 class Entrance {
  public:
-  /// The peer knows the secret. The callee takes the socket and what the handshake holds.
+  /// Called when the peer has proved the secret. The callee takes the socket and what the handshake holds.
   using OnEnter = std::function<void(FileDescriptor socket, ConnectionHandshake& handshake)>;
-  /// Whom a new connection is from, for the bound on each source. With nullopt it is closed: no secret would let it in.
+  /// Returns whom a new connection is from, for the limit on each source. On nullopt the connection is closed, because
+  /// no secret would make it acceptable.
   using SourceOf = std::function<std::optional<std::string>(int socket)>;
 
-  /// `socket` listens and does not block. Any thread.
+  /// `socket` must listen and be nonblocking. Any thread may call it.
   Entrance(Loop& loop, FileDescriptor socket, wire::Purpose purpose, Admission admission, SourceOf source_of,
            OnEnter on_enter);
-  /// Loop thread only, as all below.
+  /// Only the loop thread may call this and the following.
   ~Entrance();
   Entrance(const Entrance&) = delete;
   Entrance& operator=(const Entrance&) = delete;

@@ -50,11 +50,11 @@ struct Loop::State {
 
   std::mutex mutex;
   std::vector<std::function<void()>> tasks;  // guarded by mutex
-  // True from before the last look at `tasks` until the wait has ended: only then does a post have
-  // to write to the eventfd.
+  // True from before the last look at `tasks` until the wait has ended. Only then does a post have to write to the
+  // eventfd.
   std::atomic<bool> asleep{false};
 
-  // The loop thread's alone.
+  // Only the loop thread uses the following.
   bool stopping = false;
   std::uint64_t round = 0;
   std::vector<std::function<void()>> running;
@@ -106,7 +106,7 @@ bool Loop::State::run_tasks() {
   if (running.empty()) return false;
   for (auto& task : running) {
     task();
-    task = nullptr;  // what it holds ends here, before the next task, not after the batch
+    task = nullptr;  // destroys what the task holds before the next task runs
   }
   running.clear();
   return true;
@@ -114,7 +114,8 @@ bool Loop::State::run_tasks() {
 
 void Loop::State::run_due_timers() {
   if (timers.empty()) return;
-  // Collected first: a task may cancel another due timer, and one that it adds waits for the next round.
+  // The due timers are collected first. A task may cancel another due timer, and a timer that it adds waits for the
+  // next round.
   std::vector<std::pair<Clock::time_point, TimerId>> due;
   const auto now = Clock::now();
   for (auto it = timers.begin(); it != timers.end() && it->first.first <= now; ++it) due.push_back(it->first);
@@ -157,7 +158,7 @@ void Loop::State::dispatch(const epoll_event& event) {
     if (::read(wake.get(), &posts, sizeof(posts)) < 0 && errno != EAGAIN && errno != EINTR) die("read eventfd");
     return;
   }
-  // The generation tells a descriptor that was unwatched (and perhaps reused) since the wait.
+  // The generation tells whether the descriptor was unwatched (and perhaps reused) since the wait began.
   const auto it = watches.find(static_cast<int>(event.data.u64 & 0xffffffffu));
   if (it == watches.end() || it->second->generation != event.data.u64 >> 32) return;
   const auto watch = it->second;
@@ -165,7 +166,7 @@ void Loop::State::dispatch(const epoll_event& event) {
 }
 
 void Loop::State::drop_registrations() {
-  // Moved out first: what the closures own may unwatch and cancel while it is destroyed.
+  // Moved out first, because what the closures own may unwatch and cancel while it is destroyed.
   const auto old_watches = std::exchange(watches, {});
   const auto old_timers = std::exchange(timers, {});
   timer_times.clear();
@@ -203,7 +204,7 @@ void Loop::post(std::function<void()> task) {
 
 void Loop::call(const std::function<void()>& task) {
   if (in_loop_thread()) return task();
-  // Shared: set_value may still be on its way out when the wait is over.
+  // Shared, because set_value may still be running when the wait is over.
   const auto ran = std::make_shared<std::promise<void>>();
   post([&task, ran] {
     task();
@@ -245,7 +246,7 @@ Status Loop::rewatch(int fd, std::uint32_t events) {
 void Loop::unwatch(int fd) {
   const auto it = state_->watches.find(fd);
   if (it == state_->watches.end()) return;
-  const auto watch = it->second;  // what the handler owns ends after the map is whole again
+  const auto watch = it->second;  // what the handler owns is destroyed when the map is consistent again
   state_->watches.erase(it);
   ::epoll_ctl(state_->epoll.get(), EPOLL_CTL_DEL, fd, nullptr);
 }
@@ -260,7 +261,7 @@ Loop::TimerId Loop::call_at(Clock::time_point when, std::function<void()> task) 
 void Loop::cancel(TimerId timer) {
   const auto it = state_->timer_times.find(timer);
   if (it == state_->timer_times.end()) return;
-  const auto task = state_->timers.extract({it->second, timer});  // destroyed after the maps are whole again
+  const auto task = state_->timers.extract({it->second, timer});  // destroyed when the maps are consistent again
   state_->timer_times.erase(it);
 }
 

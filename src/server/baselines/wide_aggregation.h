@@ -1,5 +1,5 @@
-// aggregation=wide, the baseline of Parameter Hub Figure 7: many threads work on one array, which has to be here as a
-// whole first.
+// aggregation=wide, the baseline of Parameter Hub Figure 7: many threads work on one array, all of which must have
+// arrived first.
 #pragma once
 
 #include <functional>

@@ -11,14 +11,14 @@ namespace {
 class WorkerAssignment;
 using Sides = std::vector<WorkerAssignment*>;  // of all cores, by index
 
-/// A guest: its results go back through its own core, which is its home.
+/// A guest. Its results go back through its own core.
 class RemoteWorker final : public Requester {
  public:
   RemoteWorker(HandoverCore& home, std::uint64_t connection_id, Loop& here)
       : home_(home), connection_id_(connection_id), here_(here) {}
 
   void send(const wire::Header& header, std::shared_ptr<const Buffer> payload) override {
-    // The payload's memory belongs to this loop's pool: its last owner has to let go here.
+    // The payload's memory belongs to this loop's pool, so its last owner must release it on this loop.
     std::shared_ptr<const Buffer> lent;
     if (payload)
       lent = {payload.get(), [&here = here_, held = payload](const Buffer*) mutable {
@@ -41,7 +41,7 @@ class RemoteWorker final : public Requester {
   Loop& here_;
 };
 
-/// Which guest: the core that it is connected to, and its connection there.
+/// Identifies a guest by the core to which it is connected, and by its connection there.
 struct GuestId {
   std::size_t core = 0;
   std::uint64_t connection = 0;
@@ -96,7 +96,7 @@ class WorkerAssignment final : public ChunkHandover {
     for (WorkerAssignment* other : *sides_)
       if (other != this) other->core_.loop().post([other, what] { what(*other); });
   }
-  /// Null where the guest has gone meanwhile.
+  /// Returns null if the guest has left meanwhile.
   RemoteWorker* guest(const JobName& job, const GuestId& id) {
     const auto guests = guests_.find(job);
     if (guests == guests_.end()) return nullptr;

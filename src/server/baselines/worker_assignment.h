@@ -9,8 +9,8 @@
 
 namespace poseidon {
 
-/// Gives each core of a server its side of the handover. Before the first one listens. Does nothing for a single core.
-/// The cores' loops have to stop before the first core goes.
+/// Gives each core of a server its side of the handover. Call it before the first core listens. It does nothing for a
+/// single core. The cores' loops must stop before the first core is destroyed.
 void assign_by_worker(const std::vector<std::unique_ptr<ServerCore>>& cores);
 
 }  // namespace poseidon

@@ -13,11 +13,12 @@ namespace poseidon {
 
 namespace {
 
-// Bytes that are here but not a multiple of this wait for the next ones: whole elements, whole lines.
+// Parts are added in multiples of this: whole elements and whole cache lines. Other bytes wait for the next ones.
 constexpr std::size_t kGrainBytes = 64;
 constexpr std::size_t kNone = ~std::size_t{0};
 
-/// 16-bit sums are rounded once, at the end: what is added part by part is a float32 until then.
+/// Whether the sum is kept in float32. Sums of 16-bit types are rounded once, at the end, if they are added part by
+/// part.
 bool sums_wide(DType dtype) { return kernel::running_sum_bytes(dtype) != dtype_bytes(dtype); }
 
 }  // namespace
@@ -138,7 +139,7 @@ Contribution* ChunkState::at(std::size_t position) {
   return &*parts_[order_[position]];
 }
 
-/// The part that the others are added to; kNone as long as it is not certain.
+/// Returns the part to which the others are added, or kNone as long as it is not certain.
 std::size_t ChunkState::first_present() {
   for (std::size_t position = 0; Contribution* part = at(position); ++position)
     if (part->present()) return position;
@@ -149,7 +150,7 @@ std::size_t ChunkState::available_bytes(const Contribution& part) const {
   return part.complete ? part.received_bytes : part.received_bytes / kGrainBytes * kGrainBytes;
 }
 
-/// Adds what can be added from `position` on: its predecessor may have let it, and it may let others.
+/// Adds what can be added from `position` on. Its predecessor may have made it possible, and it may do so for others.
 void ChunkState::advance(std::size_t position) {
   const std::size_t base = first_present();
   if (base == kNone || lost_ || at(base)->has_factors()) return;
@@ -174,7 +175,7 @@ void ChunkState::advance(std::size_t position) {
   }
 }
 
-/// The last of the positions that can be added over the same range in one pass.
+/// Returns the last of the positions that can be added over the same range in one pass.
 std::size_t ChunkState::group_end(std::size_t position, std::size_t end_bytes) {
   std::size_t last = position;
   for (std::size_t next = position + 1; const Contribution* part = at(next); ++next) {
@@ -273,7 +274,8 @@ std::vector<const std::byte*> ChunkState::dense_inputs() {
   return inputs;
 }
 
-/// Stands for a mean over all ranks where it is a multiple of their number; then the mean is over those who count.
+/// A divisor that is a multiple of the number of ranks stands for a mean over all ranks. The mean is then over the
+/// ranks that count.
 unsigned ChunkState::divisor() const {
   const auto worker_count = static_cast<unsigned>(parts_.size());
   if (uncounted_count_ == 0 || shape_.divisor % worker_count != 0) return shape_.divisor;
@@ -376,7 +378,7 @@ void ChunkState::reset() {
 void ChunkState::drop(const Requester* from) {
   for (auto& part : parts_) {
     if (!part || part->from != from) continue;
-    // Without its owner the step cannot end. What has been added cannot be taken out again; the rest can.
+    // Without its owner the step cannot end. A part that has been added cannot be taken out again; the others can.
     if (sum_ || reduction_.order == ReduceOrder::arrival) lost_ = true;
     --admitted_count_;
     complete_count_ -= part->complete ? 1 : 0;

@@ -27,7 +27,7 @@ Status StoredChunk::assign(std::size_t array, std::span<const std::byte> data, D
   if (array > 0 && (data.size() != arrays_[0]->size() || dtype != dtype_))
     return refused("a state of " + std::to_string(data.size()) + " bytes for a value of " +
                    std::to_string(arrays_[0]->size()));
-  if (array == 0) arrays_.clear();  // what a former value's updates left has no meaning for this one
+  if (array == 0) arrays_.clear();  // the states that updates of a former value left do not fit this one
   if (arrays_.size() <= array) arrays_.resize(array + 1);
   arrays_[array] = pool_->take_shared(data.size());
   if (!data.empty()) std::memcpy(arrays_[array]->data(), data.data(), data.size());
@@ -49,8 +49,8 @@ std::vector<std::shared_ptr<const Buffer>> StoredChunk::arrays() {
   return all;
 }
 
-/// The memory of an array, to write to: what is being sent at this moment is left as it is. A new
-/// state is zeros.
+/// Returns the memory of an array for writing. Memory that is being sent at this moment is left unchanged. A new state
+/// is zeros.
 std::byte* StoredChunk::writable(std::size_t index, bool keep) {
   if (arrays_.size() <= index) arrays_.resize(index + 1);
   auto& array = arrays_[index];
