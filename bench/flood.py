@@ -118,7 +118,7 @@ class Guest:
 def beginnings() -> dict[str, bytes]:
     """What each kind sends at once."""
     opening = b"PSA1\x01\x01\0\0" + secrets.token_bytes(40)  # of a handshake, docs/wire-format.md
-    header = struct.pack("<IBBBBIIIIQIIIIQHH4x", 0x31445350, 1, 2, 1, 0, 0, 4, 1, 0, 1, 4, 0, 0, 0, 1 << 34, 0, 0)
+    header = struct.pack("<IBBHQQIIIB27x", 0x31445350, 3, 2, 0, 1 << 34, 1, 0, 1, 4, 1)
     assert len(header) == 64
     return {"silent": b"", "garbage": secrets.token_bytes(4096), "drip": b"", "huge": opening + 16 * header}
 

@@ -26,6 +26,7 @@
 #include "transport/tcp/tcp_transport.h"
 #include "transport/tls/tls_session.h"
 #include "wire/handshake.h"
+#include "wire/messages/contribution.h"
 
 namespace poseidon {
 namespace {
@@ -128,7 +129,7 @@ class End final : public Receiver {
   void wait_all_here() { all_here_.get_future().wait(); }
   void wait_closed() { closed_.get_future().wait(); }
 
-  Result<std::span<std::byte>> on_header(Flow&, const wire::Header&) override { return to_.next(); }
+  Result<std::span<std::byte>> accept(Flow&, const wire::Header&, bool /*lent*/) override { return to_.next(); }
   Status on_message(Flow&, const wire::Header&, std::span<const std::byte> payload,
                     std::function<void()> release) override {
     if (release) std::memcpy(to_.next().data(), payload.data(), payload.size());
@@ -144,9 +145,7 @@ class End final : public Receiver {
   void send_next() {
     if (to_send_ == 0) return;
     --to_send_;
-    wire::Header header;
-    header.kind = wire::Kind::push;
-    flow_->send(header, {from_.next()}, [this](const Status&) { send_next(); });
+    flow_->send(wire::Contribution().make(), {from_.next()}, [this](const Status&) { send_next(); });
   }
 
   Memory to_;

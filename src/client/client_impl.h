@@ -174,7 +174,7 @@ class ClientImpl final : public Client, private Receiver {
   }
 
   // Receiver.
-  Result<std::span<std::byte>> on_header(Flow& flow, const wire::Header& header) override;
+  Result<std::span<std::byte>> accept(Flow& flow, const wire::Header& header, bool lent) override;
   void on_progress(Flow& flow, const wire::Header& header, std::size_t received_bytes) override;
   Status on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
                     std::function<void()> release) override;
@@ -204,7 +204,7 @@ class ClientImpl final : public Client, private Receiver {
   void release_layers(UnitState& unit);
   void release_layers_locked(UnitState& unit);
   Status take(LinkState& link, const wire::Header& header, std::span<const std::byte> payload, bool lent);
-  Status text_too_long(const LinkState& link, const wire::Header& header) const;
+  Status check_place(const LinkState& link, const wire::Header& header) const;
   Status deliver(const wire::Header& header, std::span<const std::byte> payload, bool lent);
   Status reject(const LinkState& link, const Status& status);
   void aborted(const LinkState& link, const wire::Abort& abort);

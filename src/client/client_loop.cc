@@ -12,10 +12,6 @@ namespace poseidon {
 namespace {
 constexpr Priority kFirst{wire::kFirstPriority + 1, 0};
 
-bool is_text(const wire::Header& header) {
-  return header.kind == wire::Kind::hello || header.kind == wire::Kind::refuse || header.kind == wire::Kind::abort;
-}
-
 std::string bytes_text(std::uint64_t count) { return std::to_string(count) + " bytes"; }
 }  // namespace
 
@@ -123,19 +119,18 @@ void ClientImpl::release_layers_locked(UnitState& unit) {
   if (running_count_ == 0 || single_waiter_count_ > 0) changed_.notify_all();
 }
 
-Result<std::span<std::byte>> ClientImpl::on_header(Flow& flow, const wire::Header& header) {
+Result<std::span<std::byte>> ClientImpl::accept(Flow& flow, const wire::Header& header, bool lent) {
   LinkState& link = flow.context<LinkState>();
   heard(link);
+  if (Status status = check_place(link, header); !status.ok()) return reject(link, status);
+  if (lent || header.payload_bytes == 0) return std::span<std::byte>();
   link.in_payload = true;
   link.receiving = header;
   link.received_bytes = 0;
-  if (is_text(header)) {
-    if (header.payload_bytes > wire::kMaxTextBytes) return text_too_long(link, header);
+  if (wire::has_text(header.kind)) {
     link.text = Buffer(header.payload_bytes);
     return link.text.span();
   }
-  if (!has_place(link, header))
-    return reject(link, {ErrorCode::mismatch, describe(link) + " sent a message that has no place here"});
   auto place = guard_memory([&] { return units_by_id_.at(header.unit)->syncer.on_header(header); },
                             [&header] { return "a payload of " + bytes_text(header.payload_bytes); });
   if (!place.ok()) return reject(link, place.status().with_context(describe(link)));
@@ -169,8 +164,6 @@ Status ClientImpl::on_message(Flow& flow, const wire::Header& header, std::span<
 }
 
 Status ClientImpl::take(LinkState& link, const wire::Header& header, std::span<const std::byte> payload, bool lent) {
-  // An empty or lent payload comes without on_header: the same checks hold for it.
-  if (is_text(header) && payload.size() > wire::kMaxTextBytes) return text_too_long(link, header);
   switch (header.kind) {
     case wire::Kind::hello:
       return on_hello(*link.flow, link, header, payload);
@@ -184,14 +177,8 @@ Status ClientImpl::take(LinkState& link, const wire::Header& header, std::span<c
       link.left = true;
       return {};
     default:
-      if ((payload.empty() || lent) && !has_place(link, header))
-        return {ErrorCode::mismatch, describe(link) + " sent a message that has no place here"};
       return deliver(header, payload, lent).with_context(describe(link));
   }
-}
-
-Status ClientImpl::text_too_long(const LinkState& link, const wire::Header& header) const {
-  return {ErrorCode::mismatch, describe(link) + " sent a text of " + bytes_text(header.payload_bytes)};
 }
 
 /// The process at the other end has failed.
@@ -225,13 +212,22 @@ Status ClientImpl::deliver(const wire::Header& header, std::span<const std::byte
   return syncer.on_message(header, place.value());
 }
 
+/// Whether the message may come over this link now.
+Status ClientImpl::check_place(const LinkState& link, const wire::Header& header) const {
+  const auto direction = link.kind == LinkKind::peer ? wire::kToPeer : wire::kToWorker;
+  if (Status status = wire::check_kind(header.kind, direction, header.payload_bytes); !status.ok())
+    return status.with_context(describe(link));
+  if (wire::has_text(header.kind) || header.kind == wire::Kind::goodbye || has_place(link, header)) return {};
+  return {ErrorCode::mismatch, describe(link) + " sent a message that has no place here"};
+}
+
+/// Whether factors, a result or a value belong to a unit of this client's and come over the right link.
 bool ClientImpl::has_place(const LinkState& link, const wire::Header& header) const {
   const auto unit = units_by_id_.find(header.unit);
   if (!link.greeted || unit == units_by_id_.end()) return false;
-  if (link.kind == LinkKind::peer) return header.kind == wire::Kind::factors && header.rank == link.index;
+  if (link.kind == LinkKind::peer) return header.rank == link.index;
   const auto& chunks = unit->second->syncer.unit().chunks;
-  return (header.kind == wire::Kind::result || header.kind == wire::Kind::value) && header.chunk < chunks.size() &&
-         belongs(link, chunks[header.chunk]);
+  return header.chunk < chunks.size() && belongs(link, chunks[header.chunk]);
 }
 
 /// Whether what concerns the chunk comes over this connection to a server.

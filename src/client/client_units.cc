@@ -31,7 +31,7 @@ void ClientImpl::describe_units(const Plan& plan) {
     if (const std::size_t before = stored_names_[name]++; before > 0) name += " (" + std::to_string(before + 1) + ")";
     units.units.push_back({unit.id, unit.dtype, unit.size_bytes, unit.chunks.front().size_bytes, std::move(name)});
   }
-  for (const wire::TextMessage& message : units.make(links_.rank, links_.worker_count))
+  for (const wire::TextMessage& message : units.make(links_.rank))
     for (const auto& lanes : links_.servers)
       for (Flow* flow : lanes) flow->send(message.header, {message.payload()}, [text = message.text](const Status&) {});
 }

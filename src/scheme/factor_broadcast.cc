@@ -99,17 +99,16 @@ void FactorBroadcast::start(Exchange& exchange, const Links& links) const {
   PeerInbox& inbox = exchange.progress.inbox;
   inbox.parts.resize(links.worker_count);
   store_own(exchange, links);
-  wire::Header header = header_for(exchange, links, wire::Kind::factors);
-  header.rows = static_cast<std::uint32_t>(exchange.about.rows);
-  header.cols = static_cast<std::uint32_t>(exchange.about.cols);
+  wire::Contribution body = contribution_of(exchange, links, wire::Kind::factors);
   std::vector<std::span<const std::byte>> payload;
   if (const auto* factored = exchange.gradient<FactoredGradient>()) {
-    header.dtype = factored->dtype;
+    body.dtype = factored->dtype;
     payload = factor_pieces(exchange.about, *factored);
   } else if (exchange.gradient<DenseGradient>() != nullptr) {
-    header.flags |= wire::kDense;
+    body.dense = true;
     payload.push_back(inbox.parts[links.rank].buffer.span());
   }
+  const wire::Header header = body.make();
   // Starting after the own rank spreads the senders over the receivers' ports.
   for (std::uint32_t i = 1; i < links.worker_count; ++i) {
     Flow& flow = *links.peers[(links.rank + i) % links.worker_count][exchange.priority.priority_class];
@@ -124,18 +123,17 @@ Result<std::span<std::byte>> FactorBroadcast::make_room(PeerInbox& inbox, const 
   const auto refuse = [&header](const std::string& why) {
     return Status(ErrorCode::mismatch, "the factors of rank " + std::to_string(header.rank) + " " + why);
   };
-  if (header.rows != exchange.about.rows || header.cols != exchange.about.cols)
+  const auto body = wire::Contribution::read(header);
+  if (body.rows != exchange.about.rows || body.cols != exchange.about.cols)
     return refuse("are for a layer of another shape");
   inbox.parts.resize(links.worker_count);
   Part& part = inbox.parts[header.rank];
   // Before all of it is here its memory is what the transport writes to.
   if (part.arrived || part.buffer) return refuse("came twice");
   const std::size_t dense_bytes = exchange.unit().size_bytes;
-  const bool dense = (header.flags & wire::kDense) != 0;
-  const bool absent = (header.flags & wire::kAbsent) != 0;
-  if (dense ? header.payload_bytes != dense_bytes || header.dtype != exchange.unit().dtype
-            : header.payload_bytes != (absent ? 0 : wire::factor_bytes(header)) || !dtype_is_floating(header.dtype) ||
-                  dtype_bytes(header.dtype) > dtype_bytes(exchange.unit().dtype))
+  if (body.dense ? header.payload_bytes != dense_bytes || body.dtype != exchange.unit().dtype
+                 : header.payload_bytes != (body.absent ? 0 : body.factor_bytes()) || !dtype_is_floating(body.dtype) ||
+                       dtype_bytes(body.dtype) > dtype_bytes(exchange.unit().dtype))
     return refuse("do not have the size or dtype that they say");
   part.buffer = links.pool->try_take(header.payload_bytes);
   if (!part.buffer)
@@ -147,19 +145,20 @@ Result<std::span<std::byte>> FactorBroadcast::make_room(PeerInbox& inbox, const 
 
 void FactorBroadcast::store(PeerInbox& inbox, const Exchange& exchange, const wire::Header& header,
                             std::span<const std::byte> payload) {
+  const auto body = wire::Contribution::read(header);
   Part& part = inbox.parts[header.rank];
   part.arrived = true;
-  part.present = (header.flags & wire::kAbsent) == 0;
-  part.factor_count = header.factor_count;
+  part.present = !body.absent;
+  part.factor_count = body.factor_count;
   if (!payload.empty()) {
     kernel::FactorTerm term;
-    term.dtype = header.dtype;
-    if ((header.flags & wire::kDense) != 0) {
+    term.dtype = body.dtype;
+    if (body.dense) {
       term.dense = payload.data();
     } else {
       term.left = payload.data();
-      term.right = term.left + std::size_t{header.factor_count} * exchange.about.rows * dtype_bytes(header.dtype);
-      term.count = header.factor_count;
+      term.right = term.left + std::size_t{body.factor_count} * exchange.about.rows * dtype_bytes(body.dtype);
+      term.count = body.factor_count;
     }
     part.terms.push_back(term);
   }

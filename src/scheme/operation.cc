@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "wire/header.h"
+#include "wire/messages/contribution.h"
 
 namespace poseidon {
 

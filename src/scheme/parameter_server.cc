@@ -18,6 +18,23 @@ SchemeCost ps_cost(std::size_t rows, std::size_t cols, double, const Cluster& cl
   return {2 * dense, 2 * workers * dense / servers, 2 * dense * (workers + servers - 2) / servers};
 }
 
+/// What a result and a value say alike.
+struct Answer {
+  explicit Answer(const wire::Header& header) {
+    if (header.kind == wire::Kind::result) {
+      const auto result = wire::StepResult::read(header);
+      dtype = result.dtype;
+      absent = result.absent;
+    } else {
+      const auto value = wire::Value::read(header);
+      dtype = value.dtype;
+      absent = value.absent;
+    }
+  }
+  DType dtype = DType::float32;
+  bool absent = false;
+};
+
 /// Whether the answers carry a payload.
 bool wants_result(const Exchange& exchange) { return exchange.push() == nullptr || exchange.push()->wants_result; }
 
@@ -97,7 +114,7 @@ Status ParameterServer::scatter(Exchange& exchange, const wire::Header& header, 
 }
 
 void ParameterServer::send_rule(const Exchange& exchange, const UpdateRule& rule, const Links& links) {
-  const wire::TextMessage message = wire::Rule{rule}.make(header_for(exchange, links, wire::Kind::rule));
+  const wire::TextMessage message = wire::Rule{rule}.make(envelope_of(exchange, links));
   std::set<Flow*> told;  // each flow once: the rule has to be there before the chunks that follow on it
   for (const Chunk& chunk : exchange.unit().chunks) {
     Flow& flow = links.flow_of(chunk, exchange.priority.priority_class);
@@ -108,21 +125,14 @@ void ParameterServer::send_rule(const Exchange& exchange, const UpdateRule& rule
 
 /// What the operation asks of the server of each chunk.
 wire::Header ParameterServer::request_header(const Exchange& exchange, const Links& links) {
-  if (exchange.push() != nullptr) return header_for(exchange, links, wire::Kind::push);
-  if (const auto* assign = std::get_if<Assign>(&exchange.operation)) {
-    wire::Header header = header_for(exchange, links, wire::Kind::assign);
-    header.rows = assign->array;
-    header.step = assign->update_count;
-    return header;
-  }
-  if (const auto* restore = std::get_if<Restore>(&exchange.operation)) {
-    wire::Header header = header_for(exchange, links, wire::Kind::restore);
-    header.step = restore->version_limit;
-    return header;
-  }
-  wire::Header header = header_for(exchange, links, wire::Kind::pull);
-  header.rows = std::get<Pull>(exchange.operation).array;
-  return header;
+  if (exchange.push() != nullptr) return contribution_of(exchange, links, wire::Kind::push).make();
+  const wire::Envelope about = envelope_of(exchange, links);
+  const DType dtype = exchange.unit().dtype;
+  if (const auto* assign = std::get_if<Assign>(&exchange.operation))
+    return wire::Assign{dtype, assign->array, assign->update_count}.make(about);
+  if (const auto* restore = std::get_if<Restore>(&exchange.operation))
+    return wire::Restore{dtype, restore->version_limit}.make(about);
+  return wire::Pull{std::get<Pull>(exchange.operation).array}.make(about);
 }
 
 void ParameterServer::start(Exchange& exchange, const Links& links) const {
@@ -141,31 +151,42 @@ void ParameterServer::start(Exchange& exchange, const Links& links) const {
 /// Whether a message is an answer that the exchange waits for, of the right size and type.
 Status ParameterServer::check_result(const Exchange& exchange, const wire::Header& header) {
   const Progress& progress = exchange.progress;
-  const Push* push = exchange.push();
   const auto* pull = std::get_if<Pull>(&exchange.operation);
-  const bool expected = push == nullptr
-                            ? header.kind == wire::Kind::value && header.rows == (pull == nullptr ? 0 : pull->array)
-                            : header.kind == wire::Kind::result && header.step == exchange.step;
+  const bool expected =
+      exchange.push() == nullptr
+          ? header.kind == wire::Kind::value && wire::Value::read(header).array == (pull == nullptr ? 0 : pull->array)
+          : header.kind == wire::Kind::result && header.step == exchange.step;
   if (!progress.running || !expected || header.chunk >= progress.chunk_received.size() ||
       progress.chunk_received[header.chunk])
     return Status(ErrorCode::mismatch, "a result nobody asked for: step " + std::to_string(header.step) + ", chunk " +
                                            std::to_string(header.chunk));
   const Chunk& chunk = exchange.unit().chunks[header.chunk];
   const std::size_t size_bytes = wants_result(exchange) ? chunk.size_bytes : 0;
-  if (header.payload_bytes != size_bytes || header.dtype != exchange.unit().dtype)
+  if (header.payload_bytes != size_bytes || Answer(header).dtype != exchange.unit().dtype)
     return Status(ErrorCode::mismatch, "the result of chunk " + std::to_string(header.chunk) + " has " +
                                            std::to_string(header.payload_bytes) + " bytes instead of " +
                                            std::to_string(size_bytes));
   return {};
 }
 
-/// Which versions of a checkpoint the chunks come from.
-void ParameterServer::note_version(Exchange& exchange, const wire::Header& header) {
+/// Takes what an answer says beside its payload.
+void ParameterServer::take_answer(Exchange& exchange, const wire::Header& header) {
+  LayerStats& outcome = exchange.outcome;
+  if (header.kind == wire::Kind::result) {
+    const auto result = wire::StepResult::read(header);
+    outcome.factor_count = result.factor_count;
+    if (!result.late) return;
+    ++outcome.late_chunks;
+    outcome.behind = std::max(outcome.behind, std::min(result.steps_since, wire::kMostStragglerSteps));
+    return;
+  }
+  const auto value = wire::Value::read(header);
+  // Chunks may have been updated in different steps (stragglers=drop).
+  outcome.update_count = std::max(outcome.update_count, value.update_count);
   if (!std::holds_alternative<Restore>(exchange.operation)) return;
   const bool first = exchange.progress.chunks_missing == exchange.unit().chunks.size();
-  LayerStats& outcome = exchange.outcome;
-  outcome.oldest_version = first ? header.cols : std::min<std::uint64_t>(outcome.oldest_version, header.cols);
-  outcome.newest_version = first ? header.cols : std::max<std::uint64_t>(outcome.newest_version, header.cols);
+  outcome.oldest_version = first ? value.version : std::min(outcome.oldest_version, value.version);
+  outcome.newest_version = first ? value.version : std::max(outcome.newest_version, value.version);
 }
 
 Result<std::span<std::byte>> ParameterServer::destination(Exchange& exchange, const wire::Header& header,
@@ -189,7 +210,7 @@ Result<std::span<std::byte>> ParameterServer::destination(Exchange& exchange, co
 
 Status ParameterServer::receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
                                 const Links& links) const {
-  const bool absent = (header.flags & wire::kAbsent) != 0;
+  const bool absent = Answer(header).absent;
   wire::Header expected = header;
   const auto& chunks = exchange.unit().chunks;
   if (absent && payload.empty() && wants_result(exchange))
@@ -207,16 +228,9 @@ Status ParameterServer::receive(Exchange& exchange, const wire::Header& header, 
   LayerStats& outcome = exchange.outcome;
   if (!links.is_local(chunks[header.chunk])) outcome.bytes_received += wire::kHeaderBytes + header.payload_bytes;
   progress.chunk_received[header.chunk] = true;
-  note_version(exchange, header);
-  if ((header.flags & wire::kLate) != 0) {
-    ++outcome.late_chunks;
-    outcome.behind = std::max(outcome.behind, std::min(header.rows, wire::kMostStragglerSteps));
-  }
+  take_answer(exchange, header);
   outcome.present = outcome.present || !absent;
   if (absent) progress.empty_chunks.push_back(header.chunk);
-  outcome.factor_count = header.factor_count;
-  // Chunks may have been updated in different steps (stragglers=drop).
-  if (exchange.push() == nullptr) outcome.update_count = std::max(outcome.update_count, header.step);
   progress.received = --progress.chunks_missing == 0;
   if (progress.received) clear_empty_chunks(exchange);
   exchange.complete_if_done();

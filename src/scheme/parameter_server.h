@@ -23,7 +23,7 @@ class ParameterServer : public SchemeProtocol {
  private:
   static std::vector<std::span<const std::byte>> payload_of(const Exchange& exchange, const Chunk& chunk);
   static void clear_empty_chunks(const Exchange& exchange);
-  static void note_version(Exchange& exchange, const wire::Header& header);
+  static void take_answer(Exchange& exchange, const wire::Header& header);
   static Status check_result(const Exchange& exchange, const wire::Header& header);
   static Status scatter(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
                         const Links& links);

@@ -31,9 +31,7 @@ class ProjectAdam final : public ParameterServer {
     if (factored == nullptr) return ParameterServer::start(exchange, links);
     expect_results(exchange);
     const Chunk& whole = exchange.unit().chunks.front();  // the plan gives such a layer one chunk
-    wire::Header header = header_for(exchange, links, wire::Kind::factors);
-    header.rows = static_cast<std::uint32_t>(exchange.about.rows);
-    header.cols = static_cast<std::uint32_t>(exchange.about.cols);
+    const wire::Header header = contribution_of(exchange, links, wire::Kind::factors).make();
     send_to_server(exchange, links, whole, header, factor_pieces(exchange.about, *factored));
   }
 };

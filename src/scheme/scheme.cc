@@ -28,35 +28,32 @@ std::span<const Scheme> all_schemes() {
   return all;
 }
 
-namespace {
-
-std::uint8_t flags_of(const Exchange& exchange) {
-  int flags = (exchange.about.transient ? wire::kTransient : 0) | (exchange.about.stored ? wire::kStored : 0);
-  if (const Push* push = exchange.push()) {
-    flags |= std::holds_alternative<NoGradient>(push->gradient) ? wire::kAbsent : 0;
-    flags |= push->wants_result ? 0 : wire::kNoResult;
-    flags |= push->excluded_from_mean && !exchange.about.transient ? wire::kLate : 0;
-  }
-  return static_cast<std::uint8_t>(flags);
+wire::Envelope envelope_of(const Exchange& exchange, const Links& links) {
+  wire::Envelope about;
+  about.rank = links.rank;
+  about.unit = exchange.unit().id;
+  about.step = exchange.step;
+  about.priority = exchange.priority.level;
+  return about;
 }
 
-}  // namespace
-
-wire::Header header_for(const Exchange& exchange, const Links& links, wire::Kind kind) {
-  wire::Header header;
-  header.kind = kind;
-  header.dtype = exchange.unit().dtype;
-  header.flags = flags_of(exchange);
-  header.rank = links.rank;
-  header.worker_count = links.worker_count;
-  header.unit = exchange.unit().id;
-  header.step = exchange.step;
-  if (const Push* push = exchange.push()) {
-    header.divisor = push->divisor;
-    header.factor_count = factor_count_of(push->gradient);
+wire::Contribution contribution_of(const Exchange& exchange, const Links& links, wire::Kind kind) {
+  wire::Contribution body(kind, envelope_of(exchange, links));
+  const Push& push = *exchange.push();
+  body.dtype = exchange.unit().dtype;
+  body.absent = std::holds_alternative<NoGradient>(push.gradient);
+  body.transient = exchange.about.transient;
+  body.stored = exchange.about.stored;
+  body.wants_result = push.wants_result;
+  body.excluded_from_mean = push.excluded_from_mean && !exchange.about.transient;
+  body.worker_count = links.worker_count;
+  body.divisor = push.divisor;
+  body.factor_count = factor_count_of(push.gradient);
+  if (kind == wire::Kind::factors) {
+    body.rows = static_cast<std::uint32_t>(exchange.about.rows);
+    body.cols = static_cast<std::uint32_t>(exchange.about.cols);
   }
-  header.priority = exchange.priority.level;
-  return header;
+  return body;
 }
 
 void send_counted(Exchange& exchange, const Links& links, Flow& flow, Receiving to, const wire::Header& header,

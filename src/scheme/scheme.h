@@ -10,6 +10,7 @@
 #include "plan/priority.h"
 #include "scheme/exchange.h"
 #include "transport/transport.h"
+#include "wire/messages/contribution.h"
 
 namespace poseidon {
 
@@ -72,8 +73,10 @@ class SchemeProtocol {
 /// The protocol of a scheme; not of Scheme::automatic. Static lifetime, stateless.
 const SchemeProtocol& protocol_of(Scheme scheme);
 
-/// The header that every message of an exchange starts from.
-wire::Header header_for(const Exchange& exchange, const Links& links, wire::Kind kind);
+/// The envelope of every message of an exchange, without kind and chunk.
+wire::Envelope envelope_of(const Exchange& exchange, const Links& links);
+/// What this worker pushes (`kind`: push) or sends as factors, without chunk. The exchange's operation is a push.
+wire::Contribution contribution_of(const Exchange& exchange, const Links& links, wire::Kind kind);
 
 /// To whom a message goes.
 struct Receiving {

@@ -42,21 +42,21 @@ class Receiver {
   /// until Flow::resume, and calls this again. Later messages wait as well, in the end in the sender.
   virtual bool may_receive(Flow& /*flow*/, const wire::Header& /*header*/) { return true; }
 
-  /// A header with a payload has arrived over a medium that needs a place to put it: returns memory
-  /// of exactly header.payload_bytes that stays valid until `on_message` or `on_closed`. An error closes the flow
-  /// with that status.
-  virtual Result<std::span<std::byte>> on_header(Flow& flow, const wire::Header& header) = 0;
+  /// A message's header has arrived. Every transport calls this once for each message, before anything else of it is
+  /// delivered. The receiver checks the message here. It returns the memory for the payload: exactly
+  /// header.payload_bytes, valid until `on_message` or `on_closed`. If `lent`, the payload stays where it is and comes
+  /// with on_message; the returned memory is not used and may be empty. An error closes the flow with that status, and
+  /// on_message is not called.
+  virtual Result<std::span<std::byte>> accept(Flow& flow, const wire::Header& header, bool lent) = 0;
 
   /// More of a payload has arrived in the memory that the receiver gave: its first `received_bytes`, fewer than all of
   /// them. They are still in the cache, so this is the time to work on them. Called only by transports that deliver
   /// payloads piece by piece.
   virtual void on_progress(Flow& /*flow*/, const wire::Header& /*header*/, std::size_t /*received_bytes*/) {}
 
-  /// The message is complete. `payload` is the memory that on_header gave, or, where the medium
-  /// can lend the sender's own memory (in-process), that memory: on_header was then not called and
-  /// `release` is not empty and must be called once, from any thread, when the payload is no longer read
-  /// (destroying its last copy does it too).
-  /// An error closes the flow with that status.
+  /// The message is complete. `payload` is the memory that accept() returned, and `release` is empty. If the message
+  /// was lent, `payload` is the sender's memory: `release` is not empty and must be called once, from any thread, when
+  /// the payload is no longer read (destroying its last copy does it too). An error closes the flow with that status.
   virtual Status on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
                             std::function<void()> release) = 0;
 

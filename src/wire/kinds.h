@@ -45,24 +45,42 @@ struct KindInfo {
   const char* name;         // in messages and records, e.g. "push"
   std::uint8_t directions;  // of Direction
   Payload payload;
+  // What the body of the header may have (wire/body.h); everything else in it is zero.
+  bool has_dtype;
+  bool has_code;
+  std::uint8_t flags;         // all bits that the kind knows
+  std::uint8_t number_bytes;  // of its numbers
 };
 
 /// By the number of the kind. A new message is a value of Kind, its row here, and its struct in wire/messages/.
 inline constexpr std::array<KindInfo, static_cast<std::size_t>(kLastKind) + 1> kKinds{{
-    {"none", 0, Payload::none},                       // 0 is no kind
-    {"hello", kAnyDirection, Payload::text},          // first on every connection, both ways: who the sender is
-    {"push", kToServer, Payload::data},               // a chunk's gradient
-    {"result", kToWorker, Payload::data},             // what the step has made of a chunk
-    {"factors", kToServer | kToPeer, Payload::data},  // the factors of a layer's gradient
-    {"refuse", kToWorker, Payload::text},             // why this worker's request does not fit; the others go on
-    {"abort", kAnyDirection, Payload::text},          // why the sender has failed
-    {"goodbye", kAnyDirection, Payload::none},        // the sender closes on purpose
-    {"rule", kToServer, Payload::text},               // how a unit's parameters are updated from this step on
-    {"assign", kToServer, Payload::data},             // sets a chunk's value or a state array of its rule
-    {"pull", kToServer, Payload::none},               // asks for a chunk's value or a state array
-    {"value", kToWorker, Payload::data},              // answers a pull or a restore
-    {"units", kToServer, Payload::text},              // describes the units whose values the servers keep
-    {"restore", kToServer, Payload::none},            // asks for what the newest checkpoint has for a chunk
+    {"none", 0, Payload::none, false, false, 0, 0},  // 0 is no kind
+    // First on every connection, both ways: who the sender is.
+    {"hello", kAnyDirection, Payload::text, false, true, 0, 24},
+    // A chunk's gradient.
+    {"push", kToServer, Payload::data, true, false, 0x3d, 20},
+    // What the step has made of a chunk.
+    {"result", kToWorker, Payload::data, true, false, 0x03, 8},
+    // The factors of a layer's gradient.
+    {"factors", kToServer | kToPeer, Payload::data, true, false, 0x3f, 20},
+    // Why this worker's request does not fit; the others go on.
+    {"refuse", kToWorker, Payload::text, false, true, 0x01, 4},
+    // Why the sender has failed.
+    {"abort", kAnyDirection, Payload::text, false, true, 0x01, 0},
+    // The sender closes on purpose.
+    {"goodbye", kAnyDirection, Payload::none, false, false, 0, 0},
+    // How a unit's parameters are updated from this step on.
+    {"rule", kToServer, Payload::text, false, false, 0, 0},
+    // Sets a chunk's value or a state array of its rule.
+    {"assign", kToServer, Payload::data, true, false, 0, 12},
+    // Asks for a chunk's value or a state array.
+    {"pull", kToServer, Payload::none, false, false, 0, 4},
+    // Answers a pull or a restore.
+    {"value", kToWorker, Payload::data, true, false, 0x01, 20},
+    // Describes the units whose values the servers keep.
+    {"units", kToServer, Payload::text, false, false, 0, 0},
+    // Asks for what the newest checkpoint has for a chunk.
+    {"restore", kToServer, Payload::none, true, false, 0, 8},
 }};
 
 /// `kind` has been decoded or is a value of Kind.

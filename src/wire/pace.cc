@@ -10,8 +10,8 @@ namespace {
 
 constexpr float kMostFactor = 1e6F;
 
-// What Header::unit says in a hello (docs/wire-format.md).
-enum PaceNumber : std::uint32_t { kWait = 0, kDrop = 1, kSsp = 2, kAsync = 3 };
+// PaceNumbers::choice (docs/wire-format.md).
+enum PaceChoice : std::uint8_t { kWait = 0, kDrop = 1, kSsp = 2, kAsync = 3 };
 
 bool is_factor(float factor) { return factor >= 0 && factor <= kMostFactor; }  // false for NaN
 
@@ -48,21 +48,20 @@ bool has_baselines(const Options& options) {
          options.assignment == Assignment::worker;
 }
 
-void write_pace(const Pace& pace, Header& header) {
-  header.unit = pace.stragglers == Stragglers::drop      ? kDrop
-                : pace.consistency == Consistency::ssp   ? kSsp
-                : pace.consistency == Consistency::async ? kAsync
-                                                         : kWait;
-  header.cols = pace.bound;
-  header.factor_count = std::bit_cast<std::uint32_t>(pace.factor);
+PaceNumbers numbers_of(const Pace& pace) {
+  const std::uint8_t choice = pace.stragglers == Stragglers::drop      ? kDrop
+                              : pace.consistency == Consistency::ssp   ? kSsp
+                              : pace.consistency == Consistency::async ? kAsync
+                                                                       : kWait;
+  return {choice, pace.bound, pace.factor};
 }
 
-std::optional<Pace> read_pace(const Header& header) {
+std::optional<Pace> pace_of(const PaceNumbers& numbers) {
   Pace pace;
-  pace.bound = header.cols;
-  pace.factor = std::bit_cast<float>(header.factor_count);
-  const bool plain = header.factor_count == 0;
-  switch (header.unit) {
+  pace.bound = numbers.bound;
+  pace.factor = numbers.factor;
+  const bool plain = std::bit_cast<std::uint32_t>(numbers.factor) == 0;
+  switch (numbers.choice) {
     case kWait:
       if (plain && pace.bound == 0) return pace;
       break;

@@ -6,7 +6,6 @@
 
 #include "poseidon/options.h"
 #include "poseidon/status.h"
-#include "wire/header.h"
 
 namespace poseidon::wire {
 
@@ -29,8 +28,13 @@ Result<Pace> pace_of(const Options& options);
 /// Whether the options choose a baseline of aggregation, which cannot leave stragglers out.
 bool has_baselines(const Options& options);
 
-/// To and from the fields of a hello's header that have no other meaning there. Empty for what no `pace_of` gives.
-void write_pace(const Pace& pace, Header& header);
-std::optional<Pace> read_pace(const Header& header);
+/// A pace as a hello says it. No `Pace` for what no options give.
+struct PaceNumbers {
+  std::uint8_t choice = 0;  // 0 wait, 1 drop, 2 ssp, 3 async
+  std::uint32_t bound = 0;
+  float factor = 0;
+};
+PaceNumbers numbers_of(const Pace& pace);
+std::optional<Pace> pace_of(const PaceNumbers& numbers);
 
 }  // namespace poseidon::wire

@@ -2,8 +2,8 @@
 #include <set>
 #include <thread>
 
-#include "conformance/transport_fixture.h"
 #include "conformance/handshakes.h"
+#include "conformance/transport_fixture.h"
 #include "transport/inproc/inproc_transport.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"
@@ -111,38 +111,25 @@ TEST_P(TransportTest, EndsWhileItHoldsSomethingBack) {
 TEST_P(TransportTest, CarriesEveryHeaderField) {
   const Bytes payload = pattern(10, 1);
   Pair pair = receiving_pair();
-  wire::Header header;
-  header.kind = wire::Kind::factors;
-  header.dtype = DType::bfloat16;
-  header.flags = wire::kDense;
-  header.rank = 1;
-  header.worker_count = 2;
-  header.unit = 3;
-  header.chunk = 4;
-  header.step = std::uint64_t{5} << 40;
-  header.divisor = 6;
-  header.factor_count = 7;
-  header.rows = 8;
-  header.cols = 9;
-  header.priority = 10;
-  header.payload_bytes = 12345;  // send fills in the real one
-  pair.client->send(header, payload);
+  wire::Contribution sent;
+  sent.kind = wire::Kind::factors;
+  sent.dtype = DType::bfloat16;
+  sent.dense = true;
+  sent.rank = 1;
+  sent.worker_count = 2;
+  sent.unit = 3;
+  sent.chunk = 4;
+  sent.step = std::uint64_t{5} << 40;
+  sent.divisor = 6;
+  sent.factor_count = 7;
+  sent.rows = 8;
+  sent.cols = 9;
+  sent.priority = 10;
+  sent.payload_bytes = 12345;  // send fills in the real one
+  pair.client->send(sent.make(), payload);
   ASSERT_TRUE(pair.server->recorder.wait_messages(1));
-  const wire::Header got = pair.server->recorder.messages()[0].header;
-  EXPECT_EQ(got.kind, header.kind);
-  EXPECT_EQ(got.dtype, header.dtype);
-  EXPECT_EQ(got.flags, header.flags);
-  EXPECT_EQ(got.rank, header.rank);
-  EXPECT_EQ(got.worker_count, header.worker_count);
-  EXPECT_EQ(got.unit, header.unit);
-  EXPECT_EQ(got.chunk, header.chunk);
-  EXPECT_EQ(got.step, header.step);
-  EXPECT_EQ(got.divisor, header.divisor);
-  EXPECT_EQ(got.factor_count, header.factor_count);
-  EXPECT_EQ(got.rows, header.rows);
-  EXPECT_EQ(got.cols, header.cols);
-  EXPECT_EQ(got.priority, header.priority);
-  EXPECT_EQ(got.payload_bytes, payload.size());
+  sent.payload_bytes = payload.size();
+  EXPECT_EQ(wire::Contribution::read(pair.server->recorder.messages()[0].header), sent);
 }
 
 TEST_P(TransportTest, KeepsTheOrderOfManySmallMessages) {
@@ -286,19 +273,43 @@ TEST_P(TransportTest, RefusesASendAfterClose) {
   EXPECT_TRUE(pair.client->recorder.wait_closed().ok());
 }
 
+TEST_P(TransportTest, AcceptsEachMessageOnceBeforeItIsDelivered) {
+  const Bytes payload = pattern(9 * kMiB, 1);  // more than shared memory lends
+  const std::span<const std::byte> all(payload);
+  Pair pair = receiving_pair();
+  std::size_t count = 0;
+  for (const std::size_t size_bytes :
+       {std::size_t{0}, std::size_t{1}, std::size_t{1000}, std::size_t{kMiB}, all.size()}) {
+    std::vector<std::span<const std::byte>> pieces;
+    if (size_bytes > 0) pieces.push_back(all.first(size_bytes));
+    pair.client->send(push_header(1), pieces);
+    ++count;
+    if (size_bytes < 2) continue;
+    pair.client->send(push_header(2), {all.first(1), all.subspan(1, size_bytes - 1)});  // in two pieces
+    ++count;
+  }
+  ASSERT_TRUE(pair.server->recorder.wait_messages(count));
+  EXPECT_EQ(pair.server->recorder.accepted_count(), count);
+}
+
 TEST_P(TransportTest, ARefusedHeaderClosesTheFlowWithThatStatus) {
   const Bytes payload = pattern(9 * kMiB, 1);  // in two pieces, and more than shared memory lends
   const std::span<const std::byte> all(payload);
-  Pair pair = connected_pair();
-  pair.server->recorder.refuse_header = Status(ErrorCode::refused, "no place for this");
-  pair.client->receive();
-  pair.server->receive();
-  pair.client->send(push_header(1), std::vector<std::span<const std::byte>>{all.first(500), all.subspan(500)});
-  const Status status = pair.server->recorder.wait_closed();
-  EXPECT_EQ(status.code(), ErrorCode::refused);
-  EXPECT_EQ(status.message(), "no place for this");
-  EXPECT_EQ(pair.client->recorder.wait_closed().code(), ErrorCode::peer_lost);
-  EXPECT_TRUE(pair.server->recorder.messages().empty());
+  const std::vector<std::vector<std::span<const std::byte>>> all_ways{
+      {all.first(500), all.subspan(500)}, {all}, {all.first(1000)}, {}};
+  for (const auto& pieces : all_ways) {
+    Pair pair = connected_pair();
+    pair.server->recorder.refuse_header = Status(ErrorCode::refused, "no place for this");
+    pair.client->receive();
+    pair.server->receive();
+    pair.client->send(push_header(1), pieces);
+    const Status status = pair.server->recorder.wait_closed();
+    EXPECT_EQ(status.code(), ErrorCode::refused);
+    EXPECT_EQ(status.message(), "no place for this");
+    EXPECT_EQ(pair.client->recorder.wait_closed().code(), ErrorCode::peer_lost);
+    EXPECT_TRUE(pair.server->recorder.messages().empty());
+    EXPECT_EQ(pair.server->recorder.accepted_count(), 1u);
+  }
 }
 
 TEST_P(TransportTest, ARefusedMessageClosesTheFlowWithThatStatus) {

@@ -19,6 +19,7 @@
 
 #include "base/buffer.h"
 #include "transport/transport.h"
+#include "wire/messages/contribution.h"
 
 namespace poseidon::testing {
 
@@ -38,10 +39,9 @@ inline Bytes pattern(std::size_t size_bytes, std::uint32_t seed) {
 }
 
 inline wire::Header push_header(std::uint32_t chunk) {
-  wire::Header header;
-  header.kind = wire::Kind::push;
-  header.chunk = chunk;
-  return header;
+  wire::Contribution push;
+  push.chunk = chunk;
+  return push.make();
 }
 
 struct Received {
@@ -54,7 +54,7 @@ struct Received {
 class Recorder final : public Receiver {
  public:
   // Set before the flow gets the receiver.
-  Status refuse_header;   // what on_header answers
+  Status refuse_header;   // what accept() answers
   Status refuse_message;  // what on_message answers
   bool keep_loans = false;
   std::function<void(Flow&, const Received&)> on_received;
@@ -66,7 +66,12 @@ class Recorder final : public Receiver {
     return open_;
   }
 
-  Result<std::span<std::byte>> on_header(Flow&, const wire::Header& header) override {
+  Result<std::span<std::byte>> accept(Flow&, const wire::Header& header, bool /*lent*/) override {
+    {
+      const std::lock_guard lock(mutex_);
+      EXPECT_FALSE(std::exchange(accepted_, true)) << "two headers before a message";
+      ++accepted_count_;
+    }
     if (!refuse_header.ok()) return refuse_header;
     place_ = Buffer(static_cast<std::size_t>(header.payload_bytes));
     return place_.span();
@@ -79,6 +84,7 @@ class Recorder final : public Receiver {
     if (on_received) on_received(flow, received);
     const std::lock_guard lock(mutex_);
     EXPECT_TRUE(closed_.empty()) << "a message after on_closed";
+    EXPECT_TRUE(std::exchange(accepted_, false)) << "a message that accept() has not seen";
     messages_.push_back(std::move(received));
     if (release && keep_loans) loans_.push_back(std::move(release));
     changed_.notify_all();
@@ -120,6 +126,10 @@ class Recorder final : public Receiver {
     const std::lock_guard lock(mutex_);
     return closed_.size();
   }
+  std::size_t accepted_count() {
+    const std::lock_guard lock(mutex_);
+    return accepted_count_;
+  }
   std::vector<std::function<void()>> take_loans() {
     const std::lock_guard lock(mutex_);
     return std::exchange(loans_, {});
@@ -137,6 +147,8 @@ class Recorder final : public Receiver {
   std::condition_variable changed_;
   bool open_ = true;
   std::size_t asked_count_ = 0;
+  bool accepted_ = false;  // the message that comes next
+  std::size_t accepted_count_ = 0;
   std::vector<Received> messages_;
   std::vector<Status> closed_;
   std::vector<std::function<void()>> loans_;

@@ -44,7 +44,7 @@ void fuzz_units(std::span<const std::byte> payload) {
     return;
   }
   std::vector<wire::StoredUnit> again;
-  for (const auto& message : units.value().make(0, 1)) {
+  for (const auto& message : units.value().make(0)) {
     const auto part = wire::StoredUnits::read(message.payload());
     if (!part.ok() || part.value().run != units.value().run) std::abort();
     again.insert(again.end(), part.value().units.begin(), part.value().units.end());

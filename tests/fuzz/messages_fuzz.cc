@@ -1,19 +1,17 @@
-// Any payload of a message that has a form: hello, rule and error texts are read or rejected, and what
-// was read comes out again as it went in.
+// Any message: the struct of its kind reads its header and payload or rejects them, and what was read comes out again
+// as it went in.
 //
-// The first byte of the input decides what the rest is read as.
+// The input is a header and the bytes of its payload.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <span>
-#include <string>
 
 #include "wire/messages.h"
 
-namespace {
-
 using namespace poseidon;
+
+namespace {
 
 void fuzz_rule(std::span<const std::byte> payload) {
   const auto rule = wire::Rule::read(payload);
@@ -27,39 +25,91 @@ void fuzz_rule(std::span<const std::byte> payload) {
     std::abort();
 }
 
-void fuzz_hello(std::span<const std::byte> payload) {
-  if (payload.size() > wire::kMaxTextBytes) return;  // refused by its header
-  wire::Header header;
-  if (payload.size() >= sizeof header.rows) std::memcpy(&header.rows, payload.data(), sizeof header.rows);
-  header.chunk = ~header.rows;
-  header.step = std::uint64_t{header.rows} << (payload.size() % 2);
-  header.unit = header.rows % 5;
-  header.cols = header.rows >> 8 & 0x7f;
-  header.factor_count = payload.size() % 3 == 0 ? header.rows : 0;
+void fuzz_hello(const wire::Header& header, std::span<const std::byte> payload) {
   const wire::Hello hello = wire::Hello::read(header, payload);
   const auto message = hello.make();
   const wire::Hello again = wire::Hello::read(message.header, message.payload());
-  if (again.priority_class != header.rows || again.flow != header.chunk) std::abort();
-  if (again.generation != hello.generation || hello.generation > header.step) std::abort();
+  if (again.rank != hello.rank || again.worker_count != hello.worker_count) std::abort();
+  if (again.priority_class != hello.priority_class || again.flow != hello.flow) std::abort();
+  if (again.generation != hello.generation) std::abort();
   if (hello.pace && again.pace != hello.pace) std::abort();
   if (again.run != hello.run && message.payload().size() < wire::kMaxTextBytes) std::abort();
   if (again.job != hello.job || again.other_cores.size() > hello.other_cores.size()) std::abort();
 }
 
-void fuzz_error(std::span<const std::byte> payload) {
-  wire::Header header;
-  header.divisor = payload.empty() ? 0 : std::to_integer<std::uint32_t>(payload.front());
-  const Status status = wire::Refuse::read(header, payload).status;
-  if (status.ok() || status.message().size() != payload.size()) std::abort();
+void fuzz_refuse(const wire::Header& header, std::span<const std::byte> payload) {
+  const wire::Refuse refuse = wire::Refuse::read(header, payload);
+  if (refuse.status.ok() || refuse.status.message().size() != payload.size()) std::abort();
+  const auto message = refuse.make(header);
+  const wire::Refuse again = wire::Refuse::read(message.header, message.payload());
+  if (again.departed_rank != refuse.departed_rank || again.status.code() != refuse.status.code()) std::abort();
+}
+
+void fuzz_abort(const wire::Header& header, std::span<const std::byte> payload) {
+  const wire::Abort abort = wire::Abort::read(header, payload);
+  if (abort.status.ok() || abort.status.message().size() != payload.size()) std::abort();
+  const auto message = abort.make();
+  const wire::Abort again = wire::Abort::read(message.header, message.payload());
+  if (again.planned != abort.planned || again.status.code() != abort.status.code()) std::abort();
+}
+
+/// What is read of the header's body is made again, byte by byte.
+template <typename Message>
+void fuzz_body(const wire::Header& header) {
+  if (Message::read(header).make(header) != header) std::abort();
+}
+
+void fuzz_contribution(const wire::Header& header) {
+  const auto push = wire::Contribution::read(header);
+  if (push.make() != header) std::abort();
+  const auto factors = push.factor_bytes();
+  const auto matrix = push.matrix_bytes();
+  if ((factors && *factors > wire::kMaxPayloadBytes) || (matrix && *matrix > wire::kMaxPayloadBytes)) std::abort();
+}
+
+void fuzz_units(std::span<const std::byte> payload) {
+  const auto units = wire::StoredUnits::read(payload);
+  if (!units.ok() && units.status().code() != ErrorCode::mismatch) std::abort();
+}
+
+/// A message that its receiver would take: its header has been decoded, its payload is as long as it says.
+void fuzz_message(const wire::Header& header, std::span<const std::byte> payload) {
+  if (payload.size() > wire::largest_payload(header.kind)) return;  // refused by its receiver
+  switch (header.kind) {
+    case wire::Kind::hello:
+      return fuzz_hello(header, payload);
+    case wire::Kind::push:
+    case wire::Kind::factors:
+      return fuzz_contribution(header);
+    case wire::Kind::result:
+      return fuzz_body<wire::StepResult>(header);
+    case wire::Kind::refuse:
+      return fuzz_refuse(header, payload);
+    case wire::Kind::abort:
+      return fuzz_abort(header, payload);
+    case wire::Kind::goodbye:
+      return;
+    case wire::Kind::rule:
+      return fuzz_rule(payload);
+    case wire::Kind::assign:
+      return fuzz_body<wire::Assign>(header);
+    case wire::Kind::pull:
+      return fuzz_body<wire::Pull>(header);
+    case wire::Kind::value:
+      return fuzz_body<wire::Value>(header);
+    case wire::Kind::units:
+      return fuzz_units(payload);
+    case wire::Kind::restore:
+      return fuzz_body<wire::Restore>(header);
+  }
 }
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  if (size == 0) return 0;
-  const auto payload = std::as_bytes(std::span(data, size)).subspan(1);
-  if (data[0] % 3 == 0) fuzz_rule(payload);
-  if (data[0] % 3 == 1) fuzz_hello(payload);
-  if (data[0] % 3 == 2) fuzz_error(payload);
+  if (size < wire::kHeaderBytes) return 0;
+  const auto bytes = std::as_bytes(std::span(data, size));
+  const auto header = wire::decode(bytes.first<wire::kHeaderBytes>());
+  if (header.ok()) fuzz_message(header.value(), bytes.subspan(wire::kHeaderBytes));
   return 0;
 }

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "transport/tcp/message_reader.h"
@@ -36,15 +37,16 @@ class NamedFlow final : public Flow {
 
 class CheckingReceiver final : public Receiver {
  public:
-  Result<std::span<std::byte>> on_header(Flow&, const wire::Header& header) override {
-    if (header.payload_bytes == 0 || header.payload_bytes > wire::kMaxPayloadBytes) std::abort();
+  Result<std::span<std::byte>> accept(Flow&, const wire::Header& header, bool /*lent*/) override {
+    if (accepted_ || header.payload_bytes > wire::kMaxPayloadBytes) std::abort();
+    accepted_ = true;
     if (header.payload_bytes > kLargestPayloadBytes) return Status(ErrorCode::refused, "too large");
     place_ = Buffer(static_cast<std::size_t>(header.payload_bytes));
     return place_.span();
   }
   Status on_message(Flow&, const wire::Header& header, std::span<const std::byte> payload,
                     std::function<void()> release) override {
-    if (payload.size() != header.payload_bytes || release) std::abort();
+    if (!std::exchange(accepted_, false) || payload.size() != header.payload_bytes || release) std::abort();
     if (!payload.empty() && payload.data() != place_.data()) std::abort();
     return {};
   }
@@ -52,6 +54,7 @@ class CheckingReceiver final : public Receiver {
 
  private:
   Buffer place_;
+  bool accepted_ = false;  // the message that comes next
 };
 
 }  // namespace

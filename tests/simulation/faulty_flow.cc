@@ -144,8 +144,9 @@ void FaultyFlow::update_registration() {
   }
 }
 
-Result<std::span<std::byte>> FaultyFlow::on_header(Flow&, const wire::Header&) {
-  return Status(ErrorCode::invalid_argument, "the medium lends every payload");
+Result<std::span<std::byte>> FaultyFlow::accept(Flow&, const wire::Header& header, bool lent) {
+  if (!lent && header.payload_bytes > 0) return Status(ErrorCode::invalid_argument, "the medium lends every payload");
+  return std::span<std::byte>();
 }
 
 Status FaultyFlow::on_message(Flow&, const wire::Header& header, std::span<const std::byte> payload,
@@ -232,17 +233,17 @@ void FaultyFlow::pump() {
 
 void FaultyFlow::deliver(Arrival arrival) {
   if (arrival.cut && arrival.first_bytes == 0) return lose("cut", true);
-  if (arrival.payload.empty()) {
-    if (Status status = receiver_->on_message(*this, arrival.header, {}, {}); !status.ok()) refuse(status);
-    return;
-  }
-  auto place = receiver_->on_header(*this, arrival.header);
+  auto place = receiver_->accept(*this, arrival.header, false);
   if (!open_) return;
   if (place.ok() && place.value().size() != arrival.payload.size())
     place =
         Status(ErrorCode::invalid_argument, "the receiver gave " + std::to_string(place.value().size()) +
                                                 " bytes for a payload of " + std::to_string(arrival.payload.size()));
   if (!place.ok()) return refuse(place.status());
+  if (arrival.payload.empty()) {
+    if (Status status = receiver_->on_message(*this, arrival.header, {}, {}); !status.ok()) refuse(status);
+    return;
+  }
   partial_ = Partial{std::move(arrival), place.value()};
   const std::size_t first_bytes = partial_->arrival.first_bytes;
   if (first_bytes == 0) return deliver_rest();

@@ -63,7 +63,7 @@ class FaultyFlow final : public Flow, private Receiver, public std::enable_share
   };
 
   // The medium's receiver.
-  Result<std::span<std::byte>> on_header(Flow& flow, const wire::Header& header) override;
+  Result<std::span<std::byte>> accept(Flow& flow, const wire::Header& header, bool lent) override;
   Status on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
                     std::function<void()> release) override;
   void on_closed(Flow& flow, const Status& status) override;

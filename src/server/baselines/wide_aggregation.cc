@@ -7,7 +7,7 @@
 
 namespace poseidon {
 
-std::future<void> WideAggregation::sum(std::vector<const std::byte*> inputs, const wire::Header& shape, std::byte* out,
+std::future<void> WideAggregation::sum(std::vector<const std::byte*> inputs, const wire::Contribution& shape, std::byte* out,
                                        std::function<void()> done) {
   const std::size_t element_bytes = dtype_bytes(shape.dtype);
   const std::size_t element_count = shape.payload_bytes / element_bytes;

@@ -15,7 +15,7 @@ class WideAggregation final : public ThreadedSum {
  public:
   explicit WideAggregation(int thread_count) : executor_(thread_count) {}
 
-  std::future<void> sum(std::vector<const std::byte*> inputs, const wire::Header& shape, std::byte* out,
+  std::future<void> sum(std::vector<const std::byte*> inputs, const wire::Contribution& shape, std::byte* out,
                         std::function<void()> done) override;
 
  private:

@@ -29,7 +29,7 @@ class RemoteWorker final : public Requester {
       if (Requester* connection = home.connection(id)) connection->send(header, lent);
     });
   }
-  void refuse(const wire::Header& about, const Status& status) override {
+  void refuse(const wire::Envelope& about, const Status& status) override {
     home_.loop().post([&home = home_, id = connection_id_, about, status] {
       if (Requester* connection = home.connection(id)) connection->refuse(about, status);
     });
@@ -54,7 +54,7 @@ class WorkerAssignment final : public ChunkHandover {
   WorkerAssignment(HandoverCore& core, std::size_t index, std::shared_ptr<const Sides> sides)
       : core_(core), index_(index), sides_(std::move(sides)) {}
 
-  bool is_elsewhere(const wire::Header& contribution) const override { return &owner_of(contribution) != this; }
+  bool is_elsewhere(const wire::Envelope& contribution) const override { return &owner_of(contribution) != this; }
 
   void hand_over(const JobName& job, std::uint64_t connection_id, const wire::Header& contribution,
                  std::span<const std::byte> payload, std::function<void()> release) override {
@@ -75,7 +75,7 @@ class WorkerAssignment final : public ChunkHandover {
     tell_others([id = GuestId{index_, connection_id}, job](WorkerAssignment& there) { there.remove(job, id); });
   }
 
-  void refuse_guests(const JobName& job, const wire::Header& about, const Status& status) override {
+  void refuse_guests(const JobName& job, const wire::Envelope& about, const Status& status) override {
     if (const auto guests = guests_.find(job); guests != guests_.end())
       for (auto& [id, worker] : guests->second) worker->refuse(about, status);
   }
@@ -89,7 +89,7 @@ class WorkerAssignment final : public ChunkHandover {
  private:
   using Guests = std::map<GuestId, std::unique_ptr<RemoteWorker>>;
 
-  WorkerAssignment& owner_of(const wire::Header& contribution) const {
+  WorkerAssignment& owner_of(const wire::Envelope& contribution) const {
     return *(*sides_)[(std::size_t{contribution.unit} + contribution.chunk) % sides_->size()];
   }
   void tell_others(const std::function<void(WorkerAssignment&)>& what) {
@@ -110,7 +110,7 @@ class WorkerAssignment final : public ChunkHandover {
       if (release) release();
       return;
     }
-    if (Status status = core_.shard_of(job)->add(contribution, *from, payload, std::move(release)); !status.ok())
+    if (Status status = core_.shard_of(job)->add(wire::Contribution::read(contribution), *from, payload, std::move(release)); !status.ok())
       from->refuse(contribution, status);
   }
   void remove(const JobName& job, const GuestId& id) {

@@ -63,7 +63,7 @@ Status ShardCheckpoint::describe(const wire::StoredUnits& units) {
 }
 
 /// The steps that a chunk has done; null where nobody has said what its unit is.
-std::uint64_t* ShardCheckpoint::know(const wire::Header& header) {
+std::uint64_t* ShardCheckpoint::know(const wire::Envelope& header) {
   const auto unit = units_.find(header.unit);
   if (unit == units_.end() || header.chunk >= unit->second.chunk_count()) return nullptr;
   const auto [step, is_new] = steps_.try_emplace({header.unit, header.chunk}, 0);
@@ -108,16 +108,17 @@ CheckpointVersion* ShardCheckpoint::newest(std::uint64_t limit, Status& problem)
   return nullptr;
 }
 
-Result<ShardCheckpoint::Restored> ShardCheckpoint::restore(const wire::Header& header, StoredChunk& chunk) {
+Result<ShardCheckpoint::Restored> ShardCheckpoint::restore(const wire::Envelope& about, std::uint64_t version_limit,
+                                                           StoredChunk& chunk) {
   may_assign_ = true;
-  const auto described = units_.find(header.unit);
-  if (described == units_.end() || header.chunk >= described->second.chunk_count())
-    return refused("to restore needs to know what unit " + std::to_string(header.unit) + " is");
+  const auto described = units_.find(about.unit);
+  if (described == units_.end() || about.chunk >= described->second.chunk_count())
+    return refused("to restore needs to know what unit " + std::to_string(about.unit) + " is");
   const wire::StoredUnit& wanted = described->second;
-  if (const auto step = steps_.find({header.unit, header.chunk}); step != steps_.end() && step->second > 0)
+  if (const auto step = steps_.find({about.unit, about.chunk}); step != steps_.end() && step->second > 0)
     return refused("to restore '" + wanted.name + "' comes before its first step");
   Status problem;
-  while (CheckpointVersion* source = newest(header.step, problem)) {
+  while (CheckpointVersion* source = newest(version_limit, problem)) {
     const CheckpointUnit* saved = source->unit(wanted.name);
     base_version_ = source->version();
     if (saved == nullptr)
@@ -127,14 +128,14 @@ Result<ShardCheckpoint::Restored> ShardCheckpoint::restore(const wire::Header& h
       return refused("'" + wanted.name + "' has " + text_of(wanted) + ", in version " +
                      std::to_string(source->version()) + " of the checkpoints " + text_of(saved->unit) +
                      "; resume with the model that wrote them");
-    auto piece = source->read(wanted.name, wanted.chunk_offset(header.chunk), wanted.chunk_size(header.chunk));
+    auto piece = source->read(wanted.name, wanted.chunk_offset(about.chunk), wanted.chunk_size(about.chunk));
     if (piece.ok()) {
       const auto& arrays = piece.value().arrays;
       if (arrays.empty()) return refused("'" + wanted.name + "' had no value when the checkpoint was written");
       for (std::size_t i = 0; i < arrays.size(); ++i)
         if (Status status = chunk.assign(i, arrays[i].span(), wanted.dtype, piece.value().update_count); !status.ok())
           return status;
-      know(header);
+      know(about);
       return Restored{source->version(), saved->rule};
     }
     problem = piece.status();
@@ -148,7 +149,7 @@ Result<ShardCheckpoint::Restored> ShardCheckpoint::restore(const wire::Header& h
   return Restored{};
 }
 
-void ShardCheckpoint::stepped(const wire::Header& shape, StoredChunk& chunk, const UpdateRule* rule) {
+void ShardCheckpoint::stepped(const wire::Envelope& shape, StoredChunk& chunk, const UpdateRule* rule) {
   std::uint64_t* step = know(shape);
   if (step == nullptr) return;
   *step = shape.step;

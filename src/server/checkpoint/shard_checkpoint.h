@@ -41,7 +41,7 @@ class ShardCheckpoint {
   /// this run would write its own among them.
   Status before_assign();
   /// It has been, to the chunk that the header names.
-  void assigned(const wire::Header& header) { know(header); }
+  void assigned(const wire::Envelope& header) { know(header); }
 
   /// What a chunk has been given by a checkpoint; version 0: there is none.
   struct Restored {
@@ -51,10 +51,10 @@ class ShardCheckpoint {
   /// Gives the chunk what the newest complete version up to header.step (0: of all; kNoVersion: of none) has for it. A
   /// version whose data is damaged counts as none. Refused: a unit that nobody has described, that the checkpoint has
   /// not, or has with another size or dtype; a chunk that has done steps; where all versions are damaged.
-  Result<Restored> restore(const wire::Header& header, StoredChunk& chunk);
+  Result<Restored> restore(const wire::Envelope& about, std::uint64_t version_limit, StoredChunk& chunk);
 
   /// A step of a stored chunk is complete; `shape` has its unit, chunk and step. `rule`: null for none.
-  void stepped(const wire::Header& shape, StoredChunk& chunk, const UpdateRule* rule);
+  void stepped(const wire::Envelope& shape, StoredChunk& chunk, const UpdateRule* rule);
 
  private:
   using ChunkKey = std::pair<std::uint32_t, std::uint32_t>;  // unit and chunk
@@ -66,7 +66,7 @@ class ShardCheckpoint {
     std::size_t size_bytes = 0;
   };
 
-  std::uint64_t* know(const wire::Header& header);
+  std::uint64_t* know(const wire::Envelope& header);
   bool due(std::uint64_t version);
   void begin(std::uint64_t version);
   void give_up(const std::string& why);

@@ -23,31 +23,32 @@ bool sums_wide(DType dtype) { return kernel::running_sum_bytes(dtype) != dtype_b
 
 }  // namespace
 
-Result<std::size_t> dense_bytes(const wire::Header& header) {
-  if ((header.flags & wire::kAbsent) != 0)
-    return header.payload_bytes == 0 ? Result<std::size_t>(std::size_t{0})
-                                     : refused_push(header, "it says that it is absent and has a payload");
-  if (header.kind == wire::Kind::push) {
-    if (header.payload_bytes % dtype_bytes(header.dtype) != 0)
-      return refused_push(header, "its size is no multiple of an element's");
-    return static_cast<std::size_t>(header.payload_bytes);
+Result<std::size_t> dense_bytes(const wire::Contribution& push) {
+  if (push.absent)
+    return push.payload_bytes == 0 ? Result<std::size_t>(std::size_t{0})
+                                   : refused_push(push, "it says that it is absent and has a payload");
+  if (push.dense) return refused_push(push, "a server takes a dense gradient as a push, not as factors");
+  if (push.kind == wire::Kind::push) {
+    if (push.payload_bytes % dtype_bytes(push.dtype) != 0)
+      return refused_push(push, "its size is no multiple of an element's");
+    return static_cast<std::size_t>(push.payload_bytes);
   }
-  if (wire::factor_bytes(header) != header.payload_bytes)
-    return refused_push(header, "its factors do not have the size that it says");
-  if (!dtype_is_floating(header.dtype)) return refused_push(header, "factors have a floating dtype");
-  const auto matrix = wire::matrix_bytes(header);
-  if (!matrix || *matrix == 0) return refused_push(header, "its matrix is empty or too large");
+  if (push.factor_bytes() != push.payload_bytes)
+    return refused_push(push, "its factors do not have the size that it says");
+  if (!dtype_is_floating(push.dtype)) return refused_push(push, "factors have a floating dtype");
+  const auto matrix = push.matrix_bytes();
+  if (!matrix || *matrix == 0) return refused_push(push, "its matrix is empty or too large");
   return static_cast<std::size_t>(*matrix);
 }
 
-Result<std::size_t> contribution_bytes(const wire::Header& header, std::size_t worker_count) {
-  if (header.rank >= worker_count || header.worker_count != worker_count)
-    return refused_push(header, "it speaks of " + std::to_string(header.worker_count) + " workers, here are " +
-                                    std::to_string(worker_count));
-  if (header.divisor == 0 || (header.divisor != 1 && !dtype_is_floating(header.dtype)))
-    return refused_push(
-        header, std::string(dtype_name(header.dtype)) + " cannot be divided by " + std::to_string(header.divisor));
-  return dense_bytes(header);
+Result<std::size_t> contribution_bytes(const wire::Contribution& push, std::size_t worker_count) {
+  if (push.rank >= worker_count || push.worker_count != worker_count)
+    return refused_push(push, "it speaks of " + std::to_string(push.worker_count) + " workers, here are " +
+                                  std::to_string(worker_count));
+  if (push.divisor == 0 || (push.divisor != 1 && !dtype_is_floating(push.dtype)))
+    return refused_push(push,
+                        std::string(dtype_name(push.dtype)) + " cannot be divided by " + std::to_string(push.divisor));
+  return dense_bytes(push);
 }
 
 ChunkState::ChunkState(std::uint32_t worker_count, Reduction reduction, std::shared_ptr<BufferPool> pool)
@@ -55,52 +56,51 @@ ChunkState::ChunkState(std::uint32_t worker_count, Reduction reduction, std::sha
   reset();
 }
 
-Status ChunkState::fits(const wire::Header& header, std::size_t size_bytes) const {
-  if (header.step != shape_.step)
-    return refused_push(header, "the chunk is in step " + std::to_string(shape_.step) + " since rank " +
-                                    std::to_string(shape_.rank) + " pushed it");
-  if (parts_[header.rank]) return refused_push(header, "it has pushed this chunk already");
-  if (header.dtype != shape_.dtype || header.divisor != shape_.divisor ||
-      (header.flags & wire::kStored) != (shape_.flags & wire::kStored))
-    return refused_push(header, "its dtype, divisor or kind differs from rank " + std::to_string(shape_.rank) + "'s");
-  const bool present = (header.flags & wire::kAbsent) == 0;
-  if (present && dense_bytes_ && size_bytes != *dense_bytes_) return refused_size(header, size_bytes, *dense_bytes_);
-  if (present && header.kind == wire::Kind::factors && shape_.rows != 0 &&
-      (header.rows != shape_.rows || header.cols != shape_.cols))
-    return refused_push(header, "its factors are of another shape than others'; the ranks' models differ");
+Status ChunkState::fits(const wire::Contribution& push, std::size_t size_bytes) const {
+  if (push.step != shape_.step)
+    return refused_push(push, "the chunk is in step " + std::to_string(shape_.step) + " since rank " +
+                                  std::to_string(shape_.rank) + " pushed it");
+  if (parts_[push.rank]) return refused_push(push, "it has pushed this chunk already");
+  if (push.dtype != shape_.dtype || push.divisor != shape_.divisor || push.stored != shape_.stored)
+    return refused_push(push, "its dtype, divisor or kind differs from rank " + std::to_string(shape_.rank) + "'s");
+  const bool present = !push.absent;
+  if (present && dense_bytes_ && size_bytes != *dense_bytes_) return refused_size(push, size_bytes, *dense_bytes_);
+  if (present && push.kind == wire::Kind::factors && shape_.rows != 0 &&
+      (push.rows != shape_.rows || push.cols != shape_.cols))
+    return refused_push(push, "its factors are of another shape than others'; the ranks' models differ");
   return {};
 }
 
-Status ChunkState::admit(const wire::Header& header, Requester* from) {
-  auto size = contribution_bytes(header, parts_.size());
+Status ChunkState::admit(const wire::Contribution& push, Requester* from) {
+  auto size = contribution_bytes(push, parts_.size());
   if (!size.ok()) return size.status();
-  if (lost_) return refused_push(header, "the chunk's step can never end: a rank that had pushed it has gone");
+  if (lost_) return refused_push(push, "the chunk's step can never end: a rank that had pushed it has gone");
   if (started()) {
-    if (Status status = fits(header, size.value()); !status.ok()) return status;
+    if (Status status = fits(push, size.value()); !status.ok()) return status;
   } else {
     started_ns_ = now_ns();
-    shape_ = header;
+    shape_ = push;
     shape_.rows = shape_.cols = 0;
     dense_bytes_.reset();
   }
-  Contribution& part = parts_[header.rank].emplace();
-  part.header = header;
+  Contribution& part = parts_[push.rank].emplace();
+  part.push = push;
   part.from = from;
   ++admitted_count_;
-  if ((header.flags & wire::kLate) != 0) ++uncounted_count_;
+  if (push.excluded_from_mean) ++uncounted_count_;
   if (part.present()) {
     dense_bytes_ = size.value();
     ++present_count_;
   }
   if (part.has_factors()) {
     ++factors_count_;
-    shape_.rows = header.rows;
-    shape_.cols = header.cols;
+    shape_.rows = push.rows;
+    shape_.cols = push.cols;
   }
   shape_.payload_bytes = dense_bytes_.value_or(0);
   if (reduction_.order == ReduceOrder::arrival) {
-    position_of_[header.rank] = order_.size();
-    order_.push_back(header.rank);
+    position_of_[push.rank] = order_.size();
+    order_.push_back(push.rank);
   }
   return {};
 }
@@ -128,10 +128,10 @@ void ChunkState::complete(std::uint32_t rank, std::span<const std::byte> payload
   if (reduction_.aggregation == Aggregation::streaming) advance(position_of_[rank]);
 }
 
-std::size_t ChunkState::missing_sum_bytes(const wire::Header& header) const {
+std::size_t ChunkState::missing_sum_bytes(const wire::Contribution& push) const {
   const bool has_memory =
       sum_ || std::ranges::any_of(parts_, [](const auto& part) { return part && static_cast<bool>(part->buffer); });
-  return has_memory ? 0 : header.payload_bytes;
+  return has_memory ? 0 : push.payload_bytes;
 }
 
 Contribution* ChunkState::at(std::size_t position) {
@@ -285,7 +285,7 @@ unsigned ChunkState::divisor() const {
 
 bool ChunkState::is_mean() const {
   return started() && shape_.divisor % parts_.size() == 0 && dtype_is_floating(shape_.dtype) && factors_count_ == 0 &&
-         (shape_.flags & wire::kTransient) == 0;
+         !shape_.transient;
 }
 
 std::vector<Contribution> ChunkState::leave_out_missing() {
@@ -295,14 +295,14 @@ std::vector<Contribution> ChunkState::leave_out_missing() {
     if (part && part->complete) continue;
     if (part) {
       present_count_ -= part->present() ? 1 : 0;
-      uncounted_count_ -= (part->header.flags & wire::kLate) != 0 ? 1 : 0;
+      uncounted_count_ -= part->push.excluded_from_mean ? 1 : 0;
       begun.push_back(std::move(*part));
     } else {
       ++admitted_count_;
     }
     Contribution& nothing = part.emplace();
-    nothing.header.flags = wire::kAbsent;
-    nothing.header.rank = rank;
+    nothing.push.absent = true;
+    nothing.push.rank = rank;
     nothing.complete = true;
     ++complete_count_;
     ++uncounted_count_;
@@ -315,7 +315,7 @@ std::vector<Contribution> ChunkState::leave_out_missing() {
 
 std::uint32_t ChunkState::factor_count_sum() const {
   std::uint64_t total = 0;
-  for (const auto& part : parts_) total += part->header.factor_count;
+  for (const auto& part : parts_) total += part->push.factor_count;
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(total, wire::kUnboundedFactors));
 }
 
@@ -324,11 +324,11 @@ std::vector<kernel::FactorTerm> ChunkState::factor_terms() {
   for (std::size_t position = 0; const Contribution* part = at(position); ++position) {
     if (!part->present()) continue;
     kernel::FactorTerm term;
-    term.dtype = part->header.dtype;
+    term.dtype = part->push.dtype;
     if (part->has_factors()) {
       term.left = part->payload.data();
-      term.right = term.left + std::size_t{part->header.factor_count} * shape_.rows * dtype_bytes(term.dtype);
-      term.count = part->header.factor_count;
+      term.right = term.left + std::size_t{part->push.factor_count} * shape_.rows * dtype_bytes(term.dtype);
+      term.count = part->push.factor_count;
     } else if (sum_ && added_bytes_[position] == *dense_bytes_) {
       terms.clear();  // the dense parts so far are one term
       term.dense = sum_.data();
@@ -384,8 +384,8 @@ void ChunkState::drop(const Requester* from) {
     complete_count_ -= part->complete ? 1 : 0;
     present_count_ -= part->present() ? 1 : 0;
     factors_count_ -= part->has_factors() ? 1 : 0;
-    uncounted_count_ -= (part->header.flags & wire::kLate) != 0 ? 1 : 0;
-    added_bytes_[position_of_[part->header.rank]] = 0;
+    uncounted_count_ -= part->push.excluded_from_mean ? 1 : 0;
+    added_bytes_[position_of_[part->push.rank]] = 0;
     free(*part);
     part.reset();
   }

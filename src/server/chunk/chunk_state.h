@@ -15,14 +15,14 @@
 #include "poseidon/options.h"
 #include "poseidon/status.h"
 #include "server/chunk/requester.h"
-#include "wire/header.h"
+#include "wire/messages/contribution.h"
 
 namespace poseidon {
 
 /// One worker's message with its payload. The payload is received into `buffer`, or a worker of this host lends it
 /// until `release` is called.
 struct Contribution {
-  wire::Header header;
+  wire::Contribution push;
   Requester* from = nullptr;
   Buffer buffer;
   std::span<const std::byte> payload;
@@ -31,8 +31,8 @@ struct Contribution {
   bool complete = false;
   std::shared_ptr<const void> turn;  // ChunkState::place
 
-  bool present() const { return (header.flags & wire::kAbsent) == 0; }
-  bool has_factors() const { return present() && header.kind == wire::Kind::factors; }
+  bool present() const { return !push.absent; }
+  bool has_factors() const { return push.has_factors(); }
 };
 
 /// How a shard adds.
@@ -55,7 +55,7 @@ class ChunkState {
   /// Admits a contribution whose header has arrived. ErrorCode::refused: it does not fit those that are already here
   /// (another step, size, shape, dtype or divisor, or a second one from the same rank), or no shard can compute it (a
   /// divided integer).
-  Status admit(const wire::Header& header, Requester* from);
+  Status admit(const wire::Contribution& push, Requester* from);
   /// Returns where an admitted contribution's payload is received: in `buffer`, which is from the pool. Once the parts
   /// before it have begun to arrive, its memory becomes free without any further message. `turn` is held from then on,
   /// as long as the memory is in use.
@@ -63,7 +63,7 @@ class ChunkState {
   /// Notes that the first `received_bytes` of a rank's payload have arrived.
   void progress(std::uint32_t rank, std::size_t received_bytes);
   /// The bytes that the sum still needs beside the parts' own memory, if parts of this size are lent.
-  std::size_t missing_sum_bytes(const wire::Header& header) const;
+  std::size_t missing_sum_bytes(const wire::Contribution& push) const;
   /// Notes that a rank's whole payload has arrived: in its place, or lent as long as it is needed. In the latter case
   /// `release` is not empty.
   void complete(std::uint32_t rank, std::span<const std::byte> payload, std::function<void()> release);
@@ -73,7 +73,7 @@ class ChunkState {
   bool started() const { return admitted_count_ > 0; }
   /// When the first contribution of this step arrived.
   std::int64_t started_ns() const { return started_ns_; }
-  const wire::Header& shape() const { return shape_; }
+  const wire::Contribution& shape() const { return shape_; }
   /// Whether a rank's part may be added as it arrives, because the parts before it in the sum have begun to arrive. It
   /// is always true if the order is that of arrival.
   bool in_order(std::uint32_t rank) const;
@@ -104,7 +104,7 @@ class ChunkState {
   unsigned divisor() const;
 
   /// The sum of the dense parts divided by the divisor. Only when all_here() and some are present. A mean is over the
-  /// parts that count: parts with wire::kLate and parts that were left out do not.
+  /// parts that count: parts that are excluded from the mean and parts that were left out do not.
   Buffer take_sum();
   /// The dense parts in order, for the wide baseline, which adds on other threads. Only when all_here().
   std::vector<const std::byte*> dense_inputs();
@@ -117,7 +117,7 @@ class ChunkState {
   void orphan(const Requester* from);
 
  private:
-  Status fits(const wire::Header& header, std::size_t size_bytes) const;
+  Status fits(const wire::Contribution& push, std::size_t size_bytes) const;
   Contribution* at(std::size_t position);
   std::size_t first_present();
   std::size_t available_bytes(const Contribution& part) const;
@@ -138,10 +138,10 @@ class ChunkState {
   std::size_t complete_count_ = 0;
   std::size_t present_count_ = 0;
   std::size_t factors_count_ = 0;
-  std::size_t uncounted_count_ = 0;      // parts with wire::kLate, and parts that were left out
+  std::size_t uncounted_count_ = 0;      // parts that are excluded from the mean, and parts that were left out
   std::vector<std::uint32_t> left_out_;  // ranks
   std::int64_t started_ns_ = 0;
-  wire::Header shape_;  // of the first contribution; its dense size, rows and cols once they are known
+  wire::Contribution shape_;  // of the first contribution; its dense size, rows and cols once they are known
   std::optional<std::size_t> dense_bytes_;  // of the parts that are present
   bool lost_ = false;                       // a part that is in the sum has lost its owner
 
@@ -155,15 +155,15 @@ class ChunkState {
 
 /// A step of a chunk that is not complete, or a push that waits for its answer.
 struct OpenChunk {
-  wire::Header about;
+  wire::Envelope about;
   std::int64_t started_ns = 0;
   std::vector<std::uint32_t> missing_ranks;
 };
 
 /// Bytes of the dense array that a push or factors message stands for; 0 when it does not say
 /// (an absent push). ErrorCode::refused when the payload does not have the size its header says.
-Result<std::size_t> dense_bytes(const wire::Header& header);
+Result<std::size_t> dense_bytes(const wire::Contribution& push);
 /// The same, refused too for a rank that the job has not and for an integer divided.
-Result<std::size_t> contribution_bytes(const wire::Header& header, std::size_t worker_count);
+Result<std::size_t> contribution_bytes(const wire::Contribution& push, std::size_t worker_count);
 
 }  // namespace poseidon

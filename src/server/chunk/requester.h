@@ -17,7 +17,7 @@ class Requester {
   /// Sends a message whose payload (null: none) stays alive and unchanged until it has left.
   virtual void send(const wire::Header& header, std::shared_ptr<const Buffer> payload) = 0;
   /// Tells this worker, and nobody else, that a request of its does not fit.
-  virtual void refuse(const wire::Header& about, const Status& status) = 0;
+  virtual void refuse(const wire::Envelope& about, const Status& status) = 0;
 };
 
 }  // namespace poseidon

@@ -40,7 +40,7 @@ class ChunkHandover {
  public:
   virtual ~ChunkHandover() = default;
   /// Whether another core owns the chunk of this contribution.
-  virtual bool is_elsewhere(const wire::Header& contribution) const = 0;
+  virtual bool is_elsewhere(const wire::Envelope& contribution) const = 0;
   /// A contribution to such a chunk has come from a connection. `payload` is lent until `release`, which may be called
   /// on another core's loop, or empty where there is no payload.
   virtual void hand_over(const JobName& job, std::uint64_t connection_id, const wire::Header& contribution,
@@ -50,7 +50,7 @@ class ChunkHandover {
   virtual void closed(const JobName& job, std::uint64_t connection_id) = 0;
 
   /// Tells all guests of the job that a request does not fit.
-  virtual void refuse_guests(const JobName& job, const wire::Header& about, const Status& status) = 0;
+  virtual void refuse_guests(const JobName& job, const wire::Envelope& about, const Status& status) = 0;
   /// The job's run or generation has ended: its guests leave `shard`.
   virtual void drop_guests(const JobName& job, Shard& shard) = 0;
 };

@@ -33,11 +33,12 @@ class ServerCore::Connection final : public Requester {
     backlog_->add();
     flow_->send(header, std::move(pieces), [payload, backlog = backlog_](const Status&) { backlog->remove(); });
   }
-  void refuse(const wire::Header& about, const Status& status) override {
+  void refuse(const wire::Envelope& about, const Status& status) override { refuse(about, {status, std::nullopt}); }
+  void refuse(const wire::Envelope& about, const wire::Refuse& refusal_of_it) {
     note(FlightEvent::Kind::refused, about, 0);
     if (backlog_->refusals >= limits::kUnsentRefusals) return;
     ++backlog_->refusals;
-    send_text(wire::Refuse{status, std::nullopt}.make(about), [backlog = backlog_] { --backlog->refusals; });
+    send_text(refusal_of_it.make(about), [backlog = backlog_] { --backlog->refusals; });
   }
   void send_text(const wire::TextMessage& message, const std::function<void()>& sent) {
     flow_->send(message.header, {message.payload()}, [text = message.text, sent](const Status&) { sent(); });
@@ -60,8 +61,8 @@ class ServerCore::Connection final : public Requester {
   Buffer text;                // of a hello, rule or abort
   Buffer receiving;  // where an assignment, a contribution that others own or a refused one lands; from the pool
   Status refusal;    // of the contribution that is being received
-  std::optional<wire::Header> waiting;  // of a contribution that may not come yet
-  bool in_shard = false;                // the contribution that is being received lands in this core's shard
+  std::optional<wire::Envelope> waiting;  // of a contribution that may not come yet
+  bool in_shard = false;                  // the contribution that is being received lands in this core's shard
 
  private:
   /// What has been sent and not left yet; a message may be done when its connection is gone.
@@ -78,7 +79,7 @@ class ServerCore::Connection final : public Requester {
     }
   };
 
-  void note(FlightEvent::Kind kind, const wire::Header& about, std::uint64_t bytes) {
+  void note(FlightEvent::Kind kind, const wire::Envelope& about, std::uint64_t bytes) {
     FlightEvent event;
     event.kind = kind;
     event.what = wire::kind_name(about.kind);

@@ -19,11 +19,6 @@ bool is_contribution(const wire::Header& header) {
   return header.kind == wire::Kind::push || header.kind == wire::Kind::factors;
 }
 
-bool is_text(const wire::Header& header) {
-  return header.kind == wire::Kind::hello || header.kind == wire::Kind::abort || header.kind == wire::Kind::rule ||
-         header.kind == wire::Kind::units;
-}
-
 std::string text_of_message(const wire::Header& header) {
   return "a " + std::string(wire::kind_name(header.kind)) + " of " + std::to_string(header.payload_bytes) +
          " bytes from rank " + std::to_string(header.rank);
@@ -53,7 +48,7 @@ void ServerCore::set_other_cores(std::vector<std::string> addresses) {
 }
 
 Result<std::string> ServerCore::listen(Transport& transport, const std::string& address) {
-  auto listener = transport.listen(*loop_, address, [this](std::shared_ptr<Flow> flow) { accept(std::move(flow)); });
+  auto listener = transport.listen(*loop_, address, [this](std::shared_ptr<Flow> flow) { connected(std::move(flow)); });
   if (!listener.ok()) return listener.status();
   listeners_.push_back(std::move(listener.value()));
   return listeners_.back()->address();
@@ -116,7 +111,7 @@ std::vector<LateRank> ServerCore::late_ranks() {
   return ranks;
 }
 
-void ServerCore::accept(std::shared_ptr<Flow> flow) {
+void ServerCore::connected(std::shared_ptr<Flow> flow) {
   Flow& accepted = *flow;
   auto& connection = connections_[&accepted];
   connection = std::make_unique<Connection>(next_connection_id_++, std::move(flow), recorder_);
@@ -147,16 +142,14 @@ void ServerCore::watch_pending() {
 }
 
 /// Whether a worker may say so now. What it contributes and requests is for its own rank.
-Status ServerCore::check_place(Connection& connection, const wire::Header& header) const {
-  const bool takes_payload = is_contribution(header) || header.kind == wire::Kind::assign;
-  if (is_text(header) ? header.payload_bytes > wire::kMaxTextBytes : header.payload_bytes > 0 && !takes_payload)
-    return {ErrorCode::refused, connection.flow().peer_name() + " sends a payload that has no place here"};
+Status ServerCore::check_place(Connection& connection, const wire::Header& header) {
+  if (Status status = wire::check_kind(header.kind, wire::kToServer, header.payload_bytes); !status.ok())
+    return {ErrorCode::refused, connection.flow().peer_name() + ": " + status.message()};
   const bool for_rank = is_contribution(header) || is_request(header);
-  const bool ends = header.kind == wire::Kind::abort || header.kind == wire::Kind::goodbye;
-  const bool greeted = connection.job != nullptr;
-  if (header.kind == wire::Kind::hello || (greeted && (for_rank ? header.rank == connection.rank : ends))) return {};
+  if (header.kind == wire::Kind::hello || (connection.job != nullptr && (!for_rank || header.rank == connection.rank)))
+    return {};
   return {ErrorCode::refused,
-          connection.flow().peer_name() + " speaks before its hello, for another rank than its own or out of place"};
+          connection.flow().peer_name() + " speaks before its hello or for another rank than its own"};
 }
 
 bool ServerCore::begin_turn(Flow& flow) {
@@ -191,30 +184,31 @@ void ServerCore::resume_waiting(Job& job) {
   });
 }
 
-Result<std::span<std::byte>> ServerCore::on_header(Flow& flow, const wire::Header& header) {
+Result<std::span<std::byte>> ServerCore::accept(Flow& flow, const wire::Header& header, bool lent) {
   bool no_memory = false;
   const auto what = [&] {
     no_memory = true;
     return text_of_message(header);
   };
-  auto place = guard_memory([&] { return place_for(flow, header); }, what);
+  auto place = guard_memory([&] { return place_for(flow, header, lent); }, what);
   if (no_memory) flow.context<Connection>().refuse(header, place.status());
   return place;
 }
 
-Result<std::span<std::byte>> ServerCore::place_for(Flow& flow, const wire::Header& header) {
+Result<std::span<std::byte>> ServerCore::place_for(Flow& flow, const wire::Header& header, bool lent) {
   Connection& connection = flow.context<Connection>();
   heard(connection);
   if (Status status = check_place(connection, header); !status.ok()) return status;
   connection.refusal = Status();
   connection.in_shard = false;
-  if (is_text(header)) {
+  if (lent || header.payload_bytes == 0) return std::span<std::byte>();
+  if (wire::has_text(header.kind)) {
     connection.text = Buffer(header.payload_bytes);
     return connection.text.span();
   }
   Shard& shard = connection.job->shard;
   if (is_contribution(header) && !is_elsewhere(header)) {
-    auto place = shard.begin(header, connection);
+    auto place = shard.begin(wire::Contribution::read(header), connection);
     connection.in_shard = place.ok();
     resume_waiting(*connection.job);
     if (place.ok()) return place;
@@ -258,7 +252,6 @@ Status ServerCore::take(Flow& flow, const wire::Header& header, std::span<const 
   connection.said_goodbye = connection.said_goodbye || header.kind == wire::Kind::goodbye;
   connection.left = connection.left || connection.said_goodbye || header.kind == wire::Kind::abort;
   if (header.kind == wire::Kind::abort && connection.job != nullptr) remember_open_chunks(*connection.job);
-  if (Status status = check_place(connection, header); !status.ok()) return status;
   if (is_contribution(header)) {
     if (Status status = contribute(connection, header, payload, std::move(release)); !status.ok())
       connection.refuse(header, status);
@@ -282,7 +275,7 @@ Status ServerCore::take(Flow& flow, const wire::Header& header, std::span<const 
 Status ServerCore::contribute(Connection& connection, const wire::Header& header, std::span<const std::byte> payload,
                               std::function<void()> release) {
   Shard& shard = connection.job->shard;
-  const bool received = !payload.empty() && !release;  // then on_header came before
+  const bool received = !payload.empty() && !release;  // then accept() gave it a place
   if (received && !connection.refusal.ok()) {
     shard.pool().give_back(std::move(connection.receiving));
     return std::exchange(connection.refusal, Status());
@@ -292,8 +285,8 @@ Status ServerCore::contribute(Connection& connection, const wire::Header& header
     handover_->hand_over(connection.job->name, connection.id(), header, payload, std::move(release));
     return {};
   }
-  if (!received) return shard.add(header, connection, payload, std::move(release));
-  shard.complete(header);
+  if (!received) return shard.add(wire::Contribution::read(header), connection, payload, std::move(release));
+  shard.complete(wire::Contribution::read(header));
   return {};
 }
 

@@ -76,20 +76,20 @@ class ServerCore final : public HandoverCore, private Receiver {
   bool begin_turn(Flow& flow) override;
   void end_turn(Flow& flow) override;
   bool may_receive(Flow& flow, const wire::Header& header) override;
-  Result<std::span<std::byte>> on_header(Flow& flow, const wire::Header& header) override;
+  Result<std::span<std::byte>> accept(Flow& flow, const wire::Header& header, bool lent) override;
   void on_progress(Flow& flow, const wire::Header& header, std::size_t received_bytes) override;
   Status on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
                     std::function<void()> release) override;
   void on_closed(Flow& flow, const Status& status) override;
 
-  Result<std::span<std::byte>> place_for(Flow& flow, const wire::Header& header);
+  Result<std::span<std::byte>> place_for(Flow& flow, const wire::Header& header, bool lent);
   Status take(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
               std::function<void()> release);
   std::uint64_t bytes_delivered();
-  void accept(std::shared_ptr<Flow> flow);
+  void connected(std::shared_ptr<Flow> flow);
   void watch_pending();
   void dismiss_oldest_pending();
-  Status check_place(Connection& connection, const wire::Header& header) const;
+  static Status check_place(Connection& connection, const wire::Header& header);
   Status greet(Connection& connection, const wire::Header& header, std::span<const std::byte> payload);
   std::string objection(const JobName& name, const wire::Hello& hello) const;
   std::string pace_objection(const Job* job, const wire::Hello& hello) const;
@@ -107,21 +107,21 @@ class ServerCore final : public HandoverCore, private Receiver {
   // Defined in server_report.cc:
   static void heard(Connection& connection);
   void note(FlightEvent::Kind kind, const Connection& connection, const char* what,
-            const wire::Header* about = nullptr);
+            const wire::Envelope* about = nullptr);
   static std::vector<std::uint32_t> silent_ranks(const Job& job, const OpenChunk& chunk, std::int64_t since_ns);
   void remember_open_chunks(Job& job);
   void tell_lost(const Connection& connection, const Status& status);
   void tell_failure(const Job& job, FailureSource source, std::uint32_t rank, const Status& status) const;
   void tell_overdue(Job& job, const OpenChunk& chunk, const std::vector<std::uint32_t>& silent);
   void note_departure(Job& job, std::uint32_t rank);
-  static void refuse_for_departed(Connection& to, wire::Header about, std::uint32_t rank);
+  static void refuse_for_departed(Connection& to, const wire::Envelope& about, std::uint32_t rank);
 
   // The interface of chunk_handover.h:
   Shard* shard_of(const JobName& job) override;
   bool add_guest(const JobName& job, const wire::Hello& hello) override;
   void remove_guest(const JobName& job) override;
   Requester* connection(std::uint64_t id) override;
-  bool is_elsewhere(const wire::Header& contribution) const {
+  bool is_elsewhere(const wire::Envelope& contribution) const {
     return handover_ != nullptr && handover_->is_elsewhere(contribution);
   }
   std::function<void()> lend_received(Connection& connection);

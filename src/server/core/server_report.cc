@@ -57,7 +57,7 @@ void write_chunk(JsonWriter& json, const OpenChunk& chunk, std::int64_t time_ns)
 void ServerCore::heard(Connection& connection) { connection.last_progress_ns = now_ns(); }
 
 void ServerCore::note(FlightEvent::Kind kind, const Connection& connection, const char* what,
-                      const wire::Header* about) {
+                      const wire::Envelope* about) {
   FlightEvent event;
   event.kind = kind;
   event.what = what;
@@ -126,9 +126,8 @@ void ServerCore::note_departure(Job& job, std::uint32_t rank) {
   tell_failure(job, FailureSource::left, rank, departed_status(rank));
 }
 
-void ServerCore::refuse_for_departed(Connection& to, wire::Header about, std::uint32_t rank) {
-  about.rank = rank;
-  to.refuse(about, departed_status(rank));
+void ServerCore::refuse_for_departed(Connection& to, const wire::Envelope& about, std::uint32_t rank) {
+  to.refuse(about, wire::Refuse{departed_status(rank), rank});
 }
 
 /// Called at the first sign of a failure, because soon the workers' connections end and what they have pushed is lost.

@@ -18,7 +18,7 @@ constexpr std::size_t kRankBytes = sizeof(std::optional<Contribution>) + 2 * siz
 constexpr std::size_t kRuleBytes = limits::kNodeBytes + sizeof(UpdateRule) + sizeof(std::uint64_t);
 
 /// Of the sum that a push of this size is added to.
-std::size_t sum_bytes(const wire::Header& push) {
+std::size_t sum_bytes(const wire::Contribution& push) {
   return push.payload_bytes / dtype_bytes(push.dtype) * kernel::running_sum_bytes(push.dtype);
 }
 
@@ -56,32 +56,32 @@ Shard::Entry::Entry(Shard& its_shard)
 
 std::shared_ptr<const Buffer> Shard::Entry::value() { return shard.stored_of(*this).array(0); }
 
-bool Shard::Entry::has_rule(const wire::Header& push) const {
+bool Shard::Entry::has_rule(const wire::Contribution& push) const {
   const UpdateRule* rule = shard.rule_of(push);
   return rule != nullptr && rule->kind != nullptr;
 }
 
-std::size_t Shard::Entry::update_bytes(const wire::Header& shape) const { return shard.update_bytes(shape); }
+std::size_t Shard::Entry::update_bytes(const wire::Contribution& shape) const { return shard.update_bytes(shape); }
 
 /// The value, the states and one array more where those that are being sent are left as they are, and the gradient of
 /// the step before.
-std::size_t Shard::update_bytes(const wire::Header& shape) const {
-  const UpdateRule* rule = (shape.flags & wire::kStored) == 0 ? nullptr : rule_of(shape);
+std::size_t Shard::update_bytes(const wire::Contribution& shape) const {
+  const UpdateRule* rule = !shape.stored ? nullptr : rule_of(shape);
   if (rule == nullptr || rule->kind == nullptr) return 0;
   return (update_state_count(*rule) + 2 + (rule->keeps_gradient ? 1 : 0)) * shape.payload_bytes;
 }
 
-Status Shard::Entry::update(const wire::Header& shape, Buffer gradient) {
+Status Shard::Entry::update(const wire::Contribution& shape, Buffer gradient) {
   return shard.store(*this, std::move(gradient), shape).status();
 }
 
-Result<Shard::Entry*> Shard::open(const wire::Header& header) {
-  if (const auto found = entries_.find(key_of(header)); found != entries_.end()) return &found->second;
+Result<Shard::Entry*> Shard::open(const wire::Envelope& about) {
+  if (const auto found = entries_.find(key_of(about)); found != entries_.end()) return &found->second;
   if (entries_.size() >= limits::kChunks)
     return Status(ErrorCode::refused, "a core of a server holds at most " + std::to_string(limits::kChunks) +
                                           " chunks of a job; raise chunk_bytes or use more servers");
   if (!pool_->try_charge(entry_bytes_)) return no_room(entry_bytes_);
-  return &entries_.try_emplace(key_of(header), *this).first->second;
+  return &entries_.try_emplace(key_of(about), *this).first->second;
 }
 
 void Shard::forget(std::uint64_t key) {
@@ -92,10 +92,10 @@ void Shard::forget(std::uint64_t key) {
 }
 
 /// What a step of the chunk takes where nothing comes before its turn: its sum and its update.
-void Shard::note_need(Entry& entry, const wire::Header& header) {
+void Shard::note_need(Entry& entry, const wire::Contribution& push) {
   if (pool_->budget().lowest_limit_bytes() == 0) return;
-  const std::size_t bytes = sum_bytes(header) + update_bytes(header);
-  largest_part_bytes_ = std::max<std::size_t>(largest_part_bytes_, header.payload_bytes);
+  const std::size_t bytes = sum_bytes(push) + update_bytes(push);
+  largest_part_bytes_ = std::max<std::size_t>(largest_part_bytes_, push.payload_bytes);
   if (bytes <= entry.needed_bytes) return;
   needed_bytes_ += bytes - std::exchange(entry.needed_bytes, bytes);
 }
@@ -103,27 +103,27 @@ void Shard::note_need(Entry& entry, const wire::Header& header) {
 /// Why no wait is for ever: what is received in its turn ends without anything that waits, and then its memory is free.
 /// When none is left, those in order are taken or refused. Rank 0's parts are always in order, so all that it sends
 /// comes through, whatever is held up behind those that wait. Then all of rank 1's are in order, and so on.
-bool Shard::may_receive(const wire::Header& header) const {
-  const bool adds_on_arrival = header.kind == wire::Kind::push && header.rank < worker_count_ &&
+bool Shard::may_receive(const wire::Envelope& push) const {
+  const bool adds_on_arrival = push.kind == wire::Kind::push && push.rank < worker_count_ &&
                                reduction_.aggregation == Aggregation::streaming &&
                                reduction_.order == ReduceOrder::rank && !pace_->traits.applies_each_push;
   const std::size_t limit_bytes = pool_->budget().lowest_limit_bytes();
   if (!adds_on_arrival || limit_bytes == 0) return true;
-  const auto found = entries_.find(key_of(header));
+  const auto found = entries_.find(key_of(push));
   const bool known = found != entries_.end();
-  const bool fits_step = !known || !found->second.state.started() || found->second.state.shape().step == header.step;
-  const bool in_order = known ? found->second.state.in_order(header.rank) : header.rank == 0;
-  if (!fits_step || header.payload_bytes > limit_bytes) return true;  // to be refused
-  if (in_order) return turn_.use_count() == 1 || pool_->could_hold(header.payload_bytes);
+  const bool fits_step = !known || !found->second.state.started() || found->second.state.shape().step == push.step;
+  const bool in_order = known ? found->second.state.in_order(push.rank) : push.rank == 0;
+  if (!fits_step || push.payload_bytes > limit_bytes) return true;  // to be refused
+  if (in_order) return turn_.use_count() == 1 || pool_->could_hold(push.payload_bytes);
   // Of chunks that nobody has pushed yet nothing is known: half is for them.
   const std::size_t needed_bytes = std::max(needed_bytes_, limit_bytes / 2);
-  const std::size_t turns_bytes = worker_count_ * std::max<std::size_t>(largest_part_bytes_, header.payload_bytes);
-  return pool_->could_hold(needed_bytes + turns_bytes + header.payload_bytes);
+  const std::size_t turns_bytes = worker_count_ * std::max<std::size_t>(largest_part_bytes_, push.payload_bytes);
+  return pool_->could_hold(needed_bytes + turns_bytes + push.payload_bytes);
 }
 
 /// After a request that was refused: it may have been the first to speak of the chunk.
-void Shard::forget_if_unused(const wire::Header& header) {
-  const auto found = entries_.find(key_of(header));
+void Shard::forget_if_unused(const wire::Envelope& about) {
+  const auto found = entries_.find(key_of(about));
   if (found == entries_.end()) return;
   const Entry& entry = found->second;
   const bool stores = entry.stored && entry.stored->has_value();
@@ -131,88 +131,87 @@ void Shard::forget_if_unused(const wire::Header& header) {
   if (!busy && !stores && entry.pulls.empty()) forget(found->first);
 }
 
-Shard::Entry& Shard::entry_of(const wire::Header& header) { return entries_.at(key_of(header)); }
+Shard::Entry& Shard::entry_of(const wire::Envelope& about) { return entries_.at(key_of(about)); }
 
 StoredChunk& Shard::stored_of(Entry& entry) {
   if (!entry.stored) entry.stored = std::make_unique<StoredChunk>(pool_);
   return *entry.stored;
 }
 
-Result<Shard::Entry*> Shard::admit(const wire::Header& header, Requester& from) {
-  if (!pool_->has_room(0)) return no_room(header.payload_bytes);
-  if ((header.flags & wire::kLate) != 0 && !pace_->traits.drops_late_ranks)
+Result<Shard::Entry*> Shard::admit(const wire::Contribution& push, Requester& from) {
+  if (!pool_->has_room(0)) return no_room(push.payload_bytes);
+  if (push.excluded_from_mean && !pace_->traits.drops_late_ranks)
     return Status(ErrorCode::refused, "a push says that it is late, which there is only with stragglers=drop");
-  auto opened = open(header);
+  auto opened = open(push);
   if (!opened.ok()) return opened;
   Entry& entry = *opened.value();
-  const Status status = entry.computing
-                            ? Status(ErrorCode::refused, "the chunk is being reduced; step " +
-                                                             std::to_string(header.step) + " comes too early")
-                            : entry.pace->admit(entry, header, from);
+  const Status status = entry.computing ? Status(ErrorCode::refused, "the chunk is being reduced; step " +
+                                                                         std::to_string(push.step) + " comes too early")
+                                        : entry.pace->admit(entry, push, from);
   if (status.ok()) {
-    note_need(entry, header);
+    note_need(entry, push);
     return opened;
   }
-  forget_if_unused(header);
+  forget_if_unused(push);
   return status;
 }
 
-Result<std::span<std::byte>> Shard::begin(const wire::Header& header, Requester& from) {
-  Buffer buffer = pool_->try_take(header.payload_bytes);
-  if (!buffer) return no_room(header.payload_bytes);
-  auto entry = admit(header, from);
+Result<std::span<std::byte>> Shard::begin(const wire::Contribution& push, Requester& from) {
+  Buffer buffer = pool_->try_take(push.payload_bytes);
+  if (!buffer) return no_room(push.payload_bytes);
+  auto entry = admit(push, from);
   if (!entry.ok()) {
     pool_->give_back(std::move(buffer));
     return entry.status();
   }
-  return entry.value()->pace->place(*entry.value(), header, from, std::move(buffer), turn_);
+  return entry.value()->pace->place(*entry.value(), push, from, std::move(buffer), turn_);
 }
 
-void Shard::progress(const wire::Header& header, std::size_t received_bytes) {
-  Entry& entry = entry_of(header);
-  entry.pace->progress(entry, header, received_bytes);
+void Shard::progress(const wire::Envelope& push, std::size_t received_bytes) {
+  Entry& entry = entry_of(push);
+  entry.pace->progress(entry, push, received_bytes);
 }
 
-void Shard::complete(const wire::Header& header) {
-  Entry& entry = entry_of(header);
-  entry.pace->complete(entry, header);
+void Shard::complete(const wire::Contribution& push) {
+  Entry& entry = entry_of(push);
+  entry.pace->complete(entry, push);
 }
 
 /// What is lent takes none of this server's memory; its sum does.
-Result<Shard::Entry*> Shard::admit_lent(const wire::Header& header, Requester& from) {
-  const auto known = entries_.find(key_of(header));
-  const std::size_t bytes =
-      known == entries_.end() ? header.payload_bytes : known->second.state.missing_sum_bytes(header);
+Result<Shard::Entry*> Shard::admit_lent(const wire::Contribution& push, Requester& from) {
+  const auto known = entries_.find(key_of(push));
+  const std::size_t bytes = known == entries_.end() ? push.payload_bytes : known->second.state.missing_sum_bytes(push);
   if (!pool_->has_room(bytes)) return no_room(bytes);
-  return admit(header, from);
+  return admit(push, from);
 }
 
-Status Shard::add(const wire::Header& header, Requester& from, std::span<const std::byte> payload,
+Status Shard::add(const wire::Contribution& push, Requester& from, std::span<const std::byte> payload,
                   std::function<void()> release) {
-  auto entry = admit_lent(header, from);
+  auto entry = admit_lent(push, from);
   if (!entry.ok()) {
     if (release) release();
     return entry.status();
   }
-  entry.value()->pace->add(*entry.value(), header, from, payload, std::move(release));
+  entry.value()->pace->add(*entry.value(), push, from, payload, std::move(release));
   return {};
 }
 
 void Shard::finish(Entry& entry, Buffer sum) {
-  const wire::Header shape = entry.state.shape();
-  wire::Header header = shape;
-  header.kind = wire::Kind::result;
-  header.factor_count = entry.state.factor_count_sum();
+  const wire::Contribution shape = entry.state.shape();
   const bool any_present = entry.state.any_present();
-  header.flags = static_cast<std::uint8_t>(any_present ? 0 : wire::kAbsent);
+  wire::StepResult result;
+  result.dtype = shape.dtype;
+  result.absent = !any_present;
+  result.factor_count = entry.state.factor_count_sum();
+  wire::Header header = result.make(shape);
   Result<std::shared_ptr<const Buffer>> payload{nullptr};
   if (any_present && !sum)
     payload = no_room(shape.payload_bytes);
-  else if (any_present && (shape.flags & wire::kStored) != 0)
+  else if (any_present && shape.stored)
     payload = store(entry, std::move(sum), shape);
   else if (any_present)
     payload = std::shared_ptr<const Buffer>(pool_->share(std::move(sum)));
-  else if (pace_->traits.drops_late_ranks && (shape.flags & wire::kStored) != 0)
+  else if (pace_->traits.drops_late_ranks && shape.stored)
     payload = entry.value();  // other chunks of the layer may have been updated
   struct Answer {
     Requester* to;
@@ -222,8 +221,7 @@ void Shard::finish(Entry& entry, Buffer sum) {
   };
   std::vector<Answer> answers;
   for (const auto& part : entry.state.parts())
-    answers.push_back(
-        {part->from, part->header.rank, part->header.priority, (part->header.flags & wire::kNoResult) == 0});
+    answers.push_back({part->from, part->push.rank, part->push.priority, part->push.wants_result});
   entry.pace->step_ended(entry, header, payload);
   entry.state.reset();
   for (const Answer& answer : answers) {
@@ -235,14 +233,14 @@ void Shard::finish(Entry& entry, Buffer sum) {
     else
       answer.to->refuse(header, payload.status());
   }
-  if (checkpoint_ && payload.ok() && (shape.flags & wire::kStored) != 0) {
+  if (checkpoint_ && payload.ok() && shape.stored) {
     checkpoint_->stepped(shape, stored_of(entry), rule_of(shape));
   }
-  if ((shape.flags & wire::kTransient) != 0) forget(key_of(shape));
+  if (shape.transient) forget(key_of(shape));
 }
 
 /// What the step makes of the chunk's value; the value itself is what goes back.
-Result<std::shared_ptr<const Buffer>> Shard::store(Entry& entry, Buffer sum, const wire::Header& shape) {
+Result<std::shared_ptr<const Buffer>> Shard::store(Entry& entry, Buffer sum, const wire::Contribution& shape) {
   StoredChunk& stored = stored_of(entry);
   const UpdateRule* rule = rule_of(shape);
   if (rule != nullptr && rule->kind != nullptr) {
@@ -271,8 +269,8 @@ std::uint64_t Shard::rule_key(std::uint32_t unit, std::uint32_t rank) const {
   return std::uint64_t{unit} << 32 | (pace_->traits.applies_each_push ? rank : 0);
 }
 
-const UpdateRule* Shard::rule_of(const wire::Header& header) const {
-  const auto known = rules_.find(rule_key(header.unit, header.rank));
+const UpdateRule* Shard::rule_of(const wire::Envelope& about) const {
+  const auto known = rules_.find(rule_key(about.unit, about.rank));
   return known == rules_.end() ? nullptr : &known->second.rule;
 }
 
@@ -297,14 +295,16 @@ Status Shard::describe_units(std::span<const std::byte> payload) {
 }
 
 Status Shard::assign(const wire::Header& header, std::span<const std::byte> payload) {
-  if (payload.empty() || payload.size() % dtype_bytes(header.dtype) != 0)
+  const auto request = wire::Assign::read(header);
+  if (payload.empty() || payload.size() % dtype_bytes(request.dtype) != 0)
     return {ErrorCode::refused, "an assignment of " + std::to_string(payload.size()) + " bytes is no array of " +
-                                    std::string(dtype_name(header.dtype))};
+                                    std::string(dtype_name(request.dtype))};
   if (!pool_->has_room(payload.size())) return no_room(payload.size());
   auto entry = open(header);
   if (!entry.ok()) return entry.status();
   Status status = checkpoint_ ? checkpoint_->before_assign() : Status();
-  if (status.ok()) status = stored_of(*entry.value()).assign(header.rows, payload, header.dtype, header.step);
+  if (status.ok())
+    status = stored_of(*entry.value()).assign(request.array, payload, request.dtype, request.update_count);
   if (status.ok() && checkpoint_) checkpoint_->assigned(header);
   if (status.ok())
     answer_pulls(*entry.value());
@@ -315,18 +315,18 @@ Status Shard::assign(const wire::Header& header, std::span<const std::byte> payl
 
 /// Answers with what the chunk has got from a checkpoint, or without payload where there is none.
 Status Shard::restore(const wire::Header& header, Requester& from) {
-  wire::Header answer = header;
-  answer.kind = wire::Kind::value;
-  answer.flags = wire::kAbsent;
-  answer.rows = answer.cols = 0;
+  const auto request = wire::Restore::read(header);
+  wire::Value answer;
+  answer.dtype = request.dtype;
+  answer.absent = true;
   if (!checkpoint_) {
-    from.send(answer, nullptr);
+    from.send(answer.make(header), nullptr);
     return {};
   }
   auto opened = open(header);
   if (!opened.ok()) return opened.status();
   StoredChunk& stored = stored_of(*opened.value());
-  const auto restored = checkpoint_->restore(header, stored);
+  const auto restored = checkpoint_->restore(header, request.version_limit, stored);
   if (!restored.ok()) {
     forget_if_unused(header);
     return restored.status();
@@ -335,11 +335,11 @@ Status Shard::restore(const wire::Header& header, Requester& from) {
   if (rule && rule->kind != nullptr && rule_of(header) == nullptr) {
     if (Status status = keep_rule(rule_key(header.unit, header.rank), {*rule}); !status.ok()) return status;
   }
-  answer.cols = static_cast<std::uint32_t>(version);
-  answer.dtype = stored.has_value() ? stored.dtype() : header.dtype;
-  answer.step = stored.update_count();
-  answer.flags = version == 0 ? wire::kAbsent : 0;
-  from.send(answer, version == 0 ? nullptr : stored.array(0));
+  answer.version = version;
+  if (stored.has_value()) answer.dtype = stored.dtype();
+  answer.update_count = stored.update_count();
+  answer.absent = version == 0;
+  from.send(answer.make(header), version == 0 ? nullptr : stored.array(0));
   answer_pulls(*opened.value());
   return {};
 }
@@ -352,7 +352,7 @@ Status Shard::pull(const wire::Header& header, Requester& from) {
   const auto same = [&from](const PendingPull& pull) { return pull.from == &from; };
   if (std::ranges::any_of(entry.pulls, same))
     return {ErrorCode::refused, "rank " + std::to_string(header.rank) + " waits for this chunk's value already"};
-  entry.pulls.push_back({header, &from});
+  entry.pulls.push_back({header, wire::Pull::read(header).array, &from});
   if (stored_of(entry).has_value()) answer_pulls(entry);
   return {};
 }
@@ -361,21 +361,21 @@ void Shard::answer_pulls(Entry& entry) {
   StoredChunk& stored = *entry.stored;
   if (!stored.has_value()) return;
   for (const PendingPull& pull : std::exchange(entry.pulls, {})) {
-    wire::Header header = pull.header;
-    header.kind = wire::Kind::value;
-    header.dtype = stored.dtype();
-    header.step = stored.update_count();
+    wire::Value answer;
+    answer.dtype = stored.dtype();
+    answer.array = pull.array;
+    answer.update_count = stored.update_count();
     // A state that no update has made yet is made now.
-    const bool may_be_new = header.rows != 0 && header.rows != kGradientArray;
+    const bool may_be_new = pull.array != 0 && pull.array != kGradientArray;
     const std::size_t new_bytes = may_be_new ? stored.array(0)->size() : 0;
     if (!pool_->has_room(new_bytes))
-      pull.from->refuse(header, no_room(new_bytes));
-    else if (auto array = stored.array(header.rows))
-      pull.from->send(header, std::move(array));
+      pull.from->refuse(pull.about, no_room(new_bytes));
+    else if (auto array = stored.array(pull.array))
+      pull.from->send(answer.make(pull.about), std::move(array));
     else
-      pull.from->refuse(header, {ErrorCode::refused, header.rows == kGradientArray
-                                                         ? "no gradient has been kept"
-                                                         : "there is no array " + std::to_string(header.rows)});
+      pull.from->refuse(pull.about, {ErrorCode::refused, pull.array == kGradientArray
+                                                             ? "no gradient has been kept"
+                                                             : "there is no array " + std::to_string(pull.array)});
   }
 }
 

@@ -19,6 +19,7 @@
 #include "server/core/threaded_sum.h"
 #include "server/pace/pace.h"
 #include "transport/loop.h"
+#include "wire/messages/stored.h"
 
 namespace poseidon {
 
@@ -54,14 +55,14 @@ class Shard {
   /// Whether a contribution's payload may come now, or has to wait until others have come: what comes before its turn
   /// in the order of adding, since it would take the memory that those need which come first; and what finds no room
   /// that the end of others' will make.
-  bool may_receive(const wire::Header& header) const;
+  bool may_receive(const wire::Envelope& push) const;
   /// A contribution (push or factors) with a payload: its header has come. Returns where the payload goes;
   /// `progress` and `complete` follow, or `drop`.
-  Result<std::span<std::byte>> begin(const wire::Header& header, Requester& from);
-  void progress(const wire::Header& header, std::size_t received_bytes);
-  void complete(const wire::Header& header);
+  Result<std::span<std::byte>> begin(const wire::Contribution& push, Requester& from);
+  void progress(const wire::Envelope& push, std::size_t received_bytes);
+  void complete(const wire::Contribution& push);
   /// A contribution that is here as a whole: without payload, or lent until `release`. Refused: released.
-  Status add(const wire::Header& header, Requester& from, std::span<const std::byte> payload,
+  Status add(const wire::Contribution& push, Requester& from, std::span<const std::byte> payload,
              std::function<void()> release);
 
   /// The other requests. `payload` need not outlive the call.
@@ -79,16 +80,17 @@ class Shard {
 
  private:
   struct PendingPull {
-    wire::Header header;
+    wire::Envelope about;
+    wire::ArrayIndex array = 0;
     Requester* from = nullptr;
   };
   struct Entry final : PacedChunk {
     explicit Entry(Shard& its_shard);
 
     std::shared_ptr<const Buffer> value() override;
-    bool has_rule(const wire::Header& push) const override;
-    std::size_t update_bytes(const wire::Header& shape) const override;
-    Status update(const wire::Header& shape, Buffer gradient) override;
+    bool has_rule(const wire::Contribution& push) const override;
+    std::size_t update_bytes(const wire::Contribution& shape) const override;
+    Status update(const wire::Contribution& shape, Buffer gradient) override;
     void finish_if_all_here() override;
 
     Shard& shard;
@@ -105,26 +107,26 @@ class Shard {
     std::uint64_t step = 0;  // from which on it holds
   };
 
-  static std::uint64_t key_of(const wire::Header& header) { return std::uint64_t{header.unit} << 32 | header.chunk; }
+  static std::uint64_t key_of(const wire::Envelope& about) { return std::uint64_t{about.unit} << 32 | about.chunk; }
   /// The chunk, new where it was unknown.
-  Result<Entry*> open(const wire::Header& header);
-  void note_need(Entry& entry, const wire::Header& header);
+  Result<Entry*> open(const wire::Envelope& about);
+  void note_need(Entry& entry, const wire::Contribution& push);
   void forget(std::uint64_t key);
-  void forget_if_unused(const wire::Header& header);
-  Entry& entry_of(const wire::Header& header);
+  void forget_if_unused(const wire::Envelope& about);
+  Entry& entry_of(const wire::Envelope& about);
   StoredChunk& stored_of(Entry& entry);
-  Result<Entry*> admit(const wire::Header& header, Requester& from);
-  Result<Entry*> admit_lent(const wire::Header& header, Requester& from);
+  Result<Entry*> admit(const wire::Contribution& push, Requester& from);
+  Result<Entry*> admit_lent(const wire::Contribution& push, Requester& from);
   void sum_on_threads(Entry& entry);
   void multiply(Entry& entry);
   struct Product;
   void multiply_rows(const std::shared_ptr<Product>& product);
   void finish(Entry& entry, Buffer sum);
-  std::size_t update_bytes(const wire::Header& shape) const;
-  Result<std::shared_ptr<const Buffer>> store(Entry& entry, Buffer sum, const wire::Header& shape);
+  std::size_t update_bytes(const wire::Contribution& shape) const;
+  Result<std::shared_ptr<const Buffer>> store(Entry& entry, Buffer sum, const wire::Contribution& shape);
   void answer_pulls(Entry& entry);
   Status keep_rule(std::uint64_t key, const Rule& rule);
-  const UpdateRule* rule_of(const wire::Header& header) const;
+  const UpdateRule* rule_of(const wire::Envelope& about) const;
   Status restore(const wire::Header& header, Requester& from);
   std::uint64_t rule_key(std::uint32_t unit, std::uint32_t rank) const;
 

@@ -30,7 +30,7 @@ void Shard::Entry::finish_if_all_here() {
 /// turns.
 struct Shard::Product {
   std::uint64_t key = 0;
-  wire::Header shape;
+  wire::Contribution shape;
   std::vector<kernel::FactorTerm> terms;
   unsigned divisor = 1;
   Buffer out;
@@ -39,7 +39,7 @@ struct Shard::Product {
 };
 
 void Shard::multiply(Entry& entry) {
-  const wire::Header& shape = entry.state.shape();
+  const wire::Contribution& shape = entry.state.shape();
   const auto product = std::make_shared<Product>(
       Product{key_of(shape), shape, entry.state.factor_terms(), entry.state.divisor(), {}, 0, shape.rows});
   product->out = pool_->try_take(shape.payload_bytes);
@@ -70,7 +70,7 @@ void Shard::multiply_rows(const std::shared_ptr<Product>& product) {
 }
 
 void Shard::sum_on_threads(Entry& entry) {
-  const wire::Header& shape = entry.state.shape();
+  const wire::Contribution& shape = entry.state.shape();
   const auto out = std::make_shared<Buffer>(pool_->try_take(shape.payload_bytes));
   if (!*out) return finish(entry, Buffer());
   entry.computing = true;

@@ -6,7 +6,7 @@
 #include <future>
 #include <vector>
 
-#include "wire/header.h"
+#include "wire/messages/contribution.h"
 
 namespace poseidon {
 
@@ -16,7 +16,7 @@ class ThreadedSum {
   virtual ~ThreadedSum() = default;
   /// Writes to `out` the sum of the inputs divided by the divisor of `shape`, which all of them have. Returns at once.
   /// `done` runs on one of the threads when the sum is made. After the future is ready nothing is read or written.
-  virtual std::future<void> sum(std::vector<const std::byte*> inputs, const wire::Header& shape, std::byte* out,
+  virtual std::future<void> sum(std::vector<const std::byte*> inputs, const wire::Contribution& shape, std::byte* out,
                                 std::function<void()> done) = 0;
 };
 

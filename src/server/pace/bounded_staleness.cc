@@ -9,72 +9,73 @@
 
 namespace poseidon {
 
-Status BoundedStaleness::admit(PacedChunk& chunk, const wire::Header& header, Requester& from) {
+Status BoundedStaleness::admit(PacedChunk& chunk, const wire::Contribution& push, Requester& from) {
   // What is under way in the chunk's state stays there.
-  if (!chunk.state.started() && (header.flags & wire::kStored) != 0) applies_each_push_ = true;
-  if (!applies_each_push_) return WaitForAll::admit(chunk, header, from);
-  const auto size_bytes = contribution_bytes(header, worker_count_);
+  if (!chunk.state.started() && push.stored) applies_each_push_ = true;
+  if (!applies_each_push_) return WaitForAll::admit(chunk, push, from);
+  const auto size_bytes = contribution_bytes(push, worker_count_);
   if (!size_bytes.ok()) return size_bytes.status();
-  if (header.kind != wire::Kind::push || (header.flags & wire::kStored) == 0 || !chunk.has_rule(header))
+  if (push.kind != wire::Kind::push || !push.stored || !chunk.has_rule(push))
     return refused_push(
-        header,
+        push,
         "with consistency=ssp and async pushes are applied one by one, which takes a dense gradient and "
         "an update rule that this rank has sent");
-  return clocks_.admit(header);
+  return clocks_.admit(push);
 }
 
-std::span<std::byte> BoundedStaleness::place(PacedChunk& chunk, const wire::Header& header, Requester& from,
+std::span<std::byte> BoundedStaleness::place(PacedChunk& chunk, const wire::Contribution& push, Requester& from,
                                              Buffer buffer, std::shared_ptr<const void> turn) {
-  if (!applies_each_push_) return WaitForAll::place(chunk, header, from, std::move(buffer), std::move(turn));
-  return clocks_.in_flight.place(header.rank, &from, std::move(buffer));
+  if (!applies_each_push_) return WaitForAll::place(chunk, push, from, std::move(buffer), std::move(turn));
+  return clocks_.in_flight.place(push.rank, &from, std::move(buffer));
 }
 
-void BoundedStaleness::progress(PacedChunk& chunk, const wire::Header& header, std::size_t received_bytes) {
-  if (!applies_each_push_) WaitForAll::progress(chunk, header, received_bytes);
+void BoundedStaleness::progress(PacedChunk& chunk, const wire::Envelope& push, std::size_t received_bytes) {
+  if (!applies_each_push_) WaitForAll::progress(chunk, push, received_bytes);
 }
 
-void BoundedStaleness::complete(PacedChunk& chunk, const wire::Header& header) {
-  if (!applies_each_push_) return WaitForAll::complete(chunk, header);
-  PartsInFlight::Part part = clocks_.in_flight.take(header.rank);
+void BoundedStaleness::complete(PacedChunk& chunk, const wire::Contribution& push) {
+  if (!applies_each_push_) return WaitForAll::complete(chunk, push);
+  PartsInFlight::Part part = clocks_.in_flight.take(push.rank);
   const std::span<const std::byte> payload = part.buffer.span();
-  finish(chunk, header, *part.from, std::move(part.buffer), payload);
+  finish(chunk, push, *part.from, std::move(part.buffer), payload);
 }
 
-void BoundedStaleness::add(PacedChunk& chunk, const wire::Header& header, Requester& from,
+void BoundedStaleness::add(PacedChunk& chunk, const wire::Contribution& push, Requester& from,
                            std::span<const std::byte> payload, std::function<void()> release) {
-  if (!applies_each_push_) return WaitForAll::add(chunk, header, from, payload, std::move(release));
-  finish(chunk, header, from, Buffer(), payload);
+  if (!applies_each_push_) return WaitForAll::add(chunk, push, from, payload, std::move(release));
+  finish(chunk, push, from, Buffer(), payload);
   if (release) release();
 }
 
 /// `payload` is in `buffer`, or lent.
-void BoundedStaleness::finish(PacedChunk& chunk, const wire::Header& header, Requester& from, Buffer buffer,
+void BoundedStaleness::finish(PacedChunk& chunk, const wire::Contribution& push, Requester& from, Buffer buffer,
                               std::span<const std::byte> payload) {
-  const Status status = apply(chunk, header, std::move(buffer), payload);
-  if (!status.ok()) return from.refuse(header, status);
-  clocks_.tick(header, from);
+  const Status status = apply(chunk, push, std::move(buffer), payload);
+  if (!status.ok()) return from.refuse(push, status);
+  clocks_.tick(push, from);
   answer_released(chunk);
 }
 
 /// One rank's gradient, which the divisor makes its share of a mean.
-Status BoundedStaleness::apply(PacedChunk& chunk, const wire::Header& header, Buffer buffer,
+Status BoundedStaleness::apply(PacedChunk& chunk, const wire::Contribution& push, Buffer buffer,
                                std::span<const std::byte> payload) {
-  if ((header.flags & wire::kAbsent) != 0) return {};
+  if (push.absent) return {};
   if (!buffer) buffer = pool_->try_take(payload.size());
   if (!buffer) return no_room(*pool_, payload.size());
   const std::byte* gradient = payload.data();
-  kernel::sum({&gradient, 1}, buffer.data(), payload.size() / dtype_bytes(header.dtype), header.dtype, header.divisor);
-  return chunk.update(header, std::move(buffer));
+  kernel::sum({&gradient, 1}, buffer.data(), payload.size() / dtype_bytes(push.dtype), push.dtype, push.divisor);
+  return chunk.update(push, std::move(buffer));
 }
 
 /// With what the chunk's value is now: it has what all ranks had pushed when the answer could go.
 void BoundedStaleness::answer_released(PacedChunk& chunk) {
   for (const RankClocks::Waiting& one : clocks_.release()) {
-    wire::Header header = one.header;
-    header.kind = wire::Kind::result;
     auto value = chunk.value();
-    header.flags = static_cast<std::uint8_t>(value ? 0 : wire::kAbsent);
-    one.to->send(header, (one.header.flags & wire::kNoResult) == 0 ? std::move(value) : nullptr);
+    wire::StepResult result;
+    result.dtype = one.push.dtype;
+    result.absent = value == nullptr;
+    result.factor_count = one.push.factor_count;
+    one.to->send(result.make(one.push), one.push.wants_result ? std::move(value) : nullptr);
   }
 }
 
@@ -86,7 +87,7 @@ void BoundedStaleness::drop(PacedChunk& /*chunk*/, const Requester& from) {
 void BoundedStaleness::add_waiting(std::int64_t since_before_ns, std::vector<OpenChunk>& waiting) const {
   for (const RankClocks::Waiting& one : clocks_.waiting())
     if (one.since_ns < since_before_ns)
-      waiting.push_back({one.header, one.since_ns, clocks_.ranks_behind(one.header.step)});
+      waiting.push_back({one.push, one.since_ns, clocks_.ranks_behind(one.push.step)});
 }
 
 StaleShard::StaleShard(const wire::Pace& pace, PaceSurroundings surroundings)

@@ -20,21 +20,21 @@ class BoundedStaleness final : public WaitForAll {
   BoundedStaleness(std::uint32_t worker_count, std::optional<std::uint32_t> staleness, std::shared_ptr<BufferPool> pool)
       : worker_count_(worker_count), pool_(std::move(pool)), clocks_(worker_count, staleness) {}
 
-  Status admit(PacedChunk& chunk, const wire::Header& header, Requester& from) override;
-  std::span<std::byte> place(PacedChunk& chunk, const wire::Header& header, Requester& from, Buffer buffer,
+  Status admit(PacedChunk& chunk, const wire::Contribution& push, Requester& from) override;
+  std::span<std::byte> place(PacedChunk& chunk, const wire::Contribution& push, Requester& from, Buffer buffer,
                              std::shared_ptr<const void> turn) override;
-  void progress(PacedChunk& chunk, const wire::Header& header, std::size_t received_bytes) override;
-  void complete(PacedChunk& chunk, const wire::Header& header) override;
-  void add(PacedChunk& chunk, const wire::Header& header, Requester& from, std::span<const std::byte> payload,
+  void progress(PacedChunk& chunk, const wire::Envelope& push, std::size_t received_bytes) override;
+  void complete(PacedChunk& chunk, const wire::Contribution& push) override;
+  void add(PacedChunk& chunk, const wire::Contribution& push, Requester& from, std::span<const std::byte> payload,
            std::function<void()> release) override;
   void drop(PacedChunk& chunk, const Requester& from) override;
   bool idle() const override { return clocks_.idle(); }
   void add_waiting(std::int64_t since_before_ns, std::vector<OpenChunk>& waiting) const override;
 
  private:
-  void finish(PacedChunk& chunk, const wire::Header& header, Requester& from, Buffer buffer,
+  void finish(PacedChunk& chunk, const wire::Contribution& push, Requester& from, Buffer buffer,
               std::span<const std::byte> payload);
-  Status apply(PacedChunk& chunk, const wire::Header& header, Buffer buffer, std::span<const std::byte> payload);
+  Status apply(PacedChunk& chunk, const wire::Contribution& push, Buffer buffer, std::span<const std::byte> payload);
   void answer_released(PacedChunk& chunk);
 
   const std::uint32_t worker_count_;

@@ -31,45 +31,45 @@ DropLate::~DropLate() {
   if (deadline_ns_ != 0) shard_.deadlines_.erase({deadline_ns_, this});  // the timer's loop may have ended
 }
 
-Status DropLate::admit(PacedChunk& chunk, const wire::Header& header, Requester& from) {
-  if (results_.has_ended(header.step)) {
-    const auto size_bytes = contribution_bytes(header, late_steps_.size());
-    return size_bytes.ok() ? results_.admit(header, size_bytes.value()) : size_bytes.status();
+Status DropLate::admit(PacedChunk& chunk, const wire::Contribution& push, Requester& from) {
+  if (results_.has_ended(push.step)) {
+    const auto size_bytes = contribution_bytes(push, late_steps_.size());
+    return size_bytes.ok() ? results_.admit(push, size_bytes.value()) : size_bytes.status();
   }
-  if (results_.in_flight.has(header.rank))
-    return {ErrorCode::refused, "rank " + std::to_string(header.rank) + " pushes step " + std::to_string(header.step) +
+  if (results_.in_flight.has(push.rank))
+    return {ErrorCode::refused, "rank " + std::to_string(push.rank) + " pushes step " + std::to_string(push.step) +
                                     " while an earlier one is still coming"};
-  return WaitForAll::admit(chunk, header, from);
+  return WaitForAll::admit(chunk, push, from);
 }
 
-std::span<std::byte> DropLate::place(PacedChunk& chunk, const wire::Header& header, Requester& from, Buffer buffer,
+std::span<std::byte> DropLate::place(PacedChunk& chunk, const wire::Contribution& push, Requester& from, Buffer buffer,
                                      std::shared_ptr<const void> turn) {
-  if (results_.has_ended(header.step)) return results_.in_flight.place(header.rank, &from, std::move(buffer));
-  return WaitForAll::place(chunk, header, from, std::move(buffer), std::move(turn));
+  if (results_.has_ended(push.step)) return results_.in_flight.place(push.rank, &from, std::move(buffer));
+  return WaitForAll::place(chunk, push, from, std::move(buffer), std::move(turn));
 }
 
-void DropLate::progress(PacedChunk& chunk, const wire::Header& header, std::size_t received_bytes) {
-  if (!results_.has_ended(header.step)) WaitForAll::progress(chunk, header, received_bytes);
+void DropLate::progress(PacedChunk& chunk, const wire::Envelope& push, std::size_t received_bytes) {
+  if (!results_.has_ended(push.step)) WaitForAll::progress(chunk, push, received_bytes);
 }
 
-void DropLate::complete(PacedChunk& chunk, const wire::Header& header) {
-  if (!results_.has_ended(header.step)) {
-    chunk.state.complete(header.rank, chunk.state.parts()[header.rank]->payload, nullptr);
-    return arrived(chunk, header.rank);
+void DropLate::complete(PacedChunk& chunk, const wire::Contribution& push) {
+  if (!results_.has_ended(push.step)) {
+    chunk.state.complete(push.rank, chunk.state.parts()[push.rank]->payload, nullptr);
+    return arrived(chunk, push.rank);
   }
-  PartsInFlight::Part part = results_.in_flight.take(header.rank);
+  PartsInFlight::Part part = results_.in_flight.take(push.rank);
   shard_.surroundings_.pool->give_back(std::move(part.buffer));
-  results_.answer(header, *part.from);
+  results_.answer(push, *part.from);
   end_without_missing(chunk);  // which may have waited for this rank
 }
 
-void DropLate::add(PacedChunk& chunk, const wire::Header& header, Requester& from, std::span<const std::byte> payload,
-                   std::function<void()> release) {
-  if (!results_.has_ended(header.step)) {
-    chunk.state.complete(header.rank, payload, std::move(release));
-    return arrived(chunk, header.rank);
+void DropLate::add(PacedChunk& chunk, const wire::Contribution& push, Requester& from,
+                   std::span<const std::byte> payload, std::function<void()> release) {
+  if (!results_.has_ended(push.step)) {
+    chunk.state.complete(push.rank, payload, std::move(release));
+    return arrived(chunk, push.rank);
   }
-  results_.answer(header, from);
+  results_.answer(push, from);
   end_without_missing(chunk);
   if (release) release();
 }
@@ -78,7 +78,7 @@ void DropLate::add(PacedChunk& chunk, const wire::Header& header, Requester& fro
 void DropLate::arrived(PacedChunk& chunk, std::uint32_t rank) {
   if (chunk.state.is_mean()) {
     const std::int64_t time_ns = now_ns();
-    const bool counts = (chunk.state.parts()[rank]->header.flags & wire::kLate) == 0;
+    const bool counts = !chunk.state.parts()[rank]->push.excluded_from_mean;
     const bool decides = counts && arrivals_.add(rank, time_ns);
     if (decides && chunk.state.shape().step > kLearningSteps && !chunk.state.all_here())
       shard_.set_deadline(*this, time_ns + shard_.spread_.wait_ns(shard_.factor_));
@@ -99,12 +99,12 @@ void DropLate::end_without_missing(PacedChunk& chunk) {
       !chunk.state.is_mean())
     return;
   // What ending it takes beside what is kept: the sum, where its parts are lent, and the update.
-  const wire::Header& shape = chunk.state.shape();
+  const wire::Contribution& shape = chunk.state.shape();
   if (!shard_.surroundings_.pool->has_room(shape.payload_bytes + chunk.update_bytes(shape)) ||
       !results_.make_room(shape.payload_bytes))
     return;
   for (Contribution& part : chunk.state.leave_out_missing())
-    results_.in_flight.place(part.header.rank, part.from, std::move(part.buffer));
+    results_.in_flight.place(part.push.rank, part.from, std::move(part.buffer));
   chunk.finish_if_all_here();
 }
 

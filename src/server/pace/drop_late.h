@@ -25,12 +25,12 @@ class DropLate final : public WaitForAll {
   DropLate(const DropLate&) = delete;
   DropLate& operator=(const DropLate&) = delete;
 
-  Status admit(PacedChunk& chunk, const wire::Header& header, Requester& from) override;
-  std::span<std::byte> place(PacedChunk& chunk, const wire::Header& header, Requester& from, Buffer buffer,
+  Status admit(PacedChunk& chunk, const wire::Contribution& push, Requester& from) override;
+  std::span<std::byte> place(PacedChunk& chunk, const wire::Contribution& push, Requester& from, Buffer buffer,
                              std::shared_ptr<const void> turn) override;
-  void progress(PacedChunk& chunk, const wire::Header& header, std::size_t received_bytes) override;
-  void complete(PacedChunk& chunk, const wire::Header& header) override;
-  void add(PacedChunk& chunk, const wire::Header& header, Requester& from, std::span<const std::byte> payload,
+  void progress(PacedChunk& chunk, const wire::Envelope& push, std::size_t received_bytes) override;
+  void complete(PacedChunk& chunk, const wire::Contribution& push) override;
+  void add(PacedChunk& chunk, const wire::Contribution& push, Requester& from, std::span<const std::byte> payload,
            std::function<void()> release) override;
   void step_ended(PacedChunk& chunk, const wire::Header& result,
                   const Result<std::shared_ptr<const Buffer>>& payload) override;

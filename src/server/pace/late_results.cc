@@ -33,40 +33,41 @@ void LateResults::end(const wire::Header& result, const Result<std::shared_ptr<c
 }
 
 /// The step that has yet to be pushed by this rank; the end for none.
-std::list<LateResults::Ended>::const_iterator LateResults::find(const wire::Header& header) const {
+std::list<LateResults::Ended>::const_iterator LateResults::find(const wire::Contribution& push) const {
   return std::ranges::find_if(kept_, [&](const Ended& one) {
-    return one.result.step == header.step && std::ranges::find(one.ranks, header.rank) != one.ranks.end();
+    return one.result.step == push.step && std::ranges::find(one.ranks, push.rank) != one.ranks.end();
   });
 }
 
-Status LateResults::admit(const wire::Header& header, std::size_t size_bytes) const {
-  const auto ended = find(header);
-  if (ended == kept_.end() || in_flight.has(header.rank))
-    return refused_push(header, "it has pushed this chunk already");
-  if (header.dtype != ended->result.dtype)
-    return refused_push(header, "it has " + std::string(dtype_name(header.dtype)) + ", others had " +
-                                    std::string(dtype_name(ended->result.dtype)) + "; the ranks' models differ");
-  const bool has_size = (header.flags & wire::kAbsent) == 0 && (ended->result.flags & wire::kAbsent) == 0;
+Status LateResults::admit(const wire::Contribution& push, std::size_t size_bytes) const {
+  const auto ended = find(push);
+  if (ended == kept_.end() || in_flight.has(push.rank)) return refused_push(push, "it has pushed this chunk already");
+  const auto result = wire::StepResult::read(ended->result);
+  if (push.dtype != result.dtype)
+    return refused_push(push, "it has " + std::string(dtype_name(push.dtype)) + ", others had " +
+                                  std::string(dtype_name(result.dtype)) + "; the ranks' models differ");
+  const bool has_size = !push.absent && !result.absent;
   if (has_size && size_bytes != ended->result.payload_bytes)
-    return refused_size(header, size_bytes, ended->result.payload_bytes);
+    return refused_size(push, size_bytes, ended->result.payload_bytes);
   return {};
 }
 
-void LateResults::answer(const wire::Header& header, Requester& to) {
-  const auto ended = find(header);
+void LateResults::answer(const wire::Contribution& push, Requester& to) {
+  const auto ended = find(push);
   if (ended == kept_.end()) return;
-  wire::Header result = ended->result;
-  result.rank = header.rank;
-  result.priority = header.priority;
-  result.flags |= wire::kLate;
-  result.rows = static_cast<std::uint32_t>(last_step_ - header.step);
-  const bool wants_result = (header.flags & wire::kNoResult) == 0;
+  auto body = wire::StepResult::read(ended->result);
+  body.late = true;
+  body.steps_since = static_cast<std::uint32_t>(last_step_ - push.step);
+  wire::Header result = body.make(ended->result);
+  result.rank = push.rank;
+  result.priority = push.priority;
+  const bool wants_result = push.wants_result;
   if (!ended->payload.ok())
     to.refuse(result, ended->payload.status());
   else
     to.send(result, wants_result ? ended->payload.value() : nullptr);
   const auto answered = kept_.erase(ended, ended);  // the same, to be changed
-  std::erase(answered->ranks, header.rank);
+  std::erase(answered->ranks, push.rank);
   if (!answered->ranks.empty()) return;
   const std::size_t payload_bytes = answered->payload_bytes;
   kept_.erase(answered);  // first: what is kept is in use

@@ -12,7 +12,7 @@
 #include "poseidon/status.h"
 #include "server/chunk/requester.h"
 #include "server/pace/parts_in_flight.h"
-#include "wire/header.h"
+#include "wire/messages/contribution.h"
 
 namespace poseidon {
 
@@ -38,10 +38,10 @@ class LateResults {
            std::vector<std::uint32_t> ranks);
   /// Checks a contribution of `size_bytes` to an ended step. ErrorCode::refused: the step does not wait for it, or has
   /// another size.
-  Status admit(const wire::Header& header, std::size_t size_bytes) const;
+  Status admit(const wire::Contribution& push, std::size_t size_bytes) const;
   /// Answers an admitted contribution, which has arrived, with the step's result. Does nothing for one that was not
   /// admitted.
-  void answer(const wire::Header& header, Requester& to);
+  void answer(const wire::Contribution& push, Requester& to);
 
   PartsInFlight in_flight;  // to be discarded
 
@@ -52,7 +52,7 @@ class LateResults {
     std::vector<std::uint32_t> ranks;  // the ranks that have yet to push it
     std::size_t payload_bytes = 0;     // taken from the pool
   };
-  std::list<Ended>::const_iterator find(const wire::Header& header) const;
+  std::list<Ended>::const_iterator find(const wire::Contribution& push) const;
 
   const std::shared_ptr<BufferPool> pool_;
   const std::size_t ended_bytes_;  // the memory of an entry beside its payload

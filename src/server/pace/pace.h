@@ -33,11 +33,11 @@ class PacedChunk {
   /// The value that the server keeps. Null if there is none.
   virtual std::shared_ptr<const Buffer> value() = 0;
   /// Whether a push with this header updates the value by a rule that its sender has set.
-  virtual bool has_rule(const wire::Header& push) const = 0;
+  virtual bool has_rule(const wire::Contribution& push) const = 0;
   /// The most bytes that an update by a step of this shape needs beside its sum.
-  virtual std::size_t update_bytes(const wire::Header& shape) const = 0;
+  virtual std::size_t update_bytes(const wire::Contribution& shape) const = 0;
   /// Updates the value with `gradient` and answers the pulls that wait for it.
-  virtual Status update(const wire::Header& shape, Buffer gradient) = 0;
+  virtual Status update(const wire::Contribution& shape, Buffer gradient) = 0;
   /// Ends the open step if nothing is missing from it. It may destroy the chunk and its pace: call it last.
   virtual void finish_if_all_here() = 0;
 
@@ -50,18 +50,18 @@ class ChunkPace {
   virtual ~ChunkPace() = default;
 
   /// Admits a contribution whose header has arrived. ErrorCode::refused: it does not fit the open step or the pace.
-  virtual Status admit(PacedChunk& chunk, const wire::Header& header, Requester& from) = 0;
+  virtual Status admit(PacedChunk& chunk, const wire::Contribution& push, Requester& from) = 0;
   /// Returns where an admitted contribution's payload is received: in `buffer`. For `turn` see ChunkState::place.
-  virtual std::span<std::byte> place(PacedChunk& chunk, const wire::Header& header, Requester& from, Buffer buffer,
+  virtual std::span<std::byte> place(PacedChunk& chunk, const wire::Contribution& push, Requester& from, Buffer buffer,
                                      std::shared_ptr<const void> turn) = 0;
   /// Notes that the first `received_bytes` of a placed payload have arrived.
-  virtual void progress(PacedChunk& chunk, const wire::Header& header, std::size_t received_bytes) = 0;
+  virtual void progress(PacedChunk& chunk, const wire::Envelope& push, std::size_t received_bytes) = 0;
   /// Notes that all of a placed payload has arrived. May end the step, and with it the chunk.
-  virtual void complete(PacedChunk& chunk, const wire::Header& header) = 0;
+  virtual void complete(PacedChunk& chunk, const wire::Contribution& push) = 0;
   /// Takes an admitted contribution that has arrived as a whole, lent until `release`. May end the step, and with it
   /// the chunk.
-  virtual void add(PacedChunk& chunk, const wire::Header& header, Requester& from, std::span<const std::byte> payload,
-                   std::function<void()> release) = 0;
+  virtual void add(PacedChunk& chunk, const wire::Contribution& push, Requester& from,
+                   std::span<const std::byte> payload, std::function<void()> release) = 0;
 
   /// Notes that the open step ends with `payload`. `result` is the header of its answers. The chunk's state still has
   /// the parts.

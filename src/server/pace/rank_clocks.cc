@@ -12,19 +12,19 @@ namespace poseidon {
 RankClocks::RankClocks(std::uint32_t worker_count, std::optional<std::uint32_t> staleness)
     : staleness_(staleness), clocks_(worker_count, 0), slowest_{{0, worker_count}} {}
 
-Status RankClocks::admit(const wire::Header& header) const {
-  const std::uint64_t expected = clocks_[header.rank] + 1;
-  const bool waits = std::ranges::any_of(waiting_, [&](const Waiting& one) { return one.header.rank == header.rank; });
-  if (header.step == expected && !waits && !in_flight.has(header.rank)) return {};
-  return refused_push(header, "its next one is step " + std::to_string(expected) +
-                                  (waits ? ", when it has had the answer to its last one" : ""));
+Status RankClocks::admit(const wire::Contribution& push) const {
+  const std::uint64_t expected = clocks_[push.rank] + 1;
+  const bool waits = std::ranges::any_of(waiting_, [&](const Waiting& one) { return one.push.rank == push.rank; });
+  if (push.step == expected && !waits && !in_flight.has(push.rank)) return {};
+  return refused_push(push, "its next one is step " + std::to_string(expected) +
+                                (waits ? ", when it has had the answer to its last one" : ""));
 }
 
-void RankClocks::tick(const wire::Header& header, Requester& from) {
-  const std::uint64_t before = std::exchange(clocks_[header.rank], header.step);
+void RankClocks::tick(const wire::Contribution& push, Requester& from) {
+  const std::uint64_t before = std::exchange(clocks_[push.rank], push.step);
   if (const auto found = slowest_.find(before); --found->second == 0) slowest_.erase(found);
-  ++slowest_[header.step];
-  waiting_.push_back({header, &from, now_ns()});
+  ++slowest_[push.step];
+  waiting_.push_back({push, &from, now_ns()});
 }
 
 bool RankClocks::may_go(std::uint64_t step) const {
@@ -34,7 +34,7 @@ bool RankClocks::may_go(std::uint64_t step) const {
 std::vector<RankClocks::Waiting> RankClocks::release() {
   std::vector<Waiting> released;
   std::erase_if(waiting_, [&](const Waiting& one) {
-    if (!may_go(one.header.step)) return false;
+    if (!may_go(one.push.step)) return false;
     released.push_back(one);
     return true;
   });

@@ -9,7 +9,7 @@
 #include "poseidon/status.h"
 #include "server/chunk/requester.h"
 #include "server/pace/parts_in_flight.h"
-#include "wire/header.h"
+#include "wire/messages/contribution.h"
 
 namespace poseidon {
 
@@ -18,7 +18,7 @@ class RankClocks {
  public:
   /// A push that has not been answered.
   struct Waiting {
-    wire::Header header;
+    wire::Contribution push;
     Requester* to = nullptr;
     std::int64_t since_ns = 0;
   };
@@ -27,9 +27,9 @@ class RankClocks {
   RankClocks(std::uint32_t worker_count, std::optional<std::uint32_t> staleness);
 
   /// Refuses a push that is not the rank's next step, and one before the answer to the rank's last one.
-  Status admit(const wire::Header& header) const;
+  Status admit(const wire::Contribution& push) const;
   /// An admitted push has been applied; it waits for its answer.
-  void tick(const wire::Header& header, Requester& from);
+  void tick(const wire::Contribution& push, Requester& from);
   /// Those that are to be answered now, in the order in which they came.
   std::vector<Waiting> release();
   const std::vector<Waiting>& waiting() const { return waiting_; }

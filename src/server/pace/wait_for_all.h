@@ -13,23 +13,23 @@ namespace poseidon {
 /// Has no state: one serves all chunks. The other paces do the same with those contributions that belong to a step.
 class WaitForAll : public ChunkPace {
  public:
-  Status admit(PacedChunk& chunk, const wire::Header& header, Requester& from) override {
-    return chunk.state.admit(header, &from);
+  Status admit(PacedChunk& chunk, const wire::Contribution& push, Requester& from) override {
+    return chunk.state.admit(push, &from);
   }
-  std::span<std::byte> place(PacedChunk& chunk, const wire::Header& header, Requester& /*from*/, Buffer buffer,
+  std::span<std::byte> place(PacedChunk& chunk, const wire::Contribution& push, Requester& /*from*/, Buffer buffer,
                              std::shared_ptr<const void> turn) override {
-    return chunk.state.place(header.rank, std::move(buffer), std::move(turn));
+    return chunk.state.place(push.rank, std::move(buffer), std::move(turn));
   }
-  void progress(PacedChunk& chunk, const wire::Header& header, std::size_t received_bytes) override {
-    chunk.state.progress(header.rank, received_bytes);
+  void progress(PacedChunk& chunk, const wire::Envelope& push, std::size_t received_bytes) override {
+    chunk.state.progress(push.rank, received_bytes);
   }
-  void complete(PacedChunk& chunk, const wire::Header& header) override {
-    chunk.state.complete(header.rank, chunk.state.parts()[header.rank]->payload, nullptr);
+  void complete(PacedChunk& chunk, const wire::Contribution& push) override {
+    chunk.state.complete(push.rank, chunk.state.parts()[push.rank]->payload, nullptr);
     chunk.finish_if_all_here();
   }
-  void add(PacedChunk& chunk, const wire::Header& header, Requester& /*from*/, std::span<const std::byte> payload,
+  void add(PacedChunk& chunk, const wire::Contribution& push, Requester& /*from*/, std::span<const std::byte> payload,
            std::function<void()> release) override {
-    chunk.state.complete(header.rank, payload, std::move(release));
+    chunk.state.complete(push.rank, payload, std::move(release));
     chunk.finish_if_all_here();
   }
   void step_ended(PacedChunk& /*chunk*/, const wire::Header& /*result*/,

@@ -138,14 +138,18 @@ Status InprocFlow::deliver(const Message& message) {
   if (message.payload.size() > 1) return deliver_copy(message);
   if (message.payload.empty()) {
     reply(*link_, 1 - end_, message.id, {});
+    const auto accepted = receiver_->accept(*this, message.header, false);
+    if (!accepted.ok() || closed_) return accepted.status();
     return receiver_->on_message(*this, message.header, {}, {});
   }
   auto loan = std::make_shared<Loan>(link_, 1 - end_, message.id);
+  const auto accepted = receiver_->accept(*this, message.header, true);
+  if (!accepted.ok() || closed_) return accepted.status();
   return receiver_->on_message(*this, message.header, message.payload.front(), [loan] { loan->release(); });
 }
 
 Status InprocFlow::deliver_copy(const Message& message) {
-  auto place = receiver_->on_header(*this, message.header);
+  auto place = receiver_->accept(*this, message.header, false);
   if (!place.ok() || closed_ || place.value().size() != message.header.payload_bytes) {
     reply(*link_, 1 - end_, message.id, closed_by_peer());
     if (!place.ok() || closed_) return place.status();

@@ -200,11 +200,9 @@ Status ShmFlow::start_message(const Descriptor& descriptor) {
   if (descriptor.data_bytes > header_.payload_bytes || (descriptor.data_bytes == 0 && header_.payload_bytes > 0)) {
     return misfit(descriptor.data_bytes);
   }
-  if (header_.payload_bytes == 0) return receiver_->on_message(*this, header_, {}, {});
+  if (header_.payload_bytes == 0) return deliver_whole(false, {}, {});
   if (descriptor.data_bytes == header_.payload_bytes && descriptor.data_bytes <= kLendableBytes) {
-    if (auto release = inbox_.lend(descriptor)) {
-      return receiver_->on_message(*this, header_, inbox_.data(descriptor), std::move(release));
-    }
+    if (auto release = inbox_.lend(descriptor)) return deliver_whole(true, inbox_.data(descriptor), std::move(release));
   }
   const bool may_come = receiver_->may_receive(*this, header_);
   if (state_ != State::open) return {};
@@ -212,7 +210,7 @@ Status ShmFlow::start_message(const Descriptor& descriptor) {
     waiting_ = descriptor;
     return {};
   }
-  auto place = receiver_->on_header(*this, header_);
+  auto place = receiver_->accept(*this, header_, false);
   if (state_ != State::open) return {};
   if (!place.ok()) return place.status();
   if (place.value().size() != header_.payload_bytes) {
@@ -223,6 +221,13 @@ Status ShmFlow::start_message(const Descriptor& descriptor) {
   payload_ = place.value();
   received_bytes_ = 0;
   return take_piece(descriptor);
+}
+
+/// A message that needs no memory of the receiver's.
+Status ShmFlow::deliver_whole(bool lent, std::span<const std::byte> payload, std::function<void()> release) {
+  const auto accepted = receiver_->accept(*this, header_, lent);
+  if (!accepted.ok() || state_ != State::open) return accepted.status();
+  return receiver_->on_message(*this, header_, payload, std::move(release));
 }
 
 Status ShmFlow::take_piece(const Descriptor& descriptor) {

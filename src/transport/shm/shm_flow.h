@@ -51,6 +51,7 @@ class ShmFlow final : public Flow, public std::enable_shared_from_this<ShmFlow> 
   Rest receive();
   Status take(const Descriptor& descriptor);
   Status start_message(const Descriptor& descriptor);
+  Status deliver_whole(bool lent, std::span<const std::byte> payload, std::function<void()> release);
   Status take_piece(const Descriptor& descriptor);
   void wait_for_room(Rest rest);
   void update_watch();

@@ -14,7 +14,7 @@ namespace poseidon {
 /// A payload of up to a quarter of a direction's memory is lent to the receiver: it reads the shared memory that
 /// the sender has copied it to. The sending process could still change those bytes, so a receiver must not check
 /// what they say and then read it there again. Larger payloads, and all while half of the memory is lent and not
-/// yet released, are copied piece by piece to where on_header says.
+/// yet released, are copied piece by piece to where accept says.
 /// Both ends prove that they know the secret before they share anything.
 std::unique_ptr<Transport> make_shm_transport(const Admission& admission);
 inline std::unique_ptr<Transport> make_shm_transport() { return make_shm_transport(Admission()); }

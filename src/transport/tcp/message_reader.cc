@@ -63,9 +63,8 @@ Status MessageReader::start_message(Flow& flow, Receiver& receiver) {
   in_payload_ = true;
   payload_ = {};
   received_bytes_ = 0;
-  if (header_.payload_bytes == 0) return {};
 
-  auto place = receiver.on_header(flow, header_);
+  auto place = receiver.accept(flow, header_, false);
   if (stopped_) return {};
   if (!place.ok()) return place.status();
   payload_ = place.value();

@@ -344,16 +344,16 @@ void UcxFlow::deliver_next() {
   may_deliver_ = next.data == nullptr || receiver_->may_receive(*this, next.header);
   if (!may_deliver_ || state_ != State::open) return;
   const Arrival arrival = arrivals_.take();
-  if (arrival.data == nullptr) return hand_over(arrival.header, {});
-  const auto place = receiver_->on_header(*this, arrival.header);
+  const auto place = receiver_->accept(*this, arrival.header, false);
   if (state_ != State::open || !place.ok() || place.value().size() != arrival.header.payload_bytes) {
-    release(arrival);
+    if (arrival.data != nullptr) release(arrival);
     if (state_ != State::open) return;
     if (!place.ok()) return end(place.status());
     return end({ErrorCode::invalid_argument, "the receiver gave " + std::to_string(place.value().size()) +
                                                  " bytes for a payload of " +
                                                  std::to_string(arrival.header.payload_bytes)});
   }
+  if (arrival.data == nullptr) return hand_over(arrival.header, {});
   if (arrival.rendezvous) return receive(arrival, place.value());
   std::memcpy(place.value().data(), arrival.data, place.value().size());
   release(arrival);

@@ -30,7 +30,7 @@ Status check_ucx(const Options& options);
 /// Addresses are "host:port" (IPv6 in brackets); port 0 binds any free one. A loop that uses the transport
 /// gets a UCX worker, which lives as long as the loop.
 ///
-/// A payload is received into what on_header gives; a flow receives one at a time, and on_progress is not called.
+/// A payload is received into what accept gives; a flow receives one at a time, and on_progress is not called.
 /// A flow has about 1 MiB or two messages in UCX's hands; what waits for its turn leaves by its priority.
 /// Marks (Flow::set_traffic_class) are the transport's settings, not the flow's: nothing to do for it.
 /// bytes_sent and bytes_received count headers and payloads of complete messages, over whatever medium

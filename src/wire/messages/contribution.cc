@@ -1,5 +1,7 @@
 #include "wire/messages/contribution.h"
 
+#include "wire/body.h"
+
 namespace poseidon::wire {
 
 namespace {
@@ -12,6 +14,29 @@ std::optional<std::uint64_t> limited_product(std::uint64_t a, std::uint64_t b, s
   return product;
 }
 
+constexpr auto kContributionFields = [](auto& body, auto& message) {
+  body.dtype(message.dtype);
+  body.flag(1, message.absent);
+  body.flag(2, message.dense);
+  body.flag(4, message.transient);
+  body.flag(8, message.stored);
+  body.flag_unless(16, message.wants_result);
+  body.flag(32, message.excluded_from_mean);
+  body.number(message.worker_count);
+  body.number(message.divisor);
+  body.number(message.factor_count);
+  body.number(message.rows);
+  body.number(message.cols);
+};
+
+constexpr auto kResultFields = [](auto& body, auto& message) {
+  body.dtype(message.dtype);
+  body.flag(1, message.absent);
+  body.flag(2, message.late);
+  body.number(message.factor_count);
+  body.number(message.steps_since);
+};
+
 }  // namespace
 
 std::optional<std::uint64_t> Contribution::factor_bytes() const {
@@ -23,54 +48,16 @@ std::optional<std::uint64_t> Contribution::matrix_bytes() const {
 }
 
 Contribution Contribution::read(const Header& header) {
-  Contribution body;
-  body.kind = header.kind;
-  body.dtype = header.dtype;
-  body.absent = (header.flags & kAbsent) != 0;
-  body.dense = (header.flags & kDense) != 0;
-  body.transient = (header.flags & kTransient) != 0;
-  body.stored = (header.flags & kStored) != 0;
-  body.wants_result = (header.flags & kNoResult) == 0;
-  body.excluded_from_mean = (header.flags & kLate) != 0;
-  body.divisor = header.divisor;
-  body.factor_count = header.factor_count;
-  body.rows = header.rows;
-  body.cols = header.cols;
-  return body;
+  Contribution contribution(header.kind, header);
+  BodyReader body(header);
+  kContributionFields(body, contribution);
+  return contribution;
 }
 
-Header Contribution::make(Header header) const {
-  header.kind = kind;
-  header.dtype = dtype;
-  header.flags = static_cast<std::uint8_t>((absent ? kAbsent : 0) | (dense ? kDense : 0) |
-                                           (transient ? kTransient : 0) | (stored ? kStored : 0) |
-                                           (wants_result ? 0 : kNoResult) | (excluded_from_mean ? kLate : 0));
-  header.divisor = divisor;
-  header.factor_count = factor_count;
-  header.rows = rows;
-  header.cols = cols;
-  return header;
-}
+Header Contribution::make() const { return make_header(*this, kind, *this, kContributionFields); }
 
-StepResult StepResult::read(const Header& header) {
-  StepResult body;
-  body.dtype = header.dtype;
-  body.absent = (header.flags & kAbsent) != 0;
-  body.late = (header.flags & kLate) != 0;
-  body.factor_count = header.factor_count;
-  body.steps_since = header.rows;
-  return body;
-}
+StepResult StepResult::read(const Header& header) { return read_body<StepResult>(header, kResultFields); }
 
-Header StepResult::make(Header header) const {
-  header.kind = Kind::result;
-  header.dtype = dtype;
-  header.flags = static_cast<std::uint8_t>((absent ? kAbsent : 0) | (late ? kLate : 0));
-  header.divisor = 1;
-  header.factor_count = factor_count;
-  header.rows = steps_since;
-  header.cols = 0;
-  return header;
-}
+Header StepResult::make(const Envelope& about) const { return make_header(about, Kind::result, *this, kResultFields); }
 
 }  // namespace poseidon::wire

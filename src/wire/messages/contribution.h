@@ -10,11 +10,17 @@
 
 namespace poseidon::wire {
 
-/// A push, or a factors message. Header: rank and worker_count of the sender; unit, chunk, step.
+/// The factor count of a contribution that has no factors. Sums of factor counts saturate at it.
+inline constexpr std::uint32_t kUnboundedFactors = 0xffffffffu;
+
+/// A push, or a factors message, with its envelope, since the server keeps it for the whole step. Envelope: rank of the
+/// sender; unit, chunk, step.
 /// Payload of a push: the chunk's gradient. Payload of a factors message: `factor_count` rows of `rows` output
 /// gradients, then as many rows of `cols` inputs; with `dense` the rows × cols gradient. No payload if `absent`.
-struct Contribution {
-  Kind kind = Kind::push;  // push or factors
+struct Contribution : Envelope {
+  Contribution() { kind = Kind::push; }
+  Contribution(Kind its_kind, const Envelope& about) : Envelope(about) { kind = its_kind; }
+
   DType dtype = DType::float32;
   bool absent = false;              // the sender has nothing to contribute in this step
   bool dense = false;               // factors: the payload is the dense gradient
@@ -22,6 +28,7 @@ struct Contribution {
   bool stored = false;              // the server keeps the chunk's value and updates or replaces it by this
   bool wants_result = true;         // false: the sender wants an answer without payload
   bool excluded_from_mean = false;  // stragglers=drop: the sender is behind, and this is not to count
+  std::uint32_t worker_count = 0;   // P₁ as the sender knows it
   std::uint32_t divisor = 1;        // the sum over the workers is divided by it
   std::uint32_t factor_count = 0;   // K of the sender; kUnboundedFactors where the gradient has no factors
   std::uint32_t rows = 0;           // factors: M of the gradient; push: 0
@@ -35,8 +42,7 @@ struct Contribution {
 
   /// `header` is of kind push or factors.
   static Contribution read(const Header& header);
-  /// `header` with this kind and body.
-  Header make(Header header) const;
+  Header make() const;
 
   bool operator==(const Contribution&) const = default;
 };
@@ -52,7 +58,7 @@ struct StepResult {
   std::uint32_t steps_since = 0;   // late: how many further steps of the chunk have ended since
 
   static StepResult read(const Header& header);
-  Header make(Header header) const;
+  Header make(const Envelope& about) const;
 
   bool operator==(const StepResult&) const = default;
 };

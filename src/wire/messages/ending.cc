@@ -2,47 +2,57 @@
 
 #include <string>
 
+#include "wire/body.h"
+
 namespace poseidon::wire {
 
 namespace {
 
-constexpr std::uint64_t kPlanned = 1;
+/// What refuse and abort say in the header.
+struct Ending {
+  std::uint8_t code = 0;       // ErrorCode
+  bool flag = false;           // refuse: there is a departed rank; abort: it is planned
+  std::uint32_t departed = 0;  // refuse
+};
 
-Status read_status(const Header& header, std::span<const std::byte> payload) {
-  const bool known = header.divisor > 0 && header.divisor <= static_cast<std::uint32_t>(ErrorCode::shut_down);
-  return {known ? static_cast<ErrorCode>(header.divisor) : ErrorCode::aborted, as_text(payload)};
+constexpr auto kRefuseFields = [](auto& body, auto& message) {
+  body.code(message.code);
+  body.flag(1, message.flag);
+  body.number(message.departed);
+};
+
+constexpr auto kAbortFields = [](auto& body, auto& message) {
+  body.code(message.code);
+  body.flag(1, message.flag);
+};
+
+Status status_of(std::uint8_t code, std::span<const std::byte> payload) {
+  const bool known = code > 0 && code <= static_cast<std::uint8_t>(ErrorCode::shut_down);
+  return {known ? static_cast<ErrorCode>(code) : ErrorCode::aborted, as_text(payload)};
 }
 
 }  // namespace
 
 Refuse Refuse::read(const Header& header, std::span<const std::byte> payload) {
-  Refuse refuse{read_status(header, payload), std::nullopt};
-  if (refuse.status.code() == ErrorCode::peer_lost) refuse.departed_rank = header.rank;
-  return refuse;
+  const auto body = read_body<Ending>(header, kRefuseFields);
+  return {status_of(body.code, payload), body.flag ? std::optional(body.departed) : std::nullopt};
 }
 
-TextMessage Refuse::make(const Header& request) const {
-  Header header;
-  header.kind = Kind::refuse;
-  header.rank = departed_rank.value_or(request.rank);
-  header.worker_count = request.worker_count;
-  header.unit = request.unit;
-  header.chunk = request.chunk;
-  header.step = request.step;
-  header.divisor = static_cast<std::uint32_t>(status.code());
-  return with_text(header, status.message());
+TextMessage Refuse::make(const Envelope& request) const {
+  Envelope about = request;
+  about.priority = kFirstPriority;  // it overtakes data
+  const Ending body{static_cast<std::uint8_t>(status.code()), departed_rank.has_value(), departed_rank.value_or(0)};
+  return with_text(make_header(about, Kind::refuse, body, kRefuseFields), status.message());
 }
 
 Abort Abort::read(const Header& header, std::span<const std::byte> payload) {
-  return {read_status(header, payload), header.step == kPlanned};
+  const auto body = read_body<Ending>(header, kAbortFields);
+  return {status_of(body.code, payload), body.flag};
 }
 
 TextMessage Abort::make() const {
-  Header header;
-  header.kind = Kind::abort;
-  header.step = planned ? kPlanned : 0;
-  header.divisor = static_cast<std::uint32_t>(status.code());
-  return with_text(header, status.message());
+  const Ending body{static_cast<std::uint8_t>(status.code()), planned, 0};
+  return with_text(make_header({}, Kind::abort, body, kAbortFields), status.message());
 }
 
 Header Goodbye::make() {

@@ -18,7 +18,7 @@ struct Refuse {
 
   /// An unknown error code is read as ErrorCode::aborted.
   static Refuse read(const Header& header, std::span<const std::byte> payload);
-  TextMessage make(const Header& request) const;
+  TextMessage make(const Envelope& request) const;
 };
 
 /// abort: the sender has failed, and with it the job's generation. Payload: why.

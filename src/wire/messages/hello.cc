@@ -1,34 +1,57 @@
 #include "wire/messages/hello.h"
 
-#include <algorithm>
-#include <limits>
 #include <sstream>
 #include <utility>
 
+#include "wire/body.h"
+
 namespace poseidon::wire {
+
+namespace {
+
+/// What a hello says in the header, beside the rank.
+struct HelloBody {
+  PaceNumbers pace;
+  std::uint32_t worker_count = 0;
+  std::uint32_t generation = 0;
+  std::uint32_t flow = 0;
+  std::uint32_t priority_class = 0;
+};
+
+constexpr auto kHelloFields = [](auto& body, auto& message) {
+  body.code(message.pace.choice);
+  body.number(message.worker_count);
+  body.number(message.generation);
+  body.number(message.flow);
+  body.number(message.priority_class);
+  body.number(message.pace.bound);
+  body.number(message.pace.factor);
+};
+
+}  // namespace
 
 bool is_job_name(const std::string& name) {
   return !name.empty() && name.size() <= kMaxJobNameBytes && name.find('\n') == std::string::npos;
 }
 
 TextMessage Hello::make() const {
-  Header header;
-  header.kind = Kind::hello;
-  header.rank = rank;
-  header.worker_count = worker_count;
-  header.chunk = flow;
-  header.rows = priority_class;
-  header.step = generation;
-  if (pace) write_pace(*pace, header);
+  Envelope about;
+  about.rank = rank;
+  const HelloBody body{numbers_of(pace.value_or(Pace())), worker_count, generation, flow, priority_class};
   std::string text = job + '\n' + run;
   for (const auto& address : other_cores) text += '\n' + address;
-  return with_text(header, std::move(text));
+  return with_text(make_header(about, Kind::hello, body, kHelloFields), std::move(text));
 }
 
 Hello Hello::read(const Header& header, std::span<const std::byte> payload) {
-  constexpr std::uint64_t last = std::numeric_limits<std::uint32_t>::max();
-  const auto generation = static_cast<std::uint32_t>(std::min(header.step, last));
-  Hello hello{header.rank, header.worker_count, {}, header.chunk, {}, header.rows, generation, read_pace(header), {}};
+  const auto body = read_body<HelloBody>(header, kHelloFields);
+  Hello hello;
+  hello.rank = header.rank;
+  hello.worker_count = body.worker_count;
+  hello.flow = body.flow;
+  hello.priority_class = body.priority_class;
+  hello.generation = body.generation;
+  hello.pace = pace_of(body.pace);
   std::istringstream lines(as_text(payload));
   std::getline(lines, hello.job);
   std::getline(lines, hello.run);

@@ -4,8 +4,9 @@
 
 namespace poseidon::wire {
 
-TextMessage Rule::make(Header header) const {
+TextMessage Rule::make(const Envelope& about) const {
   const auto bytes = encode_update_rule(rule);
+  Header header{about, {}};
   header.kind = Kind::rule;
   return with_text(header, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }

@@ -16,8 +16,8 @@ struct Rule {
 
   /// ErrorCode::mismatch for what is no rule: see decode_update_rule.
   static Result<Rule> read(std::span<const std::byte> payload);
-  /// `header` with this kind and payload.
-  TextMessage make(Header header) const;
+  /// A message about `about`.
+  TextMessage make(const Envelope& about) const;
 };
 
 }  // namespace poseidon::wire

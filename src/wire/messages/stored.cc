@@ -1,49 +1,48 @@
 #include "wire/messages/stored.h"
 
+#include "wire/body.h"
+
 namespace poseidon::wire {
 
-Assign Assign::read(const Header& header) { return {header.dtype, header.rows, header.step}; }
+namespace {
 
-Header Assign::make(Header header) const {
-  header.kind = Kind::assign;
-  header.dtype = dtype;
-  header.flags = kStored;
-  header.rows = array;
-  header.step = update_count;
-  return header;
-}
+constexpr auto kAssignFields = [](auto& body, auto& message) {
+  body.dtype(message.dtype);
+  body.number(message.array);
+  body.number(message.update_count);
+};
 
-Pull Pull::read(const Header& header) { return {header.rows}; }
+constexpr auto kPullFields = [](auto& body, auto& message) { body.number(message.array); };
 
-Header Pull::make(Header header) const {
-  header.kind = Kind::pull;
-  header.flags = kStored;
-  header.rows = array;
-  return header;
-}
+constexpr auto kRestoreFields = [](auto& body, auto& message) {
+  body.dtype(message.dtype);
+  body.number(message.version_limit);
+};
 
-Restore Restore::read(const Header& header) { return {header.dtype, header.step}; }
+constexpr auto kValueFields = [](auto& body, auto& message) {
+  body.dtype(message.dtype);
+  body.flag(1, message.absent);
+  body.number(message.array);
+  body.number(message.update_count);
+  body.number(message.version);
+};
 
-Header Restore::make(Header header) const {
-  header.kind = Kind::restore;
-  header.flags = kStored;
-  header.dtype = dtype;
-  header.step = version_limit;
-  return header;
-}
+}  // namespace
 
-Value Value::read(const Header& header) {
-  return {header.dtype, (header.flags & kAbsent) != 0, header.rows, header.step, header.cols};
-}
+Assign Assign::read(const Header& header) { return read_body<Assign>(header, kAssignFields); }
 
-Header Value::make(Header header) const {
-  header.kind = Kind::value;
-  header.dtype = dtype;
-  header.flags = absent ? kAbsent : 0;
-  header.rows = array;
-  header.step = update_count;
-  header.cols = static_cast<std::uint32_t>(version);
-  return header;
-}
+Header Assign::make(const Envelope& about) const { return make_header(about, Kind::assign, *this, kAssignFields); }
+
+Pull Pull::read(const Header& header) { return read_body<Pull>(header, kPullFields); }
+
+Header Pull::make(const Envelope& about) const { return make_header(about, Kind::pull, *this, kPullFields); }
+
+Restore Restore::read(const Header& header) { return read_body<Restore>(header, kRestoreFields); }
+
+Header Restore::make(const Envelope& about) const { return make_header(about, Kind::restore, *this, kRestoreFields); }
+
+Value Value::read(const Header& header) { return read_body<Value>(header, kValueFields); }
+
+Header Value::make(const Envelope& about) const { return make_header(about, Kind::value, *this, kValueFields); }
 
 }  // namespace poseidon::wire

@@ -8,7 +8,7 @@
 
 namespace poseidon::wire {
 
-/// An array that a server keeps for a chunk: 0 its value, 1 and 2 the states of the update rule, 3 the last mean
+/// An array that a server keeps for a chunk: 0 its value, 1 to 4 the states of the update rule, 5 the last mean
 /// gradient.
 using ArrayIndex = std::uint32_t;
 
@@ -20,8 +20,8 @@ struct Assign {
 
   /// `header` is of kind assign.
   static Assign read(const Header& header);
-  /// `header` with this kind and body.
-  Header make(Header header) const;
+  /// A message about `about`.
+  Header make(const Envelope& about) const;
 
   bool operator==(const Assign&) const = default;
 };
@@ -31,7 +31,7 @@ struct Pull {
   ArrayIndex array = 0;
 
   static Pull read(const Header& header);
-  Header make(Header header) const;
+  Header make(const Envelope& about) const;
 
   bool operator==(const Pull&) const = default;
 };
@@ -42,7 +42,7 @@ struct Restore {
   std::uint64_t version_limit = 0;  // the newest version that may come; 0: any; 2⁶⁴ − 1: none
 
   static Restore read(const Header& header);
-  Header make(Header header) const;
+  Header make(const Envelope& about) const;
 
   bool operator==(const Restore&) const = default;
 };
@@ -56,7 +56,7 @@ struct Value {
   std::uint64_t version = 0;       // restore: of the checkpoint that the value comes from
 
   static Value read(const Header& header);
-  Header make(Header header) const;
+  Header make(const Envelope& about) const;
 
   bool operator==(const Value&) const = default;
 };

@@ -32,13 +32,11 @@ std::string start_of(const StoredUnits& units) {
   return bytes;
 }
 
-TextMessage message_of(std::string bytes, std::uint32_t rank, std::uint32_t worker_count) {
+TextMessage message_of(std::string bytes, std::uint32_t rank) {
   Header header;
   header.kind = Kind::units;
   header.rank = rank;
-  header.worker_count = worker_count;
-  header.payload_bytes = bytes.size();
-  return {header, std::make_shared<const std::string>(std::move(bytes))};
+  return with_text(header, std::move(bytes));
 }
 
 Status bad(const std::string& why) { return {ErrorCode::mismatch, "a list of stored units " + why}; }
@@ -57,13 +55,13 @@ Status check_unit(const StoredUnit& unit) {
   return {};
 }
 
-std::vector<TextMessage> StoredUnits::make(std::uint32_t rank, std::uint32_t worker_count) const {
+std::vector<TextMessage> StoredUnits::make(std::uint32_t rank) const {
   std::vector<TextMessage> messages;
   std::string bytes = start_of(*this);
   for (const StoredUnit& unit : units) {
     const std::size_t name_bytes = std::min(unit.name.size(), kMaxUnitNameBytes);
     if (bytes.size() + kUnitBytes + name_bytes > kMaxTextBytes)
-      messages.push_back(message_of(std::exchange(bytes, start_of(*this)), rank, worker_count));
+      messages.push_back(message_of(std::exchange(bytes, start_of(*this)), rank));
     append(bytes, unit.id);
     append(bytes, static_cast<std::uint32_t>(unit.dtype));
     append(bytes, unit.size_bytes);
@@ -71,7 +69,7 @@ std::vector<TextMessage> StoredUnits::make(std::uint32_t rank, std::uint32_t wor
     append(bytes, static_cast<std::uint32_t>(name_bytes));
     bytes.append(unit.name, 0, name_bytes);
   }
-  if (bytes.size() > kStartBytes) messages.push_back(message_of(std::move(bytes), rank, worker_count));
+  if (bytes.size() > kStartBytes) messages.push_back(message_of(std::move(bytes), rank));
   return messages;
 }
 

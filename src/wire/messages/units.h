@@ -44,7 +44,7 @@ struct StoredUnits {
   /// not whole elements or more than a unit can have.
   static Result<StoredUnits> read(std::span<const std::byte> payload);
   /// As many messages as it takes.
-  std::vector<TextMessage> make(std::uint32_t rank, std::uint32_t worker_count) const;
+  std::vector<TextMessage> make(std::uint32_t rank) const;
 };
 
 /// ErrorCode::mismatch where the numbers make no unit, as above.

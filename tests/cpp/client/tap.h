@@ -78,7 +78,7 @@ class Tap {
       worker_->set_receiver(this);
     }
 
-    Result<std::span<std::byte>> on_header(Flow& flow, const wire::Header& header) override {
+    Result<std::span<std::byte>> accept(Flow& flow, const wire::Header& header, bool /*lent*/) override {
       auto& payload = &flow == server_.get() ? from_server_ : from_worker_;
       payload = std::make_shared<Buffer>(static_cast<std::size_t>(header.payload_bytes));
       return payload->span();

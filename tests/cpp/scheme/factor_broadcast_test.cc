@@ -25,19 +25,19 @@ class FactorBroadcastTest : public ::testing::Test {
     links_.pool = std::make_shared<BufferPool>();
   }
 
-  static wire::Header header(std::uint32_t factor_count) {
-    wire::Header header;
-    header.kind = wire::Kind::factors;
-    header.rank = 1;
-    header.rows = kRows;
-    header.cols = kCols;
-    header.factor_count = factor_count;
-    header.payload_bytes = factor_count * (kRows + kCols) * sizeof(float);
-    return header;
+  static wire::Contribution factors(std::uint32_t factor_count) {
+    wire::Contribution factors;
+    factors.kind = wire::Kind::factors;
+    factors.rank = 1;
+    factors.rows = kRows;
+    factors.cols = kCols;
+    factors.factor_count = factor_count;
+    factors.payload_bytes = factor_count * (kRows + kCols) * sizeof(float);
+    return factors;
   }
 
-  void expect_refused(const wire::Header& wrong, const std::string& word) {
-    const auto room = FactorBroadcast::make_room(inbox_, exchange_, wrong, links_);
+  void expect_refused(const wire::Contribution& wrong, const std::string& word) {
+    const auto room = FactorBroadcast::make_room(inbox_, exchange_, wrong.make(), links_);
     EXPECT_EQ(room.status().code(), ErrorCode::mismatch);
     EXPECT_NE(room.status().message().find(word), std::string::npos) << room.status().message();
     EXPECT_NE(room.status().message().find("rank 1"), std::string::npos);
@@ -50,72 +50,72 @@ class FactorBroadcastTest : public ::testing::Test {
 };
 
 TEST_F(FactorBroadcastTest, MakesRoomForWhatFits) {
-  const auto room_bytes = [this](const wire::Header& header) {
+  const auto room_bytes = [this](const wire::Contribution& one) {
     inbox_.parts[1] = Part();
-    return FactorBroadcast::make_room(inbox_, exchange_, header, links_).value().size();
+    return FactorBroadcast::make_room(inbox_, exchange_, one.make(), links_).value().size();
   };
-  EXPECT_EQ(room_bytes(header(3)), 3 * (kRows + kCols) * sizeof(float));
-  wire::Header narrow = header(3);
+  EXPECT_EQ(room_bytes(factors(3)), 3 * (kRows + kCols) * sizeof(float));
+  wire::Contribution narrow = factors(3);
   narrow.dtype = DType::bfloat16;
   narrow.payload_bytes /= 2;
   EXPECT_EQ(room_bytes(narrow), 3 * (kRows + kCols) * sizeof(float) / 2);
-  wire::Header dense = header(wire::kUnboundedFactors);
-  dense.flags = wire::kDense;
+  wire::Contribution dense = factors(wire::kUnboundedFactors);
+  dense.dense = true;
   dense.payload_bytes = unit_.size_bytes;
   EXPECT_EQ(room_bytes(dense), unit_.size_bytes);
 }
 
 TEST_F(FactorBroadcastTest, RefusesWhatDoesNotFit) {
-  wire::Header wrong = header(3);
+  wire::Contribution wrong = factors(3);
   wrong.rows = kCols;
   wrong.cols = kRows;
   expect_refused(wrong, "shape");
-  wrong = header(3);
+  wrong = factors(3);
   wrong.payload_bytes -= 4;
   expect_refused(wrong, "size");
-  wrong = header(3);
+  wrong = factors(3);
   wrong.dtype = DType::int32;
   expect_refused(wrong, "dtype");
-  wrong = header(3);
+  wrong = factors(3);
   wrong.dtype = DType::float64;  // wider than the layer
   wrong.payload_bytes *= 2;
   expect_refused(wrong, "dtype");
-  wrong = header(3);
-  wrong.flags = wire::kAbsent;  // and yet a payload
+  wrong = factors(3);
+  wrong.absent = true;  // and yet a payload
   expect_refused(wrong, "size");
-  wrong = header(wire::kUnboundedFactors);
-  wrong.flags = wire::kDense;
+  wrong = factors(wire::kUnboundedFactors);
+  wrong.dense = true;
   wrong.payload_bytes = unit_.size_bytes + 4;
   expect_refused(wrong, "size");
   wrong.payload_bytes = unit_.size_bytes;
   wrong.dtype = DType::int32;
   expect_refused(wrong, "dtype");
-  wrong = header(wire::kUnboundedFactors);  // overflows any size
+  wrong = factors(wire::kUnboundedFactors);  // overflows any size
   wrong.payload_bytes = 0;
   expect_refused(wrong, "size");
 }
 
 TEST_F(FactorBroadcastTest, RefusesASecondPart) {
-  wire::Header absent = header(0);
-  absent.flags = wire::kAbsent;
-  ASSERT_TRUE(FactorBroadcast::make_room(inbox_, exchange_, absent, links_).ok());
-  FactorBroadcast::store(inbox_, exchange_, absent, {});
+  wire::Contribution absent = factors(0);
+  absent.absent = true;
+  ASSERT_TRUE(FactorBroadcast::make_room(inbox_, exchange_, absent.make(), links_).ok());
+  FactorBroadcast::store(inbox_, exchange_, absent.make(), {});
   EXPECT_FALSE(inbox_.parts[1].present);
   EXPECT_EQ(inbox_.arrived_count, 1u);
-  expect_refused(header(1), "twice");
+  expect_refused(factors(1), "twice");
 }
 
 TEST_F(FactorBroadcastTest, RefusesASecondPartWhileTheFirstIsBeingReceived) {
-  const auto room = FactorBroadcast::make_room(inbox_, exchange_, header(3), links_);
+  const auto room = FactorBroadcast::make_room(inbox_, exchange_, factors(3).make(), links_);
   ASSERT_TRUE(room.ok());
-  expect_refused(header(3), "twice");
-  expect_refused(header(2), "twice");
+  expect_refused(factors(3), "twice");
+  expect_refused(factors(2), "twice");
   std::ranges::fill(room.value(), std::byte{1});  // the transport goes on: the memory is still there
   EXPECT_EQ(inbox_.parts[1].buffer.data(), room.value().data());
 }
 
 TEST_F(FactorBroadcastTest, LeftRowsComeBeforeRightRows) {
-  const wire::Header two = header(2);
+  const wire::Header two = factors(2).make();
   const auto room = FactorBroadcast::make_room(inbox_, exchange_, two, links_);
   ASSERT_TRUE(room.ok());
   FactorBroadcast::store(inbox_, exchange_, two, room.value());

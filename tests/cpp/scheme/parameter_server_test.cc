@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "wire/messages.h"
+
 namespace poseidon {
 namespace {
 
@@ -39,12 +41,13 @@ class ParameterServerTest : public ::testing::Test {
     exchange_.progress.chunk_received.assign(2, false);
   }
 
-  void receive(std::uint32_t chunk, const Floats& values, std::uint8_t flags) {
-    wire::Header header;
-    header.kind = wire::Kind::result;
+  void receive(std::uint32_t chunk, const Floats& values, bool absent, bool late = false) {
+    wire::StepResult result;
+    result.absent = absent;
+    result.late = late;
+    wire::Header header = result.make({});
     header.step = exchange_.step;
     header.chunk = chunk;
-    header.flags = flags;
     const auto payload = std::as_bytes(std::span(values));
     header.payload_bytes = payload.size();
     const Status status = protocol_of(Scheme::ps).receive(exchange_, header, payload, links_);
@@ -63,9 +66,9 @@ TEST_F(ParameterServerTest, WhatNobodyContributedToIsZeroWhereOtherChunksHaveARe
   for (const bool empty_one_last : {false, true}) {
     values_ = Floats(4, 7);
     begin();
-    if (!empty_one_last) receive(0, {}, wire::kAbsent | wire::kLate);
-    receive(1, {3, 4}, wire::kLate);
-    if (empty_one_last) receive(0, {}, wire::kAbsent | wire::kLate);
+    if (!empty_one_last) receive(0, {}, true, true);
+    receive(1, {3, 4}, false, true);
+    if (empty_one_last) receive(0, {}, true, true);
     EXPECT_TRUE(std::exchange(completed_, false));
     EXPECT_TRUE(exchange_.outcome.present);
     EXPECT_EQ(values_, (Floats{0, 0, 3, 4}));
@@ -73,8 +76,8 @@ TEST_F(ParameterServerTest, WhatNobodyContributedToIsZeroWhereOtherChunksHaveARe
 }
 
 TEST_F(ParameterServerTest, WhereNobodyContributedAtAllNothingIsTouched) {
-  receive(0, {}, wire::kAbsent);
-  receive(1, {}, wire::kAbsent);
+  receive(0, {}, true);
+  receive(1, {}, true);
   EXPECT_TRUE(completed_);
   EXPECT_FALSE(exchange_.outcome.present);
   EXPECT_EQ(values_, Floats(4, 7));
@@ -82,8 +85,8 @@ TEST_F(ParameterServerTest, WhereNobodyContributedAtAllNothingIsTouched) {
 
 TEST_F(ParameterServerTest, AStoredValueComesAlsoWhereNobodyContributed) {
   exchange_.about.stored = true;
-  receive(0, {1, 2}, 0);
-  receive(1, {3, 4}, wire::kAbsent);
+  receive(0, {1, 2}, false);
+  receive(1, {3, 4}, true);
   EXPECT_TRUE(completed_);
   EXPECT_TRUE(exchange_.outcome.present);
   EXPECT_EQ(values_, (Floats{1, 2, 3, 4}));
@@ -92,10 +95,10 @@ TEST_F(ParameterServerTest, AStoredValueComesAlsoWhereNobodyContributed) {
 TEST_F(ParameterServerTest, APullSaysHowManyUpdatesTheMostUpdatedChunkHasHad) {
   begin(Pull{std::as_writable_bytes(std::span(values_))});
   for (const auto& [chunk, update_count] : {std::pair{0u, 9u}, {1u, 8u}}) {
-    wire::Header header;
-    header.kind = wire::Kind::value;
+    wire::Value value;
+    value.update_count = update_count;
+    wire::Header header = value.make({});
     header.chunk = chunk;
-    header.step = update_count;
     const Floats values{1, 2};
     header.payload_bytes = kChunkBytes;
     ASSERT_TRUE(protocol_of(Scheme::ps).receive(exchange_, header, std::as_bytes(std::span(values)), links_).ok());

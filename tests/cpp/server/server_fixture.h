@@ -73,7 +73,10 @@ class ServerWithWorkers {
     payloads_.push_back(std::move(payload));
     worker.send(header, payloads_.back());
   }
-  void push(End& worker, const wire::Header& header, const Floats& values) { send(worker, header, bytes_of(values)); }
+  void send(End& worker, const wire::Contribution& push, Bytes payload) {
+    send(worker, push.make(), std::move(payload));
+  }
+  void push(End& worker, const wire::Contribution& push, const Floats& values) { send(worker, push, bytes_of(values)); }
 
   /// Returns the `count`-th message that came.
   static Received message(End& worker, std::size_t count) {

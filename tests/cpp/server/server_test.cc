@@ -235,7 +235,7 @@ TEST_F(ServerTest, AnAnswerHasThePriorityOfItsRequest) {
   for (std::uint64_t step = 1; step <= 2; ++step) {
     const auto priority_of = [step](std::uint32_t rank) { return static_cast<std::uint16_t>(100 * step + rank); };
     for (const std::uint32_t rank : {1u, 2u, 0u}) {
-      wire::Header header = push_of(rank, 3, step);
+      wire::Contribution header = push_of(rank, 3, step);
       header.priority = priority_of(rank);
       push(*workers[rank], header, {1, 2});
     }
@@ -384,7 +384,7 @@ TEST(EmbeddedServer, SendsTheLastResultToASlowWorkerBeforeItShutsDown) {
   const auto hello = wire::Hello{0, 1, options.job}.make();
   ASSERT_TRUE(write_message(worker.get(), hello.header, hello.payload()));
   const Bytes gradient = bytes_of(Floats(8u << 20, 1.0F));  // more than sockets hold
-  ASSERT_TRUE(write_message(worker.get(), push_of(0, 1), gradient));
+  ASSERT_TRUE(write_message(worker.get(), push_of(0, 1).make(), gradient));
   Bytes answer(wire::kHeaderBytes + hello.payload().size() + wire::kHeaderBytes);
   ASSERT_TRUE(read_all(worker.get(), answer));  // the hello and the result's header
   std::thread stop([&server] { server.shutdown(std::chrono::seconds(20)); });

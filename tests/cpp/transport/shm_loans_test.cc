@@ -47,7 +47,7 @@ class Keeper final : public Receiver {
 
   static Bytes payload_of(std::uint32_t chunk, std::size_t size_bytes) { return pattern(size_bytes, chunk); }
 
-  Result<std::span<std::byte>> on_header(Flow&, const wire::Header& header) override {
+  Result<std::span<std::byte>> accept(Flow&, const wire::Header& header, bool /*lent*/) override {
     place_ = Buffer(static_cast<std::size_t>(header.payload_bytes));
     expected_ = payload_of(header.chunk, place_.size());
     compared_bytes_ = 0;

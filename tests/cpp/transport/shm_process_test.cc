@@ -62,7 +62,7 @@ class Echo final : public Receiver {
     return echo.ended_.get_future().get().code() == ErrorCode::peer_lost ? 0 : 2;
   }
 
-  Result<std::span<std::byte>> on_header(Flow&, const wire::Header& header) override {
+  Result<std::span<std::byte>> accept(Flow&, const wire::Header& header, bool /*lent*/) override {
     place_ = Buffer(static_cast<std::size_t>(header.payload_bytes));
     return place_.span();
   }
@@ -135,7 +135,7 @@ class Killer final : public Receiver {
  public:
   explicit Killer(Child& child) : child_(child) {}
 
-  Result<std::span<std::byte>> on_header(Flow&, const wire::Header& header) override {
+  Result<std::span<std::byte>> accept(Flow&, const wire::Header& header, bool /*lent*/) override {
     place_ = Buffer(static_cast<std::size_t>(header.payload_bytes));
     return place_.span();
   }

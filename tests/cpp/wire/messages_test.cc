@@ -68,9 +68,8 @@ TEST(Hello, OfAnyBytesIsRead) {
 TEST(Hello, HasTheJobsGeneration) {
   const TextMessage message = Hello{1, 2, "a", 0, {}, 0, 7}.make();
   EXPECT_EQ(Hello::read(message.header, message.payload()).generation, 7u);
-  Header header = message.header;
-  header.step = std::uint64_t{1} << 32;  // no generation that there is, and not 0 again
-  EXPECT_EQ(Hello::read(header, {}).generation, std::numeric_limits<std::uint32_t>::max());
+  const Hello last{1, 2, "a", 0, {}, 0, std::numeric_limits<std::uint32_t>::max()};
+  EXPECT_EQ(Hello::read(last.make().header, {}).generation, last.generation);
 }
 
 TEST(Hello, AJobsNameIsOneLine) {
@@ -107,11 +106,33 @@ TEST(Messages, ErrorRoundTrip) {
   EXPECT_EQ(status.message(), "too late");
 }
 
+TEST(Messages, ARefusalMayNameTheRankThatHasLeft) {
+  Envelope request;
+  request.rank = 2;
+  for (const std::optional<std::uint32_t> departed :
+       {std::optional<std::uint32_t>(), std::optional(0u), std::optional(7u)}) {
+    const TextMessage message = Refuse{{ErrorCode::peer_lost, "gone"}, departed}.make(request);
+    EXPECT_EQ(message.header.rank, 2u) << "whom it is for";
+    EXPECT_EQ(Refuse::read(message.header, message.payload()).departed_rank, departed);
+  }
+}
+
+TEST(Messages, AnAbortSaysWhetherItIsPlanned) {
+  for (const bool planned : {false, true}) {
+    const TextMessage message = Abort{{ErrorCode::aborted, "why"}, planned}.make();
+    EXPECT_EQ(message.header.priority, kFirstPriority);
+    const Abort abort = Abort::read(message.header, message.payload());
+    EXPECT_EQ(abort.planned, planned);
+    EXPECT_EQ(abort.status.message(), "why");
+  }
+}
+
 TEST(Messages, UnknownErrorCodesBecomeAborted) {
   Header header;
-  for (const std::uint32_t code : {0u, 9u, 0xffffffffu}) {
-    header.divisor = code;
+  for (const std::uint8_t code : {0, 9, 255}) {
+    header.body[2] = std::byte{code};
     EXPECT_EQ(Refuse::read(header, {}).status.code(), ErrorCode::aborted);
+    EXPECT_EQ(Abort::read(header, {}).status.code(), ErrorCode::aborted);
   }
 }
 

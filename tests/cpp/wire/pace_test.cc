@@ -28,32 +28,24 @@ TEST(Pace, TravelsInTheHello) {
 }
 
 TEST(Pace, WhatNoOptionsGiveIsNone) {
-  const auto header_of = [](std::uint32_t number, std::uint32_t bound, float factor) {
-    Header header;
-    header.unit = number;
-    header.cols = bound;
-    header.factor_count = std::bit_cast<std::uint32_t>(factor);
-    return header;
-  };
-  EXPECT_TRUE(read_pace(header_of(1, 64, 3)));
-  for (const Header& header :
-       {header_of(1, 0, 3), header_of(1, 65, 3), header_of(1, 8, -1), header_of(1, 8, std::nanf("")),
-        header_of(1, 8, std::numeric_limits<float>::infinity()), header_of(0, 1, 0), header_of(0, 0, 1),
-        header_of(2, kMostStaleness + 1, 0), header_of(2, 1, 1), header_of(3, 1, 0), header_of(4, 0, 0)})
-    EXPECT_FALSE(read_pace(header)) << header.unit << " " << header.cols;
+  EXPECT_TRUE(pace_of(PaceNumbers{1, 64, 3}));
+  for (const PaceNumbers& numbers :
+       {PaceNumbers{1, 0, 3}, PaceNumbers{1, 65, 3}, PaceNumbers{1, 8, -1}, PaceNumbers{1, 8, std::nanf("")},
+        PaceNumbers{1, 8, std::numeric_limits<float>::infinity()}, PaceNumbers{0, 1, 0}, PaceNumbers{0, 0, 1},
+        PaceNumbers{2, kMostStaleness + 1, 0}, PaceNumbers{2, 1, 1}, PaceNumbers{3, 1, 0}, PaceNumbers{4, 0, 0}})
+    EXPECT_FALSE(pace_of(numbers)) << int{numbers.choice} << " " << numbers.bound;
   std::mt19937 random(6);
   for (int i = 0; i < 2000; ++i) {
-    Header header;
-    header.unit = static_cast<std::uint32_t>(random() % 5);
-    header.cols = static_cast<std::uint32_t>(random() % 80);
-    header.factor_count = random() % 2 == 0 ? 0 : static_cast<std::uint32_t>(random());
-    const auto pace = read_pace(header);
+    PaceNumbers numbers;
+    numbers.choice = static_cast<std::uint8_t>(random() % 5);
+    numbers.bound = static_cast<std::uint32_t>(random() % 80);
+    numbers.factor = random() % 2 == 0 ? 0 : std::bit_cast<float>(static_cast<std::uint32_t>(random()));
+    const auto pace = pace_of(numbers);
     if (!pace) continue;
-    Header again;
-    write_pace(*pace, again);
-    EXPECT_EQ(again.unit, header.unit);
-    EXPECT_EQ(again.cols, header.cols);
-    EXPECT_EQ(again.factor_count, header.factor_count);
+    const PaceNumbers again = numbers_of(*pace);
+    EXPECT_EQ(again.choice, numbers.choice);
+    EXPECT_EQ(again.bound, numbers.bound);
+    EXPECT_EQ(std::bit_cast<std::uint32_t>(again.factor), std::bit_cast<std::uint32_t>(numbers.factor));
   }
 }
 

@@ -21,9 +21,8 @@ TEST(StoredUnits, ComeBackAsTheyWere) {
   for (const std::size_t count : {0u, 1u, 5u, 1000u}) {
     const StoredUnits units = sample(count);
     std::vector<StoredUnit> read;
-    for (const TextMessage& message : units.make(0, 4)) {
+    for (const TextMessage& message : units.make(0)) {
       EXPECT_EQ(message.header.kind, Kind::units);
-      EXPECT_EQ(message.header.worker_count, 4u);
       EXPECT_LE(message.header.payload_bytes, kMaxTextBytes);
       EXPECT_EQ(message.header.payload_bytes, message.payload().size());
       const auto part = StoredUnits::read(message.payload());
@@ -48,7 +47,7 @@ TEST(StoredUnits, ChunksCoverTheUnit) {
 }
 
 TEST(StoredUnits, WhatIsCutOffIsRejected) {
-  const auto message = sample(3).make(0, 1).front();
+  const auto message = sample(3).make(0).front();
   const auto whole = message.payload();
   std::size_t accepted = 0;
   for (std::size_t size = 0; size < whole.size(); ++size) {

@@ -60,7 +60,7 @@ class Job {
       auto& shard = shards_.emplace_back(std::make_unique<Shard>(1, Reduction{}, ShardThreads{}));
       shard->set_checkpoint(
           std::make_unique<ShardCheckpoint>(*writer_, "default", options, loop_, shard->pool().shared_from_this()));
-      for (const auto& message : units.make(0, 1)) EXPECT_TRUE(shard->describe_units(message.payload()).ok());
+      for (const auto& message : units.make(0)) EXPECT_TRUE(shard->describe_units(message.payload()).ok());
     }
   }
   ~Job() { finish(); }
@@ -86,7 +86,7 @@ class Job {
   Status assign(std::size_t layer, const Bytes& value) {
     Status status;
     for_each_chunk(layer, [&](Shard& shard, wire::Header header, std::size_t offset, std::size_t size) {
-      header.kind = wire::Kind::assign;
+      header = wire::Assign{units_[layer].dtype}.make(header);
       if (status.ok()) status = shard.assign(header, std::span(value).subspan(offset, size));
     });
     return status;
@@ -94,11 +94,8 @@ class Job {
   /// Assigns a state to the layer's first chunk, on a core that need not be its own.
   Status assign_state(std::size_t core, std::size_t layer, const Bytes& state) {
     wire::Header header;
-    header.kind = wire::Kind::assign;
     header.unit = units_[layer].id;
-    header.rows = 1;
-    header.dtype = units_[layer].dtype;
-    header.worker_count = 1;
+    header = wire::Assign{units_[layer].dtype, 1}.make(header);
     Status status;
     loop_.call([&] { status = shards_[core]->assign(header, state); });
     return status;
@@ -117,15 +114,14 @@ class Job {
   Bytes step(std::size_t layer, std::uint64_t number, const Bytes* gradient) {
     Bytes value(units_[layer].size_bytes);
     for_each_chunk(layer, [&](Shard& shard, wire::Header header, std::size_t offset, std::size_t size) {
-      const wire::Header place = header;
-      header = stored_push_of(0, 1, number);
-      header.unit = place.unit;
-      header.chunk = place.chunk;
-      header.dtype = place.dtype;
-      header.payload_bytes = gradient != nullptr ? size : 0;
-      if (gradient == nullptr) header.flags |= wire::kAbsent;
+      wire::Contribution push = stored_push_of(0, 1, number);
+      push.unit = header.unit;
+      push.chunk = header.chunk;
+      push.dtype = units_[layer].dtype;
+      push.payload_bytes = gradient != nullptr ? size : 0;
+      push.absent = gradient == nullptr;
       const auto data = gradient != nullptr ? std::span(*gradient).subspan(offset, size) : std::span<const std::byte>();
-      EXPECT_TRUE(shard.add(header, worker_, data, [] {}).ok());
+      EXPECT_TRUE(shard.add(push, worker_, data, [] {}).ok());
       const Bytes& got = worker_.sent.back().payload;
       std::copy(got.begin(), got.end(), value.begin() + static_cast<std::ptrdiff_t>(offset));
     });
@@ -136,14 +132,14 @@ class Job {
     std::vector<std::uint64_t> versions;
     value.resize(units_[layer].size_bytes);
     for_each_chunk(layer, [&](Shard& shard, wire::Header header, std::size_t offset, std::size_t) {
-      header = wire::Restore{.version_limit = limit}.make(header);
+      header = wire::Restore{units_[layer].dtype, limit}.make(header);
       if (Status status = shard.pull(header, worker_); !status.ok()) {
         refusals.push_back(status);
         return;
       }
       const auto& answer = worker_.sent.back();
-      versions.push_back(answer.header.cols);
-      EXPECT_EQ(answer.has_payload, answer.header.cols > 0);
+      versions.push_back(wire::Value::read(answer.header).version);
+      EXPECT_EQ(answer.has_payload, versions.back() > 0);
       std::copy(answer.payload.begin(), answer.payload.end(), value.begin() + static_cast<std::ptrdiff_t>(offset));
     });
     return versions;
@@ -160,8 +156,6 @@ class Job {
         wire::Header header;
         header.unit = unit.id;
         header.chunk = chunk;
-        header.dtype = unit.dtype;
-        header.worker_count = 1;
         body(*shards_[chunk % shards_.size()], header, unit.chunk_offset(chunk), unit.chunk_size(chunk));
       }
     });
@@ -469,7 +463,7 @@ TEST_F(ShardCheckpoints, UnitsAreDescribedOnce) {
   StoredChunk chunk(std::make_shared<BufferPool>());
   wire::Header header;
   header.unit = 2;
-  EXPECT_EQ(checkpoint.restore(header, chunk).status().code(), ErrorCode::refused);
+  EXPECT_EQ(checkpoint.restore(header, 0, chunk).status().code(), ErrorCode::refused);
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ Bytes random_values(Random& random, DType dtype, std::size_t element_count) {
 
 /// What one rank contributes, and how far it has come.
 struct Rank {
-  wire::Header header;
+  wire::Contribution header;
   Bytes memory;  // the payload begins at `skew`: lent memory need not be aligned
   std::size_t skew = 0;
   bool lent = false;
@@ -49,7 +49,7 @@ struct Rank {
   std::size_t received_bytes = 0;
   int released = 0;
 
-  bool present() const { return (header.flags & wire::kAbsent) == 0; }
+  bool present() const { return !header.absent; }
   bool has_factors() const { return present() && header.kind == wire::Kind::factors; }
   std::span<const std::byte> payload() const { return std::span(memory).subspan(skew); }
 };
@@ -172,7 +172,7 @@ class RandomStep {
  private:
   void add_rank(std::uint32_t index) {
     Rank& rank = ranks_.emplace_back();
-    wire::Header header = push_of(index, worker_count_, 3);
+    wire::Contribution header = push_of(index, worker_count_, 3);
     header.dtype = dtype_;
     header.divisor = divisor_;
     if (below(random_, 5) == 0) {

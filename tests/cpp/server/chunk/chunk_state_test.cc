@@ -24,9 +24,11 @@ class ChunkStateTest : public ::testing::Test {
  protected:
   ChunkState chunk(std::uint32_t worker_count, Reduction reduction = {}) { return {worker_count, reduction, pool_}; }
 
-  wire::Header floats(wire::Header header, std::size_t count) { return with_size(header, count * sizeof(float)); }
+  wire::Contribution floats(wire::Contribution header, std::size_t count) {
+    return with_size(header, count * sizeof(float));
+  }
 
-  void expect_refused(ChunkState& state, const wire::Header& header, const std::string& word) {
+  void expect_refused(ChunkState& state, const wire::Contribution& header, const std::string& word) {
     const bool started = state.started();
     const auto missing = state.missing_ranks();
     const Status status = state.admit(header, &worker_);
@@ -37,11 +39,11 @@ class ChunkStateTest : public ::testing::Test {
   }
 
   std::span<std::byte> place_of(ChunkState& state, std::uint32_t rank) {
-    return state.place(rank, pool_->take(state.parts()[rank]->header.payload_bytes));
+    return state.place(rank, pool_->take(state.parts()[rank]->push.payload_bytes));
   }
 
   /// Admits and receives a whole payload; returns where it was put.
-  const std::byte* receive(ChunkState& state, const wire::Header& header, const Floats& values) {
+  const std::byte* receive(ChunkState& state, const wire::Contribution& header, const Floats& values) {
     EXPECT_TRUE(state.admit(floats(header, values.size()), &worker_).ok());
     const auto place = place_of(state, header.rank);
     std::memcpy(place.data(), values.data(), place.size());
@@ -63,14 +65,14 @@ TEST_F(ChunkStateTest, RefusesWhatDoesNotFitTheFirst) {
   expect_refused(state, floats(push_of(1, 3, 5), 2), "already");
   expect_refused(state, floats(push_of(0, 4, 5), 2), "4 workers");
   expect_refused(state, floats(push_of(3, 3, 5), 2), "workers");
-  wire::Header header = floats(push_of(0, 3, 5), 2);
+  wire::Contribution header = floats(push_of(0, 3, 5), 2);
   header.divisor = 2;
   expect_refused(state, header, "divisor");
   header = floats(push_of(0, 3, 5), 2);
   header.dtype = DType::float64;
   expect_refused(state, header, "dtype");
   header = floats(push_of(0, 3, 5), 2);
-  header.flags = wire::kStored;
+  header.stored = true;
   expect_refused(state, header, "kind");
   EXPECT_FALSE(state.all_here());
   EXPECT_EQ(state.missing_ranks(), (std::vector<std::uint32_t>{0, 1, 2})) << "admitted is not received";
@@ -78,7 +80,7 @@ TEST_F(ChunkStateTest, RefusesWhatDoesNotFitTheFirst) {
 
 TEST_F(ChunkStateTest, RefusesWhatIsWrongByItself) {
   ChunkState state = chunk(2);
-  wire::Header header = floats(push_of(0, 2), 1);
+  wire::Contribution header = floats(push_of(0, 2), 1);
   header.divisor = 0;
   expect_refused(state, header, "divided by 0");
   header = floats(push_of(0, 2), 1);
@@ -201,13 +203,13 @@ TEST_F(ChunkStateTest, AnAbsentLastRankDoesNotRoundSixteenBitSumsTwice) {
   ChunkState state = chunk(3);
   const std::vector<std::uint16_t> big(8, 0x7bff);  // 65504, the largest
   for (const std::uint32_t rank : {0u, 1u}) {
-    wire::Header header = with_size(push_of(rank, 3), big.size() * 2);
+    wire::Contribution header = with_size(push_of(rank, 3), big.size() * 2);
     header.dtype = DType::float16;
     header.divisor = 2;
     ASSERT_TRUE(state.admit(header, &worker_).ok());
     state.complete(rank, std::as_bytes(std::span(big)), [] {});
   }
-  wire::Header header = absent_of(push_of(2, 3));
+  wire::Contribution header = absent_of(push_of(2, 3));
   header.dtype = DType::float16;
   header.divisor = 2;
   ASSERT_TRUE(state.admit(header, &worker_).ok());
@@ -222,7 +224,7 @@ TEST_F(ChunkStateTest, SixteenBitPartsAreNotKept) {
   pool_ = std::make_shared<BufferPool>(budget);
   ChunkState state = chunk(kWorkers);
   for (std::uint32_t rank = 0; rank < kWorkers; ++rank) {
-    wire::Header header = with_size(push_of(rank, kWorkers), kPartBytes);
+    wire::Contribution header = with_size(push_of(rank, kWorkers), kPartBytes);
     header.dtype = DType::bfloat16;
     ASSERT_TRUE(state.admit(header, &worker_).ok());
     const auto place = place_of(state, rank);
@@ -240,7 +242,7 @@ TEST_F(ChunkStateTest, SixteenBitPartsWaitWhereThereIsNoMemoryForTheirSum) {
   pool_ = std::make_shared<BufferPool>(std::make_shared<MemoryBudget>(4 * kPartBytes));
   ChunkState state = chunk(3);
   for (const std::uint32_t rank : {0u, 1u, 2u}) {
-    wire::Header header = with_size(push_of(rank, 3), kPartBytes);
+    wire::Contribution header = with_size(push_of(rank, 3), kPartBytes);
     header.dtype = DType::bfloat16;
     ASSERT_TRUE(state.admit(header, &worker_).ok());
     const auto place = place_of(state, rank);

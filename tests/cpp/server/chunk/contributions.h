@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "server/chunk/requester.h"
+#include "wire/messages.h"
 
 namespace poseidon::testing {
 
@@ -27,47 +28,53 @@ std::vector<T> values_of(std::span<const std::byte> bytes) {
   return values;
 }
 
-inline wire::Header header_of(wire::Kind kind, std::uint32_t rank, std::uint32_t worker_count, std::uint64_t step = 1) {
-  wire::Header header;
-  header.kind = kind;
-  header.rank = rank;
-  header.worker_count = worker_count;
-  header.step = step;
-  return header;
+inline wire::Contribution push_of(std::uint32_t rank, std::uint32_t worker_count, std::uint64_t step = 1) {
+  wire::Contribution push;
+  push.rank = rank;
+  push.worker_count = worker_count;
+  push.step = step;
+  push.factor_count = wire::kUnboundedFactors;
+  return push;
 }
 
-inline wire::Header push_of(std::uint32_t rank, std::uint32_t worker_count, std::uint64_t step = 1) {
-  wire::Header header = header_of(wire::Kind::push, rank, worker_count, step);
-  header.factor_count = wire::kUnboundedFactors;
+/// A message of this kind with nothing special in its body.
+inline wire::Header header_of(wire::Kind kind, std::uint32_t rank, std::uint32_t worker_count, std::uint64_t step = 1) {
+  const wire::Contribution push = push_of(rank, worker_count, step);
+  if (kind == wire::Kind::push) return push.make();
+  if (kind == wire::Kind::assign) return wire::Assign{}.make(push);
+  wire::Header header{push, {}};
+  header.kind = kind;
   return header;
 }
 
 /// A push to a chunk whose value the server keeps.
-inline wire::Header stored_push_of(std::uint32_t rank, std::uint32_t worker_count, std::uint64_t step = 1) {
-  wire::Header header = push_of(rank, worker_count, step);
-  header.flags = wire::kStored;
-  return header;
+inline wire::Contribution stored_push_of(std::uint32_t rank, std::uint32_t worker_count, std::uint64_t step = 1) {
+  wire::Contribution push = push_of(rank, worker_count, step);
+  push.stored = true;
+  return push;
 }
 
-inline wire::Header absent_of(wire::Header header) {
-  header.flags |= wire::kAbsent;
-  header.factor_count = 0;
-  return header;
+inline wire::Contribution absent_of(wire::Contribution push) {
+  push.absent = true;
+  push.factor_count = 0;
+  return push;
 }
 
 /// K rows of lefts and K rows of rights.
-inline wire::Header factors_of(wire::Header header, std::uint32_t rows, std::uint32_t cols, std::uint32_t count) {
-  header.kind = wire::Kind::factors;
-  header.rows = rows;
-  header.cols = cols;
-  header.factor_count = count;
-  header.payload_bytes = std::uint64_t{count} * (rows + cols) * dtype_bytes(header.dtype);
-  return header;
+inline wire::Contribution factors_of(wire::Contribution push, std::uint32_t rows, std::uint32_t cols,
+                                     std::uint32_t count) {
+  push.kind = wire::Kind::factors;
+  push.rows = rows;
+  push.cols = cols;
+  push.factor_count = count;
+  push.payload_bytes = *push.factor_bytes();
+  return push;
 }
 
-inline wire::Header with_size(wire::Header header, std::size_t size_bytes) {
-  header.payload_bytes = size_bytes;
-  return header;
+template <typename Message>
+Message with_size(Message message, std::size_t size_bytes) {
+  message.payload_bytes = size_bytes;
+  return message;
 }
 
 /// Remembers what it was sent; payloads are copied, and kept alive where `keep` is set.
@@ -87,15 +94,15 @@ class RecordingRequester final : public Requester {
     if (payload) one.payload.assign(payload->span().begin(), payload->span().end());
     if (keep) one.kept = std::move(payload);
   }
-  void refuse(const wire::Header& about, const Status& status) override {
+  void refuse(const wire::Envelope& about, const Status& status) override {
     refusals.push_back(status);
-    refused_headers.push_back(about);
+    refused.push_back(about);
   }
 
   bool keep = false;
   std::vector<Sent> sent;
   std::vector<Status> refusals;
-  std::vector<wire::Header> refused_headers;
+  std::vector<wire::Envelope> refused;
 };
 
 }  // namespace poseidon::testing

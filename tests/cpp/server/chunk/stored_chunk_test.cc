@@ -128,11 +128,11 @@ class StoredShard : public ::testing::Test {
   static constexpr std::uint32_t kWorkers = 2;
 
   Status push(std::uint32_t rank, std::uint64_t step, const Bytes& gradient, DType dtype = DType::float32,
-              std::uint8_t flags = 0) {
-    wire::Header header = stored_push_of(rank, kWorkers, step);
+              bool wants_result = true) {
+    wire::Contribution header = stored_push_of(rank, kWorkers, step);
     header.dtype = dtype;
     header.divisor = 2;
-    header.flags |= flags;
+    header.wants_result = wants_result;
     header.payload_bytes = gradient.size();
     lent_.push_back(gradient);
     return shard_.add(header, workers_[rank], lent_.back(), [] {});
@@ -142,14 +142,10 @@ class StoredShard : public ::testing::Test {
   }
   Status assign(const Bytes& values, std::uint32_t array = 0, std::uint64_t update_count = 0,
                 DType dtype = DType::float32) {
-    wire::Header header = header_of(wire::Kind::assign, 0, kWorkers, update_count);
-    header.dtype = dtype;
-    header.rows = array;
-    return shard_.assign(header, values);
+    return shard_.assign(wire::Assign{dtype, array, update_count}.make({}), values);
   }
   void pull(std::uint32_t rank, std::uint32_t array = 0) {
-    wire::Header header = header_of(wire::Kind::pull, rank, kWorkers);
-    header.rows = array;
+    const wire::Header header = wire::Pull{array}.make(header_of(wire::Kind::pull, rank, kWorkers));
     ASSERT_TRUE(shard_.pull(header, workers_[rank]).ok());
   }
   void set_rule(const UpdateRule& rule) {
@@ -171,7 +167,7 @@ TEST_F(StoredShard, APullWaitsForTheFirstValue) {
   ASSERT_TRUE(assign(bytes_of(Floats{1, 2}), 0, 41).ok());
   ASSERT_EQ(workers_[0].sent.size(), 1u);
   EXPECT_EQ(last(0).header.kind, wire::Kind::value);
-  EXPECT_EQ(last(0).header.step, 41u);
+  EXPECT_EQ(wire::Value::read(last(0).header).update_count, 41u);
   EXPECT_EQ(last(0).header.rank, 0u);
   EXPECT_EQ(values_of(last(0).payload), (Floats{1, 2}));
   EXPECT_TRUE(workers_[1].sent.empty()) << "it has gone";
@@ -192,7 +188,7 @@ TEST_F(StoredShard, OnlyArraysThatExistArePulled) {
   ASSERT_TRUE(assign(bytes_of(Floats{1})).ok());
   pull(0, 2);
   EXPECT_EQ(values_of(last(0).payload), Floats{0});
-  EXPECT_EQ(last(0).header.rows, 2u);
+  EXPECT_EQ(wire::Value::read(last(0).header).array, 2u);
   pull(0, kGradientArray);
   pull(0, kGradientArray + 1);
   ASSERT_EQ(workers_[0].refusals.size(), 2u);
@@ -257,7 +253,7 @@ TEST_F(StoredShard, UpdatesWithTheMeanGradientByEveryRule) {
         for (std::uint32_t array = 1; array <= reference.states.size(); ++array) {
           pull(1, array);
           ASSERT_EQ(last(1).payload, reference.states[array - 1]);
-          EXPECT_EQ(last(1).header.step, reference.update_count);
+          EXPECT_EQ(wire::Value::read(last(1).header).update_count, reference.update_count);
         }
       }
     }
@@ -299,7 +295,7 @@ TEST_F(StoredShard, APushWithoutResultUpdatesToo) {
   UpdateRule rule = update_rules()[0];
   rule = testing::with(rule, "lr", 0.5);
   set_rule(rule);
-  ASSERT_TRUE(push(0, 1, bytes_of(Floats{1}), DType::float32, wire::kNoResult).ok());
+  ASSERT_TRUE(push(0, 1, bytes_of(Floats{1}), DType::float32, false).ok());
   ASSERT_TRUE(push(1, 1, bytes_of(Floats{1})).ok());
   EXPECT_FALSE(last(0).has_payload);
   EXPECT_EQ(last(0).header.kind, wire::Kind::result);
@@ -320,8 +316,8 @@ TEST_F(StoredShard, AnUpdateThatCannotBeIsRefusedToAllAndTheChunkGoesOn) {
     EXPECT_TRUE(workers_[rank].sent.empty());
     ASSERT_EQ(workers_[rank].refusals.size(), 3u);
     EXPECT_EQ(workers_[rank].refusals[0].code(), ErrorCode::refused);
-    EXPECT_EQ(workers_[rank].refused_headers[2].rank, rank);
-    EXPECT_EQ(workers_[rank].refused_headers[2].step, 3u);
+    EXPECT_EQ(workers_[rank].refused[2].rank, rank);
+    EXPECT_EQ(workers_[rank].refused[2].step, 3u);
   }
   push_all(4, bytes_of(Floats{1, 2}));
   EXPECT_EQ(values_of(last(0).payload), (Floats{4, 4}));

@@ -85,7 +85,7 @@ void expect_to_wait_for_rank_zero(testing::ServerWithWorkers& team) {
     for (const std::uint32_t rank : {3u, 1u, 2u, 0u}) {
       if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));
       for (std::uint32_t unit = 0; unit < kUnits; ++unit) {
-        wire::Header header = push_of(rank, kRanks, step);
+        wire::Contribution header = push_of(rank, kRanks, step);
         header.unit = rank % 2 == 0 ? unit : kUnits - 1 - unit;  // and in different orders
         team.push(*workers[rank], header, eighth);
       }
@@ -169,9 +169,9 @@ TEST_F(TcpServerLimits, JobsThatShareACoreAllGetOn) {
   for (std::uint32_t flow = 0; flow < 4; ++flow) {
     busy.push_back(join(0, 1, "busy", 0, flow));
     for (std::uint64_t step = 1; step <= kTiny; ++step) {
-      wire::Header header = absent_of(push_of(0, 1, step));
+      wire::Contribution header = absent_of(push_of(0, 1, step));
       header.unit = flow;
-      busy.back()->send(header, Bytes());
+      busy.back()->send(header.make(), Bytes());
     }
   }
   const auto other = join(0, 1, "other");
@@ -216,7 +216,7 @@ TEST_F(ShmServerLimits, AnswersThatNobodyReadsAreBounded) {
   const auto deaf = connect_to(server->last_addresses().front());
   say_hello(*deaf, {0, 1, "deaf"});
   constexpr std::uint64_t kPushes = 20'000;
-  for (std::uint64_t step = 1; step <= kPushes; ++step) deaf->send(absent_of(push_of(0, 1, step)), Bytes());
+  for (std::uint64_t step = 1; step <= kPushes; ++step) deaf->send(absent_of(push_of(0, 1, step)).make(), Bytes());
   EXPECT_TRUE(deaf->sends.wait_all());
   const auto other = join(0, 1, "other");
   expect_step(*other, 1, 2);
@@ -233,9 +233,9 @@ TEST_F(ShmServerLimits, AnswersThatNobodyReadsAreBounded) {
   };
   std::uint64_t tries = 0;
   while (!is_answered()) {  // when it has read enough there is room again
-    wire::Header header = absent_of(push_of(0, 1, ++tries));
+    wire::Contribution header = absent_of(push_of(0, 1, ++tries));
     header.unit = 1;
-    deaf->send(header, Bytes());
+    deaf->send(header.make(), Bytes());
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     ASSERT_LT(tries, 1000u);
   }

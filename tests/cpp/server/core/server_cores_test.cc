@@ -74,8 +74,8 @@ class ServerCores : public ::testing::TestWithParam<Case>, protected testing::Se
     return *flows[core * kFlows + chunk / kCores % kFlows];
   }
 
-  static wire::Header chunk_push(std::uint32_t rank, std::uint32_t chunk, std::uint64_t step) {
-    wire::Header header = push_of(rank, kWorkers, step);
+  static wire::Contribution chunk_push(std::uint32_t rank, std::uint32_t chunk, std::uint64_t step) {
+    wire::Contribution header = push_of(rank, kWorkers, step);
     header.chunk = chunk;
     return header;
   }
@@ -131,9 +131,9 @@ TEST_P(ServerCores, ARefusalGoesToThatWorkerAloneAndTheOthersGoOn) {
   push(flow(0), chunk_push(0, kChunk, 1), values);
   push(flow(0), chunk_push(0, kChunk, 1), values);  // twice
   EXPECT_EQ(message(flow(0), 2).header.kind, wire::Kind::refuse);
-  wire::Header wide = chunk_push(1, kChunk, 1);
+  wire::Contribution wide = chunk_push(1, kChunk, 1);
   wide.dtype = DType::float64;
-  const std::vector<std::pair<wire::Header, Floats>> wrong{
+  const std::vector<std::pair<wire::Contribution, Floats>> wrong{
       {chunk_push(1, kChunk, 1), Floats(299'000, 1.0F)},  // of another size
       {wide, values},                                     // of another dtype
       {chunk_push(1, kChunk, 2), values},                 // in another step
@@ -200,16 +200,15 @@ TEST_P(ServerCores, KeepValuesWhereChunksAreAssigned) {
   send(flow(0), text.header, Bytes(text.payload().begin(), text.payload().end()));
   const Bytes gradient = testing::random_reals(random, DType::float32, 50'000);
   for (std::uint32_t rank = 0; rank < kWorkers; ++rank) {
-    wire::Header header = rank == 2 ? absent_of(stored_push_of(rank, kWorkers)) : stored_push_of(rank, kWorkers);
+    wire::Contribution header = rank == 2 ? absent_of(stored_push_of(rank, kWorkers)) : stored_push_of(rank, kWorkers);
     header.chunk = kChunk;
     header.divisor = 2;
     send(flow(rank), header, rank == 2 ? Bytes{} : gradient);
   }
   reference.update(rule, gradient);
   for (std::uint32_t rank = 0; rank < kWorkers; ++rank) EXPECT_EQ(message(flow(rank), 2).payload, reference.value);
-  wire::Header pull = header_of(wire::Kind::pull, 2, kWorkers);
+  wire::Header pull = wire::Pull{2}.make(header_of(wire::Kind::pull, 2, kWorkers));
   pull.chunk = kChunk;
-  pull.rows = 2;
   send(flow(2), pull, {});
   EXPECT_EQ(message(flow(2), 3).payload, reference.states[1]);
   EXPECT_EQ(message(flow(2), 3).header.kind, wire::Kind::value);

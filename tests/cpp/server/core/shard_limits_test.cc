@@ -35,7 +35,7 @@ class ShardLimits : public ::testing::Test {
     shard_ = std::make_unique<Shard>(worker_count, reduction, ShardThreads{}, budget_);
   }
 
-  Status push(wire::Header header, const Floats& values) {
+  Status push(wire::Contribution header, const Floats& values) {
     header.payload_bytes = values.size() * sizeof(float);
     auto place = shard_->begin(header, workers_[header.rank]);
     if (!place.ok()) return place.status();
@@ -50,7 +50,8 @@ class ShardLimits : public ::testing::Test {
     EXPECT_NE(status.message().find(std::to_string(kLimit)), std::string::npos) << status.message();
   }
 
-  static wire::Header of_chunk(wire::Header header, std::uint32_t chunk) {
+  template <typename Message>
+  static Message of_chunk(Message header, std::uint32_t chunk) {
     header.chunk = chunk;
     return header;
   }
@@ -104,7 +105,7 @@ TEST_F(ShardLimits, AFewFactorsMakeNoLargeMatrix) {
   for (std::uint64_t step = 1; step <= 2; ++step) {
     const std::uint32_t side = step == 1 ? 1024 : 64;  // 4 MiB, 16 KiB
     for (const std::uint32_t rank : {0u, 1u}) {
-      const wire::Header header = factors_of(push_of(rank, 2, step), side, side, 1);
+      const wire::Contribution header = factors_of(push_of(rank, 2, step), side, side, 1);
       ASSERT_TRUE(push(header, Floats(2 * side, 1.0F)).ok());
     }
     if (step > 1) continue;
@@ -140,8 +141,7 @@ TEST_F(ShardLimits, ValuesCount) {
   while ((status = shard_->assign(of_chunk(assignment, chunk), bytes_of(value))).ok()) ASSERT_LE(++chunk, 4u);
   EXPECT_EQ(chunk, 3u) << "and what the tables need";
   expect_over_limit(status);
-  wire::Header state = header_of(wire::Kind::pull, 0, 1);
-  state.rows = 1;  // which would be made
+  wire::Header state = wire::Pull{1}.make({});  // which would be made
   ASSERT_TRUE(shard_->pull(state, workers_[0]).ok());
   state.chunk = 1;
   ASSERT_TRUE(shard_->pull(state, workers_[0]).ok());
@@ -164,12 +164,11 @@ TEST_F(ShardLimits, EmptyChunksCountToo) {
 
 TEST_F(ShardLimits, ChunksThatAreForgottenDoNotCount) {
   start(1);
-  wire::Header transient = push_of(0, 1);
-  transient.flags = wire::kTransient;
+  wire::Contribution transient = push_of(0, 1);
+  transient.transient = true;
   ASSERT_TRUE(push(transient, {1}).ok());
   const std::size_t used = budget_->used_bytes();
-  wire::Header wrong = with_size(header_of(wire::Kind::assign, 0, 1), 8);
-  wrong.rows = 1;  // a state before the value
+  wire::Header wrong = with_size(wire::Assign{DType::float32, 1}.make({}), 8);  // a state before the value
   for (std::uint32_t chunk = 0; chunk < 10'000; ++chunk) {
     ASSERT_TRUE(push(of_chunk(transient, chunk), {1}).ok());
     workers_[0].sent.clear();

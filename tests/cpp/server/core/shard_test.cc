@@ -36,14 +36,14 @@ struct Fixture {
   explicit Fixture(std::uint32_t worker_count, Reduction reduction = {}, ShardThreads threads = {})
       : workers(worker_count), shard(worker_count, reduction, threads) {}
 
-  Status add(wire::Header header, const Floats& values, int* released = nullptr) {
+  Status add(wire::Contribution header, const Floats& values, int* released = nullptr) {
     lent.push_back(values);
     header.payload_bytes = values.size() * sizeof(float);
     return shard.add(header, workers[header.rank], std::as_bytes(std::span(lent.back())), [released] {
       if (released != nullptr) ++*released;
     });
   }
-  Status add_absent(const wire::Header& header) {
+  Status add_absent(const wire::Contribution& header) {
     return shard.add(absent_of(header), workers[header.rank], {}, nullptr);
   }
   Floats last(std::uint32_t rank) const { return values_of(workers[rank].sent.back().payload); }
@@ -78,7 +78,7 @@ TEST(Shard, TheSumIsInRankOrderWhateverTheArrivalOrder) {
   do {
     ++step;
     for (const auto rank : order) {
-      wire::Header header = push_of(rank, kRanks, step);
+      wire::Contribution header = push_of(rank, kRanks, step);
       header.divisor = 3;
       ASSERT_EQ(fixture.sent_count(), (step - 1) * kRanks);
       ASSERT_TRUE(fixture.add(header, inputs[rank]).ok());
@@ -111,7 +111,7 @@ TEST(Shard, ReceivesPayloadsPieceByPiece) {
     for (const std::uint32_t rank : {2u, 0u, 1u}) {
       ASSERT_EQ(fixture.sent_count(), 0u);
       std::memcpy(places[rank].data() + begin, bytes.data() + begin, end - begin);
-      const wire::Header header = with_size(push_of(rank, 3), bytes.size());
+      const wire::Contribution header = with_size(push_of(rank, 3), bytes.size());
       if (end < bytes.size())
         fixture.shard.progress(header, end);
       else
@@ -127,11 +127,12 @@ TEST(Shard, FactorCountsAreSummedAndSaturate) {
   for (const std::uint32_t second : {4u, wire::kUnboundedFactors}) {
     ++step;
     for (const std::uint32_t rank : {0u, 1u}) {
-      wire::Header header = push_of(rank, 2, step);
+      wire::Contribution header = push_of(rank, 2, step);
       header.factor_count = rank == 0 ? 3 : second;
       ASSERT_TRUE(fixture.add(header, {1}).ok());
     }
-    EXPECT_EQ(fixture.workers[0].sent.back().header.factor_count, second == 4 ? 7 : wire::kUnboundedFactors);
+    EXPECT_EQ(wire::StepResult::read(fixture.workers[0].sent.back().header).factor_count,
+              second == 4 ? 7 : wire::kUnboundedFactors);
   }
 }
 
@@ -142,7 +143,7 @@ TEST(Shard, AbsentContributionsDoNotCount) {
   ASSERT_TRUE(fixture.add_absent(push_of(0, 3)).ok());
   ASSERT_EQ(fixture.sent_count(), 3u);
   EXPECT_EQ(fixture.last(0), (Floats{4, 5}));
-  EXPECT_EQ(fixture.workers[0].sent[0].header.flags & wire::kAbsent, 0);
+  EXPECT_FALSE(wire::StepResult::read(fixture.workers[0].sent[0].header).absent);
 }
 
 TEST(Shard, AllAbsentSendsAbsence) {
@@ -150,7 +151,7 @@ TEST(Shard, AllAbsentSendsAbsence) {
   ASSERT_TRUE(fixture.add_absent(push_of(1, 2)).ok());
   ASSERT_TRUE(fixture.add_absent(push_of(0, 2)).ok());
   ASSERT_EQ(fixture.sent_count(), 2u);
-  EXPECT_NE(fixture.workers[0].sent[0].header.flags & wire::kAbsent, 0);
+  EXPECT_TRUE(wire::StepResult::read(fixture.workers[0].sent[0].header).absent);
   EXPECT_FALSE(fixture.workers[0].sent[0].has_payload);
 }
 
@@ -186,8 +187,8 @@ TEST(Shard, EveryLoanIsReleasedExactlyOnce) {
 
 TEST(Shard, APushWithoutResultIsAnsweredWithoutPayload) {
   Fixture fixture(2);
-  wire::Header header = push_of(1, 2);
-  header.flags = wire::kNoResult;
+  wire::Contribution header = push_of(1, 2);
+  header.wants_result = false;
   ASSERT_TRUE(fixture.add(header, {1, 2}).ok());
   ASSERT_TRUE(fixture.add(push_of(0, 2), {10, 20}).ok());
   EXPECT_EQ(fixture.last(0), (Floats{11, 22}));
@@ -198,7 +199,7 @@ TEST(Shard, APushWithoutResultIsAnsweredWithoutPayload) {
 
 TEST(Shard, ARefusedPushLeavesItsChunkToOthers) {
   Fixture fixture(1);
-  wire::Header wrong = push_of(0, 1);
+  wire::Contribution wrong = push_of(0, 1);
   wrong.divisor = 0;
   EXPECT_EQ(fixture.add(wrong, {1}).code(), ErrorCode::refused);
   EXPECT_FALSE(fixture.shard.begin(with_size(wrong, 4), fixture.workers[0]).ok());
@@ -208,8 +209,8 @@ TEST(Shard, ARefusedPushLeavesItsChunkToOthers) {
 
 TEST(Shard, TransientChunksAreForgotten) {
   Fixture fixture(1);
-  wire::Header header = push_of(0, 1, 1);
-  header.flags = wire::kTransient;
+  wire::Contribution header = push_of(0, 1, 1);
+  header.transient = true;
   ASSERT_TRUE(fixture.add(header, {1, 2}).ok());
   ASSERT_TRUE(fixture.add(header, {3}).ok());
   EXPECT_EQ(fixture.last(0), (Floats{3}));
@@ -217,7 +218,7 @@ TEST(Shard, TransientChunksAreForgotten) {
 
 TEST(Shard, OpenChunksNameTheMissingRanks) {
   Fixture fixture(4);
-  wire::Header header = push_of(2, 4, 9);
+  wire::Contribution header = push_of(2, 4, 9);
   header.unit = 7;
   header.chunk = 3;
   ASSERT_TRUE(fixture.add(header, {1}).ok());
@@ -260,7 +261,7 @@ TEST_F(WideShard, GivesTheSameSums) {
     const std::size_t elements = step == 1 ? 2 : count;
     on_loop([&] {
       for (const std::uint32_t rank : {1u, 2u, 0u}) {
-        wire::Header header = push_of(rank, 3, step);
+        wire::Contribution header = push_of(rank, 3, step);
         header.unit = static_cast<std::uint32_t>(step);
         header.divisor = 2;
         EXPECT_TRUE(fixture_->add(header, Floats(elements, static_cast<float>(rank + 1))).ok());

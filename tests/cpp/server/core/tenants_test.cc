@@ -163,7 +163,7 @@ TEST_F(TenantsTest, ALaterGenerationEndsAnOlderOne) {
   const auto old2 = enter(of_generation(1, 2, 3));
   push(*old0, push_of(0, 3), {1, 1});
   push(*old2, push_of(2, 3), {1, 1});
-  wire::Header stored = stored_push_of(0, 3);
+  wire::Contribution stored = stored_push_of(0, 3);
   stored.chunk = 1;
   push(*old0, stored, {3});
   const auto new0 = enter(of_generation(3, 0, 2));  // with fewer workers
@@ -202,7 +202,7 @@ TEST_F(TenantsTest, EveryCoreGoesOnToTheLaterGeneration) {
     olds.clear();
     for (std::uint32_t chunk = 0; chunk < 2; ++chunk) {  // chunk 0 is core 0's
       for (const std::uint32_t rank : {0u, 1u}) {
-        wire::Header header = push_of(rank, 2);
+        wire::Contribution header = push_of(rank, 2);
         header.chunk = chunk;
         push(*ends[2 * chunk + rank], header, {1, 1});
       }

@@ -11,7 +11,6 @@
 #include "base/clock.h"
 #include "cpp/server/chunk/contributions.h"
 #include "server/core/shard.h"
-#include "wire/messages.h"
 
 namespace poseidon::testing {
 
@@ -32,13 +31,13 @@ class PacedShard {
   }
 
   /// A push of a mean over all workers.
-  wire::Header header(std::uint32_t rank, std::uint64_t step) const {
+  wire::Contribution header(std::uint32_t rank, std::uint64_t step) const {
     auto header = push_of(rank, static_cast<std::uint32_t>(workers.size()), step);
     header.divisor = header.worker_count;
     return header;
   }
   template <typename T>
-  Status push(wire::Header header, const std::vector<T>& values) {
+  Status push(const wire::Contribution& header, const std::vector<T>& values) {
     lent.push_back(bytes_of(values));
     return shard.add(with_size(header, lent.back().size()), workers[header.rank], lent.back(), [] {});
   }

@@ -21,8 +21,7 @@ using testing::with_size;
 /// A paced shard with a stored chunk and a rule.
 struct Stored : PacedShard {
   Stored(std::uint32_t worker_count, const wire::Pace& pace, const Floats& start) : PacedShard(worker_count, pace) {
-    auto first = header(0, 0);
-    first.kind = wire::Kind::assign;
+    const wire::Header first = wire::Assign{}.make(header(0, 0));
     EXPECT_TRUE(shard.assign(with_size(first, start.size() * sizeof(float)), std::as_bytes(std::span(start))).ok());
     for (std::uint32_t rank = 0; rank < worker_count; ++rank) send_rule(rank);
   }
@@ -30,9 +29,9 @@ struct Stored : PacedShard {
     const auto message = wire::Rule{rule}.make(header(rank, 1));
     EXPECT_TRUE(shard.set_rule(message.header, message.payload()).ok());
   }
-  wire::Header stored(std::uint32_t rank, std::uint64_t step) const {
+  wire::Contribution stored(std::uint32_t rank, std::uint64_t step) const {
     auto one = header(rank, step);
-    one.flags = wire::kStored;
+    one.stored = true;
     return one;
   }
   Status push(std::uint32_t rank, std::uint64_t step, const Floats& values) {
@@ -76,7 +75,8 @@ TEST(ShardConsistency, AsyncAppliesEachPushAsItComes) {
     paced.rule.kind->update_float32(call);
     ASSERT_TRUE(paced.answered(rank, step));
     ASSERT_EQ(paced.result(rank), value) << "update " << update;
-    EXPECT_EQ(paced.last(rank).header.flags, 0);
+    EXPECT_EQ(wire::StepResult::read(paced.last(rank).header).absent, false);
+    EXPECT_EQ(wire::StepResult::read(paced.last(rank).header).late, false);
   }
 }
 
@@ -134,7 +134,7 @@ TEST(ShardConsistency, RefusesPushesWithoutARuleOutOfOrderOrOfAnotherSize) {
   EXPECT_EQ(waiting.push(0, 2, {1}).code(), ErrorCode::refused) << "step 1 has not been answered";
   PacedShard bare(2, asynchronous());
   auto stored = bare.header(0, 1);
-  stored.flags = wire::kStored;
+  stored.stored = true;
   EXPECT_EQ(bare.push(stored, Floats{1}).code(), ErrorCode::refused) << "no rule";
   EXPECT_TRUE(bare.shard.open_chunks(INT64_MAX).empty());
 }

@@ -57,10 +57,10 @@ class LimitedRun {
   std::uint64_t dropped_steps = 0;
 
  private:
-  wire::Header header(std::uint32_t rank, std::uint64_t step, std::uint32_t chunk) const {
-    wire::Header header = with_size(paced_.header(rank, step), kBytes);
+  wire::Contribution header(std::uint32_t rank, std::uint64_t step, std::uint32_t chunk) const {
+    wire::Contribution header = with_size(paced_.header(rank, step), kBytes);
     header.chunk = chunk;
-    header.flags = rule_.kind == nullptr ? 0 : wire::kStored;
+    header.stored = rule_.kind != nullptr;
     return header;
   }
   bool store_parameters() {
@@ -68,15 +68,14 @@ class LimitedRun {
     if (!paced_.shard.set_rule(message.header, message.payload()).ok()) return false;
     const Floats start(kBytes / sizeof(float), 1);
     for (std::uint32_t chunk = 0; chunk < kChunks; ++chunk) {
-      wire::Header assign = header(0, 0, chunk);
-      assign.kind = wire::Kind::assign;
+      const wire::Header assign = wire::Assign{}.make(header(0, 0, chunk));
       if (!paced_.shard.assign(assign, std::as_bytes(std::span(start))).ok()) return false;
     }
     return true;
   }
   /// All headers come first, then the payloads.
   bool push(const std::vector<std::uint32_t>& ranks, std::uint64_t step) {
-    std::vector<wire::Header> begun;
+    std::vector<wire::Contribution> begun;
     for (const auto rank : ranks) {
       for (std::uint32_t chunk = 0; chunk < kChunks; ++chunk) {
         begun.push_back(header(rank, step, chunk));
@@ -85,7 +84,7 @@ class LimitedRun {
         std::ranges::fill(place.value(), std::byte{0});
       }
     }
-    for (const wire::Header& one : begun) paced_.shard.complete(one);
+    for (const wire::Contribution& one : begun) paced_.shard.complete(one);
     return true;
   }
   bool waits(std::uint64_t step) const { return paced_.workers[0].sent.size() < step * kChunks; }
@@ -160,7 +159,7 @@ TEST(StragglersDeadline, TheLoopKeepsThemAll) {
   shard->set_pace(dropping(), &loop, nullptr);
   const auto push = [&](std::uint32_t rank, std::uint64_t step, std::uint32_t chunk) {
     loop.call([&] {
-      wire::Header header = absent_of(testing::push_of(rank, 3, step));
+      wire::Contribution header = absent_of(testing::push_of(rank, 3, step));
       header.divisor = 3;
       header.chunk = chunk;
       ASSERT_TRUE(shard->add(header, workers[rank], {}, nullptr).ok());

@@ -85,7 +85,7 @@ class RandomRun {
       Floats mean(kElements, 0);
       std::uint32_t count = 0;
       for (const auto& [rank, answer] : answers_[step]) {
-        if ((answer.header.flags & wire::kLate) != 0) continue;
+        if (wire::StepResult::read(answer.header).late) continue;
         ++count;
         for (std::size_t i = 0; i < kElements; ++i) mean[i] += gradient(rank, step)[i];
       }

@@ -15,6 +15,11 @@
 namespace poseidon {
 namespace {
 
+/// What the last answer to a rank says.
+wire::StepResult result_of(const testing::PacedShard& paced, std::uint32_t rank) {
+  return wire::StepResult::read(paced.last(rank).header);
+}
+
 using testing::absent_of;
 using testing::Bytes;
 using testing::bytes_of;
@@ -36,7 +41,7 @@ TEST(ShardStragglers, AStepEndsWithoutARankThatDoesNotCome) {
   for (const std::uint32_t rank : {0u, 2u}) {
     ASSERT_TRUE(paced.answered(rank, 11));
     EXPECT_EQ(paced.result(rank), (Floats{3, 7})) << "the mean of two";
-    EXPECT_EQ(paced.last(rank).header.flags & wire::kLate, 0);
+    EXPECT_FALSE(result_of(paced, rank).late);
   }
   EXPECT_FALSE(paced.answered(1, 11));
   ASSERT_EQ(paced.shard.pace().late_ranks().size(), 1u);
@@ -62,15 +67,16 @@ TEST(ShardStragglers, ALateRankGetsTheResultsOneByOneAndWhatItPushedIsDiscarded)
     ASSERT_TRUE(paced.push(2, step, {1000, 1000}).ok());
     ASSERT_TRUE(paced.answered(2, step));
     EXPECT_EQ(paced.last(2).payload, results[step - 11]);
-    EXPECT_EQ(paced.last(2).header.flags, wire::kLate);
-    EXPECT_EQ(paced.last(2).header.rows, 13 - step);
+    EXPECT_TRUE(result_of(paced, 2).late);
+    EXPECT_FALSE(result_of(paced, 2).absent);
+    EXPECT_EQ(result_of(paced, 2).steps_since, 13 - step);
   }
   ASSERT_TRUE(paced.push(2, 14, {4, 4}).ok());
   ASSERT_TRUE(paced.push(1, 14, {4, 4}).ok());
   for (std::uint32_t rank = 0; rank < 3; ++rank) {
     ASSERT_TRUE(paced.answered(rank, 14));
     EXPECT_EQ(paced.result(rank), (Floats{3, 3}));
-    EXPECT_EQ(paced.last(rank).header.flags, 0);
+    EXPECT_FALSE(result_of(paced, rank).late || result_of(paced, rank).absent);
   }
 }
 
@@ -138,7 +144,7 @@ TEST(ShardStragglers, SumsAndTransientStepsWaitForAll) {
     const auto header = [&](std::uint32_t rank) {
       auto one = paced.header(rank, 11);
       one.divisor = transient ? 3 : 1;
-      one.flags = transient ? wire::kTransient : 0;
+      one.transient = transient;
       return one;
     };
     for (const std::uint32_t rank : {0u, 1u}) ASSERT_TRUE(paced.push(header(rank), Floats{3}).ok());
@@ -216,7 +222,7 @@ TEST(ShardStragglers, RanksThatAreInWithoutAGradientCount) {
   EXPECT_EQ(paced.result(2), Floats{3}) << "9 by three";
   // One that catches up says so: it is not to count.
   auto catching_up = absent_of(paced.header(3, 12));
-  catching_up.flags |= wire::kLate;
+  catching_up.excluded_from_mean = true;
   ASSERT_TRUE(paced.shard.add(absent_of(paced.header(3, 11)), paced.workers[3], {}, nullptr).ok());
   for (std::uint32_t rank = 0; rank < 3; ++rank) ASSERT_TRUE(paced.push(rank, 12, {6}).ok());
   ASSERT_TRUE(paced.shard.add(catching_up, paced.workers[3], {}, nullptr).ok());
@@ -230,9 +236,9 @@ TEST(ShardStragglers, AStepOfAbsentRanksHasNoResult) {
     ASSERT_TRUE(paced.shard.add(absent_of(paced.header(rank, 11)), paced.workers[rank], {}, nullptr).ok());
   paced.time_passes();
   ASSERT_TRUE(paced.answered(0, 11));
-  EXPECT_EQ(paced.last(0).header.flags, wire::kAbsent);
+  EXPECT_TRUE(result_of(paced, 0).absent && !result_of(paced, 0).late);
   ASSERT_TRUE(paced.push(2, 11, {5}).ok());
-  EXPECT_EQ(paced.last(2).header.flags, wire::kAbsent | wire::kLate);
+  EXPECT_TRUE(result_of(paced, 2).absent && result_of(paced, 2).late);
   EXPECT_FALSE(paced.last(2).has_payload);
 }
 
@@ -240,7 +246,7 @@ TEST(ShardStragglers, AStepOfAbsentRanksLeavesAStoredValueAndAnswersWithIt) {
   PacedShard paced(3, dropping());
   const auto header = [&](std::uint32_t rank, std::uint64_t step) {
     auto one = paced.header(rank, step);
-    one.flags = wire::kStored;
+    one.stored = true;
     return one;
   };
   // Without a rule the value is the last step's mean.
@@ -252,7 +258,7 @@ TEST(ShardStragglers, AStepOfAbsentRanksLeavesAStoredValueAndAnswersWithIt) {
   ASSERT_TRUE(paced.push(header(2, 11), Floats{5, 5}).ok());
   for (std::uint32_t rank = 0; rank < 3; ++rank) {
     ASSERT_TRUE(paced.answered(rank, 11));
-    EXPECT_EQ(paced.last(rank).header.flags & wire::kAbsent, wire::kAbsent) << "there has been no update";
+    EXPECT_TRUE(result_of(paced, rank).absent) << "there has been no update";
     EXPECT_EQ(paced.result(rank), (Floats{9, 4}));
   }
 }
@@ -266,12 +272,11 @@ TEST(ShardStragglers, ServersThatUpdateKeepTheValueOfEachStep) {
   };
   const auto header = [&](std::uint32_t rank, std::uint64_t step) {
     auto one = paced.header(rank, step);
-    one.flags = wire::kStored;
+    one.stored = true;
     return one;
   };
   send_rule(0, 1);
-  auto first = paced.header(0, 0);
-  first.kind = wire::Kind::assign;
+  const wire::Header first = wire::Assign{}.make(paced.header(0, 0));
   const Floats start{100};
   ASSERT_TRUE(paced.shard.assign(with_size(first, 4), std::as_bytes(std::span(start))).ok());
   for (std::uint64_t step = 1; step <= 10; ++step)
@@ -305,7 +310,7 @@ TEST(ShardStragglers, RefusesWhatTheEndedStepWasNotWaitingFor) {
   EXPECT_EQ(paced.push(2, 11, {1}).code(), ErrorCode::ok);
   PacedShard waiting(3, wire::Pace());
   auto late = waiting.header(0, 1);
-  late.flags = wire::kLate;
+  late.excluded_from_mean = true;
   EXPECT_EQ(waiting.push(late, Floats{1}).code(), ErrorCode::refused);
 }
 

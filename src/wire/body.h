@@ -1,0 +1,80 @@
+// How the structs of wire/messages/ lie in Header::body: one list of fields, which is read and written alike.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "poseidon/dtype.h"
+#include "wire/header.h"
+
+namespace poseidon::wire {
+
+// Every body begins with a dtype, flags, a code and a zero byte, each zero where the kind has none. Numbers follow.
+inline constexpr std::size_t kDTypeAt = 0;
+inline constexpr std::size_t kFlagsAt = 1;
+inline constexpr std::size_t kCodeAt = 2;
+inline constexpr std::size_t kNumbersAt = 4;
+
+/// A kind names its fields once, in the order of the wire: `[](auto& body, auto& message) { body.dtype(message.dtype);
+/// }`. `body` is a BodyReader or a BodyWriter.
+class BodyReader {
+ public:
+  explicit BodyReader(const Header& header) : body_(header.body.data()) {}
+
+  void dtype(DType& value) const { value = static_cast<DType>(body_[kDTypeAt]); }
+  void flag(unsigned bit, bool& value) const { value = (std::to_integer<unsigned>(body_[kFlagsAt]) & bit) != 0; }
+  void flag_unless(unsigned bit, bool& value) const { value = (std::to_integer<unsigned>(body_[kFlagsAt]) & bit) == 0; }
+  void code(std::uint8_t& value) const { value = std::to_integer<std::uint8_t>(body_[kCodeAt]); }
+  template <typename T>
+  void number(T& value) {
+    std::memcpy(&value, body_ + at_, sizeof value);
+    at_ += sizeof value;
+  }
+
+ private:
+  const std::byte* const body_;
+  std::size_t at_ = kNumbersAt;
+};
+
+class BodyWriter {
+ public:
+  /// The body is zero.
+  explicit BodyWriter(Header& header) : body_(header.body.data()) {}
+
+  void dtype(const DType& value) { body_[kDTypeAt] = static_cast<std::byte>(value); }
+  void flag(unsigned bit, const bool& value) {
+    if (value) body_[kFlagsAt] |= static_cast<std::byte>(bit);
+  }
+  void flag_unless(unsigned bit, const bool& value) { flag(bit, !value); }
+  void code(const std::uint8_t& value) { body_[kCodeAt] = std::byte{value}; }
+  template <typename T>
+  void number(const T& value) {
+    std::memcpy(body_ + at_, &value, sizeof value);
+    at_ += sizeof value;
+  }
+
+ private:
+  std::byte* const body_;
+  std::size_t at_ = kNumbersAt;
+};
+
+template <typename Message, typename Fields>
+Message read_body(const Header& header, Fields fields) {
+  Message message;
+  BodyReader reader(header);
+  fields(reader, message);
+  return message;
+}
+
+/// A message of this kind about `about`.
+template <typename Message, typename Fields>
+Header make_header(const Envelope& about, Kind kind, const Message& message, Fields fields) {
+  Header header{about, {}};
+  header.kind = kind;
+  BodyWriter writer(header);
+  fields(writer, message);
+  return header;
+}
+
+}  // namespace poseidon::wire

@@ -1,0 +1,141 @@
+// Messages that lie in the header: what goes in comes out, after a trip through the bytes, and sizes do not overflow.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <optional>
+#include <random>
+
+#include "wire/messages.h"
+
+namespace poseidon::wire {
+namespace {
+
+/// The header as its receiver has it.
+Header received(const Header& header) {
+  std::array<std::byte, kHeaderBytes> bytes;
+  encode(header, bytes);
+  const auto decoded = decode(bytes);
+  EXPECT_TRUE(decoded.ok()) << decoded.status().message();
+  return decoded.ok() ? decoded.value() : Header();
+}
+
+class Random {
+ public:
+  bool flag() { return random_() % 2 == 0; }
+  std::uint32_t number() { return static_cast<std::uint32_t>(random_()); }
+  std::uint64_t large() { return random_(); }
+  DType dtype() { return static_cast<DType>(1 + random_() % 7); }
+  Envelope envelope() {
+    Envelope about;
+    about.priority = static_cast<std::uint16_t>(random_() % kPriorityLevels);
+    about.rank = number();
+    about.unit = number();
+    about.chunk = number();
+    about.step = large();
+    about.payload_bytes = number();
+    return about;
+  }
+
+ private:
+  std::mt19937_64 random_{5};
+};
+
+/// The envelope has come along unchanged, but for the kind.
+void expect_about(const Header& header, Envelope about) {
+  about.kind = header.kind;
+  EXPECT_EQ(static_cast<const Envelope&>(header), about);
+}
+
+TEST(Messages, OfAStepRoundTrip) {
+  Random random;
+  for (int i = 0; i < 500; ++i) {
+    const Kind kind = random.flag() ? Kind::push : Kind::factors;
+    Contribution sent(kind, random.envelope());
+    sent.dtype = random.dtype();
+    sent.absent = random.flag();
+    sent.dense = kind == Kind::factors && random.flag();
+    sent.transient = random.flag();
+    sent.stored = random.flag();
+    sent.wants_result = random.flag();
+    sent.excluded_from_mean = random.flag();
+    sent.worker_count = random.number();
+    sent.divisor = random.number();
+    sent.factor_count = random.number();
+    sent.rows = random.number();
+    sent.cols = random.number();
+    EXPECT_EQ(Contribution::read(received(sent.make())), sent);
+
+    const StepResult result{random.dtype(), random.flag(), random.flag(), random.number(), random.number()};
+    const Header answer = received(result.make(sent));
+    EXPECT_EQ(answer.kind, Kind::result);
+    EXPECT_EQ(StepResult::read(answer), result);
+    expect_about(answer, sent);
+  }
+}
+
+TEST(Messages, AboutStoredArraysRoundTrip) {
+  Random random;
+  for (int i = 0; i < 500; ++i) {
+    const Envelope about = random.envelope();
+    const Assign assign{random.dtype(), random.number(), random.large()};
+    const Pull pull{random.number()};
+    const Restore restore{random.dtype(), random.large()};
+    const Value value{random.dtype(), random.flag(), random.number(), random.large(), random.large()};
+    EXPECT_EQ(Assign::read(received(assign.make(about))), assign);
+    EXPECT_EQ(Pull::read(received(pull.make(about))), pull);
+    EXPECT_EQ(Restore::read(received(restore.make(about))), restore);
+    EXPECT_EQ(Value::read(received(value.make(about))), value);
+    for (const Header& header : {assign.make(about), pull.make(about), restore.make(about), value.make(about)})
+      expect_about(received(header), about);
+  }
+}
+
+TEST(Kinds, EachHasANameAndADirection) {
+  for (std::uint8_t number = 1; number <= static_cast<std::uint8_t>(kLastKind); ++number) {
+    const auto kind = static_cast<Kind>(number);
+    EXPECT_STRNE(kind_name(kind), "");
+    EXPECT_NE(info_of(kind).directions & kAnyDirection, 0) << kind_name(kind);
+    EXPECT_LE(4u + info_of(kind).number_bytes, kBodyBytes) << kind_name(kind);
+    const std::uint64_t most = largest_payload(kind);
+    for (const Direction direction : {kToServer, kToWorker, kToPeer}) {
+      const bool travels = (info_of(kind).directions & direction) != 0;
+      EXPECT_EQ(check_kind(kind, direction, most).ok(), travels) << kind_name(kind);
+      EXPECT_EQ(check_kind(kind, direction, most + 1).code(), ErrorCode::mismatch) << kind_name(kind);
+    }
+  }
+  EXPECT_EQ(largest_payload(Kind::push), kMaxPayloadBytes);
+  EXPECT_EQ(largest_payload(Kind::hello), kMaxTextBytes);
+  EXPECT_EQ(largest_payload(Kind::pull), 0u);
+}
+
+TEST(Sizes, OfFactorsAndMatrices) {
+  Contribution factors;
+  factors.dtype = DType::float64;
+  factors.factor_count = 3;
+  factors.rows = 5;
+  factors.cols = 7;
+  EXPECT_EQ(factors.factor_bytes(), 3u * (5 + 7) * 8);
+  EXPECT_EQ(factors.matrix_bytes(), 5u * 7 * 8);
+  factors.factor_count = 0;
+  EXPECT_EQ(factors.factor_bytes(), 0u);
+}
+
+TEST(Sizes, ThatAreTooLargeAreNone) {
+  Contribution factors;
+  factors.rows = factors.cols = 0xffffffffu;
+  factors.factor_count = 0xffffffffu;
+  EXPECT_EQ(factors.factor_bytes(), std::nullopt);
+  EXPECT_EQ(factors.matrix_bytes(), std::nullopt);
+  factors.rows = 1u << 16;
+  factors.cols = 1u << 16;
+  factors.dtype = DType::float32;  // exactly the limit
+  EXPECT_EQ(factors.matrix_bytes(), kMaxPayloadBytes);
+  factors.cols += 1;
+  EXPECT_EQ(factors.matrix_bytes(), std::nullopt);
+  factors.factor_count = kUnboundedFactors;
+  factors.rows = factors.cols = 1u << 20;
+  EXPECT_EQ(factors.factor_bytes(), std::nullopt);
+}
+
+}  // namespace
+}  // namespace poseidon::wire

@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Writes the corpora of the fuzzers that read messages: decode, messages and tcp_receive.
+
+The bytes are put together here from docs/wire-format.md, not by the library's own encoder. Run it again when the format
+changes: python tests/fuzz/make_corpus.py
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+CORPUS = Path(__file__).parent / "corpus"
+
+KINDS = {
+    "hello": 1,
+    "push": 2,
+    "result": 3,
+    "factors": 4,
+    "refuse": 5,
+    "abort": 6,
+    "goodbye": 7,
+    "rule": 8,
+    "assign": 9,
+    "pull": 10,
+    "value": 11,
+    "units": 12,
+    "restore": 13,
+}
+FLOAT32 = 1
+# How a stream is cut into reads (tcp_receive_fuzz.cc): by the first byte of its input.
+READ_SIZES = (0, 5, 7)
+
+
+def body(dtype: int = 0, flags: int = 0, code: int = 0, numbers: bytes = b"") -> bytes:
+    """The 28 bytes that belong to the kind."""
+    return (struct.pack("<BBBx", dtype, flags, code) + numbers).ljust(28, b"\0")
+
+
+def header(kind: str, body_bytes: bytes, payload_bytes: int = 0, priority: int = 0) -> bytes:
+    """64 bytes; rank 1, unit 2, chunk 5, step 3."""
+    start = struct.pack("<4sBBHQQIII", b"PSD1", 3, KINDS[kind], priority, payload_bytes, 3, 1, 2, 5)
+    return start + body_bytes
+
+
+def contribution(
+    flags: int = 0, divisor: int = 4, factor_count: int = 0xFFFFFFFF, rows: int = 0, cols: int = 0
+) -> bytes:
+    """The body of a push or a factors message of four workers."""
+    return body(FLOAT32, flags, numbers=struct.pack("<IIIII", 4, divisor, factor_count, rows, cols))
+
+
+def hello(pace: int = 0, bound: int = 0, factor: float = 0.0, generation: int = 1, priority_class: int = 0) -> bytes:
+    """The body of a hello of the second flow."""
+    numbers = struct.pack("<IIIIIf", 4, generation, 1, priority_class, bound, factor)
+    return body(code=pace, numbers=numbers)
+
+
+def crc32c(data: bytes) -> int:
+    """CRC-32C (Castagnoli), bit by bit."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def rule(name: str = "", **values: float) -> bytes:
+    """The payload of a rule that keeps the gradient."""
+    names = crc32c("".join(f"{value}\n" for value in values).encode()) if values else 0
+    numbers = [*values.values(), *[0.0] * (12 - len(values))]
+    return struct.pack("<24sBBxxI12d", name.encode(), 1, len(values), names, *numbers)
+
+
+def units(*entries: tuple[int, int, int, int, bytes]) -> bytes:
+    """The payload of units of run 7 without a checkpoint."""
+    texts = [struct.pack("<IIQQI", *entry[:4], len(entry[4])) + entry[4] for entry in entries]
+    return struct.pack("<QQ", 7, 0) + b"".join(texts)
+
+
+def messages() -> dict[str, tuple[str, bytes, bytes]]:
+    """By name: kind, body and payload of what is taken."""
+    data = bytes(range(48))
+    sgd = {"lr": 0.1, "momentum": 0.9, "dampening": 0.0, "weight_decay": 1e-4, "nesterov": 1.0, "maximize": 0.0}
+    adam = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "maximize": 0.0}
+    return {
+        "hello": ("hello", hello(), b"a job\n"),
+        "hello_run": ("hello", hello(generation=0xFFFFFFFF), b"default\n0123456789abcdef"),
+        "hello_server": ("hello", hello(), b"a job\nrun\n10.0.0.1:5000\n[fe80::1]:6\nshm/1"),
+        "hello_of_a_class": ("hello", hello(priority_class=3), b"a job\n"),
+        "hello_drop": ("hello", hello(1, 8, 3.0), b"a job\n"),
+        "hello_ssp": ("hello", hello(2, 4), b"a job\n"),
+        "hello_async": ("hello", hello(3), b"a job\n"),
+        "hello_unknown_pace": ("hello", hello(9, 1, 1.5), b"a job\n"),
+        "hello_empty_lines": ("hello", hello(), b"\n\n\n"),
+        "push": ("push", contribution(), data),
+        "push_absent": ("push", contribution(1, factor_count=0), b""),
+        "push_stored_without_result": ("push", contribution(8 | 16), data),
+        "push_transient": ("push", contribution(4), data),
+        "push_excluded": ("push", contribution(1 | 32, factor_count=0), b""),
+        "result": ("result", body(FLOAT32, numbers=struct.pack("<II", 12, 0)), data),
+        "result_late": ("result", body(FLOAT32, 3, numbers=struct.pack("<II", 12, 5)), b""),
+        "factors": ("factors", contribution(factor_count=2, rows=4, cols=2), data),
+        "factors_dense": ("factors", contribution(2, rows=4, cols=3), data),
+        "factors_too_large": ("factors", contribution(rows=0xFFFFFFFF, cols=0xFFFFFFFF), data),
+        "refuse": ("refuse", body(code=5, numbers=struct.pack("<I", 0)), b"it does not fit"),
+        "refuse_departed": ("refuse", body(flags=1, code=3, numbers=struct.pack("<I", 6)), b"rank 6 has left"),
+        "refuse_unknown_code": ("refuse", body(code=200, numbers=struct.pack("<I", 0)), b"?"),
+        "abort": ("abort", body(code=7), b"out of memory"),
+        "abort_planned": ("abort", body(flags=1, code=7), b"the next generation forms"),
+        "goodbye": ("goodbye", body(), b""),
+        "rule_none": ("rule", body(), rule()),
+        "rule_sgd": ("rule", body(), rule("sgd", **sgd)),
+        "rule_adam": ("rule", body(), rule("adam", **adam)),
+        "rule_lamb": ("rule", body(), rule("lamb", **adam)),
+        "rule_not_finite": ("rule", body(), rule("sgd", **sgd | {"lr": float("inf")})),
+        "rule_unknown": ("rule", body(), rule("sgd2", **sgd)),
+        "rule_other_values": ("rule", body(), rule("sgd", **adam)),
+        "rule_short": ("rule", body(), rule("sgd", **sgd)[:40]),
+        "assign": ("assign", body(FLOAT32, numbers=struct.pack("<IQ", 1, 41)), data),
+        "pull": ("pull", body(numbers=struct.pack("<I", 2)), b""),
+        "value": ("value", body(FLOAT32, numbers=struct.pack("<IQQ", 2, 41, 6)), data),
+        "value_absent": ("value", body(FLOAT32, 1, numbers=struct.pack("<IQQ", 0, 0, 0)), b""),
+        "units": ("units", body(), units((1, FLOAT32, 400, 100, b"w"), (2, FLOAT32, 64, 64, b"b"))),
+        "units_cut": ("units", body(), units((1, FLOAT32, 400, 100, b"weight"))[:-3]),
+        "restore": ("restore", body(FLOAT32, numbers=struct.pack("<Q", 2**64 - 1)), b""),
+    }
+
+
+def rejected() -> dict[str, bytes]:
+    """By name: headers that no receiver takes."""
+    push = header("push", contribution())
+    return {
+        "rejected_dtype": header("push", body(99)),
+        "rejected_flags": header("result", body(FLOAT32, 4)),
+        "rejected_kind": push[:5] + b"\x0e" + push[6:],
+        "rejected_payload": header("push", contribution(), 2**34 + 1),
+        "rejected_priority": header("push", contribution(), priority=1024),
+        "rejected_reserved": header("pull", body(numbers=struct.pack("<II", 2, 1))),
+        "rejected_version": push[:4] + b"\x02" + push[5:],
+    }
+
+
+def write(folder: str, files: dict[str, bytes]) -> None:
+    """Replaces the folder's files."""
+    for old in (CORPUS / folder).iterdir():
+        old.unlink()
+    for name, content in files.items():
+        (CORPUS / folder / name).write_bytes(content)
+
+
+def main() -> None:
+    """Writes all three corpora."""
+    known = messages()
+    last = {"largest": header("push", contribution(), 2**34, 1023)}
+    heads = {name: header(kind, its_body, len(payload)) for name, (kind, its_body, payload) in known.items()}
+    write("decode", heads | last | rejected())
+    write("messages", {name: heads[name] + payload for name, (_, _, payload) in known.items()})
+    streams = {}
+    for index, (name, (_, _, payload)) in enumerate(known.items()):
+        cut = bytes([READ_SIZES[index % len(READ_SIZES)]])
+        streams[name] = cut + (heads[name] + payload) * 2
+    streams |= {name: b"\x05" + heads["push"] + known["push"][2] + bad for name, bad in rejected().items()}
+    write("tcp_receive", streams)
+
+
+if __name__ == "__main__":
+    main()
