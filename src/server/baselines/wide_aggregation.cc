@@ -7,8 +7,8 @@
 
 namespace poseidon {
 
-std::future<void> WideAggregation::sum(std::vector<const std::byte*> inputs, const wire::Contribution& shape, std::byte* out,
-                                       std::function<void()> done) {
+std::future<void> WideAggregation::sum(std::vector<const std::byte*> inputs, const wire::Contribution& shape,
+                                       std::byte* out, std::function<void()> done) {
   const std::size_t element_bytes = dtype_bytes(shape.dtype);
   const std::size_t element_count = shape.payload_bytes / element_bytes;
   const auto part_count = static_cast<std::size_t>(executor_.thread_count());

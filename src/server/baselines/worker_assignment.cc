@@ -110,7 +110,9 @@ class WorkerAssignment final : public ChunkHandover {
       if (release) release();
       return;
     }
-    if (Status status = core_.shard_of(job)->add(wire::Contribution::read(contribution), *from, payload, std::move(release)); !status.ok())
+    if (Status status =
+            core_.shard_of(job)->add(wire::Contribution::read(contribution), *from, payload, std::move(release));
+        !status.ok())
       from->refuse(contribution, status);
   }
   void remove(const JobName& job, const GuestId& id) {

@@ -1,5 +1,4 @@
 // Shard: contributions in, results out. What it keeps between steps is in stored_chunk_test.cc.
-#include "server/baselines/wide_aggregation.h"
 #include "server/core/shard.h"
 
 #include <gtest/gtest.h>
@@ -18,6 +17,7 @@
 
 #include "base/memory_budget.h"
 #include "cpp/server/chunk/contributions.h"
+#include "server/baselines/wide_aggregation.h"
 
 namespace poseidon {
 namespace {
