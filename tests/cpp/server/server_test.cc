@@ -290,8 +290,8 @@ wire::Header goodbye_of(std::uint32_t rank) {
 
 void expect_departure(const Received& refusal, std::uint32_t rank) {
   EXPECT_EQ(refusal.header.kind, wire::Kind::refuse);
-  EXPECT_EQ(refusal.header.rank, rank);
-  const Status status = wire::Refuse::read(refusal.header, refusal.payload).status;
+  const auto [status, departed_rank] = wire::Refuse::read(refusal.header, refusal.payload);
+  EXPECT_EQ(departed_rank, rank);
   EXPECT_EQ(status.code(), ErrorCode::peer_lost);
   EXPECT_NE(status.message().find("rank " + std::to_string(rank) + " has shut down"), std::string::npos)
       << status.message();
