@@ -23,8 +23,8 @@ void store_own(Exchange& exchange, const Links& links) {
   ++inbox.arrived_count;
   part.present = exchange.gradient<NoGradient>() == nullptr;
   if (const auto* dense = exchange.gradient<DenseGradient>()) {
-    // The result is written where the gradient is, perhaps while slow peers still receive it: the
-    // rare dense part is copied.
+    // The result is written to the memory of the gradient, perhaps while slow peers still receive it. So the dense
+    // part, which is rare, is copied.
     part.buffer = links.pool->take(dense->data.size());
     std::memcpy(part.buffer.data(), dense->data.data(), dense->data.size());
     kernel::FactorTerm term;
@@ -44,7 +44,7 @@ void store_own(Exchange& exchange, const Links& links) {
   }
 }
 
-/// All parts are here: multiplies them on the executor, or leaves them to the caller.
+/// Multiplies the parts, all of which are here, on the executor, or leaves them to the caller.
 void finish(Exchange& exchange, const Links& links) {
   exchange.progress.received = true;
   std::uint64_t factor_count = 0;
@@ -109,7 +109,7 @@ void FactorBroadcast::start(Exchange& exchange, const Links& links) const {
     payload.push_back(inbox.parts[links.rank].buffer.span());
   }
   const wire::Header header = body.make();
-  // Starting after the own rank spreads the senders over the receivers' ports.
+  // Every worker starts after its own rank, which spreads the senders over the receivers' ports.
   for (std::uint32_t i = 1; i < links.worker_count; ++i) {
     Flow& flow = *links.peers[(links.rank + i) % links.worker_count][exchange.priority.priority_class];
     send_counted(exchange, links, flow, {FlightEvent::Party::peer, true}, header, payload);
@@ -128,7 +128,7 @@ Result<std::span<std::byte>> FactorBroadcast::make_room(PeerInbox& inbox, const 
     return refuse("are for a layer of another shape");
   inbox.parts.resize(links.worker_count);
   Part& part = inbox.parts[header.rank];
-  // Before all of it is here its memory is what the transport writes to.
+  // Until all of the part is here, the transport writes to its memory.
   if (part.arrived || part.buffer) return refuse("came twice");
   const std::size_t dense_bytes = exchange.unit().size_bytes;
   if (body.dense ? header.payload_bytes != dense_bytes || body.dtype != exchange.unit().dtype

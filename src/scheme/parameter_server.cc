@@ -14,11 +14,11 @@ SchemeCost ps_cost(std::size_t rows, std::size_t cols, double, const Cluster& cl
   const double workers = cluster.worker_count;
   const double servers = cluster.server_count;
   const double dense = static_cast<double>(rows) * static_cast<double>(cols);
-  // A colocated shard serves its own worker from memory.
+  // A colocated shard exchanges its own worker's data in memory.
   return {2 * dense, 2 * workers * dense / servers, 2 * dense * (workers + servers - 2) / servers};
 }
 
-/// What a result and a value say alike.
+/// The fields that a result and a value have in common.
 struct Answer {
   explicit Answer(const wire::Header& header) {
     if (header.kind == wire::Kind::result) {
@@ -38,7 +38,7 @@ struct Answer {
 /// Whether the answers carry a payload.
 bool wants_result(const Exchange& exchange) { return exchange.push() == nullptr || exchange.push()->wants_result; }
 
-/// Whether a group's result goes to its members chunk by chunk.
+/// Whether a group's result is copied to its members chunk by chunk.
 bool scatters(const Exchange& exchange) {
   const auto* group = exchange.gradient<GroupedGradients>();
   return group != nullptr && !group->members.empty();
@@ -51,12 +51,12 @@ void ParameterServer::expect_results(Exchange& exchange) {
   progress.chunks_missing = exchange.unit().chunks.size();
   progress.chunk_received.resize(progress.chunks_missing, false);
   progress.received = progress.chunks_missing == 0;
-  // Without elements there is nobody to ask.
+  // A tensor without elements has no server to ask.
   exchange.outcome.present = progress.received && exchange.gradient<NoGradient>() == nullptr;
 }
 
-/// With stragglers=drop a step may have ended without the only worker that contributed, for some chunks and not for
-/// others. All workers then have to take the same for the gradient of these.
+/// With stragglers=drop, a step may have ended without the only worker that contributed, for some chunks and not for
+/// others. All workers then have to use the same values for these chunks.
 void ParameterServer::clear_empty_chunks(const Exchange& exchange) {
   const Progress& progress = exchange.progress;
   if (!exchange.outcome.present || exchange.about.stored || progress.result.empty()) return;
@@ -66,7 +66,7 @@ void ParameterServer::clear_empty_chunks(const Exchange& exchange) {
   }
 }
 
-/// A chunk's bytes, where they lie: in one piece, or in those of a group.
+/// Returns a chunk's bytes where they lie: in one piece, or in the pieces of a group.
 std::vector<std::span<const std::byte>> ParameterServer::payload_of(const Exchange& exchange, const Chunk& chunk) {
   const auto* group = exchange.gradient<GroupedGradients>();
   if (group == nullptr) {
@@ -78,7 +78,7 @@ std::vector<std::span<const std::byte>> ParameterServer::payload_of(const Exchan
   const auto& offsets = exchange.unit().offsets_bytes;
   const auto after = std::upper_bound(offsets.begin(), offsets.end(), chunk.offset_bytes);
   std::size_t piece = static_cast<std::size_t>(after - offsets.begin()) - 1;
-  // The footer has no offset of its own: it follows the last member.
+  // The footer has no offset of its own, because it follows the last member.
   std::size_t skip_bytes = chunk.offset_bytes - offsets[piece];
   if (skip_bytes >= pieces[piece].size()) skip_bytes -= pieces[piece++].size();
   std::vector<std::span<const std::byte>> payload;
@@ -115,7 +115,7 @@ Status ParameterServer::scatter(Exchange& exchange, const wire::Header& header, 
 
 void ParameterServer::send_rule(const Exchange& exchange, const UpdateRule& rule, const Links& links) {
   const wire::TextMessage message = wire::Rule{rule}.make(envelope_of(exchange, links));
-  std::set<Flow*> told;  // each flow once: the rule has to be there before the chunks that follow on it
+  std::set<Flow*> told;  // each flow gets the rule once, before the chunks that follow on it
   for (const Chunk& chunk : exchange.unit().chunks) {
     Flow& flow = links.flow_of(chunk, exchange.priority.priority_class);
     if (!told.insert(&flow).second) continue;
@@ -123,7 +123,7 @@ void ParameterServer::send_rule(const Exchange& exchange, const UpdateRule& rule
   }
 }
 
-/// What the operation asks of the server of each chunk.
+/// Returns the header of what the operation asks of the server of each chunk.
 wire::Header ParameterServer::request_header(const Exchange& exchange, const Links& links) {
   if (exchange.push() != nullptr) return contribution_of(exchange, links, wire::Kind::push).make();
   const wire::Envelope about = envelope_of(exchange, links);
@@ -143,12 +143,12 @@ void ParameterServer::start(Exchange& exchange, const Links& links) const {
     header.chunk = chunk.index;
     send_to_server(exchange, links, chunk, header, payload_of(exchange, chunk));
   }
-  // An assignment has no answer: what follows it on a flow comes after it.
+  // An assignment has no answer, because what follows it on a flow comes after it.
   if (std::holds_alternative<Assign>(exchange.operation)) exchange.progress.received = true;
   exchange.complete_if_done();  // a tensor without elements has no chunks to wait for
 }
 
-/// Whether a message is an answer that the exchange waits for, of the right size and type.
+/// Checks that a message is an answer for which the exchange waits, and that it has the right size and type.
 Status ParameterServer::check_result(const Exchange& exchange, const wire::Header& header) {
   const Progress& progress = exchange.progress;
   const auto* pull = std::get_if<Pull>(&exchange.operation);
@@ -169,7 +169,7 @@ Status ParameterServer::check_result(const Exchange& exchange, const wire::Heade
   return {};
 }
 
-/// Takes what an answer says beside its payload.
+/// Takes the fields of an answer.
 void ParameterServer::take_answer(Exchange& exchange, const wire::Header& header) {
   LayerStats& outcome = exchange.outcome;
   if (header.kind == wire::Kind::result) {

@@ -1,4 +1,4 @@
-// SchemeProtocol: how one scheme moves an exchange's messages. One file per scheme.
+// SchemeProtocol: how one scheme sends and receives an exchange's messages. There is one file per scheme.
 #pragma once
 
 #include <memory>
@@ -14,25 +14,25 @@
 
 namespace poseidon {
 
-/// The worker's connections and helpers; outlives all exchanges.
+/// The worker's connections and helpers. It outlives all exchanges.
 struct Links {
   std::uint32_t rank = 0;
   std::uint32_t worker_count = 1;
   std::vector<std::vector<Flow*>> servers;  // by server and lane
-  std::vector<bool> server_is_local;        // that server lives in this process: nothing crosses a network
-  std::size_t flow_count = 1;               // of each class from this worker to each server core
-  std::size_t class_count = 1;              // priority classes
+  std::vector<bool> server_is_local;        // by server: it lives in this process, so that nothing crosses a network
+  std::size_t flow_count = 1;               // flows of each class from this worker to each server core
+  std::size_t class_count = 1;              // the number of priority classes
   bool by_worker = false;                   // Assignment::worker
-  std::vector<std::vector<Flow*>> peers;    // by rank, none for this one, and class
+  std::vector<std::vector<Flow*>> peers;    // by rank and class; none for this rank
   Loop* loop = nullptr;
   Executor* executor = nullptr;
   std::shared_ptr<BufferPool> pool;
   PriorityMap priorities{1};
-  FlightRecorder* recorder = nullptr;  // the loop's
+  FlightRecorder* recorder = nullptr;  // the recorder of the loop
 
-  /// Connections from this worker to each server core.
+  /// Returns the number of connections from this worker to each server core.
   std::size_t lanes_per_core() const { return flow_count * class_count; }
-  /// Which of its server's connections a chunk takes: flow `chunk.flow` of the class to its core.
+  /// Returns the connection that a chunk uses to its server: flow `chunk.flow` of the class to the chunk's core.
   std::size_t lane_of(const Chunk& chunk, std::size_t priority_class) const {
     const auto& lanes = servers[static_cast<std::size_t>(chunk.server)];
     const auto core = by_worker ? rank % (lanes.size() / lanes_per_core()) : static_cast<std::size_t>(chunk.core);
@@ -44,7 +44,7 @@ struct Links {
   bool is_local(const Chunk& chunk) const { return server_is_local[static_cast<std::size_t>(chunk.server)]; }
 };
 
-/// Stateless; loop thread only. State is in the Exchange.
+/// Has no state; the state is in the Exchange. Only the loop thread uses it.
 class SchemeProtocol {
  public:
   explicit SchemeProtocol(const SchemeTraits& traits) : traits_(traits) {}
@@ -53,15 +53,15 @@ class SchemeProtocol {
   /// Sends this worker's contribution. The exchange completes through complete_if_done().
   virtual void start(Exchange& exchange, const Links& links) const = 0;
 
-  /// Where the payload of an expected message goes. ErrorCode::mismatch for one that does not fit.
+  /// Returns the memory for the payload of an expected message. ErrorCode::mismatch: the message does not fit.
   virtual Result<std::span<std::byte>> destination(Exchange& exchange, const wire::Header& header,
                                                    const Links& links) const = 0;
 
-  /// A message is complete; `payload` is the memory that destination() gave or lent by the sender.
+  /// Takes a complete message. `payload` is the memory that destination() returned, or it is lent by the sender.
   virtual Status receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
                          const Links& links) const = 0;
 
-  /// "waiting for the result of chunk 3 from server 1": for error messages.
+  /// Returns text for error messages such as "waiting for the result of chunk 3 from server 1".
   virtual std::string waiting_for(const Exchange& exchange) const = 0;
 
   const SchemeTraits& traits() const { return traits_; }
@@ -70,24 +70,25 @@ class SchemeProtocol {
   const SchemeTraits traits_;
 };
 
-/// The protocol of a scheme; not of Scheme::automatic. Static lifetime, stateless.
+/// Returns the protocol of a scheme, which must not be Scheme::automatic. It has static lifetime and no state.
 const SchemeProtocol& protocol_of(Scheme scheme);
 
-/// The envelope of every message of an exchange, without kind and chunk.
+/// Returns the envelope of every message of an exchange, without kind and chunk.
 wire::Envelope envelope_of(const Exchange& exchange, const Links& links);
-/// What this worker pushes (`kind`: push) or sends as factors, without chunk. The exchange's operation is a push.
+/// Returns what this worker pushes (`kind`: push) or sends as factors, without the chunk. The exchange's operation must
+/// be a push.
 wire::Contribution contribution_of(const Exchange& exchange, const Links& links, wire::Kind kind);
 
-/// To whom a message goes.
+/// The receiver of a message.
 struct Receiving {
   FlightEvent::Party party = FlightEvent::Party::none;
-  bool crosses_network = false;  // its bytes count
+  bool crosses_network = false;  // the bytes are counted as network traffic
 };
 
-/// Sends a part of the worker's memory and keeps the exchange's count of pending sends and bytes.
+/// Sends a part of the worker's memory. It keeps the exchange's counts of pending sends and of bytes.
 void send_counted(Exchange& exchange, const Links& links, Flow& flow, Receiving to, const wire::Header& header,
                   std::vector<std::span<const std::byte>> payload);
-/// The same to the server that owns the chunk.
+/// Does the same to the server that owns the chunk.
 void send_to_server(Exchange& exchange, const Links& links, const Chunk& chunk, const wire::Header& header,
                     std::vector<std::span<const std::byte>> payload);
 

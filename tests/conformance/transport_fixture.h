@@ -27,7 +27,7 @@ inline constexpr std::chrono::seconds kPatience{30};
 
 using Bytes = std::vector<std::byte>;
 
-/// Bytes that differ by position and seed, so that a shifted or swapped piece shows.
+/// Returns bytes that differ by position and seed, so that a test notices a shifted or swapped piece.
 inline Bytes pattern(std::size_t size_bytes, std::uint32_t seed) {
   Bytes bytes(size_bytes);
   std::uint32_t state = seed * 2654435761u + 1;
@@ -47,15 +47,15 @@ inline wire::Header push_header(std::uint32_t chunk) {
 struct Received {
   wire::Header header;
   Bytes payload;
-  const std::byte* data = nullptr;  // where the payload was
+  const std::byte* data = nullptr;  // the address of the payload
 };
 
-/// Records everything; the test's thread waits for it. Calls come on one loop.
+/// Records everything. The test's thread waits for it. The calls come on one loop.
 class Recorder final : public Receiver {
  public:
-  // Set before the flow gets the receiver.
-  Status refuse_header;   // what accept() answers
-  Status refuse_message;  // what on_message answers
+  // Set these before the flow gets the receiver.
+  Status refuse_header;   // what accept() returns
+  Status refuse_message;  // what on_message returns
   bool keep_loans = false;
   std::function<void(Flow&, const Received&)> on_received;
 
@@ -97,7 +97,7 @@ class Recorder final : public Receiver {
     changed_.notify_all();
   }
 
-  /// What may_receive answers from here on.
+  /// Sets what may_receive returns from now on.
   void let_come(bool open) {
     const std::lock_guard lock(mutex_);
     open_ = open;
@@ -111,7 +111,7 @@ class Recorder final : public Receiver {
   bool wait_loans(std::size_t count) {
     return wait([&] { return loans_.size() >= count; });
   }
-  /// The status of on_closed; fails the test when it does not come.
+  /// Returns the status of on_closed. The test fails if on_closed does not come.
   Status wait_closed() {
     const bool came = wait([&] { return !closed_.empty(); });
     EXPECT_TRUE(came) << "on_closed did not come";
@@ -154,7 +154,7 @@ class Recorder final : public Receiver {
   std::vector<std::function<void()>> loans_;
 };
 
-/// How often, and with what, every `done` ran. Thread-safe.
+/// Records how often, and with what status, every `done` ran. Thread-safe.
 class SendLog {
  public:
   std::function<void(const Status&)> entry() {
@@ -179,7 +179,7 @@ class SendLog {
     for (const auto& result : results_) count += result.size();
     return count;
   }
-  /// Every send was done exactly once; returns how many ended with each code.
+  /// Checks that every send was done exactly once. Returns how many ended with each code.
   std::map<ErrorCode, std::size_t> codes() {
     const std::lock_guard lock(mutex_);
     std::map<ErrorCode, std::size_t> count;
@@ -196,7 +196,7 @@ class SendLog {
   std::vector<std::vector<Status>> results_;
 };
 
-/// A flow with its recorder and its log, for use from the test's thread. Closes on destruction.
+/// A flow with its recorder and its log, for use from the test's thread. Its destructor closes the flow.
 class End {
  public:
   End(Loop& loop, std::shared_ptr<Flow> flow) : loop_(loop), flow_(std::move(flow)) {}
@@ -244,10 +244,11 @@ class End {
 struct TransportCase {
   std::string name;
   std::unique_ptr<Transport> (*make)();
-  std::string any_address;      // listens on a free address
-  bool counts_bytes = false;    // bytes_sent and bytes_received follow what crosses the network
-  bool one_loop = false;        // both ends on the same loop
-  std::size_t begun_count = 1;  // messages that nothing overtakes any more: begun, but not taken by the medium
+  std::string any_address;    // an address that listens on a free address
+  bool counts_bytes = false;  // bytes_sent and bytes_received count what crosses the network
+  bool one_loop = false;      // both ends are on the same loop
+  // Messages that nothing can overtake: they have begun, but the medium has not taken them.
+  std::size_t begun_count = 1;
 };
 
 struct Pair {
@@ -262,7 +263,7 @@ class TransportTest : public ::testing::TestWithParam<TransportCase> {
   Loop& server_loop() { return GetParam().one_loop ? client_loop_ : server_loop_; }
   Transport& transport() { return *transport_; }
 
-  /// Connects with the given patience and waits for the answer.
+  /// Connects within the given time and waits for the answer.
   Result<std::shared_ptr<Flow>> connect(const std::string& address, std::chrono::milliseconds patience) {
     std::promise<Result<std::shared_ptr<Flow>>> answer;
     transport_->connect(client_loop(), address, Clock::now() + patience,
@@ -270,7 +271,7 @@ class TransportTest : public ::testing::TestWithParam<TransportCase> {
     return answer.get_future().get();
   }
 
-  /// A connected pair; no receivers yet.
+  /// Returns a connected pair without receivers.
   Pair connected_pair() {
     Pair pair;
     auto accepted = std::make_shared<std::promise<std::shared_ptr<Flow>>>();
@@ -286,7 +287,7 @@ class TransportTest : public ::testing::TestWithParam<TransportCase> {
     return pair;
   }
 
-  /// The same, both ends receiving.
+  /// Returns a connected pair with both ends receiving.
   Pair receiving_pair() {
     Pair pair = connected_pair();
     pair.client->receive();
@@ -295,7 +296,7 @@ class TransportTest : public ::testing::TestWithParam<TransportCase> {
   }
 
  private:
-  // Flows and listeners go before their loops: tests hold them in locals.
+  // Tests hold flows and listeners in local variables, so these are destroyed before their loops.
   std::unique_ptr<Transport> transport_ = GetParam().make();
   Loop client_loop_{"client"};
   Loop server_loop_{"server"};

@@ -11,8 +11,8 @@ namespace poseidon {
 
 namespace {
 
-constexpr std::size_t kMaxUnits = 1u << 20;  // of a job
-// What the tables need for a unit, beside its name, and for a chunk: an estimate.
+constexpr std::size_t kMaxUnits = 1u << 20;  // the most units of a job
+// An estimate of what the tables need for a unit, beside its name, and for a chunk.
 constexpr std::size_t kUnitBytes = 64 + sizeof(wire::StoredUnit);
 constexpr std::size_t kChunkBytes = 256;
 
@@ -62,7 +62,7 @@ Status ShardCheckpoint::describe(const wire::StoredUnits& units) {
   return {};
 }
 
-/// The steps that a chunk has done; null where nobody has said what its unit is.
+/// Returns the steps that a chunk has done, or null if nobody has described its unit.
 std::uint64_t* ShardCheckpoint::know(const wire::Envelope& header) {
   const auto unit = units_.find(header.unit);
   if (unit == units_.end() || header.chunk >= unit->second.chunk_count()) return nullptr;
@@ -83,7 +83,7 @@ Status ShardCheckpoint::before_assign() {
   return {};
 }
 
-/// Null where there is none up to `limit`; `problem` says of the last damaged one.
+/// Returns null if there is no version up to `limit`. `problem` describes the last damaged version.
 CheckpointVersion* ShardCheckpoint::newest(std::uint64_t limit, Status& problem) {
   if (source_ && source_limit_ == limit) return &*source_;
   source_.reset();
@@ -153,7 +153,7 @@ void ShardCheckpoint::stepped(const wire::Envelope& shape, StoredChunk& chunk, c
   std::uint64_t* step = know(shape);
   if (step == nullptr) return;
   *step = shape.step;
-  source_.reset();  // nothing is restored any more
+  source_.reset();  // nothing is restored after this
   const ChunkKey key{shape.unit, shape.chunk};
   const wire::StoredUnit& unit = units_.at(shape.unit);
   const std::uint64_t version = base_version_ + shape.step;
@@ -168,7 +168,7 @@ void ShardCheckpoint::stepped(const wire::Envelope& shape, StoredChunk& chunk, c
     return give_up("chunk " + std::to_string(shape.chunk) + " of '" + unit.name + "' is not as described");
   record.array_count = static_cast<std::uint32_t>(arrays.size());
   for (const auto& array : arrays) collected_->size_bytes += array->size();
-  // What is kept for the writer is copied when it is updated.
+  // An array that is kept for the writer is copied when it is updated.
   if (!pool_->has_room(collected_->size_bytes)) return give_up("its copies would pass memory_limit");
   collected_->records[key] = record;
   collected_->arrays[key] = std::move(arrays);
@@ -189,7 +189,7 @@ void ShardCheckpoint::begin(std::uint64_t version) {
             "; every stored layer has to take part in every step");
   }
   if (writing_) {
-    // Others skip other versions, but all come back to multiples of a larger interval.
+    // Other servers skip other versions, but all servers meet again at multiples of a larger interval.
     interval_ *= 2;
     last_version_ = version;
     writer_.note("checkpoint version " + std::to_string(version) +
@@ -214,7 +214,7 @@ void ShardCheckpoint::write() {
   head.version = last_version_ = collected_->version;
   head.run = run_;
   snapshot.base_version = base_version_;
-  std::map<std::uint32_t, std::uint32_t> index_of;  // in the file, by id
+  std::map<std::uint32_t, std::uint32_t> index_of;  // the index in the file, by id
   for (const auto& [id, unit] : units_) {
     index_of[id] = static_cast<std::uint32_t>(head.units.size());
     CheckpointUnit& one = head.units.emplace_back(CheckpointUnit{unit, {}});
@@ -231,7 +231,7 @@ void ShardCheckpoint::write() {
   writer_.write(
       std::move(snapshot), name,
       [this, &loop = loop_, alive = std::weak_ptr<bool>(alive_)](std::shared_ptr<CheckpointSnapshot> written) {
-        // The arrays belong to the loop's pool: their last owner has to let go there.
+        // The arrays belong to the loop's pool, so their last owner must release them on that loop.
         loop.post([this, alive, held = std::move(written)] {
           if (!alive.expired()) writing_ = false;
         });

@@ -1,7 +1,7 @@
-// ShardCheckpoint: what a shard writes to checkpoints, when, and how it takes its chunks from one.
+// ShardCheckpoint: decides what a shard writes to checkpoints and when, and restores its chunks from one.
 //
-// A version is a step of the job: every chunk is taken as it was after its own step of that number, so that the cut is
-// the same on all cores of all servers without a message between them (docs/decisions/0018-server-checkpoints.md).
+// A version is a step of the job. Every chunk is saved as it was after its own step of that number. So the cut is the
+// same on all cores of all servers without a message between them (docs/decisions/0018-server-checkpoints.md).
 #pragma once
 
 #include <cstddef>
@@ -26,34 +26,36 @@
 
 namespace poseidon {
 
-/// Loop thread of its shard only.
+/// Only the loop thread of its shard uses it.
 class ShardCheckpoint {
  public:
-  /// `job` tells it from all others that may use the directory. `writer` and `loop` outlive this. What it keeps is
-  /// charged to `pool`, the shard's.
+  /// `job` distinguishes the job from all others that may use the directory. `writer` and `loop` must outlive this
+  /// object. What it keeps is charged to `pool`, which is the shard's.
   ShardCheckpoint(CheckpointWriter& writer, std::string job, const Options& options, Loop& loop,
                   std::shared_ptr<BufferPool> pool);
 
-  /// What the job's units are. Refused: what differs from what was said before.
+  /// Describes the job's units. ErrorCode::refused: the description differs from an earlier one.
   Status describe(const wire::StoredUnits& units);
 
-  /// A value is about to be assigned. Refused where the directory holds checkpoints of the job that nobody asked for:
-  /// this run would write its own among them.
+  /// Call it before a value is assigned. ErrorCode::refused: the directory holds checkpoints of the job that nobody
+  /// asked to restore. This run would write its own checkpoints among them.
   Status before_assign();
-  /// It has been, to the chunk that the header names.
+  /// Notes that a value has been assigned to the chunk that the header names.
   void assigned(const wire::Envelope& header) { know(header); }
 
-  /// What a chunk has been given by a checkpoint; version 0: there is none.
+  /// What a checkpoint has given a chunk. Version 0 means that there is no checkpoint.
   struct Restored {
     std::uint64_t version = 0;
     std::optional<UpdateRule> rule;
   };
-  /// Gives the chunk what the newest complete version up to header.step (0: of all; kNoVersion: of none) has for it. A
-  /// version whose data is damaged counts as none. Refused: a unit that nobody has described, that the checkpoint has
-  /// not, or has with another size or dtype; a chunk that has done steps; where all versions are damaged.
+  /// Gives the chunk its contents of the newest complete version up to `version_limit` (0: of all versions; kNoVersion:
+  /// of none). A version whose data is damaged does not count. ErrorCode::refused: nobody has described the unit; the
+  /// checkpoint does not have the unit, or has it with another size or dtype; the chunk has done steps already; or all
+  /// versions are damaged.
   Result<Restored> restore(const wire::Envelope& about, std::uint64_t version_limit, StoredChunk& chunk);
 
-  /// A step of a stored chunk is complete; `shape` has its unit, chunk and step. `rule`: null for none.
+  /// Notes that a step of a stored chunk is complete. `shape` has its unit, chunk and step. `rule` is null if there is
+  /// none.
   void stepped(const wire::Envelope& shape, StoredChunk& chunk, const UpdateRule* rule);
 
  private:
@@ -79,20 +81,20 @@ class ShardCheckpoint {
   Loop& loop_;
   const std::shared_ptr<BufferPool> pool_;
 
-  std::uint64_t interval_;  // of versions; doubled when the disk does not keep up
+  std::uint64_t interval_;  // steps between versions; doubled when the disk is too slow
   std::uint64_t run_ = 0;
-  std::uint64_t base_version_ = 0;  // that this run went on from: added to its steps
+  std::uint64_t base_version_ = 0;  // the version from which this run went on; it is added to the run's steps
   bool may_assign_ = false;
   std::map<std::uint32_t, wire::StoredUnit> units_;      // by id
   std::unordered_map<std::uint32_t, UpdateRule> rules_;  // by unit, as of its last step
-  std::map<ChunkKey, std::uint64_t> steps_;              // done by the chunks that have a value here
+  std::map<ChunkKey, std::uint64_t> steps_;              // the steps of the chunks that have a value here
   std::optional<Collected> collected_;
-  std::uint64_t last_version_ = 0;  // written or given up
+  std::uint64_t last_version_ = 0;  // the last version that was written or given up
   bool writing_ = false;
 
-  std::optional<CheckpointVersion> source_;                    // that chunks are restored from
-  std::uint64_t source_limit_ = 0;                             // that it was chosen for
-  std::set<std::pair<std::uint64_t, std::uint64_t>> damaged_;  // versions and their runs
+  std::optional<CheckpointVersion> source_;                    // the version from which chunks are restored
+  std::uint64_t source_limit_ = 0;                             // the limit for which it was chosen
+  std::set<std::pair<std::uint64_t, std::uint64_t>> damaged_;  // damaged versions and their runs
 
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for what comes back from the writer
 };

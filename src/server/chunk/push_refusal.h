@@ -1,4 +1,4 @@
-// Why a server refuses a push, in words.
+// The texts with which a server refuses a push.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ inline Status refused_push(const wire::Contribution& push, const std::string& wh
                                   std::to_string(push.step) + ": " + why};
 }
 
-/// `size_bytes`: of the dense array that it stands for.
+/// `size_bytes` is the size of the dense array for which the push stands.
 inline Status refused_size(const wire::Contribution& push, std::size_t size_bytes, std::size_t others_bytes) {
   return refused_push(push, "it has " + std::to_string(size_bytes) + " bytes, others have " +
                                 std::to_string(others_bytes) + "; the ranks' models differ");

@@ -9,14 +9,14 @@
 
 namespace poseidon {
 
-/// One worker's way back, as a shard sees it. Loop thread of that shard.
+/// The connection to one worker, as a shard sees it. Only the loop thread of that shard uses it.
 class Requester {
  public:
   virtual ~Requester() = default;
 
-  /// Sends a message whose payload (null: none) stays alive and unchanged until it has left.
+  /// Sends a message. Its payload (null: none) stays alive and unchanged until the message has left.
   virtual void send(const wire::Header& header, std::shared_ptr<const Buffer> payload) = 0;
-  /// Tells this worker, and nobody else, that a request of its does not fit.
+  /// Tells this worker, and nobody else, that one of its requests does not fit.
   virtual void refuse(const wire::Envelope& about, const Status& status) = 0;
 };
 

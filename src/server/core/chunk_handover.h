@@ -1,5 +1,5 @@
-// The seam between a server core and a baseline that gives chunks to other cores than the one that receives them
-// (src/server/baselines/worker_assignment.h). A core without a ChunkHandover owns whatever it receives.
+// The interface between a server core and a baseline that gives chunks to other cores than the one that receives them
+// (src/server/baselines/worker_assignment.h). A core without a ChunkHandover owns every chunk that it receives.
 #pragma once
 
 #include <cstdint>
@@ -16,42 +16,42 @@
 
 namespace poseidon {
 
-/// What a handover asks of its core. On the core's loop, except for `loop`.
+/// What a handover asks of its core. All calls but `loop` are made on the core's loop.
 ///
 /// A guest is a worker that is connected to another core and pushes to chunks that this core owns.
 class HandoverCore {
  public:
   virtual ~HandoverCore() = default;
-  /// Any thread.
+  /// Any thread may call it.
   virtual Loop& loop() = 0;
-  /// The job's chunks on this core. Null where the job is not known here.
+  /// Returns the job's chunks on this core, or null if the job is not known here.
   virtual Shard* shard_of(const JobName& job) = 0;
-  /// Adds a guest to the run and generation that its hello names, and makes them known here if need be. False where
-  /// the job has gone on to others meanwhile.
+  /// Adds a guest to the run and generation of its hello, and creates them here if needed. Returns false if the job has
+  /// gone on to others meanwhile.
   virtual bool add_guest(const JobName& job, const wire::Hello& hello) = 0;
-  /// A guest has gone. The job may end with it.
+  /// Removes a guest that has left. The job may end with it.
   virtual void remove_guest(const JobName& job) = 0;
-  /// A connection of this core. Null where it has gone.
+  /// Returns a connection of this core, or null if it has closed.
   virtual Requester* connection(std::uint64_t id) = 0;
 };
 
-/// One core's side of the handover. On the core's loop.
+/// One core's side of the handover. All calls are made on the core's loop.
 class ChunkHandover {
  public:
   virtual ~ChunkHandover() = default;
   /// Whether another core owns the chunk of this contribution.
   virtual bool is_elsewhere(const wire::Envelope& contribution) const = 0;
-  /// A contribution to such a chunk has come from a connection. `payload` is lent until `release`, which may be called
-  /// on another core's loop, or empty where there is no payload.
+  /// Takes a contribution to such a chunk from a connection. `payload` is lent until `release`, which may be called on
+  /// another core's loop. It is empty if there is no payload.
   virtual void hand_over(const JobName& job, std::uint64_t connection_id, const wire::Header& contribution,
                          std::span<const std::byte> payload, std::function<void()> release) = 0;
-  /// A connection of the job has said hello, or has closed.
+  /// Notes that a connection of the job has said hello (`joined`) or has closed.
   virtual void joined(const JobName& job, std::uint64_t connection_id, const wire::Hello& hello) = 0;
   virtual void closed(const JobName& job, std::uint64_t connection_id) = 0;
 
   /// Tells all guests of the job that a request does not fit.
   virtual void refuse_guests(const JobName& job, const wire::Envelope& about, const Status& status) = 0;
-  /// The job's run or generation has ended: its guests leave `shard`.
+  /// Makes the job's guests leave `shard`, because the job's run or generation has ended.
   virtual void drop_guests(const JobName& job, Shard& shard) = 0;
 };
 

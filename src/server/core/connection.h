@@ -1,4 +1,4 @@
-// Connection: one flow of a worker to a server core; and the jobs that they belong to.
+// Connection: one flow of a worker to a server core. Job: the job to which connections belong.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@
 
 namespace poseidon {
 
-/// Loop thread of its core only.
+/// Only the loop thread of its core uses it.
 class ServerCore::Connection final : public Requester {
  public:
   Connection(std::uint64_t id, std::shared_ptr<Flow> flow, FlightRecorder& recorder)
@@ -47,7 +47,8 @@ class ServerCore::Connection final : public Requester {
   std::uint64_t id() const { return id_; }
   Flow& flow() { return *flow_; }
 
-  /// It has said hello. What it does not read of its answers is charged to the job.
+  /// Makes it a connection of the job after its hello. The job is charged for answers that the connection does not
+  /// read.
   void join(Job& its_job);
 
   const Clock::time_point since = Clock::now();
@@ -56,20 +57,22 @@ class ServerCore::Connection final : public Requester {
   std::uint32_t flow_index = 0;
   std::uint32_t priority_class = 0;
   std::int64_t last_progress_ns = now_ns();
-  bool left = false;          // it has said that it ends
-  bool said_goodbye = false;  // of its own accord, and not because it has failed
-  Buffer text;                // of a hello, rule or abort
-  Buffer receiving;  // where an assignment, a contribution that others own or a refused one lands; from the pool
-  Status refusal;    // of the contribution that is being received
-  std::optional<wire::Envelope> waiting;  // of a contribution that may not come yet
-  bool in_shard = false;                  // the contribution that is being received lands in this core's shard
+  bool left = false;          // the worker has said that it ends
+  bool said_goodbye = false;  // the worker has said so of its own accord, and not because it has failed
+  Buffer text;                // the text of a hello, rule or abort
+  // Memory from the pool for an assignment, and for a contribution that is refused or belongs to others.
+  Buffer receiving;
+  Status refusal;                         // the refusal of the contribution that is being received
+  std::optional<wire::Envelope> waiting;  // the contribution that may not come yet
+  bool in_shard = false;                  // the contribution that is being received goes to this core's shard
 
  private:
-  /// What has been sent and not left yet; a message may be done when its connection is gone.
+  /// Counts messages that have been sent but have not left yet. A message may end after its connection has been
+  /// destroyed.
   struct Backlog {
     std::size_t refusals = 0;
     std::size_t messages = 0;
-    std::shared_ptr<BufferPool> pool;  // null until the hello, before which nothing but a refusal is sent
+    std::shared_ptr<BufferPool> pool;  // null until the hello; before it, only refusals are sent
 
     void add() {
       if (++messages % limits::kMessagesCounted == 0) pool->charge(limits::kMessagesCounted * limits::kMessageBytes);
@@ -95,11 +98,12 @@ class ServerCore::Connection final : public Requester {
 
   const std::uint64_t id_;
   const std::shared_ptr<Flow> flow_;
-  FlightRecorder& recorder_;  // the core's
+  FlightRecorder& recorder_;  // the core's recorder
   const std::shared_ptr<Backlog> backlog_ = std::make_shared<Backlog>();
 };
 
-/// One generation of one run of a job, its chunks and workers: from its first hello until its last connection has gone.
+/// One generation of one run of a job, with its chunks and workers. It exists from its first hello until its last
+/// connection has closed.
 struct ServerCore::Job {
   Job(JobName job_name, const wire::Hello& first, Reduction reduction, ShardThreads threads,
       std::shared_ptr<MemoryBudget> budget)
@@ -110,24 +114,24 @@ struct ServerCore::Job {
         pace(first.pace.value_or(wire::Pace())),
         shard(first.worker_count, reduction, threads, std::move(budget)) {}
 
-  /// Whether a worker that says so ends it: one of a later generation or, where `runs_follow`, of another run when this
-  /// one has lost workers, so that it cannot go on.
+  /// Whether a worker with this hello ends the job. A worker of a later generation does. If `runs_follow`, a worker of
+  /// another run does, too, when this run has lost workers so that it cannot go on.
   bool ends_with(const wire::Hello& hello, bool runs_follow) const {
     const bool follows = runs_follow && generation == hello.generation && run != hello.run;
     return generation < hello.generation || (follows && !is_whole());
   }
   bool is_whole() const;
-  /// Why a connection cannot be one more of this job's; empty: it can.
+  /// Says why a connection cannot join this job. Empty if it can.
   std::string objection(const wire::Hello& hello) const;
 
   const JobName name;
   const std::uint32_t worker_count;
   const std::uint32_t generation;
   const std::string run;
-  std::vector<std::string> earlier_runs;  // that it has taken the place of, the last ones
+  std::vector<std::string> earlier_runs;  // the last runs whose place this run has taken
   const wire::Pace pace;
   std::set<Connection*> connections;
-  std::set<Connection*> waiting;     // those of them whose next contribution may not come yet
+  std::set<Connection*> waiting;     // those whose next contribution may not come yet
   bool failing = false;              // its open chunks have been remembered
   std::set<std::uint32_t> departed;  // ranks that have said goodbye on all connections
   std::size_t guests = 0;            // workers of other cores that push to chunks here (chunk_handover.h)
@@ -138,7 +142,7 @@ struct ServerCore::Job {
 inline bool ServerCore::Job::is_whole() const {
   std::set<std::uint32_t> ranks;
   for (const Connection* connection : connections) ranks.insert(connection->rank);
-  return ranks.size() == worker_count || guests > 0;  // of those on other cores nothing is known here
+  return ranks.size() == worker_count || guests > 0;  // nothing is known here about the workers of other cores
 }
 
 inline std::string ServerCore::Job::objection(const wire::Hello& hello) const {

@@ -12,7 +12,8 @@ namespace poseidon {
 namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(100);
-constexpr auto kLongestSilence = std::chrono::seconds(4);  // of those who still have something to take at the end
+// How long a peer that still has something to take at the end may take nothing.
+constexpr auto kLongestSilence = std::chrono::seconds(4);
 constexpr auto kShortestPause = std::chrono::milliseconds(5);
 
 bool is_contribution(const wire::Header& header) {
@@ -24,7 +25,7 @@ std::string text_of_message(const wire::Header& header) {
          " bytes from rank " + std::to_string(header.rank);
 }
 
-/// Small messages that end with their handling, and assignments, whose data is copied.
+/// Whether the message is a small one that ends when it has been handled, or an assignment, whose data is copied.
 bool is_request(const wire::Header& header) {
   return header.kind == wire::Kind::rule || header.kind == wire::Kind::units || header.kind == wire::Kind::assign ||
          header.kind == wire::Kind::pull || header.kind == wire::Kind::restore;
@@ -71,7 +72,7 @@ void ServerCore::finish_shutdown(std::chrono::milliseconds linger) {
   const auto closed = std::exchange(closed_, {});
   if (!closed.valid()) return;
   const auto latest = Clock::now() + linger + kLinger;
-  // A peer that takes nothing any more is frozen or cut off. What the kernel holds for it, it goes on sending.
+  // A peer that takes nothing any more is frozen or cut off. The kernel goes on sending what it holds for such a peer.
   std::uint64_t delivered_bytes = bytes_delivered();
   auto quiet_since = Clock::now();
   while (closed.wait_for(kLook) != std::future_status::ready) {
@@ -129,7 +130,7 @@ void ServerCore::dismiss_oldest_pending() {
   pending_.erase(pending_.begin());
 }
 
-/// Who says nothing holds a descriptor.
+/// Sees to it that a connection that does not say hello does not keep its descriptor.
 void ServerCore::watch_pending() {
   if (pending_.empty() || std::exchange(pending_watched_, true)) return;
   const auto patience = std::min<std::chrono::milliseconds>(limits::kHelloPatience, options_.timeout);
@@ -141,7 +142,7 @@ void ServerCore::watch_pending() {
   });
 }
 
-/// Whether a worker may say so now. What it contributes and requests is for its own rank.
+/// Whether a worker may send this message now. A worker contributes and asks only for its own rank.
 Status ServerCore::check_place(Connection& connection, const wire::Header& header) {
   if (Status status = wire::check_kind(header.kind, wire::kToServer, header.payload_bytes); !status.ok())
     return {ErrorCode::refused, connection.flow().peer_name() + ": " + status.message()};
@@ -174,7 +175,7 @@ bool ServerCore::may_receive(Flow& flow, const wire::Header& header) {
   return false;
 }
 
-/// Something of the job has come or gone.
+/// Looks again at the waiting contributions of a job after a part of it has come or gone.
 void ServerCore::resume_waiting(Job& job) {
   std::erase_if(job.waiting, [&job](Connection* connection) {
     if (!job.shard.may_receive(*connection->waiting)) return false;
@@ -214,7 +215,7 @@ Result<std::span<std::byte>> ServerCore::place_for(Flow& flow, const wire::Heade
     if (place.ok()) return place;
     connection.refusal = place.status();
   }
-  // Refused: the rest of what this worker sends goes on, so the payload has to be taken.
+  // The contribution is refused, but its payload still arrives, so there must be memory for it.
   connection.receiving = shard.pool().try_take(header.payload_bytes);
   if (connection.receiving) return connection.receiving.span();
   if (connection.refusal.ok()) connection.refusal = shard.no_room(header.payload_bytes);
@@ -239,7 +240,7 @@ Status ServerCore::on_message(Flow& flow, const wire::Header& header, std::span<
     return text_of_message(header);
   };
   Status status = guard_memory([&] { return take(flow, header, payload, std::move(release)); }, what);
-  // Its sender is told why; the connection ends, and with it the step that can no longer be whole.
+  // The sender is told why. Then the connection ends, and with it the step that can no longer be completed.
   if (no_memory) flow.context<Connection>().refuse(header, status);
   return status;
 }
@@ -275,7 +276,7 @@ Status ServerCore::take(Flow& flow, const wire::Header& header, std::span<const 
 Status ServerCore::contribute(Connection& connection, const wire::Header& header, std::span<const std::byte> payload,
                               std::function<void()> release) {
   Shard& shard = connection.job->shard;
-  const bool received = !payload.empty() && !release;  // then accept() gave it a place
+  const bool received = !payload.empty() && !release;  // then accept() has given it a place
   if (received && !connection.refusal.ok()) {
     shard.pool().give_back(std::move(connection.receiving));
     return std::exchange(connection.refusal, Status());
@@ -332,7 +333,7 @@ void ServerCore::end_if_empty(Job& job) {
 }
 
 void ServerCore::check_overdue() {
-  // Workers give up after `timeout`; the one that can name the missing ranks speaks shortly before.
+  // Workers give up after `timeout`. The server knows the missing ranks and reports them shortly before.
   const auto patience = options_.timeout * 9 / 10;
   const std::int64_t before = now_ns() - std::chrono::nanoseconds(patience).count();
   for (auto& [name, job] : jobs_) {
@@ -371,7 +372,7 @@ Requester* ServerCore::connection(std::uint64_t id) {
   return nullptr;
 }
 
-/// What another core reads: when it has, the memory goes back to the job's pool here.
+/// Lends what another core reads. When that core has read it, the memory goes back to the job's pool here.
 std::function<void()> ServerCore::lend_received(Connection& connection) {
   const auto held = std::make_shared<Buffer>(std::move(connection.receiving));
   return [this, held, pool = connection.job->shard.pool().shared_from_this()] {

@@ -13,11 +13,11 @@ namespace poseidon {
 
 namespace {
 
-// What the tables need for a rank's part of a chunk and for a rule.
+// An estimate of what the tables need for a rank's part of a chunk and for a rule.
 constexpr std::size_t kRankBytes = sizeof(std::optional<Contribution>) + 2 * sizeof(std::size_t);
 constexpr std::size_t kRuleBytes = limits::kNodeBytes + sizeof(UpdateRule) + sizeof(std::uint64_t);
 
-/// Of the sum that a push of this size is added to.
+/// Returns the size of the sum to which a push of this size is added.
 std::size_t sum_bytes(const wire::Contribution& push) {
   return push.payload_bytes / dtype_bytes(push.dtype) * kernel::running_sum_bytes(push.dtype);
 }
@@ -45,7 +45,7 @@ void Shard::set_pace(const wire::Pace& pace, Loop* loop,
   entry_bytes_ -= pace_->traits.bytes_of_a_chunk;
   pace_ = make_shard_pace(pace, {worker_count_, pool_, loop, std::move(on_notice)});
   entry_bytes_ += pace_->traits.bytes_of_a_chunk;
-  // What is still being received when a step ends must not be in its sum.
+  // A part that is still being received when a step ends must not be in the step's sum.
   if (pace_->traits.drops_late_ranks) reduction_.aggregation = Aggregation::at_once;
 }
 
@@ -63,8 +63,8 @@ bool Shard::Entry::has_rule(const wire::Contribution& push) const {
 
 std::size_t Shard::Entry::update_bytes(const wire::Contribution& shape) const { return shard.update_bytes(shape); }
 
-/// The value, the states and one array more where those that are being sent are left as they are, and the gradient of
-/// the step before.
+/// Counts the value and the states, and one more array if those that are being sent must stay as they are. It also
+/// counts the gradient of the step before.
 std::size_t Shard::update_bytes(const wire::Contribution& shape) const {
   const UpdateRule* rule = !shape.stored ? nullptr : rule_of(shape);
   if (rule == nullptr || rule->kind == nullptr) return 0;
@@ -91,7 +91,7 @@ void Shard::forget(std::uint64_t key) {
   pool_->release(entry_bytes_);
 }
 
-/// What a step of the chunk takes where nothing comes before its turn: its sum and its update.
+/// Notes what a step of the chunk needs if nothing has come too early: its sum and its update.
 void Shard::note_need(Entry& entry, const wire::Contribution& push) {
   if (pool_->budget().lowest_limit_bytes() == 0) return;
   const std::size_t bytes = sum_bytes(push) + update_bytes(push);
@@ -100,9 +100,10 @@ void Shard::note_need(Entry& entry, const wire::Contribution& push) {
   needed_bytes_ += bytes - std::exchange(entry.needed_bytes, bytes);
 }
 
-/// Why no wait is for ever: what is received in its turn ends without anything that waits, and then its memory is free.
-/// When none is left, those in order are taken or refused. Rank 0's parts are always in order, so all that it sends
-/// comes through, whatever is held up behind those that wait. Then all of rank 1's are in order, and so on.
+/// No wait lasts for ever, for the following reason. A part that is received in its turn ends without help from one
+/// that waits, and then its memory is free. When no such part is left, the parts in order are accepted or refused. Rank
+/// 0's parts are always in order. So everything that rank 0 sends comes through, whatever is held up behind waiting
+/// parts. Then all parts of rank 1 are in order, and so on.
 bool Shard::may_receive(const wire::Envelope& push) const {
   const bool adds_on_arrival = push.kind == wire::Kind::push && push.rank < worker_count_ &&
                                reduction_.aggregation == Aggregation::streaming &&
@@ -113,15 +114,15 @@ bool Shard::may_receive(const wire::Envelope& push) const {
   const bool known = found != entries_.end();
   const bool fits_step = !known || !found->second.state.started() || found->second.state.shape().step == push.step;
   const bool in_order = known ? found->second.state.in_order(push.rank) : push.rank == 0;
-  if (!fits_step || push.payload_bytes > limit_bytes) return true;  // to be refused
+  if (!fits_step || push.payload_bytes > limit_bytes) return true;  // it will be refused
   if (in_order) return turn_.use_count() == 1 || pool_->could_hold(push.payload_bytes);
-  // Of chunks that nobody has pushed yet nothing is known: half is for them.
+  // Nothing is known of chunks that nobody has pushed yet. Half of the memory is kept for them.
   const std::size_t needed_bytes = std::max(needed_bytes_, limit_bytes / 2);
   const std::size_t turns_bytes = worker_count_ * std::max<std::size_t>(largest_part_bytes_, push.payload_bytes);
   return pool_->could_hold(needed_bytes + turns_bytes + push.payload_bytes);
 }
 
-/// After a request that was refused: it may have been the first to speak of the chunk.
+/// Called after a request was refused, because that request may have been the first for the chunk.
 void Shard::forget_if_unused(const wire::Envelope& about) {
   const auto found = entries_.find(key_of(about));
   if (found == entries_.end()) return;
@@ -177,7 +178,7 @@ void Shard::complete(const wire::Contribution& push) {
   entry.pace->complete(entry, push);
 }
 
-/// What is lent takes none of this server's memory; its sum does.
+/// A lent part takes none of this server's memory, but its sum does.
 Result<Shard::Entry*> Shard::admit_lent(const wire::Contribution& push, Requester& from) {
   const auto known = entries_.find(key_of(push));
   const std::size_t bytes = known == entries_.end() ? push.payload_bytes : known->second.state.missing_sum_bytes(push);
@@ -225,7 +226,7 @@ void Shard::finish(Entry& entry, Buffer sum) {
   entry.pace->step_ended(entry, header, payload);
   entry.state.reset();
   for (const Answer& answer : answers) {
-    if (answer.to == nullptr) continue;  // gone while other threads were adding
+    if (answer.to == nullptr) continue;  // the requester has left while other threads were adding
     header.rank = answer.rank;
     header.priority = answer.priority;
     if (payload.ok())
@@ -239,7 +240,7 @@ void Shard::finish(Entry& entry, Buffer sum) {
   if (shape.transient) forget(key_of(shape));
 }
 
-/// What the step makes of the chunk's value; the value itself is what goes back.
+/// Updates the chunk's value with the step's sum. The value itself is the answer.
 Result<std::shared_ptr<const Buffer>> Shard::store(Entry& entry, Buffer sum, const wire::Contribution& shape) {
   StoredChunk& stored = stored_of(entry);
   const UpdateRule* rule = rule_of(shape);
@@ -264,7 +265,7 @@ Status Shard::set_rule(const wire::Header& header, std::span<const std::byte> pa
   return keep_rule(rule_key(header.unit, header.rank), {rule.value().rule, header.step});
 }
 
-/// Where pushes are applied one by one, each rank has the rule that it has sent.
+/// If pushes are applied one by one, each rank has the rule that it has sent.
 std::uint64_t Shard::rule_key(std::uint32_t unit, std::uint32_t rank) const {
   return std::uint64_t{unit} << 32 | (pace_->traits.applies_each_push ? rank : 0);
 }
@@ -276,7 +277,7 @@ const UpdateRule* Shard::rule_of(const wire::Envelope& about) const {
 
 Status Shard::keep_rule(std::uint64_t key, const Rule& rule) {
   if (const auto known = rules_.find(key); known != rules_.end()) {
-    // With stragglers=drop every rank sends it, late ones an old one.
+    // With stragglers=drop every rank sends the rule, and late ranks send an old one.
     if (!pace_->traits.drops_late_ranks || rule.step >= known->second.step) known->second = rule;
     return {};
   }
@@ -313,7 +314,7 @@ Status Shard::assign(const wire::Header& header, std::span<const std::byte> payl
   return status;
 }
 
-/// Answers with what the chunk has got from a checkpoint, or without payload where there is none.
+/// Answers with the chunk's contents from a checkpoint, or without payload if there are none.
 Status Shard::restore(const wire::Header& header, Requester& from) {
   const auto request = wire::Restore::read(header);
   wire::Value answer;
@@ -365,7 +366,7 @@ void Shard::answer_pulls(Entry& entry) {
     answer.dtype = stored.dtype();
     answer.array = pull.array;
     answer.update_count = stored.update_count();
-    // A state that no update has made yet is made now.
+    // A state that no update has created yet is created now.
     const bool may_be_new = pull.array != 0 && pull.array != kGradientArray;
     const std::size_t new_bytes = may_be_new ? stored.array(0)->size() : 0;
     if (!pool_->has_room(new_bytes))

@@ -1,5 +1,5 @@
-// Shard: the chunks that one loop owns. Receives, reduces, updates and sends back without a lock
-// (Parameter Hub §3.2.4: all of a chunk's work is done on its core).
+// Shard: the chunks that one loop owns. It receives, reduces, updates and sends back without a lock, because all work
+// on a chunk is done on its core (Parameter Hub §3.2.4).
 #pragma once
 
 #include <cstdint>
@@ -23,59 +23,60 @@
 
 namespace poseidon {
 
-/// Where a shard works.
+/// The threads on which a shard works.
 struct ShardThreads {
-  Loop* loop = nullptr;         // its own; null: it does all at once
-  ThreadedSum* wide = nullptr;  // null: sums are made on the loop. Needs one
+  Loop* loop = nullptr;         // the shard's loop; null: all work is done at once
+  ThreadedSum* wide = nullptr;  // null: sums are made on the loop; if set, `loop` must be set
 };
 
-/// Loop thread only. A refusal (ErrorCode::refused) concerns the message's sender alone.
+/// Only the loop thread uses it. ErrorCode::refused concerns only the sender of the message.
 class Shard {
  public:
-  /// What `threads` has must outlive the shard's last message. What the shard
-  /// holds is charged to `budget`; it refuses what has no room in it.
+  /// The objects of `threads` must outlive the shard's last message. What the shard holds is charged to `budget`. The
+  /// shard refuses what has no room there.
   Shard(std::uint32_t worker_count, Reduction reduction, ShardThreads threads,
         std::shared_ptr<MemoryBudget> budget = std::make_shared<MemoryBudget>(0));
   ~Shard();
   Shard(const Shard&) = delete;
   Shard& operator=(const Shard&) = delete;
 
-  /// Saves what this shard stores and restores it. Before the first message.
+  /// Sets what saves and restores the values that this shard stores. Call it before the first message.
   void set_checkpoint(std::unique_ptr<ShardCheckpoint> checkpoint) { checkpoint_ = std::move(checkpoint); }
 
-  /// Whom steps wait for: all ranks, unless this says otherwise. Before the first message. For `loop` and `on_notice`
-  /// see PaceSurroundings.
+  /// Sets whom steps wait for; by default they wait for all ranks. Call it before the first message. For `loop` and
+  /// `on_notice` see PaceSurroundings.
   void set_pace(const wire::Pace& pace, Loop* loop, std::function<void(std::uint32_t, const std::string&)> on_notice);
   ShardPace& pace() { return *pace_; }
 
   BufferPool& pool() { return *pool_; }
-  /// Why `size_bytes` more are refused.
+  /// Returns the refusal of `size_bytes` more.
   Status no_room(std::uint64_t size_bytes) const;
 
-  /// Whether a contribution's payload may come now, or has to wait until others have come: what comes before its turn
-  /// in the order of adding, since it would take the memory that those need which come first; and what finds no room
-  /// that the end of others' will make.
+  /// Whether a contribution's payload may come now. Otherwise it has to wait until others have come. There are two
+  /// reasons to wait. It may be too early in the order of adding, and would take the memory that earlier contributions
+  /// need. Or there is no room for it until others have ended.
   bool may_receive(const wire::Envelope& push) const;
-  /// A contribution (push or factors) with a payload: its header has come. Returns where the payload goes;
-  /// `progress` and `complete` follow, or `drop`.
+  /// Begins a contribution with a payload whose header has come. Returns the memory for the payload. The caller then
+  /// calls `progress` and `complete`, or `drop`.
   Result<std::span<std::byte>> begin(const wire::Contribution& push, Requester& from);
   void progress(const wire::Envelope& push, std::size_t received_bytes);
   void complete(const wire::Contribution& push);
-  /// A contribution that is here as a whole: without payload, or lent until `release`. Refused: released.
+  /// Adds a contribution that is complete: it has no payload, or the payload is lent until `release`. If it is refused,
+  /// it has been released.
   Status add(const wire::Contribution& push, Requester& from, std::span<const std::byte> payload,
              std::function<void()> release);
 
-  /// The other requests. `payload` need not outlive the call.
+  /// Handle the other requests. `payload` need not outlive the call.
   Status describe_units(std::span<const std::byte> payload);
   Status set_rule(const wire::Header& header, std::span<const std::byte> payload);
   Status assign(const wire::Header& header, std::span<const std::byte> payload);
-  /// Answers at once, or when the chunk has got a value.
+  /// Answers at once, or when the chunk has a value.
   Status pull(const wire::Header& header, Requester& from);
 
-  /// A requester has gone: forgets what it contributed to unfinished chunks and what it asked for.
+  /// Forgets a requester that has left: what it contributed to unfinished chunks, and what it asked for.
   void drop(const Requester& from);
 
-  /// Those that began before the given time.
+  /// Returns the open chunks that began before the given time.
   std::vector<OpenChunk> open_chunks(std::int64_t started_before_ns) const;
 
  private:
@@ -97,18 +98,18 @@ class Shard {
     const std::shared_ptr<ChunkPace> pace;
     std::unique_ptr<StoredChunk> stored;  // null: nothing is kept between steps
     std::vector<PendingPull> pulls;
-    std::size_t needed_bytes = 0;  // by a step of it at least, whatever comes before its turn
-    bool computing = false;        // threads of the wide baseline are at work, or a product has been begun
-    std::future<void> computed;    // of those threads
+    std::size_t needed_bytes = 0;  // the least that a step of it needs, whatever has come too early
+    bool computing = false;        // threads of the wide baseline work on it, or a product has begun
+    std::future<void> computed;    // ready when those threads are done
   };
 
   struct Rule {
     UpdateRule rule;
-    std::uint64_t step = 0;  // from which on it holds
+    std::uint64_t step = 0;  // the first step for which the rule holds
   };
 
   static std::uint64_t key_of(const wire::Envelope& about) { return std::uint64_t{about.unit} << 32 | about.chunk; }
-  /// The chunk, new where it was unknown.
+  /// Returns the chunk, and creates it if it is unknown.
   Result<Entry*> open(const wire::Envelope& about);
   void note_need(Entry& entry, const wire::Contribution& push);
   void forget(std::uint64_t key);
@@ -134,10 +135,10 @@ class Shard {
   Reduction reduction_;
   const ShardThreads threads_;
   const std::shared_ptr<BufferPool> pool_;
-  std::size_t entry_bytes_;                                            // what a chunk costs beside its data
-  std::size_t needed_bytes_ = 0;                                       // of all entries
-  std::size_t largest_part_bytes_ = 0;                                 // that has been admitted
-  const std::shared_ptr<const bool> turn_ = std::make_shared<bool>();  // held by those whose memory will be free
+  std::size_t entry_bytes_;                                            // the memory of a chunk beside its data
+  std::size_t needed_bytes_ = 0;                                       // the sum over all entries
+  std::size_t largest_part_bytes_ = 0;                                 // of the parts that have been admitted
+  const std::shared_ptr<const bool> turn_ = std::make_shared<bool>();  // held by those whose memory will become free
   std::unique_ptr<ShardPace> pace_;
   std::unordered_map<std::uint64_t, Entry> entries_;  // by unit << 32 | chunk
   std::unordered_map<std::uint64_t, Rule> rules_;     // by rule_key

@@ -10,7 +10,7 @@
 namespace poseidon {
 
 Status BoundedStaleness::admit(PacedChunk& chunk, const wire::Contribution& push, Requester& from) {
-  // What is under way in the chunk's state stays there.
+  // A step that has begun in the chunk's state is finished there.
   if (!chunk.state.started() && push.stored) applies_each_push_ = true;
   if (!applies_each_push_) return WaitForAll::admit(chunk, push, from);
   const auto size_bytes = contribution_bytes(push, worker_count_);
@@ -56,7 +56,7 @@ void BoundedStaleness::finish(PacedChunk& chunk, const wire::Contribution& push,
   answer_released(chunk);
 }
 
-/// One rank's gradient, which the divisor makes its share of a mean.
+/// Applies the gradient of one rank. The divisor makes it that rank's share of a mean.
 Status BoundedStaleness::apply(PacedChunk& chunk, const wire::Contribution& push, Buffer buffer,
                                std::span<const std::byte> payload) {
   if (push.absent) return {};
@@ -67,7 +67,8 @@ Status BoundedStaleness::apply(PacedChunk& chunk, const wire::Contribution& push
   return chunk.update(push, std::move(buffer));
 }
 
-/// With what the chunk's value is now: it has what all ranks had pushed when the answer could go.
+/// Answers the released pushes with the chunk's current value. It has everything that all ranks had pushed when the
+/// answer was allowed.
 void BoundedStaleness::answer_released(PacedChunk& chunk) {
   for (const RankClocks::Waiting& one : clocks_.release()) {
     auto value = chunk.value();

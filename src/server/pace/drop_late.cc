@@ -12,9 +12,9 @@ namespace poseidon {
 
 namespace {
 
-// Steps of a chunk that wait for everybody, while it is learnt how far apart the ranks usually are.
+// How many steps of a chunk wait for every rank, while the chunk learns how far apart the ranks usually are.
 constexpr std::uint64_t kLearningSteps = 10;
-// A rank that is late in more than one of so many steps is told of, when there have been some.
+// A rank is reported if it is late in more than one of this many steps, once there have been this many.
 constexpr std::uint64_t kRarely = 10;
 constexpr std::uint64_t kStepsToJudge = 20;
 
@@ -60,7 +60,7 @@ void DropLate::complete(PacedChunk& chunk, const wire::Contribution& push) {
   PartsInFlight::Part part = results_.in_flight.take(push.rank);
   shard_.surroundings_.pool->give_back(std::move(part.buffer));
   results_.answer(push, *part.from);
-  end_without_missing(chunk);  // which may have waited for this rank
+  end_without_missing(chunk);  // a step that is overdue may have waited for this rank
 }
 
 void DropLate::add(PacedChunk& chunk, const wire::Contribution& push, Requester& from,
@@ -74,7 +74,8 @@ void DropLate::add(PacedChunk& chunk, const wire::Contribution& push, Requester&
   if (release) release();
 }
 
-/// A contribution to the open step is complete. The one that makes more than half of the ranks sets the deadline.
+/// Notes that a contribution to the open step is complete. The one after which more than half of the ranks have
+/// contributed sets the deadline.
 void DropLate::arrived(PacedChunk& chunk, std::uint32_t rank) {
   if (chunk.state.is_mean()) {
     const std::int64_t time_ns = now_ns();
@@ -92,13 +93,13 @@ void DropLate::deadline_passed() {
   end_without_missing(chunk_);
 }
 
-/// Ends a step that is overdue, if that may be: with more than half of the ranks, none too far behind, and room for
-/// the results that are kept.
+/// Ends a step that is overdue if it may end: more than half of the ranks have contributed, no rank is too far behind,
+/// and there is room for the results that are kept.
 void DropLate::end_without_missing(PacedChunk& chunk) {
   if (!overdue_ || !arrivals_.more_than_half() || results_.kept_count() >= shard_.most_kept_steps_ ||
       !chunk.state.is_mean())
     return;
-  // What ending it takes beside what is kept: the sum, where its parts are lent, and the update.
+  // Ending the step takes memory beside what is kept: for the update, and for the sum if its parts are lent.
   const wire::Contribution& shape = chunk.state.shape();
   if (!shard_.surroundings_.pool->has_room(shape.payload_bytes + chunk.update_bytes(shape)) ||
       !results_.make_room(shape.payload_bytes))
@@ -120,12 +121,13 @@ void DropLate::step_ended(PacedChunk& chunk, const wire::Header& result,
 void DropLate::drop(PacedChunk& chunk, const Requester& from) {
   results_.in_flight.drop(&from, *shard_.surroundings_.pool);
   for (const auto rank : chunk.state.missing_ranks()) arrivals_.remove(rank);
-  if (!arrivals_.more_than_half()) shard_.clear_deadline(*this);  // the next one that makes it sets one
+  // The next contribution that makes it more than half sets a deadline.
+  if (!arrivals_.more_than_half()) shard_.clear_deadline(*this);
 }
 
 DroppingShard::DroppingShard(const wire::Pace& pace, PaceSurroundings surroundings)
     : ShardPace({.drops_late_ranks = true,
-                 .bytes_of_a_chunk = sizeof(DropLate) + limits::kNodeBytes +  // of a deadline
+                 .bytes_of_a_chunk = sizeof(DropLate) + limits::kNodeBytes +  // for a deadline
                                      surroundings.worker_count * (sizeof(std::int64_t) + sizeof(std::uint64_t))}),
       most_kept_steps_(pace.bound),
       factor_(pace.factor),
@@ -152,7 +154,7 @@ void DroppingShard::clear_deadline(DropLate& chunk) {
   if (deadlines_.empty()) wake_in_time();
 }
 
-/// One timer, which may go off before the next deadline but not after it; none without deadlines.
+/// Sets one timer. It may fire before the next deadline, but not after it. Without deadlines there is no timer.
 void DroppingShard::wake_in_time() {
   const std::int64_t time_ns = deadlines_.empty() ? INT64_MAX : deadlines_.begin()->first;
   Loop* const loop = surroundings_.loop;
@@ -174,7 +176,7 @@ void DroppingShard::end_late_steps(std::int64_t time_ns) {
   wake_in_time();
 }
 
-/// Each chunk counts its own steps: those of different models are not the same.
+/// Counts each chunk's steps separately, because steps of different models are not the same.
 void DroppingShard::count_late(DropLate& chunk, std::uint32_t rank, std::uint64_t step) {
   const std::uint64_t late_steps = ++chunk.late_steps_[rank];
   LateRank& counted = late_ranks_[rank];

@@ -32,7 +32,7 @@ void LateResults::end(const wire::Header& result, const Result<std::shared_ptr<c
   kept_.push_back({result, payload, std::move(ranks), payload_bytes});
 }
 
-/// The step that has yet to be pushed by this rank; the end for none.
+/// Returns the ended step that this rank has yet to push, or the end if there is none.
 std::list<LateResults::Ended>::const_iterator LateResults::find(const wire::Contribution& push) const {
   return std::ranges::find_if(kept_, [&](const Ended& one) {
     return one.result.step == push.step && std::ranges::find(one.ranks, push.rank) != one.ranks.end();
@@ -66,11 +66,11 @@ void LateResults::answer(const wire::Contribution& push, Requester& to) {
     to.refuse(result, ended->payload.status());
   else
     to.send(result, wants_result ? ended->payload.value() : nullptr);
-  const auto answered = kept_.erase(ended, ended);  // the same, to be changed
+  const auto answered = kept_.erase(ended, ended);  // the same entry, but not const
   std::erase(answered->ranks, push.rank);
   if (!answered->ranks.empty()) return;
   const std::size_t payload_bytes = answered->payload_bytes;
-  kept_.erase(answered);  // first: what is kept is in use
+  kept_.erase(answered);  // comes first, because what is kept counts as used
   pool_->end_keep(ended_bytes_ + payload_bytes);
   pool_->release(ended_bytes_);
 }

@@ -13,7 +13,7 @@
 
 namespace poseidon {
 
-/// A rank's clock is the last step that it has pushed. Loop thread of its shard only.
+/// A rank's clock is the last step that it has pushed. Only the loop thread of its shard uses it.
 class RankClocks {
  public:
   /// A push that has not been answered.
@@ -23,21 +23,21 @@ class RankClocks {
     std::int64_t since_ns = 0;
   };
 
-  /// `staleness`: how many steps a rank's push may be ahead of the slowest rank to be answered; empty: no bound.
+  /// `staleness` is the number of steps by which an answered push may be ahead of the slowest rank. Empty: no bound.
   RankClocks(std::uint32_t worker_count, std::optional<std::uint32_t> staleness);
 
-  /// Refuses a push that is not the rank's next step, and one before the answer to the rank's last one.
+  /// ErrorCode::refused: the push is not the rank's next step, or it came before the answer to the rank's last push.
   Status admit(const wire::Contribution& push) const;
-  /// An admitted push has been applied; it waits for its answer.
+  /// Notes that an admitted push has been applied and waits for its answer.
   void tick(const wire::Contribution& push, Requester& from);
-  /// Those that are to be answered now, in the order in which they came.
+  /// Returns the pushes that are to be answered now, in the order in which they came.
   std::vector<Waiting> release();
   const std::vector<Waiting>& waiting() const { return waiting_; }
-  /// The ranks that keep a push of this step from being answered.
+  /// Returns the ranks that keep a push of this step from being answered.
   std::vector<std::uint32_t> ranks_behind(std::uint64_t step) const;
-  /// A requester has gone.
+  /// Forgets a requester that has left.
   void drop(const Requester* from);
-  /// Neither has anybody pushed nor is anything being received.
+  /// Whether nobody has pushed yet and nothing is being received.
   bool idle() const { return slowest_.contains(0) && slowest_.size() == 1 && in_flight.empty(); }
 
   PartsInFlight in_flight;
@@ -47,7 +47,7 @@ class RankClocks {
 
   const std::optional<std::uint32_t> staleness_;
   std::vector<std::uint64_t> clocks_;               // by rank
-  std::map<std::uint64_t, std::uint32_t> slowest_;  // how many ranks there are by clock
+  std::map<std::uint64_t, std::uint32_t> slowest_;  // by clock: the number of ranks
   std::vector<Waiting> waiting_;
 };
 

@@ -12,10 +12,10 @@ namespace poseidon::shm {
 
 namespace {
 
-// What is too large to be lent goes in pieces of this size, so that both sides copy at once and the
+// A payload that is too large to be lent is sent in pieces of this size. So both sides copy at the same time, and the
 // pieces stay in the cache.
 constexpr std::size_t kPieceBytes = 128u << 10;
-// One flow's share of a turn, so that the loop's other flows get theirs.
+// How much one flow reads in a turn, so that the loop's other flows get their turns.
 constexpr std::size_t kReadBudgetBytes = 2u << 20;
 constexpr std::size_t kWriteBudgetBytes = 2u << 20;
 
@@ -45,7 +45,7 @@ void ShmFlow::send(wire::Header header, std::vector<std::span<const std::byte>> 
   }
   const bool idle = queue_.empty();
   queue_.push(header, std::move(payload), std::move(done));
-  if (!idle) return;  // more work is posted, or the peer will wake us
+  if (!idle) return;  // more work is posted, or the peer will wake this end
   const Rest rest = flush();
   if (state_ == State::closed) return;
   update_watch();
@@ -59,7 +59,7 @@ void ShmFlow::close(std::chrono::milliseconds linger) {
   if (const auto waited = std::exchange(waiting_, std::nullopt)) inbox_.give_back(*waited);
   const Rest rest = flush();
   if (state_ == State::closed) return;
-  // What is in the shared memory is the peer's to read, whether we are there or not.
+  // The peer can read what is in the shared memory even after this end has gone.
   if (queue_.empty() || linger.count() <= 0) return end({});
   linger_timer_ = loop_.call_at(Clock::now() + linger, [self = shared_from_this()] {
     self->linger_timer_ = 0;
@@ -67,7 +67,7 @@ void ShmFlow::close(std::chrono::milliseconds linger) {
   });
   update_watch();
   wait_for_room(rest);
-  post_work();  // drops what has arrived: the peer may be waiting for room, too
+  post_work();  // drops what has arrived, because the peer may be waiting for room, too
 }
 
 void ShmFlow::resume() {
@@ -77,14 +77,14 @@ void ShmFlow::resume() {
 void ShmFlow::on_wake() {
   std::uint64_t count = 0;
   const ssize_t got = ::read(segment_->own_wake(), &count, sizeof(count));
-  // Whatever else the peer has passed as an eventfd might never stop being readable.
+  // If the peer has passed something other than an eventfd, it might never stop being readable.
   if (got >= 0 && got != static_cast<ssize_t>(sizeof(count))) {
     return end(Status(ErrorCode::mismatch, "message from " + end_.peer_name() + ": it wakes with something else"));
   }
   work();
 }
 
-/// Nothing but the end of the connection comes over the socket.
+/// Only the end of the connection comes over the socket.
 void ShmFlow::on_socket() {
   std::byte byte{};
   const ssize_t got = ::recv(socket_.get(), &byte, 1, MSG_DONTWAIT);
@@ -97,7 +97,7 @@ void ShmFlow::on_socket() {
   work();
 }
 
-/// A turn: sends and receives what can be now, and sees to it that there is another when there is more.
+/// Does one turn: sends and receives what it can, and arranges another turn if there is more.
 void ShmFlow::work() {
   const auto self = shared_from_this();
   if (state_ == State::closed) return;
@@ -119,7 +119,7 @@ void ShmFlow::post_work() {
   });
 }
 
-/// After a flush: whoever has something left to send is woken when it can go on.
+/// Called after a flush. Arranges to be woken when there is something left to send and it can go on.
 void ShmFlow::wait_for_room(Rest rest) {
   if (queue_.empty()) return;
   if (rest == Rest::more || !outbox_.wait()) post_work();
@@ -143,7 +143,7 @@ ShmFlow::Rest ShmFlow::flush() {
   return Rest::nothing;
 }
 
-/// The next piece of the first message; false when there is no room for it.
+/// Sends the next piece of the first message. Returns false if there is no room for it.
 Result<bool> ShmFlow::send_piece() {
   const bool first = queue_.copied_bytes() == 0;
   const bool whole = first && queue_.left_bytes() <= kLendableBytes;
@@ -223,7 +223,7 @@ Status ShmFlow::start_message(const Descriptor& descriptor) {
   return take_piece(descriptor);
 }
 
-/// A message that needs no memory of the receiver's.
+/// Delivers a message that needs no memory of the receiver's.
 Status ShmFlow::deliver_whole(bool lent, std::span<const std::byte> payload, std::function<void()> release) {
   const auto accepted = receiver_->accept(*this, header_, lent);
   if (!accepted.ok() || state_ != State::open) return accepted.status();
@@ -275,7 +275,7 @@ void ShmFlow::end(const Status& status) {
   state_ = State::closed;
   end_.end(status, ours);
   fail_sends(end_.send_error());
-  post_finished();  // holds the flow when the registration goes
+  post_finished();  // keeps the flow alive after the registration has gone
   unwatch();
   if (linger_timer_ != 0) loop_.cancel(std::exchange(linger_timer_, 0));
   socket_.reset();

@@ -20,7 +20,7 @@ inline wire::Pace dropping(std::uint32_t straggler_steps = 8) {
 inline wire::Pace stale(std::uint32_t staleness) { return {Stragglers::wait, Consistency::ssp, staleness, 0}; }
 inline wire::Pace asynchronous() { return {Stragglers::wait, Consistency::async, 0, 0}; }
 
-/// What the workers lend stays.
+/// What the workers lend stays valid.
 class PacedShard {
  public:
   PacedShard(std::uint32_t worker_count, const wire::Pace& pace, std::size_t memory_limit = 0)
@@ -30,7 +30,7 @@ class PacedShard {
     shard.set_pace(pace, nullptr, [this](std::uint32_t rank, const std::string&) { noticed.push_back(rank); });
   }
 
-  /// A push of a mean over all workers.
+  /// Returns a push of a mean over all workers.
   wire::Contribution header(std::uint32_t rank, std::uint64_t step) const {
     auto header = push_of(rank, static_cast<std::uint32_t>(workers.size()), step);
     header.divisor = header.worker_count;
@@ -42,7 +42,7 @@ class PacedShard {
     return shard.add(with_size(header, lent.back().size()), workers[header.rank], lent.back(), [] {});
   }
   Status push(std::uint32_t rank, std::uint64_t step, const Floats& values) { return push(header(rank, step), values); }
-  /// The header and the first bytes have come.
+  /// Delivers the header and the first bytes.
   std::span<std::byte> begin(std::uint32_t rank, std::uint64_t step, const Floats& values) {
     const auto sized = with_size(header(rank, step), values.size() * sizeof(float));
     auto place = shard.begin(sized, workers[rank]);
@@ -57,7 +57,7 @@ class PacedShard {
     shard.complete(with_size(header(rank, step), place.size()));
   }
 
-  /// Steps 1 to 10 with everybody: until then nobody is left out.
+  /// Runs steps 1 to 10 with all ranks. Until then no step ends without a rank.
   void learn(const Floats& values = {0}) {
     for (std::uint64_t step = 1; step <= 10; ++step)
       for (std::uint32_t rank = 0; rank < workers.size(); ++rank) ASSERT_TRUE(push(rank, step, values).ok());
