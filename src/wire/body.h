@@ -1,4 +1,4 @@
-// How the structs of wire/messages/ lie in Header::body: one list of fields, which is read and written alike.
+// How the structs of wire/messages/ lie in Header::body. One list of fields serves for reading and for writing.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,8 @@
 
 namespace poseidon::wire {
 
-// Every body begins with a dtype, flags, a code and a zero byte, each zero where the kind has none. Numbers follow.
+// Every body begins with a dtype, flags, a code and a zero byte. Each of them is zero if the kind does not have it.
+// Numbers follow.
 inline constexpr std::size_t kDTypeAt = 0;
 inline constexpr std::size_t kFlagsAt = 1;
 inline constexpr std::size_t kCodeAt = 2;
@@ -39,7 +40,7 @@ class BodyReader {
 
 class BodyWriter {
  public:
-  /// The body is zero.
+  /// The header's body must be zero.
   explicit BodyWriter(Header& header) : body_(header.body.data()) {}
 
   void dtype(const DType& value) { body_[kDTypeAt] = static_cast<std::byte>(value); }
@@ -67,7 +68,7 @@ Message read_body(const Header& header, Fields fields) {
   return message;
 }
 
-/// A message of this kind about `about`.
+/// Returns a message of this kind about `about`.
 template <typename Message, typename Fields>
 Header make_header(const Envelope& about, Kind kind, const Message& message, Fields fields) {
   Header header{about, {}};

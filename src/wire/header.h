@@ -1,4 +1,4 @@
-// The 64 bytes that stand before every payload (docs/wire-format.md).
+// The 64 bytes that come before every payload (docs/wire-format.md).
 #pragma once
 
 #include <array>
@@ -17,23 +17,23 @@ inline constexpr std::size_t kHeaderBytes = 64;
 inline constexpr std::size_t kBodyBytes = 28;
 /// Header::priority: a sender lets messages of a lower level overtake those of a higher one.
 inline constexpr std::uint16_t kPriorityLevels = 1024;
-inline constexpr std::uint16_t kFirstPriority = 0;                   // what ends or begins a connection
-inline constexpr std::uint16_t kLastPriority = kPriorityLevels - 1;  // goodbye: nothing comes after it
+inline constexpr std::uint16_t kFirstPriority = 0;                   // for messages that end or begin a connection
+inline constexpr std::uint16_t kLastPriority = kPriorityLevels - 1;  // for a goodbye, which is the last message
 
-/// What all kinds of messages say alike, as far as they say it at all: what transports and routers need.
+/// The fields that all kinds of messages share, as far as they use them. Transports and routers need them.
 struct Envelope {
   Kind kind = Kind::hello;
   std::uint16_t priority = kFirstPriority;
-  std::uint32_t rank = 0;   // of the worker that the message is from; from a server: that it is for
+  std::uint32_t rank = 0;   // the worker that sent the message; in a message from a server, the worker that gets it
   std::uint32_t unit = 0;   // what is exchanged: a layer, or a group of small layers; ids are the plan's
-  std::uint32_t chunk = 0;  // its slice of the unit
-  std::uint64_t step = 0;   // of the unit: the contributions of its worker so far, from 1
+  std::uint32_t chunk = 0;  // the slice of the unit
+  std::uint64_t step = 0;   // of the unit: the number of the worker's contributions so far, from 1
   std::uint64_t payload_bytes = 0;
 
   bool operator==(const Envelope&) const = default;
 };
 
-/// A message but for its payload. `body` belongs to the kind: only the structs of wire/messages/ look into it.
+/// A message without its payload. `body` belongs to the kind. Only the structs of wire/messages/ read or write it.
 struct Header : Envelope {
   std::array<std::byte, kBodyBytes> body{};
 
@@ -42,9 +42,8 @@ struct Header : Envelope {
 
 void encode(const Header& header, std::span<std::byte, kHeaderBytes> out);
 
-/// ErrorCode::mismatch, and a message that names the field, for a wrong magic number, version or kind, an oversized
-/// payload, a wrong priority, and a body with a dtype, a flag or a byte that the kind does not have. Never reads past
-/// `in`.
+/// ErrorCode::mismatch: a wrong magic number, version, kind or priority; an oversized payload; or a body with a dtype,
+/// a flag or a byte that the kind does not have. The text names the field. It never reads past `in`.
 Result<Header> decode(std::span<const std::byte, kHeaderBytes> in);
 
 }  // namespace poseidon::wire

@@ -1,4 +1,4 @@
-// The kinds of messages, and one table of what holds for each: who may send it to whom, and what its payload is.
+// The kinds of messages. One table tells, for each kind, who may send it to whom, and what its payload is.
 #pragma once
 
 #include <array>
@@ -31,10 +31,10 @@ enum class Kind : std::uint8_t {
 };
 inline constexpr Kind kLastKind = Kind::restore;
 
-/// Between whom a message travels. A set of them is the sum of its bits.
+/// Between which processes a message is sent. A set of directions is the sum of its bits.
 enum Direction : std::uint8_t { kToServer = 1, kToWorker = 2, kToPeer = 4, kAnyDirection = 7 };
 
-/// What a receiver has to do with a payload.
+/// What a receiver does with a payload.
 enum class Payload : std::uint8_t {
   none,  // the message is its header alone
   text,  // at most kMaxTextBytes, which the receiver takes into memory of its own
@@ -83,7 +83,7 @@ inline constexpr std::array<KindInfo, static_cast<std::size_t>(kLastKind) + 1> k
     {"restore", kToServer, Payload::none, true, false, 0, 8},
 }};
 
-/// `kind` has been decoded or is a value of Kind.
+/// `kind` must have been decoded, or be a value of Kind.
 constexpr const KindInfo& info_of(Kind kind) { return kKinds[static_cast<std::size_t>(kind)]; }
 constexpr const char* kind_name(Kind kind) { return info_of(kind).name; }
 constexpr bool has_text(Kind kind) { return info_of(kind).payload == Payload::text; }
@@ -94,8 +94,8 @@ constexpr std::uint64_t largest_payload(Kind kind) {
   return payload == Payload::none ? 0 : payload == Payload::text ? kMaxTextBytes : kMaxPayloadBytes;
 }
 
-/// ErrorCode::mismatch for a kind that does not travel in this direction, and for a payload that is too large for its
-/// kind. What a receiver asks first of every message.
+/// The first check of every received message. ErrorCode::mismatch: the kind is not sent in this direction, or the
+/// payload is too large for its kind.
 Status check_kind(Kind kind, Direction direction, std::uint64_t payload_bytes);
 
 }  // namespace poseidon::wire

@@ -1,4 +1,4 @@
-// Pace: whom the steps of a job wait for. The job's choice, which its workers tell every server in their hello.
+// Pace: whom the steps of a job wait for. The job chooses it, and its workers tell every server in their hello.
 #pragma once
 
 #include <cstdint>
@@ -21,14 +21,14 @@ struct Pace {
   bool operator==(const Pace&) const = default;
 };
 
-/// ErrorCode::invalid_argument, naming the option, where the numbers are out of range or the two choices exclude each
-/// other.
+/// ErrorCode::invalid_argument: the numbers are out of range, or the two choices exclude each other. The text names the
+/// option.
 Result<Pace> pace_of(const Options& options);
 
 /// Whether the options choose a baseline of aggregation, which cannot leave stragglers out.
 bool has_baselines(const Options& options);
 
-/// A pace as a hello says it. No `Pace` for what no options give.
+/// A pace as a hello gives it. It has no `Pace` if no options give these numbers.
 struct PaceNumbers {
   std::uint8_t choice = 0;  // 0 wait, 1 drop, 2 ssp, 3 async
   std::uint32_t bound = 0;

@@ -10,13 +10,14 @@
 
 namespace poseidon::wire {
 
-/// The name of its kind, two small numbers, a checksum of the names of its values, and the values.
+/// The rule is written as the name of its kind, two small numbers, a checksum of the names of its values, and the
+/// values.
 inline constexpr std::size_t kUpdateRuleBytes = kMaxUpdateNameBytes + 8 + kMaxUpdateValues * sizeof(double);
 
 std::array<std::byte, kUpdateRuleBytes> encode_update_rule(const UpdateRule& rule);
 
-/// ErrorCode::mismatch, saying why, for another size, a kind that this process does not know or knows with other
-/// values, a number that is out of its range, and bytes that no rule gives.
+/// ErrorCode::mismatch: the size is wrong; this process does not know the kind, or knows it with other values; a number
+/// is out of its range; or no rule is written with these bytes. The text says which.
 Result<UpdateRule> decode_update_rule(std::span<const std::byte> bytes);
 
 }  // namespace poseidon::wire

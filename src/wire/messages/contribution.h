@@ -1,4 +1,4 @@
-// The messages of a step: what a worker contributes (push, factors), and what the step makes of it (result).
+// The messages of a step: what a worker contributes (push, factors), and the step's answer (result).
 #pragma once
 
 #include <cstddef>
@@ -13,10 +13,12 @@ namespace poseidon::wire {
 /// The factor count of a contribution that has no factors. Sums of factor counts saturate at it.
 inline constexpr std::uint32_t kUnboundedFactors = 0xffffffffu;
 
-/// A push, or a factors message, with its envelope, since the server keeps it for the whole step. Envelope: rank of the
-/// sender; unit, chunk, step.
+/// A push or a factors message. It includes the envelope, because the server keeps it for the whole step. The envelope
+/// has the rank of the sender, and the unit, chunk and step.
+///
 /// Payload of a push: the chunk's gradient. Payload of a factors message: `factor_count` rows of `rows` output
-/// gradients, then as many rows of `cols` inputs; with `dense` the rows × cols gradient. No payload if `absent`.
+/// gradients, then as many rows of `cols` inputs; with `dense`, the rows × cols gradient. There is no payload if
+/// `absent`.
 struct Contribution : Envelope {
   Contribution() { kind = Kind::push; }
   Contribution(Kind its_kind, const Envelope& about) : Envelope(about) { kind = its_kind; }
@@ -25,37 +27,39 @@ struct Contribution : Envelope {
   bool absent = false;              // the sender has nothing to contribute in this step
   bool dense = false;               // factors: the payload is the dense gradient
   bool transient = false;           // the server forgets the chunk when all workers have its result
-  bool stored = false;              // the server keeps the chunk's value and updates or replaces it by this
+  bool stored = false;              // the server keeps the chunk's value, which this push updates or replaces
   bool wants_result = true;         // false: the sender wants an answer without payload
-  bool excluded_from_mean = false;  // stragglers=drop: the sender is behind, and this is not to count
+  bool excluded_from_mean = false;  // stragglers=drop: the sender is behind, and the mean does not count this
   std::uint32_t worker_count = 0;   // P₁ as the sender knows it
   std::uint32_t divisor = 1;        // the sum over the workers is divided by it
-  std::uint32_t factor_count = 0;   // K of the sender; kUnboundedFactors where the gradient has no factors
+  std::uint32_t factor_count = 0;   // K of the sender; kUnboundedFactors if the gradient has no factors
   std::uint32_t rows = 0;           // factors: M of the gradient; push: 0
   std::uint32_t cols = 0;           // factors: N of the gradient; push: 0
 
   bool has_factors() const { return kind == Kind::factors && !absent && !dense; }
-  /// Bytes of a payload of factors, and of the matrix that it stands for. Empty where that is more than
+  /// Returns the bytes of a payload of factors, and of the matrix for which it stands. Empty if they are more than
   /// kMaxPayloadBytes.
   std::optional<std::uint64_t> factor_bytes() const;
   std::optional<std::uint64_t> matrix_bytes() const;
 
-  /// `header` is of kind push or factors.
+  /// `header` must be of kind push or factors.
   static Contribution read(const Header& header);
   Header make() const;
 
   bool operator==(const Contribution&) const = default;
 };
 
-/// result. Header: the rank that it is for; unit, chunk, step and priority of the contribution that it answers.
-/// Payload: the reduced chunk, or the stored value after the step. None if nobody has contributed, or the rank did not
-/// want the result; with stragglers=drop a stored value comes even if nobody has contributed.
+/// result: answers a contribution. The header has the rank for which it is, and the unit, chunk, step and priority of
+/// the contribution.
+///
+/// Payload: the reduced chunk, or the stored value after the step. There is none if nobody has contributed, or if the
+/// rank did not want the result. With stragglers=drop a stored value comes even if nobody has contributed.
 struct StepResult {
   DType dtype = DType::float32;
   bool absent = false;             // no worker has contributed
   bool late = false;               // stragglers=drop: the step has ended without this rank's contribution
   std::uint32_t factor_count = 0;  // K summed over the workers
-  std::uint32_t steps_since = 0;   // late: how many further steps of the chunk have ended since
+  std::uint32_t steps_since = 0;   // late: the number of later steps of the chunk that have ended
 
   static StepResult read(const Header& header);
   Header make(const Envelope& about) const;

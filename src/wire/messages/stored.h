@@ -12,13 +12,13 @@ namespace poseidon::wire {
 /// gradient.
 using ArrayIndex = std::uint32_t;
 
-/// assign: sets an array. Nobody answers. Payload: its bytes.
+/// assign: sets an array. It has no answer. Payload: the array's bytes.
 struct Assign {
   DType dtype = DType::float32;
   ArrayIndex array = 0;
   std::uint64_t update_count = 0;  // the updates that the value has seen
 
-  /// `header` is of kind assign.
+  /// `header` must be of kind assign.
   static Assign read(const Header& header);
   /// A message about `about`.
   Header make(const Envelope& about) const;
@@ -26,7 +26,7 @@ struct Assign {
   bool operator==(const Assign&) const = default;
 };
 
-/// pull: asks for an array as it is now. Where there is no value yet, the answer comes when there is one. No payload.
+/// pull: asks for an array as it is now. If there is no value yet, the answer comes when there is one. No payload.
 struct Pull {
   ArrayIndex array = 0;
 
@@ -36,7 +36,7 @@ struct Pull {
   bool operator==(const Pull&) const = default;
 };
 
-/// restore: the chunk takes what the server's newest checkpoint has, and the value comes back at once. No payload.
+/// restore: gives the chunk what the server's newest checkpoint has, and returns the value at once. No payload.
 struct Restore {
   DType dtype = DType::float32;
   std::uint64_t version_limit = 0;  // the newest version that may come; 0: any; 2⁶⁴ − 1: none

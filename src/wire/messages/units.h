@@ -1,5 +1,5 @@
-// units: rank 0 describes the units whose values the servers keep. Only by this does a checkpoint of one job mean the
-// same to the next one: ids and chunks depend on the plan, names do not.
+// units: rank 0 describes the units whose values the servers keep. A checkpoint needs the description, because ids and
+// chunks depend on a job's plan and names do not.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@
 
 namespace poseidon::wire {
 
-/// A unit, cut into pieces of `chunk_bytes`, of which the last may be smaller. The methods: of one that check_unit
-/// has found right.
+/// A unit that is cut into chunks of `chunk_bytes`, of which the last may be smaller. The methods need a unit that
+/// check_unit has accepted.
 struct StoredUnit {
   std::uint32_t id = 0;
   DType dtype = DType::float32;
@@ -24,7 +24,7 @@ struct StoredUnit {
   std::string name;
 
   std::uint64_t chunk_count() const { return (size_bytes - 1) / chunk_bytes + 1; }
-  /// Where a chunk begins, and its size. `chunk` is one of chunk_count().
+  /// Return where a chunk begins, and its size. `chunk` must be below chunk_count().
   std::uint64_t chunk_offset(std::uint64_t chunk) const { return chunk * chunk_bytes; }
   std::uint64_t chunk_size(std::uint64_t chunk) const {
     return chunk + 1 == chunk_count() ? size_bytes - chunk_offset(chunk) : chunk_bytes;
@@ -40,14 +40,14 @@ struct StoredUnits {
   std::uint64_t base_version = 0;  // of the checkpoint that this run went on from; 0: none
   std::vector<StoredUnit> units;
 
-  /// ErrorCode::mismatch for a payload that is cut off, a unit without elements, an unknown dtype, or chunks that are
-  /// not whole elements or more than a unit can have.
+  /// ErrorCode::mismatch: the payload is cut off; a unit has no elements; a dtype is unknown; or chunks are not whole
+  /// elements, or more than a unit can have.
   static Result<StoredUnits> read(std::span<const std::byte> payload);
-  /// As many messages as it takes.
+  /// Makes as many messages as the units need.
   std::vector<TextMessage> make(std::uint32_t rank) const;
 };
 
-/// ErrorCode::mismatch where the numbers make no unit, as above.
+/// ErrorCode::mismatch: the numbers make no valid unit; see StoredUnits::read.
 Status check_unit(const StoredUnit& unit);
 
 }  // namespace poseidon::wire

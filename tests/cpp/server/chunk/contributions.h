@@ -1,4 +1,4 @@
-// What workers send to a shard, and a worker that records what comes back, for the server's tests.
+// What workers send to a shard, for the server's tests, and a worker that records the answers.
 #pragma once
 
 #include <cstring>
@@ -37,7 +37,7 @@ inline wire::Contribution push_of(std::uint32_t rank, std::uint32_t worker_count
   return push;
 }
 
-/// A message of this kind with nothing special in its body.
+/// Returns a message of this kind whose body has only defaults.
 inline wire::Header header_of(wire::Kind kind, std::uint32_t rank, std::uint32_t worker_count, std::uint64_t step = 1) {
   const wire::Contribution push = push_of(rank, worker_count, step);
   if (kind == wire::Kind::push) return push.make();
@@ -47,7 +47,7 @@ inline wire::Header header_of(wire::Kind kind, std::uint32_t rank, std::uint32_t
   return header;
 }
 
-/// A push to a chunk whose value the server keeps.
+/// Returns a push to a chunk whose value the server keeps.
 inline wire::Contribution stored_push_of(std::uint32_t rank, std::uint32_t worker_count, std::uint64_t step = 1) {
   wire::Contribution push = push_of(rank, worker_count, step);
   push.stored = true;
@@ -60,7 +60,7 @@ inline wire::Contribution absent_of(wire::Contribution push) {
   return push;
 }
 
-/// K rows of lefts and K rows of rights.
+/// Returns a message with K rows of lefts and K rows of rights.
 inline wire::Contribution factors_of(wire::Contribution push, std::uint32_t rows, std::uint32_t cols,
                                      std::uint32_t count) {
   push.kind = wire::Kind::factors;
@@ -77,7 +77,7 @@ Message with_size(Message message, std::size_t size_bytes) {
   return message;
 }
 
-/// Remembers what it was sent; payloads are copied, and kept alive where `keep` is set.
+/// Records what it was sent. It copies payloads, and keeps them alive if `keep` is set.
 class RecordingRequester final : public Requester {
  public:
   struct Sent {
