@@ -16,7 +16,7 @@ namespace {
 
 constexpr auto kLinger = std::chrono::seconds(2);
 
-/// Core i's address where only core 0's is given.
+/// Returns core i's address if only core 0's is given.
 std::string core_address(const std::string& first, std::size_t core) {
   if (core == 0 || first.ends_with(":0")) return first;
   const std::size_t colon = first.rfind(':');
@@ -27,7 +27,7 @@ std::string core_address(const std::string& first, std::size_t core) {
   return first.substr(0, colon + 1) + std::to_string(port + static_cast<int>(core));
 }
 
-/// How many cores a server with these options has.
+/// Returns how many cores a server with these options has.
 std::size_t wanted_cores(const Options& options) {
   if (options.aggregation == Aggregation::wide) return 1;  // its threads share every chunk
   return std::max<std::size_t>({1, static_cast<std::size_t>(options.server_cores), options.interfaces.size()});
@@ -74,15 +74,16 @@ ServerImpl::ServerImpl(const Options& options, std::vector<std::shared_ptr<Loop>
 
 ServerImpl::~ServerImpl() {
   shutdown();
-  records_.reset();                               // asks the cores' loops
-  for (auto& core : cores_) core->loop().stop();  // cores talk to each other: none may go while another runs
+  records_.reset();  // its thread may be asking the cores' loops
+  // Cores call each other, so all loops must stop before a core is destroyed.
+  for (auto& core : cores_) core->loop().stop();
 }
 
 Status ServerImpl::listen(Transport& transport, const std::vector<std::string>& addresses) {
   if (!checkpoint_status_.ok()) return checkpoint_status_.with_context("checkpoint_dir");
   const bool first_transport = addresses_.empty();
   last_addresses_.assign(cores_.size(), "");
-  // Core 0 last: a worker that finds it is told where the others are.
+  // Core 0 comes last, because it tells workers where the other cores are.
   for (std::size_t core = cores_.size(); core-- > 0;) {
     if (core == 0 && first_transport) cores_[0]->set_other_cores({last_addresses_.begin() + 1, last_addresses_.end()});
     const bool each = addresses.size() == cores_.size();
@@ -105,11 +106,11 @@ void ServerImpl::shutdown() { shutdown(kLinger); }
 void ServerImpl::shutdown(std::chrono::milliseconds linger) {
   for (auto& core : cores_) core->begin_shutdown(linger);
   for (auto& core : cores_) core->finish_shutdown(linger);
-  if (checkpoints_) checkpoints_->finish();  // while the loops run, which get the memory back
+  if (checkpoints_) checkpoints_->finish();  // must run before the loops stop, because they get the memory back
 }
 
 std::vector<std::string> ServerImpl::notices() const {
-  // Those that have been told stay where they are in the list.
+  // Notices that have been returned before keep their place in the list.
   const auto of_checkpoints = checkpoints_ ? checkpoints_->notices() : std::vector<std::string>();
   const std::lock_guard lock(mutex_);
   for (; checkpoint_notice_count_ < of_checkpoints.size(); ++checkpoint_notice_count_)

@@ -1,4 +1,4 @@
-// ServerImpl: a server's cores. They share nothing; a worker talks to each of them on flows of its own.
+// ServerImpl: a server's cores. They share no data. A worker has separate flows to each of them.
 #pragma once
 
 #include <chrono>
@@ -19,57 +19,57 @@ namespace poseidon {
 
 class ServerImpl final : public Server {
  public:
-  /// Serves `options.job` only where options.world_size > 0 (embedded), any job otherwise. It has one
-  /// core for each of `loops`, which may also serve others; without any it makes as many as
+  /// An embedded server (options.world_size > 0) serves only `options.job`; any other server serves all jobs. It has
+  /// one core for each of `loops`, which may also serve others. Without `loops` it makes as many cores as
   /// options.server_cores and options.interfaces ask for.
   explicit ServerImpl(const Options& options, std::vector<std::shared_ptr<Loop>> loops = {});
   ~ServerImpl() override;
 
   std::size_t core_count() const { return cores_.size(); }
 
-  /// Accepts workers through one more transport. Core i listens on address i of as many as there are
-  /// cores; one address stands for all: a fixed port then grows by one from core to core, port 0 is any.
-  /// Transports must outlive this. The addresses are told to workers in the answer to their hello.
+  /// Accepts workers through one more transport. Core i listens on address i if there are as many addresses as cores.
+  /// One address stands for all cores: a fixed port then grows by one from core to core, and port 0 means any port. The
+  /// transport must outlive the server. Workers get the addresses in the answer to their hello.
   Status listen(Transport& transport, const std::vector<std::string>& addresses);
   Status listen(Transport& transport, const std::string& address) { return listen(transport, std::vector{address}); }
-  /// The same through a transport that this server keeps.
+  /// Does the same through a transport that this server owns.
   Status listen(std::unique_ptr<Transport> transport, const std::vector<std::string>& addresses) {
     owned_transport_ = std::move(transport);
     return listen(*owned_transport_, addresses);
   }
 
-  /// Of the first core, on the first transport.
+  /// Returns the address of the first core, on the first transport.
   std::string address() const override { return addresses_.empty() ? "" : addresses_.front(); }
-  /// Of every core, on the transport that was listened on last.
+  /// Returns the address of every core, on the transport of the last `listen`.
   const std::vector<std::string>& last_addresses() const { return last_addresses_; }
 
   std::vector<std::string> notices() const override;
 
   void shutdown() override;
-  /// The same, but gives what is queued for the workers up to `linger` to leave.
+  /// Shuts down, but gives messages that are queued for the workers up to `linger` to leave.
   void shutdown(std::chrono::milliseconds linger);
 
-  /// Adds what the cores know to a flight record, as one value. Any thread but theirs; waits for them.
+  /// Adds one value to a flight record: what the cores know. Any thread but theirs may call it. It waits for them.
   void report(JsonWriter& json, std::int64_t time_ns);
 
-  /// The ranks that steps have been ended without, by rank, as far as this server knows; in at least so many. Any
-  /// thread but the cores'.
+  /// Returns the ranks without which steps have ended, by rank. The numbers of steps are those that this server knows,
+  /// so they are lower bounds. Any thread but the cores' may call it.
   std::vector<LateRank> late_ranks();
 
-  /// Network bytes of all flows so far: sent, received. Any thread but the cores'.
+  /// Returns the network bytes of all flows so far: sent, received. Any thread but the cores' may call it.
   std::pair<std::uint64_t, std::uint64_t> traffic();
 
  private:
-  std::unique_ptr<Transport> owned_transport_;     // null where someone else keeps it
-  std::unique_ptr<ThreadedSum> wide_;              // Aggregation::wide only
-  std::unique_ptr<ServerRecords> records_;         // of a server that stands alone
+  std::unique_ptr<Transport> owned_transport_;     // null if the caller owns it
+  std::unique_ptr<ThreadedSum> wide_;              // with Aggregation::wide only
+  std::unique_ptr<ServerRecords> records_;         // of a standalone server only
   std::unique_ptr<CheckpointWriter> checkpoints_;  // null: nothing is saved
-  Status checkpoint_status_;                       // of their directory
+  Status checkpoint_status_;                       // the status of the checkpoints' directory
   mutable std::mutex mutex_;
-  mutable std::vector<std::string> notices_;         // under mutex_: in the order in which they were asked for
-  mutable std::size_t checkpoint_notice_count_ = 0;  // under mutex_: of those in `notices_`
-  std::size_t late_notice_count_ = 0;                // under mutex_: of late ranks
-  std::vector<std::string> addresses_;               // of every core, on the first transport
+  mutable std::vector<std::string> notices_;         // under mutex_; in the order in which they were asked for
+  mutable std::size_t checkpoint_notice_count_ = 0;  // under mutex_; how many of `notices_` are about checkpoints
+  std::size_t late_notice_count_ = 0;                // under mutex_; how many are about late ranks
+  std::vector<std::string> addresses_;               // the address of every core, on the first transport
   std::vector<std::string> last_addresses_;
   std::vector<std::unique_ptr<ServerCore>> cores_;
 };

@@ -8,7 +8,7 @@
 namespace poseidon {
 
 namespace {
-// What several cores and connections tell within it is one failure.
+// Reports of several cores and connections within this time are one failure.
 constexpr std::int64_t kOneFailureNs = 5'000'000'000;
 }  // namespace
 
@@ -45,7 +45,7 @@ void ServerRecords::write(const JobFailure& failure) {
         write_head(json, head);
         report_(json.key("server"), head.time_ns);
         const std::string path = flight_record_path(directory_, head.job, "server", head.wall_ns);
-        // Nobody is left to tell that there is no record: the workers know what has happened.
+        // A failed write has nobody to be reported to, and the workers know what has happened.
         static_cast<void>(write_flight_record(path, json.end_object().text()));
       },
       [] {});

@@ -1,4 +1,4 @@
-// ServerRecords: the flight records of a server that stands alone.
+// ServerRecords: the flight records of a standalone server.
 #pragma once
 
 #include <chrono>
@@ -14,15 +14,16 @@
 
 namespace poseidon {
 
-/// One record for each job that fails, however many cores notice. An embedded server's part is in its worker's record.
+/// There is one record for each job that fails, however many cores notice it. An embedded server's part is in its
+/// worker's record.
 class ServerRecords {
  public:
-  /// `report` adds what the server knows, as one value with times relative to its argument. It runs on a thread of
-  /// this object's, until this object has been destroyed.
+  /// `report` adds one value: what the server knows, with times relative to its argument. It runs on a thread of this
+  /// object until the object has been destroyed.
   ServerRecords(std::string directory, std::chrono::milliseconds timeout,
                 std::function<void(JsonWriter&, std::int64_t time_ns)> report);
 
-  /// Any thread; does not wait for the disk.
+  /// Any thread may call it. It does not wait for the disk.
   void write(const JobFailure& failure);
 
  private:
@@ -32,7 +33,7 @@ class ServerRecords {
   const std::chrono::milliseconds timeout_;
   const std::function<void(JsonWriter&, std::int64_t)> report_;
   std::mutex mutex_;
-  std::map<std::string, std::int64_t> written_ns_;  // by job: when last; under mutex_
+  std::map<std::string, std::int64_t> written_ns_;  // by job: when the last record was written; under mutex_
   Executor writer_{1};
 };
 

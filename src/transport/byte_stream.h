@@ -41,7 +41,7 @@ class ByteStream {
   /// Why the last call has failed.
   std::string failure() const { return tls_ ? tls_->failure() : errno_text(error_); }
 
-  /// Closes at once, whatever is under way.
+  /// Closes at once, even if something is still being sent.
   void close();
 
  private:

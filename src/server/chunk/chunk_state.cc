@@ -220,8 +220,8 @@ void ChunkState::add_wide(std::span<const std::byte* const> inputs, std::size_t 
   for (const std::byte* input : inputs.subspan(starts ? 1 : 0)) kernel::accumulate(input, sum, count, shape_.dtype);
 }
 
-/// The very last part divides as it is added (`ends`); where that one is absent, take_sum divides. What has 16 bits is
-/// only added here in one pass, which divides.
+/// The part that is added last divides the sum (`ends`). If that part is absent, take_sum divides. 16-bit parts come
+/// here only if all are added in one pass, which divides.
 void ChunkState::add_narrow(std::vector<const std::byte*> inputs, std::size_t begin_bytes, std::size_t end_bytes,
                             bool starts, bool ends) {
   if (!starts) inputs.insert(inputs.begin(), sum_.data() + begin_bytes);
@@ -230,9 +230,9 @@ void ChunkState::add_narrow(std::vector<const std::byte*> inputs, std::size_t be
               divided_ ? divisor() : 1);
 }
 
-/// The first part's own memory becomes the sum's where it is ours, which saves writing to new memory. The sum of 16-bit
-/// parts has memory of its own, unless all are here and added in one pass: also where there is no memory before. False:
-/// there is none now.
+/// Makes the first part's own memory the sum's memory if this shard owns it, which saves writing to new memory. A sum
+/// of 16-bit parts has separate memory, unless all parts are here and are added in one pass. They also are if there was
+/// no separate memory before. Returns false if there is no memory for it now.
 bool ChunkState::claim_sum(Contribution& base) {
   if (sum_) return true;
   wide_sum_ = sums_wide(shape_.dtype) && !(all_here() && factors_count_ == 0);

@@ -1,5 +1,5 @@
-// ChunkState: one chunk's contributions in the step that is under way, and their running sum
-// (Poseidon §4.1: the count that every KV pair keeps; Parameter Hub §3.2.2: tall aggregation).
+// ChunkState: one chunk's contributions in the current step, and their running sum (Poseidon §4.1: the count that every
+// KV pair keeps; Parameter Hub §3.2.2: tall aggregation).
 #pragma once
 
 #include <cstdint>

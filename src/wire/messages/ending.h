@@ -10,8 +10,8 @@
 
 namespace poseidon::wire {
 
-/// refuse: a request of this worker does not fit; the other workers go on. Header: rank, unit, chunk and step of the
-/// request. Payload: why.
+/// refuse: a request of this worker does not fit; the other workers go on. The header has the rank, unit, chunk and
+/// step of the request. The payload says why.
 struct Refuse {
   Status status;
   std::optional<std::uint32_t> departed_rank;  // status peer_lost: the rank that has left, without which no step ends
@@ -21,7 +21,7 @@ struct Refuse {
   TextMessage make(const Envelope& request) const;
 };
 
-/// abort: the sender has failed, and with it the job's generation. Payload: why.
+/// abort: the sender has failed, and so has the job's generation. The payload says why.
 struct Abort {
   Status status;
   bool planned = false;  // nothing has failed: the job only forms its next generation
@@ -30,7 +30,7 @@ struct Abort {
   TextMessage make() const;
 };
 
-/// goodbye: the sender closes on purpose. The last message of its connection. No payload.
+/// goodbye: the sender closes on purpose. It is the last message of its connection and has no payload.
 struct Goodbye {
   static Header make();
 };

@@ -12,24 +12,25 @@
 
 namespace poseidon::wire {
 
-/// Longest name of a job.
+/// The longest name of a job.
 inline constexpr std::size_t kMaxJobNameBytes = 256;
-/// Longest name of a run of a job.
+/// The longest name of a run of a job.
 inline constexpr std::size_t kMaxRunBytes = 64;
 
-/// Whether a job may be called so: 1 to kMaxJobNameBytes bytes in one line.
+/// Whether `name` is a valid name of a job: one line of 1 to kMaxJobNameBytes bytes.
 bool is_job_name(const std::string& name);
 
-/// Header: rank of the worker. Payload: lines of text: the job, the run, then the addresses of the other cores.
+/// The header has the rank of the worker. The payload is lines of text: the job, the run, and the addresses of the
+/// other cores.
 struct Hello {
   std::uint32_t rank = 0;
   std::uint32_t worker_count = 0;
   std::string job;
-  std::uint32_t flow = 0;                  // which of the connections of one class between the two
+  std::uint32_t flow = 0;                  // which of the connections of one class between the two processes
   std::vector<std::string> other_cores{};  // addresses of cores 1, 2, …; only in a server's answer, from its core 0
-  std::uint32_t priority_class = 0;        // of the connection; 0 is the most urgent
-  std::uint32_t generation = 0;            // of the job, as the sender knows it (docs/decisions/0016-generations.md)
-  std::optional<Pace> pace = Pace();       // of the job; empty if this side does not know it
+  std::uint32_t priority_class = 0;        // the connection's class; 0 is the most urgent
+  std::uint32_t generation = 0;  // the job's generation, as the sender knows it (docs/decisions/0016-generations.md)
+  std::optional<Pace> pace = Pace();  // the job's pace; empty if this side does not know it
   std::string run{};  // one line: the same for all workers of a job, another one when the job starts again
 
   static Hello read(const Header& header, std::span<const std::byte> payload);
