@@ -35,9 +35,10 @@ ClientImpl::UnitState::UnitState(std::shared_ptr<const Plan> of, std::size_t ind
       group(plan->units[index].grouped() ? std::make_unique<Group>(plan->units[index]) : nullptr),
       next_scheme(syncer.next_scheme()) {}
 
-ClientImpl::ClientImpl(const Options& options, const Cluster& cluster, const Seat& seat, std::shared_ptr<Loop> loop,
-                       std::unique_ptr<Lobby> lobby)
-    : options_(options),
+ClientImpl::ClientImpl(const Options& options, const Cluster& cluster, const Seat& seat,
+                       std::unique_ptr<WorkerParts> parts, std::shared_ptr<Loop> loop, std::unique_ptr<Lobby> lobby)
+    : parts_(std::move(parts)),
+      options_(options),
       cluster_(cluster),
       seat_(seat),
       host_(host_name()),
@@ -391,11 +392,9 @@ TrafficStats ClientImpl::traffic() const {
       stats.bytes_received += link.flow->bytes_received();
     }
   });
-  if (server_traffic_) {
-    const auto [sent, received] = server_traffic_();
-    stats.bytes_sent += sent;
-    stats.bytes_received += received;
-  }
+  const auto [sent, received] = parts_->server_traffic();
+  stats.bytes_sent += sent;
+  stats.bytes_received += received;
   return stats;
 }
 

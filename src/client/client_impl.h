@@ -23,6 +23,7 @@
 #include "client/lateness.h"
 #include "client/lobby.h"
 #include "client/syncer.h"
+#include "client/worker_parts.h"
 #include "poseidon/client.h"
 #include "transport/transport.h"
 #include "wire/messages.h"
@@ -60,17 +61,13 @@ class ClientImpl final : public Client, private Receiver {
  public:
   /// `options` has the rank, world size and number of this generation. The loop may be shared with a server of this
   /// process; it is stopped when either is destroyed, after both have shut down. Peers come through the lobby, which is
-  /// on that loop.
-  ClientImpl(const Options& options, const Cluster& cluster, const Seat& seat, std::shared_ptr<Loop> loop,
-             std::unique_ptr<Lobby> lobby);
+  /// on that loop. `parts` is not null.
+  ClientImpl(const Options& options, const Cluster& cluster, const Seat& seat, std::unique_ptr<WorkerParts> parts,
+             std::shared_ptr<Loop> loop, std::unique_ptr<Lobby> lobby);
   ~ClientImpl() override;
 
   /// Connects to all servers and peers and waits until all have greeted. Blocks up to the timeout.
   Status link(const Endpoints& endpoints, const std::function<bool()>& keep_waiting);
-  /// Network bytes of the embedded shard, added to this client's own in traffic().
-  void set_server_traffic(std::function<std::pair<std::uint64_t, std::uint64_t>()> traffic) {
-    server_traffic_ = std::move(traffic);
-  }
   /// Adds what the embedded server knows to a flight record, as one value with times relative to `time_ns`. Any thread
   /// but the loops'; until shutdown() has returned.
   void set_server_report(std::function<void(JsonWriter&, std::int64_t time_ns)> report) {
@@ -118,8 +115,6 @@ class ClientImpl final : public Client, private Receiver {
   Status status() const override;
   void abort(const std::string& reason, bool planned) override;
   void shutdown() override;
-  /// Whether something other than shutdown() ended the exchange.
-  bool failed() const;
 
  private:
   struct LayerState;
@@ -241,11 +236,13 @@ class ClientImpl final : public Client, private Receiver {
   Status wait_until(const std::function<bool()>& done, const std::function<bool()>& keep_waiting);
   void set_chunk_bytes(std::size_t chunk_bytes);
   Status check_plans(const Plan& plan, const std::function<bool()>& keep_waiting);
+  /// Whether something other than shutdown() has ended the job.
+  bool failed() const;
 
+  const std::unique_ptr<WorkerParts> parts_;  // outlives all else here
   const Options options_;
   Cluster cluster_;  // its core counts are known when linked
   const Seat seat_;
-  std::function<std::pair<std::uint64_t, std::uint64_t>()> server_traffic_;
   std::function<void(JsonWriter&, std::int64_t)> server_report_;
   const std::string host_;            // this machine's name
   std::string record_directory_;      // empty: no flight records

@@ -318,6 +318,7 @@ void ClientImpl::stop(const Status& status, const wire::Header& last_message,
 
 void ClientImpl::shutdown() {
   if (std::exchange(shut_down_, true)) return;
+  const bool had_failed = failed();
   lobby_->close();
   loop_->call([this] {
     stop({ErrorCode::shut_down, "the client has been shut down"}, wire::Goodbye::make(),
@@ -330,6 +331,7 @@ void ClientImpl::shutdown() {
   changed_.wait_for(lock, 2 * kLinger, [this] { return all_closed_; });
   lock.unlock();
   record_writer_.wait();
+  parts_->shutdown(had_failed);
 }
 
 }  // namespace poseidon

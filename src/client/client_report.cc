@@ -3,6 +3,7 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <iterator>
 #include <utility>
 
 #include "base/host.h"
@@ -224,10 +225,17 @@ Status ClientImpl::status() const {
 }
 
 std::vector<LateRank> ClientImpl::straggler_report() const {
-  const std::lock_guard lock(mutex_);
+  auto report = parts_->late_ranks();
   LateRank own{static_cast<std::uint32_t>(options_.rank)};
-  for (const auto& [plan, one] : lateness_) one.add_to(own);
-  return own.late_chunks == 0 ? std::vector<LateRank>() : std::vector{own};
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [plan, one] : lateness_) one.add_to(own);
+  }
+  if (own.late_chunks == 0) return report;
+  // A rank knows about itself from all servers, the embedded server only what it has seen.
+  std::erase_if(report, [&own](const LateRank& one) { return one.rank == own.rank; });
+  report.insert(std::ranges::upper_bound(report, own.rank, {}, &LateRank::rank), own);
+  return report;
 }
 
 std::uint64_t ClientImpl::behind() const {
@@ -238,8 +246,11 @@ std::uint64_t ClientImpl::behind() const {
 }
 
 std::vector<std::string> ClientImpl::notices() const {
+  auto of_parts = parts_->notices();
   const std::lock_guard lock(mutex_);
-  return notices_;
+  auto all = notices_;
+  std::ranges::move(of_parts, std::back_inserter(all));
+  return all;
 }
 
 }  // namespace poseidon

@@ -51,21 +51,62 @@ Options without_secret(const Options& options) {
   return rest;
 }
 
-/// A client and what must outlive it, destroyed in reverse order: client, shard, transports, store.
-class Worker final : public Client {
+/// The transports, the store and the embedded server of a worker in one generation.
+class Parts final : public WorkerParts {
  public:
-  Worker(const Options& options, std::shared_ptr<Store> store, WorkerTransports transports)
+  Parts(std::shared_ptr<const WorkerTransports> transports, std::chrono::milliseconds server_linger)
+      : transports_(std::move(transports)),
+        inproc_(make_inproc_transport(transports_->key_id)),
+        server_linger_(server_linger) {}
+
+  /// For the server of this process alone.
+  Transport& inproc() const { return *inproc_; }
+  /// The embedded server; null: there is none.
+  ServerImpl* server() const { return server_.get(); }
+  void set_server(std::unique_ptr<ServerImpl> server) { server_ = std::move(server); }
+  /// The store ends with these parts, at the latest.
+  void set_store(std::shared_ptr<Store> store) { store_ = std::move(store); }
+  void add_notice(std::string notice) { notices_.push_back(std::move(notice)); }
+
+  std::vector<std::string> notices() const override {
+    auto all = notices_;
+    if (server_) std::ranges::copy(server_->notices(), std::back_inserter(all));
+    return all;
+  }
+  std::vector<LateRank> late_ranks() const override {
+    return server_ ? server_->late_ranks() : std::vector<LateRank>();
+  }
+  std::pair<std::uint64_t, std::uint64_t> server_traffic() const override {
+    return server_ ? server_->traffic() : std::pair<std::uint64_t, std::uint64_t>();
+  }
+  void shutdown(bool failed) override {
+    // This rank may be done while its shard still sends the last results over a slow link.
+    if (server_) failed ? server_->shutdown() : server_->shutdown(server_linger_);
+    store_.reset();  // its port is free when this returns
+  }
+
+ private:
+  // In this order, which is reversed when they end.
+  std::shared_ptr<Store> store_;
+  const std::shared_ptr<const WorkerTransports> transports_;
+  const std::unique_ptr<Transport> inproc_;
+  std::unique_ptr<ServerImpl> server_;
+  const std::chrono::milliseconds server_linger_;
+  std::vector<std::string> notices_;
+};
+
+/// Makes a worker's client: meets the others, and connects to them.
+class Joining {
+ public:
+  Joining(const Options& options, std::shared_ptr<Store> store, WorkerTransports transports)
       : given_(without_secret(options)),
         has_secret_(!options.secret.empty()),
         options_(given_),
         store_(std::move(store)),
-        transports_(std::move(transports)) {}
-  ~Worker() override { end(); }
-  Worker(const Worker&) = delete;
-  Worker& operator=(const Worker&) = delete;
+        transports_(std::make_shared<const WorkerTransports>(std::move(transports))) {}
 
   /// Forms generations until one holds or, for a reason that no other generation changes, none can.
-  Status connect(const std::function<bool()>& keep_waiting) {
+  Result<std::unique_ptr<Client>> connect(const std::function<bool()>& keep_waiting) {
     const auto deadline = Clock::now() + given_.timeout;
     bool interrupted = false;
     const auto ask = [&] {
@@ -75,122 +116,32 @@ class Worker final : public Client {
     for (std::uint32_t at_least = 1;; at_least = membership_->generation + 1) {
       membership_.reset();
       Status status = form(at_least, ask);
-      // All have met and will not again. A rank that leaves and begins anew must not find what is from now.
-      if (status.ok() && given_.on_failure == OnFailure::abort) store_.reset();
-      if (status.ok() || given_.on_failure == OnFailure::abort || !membership_) return status;
+      if (status.ok()) {
+        // With OnFailure::abort all have met and will not again: a rank that leaves and begins anew must not find what
+        // is from now.
+        if (given_.on_failure != OnFailure::abort) parts_->set_store(store_);
+        return std::unique_ptr<Client>(std::move(client_));
+      }
+      if (given_.on_failure == OnFailure::abort || !membership_) return status;
       // Those that have not noticed yet need not wait for this process.
       want_generation(*store_, given_.job, membership_->generation + 1);
       if (interrupted || !others_may_go_on(status) || Clock::now() > deadline) return status;
-      end();
+      client_.reset();
     }
-  }
-
-  int rank() const override { return client_->rank(); }
-  int world_size() const override { return client_->world_size(); }
-  std::uint32_t generation() const override { return client_->generation(); }
-  bool joining() const override { return client_->joining(); }
-  Result<Added> add_layers(std::vector<Layer> layers, bool transient,
-                           const std::function<bool()>& keep_waiting) override {
-    return client_->add_layers(std::move(layers), transient, keep_waiting);
-  }
-  Result<std::size_t> choose_chunk_bytes(std::size_t known, const std::function<bool()>& keep_waiting) override {
-    return client_->choose_chunk_bytes(known, keep_waiting);
-  }
-  Status start(std::uint32_t layer, std::span<std::byte> data, std::uint32_t divisor,
-               std::uint64_t factor_count) override {
-    return client_->start(layer, data, divisor, factor_count);
-  }
-  Status start_all(std::uint32_t first_layer, std::span<const std::span<std::byte>> arrays,
-                   std::uint32_t divisor) override {
-    return client_->start_all(first_layer, arrays, divisor);
-  }
-  Status start_absent(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t divisor,
-                      bool counts) override {
-    return client_->start_absent(layer, destination, divisor, counts);
-  }
-  Status start_factors(std::uint32_t layer, DType dtype, std::vector<FactorRows> segments,
-                       std::span<std::byte> destination, std::uint32_t divisor, bool accumulate) override {
-    return client_->start_factors(layer, dtype, std::move(segments), destination, divisor, accumulate);
-  }
-  Status push_pull(std::uint32_t layer, std::span<const std::byte> data, std::span<std::byte> destination,
-                   std::uint32_t divisor) override {
-    return client_->push_pull(layer, data, destination, divisor);
-  }
-  Status push(std::uint32_t layer, std::span<const std::byte> data, std::uint32_t divisor) override {
-    return client_->push(layer, data, divisor);
-  }
-  Status pull(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t array) override {
-    return client_->pull(layer, destination, array);
-  }
-  Status assign(std::uint32_t layer, std::span<const std::byte> data, std::uint32_t array,
-                std::uint64_t update_count) override {
-    return client_->assign(layer, data, array, update_count);
-  }
-  Status restore(std::uint32_t layer, std::span<std::byte> destination, std::uint64_t version_limit) override {
-    return client_->restore(layer, destination, version_limit);
-  }
-  Status set_rule(std::uint32_t layer, const UpdateRule& rule) override { return client_->set_rule(layer, rule); }
-  Scheme next_scheme(std::uint32_t layer) const override { return client_->next_scheme(layer); }
-  void set_factor_count(std::uint32_t layer, std::uint64_t factor_count) override {
-    client_->set_factor_count(layer, factor_count);
-  }
-  std::vector<GatheredPart> gathered(std::uint32_t layer) const override { return client_->gathered(layer); }
-  Status wait_all(const std::function<bool()>& keep_waiting) override { return client_->wait_all(keep_waiting); }
-  Status wait(std::uint32_t layer, const std::function<bool()>& keep_waiting) override {
-    return client_->wait(layer, keep_waiting);
-  }
-  bool done(std::uint32_t layer) const override { return client_->done(layer); }
-  Status set_priorities(std::uint32_t first_layer, std::span<const LayerPriority> priorities,
-                        double priority_threshold) override {
-    return client_->set_priorities(first_layer, priorities, priority_threshold);
-  }
-  std::vector<std::string> notices() const override {
-    auto all = client_->notices();
-    if (!open_host_.empty() && rank() == 0) all.push_back(open_to_all(open_host_));
-    if (server_) std::ranges::copy(server_->notices(), std::back_inserter(all));
-    return all;
-  }
-  std::uint64_t behind() const override { return client_->behind(); }
-  std::vector<LateRank> straggler_report() const override {
-    auto report = server_ ? server_->late_ranks() : std::vector<LateRank>();
-    // Of itself a rank knows from all servers.
-    for (const LateRank& own : client_->straggler_report()) {
-      std::erase_if(report, [&own](const LateRank& one) { return one.rank == own.rank; });
-      report.insert(std::ranges::upper_bound(report, own.rank, {}, &LateRank::rank), own);
-    }
-    return report;
-  }
-  LayerStats layer_stats(std::uint32_t layer) const override { return client_->layer_stats(layer); }
-  TrafficStats traffic() const override { return client_->traffic(); }
-  Status status() const override { return client_->status(); }
-  void abort(const std::string& reason, bool planned) override { client_->abort(reason, planned); }
-  void shutdown() override {
-    close();
-    store_.reset();  // its port is free when this returns
   }
 
  private:
-  void close() {
-    const bool failed = client_->failed();
-    client_->shutdown();
-    if (!server_) return;
-    // This rank may be done while its shard still sends the last results over a slow link.
-    if (failed)
-      server_->shutdown();
-    else
-      server_->shutdown(options_.timeout);
-  }
-
   /// One try: meets the others and connects to them. `membership_` is there once they have met.
   Status form(std::uint32_t at_least, const std::function<bool()>& keep_waiting) {
     auto hosts = listen_hosts(given_);
     if (!hosts.ok()) return hosts.status();
     const auto reached = std::ranges::find_if_not(hosts.value(), is_loopback);
-    if (!has_secret_ && reached != hosts.value().end()) open_host_ = *reached;
     Member mine;
     mine.host_id = host_id();
     mine.host_name = host_name();
     const auto loop = std::make_shared<Loop>("psd-client");
+    auto parts = std::make_unique<Parts>(transports_, given_.timeout);
+    parts_ = parts.get();
     // Others connect as soon as they know where. What cannot be raised may not be needed: that is known later.
     static_cast<void>(make_room_for_descriptors(most_descriptors()));
     if (Status status = open_server(hosts.value(), loop, mine); !status.ok()) return status;
@@ -204,14 +155,12 @@ class Worker final : public Client {
       options_.world_size = static_cast<int>(membership_->members.size());
       options_.generation = membership_->generation;
     }
+    if (!has_secret_ && reached != hosts.value().end() && options_.rank == 0) parts->add_notice(open_to_all(*reached));
     const Seat seat{given_.rank, membership_ && membership_->joining};
-    client_ = std::make_unique<ClientImpl>(options_, cluster(), seat, loop, std::move(lobby));
+    client_ = std::make_unique<ClientImpl>(options_, cluster(), seat, std::move(parts), loop, std::move(lobby));
     if (!membership_) return client_->fail_to_join(membership.status());
-    if (server_) {
-      client_->set_server_traffic([server = server_.get()] { return server->traffic(); });
-      client_->set_server_report(
-          [server = server_.get()](JsonWriter& json, std::int64_t time_ns) { server->report(json, time_ns); });
-    }
+    if (ServerImpl* server = parts_->server())
+      client_->set_server_report([server](JsonWriter& json, std::int64_t time_ns) { server->report(json, time_ns); });
     auto found = endpoints();
     if (!found.ok()) return client_->fail_to_join(found.status());
     if (Status status = make_room_for_descriptors(descriptor_count(found.value())); !status.ok())
@@ -224,12 +173,6 @@ class Worker final : public Client {
 
   bool still_wanted() const {
     return given_.on_failure == OnFailure::abort || stands(*store_, given_.job, *membership_);
-  }
-
-  void end() {
-    if (client_) close();
-    client_.reset();
-    server_.reset();
   }
 
   Cluster cluster() const {
@@ -245,33 +188,34 @@ class Worker final : public Client {
     if (!given_.servers.empty()) return {};
     std::vector<std::shared_ptr<Loop>> loops;
     if (given_.server_cores == 0 && given_.interfaces.size() <= 1) loops.push_back(client_loop);
-    server_ = std::make_unique<ServerImpl>(given_, std::move(loops));
+    parts_->set_server(std::make_unique<ServerImpl>(given_, std::move(loops)));
+    ServerImpl* server = parts_->server();
     std::vector<std::string> addresses;
-    for (std::size_t core = 0; core < server_->core_count(); ++core)
+    for (std::size_t core = 0; core < server->core_count(); ++core)
       addresses.push_back(host_and_port(hosts[core % hosts.size()], 0));
-    mine.server_addresses.resize(server_->core_count());
-    for (const auto& network : transports_.networks) {
-      if (Status status = server_->listen(*network, addresses); !status.ok()) return status;
-      for (std::size_t core = 0; core < server_->core_count(); ++core)
-        append(mine.server_addresses[core], server_->last_addresses()[core]);
+    mine.server_addresses.resize(server->core_count());
+    for (const auto& network : transports_->networks) {
+      if (Status status = server->listen(*network, addresses); !status.ok()) return status;
+      for (std::size_t core = 0; core < server->core_count(); ++core)
+        append(mine.server_addresses[core], server->last_addresses()[core]);
     }
-    if (transports_.shm) {
-      if (Status status = server_->listen(*transports_.shm, ":0"); !status.ok()) return status;
-      mine.server_shm_addresses = server_->last_addresses();
+    if (transports_->shm) {
+      if (Status status = server->listen(*transports_->shm, ":0"); !status.ok()) return status;
+      mine.server_shm_addresses = server->last_addresses();
     }
-    if (Status status = server_->listen(*inproc_, kOwnServer); !status.ok()) return status;
-    own_addresses_ = server_->last_addresses();
+    if (Status status = server->listen(parts_->inproc(), kOwnServer); !status.ok()) return status;
+    own_addresses_ = server->last_addresses();
     return {};
   }
 
   Status listen_for_peers(Lobby& lobby, const std::string& host, Member& mine) const {
-    for (const auto& network : transports_.networks) {
+    for (const auto& network : transports_->networks) {
       auto address = lobby.listen(*network, host_and_port(host, 0));
       if (!address.ok()) return address.status();
       append(mine.peer_address, address.value());
     }
-    if (!transports_.shm) return {};
-    auto address = lobby.listen(*transports_.shm, ":0");
+    if (!transports_->shm) return {};
+    auto address = lobby.listen(*transports_->shm, ":0");
     if (!address.ok()) return address.status();
     mine.peer_shm_address = address.value();
     return {};
@@ -281,7 +225,7 @@ class Worker final : public Client {
   Result<bool> shares_memory(int rank) const {
     const Member& other = membership_->members[static_cast<std::size_t>(rank)];
     const bool near = other.host_id == membership_->members[static_cast<std::size_t>(options_.rank)].host_id;
-    if (transports_.shm && near && !other.peer_shm_address.empty()) return true;
+    if (transports_->shm && near && !other.peer_shm_address.empty()) return true;
     if (options_.transport != Medium::shm || rank == options_.rank) return false;
     return Status(ErrorCode::unreachable, "transport=shm, but rank " + std::to_string(rank) +
                                               " shares no memory with rank " + std::to_string(options_.rank) +
@@ -292,18 +236,18 @@ class Worker final : public Client {
     Endpoints endpoints;
     endpoints.run = membership_->run;
     Endpoints::Transports networks;
-    for (const auto& network : transports_.networks) networks.push_back(network.get());
+    for (const auto& network : transports_->networks) networks.push_back(network.get());
     for (const auto& address : options_.servers) endpoints.servers.push_back({networks, {address}, true, false, ""});
     for (int rank = 0; rank < options_.world_size; ++rank) {
       const Member& member = membership_->members[static_cast<std::size_t>(rank)];
       auto shm = shares_memory(rank);
       if (!shm.ok()) return shm.status();
-      const auto transports = shm.value() ? Endpoints::Transports{transports_.shm.get()} : networks;
+      const auto transports = shm.value() ? Endpoints::Transports{transports_->shm.get()} : networks;
       endpoints.peers.push_back(
           {transports, shm.value() ? member.peer_shm_address : member.peer_address, member.host_name});
       if (!options_.servers.empty()) continue;
       if (rank == options_.rank)
-        endpoints.servers.push_back({{inproc_.get()}, own_addresses_, false, true, member.host_name});
+        endpoints.servers.push_back({{&parts_->inproc()}, own_addresses_, false, true, member.host_name});
       else
         endpoints.servers.push_back({transports, shm.value() ? member.server_shm_addresses : member.server_addresses,
                                      false, false, member.host_name});
@@ -319,7 +263,7 @@ class Worker final : public Client {
             ? std::max<std::size_t>({1, static_cast<std::size_t>(given_.server_cores), given_.interfaces.size()})
             : 0;
     const std::size_t of_servers = classes * static_cast<std::size_t>(given_.flows) * given_.servers.size();
-    return of_servers + static_cast<std::size_t>(given_.world_size - 1) * (transports_.shm ? kShmFlowDescriptors : 1) *
+    return of_servers + static_cast<std::size_t>(given_.world_size - 1) * (transports_->shm ? kShmFlowDescriptors : 1) *
                             classes * (1 + 2 * cores * static_cast<std::size_t>(given_.flows));
   }
 
@@ -330,26 +274,24 @@ class Worker final : public Client {
     std::size_t count = 0;
     for (std::size_t rank = 0; rank < endpoints.peers.size(); ++rank) {
       if (rank == static_cast<std::size_t>(options_.rank)) continue;
-      const bool shares = endpoints.peers[rank].transports.front() == transports_.shm.get();
+      const bool shares = endpoints.peers[rank].transports.front() == transports_->shm.get();
       const std::size_t each = shares ? kShmFlowDescriptors : 1;
       count += each * classes;
-      if (!server_) continue;
-      count += each * lanes * (endpoints.servers[rank].addresses.size() + server_->core_count());
+      if (parts_->server() == nullptr) continue;
+      count += each * lanes * (endpoints.servers[rank].addresses.size() + parts_->server()->core_count());
     }
-    return count + (server_ ? 0 : lanes * endpoints.servers.size());
+    return count + (parts_->server() != nullptr ? 0 : lanes * endpoints.servers.size());
   }
 
   const Options given_;  // but for the secret
   const bool has_secret_;
-  Options options_;               // as given, but of the membership
-  std::shared_ptr<Store> store_;  // as long as this process may have to meet others
-  WorkerTransports transports_;
-  std::unique_ptr<Transport> inproc_ = make_inproc_transport(transports_.key_id);
-  std::string open_host_;  // where strangers could reach this job, which has no secret; empty: nowhere
+  Options options_;  // as given, but of the membership
+  std::shared_ptr<Store> store_;
+  const std::shared_ptr<const WorkerTransports> transports_;
   std::optional<Membership> membership_;
   std::vector<std::string> own_addresses_;  // of the embedded server's cores, in this process
-  std::unique_ptr<ServerImpl> server_;
   std::unique_ptr<ClientImpl> client_;
+  Parts* parts_ = nullptr;  // of the latest try; the client owns them
 };
 
 /// Which options go together with `stragglers` and `consistency`.
@@ -392,9 +334,7 @@ Status check(const Options& options) {
 Result<std::unique_ptr<Client>> connect_worker(const Options& options, std::shared_ptr<Store> store,
                                                const std::function<bool()>& keep_waiting, WorkerTransports transports) {
   if (Status status = check(options); !status.ok()) return status;
-  auto worker = std::make_unique<Worker>(options, std::move(store), std::move(transports));
-  if (Status status = worker->connect(keep_waiting); !status.ok()) return status;
-  return std::unique_ptr<Client>(std::move(worker));
+  return Joining(options, std::move(store), std::move(transports)).connect(keep_waiting);
 }
 
 Result<std::unique_ptr<Client>> Client::connect(const Options& options, std::shared_ptr<Store> store,
