@@ -1,8 +1,7 @@
-// The API side of ClientImpl: checks, tables and waiting. The loop side is client_links.cc and client_loop.cc.
+// The API side of ClientImpl: checks, tables and waiting. The loop side is client_loop.cc.
 #include <algorithm>
 #include <utility>
 
-#include "base/host.h"
 #include "client/client_impl.h"
 
 namespace poseidon {
@@ -41,28 +40,14 @@ ClientImpl::ClientImpl(const Options& options, const Cluster& cluster, const Sea
       options_(options),
       cluster_(cluster),
       seat_(seat),
-      host_(host_name()),
-      chunk_bytes_(options.chunk_bytes == 0 ? Options().chunk_bytes : options.chunk_bytes),
       loop_(std::move(loop)),
-      lobby_(std::move(lobby)),
-      executor_(std::make_unique<Executor>(std::max(1, options.compute_threads))) {
-  const auto worker_count = static_cast<std::size_t>(options.world_size);
-  links_.rank = static_cast<std::uint32_t>(options.rank);
-  links_.worker_count = static_cast<std::uint32_t>(options.world_size);
+      executor_(std::make_unique<Executor>(std::max(1, options.compute_threads))),
+      connections_(options_, cluster, *this,
+                   {[this](const Status& status, const FailureCause& cause) { fail(status, cause); },
+                    [this](const std::string& notice) { add_notice(notice); }},
+                   loop_, std::move(lobby), *executor_),
+      chunk_bytes_(options.chunk_bytes == 0 ? Options().chunk_bytes : options.chunk_bytes) {
   cluster_.flow_count = options.flows;
-  links_.flow_count = static_cast<std::size_t>(options.flows);
-  links_.class_count = static_cast<std::size_t>(options.priority_classes);
-  links_.priorities = PriorityMap(options.priority_classes);
-  links_.by_worker = options.assignment == Assignment::worker;
-  links_.servers.resize(static_cast<std::size_t>(cluster.server_count));
-  links_.server_is_local.resize(links_.servers.size(), false);
-  // A peer may come before this client dials.
-  links_.peers.resize(worker_count, std::vector<Flow*>(links_.class_count, nullptr));
-  links_.peers[links_.rank].clear();
-  links_.loop = loop_.get();
-  links_.executor = executor_.get();
-  links_.pool = std::make_shared<BufferPool>();
-  links_.recorder = &recorder_;
   if (options_.flight_record.empty()) return;
   if (const Status usable = open_record_directory(options_.flight_record); usable.ok())
     record_directory_ = options_.flight_record;
@@ -74,6 +59,19 @@ ClientImpl::~ClientImpl() {
   shutdown();
   executor_.reset();
   loop_->stop();
+}
+
+Status ClientImpl::link(const Endpoints& endpoints, const std::function<bool()>& keep_waiting) {
+  connections_.connect(endpoints);
+  if (Status status = wait_until([this] { return linked_ || !status_.ok(); }, keep_waiting); !status.ok())
+    return status;
+  Layer check;
+  check.name = "plan check";
+  check.dtype = DType::int64;
+  check.element_count = static_cast<std::size_t>(options_.world_size);
+  check.scheme = Scheme::ps;
+  auto added = add_layers({check}, false, keep_waiting);
+  return added.ok() ? Status() : added.status();
 }
 
 Result<Client::Added> ClientImpl::add_layers(std::vector<Layer> layers, bool transient,
@@ -336,8 +334,8 @@ Status ClientImpl::wait_until(const std::function<bool()>& done, const std::func
     if (Clock::now() < next_look) continue;
     next_look = Clock::now() + kWaitSlice;
     lock.unlock();
-    loop_->post([this] { note_traffic(); });
-    const std::int64_t quiet_ns = now_ns() - std::max(begun_ns, last_progress_ns_.load(std::memory_order_relaxed));
+    loop_->post([this] { connections_.note_traffic(); });
+    const std::int64_t quiet_ns = now_ns() - std::max(begun_ns, connections_.last_progress_ns());
     if (!gave_up && !keep_waiting()) {
       gave_up = true;
       abort("interrupted", false);
@@ -345,8 +343,9 @@ Status ClientImpl::wait_until(const std::function<bool()>& done, const std::func
     if (!gave_up && quiet_ns > std::chrono::nanoseconds(options_.timeout).count()) {
       gave_up = true;
       loop_->post([this] {
-        fail({ErrorCode::timeout, here() + " heard nothing for " + std::to_string(options_.timeout.count()) +
-                                      " ms while " + describe_waiting() + last_heard() +
+        fail({ErrorCode::timeout, connections_.here() + " heard nothing for " +
+                                      std::to_string(options_.timeout.count()) + " ms while " + describe_waiting() +
+                                      connections_.last_heard() +
                                       "; see whether the others still run, or raise POSEIDON_TIMEOUT"},
              {FailureSource::silent});
       });
@@ -384,14 +383,7 @@ LayerStats ClientImpl::layer_stats(std::uint32_t layer) const {
 
 TrafficStats ClientImpl::traffic() const {
   TrafficStats stats;
-  loop_->call([this, &stats] {
-    stats.bytes_sent = closed_bytes_sent_;
-    stats.bytes_received = closed_bytes_received_;
-    for (const auto& [key, link] : flows_) {
-      stats.bytes_sent += link.flow->bytes_sent();
-      stats.bytes_received += link.flow->bytes_received();
-    }
-  });
+  loop_->call([this, &stats] { stats = connections_.traffic(); });
   const auto [sent, received] = parts_->server_traffic();
   stats.bytes_sent += sent;
   stats.bytes_received += received;
@@ -405,9 +397,9 @@ bool ClientImpl::failed() const {
 
 void ClientImpl::abort(const std::string& reason, bool planned) {
   loop_->call([this, &reason, planned] {
-    Cause cause{FailureSource::own};
+    FailureCause cause{FailureSource::own};
     cause.planned = planned;
-    fail({ErrorCode::aborted, here() + " ended the job: " + reason}, cause);
+    fail({ErrorCode::aborted, connections_.here() + " ended the job: " + reason}, cause);
   });
 }
 

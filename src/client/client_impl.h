@@ -18,6 +18,7 @@
 
 #include "base/flight_record.h"
 #include "base/flight_recorder.h"
+#include "client/connections.h"
 #include "client/flight_report.h"
 #include "client/group.h"
 #include "client/lateness.h"
@@ -29,27 +30,6 @@
 #include "wire/messages.h"
 
 namespace poseidon {
-
-/// Where a client connects to: one address per server core, which transports lead there, and the peers'.
-struct Endpoints {
-  /// One for all priority classes, or one for each; an address has as many parts, joined by '|'.
-  using Transports = std::vector<Transport*>;
-  struct ServerEndpoint {
-    Transports transports;
-    std::vector<std::string> addresses;  // by core; of a dedicated server the first one's, which knows the others
-    bool dedicated = false;
-    bool local = false;  // a server of this process
-    std::string host;    // the machine's name; empty: not known
-  };
-  struct PeerEndpoint {
-    Transports transports;
-    std::string address;
-    std::string host;
-  };
-  std::vector<ServerEndpoint> servers;
-  std::vector<PeerEndpoint> peers;  // by rank
-  std::string run;                  // equal for all members, another one each time that they meet
-};
 
 /// What this process is among the members of its generation, besides its rank.
 struct Seat {
@@ -140,52 +120,12 @@ class ClientImpl final : public Client, private Receiver {
     std::span<std::byte> destination;  // set before the start is posted
     LayerStats stats;                  // under mutex_
   };
-  enum class LinkKind : std::uint8_t { server, peer };
-  struct LinkState {
-    std::shared_ptr<Flow> flow;
-    LinkKind kind = LinkKind::peer;
-    std::size_t index = 0;  // server or rank
-    std::size_t lane = 0;   // of the server's; of a peer's the priority class
-    bool greeted = false;
-    bool left = false;  // said goodbye
-    Buffer text;        // of hello, refuse and abort
-    // For records and messages.
-    std::int64_t last_progress_ns = 0;
-    bool in_payload = false;
-    wire::Header receiving;  // while in_payload
-    std::size_t received_bytes = 0;
-  };
-  static constexpr auto kLinger = std::chrono::seconds(2);  // of a flow that is closed while it still has to send
-  static constexpr std::size_t kUnknown = static_cast<std::size_t>(-1);  // the index of who has not said it yet
-  /// How this rank learns of a failure, and about whom.
-  struct Cause {
-    FailureSource source = FailureSource::found;
-    FlightEvent::Party party = FlightEvent::Party::none;
-    std::uint32_t index = kNoFlightId;
-    bool planned = false;  // nothing has failed
-  };
-  static Cause cause_of(FailureSource source, const LinkState& link) {
-    return {source, party_of(link.kind), static_cast<std::uint32_t>(link.index)};
-  }
-
   // Receiver.
   Result<std::span<std::byte>> accept(Flow& flow, const wire::Header& header, bool lent) override;
   void on_progress(Flow& flow, const wire::Header& header, std::size_t received_bytes) override;
   Status on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
                     std::function<void()> release) override;
   void on_closed(Flow& flow, const Status& status) override;
-
-  // Loop side: connections (client_links.cc).
-  void adopt(std::shared_ptr<Flow> flow, LinkKind kind, std::size_t index, std::size_t lane, bool greet);
-  void watch_stranger(const std::shared_ptr<Flow>& flow);
-  void dial(const Endpoints::Transports& transports, const std::string& address, LinkKind kind, std::size_t index,
-            std::size_t lane);
-  void dial_server(std::size_t index, const std::vector<std::string>& addresses);
-  void greeted_by_server(Flow& flow, LinkState& link, const wire::Hello& hello);
-  bool all_greeted() const;
-  Status on_hello(Flow& flow, LinkState& link, const wire::Header& header, std::span<const std::byte> payload);
-  void send_hello(Flow& flow, std::size_t lane);
-  void mark(Flow& flow, std::size_t priority_class);
 
   // Loop side: exchanges, messages and failures (client_loop.cc).
   void stop(const Status& status, const wire::Header& last_message, const std::shared_ptr<const std::string>& text,
@@ -199,6 +139,7 @@ class ClientImpl final : public Client, private Receiver {
   void release_layers(UnitState& unit);
   void release_layers_locked(UnitState& unit);
   Status take(LinkState& link, const wire::Header& header, std::span<const std::byte> payload, bool lent);
+  Status greeted(LinkState& link, const wire::Hello& hello);
   Status check_place(const LinkState& link, const wire::Header& header) const;
   Status deliver(const wire::Header& header, std::span<const std::byte> payload, bool lent);
   Status reject(const LinkState& link, const Status& status);
@@ -209,21 +150,11 @@ class ClientImpl final : public Client, private Receiver {
   bool belongs(const LinkState& link, const Chunk& chunk) const;
 
   // Loop side: messages and records (client_report.cc).
-  void fail(const Status& status, const Cause& cause);
-  void heard(LinkState& link);
-  void note_traffic();
-  void note(FlightEvent::Kind kind, const LinkState& link, const char* what, const wire::Header* about = nullptr);
-  static FlightEvent::Party party_of(LinkKind kind);
-  LinkReport report_of_link(const LinkState& link, bool connected) const;
-  FlightReport make_report(const Status& status, const Cause& cause, std::int64_t time_of_day_ns) const;
+  void add_notice(const std::string& notice);
+  void fail(const Status& status, const FailureCause& cause);
+  FlightReport make_report(const Status& status, const FailureCause& cause, std::int64_t time_of_day_ns) const;
   bool linked() const;
-  std::string here() const;
-  std::string host_of(LinkKind kind, std::size_t index) const;
-  std::string name_of(LinkKind kind, std::size_t index) const;
-  std::string describe(const LinkState& link) const;
-  std::string not_linked() const;
   std::string describe_waiting() const;
-  std::string last_heard() const;
 
   // API side (client.cc).
   Status submit(std::uint32_t layer, Operation operation);
@@ -244,30 +175,21 @@ class ClientImpl final : public Client, private Receiver {
   Cluster cluster_;  // its core counts are known when linked
   const Seat seat_;
   std::function<void(JsonWriter&, std::int64_t)> server_report_;
-  const std::string host_;            // this machine's name
   std::string record_directory_;      // empty: no flight records
   FlightRecordWriter record_writer_;  // after what its thread uses has been made, before it goes
-  std::atomic<std::int64_t> last_progress_ns_{0};
+
+  const std::shared_ptr<Loop> loop_;
+  std::unique_ptr<Executor> executor_;  // its threads post to the loop
 
   // Loop thread only.
-  Links links_;
-  std::map<const Flow*, LinkState> flows_;
-  Endpoints endpoints_;
-  Clock::time_point server_deadline_;  // of connecting
-  Clock::time_point peer_deadline_;
+  Connections connections_;
   std::map<std::uint32_t, UnitState*> units_by_id_;
   std::map<std::string, std::size_t> stored_names_;  // how many stored units have been called so
   std::uint64_t restored_version_ = 0;               // of the servers' checkpoints
   const std::chrono::system_clock::time_point began_ = std::chrono::system_clock::now();
   bool closing_ = false;
-  bool told_of_marks_ = false;  // that the system does not permit them
-  Status left_;                 // a peer or server has said goodbye: nothing can start any more
-  Cause left_by_;
-  FlightRecorder recorder_;
-  std::vector<LinkReport> ended_links_;
-  std::uint64_t known_bytes_sent_ = 0;  // when last looked at
-  std::uint64_t closed_bytes_sent_ = 0;
-  std::uint64_t closed_bytes_received_ = 0;
+  Status left_;  // a peer or server has said goodbye: nothing can start any more
+  FailureCause left_by_;
 
   // Under mutex_.
   mutable std::mutex mutex_;
@@ -286,10 +208,6 @@ class ClientImpl final : public Client, private Receiver {
   std::uint32_t next_unit_id_ = 0;
 
   bool shut_down_ = false;  // the owner's thread
-
-  const std::shared_ptr<Loop> loop_;
-  const std::unique_ptr<Lobby> lobby_;
-  std::unique_ptr<Executor> executor_;  // its threads post to the loop
 };
 
 }  // namespace poseidon

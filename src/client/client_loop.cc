@@ -1,4 +1,4 @@
-// The loop side of ClientImpl: exchanges, messages and failures. How it is connected: client_links.cc.
+// The loop side of ClientImpl: exchanges, messages and failures.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -25,7 +25,8 @@ void ClientImpl::register_units(const std::shared_ptr<const Plan>& plan, bool tr
     layers_.push_back(&block[i]);
   }
   for (std::size_t i = 0; i < plan->units.size(); ++i) {
-    UnitState& unit = units_.emplace_back(plan, i, transient, links_, [this](UnitState& done) { finished(done); });
+    UnitState& unit =
+        units_.emplace_back(plan, i, transient, connections_.links(), [this](UnitState& done) { finished(done); });
     for (std::size_t member = 0; member < plan->units[i].layers.size(); ++member) {
       LayerState& layer = *layers_[first_layer + plan->units[i].layers[member]];
       layer.unit = &unit;
@@ -34,7 +35,7 @@ void ClientImpl::register_units(const std::shared_ptr<const Plan>& plan, bool tr
     }
     units_by_id_[plan->units[i].id] = &unit;
     // What is small and waited for at once, such as a barrier, overtakes gradients in flight.
-    if (transient) links_.priorities.set(plan->units[i].id, kFirst);
+    if (transient) connections_.priorities().set(plan->units[i].id, kFirst);
   }
   next_unit_id_ += static_cast<std::uint32_t>(plan->units.size());
 }
@@ -52,7 +53,7 @@ void ClientImpl::begin(UnitState& unit, Operation operation) {
         return Status();
       },
       [&unit] { return "layer '" + unit.syncer.unit().name + "' of " + bytes_text(unit.syncer.unit().size_bytes); });
-  if (!status.ok()) fail(status.with_context(here()), {});
+  if (!status.ok()) fail(status.with_context(connections_.here()), {});
 }
 
 void ClientImpl::finished(UnitState& unit) {
@@ -60,7 +61,7 @@ void ClientImpl::finished(UnitState& unit) {
   const Status& status = exchange.progress.status;
   if (status.ok()) gather_members(unit);
   // One that failed on its own, not because the client had: nothing may go on after half a step.
-  if (!status.ok()) fail(status.with_context(here() + ": layer '" + unit.syncer.unit().name + "'"), {});
+  if (!status.ok()) fail(status.with_context(connections_.here() + ": layer '" + unit.syncer.unit().name + "'"), {});
   if (std::holds_alternative<Restore>(exchange.operation)) restored_version_ = exchange.outcome.oldest_version;
   const std::lock_guard lock(mutex_);
   unit.next_scheme = unit.syncer.next_scheme();
@@ -121,7 +122,7 @@ void ClientImpl::release_layers_locked(UnitState& unit) {
 
 Result<std::span<std::byte>> ClientImpl::accept(Flow& flow, const wire::Header& header, bool lent) {
   LinkState& link = flow.context<LinkState>();
-  heard(link);
+  connections_.heard(link);
   if (Status status = check_place(link, header); !status.ok()) return reject(link, status);
   if (lent || header.payload_bytes == 0) return std::span<std::byte>();
   link.in_payload = true;
@@ -133,40 +134,40 @@ Result<std::span<std::byte>> ClientImpl::accept(Flow& flow, const wire::Header& 
   }
   auto place = guard_memory([&] { return units_by_id_.at(header.unit)->syncer.on_header(header); },
                             [&header] { return "a payload of " + bytes_text(header.payload_bytes); });
-  if (!place.ok()) return reject(link, place.status().with_context(describe(link)));
+  if (!place.ok()) return reject(link, place.status().with_context(connections_.describe(link)));
   return place;
 }
 
 void ClientImpl::on_progress(Flow& flow, const wire::Header&, std::size_t received_bytes) {
   LinkState& link = flow.context<LinkState>();
-  heard(link);
+  connections_.heard(link);
   link.received_bytes = received_bytes;
 }
 
 Status ClientImpl::reject(const LinkState& link, const Status& status) {
   // Ending this flow alone would look like a death to its peer: everybody is told why.
-  if (link.index != kUnknown) fail(status.with_context(here()), cause_of(FailureSource::found, link));
+  if (link.known()) fail(status.with_context(connections_.here()), FailureCause::of(FailureSource::found, link));
   return status;
 }
 
 Status ClientImpl::on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
                               std::function<void()> release) {
   LinkState& link = flow.context<LinkState>();
-  heard(link);
+  connections_.heard(link);
   link.in_payload = false;
-  note(FlightEvent::Kind::message, link, wire::kind_name(header.kind), &header);
+  connections_.note(FlightEvent::Kind::message, link, wire::kind_name(header.kind), &header);
   const Status status = guard_memory([&] { return take(link, header, payload, static_cast<bool>(release)); },
                                      [&header] { return "a payload of " + bytes_text(header.payload_bytes); });
   if (release) release();
-  if (status.ok() || link.index == kUnknown) return status;
-  fail(status.with_context(here()), cause_of(FailureSource::found, link));
+  if (status.ok() || !link.known()) return status;
+  fail(status.with_context(connections_.here()), FailureCause::of(FailureSource::found, link));
   return {};  // closing already: an error would cut the message that says why
 }
 
 Status ClientImpl::take(LinkState& link, const wire::Header& header, std::span<const std::byte> payload, bool lent) {
   switch (header.kind) {
     case wire::Kind::hello:
-      return on_hello(*link.flow, link, header, payload);
+      return greeted(link, wire::Hello::read(header, payload));
     case wire::Kind::refuse:
       refused(link, header, wire::Refuse::read(header, payload));
       return {};
@@ -177,13 +178,23 @@ Status ClientImpl::take(LinkState& link, const wire::Header& header, std::span<c
       link.left = true;
       return {};
     default:
-      return deliver(header, payload, lent).with_context(describe(link));
+      return deliver(header, payload, lent).with_context(connections_.describe(link));
   }
+}
+
+Status ClientImpl::greeted(LinkState& link, const wire::Hello& hello) {
+  if (Status status = connections_.on_hello(link, hello); !status.ok()) return status;
+  if (!connections_.all_greeted()) return {};
+  const std::lock_guard lock(mutex_);
+  cluster_.core_counts = connections_.core_counts();
+  linked_ = true;
+  changed_.notify_all();
+  return {};
 }
 
 /// The process at the other end has failed.
 void ClientImpl::aborted(const LinkState& link, const wire::Abort& abort) {
-  Cause cause = cause_of(FailureSource::told, link);
+  FailureCause cause = FailureCause::of(FailureSource::told, link);
   cause.planned = abort.planned;
   fail(abort.status, cause);
 }
@@ -193,13 +204,13 @@ void ClientImpl::refused(const LinkState& link, const wire::Header& header, cons
   const auto unit = units_by_id_.find(header.unit);
   const Status& reason = refuse.status;
   const bool overdue = reason.code() == ErrorCode::timeout;
-  Status status = overdue ? Status(reason.code(), reason.message() + last_heard()) : reason;
+  Status status = overdue ? Status(reason.code(), reason.message() + connections_.last_heard()) : reason;
   if (unit != units_by_id_.end())
     status = status.with_context("step " + std::to_string(header.step) + ", layer '" +
                                  unit->second->syncer.unit().name + "', chunk " + std::to_string(header.chunk));
-  fail(status.with_context(here() + " was told by " + describe(link)),
-       refuse.departed_rank ? Cause{FailureSource::left, FlightEvent::Party::peer, *refuse.departed_rank}
-                            : cause_of(overdue ? FailureSource::silent : FailureSource::refused, link));
+  fail(status.with_context(connections_.here() + " was told by " + connections_.describe(link)),
+       refuse.departed_rank ? FailureCause{FailureSource::left, FlightEvent::Party::peer, *refuse.departed_rank}
+                            : FailureCause::of(overdue ? FailureSource::silent : FailureSource::refused, link));
 }
 
 Status ClientImpl::deliver(const wire::Header& header, std::span<const std::byte> payload, bool lent) {
@@ -216,9 +227,9 @@ Status ClientImpl::deliver(const wire::Header& header, std::span<const std::byte
 Status ClientImpl::check_place(const LinkState& link, const wire::Header& header) const {
   const auto direction = link.kind == LinkKind::peer ? wire::kToPeer : wire::kToWorker;
   if (Status status = wire::check_kind(header.kind, direction, header.payload_bytes); !status.ok())
-    return status.with_context(describe(link));
+    return status.with_context(connections_.describe(link));
   if (wire::has_text(header.kind) || header.kind == wire::Kind::goodbye || has_place(link, header)) return {};
-  return {ErrorCode::mismatch, describe(link) + " sent a message that has no place here"};
+  return {ErrorCode::mismatch, connections_.describe(link) + " sent a message that has no place here"};
 }
 
 /// Whether factors, a result or a value belong to a unit of this client's and come over the right link.
@@ -233,15 +244,14 @@ bool ClientImpl::has_place(const LinkState& link, const wire::Header& header) co
 /// Whether what concerns the chunk comes over this connection to a server.
 bool ClientImpl::belongs(const LinkState& link, const Chunk& chunk) const {
   if (static_cast<std::size_t>(chunk.server) != link.index) return false;
-  return links_.lane_of(chunk, link.lane % links_.class_count) == link.lane;
+  const Links& links = connections_.links();
+  return links.lane_of(chunk, link.lane % links.class_count) == link.lane;
 }
 
 /// Whether something is under way that cannot come any more now that this link has closed: a server's results come
 /// where their pushes went, a peer's factors over any link to it that is still there.
 bool ClientImpl::needs(const LinkState& link) const {
-  const bool last = std::none_of(flows_.begin(), flows_.end(), [&link](const auto& other) {
-    return other.second.kind == link.kind && other.second.index == link.index;
-  });
+  const bool last = connections_.is_last(link);
   for (const auto& [id, unit] : units_by_id_) {
     const Exchange& exchange = unit->syncer.exchange();
     const Progress& progress = exchange.progress;
@@ -254,7 +264,7 @@ bool ClientImpl::needs(const LinkState& link) const {
     for (std::size_t i = 0; i < progress.chunk_received.size(); ++i) {
       const Chunk& chunk = exchange.unit().chunks[i];
       const bool comes_here = static_cast<std::size_t>(chunk.server) == link.index &&
-                              links_.lane_of(chunk, exchange.priority.priority_class) == link.lane;
+                              connections_.links().lane_of(chunk, exchange.priority.priority_class) == link.lane;
       if (comes_here && !progress.chunk_received[i]) return true;
     }
   }
@@ -262,32 +272,29 @@ bool ClientImpl::needs(const LinkState& link) const {
 }
 
 void ClientImpl::on_closed(Flow& flow, const Status& status) {
-  auto node = flows_.extract(&flow);
-  LinkState& link = node.mapped();
-  note(FlightEvent::Kind::closed, link, link.left ? "goodbye" : "");
-  if (link.index != kUnknown) ended_links_.push_back(report_of_link(link, false));
-  closed_bytes_sent_ += flow.bytes_sent();
-  closed_bytes_received_ += flow.bytes_received();
+  const auto node = connections_.remove(flow);
+  const LinkState& link = node.mapped();
   if (closing_) {
     const std::lock_guard lock(mutex_);
-    all_closed_ = flows_.empty();
+    all_closed_ = connections_.empty();
     changed_.notify_all();
     return;
   }
-  if (link.index == kUnknown) return;  // a stranger that never said who it is
+  if (!link.known()) return;  // it never said who it is
   if (link.left) {
-    left_ = {ErrorCode::peer_lost, describe(link) + " has shut down, " + here() +
+    left_ = {ErrorCode::peer_lost, connections_.describe(link) + " has shut down, " + connections_.here() +
                                        " goes on; give every rank the same number of steps, or use join()"};
-    left_by_ = cause_of(FailureSource::left, link);
+    left_by_ = FailureCause::of(FailureSource::left, link);
     if (needs(link)) fail(left_, left_by_);
     return;
   }
   if (status.code() != ErrorCode::peer_lost)
-    return fail(status.with_context(here() + " ends the connection to " + describe(link)),
-                cause_of(FailureSource::found, link));
-  fail({ErrorCode::peer_lost, here() + " lost " + describe(link) + " while " + describe_waiting() + ": " +
-                                  status.message() + "; its process or host has died, see its output" + last_heard()},
-       cause_of(FailureSource::lost, link));
+    return fail(status.with_context(connections_.here() + " ends the connection to " + connections_.describe(link)),
+                FailureCause::of(FailureSource::found, link));
+  fail({ErrorCode::peer_lost, connections_.here() + " lost " + connections_.describe(link) + " while " +
+                                  describe_waiting() + ": " + status.message() +
+                                  "; its process or host has died, see its output" + connections_.last_heard()},
+       FailureCause::of(FailureSource::lost, link));
 }
 
 /// `when_told` runs once the peers are told, before anything that was in flight has ended.
@@ -300,10 +307,7 @@ void ClientImpl::stop(const Status& status, const wire::Header& last_message,
     if (status_.ok()) status_ = status;
   }
   // Closing first: from here on nothing is received into memory that is about to be given back.
-  for (auto& [key, link] : flows_) {
-    link.flow->send(last_message, {std::as_bytes(std::span(*text))}, [text](const Status&) {});
-    link.flow->close(kLinger);
-  }
+  connections_.close(last_message, text);
   if (when_told) when_told();
   for (auto& [id, unit] : units_by_id_) {
     if (unit->syncer.exchange().progress.running)
@@ -312,14 +316,14 @@ void ClientImpl::stop(const Status& status, const wire::Header& last_message,
       release_layers(*unit);  // a group that still waited for members
   }
   const std::lock_guard lock(mutex_);
-  all_closed_ = flows_.empty();
+  all_closed_ = connections_.empty();
   changed_.notify_all();
 }
 
 void ClientImpl::shutdown() {
   if (std::exchange(shut_down_, true)) return;
   const bool had_failed = failed();
-  lobby_->close();
+  connections_.stop_accepting();
   loop_->call([this] {
     stop({ErrorCode::shut_down, "the client has been shut down"}, wire::Goodbye::make(),
          std::make_shared<const std::string>(), {});
@@ -328,7 +332,7 @@ void ClientImpl::shutdown() {
   // However long it takes: what runs still reads or writes the callers' memory. Sends end when their flow is closed,
   // after kLinger at most; a product when it is made.
   changed_.wait(lock, [this] { return running_count_ == 0; });
-  changed_.wait_for(lock, 2 * kLinger, [this] { return all_closed_; });
+  changed_.wait_for(lock, 2 * Connections::kLinger, [this] { return all_closed_; });
   lock.unlock();
   record_writer_.wait();
   parts_->shutdown(had_failed);

@@ -37,7 +37,7 @@ Status ClientImpl::set_priorities(std::uint32_t first_layer, std::span<const Lay
     }
   }
   loop_->post([this, by_unit = std::move(by_unit)] {
-    for (const auto& [unit, priority] : by_unit) links_.priorities.set(unit, priority);
+    for (const auto& [unit, priority] : by_unit) connections_.priorities().set(unit, priority);
   });
   return {};
 }

@@ -22,7 +22,8 @@ std::uint64_t run_of(std::chrono::system_clock::time_point began) {
 /// Rank 0 tells every core of every server, on each connection before anything else about these units: so no step of
 /// theirs is complete anywhere before.
 void ClientImpl::describe_units(const Plan& plan) {
-  if (links_.rank != 0 || closing_ || !left_.ok()) return;
+  const Links& links = connections_.links();
+  if (links.rank != 0 || closing_ || !left_.ok()) return;
   wire::StoredUnits units{run_of(began_), restored_version_, {}};
   for (const Unit& unit : plan.units) {
     if (!plan.layers[unit.layers.front()].stored || unit.chunks.empty()) continue;
@@ -31,8 +32,8 @@ void ClientImpl::describe_units(const Plan& plan) {
     if (const std::size_t before = stored_names_[name]++; before > 0) name += " (" + std::to_string(before + 1) + ")";
     units.units.push_back({unit.id, unit.dtype, unit.size_bytes, unit.chunks.front().size_bytes, std::move(name)});
   }
-  for (const wire::TextMessage& message : units.make(links_.rank))
-    for (const auto& lanes : links_.servers)
+  for (const wire::TextMessage& message : units.make(links.rank))
+    for (const auto& lanes : links.servers)
       for (Flow* flow : lanes) flow->send(message.header, {message.payload()}, [text = message.text](const Status&) {});
 }
 

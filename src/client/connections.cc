@@ -1,0 +1,379 @@
+// How a client is connected to servers and peers: dialling, greeting, who is let in, and who is who.
+#include "client/connections.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <sstream>
+#include <utility>
+
+#include "base/host.h"
+#include "transport/traffic_class.h"
+
+namespace poseidon {
+
+namespace {
+constexpr auto kShortestPatience = std::chrono::milliseconds(1000);
+constexpr auto kHelloPatience = std::chrono::seconds(5);
+constexpr std::size_t kMostHeard = 8;  // in a message
+
+/// For how long to try to connect: it gives up shortly before the wait for it does, since it can say why.
+std::chrono::milliseconds patience_to_link(const Options& options, bool is_listening) {
+  const auto most = options.timeout * 9 / 10;
+  if (options.on_failure == OnFailure::abort || !is_listening) return most;
+  // Whoever listened before it said where and refuses now has died since, and the job forms anew without it.
+  return std::min(most, std::max(options.timeout / 20, kShortestPatience));
+}
+
+/// The part of an address that is for one of several transports.
+std::string part_of(const std::string& address, std::size_t index) {
+  std::istringstream parts(address);
+  std::string part;
+  for (std::size_t i = 0; i <= index; ++i) std::getline(parts, part, '|');
+  return part;
+}
+
+std::string duration_text(std::int64_t duration_ns) {
+  std::array<char, 32> text{};
+  if (duration_ns < 1'000'000'000)
+    std::snprintf(text.data(), text.size(), "%lld ms", static_cast<long long>(duration_ns / 1'000'000));
+  else
+    std::snprintf(text.data(), text.size(), "%.1f s", static_cast<double>(duration_ns) / 1e9);
+  return text.data();
+}
+
+bool all_there(const std::vector<Flow*>& flows) { return std::ranges::find(flows, nullptr) == flows.end(); }
+}  // namespace
+
+Connections::Connections(const Options& options, const Cluster& cluster, Receiver& receiver, Callbacks callbacks,
+                         std::shared_ptr<Loop> loop, std::unique_ptr<Lobby> lobby, Executor& executor)
+    : options_(options),
+      colocated_(cluster.placement == Placement::colocated),
+      host_(host_name()),
+      receiver_(receiver),
+      callbacks_(std::move(callbacks)),
+      loop_(std::move(loop)),
+      lobby_(std::move(lobby)) {
+  links_.rank = static_cast<std::uint32_t>(options.rank);
+  links_.worker_count = static_cast<std::uint32_t>(options.world_size);
+  links_.flow_count = static_cast<std::size_t>(options.flows);
+  links_.class_count = static_cast<std::size_t>(options.priority_classes);
+  links_.priorities = PriorityMap(options.priority_classes);
+  links_.by_worker = options.assignment == Assignment::worker;
+  links_.servers.resize(static_cast<std::size_t>(cluster.server_count));
+  links_.server_is_local.resize(links_.servers.size(), false);
+  // A peer may come before this client dials.
+  links_.peers.resize(links_.worker_count, std::vector<Flow*>(links_.class_count, nullptr));
+  links_.peers[links_.rank].clear();
+  links_.loop = loop_.get();
+  links_.executor = &executor;
+  links_.pool = std::make_shared<BufferPool>();
+  links_.recorder = &recorder_;
+}
+
+void Connections::connect(const Endpoints& endpoints) {
+  loop_->call([this, &endpoints] {
+    endpoints_ = endpoints;
+    peer_deadline_ = Clock::now() + patience_to_link(options_, true);
+    // Dedicated servers may still be on their way: with the first workers, or started again.
+    server_deadline_ = Clock::now() + patience_to_link(options_, options_.servers.empty());
+    for (std::size_t i = 0; i < endpoints_.servers.size(); ++i) {
+      const auto& server = endpoints_.servers[i];
+      links_.server_is_local[i] = server.local;
+      if (!server.dedicated) dial_server(i, server.addresses);
+    }
+    for (std::size_t rank = 0; rank < links_.rank; ++rank) {
+      const auto& peer = endpoints_.peers[rank];
+      for (std::size_t priority_class = 0; priority_class < links_.class_count; ++priority_class)
+        dial(peer.transports, peer.address, LinkKind::peer, rank, priority_class);
+    }
+    lobby_->open(
+        [this](std::shared_ptr<Flow> flow) { adopt(std::move(flow), LinkKind::peer, LinkState::kUnknown, 0, false); });
+  });
+  // Here, since these may be names that have to be looked up: that must not hold up the loop.
+  for (std::size_t i = 0; i < endpoints.servers.size(); ++i)
+    if (const auto& server = endpoints.servers[i]; server.dedicated)
+      dial(server.transports, server.addresses.front(), LinkKind::server, i, 0);
+}
+
+void Connections::dial(const Endpoints::Transports& transports, const std::string& address, LinkKind kind,
+                       std::size_t index, std::size_t lane) {
+  const std::size_t network = std::min(lane % links_.class_count, transports.size() - 1);
+  auto connected = [this, kind, index, lane](Result<std::shared_ptr<Flow>> flow) {
+    if (flow.ok()) return adopt(std::move(flow.value()), kind, index, lane, true);
+    LinkState link;
+    link.kind = kind;
+    link.index = index;
+    callbacks_.on_failure(flow.status().with_context(here() + " cannot connect to " + name_of(kind, index) +
+                                                     " (check that it runs, interfaces and firewalls)"),
+                          FailureCause::of(FailureSource::unreachable, link));
+  };
+  const auto deadline = kind == LinkKind::server ? server_deadline_ : peer_deadline_;
+  transports[network]->connect(*loop_, part_of(address, network), deadline, std::move(connected));
+}
+
+/// All connections to one server, whose cores' addresses are known; those that are there stay.
+void Connections::dial_server(std::size_t index, const std::vector<std::string>& addresses) {
+  auto& lanes = links_.servers[index];
+  const std::size_t known = lanes.size();
+  lanes.resize(addresses.size() * links_.lanes_per_core(), nullptr);
+  for (std::size_t lane = known; lane < lanes.size(); ++lane)
+    dial(endpoints_.servers[index].transports, addresses[lane / links_.lanes_per_core()], LinkKind::server, index,
+         lane);
+}
+
+void Connections::adopt(std::shared_ptr<Flow> flow, LinkKind kind, std::size_t index, std::size_t lane, bool greet) {
+  Flow& adopted = *flow;
+  LinkState& link = flows_[&adopted];
+  link.flow = std::move(flow);
+  link.kind = kind;
+  link.index = index;
+  link.lane = lane;
+  link.last_progress_ns = now_ns();
+  adopted.tag = static_cast<int>(index);
+  adopted.set_context(&link);
+  note(FlightEvent::Kind::connected, link, "");
+  adopted.set_receiver(&receiver_);
+  if (closing_) return adopted.close(kLinger);
+  if (greet) send_hello(adopted, lane);
+  if (!link.known()) watch_pending(link.flow);
+}
+
+/// Who has come and does not say who it is holds a descriptor.
+void Connections::watch_pending(const std::shared_ptr<Flow>& flow) {
+  const auto patience = std::min<std::chrono::milliseconds>(kHelloPatience, options_.timeout);
+  loop_->call_at(Clock::now() + patience, [this, pending = std::weak_ptr<Flow>(flow)] {
+    const auto kept = pending.lock();
+    if (const auto found = flows_.find(kept.get()); found != flows_.end() && !found->second.known())
+      kept->close(std::chrono::milliseconds(0));
+  });
+}
+
+/// The first message of a connection, whose lane says which of those between the two it is.
+void Connections::send_hello(Flow& flow, std::size_t lane) {
+  const auto index = static_cast<std::uint32_t>(lane % links_.lanes_per_core() / links_.class_count);
+  const auto priority_class = static_cast<std::uint32_t>(lane % links_.class_count);
+  mark(flow, priority_class);
+  const auto hello = wire::Hello{links_.rank,
+                                 links_.worker_count,
+                                 options_.job,
+                                 index,
+                                 {},
+                                 priority_class,
+                                 options_.generation,
+                                 wire::pace_of(options_).value(),  // Client::connect has checked them
+                                 endpoints_.run}
+                         .make();
+  flow.send(hello.header, {hello.payload()}, [text = hello.text](const Status&) {});
+}
+
+void Connections::mark(Flow& flow, std::size_t priority_class) {
+  const Status status = flow.set_traffic_class(traffic_class_of(options_, priority_class));
+  if (status.ok() || std::exchange(told_of_marks_, true)) return;
+  callbacks_.on_notice(status.message() + "; the job goes on, priorities hold on the hosts alone");
+}
+
+Status Connections::on_hello(LinkState& link, const wire::Hello& hello) {
+  const std::string from = link.flow->peer_name();
+  if (link.greeted || hello.job != options_.job ||
+      (hello.generation == options_.generation && hello.worker_count != links_.worker_count))
+    return {ErrorCode::refused, from + " belongs to another job ('" + hello.job + "')"};
+  if (hello.generation != options_.generation)
+    return {ErrorCode::refused, from + " is in generation " + std::to_string(hello.generation) + " of the job, rank " +
+                                    std::to_string(options_.rank) + " in " + std::to_string(options_.generation)};
+  if (link.kind == LinkKind::server) {
+    greeted_by_server(link, hello);
+  } else if (Status status = greeted_by_peer(link, hello); !status.ok()) {
+    return status;
+  }
+  link.greeted = true;
+  note(FlightEvent::Kind::greeted, link, "");
+  return {};
+}
+
+Status Connections::greeted_by_peer(LinkState& link, const wire::Hello& hello) {
+  const std::string from = link.flow->peer_name();
+  if (hello.run != endpoints_.run) return {ErrorCode::refused, from + " is of another run of the job"};
+  if (!link.known()) {
+    if (hello.rank >= links_.worker_count || hello.rank == links_.rank || hello.priority_class >= links_.class_count ||
+        links_.peers[hello.rank][hello.priority_class] != nullptr)
+      return {ErrorCode::refused, from + " claims rank " + std::to_string(hello.rank) + ", which is taken"};
+    link.index = hello.rank;
+    link.lane = hello.priority_class;
+    link.flow->tag = static_cast<int>(hello.rank);
+    send_hello(*link.flow, link.lane);
+  } else if (hello.rank != link.index) {
+    return {ErrorCode::refused,
+            from + " is rank " + std::to_string(hello.rank) + ", not " + std::to_string(link.index)};
+  }
+  links_.peers[link.index][link.lane] = link.flow.get();
+  return {};
+}
+
+void Connections::greeted_by_server(LinkState& link, const wire::Hello& hello) {
+  Flow& flow = *link.flow;
+  auto& server = endpoints_.servers[link.index];
+  if (std::exchange(server.dedicated, false)) {
+    // Only now its cores are known. One that listens on all interfaces is where it was found: at an address by now, not
+    // under a name that would have to be looked up again.
+    std::string& found = server.addresses.front();
+    if (flow.peer_name().ends_with(found.substr(found.rfind(':')))) found = flow.peer_name();
+    const std::string host = found.substr(0, found.rfind(':'));
+    for (const std::string& other : hello.other_cores) {
+      const bool anywhere = other.starts_with("0.0.0.0:") || other.starts_with("[::]:");
+      server.addresses.push_back(anywhere ? host + other.substr(other.rfind(':')) : other);
+    }
+    links_.servers[link.index].push_back(&flow);
+    dial_server(link.index, std::vector<std::string>(server.addresses));
+  }
+  links_.servers[link.index][link.lane] = &flow;
+}
+
+bool Connections::all_greeted() const {
+  return std::ranges::all_of(links_.servers, [](const auto& lanes) { return !lanes.empty() && all_there(lanes); }) &&
+         std::ranges::all_of(links_.peers, all_there);
+}
+
+std::vector<int> Connections::core_counts() const {
+  std::vector<int> counts;
+  counts.reserve(links_.servers.size());
+  for (const auto& lanes : links_.servers) counts.push_back(static_cast<int>(lanes.size() / links_.lanes_per_core()));
+  return counts;
+}
+
+void Connections::close(const wire::Header& last_message, const std::shared_ptr<const std::string>& text) {
+  closing_ = true;
+  for (auto& [key, link] : flows_) {
+    link.flow->send(last_message, {std::as_bytes(std::span(*text))}, [text](const Status&) {});
+    link.flow->close(kLinger);
+  }
+}
+
+std::map<const Flow*, LinkState>::node_type Connections::remove(Flow& flow) {
+  auto node = flows_.extract(&flow);
+  const LinkState& link = node.mapped();
+  note(FlightEvent::Kind::closed, link, link.left ? "goodbye" : "");
+  if (link.known()) ended_links_.push_back(report_of(link, false));
+  closed_traffic_.bytes_sent += flow.bytes_sent();
+  closed_traffic_.bytes_received += flow.bytes_received();
+  return node;
+}
+
+bool Connections::is_last(const LinkState& link) const {
+  return std::ranges::none_of(flows_, [&link](const auto& other) {
+    return other.second.kind == link.kind && other.second.index == link.index;
+  });
+}
+
+TrafficStats Connections::traffic() const {
+  TrafficStats stats = closed_traffic_;
+  for (const auto& [key, link] : flows_) {
+    stats.bytes_sent += link.flow->bytes_sent();
+    stats.bytes_received += link.flow->bytes_received();
+  }
+  return stats;
+}
+
+/// A large push over a slow network takes its time.
+void Connections::note_traffic() {
+  const std::uint64_t bytes_sent = traffic().bytes_sent;
+  if (std::exchange(known_bytes_sent_, bytes_sent) != bytes_sent)
+    last_progress_ns_.store(now_ns(), std::memory_order_relaxed);
+}
+
+void Connections::note(FlightEvent::Kind kind, const LinkState& link, const char* what, const wire::Header* about) {
+  FlightEvent event;
+  event.kind = kind;
+  event.what = what;
+  event.party = link.party();
+  event.index = static_cast<std::uint32_t>(link.index);
+  event.lane = static_cast<std::uint16_t>(link.lane);
+  if (about != nullptr) {
+    event.time_ns = link.last_progress_ns;
+    event.unit = about->unit;
+    event.chunk = about->chunk;
+    event.step = about->step;
+    event.bytes = about->payload_bytes;
+  }
+  recorder_.note(event);
+}
+
+std::string Connections::here() const { return "rank " + std::to_string(options_.rank) + " on " + host_; }
+
+std::string Connections::host_of(LinkKind kind, std::size_t index) const {
+  if (kind == LinkKind::peer) return index < endpoints_.peers.size() ? endpoints_.peers[index].host : "";
+  return index < endpoints_.servers.size() ? endpoints_.servers[index].host : "";
+}
+
+std::string Connections::name_of(LinkKind kind, std::size_t index) const {
+  if (index == LinkState::kUnknown) return "an unknown process";
+  const std::string host = host_of(kind, index);
+  const std::string what = kind == LinkKind::peer ? "rank " : colocated_ ? "the shard of rank " : "server ";
+  return what + std::to_string(index) + (host.empty() ? "" : " on " + host);
+}
+
+std::string Connections::describe(const LinkState& link) const {
+  return name_of(link.kind, link.index) + " (" + link.flow->peer_name() + ")";
+}
+
+std::string Connections::not_linked() const {
+  std::string names;
+  const auto add = [&names](const std::string& name) { names += (names.empty() ? "" : ", ") + name; };
+  for (std::size_t i = 0; i < links_.servers.size(); ++i) {
+    const auto& lanes = links_.servers[i];
+    if (lanes.empty() || std::count(lanes.begin(), lanes.end(), nullptr) > 0) add("server " + std::to_string(i));
+  }
+  for (std::size_t rank = 0; rank < links_.peers.size(); ++rank)
+    if (std::count(links_.peers[rank].begin(), links_.peers[rank].end(), nullptr) > 0)
+      add("rank " + std::to_string(rank));
+  return names;
+}
+
+std::string Connections::last_heard() const {
+  std::map<std::string, std::int64_t> heard_ns;
+  const auto add = [&](bool peer, std::size_t index, std::int64_t time_ns) {
+    if (index == LinkState::kUnknown || (index == links_.rank && (peer || colocated_))) return;
+    auto& latest_ns = heard_ns[(peer || colocated_ ? "rank " : "server ") + std::to_string(index)];
+    latest_ns = std::max(latest_ns, time_ns);
+  };
+  for (const auto& [flow, link] : flows_) add(link.kind == LinkKind::peer, link.index, link.last_progress_ns);
+  for (const LinkReport& link : ended_links_)
+    add(link.party == FlightEvent::Party::peer, link.index, link.last_progress_ns);
+  std::vector<std::pair<std::int64_t, std::string>> silent;
+  silent.reserve(heard_ns.size());
+  const std::int64_t time_ns = now_ns();
+  for (const auto& [name, latest_ns] : heard_ns) silent.emplace_back(time_ns - latest_ns, name);
+  std::sort(silent.rbegin(), silent.rend());
+  std::string text;
+  for (std::size_t i = 0; i < std::min(silent.size(), kMostHeard); ++i)
+    text += (i == 0 ? "; last heard of " : ", ") + silent[i].second + " " + duration_text(silent[i].first) + " ago";
+  if (silent.size() > kMostHeard) text += ", and of " + std::to_string(silent.size() - kMostHeard) + " more since";
+  return text;
+}
+
+LinkReport Connections::report_of(const LinkState& link, bool connected) const {
+  LinkReport report;
+  report.party = link.party();
+  report.index = static_cast<std::uint32_t>(link.index);
+  report.lane = link.lane;
+  report.host = host_of(link.kind, link.index);
+  report.address = link.flow->peer_name();
+  report.connected = connected;
+  report.greeted = link.greeted;
+  report.left = link.left;
+  report.last_progress_ns = link.last_progress_ns;
+  report.bytes_sent = link.flow->bytes_sent();
+  report.bytes_received = link.flow->bytes_received();
+  if (link.in_payload) report.receiving = link.receiving;
+  report.received_bytes = link.received_bytes;
+  return report;
+}
+
+std::vector<LinkReport> Connections::reports() const {
+  auto reports = ended_links_;
+  for (const auto& [flow, link] : flows_)
+    if (link.known()) reports.push_back(report_of(link, true));
+  return reports;
+}
+
+}  // namespace poseidon
