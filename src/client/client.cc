@@ -20,19 +20,7 @@ std::uint64_t digest(const Plan& plan) {
   return hash;
 }
 
-Status invalid(const Layer& layer, const std::string& why) {
-  return {ErrorCode::invalid_argument, "layer '" + layer.name + "' " + why};
-}
-
 }  // namespace
-
-ClientImpl::UnitState::UnitState(std::shared_ptr<const Plan> of, std::size_t index, bool transient, const Links& links,
-                                 std::function<void(UnitState&)> on_done)
-    : plan(std::move(of)),
-      syncer(plan->units[index], plan->layers[plan->units[index].layers.front()], transient, plan->cluster, links,
-             [this, done = std::move(on_done)](Syncer&) { done(*this); }),
-      group(plan->units[index].grouped() ? std::make_unique<Group>(plan->units[index]) : nullptr),
-      next_scheme(syncer.next_scheme()) {}
 
 ClientImpl::ClientImpl(const Options& options, const Cluster& cluster, const Seat& seat,
                        std::unique_ptr<WorkerParts> parts, std::shared_ptr<Loop> loop, std::unique_ptr<Lobby> lobby)
@@ -127,57 +115,7 @@ Status ClientImpl::check_plans(const Plan& plan, const std::function<bool()>& ke
 Status ClientImpl::check_start(std::uint32_t layer, const Operation& operation) const {
   if (!status_.ok()) return status_;
   if (layer >= layers_.size()) return {ErrorCode::invalid_argument, "there is no layer " + std::to_string(layer)};
-  const LayerState& state = *layers_[layer];
-  if (state.running) return invalid(*state.layer, "was started twice in one step");
-  if (Status status = check_memory(state, operation); !status.ok()) return status;
-  const auto* push = std::get_if<Push>(&operation);
-  if ((push == nullptr || !push->wants_result) && !state.layer->stored)
-    return invalid(*state.layer, "is not stored by the servers: push, pull and assign need a layer that is");
-  return push == nullptr ? Status() : check_push(state, *push);
-}
-
-/// Whether the caller's memory has the layer's size.
-Status ClientImpl::check_memory(const LayerState& layer, const Operation& operation) {
-  const auto* push = std::get_if<Push>(&operation);
-  const auto* factored = push == nullptr ? nullptr : std::get_if<FactoredGradient>(&push->gradient);
-  const bool sends = std::holds_alternative<Assign>(operation) ||
-                     (push != nullptr && std::holds_alternative<DenseGradient>(push->gradient));
-  const bool receives = push == nullptr ? !sends : push->wants_result;
-  const auto has_bytes = [&layer](std::size_t given) {
-    return invalid(*layer.layer,
-                   "has " + std::to_string(layer.size_bytes) + " bytes, the given array " + std::to_string(given));
-  };
-  const std::size_t sent_bytes = data_of(operation).size();
-  if (sends && sent_bytes != layer.size_bytes) return has_bytes(sent_bytes);
-  const std::size_t received_bytes = destination_of(operation).size();
-  const bool gathers_only =
-      factored != nullptr && received_bytes == 0 && traits_of(layer.unit->next_scheme).workers_multiply;
-  if (receives && !gathers_only && received_bytes != layer.size_bytes) return has_bytes(received_bytes);
-  return {};
-}
-
-Status ClientImpl::check_push(const LayerState& state, const Push& push) {
-  const Layer& layer = *state.layer;
-  if (push.divisor == 0 || (push.divisor != 1 && !dtype_is_floating(layer.dtype)))
-    return invalid(layer, "of dtype " + std::string(dtype_name(layer.dtype)) + " cannot be divided by " +
-                              std::to_string(push.divisor));
-  if (state.unit->group && !state.unit->group->takes(push.divisor))
-    return invalid(layer, "shares a message with small layers that are divided by another number than " +
-                              std::to_string(push.divisor));
-  const auto* factored = std::get_if<FactoredGradient>(&push.gradient);
-  return factored == nullptr ? Status() : check_factors(state, *factored);
-}
-
-Status ClientImpl::check_factors(const LayerState& state, const FactoredGradient& factored) {
-  const Layer& layer = *state.layer;
-  const SchemeTraits& traits = traits_of(state.unit->next_scheme);
-  const std::string scheme(scheme_name(state.unit->next_scheme));
-  if (!traits.takes_factors) return invalid(layer, "takes scheme " + scheme + " in this step, not factors");
-  if (!dtype_is_floating(factored.dtype) || dtype_bytes(factored.dtype) > dtype_bytes(layer.dtype))
-    return invalid(layer, "cannot take factors of dtype " + std::string(dtype_name(factored.dtype)));
-  if (!traits.workers_multiply && (factored.accumulate || factored.dtype != layer.dtype))
-    return invalid(layer, "takes scheme " + scheme + ", which neither accumulates nor converts");
-  return {};
+  return layers_[layer]->check_start(operation);
 }
 
 Status ClientImpl::submit(std::uint32_t layer, Operation operation) {
@@ -280,11 +218,13 @@ Status ClientImpl::set_rule(std::uint32_t layer, const UpdateRule& rule) {
   const std::lock_guard lock(mutex_);
   if (layer >= layers_.size()) return {ErrorCode::invalid_argument, "there is no layer " + std::to_string(layer)};
   const Layer& about = *layers_[layer]->layer;
-  if (!about.stored) return invalid(about, "is not stored by the servers, so they cannot update it");
+  if (!about.stored) return invalid_layer(about, "is not stored by the servers, so they cannot update it");
   if (rule.kind != nullptr && about.dtype != DType::float32 && about.dtype != DType::float64)
-    return invalid(about, "has dtype " + std::string(dtype_name(about.dtype)) + "; servers update float32 and float64");
+    return invalid_layer(about,
+                         "has dtype " + std::string(dtype_name(about.dtype)) + "; servers update float32 and float64");
   if (rule.kind != nullptr && rule.kind->whole_layer && !about.whole)
-    return invalid(about, "is cut into pieces; " + rule.kind->name + " needs a layer that lies whole on one server");
+    return invalid_layer(about,
+                         "is cut into pieces; " + rule.kind->name + " needs a layer that lies whole on one server");
   // Every rank sets the same rule; one tells it, before its own push, without which no step ends. Where steps may end
   // without that one, all do.
   const bool without = options_.stragglers == Stragglers::drop || options_.consistency != Consistency::bsp;

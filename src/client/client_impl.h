@@ -20,10 +20,10 @@
 #include "base/flight_recorder.h"
 #include "client/connections.h"
 #include "client/flight_report.h"
-#include "client/group.h"
 #include "client/lateness.h"
 #include "client/lobby.h"
 #include "client/syncer.h"
+#include "client/unit_state.h"
 #include "client/worker_parts.h"
 #include "poseidon/client.h"
 #include "transport/transport.h"
@@ -97,29 +97,6 @@ class ClientImpl final : public Client, private Receiver {
   void shutdown() override;
 
  private:
-  struct LayerState;
-  /// One unit with what the API threads and the loop share of it.
-  struct UnitState {
-    UnitState(std::shared_ptr<const Plan> plan, std::size_t index, bool transient, const Links& links,
-              std::function<void(UnitState&)> on_done);
-    std::shared_ptr<const Plan> plan;  // keeps the syncer's unit alive
-    Syncer syncer;                     // loop
-    std::unique_ptr<Group> group;      // under mutex_ until all have come; null for one layer
-    Scheme next_scheme;                // under mutex_: the syncer's, for API threads
-    std::vector<LayerState*> layers;   // by member
-    std::optional<UpdateRule> rule;    // under mutex_: set since the last push, not yet told to the servers
-    std::uint32_t behind = 0;          // under mutex_: as its last exchange was
-  };
-  /// Small and side by side: a step of thousands of layers goes over all of them twice.
-  struct LayerState {
-    UnitState* unit = nullptr;
-    const Layer* layer = nullptr;  // in the unit's plan
-    std::size_t size_bytes = 0;
-    std::uint32_t member = 0;          // index in the unit
-    bool running = false;              // under mutex_
-    std::span<std::byte> destination;  // set before the start is posted
-    LayerStats stats;                  // under mutex_
-  };
   // Receiver.
   Result<std::span<std::byte>> accept(Flow& flow, const wire::Header& header, bool lent) override;
   void on_progress(Flow& flow, const wire::Header& header, std::size_t received_bytes) override;
@@ -134,8 +111,6 @@ class ClientImpl final : public Client, private Receiver {
   void describe_units(const Plan& plan);  // client_units.cc
   void begin(UnitState& unit, Operation operation);
   void finished(UnitState& unit);
-  static void gather_members(UnitState& unit);
-  static LayerStats member_stats(const UnitState& unit, const LayerState& layer);
   void release_layers(UnitState& unit);
   void release_layers_locked(UnitState& unit);
   Status take(LinkState& link, const wire::Header& header, std::span<const std::byte> payload, bool lent);
@@ -161,9 +136,6 @@ class ClientImpl final : public Client, private Receiver {
   Status submit_locked(std::uint32_t layer, Operation operation, std::int64_t time_ns);
   bool join_group_locked(LayerState& layer, Push& push);
   Status check_start(std::uint32_t layer, const Operation& operation) const;
-  static Status check_memory(const LayerState& layer, const Operation& operation);
-  static Status check_push(const LayerState& layer, const Push& push);
-  static Status check_factors(const LayerState& layer, const FactoredGradient& factored);
   Status wait_until(const std::function<bool()>& done, const std::function<bool()>& keep_waiting);
   void set_chunk_bytes(std::size_t chunk_bytes);
   Status check_plans(const Plan& plan, const std::function<bool()>& keep_waiting);

@@ -59,7 +59,7 @@ void ClientImpl::begin(UnitState& unit, Operation operation) {
 void ClientImpl::finished(UnitState& unit) {
   const Exchange& exchange = unit.syncer.exchange();
   const Status& status = exchange.progress.status;
-  if (status.ok()) gather_members(unit);
+  if (status.ok()) unit.gather_members();
   // One that failed on its own, not because the client had: nothing may go on after half a step.
   if (!status.ok()) fail(status.with_context(connections_.here() + ": layer '" + unit.syncer.unit().name + "'"), {});
   if (std::holds_alternative<Restore>(exchange.operation)) restored_version_ = exchange.outcome.oldest_version;
@@ -72,38 +72,11 @@ void ClientImpl::finished(UnitState& unit) {
   const std::int64_t time_ns = now_ns();
   for (auto* layer : unit.layers) {
     const std::int64_t started_ns = layer->stats.started_ns;
-    layer->stats = unit.group ? member_stats(unit, *layer) : outcome;
+    layer->stats = unit.stats_of(*layer);
     layer->stats.started_ns = started_ns;
     layer->stats.completed_ns = time_ns;
   }
   release_layers_locked(unit);
-}
-
-/// Copies a group's result to the members, if it did not go there chunk by chunk.
-void ClientImpl::gather_members(UnitState& unit) {
-  const Exchange& exchange = unit.syncer.exchange();
-  const Progress& progress = exchange.progress;
-  if (!progress.group_result || !exchange.outcome.present) return;
-  for (std::size_t member = 0; member < unit.layers.size(); ++member)
-    if (unit.group->present(progress.result, member))
-      unit.group->take(progress.result, member, unit.layers[member]->destination);
-}
-
-/// A member's share of what came of its group's exchange.
-LayerStats ClientImpl::member_stats(const UnitState& unit, const LayerState& layer) {
-  const Exchange& exchange = unit.syncer.exchange();
-  const double unit_bytes = static_cast<double>(std::max<std::size_t>(1, unit.syncer.unit().size_bytes));
-  const auto share = [&](std::uint64_t bytes) {
-    return static_cast<std::uint64_t>(static_cast<double>(layer.size_bytes) *
-                                      (static_cast<double>(bytes) / unit_bytes));
-  };
-  LayerStats stats = exchange.outcome;
-  stats.bytes_sent = share(stats.bytes_sent);
-  stats.bytes_received = share(stats.bytes_received);
-  if (exchange.progress.group_result)
-    stats.present =
-        exchange.progress.status.ok() && stats.present && unit.group->present(exchange.progress.result, layer.member);
-  return stats;
 }
 
 void ClientImpl::release_layers(UnitState& unit) {

@@ -1,0 +1,96 @@
+// What a client knows of one unit and of its layers: what may start, and what came of it.
+#include "client/unit_state.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace poseidon {
+
+Status invalid_layer(const Layer& layer, const std::string& why) {
+  return {ErrorCode::invalid_argument, "layer '" + layer.name + "' " + why};
+}
+
+UnitState::UnitState(std::shared_ptr<const Plan> of, std::size_t index, bool transient, const Links& links,
+                     std::function<void(UnitState&)> on_done)
+    : plan(std::move(of)),
+      syncer(plan->units[index], plan->layers[plan->units[index].layers.front()], transient, plan->cluster, links,
+             [this, done = std::move(on_done)](Syncer&) { done(*this); }),
+      group(plan->units[index].grouped() ? std::make_unique<Group>(plan->units[index]) : nullptr),
+      next_scheme(syncer.next_scheme()) {}
+
+void UnitState::gather_members() {
+  const Exchange& exchange = syncer.exchange();
+  const Progress& progress = exchange.progress;
+  if (!progress.group_result || !exchange.outcome.present) return;
+  for (std::size_t member = 0; member < layers.size(); ++member)
+    if (group->present(progress.result, member)) group->take(progress.result, member, layers[member]->destination);
+}
+
+LayerStats UnitState::stats_of(const LayerState& layer) const {
+  const Exchange& exchange = syncer.exchange();
+  if (!group) return exchange.outcome;
+  const double unit_bytes = static_cast<double>(std::max<std::size_t>(1, syncer.unit().size_bytes));
+  const auto share = [&](std::uint64_t bytes) {
+    return static_cast<std::uint64_t>(static_cast<double>(layer.size_bytes) *
+                                      (static_cast<double>(bytes) / unit_bytes));
+  };
+  LayerStats stats = exchange.outcome;
+  stats.bytes_sent = share(stats.bytes_sent);
+  stats.bytes_received = share(stats.bytes_received);
+  if (exchange.progress.group_result)
+    stats.present =
+        exchange.progress.status.ok() && stats.present && group->present(exchange.progress.result, layer.member);
+  return stats;
+}
+
+Status LayerState::check_start(const Operation& operation) const {
+  if (running) return invalid_layer(*layer, "was started twice in one step");
+  if (Status status = check_memory(operation); !status.ok()) return status;
+  const auto* push = std::get_if<Push>(&operation);
+  if ((push == nullptr || !push->wants_result) && !layer->stored)
+    return invalid_layer(*layer, "is not stored by the servers: push, pull and assign need a layer that is");
+  return push == nullptr ? Status() : check_push(*push);
+}
+
+/// Whether the caller's memory has the layer's size.
+Status LayerState::check_memory(const Operation& operation) const {
+  const auto* push = std::get_if<Push>(&operation);
+  const auto* factored = push == nullptr ? nullptr : std::get_if<FactoredGradient>(&push->gradient);
+  const bool sends = std::holds_alternative<Assign>(operation) ||
+                     (push != nullptr && std::holds_alternative<DenseGradient>(push->gradient));
+  const bool receives = push == nullptr ? !sends : push->wants_result;
+  const auto has_bytes = [this](std::size_t given) {
+    return invalid_layer(*layer,
+                         "has " + std::to_string(size_bytes) + " bytes, the given array " + std::to_string(given));
+  };
+  const std::size_t sent_bytes = data_of(operation).size();
+  if (sends && sent_bytes != size_bytes) return has_bytes(sent_bytes);
+  const std::size_t received_bytes = destination_of(operation).size();
+  const bool gathers_only = factored != nullptr && received_bytes == 0 && traits_of(unit->next_scheme).workers_multiply;
+  if (receives && !gathers_only && received_bytes != size_bytes) return has_bytes(received_bytes);
+  return {};
+}
+
+Status LayerState::check_push(const Push& push) const {
+  if (push.divisor == 0 || (push.divisor != 1 && !dtype_is_floating(layer->dtype)))
+    return invalid_layer(*layer, "of dtype " + std::string(dtype_name(layer->dtype)) + " cannot be divided by " +
+                                     std::to_string(push.divisor));
+  if (unit->group && !unit->group->takes(push.divisor))
+    return invalid_layer(*layer, "shares a message with small layers that are divided by another number than " +
+                                     std::to_string(push.divisor));
+  const auto* factored = std::get_if<FactoredGradient>(&push.gradient);
+  return factored == nullptr ? Status() : check_factors(*factored);
+}
+
+Status LayerState::check_factors(const FactoredGradient& factored) const {
+  const SchemeTraits& traits = traits_of(unit->next_scheme);
+  const std::string scheme(scheme_name(unit->next_scheme));
+  if (!traits.takes_factors) return invalid_layer(*layer, "takes scheme " + scheme + " in this step, not factors");
+  if (!dtype_is_floating(factored.dtype) || dtype_bytes(factored.dtype) > dtype_bytes(layer->dtype))
+    return invalid_layer(*layer, "cannot take factors of dtype " + std::string(dtype_name(factored.dtype)));
+  if (!traits.workers_multiply && (factored.accumulate || factored.dtype != layer->dtype))
+    return invalid_layer(*layer, "takes scheme " + scheme + ", which neither accumulates nor converts");
+  return {};
+}
+
+}  // namespace poseidon
