@@ -121,7 +121,7 @@ def test_a_slow_link_shows() -> None:
 
 def test_poseidon_methods_move_what_the_closed_form_says() -> None:
     pytest.importorskip("poseidon._core")
-    names = "poseidon,wfbp-ps,ps-sequential,coarse-ps,adam"
+    names = "poseidon,wfbp-ps,ps-sequential,coarse-ps,project_adam"
     # At larger scales headers, which do not shrink, would weigh on the small chunks.
     result = run_training(config(names, model="AlexNet", scale=4, repeat_count=1))
     for entry in result.methods[1:]:
