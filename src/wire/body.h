@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 #include "poseidon/dtype.h"
@@ -17,6 +18,12 @@ inline constexpr std::size_t kFlagsAt = 1;
 inline constexpr std::size_t kCodeAt = 2;
 inline constexpr std::size_t kNumbersAt = 4;
 
+/// Aborts if a message lists more fields than a body holds, which is an error in the program. The offsets are known
+/// when it is compiled, so the check costs nothing.
+inline void check_room(std::size_t at, std::size_t size_bytes) {
+  if (at + size_bytes > kBodyBytes) std::abort();
+}
+
 /// A kind names its fields once, in the order of the wire: `[](auto& body, auto& message) { body.dtype(message.dtype);
 /// }`. `body` is a BodyReader or a BodyWriter.
 class BodyReader {
@@ -29,6 +36,7 @@ class BodyReader {
   void code(std::uint8_t& value) const { value = std::to_integer<std::uint8_t>(body_[kCodeAt]); }
   template <typename T>
   void number(T& value) {
+    check_room(at_, sizeof value);
     std::memcpy(&value, body_ + at_, sizeof value);
     at_ += sizeof value;
   }
@@ -51,6 +59,7 @@ class BodyWriter {
   void code(const std::uint8_t& value) { body_[kCodeAt] = std::byte{value}; }
   template <typename T>
   void number(const T& value) {
+    check_room(at_, sizeof value);
     std::memcpy(body_ + at_, &value, sizeof value);
     at_ += sizeof value;
   }

@@ -25,10 +25,10 @@ std::string text_of_message(const wire::Header& header) {
          " bytes from rank " + std::to_string(header.rank);
 }
 
-/// Whether the message is a small one that ends when it has been handled, or an assignment, whose data is copied.
+/// Whether the message asks something of this server alone and ends when it has been handled: every kind that travels
+/// to servers only and is no contribution. ServerCore::request refuses those that it does not know.
 bool is_request(const wire::Header& header) {
-  return header.kind == wire::Kind::rule || header.kind == wire::Kind::units || header.kind == wire::Kind::assign ||
-         header.kind == wire::Kind::pull || header.kind == wire::Kind::restore;
+  return wire::info_of(header.kind).directions == wire::kToServer && !is_contribution(header);
 }
 
 }  // namespace
@@ -297,9 +297,17 @@ Status ServerCore::request(Connection& connection, const wire::Header& header, s
   if (header.kind == wire::Kind::units) return shard.describe_units(payload);
   if (handover_ != nullptr)
     return {ErrorCode::refused, "a server with assignment=worker, which is a baseline, keeps no values"};
-  if (header.kind == wire::Kind::rule) return shard.set_rule(header, payload);
-  if (header.kind == wire::Kind::assign) return shard.assign(header, payload);
-  return shard.pull(header, connection);
+  switch (header.kind) {
+    case wire::Kind::rule:
+      return shard.set_rule(header, payload);
+    case wire::Kind::assign:
+      return shard.assign(header, payload);
+    case wire::Kind::pull:
+    case wire::Kind::restore:
+      return shard.pull(header, connection);
+    default:
+      return {ErrorCode::refused, std::string("this server does not answer ") + wire::kind_name(header.kind)};
+  }
 }
 
 void ServerCore::on_closed(Flow& flow, const Status& status) {
