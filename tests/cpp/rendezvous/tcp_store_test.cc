@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "cpp/rendezvous/ports.h"
 #include "conformance/handshakes.h"
+#include "cpp/rendezvous/ports.h"
 #include "rendezvous/store_protocol.h"
 #include "rendezvous/store_server.h"
 

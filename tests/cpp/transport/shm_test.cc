@@ -8,8 +8,8 @@
 #include <cstring>
 #include <random>
 
-#include "conformance/transport_fixture.h"
 #include "conformance/handshakes.h"
+#include "conformance/transport_fixture.h"
 #include "transport/shm/local_socket.h"
 #include "transport/shm/segment.h"
 #include "transport/shm/shm_transport.h"
