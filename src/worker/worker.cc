@@ -81,7 +81,8 @@ class Parts final : public WorkerParts {
   }
   void shutdown(bool failed) override {
     // This rank may be done while its shard still sends the last results over a slow link.
-    if (server_) failed ? server_->shutdown() : server_->shutdown(server_linger_);
+    if (server_ && failed) server_->shutdown();
+    if (server_ && !failed) server_->shutdown(server_linger_);
     store_.reset();  // its port is free when this returns
   }
 

@@ -33,6 +33,19 @@ CPP_DOORS: Doors = {
     "server/baselines": {"chunk", "core"},
 }
 
+# What every adapter of a framework may import.
+_FOR_ADAPTERS = {
+    "errors",
+    "options",
+    "chunk_cache",
+    "failure_marks",
+    "notices",
+    "restore",
+    "schemes",
+    "version",
+    "_core",
+}
+
 # What a room of python/poseidon may import, besides itself. None: all others, as far as no circle comes of it.
 PYTHON_DOORS: Doors = {
     "version": set(),
@@ -45,29 +58,8 @@ PYTHON_DOORS: Doors = {
     "restore": {"errors", "_core"},
     "schemes": {"_core"},
     "exchange": {"errors", "options", "chunk_cache", "notices", "restore", "adapter", "_core"},
-    "adapter": {
-        "errors",
-        "options",
-        "chunk_cache",
-        "failure_marks",
-        "notices",
-        "restore",
-        "schemes",
-        "version",
-        "_core",
-    },
-    "torch": {
-        "errors",
-        "options",
-        "chunk_cache",
-        "failure_marks",
-        "notices",
-        "restore",
-        "schemes",
-        "version",
-        "adapter",
-        "_core",
-    },
+    "adapter": _FOR_ADAPTERS,
+    "torch": {*_FOR_ADAPTERS, "adapter"},
     "torch/tensors": set(),
     "torch/process": {"tensors"},
     "torch/model": {"tensors"},

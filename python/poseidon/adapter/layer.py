@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from poseidon import _core
+from poseidon.schemes import takes_factors
 
 _KEPT_SUMS = 4  # enough to go back by two attempts
 
@@ -58,7 +59,7 @@ class SyncedLayer:
     @property
     def uses_factors(self) -> bool:
         """Whether the layer may take a scheme that sends factors."""
-        return self.factorable and self.scheme != "ps"
+        return self.factorable and (self.scheme == "auto" or takes_factors(self.scheme))
 
     def ask_for(self, scheme: str) -> None:
         """Sets the only scheme that the job can use, whatever the user has asked for."""
