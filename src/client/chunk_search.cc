@@ -71,11 +71,6 @@ class Probe {
 
 }  // namespace
 
-void ClientImpl::set_chunk_bytes(std::size_t chunk_bytes) {
-  const std::lock_guard lock(mutex_);
-  chunk_bytes_ = chunk_bytes;
-}
-
 Result<std::size_t> ClientImpl::choose_chunk_bytes(std::size_t known, const std::function<bool()>& keep_waiting) {
   Probe probe(*this, keep_waiting);
   auto agreed = probe.sum(options_.rank == 0 ? static_cast<std::int64_t>(known) : 0);
@@ -90,7 +85,7 @@ Result<std::size_t> ClientImpl::choose_chunk_bytes(std::size_t known, const std:
                                         kFirstProbeBytes, kLargestProbeBytes);
     std::int64_t best_ns = INT64_MAX;
     for (const std::size_t candidate : kCandidates) {
-      set_chunk_bytes(candidate);
+      steps_.set_chunk_bytes(candidate);
       auto time_ns = probe.time(probe_bytes);
       if (!time_ns.ok()) return time_ns.status();
       if (time_ns.value() < best_ns) {
@@ -99,7 +94,7 @@ Result<std::size_t> ClientImpl::choose_chunk_bytes(std::size_t known, const std:
       }
     }
   }
-  set_chunk_bytes(best);
+  steps_.set_chunk_bytes(best);
   return best;
 }
 

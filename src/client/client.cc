@@ -1,15 +1,16 @@
-// The API side of ClientImpl: checks, tables and waiting. The loop side is client_loop.cc.
+// The API side of ClientImpl. The loop side is client_loop.cc.
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <utility>
 
 #include "client/client_impl.h"
+#include "plan/priority.h"
 
 namespace poseidon {
 
 namespace {
 
-constexpr auto kWaitSlice = std::chrono::milliseconds(100);
-constexpr std::size_t kStartsPerLock = 64;
 constexpr std::uint32_t kCheckLayer = 0;  // the layer that add_layers compares plans with
 
 /// FNV-1a over the plan's text.
@@ -20,27 +21,28 @@ std::uint64_t digest(const Plan& plan) {
   return hash;
 }
 
+static_assert(kPriorityLevelCount == wire::kPriorityLevels);
+
 }  // namespace
 
 ClientImpl::ClientImpl(const Options& options, const Cluster& cluster, const Seat& seat,
                        std::unique_ptr<WorkerParts> parts, std::shared_ptr<Loop> loop, std::unique_ptr<Lobby> lobby)
     : parts_(std::move(parts)),
       options_(options),
-      cluster_(cluster),
       seat_(seat),
       loop_(std::move(loop)),
       executor_(std::make_unique<Executor>(std::max(1, options.compute_threads))),
       connections_(options_, cluster, *this,
                    {[this](const Status& status, const FailureCause& cause) { fail(status, cause); },
-                    [this](const std::string& notice) { add_notice(notice); }},
+                    [this](const std::string& notice) { notices_.add(notice); }},
                    loop_, std::move(lobby), *executor_),
-      chunk_bytes_(options.chunk_bytes == 0 ? Options().chunk_bytes : options.chunk_bytes) {
-  cluster_.flow_count = options.flows;
-  if (options_.flight_record.empty()) return;
-  if (const Status usable = open_record_directory(options_.flight_record); usable.ok())
-    record_directory_ = options_.flight_record;
-  else
-    notices_.push_back("without flight records (flight_record=" + options_.flight_record + "): " + usable.message());
+      steps_(options_, cluster,
+             {[this](UnitState& unit, Operation&& operation) { begin(unit, std::move(operation)); },
+              [this](UnitState& unit) { finished(unit); }},
+             loop_),
+      report_(options_, seat_, connections_, steps_, units_by_id_) {
+  if (const Status usable = report_.open_directory(); !usable.ok())
+    notices_.add("without flight records (flight_record=" + options_.flight_record + "): " + usable.message());
 }
 
 ClientImpl::~ClientImpl() {
@@ -51,8 +53,8 @@ ClientImpl::~ClientImpl() {
 
 Status ClientImpl::link(const Endpoints& endpoints, const std::function<bool()>& keep_waiting) {
   connections_.connect(endpoints);
-  if (Status status = wait_until([this] { return linked_ || !status_.ok(); }, keep_waiting); !status.ok())
-    return status;
+  Wait wait{keep_waiting};
+  if (Status status = steps_.wait_linked([&] { look(wait); }); !status.ok()) return status;
   Layer check;
   check.name = "plan check";
   check.dtype = DType::int64;
@@ -64,26 +66,18 @@ Status ClientImpl::link(const Endpoints& endpoints, const std::function<bool()>&
 
 Result<Client::Added> ClientImpl::add_layers(std::vector<Layer> layers, bool transient,
                                              const std::function<bool()>& keep_waiting) {
-  std::uint32_t first_unit_id = 0;
-  std::uint32_t first_layer = 0;
+  const auto base = steps_.plan_base();
+  if (!base.ok()) return base.status();
   Options options = options_;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!status_.ok()) return status_;
-    options.chunk_bytes = chunk_bytes_;
-    first_unit_id = next_unit_id_;
-    first_layer = static_cast<std::uint32_t>(layers_.size());
-  }
-  auto made = make_plan(std::move(layers), cluster_, options, first_unit_id);
+  options.chunk_bytes = base.value().chunk_bytes;
+  auto made = make_plan(std::move(layers), base.value().cluster, options, base.value().first_unit_id);
   if (!made.ok()) {
     abort("its layers make no plan: " + made.status().message(), false);  // the others would wait for this rank
     return made.status();
   }
   const auto plan = std::make_shared<const Plan>(std::move(made.value()));
-  loop_->call([this, plan, transient] {
-    register_units(plan, transient);
-    describe_units(*plan);
-  });
+  loop_->call([this, plan, transient] { add_units(plan, transient); });
+  const std::uint32_t first_layer = base.value().first_layer;
   if (first_layer > kCheckLayer) {
     if (Status status = check_plans(*plan, keep_waiting); !status.ok()) return status;
   }
@@ -112,147 +106,72 @@ Status ClientImpl::check_plans(const Plan& plan, const std::function<bool()>& ke
                                    std::to_string(options_.rank) + " differs from that of rank " + ranks};
 }
 
-Status ClientImpl::check_start(std::uint32_t layer, const Operation& operation) const {
-  if (!status_.ok()) return status_;
-  if (layer >= layers_.size()) return {ErrorCode::invalid_argument, "there is no layer " + std::to_string(layer)};
-  return layers_[layer]->check_start(operation);
-}
-
-Status ClientImpl::submit(std::uint32_t layer, Operation operation) {
-  const std::lock_guard lock(mutex_);
-  return submit_locked(layer, std::move(operation), now_ns());
-}
-
-Status ClientImpl::submit_locked(std::uint32_t layer, Operation operation, std::int64_t time_ns) {
-  if (Status status = check_start(layer, operation); !status.ok()) return status;
-  LayerState& state = *layers_[layer];
-  UnitState& unit = *state.unit;
-  state.running = true;
-  state.destination = destination_of(operation);
-  state.stats.started_ns = time_ns;
-  ++running_count_;
-  if (auto* push = std::get_if<Push>(&operation)) {
-    bool nothing = std::holds_alternative<NoGradient>(push->gradient);
-    if (unit.group) {
-      if (!join_group_locked(state, *push)) return {};
-      nothing = unit.group->all_absent();
-    }
-    push->excluded_from_mean = nothing && (push->excluded_from_mean || lateness_[unit.plan.get()].behind() > 0);
-    if (unit.rule) push->rule = std::exchange(unit.rule, std::nullopt);
-  }
-  loop_->post([this, &unit, moved = std::move(operation)]() mutable { begin(unit, std::move(moved)); });
-  return {};
-}
-
-/// Puts a member's gradient into its group. Returns true for the last member, whose push becomes the group's.
-bool ClientImpl::join_group_locked(LayerState& layer, Push& push) {
-  UnitState& unit = *layer.unit;
-  const auto* dense = std::get_if<DenseGradient>(&push.gradient);
-  const bool absent = dense == nullptr;
-  if (!unit.group->put(layer.member, absent ? push.destination : dense->data, absent, push.divisor)) return false;
-  GroupedGradients grouped;
-  grouped.pieces = unit.group->pieces();
-  // With stragglers=drop the result may lack what this worker put in: its marks have to be seen first.
-  if (!unit.group->any_absent() && options_.stragglers == Stragglers::wait) {
-    grouped.members.reserve(unit.layers.size());
-    for (const LayerState* member : unit.layers) grouped.members.push_back(member->destination);
-  }
-  push.gradient = std::move(grouped);
-  push.destination = {};
-  return true;
-}
-
 Status ClientImpl::start(std::uint32_t layer, std::span<std::byte> data, std::uint32_t divisor,
                          std::uint64_t factor_count) {
-  return submit(layer, Push{.gradient = DenseGradient{data, factor_count}, .divisor = divisor, .destination = data});
+  return steps_.submit(layer,
+                       Push{.gradient = DenseGradient{data, factor_count}, .divisor = divisor, .destination = data});
 }
 
 Status ClientImpl::start_all(std::uint32_t first_layer, std::span<const std::span<std::byte>> arrays,
                              std::uint32_t divisor) {
-  // The loop needs the lock too, to end what has been started: it gets its turn after every few.
-  for (std::size_t begin = 0; begin < arrays.size(); begin += kStartsPerLock) {
-    const std::lock_guard lock(mutex_);
-    const std::int64_t time_ns = now_ns();
-    for (std::size_t i = begin; i < std::min(begin + kStartsPerLock, arrays.size()); ++i) {
-      const auto layer = first_layer + static_cast<std::uint32_t>(i);
-      Push push{.gradient = DenseGradient{arrays[i]}, .divisor = divisor, .destination = arrays[i]};
-      if (Status status = submit_locked(layer, std::move(push), time_ns); !status.ok()) return status;
-    }
-  }
-  return {};
+  return steps_.submit_all(first_layer, arrays, divisor);
 }
 
 Status ClientImpl::start_absent(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t divisor,
                                 bool counts) {
-  return submit(
+  return steps_.submit(
       layer,
       Push{.gradient = NoGradient{}, .divisor = divisor, .excluded_from_mean = !counts, .destination = destination});
 }
 
 Status ClientImpl::start_factors(std::uint32_t layer, DType dtype, std::vector<FactorRows> segments,
                                  std::span<std::byte> destination, std::uint32_t divisor, bool accumulate) {
-  return submit(layer, Push{.gradient = FactoredGradient{dtype, std::move(segments), accumulate},
-                            .divisor = divisor,
-                            .destination = destination});
+  return steps_.submit(layer, Push{.gradient = FactoredGradient{dtype, std::move(segments), accumulate},
+                                   .divisor = divisor,
+                                   .destination = destination});
 }
 
 Status ClientImpl::push_pull(std::uint32_t layer, std::span<const std::byte> data, std::span<std::byte> destination,
                              std::uint32_t divisor) {
-  return submit(layer, Push{.gradient = DenseGradient{data}, .divisor = divisor, .destination = destination});
+  return steps_.submit(layer, Push{.gradient = DenseGradient{data}, .divisor = divisor, .destination = destination});
 }
 
 Status ClientImpl::push(std::uint32_t layer, std::span<const std::byte> data, std::uint32_t divisor) {
-  return submit(layer, Push{.gradient = DenseGradient{data}, .divisor = divisor, .wants_result = false});
+  return steps_.submit(layer, Push{.gradient = DenseGradient{data}, .divisor = divisor, .wants_result = false});
 }
 
 Status ClientImpl::pull(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t array) {
-  return submit(layer, Pull{destination, array});
+  return steps_.submit(layer, Pull{destination, array});
 }
 
 Status ClientImpl::assign(std::uint32_t layer, std::span<const std::byte> data, std::uint32_t array,
                           std::uint64_t update_count) {
-  return submit(layer, Assign{data, array, update_count});
+  return steps_.submit(layer, Assign{data, array, update_count});
 }
 
-Status ClientImpl::set_rule(std::uint32_t layer, const UpdateRule& rule) {
-  const std::lock_guard lock(mutex_);
-  if (layer >= layers_.size()) return {ErrorCode::invalid_argument, "there is no layer " + std::to_string(layer)};
-  const Layer& about = *layers_[layer]->layer;
-  if (!about.stored) return invalid_layer(about, "is not stored by the servers, so they cannot update it");
-  if (rule.kind != nullptr && about.dtype != DType::float32 && about.dtype != DType::float64)
-    return invalid_layer(about,
-                         "has dtype " + std::string(dtype_name(about.dtype)) + "; servers update float32 and float64");
-  if (rule.kind != nullptr && rule.kind->whole_layer && !about.whole)
-    return invalid_layer(about,
-                         "is cut into pieces; " + rule.kind->name + " needs a layer that lies whole on one server");
-  // Every rank sets the same rule; one tells it, before its own push, without which no step ends. Where steps may end
-  // without that one, all do.
-  const bool without = options_.stragglers == Stragglers::drop || options_.consistency != Consistency::bsp;
-  if (options_.rank == 0 || without) layers_[layer]->unit->rule = rule;
-  return {};
+Status ClientImpl::restore(std::uint32_t layer, std::span<std::byte> destination, std::uint64_t version_limit) {
+  return steps_.submit(layer, Restore{destination, version_limit});
 }
 
-Scheme ClientImpl::next_scheme(std::uint32_t layer) const {
-  const std::lock_guard lock(mutex_);
-  return layer < layers_.size() ? layers_[layer]->unit->next_scheme : Scheme::ps;
-}
+Status ClientImpl::set_rule(std::uint32_t layer, const UpdateRule& rule) { return steps_.set_rule(layer, rule); }
+
+Scheme ClientImpl::next_scheme(std::uint32_t layer) const { return steps_.next_scheme(layer); }
 
 void ClientImpl::set_factor_count(std::uint32_t layer, std::uint64_t factor_count) {
-  loop_->call([this, layer, factor_count] {
-    const std::lock_guard lock(mutex_);
-    if (layer >= layers_.size()) return;
-    UnitState& unit = *layers_[layer]->unit;
-    unit.syncer.set_factor_count(factor_count);
-    unit.next_scheme = unit.syncer.next_scheme();
+  UnitState* const unit = steps_.unit_of(layer);
+  if (unit == nullptr) return;
+  loop_->call([this, unit, factor_count] {
+    unit->syncer.set_factor_count(factor_count);
+    steps_.update_scheme(*unit);
   });
 }
 
 std::vector<GatheredPart> ClientImpl::gathered(std::uint32_t layer) const {
   std::vector<GatheredPart> parts;
-  loop_->call([this, layer, &parts] {
-    const std::lock_guard lock(mutex_);
-    if (layer >= layers_.size()) return;
-    for (const auto& part : layers_[layer]->unit->syncer.exchange().progress.inbox.parts) {
+  const UnitState* const unit = steps_.unit_of(layer);
+  if (unit == nullptr) return parts;
+  loop_->call([unit, &parts] {
+    for (const auto& part : unit->syncer.exchange().progress.inbox.parts) {
       GatheredPart& gathered = parts.emplace_back();
       for (const auto& term : part.terms) {
         gathered.dtype = term.dtype;
@@ -264,61 +183,82 @@ std::vector<GatheredPart> ClientImpl::gathered(std::uint32_t layer) const {
   return parts;
 }
 
-Status ClientImpl::wait_until(const std::function<bool()>& done, const std::function<bool()>& keep_waiting) {
-  const std::int64_t begun_ns = now_ns();
-  auto next_look = Clock::now() + kWaitSlice;
-  bool gave_up = false;
-  std::unique_lock lock(mutex_);
-  while (!done()) {
-    changed_.wait_until(lock, next_look);
-    if (Clock::now() < next_look) continue;
-    next_look = Clock::now() + kWaitSlice;
-    lock.unlock();
-    loop_->post([this] { connections_.note_traffic(); });
-    const std::int64_t quiet_ns = now_ns() - std::max(begun_ns, connections_.last_progress_ns());
-    if (!gave_up && !keep_waiting()) {
-      gave_up = true;
-      abort("interrupted", false);
-    }
-    if (!gave_up && quiet_ns > std::chrono::nanoseconds(options_.timeout).count()) {
-      gave_up = true;
-      loop_->post([this] {
-        fail({ErrorCode::timeout, connections_.here() + " heard nothing for " +
-                                      std::to_string(options_.timeout.count()) + " ms while " + describe_waiting() +
-                                      connections_.last_heard() +
-                                      "; see whether the others still run, or raise POSEIDON_TIMEOUT"},
-             {FailureSource::silent});
-      });
-    }
-    lock.lock();
+/// Runs about every 100 ms during a wait. Ends the job if the caller gives up, or if nothing moves for too long. The
+/// wait itself then ends with the job.
+void ClientImpl::look(Wait& wait) {
+  loop_->post([this] { connections_.note_traffic(); });
+  const std::int64_t quiet_ns = now_ns() - std::max(wait.begun_ns, connections_.last_progress_ns());
+  if (!wait.gave_up && !wait.keep_waiting()) {
+    wait.gave_up = true;
+    abort("interrupted", false);
   }
-  return status_;
+  if (!wait.gave_up && quiet_ns > std::chrono::nanoseconds(options_.timeout).count()) {
+    wait.gave_up = true;
+    loop_->post([this] { fail_silent(); });
+  }
 }
 
 Status ClientImpl::wait_all(const std::function<bool()>& keep_waiting) {
-  return wait_until([this] { return running_count_ == 0; }, keep_waiting);
+  Wait wait{keep_waiting};
+  return steps_.wait_all([&] { look(wait); });
 }
 
 Status ClientImpl::wait(std::uint32_t layer, const std::function<bool()>& keep_waiting) {
-  {
-    const std::lock_guard lock(mutex_);
-    ++single_waiter_count_;
+  Wait wait{keep_waiting};
+  return steps_.wait(layer, [&] { look(wait); });
+}
+
+bool ClientImpl::done(std::uint32_t layer) const { return steps_.done(layer); }
+
+LayerStats ClientImpl::layer_stats(std::uint32_t layer) const { return steps_.stats(layer); }
+
+Status ClientImpl::status() const { return steps_.status(); }
+
+std::uint64_t ClientImpl::behind() const { return steps_.behind(); }
+
+std::vector<LateRank> ClientImpl::straggler_report() const {
+  auto report = parts_->late_ranks();
+  const LateRank own = steps_.lateness();
+  if (own.late_chunks == 0) return report;
+  // A rank knows about itself from all servers, the embedded server only what it has seen.
+  std::erase_if(report, [&own](const LateRank& one) { return one.rank == own.rank; });
+  report.insert(std::ranges::upper_bound(report, own.rank, {}, &LateRank::rank), own);
+  return report;
+}
+
+std::vector<std::string> ClientImpl::notices() const {
+  auto all = notices_.all();
+  std::ranges::move(parts_->notices(), std::back_inserter(all));
+  return all;
+}
+
+Status ClientImpl::set_priorities(std::uint32_t first_layer, std::span<const LayerPriority> priorities,
+                                  double priority_threshold) {
+  const auto is_share = [](double value) { return value >= 0 && value <= 1; };  // false for NaN
+  if (!is_share(priority_threshold)) return {ErrorCode::invalid_argument, "a priority threshold is from 0 to 1"};
+  std::map<std::uint32_t, Priority> by_unit;
+  for (std::size_t i = 0; i < priorities.size(); ++i) {
+    const auto layer = first_layer + static_cast<std::uint32_t>(i);
+    const UnitState* const unit = steps_.unit_of(layer);
+    if (unit == nullptr)
+      return {ErrorCode::invalid_argument, "there is no layer " + std::to_string(layer) + " to set a priority of"};
+    const LayerPriority& given = priorities[i];
+    if (!is_share(given.urgency) || given.priority_class < -1 || given.priority_class >= options_.priority_classes)
+      return {ErrorCode::invalid_argument,
+              "a layer's urgency is from 0 to 1 and its class below " + std::to_string(options_.priority_classes)};
+    const int chosen = given.priority_class >= 0
+                           ? given.priority_class
+                           : priority_class(given.urgency, priority_threshold, options_.priority_classes);
+    const Priority priority{level_of(given.urgency), static_cast<std::uint8_t>(chosen)};
+    // A group is as urgent as its most urgent member.
+    auto [known, fresh] = by_unit.try_emplace(unit->syncer.unit().id, priority);
+    known->second.level = std::min(known->second.level, priority.level);
+    known->second.priority_class = std::min(known->second.priority_class, priority.priority_class);
   }
-  Status status =
-      wait_until([this, layer] { return layer >= layers_.size() || !layers_[layer]->running; }, keep_waiting);
-  const std::lock_guard lock(mutex_);
-  --single_waiter_count_;
-  return status;
-}
-
-bool ClientImpl::done(std::uint32_t layer) const {
-  const std::lock_guard lock(mutex_);
-  return layer >= layers_.size() || !layers_[layer]->running;
-}
-
-LayerStats ClientImpl::layer_stats(std::uint32_t layer) const {
-  const std::lock_guard lock(mutex_);
-  return layer < layers_.size() ? layers_[layer]->stats : LayerStats();
+  loop_->post([this, by_unit = std::move(by_unit)] {
+    for (const auto& [unit, priority] : by_unit) connections_.priorities().set(unit, priority);
+  });
+  return {};
 }
 
 TrafficStats ClientImpl::traffic() const {
@@ -330,9 +270,12 @@ TrafficStats ClientImpl::traffic() const {
   return stats;
 }
 
-bool ClientImpl::failed() const {
-  const std::lock_guard lock(mutex_);
-  return !status_.ok() && status_.code() != ErrorCode::shut_down;
+Status ClientImpl::fail_to_join(const Status& status) {
+  const FailureSource source = status.code() == ErrorCode::timeout   ? FailureSource::silent
+                               : status.code() == ErrorCode::aborted ? FailureSource::told
+                                                                     : FailureSource::found;
+  loop_->call([this, &status, source] { fail(status, {source}); });
+  return this->status();
 }
 
 void ClientImpl::abort(const std::string& reason, bool planned) {
@@ -341,6 +284,20 @@ void ClientImpl::abort(const std::string& reason, bool planned) {
     cause.planned = planned;
     fail({ErrorCode::aborted, connections_.here() + " ended the job: " + reason}, cause);
   });
+}
+
+void ClientImpl::shutdown() {
+  if (std::exchange(shut_down_, true)) return;
+  const bool had_failed = steps_.failed();
+  connections_.stop_accepting();
+  loop_->call([this] {
+    stop({ErrorCode::shut_down, "the client has been shut down"}, wire::Goodbye::make(),
+         std::make_shared<const std::string>(), {});
+  });
+  // Sends end when their flow is closed, after kLinger at most, and a product when it is made.
+  steps_.wait_closed(2 * Connections::kLinger);
+  report_.wait();
+  parts_->shutdown(had_failed);
 }
 
 }  // namespace poseidon

@@ -15,37 +15,22 @@ constexpr Priority kFirst{wire::kFirstPriority + 1, 0};
 std::string bytes_text(std::uint64_t count) { return std::to_string(count) + " bytes"; }
 }  // namespace
 
-void ClientImpl::register_units(const std::shared_ptr<const Plan>& plan, bool transient) {
-  const std::lock_guard lock(mutex_);
-  const std::size_t first_layer = layers_.size();
-  auto& block = layer_blocks_.emplace_back(plan->layers.size());
-  for (std::size_t i = 0; i < block.size(); ++i) {
-    block[i].layer = &plan->layers[i];
-    block[i].size_bytes = plan->layers[i].size_bytes();
-    layers_.push_back(&block[i]);
-  }
-  for (std::size_t i = 0; i < plan->units.size(); ++i) {
-    UnitState& unit =
-        units_.emplace_back(plan, i, transient, connections_.links(), [this](UnitState& done) { finished(done); });
-    for (std::size_t member = 0; member < plan->units[i].layers.size(); ++member) {
-      LayerState& layer = *layers_[first_layer + plan->units[i].layers[member]];
-      layer.unit = &unit;
-      layer.member = static_cast<std::uint32_t>(member);
-      unit.layers.push_back(&layer);
-    }
-    units_by_id_[plan->units[i].id] = &unit;
+void ClientImpl::add_units(const std::shared_ptr<const Plan>& plan, bool transient) {
+  for (UnitState* unit : steps_.add(plan, transient, connections_.links())) {
+    const std::uint32_t id = unit->syncer.unit().id;
+    units_by_id_[id] = unit;
     // What is small and waited for at once, such as a barrier, overtakes gradients in flight.
-    if (transient) connections_.priorities().set(plan->units[i].id, kFirst);
+    if (transient) connections_.priorities().set(id, kFirst);
   }
-  next_unit_id_ += static_cast<std::uint32_t>(plan->units.size());
+  if (!closing_ && !departure_) announcer_.announce(*plan, connections_.links());
 }
 
-void ClientImpl::begin(UnitState& unit, Operation operation) {
-  if (closing_) return release_layers(unit);  // failed or shut down since the start was accepted
+void ClientImpl::begin(UnitState& unit, Operation&& operation) {
+  if (closing_) return steps_.release(unit);  // failed or shut down since the start was accepted
   // A tensor without elements has no chunks: it needs nobody, so others may have left before it.
-  if (!left_.ok() && !unit.syncer.unit().chunks.empty()) {
-    fail(left_, left_by_);
-    return release_layers(unit);
+  if (departure_ && !unit.syncer.unit().chunks.empty()) {
+    fail(departure_->status, departure_->cause);
+    return steps_.release(unit);
   }
   const Status status = guard_memory(
       [&] {
@@ -62,35 +47,9 @@ void ClientImpl::finished(UnitState& unit) {
   if (status.ok()) unit.gather_members();
   // One that failed on its own, not because the client had: nothing may go on after half a step.
   if (!status.ok()) fail(status.with_context(connections_.here() + ": layer '" + unit.syncer.unit().name + "'"), {});
-  if (std::holds_alternative<Restore>(exchange.operation)) restored_version_ = exchange.outcome.oldest_version;
-  const std::lock_guard lock(mutex_);
-  unit.next_scheme = unit.syncer.next_scheme();
-  const LayerStats& outcome = exchange.outcome;
-  if (exchange.push() != nullptr && (outcome.late_chunks > 0 || unit.behind > 0))
-    lateness_[unit.plan.get()].note(exchange.step, outcome.late_chunks, std::exchange(unit.behind, outcome.behind),
-                                    outcome.behind);
-  const std::int64_t time_ns = now_ns();
-  for (auto* layer : unit.layers) {
-    const std::int64_t started_ns = layer->stats.started_ns;
-    layer->stats = unit.stats_of(*layer);
-    layer->stats.started_ns = started_ns;
-    layer->stats.completed_ns = time_ns;
-  }
-  release_layers_locked(unit);
-}
-
-void ClientImpl::release_layers(UnitState& unit) {
-  const std::lock_guard lock(mutex_);
-  release_layers_locked(unit);
-}
-
-void ClientImpl::release_layers_locked(UnitState& unit) {
-  for (auto* layer : unit.layers) {
-    if (std::exchange(layer->running, false)) --running_count_;
-  }
-  if (unit.group) unit.group->reset();
-  // A thread that waits for all need not look after each: waking it up costs more than the rest of this.
-  if (running_count_ == 0 || single_waiter_count_ > 0) changed_.notify_all();
+  if (std::holds_alternative<Restore>(exchange.operation))
+    announcer_.set_restored_version(exchange.outcome.oldest_version);
+  steps_.complete(unit);
 }
 
 Result<std::span<std::byte>> ClientImpl::accept(Flow& flow, const wire::Header& header, bool lent) {
@@ -157,11 +116,7 @@ Status ClientImpl::take(LinkState& link, const wire::Header& header, std::span<c
 
 Status ClientImpl::greeted(LinkState& link, const wire::Hello& hello) {
   if (Status status = connections_.on_hello(link, hello); !status.ok()) return status;
-  if (!connections_.all_greeted()) return {};
-  const std::lock_guard lock(mutex_);
-  cluster_.core_counts = connections_.core_counts();
-  linked_ = true;
-  changed_.notify_all();
+  if (connections_.all_greeted()) steps_.set_linked(connections_.core_counts());
   return {};
 }
 
@@ -247,27 +202,45 @@ bool ClientImpl::needs(const LinkState& link) const {
 void ClientImpl::on_closed(Flow& flow, const Status& status) {
   const auto node = connections_.remove(flow);
   const LinkState& link = node.mapped();
-  if (closing_) {
-    const std::lock_guard lock(mutex_);
-    all_closed_ = connections_.empty();
-    changed_.notify_all();
-    return;
-  }
+  if (closing_) return steps_.set_closed(connections_.empty());
   if (!link.known()) return;  // it never said who it is
   if (link.left) {
-    left_ = {ErrorCode::peer_lost, connections_.describe(link) + " has shut down, " + connections_.here() +
-                                       " goes on; give every rank the same number of steps, or use join()"};
-    left_by_ = FailureCause::of(FailureSource::left, link);
-    if (needs(link)) fail(left_, left_by_);
+    departure_ = {{ErrorCode::peer_lost, connections_.describe(link) + " has shut down, " + connections_.here() +
+                                             " goes on; give every rank the same number of steps, or use join()"},
+                  FailureCause::of(FailureSource::left, link)};
+    if (needs(link)) fail(departure_->status, departure_->cause);
     return;
   }
   if (status.code() != ErrorCode::peer_lost)
     return fail(status.with_context(connections_.here() + " ends the connection to " + connections_.describe(link)),
                 FailureCause::of(FailureSource::found, link));
   fail({ErrorCode::peer_lost, connections_.here() + " lost " + connections_.describe(link) + " while " +
-                                  describe_waiting() + ": " + status.message() +
+                                  report_.describe_waiting() + ": " + status.message() +
                                   "; its process or host has died, see its output" + connections_.last_heard()},
        FailureCause::of(FailureSource::lost, link));
+}
+
+void ClientImpl::fail_silent() {
+  fail({ErrorCode::timeout, connections_.here() + " heard nothing for " + std::to_string(options_.timeout.count()) +
+                                " ms while " + report_.describe_waiting() + connections_.last_heard() +
+                                "; see whether the others still run, or raise POSEIDON_TIMEOUT"},
+       {FailureSource::silent});
+}
+
+void ClientImpl::fail(const Status& status, const FailureCause& cause) {
+  if (closing_) return;
+  FlightEvent event;
+  event.kind = FlightEvent::Kind::failed;
+  event.what = error_code_name(status.code()).data();  // names are literals
+  event.party = cause.party;
+  event.index = cause.index;
+  connections_.recorder().note(event);
+  // One that is told keeps the first teller's words and code, so that all ranks name one cause.
+  const wire::TextMessage message = wire::Abort{status, cause.planned}.make();
+  const auto record = report_.new_record(cause);
+  if (!record) return stop(status, message.header, message.text, {});
+  stop({status.code(), status.message() + "; flight record: " + record->path}, message.header, message.text,
+       [&] { report_.write(*record, status, cause); });
 }
 
 /// `when_told` runs once the peers are told, before anything that was in flight has ended.
@@ -275,10 +248,7 @@ void ClientImpl::stop(const Status& status, const wire::Header& last_message,
                       const std::shared_ptr<const std::string>& text, const std::function<void()>& when_told) {
   if (closing_) return;
   closing_ = true;
-  {
-    const std::lock_guard lock(mutex_);
-    if (status_.ok()) status_ = status;
-  }
+  steps_.end(status);
   // Closing first: from here on nothing is received into memory that is about to be given back.
   connections_.close(last_message, text);
   if (when_told) when_told();
@@ -286,29 +256,9 @@ void ClientImpl::stop(const Status& status, const wire::Header& last_message,
     if (unit->syncer.exchange().progress.running)
       unit->syncer.fail(status);
     else
-      release_layers(*unit);  // a group that still waited for members
+      steps_.release(*unit);  // a group that still waited for members
   }
-  const std::lock_guard lock(mutex_);
-  all_closed_ = connections_.empty();
-  changed_.notify_all();
-}
-
-void ClientImpl::shutdown() {
-  if (std::exchange(shut_down_, true)) return;
-  const bool had_failed = failed();
-  connections_.stop_accepting();
-  loop_->call([this] {
-    stop({ErrorCode::shut_down, "the client has been shut down"}, wire::Goodbye::make(),
-         std::make_shared<const std::string>(), {});
-  });
-  std::unique_lock lock(mutex_);
-  // However long it takes: what runs still reads or writes the callers' memory. Sends end when their flow is closed,
-  // after kLinger at most; a product when it is made.
-  changed_.wait(lock, [this] { return running_count_ == 0; });
-  changed_.wait_for(lock, 2 * Connections::kLinger, [this] { return all_closed_; });
-  lock.unlock();
-  record_writer_.wait();
-  parts_->shutdown(had_failed);
+  steps_.set_closed(connections_.empty());
 }
 
 }  // namespace poseidon

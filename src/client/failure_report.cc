@@ -1,0 +1,84 @@
+#include "client/failure_report.h"
+
+#include <chrono>
+#include <utility>
+
+namespace poseidon {
+
+namespace {
+constexpr std::size_t kMostWaiting = 64;  // in a record
+}  // namespace
+
+FailureReport::FailureReport(const Options& options, const Seat& seat, const Connections& connections,
+                             const Steps& steps, const std::map<std::uint32_t, UnitState*>& units)
+    : options_(options), seat_(seat), connections_(connections), steps_(steps), units_(units) {}
+
+Status FailureReport::open_directory() {
+  if (options_.flight_record.empty()) return {};
+  Status usable = open_record_directory(options_.flight_record);
+  if (usable.ok()) directory_ = options_.flight_record;
+  return usable;
+}
+
+std::string FailureReport::describe_waiting() const {
+  const UnitState* first = nullptr;
+  std::size_t count = 0;
+  for (const auto& [id, unit] : units_) {
+    if (!unit->syncer.exchange().progress.running) continue;
+    if (first == nullptr) first = unit;
+    ++count;
+  }
+  if (first == nullptr)
+    return steps_.linked() ? "nothing was in flight" : "waiting for a greeting from " + connections_.not_linked();
+  const Exchange& exchange = first->syncer.exchange();
+  return "in step " + std::to_string(exchange.step) + " layer '" + exchange.unit().name + "' (" +
+         std::string(scheme_name(exchange.outcome.scheme)) + ") was " + first->syncer.waiting_for() +
+         (count > 1 ? ", and " + std::to_string(count - 1) + " more layers in flight" : "");
+}
+
+std::optional<FailureReport::Record> FailureReport::new_record(const FailureCause& cause) const {
+  if (directory_.empty() || cause.planned) return std::nullopt;
+  const std::int64_t time_ns = wall_ns();
+  return Record{flight_record_path(directory_, options_.job, "rank" + std::to_string(seat_.slot), time_ns), time_ns};
+}
+
+void FailureReport::write(const Record& record, const Status& status, const FailureCause& cause) {
+  writer_.start(record.path, [report = make_report(status, cause, record.time_of_day_ns), server = write_server_] {
+    return to_json(report, server);
+  });
+}
+
+FlightReport FailureReport::make_report(const Status& status, const FailureCause& cause,
+                                        std::int64_t time_of_day_ns) const {
+  const bool linked = steps_.linked();
+  FlightReport report;
+  FlightRecordHead& head = report.head;
+  head.process = "worker";
+  head.job = options_.job;
+  head.run = connections_.run();
+  head.generation = options_.generation;
+  head.rank = options_.rank;
+  head.slot = seat_.slot;
+  head.world_size = options_.world_size;
+  head.phase = !connections_.has_endpoints() ? "meeting" : linked ? "running" : "linking";
+  head.timeout_s = std::chrono::duration<double>(options_.timeout).count();
+  head.error = status;
+  head.source = cause.source;
+  head.party = cause.party;
+  head.index = cause.index;
+  head.time_ns = now_ns();
+  head.wall_ns = time_of_day_ns;
+  if (!linked) report.not_linked = connections_.not_linked();
+  report.links = connections_.reports();
+  for (const auto& [id, unit] : units_) {
+    if (!unit->syncer.exchange().progress.running || ++report.waiting_count > kMostWaiting) continue;
+    report.waiting.push_back(report_of(unit->syncer.exchange(), unit->syncer.waiting_for()));
+  }
+  report.events = connections_.recorder().events();
+  for (const FlightEvent& event : report.events.events)
+    if (const auto unit = units_.find(event.unit); unit != units_.end())
+      report.units.try_emplace(event.unit, unit->second->syncer.unit().name);
+  return report;
+}
+
+}  // namespace poseidon

@@ -1,0 +1,294 @@
+#include "client/steps.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "base/clock.h"
+
+namespace poseidon {
+
+namespace {
+
+constexpr auto kLookInterval = std::chrono::milliseconds(100);
+constexpr std::size_t kStartsPerLock = 64;
+
+Status no_layer(std::uint32_t layer) {
+  return {ErrorCode::invalid_argument, "there is no layer " + std::to_string(layer)};
+}
+
+}  // namespace
+
+Steps::Steps(const Options& options, const Cluster& cluster, Callbacks callbacks, std::shared_ptr<Loop> loop)
+    : options_(options), callbacks_(std::move(callbacks)), loop_(std::move(loop)) {
+  plan_base_.cluster = cluster;
+  plan_base_.cluster.flow_count = options.flows;
+  plan_base_.chunk_bytes = options.chunk_bytes == 0 ? Options().chunk_bytes : options.chunk_bytes;
+}
+
+Result<PlanBase> Steps::plan_base() const {
+  const std::lock_guard lock(mutex_);
+  if (!status_.ok()) return status_;
+  return plan_base_;
+}
+
+void Steps::set_chunk_bytes(std::size_t chunk_bytes) {
+  const std::lock_guard lock(mutex_);
+  plan_base_.chunk_bytes = chunk_bytes;
+}
+
+Status Steps::submit(std::uint32_t layer, Operation operation) {
+  const std::lock_guard lock(mutex_);
+  return submit_locked(layer, std::move(operation), now_ns());
+}
+
+Status Steps::submit_all(std::uint32_t first_layer, std::span<const std::span<std::byte>> arrays,
+                         std::uint32_t divisor) {
+  // The loop needs the lock too, to end what has been started: it gets its turn after every few.
+  for (std::size_t begin = 0; begin < arrays.size(); begin += kStartsPerLock) {
+    const std::lock_guard lock(mutex_);
+    const std::int64_t time_ns = now_ns();
+    for (std::size_t i = begin; i < std::min(begin + kStartsPerLock, arrays.size()); ++i) {
+      const auto layer = first_layer + static_cast<std::uint32_t>(i);
+      Push push{.gradient = DenseGradient{arrays[i]}, .divisor = divisor, .destination = arrays[i]};
+      if (Status status = submit_locked(layer, std::move(push), time_ns); !status.ok()) return status;
+    }
+  }
+  return {};
+}
+
+Status Steps::submit_locked(std::uint32_t layer, Operation operation, std::int64_t time_ns) {
+  if (Status status = check_start_locked(layer, operation); !status.ok()) return status;
+  LayerState& state = *layers_[layer];
+  UnitState& unit = *state.unit;
+  state.running = true;
+  state.destination = destination_of(operation);
+  state.stats.started_ns = time_ns;
+  ++running_count_;
+  if (auto* push = std::get_if<Push>(&operation)) {
+    bool nothing = std::holds_alternative<NoGradient>(push->gradient);
+    if (unit.group) {
+      if (!join_group_locked(state, *push)) return {};
+      nothing = unit.group->all_absent();
+    }
+    push->excluded_from_mean = nothing && (push->excluded_from_mean || lateness_[unit.plan.get()].behind() > 0);
+    if (unit.rule) push->rule = std::exchange(unit.rule, std::nullopt);
+  }
+  loop_->post([this, &unit, moved = std::move(operation)]() mutable { callbacks_.on_start(unit, std::move(moved)); });
+  return {};
+}
+
+Status Steps::check_start_locked(std::uint32_t layer, const Operation& operation) const {
+  if (!status_.ok()) return status_;
+  return layer < layers_.size() ? layers_[layer]->check_start(operation) : no_layer(layer);
+}
+
+/// Puts a member's gradient into its group. Returns true for the last member, whose push becomes the group's.
+bool Steps::join_group_locked(LayerState& layer, Push& push) {
+  UnitState& unit = *layer.unit;
+  const auto* dense = std::get_if<DenseGradient>(&push.gradient);
+  const bool absent = dense == nullptr;
+  if (!unit.group->put(layer.member, absent ? push.destination : dense->data, absent, push.divisor)) return false;
+  GroupedGradients grouped;
+  grouped.pieces = unit.group->pieces();
+  // With stragglers=drop the result may lack what this worker put in: its marks have to be seen first.
+  if (!unit.group->any_absent() && options_.stragglers == Stragglers::wait) {
+    grouped.members.reserve(unit.layers.size());
+    for (const LayerState* member : unit.layers) grouped.members.push_back(member->destination);
+  }
+  push.gradient = std::move(grouped);
+  push.destination = {};
+  return true;
+}
+
+Status Steps::set_rule(std::uint32_t layer, const UpdateRule& rule) {
+  const std::lock_guard lock(mutex_);
+  if (layer >= layers_.size()) return no_layer(layer);
+  const Layer& about = *layers_[layer]->layer;
+  if (!about.stored) return invalid_layer(about, "is not stored by the servers, so they cannot update it");
+  if (rule.kind != nullptr && about.dtype != DType::float32 && about.dtype != DType::float64)
+    return invalid_layer(about,
+                         "has dtype " + std::string(dtype_name(about.dtype)) + "; servers update float32 and float64");
+  if (rule.kind != nullptr && rule.kind->whole_layer && !about.whole)
+    return invalid_layer(about,
+                         "is cut into pieces; " + rule.kind->name + " needs a layer that lies whole on one server");
+  // Every rank sets the same rule. Only rank 0 sends it, before its own push, because no step ends without that push.
+  // Where a step may end without rank 0, every rank sends the rule.
+  const bool ends_without_0 = options_.stragglers == Stragglers::drop || options_.consistency != Consistency::bsp;
+  if (options_.rank == 0 || ends_without_0) layers_[layer]->unit->rule = rule;
+  return {};
+}
+
+/// `lock` is held at the call and at the return.
+template <typename Done>
+Status Steps::wait_until(std::unique_lock<std::mutex>& lock, const Done& done, const Look& look) {
+  auto next_look = Clock::now() + kLookInterval;
+  while (!done()) {
+    changed_.wait_until(lock, next_look);
+    if (Clock::now() < next_look) continue;
+    next_look = Clock::now() + kLookInterval;
+    lock.unlock();
+    look();
+    lock.lock();
+  }
+  return status_;
+}
+
+Status Steps::wait_linked(const Look& look) {
+  std::unique_lock lock(mutex_);
+  return wait_until(
+      lock, [this] { return linked_ || !status_.ok(); }, look);
+}
+
+Status Steps::wait_all(const Look& look) {
+  std::unique_lock lock(mutex_);
+  return wait_until(
+      lock, [this] { return running_count_ == 0; }, look);
+}
+
+Status Steps::wait(std::uint32_t layer, const Look& look) {
+  std::unique_lock lock(mutex_);
+  ++single_waiter_count_;
+  Status status = wait_until(
+      lock, [this, layer] { return !runs_locked(layer); }, look);
+  --single_waiter_count_;
+  return status;
+}
+
+void Steps::wait_closed(std::chrono::nanoseconds linger) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return running_count_ == 0; });
+  changed_.wait_for(lock, linger, [this] { return closed_; });
+}
+
+bool Steps::done(std::uint32_t layer) const {
+  const std::lock_guard lock(mutex_);
+  return !runs_locked(layer);
+}
+
+LayerStats Steps::stats(std::uint32_t layer) const {
+  const std::lock_guard lock(mutex_);
+  return layer < layers_.size() ? layers_[layer]->stats : LayerStats();
+}
+
+Scheme Steps::next_scheme(std::uint32_t layer) const {
+  const std::lock_guard lock(mutex_);
+  return layer < layers_.size() ? layers_[layer]->unit->next_scheme : Scheme::ps;
+}
+
+UnitState* Steps::unit_of(std::uint32_t layer) const {
+  const std::lock_guard lock(mutex_);
+  return layer < layers_.size() ? layers_[layer]->unit : nullptr;
+}
+
+LateRank Steps::lateness() const {
+  LateRank own{static_cast<std::uint32_t>(options_.rank)};
+  const std::lock_guard lock(mutex_);
+  for (const auto& [plan, one] : lateness_) one.add_to(own);
+  return own;
+}
+
+std::uint64_t Steps::behind() const {
+  const std::lock_guard lock(mutex_);
+  std::uint64_t most = 0;
+  for (const auto& [plan, one] : lateness_) most = std::max<std::uint64_t>(most, one.behind());
+  return most;
+}
+
+bool Steps::linked() const {
+  const std::lock_guard lock(mutex_);
+  return linked_;
+}
+
+Status Steps::status() const {
+  const std::lock_guard lock(mutex_);
+  return status_;
+}
+
+bool Steps::failed() const {
+  const std::lock_guard lock(mutex_);
+  return !status_.ok() && status_.code() != ErrorCode::shut_down;
+}
+
+std::vector<UnitState*> Steps::add(const std::shared_ptr<const Plan>& plan, bool transient, const Links& links) {
+  const std::lock_guard lock(mutex_);
+  const std::size_t first_layer = layers_.size();
+  auto& block = layer_blocks_.emplace_back(plan->layers.size());
+  for (std::size_t i = 0; i < block.size(); ++i) {
+    block[i].layer = &plan->layers[i];
+    block[i].size_bytes = plan->layers[i].size_bytes();
+    layers_.push_back(&block[i]);
+  }
+  std::vector<UnitState*> added;
+  added.reserve(plan->units.size());
+  for (std::size_t i = 0; i < plan->units.size(); ++i) {
+    UnitState& unit = units_.emplace_back(plan, i, transient, links, callbacks_.on_done);
+    for (std::size_t member = 0; member < plan->units[i].layers.size(); ++member) {
+      LayerState& layer = *layers_[first_layer + plan->units[i].layers[member]];
+      layer.unit = &unit;
+      layer.member = static_cast<std::uint32_t>(member);
+      unit.layers.push_back(&layer);
+    }
+    added.push_back(&unit);
+  }
+  plan_base_.first_unit_id += static_cast<std::uint32_t>(plan->units.size());
+  plan_base_.first_layer = static_cast<std::uint32_t>(layers_.size());
+  return added;
+}
+
+void Steps::update_scheme(UnitState& unit) {
+  const std::lock_guard lock(mutex_);
+  unit.next_scheme = unit.syncer.next_scheme();
+}
+
+void Steps::complete(UnitState& unit) {
+  const Exchange& exchange = unit.syncer.exchange();
+  const LayerStats& outcome = exchange.outcome;
+  const std::lock_guard lock(mutex_);
+  unit.next_scheme = unit.syncer.next_scheme();
+  if (exchange.push() != nullptr && (outcome.late_chunks > 0 || unit.behind > 0))
+    lateness_[unit.plan.get()].note(exchange.step, outcome.late_chunks, std::exchange(unit.behind, outcome.behind),
+                                    outcome.behind);
+  const std::int64_t time_ns = now_ns();
+  for (auto* layer : unit.layers) {
+    const std::int64_t started_ns = layer->stats.started_ns;
+    layer->stats = unit.stats_of(*layer);
+    layer->stats.started_ns = started_ns;
+    layer->stats.completed_ns = time_ns;
+  }
+  release_locked(unit);
+}
+
+void Steps::release(UnitState& unit) {
+  const std::lock_guard lock(mutex_);
+  release_locked(unit);
+}
+
+void Steps::release_locked(UnitState& unit) {
+  for (auto* layer : unit.layers) {
+    if (std::exchange(layer->running, false)) --running_count_;
+  }
+  if (unit.group) unit.group->reset();
+  // A thread that waits for all need not look after each: waking it up costs more than the rest of this.
+  if (running_count_ == 0 || single_waiter_count_ > 0) changed_.notify_all();
+}
+
+void Steps::set_linked(std::vector<int> core_counts) {
+  const std::lock_guard lock(mutex_);
+  plan_base_.cluster.core_counts = std::move(core_counts);
+  linked_ = true;
+  changed_.notify_all();
+}
+
+void Steps::end(const Status& status) {
+  const std::lock_guard lock(mutex_);
+  if (status_.ok()) status_ = status;
+}
+
+void Steps::set_closed(bool closed) {
+  const std::lock_guard lock(mutex_);
+  closed_ = closed;
+  changed_.notify_all();
+}
+
+}  // namespace poseidon

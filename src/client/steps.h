@@ -1,0 +1,128 @@
+// Steps: a client's layers and units, and which of their exchanges are under way.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "client/lateness.h"
+#include "client/unit_state.h"
+#include "poseidon/client.h"
+#include "poseidon/options.h"
+#include "transport/loop.h"
+
+namespace poseidon {
+
+/// What the plan of the next layers depends on, besides the layers.
+struct PlanBase {
+  Cluster cluster;
+  std::size_t chunk_bytes = 0;
+  std::uint32_t first_unit_id = 0;
+  std::uint32_t first_layer = 0;
+};
+
+/// API threads start exchanges and wait for them. The loop's thread performs the exchanges and reports their ends. All
+/// of them share one mutex, which each start and each end takes once. Any thread may call any method unless its comment
+/// names a thread.
+class Steps {
+ public:
+  /// Both run on the loop's thread, without the mutex.
+  struct Callbacks {
+    std::function<void(UnitState&, Operation&&)> on_start;  // a unit has all that it needs to start
+    std::function<void(UnitState&)> on_done;                // its syncer has ended the exchange; calls complete()
+  };
+  /// Calls it about every 100 ms during a wait, without the mutex.
+  using Look = std::function<void()>;
+
+  /// `options` has the rank of this generation, and outlives this.
+  Steps(const Options& options, const Cluster& cluster, Callbacks callbacks, std::shared_ptr<Loop> loop);
+  Steps(const Steps&) = delete;
+  Steps& operator=(const Steps&) = delete;
+
+  // API threads.
+  /// The base of the next plan, or the failure that has ended the job.
+  Result<PlanBase> plan_base() const;
+  /// Sets the chunk size of layers that are added from here on.
+  void set_chunk_bytes(std::size_t chunk_bytes);
+  /// Starts an operation on a layer. A group starts with its last member. Errors are those of Client::start.
+  Status submit(std::uint32_t layer, Operation operation);
+  /// As Client::start_all.
+  Status submit_all(std::uint32_t first_layer, std::span<const std::span<std::byte>> arrays, std::uint32_t divisor);
+  /// As Client::set_rule.
+  Status set_rule(std::uint32_t layer, const UpdateRule& rule);
+  /// Wait until all servers and peers have greeted, until every exchange has completed, or until a layer's has. They
+  /// return the failure that has ended the job, if there is one.
+  Status wait_linked(const Look& look);
+  Status wait_all(const Look& look);
+  Status wait(std::uint32_t layer, const Look& look);
+  /// After end(): waits until every exchange has completed, however long that takes, because what runs still uses the
+  /// callers' memory. Then waits up to `linger` for the connections to close.
+  void wait_closed(std::chrono::nanoseconds linger);
+
+  // What is known now. A layer that does not exist is like one that was never started.
+  bool done(std::uint32_t layer) const;
+  LayerStats stats(std::uint32_t layer) const;
+  Scheme next_scheme(std::uint32_t layer) const;
+  /// The unit of a layer, or null if there is no such layer.
+  UnitState* unit_of(std::uint32_t layer) const;
+  /// In how many steps this rank was late, and how far behind it is.
+  LateRank lateness() const;
+  std::uint64_t behind() const;
+  bool linked() const;
+  /// The first failure, or ok.
+  Status status() const;
+  /// Whether something other than Client::shutdown has ended the job.
+  bool failed() const;
+
+  // The loop's thread.
+  /// Adds a plan's layers and units, and returns the units.
+  std::vector<UnitState*> add(const std::shared_ptr<const Plan>& plan, bool transient, const Links& links);
+  /// Lets API threads see the scheme that the unit's syncer takes next.
+  void update_scheme(UnitState& unit);
+  /// The unit's exchange has ended: notes what came of it, and releases its layers.
+  void complete(UnitState& unit);
+  /// The unit's layers run no longer: its exchange has ended, or will not start.
+  void release(UnitState& unit);
+  /// All servers and peers have greeted; the servers have so many cores.
+  void set_linked(std::vector<int> core_counts);
+  /// Nothing can start any more. The first call's status stays. Call set_closed() afterwards, which wakes all waiters.
+  void end(const Status& status);
+  /// Says whether all connections have closed.
+  void set_closed(bool closed);
+
+ private:
+  Status submit_locked(std::uint32_t layer, Operation operation, std::int64_t time_ns);
+  Status check_start_locked(std::uint32_t layer, const Operation& operation) const;
+  bool join_group_locked(LayerState& layer, Push& push);
+  void release_locked(UnitState& unit);
+  bool runs_locked(std::uint32_t layer) const { return layer < layers_.size() && layers_[layer]->running; }
+  template <typename Done>
+  Status wait_until(std::unique_lock<std::mutex>& lock, const Done& done, const Look& look);
+
+  const Options& options_;
+  const Callbacks callbacks_;
+  const std::shared_ptr<Loop> loop_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<UnitState> units_;
+  std::vector<std::vector<LayerState>> layer_blocks_;  // one per plan
+  std::vector<LayerState*> layers_;
+  PlanBase plan_base_;
+  std::size_t running_count_ = 0;
+  std::size_t single_waiter_count_ = 0;  // threads that wait for one layer
+  bool linked_ = false;
+  bool closed_ = false;
+  Status status_;                             // the first failure; everything after it fails alike
+  std::map<const Plan*, Lateness> lateness_;  // by what was added together
+};
+
+}  // namespace poseidon

@@ -1,0 +1,30 @@
+// UnitAnnouncer: tells the servers about the units whose values they keep.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "poseidon/plan.h"
+#include "scheme/scheme.h"
+
+namespace poseidon {
+
+/// Rank 0 alone announces units. Only the loop's thread uses it.
+class UnitAnnouncer {
+ public:
+  /// The version of the servers' checkpoints from which values have been restored. Announced from here on.
+  void set_restored_version(std::uint64_t version) { restored_version_ = version; }
+  /// Tells every core of every server about the plan's stored units. Call it before anything else is sent about these
+  /// units: then no step of theirs is complete anywhere before every core knows them.
+  void announce(const Plan& plan, const Links& links);
+
+ private:
+  const std::chrono::system_clock::time_point began_ = std::chrono::system_clock::now();
+  std::map<std::string, std::size_t> names_;  // how many units have been called so
+  std::uint64_t restored_version_ = 0;
+};
+
+}  // namespace poseidon
