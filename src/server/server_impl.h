@@ -62,7 +62,7 @@ class ServerImpl final : public Server {
  private:
   std::unique_ptr<Transport> owned_transport_;     // null if the caller owns it
   std::unique_ptr<ThreadedSum> wide_;              // with Aggregation::wide only
-  std::unique_ptr<ServerRecords> records_;         // of a standalone server only
+  std::unique_ptr<ServerRecords> records_;         // of a dedicated server only
   std::unique_ptr<CheckpointWriter> checkpoints_;  // null: nothing is saved
   Status checkpoint_status_;                       // the status of the checkpoints' directory
   mutable std::mutex mutex_;

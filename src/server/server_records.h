@@ -1,4 +1,4 @@
-// ServerRecords: the flight records of a standalone server.
+// ServerRecords: the flight records of a dedicated server.
 #pragma once
 
 #include <chrono>

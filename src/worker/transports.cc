@@ -1,13 +1,13 @@
-// Which transports carry a job's messages: a table with a row for each value of Options::transport.
+// A table with a row for each value of Options::transport.
+#include "worker/transports.h"
+
 #include <algorithm>
-#include <memory>
 #include <utility>
 
 #include "transport/admission.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"
 #include "transport/ucx/ucx_transport.h"
-#include "worker/worker.h"
 
 namespace poseidon {
 

@@ -1,4 +1,4 @@
-"""A standalone server as a process of its own."""
+"""A dedicated server as a process of its own."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
 #include <thread>
 #include <utility>
 
-#include "worker/worker.h"
+#include "worker/join.h"
 
 namespace poseidon::testing {
 
@@ -103,7 +103,7 @@ Status SimulatedWorker::form(Generation& generation) {
   const auto keep_waiting = [this] { return alive(); };
   WorkerTransports transports;
   transports.networks.push_back(cluster_.network->transport(node_));
-  auto client = connect_worker(options, store_, keep_waiting, std::move(transports));
+  auto client = join_job(options, store_, keep_waiting, std::move(transports));
   if (!client.ok()) return client.status();
   generation.client = std::move(client.value());
   if (generation.client->generation() <= generation_)

@@ -40,7 +40,7 @@ class RunCommand(TyperCommand):
 
 
 class ServerCommand(RunCommand):
-    """The same with the options that a standalone server takes."""
+    """The same with the options that a dedicated server takes."""
 
     def options(self) -> Sequence[Option]:
         return [option for option in super().options() if option.on_server]

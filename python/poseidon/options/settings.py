@@ -28,7 +28,7 @@ _RESTART_COUNT = Option("restart_count", KINDS["whole"], 0, "", limits=Limits(0,
 class Settings:
     """All options with their values, and this worker's place in the job: attributes of the options' names.
 
-    `secrets`: one, or for a standalone server one for each tenant; none where whoever can connect is let in.
+    `secrets`: one, or for a dedicated server one for each tenant; none where whoever can connect is let in.
     `use_agent_store`: torchrun's agent serves the store where ranks meet. `restart_count`: how often that agent has
     restarted the workers. `sources` says for each name where its value came from: "keyword", "command line",
     "environment", "configuration file" or "default"; for the place also "torch.distributed" or "Slurm".

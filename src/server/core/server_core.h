@@ -95,7 +95,7 @@ class ServerCore final : public HandoverCore, private Receiver {
   std::string pace_objection(const Job* job, const wire::Hello& hello) const;
   Result<Job*> job_of(const JobName& name, const wire::Hello& hello);
   void end_generation(std::unique_ptr<Job> job, const wire::Hello& next);
-  /// A standalone server outlives the runs of a job. An embedded server belongs to one run.
+  /// A dedicated server outlives the runs of a job. An embedded server belongs to one run.
   bool embedded() const { return options_.world_size > 0; }
   void end_if_empty(Job& job);
   Status contribute(Connection& connection, const wire::Header& header, std::span<const std::byte> payload,

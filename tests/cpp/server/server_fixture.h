@@ -21,7 +21,7 @@ class ServerWithWorkers {
  public:
   explicit ServerWithWorkers(std::unique_ptr<Transport> transport) : transport_(std::move(transport)) {}
 
-  /// options.world_size 0 means a standalone server. An `address` that ends in 0 means any port.
+  /// options.world_size 0 means a dedicated server. An `address` that ends in 0 means any port.
   void start(const Options& options, const std::string& address) {
     server = std::make_unique<ServerImpl>(options);
     const Status status = server->listen(*transport_, address);

@@ -31,7 +31,7 @@ class ServerTest : public ::testing::Test, protected testing::ServerWithWorkers 
  protected:
   ServerTest() : ServerWithWorkers(make_inproc_transport()) {}
 
-  /// world_size 0: a standalone server.
+  /// world_size 0: a dedicated server.
   void start(int world_size, std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
     Options options;
     options.world_size = world_size;

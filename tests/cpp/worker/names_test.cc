@@ -12,7 +12,7 @@
 #include "cpp/rendezvous/memory_store.h"
 #include "poseidon/server.h"
 #include "transport/tcp/tcp_transport.h"
-#include "worker/worker.h"
+#include "worker/join.h"
 
 namespace poseidon::testing {
 namespace {
@@ -56,7 +56,7 @@ TEST(ServerNames, AreNotLookedUpOnALoop) {
   WorkerTransports transports;
   transports.networks.push_back(std::move(transport));
   MemoryStore store;
-  auto client = connect_worker(options, store.open(), always, std::move(transports));
+  auto client = join_job(options, store.open(), always, std::move(transports));
   ASSERT_TRUE(client.ok()) << client.status().message();
   EXPECT_EQ(watched.elsewhere, options.servers);
   EXPECT_EQ(watched.on_loop.size(), 3u) << "one more class, and the second core's two";

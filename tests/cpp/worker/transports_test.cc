@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "poseidon/options.h"
-#include "worker/worker.h"
+#include "worker/transports.h"
 
 namespace poseidon {
 namespace {

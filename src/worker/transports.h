@@ -1,13 +1,11 @@
-// Puts a worker together: client, embedded server and what carries their messages. The one place that knows both;
-// they themselves meet only in the wire format.
+// What carries the messages of a process, as the options say.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "poseidon/client.h"
+#include "poseidon/options.h"
 #include "transport/admission.h"
 #include "transport/transport.h"
 
@@ -32,9 +30,5 @@ Result<WorkerTransports> make_transports(const Options& options);
 
 /// What a dedicated server listens with. The options have passed check_transport.
 std::unique_ptr<Transport> make_server_transport(const Options& options, const Admission& admission);
-
-/// Client::connect over the given transports, which end with the client. `store` is not null.
-Result<std::unique_ptr<Client>> connect_worker(const Options& options, std::shared_ptr<Store> store,
-                                               const std::function<bool()>& keep_waiting, WorkerTransports transports);
 
 }  // namespace poseidon

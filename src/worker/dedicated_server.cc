@@ -15,7 +15,7 @@
 #include "rendezvous/hosts.h"
 #include "server/server_impl.h"
 #include "transport/admission.h"
-#include "worker/worker.h"
+#include "worker/transports.h"
 
 namespace poseidon {
 

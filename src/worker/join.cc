@@ -1,11 +1,10 @@
-// Client::connect: puts a worker together. The one place that knows both server and client; they
-// themselves meet only in the wire format.
-#include "worker/worker.h"
+#include "worker/join.h"
 
 #include <algorithm>
-#include <iterator>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/descriptor_limit.h"
@@ -14,10 +13,8 @@
 #include "client/client_impl.h"
 #include "rendezvous/hosts.h"
 #include "rendezvous/members.h"
-#include "rendezvous/tcp_store.h"
 #include "server/server_impl.h"
-#include "transport/inproc/inproc_transport.h"
-#include "wire/messages.h"
+#include "worker/generation_parts.h"
 
 namespace poseidon {
 
@@ -51,55 +48,10 @@ Options without_secret(const Options& options) {
   return rest;
 }
 
-/// The transports, the store and the embedded server of a worker in one generation.
-class Parts final : public WorkerParts {
+/// One process joins a job: it meets the other workers and connects its client to them and to their servers.
+class JobJoin {
  public:
-  Parts(std::shared_ptr<const WorkerTransports> transports, std::chrono::milliseconds server_linger)
-      : transports_(std::move(transports)),
-        inproc_(make_inproc_transport(transports_->key_id)),
-        server_linger_(server_linger) {}
-
-  /// For the server of this process alone.
-  Transport& inproc() const { return *inproc_; }
-  /// The embedded server; null: there is none.
-  ServerImpl* server() const { return server_.get(); }
-  void set_server(std::unique_ptr<ServerImpl> server) { server_ = std::move(server); }
-  /// The store ends with these parts, at the latest.
-  void set_store(std::shared_ptr<Store> store) { store_ = std::move(store); }
-  void add_notice(std::string notice) { notices_.push_back(std::move(notice)); }
-
-  std::vector<std::string> notices() const override {
-    auto all = notices_;
-    if (server_) std::ranges::copy(server_->notices(), std::back_inserter(all));
-    return all;
-  }
-  std::vector<LateRank> late_ranks() const override {
-    return server_ ? server_->late_ranks() : std::vector<LateRank>();
-  }
-  std::pair<std::uint64_t, std::uint64_t> server_traffic() const override {
-    return server_ ? server_->traffic() : std::pair<std::uint64_t, std::uint64_t>();
-  }
-  void shutdown(bool failed) override {
-    // This rank may be done while its shard still sends the last results over a slow link.
-    if (server_ && failed) server_->shutdown();
-    if (server_ && !failed) server_->shutdown(server_linger_);
-    store_.reset();  // its port is free when this returns
-  }
-
- private:
-  // In this order, which is reversed when they end.
-  std::shared_ptr<Store> store_;
-  const std::shared_ptr<const WorkerTransports> transports_;
-  const std::unique_ptr<Transport> inproc_;
-  std::unique_ptr<ServerImpl> server_;
-  const std::chrono::milliseconds server_linger_;
-  std::vector<std::string> notices_;
-};
-
-/// Makes a worker's client: meets the others, and connects to them.
-class Joining {
- public:
-  Joining(const Options& options, std::shared_ptr<Store> store, WorkerTransports transports)
+  JobJoin(const Options& options, std::shared_ptr<Store> store, WorkerTransports transports)
       : given_(without_secret(options)),
         has_secret_(!options.secret.empty()),
         options_(given_),
@@ -141,7 +93,7 @@ class Joining {
     mine.host_id = host_id();
     mine.host_name = host_name();
     const auto loop = std::make_shared<Loop>("psd-client");
-    auto parts = std::make_unique<Parts>(transports_, given_.timeout);
+    auto parts = std::make_unique<GenerationParts>(transports_, given_.timeout);
     parts_ = parts.get();
     // Others connect as soon as they know where. What cannot be raised may not be needed: that is known later.
     static_cast<void>(make_room_for_descriptors(most_descriptors()));
@@ -292,67 +244,14 @@ class Joining {
   std::optional<Membership> membership_;
   std::vector<std::string> own_addresses_;  // of the embedded server's cores, in this process
   std::unique_ptr<ClientImpl> client_;
-  Parts* parts_ = nullptr;  // of the latest try; the client owns them
+  GenerationParts* parts_ = nullptr;  // of the latest try; the client owns them
 };
-
-/// Which options go together with `stragglers` and `consistency`.
-Status check_pace(const Options& options) {
-  const auto pace = wire::pace_of(options);
-  if (!pace.ok()) return pace.status();
-  const bool drops = options.stragglers == Stragglers::drop;
-  const bool steps = options.consistency == Consistency::bsp;
-  const std::string what = drops ? "stragglers=drop" : "consistency=ssp or async";
-  if ((drops || !steps) && options.on_failure != OnFailure::abort)
-    return {ErrorCode::invalid_argument,
-            what + " needs on_failure=abort: ranks that are not in the same step cannot make it again"};
-  if (drops && wire::has_baselines(options))
-    return {ErrorCode::invalid_argument,
-            what + " does not go with the baselines aggregation=wide, reduce_order=arrival and assignment=worker"};
-  if (!steps && !options.checkpoint_dir.empty())
-    return {ErrorCode::invalid_argument,
-            what + " does not go with checkpoint_dir: a checkpoint is of a step, and there are none"};
-  return {};
-}
-
-Status check(const Options& options) {
-  if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size)
-    return {ErrorCode::invalid_argument,
-            "rank " + std::to_string(options.rank) + " of " + std::to_string(options.world_size) + " does not exist"};
-  if (!wire::is_job_name(options.job))
-    return {ErrorCode::invalid_argument,
-            "the name of a job is one line of 1 to " + std::to_string(wire::kMaxJobNameBytes) + " bytes"};
-  if (Status status = check_pace(options); !status.ok()) return status;
-  const bool shrinks = options.on_failure == OnFailure::shrink;
-  if (shrinks && (options.min_workers < 1 || options.min_workers > options.world_size))
-    return {ErrorCode::invalid_argument, "min_workers is " + std::to_string(options.min_workers) +
-                                             ": it must be from 1 to the number of workers, " +
-                                             std::to_string(options.world_size)};
-  return {};
-}
 
 }  // namespace
 
-Result<std::unique_ptr<Client>> connect_worker(const Options& options, std::shared_ptr<Store> store,
-                                               const std::function<bool()>& keep_waiting, WorkerTransports transports) {
-  if (Status status = check(options); !status.ok()) return status;
-  return Joining(options, std::move(store), std::move(transports)).connect(keep_waiting);
-}
-
-Result<std::unique_ptr<Client>> Client::connect(const Options& options, std::shared_ptr<Store> store,
-                                                const std::function<bool()>& keep_waiting) {
-  if (Status status = check(options); !status.ok()) return status;
-  auto transports = make_transports(options);
-  if (!transports.ok()) return transports.status();
-  if (!store) {
-    auto opened = open_store(options, keep_waiting);
-    if (!opened.ok()) return opened.status();
-    store = std::move(opened.value());
-  }
-  return connect_worker(options, std::move(store), keep_waiting, std::move(transports.value()));
-}
-
-Result<std::shared_ptr<Store>> open_store(const Options& options, const std::function<bool()>& keep_waiting) {
-  return open_tcp_store(options, keep_waiting);
+Result<std::unique_ptr<Client>> join_job(const Options& options, std::shared_ptr<Store> store,
+                                         const std::function<bool()>& keep_waiting, WorkerTransports transports) {
+  return JobJoin(options, std::move(store), std::move(transports)).connect(keep_waiting);
 }
 
 }  // namespace poseidon

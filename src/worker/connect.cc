@@ -1,0 +1,69 @@
+// Client::connect: which options a worker can have, and what it joins its job with.
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "rendezvous/tcp_store.h"
+#include "wire/messages.h"
+#include "wire/pace.h"
+#include "worker/join.h"
+
+namespace poseidon {
+
+namespace {
+
+/// Which options go together with `stragglers` and `consistency`.
+Status check_pace(const Options& options) {
+  const auto pace = wire::pace_of(options);
+  if (!pace.ok()) return pace.status();
+  const bool drops = options.stragglers == Stragglers::drop;
+  const bool steps = options.consistency == Consistency::bsp;
+  const std::string what = drops ? "stragglers=drop" : "consistency=ssp or async";
+  if ((drops || !steps) && options.on_failure != OnFailure::abort)
+    return {ErrorCode::invalid_argument,
+            what + " needs on_failure=abort: ranks that are not in the same step cannot make it again"};
+  if (drops && wire::has_baselines(options))
+    return {ErrorCode::invalid_argument,
+            what + " does not go with the baselines aggregation=wide, reduce_order=arrival and assignment=worker"};
+  if (!steps && !options.checkpoint_dir.empty())
+    return {ErrorCode::invalid_argument,
+            what + " does not go with checkpoint_dir: a checkpoint is of a step, and there are none"};
+  return {};
+}
+
+Status check(const Options& options) {
+  if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size)
+    return {ErrorCode::invalid_argument,
+            "rank " + std::to_string(options.rank) + " of " + std::to_string(options.world_size) + " does not exist"};
+  if (!wire::is_job_name(options.job))
+    return {ErrorCode::invalid_argument,
+            "the name of a job is one line of 1 to " + std::to_string(wire::kMaxJobNameBytes) + " bytes"};
+  if (Status status = check_pace(options); !status.ok()) return status;
+  const bool shrinks = options.on_failure == OnFailure::shrink;
+  if (shrinks && (options.min_workers < 1 || options.min_workers > options.world_size))
+    return {ErrorCode::invalid_argument, "min_workers is " + std::to_string(options.min_workers) +
+                                             ": it must be from 1 to the number of workers, " +
+                                             std::to_string(options.world_size)};
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Client>> Client::connect(const Options& options, std::shared_ptr<Store> store,
+                                                const std::function<bool()>& keep_waiting) {
+  if (Status status = check(options); !status.ok()) return status;
+  auto transports = make_transports(options);
+  if (!transports.ok()) return transports.status();
+  if (!store) {
+    auto opened = open_store(options, keep_waiting);
+    if (!opened.ok()) return opened.status();
+    store = std::move(opened.value());
+  }
+  return join_job(options, std::move(store), keep_waiting, std::move(transports.value()));
+}
+
+Result<std::shared_ptr<Store>> open_store(const Options& options, const std::function<bool()>& keep_waiting) {
+  return open_tcp_store(options, keep_waiting);
+}
+
+}  // namespace poseidon

@@ -1,0 +1,66 @@
+// GenerationParts: what a worker has in one generation besides its client.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/worker_parts.h"
+#include "poseidon/client.h"
+#include "server/server_impl.h"
+#include "transport/inproc/inproc_transport.h"
+#include "worker/transports.h"
+
+namespace poseidon {
+
+/// The transports, the store and the embedded server of a worker in one generation.
+class GenerationParts final : public WorkerParts {
+ public:
+  GenerationParts(std::shared_ptr<const WorkerTransports> transports, std::chrono::milliseconds server_linger)
+      : transports_(std::move(transports)),
+        inproc_(make_inproc_transport(transports_->key_id)),
+        server_linger_(server_linger) {}
+
+  /// For the server of this process alone.
+  Transport& inproc() const { return *inproc_; }
+  /// The embedded server; null: there is none.
+  ServerImpl* server() const { return server_.get(); }
+  void set_server(std::unique_ptr<ServerImpl> server) { server_ = std::move(server); }
+  /// The store ends with these parts, at the latest.
+  void set_store(std::shared_ptr<Store> store) { store_ = std::move(store); }
+  void add_notice(std::string notice) { notices_.push_back(std::move(notice)); }
+
+  std::vector<std::string> notices() const override {
+    auto all = notices_;
+    if (server_) std::ranges::copy(server_->notices(), std::back_inserter(all));
+    return all;
+  }
+  std::vector<LateRank> late_ranks() const override {
+    return server_ ? server_->late_ranks() : std::vector<LateRank>();
+  }
+  std::pair<std::uint64_t, std::uint64_t> server_traffic() const override {
+    return server_ ? server_->traffic() : std::pair<std::uint64_t, std::uint64_t>();
+  }
+  void shutdown(bool failed) override {
+    // This rank may be done while its shard still sends the last results over a slow link.
+    if (server_ && failed) server_->shutdown();
+    if (server_ && !failed) server_->shutdown(server_linger_);
+    store_.reset();  // its port is free when this returns
+  }
+
+ private:
+  // In this order, which is reversed when they end.
+  std::shared_ptr<Store> store_;
+  const std::shared_ptr<const WorkerTransports> transports_;
+  const std::unique_ptr<Transport> inproc_;
+  std::unique_ptr<ServerImpl> server_;
+  const std::chrono::milliseconds server_linger_;
+  std::vector<std::string> notices_;
+};
+
+}  // namespace poseidon
