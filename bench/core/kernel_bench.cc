@@ -1,6 +1,6 @@
-// Measures the kernels on one core. It compares sums and optimizer updates with memory copies, gives the GFLOP/s of
-// factor products, and times an event of the flight recorder. It prints a table, in which each figure is the best of
-// several rounds. `make core-bench` builds and runs it.
+// Measures the kernels on one core. It compares sums, medians and optimizer updates with memory copies, gives the
+// GFLOP/s of factor products, and times an event of the flight recorder. It prints a table, in which each figure is the
+// best of several rounds. `make core-bench` builds and runs it.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -10,12 +10,14 @@
 #include <initializer_list>
 #include <limits>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "base/buffer.h"
 #include "base/clock.h"
 #include "base/flight_recorder.h"
+#include "kernel/aggregators/aggregate.h"
 #include "kernel/kernel.h"
 #include "poseidon/update.h"
 
@@ -99,6 +101,22 @@ void bench_sum(DType dtype, std::size_t size_bytes) {
                    });
   print_rate("sum of 8 at once", dtype, size_bytes, static_cast<double>(kInputs * size_bytes), seconds,
              {copy_one, copy_all});
+}
+
+/// Reduces eight inputs by an aggregator that collects them. The copies to compare with are those of bench_sum.
+void bench_aggregate(const char* name, DType dtype, std::size_t size_bytes) {
+  Arrays arrays(kInputs + 1, size_bytes);
+  std::byte* const out = arrays[kInputs];
+  std::vector<const std::byte*> inputs = arrays.inputs();
+  inputs.pop_back();
+  const Aggregator& aggregator = *find_aggregator(name);
+  const auto [seconds, copy] =
+      best_seconds([&] { aggregate(aggregator, inputs, out, size_bytes / dtype_bytes(dtype), dtype, 1); },
+                   [&] {
+                     for (const std::byte* input : inputs) std::memcpy(out, input, size_bytes);
+                   });
+  print_rate((std::string(name) + " of 8").c_str(), dtype, size_bytes, static_cast<double>(kInputs * size_bytes),
+             seconds, {copy});
 }
 
 /// Adds one input after the other to one running sum. The copies to compare with are those of bench_sum.
@@ -226,6 +244,7 @@ int main() {
   for (const DType dtype : {DType::float32, DType::float64, DType::float16, DType::bfloat16}) {
     for (const std::size_t size_bytes : kSizes) {
       kernel::bench_sum(dtype, size_bytes);
+      kernel::bench_aggregate("median", dtype, size_bytes);
       kernel::bench_accumulate(dtype, size_bytes);
       kernel::bench_accumulate_pieces(dtype, size_bytes);
     }

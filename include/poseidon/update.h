@@ -1,7 +1,8 @@
 // Update rules: how a server turns a step's mean gradient into new parameters (Parameter Hub §3.2.2).
 //
 // A rule has a kind, which is known by its name, and values such as its learning rate. The built-in kinds are sgd,
-// adam, adamw and lamb. register_update_rule adds further ones to this process.
+// adam, adamw and lamb. register_update_rule adds further ones to this process. A rule also names the aggregator that
+// makes the mean gradient of what the ranks contribute (aggregate.h).
 #pragma once
 
 #include <array>
@@ -15,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "poseidon/aggregate.h"
 #include "poseidon/status.h"
 
 namespace poseidon {
@@ -86,6 +88,11 @@ struct UpdateRule {
   const UpdateKind* kind = nullptr;                  // null: the server returns the reduced gradient
   std::array<double, kMaxUpdateValues> values = {};  // in the order of kind->values
   bool keeps_gradient = false;  // the server keeps the mean gradient until the next update, as array kGradientArray
+  /// The name of the aggregator whose result is the gradient, or with a null `kind` the layer's new value. The servers
+  /// have to know it. Any other than the sum takes the place of a mean over all ranks: pushes are dense and of a
+  /// floating-point type, and their divisor is a multiple of the number of ranks. It needs consistency=bsp and
+  /// reduce_order=rank. A server collects the contributions of all ranks, so a step takes that much of its memory.
+  std::string aggregator = std::string(kSumAggregator);
 
   /// Sets one value. ErrorCode::invalid_argument, naming it, where the kind has no such value or the number is out of
   /// its range.

@@ -167,6 +167,8 @@ class Exchange:
         """Makes servers update these keys by `rule` from the next step on, so that push_pull and pull give parameters.
 
         Every rank sets the same rule before the same step. Keys must be float32 or float64. UpdateRule("none") ends it.
+        The rule's `aggregator`, such as "median", takes the place of the mean. It works without a kind, too:
+        UpdateRule("none", aggregator="median") makes push_pull a median of the ranks' arrays, of any floating type.
         """
         self._check_open()
         for key in [self._key(name) for name in ([keys] if isinstance(keys, str) else keys)]:

@@ -17,13 +17,16 @@ namespace poseidon::bindings {
 namespace {
 
 /// Makes a rule from keywords, which are the names of the kind's values.
-UpdateRule rule_from(const std::string& kind, bool keeps_gradient, const nb::kwargs& values) {
+UpdateRule rule_from(const std::string& kind, bool keeps_gradient, const std::string& aggregator,
+                     const nb::kwargs& values) {
   std::vector<std::pair<std::string, double>> numbers;
   for (const auto& [name, value] : values)
     numbers.emplace_back(nb::cast<std::string>(name), static_cast<double>(nb::float_(value)));
   auto rule = make_update_rule(kind, numbers);
   raise_if_failed(rule.status());
   rule.value().keeps_gradient = keeps_gradient;
+  raise_if_failed(check_aggregator_name(aggregator));
+  rule.value().aggregator = aggregator;
   return rule.value();
 }
 
@@ -40,13 +43,14 @@ std::map<std::string, std::vector<std::string>> known_rules() {
 void bind_update(nb::module_& module) {
   nb::class_<UpdateRule>(module, "UpdateRule",
                          "How servers update a layer (include/poseidon/update.h). The keywords are the values of the "
-                         "kind, as update_rules() lists them.")
+                         "kind, as update_rules() lists them. `aggregator` is the name of what reduces the ranks' "
+                         "contributions (include/poseidon/aggregate.h); the servers have to know it.")
       .def(
           "__init__",
-          [](UpdateRule* self, const std::string& kind, bool keeps_gradient, const nb::kwargs& values) {
-            new (self) UpdateRule(rule_from(kind, keeps_gradient, values));
-          },
-          nb::arg("kind"), nb::kw_only(), nb::arg("keeps_gradient") = false, nb::arg("values"))
+          [](UpdateRule* self, const std::string& kind, bool keeps_gradient, const std::string& aggregator,
+             const nb::kwargs& values) { new (self) UpdateRule(rule_from(kind, keeps_gradient, aggregator, values)); },
+          nb::arg("kind"), nb::kw_only(), nb::arg("keeps_gradient") = false,
+          nb::arg("aggregator") = std::string(kSumAggregator), nb::arg("values"))
       .def_prop_ro("state_count", [](const UpdateRule& rule) { return update_state_count(rule); })
       .def("__eq__", [](const UpdateRule& a, const UpdateRule& b) { return a == b; });
   module.def("update_rules", &known_rules,

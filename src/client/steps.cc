@@ -17,6 +17,23 @@ Status no_layer(std::uint32_t layer) {
   return {ErrorCode::invalid_argument, "there is no layer " + std::to_string(layer)};
 }
 
+/// ErrorCode::invalid_argument if the servers cannot do with the layer what the rule says.
+Status check_rule(const Layer& layer, const UpdateRule& rule) {
+  if (!layer.stored)
+    return invalid_layer(layer,
+                         "is not stored by the servers, so a rule neither updates it nor aggregates its gradients");
+  const std::string dtype(dtype_name(layer.dtype));
+  if (Status status = check_aggregator_name(rule.aggregator); !status.ok()) return status;
+  if (rule.aggregator != kSumAggregator && !dtype_is_floating(layer.dtype))
+    return invalid_layer(layer, "has dtype " + dtype + "; " + rule.aggregator + " takes floating-point types");
+  if (rule.kind != nullptr && layer.dtype != DType::float32 && layer.dtype != DType::float64)
+    return invalid_layer(layer, "has dtype " + dtype + "; servers update float32 and float64");
+  if (rule.kind != nullptr && rule.kind->whole_layer && !layer.whole)
+    return invalid_layer(layer,
+                         "is cut into pieces; " + rule.kind->name + " needs a layer that lies whole on one server");
+  return {};
+}
+
 }  // namespace
 
 Steps::Steps(const Options& options, const Cluster& cluster, Callbacks callbacks, std::shared_ptr<Loop> loop)
@@ -104,14 +121,7 @@ bool Steps::join_group_locked(LayerState& layer, Push& push) {
 Status Steps::set_rule(std::uint32_t layer, const UpdateRule& rule) {
   const std::lock_guard lock(mutex_);
   if (layer >= layers_.size()) return no_layer(layer);
-  const Layer& about = *layers_[layer]->layer;
-  if (!about.stored) return invalid_layer(about, "is not stored by the servers, so they cannot update it");
-  if (rule.kind != nullptr && about.dtype != DType::float32 && about.dtype != DType::float64)
-    return invalid_layer(about,
-                         "has dtype " + std::string(dtype_name(about.dtype)) + "; servers update float32 and float64");
-  if (rule.kind != nullptr && rule.kind->whole_layer && !about.whole)
-    return invalid_layer(about,
-                         "is cut into pieces; " + rule.kind->name + " needs a layer that lies whole on one server");
+  if (Status status = check_rule(*layers_[layer]->layer, rule); !status.ok()) return status;
   // Every rank sets the same rule. Only rank 0 sends it, before its own push, because no step ends without that push.
   // Where a step may end without rank 0, every rank sends the rule.
   const bool ends_without_0 = options_.stragglers == Stragglers::drop || options_.consistency != Consistency::bsp;

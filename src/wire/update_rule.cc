@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/crc32c.h"
+#include "base/named_registry.h"
 
 namespace poseidon::wire {
 
@@ -15,6 +16,7 @@ constexpr std::size_t kKeepsGradientAt = kMaxUpdateNameBytes;
 constexpr std::size_t kValueCountAt = kKeepsGradientAt + 1;
 constexpr std::size_t kValueNamesAt = kKeepsGradientAt + 4;
 constexpr std::size_t kValuesAt = kKeepsGradientAt + 8;
+constexpr std::size_t kAggregatorAt = kValuesAt + kMaxUpdateValues * sizeof(double);
 
 Status bad_rule(const std::string& why) { return {ErrorCode::mismatch, "an update rule " + why}; }
 
@@ -27,10 +29,10 @@ std::uint32_t checksum_of_names(const UpdateKind& kind) {
   return checksum;
 }
 
-std::string known_names() {
-  std::string names = "none";
-  for (const std::string& name : update_rule_names()) names += ", " + name;
-  return names;
+/// Reads a text that is padded with zeros.
+std::string name_at(std::span<const std::byte> bytes, std::size_t at, std::size_t size_bytes) {
+  const std::string_view padded(reinterpret_cast<const char*>(bytes.data()) + at, size_bytes);
+  return std::string(padded.substr(0, padded.find('\0')));
 }
 
 }  // namespace
@@ -38,6 +40,7 @@ std::string known_names() {
 std::array<std::byte, kUpdateRuleBytes> encode_update_rule(const UpdateRule& rule) {
   std::array<std::byte, kUpdateRuleBytes> bytes{};
   bytes[kKeepsGradientAt] = static_cast<std::byte>(rule.keeps_gradient);
+  std::memcpy(bytes.data() + kAggregatorAt, rule.aggregator.data(), rule.aggregator.size());
   if (rule.kind == nullptr) return bytes;
   const UpdateKind& kind = *rule.kind;
   std::memcpy(bytes.data() + kNameAt, kind.name.data(), kind.name.size());
@@ -50,12 +53,14 @@ std::array<std::byte, kUpdateRuleBytes> encode_update_rule(const UpdateRule& rul
 
 Result<UpdateRule> decode_update_rule(std::span<const std::byte> bytes) {
   if (bytes.size() != kUpdateRuleBytes) return bad_rule("has " + std::to_string(bytes.size()) + " bytes");
-  const std::string_view padded(reinterpret_cast<const char*>(bytes.data()), kMaxUpdateNameBytes);
-  const std::string name(padded.substr(0, padded.find('\0')));
+  const std::string name = name_at(bytes, kNameAt, kMaxUpdateNameBytes);
   UpdateRule rule;
   if (!name.empty() && (rule.kind = find_update_rule(name)) == nullptr)
-    return bad_rule("of unknown kind '" + name + "'; this process knows " + known_names() +
+    return bad_rule("of unknown kind '" + name + "'; this process knows none, " + list_of(update_rule_names()) +
                     ", others have to be registered here, too (register_update_rule)");
+  rule.aggregator = name_at(bytes, kAggregatorAt, kMaxAggregatorNameBytes);
+  if (Status status = check_aggregator_name(rule.aggregator); !status.ok())
+    return bad_rule("whose " + status.message());
   rule.keeps_gradient = bytes[kKeepsGradientAt] != std::byte{0};
   for (std::size_t i = 0; rule.kind != nullptr && i < rule.kind->values.size(); ++i) {
     double value = 0;

@@ -10,14 +10,17 @@
 
 namespace poseidon::wire {
 
-/// The rule is written as the name of its kind, two small numbers, a checksum of the names of its values, and the
-/// values.
-inline constexpr std::size_t kUpdateRuleBytes = kMaxUpdateNameBytes + 8 + kMaxUpdateValues * sizeof(double);
+/// The rule is written as the name of its kind, two small numbers, a checksum of the names of its values, the values,
+/// and the name of its aggregator.
+inline constexpr std::size_t kUpdateRuleBytes =
+    kMaxUpdateNameBytes + 8 + kMaxUpdateValues * sizeof(double) + kMaxAggregatorNameBytes;
 
+/// The name of the aggregator must be one that check_aggregator_name allows.
 std::array<std::byte, kUpdateRuleBytes> encode_update_rule(const UpdateRule& rule);
 
 /// ErrorCode::mismatch: the size is wrong; this process does not know the kind, or knows it with other values; a number
-/// is out of its range; or no rule is written with these bytes. The text says which.
+/// is out of its range; or no rule is written with these bytes. The text says which. The aggregator need not be known
+/// here: who uses the rule looks it up.
 Result<UpdateRule> decode_update_rule(std::span<const std::byte> bytes);
 
 }  // namespace poseidon::wire

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Writes the corpora of the fuzzers that read messages: decode, messages and tcp_receive.
+"""Writes the corpora of the fuzzers that read messages (decode, messages, tcp_receive) or checkpoints.
 
-The bytes are put together here from docs/wire-format.md, not by the library's own encoder. Run it again when the format
-changes: python tests/fuzz/make_corpus.py
+The bytes are put together here from docs/wire-format.md and docs/checkpoints.md, not by the library's own encoder. Run
+it again when a format changes: python tests/fuzz/make_corpus.py
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -66,11 +67,11 @@ def crc32c(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
-def rule(name: str = "", **values: float) -> bytes:
+def rule(name: str = "", aggregator: str = "sum", **values: float) -> bytes:
     """The payload of a rule that keeps the gradient."""
     names = crc32c("".join(f"{value}\n" for value in values).encode()) if values else 0
     numbers = [*values.values(), *[0.0] * (12 - len(values))]
-    return struct.pack("<24sBBxxI12d", name.encode(), 1, len(values), names, *numbers)
+    return struct.pack("<24sBBxxI12d24s", name.encode(), 1, len(values), names, *numbers, aggregator.encode())
 
 
 def units(*entries: tuple[int, int, int, int, bytes]) -> bytes:
@@ -125,6 +126,8 @@ def messages() -> dict[str, tuple[str, bytes, bytes]]:
         "units": ("units", body(), units((1, FLOAT32, 400, 100, b"w"), (2, FLOAT32, 64, 64, b"b"))),
         "units_cut": ("units", body(), units((1, FLOAT32, 400, 100, b"weight"))[:-3]),
         "restore": ("restore", body(FLOAT32, numbers=struct.pack("<Q", 2**64 - 1)), b""),
+        "rule_aggregator": ("rule", body(), rule("sgd", "median", **sgd)),
+        "rule_no_aggregator": ("rule", body(), rule("sgd", "", **sgd)),
     }
 
 
@@ -142,6 +145,40 @@ def rejected() -> dict[str, bytes]:
     }
 
 
+def checkpoint(
+    units: Sequence[tuple[bytes, int, int, bytes]], records: Sequence[tuple[int, int, int]], data_bytes: int, job: bytes
+) -> bytes:
+    """The head of a checkpoint file of float32 units.
+
+    A unit has its name, bytes, chunk bytes and rule. A record has its unit, its chunk and its number of arrays.
+    """
+    parts = [struct.pack("<IIQQ", len(name), FLOAT32, *sizes) + rule + name for name, *sizes, rule in units]
+    parts += [struct.pack("<IIQII", unit, chunk, 4, arrays, 99) for unit, chunk, arrays in records]
+    rest = job + b"".join(parts)
+    head_bytes = 56 + len(rest) + 4
+    numbers = (len(units), len(records), len(job), 0)
+    start = struct.pack("<4sI4Q4I", b"PSDC", 3, head_bytes, head_bytes + data_bytes + 16, 300, 5, *numbers)
+    return start + rest + struct.pack("<I", crc32c(start + rest))
+
+
+def checkpoints() -> dict[str, bytes]:
+    """By name: a zero and the head of a checkpoint file, or a one and the payload of units."""
+    sgd = rule("sgd", "median", lr=0.1, momentum=0.9, dampening=0.0, weight_decay=0.0, nesterov=0.0, maximize=0.0)
+    two = checkpoint(
+        [(b"w", 96, 64, sgd), (b"bias", 16, 16, rule())], [(0, 0, 2), (0, 1, 2), (1, 0, 1)], 2 * 96 + 16, b"default"
+    )
+    described = units((3, FLOAT32, 64, 64, b"w"), (4, FLOAT32, 1000, 64, b"bias"))
+    return {
+        "empty": b"\0" + checkpoint([], [], 0, b"default"),
+        "no_value": b"\0" + checkpoint([(b"w", 64, 64, sgd)], [(0, 0, 0)], 0, b"j\nab12"),
+        "two_units": b"\0" + two,
+        "cut": b"\0" + two[:-40],
+        "units": b"\1" + described,
+        "units_cut": b"\1" + described[:-9],
+        "no_units": b"\1" + units(),
+    }
+
+
 def write(folder: str, files: dict[str, bytes]) -> None:
     """Replaces the folder's files."""
     for old in (CORPUS / folder).iterdir():
@@ -151,7 +188,7 @@ def write(folder: str, files: dict[str, bytes]) -> None:
 
 
 def main() -> None:
-    """Writes all three corpora."""
+    """Writes all four corpora."""
     known = messages()
     last = {"largest": header("push", contribution(), 2**34, 1023)}
     heads = {name: header(kind, its_body, len(payload)) for name, (kind, its_body, payload) in known.items()}
@@ -163,6 +200,7 @@ def main() -> None:
         streams[name] = cut + (heads[name] + payload) * 2
     streams |= {name: b"\x05" + heads["push"] + known["push"][2] + bad for name, bad in rejected().items()}
     write("tcp_receive", streams)
+    write("checkpoint", checkpoints())
 
 
 if __name__ == "__main__":

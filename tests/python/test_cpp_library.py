@@ -31,3 +31,4 @@ def test_a_program_outside_the_tree_uses_the_installed_library(tmp_path: Path) -
     run("cmake", "-S", ROOT / "examples/cpp", "-B", program, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}")
     run("cmake", "--build", program)
     assert "Every worker has the mean" in run(program / "push_pull", str(free_port()))
+    assert "could not spoil" in run(program / "aggregator", str(free_port()))

@@ -328,6 +328,8 @@ def refusals(port: int) -> None:
             ("'' is no key", lambda: exchange.declare({"": good})),
             ("lies whole on one server", lambda: exchange.set_rule("w", lamb)),
             ("servers update float32", lambda: exchange.set_rule("n", poseidon.UpdateRule("sgd", lr=1))),
+            ("takes floating-point", lambda: exchange.set_rule("n", poseidon.UpdateRule("none", aggregator="median"))),
+            ("lower-case letters", lambda: poseidon.UpdateRule("none", aggregator="Median of all")),
         ]
         if exchange.world_size == 1:
             wrong = [case for case in wrong if "mean" not in case[0]]

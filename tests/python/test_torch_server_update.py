@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import OneCycleLR, StepLR
 import poseidon.torch as poseidon
 import poseidon.torch.training.trained_model as trained_model
 import workers
+from poseidon.errors import InvalidArgument, Mismatch
 from poseidon.report import RankRecord, Report, headlines, rank_record
 from poseidon.torch.exchange.mover import StagedTransfer
 from test_cli_server import serving
@@ -195,6 +196,56 @@ def same_rows_everywhere(specs: list[Spec]) -> None:
 
 def test_same_bits_as_torch_in_one_process() -> None:
     workers.run(2, same_rows_everywhere, SPECS)
+
+
+def median_of_gradients() -> None:
+    """One rank's gradients are useless. The median withstands them, and `.grad` shows it."""
+    ours, plain = mlp(), mlp()
+    model = poseidon.DistributedDataParallel(ours)
+    optimizer = poseidon.DistributedOptimizer(
+        SGD(ours.parameters(), lr=0.1, momentum=0.9), model, update="server", aggregator="median"
+    )
+    reference = SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    for step in range(4):
+        inputs, targets = mlp_batch(step, 3)
+        useful = []
+        for rank in range(3):
+            gradients = torch.autograd.grad(mean_loss(plain, inputs[[rank]], targets[[rank]]), list(plain.parameters()))
+            useful.append([gradient * 1e6 if rank == step % 3 else gradient for gradient in gradients])
+        for param, *of_ranks in zip(plain.parameters(), *useful, strict=True):
+            param.grad = torch.stack(of_ranks).median(dim=0).values
+        reference.step()
+        mine = poseidon.rank()
+        loss = mean_loss(model, inputs[[mine]], targets[[mine]])
+        (loss * (1e6 if mine == step % 3 else 1)).backward()
+        for a, b in zip(ours.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=1e-7)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_an_aggregator_makes_the_gradient() -> None:
+    workers.run(3, median_of_gradients)
+
+
+def refused_aggregators() -> None:
+    model = poseidon.DistributedDataParallel(mlp())
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with pytest.raises(InvalidArgument, match="pass update='server'"):
+        poseidon.DistributedOptimizer(optimizer, model, aggregator="median")
+    if poseidon.world_size() == 1:
+        with pytest.raises(InvalidArgument, match="leave it out with one worker"):
+            poseidon.DistributedOptimizer(optimizer, model, update="server", aggregator="median")
+        return
+    name = "median" if poseidon.rank() == 0 else "sum"
+    with pytest.raises(Mismatch, match="optimizer"):
+        poseidon.DistributedOptimizer(optimizer, model, update="server", aggregator=name)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_an_aggregator_needs_servers_and_the_same_name_everywhere(world_size: int) -> None:
+    workers.run(world_size, refused_aggregators)
 
 
 def compare_modules(kinds: list[type[nn.Module]]) -> str:

@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <list>
-#include <mutex>
+#include <utility>
 
+#include "base/named_registry.h"
 #include "kernel/update_rules/built_in.h"
 
 // There is one line for each built-in kind. It names the kind's function, which the kind's file in this folder defines.
@@ -31,66 +31,31 @@ namespace {
 
 Status invalid(const std::string& what) { return {ErrorCode::invalid_argument, what}; }
 
-/// Thread-safe. Kinds are added and never removed, so that pointers to them stay valid.
-class Registry {
- public:
-  Registry() {
+/// The built-in kinds for the best instruction set of this CPU, and those that are registered.
+NamedRegistry<UpdateKind>& registry() {
+  static NamedRegistry<UpdateKind> all;
+  static const bool filled = [] {
     for (const kernel::BuiltInRule& rule : kernel::built_in_rules()) {
-      UpdateKind& kind = kinds_.emplace_back(rule.kind);
+      UpdateKind kind = rule.kind;
       kind.update_float32 = [update = rule.update_float32](const UpdateCall<float>& call) {
         update(kernel::best_isa(), call);
       };
       kind.update_float64 = [update = rule.update_float64](const UpdateCall<double>& call) {
         update(kernel::best_isa(), call);
       };
+      all.add(std::move(kind));
     }
-  }
-
-  const UpdateKind* find(std::string_view name) {
-    const std::lock_guard lock(mutex_);
-    const auto found = std::ranges::find(kinds_, name, &UpdateKind::name);
-    return found == kinds_.end() ? nullptr : &*found;
-  }
-  /// Returns false if the name is taken.
-  bool add(UpdateKind kind) {
-    const std::lock_guard lock(mutex_);
-    if (std::ranges::find(kinds_, kind.name, &UpdateKind::name) != kinds_.end()) return false;
-    kinds_.push_back(std::move(kind));
     return true;
-  }
-  std::vector<std::string> names() {
-    const std::lock_guard lock(mutex_);
-    std::vector<std::string> names;
-    for (const UpdateKind& kind : kinds_) names.push_back(kind.name);
-    return names;
-  }
-
- private:
-  std::mutex mutex_;
-  std::list<UpdateKind> kinds_;
-};
-
-Registry& registry() {
-  static Registry all;
+  }();
+  static_cast<void>(filled);
   return all;
-}
-
-bool is_name(const std::string& name) {
-  const auto is_part = [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_'; };
-  return !name.empty() && name.size() <= kMaxUpdateNameBytes && std::ranges::all_of(name, is_part);
-}
-
-std::string list_of(const std::vector<std::string>& names) {
-  std::string list;
-  for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
-  return list;
 }
 
 }  // namespace
 
 Status register_update_rule(UpdateKind kind) {
   const std::string about = "update rule '" + kind.name + "' ";
-  if (!is_name(kind.name) || kind.name == "none")
+  if (!is_name(kind.name, kMaxUpdateNameBytes) || kind.name == "none")
     return invalid(about + "has a name other than 1 to " + std::to_string(kMaxUpdateNameBytes) +
                    " lower-case letters, digits and underscores, or the name none");
   if (kind.values.size() > kMaxUpdateValues)
@@ -99,7 +64,8 @@ Status register_update_rule(UpdateKind kind) {
   for (std::size_t i = 0; i < kind.values.size(); ++i) {
     const UpdateValue& value = kind.values[i];
     const auto earlier = std::span(kind.values).first(i);
-    if (!is_name(value.name) || std::ranges::find(earlier, value.name, &UpdateValue::name) != earlier.end())
+    if (!is_name(value.name, kMaxUpdateNameBytes) ||
+        std::ranges::find(earlier, value.name, &UpdateValue::name) != earlier.end())
       return invalid(about + "has a value '" + value.name + "' whose name is not allowed or is taken");
   }
   if (!kind.state_count || !kind.update_float32 || !kind.update_float64)

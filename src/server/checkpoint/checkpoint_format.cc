@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::uint32_t kMagic = 0x43445350;    // "PSDC" in little-endian bytes
 constexpr std::uint32_t kTrailer = 0x45445350;  // "PSDE"
-constexpr std::uint32_t kFormatVersion = 2;
+constexpr std::uint32_t kFormatVersion = 3;
 // The name's length, dtype, size and chunk size. The rule and the name follow.
 constexpr std::size_t kUnitBytes = 4 + 4 + 8 + 8;
 constexpr std::size_t kRecordBytes = 4 + 4 + 8 + 4 + 4;

@@ -115,7 +115,7 @@ std::span<std::byte> ChunkState::place(std::uint32_t rank, Buffer buffer, std::s
 
 void ChunkState::progress(std::uint32_t rank, std::size_t received_bytes) {
   parts_[rank]->received_bytes = received_bytes;
-  if (reduction_.aggregation == Aggregation::streaming) advance(position_of_[rank]);
+  if (streams()) advance(position_of_[rank]);
 }
 
 void ChunkState::complete(std::uint32_t rank, std::span<const std::byte> payload, std::function<void()> release) {
@@ -125,7 +125,7 @@ void ChunkState::complete(std::uint32_t rank, std::span<const std::byte> payload
   part.received_bytes = payload.size();
   part.complete = true;
   ++complete_count_;
-  if (reduction_.aggregation == Aggregation::streaming) advance(position_of_[rank]);
+  if (streams()) advance(position_of_[rank]);
 }
 
 std::size_t ChunkState::missing_sum_bytes(const wire::Contribution& push) const {
@@ -342,7 +342,7 @@ std::vector<kernel::FactorTerm> ChunkState::factor_terms() {
 }
 
 bool ChunkState::adds_on_arrival(const Contribution& part) const {
-  return reduction_.aggregation == Aggregation::streaming && !part.has_factors() && factors_count_ == 0;
+  return streams() && !part.has_factors() && factors_count_ == 0;
 }
 
 bool ChunkState::in_order(std::uint32_t rank) const {
@@ -365,6 +365,7 @@ void ChunkState::reset() {
   if (sum_) pool_->give_back(std::move(sum_));
   admitted_count_ = complete_count_ = present_count_ = factors_count_ = uncounted_count_ = 0;
   left_out_.clear();
+  aggregator_ = nullptr;
   lost_ = wide_sum_ = divided_ = false;
   added_bytes_.assign(parts_.size(), 0);
   position_of_.resize(parts_.size());

@@ -12,6 +12,7 @@
 #include "base/buffer.h"
 #include "base/buffer_pool.h"
 #include "kernel/kernel.h"
+#include "poseidon/aggregate.h"
 #include "poseidon/options.h"
 #include "poseidon/status.h"
 #include "server/chunk/requester.h"
@@ -56,6 +57,11 @@ class ChunkState {
   /// (another step, size, shape, dtype or divisor, or a second one from the same rank), or no shard can compute it (a
   /// divided integer).
   Status admit(const wire::Contribution& push, Requester* from);
+  /// Says what reduces the open step, until `reset`; null: the sum. All parts stay here until the step ends if it is
+  /// not null. Call it after each `admit` of a step that may have one: in rank order nothing is added before rank 0's
+  /// part is admitted, so what is said then holds for the whole step.
+  void set_aggregator(const Aggregator* aggregator) { aggregator_ = aggregator; }
+  const Aggregator* aggregator() const { return aggregator_; }
   /// Returns where an admitted contribution's payload is received: in `buffer`, which is from the pool. Once the parts
   /// before it have begun to arrive, its memory becomes free without any further message. `turn` is held from then on,
   /// as long as the memory is in use.
@@ -121,6 +127,7 @@ class ChunkState {
   Contribution* at(std::size_t position);
   std::size_t first_present();
   std::size_t available_bytes(const Contribution& part) const;
+  bool streams() const { return reduction_.aggregation == Aggregation::streaming && aggregator_ == nullptr; }
   bool adds_on_arrival(const Contribution& part) const;
   void advance(std::size_t position);
   std::size_t group_end(std::size_t position, std::size_t end_bytes);
@@ -143,6 +150,7 @@ class ChunkState {
   std::int64_t started_ns_ = 0;
   wire::Contribution shape_;  // of the first contribution; its dense size, rows and cols once they are known
   std::optional<std::size_t> dense_bytes_;  // of the parts that are present
+  const Aggregator* aggregator_ = nullptr;  // null: the sum
   bool lost_ = false;                       // a part that is in the sum has lost its owner
 
   std::vector<std::uint32_t> order_;      // ranks in the order of adding, as far as it is known

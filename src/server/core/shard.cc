@@ -13,9 +13,8 @@ namespace poseidon {
 
 namespace {
 
-// An estimate of what the tables need for a rank's part of a chunk and for a rule.
+// An estimate of what the tables need for a rank's part of a chunk.
 constexpr std::size_t kRankBytes = sizeof(std::optional<Contribution>) + 2 * sizeof(std::size_t);
-constexpr std::size_t kRuleBytes = limits::kNodeBytes + sizeof(UpdateRule) + sizeof(std::uint64_t);
 
 /// Returns the size of the sum to which a push of this size is added.
 std::size_t sum_bytes(const wire::Contribution& push) {
@@ -57,8 +56,8 @@ Shard::Entry::Entry(Shard& its_shard)
 std::shared_ptr<const Buffer> Shard::Entry::value() { return shard.stored_of(*this).array(0); }
 
 bool Shard::Entry::has_rule(const wire::Contribution& push) const {
-  const UpdateRule* rule = shard.rule_of(push);
-  return rule != nullptr && rule->kind != nullptr;
+  const Rule* known = shard.rule_of(push);
+  return known != nullptr && known->rule.kind != nullptr;
 }
 
 std::size_t Shard::Entry::update_bytes(const wire::Contribution& shape) const { return shard.update_bytes(shape); }
@@ -66,9 +65,9 @@ std::size_t Shard::Entry::update_bytes(const wire::Contribution& shape) const { 
 /// Counts the value and the states, and one more array if those that are being sent must stay as they are. It also
 /// counts the gradient of the step before.
 std::size_t Shard::update_bytes(const wire::Contribution& shape) const {
-  const UpdateRule* rule = !shape.stored ? nullptr : rule_of(shape);
-  if (rule == nullptr || rule->kind == nullptr) return 0;
-  return (update_state_count(*rule) + 2 + (rule->keeps_gradient ? 1 : 0)) * shape.payload_bytes;
+  const Rule* known = !shape.stored ? nullptr : rule_of(shape);
+  if (known == nullptr || known->rule.kind == nullptr) return 0;
+  return (update_state_count(known->rule) + 2 + (known->rule.keeps_gradient ? 1 : 0)) * shape.payload_bytes;
 }
 
 Status Shard::Entry::update(const wire::Contribution& shape, Buffer gradient) {
@@ -91,10 +90,11 @@ void Shard::forget(std::uint64_t key) {
   pool_->release(entry_bytes_);
 }
 
-/// Notes what a step of the chunk needs if nothing has come too early: its sum and its update.
+/// Notes what a step of the chunk needs if nothing has come too early: its sum or all of its parts, and its update.
 void Shard::note_need(Entry& entry, const wire::Contribution& push) {
   if (pool_->budget().lowest_limit_bytes() == 0) return;
-  const std::size_t bytes = sum_bytes(push) + update_bytes(push);
+  const std::size_t parts_bytes = entry.state.aggregator() == nullptr ? 0 : worker_count_ * push.payload_bytes;
+  const std::size_t bytes = sum_bytes(push) + parts_bytes + update_bytes(push);
   largest_part_bytes_ = std::max<std::size_t>(largest_part_bytes_, push.payload_bytes);
   if (bytes <= entry.needed_bytes) return;
   needed_bytes_ += bytes - std::exchange(entry.needed_bytes, bytes);
@@ -150,6 +150,10 @@ Result<Shard::Entry*> Shard::admit(const wire::Contribution& push, Requester& fr
                                                                          std::to_string(push.step) + " comes too early")
                                         : entry.pace->admit(entry, push, from);
   if (status.ok()) {
+    if (collects_ && push.stored) {
+      const Rule* known = rule_of(push);
+      entry.state.set_aggregator(known == nullptr ? nullptr : known->aggregator);
+    }
     note_need(entry, push);
     return opened;
   }
@@ -197,7 +201,7 @@ Status Shard::add(const wire::Contribution& push, Requester& from, std::span<con
   return {};
 }
 
-void Shard::finish(Entry& entry, Buffer sum) {
+void Shard::finish(Entry& entry, Result<Buffer> sum) {
   const wire::Contribution shape = entry.state.shape();
   const bool any_present = entry.state.any_present();
   wire::StepResult result;
@@ -206,12 +210,12 @@ void Shard::finish(Entry& entry, Buffer sum) {
   result.factor_count = entry.state.factor_count_sum();
   wire::Header header = result.make(shape);
   Result<std::shared_ptr<const Buffer>> payload{nullptr};
-  if (any_present && !sum)
-    payload = no_room(shape.payload_bytes);
+  if (any_present && !sum.ok())
+    payload = sum.status();
   else if (any_present && shape.stored)
-    payload = store(entry, std::move(sum), shape);
+    payload = store(entry, std::move(sum.value()), shape);
   else if (any_present)
-    payload = std::shared_ptr<const Buffer>(pool_->share(std::move(sum)));
+    payload = std::shared_ptr<const Buffer>(pool_->share(std::move(sum.value())));
   else if (pace_->traits.drops_late_ranks && shape.stored)
     payload = entry.value();  // other chunks of the layer may have been updated
   struct Answer {
@@ -235,7 +239,8 @@ void Shard::finish(Entry& entry, Buffer sum) {
       answer.to->refuse(header, payload.status());
   }
   if (checkpoint_ && payload.ok() && shape.stored) {
-    checkpoint_->stepped(shape, stored_of(entry), rule_of(shape));
+    const Rule* known = rule_of(shape);
+    checkpoint_->stepped(shape, stored_of(entry), known == nullptr ? nullptr : &known->rule);
   }
   if (shape.transient) forget(key_of(shape));
 }
@@ -243,11 +248,16 @@ void Shard::finish(Entry& entry, Buffer sum) {
 /// Updates the chunk's value with the step's sum. The value itself is the answer.
 Result<std::shared_ptr<const Buffer>> Shard::store(Entry& entry, Buffer sum, const wire::Contribution& shape) {
   StoredChunk& stored = stored_of(entry);
-  const UpdateRule* rule = rule_of(shape);
-  if (rule != nullptr && rule->kind != nullptr) {
+  const Rule* known = rule_of(shape);
+  if (known != nullptr && !known->refusal.ok()) {
+    pool_->give_back(std::move(sum));
+    return known->refusal;
+  }
+  if (known != nullptr && known->rule.kind != nullptr) {
+    const UpdateRule& rule = known->rule;
     const std::size_t new_bytes = update_bytes(shape);
-    const Status status = pool_->has_room(new_bytes) ? stored.update(*rule, sum, shape.dtype) : no_room(new_bytes);
-    if (status.ok() && rule->keeps_gradient)
+    const Status status = pool_->has_room(new_bytes) ? stored.update(rule, sum, shape.dtype) : no_room(new_bytes);
+    if (status.ok() && rule.keeps_gradient)
       stored.keep_gradient(std::move(sum));
     else
       pool_->give_back(std::move(sum));
@@ -260,9 +270,13 @@ Result<std::shared_ptr<const Buffer>> Shard::store(Entry& entry, Buffer sum, con
 }
 
 Status Shard::set_rule(const wire::Header& header, std::span<const std::byte> payload) {
-  auto rule = wire::Rule::read(payload);
-  if (!rule.ok()) return Status(ErrorCode::refused, rule.status().message());
-  return keep_rule(rule_key(header.unit, header.rank), {rule.value().rule, header.step});
+  const auto message = wire::Rule::read(payload);
+  Rule rule{.step = header.step};
+  if (message.ok())
+    rule.rule = message.value().rule;
+  else
+    rule.refusal = {ErrorCode::refused, message.status().message()};
+  return keep_rule(rule_key(header.unit, header.rank), std::move(rule));
 }
 
 /// If pushes are applied one by one, each rank has the rule that it has sent.
@@ -270,23 +284,32 @@ std::uint64_t Shard::rule_key(std::uint32_t unit, std::uint32_t rank) const {
   return std::uint64_t{unit} << 32 | (pace_->traits.applies_each_push ? rank : 0);
 }
 
-const UpdateRule* Shard::rule_of(const wire::Envelope& about) const {
+const Shard::Rule* Shard::rule_of(const wire::Envelope& about) const {
   const auto known = rules_.find(rule_key(about.unit, about.rank));
-  return known == rules_.end() ? nullptr : &known->second.rule;
+  return known == rules_.end() ? nullptr : &known->second;
 }
 
-Status Shard::keep_rule(std::uint64_t key, const Rule& rule) {
+/// Keeps a rule that is refused, too: the sender's next push comes right behind it, and must not be applied by the rule
+/// before.
+Status Shard::keep_rule(std::uint64_t key, Rule rule) {
+  if (const auto aggregator = aggregator_of(rule.rule); !rule.refusal.ok() || !aggregator.ok())
+    rule.refusal = rule.refusal.ok() ? aggregator.status() : rule.refusal;
+  else
+    rule.aggregator = aggregator.value();
+  const Status refusal = rule.refusal;
+  collects_ = collects_ || rule.aggregator != nullptr;
   if (const auto known = rules_.find(key); known != rules_.end()) {
     // With stragglers=drop every rank sends the rule, and late ranks send an old one.
-    if (!pace_->traits.drops_late_ranks || rule.step >= known->second.step) known->second = rule;
-    return {};
+    if (!pace_->traits.drops_late_ranks || rule.step >= known->second.step) known->second = std::move(rule);
+    return refusal;
   }
   const std::size_t most = limits::kRules * (pace_->traits.applies_each_push ? worker_count_ : 1);
   if (rules_.size() >= most)
     return {ErrorCode::refused, "a core of a server keeps at most " + std::to_string(most) + " rules of a job"};
+  constexpr std::size_t kRuleBytes = limits::kNodeBytes + sizeof(Rule);
   if (!pool_->try_charge(kRuleBytes)) return no_room(kRuleBytes);
-  rules_.emplace(key, rule);
-  return {};
+  rules_.emplace(key, std::move(rule));
+  return refusal;
 }
 
 Status Shard::describe_units(std::span<const std::byte> payload) {
@@ -333,8 +356,8 @@ Status Shard::restore(const wire::Header& header, Requester& from) {
     return restored.status();
   }
   const auto& [version, rule] = restored.value();
-  if (rule && rule->kind != nullptr && rule_of(header) == nullptr) {
-    if (Status status = keep_rule(rule_key(header.unit, header.rank), {*rule}); !status.ok()) return status;
+  if (rule && *rule != UpdateRule() && rule_of(header) == nullptr) {
+    if (Status status = keep_rule(rule_key(header.unit, header.rank), {.rule = *rule}); !status.ok()) return status;
   }
   answer.version = version;
   if (stored.has_value()) answer.dtype = stored.dtype();

@@ -105,7 +105,9 @@ class Shard {
 
   struct Rule {
     UpdateRule rule;
-    std::uint64_t step = 0;  // the first step for which the rule holds
+    std::uint64_t step = 0;                  // the first step for which the rule holds
+    const Aggregator* aggregator = nullptr;  // of the rule; null: the sum
+    Status refusal;                          // why this server cannot do what the rule says; no step ends with it
   };
 
   static std::uint64_t key_of(const wire::Envelope& about) { return std::uint64_t{about.unit} << 32 | about.chunk; }
@@ -122,12 +124,14 @@ class Shard {
   void multiply(Entry& entry);
   struct Product;
   void multiply_rows(const std::shared_ptr<Product>& product);
-  void finish(Entry& entry, Buffer sum);
+  /// `sum`: empty if no part is present.
+  void finish(Entry& entry, Result<Buffer> sum);
   std::size_t update_bytes(const wire::Contribution& shape) const;
   Result<std::shared_ptr<const Buffer>> store(Entry& entry, Buffer sum, const wire::Contribution& shape);
   void answer_pulls(Entry& entry);
-  Status keep_rule(std::uint64_t key, const Rule& rule);
-  const UpdateRule* rule_of(const wire::Envelope& about) const;
+  Status keep_rule(std::uint64_t key, Rule rule);
+  const Rule* rule_of(const wire::Envelope& about) const;
+  Result<const Aggregator*> aggregator_of(const UpdateRule& rule) const;
   Status restore(const wire::Header& header, Requester& from);
   std::uint64_t rule_key(std::uint32_t unit, std::uint32_t rank) const;
 
@@ -142,6 +146,7 @@ class Shard {
   std::unique_ptr<ShardPace> pace_;
   std::unordered_map<std::uint64_t, Entry> entries_;  // by unit << 32 | chunk
   std::unordered_map<std::uint64_t, Rule> rules_;     // by rule_key
+  bool collects_ = false;                             // some rule has had an aggregator other than the sum
   std::unique_ptr<ShardCheckpoint> checkpoint_;       // null: nothing is saved
 
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for what comes back from other threads

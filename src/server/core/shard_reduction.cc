@@ -4,7 +4,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/named_registry.h"
 #include "kernel/kernel.h"
+#include "server/chunk/aggregate.h"
 #include "server/core/shard.h"
 
 namespace poseidon {
@@ -21,9 +23,28 @@ constexpr std::size_t kProductRows = 128;
 void Shard::Entry::finish_if_all_here() {
   if (!state.all_here()) return;
   if (!state.any_present()) return shard.finish(*this, Buffer());
+  if (state.aggregator() != nullptr) return shard.finish(*this, aggregate(state, *shard.pool_));
   if (state.is_product()) return shard.multiply(*this);
   if (shard.threads_.wide != nullptr) return shard.sum_on_threads(*this);
   shard.finish(*this, state.take_sum());
+}
+
+/// Returns null for the sum. ErrorCode::refused: an aggregator that this shard cannot use.
+Result<const Aggregator*> Shard::aggregator_of(const UpdateRule& rule) const {
+  const std::string& name = rule.aggregator;
+  const auto refused = [](const std::string& why) { return Status(ErrorCode::refused, why); };
+  if (name == kSumAggregator) return nullptr;
+  if (pace_->traits.applies_each_push)
+    return refused(
+        "with consistency=ssp and async every rank's contribution is applied by itself, so there is nothing "
+        "that the aggregator " +
+        name + " could reduce; use consistency=bsp");
+  if (reduction_.order == ReduceOrder::arrival)
+    return refused("with reduce_order=arrival contributions are added as they come; the aggregator " + name +
+                   " needs all of them, so use reduce_order=rank");
+  if (const Aggregator* known = find_aggregator(name); known != nullptr) return known;
+  return refused("this server knows no aggregator '" + name + "', but " + list_of(aggregator_names()) +
+                 "; others have to be registered in its process (register_aggregator)");
 }
 
 /// A product of factors that is made piece by piece. Between the pieces the loop's other flows and jobs have their
@@ -43,7 +64,7 @@ void Shard::multiply(Entry& entry) {
   const auto product = std::make_shared<Product>(
       Product{key_of(shape), shape, entry.state.factor_terms(), entry.state.divisor(), {}, 0, shape.rows});
   product->out = pool_->try_take(shape.payload_bytes);
-  if (!product->out) return finish(entry, Buffer());
+  if (!product->out) return finish(entry, no_room(shape.payload_bytes));
   entry.computing = true;
   if (threads_.loop != nullptr) {
     const std::size_t row_operations =
@@ -72,7 +93,7 @@ void Shard::multiply_rows(const std::shared_ptr<Product>& product) {
 void Shard::sum_on_threads(Entry& entry) {
   const wire::Contribution& shape = entry.state.shape();
   const auto out = std::make_shared<Buffer>(pool_->try_take(shape.payload_bytes));
-  if (!*out) return finish(entry, Buffer());
+  if (!*out) return finish(entry, no_room(shape.payload_bytes));
   entry.computing = true;
   entry.computed =
       threads_.wide->sum(entry.state.dense_inputs(), shape, out->data(),

@@ -10,6 +10,7 @@
 
 #include "cpp/client/random_model.h"
 #include "cpp/server/chunk/reference_update.h"
+#include "kernel/aggregators/aggregate.h"
 #include "kernel/kernel.h"
 #include "poseidon/server.h"
 
@@ -39,6 +40,7 @@ class StoredJob {
       stored.layer = vector_layer("layer " + std::to_string(i), 1 + random() % 30'000, dtype);
       stored.layer.stored = true;
       stored.rule = i == 0 ? UpdateRule() : rules[random() % rules.size()];
+      if (model.shared.reduce_order == ReduceOrder::rank && random() % 3 == 0) stored.rule.aggregator = "median";
       stored.layer.whole = stored.rule.kind != nullptr && stored.rule.kind->whole_layer;
       stored.initial = random_reals(random, dtype, stored.layer.element_count);
     }
@@ -56,6 +58,7 @@ class StoredJob {
                                          : testing::bytes_of(Floats(wide.begin(), wide.end()));
   }
 
+  /// What the layer's aggregator makes of all gradients.
   Bytes mean_gradient(std::uint64_t step, std::size_t layer) const {
     std::vector<Bytes> all;
     std::vector<const std::byte*> inputs;
@@ -63,7 +66,10 @@ class StoredJob {
     for (const Bytes& one : all) inputs.push_back(one.data());
     const Layer& about = layers[layer].layer;
     Bytes mean(about.size_bytes());
-    kernel::sum(inputs, mean.data(), about.element_count, about.dtype, divisor());
+    if (const Aggregator* aggregator = find_aggregator(layers[layer].rule.aggregator); aggregator != nullptr)
+      kernel::aggregate(*aggregator, inputs, mean.data(), about.element_count, about.dtype, 1);
+    else
+      kernel::sum(inputs, mean.data(), about.element_count, about.dtype, divisor());
     return mean;
   }
 
@@ -215,7 +221,7 @@ class StoredRank {
     return "seed " + std::to_string(job_.seed) + ", rank " + std::to_string(rank_) + " of " +
            std::to_string(job_.model.world_size) + ", step " + std::to_string(step) + ", " + about.layer.name + " (" +
            std::to_string(about.layer.element_count) + " " + std::string(dtype_name(about.layer.dtype)) + ", rule " +
-           (about.rule.kind == nullptr ? "none" : about.rule.kind->name) + ")";
+           (about.rule.kind == nullptr ? "none" : about.rule.kind->name) + ", " + about.rule.aggregator + ")";
   }
 
   const StoredJob& job_;

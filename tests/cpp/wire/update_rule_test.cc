@@ -20,6 +20,7 @@ using Bytes = std::vector<std::byte>;
 using testing::rule_of;
 
 constexpr std::size_t kFirstNumberAt = kMaxUpdateNameBytes + 8;
+constexpr std::size_t kAggregatorAt = kFirstNumberAt + kMaxUpdateValues * sizeof(double);
 
 UpdateRule full_rule(const std::string& kind = "adamw") {
   UpdateRule rule = rule_of(kind, {{"lr", 1e-3},
@@ -29,6 +30,7 @@ UpdateRule full_rule(const std::string& kind = "adamw") {
                                    {"weight_decay", -std::numeric_limits<double>::max()},
                                    {"maximize", 1}});
   rule.keeps_gradient = true;
+  rule.aggregator = "an_aggregator_of_24_byte";
   return rule;
 }
 
@@ -76,7 +78,7 @@ TEST(Rule, OfAnotherSizeIsNone) {
   for (std::size_t size = 0; size < kUpdateRuleBytes; ++size)
     expect_no_rule({bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(size)}, std::to_string(size) + " bytes");
   bytes.push_back(std::byte{0});
-  expect_no_rule(bytes, "129 bytes");
+  expect_no_rule(bytes, "153 bytes");
 }
 
 TEST(Rule, OfAnUnknownKindOrWithoutANumberIsNone) {
@@ -88,7 +90,7 @@ TEST(Rule, OfAnUnknownKindOrWithoutANumberIsNone) {
   }
   for (const double number : {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
                               std::numeric_limits<double>::quiet_NaN()}) {
-    for (std::size_t at = kFirstNumberAt; at < kUpdateRuleBytes; at += sizeof number) {
+    for (std::size_t at = kFirstNumberAt; at < kAggregatorAt; at += sizeof number) {
       Bytes bytes = bytes_of(full_rule());
       std::memcpy(bytes.data() + at, &number, sizeof number);
       const bool is_value = at < kFirstNumberAt + full_rule().kind->values.size() * sizeof number;
@@ -104,6 +106,18 @@ TEST(Rule, OfAKindWithOtherValuesIsNone) {
   expect_no_rule(bytes, "other values");
   bytes = bytes_of(full_rule());
   bytes[kMaxUpdateNameBytes + 4] ^= std::byte{1};
+  expect_no_rule(bytes, "other values");
+}
+
+TEST(Rule, WithoutTheNameOfAnAggregatorIsNone) {
+  for (const std::string name : {"", "Sum", "two words", "sum-"}) {
+    Bytes bytes = bytes_of(full_rule());
+    std::memset(bytes.data() + kAggregatorAt, 0, kMaxAggregatorNameBytes);
+    std::memcpy(bytes.data() + kAggregatorAt, name.data(), name.size());
+    expect_no_rule(bytes, "aggregator '" + name + "'");
+  }
+  Bytes bytes = bytes_of(rule_of("sgd"));
+  bytes.back() = std::byte{'x'};  // behind the end of the name
   expect_no_rule(bytes, "other values");
 }
 

@@ -74,7 +74,8 @@ class DistributedOptimizer(Optimizer):
     `update="server"`: the servers hold the parameters and the optimizer's state, and update them. This is for
     torch.optim.SGD, Adam and AdamW. See docs/server-update.md. `resume` goes on from what the servers have saved in
     `checkpoint_dir`, if there is something. `resumed_version` is then the step after which it was saved, otherwise 0.
-    See docs/checkpoints.md.
+    See docs/checkpoints.md. `aggregator` names what makes one gradient of those of all ranks: "sum" their mean,
+    "median" the median of every element, or what a C++ program has registered in the servers' processes.
 
     Use this object instead of `optimizer`. `param_groups`, hooks and learning-rate schedulers work as before. With one
     worker the optimizer itself runs. Collective: every rank wraps the same optimizer. Raises InvalidArgument, saying
@@ -90,6 +91,7 @@ class DistributedOptimizer(Optimizer):
         max_norm: float | None = None,
         clip: str = "gathered",
         resume: bool = False,
+        aggregator: str = "sum",
     ) -> None:
         if update not in (None, "worker", "server"):
             raise InvalidArgument(f"update is {update!r}: pass 'worker' (the default) or 'server'")
@@ -125,6 +127,11 @@ class DistributedOptimizer(Optimizer):
             raise InvalidArgument(
                 "resume takes what servers have saved: with updates on the workers use load_state_dict()"
             )
+        if aggregator != "sum" and (update != "server" or model.synchronizer is None):
+            raise InvalidArgument(
+                f"aggregator={aggregator!r} is what servers do with the gradients of several workers: pass "
+                "update='server', and leave it out with one worker"
+            )
         self.resumed_version = 0
         self._server: ServerUpdate | None = None
         self._worker: WorkerUpdate | None = None
@@ -140,7 +147,7 @@ class DistributedOptimizer(Optimizer):
         )
         self._steps_made = 0
         if self._on_servers and model.synchronizer is not None:
-            self._update_on_servers(model.synchronizer, resume)
+            self._update_on_servers(model.synchronizer, resume, aggregator)
         else:
             self._update_on_workers(model.synchronizer, max_norm, clip)
         for name in _SHARED_HOOKS:
@@ -149,7 +156,7 @@ class DistributedOptimizer(Optimizer):
         if self._on_servers or getattr(optimizer, "_step_supports_amp_scaling", False):
             self._step_supports_amp_scaling = True
 
-    def _update_on_servers(self, sync: Synchronizer, resume: bool) -> None:
+    def _update_on_servers(self, sync: Synchronizer, resume: bool, aggregator: str) -> None:
         here = context()
         algorithm, groups = (
             algorithm_of(self._inner),
@@ -157,9 +164,11 @@ class DistributedOptimizer(Optimizer):
         )
         if not here.recovers:
             assert here.control is not None
-            check_same(here.control, _describe(self._inner, groups), "optimizer")
+            check_same(here.control, f"{aggregator}\n{_describe(self._inner, groups)}", "optimizer")
         sync.store([entry for group in groups for entry in group])
-        self._server = ServerUpdate(algorithm, groups, self.param_groups, not ranks_drift(here.settings))
+        self._server = ServerUpdate(
+            algorithm, groups, self.param_groups, shows_means=not ranks_drift(here.settings), aggregator=aggregator
+        )
         sync.updates.append(self._server)
         if here.recovers:
             return  # the servers get their values when `Recovery` has found the others

@@ -33,13 +33,14 @@ class Algorithm:
     state_names: tuple[str, ...]
     counts_steps: bool
 
-    def rule(self, group: Mapping[str, Any], keeps_gradient: bool) -> _core.UpdateRule:
+    def rule(self, group: Mapping[str, Any], keeps_gradient: bool, aggregator: str) -> _core.UpdateRule:
         """The rule for one parameter group as it is now; servers may keep the gradient of the last update."""
         shared: dict[str, Any] = {
             "lr": float(group["lr"]),
             "weight_decay": float(group["weight_decay"]),
             "maximize": bool(group["maximize"]),
             "keeps_gradient": keeps_gradient,
+            "aggregator": aggregator,
         }
         if self.name == "SGD":
             return _core.UpdateRule(

@@ -30,7 +30,8 @@ class ServerUpdate:
 
     `groups` has the parameters of each group of `param_groups`, whose hyperparameters rank 0 tells
     the servers before the push of a step that uses them. It exchanges nothing before `connect`.
-    `shows_means`: every update is made of a mean over all ranks, which `.grad` shows afterwards.
+    `shows_means`: every update is made of a mean over all ranks, which `.grad` shows afterwards. `aggregator` names
+    what makes this mean of the ranks' gradients.
     """
 
     _client: _core.Client
@@ -42,6 +43,7 @@ class ServerUpdate:
         groups: Sequence[list[SyncedParameter]],
         param_groups: list[dict[str, Any]],
         shows_means: bool,
+        aggregator: str = "sum",
     ) -> None:
         self.algorithm = algorithm
         self.param_groups = param_groups
@@ -51,6 +53,7 @@ class ServerUpdate:
         self._rules: list[_core.UpdateRule | None] = [None] * len(groups)
         self._updated = False  # by a backward whose step() is yet to come
         self._shows_means = shows_means
+        self._aggregator = aggregator
         self._step = 0  # distinguishes this step's means from those that the servers no longer have
         self._looked = False  # at one of this step's
 
@@ -148,7 +151,7 @@ class ServerUpdate:
         self._updated = False
 
     def _rule(self, param_group: Mapping[str, Any]) -> _core.UpdateRule:
-        return self.algorithm.rule(param_group, self._shows_means)
+        return self.algorithm.rule(param_group, self._shows_means, self._aggregator)
 
     # The mean gradients of the last step.
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <functional>
 #include <future>
 #include <memory>
 #include <random>
@@ -169,21 +170,38 @@ class Job {
   std::vector<std::unique_ptr<Shard>> shards_;
 };
 
+/// An aggregator for one rank.
+struct Negated {
+  template <typename T>
+  void operator()(const AggregateCall<T>& call) const {
+    std::ranges::transform(call.contributions[0], call.result.begin(), std::negate());
+  }
+};
+
 class ShardCheckpoints : public ::testing::Test {
  protected:
   static std::vector<TrainedLayer> layers() {
-    const auto rules = update_rules();
+    auto rules = update_rules();
+    static const bool registered = register_aggregator({"negated", Negated(), Negated()}).ok();
+    EXPECT_TRUE(registered);
+    rules[1].aggregator = "negated";
     return {{"momentum", DType::float32, 1000, rules[1]},
             {"adam", DType::float64, 333, rules[3]},
             {"plain", DType::float32, 5, rules[0]},
             {"mean", DType::int32, 64, {}}};
   }
-  static constexpr std::size_t kMean = 3;  // has no rule: its value is the last step's gradient
+  static constexpr std::size_t kNegated = 0;  // its rule has an aggregator
+  static constexpr std::size_t kMean = 3;     // has no rule: its value is the last step's gradient
 
   static Bytes gradient(std::size_t layer, std::uint64_t step) {
     std::mt19937 random(static_cast<std::uint32_t>(layer * 1000 + step));
     if (layers()[layer].dtype == DType::int32) return testing::pattern(64 * 4, static_cast<unsigned>(step));
     return random_reals(random, layers()[layer].dtype, layers()[layer].element_count);
+  }
+  static Bytes negated(const Bytes& floats) {
+    auto values = testing::values_of(floats);
+    for (float& value : values) value = -value;
+    return testing::bytes_of(values);
   }
   std::vector<ReferenceParameters> initial() {
     std::vector<ReferenceParameters> all;
@@ -199,7 +217,7 @@ class ShardCheckpoints : public ::testing::Test {
         if (i == kMean)
           references[i].value = given;
         else
-          references[i].update(layers()[i].rule, given);
+          references[i].update(layers()[i].rule, i == kNegated ? negated(given) : given);
         ASSERT_EQ(job.step(i, step, &given), references[i].value) << layers()[i].name << " in step " << step;
       }
       if (settle) job.settle();
