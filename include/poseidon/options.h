@@ -33,12 +33,14 @@ struct Choice {
 
 /// choices_of(Medium()), …: all values of an enumeration, in the order of the table.
 #define POSEIDON_VALUE(enumerator, name, help) {enumerator, name, help},
+// NOLINTBEGIN(bugprone-macro-parentheses): a type cannot be in parentheses
 #define POSEIDON_ENUM(type, help, values)                 \
   inline std::span<const Choice<type>> choices_of(type) { \
     using enum type;                                      \
     static constexpr Choice<type> all[] = {values};       \
     return all;                                           \
   }
+// NOLINTEND(bugprone-macro-parentheses)
 #include "poseidon/options.def"
 
 /// What users write for `value`.
