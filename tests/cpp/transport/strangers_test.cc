@@ -8,8 +8,8 @@
 #include <thread>
 
 #include "base/file_descriptor.h"
-#include "conformance/transport_fixture.h"
 #include "conformance/handshakes.h"
+#include "conformance/transport_fixture.h"
 #include "transport/entrance.h"
 #include "transport/shm/local_socket.h"
 #include "transport/shm/shm_transport.h"
@@ -286,8 +286,7 @@ TEST_F(TcpDoor, HoldsNoMoreThanAQuarterFromOneSource) {
 TEST_F(TcpDoor, HoldsNoMoreThanSoManyInAll) {
   open(impatient(seconds(60), kSecret));
   std::vector<FileDescriptor> crowd;
-  for (std::size_t i = 0; i < kMostPending + 20; ++i)
-    crowd.push_back(knock(static_cast<std::uint8_t>(2 + i % 8)));
+  for (std::size_t i = 0; i < kMostPending + 20; ++i) crowd.push_back(knock(static_cast<std::uint8_t>(2 + i % 8)));
   for (std::size_t i = 0; i < 20; ++i) EXPECT_TRUE(hung_up(crowd[i])) << i;
   for (std::size_t i = 20; i < crowd.size(); ++i) EXPECT_FALSE(hung_up(crowd[i], milliseconds(0))) << i;
 }

@@ -8,8 +8,8 @@
 #include <thread>
 
 #include "base/file_descriptor.h"
-#include "conformance/transport_fixture.h"
 #include "conformance/handshakes.h"
+#include "conformance/transport_fixture.h"
 #include "transport/tcp/address.h"
 #include "transport/tcp/tcp_flow.h"
 #include "transport/tcp/tcp_transport.h"

@@ -4,8 +4,8 @@
 #include <atomic>
 #include <thread>
 
-#include "conformance/transport_fixture.h"
 #include "conformance/handshakes.h"
+#include "conformance/transport_fixture.h"
 #include "cpp/transport/relay.h"
 #include "transport/tcp/tcp_transport.h"
 

@@ -1,8 +1,9 @@
 // The table of transports: every value of Options::transport has its row.
+#include "worker/transports.h"
+
 #include <gtest/gtest.h>
 
 #include "poseidon/options.h"
-#include "worker/transports.h"
 
 namespace poseidon {
 namespace {
