@@ -47,11 +47,15 @@ struct Layer {
   Scheme scheme = Scheme::automatic;
   bool stored = false;  // servers keep its value (push, pull, updates); it takes scheme ps and is never in a group
   bool whole = false;   // it is one chunk on one server core (LAMB needs the norms of the whole layer)
+  WireFormat wire = WireFormat::fp32;  // how the numbers of a float32 layer travel
 
   /// Whether the gradient is a sum of outer products, and its size in bytes.
   bool factorable() const { return rows > 0 && cols > 0; }
   std::size_t size_bytes() const { return element_count * dtype_bytes(dtype); }
 };
+
+/// The type in which values of `dtype` travel. Only float32 is converted.
+DType wire_dtype(WireFormat format, DType dtype);
 
 /// Algorithm 1, generalized to the cluster's placement. One worker takes local. Otherwise a layer takes its own scheme,
 /// if it names one; ps, if it is not factorable; or the cheapest scheme that `auto` may choose. Of several that cost
@@ -59,7 +63,7 @@ struct Layer {
 /// 0 if it is unknown, which gives ps.
 Scheme best_scheme(const Layer& layer, double factor_count, const Cluster& cluster);
 
-/// A slice of a unit's bytes and the server core that owns it (Parameter Hub §3.2.4). Each worker's messages about it
+/// A slice of a unit's bytes, as they are in memory, and the server core that owns it (Parameter Hub §3.2.4). Each worker's messages about it
 /// travel on one flow.
 struct Chunk {
   std::uint32_t index = 0;
@@ -76,6 +80,7 @@ struct Unit {
   std::uint32_t id = 0;
   std::string name;  // the layer's name, or "group 3 (12 layers)"
   DType dtype = DType::float32;
+  DType wire_dtype = DType::float32;  // of dense gradients and their sums in messages
   std::size_t size_bytes = 0;
   std::vector<std::uint32_t> layers;       // indexes into Plan::layers
   std::vector<std::size_t> offsets_bytes;  // of each member in the unit's buffer
@@ -83,6 +88,14 @@ struct Unit {
 
   /// Whether it is a group of several layers.
   bool grouped() const { return layers.size() > 1; }
+  /// Whether the numbers are converted on their way.
+  bool converts() const { return wire_dtype != dtype; }
+  /// Bytes that `value_bytes` of the unit take in a message.
+  std::size_t wire_bytes(std::size_t value_bytes) const {
+    return array_bytes(wire_dtype, value_bytes / dtype_bytes(dtype));
+  }
+  /// The type in which factors travel: 8 bits are too few for them, because their errors multiply.
+  DType factor_dtype() const { return wire_dtype == DType::int8_blocks ? DType::bfloat16 : wire_dtype; }
 };
 
 /// Immutable once made; identical on every rank.

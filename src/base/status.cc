@@ -44,6 +44,8 @@ std::string_view dtype_name(DType dtype) {
       return "int32";
     case DType::int64:
       return "int64";
+    case DType::int8_blocks:
+      return "int8_blocks";
   }
   return "unknown";
 }

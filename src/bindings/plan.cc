@@ -17,6 +17,16 @@ Scheme scheme_from(const std::string& name) {
   return scheme.value();
 }
 
+WireFormat wire_from(const std::string& name) {
+  std::string known;
+  for (const auto& choice : choices_of(WireFormat())) {
+    if (choice.name == name) return choice.value;
+    known += (known.empty() ? "" : ", ") + std::string(choice.name);
+  }
+  raise_if_failed({ErrorCode::invalid_argument, "'" + name + "' is no wire format: known are " + known});
+  return WireFormat::fp32;
+}
+
 /// Returns the scheme of this name. `auto` is an error, because it has no cost of its own.
 Scheme concrete_scheme(const std::string& name) {
   const Scheme scheme = scheme_from(name);
@@ -36,12 +46,12 @@ void bind_layer(nb::module_& module) {
       .def(
           "__init__",
           [](Layer* self, std::string name, const std::string& dtype, std::size_t element_count, std::size_t rows,
-             std::size_t cols, const std::string& scheme, bool stored, bool whole) {
-            new (self) Layer{
-                std::move(name), dtype_from(dtype), element_count, rows, cols, scheme_from(scheme), stored, whole};
+             std::size_t cols, const std::string& scheme, bool stored, bool whole, const std::string& wire) {
+            new (self) Layer{std::move(name),    dtype_from(dtype), element_count, rows, cols,
+                             scheme_from(scheme), stored,           whole,         wire_from(wire)};
           },
           nb::arg("name"), nb::arg("dtype"), nb::arg("element_count"), nb::arg("rows") = 0, nb::arg("cols") = 0,
-          nb::arg("scheme") = "auto", nb::arg("stored") = false, nb::arg("whole") = false)
+          nb::arg("scheme") = "auto", nb::arg("stored") = false, nb::arg("whole") = false, nb::arg("wire") = "fp32")
       .def_ro("name", &Layer::name)
       .def_prop_ro("dtype", [](const Layer& layer) { return std::string(dtype_name(layer.dtype)); })
       .def_ro("element_count", &Layer::element_count)
@@ -50,6 +60,7 @@ void bind_layer(nb::module_& module) {
       .def_prop_ro("scheme", [](const Layer& layer) { return std::string(scheme_name(layer.scheme)); })
       .def_ro("stored", &Layer::stored)
       .def_ro("whole", &Layer::whole)
+      .def_prop_ro("wire", [](const Layer& layer) { return std::string(name_of(layer.wire)); })
       .def_prop_ro("factorable", &Layer::factorable)
       .def_prop_ro("size_bytes", &Layer::size_bytes);
 }
@@ -120,6 +131,7 @@ void bind_plan(nb::module_& module) {
       .def_ro("id", &Unit::id)
       .def_ro("name", &Unit::name)
       .def_prop_ro("dtype", [](const Unit& unit) { return std::string(dtype_name(unit.dtype)); })
+      .def_prop_ro("wire_dtype", [](const Unit& unit) { return std::string(dtype_name(unit.wire_dtype)); })
       .def_ro("size_bytes", &Unit::size_bytes)
       .def_ro("layers", &Unit::layers)
       .def_ro("chunks", &Unit::chunks)

@@ -130,6 +130,7 @@ void Syncer::finished() {
   on_done_(*this);
   links_.pool->give_back(std::move(exchange_.progress.group_result));
   for (Buffer& buffer : exchange_.progress.member_chunks) links_.pool->give_back(std::move(buffer));
+  for (Buffer& buffer : exchange_.progress.converted) links_.pool->give_back(std::move(buffer));
 }
 
 }  // namespace poseidon

@@ -14,7 +14,7 @@ namespace poseidon::kernel {
 
 constexpr bool is_half(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
 
-/// Calls `function(T{})` with the C++ type of `dtype`, which must not be a 16-bit type. Integers are unsigned, because
+/// Calls `function(T{})` with the C++ type of `dtype`, which must not be summed in float32. Integers are unsigned, because
 /// unsigned integers wrap around by definition.
 template <typename Function>
 void with_element_type(DType dtype, const Function& function) {
@@ -31,6 +31,7 @@ void with_element_type(DType dtype, const Function& function) {
       return function(std::uint64_t{});
     case DType::float16:
     case DType::bfloat16:
+    case DType::int8_blocks:
       return;
   }
 }

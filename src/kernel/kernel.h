@@ -13,17 +13,36 @@
 namespace poseidon::kernel {
 
 /// out[i] = (in[0][i] + in[1][i] + …) / divisor, added in the given order. All arrays have `element_count` elements of
-/// `dtype`. `inputs` is not empty, and `out` may be one of the inputs. 16-bit types are added in float32 and rounded
-/// once at the end. If divisor is a power of two, the division is a multiplication by 1/divisor, which is exact.
+/// `dtype`. `inputs` is not empty, and `out` may be one of the inputs. 16-bit types and int8_blocks are added in float32
+/// and rounded once at the end. If divisor is a power of two, the division is a multiplication by 1/divisor, which is exact.
 /// Integers wrap around and ignore `divisor`; callers ensure that it is 1.
 void sum(std::span<const std::byte* const> inputs, std::byte* out, std::size_t element_count, DType dtype,
          unsigned divisor);
 
-/// Bytes of one element of a running sum of `dtype` values: 4 for the 16-bit types, which are added in float32, and the
-/// size of the value otherwise.
-constexpr std::size_t running_sum_bytes(DType dtype) {
-  return dtype == DType::float16 || dtype == DType::bfloat16 ? sizeof(float) : dtype_bytes(dtype);
+/// Whether sums of `dtype` are made in float32 and rounded at the end.
+constexpr bool sums_in_float32(DType dtype) {
+  return dtype == DType::float16 || dtype == DType::bfloat16 || dtype == DType::int8_blocks;
 }
+
+/// Bytes of one element of a running sum of `dtype`: a float32 for each value of types that are summed in float32, and
+/// the size of the element otherwise.
+constexpr std::size_t running_sum_bytes(DType dtype) {
+  return sums_in_float32(dtype) ? sizeof(float) * dtype_values(dtype) : dtype_bytes(dtype);
+}
+
+/// Float32 values may travel as another type: float16, bfloat16 or int8_blocks.
+///
+/// out = in as `dtype`, each value rounded once, to nearest with ties to even. `out` has array_bytes(dtype, value_count)
+/// bytes. It may begin where `in` begins. Infinite values and NaN stay visible: 16-bit types keep them, and a block of
+/// int8_blocks that has one becomes NaN. Values too large for float16 become infinite.
+void encode(DType dtype, const float* in, std::byte* out, std::size_t value_count);
+
+/// The same with error feedback: encodes in + residual, and keeps what the rounding has lost in `residual`. Where the
+/// loss is not finite it keeps 0. The arrays do not overlap, but `out` may begin where `in` begins.
+void encode_with_feedback(DType dtype, const float* in, float* residual, std::byte* out, std::size_t value_count);
+
+/// out = in. This is exact for 16-bit types. `in` may be the last bytes of `out`.
+void decode(DType dtype, const std::byte* in, float* out, std::size_t value_count);
 
 /// A sum of inputs that arrive one after the other: call start_sum with the first, accumulate with each further one,
 /// and then finish_sum. The result has the bits of `sum` over the same inputs in that order (except the payload of a

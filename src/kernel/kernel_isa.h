@@ -16,6 +16,12 @@ void accumulate_with(Isa isa, const std::byte* input, std::byte* sum, std::size_
 void finish_sum_with(Isa isa, const std::byte* sum, std::byte* out, std::size_t element_count, DType dtype,
                      unsigned divisor);
 
+/// The conversions compiled for `isa`, which this CPU must have.
+void encode_with(Isa isa, DType dtype, const float* in, std::byte* out, std::size_t value_count);
+void encode_with_feedback_with(Isa isa, DType dtype, const float* in, float* residual, std::byte* out,
+                               std::size_t value_count);
+void decode_with(Isa isa, DType dtype, const std::byte* in, float* out, std::size_t value_count);
+
 /// `factor_product` compiled for `isa`, which this CPU must have.
 void factor_product_with(Isa isa, std::span<const FactorTerm> terms, std::byte* out, DType dtype, std::size_t rows,
                          std::size_t cols, std::size_t row_begin, std::size_t row_end, unsigned divisor,

@@ -5,8 +5,8 @@
 
 #include "kernel/arithmetic.h"
 #include "kernel/dispatch.h"
-#include "kernel/half.h"
 #include "kernel/half_sum.h"
+#include "kernel/int8_blocks.h"
 #include "kernel/kernel.h"
 #include "kernel/kernel_isa.h"
 
@@ -91,20 +91,36 @@ void divide_wide(Isa isa, const std::byte* sum_bytes, std::byte* out_bytes, std:
       isa, [=](auto) __attribute__((always_inline)) { divide(out, element_count, Divisor<T>(divisor)); });
 }
 
-// How many elements of the 16-bit types are rounded at a time. They stay in the L1 cache.
-constexpr std::size_t kHalfBlock = 1024;
+// How many values are rounded at a time. They stay in the L1 cache, and are whole elements of every type.
+constexpr std::size_t kRoundedValues = 1024;
 
-/// Divides `sum`, which is float32, and rounds to `dtype`, which is a 16-bit type.
-void divide_half(Isa isa, const std::byte* sum, std::byte* out, std::size_t element_count, DType dtype,
-                 unsigned divisor) {
+/// Divides `sum`, which is float32, and rounds to `dtype`.
+void divide_and_round(Isa isa, const std::byte* sum, std::byte* out, std::size_t element_count, DType dtype,
+                      unsigned divisor) {
   const Divisor<float> division(divisor);
-  alignas(64) float values[kHalfBlock];
-  for (std::size_t first = 0; first < element_count; first += kHalfBlock) {
-    const std::size_t n = std::min(kHalfBlock, element_count - first);
+  const std::size_t value_count = element_count * dtype_values(dtype);
+  alignas(64) float values[kRoundedValues];
+  for (std::size_t first = 0; first < value_count; first += kRoundedValues) {
+    const std::size_t n = std::min(kRoundedValues, value_count - first);
     std::memcpy(values, sum + first * sizeof(float), n * sizeof(float));
     run_with(
         isa, [&division, n, block = values ](auto) __attribute__((always_inline)) { divide(block, n, division); });
-    narrow(isa, dtype, values, out + first * dtype_bytes(dtype), n);
+    encode_with(isa, dtype, values, out + array_bytes(dtype, first), n);
+  }
+}
+
+/// `sum` for types without a kernel of their own: part by part.
+void sum_in_parts(Isa isa, std::span<const std::byte* const> inputs, std::byte* out, std::size_t element_count,
+                  DType dtype, unsigned divisor) {
+  const std::size_t most = kRoundedValues / dtype_values(dtype);
+  alignas(64) float values[kRoundedValues];
+  auto* const running = reinterpret_cast<std::byte*>(values);
+  for (std::size_t first = 0; first < element_count; first += most) {
+    const std::size_t n = std::min(most, element_count - first);
+    const std::size_t offset_bytes = first * dtype_bytes(dtype);
+    start_sum_with(isa, inputs[0] + offset_bytes, running, n, dtype);
+    for (const std::byte* input : inputs.subspan(1)) accumulate_with(isa, input + offset_bytes, running, n, dtype);
+    finish_sum_with(isa, running, out + offset_bytes, n, dtype, divisor);
   }
 }
 
@@ -113,22 +129,26 @@ void divide_half(Isa isa, const std::byte* sum, std::byte* out, std::size_t elem
 void sum_with(Isa isa, std::span<const std::byte* const> inputs, std::byte* out, std::size_t element_count, DType dtype,
               unsigned divisor) {
   if (is_half(dtype)) return sum_half(isa, inputs, out, element_count, dtype, divisor);
+  if (dtype == DType::int8_blocks) return sum_in_parts(isa, inputs, out, element_count, dtype, divisor);
   with_element_type(dtype, [&](auto type) { sum_wide<decltype(type)>(isa, inputs, out, element_count, divisor); });
 }
 
 void start_sum_with(Isa isa, const std::byte* input, std::byte* sum, std::size_t element_count, DType dtype) {
-  if (is_half(dtype)) return widen(isa, dtype, input, reinterpret_cast<float*>(sum), element_count);
+  if (sums_in_float32(dtype))
+    return decode_with(isa, dtype, input, reinterpret_cast<float*>(sum), element_count * dtype_values(dtype));
   copy_bytes(input, sum, element_count * dtype_bytes(dtype));
 }
 
 void accumulate_with(Isa isa, const std::byte* input, std::byte* sum, std::size_t element_count, DType dtype) {
   if (is_half(dtype)) return accumulate_half(isa, input, reinterpret_cast<float*>(sum), element_count, dtype);
+  if (dtype == DType::int8_blocks)
+    return accumulate_int8(isa, input, reinterpret_cast<float*>(sum), element_count * dtype_values(dtype));
   with_element_type(dtype, [&](auto type) { accumulate_wide<decltype(type)>(isa, input, sum, element_count); });
 }
 
 void finish_sum_with(Isa isa, const std::byte* sum, std::byte* out, std::size_t element_count, DType dtype,
                      unsigned divisor) {
-  if (is_half(dtype)) return divide_half(isa, sum, out, element_count, dtype, divisor);
+  if (sums_in_float32(dtype)) return divide_and_round(isa, sum, out, element_count, dtype, divisor);
   with_element_type(dtype, [&](auto type) { divide_wide<decltype(type)>(isa, sum, out, element_count, divisor); });
 }
 

@@ -24,6 +24,11 @@ bool needs_one_shard(const Plan& plan, const Unit& unit) {
   return layer.whole || (layer.scheme != Scheme::automatic && traits_of(layer.scheme).needs_whole_layer);
 }
 
+/// Chunks but for the last consist of whole elements of what travels.
+std::size_t alignment_bytes(const Unit& unit) {
+  return std::max(kChunkAlignmentBytes, dtype_values(unit.wire_dtype) * dtype_bytes(unit.dtype));
+}
+
 void cut(Unit& unit, std::size_t chunk_bytes) {
   for (std::size_t offset = 0; offset < unit.size_bytes; offset += chunk_bytes) {
     Chunk chunk;
@@ -45,7 +50,7 @@ void assign_least_loaded(Unit& unit, std::vector<std::size_t>& server_bytes) {
       if (load < std::pair(server_bytes[best], chunk_count[best])) best = server;
     }
     chunk.server = static_cast<int>(best);
-    server_bytes[best] += chunk.size_bytes;
+    server_bytes[best] += unit.wire_bytes(chunk.size_bytes);
     ++chunk_count[best];
   }
 }
@@ -56,7 +61,7 @@ void assign_round_robin(Plan& plan) {
     cut(unit, unit.size_bytes);
     for (Chunk& chunk : unit.chunks) {
       chunk.server = static_cast<int>(next);
-      plan.server_bytes[next] += chunk.size_bytes;
+      plan.server_bytes[next] += unit.wire_bytes(chunk.size_bytes);
       next = (next + 1) % plan.server_bytes.size();
     }
   }
@@ -92,7 +97,8 @@ void assign_balanced(Plan& plan, const Options& options) {
   for (Unit& unit : plan.units) {
     cut(unit, needs_one_shard(plan, unit)
                   ? unit.size_bytes
-                  : spread_chunk_bytes(unit.size_bytes, plan.cluster.server_count, options.chunk_bytes));
+                  : spread_chunk_bytes(unit.size_bytes, plan.cluster.server_count, options.chunk_bytes,
+                                       alignment_bytes(unit)));
   }
   // Units whose chunks always travel come first, so that their loads alone are balanced. Among those, the largest
   // chunks come first. A unit's chunks stay together, because the unit would not be spread evenly otherwise.
@@ -107,15 +113,16 @@ void assign_balanced(Plan& plan, const Options& options) {
 
 }  // namespace
 
-std::size_t spread_chunk_bytes(std::size_t size_bytes, int server_count, std::size_t chunk_bytes) {
+std::size_t spread_chunk_bytes(std::size_t size_bytes, int server_count, std::size_t chunk_bytes,
+                               std::size_t alignment_bytes) {
   // Every shard gets an equal share of every layer, so that all ports are busy for each layer, as in a ring. If one
   // shard held more than the others, the layer would wait for that shard's port. A share above `chunk_bytes` is cut
   // further, into the same number of pieces on every shard.
   const auto servers = static_cast<std::size_t>(server_count);
-  const std::size_t cap = std::max(kChunkAlignmentBytes, chunk_bytes / kChunkAlignmentBytes * kChunkAlignmentBytes);
+  const std::size_t cap = std::max(alignment_bytes, chunk_bytes / alignment_bytes * alignment_bytes);
   const std::size_t share = std::max(kMinChunkBytes, divide_up(size_bytes, servers));
   const std::size_t piece = divide_up(share, divide_up(share, cap));
-  return std::min(cap, divide_up(piece, kChunkAlignmentBytes) * kChunkAlignmentBytes);
+  return std::min(cap, divide_up(piece, alignment_bytes) * alignment_bytes);
 }
 
 void assign_chunks(Plan& plan, const Options& options) {

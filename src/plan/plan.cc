@@ -62,6 +62,15 @@ Status check_layer(const Layer& layer, const Cluster& cluster) {
   }
   if (scheme_name(layer.scheme) == "unknown") return invalid(who + " has an unknown scheme");
   const bool named = layer.scheme != Scheme::automatic;
+  if (layer.wire != WireFormat::fp32 && layer.dtype == DType::float64) {
+    return invalid(who + " has dtype float64 and wire " + std::string(name_of(layer.wire)) +
+                   ", which only float32 gradients can take: use wire fp32 for it");
+  }
+  if (layer.wire != WireFormat::fp32 && named && !traits_of(layer.scheme).converts) {
+    return invalid(who + " has scheme " + std::string(scheme_name(layer.scheme)) + ", which sends numbers as they are," +
+                   " and wire " + std::string(name_of(layer.wire)) + "; use " +
+                   choices([](const SchemeTraits& traits) { return traits.converts && !traits.only_one_worker; }));
+  }
   if (named && traits_of(layer.scheme).only_one_worker && cluster.worker_count > 1) {
     return invalid(who + " has scheme " + std::string(scheme_name(layer.scheme)) +
                    ", which sends nothing, but there are " + std::to_string(cluster.worker_count) + " workers; use " +
@@ -104,6 +113,14 @@ bool goes_into_group(const Layer& layer, const Options& options) {
   return layer.scheme == Scheme::automatic || layer.scheme == Scheme::ps;
 }
 
+/// The type in which the numbers of a layer travel. Small layers of different magnitudes share the blocks of a group, so
+/// they travel with 16 bits instead of 8. What servers keep travels as it is, and so does what does not leave the process.
+DType wire_dtype_of(const Layer& layer, bool grouped, const Cluster& cluster) {
+  if (layer.stored || cluster.worker_count == 1) return layer.dtype;
+  const bool too_coarse = grouped && layer.wire == WireFormat::int8;
+  return wire_dtype(too_coarse ? WireFormat::bf16 : layer.wire, layer.dtype);
+}
+
 /// Puts layers into units, in the order in which the units' last members finish.
 class UnitBuilder {
  public:
@@ -115,19 +132,22 @@ class UnitBuilder {
     if (!goes_into_group(layer, options_)) {
       Unit unit;
       append(unit, index);
+      unit.wire_dtype = wire_dtype_of(layer, false, plan_.cluster);
       return finish(std::move(unit));
     }
     layer.scheme = Scheme::ps;
-    Unit& group = open_groups_[layer.dtype];
+    const std::pair kind(layer.dtype, wire_dtype_of(layer, true, plan_.cluster));
+    Unit& group = open_groups_[kind];
     append(group, index);
+    group.wire_dtype = kind.second;
     if (group.size_bytes >= options_.group_bytes) {
       finish(std::move(group));
-      open_groups_.erase(layer.dtype);
+      open_groups_.erase(kind);
     }
   }
 
   void finish_groups() {
-    for (auto& [dtype, group] : open_groups_) finish(std::move(group));
+    for (auto& [kind, group] : open_groups_) finish(std::move(group));
     open_groups_.clear();
   }
 
@@ -158,7 +178,7 @@ class UnitBuilder {
   Plan& plan_;
   const Options& options_;
   const std::uint32_t first_unit_id_;
-  std::map<DType, Unit> open_groups_;
+  std::map<std::pair<DType, DType>, Unit> open_groups_;  // by the dtypes of the values and on the way
 };
 
 std::string layer_text(const Plan& plan, std::uint32_t index) {
@@ -171,6 +191,21 @@ std::string layer_text(const Plan& plan, std::uint32_t index) {
 }
 
 }  // namespace
+
+DType wire_dtype(WireFormat format, DType dtype) {
+  if (dtype != DType::float32) return dtype;
+  switch (format) {
+    case WireFormat::fp32:
+      return DType::float32;
+    case WireFormat::bf16:
+      return DType::bfloat16;
+    case WireFormat::fp16:
+      return DType::float16;
+    case WireFormat::int8:
+      return DType::int8_blocks;
+  }
+  return dtype;
+}
 
 Result<Plan> make_plan(std::vector<Layer> layers, const Cluster& cluster, const Options& options,
                        std::uint32_t first_unit_id) {
@@ -198,6 +233,7 @@ std::vector<std::string> plan_lines(const Plan& plan) {
     std::string line = "unit ";
     line += std::to_string(unit.id) + " " + unit.name + " ";
     line += dtype_name(unit.dtype);
+    if (unit.converts()) line.append(" as ").append(dtype_name(unit.wire_dtype));
     line.append(" ").append(std::to_string(unit.size_bytes)).append(" bytes; layers:");
     for (const std::uint32_t layer : unit.layers) line.append(" ").append(layer_text(plan, layer)).append(",");
     line.back() = ';';

@@ -55,6 +55,7 @@ struct Progress {
   std::size_t chunks_missing = 0;
   std::vector<Buffer> member_chunks;  // for a group: chunks that are being received for the members, by chunk
   Buffer group_result;                // for a group whose members have to wait for the footer
+  std::vector<Buffer> converted;      // memory of the pool for numbers that are converted on their way
 
   // What is awaited of peers:
   PeerInbox inbox;

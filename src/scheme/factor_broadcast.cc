@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "scheme/conversion.h"
+
 namespace poseidon {
 
 namespace {
@@ -15,6 +17,11 @@ SchemeCost sfb_cost(std::size_t rows, std::size_t cols, double factor_count, con
   return {cost, 0, cost};
 }
 
+/// Bytes of the dense gradient as it travels between workers.
+std::size_t dense_bytes(const Unit& unit) {
+  return array_bytes(unit.factor_dtype(), unit.size_bytes / dtype_bytes(unit.dtype));
+}
+
 void store_own(Exchange& exchange, const Links& links) {
   PeerInbox& inbox = exchange.progress.inbox;
   Part& part = inbox.parts[links.rank];
@@ -25,10 +32,15 @@ void store_own(Exchange& exchange, const Links& links) {
   if (const auto* dense = exchange.gradient<DenseGradient>()) {
     // The result is written to the memory of the gradient, perhaps while slow peers still receive it. So the dense
     // part, which is rare, is copied.
-    part.buffer = links.pool->take(dense->data.size());
-    std::memcpy(part.buffer.data(), dense->data.data(), dense->data.size());
+    const Unit& unit = exchange.unit();
+    part.buffer = links.pool->take(dense_bytes(unit));
+    if (unit.converts())
+      kernel::encode(unit.factor_dtype(), reinterpret_cast<const float*>(dense->data.data()), part.buffer.data(),
+                     unit.size_bytes / sizeof(float));
+    else
+      std::memcpy(part.buffer.data(), dense->data.data(), dense->data.size());
     kernel::FactorTerm term;
-    term.dtype = exchange.unit().dtype;
+    term.dtype = unit.factor_dtype();
     term.dense = part.buffer.data();
     part.terms.push_back(term);
   }
@@ -85,6 +97,7 @@ FactorBroadcast::FactorBroadcast()
           .summary = "Sufficient-factor broadcasting.",
           .takes_factors = true,
           .workers_multiply = true,
+          .converts = true,
           .uses_peers = true,
           .automatic = true,
           .cost = sfb_cost,
@@ -98,6 +111,7 @@ const SchemeProtocol& sfb_scheme() {
 void FactorBroadcast::start(Exchange& exchange, const Links& links) const {
   PeerInbox& inbox = exchange.progress.inbox;
   inbox.parts.resize(links.worker_count);
+  if (exchange.gradient<FactoredGradient>() != nullptr) convert_factors(exchange, links);
   store_own(exchange, links);
   wire::Contribution body = contribution_of(exchange, links, wire::Kind::factors);
   std::vector<std::span<const std::byte>> payload;
@@ -106,6 +120,7 @@ void FactorBroadcast::start(Exchange& exchange, const Links& links) const {
     payload = factor_pieces(exchange.about, *factored);
   } else if (exchange.gradient<DenseGradient>() != nullptr) {
     body.dense = true;
+    body.dtype = exchange.unit().factor_dtype();
     payload.push_back(inbox.parts[links.rank].buffer.span());
   }
   const wire::Header header = body.make();
@@ -130,8 +145,8 @@ Result<std::span<std::byte>> FactorBroadcast::make_room(PeerInbox& inbox, const 
   Part& part = inbox.parts[header.rank];
   // Until all of the part is here, the transport writes to its memory.
   if (part.arrived || part.buffer) return refuse("came twice");
-  const std::size_t dense_bytes = exchange.unit().size_bytes;
-  if (body.dense ? header.payload_bytes != dense_bytes || body.dtype != exchange.unit().dtype
+  if (body.dense ? header.payload_bytes != dense_bytes(exchange.unit()) ||
+                       body.dtype != exchange.unit().factor_dtype()
                  : header.payload_bytes != (body.absent ? 0 : body.factor_bytes()) || !dtype_is_floating(body.dtype) ||
                        dtype_bytes(body.dtype) > dtype_bytes(exchange.unit().dtype))
     return refuse("do not have the size or dtype that they say");

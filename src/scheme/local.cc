@@ -14,6 +14,7 @@ const SchemeProtocol& local_scheme() {
   static const ParameterServer scheme({
       .title = "nothing to send",
       .summary = "One worker: nothing to send.",
+      .converts = true,
       .only_one_worker = true,
       .uses_servers = true,
       .can_drop_late = true,

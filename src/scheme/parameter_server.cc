@@ -4,6 +4,7 @@
 #include <cstring>
 #include <set>
 
+#include "scheme/conversion.h"
 #include "wire/messages.h"
 
 namespace poseidon {
@@ -97,6 +98,12 @@ Status ParameterServer::scatter(Exchange& exchange, const wire::Header& header, 
                                 const Links& links) {
   if (Status status = check_result(exchange, header); !status.ok()) return status;
   const Chunk& chunk = exchange.unit().chunks[header.chunk];
+  Buffer values;
+  if (exchange.unit().converts() && !payload.empty()) {
+    values = links.pool->take(chunk.size_bytes);
+    decode_chunk(exchange, payload, values.span());
+    payload = values.span();
+  }
   const auto& members = exchange.gradient<GroupedGradients>()->members;
   const auto& offsets = exchange.unit().offsets_bytes;
   const auto after = std::upper_bound(offsets.begin(), offsets.end(), chunk.offset_bytes);
@@ -110,6 +117,7 @@ Status ParameterServer::scatter(Exchange& exchange, const wire::Header& header, 
   }
   auto& buffers = exchange.progress.member_chunks;
   if (header.chunk < buffers.size()) links.pool->give_back(std::move(buffers[header.chunk]));
+  links.pool->give_back(std::move(values));
   return {};
 }
 
@@ -141,7 +149,9 @@ void ParameterServer::start(Exchange& exchange, const Links& links) const {
   wire::Header header = request_header(exchange, links);
   for (const Chunk& chunk : exchange.unit().chunks) {
     header.chunk = chunk.index;
-    send_to_server(exchange, links, chunk, header, payload_of(exchange, chunk));
+    auto payload = payload_of(exchange, chunk);
+    if (exchange.unit().converts() && !payload.empty()) payload = {encode_chunk(exchange, chunk, payload, links)};
+    send_to_server(exchange, links, chunk, header, std::move(payload));
   }
   // An assignment has no answer, because what follows it on a flow comes after it.
   if (std::holds_alternative<Assign>(exchange.operation)) exchange.progress.received = true;
@@ -161,8 +171,8 @@ Status ParameterServer::check_result(const Exchange& exchange, const wire::Heade
     return Status(ErrorCode::mismatch, "a result nobody asked for: step " + std::to_string(header.step) + ", chunk " +
                                            std::to_string(header.chunk));
   const Chunk& chunk = exchange.unit().chunks[header.chunk];
-  const std::size_t size_bytes = wants_result(exchange) ? chunk.size_bytes : 0;
-  if (header.payload_bytes != size_bytes || Answer(header).dtype != exchange.unit().dtype)
+  const std::size_t size_bytes = wants_result(exchange) ? exchange.unit().wire_bytes(chunk.size_bytes) : 0;
+  if (header.payload_bytes != size_bytes || Answer(header).dtype != exchange.unit().wire_dtype)
     return Status(ErrorCode::mismatch, "the result of chunk " + std::to_string(header.chunk) + " has " +
                                            std::to_string(header.payload_bytes) + " bytes instead of " +
                                            std::to_string(size_bytes));
@@ -197,7 +207,7 @@ Result<std::span<std::byte>> ParameterServer::destination(Exchange& exchange, co
   if (scatters(exchange)) {
     progress.member_chunks.resize(exchange.unit().chunks.size());
     Buffer& buffer = progress.member_chunks[header.chunk];
-    if (!buffer) buffer = links.pool->take(chunk.size_bytes);
+    if (!buffer) buffer = links.pool->take(exchange.unit().wire_bytes(chunk.size_bytes));
     return buffer.span();
   }
   if (exchange.gradient<GroupedGradients>() != nullptr && !progress.group_result) {
@@ -205,6 +215,7 @@ Result<std::span<std::byte>> ParameterServer::destination(Exchange& exchange, co
     progress.result = progress.group_result.span();
   }
   if (!wants_result(exchange)) return std::span<std::byte>();
+  if (exchange.unit().converts()) return place_for_encoded(exchange, chunk, links);
   return progress.result.subspan(chunk.offset_bytes, chunk.size_bytes);
 }
 
@@ -214,12 +225,16 @@ Status ParameterServer::receive(Exchange& exchange, const wire::Header& header, 
   wire::Header expected = header;
   const auto& chunks = exchange.unit().chunks;
   if (absent && payload.empty() && wants_result(exchange))
-    expected.payload_bytes = header.chunk < chunks.size() ? chunks[header.chunk].size_bytes : 0;
+    expected.payload_bytes =
+        header.chunk < chunks.size() ? exchange.unit().wire_bytes(chunks[header.chunk].size_bytes) : 0;
   if (!scatters(exchange)) {
     auto place = destination(exchange, expected, links);
     if (!place.ok()) return place.status();
+    const Chunk& chunk = chunks[header.chunk];
+    if (exchange.unit().converts() && !payload.empty())
+      decode_chunk(exchange, payload, exchange.progress.result.subspan(chunk.offset_bytes, chunk.size_bytes));
     // A shard of this process lends its result instead of writing it here.
-    if (!payload.empty() && payload.data() != place.value().data())
+    else if (!payload.empty() && payload.data() != place.value().data())
       std::memcpy(place.value().data(), payload.data(), payload.size());
   } else if (Status status = scatter(exchange, expected, payload, links); !status.ok()) {
     return status;
@@ -251,6 +266,7 @@ const SchemeProtocol& ps_scheme() {
   static const ParameterServer scheme({
       .title = "parameter server",
       .summary = "A sharded parameter server.",
+      .converts = true,
       .uses_servers = true,
       .can_drop_late = true,
       .automatic = true,

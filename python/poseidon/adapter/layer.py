@@ -12,6 +12,9 @@ _KEPT_SUMS = 4  # enough to go back by two attempts
 SchemeChoice = str | Mapping[str, str]
 """A scheme for all layers, or schemes by patterns of names."""
 
+WireChoice = str | Mapping[str, str]
+"""A wire format for all layers, or wire formats by patterns of names."""
+
 
 class SyncedLayer:
     """One array whose gradient is exchanged, its layer in the client, and the scheme of its exchanges.
@@ -27,6 +30,7 @@ class SyncedLayer:
         dtype: str,
         element_count: int,
         scheme: str,
+        wire: str,
         *,
         factorable: bool,
         fully_connected: bool,
@@ -39,6 +43,7 @@ class SyncedLayer:
         self.fully_connected = fully_connected  # only fully connected layers have it
         self.asked_scheme = scheme
         self.scheme = scheme  # as asked for, or ps where the plan settled on it
+        self.wire = wire  # the format in which the numbers of a float32 gradient travel
         self.next_scheme = ""  # the one that the next exchange takes, the same on every rank
         self.grouped = False  # so small that it travels with others
         self.layer = -1  # number in the client
@@ -54,7 +59,9 @@ class SyncedLayer:
     def core_layer(self) -> _core.Layer:
         """This array as the core sees it."""
         rows, cols = self.shape if self.factorable else (0, 0)
-        return _core.Layer(self.name, self.dtype, self.element_count, rows, cols, self.scheme, self.on_servers)
+        return _core.Layer(
+            self.name, self.dtype, self.element_count, rows, cols, self.scheme, self.on_servers, wire=self.wire
+        )
 
     @property
     def uses_factors(self) -> bool:

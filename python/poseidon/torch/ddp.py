@@ -13,7 +13,7 @@ from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistri
 
 from poseidon.adapter.drift import refuse_join
 from poseidon.adapter.join import JoinedTraining
-from poseidon.adapter.layer import SchemeChoice
+from poseidon.adapter.layer import SchemeChoice, WireChoice
 from poseidon.adapter.plan_table import PlanTable, make_plan_table
 from poseidon.adapter.stats import LayerSynchronization, StepRecord
 from poseidon.errors import InvalidArgument, PoseidonError
@@ -40,6 +40,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     `scheme` is "auto" (the cheapest for each layer and step), "ps", "sfb" or "project_adam" for all layers, or a
     mapping from patterns of parameter or module names to these. The default is the option `scheme`.
+    `wire` is how the numbers of float32 gradients travel: "fp32" as they are, "bf16", "fp16" or "int8" rounded, or a
+    mapping as for `scheme`. The default is the option `wire`.
     The other arguments are torch's, by position and by name. `find_unused_parameters`, `static_graph`,
     `skip_all_reduce_unused_params`, `delay_all_reduce_named_params` and all arguments about buckets and their views
     have no effect: unused parameters are always handled exactly, without a search of the graph, and there are no
@@ -77,6 +79,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         forward_sync_buffers: bool | None = None,
         *,
         scheme: SchemeChoice | None = None,
+        wire: WireChoice | None = None,
         **newer: Any,
     ) -> None:
         nn.Module.__init__(self)
@@ -104,7 +107,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.bucket_bytes_cap_default = bucket_cap_mb is None
         self.bucket_bytes_cap_list = [int(size * _MIB) for size in bucket_cap_mb_list or ()]
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        self._scheme = scheme
+        self._scheme, self._wire = scheme, wire
         self._last_error = ""
         self._comm_hooks: list[tuple[Any, object]] = []
         self._comm_hook_name = ""
@@ -128,6 +131,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             self.module,
             context_of(self.process_group),
             self._scheme,
+            self._wire,
             self.parameters_to_ignore,
             self.forward_sync_buffers,
         )

@@ -13,13 +13,14 @@ namespace poseidon {
 
 namespace {
 
-// Parts are added in multiples of this: whole elements and whole cache lines. Other bytes wait for the next ones.
-constexpr std::size_t kGrainBytes = 64;
+/// Parts are added in multiples of this: whole elements and, but for blocks, whole cache lines. Other bytes wait for the
+/// next ones.
+constexpr std::size_t grain_bytes(DType dtype) { return std::max<std::size_t>(64, dtype_bytes(dtype)); }
 constexpr std::size_t kNone = ~std::size_t{0};
 
 /// Whether the sum is kept in float32. Sums of 16-bit types are rounded once, at the end, if they are added part by
 /// part.
-bool sums_wide(DType dtype) { return kernel::running_sum_bytes(dtype) != dtype_bytes(dtype); }
+bool sums_wide(DType dtype) { return kernel::sums_in_float32(dtype); }
 
 }  // namespace
 
@@ -29,13 +30,15 @@ Result<std::size_t> dense_bytes(const wire::Contribution& push) {
                                    : refused_push(push, "it says that it is absent and has a payload");
   if (push.dense) return refused_push(push, "a server takes a dense gradient as a push, not as factors");
   if (push.kind == wire::Kind::push) {
+    if (push.stored && dtype_values(push.dtype) != 1) return refused_push(push, "what servers keep is no blocks");
     if (push.payload_bytes % dtype_bytes(push.dtype) != 0)
       return refused_push(push, "its size is no multiple of an element's");
     return static_cast<std::size_t>(push.payload_bytes);
   }
   if (push.factor_bytes() != push.payload_bytes)
     return refused_push(push, "its factors do not have the size that it says");
-  if (!dtype_is_floating(push.dtype)) return refused_push(push, "factors have a floating dtype");
+  if (!dtype_is_floating(push.dtype) || dtype_values(push.dtype) != 1)
+    return refused_push(push, "factors have a floating dtype");
   const auto matrix = push.matrix_bytes();
   if (!matrix || *matrix == 0) return refused_push(push, "its matrix is empty or too large");
   return static_cast<std::size_t>(*matrix);
@@ -147,7 +150,8 @@ std::size_t ChunkState::first_present() {
 }
 
 std::size_t ChunkState::available_bytes(const Contribution& part) const {
-  return part.complete ? part.received_bytes : part.received_bytes / kGrainBytes * kGrainBytes;
+  const std::size_t grain = grain_bytes(shape_.dtype);
+  return part.complete ? part.received_bytes : part.received_bytes / grain * grain;
 }
 
 /// Adds what can be added from `position` on. Its predecessor may have made it possible, and it may do so for others.

@@ -1,4 +1,4 @@
-"""Which parameters of a module are synchronized, and which schemes the user wants for them."""
+"""Which parameters of a module are synchronized, and which schemes and wire formats the user wants for them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from poseidon.adapter.layer import SchemeChoice
+from poseidon.adapter.layer import SchemeChoice, WireChoice
 from poseidon.errors import InvalidArgument
+from poseidon.options import BY_NAME, Settings
 from poseidon.schemes import SCHEME_CHOICES
 from poseidon.torch.model.factors import FactorForward
 from poseidon.torch.model.gradient_form import form_of
@@ -17,18 +18,24 @@ from poseidon.torch.tensors.memory import DTYPE_NAMES
 
 
 def collect_parameters(
-    module: nn.Module, scheme: SchemeChoice, default_scheme: str, ignored: Collection[str]
+    module: nn.Module,
+    scheme: SchemeChoice | None,
+    wire: WireChoice | None,
+    settings: Settings,
+    ignored: Collection[str],
 ) -> list[SyncedParameter]:
     """The parameters to synchronize, in registration order, tied ones once.
 
-    Raises InvalidArgument naming the parameter or module that cannot be synchronized.
+    Without a `scheme` or `wire` the settings' are taken. Raises InvalidArgument naming the parameter or module that cannot be synchronized.
     """
     owners = _owners(module)
-    chosen = _SchemeTable(scheme, default_scheme)
+    schemes = _Wishes("scheme", SCHEME_CHOICES, scheme, settings.scheme)
+    formats = _Wishes("wire format", BY_NAME["wire"].choices, wire, settings.wire)
     entries = []
     for name, param in module.named_parameters():
         # Choosing also for frozen ones lets a pattern that names only these pass.
-        wanted = chosen.of([full for _, _, full in owners[param]])
+        names = [full for _, _, full in owners[param]]
+        wanted, wanted_format = schemes.of(names), formats.of(names)
         if not param.requires_grad or name in ignored or param.numel() == 0:
             continue
         form = form_of(param, sparse=any(_makes_sparse(part) for part, _, _ in owners[param]))
@@ -42,8 +49,9 @@ def collect_parameters(
         if not linears and wanted != "auto":
             wanted = "ps"
         modules = [part for part, _, _ in owners[param]]
-        entries.append(SyncedParameter(name, param, form, wanted, modules, linears))
-    chosen.check_used()
+        entries.append(SyncedParameter(name, param, form, wanted, wanted_format, modules, linears))
+    schemes.check_used()
+    formats.check_used()
     return entries
 
 
@@ -85,28 +93,30 @@ def _is_plain_linear(module: nn.Linear) -> bool:
     )
 
 
-class _SchemeTable:
-    """The scheme that the user wants for each parameter. The first pattern that matches decides."""
+class _Wishes:
+    """What the user wants for each parameter, such as its scheme. The first pattern that matches decides."""
 
-    def __init__(self, scheme: SchemeChoice, default: str) -> None:
-        self._patterns = dict(scheme) if isinstance(scheme, Mapping) else {"*": scheme}
-        self._default = default
+    def __init__(
+        self, what: str, known: Collection[str], wish: str | Mapping[str, str] | None, default: str
+    ) -> None:
+        self._what, self._default = what, default
+        self._patterns = dict(wish) if isinstance(wish, Mapping) else {"*": default if wish is None else wish}
         self._unused = set(self._patterns) - {"*"}
         for name in (*self._patterns.values(), default):
-            if name not in SCHEME_CHOICES:
-                raise InvalidArgument(f"{name!r} is no scheme: known are {', '.join(SCHEME_CHOICES)}")
+            if name not in known:
+                raise InvalidArgument(f"{name!r} is no {what}: known are {', '.join(known)}")
 
     def of(self, names: list[str]) -> str:
-        for pattern, scheme in self._patterns.items():
+        for pattern, wanted in self._patterns.items():
             if any(_matches(pattern, name) for name in names):
                 self._unused.discard(pattern)
-                return scheme
+                return wanted
         return self._default
 
     def check_used(self) -> None:
         if self._unused:
             patterns = ", ".join(sorted(map(repr, self._unused)))
-            raise InvalidArgument(f"no parameter or module is called {patterns}: correct the mapping of schemes")
+            raise InvalidArgument(f"no parameter or module is called {patterns}: correct the mapping of {self._what}s")
 
 
 def _matches(pattern: str, name: str) -> bool:

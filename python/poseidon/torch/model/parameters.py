@@ -53,6 +53,7 @@ class SyncedParameter(SyncedLayer):
         param: nn.Parameter,
         form: DenseForm,
         scheme: str,
+        wire: str,
         owners: Sequence[nn.Module],
         linears: Sequence[nn.Linear],
     ) -> None:
@@ -62,6 +63,7 @@ class SyncedParameter(SyncedLayer):
             DTYPE_NAMES[form.layout.dtype],
             form.layout.numel(),
             scheme,
+            wire,
             factorable=bool(linears),
             fully_connected=all(isinstance(part, nn.Linear) for part in owners),
         )

@@ -14,7 +14,7 @@ from poseidon.adapter.agreement import check_same
 from poseidon.adapter.control import Control
 from poseidon.adapter.drift import check_model
 from poseidon.adapter.join import JoinedTraining
-from poseidon.adapter.layer import SchemeChoice
+from poseidon.adapter.layer import SchemeChoice, WireChoice
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.stats import Recorder
 from poseidon.errors import InvalidArgument
@@ -43,6 +43,7 @@ class TrainedModel:
         module: nn.Module,
         here: Membership,
         scheme: SchemeChoice | None,
+        wire: WireChoice | None,
         ignored: Collection[str],
         sends_buffers: bool,
     ) -> None:
@@ -58,8 +59,7 @@ class TrainedModel:
         self._first_fires: dict[SyncedParameter, int] | None = None  # of the first of them
         self._ignored = frozenset(ignored)
         self._sends_buffers = sends_buffers
-        default = here.settings.scheme
-        self.entries = collect_parameters(module, default if scheme is None else scheme, default, self._ignored)
+        self.entries = collect_parameters(module, scheme, wire, here.settings, self._ignored)
         _check_entries(self.entries)
         self._changes = ChangeWatch(module, self.entries, self._ignored)
         self._in_backward: OptimizersInBackward | None = None

@@ -1,0 +1,114 @@
+#include "kernel/int8_blocks.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "poseidon/dtype.h"
+
+namespace poseidon::kernel {
+namespace {
+
+constexpr std::size_t kValues = dtype_values(DType::int8_blocks);
+constexpr std::size_t kBlockBytes = dtype_bytes(DType::int8_blocks);
+static_assert(kBlockBytes == sizeof(float) + kValues);
+
+constexpr float kLevels = 127;
+// Below this magnitude the reciprocal of the scale would overflow. Such values become zeros.
+constexpr float kLeast = 1e-36F;
+constexpr std::uint32_t kInfinityBits = 0x7f800000u;
+// Adding this number rounds a small float32 to an integer, which is then in the low bits of the sum.
+constexpr float kRounder = 12582912.0F;  // 1.5 · 2²³
+
+/// The largest magnitude, as bits. Magnitudes are in the order of their bits, and NaN comes after infinity.
+POSEIDON_INLINE std::uint32_t largest_bits(const float* values) {
+  std::uint32_t largest = 0;
+  for (std::size_t i = 0; i < kValues; ++i)
+    largest = std::max(largest, std::bit_cast<std::uint32_t>(values[i]) & 0x7fffffffu);
+  return largest;
+}
+
+POSEIDON_INLINE void round_values(const float* values, float factor, std::int8_t* out) {
+  for (std::size_t i = 0; i < kValues; ++i)
+    out[i] = static_cast<std::int8_t>(std::bit_cast<std::int32_t>(values[i] * factor + kRounder) -
+                                      std::bit_cast<std::int32_t>(kRounder));
+}
+
+/// Encodes kValues values. All of them are read before `out` is written.
+POSEIDON_INLINE void encode_block(const float* values, std::byte* out) {
+  const std::uint32_t largest_magnitude = largest_bits(values);
+  const auto largest = std::bit_cast<float>(largest_magnitude);
+  float scale = 0;
+  std::array<std::int8_t, kValues> rounded{};
+  if (largest_magnitude >= kInfinityBits) {
+    scale = std::numeric_limits<float>::quiet_NaN();
+  } else if (largest >= kLeast) {
+    scale = largest / kLevels;
+    round_values(values, kLevels / largest, rounded.data());
+  }
+  std::memcpy(out, &scale, sizeof(scale));
+  std::memcpy(out + sizeof(scale), rounded.data(), kValues);
+}
+
+POSEIDON_INLINE float scale_of(const std::byte* block) {
+  float scale;
+  std::memcpy(&scale, block, sizeof(scale));
+  return scale;
+}
+
+/// Decodes the first `count` values of a block. The block is read before `out` is written.
+POSEIDON_INLINE void decode_block(const std::byte* block, float* out, std::size_t count) {
+  if (count == 0) return;
+  alignas(64) std::array<std::int8_t, kValues> values;
+  const float scale = scale_of(block);
+  std::memcpy(values.data(), block + sizeof(float), kValues);
+  for (std::size_t i = 0; i < count; ++i) out[i] = static_cast<float>(values[i]) * scale;
+}
+
+}  // namespace
+
+void encode_int8(Isa isa, const float* in, std::byte* out, std::size_t value_count) {
+  run_with(
+      isa, [=](auto) __attribute__((always_inline)) {
+        std::byte* block = out;
+        std::size_t first = 0;
+        for (; first + kValues <= value_count; first += kValues, block += kBlockBytes) encode_block(in + first, block);
+        if (first == value_count) return;
+        std::array<float, kValues> last{};
+        std::memcpy(last.data(), in + first, (value_count - first) * sizeof(float));
+        encode_block(last.data(), block);
+      });
+}
+
+void decode_int8(Isa isa, const std::byte* in, float* out, std::size_t value_count) {
+  run_with(
+      isa, [=](auto) __attribute__((always_inline)) {
+        const std::size_t full = value_count / kValues;
+        const std::size_t rest = value_count % kValues;
+        // A last block that is not full may lie where the block before it is written. So it is read first.
+        std::array<std::byte, kBlockBytes> last{};
+        if (rest > 0) std::memcpy(last.data(), in + full * kBlockBytes, kBlockBytes);
+        for (std::size_t i = 0; i < full; ++i) decode_block(in + i * kBlockBytes, out + i * kValues, kValues);
+        decode_block(last.data(), out + full * kValues, rest);
+      });
+}
+
+void accumulate_int8(Isa isa, const std::byte* in, float* sum, std::size_t value_count) {
+  run_with(
+      isa, [=](auto) __attribute__((always_inline)) {
+        const std::byte* block = in;
+        for (std::size_t first = 0; first < value_count; first += kValues, block += kBlockBytes) {
+          const std::size_t n = std::min(kValues, value_count - first);
+          const float scale = scale_of(block);
+          const auto* values = reinterpret_cast<const std::int8_t*>(block + sizeof(float));
+          float* const to = sum + first;
+          POSEIDON_INDEPENDENT_ELEMENTS
+          for (std::size_t i = 0; i < n; ++i) to[i] += static_cast<float>(values[i]) * scale;
+        }
+      });
+}
+
+}  // namespace poseidon::kernel

@@ -1,0 +1,80 @@
+#include "scheme/conversion.h"
+
+#include <cstring>
+
+#include "kernel/kernel.h"
+
+namespace poseidon {
+
+namespace {
+
+float* floats(std::byte* bytes) { return reinterpret_cast<float*>(bytes); }
+const float* floats(const std::byte* bytes) { return reinterpret_cast<const float*>(bytes); }
+
+/// Whether the chunk's memory holds what is sent and what is received side by side.
+bool fits_twice(const Unit& unit, const Chunk& chunk) {
+  return 2 * unit.wire_bytes(chunk.size_bytes) <= chunk.size_bytes;
+}
+
+std::span<std::byte> pooled(Exchange& exchange, std::size_t size_bytes, const Links& links) {
+  return exchange.progress.converted.emplace_back(links.pool->take(size_bytes)).span();
+}
+
+}  // namespace
+
+std::span<const std::byte> encode_chunk(Exchange& exchange, const Chunk& chunk,
+                                        const std::vector<std::span<const std::byte>>& pieces, const Links& links) {
+  const Unit& unit = exchange.unit();
+  const std::size_t wire_bytes = unit.wire_bytes(chunk.size_bytes);
+  const std::span<std::byte> result = exchange.progress.result;
+  const bool in_place = pieces.size() == 1 && !result.empty() && fits_twice(unit, chunk) &&
+                        pieces[0].data() == result.data() + chunk.offset_bytes;
+  if (in_place) {
+    std::byte* const memory = result.data() + chunk.offset_bytes;
+    kernel::encode(unit.wire_dtype, floats(memory), memory, chunk.size_bytes / sizeof(float));
+    return {memory, wire_bytes};
+  }
+  const std::span<std::byte> out = pooled(exchange, wire_bytes, links);
+  if (pieces.size() == 1) {
+    kernel::encode(unit.wire_dtype, floats(pieces[0].data()), out.data(), chunk.size_bytes / sizeof(float));
+    return out;
+  }
+  Buffer together = links.pool->take(chunk.size_bytes);
+  std::size_t filled_bytes = 0;
+  for (const auto& piece : pieces) {
+    std::memcpy(together.data() + filled_bytes, piece.data(), piece.size());
+    filled_bytes += piece.size();
+  }
+  kernel::encode(unit.wire_dtype, floats(together.data()), out.data(), chunk.size_bytes / sizeof(float));
+  links.pool->give_back(std::move(together));
+  return out;
+}
+
+std::span<std::byte> place_for_encoded(Exchange& exchange, const Chunk& chunk, const Links& links) {
+  const Unit& unit = exchange.unit();
+  const std::size_t wire_bytes = unit.wire_bytes(chunk.size_bytes);
+  if (!fits_twice(unit, chunk)) return pooled(exchange, wire_bytes, links);
+  return exchange.progress.result.subspan(chunk.offset_bytes + chunk.size_bytes - wire_bytes, wire_bytes);
+}
+
+void decode_chunk(const Exchange& exchange, std::span<const std::byte> encoded, std::span<std::byte> values) {
+  kernel::decode(exchange.unit().wire_dtype, encoded.data(), floats(values.data()), values.size() / sizeof(float));
+}
+
+void convert_factors(Exchange& exchange, const Links& links) {
+  const DType dtype = exchange.unit().factor_dtype();
+  auto& factored = std::get<FactoredGradient>(std::get<Push>(exchange.operation).gradient);
+  if (factored.dtype != DType::float32 || dtype == DType::float32) return;
+  const auto narrow = [&](const std::byte* rows, std::size_t value_count) {
+    const std::span<std::byte> out = pooled(exchange, array_bytes(dtype, value_count), links);
+    kernel::encode(dtype, floats(rows), out.data(), value_count);
+    return out.data();
+  };
+  for (FactorRows& rows : factored.rows) {
+    rows.left = narrow(rows.left, rows.count * exchange.about.rows);
+    rows.right = narrow(rows.right, rows.count * exchange.about.cols);
+  }
+  factored.dtype = dtype;
+}
+
+}  // namespace poseidon

@@ -1,0 +1,31 @@
+// Conversion: the numbers of a dense exchange travel in another type than they have in memory (Unit::wire_dtype).
+//
+// Each worker rounds its gradient once, the server adds what came in float32 and rounds the sum once, and every worker
+// gets the same bytes, its own shard's worker included. So replicas stay equal bit by bit.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "scheme/scheme.h"
+
+namespace poseidon {
+
+/// Converts a chunk of this worker's gradient, which is given in pieces, for sending. Where the result may overwrite the
+/// gradient, the converted numbers take the front of the gradient's own memory. Otherwise they take memory of the pool
+/// until the exchange ends.
+std::span<const std::byte> encode_chunk(Exchange& exchange, const Chunk& chunk,
+                                        const std::vector<std::span<const std::byte>>& pieces, const Links& links);
+
+/// Returns where the converted result of a chunk is received: at the end of the chunk's own place in the result if the
+/// place has room for it beside what is being sent, and in memory of the pool otherwise.
+std::span<std::byte> place_for_encoded(Exchange& exchange, const Chunk& chunk, const Links& links);
+
+/// Converts the result of a chunk back. `encoded` may be what place_for_encoded returned.
+void decode_chunk(const Exchange& exchange, std::span<const std::byte> encoded, std::span<std::byte> values);
+
+/// Converts this worker's factors, which take memory of the pool from then on. It also multiplies its own factors as
+/// they are sent. Factors that are already as narrow stay as they are.
+void convert_factors(Exchange& exchange, const Links& links);
+
+}  // namespace poseidon
