@@ -19,7 +19,8 @@ enum class DType : std::uint8_t {
   int8_blocks = 8,  // float32 values on their way: 256 values rounded to 8 bits, with a common float32 scale
 };
 
-/// Bytes of one element; 0 for a value that is not a DType (as a decoder may see). An element of int8_blocks is a block.
+/// Bytes of one element; 0 for a value that is not a DType (as a decoder may see). An element of int8_blocks is a
+/// block.
 constexpr std::size_t dtype_bytes(DType dtype) {
   switch (dtype) {
     case DType::uint8:

@@ -63,8 +63,8 @@ DType wire_dtype(WireFormat format, DType dtype);
 /// 0 if it is unknown, which gives ps.
 Scheme best_scheme(const Layer& layer, double factor_count, const Cluster& cluster);
 
-/// A slice of a unit's bytes, as they are in memory, and the server core that owns it (Parameter Hub §3.2.4). Each worker's messages about it
-/// travel on one flow.
+/// A slice of a unit's bytes, as they are in memory, and the server core that owns it (Parameter Hub §3.2.4). Each
+/// worker's messages about it travel on one flow.
 struct Chunk {
   std::uint32_t index = 0;
   std::size_t offset_bytes = 0;

@@ -27,6 +27,10 @@ WireFormat wire_from(const std::string& name) {
   return WireFormat::fp32;
 }
 
+double bytes_per_value(DType dtype) {
+  return static_cast<double>(dtype_bytes(dtype)) / static_cast<double>(dtype_values(dtype));
+}
+
 /// Returns the scheme of this name. `auto` is an error, because it has no cost of its own.
 Scheme concrete_scheme(const std::string& name) {
   const Scheme scheme = scheme_from(name);
@@ -47,8 +51,8 @@ void bind_layer(nb::module_& module) {
           "__init__",
           [](Layer* self, std::string name, const std::string& dtype, std::size_t element_count, std::size_t rows,
              std::size_t cols, const std::string& scheme, bool stored, bool whole, const std::string& wire) {
-            new (self) Layer{std::move(name),    dtype_from(dtype), element_count, rows, cols,
-                             scheme_from(scheme), stored,           whole,         wire_from(wire)};
+            new (self) Layer{std::move(name), dtype_from(dtype), element_count, rows, cols, scheme_from(scheme), stored,
+                             whole,           wire_from(wire)};
           },
           nb::arg("name"), nb::arg("dtype"), nb::arg("element_count"), nb::arg("rows") = 0, nb::arg("cols") = 0,
           nb::arg("scheme") = "auto", nb::arg("stored") = false, nb::arg("whole") = false, nb::arg("wire") = "fp32")
@@ -85,6 +89,7 @@ void bind_schemes(nb::module_& module) {
       .def_prop_ro("takes_factors", [](const NamedScheme& scheme) { return scheme.traits.takes_factors; })
       .def_prop_ro("workers_multiply", [](const NamedScheme& scheme) { return scheme.traits.workers_multiply; })
       .def_prop_ro("only_one_worker", [](const NamedScheme& scheme) { return scheme.traits.only_one_worker; })
+      .def_prop_ro("converts", [](const NamedScheme& scheme) { return scheme.traits.converts; })
       .def_prop_ro("uses_servers", [](const NamedScheme& scheme) { return scheme.traits.uses_servers; })
       .def_prop_ro("can_drop_late", [](const NamedScheme& scheme) { return scheme.traits.can_drop_late; })
       .def_prop_ro("automatic", [](const NamedScheme& scheme) { return scheme.traits.automatic; })
@@ -132,6 +137,8 @@ void bind_plan(nb::module_& module) {
       .def_ro("name", &Unit::name)
       .def_prop_ro("dtype", [](const Unit& unit) { return std::string(dtype_name(unit.dtype)); })
       .def_prop_ro("wire_dtype", [](const Unit& unit) { return std::string(dtype_name(unit.wire_dtype)); })
+      .def_prop_ro("bytes_per_value", [](const Unit& unit) { return bytes_per_value(unit.wire_dtype); })
+      .def_prop_ro("bytes_per_factor", [](const Unit& unit) { return bytes_per_value(unit.factor_dtype()); })
       .def_ro("size_bytes", &Unit::size_bytes)
       .def_ro("layers", &Unit::layers)
       .def_ro("chunks", &Unit::chunks)

@@ -14,8 +14,8 @@ namespace poseidon::kernel {
 
 constexpr bool is_half(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
 
-/// Calls `function(T{})` with the C++ type of `dtype`, which must not be summed in float32. Integers are unsigned, because
-/// unsigned integers wrap around by definition.
+/// Calls `function(T{})` with the C++ type of `dtype`, which must not be summed in float32. Integers are unsigned,
+/// because unsigned integers wrap around by definition.
 template <typename Function>
 void with_element_type(DType dtype, const Function& function) {
   switch (dtype) {

@@ -1,8 +1,8 @@
 // Blocks of 256 values that are rounded to 8 bits with a common scale (DType::int8_blocks).
 //
-// A block is a float32 scale and then 256 signed bytes; value i is scale · byte i. The scale is the largest magnitude in
-// the block divided by 127. If a value of the block is infinite or NaN, the scale is NaN, so every value of the block is
-// NaN on every rank. A last block that is not full is filled with zeros.
+// A block is a float32 scale and then 256 signed bytes; value i is scale · byte i. The scale is the largest magnitude
+// in the block divided by 127. If a value of the block is infinite or NaN, the scale is NaN, so every value of the
+// block is NaN on every rank. A last block that is not full is filled with zeros.
 #pragma once
 
 #include <cstddef>

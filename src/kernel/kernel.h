@@ -13,9 +13,9 @@
 namespace poseidon::kernel {
 
 /// out[i] = (in[0][i] + in[1][i] + …) / divisor, added in the given order. All arrays have `element_count` elements of
-/// `dtype`. `inputs` is not empty, and `out` may be one of the inputs. 16-bit types and int8_blocks are added in float32
-/// and rounded once at the end. If divisor is a power of two, the division is a multiplication by 1/divisor, which is exact.
-/// Integers wrap around and ignore `divisor`; callers ensure that it is 1.
+/// `dtype`. `inputs` is not empty, and `out` may be one of the inputs. 16-bit types and int8_blocks are added in
+/// float32 and rounded once at the end. If divisor is a power of two, the division is a multiplication by 1/divisor,
+/// which is exact. Integers wrap around and ignore `divisor`; callers ensure that it is 1.
 void sum(std::span<const std::byte* const> inputs, std::byte* out, std::size_t element_count, DType dtype,
          unsigned divisor);
 
@@ -32,9 +32,9 @@ constexpr std::size_t running_sum_bytes(DType dtype) {
 
 /// Float32 values may travel as another type: float16, bfloat16 or int8_blocks.
 ///
-/// out = in as `dtype`, each value rounded once, to nearest with ties to even. `out` has array_bytes(dtype, value_count)
-/// bytes. It may begin where `in` begins. Infinite values and NaN stay visible: 16-bit types keep them, and a block of
-/// int8_blocks that has one becomes NaN. Values too large for float16 become infinite.
+/// out = in as `dtype`, each value rounded once, to nearest with ties to even. `out` has array_bytes(dtype,
+/// value_count) bytes. It may begin where `in` begins. Infinite values and NaN stay visible: 16-bit types keep them,
+/// and a block of int8_blocks that has one becomes NaN. Values too large for float16 become infinite.
 void encode(DType dtype, const float* in, std::byte* out, std::size_t value_count);
 
 /// The same with error feedback: encodes in + residual, and keeps what the rounding has lost in `residual`. Where the

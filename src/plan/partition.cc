@@ -95,10 +95,9 @@ void assign_balanced(Plan& plan, const Options& options) {
   std::vector<std::size_t> order(plan.units.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   for (Unit& unit : plan.units) {
-    cut(unit, needs_one_shard(plan, unit)
-                  ? unit.size_bytes
-                  : spread_chunk_bytes(unit.size_bytes, plan.cluster.server_count, options.chunk_bytes,
-                                       alignment_bytes(unit)));
+    cut(unit, needs_one_shard(plan, unit) ? unit.size_bytes
+                                          : spread_chunk_bytes(unit.size_bytes, plan.cluster.server_count,
+                                                               options.chunk_bytes, alignment_bytes(unit)));
   }
   // Units whose chunks always travel come first, so that their loads alone are balanced. Among those, the largest
   // chunks come first. A unit's chunks stay together, because the unit would not be spread evenly otherwise.

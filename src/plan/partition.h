@@ -14,8 +14,8 @@ inline constexpr std::size_t kMinChunkBytes = 16u << 10;
 /// The size of every chunk but a unit's last is a multiple of this: a cache line, and whole elements of every dtype.
 inline constexpr std::size_t kChunkAlignmentBytes = 64;
 
-/// The size of the chunks into which a unit of `size_bytes` is cut, a multiple of `alignment_bytes`. `chunk_bytes` is the
-/// upper limit.
+/// The size of the chunks into which a unit of `size_bytes` is cut, a multiple of `alignment_bytes`. `chunk_bytes` is
+/// the upper limit.
 std::size_t spread_chunk_bytes(std::size_t size_bytes, int server_count, std::size_t chunk_bytes,
                                std::size_t alignment_bytes = kChunkAlignmentBytes);
 

@@ -67,8 +67,8 @@ Status check_layer(const Layer& layer, const Cluster& cluster) {
                    ", which only float32 gradients can take: use wire fp32 for it");
   }
   if (layer.wire != WireFormat::fp32 && named && !traits_of(layer.scheme).converts) {
-    return invalid(who + " has scheme " + std::string(scheme_name(layer.scheme)) + ", which sends numbers as they are," +
-                   " and wire " + std::string(name_of(layer.wire)) + "; use " +
+    return invalid(who + " has scheme " + std::string(scheme_name(layer.scheme)) +
+                   ", which sends numbers as they are," + " and wire " + std::string(name_of(layer.wire)) + "; use " +
                    choices([](const SchemeTraits& traits) { return traits.converts && !traits.only_one_worker; }));
   }
   if (named && traits_of(layer.scheme).only_one_worker && cluster.worker_count > 1) {
@@ -113,8 +113,9 @@ bool goes_into_group(const Layer& layer, const Options& options) {
   return layer.scheme == Scheme::automatic || layer.scheme == Scheme::ps;
 }
 
-/// The type in which the numbers of a layer travel. Small layers of different magnitudes share the blocks of a group, so
-/// they travel with 16 bits instead of 8. What servers keep travels as it is, and so does what does not leave the process.
+/// The type in which the numbers of a layer travel. Small layers of different magnitudes share the blocks of a group,
+/// so they travel with 16 bits instead of 8. What servers keep travels as it is, and so does what does not leave the
+/// process.
 DType wire_dtype_of(const Layer& layer, bool grouped, const Cluster& cluster) {
   if (layer.stored || cluster.worker_count == 1) return layer.dtype;
   const bool too_coarse = grouped && layer.wire == WireFormat::int8;

@@ -64,7 +64,7 @@ void decode_chunk(const Exchange& exchange, std::span<const std::byte> encoded, 
 void convert_factors(Exchange& exchange, const Links& links) {
   const DType dtype = exchange.unit().factor_dtype();
   auto& factored = std::get<FactoredGradient>(std::get<Push>(exchange.operation).gradient);
-  if (factored.dtype != DType::float32 || dtype == DType::float32) return;
+  if (!exchange.unit().converts() || factored.dtype != DType::float32) return;
   const auto narrow = [&](const std::byte* rows, std::size_t value_count) {
     const std::span<std::byte> out = pooled(exchange, array_bytes(dtype, value_count), links);
     kernel::encode(dtype, floats(rows), out.data(), value_count);

@@ -11,9 +11,9 @@
 
 namespace poseidon {
 
-/// Converts a chunk of this worker's gradient, which is given in pieces, for sending. Where the result may overwrite the
-/// gradient, the converted numbers take the front of the gradient's own memory. Otherwise they take memory of the pool
-/// until the exchange ends.
+/// Converts a chunk of this worker's gradient, which is given in pieces, for sending. Where the result may overwrite
+/// the gradient, the converted numbers take the front of the gradient's own memory. Otherwise they take memory of the
+/// pool until the exchange ends.
 std::span<const std::byte> encode_chunk(Exchange& exchange, const Chunk& chunk,
                                         const std::vector<std::span<const std::byte>>& pieces, const Links& links);
 

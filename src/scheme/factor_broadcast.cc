@@ -120,7 +120,6 @@ void FactorBroadcast::start(Exchange& exchange, const Links& links) const {
     payload = factor_pieces(exchange.about, *factored);
   } else if (exchange.gradient<DenseGradient>() != nullptr) {
     body.dense = true;
-    body.dtype = exchange.unit().factor_dtype();
     payload.push_back(inbox.parts[links.rank].buffer.span());
   }
   const wire::Header header = body.make();
@@ -145,8 +144,7 @@ Result<std::span<std::byte>> FactorBroadcast::make_room(PeerInbox& inbox, const 
   Part& part = inbox.parts[header.rank];
   // Until all of the part is here, the transport writes to its memory.
   if (part.arrived || part.buffer) return refuse("came twice");
-  if (body.dense ? header.payload_bytes != dense_bytes(exchange.unit()) ||
-                       body.dtype != exchange.unit().factor_dtype()
+  if (body.dense ? header.payload_bytes != dense_bytes(exchange.unit()) || body.dtype != exchange.unit().factor_dtype()
                  : header.payload_bytes != (body.absent ? 0 : body.factor_bytes()) || !dtype_is_floating(body.dtype) ||
                        dtype_bytes(body.dtype) > dtype_bytes(exchange.unit().dtype))
     return refuse("do not have the size or dtype that they say");

@@ -48,6 +48,8 @@ class SyncedLayer:
         self.grouped = False  # so small that it travels with others
         self.layer = -1  # number in the client
         self.unit = (-1, -1)  # equal for layers that travel together
+        self.bytes_per_value = 0.0  # on the way, of a dense gradient and of factors
+        self.bytes_per_factor = 0.0
         self.on_servers = False  # servers hold and update the parameter
         self.shard_bytes = 0  # of such a parameter, on the shard of this process
         self.updater: object | None = None  # what updates the parameter when its gradient arrives, after backward
@@ -72,9 +74,10 @@ class SyncedLayer:
         """Sets the only scheme that the job can use, whatever the user has asked for."""
         self.asked_scheme = self.scheme = scheme
 
-    def place(self, layer: int, unit: tuple[int, int], grouped: bool, shard_bytes: int) -> None:
-        """Notes the layer's number in a client to which it has been added."""
+    def place(self, layer: int, unit: tuple[int, int], facts: _core.Unit, grouped: bool, shard_bytes: int) -> None:
+        """Notes the layer's number and unit in a client to which it has been added."""
         self.layer, self.unit, self.shard_bytes = layer, unit, shard_bytes
+        self.bytes_per_value, self.bytes_per_factor = facts.bytes_per_value, facts.bytes_per_factor
         if grouped:
             self.scheme, self.grouped = "ps", True
 

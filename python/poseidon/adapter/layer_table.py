@@ -31,7 +31,8 @@ class LayerTable:
         for index, layer in enumerate(layers):
             grouped = layer.scheme == "auto" and layer.factorable and plan.layers[index].scheme == "ps"
             shard_bytes = self._shard_bytes(plan, index) if layer.on_servers else 0
-            layer.place(first + index, (first, plan.unit_of_layer[index]), grouped, shard_bytes)
+            unit = plan.unit_of_layer[index]
+            layer.place(first + index, (first, unit), plan.units[unit], grouped, shard_bytes)
         self._factorable = [layer for layer in self._layers if layer.uses_factors]
 
     def _shard_bytes(self, plan: _core.Plan, index: int) -> int:

@@ -12,6 +12,7 @@ from poseidon.adapter.layer import SyncedLayer
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.priorities import Priorities
 from poseidon.options import Settings
+from poseidon.schemes import takes_factors
 
 _ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _UNBOUNDED = 2**32 - 1  # the core's K of a gradient that is no sum of factors
@@ -25,8 +26,9 @@ class PlanRow:
     shape: tuple[int, ...]
     factor_count: int | None  # mean K over the workers in the last step; None where there is none or not yet
     scheme: str
+    wire: str  # how the numbers travel; "fp32": as they are
     bytes: float  # that the busiest node sends and receives per step, by the cost model
-    dense_bytes: float  # the same with the parameter server
+    dense_bytes: float  # the same with the parameter server, with numbers as they are
     predicted_seconds: float | None  # on links of the given rate; None without one
     urgency: float | None  # 1 for what forward uses first, towards 0; None: no DistributedOptimizer, or no step yet
     priority_class: int | None  # of the flow that carries it, 0 being brought first; None where urgency is
@@ -37,13 +39,26 @@ class PlanTable(list[PlanRow]):
     """The rows in registration order; `str()` gives a table."""
 
     def __str__(self) -> str:
-        heads = ("layer", "shape", "K", "scheme", "bytes", "dense bytes", "seconds", "urgency", "class", "reason")
+        heads = (
+            "layer",
+            "shape",
+            "K",
+            "scheme",
+            "wire",
+            "bytes",
+            "dense bytes",
+            "seconds",
+            "urgency",
+            "class",
+            "reason",
+        )
         cells = [heads] + [
             (
                 row.layer,
                 "×".join(map(str, row.shape)),
                 "" if row.factor_count is None else str(row.factor_count),
                 row.scheme,
+                row.wire,
                 f"{row.bytes:,.0f}",
                 f"{row.dense_bytes:,.0f}",
                 "" if row.predicted_seconds is None else f"{row.predicted_seconds:.4f}",
@@ -54,7 +69,7 @@ class PlanTable(list[PlanRow]):
             for row in self
         ]
         widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
-        numeric = (2, 4, 5, 6, 7, 8)
+        numeric = (2, 5, 6, 7, 8, 9)
         lines = [
             "  ".join(
                 cell.rjust(width) if column in numeric else cell.ljust(width)
@@ -75,7 +90,8 @@ def make_plan_table(
     if here.client is None:
         reason = "one worker: nothing to send"
         return PlanTable(
-            PlanRow(entry.name, entry.shape, None, "local", 0.0, 0.0, None, None, None, reason) for entry in entries
+            PlanRow(entry.name, entry.shape, None, "local", "fp32", 0.0, 0.0, None, None, None, reason)
+            for entry in entries
         )
     return PlanTable(_row(entry, here, here.client, priorities, link_bits_per_s) for entry in entries)
 
@@ -92,7 +108,6 @@ def _row(
     cluster = _core.Cluster(size, servers or size, "dedicated" if servers else "colocated")
     scheme = client.next_scheme(entry.layer)
     factor_count = _mean_factor_count(entry, client, size)
-    element_bytes = _ELEMENT_BYTES[entry.dtype]
     rows, cols = entry.shape if entry.factorable else (entry.element_count, 1)
 
     def cost(of: str) -> float:
@@ -100,7 +115,8 @@ def _row(
 
     dense = cost("ps")
     known = scheme == "ps" or factor_count is not None
-    exchanged = (cost(scheme) if known else dense) * element_bytes
+    value_bytes = entry.bytes_per_factor if takes_factors(scheme) else entry.bytes_per_value
+    exchanged = (cost(scheme) if known else dense) * value_bytes
     # A port carries both directions at once.
     seconds = None if link_bits_per_s is None else exchanged * 8 / 2 / link_bits_per_s
     return PlanRow(
@@ -108,8 +124,9 @@ def _row(
         shape=entry.shape,
         factor_count=factor_count,
         scheme=scheme,
+        wire=entry.wire,
         bytes=exchanged,
-        dense_bytes=dense * element_bytes,
+        dense_bytes=dense * _ELEMENT_BYTES[entry.dtype],
         predicted_seconds=seconds,
         urgency=entry.urgency,
         priority_class=None if priorities is None or entry.urgency is None else priorities.class_of(entry),

@@ -13,8 +13,8 @@ namespace poseidon {
 
 namespace {
 
-/// Parts are added in multiples of this: whole elements and, but for blocks, whole cache lines. Other bytes wait for the
-/// next ones.
+/// Parts are added in multiples of this: whole elements and, but for blocks, whole cache lines. Other bytes wait for
+/// the next ones.
 constexpr std::size_t grain_bytes(DType dtype) { return std::max<std::size_t>(64, dtype_bytes(dtype)); }
 constexpr std::size_t kNone = ~std::size_t{0};
 

@@ -112,6 +112,15 @@ inline double epsilon_of(DType dtype) {
   return dtype == DType::bfloat16 ? std::ldexp(1.0, -7) : 0.0;
 }
 
+/// The most by which a sum differs if its terms and itself are rounded to the type in which they travel.
+inline double rounding_of(DType dtype, const Exact& exact, std::size_t index) {
+  const double largest = exact.magnitudes.empty() ? 0.0 : *std::ranges::max_element(exact.magnitudes);
+  if (dtype == DType::int8_blocks) return 4 * largest / 127;
+  // Below their least normal value the 16-bit types have absolute errors.
+  const double relative = dtype == DType::bfloat16 || dtype == DType::float16 ? epsilon_of(dtype) : 0.0;
+  return relative * (4 * exact.magnitudes[index] + 1e-3);
+}
+
 /// A whole random job. Every method returns the same result on every rank.
 struct RandomJob {
   explicit RandomJob(std::uint64_t of) : seed(of) {
@@ -145,7 +154,14 @@ struct RandomJob {
     shared.priority_classes = 1 + static_cast<int>(random() % 3);
     shared.dscp = shared.priority_classes == 3 ? std::vector{46, 34, 0} : std::vector{46, 0};
     equal_priorities = random() % 2 == 0;
+    using enum WireFormat;
+    for (Layer& layer : layers)
+      if (layer.dtype == DType::float32 && layer.scheme != Scheme::project_adam)
+        layer.wire = pick<WireFormat>(random, {fp32, fp32, bf16, fp16, int8});
   }
+
+  /// The coarsest type in which the layer's numbers may travel.
+  DType wire_dtype(const Layer& layer) const { return poseidon::wire_dtype(layer.wire, layer.dtype); }
 
   /// Returns the options with which one rank connects. `own` has its rank, port and timeout.
   Options options_of(const Options& own) const {

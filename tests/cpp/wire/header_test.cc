@@ -90,7 +90,7 @@ TEST(Header, RejectsWhatABodyOfItsKindDoesNotHave) {
       bad.body[at] = std::byte{value};
       expect_rejected(encoded(bad), word);
     };
-    for (const std::uint8_t dtype : {0, 8, 255})
+    for (const std::uint8_t dtype : {0, 9, 255})
       if (info.has_dtype || dtype != 0) expect_bad_byte(0, dtype, "dtype");
     for (unsigned bit = 1; bit < 256; bit *= 2)
       if ((info.flags & bit) == 0) expect_bad_byte(1, static_cast<std::uint8_t>(bit), "flags");

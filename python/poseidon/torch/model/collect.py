@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 
+import torch
 from torch import nn
 
 from poseidon.adapter.layer import SchemeChoice, WireChoice
 from poseidon.errors import InvalidArgument
 from poseidon.options import BY_NAME, Settings
-from poseidon.schemes import SCHEME_CHOICES
+from poseidon.schemes import SCHEME_CHOICES, SCHEMES
 from poseidon.torch.model.factors import FactorForward
 from poseidon.torch.model.gradient_form import form_of
 from poseidon.torch.model.parameters import SyncedParameter
@@ -26,7 +27,8 @@ def collect_parameters(
 ) -> list[SyncedParameter]:
     """The parameters to synchronize, in registration order, tied ones once.
 
-    Without a `scheme` or `wire` the settings' are taken. Raises InvalidArgument naming the parameter or module that cannot be synchronized.
+    Without a `scheme` or `wire` the settings' are taken. Raises InvalidArgument naming the parameter or module that
+    cannot be synchronized.
     """
     owners = _owners(module)
     schemes = _Wishes("scheme", SCHEME_CHOICES, scheme, settings.scheme)
@@ -48,11 +50,28 @@ def collect_parameters(
         linears = _capturing_linears(param, owners[param])
         if not linears and wanted != "auto":
             wanted = "ps"
+        _check_format(name, param, wanted, wanted_format)
         modules = [part for part, _, _ in owners[param]]
         entries.append(SyncedParameter(name, param, form, wanted, wanted_format, modules, linears))
     schemes.check_used()
     formats.check_used()
     return entries
+
+
+def _check_format(name: str, param: nn.Parameter, scheme: str, wire: str) -> None:
+    # The core refuses this, too, but only rank by rank.
+    if wire == "fp32":
+        return
+    if param.dtype in (torch.float64, torch.complex128):
+        raise InvalidArgument(
+            f"parameter {name} has dtype {param.dtype} and wire {wire}, which only float32 gradients can take: use "
+            "wire fp32 for it"
+        )
+    if scheme in SCHEMES and not SCHEMES[scheme].converts:
+        raise InvalidArgument(
+            f"parameter {name} has scheme {scheme}, which sends numbers as they are, and wire {wire}: use wire fp32 "
+            "for it, or another scheme"
+        )
 
 
 def _makes_sparse(module: nn.Module) -> bool:
@@ -96,9 +115,7 @@ def _is_plain_linear(module: nn.Linear) -> bool:
 class _Wishes:
     """What the user wants for each parameter, such as its scheme. The first pattern that matches decides."""
 
-    def __init__(
-        self, what: str, known: Collection[str], wish: str | Mapping[str, str] | None, default: str
-    ) -> None:
+    def __init__(self, what: str, known: Collection[str], wish: str | Mapping[str, str] | None, default: str) -> None:
         self._what, self._default = what, default
         self._patterns = dict(wish) if isinstance(wish, Mapping) else {"*": default if wish is None else wish}
         self._unused = set(self._patterns) - {"*"}

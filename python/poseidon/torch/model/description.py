@@ -27,7 +27,8 @@ def describe(module: nn.Module, entries: list[SyncedParameter], options: str, ig
 
 
 def _exchange_of(entry: SyncedParameter) -> str:
-    return f"scheme {entry.scheme}{', factorable' * entry.factorable}{', sparse gradients' * entry.form.is_sparse}"
+    factorable, sparse = ", factorable" * entry.factorable, ", sparse gradients" * entry.form.is_sparse
+    return f"scheme {entry.scheme}, wire {entry.wire}{factorable}{sparse}"
 
 
 def _tensor(tensor: torch.Tensor) -> str:
