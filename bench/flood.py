@@ -78,7 +78,7 @@ class Rank:
         self._exchange.declare({"gradient": self._gradient})
 
     def ports(self) -> list[int]:
-        """Where strangers can reach this process."""
+        """Where unauthenticated connections can reach this process."""
         return listening_ports()
 
     def run(self, step_count: int) -> float:

@@ -1,5 +1,5 @@
-// Which chunk size is fastest here: measured, since it depends on links, memory and cores alike
-// (Parameter Hub §4.6: larger chunks use the network better, smaller ones overlap better).
+// The search for the fastest chunk size. It is measured, because it depends on links, memory and cores alike (Parameter
+// Hub §4.6: larger chunks use the network better, smaller chunks overlap better).
 #include <algorithm>
 #include <array>
 #include <vector>
@@ -14,7 +14,7 @@ namespace {
 constexpr std::array<std::size_t, 6> kCandidates{32u << 10, 64u << 10, 128u << 10, 256u << 10, 512u << 10, 1u << 20};
 constexpr std::size_t kFirstProbeBytes = 256u << 10;
 constexpr std::size_t kLargestProbeBytes = 32u << 20;
-constexpr std::int64_t kProbeNs = 40'000'000;  // how long one exchange should take: well above the noise
+constexpr std::int64_t kProbeNs = 40'000'000;  // the wanted time of one exchange, well above the noise
 constexpr int kRounds = 4;                     // the fastest counts; the first one touches new memory
 
 Layer probe_layer(const std::string& name, std::size_t element_count, DType dtype) {
@@ -26,12 +26,12 @@ Layer probe_layer(const std::string& name, std::size_t element_count, DType dtyp
   return layer;
 }
 
-/// Exchanges of throw-away layers; every rank makes the same calls.
+/// Exchanges layers that are used for nothing else. Every rank makes the same calls.
 class Probe {
  public:
   Probe(Client& client, const std::function<bool()>& keep_waiting) : client_(client), keep_waiting_(keep_waiting) {}
 
-  /// Sum over the ranks.
+  /// Returns the sum over the ranks.
   Result<std::int64_t> sum(std::int64_t mine) {
     auto layer = add("chunk search sum", 1, DType::int64);
     if (!layer.ok()) return layer.status();
@@ -40,7 +40,7 @@ class Probe {
     return mine;
   }
 
-  /// Nanoseconds of the fastest of a few exchanges of so many bytes, added up over the ranks.
+  /// Returns the time of the fastest of a few exchanges of `size_bytes`, in nanoseconds, summed over the ranks.
   Result<std::int64_t> time(std::size_t size_bytes) {
     auto layer = add("chunk search", size_bytes / sizeof(float), DType::float32);
     if (!layer.ok()) return layer.status();

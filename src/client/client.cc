@@ -11,7 +11,7 @@ namespace poseidon {
 
 namespace {
 
-constexpr std::uint32_t kCheckLayer = 0;  // the layer that add_layers compares plans with
+constexpr std::uint32_t kCheckLayer = 0;  // add_layers uses this layer to compare plans
 
 /// FNV-1a over the plan's text.
 std::uint64_t digest(const Plan& plan) {
@@ -42,7 +42,8 @@ ClientImpl::ClientImpl(const Options& options, const Cluster& cluster, const Sea
              loop_),
       report_(options_, seat_, connections_, steps_, units_by_id_) {
   if (const Status usable = report_.open_directory(); !usable.ok())
-    notices_.add("without flight records (flight_record=" + options_.flight_record + "): " + usable.message());
+    notices_.add("no flight records will be written (flight_record=" + options_.flight_record +
+                 "): " + usable.message());
 }
 
 ClientImpl::~ClientImpl() {
@@ -90,16 +91,16 @@ Status ClientImpl::check_plans(const Plan& plan, const std::function<bool()>& ke
   digests[static_cast<std::size_t>(options_.rank)] = mine;
   if (Status status = start(kCheckLayer, std::as_writable_bytes(std::span(digests)), 1, kNotFactorable); !status.ok())
     return status;
-  // `digests` is on this stack: leaving before the exchange has let go of it is not possible.
+  // `digests` lies on this stack, so this waits until the exchange no longer uses it.
   Status status = wait(kCheckLayer, keep_waiting);
-  // A rank that saw the difference first may have ended the job since all digests came; none is 0.
+  // A rank that has seen the difference first may have ended the job after all digests came. No digest is 0.
   if (!status.ok() && std::ranges::count(digests, 0U) > 0) return status;
   std::string ranks;
   for (std::size_t rank = 0; rank < digests.size(); ++rank)
     if (digests[rank] != mine) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
   if (ranks.empty()) return status;
-  // The caller may end the job on this error. Another exchange ends only when every rank has begun it, so by then
-  // every rank has all digests and reports the difference itself, not that this rank has left.
+  // The caller may end the job on this error. Another exchange ends only when every rank has started it. By then every
+  // rank has all digests, so it reports the difference, and not that this rank has left.
   if (status.ok() && start(kCheckLayer, std::as_writable_bytes(std::span(digests)), 1, kNotFactorable).ok())
     static_cast<void>(wait(kCheckLayer, keep_waiting));
   return {ErrorCode::mismatch, "ranks have built different models or options: the plan of rank " +
@@ -220,7 +221,7 @@ std::vector<LateRank> ClientImpl::straggler_report() const {
   auto report = parts_->late_ranks();
   const LateRank own = steps_.lateness();
   if (own.late_chunks == 0) return report;
-  // A rank knows about itself from all servers, the embedded server only what it has seen.
+  // This rank has the answers of all servers. The embedded server knows only its own chunks.
   std::erase_if(report, [&own](const LateRank& one) { return one.rank == own.rank; });
   report.insert(std::ranges::upper_bound(report, own.rank, {}, &LateRank::rank), own);
   return report;
@@ -294,7 +295,7 @@ void ClientImpl::shutdown() {
     stop({ErrorCode::shut_down, "the client has been shut down"}, wire::Goodbye::make(),
          std::make_shared<const std::string>(), {});
   });
-  // Sends end when their flow is closed, after kLinger at most, and a product when it is made.
+  // A send ends at the latest when its flow closes, after kLinger. A product ends when it is computed.
   steps_.wait_closed(2 * Connections::kLinger);
   report_.wait();
   parts_->shutdown(had_failed);

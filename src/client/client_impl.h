@@ -1,7 +1,7 @@
 // ClientImpl: a worker's client. It puts together its connections, its steps and its report of a failure.
 //
-// Two sides: API threads use Steps. The loop's thread uses everything that touches flows and syncers. A start crosses
-// over by posting.
+// API threads use Steps, and the loop's thread uses everything that touches flows and syncers. Steps posts each start
+// to the loop.
 #pragma once
 
 #include <cstdint>
@@ -30,20 +30,22 @@ namespace poseidon {
 
 class ClientImpl final : public Client, private Receiver {
  public:
-  /// `options` has the rank, world size and number of this generation. The loop may be shared with a server of this
-  /// process; it is stopped when either is destroyed, after both have shut down. Peers come through the lobby, which is
-  /// on that loop. `parts` is not null.
+  /// `options` has the rank, world size and number of this generation. A server of this process may share the loop. The
+  /// loop stops when one of the two is destroyed, after both have shut down. The lobby accepts the peers' connections
+  /// on the same loop. `parts` must not be null.
   ClientImpl(const Options& options, const Cluster& cluster, const Seat& seat, std::unique_ptr<WorkerParts> parts,
              std::shared_ptr<Loop> loop, std::unique_ptr<Lobby> lobby);
   ~ClientImpl() override;
 
   /// Connects to all servers and peers and waits until all have greeted. Blocks up to the timeout.
   Status link(const Endpoints& endpoints, const std::function<bool()>& keep_waiting);
-  /// As FailureReport::set_server. Any thread but the loops'. What it uses must live until shutdown() has returned.
+  /// See FailureReport::set_server. Any thread but the loops' may call it. What the function uses must live until
+  /// shutdown() has returned.
   void set_server_report(FailureReport::WriteServer write_server) {
     loop_->call([&] { report_.set_server(std::move(write_server)); });
   }
-  /// The worker has failed before this could be linked: ends it with `status`, which comes back with the record's path.
+  /// Ends the client with `status`, because the worker has failed before it could link. Returns `status` with the path
+  /// of the flight record.
   Status fail_to_join(const Status& status);
 
   int rank() const override { return options_.rank; }
@@ -123,28 +125,28 @@ class ClientImpl final : public Client, private Receiver {
   void look(Wait& wait);
   Status check_plans(const Plan& plan, const std::function<bool()>& keep_waiting);
 
-  const std::unique_ptr<WorkerParts> parts_;  // outlives all else here
+  const std::unique_ptr<WorkerParts> parts_;  // must outlive all other members
   const Options options_;
   const Seat seat_;
   Notices notices_;
   const std::shared_ptr<Loop> loop_;
   std::unique_ptr<Executor> executor_;  // its threads post to the loop
 
-  // Loop thread only.
+  // Only the loop's thread uses these.
   Connections connections_;
-  Steps steps_;  // any thread
+  Steps steps_;  // any thread uses it
   std::map<std::uint32_t, UnitState*> units_by_id_;
   FailureReport report_;
   UnitAnnouncer announcer_;
   bool closing_ = false;
-  /// A peer or server has said goodbye: nothing can start any more.
+  /// Set when a peer or server has said goodbye. After that no exchange can start.
   struct Departure {
     Status status;
     FailureCause cause;
   };
   std::optional<Departure> departure_;
 
-  bool shut_down_ = false;  // the owner's thread
+  bool shut_down_ = false;  // only the owner's thread uses it
 };
 
 }  // namespace poseidon

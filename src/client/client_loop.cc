@@ -19,15 +19,15 @@ void ClientImpl::add_units(const std::shared_ptr<const Plan>& plan, bool transie
   for (UnitState* unit : steps_.add(plan, transient, connections_.links())) {
     const std::uint32_t id = unit->syncer.unit().id;
     units_by_id_[id] = unit;
-    // What is small and waited for at once, such as a barrier, overtakes gradients in flight.
+    // A transient unit, such as a barrier, is small and somebody waits for it. So it overtakes gradients.
     if (transient) connections_.priorities().set(id, kFirst);
   }
   if (!closing_ && !departure_) announcer_.announce(*plan, connections_.links());
 }
 
 void ClientImpl::begin(UnitState& unit, Operation&& operation) {
-  if (closing_) return steps_.release(unit);  // failed or shut down since the start was accepted
-  // A tensor without elements has no chunks: it needs nobody, so others may have left before it.
+  if (closing_) return steps_.release(unit);  // the client has failed or shut down since the start was accepted
+  // A tensor without elements has no chunks and needs no other process, so others may have left before it.
   if (departure_ && !unit.syncer.unit().chunks.empty()) {
     fail(departure_->status, departure_->cause);
     return steps_.release(unit);
@@ -45,7 +45,8 @@ void ClientImpl::finished(UnitState& unit) {
   const Exchange& exchange = unit.syncer.exchange();
   const Status& status = exchange.progress.status;
   if (status.ok()) unit.gather_members();
-  // One that failed on its own, not because the client had: nothing may go on after half a step.
+  // If the client has failed, fail() does nothing. If only this exchange has failed, the job ends, because nothing may
+  // go on after half a step.
   if (!status.ok()) fail(status.with_context(connections_.here() + ": layer '" + unit.syncer.unit().name + "'"), {});
   if (std::holds_alternative<Restore>(exchange.operation))
     announcer_.set_restored_version(exchange.outcome.oldest_version);
@@ -77,7 +78,7 @@ void ClientImpl::on_progress(Flow& flow, const wire::Header&, std::size_t receiv
 }
 
 Status ClientImpl::reject(const LinkState& link, const Status& status) {
-  // Ending this flow alone would look like a death to its peer: everybody is told why.
+  // If only this flow ended, its peer would take this process for dead. So everybody is told why.
   if (link.known()) fail(status.with_context(connections_.here()), FailureCause::of(FailureSource::found, link));
   return status;
 }
@@ -93,7 +94,7 @@ Status ClientImpl::on_message(Flow& flow, const wire::Header& header, std::span<
   if (release) release();
   if (status.ok() || !link.known()) return status;
   fail(status.with_context(connections_.here()), FailureCause::of(FailureSource::found, link));
-  return {};  // closing already: an error would cut the message that says why
+  return {};  // the flow is closing; an error would cut off the message that says why
 }
 
 Status ClientImpl::take(LinkState& link, const wire::Header& header, std::span<const std::byte> payload, bool lent) {
@@ -120,14 +121,14 @@ Status ClientImpl::greeted(LinkState& link, const wire::Hello& hello) {
   return {};
 }
 
-/// The process at the other end has failed.
+/// Handles an abort: the process at the other end has failed.
 void ClientImpl::aborted(const LinkState& link, const wire::Abort& abort) {
   FailureCause cause = FailureCause::of(FailureSource::told, link);
   cause.planned = abort.planned;
   fail(abort.status, cause);
 }
 
-/// A server refuses a request of this worker.
+/// Handles a server's refusal of a request of this worker.
 void ClientImpl::refused(const LinkState& link, const wire::Header& header, const wire::Refuse& refuse) {
   const auto unit = units_by_id_.find(header.unit);
   const Status& reason = refuse.status;
@@ -144,7 +145,8 @@ void ClientImpl::refused(const LinkState& link, const wire::Header& header, cons
 Status ClientImpl::deliver(const wire::Header& header, std::span<const std::byte> payload, bool lent) {
   Syncer& syncer = units_by_id_.at(header.unit)->syncer;
   if (!lent || payload.empty() || header.kind != wire::Kind::factors) return syncer.on_message(header, payload);
-  // Factors stay until all workers' are here; a loan of the transport's memory has to be short.
+  // Factors are kept until those of all workers are here, but memory of the transport may be borrowed only for a short
+  // time. So they are copied.
   auto place = syncer.on_header(header);
   if (!place.ok()) return place.status();
   std::memcpy(place.value().data(), payload.data(), payload.size());
@@ -157,7 +159,7 @@ Status ClientImpl::check_place(const LinkState& link, const wire::Header& header
   if (Status status = wire::check_kind(header.kind, direction, header.payload_bytes); !status.ok())
     return status.with_context(connections_.describe(link));
   if (wire::has_text(header.kind) || header.kind == wire::Kind::goodbye || has_place(link, header)) return {};
-  return {ErrorCode::mismatch, connections_.describe(link) + " sent a message that has no place here"};
+  return {ErrorCode::mismatch, connections_.describe(link) + " sent a message that is not expected from it"};
 }
 
 /// Whether factors, a result or a value belong to a unit of this client's and come over the right link.
@@ -169,15 +171,15 @@ bool ClientImpl::has_place(const LinkState& link, const wire::Header& header) co
   return header.chunk < chunks.size() && belongs(link, chunks[header.chunk]);
 }
 
-/// Whether what concerns the chunk comes over this connection to a server.
+/// Whether messages about the chunk come over this connection to a server.
 bool ClientImpl::belongs(const LinkState& link, const Chunk& chunk) const {
   if (static_cast<std::size_t>(chunk.server) != link.index) return false;
   const Links& links = connections_.links();
   return links.lane_of(chunk, link.lane % links.class_count) == link.lane;
 }
 
-/// Whether something is under way that cannot come any more now that this link has closed: a server's results come
-/// where their pushes went, a peer's factors over any link to it that is still there.
+/// Whether an exchange waits for something that cannot come any more because this link has closed. A server's results
+/// come over the connection of their pushes. A peer's factors may come over any of its connections.
 bool ClientImpl::needs(const LinkState& link) const {
   const bool last = connections_.is_last(link);
   for (const auto& [id, unit] : units_by_id_) {
@@ -203,7 +205,7 @@ void ClientImpl::on_closed(Flow& flow, const Status& status) {
   const auto node = connections_.remove(flow);
   const LinkState& link = node.mapped();
   if (closing_) return steps_.set_closed(connections_.empty());
-  if (!link.known()) return;  // it never said who it is
+  if (!link.known()) return;  // the process at the other end has not identified itself
   if (link.left) {
     departure_ = {{ErrorCode::peer_lost, connections_.describe(link) + " has shut down, " + connections_.here() +
                                              " goes on; give every rank the same number of steps, or use join()"},
@@ -235,7 +237,7 @@ void ClientImpl::fail(const Status& status, const FailureCause& cause) {
   event.party = cause.party;
   event.index = cause.index;
   connections_.recorder().note(event);
-  // One that is told keeps the first teller's words and code, so that all ranks name one cause.
+  // Each process passes on the status that it was told, so that all ranks name one cause.
   const wire::TextMessage message = wire::Abort{status, cause.planned}.make();
   const auto record = report_.new_record(cause);
   if (!record) return stop(status, message.header, message.text, {});
@@ -243,13 +245,13 @@ void ClientImpl::fail(const Status& status, const FailureCause& cause) {
        [&] { report_.write(*record, status, cause); });
 }
 
-/// `when_told` runs once the peers are told, before anything that was in flight has ended.
+/// `when_told` runs when the peers have been told, before any exchange ends.
 void ClientImpl::stop(const Status& status, const wire::Header& last_message,
                       const std::shared_ptr<const std::string>& text, const std::function<void()>& when_told) {
   if (closing_) return;
   closing_ = true;
   steps_.end(status);
-  // Closing first: from here on nothing is received into memory that is about to be given back.
+  // The connections close first, so that nothing is received into memory that is about to be given back.
   connections_.close(last_message, text);
   if (when_told) when_told();
   for (auto& [id, unit] : units_by_id_) {

@@ -1,4 +1,4 @@
-// How a client is connected to servers and peers: dialling, greeting, who is let in, and who is who.
+// The connections of a client to servers and peers: connecting, greeting, checking and naming them.
 #include "client/connections.h"
 
 #include <algorithm>
@@ -17,15 +17,17 @@ constexpr auto kShortestPatience = std::chrono::milliseconds(1000);
 constexpr auto kHelloPatience = std::chrono::seconds(5);
 constexpr std::size_t kMostHeard = 8;  // in a message
 
-/// For how long to try to connect: it gives up shortly before the wait for it does, since it can say why.
+/// Returns how long to try to connect. It is a bit shorter than the wait for it, because only the connector can say why
+/// it failed.
 std::chrono::milliseconds patience_to_link(const Options& options, bool is_listening) {
   const auto most = options.timeout * 9 / 10;
   if (options.on_failure == OnFailure::abort || !is_listening) return most;
-  // Whoever listened before it said where and refuses now has died since, and the job forms anew without it.
+  // A process publishes its address after it listens. If it refuses connections now, it has died, and the job forms
+  // another generation without it.
   return std::min(most, std::max(options.timeout / 20, kShortestPatience));
 }
 
-/// The part of an address that is for one of several transports.
+/// Returns the part of an address that belongs to one of several transports.
 std::string part_of(const std::string& address, std::size_t index) {
   std::istringstream parts(address);
   std::string part;
@@ -75,7 +77,7 @@ void Connections::connect(const Endpoints& endpoints) {
   loop_->call([this, &endpoints] {
     endpoints_ = endpoints;
     peer_deadline_ = Clock::now() + patience_to_link(options_, true);
-    // Dedicated servers may still be on their way: with the first workers, or started again.
+    // Dedicated servers may be still starting: together with the workers, or again after a failure.
     server_deadline_ = Clock::now() + patience_to_link(options_, options_.servers.empty());
     for (std::size_t i = 0; i < endpoints_.servers.size(); ++i) {
       const auto& server = endpoints_.servers[i];
@@ -90,7 +92,7 @@ void Connections::connect(const Endpoints& endpoints) {
     lobby_->open(
         [this](std::shared_ptr<Flow> flow) { adopt(std::move(flow), LinkKind::peer, LinkState::kUnknown, 0, false); });
   });
-  // Here, since these may be names that have to be looked up: that must not hold up the loop.
+  // The look-up of names happens here, because it must not block the loop.
   for (std::size_t i = 0; i < endpoints.servers.size(); ++i)
     if (const auto& server = endpoints.servers[i]; server.dedicated)
       dial(server.transports, server.addresses.front(), LinkKind::server, i, 0);
@@ -112,7 +114,7 @@ void Connections::dial(const Endpoints::Transports& transports, const std::strin
   transports[network]->connect(*loop_, part_of(address, network), deadline, std::move(connected));
 }
 
-/// All connections to one server, whose cores' addresses are known; those that are there stay.
+/// Connects all lanes to one server, whose cores' addresses are known. Lanes that are connected stay.
 void Connections::dial_server(std::size_t index, const std::vector<std::string>& addresses) {
   auto& lanes = links_.servers[index];
   const std::size_t known = lanes.size();
@@ -139,7 +141,7 @@ void Connections::adopt(std::shared_ptr<Flow> flow, LinkKind kind, std::size_t i
   if (!link.known()) watch_pending(link.flow);
 }
 
-/// Who has come and does not say who it is holds a descriptor.
+/// Closes a connection whose peer does not identify itself in time, because it holds a descriptor.
 void Connections::watch_pending(const std::shared_ptr<Flow>& flow) {
   const auto patience = std::min<std::chrono::milliseconds>(kHelloPatience, options_.timeout);
   loop_->call_at(Clock::now() + patience, [this, pending = std::weak_ptr<Flow>(flow)] {
@@ -149,7 +151,7 @@ void Connections::watch_pending(const std::shared_ptr<Flow>& flow) {
   });
 }
 
-/// The first message of a connection, whose lane says which of those between the two it is.
+/// Sends the first message of a connection. The lane says which of the connections between the two processes it is.
 void Connections::send_hello(Flow& flow, std::size_t lane) {
   const auto index = static_cast<std::uint32_t>(lane % links_.lanes_per_core() / links_.class_count);
   const auto priority_class = static_cast<std::uint32_t>(lane % links_.class_count);
@@ -170,7 +172,7 @@ void Connections::send_hello(Flow& flow, std::size_t lane) {
 void Connections::mark(Flow& flow, std::size_t priority_class) {
   const Status status = flow.set_traffic_class(traffic_class_of(options_, priority_class));
   if (status.ok() || std::exchange(told_of_marks_, true)) return;
-  callbacks_.on_notice(status.message() + "; the job goes on, priorities hold on the hosts alone");
+  callbacks_.on_notice(status.message() + "; the job goes on, and priorities apply on the hosts, not in the network");
 }
 
 Status Connections::on_hello(LinkState& link, const wire::Hello& hello) {
@@ -214,8 +216,8 @@ void Connections::greeted_by_server(LinkState& link, const wire::Hello& hello) {
   Flow& flow = *link.flow;
   auto& server = endpoints_.servers[link.index];
   if (std::exchange(server.dedicated, false)) {
-    // Only now its cores are known. One that listens on all interfaces is where it was found: at an address by now, not
-    // under a name that would have to be looked up again.
+    // Only the hello tells the server's cores. A core that listens on all interfaces is reached at the address where
+    // the first core was found. That is an address and not a name, so no further look-up is needed.
     std::string& found = server.addresses.front();
     if (flow.peer_name().ends_with(found.substr(found.rfind(':')))) found = flow.peer_name();
     const std::string host = found.substr(0, found.rfind(':'));
@@ -274,7 +276,7 @@ TrafficStats Connections::traffic() const {
   return stats;
 }
 
-/// A large push over a slow network takes its time.
+/// Sent bytes count as progress, because a large push over a slow network takes long.
 void Connections::note_traffic() {
   const std::uint64_t bytes_sent = traffic().bytes_sent;
   if (std::exchange(known_bytes_sent_, bytes_sent) != bytes_sent)

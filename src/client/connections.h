@@ -1,5 +1,5 @@
-// Connections: a client's flows to servers and peers. It dials, greets, decides who is let in, and knows the names of
-// the processes at the other ends.
+// Connections: a client's flows to servers and peers. It connects, greets, checks who is at the other end, and names
+// the processes there in messages.
 #pragma once
 
 #include <atomic>
@@ -25,13 +25,14 @@
 
 namespace poseidon {
 
-/// Where a client connects to: one address per server core, which transports lead there, and the peers'.
+/// The addresses to which a client connects, and the transports that lead there.
 struct Endpoints {
-  /// One for all priority classes, or one for each; an address has as many parts, joined by '|'.
+  /// One transport for all priority classes, or one for each class. An address has as many parts, joined by '|'.
   using Transports = std::vector<Transport*>;
   struct ServerEndpoint {
     Transports transports;
-    std::vector<std::string> addresses;  // by core; of a dedicated server the first one's, which knows the others
+    std::vector<std::string>
+        addresses;  // by core; for a dedicated server only the first core's, which tells the others
     bool dedicated = false;
     bool local = false;  // a server of this process
     std::string host;    // the machine's name; empty: not known
@@ -43,26 +44,27 @@ struct Endpoints {
   };
   std::vector<ServerEndpoint> servers;
   std::vector<PeerEndpoint> peers;  // by rank
-  std::string run;                  // equal for all members, another one each time that they meet
+  std::string run;                  // equal for all members, and new each time that they meet
 };
 
 enum class LinkKind : std::uint8_t { server, peer };
 
 /// One connection.
 struct LinkState {
-  static constexpr std::size_t kUnknown = static_cast<std::size_t>(-1);  // the index of who has not said it yet
+  static constexpr std::size_t kUnknown =
+      static_cast<std::size_t>(-1);  // the index of a process that has not identified itself
 
   std::shared_ptr<Flow> flow;
   LinkKind kind = LinkKind::peer;
-  std::size_t index = 0;  // server or rank
-  std::size_t lane = 0;   // of the server's; of a peer's the priority class
+  std::size_t index = 0;  // of the server, or the rank
+  std::size_t lane = 0;   // to a server: the lane; to a peer: the priority class
   bool greeted = false;
-  bool left = false;  // said goodbye
+  bool left = false;  // the process has said goodbye
   Buffer text;        // of hello, refuse and abort
-  // For records and messages.
+  // The following is for flight records and error messages.
   std::int64_t last_progress_ns = 0;
   bool in_payload = false;
-  wire::Header receiving;  // while in_payload
+  wire::Header receiving;  // valid while in_payload
   std::size_t received_bytes = 0;
 
   /// Whether it is known who is at the other end.
@@ -72,7 +74,7 @@ struct LinkState {
   }
 };
 
-/// How this rank learns of a failure, and about whom.
+/// How this rank has learnt of a failure, and which process it is about.
 struct FailureCause {
   FailureSource source = FailureSource::found;
   FlightEvent::Party party = FlightEvent::Party::none;
@@ -84,34 +86,35 @@ struct FailureCause {
   }
 };
 
-/// Only the loop's thread uses it, where nothing else is said.
+/// Only the loop's thread uses it, except for the methods that name other threads.
 class Connections {
  public:
-  /// What the client wants to know, on the loop.
+  /// Calls to the client, on the loop.
   struct Callbacks {
     std::function<void(const Status&, const FailureCause&)> on_failure;
     std::function<void(const std::string&)> on_notice;
   };
-  static constexpr auto kLinger = std::chrono::seconds(2);  // of a flow that is closed while it still has to send
+  static constexpr auto kLinger = std::chrono::seconds(2);  // how long a closing flow may still send
 
-  /// `options` has the rank, world size and number of the generation, and outlives this, as `receiver` does. All flows
-  /// have this receiver, and their LinkState as context. Peers come through the lobby, which is on the loop.
+  /// `options` has the rank, world size and number of the generation. `options` and `receiver` must outlive this
+  /// object. All flows have this receiver, and their LinkState as context. The lobby accepts the peers' connections on
+  /// the loop.
   Connections(const Options& options, const Cluster& cluster, Receiver& receiver, Callbacks callbacks,
               std::shared_ptr<Loop> loop, std::unique_ptr<Lobby> lobby, Executor& executor);
 
-  /// Starts to connect to all servers and peers. Not the loop's thread, since it may have to look up names.
+  /// Starts to connect to all servers and peers. It may have to look up names, so the loop's thread must not call it.
   void connect(const Endpoints& endpoints);
-  /// The other end of a connection has said who it is. ErrorCode::refused: it does not belong here.
+  /// Handles the hello of a connection. ErrorCode::refused: the process at the other end does not belong to this job.
   Status on_hello(LinkState& link, const wire::Hello& hello);
   /// Whether all servers and peers have greeted.
   bool all_greeted() const;
-  /// How many cores each server has; known when all have greeted.
+  /// The number of cores of each server. It is known when all have greeted.
   std::vector<int> core_counts() const;
-  /// Lets in nobody from here on. Any thread but the loop's.
+  /// Accepts no further connections. Any thread but the loop's may call it.
   void stop_accepting() { lobby_->close(); }
   /// Sends a last message over each connection and closes it.
   void close(const wire::Header& last_message, const std::shared_ptr<const std::string>& text);
-  /// Takes out a connection that has closed. Its state lives as long as the node.
+  /// Removes a connection that has closed. Its state lives as long as the returned node.
   std::map<const Flow*, LinkState>::node_type remove(Flow& flow);
   bool empty() const { return flows_.empty(); }
   /// Whether no other connection leads to the same process.
@@ -123,28 +126,29 @@ class Connections {
   const FlightRecorder& recorder() const { return recorder_; }
   TrafficStats traffic() const;
 
-  /// Something has arrived on the connection.
+  /// Notes that something has arrived on the connection.
   void heard(LinkState& link) {
     link.last_progress_ns = now_ns();
     last_progress_ns_.store(link.last_progress_ns, std::memory_order_relaxed);
   }
-  /// Looks whether something has been sent since the last call, which counts as progress, too.
+  /// Checks whether something has been sent since the last call. That counts as progress, too.
   void note_traffic();
-  /// When something arrived or left last, by the monotonic clock. Any thread.
+  /// The last time at which something arrived or left, by the monotonic clock. Any thread may call it.
   std::int64_t last_progress_ns() const { return last_progress_ns_.load(std::memory_order_relaxed); }
   /// Adds an event of the connection to the flight recorder.
   void note(FlightEvent::Kind kind, const LinkState& link, const char* what, const wire::Header* about = nullptr);
 
-  // For people.
-  /// "rank 1 on HOST": this rank. Any thread.
+  // Texts for messages and records.
+  /// Names this rank, such as "rank 1 on HOST". Any thread may call it.
   std::string here() const;
-  /// Who is at the other end, and its address.
+  /// Names the process at the other end, with its address.
   std::string describe(const LinkState& link) const;
-  /// Who has not greeted yet.
+  /// Names the processes that have not greeted yet.
   std::string not_linked() const;
-  /// "; last heard of rank 2 31.2 s ago, rank 1 12 ms ago": each process once, those silent for longest first.
+  /// Text such as "; last heard of rank 2 31.2 s ago, rank 1 12 ms ago". It names each process once, and the one that
+  /// has been silent for longest comes first.
   std::string last_heard() const;
-  /// All connections to known processes, first those that have ended.
+  /// All connections to known processes. Those that have ended come first.
   std::vector<LinkReport> reports() const;
   const std::string& run() const { return endpoints_.run; }
   /// Whether connect() has been called.
@@ -176,13 +180,13 @@ class Connections {
   Links links_;
   std::map<const Flow*, LinkState> flows_;
   Endpoints endpoints_;
-  Clock::time_point server_deadline_;  // of connecting
-  Clock::time_point peer_deadline_;
+  Clock::time_point server_deadline_;  // for connecting to servers
+  Clock::time_point peer_deadline_;    // for connecting to peers
   bool closing_ = false;
-  bool told_of_marks_ = false;  // that the system does not permit them
+  bool told_of_marks_ = false;  // the user knows that the system does not permit to mark packets
   FlightRecorder recorder_;
   std::vector<LinkReport> ended_links_;
-  std::uint64_t known_bytes_sent_ = 0;  // when last looked at
+  std::uint64_t known_bytes_sent_ = 0;  // at the last call of note_traffic()
   TrafficStats closed_traffic_;         // of connections that have ended
 };
 

@@ -22,7 +22,7 @@ struct Seat {
   bool joining = false;  // as Client::joining
 };
 
-/// Only the loop's thread uses it, where nothing else is said.
+/// Only the loop's thread uses it, except for the methods that name other threads.
 class FailureReport {
  public:
   /// Adds what the embedded server knows to a record, as one value with times relative to `time_ns`.
@@ -33,23 +33,24 @@ class FailureReport {
     std::int64_t time_of_day_ns = 0;
   };
 
-  /// All arguments outlive this. `units` are the client's, by id.
+  /// All arguments must outlive this object. `units` has the client's units by id.
   FailureReport(const Options& options, const Seat& seat, const Connections& connections, const Steps& steps,
                 const std::map<std::uint32_t, UnitState*>& units);
 
-  /// Makes the directory of flight records, if the options name one. An error says why there will be no records. Before
-  /// anything else.
+  /// Makes the directory of flight records, if the options name one. An error says why no records will be written. Call
+  /// it before anything else.
   Status open_directory();
-  /// What this uses must live until wait() has returned.
+  /// What the function uses must live until wait() has returned.
   void set_server(WriteServer write_server) { write_server_ = std::move(write_server); }
 
-  /// What the exchanges under way wait for, for a message.
+  /// Describes what the started exchanges wait for.
   std::string describe_waiting() const;
-  /// The record of a failure that happens now. Empty: nothing is recorded.
+  /// Returns the file for a failure that happens now, or nothing if no record is written for it.
   std::optional<Record> new_record(const FailureCause& cause) const;
-  /// Notes what the client knows now, and writes it on another thread. Once.
+  /// Notes what the client knows now, and writes it on another thread. May be called once.
   void write(const Record& record, const Status& status, const FailureCause& cause);
-  /// Returns when the record has been written, or after 2 s if the disk is slow. The thread that destroys the client.
+  /// Returns when the record has been written, or after 2 s if the disk is slow. Only the thread that destroys the
+  /// client calls it.
   void wait() { writer_.wait(); }
 
  private:

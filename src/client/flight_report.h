@@ -16,7 +16,7 @@
 
 namespace poseidon {
 
-/// A connection as it was at the failure, or when it ended before.
+/// The state of a connection at the failure, or at its own end if that came before.
 struct LinkReport {
   FlightEvent::Party party = FlightEvent::Party::none;
   std::uint32_t index = kNoFlightId;  // rank or server
@@ -30,7 +30,7 @@ struct LinkReport {
   std::uint64_t bytes_sent = 0;
   std::uint64_t bytes_received = 0;
   std::optional<wire::Header> receiving;  // a message whose payload is not complete
-  std::size_t received_bytes = 0;         // of it
+  std::size_t received_bytes = 0;         // of that message
 };
 
 /// An exchange that is not complete.
@@ -40,8 +40,8 @@ struct WaitingReport {
   std::string scheme;
   std::uint64_t step = 0;
   std::string waiting_for;
-  std::vector<std::size_t> ranks;    // whose parts are missing
-  std::vector<std::size_t> servers;  // which owe a result
+  std::vector<std::size_t> ranks;    // ranks whose parts are missing
+  std::vector<std::size_t> servers;  // servers whose results are missing
   std::size_t chunks_missing = 0;
   std::size_t sends_pending = 0;
 };
@@ -50,15 +50,16 @@ WaitingReport report_of(const Exchange& exchange, std::string waiting_for);
 
 struct FlightReport {
   FlightRecordHead head;
-  std::string not_linked;  // who has not greeted
+  std::string not_linked;  // the processes that have not greeted
   std::vector<LinkReport> links;
-  std::vector<WaitingReport> waiting;  // the first of them
+  std::vector<WaitingReport> waiting;  // only the first ones
   std::size_t waiting_count = 0;
-  std::map<std::uint32_t, std::string> units;  // the names of those that the events speak of
+  std::map<std::uint32_t, std::string> units;  // the names of the units in the events
   FlightEvents events;
 };
 
-/// `write_server` adds what the embedded server knows as a value, with times relative to its argument; may be empty.
+/// `write_server` adds what the embedded server knows as one value, with times relative to its argument. It may be
+/// empty.
 std::string to_json(const FlightReport& report, const std::function<void(JsonWriter&, std::int64_t)>& write_server);
 
 }  // namespace poseidon

@@ -7,7 +7,7 @@ namespace poseidon {
 
 namespace {
 
-/// The bytes of 1 in a floating dtype (groups are never integers).
+/// Writes 1 in a floating-point dtype. Groups never have integer dtypes.
 void write_one(DType dtype, std::span<std::byte> out) {
   const float one = 1.0F;
   const double one_double = 1.0;

@@ -1,7 +1,8 @@
-// Group: small layers that travel together, straight from and to their own memory.
+// Group: small layers that are exchanged as one, directly from and to their own memory.
 //
-// Layout on the wire (plan.h, Unit): the members one after the other, then one element per member that is 1
-// where this worker contributed; summed, it says which members anybody contributed to.
+// The layout on the wire (plan.h, Unit) is the members one after the other, and then the footer: one element per
+// member, which is 1 if this worker contributed to the member. The sum of the footers says to which members anybody
+// contributed.
 #pragma once
 
 #include <cstddef>
@@ -18,25 +19,25 @@ class Group {
  public:
   explicit Group(const Unit& unit);
 
-  /// A group is divided as one: whether a member with this divisor fits those that have come.
+  /// Whether a member with this divisor may join. All members of a group have the same divisor.
   bool takes(std::uint32_t divisor) const { return put_count_ == 0 || divisor == divisor_; }
-  /// One member comes (`absent`: it counts as zeros). Its memory is read until the exchange has completed.
-  /// True when it was the last one.
+  /// Adds a member; an absent one counts as zeros. Its memory is read until the exchange has completed. Returns true
+  /// for the last member.
   bool put(std::size_t member, std::span<const std::byte> data, bool absent, std::uint32_t divisor);
-  /// What is sent, in the order of the layout; complete when all members have come.
+  /// The pieces to send, in the order of the layout. They are complete when all members have been added.
   const std::vector<std::span<const std::byte>>& pieces() const { return pieces_; }
-  /// Whether some member came as absent.
+  /// Whether at least one member is absent.
   bool any_absent() const { return absent_count_ > 0; }
   bool all_absent() const { return absent_count_ == unit_.layers.size(); }
-  /// Makes it ready for the next step.
+  /// Prepares the group for the next step.
   void reset() {
     put_count_ = 0;
     absent_count_ = 0;
   }
 
-  /// Whether some worker contributed to the member, as a result (of the unit's size) says.
+  /// Whether some worker contributed to the member. `result` has the unit's size.
   bool present(std::span<const std::byte> result, std::size_t member) const;
-  /// Copies one member's part of a result out.
+  /// Copies one member's part of a result to `data`.
   void take(std::span<const std::byte> result, std::size_t member, std::span<std::byte> data) const;
 
  private:
@@ -44,11 +45,11 @@ class Group {
 
   const Unit& unit_;
   Buffer footer_;
-  Buffer zeros_;  // what an absent member sends; made when there is one
+  Buffer zeros_;  // sent for an absent member; allocated when there is one
   std::vector<std::span<const std::byte>> pieces_;
   std::size_t put_count_ = 0;
   std::size_t absent_count_ = 0;
-  std::uint32_t divisor_ = 1;  // of the members that have come
+  std::uint32_t divisor_ = 1;  // of the members that have been added
 };
 
 }  // namespace poseidon

@@ -1,4 +1,4 @@
-// Lateness: what the answers to a rank's pushes say of its being late (stragglers=drop).
+// Lateness: how often this rank was late, as the answers to its pushes say (stragglers=drop).
 #pragma once
 
 #include <algorithm>
@@ -11,11 +11,11 @@
 
 namespace poseidon {
 
-/// Of the units that were added together: those of one model go through the same steps, others count theirs apart.
+/// There is one for the units that were added together, because the units of one model go through the same steps.
 class Lateness {
  public:
-  /// A unit's exchange has completed, `late_chunks` of it too late. The unit was so many steps behind before, and is
-  /// now; neither is more than wire::kMostStragglerSteps.
+  /// Notes that a unit's exchange has completed, and that `late_chunks` of its chunks were late. `behind_before` and
+  /// `behind_now` say how many steps the unit was and is behind, at most wire::kMostStragglerSteps.
   void note(std::uint64_t step, std::size_t late_chunks, std::uint32_t behind_before, std::uint32_t behind_now) {
     own_.late_chunks += late_chunks;
     if (late_chunks > 0 && step > own_.last_step) {
@@ -28,9 +28,9 @@ class Lateness {
     while (behind_ > 0 && units_behind_[behind_] == 0) --behind_;
   }
 
-  /// Of the unit that is furthest behind.
+  /// How many steps the unit that is furthest behind is behind.
   std::uint32_t behind() const { return behind_; }
-  /// Counts these steps into `all`.
+  /// Adds these counts to `all`.
   void add_to(LateRank& all) const {
     all.late_steps += own_.late_steps;
     all.late_chunks += own_.late_chunks;
@@ -39,7 +39,8 @@ class Lateness {
 
  private:
   LateRank own_;
-  std::array<std::uint32_t, wire::kMostStragglerSteps + 1> units_behind_{};  // how many, by steps
+  std::array<std::uint32_t, wire::kMostStragglerSteps + 1>
+      units_behind_{};  // the number of units by how far they are behind
   std::uint32_t behind_ = 0;
 };
 

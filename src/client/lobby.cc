@@ -5,7 +5,7 @@
 namespace poseidon {
 
 namespace {
-// A peer has one connection for each priority class, and comes only after it has read that all are there.
+// A peer has one connection for each priority class. It connects only after it has read that all workers are present.
 constexpr std::size_t kMostWaiting = 4096;
 }  // namespace
 

@@ -16,7 +16,7 @@ namespace poseidon {
 
 namespace {
 
-/// What a flow's queue keeps of a message (transport/tcp/send_queue.h).
+/// A message in a flow's queue (transport/tcp/send_queue.h).
 struct Waiting {
   std::array<std::byte, wire::kHeaderBytes> header{};
   std::vector<std::span<const std::byte>> payload;
@@ -50,7 +50,7 @@ double scheduling_seconds(std::size_t chunk_count, std::size_t layer_count) {
   for (auto& queue : queues)
     while (!queue.empty()) queue.pop().done(Status());
   const std::int64_t ended_ns = now_ns();
-  if (sent != chunk_count) std::abort();  // a queue that loses messages is no queue
+  if (sent != chunk_count) std::abort();  // the queue has lost a message, which is a defect
   return static_cast<double>(ended_ns - begun_ns) * 1e-9;
 }
 

@@ -1,4 +1,4 @@
-// Notices: what a user should know of a job that goes on.
+// Notices: texts that a user should read while the job goes on.
 #pragma once
 
 #include <mutex>
@@ -15,7 +15,7 @@ class Notices {
     const std::lock_guard lock(mutex_);
     notices_.push_back(std::move(notice));
   }
-  /// All so far, in order.
+  /// All notices so far, in order.
   std::vector<std::string> all() const {
     const std::lock_guard lock(mutex_);
     return notices_;

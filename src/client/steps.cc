@@ -61,7 +61,7 @@ Status Steps::submit(std::uint32_t layer, Operation operation) {
 
 Status Steps::submit_all(std::uint32_t first_layer, std::span<const std::span<std::byte>> arrays,
                          std::uint32_t divisor) {
-  // The loop needs the lock too, to end what has been started: it gets its turn after every few.
+  // The loop needs the mutex, too, to end exchanges that have started. So it gets a turn after every few starts.
   for (std::size_t begin = 0; begin < arrays.size(); begin += kStartsPerLock) {
     const std::lock_guard lock(mutex_);
     const std::int64_t time_ns = now_ns();
@@ -108,7 +108,7 @@ bool Steps::join_group_locked(LayerState& layer, Push& push) {
   if (!unit.group->put(layer.member, absent ? push.destination : dense->data, absent, push.divisor)) return false;
   GroupedGradients grouped;
   grouped.pieces = unit.group->pieces();
-  // With stragglers=drop the result may lack what this worker put in: its marks have to be seen first.
+  // With stragglers=drop the result may lack this worker's part, so its footer has to be read first.
   if (!unit.group->any_absent() && options_.stragglers == Stragglers::wait) {
     grouped.members.reserve(unit.layers.size());
     for (const LayerState* member : unit.layers) grouped.members.push_back(member->destination);
@@ -279,7 +279,7 @@ void Steps::release_locked(UnitState& unit) {
     if (std::exchange(layer->running, false)) --running_count_;
   }
   if (unit.group) unit.group->reset();
-  // A thread that waits for all need not look after each: waking it up costs more than the rest of this.
+  // A thread that waits for all exchanges is not woken for each one, because that would cost more than the release.
   if (running_count_ == 0 || single_waiter_count_ > 0) changed_.notify_all();
 }
 

@@ -36,44 +36,44 @@ class Steps {
  public:
   /// Both run on the loop's thread, without the mutex.
   struct Callbacks {
-    std::function<void(UnitState&, Operation&&)> on_start;  // a unit has all that it needs to start
+    std::function<void(UnitState&, Operation&&)> on_start;  // the unit's exchange starts
     std::function<void(UnitState&)> on_done;                // its syncer has ended the exchange; calls complete()
   };
-  /// Calls it about every 100 ms during a wait, without the mutex.
+  /// A wait calls it about every 100 ms, without the mutex.
   using Look = std::function<void()>;
 
-  /// `options` has the rank of this generation, and outlives this.
+  /// `options` has the rank of this generation, and must outlive this object.
   Steps(const Options& options, const Cluster& cluster, Callbacks callbacks, std::shared_ptr<Loop> loop);
   Steps(const Steps&) = delete;
   Steps& operator=(const Steps&) = delete;
 
-  // API threads.
+  // For API threads.
   /// The base of the next plan, or the failure that has ended the job.
   Result<PlanBase> plan_base() const;
   /// Sets the chunk size of layers that are added from here on.
   void set_chunk_bytes(std::size_t chunk_bytes);
   /// Starts an operation on a layer. A group starts with its last member. Errors are those of Client::start.
   Status submit(std::uint32_t layer, Operation operation);
-  /// As Client::start_all.
+  /// See Client::start_all.
   Status submit_all(std::uint32_t first_layer, std::span<const std::span<std::byte>> arrays, std::uint32_t divisor);
-  /// As Client::set_rule.
+  /// See Client::set_rule.
   Status set_rule(std::uint32_t layer, const UpdateRule& rule);
-  /// Wait until all servers and peers have greeted, until every exchange has completed, or until a layer's has. They
-  /// return the failure that has ended the job, if there is one.
+  /// These wait until all servers and peers have greeted, until every exchange has completed, or until one layer's
+  /// exchange has completed. They return the failure that has ended the job, if there is one.
   Status wait_linked(const Look& look);
   Status wait_all(const Look& look);
   Status wait(std::uint32_t layer, const Look& look);
-  /// After end(): waits until every exchange has completed, however long that takes, because what runs still uses the
-  /// callers' memory. Then waits up to `linger` for the connections to close.
+  /// Call it after end(). It waits until every exchange has completed, however long that takes, because a running
+  /// exchange uses the callers' memory. Then it waits up to `linger` for the connections to close.
   void wait_closed(std::chrono::nanoseconds linger);
 
-  // What is known now. A layer that does not exist is like one that was never started.
+  // The state now. A layer that does not exist is treated like one that has never started.
   bool done(std::uint32_t layer) const;
   LayerStats stats(std::uint32_t layer) const;
   Scheme next_scheme(std::uint32_t layer) const;
   /// The unit of a layer, or null if there is no such layer.
   UnitState* unit_of(std::uint32_t layer) const;
-  /// In how many steps this rank was late, and how far behind it is.
+  /// The steps in which this rank was late, and how many steps it is behind.
   LateRank lateness() const;
   std::uint64_t behind() const;
   bool linked() const;
@@ -82,18 +82,19 @@ class Steps {
   /// Whether something other than Client::shutdown has ended the job.
   bool failed() const;
 
-  // The loop's thread.
+  // Only the loop's thread calls the following.
   /// Adds a plan's layers and units, and returns the units.
   std::vector<UnitState*> add(const std::shared_ptr<const Plan>& plan, bool transient, const Links& links);
   /// Lets API threads see the scheme that the unit's syncer takes next.
   void update_scheme(UnitState& unit);
-  /// The unit's exchange has ended: notes what came of it, and releases its layers.
+  /// Notes the outcome of the unit's exchange, which has ended, and releases the unit's layers.
   void complete(UnitState& unit);
-  /// The unit's layers run no longer: its exchange has ended, or will not start.
+  /// Releases the unit's layers, because its exchange has ended or will not start.
   void release(UnitState& unit);
-  /// All servers and peers have greeted; the servers have so many cores.
+  /// Notes that all servers and peers have greeted, and the number of cores of each server.
   void set_linked(std::vector<int> core_counts);
-  /// Nothing can start any more. The first call's status stays. Call set_closed() afterwards, which wakes all waiters.
+  /// After this no exchange can start. The status of the first call stays. Call set_closed() afterwards, which wakes
+  /// all waiters.
   void end(const Status& status);
   /// Says whether all connections have closed.
   void set_closed(bool closed);
@@ -121,8 +122,8 @@ class Steps {
   std::size_t single_waiter_count_ = 0;  // threads that wait for one layer
   bool linked_ = false;
   bool closed_ = false;
-  Status status_;                             // the first failure; everything after it fails alike
-  std::map<const Plan*, Lateness> lateness_;  // by what was added together
+  Status status_;                             // the first failure, with which every later call fails
+  std::map<const Plan*, Lateness> lateness_;  // by the plan with which the layers were added
 };
 
 }  // namespace poseidon

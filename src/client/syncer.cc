@@ -28,8 +28,8 @@ void Syncer::set_factor_count(std::uint64_t factor_count) {
     next_scheme_ = Scheme::ps;
     return;
   }
-  // A mean over the workers: what the busiest port carries is close to it, and the sum travels with
-  // every exchange, so all ranks decide alike without a message of their own.
+  // The mean over the workers is close to what the busiest port carries. Every exchange transports the sum, so all
+  // ranks decide alike without further messages.
   const double mean = std::ceil(static_cast<double>(factor_count) / cluster_.worker_count);
   next_scheme_ = factor_count >= wire::kUnboundedFactors && layer_.scheme == Scheme::automatic
                      ? Scheme::ps
@@ -41,7 +41,7 @@ void Syncer::recycle(PeerInbox& inbox) {
     if (part.buffer) links_.pool->give_back(std::move(part.buffer));
 }
 
-/// What peers have already sent for the next step.
+/// Returns what peers have already sent for the next step.
 PeerInbox Syncer::take_inbox() {
   const auto found = early_.find(exchange_.step + 1);
   if (found == early_.end()) return {};
@@ -62,7 +62,7 @@ void Syncer::note(FlightEvent::Kind kind) const {
 
 void Syncer::start(Operation operation) {
   recycle(exchange_.progress.inbox);
-  // Nobody answers an assignment: what follows it has to take the same flows to stay behind it.
+  // An assignment has no answer. The next operation must use the same flows to stay behind it.
   if (!std::holds_alternative<Assign>(exchange_.operation)) exchange_.priority = links_.priorities.of(unit().id);
   PeerInbox early = std::holds_alternative<Push>(operation) ? take_inbox() : PeerInbox();
   const bool came_early = early.arrived_count > 0;
@@ -81,7 +81,7 @@ Status Syncer::unexpected(const std::string& what) const {
 }
 
 Status Syncer::check_step(const wire::Header& header) const {
-  // A peer can be one step ahead, never two: it needs this worker's part to end a step.
+  // A peer can be one step ahead but not two, because it needs this worker's part to end a step.
   const std::uint64_t current = exchange_.step;
   const bool expected = exchange_.progress.running && header.step == current;
   if (expected || header.step == current + 1) return {};
@@ -108,7 +108,7 @@ Status Syncer::on_message(const wire::Header& header, std::span<const std::byte>
     if (!exchange_.protocol->traits().uses_servers) return unexpected("a server's result");
     return exchange_.protocol->receive(exchange_, header, payload, links_);
   }
-  if (payload.empty()) {  // then no on_header came before
+  if (payload.empty()) {  // without a payload there was no on_header
     if (auto room = on_header(header); !room.ok()) return room.status();
   }
   if (header.step == exchange_.step) return exchange_.protocol->receive(exchange_, header, payload, links_);

@@ -1,4 +1,4 @@
-// Syncer: one unit's state machine (Poseidon §4.1, Table 2). Never a blocked thread.
+// Syncer: the state machine of one unit (Poseidon §4.1, Table 2). It never blocks a thread.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace poseidon {
 
-/// Loop thread only. idle → (start) → running → (on_done) → idle.
+/// The states are idle → (start) → running → (on_done) → idle. Only the loop's thread uses it.
 class Syncer {
  public:
   /// `unit` and `links` must outlive the syncer. `on_done` runs once per start.
@@ -23,21 +23,22 @@ class Syncer {
 
   void start(Operation operation);
 
-  /// A message of this unit: where its payload goes, and that it is complete.
+  /// Handle a message of this unit. on_header returns the memory for the payload. on_message takes the complete
+  /// message.
   Result<std::span<std::byte>> on_header(const wire::Header& header);
   Status on_message(const wire::Header& header, std::span<const std::byte> payload);
 
   /// Ends the running exchange with `status` as soon as its memory is free.
   void fail(const Status& status);
 
-  /// K summed over the workers, agreed on before the first exchange.
+  /// Sets K, summed over the workers. All ranks agree on it before the first exchange.
   void set_factor_count(std::uint64_t factor_count);
-  /// The scheme that the next start takes.
+  /// The scheme of the next start.
   Scheme next_scheme() const { return next_scheme_; }
 
   const Unit& unit() const { return exchange_.unit(); }
   const Exchange& exchange() const { return exchange_; }
-  /// For messages: what the running exchange waits for.
+  /// Describes what the running exchange waits for, for error messages.
   std::string waiting_for() const;
 
  private:
@@ -53,7 +54,7 @@ class Syncer {
   Layer layer_;  // decides the scheme; a group never has factors
   std::function<void(Syncer&)> on_done_;
   Exchange exchange_;
-  std::map<std::uint64_t, PeerInbox> early_;  // by step: what came before this worker started it
+  std::map<std::uint64_t, PeerInbox> early_;  // by step; parts that came before this worker has started the step
   Scheme next_scheme_ = Scheme::ps;
 };
 

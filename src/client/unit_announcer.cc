@@ -8,7 +8,7 @@ namespace poseidon {
 
 namespace {
 
-/// A number that grows from run to run of a job.
+/// Returns a number that grows with each run of a job.
 std::uint64_t run_of(std::chrono::system_clock::time_point began) {
   return static_cast<std::uint64_t>(
       std::chrono::duration_cast<std::chrono::nanoseconds>(began.time_since_epoch()).count());

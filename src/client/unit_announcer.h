@@ -15,15 +15,16 @@ namespace poseidon {
 /// Rank 0 alone announces units. Only the loop's thread uses it.
 class UnitAnnouncer {
  public:
-  /// The version of the servers' checkpoints from which values have been restored. Announced from here on.
+  /// Sets the version of the servers' checkpoints from which values have been restored. It is part of all announcements
+  /// from here on.
   void set_restored_version(std::uint64_t version) { restored_version_ = version; }
-  /// Tells every core of every server about the plan's stored units. Call it before anything else is sent about these
-  /// units: then no step of theirs is complete anywhere before every core knows them.
+  /// Tells every core of every server about the plan's stored units. Call it before any other message about these units
+  /// is sent. Then every core knows them before one of their steps is complete anywhere.
   void announce(const Plan& plan, const Links& links);
 
  private:
   const std::chrono::system_clock::time_point began_ = std::chrono::system_clock::now();
-  std::map<std::string, std::size_t> names_;  // how many units have been called so
+  std::map<std::string, std::size_t> names_;  // the number of units of each name
   std::uint64_t restored_version_ = 0;
 };
 

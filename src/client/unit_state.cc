@@ -1,4 +1,4 @@
-// What a client knows of one unit and of its layers: what may start, and what came of it.
+// Checks of operations before they start, and the outcome of exchanges.
 #include "client/unit_state.h"
 
 #include <algorithm>
@@ -52,7 +52,7 @@ Status LayerState::check_start(const Operation& operation) const {
   return push == nullptr ? Status() : check_push(*push);
 }
 
-/// Whether the caller's memory has the layer's size.
+/// Checks that the caller's memory has the layer's size.
 Status LayerState::check_memory(const Operation& operation) const {
   const auto* push = std::get_if<Push>(&operation);
   const auto* factored = push == nullptr ? nullptr : std::get_if<FactoredGradient>(&push->gradient);
@@ -76,8 +76,7 @@ Status LayerState::check_push(const Push& push) const {
     return invalid_layer(*layer, "of dtype " + std::string(dtype_name(layer->dtype)) + " cannot be divided by " +
                                      std::to_string(push.divisor));
   if (unit->group && !unit->group->takes(push.divisor))
-    return invalid_layer(*layer, "shares a message with small layers that are divided by another number than " +
-                                     std::to_string(push.divisor));
+    return invalid_layer(*layer, "is in a group with layers whose divisor is not " + std::to_string(push.divisor));
   const auto* factored = std::get_if<FactoredGradient>(&push.gradient);
   return factored == nullptr ? Status() : check_factors(*factored);
 }
@@ -89,7 +88,7 @@ Status LayerState::check_factors(const FactoredGradient& factored) const {
   if (!dtype_is_floating(factored.dtype) || dtype_bytes(factored.dtype) > dtype_bytes(layer->dtype))
     return invalid_layer(*layer, "cannot take factors of dtype " + std::string(dtype_name(factored.dtype)));
   if (!traits.workers_multiply && (factored.accumulate || factored.dtype != layer->dtype))
-    return invalid_layer(*layer, "takes scheme " + scheme + ", which neither accumulates nor converts");
+    return invalid_layer(*layer, "takes scheme " + scheme + ", which can neither accumulate nor convert");
   return {};
 }
 

@@ -1,4 +1,4 @@
-// UnitState and LayerState: what a client knows of one unit and of its layers.
+// UnitState and LayerState: a client's state of one unit and of its layers.
 #pragma once
 
 #include <cstddef>
@@ -16,30 +16,31 @@
 
 namespace poseidon {
 
-/// ErrorCode::invalid_argument with the layer's name and what is wrong with the caller's request.
+/// Returns ErrorCode::invalid_argument with the layer's name and the reason.
 Status invalid_layer(const Layer& layer, const std::string& why);
 
 struct LayerState;
 
-/// One unit with what the API threads and the loop share of it.
+/// The state of one unit. API threads and the loop share it.
 struct UnitState {
   UnitState(std::shared_ptr<const Plan> plan, std::size_t index, bool transient, const Links& links,
             std::function<void(UnitState&)> on_done);
   std::shared_ptr<const Plan> plan;  // keeps the syncer's unit alive
-  Syncer syncer;                     // loop
-  std::unique_ptr<Group> group;      // under the client's mutex until all have come; null for one layer
-  Scheme next_scheme;                // under the client's mutex: the syncer's, for API threads
+  Syncer syncer;                     // only the loop's thread uses it
+  std::unique_ptr<Group> group;      // under the client's mutex until all members are in; null for a single layer
+  Scheme next_scheme;                // under the client's mutex; a copy of the syncer's for API threads
   std::vector<LayerState*> layers;   // by member
-  std::optional<UpdateRule> rule;    // under the client's mutex: set since the last push, not yet told to the servers
-  std::uint32_t behind = 0;          // under the client's mutex: as its last exchange was
+  std::optional<UpdateRule> rule;  // under the client's mutex; set since the last push, and not sent to the servers yet
+  std::uint32_t behind = 0;        // under the client's mutex; how many steps behind the last exchange was
 
-  /// Copies a group's result to the members, if it did not go there chunk by chunk. The loop's thread.
+  /// Copies a group's result to the members, if it was not copied chunk by chunk. Only the loop's thread calls it.
   void gather_members();
-  /// What came of the last exchange for one of the layers: of a group's, its share. The loop's thread.
+  /// The outcome of the last exchange for one layer. A member of a group gets its share of the group's bytes. Only the
+  /// loop's thread calls it.
   LayerStats stats_of(const LayerState& layer) const;
 };
 
-/// Small and side by side: a step of thousands of layers goes over all of them twice.
+/// LayerStates are small and lie side by side, because a step goes over thousands of them twice.
 struct LayerState {
   UnitState* unit = nullptr;
   const Layer* layer = nullptr;  // in the unit's plan
@@ -49,8 +50,8 @@ struct LayerState {
   std::span<std::byte> destination;  // set before the start is posted
   LayerStats stats;                  // under the client's mutex
 
-  /// Whether the operation can start on the layer now. ErrorCode::invalid_argument says why not. Under the client's
-  /// mutex.
+  /// Checks whether the operation can start on the layer now. ErrorCode::invalid_argument says why it cannot. The
+  /// caller holds the client's mutex.
   Status check_start(const Operation& operation) const;
 
  private:

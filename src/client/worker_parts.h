@@ -1,4 +1,4 @@
-// WorkerParts: what a worker has besides its client.
+// WorkerParts: the parts of a worker besides its client.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace poseidon {
 
-/// The parts of a worker that its client needs and does not know: the transports below its connections, the store and
-/// the embedded server, if there is one. The client owns them and destroys them after its connections. It asks them
-/// where its own answer is not the worker's whole answer. Any thread may call the const methods.
+/// These are the transports below the client's connections, the store and the embedded server, if there is one. The
+/// client owns them through this interface, and destroys them after its connections. It asks them for what they add to
+/// its own answers. Any thread may call the const methods.
 class WorkerParts {
  public:
   WorkerParts() = default;
@@ -20,9 +20,9 @@ class WorkerParts {
   WorkerParts(const WorkerParts&) = delete;
   WorkerParts& operator=(const WorkerParts&) = delete;
 
-  /// As Client::notices.
+  /// See Client::notices.
   virtual std::vector<std::string> notices() const = 0;
-  /// The ranks that came late to the embedded server, in order.
+  /// The ranks that were late at the embedded server, in order of rank.
   virtual std::vector<LateRank> late_ranks() const = 0;
   /// The bytes that the embedded server has sent and received over the network.
   virtual std::pair<std::uint64_t, std::uint64_t> server_traffic() const = 0;

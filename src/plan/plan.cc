@@ -89,7 +89,7 @@ Status check_layers(const std::vector<Layer>& layers, const Cluster& cluster, co
     if (needs_all && options.stragglers == Stragglers::drop) {
       return invalid(
           "layer \"" + layers[i].name + "\" has scheme " + std::string(scheme_name(layers[i].scheme)) +
-          ", in which nobody can end a step without the late ones; with stragglers=drop use " +
+          ", which cannot end a step without late workers; with stragglers=drop use " +
           choices([](const SchemeTraits& traits) { return traits.can_drop_late && !traits.only_one_worker; }));
     }
   }

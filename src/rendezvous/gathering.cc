@@ -278,7 +278,7 @@ Status Gathering::missing() {
   for (int slot = 0; slot < options_.world_size; ++slot)
     if (slot != mine_.member.slot && !entry_of(slot)) slots += (slots.empty() ? "" : ", ") + std::to_string(slot);
   if (options_.on_failure == OnFailure::abort) return missing_at_the_start(slots);
-  const std::string who = slots.empty() ? "the one of the lowest number, which has to say who takes part" : slots;
+  const std::string who = slots.empty() ? "lower than its own, which decides who takes part" : slots;
   const std::string least = options_.on_failure == OnFailure::shrink
                                 ? " and goes on with no fewer than " + std::to_string(options_.min_workers)
                                 : "";

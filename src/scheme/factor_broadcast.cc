@@ -139,7 +139,7 @@ Result<std::span<std::byte>> FactorBroadcast::make_room(PeerInbox& inbox, const 
   };
   const auto body = wire::Contribution::read(header);
   if (body.rows != exchange.about.rows || body.cols != exchange.about.cols)
-    return refuse("are for a layer of another shape");
+    return refuse("belong to a layer of another shape");
   inbox.parts.resize(links.worker_count);
   Part& part = inbox.parts[header.rank];
   // Until all of the part is here, the transport writes to its memory.
@@ -147,7 +147,7 @@ Result<std::span<std::byte>> FactorBroadcast::make_room(PeerInbox& inbox, const 
   if (body.dense ? header.payload_bytes != dense_bytes(exchange.unit()) || body.dtype != exchange.unit().factor_dtype()
                  : header.payload_bytes != (body.absent ? 0 : body.factor_bytes()) || !dtype_is_floating(body.dtype) ||
                        dtype_bytes(body.dtype) > dtype_bytes(exchange.unit().dtype))
-    return refuse("do not have the size or dtype that they say");
+    return refuse("have a size or dtype that does not match their header");
   part.buffer = links.pool->try_take(header.payload_bytes);
   if (!part.buffer)
     return Status(ErrorCode::refused, "there is no memory left for the factors of rank " + std::to_string(header.rank) +

@@ -168,7 +168,7 @@ Status ParameterServer::check_result(const Exchange& exchange, const wire::Heade
           : header.kind == wire::Kind::result && header.step == exchange.step;
   if (!progress.running || !expected || header.chunk >= progress.chunk_received.size() ||
       progress.chunk_received[header.chunk])
-    return Status(ErrorCode::mismatch, "a result nobody asked for: step " + std::to_string(header.step) + ", chunk " +
+    return Status(ErrorCode::mismatch, "an unexpected result: step " + std::to_string(header.step) + ", chunk " +
                                            std::to_string(header.chunk));
   const Chunk& chunk = exchange.unit().chunks[header.chunk];
   const std::size_t size_bytes = wants_result(exchange) ? exchange.unit().wire_bytes(chunk.size_bytes) : 0;

@@ -75,7 +75,7 @@ void encode(const Header& header, std::span<std::byte, kHeaderBytes> out) {
 Result<Header> decode(std::span<const std::byte, kHeaderBytes> in) {
   if (take<std::uint32_t>(in, kMagicAt) != kMagic) return bad("wrong magic number");
   if (const auto version = take<std::uint8_t>(in, kVersionAt); version != kVersion)
-    return bad("wire format version " + std::to_string(version) + ", this side speaks " + std::to_string(kVersion) +
+    return bad("wire format version " + std::to_string(version) + ", this process uses " + std::to_string(kVersion) +
                "; install the same poseidon-dl on every machine");
   const auto kind = take<std::uint8_t>(in, kKindAt);
   if (kind == 0 || kind > static_cast<std::uint8_t>(kLastKind)) return bad("unknown kind " + std::to_string(kind));

@@ -25,7 +25,9 @@ Result<Pace> pace_of(const Options& options) {
   pace.consistency = options.consistency;
   const bool drops = pace.stragglers == Stragglers::drop;
   if (drops && pace.consistency != Consistency::bsp)
-    return invalid("stragglers=drop ends steps, and with consistency=ssp or async there are none; choose one of them");
+    return invalid(
+        "stragglers=drop needs steps of all ranks, and with consistency=ssp or async there are none; choose one "
+        "of the two");
   if (drops) {
     if (options.straggler_steps < 1 || options.straggler_steps > static_cast<int>(kMostStragglerSteps))
       return invalid("straggler_steps is " + std::to_string(options.straggler_steps) + ": it must be from 1 to " +

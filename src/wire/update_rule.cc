@@ -56,8 +56,8 @@ Result<UpdateRule> decode_update_rule(std::span<const std::byte> bytes) {
   const std::string name = name_at(bytes, kNameAt, kMaxUpdateNameBytes);
   UpdateRule rule;
   if (!name.empty() && (rule.kind = find_update_rule(name)) == nullptr)
-    return bad_rule("of unknown kind '" + name + "'; this process knows none, " + list_of(update_rule_names()) +
-                    ", others have to be registered here, too (register_update_rule)");
+    return bad_rule("of unknown kind '" + name + "'; this process knows the rules none, " +
+                    list_of(update_rule_names()) + "; register any other here, too (register_update_rule)");
   rule.aggregator = name_at(bytes, kAggregatorAt, kMaxAggregatorNameBytes);
   if (Status status = check_aggregator_name(rule.aggregator); !status.ok())
     return bad_rule("whose " + status.message());

@@ -1,4 +1,4 @@
-// Client::connect: which options a worker can have, and what it joins its job with.
+// Client::connect: the checks of a worker's options, and its transports and store.
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,7 +12,7 @@ namespace poseidon {
 
 namespace {
 
-/// Which options go together with `stragglers` and `consistency`.
+/// Checks which options can be combined with `stragglers` and `consistency`.
 Status check_pace(const Options& options) {
   const auto pace = wire::pace_of(options);
   if (!pace.ok()) return pace.status();
@@ -21,13 +21,14 @@ Status check_pace(const Options& options) {
   const std::string what = drops ? "stragglers=drop" : "consistency=ssp or async";
   if ((drops || !steps) && options.on_failure != OnFailure::abort)
     return {ErrorCode::invalid_argument,
-            what + " needs on_failure=abort: ranks that are not in the same step cannot make it again"};
+            what + " needs on_failure=abort: ranks that are in different steps cannot repeat one together"};
   if (drops && wire::has_baselines(options))
-    return {ErrorCode::invalid_argument,
-            what + " does not go with the baselines aggregation=wide, reduce_order=arrival and assignment=worker"};
+    return {
+        ErrorCode::invalid_argument,
+        what + " cannot be combined with the baselines aggregation=wide, reduce_order=arrival and assignment=worker"};
   if (!steps && !options.checkpoint_dir.empty())
     return {ErrorCode::invalid_argument,
-            what + " does not go with checkpoint_dir: a checkpoint is of a step, and there are none"};
+            what + " cannot be combined with checkpoint_dir: a checkpoint is written after a step of all ranks"};
   return {};
 }
 
@@ -37,7 +38,7 @@ Status check(const Options& options) {
             "rank " + std::to_string(options.rank) + " of " + std::to_string(options.world_size) + " does not exist"};
   if (!wire::is_job_name(options.job))
     return {ErrorCode::invalid_argument,
-            "the name of a job is one line of 1 to " + std::to_string(wire::kMaxJobNameBytes) + " bytes"};
+            "the name of a job must be one line of 1 to " + std::to_string(wire::kMaxJobNameBytes) + " bytes"};
   if (Status status = check_pace(options); !status.ok()) return status;
   const bool shrinks = options.on_failure == OnFailure::shrink;
   if (shrinks && (options.min_workers < 1 || options.min_workers > options.world_size))

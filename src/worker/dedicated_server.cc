@@ -21,7 +21,7 @@ namespace poseidon {
 
 namespace {
 
-/// Half of what this process may use: the machine's, or its container's where that has less.
+/// Returns half of the memory that this process may use: the machine's, or its container's if that is less.
 std::size_t default_server_memory() {
   auto memory_bytes = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::getpagesize());
   std::size_t container_bytes = 0;
@@ -44,7 +44,7 @@ Result<std::unique_ptr<Server>> Server::listen(const Options& options, std::uint
   const auto admission = admission_of(options);
   if (!admission.ok()) return admission.status();
   wipe(any_job.secret);
-  // Without an interface there is no master_addr to go by, and open ports are asked for, not given.
+  // A dedicated server has no master_addr that would tell the interface. It opens ports to other hosts only on request.
   std::vector<std::string> hosts{"127.0.0.1"};
   if (!options.interfaces.empty()) {
     auto found = listen_hosts(options);

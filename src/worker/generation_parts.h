@@ -1,4 +1,4 @@
-// GenerationParts: what a worker has in one generation besides its client.
+// GenerationParts: the parts of a worker in one generation, besides its client.
 #pragma once
 
 #include <algorithm>
@@ -26,12 +26,12 @@ class GenerationParts final : public WorkerParts {
         inproc_(make_inproc_transport(transports_->key_id)),
         server_linger_(server_linger) {}
 
-  /// For the server of this process alone.
+  /// The transport between the client and the server of this process.
   Transport& inproc() const { return *inproc_; }
-  /// The embedded server; null: there is none.
+  /// The embedded server, or null if there is none.
   ServerImpl* server() const { return server_.get(); }
   void set_server(std::unique_ptr<ServerImpl> server) { server_ = std::move(server); }
-  /// The store ends with these parts, at the latest.
+  /// Keeps the store until shutdown(), at the latest until these parts are destroyed.
   void set_store(std::shared_ptr<Store> store) { store_ = std::move(store); }
   void add_notice(std::string notice) { notices_.push_back(std::move(notice)); }
 
@@ -47,14 +47,14 @@ class GenerationParts final : public WorkerParts {
     return server_ ? server_->traffic() : std::pair<std::uint64_t, std::uint64_t>();
   }
   void shutdown(bool failed) override {
-    // This rank may be done while its shard still sends the last results over a slow link.
+    // This rank may have finished while its server still sends the last results over a slow link.
     if (server_ && failed) server_->shutdown();
     if (server_ && !failed) server_->shutdown(server_linger_);
     store_.reset();  // its port is free when this returns
   }
 
  private:
-  // In this order, which is reversed when they end.
+  // The members are destroyed in the reverse order.
   std::shared_ptr<Store> store_;
   const std::shared_ptr<const WorkerTransports> transports_;
   const std::unique_ptr<Transport> inproc_;

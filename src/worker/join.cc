@@ -20,15 +20,15 @@ namespace poseidon {
 
 namespace {
 
-constexpr std::size_t kShmFlowDescriptors = 3;  // a socket, and what wakes each end
+constexpr std::size_t kShmFlowDescriptors = 3;  // a socket and one eventfd for each end
 constexpr const char* kOwnServer = "server";    // the embedded server's in-process address
 
-/// Adds one transport's address to those of others (members.h).
+/// Appends one transport's address to those of other transports (members.h).
 void append(std::string& addresses, const std::string& address) {
   addresses += (addresses.empty() ? "" : "|") + address;
 }
 
-/// Whether the others, or those of them that are left, may go on after this failure to connect to them.
+/// Whether the job may go on without the process to which connecting has failed.
 bool others_may_go_on(const Status& status) {
   return status.code() == ErrorCode::peer_lost || status.code() == ErrorCode::aborted ||
          status.code() == ErrorCode::unreachable || status.code() == ErrorCode::refused;
@@ -37,11 +37,11 @@ bool others_may_go_on(const Status& status) {
 bool is_loopback(const std::string& host) { return host.starts_with("127.") || host == "::1"; }
 
 std::string open_to_all(const std::string& host) {
-  return "this job has no secret: whoever can connect to " + host +
+  return "this job has no secret: every process that can connect to " + host +
          " can take part in it; give all processes the same POSEIDON_SECRET or secret_file (SECURITY.md)";
 }
 
-/// What is left for when everybody has been let in by it.
+/// Returns the options without the secret, which only the transports need.
 Options without_secret(const Options& options) {
   Options rest = options;
   wipe(rest.secret);
@@ -58,7 +58,7 @@ class JobJoin {
         store_(std::move(store)),
         transports_(std::make_shared<const WorkerTransports>(std::move(transports))) {}
 
-  /// Forms generations until one holds or, for a reason that no other generation changes, none can.
+  /// Forms generations until one succeeds, or until one fails for a reason that another generation would not change.
   Result<std::unique_ptr<Client>> connect(const std::function<bool()>& keep_waiting) {
     const auto deadline = Clock::now() + given_.timeout;
     bool interrupted = false;
@@ -70,13 +70,13 @@ class JobJoin {
       membership_.reset();
       Status status = form(at_least, ask);
       if (status.ok()) {
-        // With OnFailure::abort all have met and will not again: a rank that leaves and begins anew must not find what
-        // is from now.
+        // With OnFailure::abort the workers meet only once, so the store is dropped. A rank that starts again must not
+        // find the entries of this run.
         if (given_.on_failure != OnFailure::abort) parts_->set_store(store_);
         return std::unique_ptr<Client>(std::move(client_));
       }
       if (given_.on_failure == OnFailure::abort || !membership_) return status;
-      // Those that have not noticed yet need not wait for this process.
+      // Tells the processes that have not noticed the failure yet, so that they do not wait for this process.
       want_generation(*store_, given_.job, membership_->generation + 1);
       if (interrupted || !others_may_go_on(status) || Clock::now() > deadline) return status;
       client_.reset();
@@ -84,7 +84,7 @@ class JobJoin {
   }
 
  private:
-  /// One try: meets the others and connects to them. `membership_` is there once they have met.
+  /// Tries once to meet the others and to connect to them. `membership_` is set when they have met.
   Status form(std::uint32_t at_least, const std::function<bool()>& keep_waiting) {
     auto hosts = listen_hosts(given_);
     if (!hosts.ok()) return hosts.status();
@@ -95,7 +95,8 @@ class JobJoin {
     const auto loop = std::make_shared<Loop>("psd-client");
     auto parts = std::make_unique<GenerationParts>(transports_, given_.timeout);
     parts_ = parts.get();
-    // Others connect as soon as they know where. What cannot be raised may not be needed: that is known later.
+    // Others connect as soon as they know the addresses, so the limit is raised before. If it cannot be raised, that is
+    // no error yet: the number that is needed is known later.
     static_cast<void>(make_room_for_descriptors(most_descriptors()));
     if (Status status = open_server(hosts.value(), loop, mine); !status.ok()) return status;
     auto lobby = std::make_unique<Lobby>(loop);
@@ -119,7 +120,7 @@ class JobJoin {
     if (Status status = make_room_for_descriptors(descriptor_count(found.value())); !status.ok())
       return client_->fail_to_join(status);
     return client_->link(found.value(), [&] {
-      if (!still_wanted()) client_->abort("another generation of the job is to be formed", true);
+      if (!still_wanted()) client_->abort("the job forms another generation", true);
       return keep_waiting();
     });
   }
@@ -136,7 +137,7 @@ class JobJoin {
     return cluster;
   }
 
-  /// Every worker hosts a server unless dedicated ones do. Its cores take the interfaces in turn.
+  /// Starts the embedded server, unless there are dedicated ones. Its cores take the interfaces in turn.
   Status open_server(const std::vector<std::string>& hosts, const std::shared_ptr<Loop>& client_loop, Member& mine) {
     if (!given_.servers.empty()) return {};
     std::vector<std::shared_ptr<Loop>> loops;
@@ -174,7 +175,7 @@ class JobJoin {
     return {};
   }
 
-  /// Whether to talk to a member through shared memory.
+  /// Whether this process reaches a member through shared memory.
   Result<bool> shares_memory(int rank) const {
     const Member& other = membership_->members[static_cast<std::size_t>(rank)];
     const bool near = other.host_id == membership_->members[static_cast<std::size_t>(options_.rank)].host_id;
@@ -208,7 +209,7 @@ class JobJoin {
     return endpoints;
   }
 
-  /// What the connections take where all others are on this host, with as many cores as here.
+  /// The number of descriptors that the connections need if all others are on this host and have as many cores.
   std::size_t most_descriptors() const {
     const auto classes = static_cast<std::size_t>(given_.priority_classes);
     const auto cores =
@@ -220,7 +221,8 @@ class JobJoin {
                             classes * (1 + 2 * cores * static_cast<std::size_t>(given_.flows));
   }
 
-  /// What the connections to all others take, at least: those of dedicated servers' further cores are not known yet.
+  /// The least number of descriptors that the connections need. The further cores of dedicated servers are not known
+  /// yet.
   std::size_t descriptor_count(const Endpoints& endpoints) const {
     const auto classes = static_cast<std::size_t>(options_.priority_classes);
     const std::size_t lanes = classes * static_cast<std::size_t>(options_.flows);
@@ -236,15 +238,15 @@ class JobJoin {
     return count + (parts_->server() != nullptr ? 0 : lanes * endpoints.servers.size());
   }
 
-  const Options given_;  // but for the secret
+  const Options given_;  // without the secret
   const bool has_secret_;
-  Options options_;  // as given, but of the membership
+  Options options_;  // `given_`, with rank, world size and generation of the membership
   std::shared_ptr<Store> store_;
   const std::shared_ptr<const WorkerTransports> transports_;
   std::optional<Membership> membership_;
   std::vector<std::string> own_addresses_;  // of the embedded server's cores, in this process
   std::unique_ptr<ClientImpl> client_;
-  GenerationParts* parts_ = nullptr;  // of the latest try; the client owns them
+  GenerationParts* parts_ = nullptr;  // of the last try; the client owns them
 };
 
 }  // namespace

@@ -10,8 +10,7 @@
 
 namespace poseidon {
 
-/// As Client::connect, whose checks the options have passed, over the given transports, which end with the client.
-/// `store` is not null.
+/// Does what Client::connect does after its checks. The transports end with the client. `store` must not be null.
 Result<std::unique_ptr<Client>> join_job(const Options& options, std::shared_ptr<Store> store,
                                          const std::function<bool()>& keep_waiting, WorkerTransports transports);
 

@@ -17,7 +17,7 @@ struct MediumRow {
   Medium medium;
   bool shares_memory;                       // processes of one host use shared memory instead of the network
   bool transport_per_class;                 // a transport marks all its packets alike, so each priority class takes one
-  Status (*check)(const Options& options);  // whether the network can be used; null: it always can
+  Status (*check)(const Options& options);  // whether the network can be used; null if it always can
   std::unique_ptr<Transport> (*make_network)(const Options& options, int priority_class, const Admission& admission);
 };
 

@@ -1,4 +1,4 @@
-// What carries the messages of a process, as the options say.
+// The transports of a process, as its options ask for them.
 #pragma once
 
 #include <memory>
@@ -11,24 +11,24 @@
 
 namespace poseidon {
 
-/// What carries a worker's messages to other workers and servers. Within the process it has a transport of its own.
+/// The transports from a worker to other workers and to servers. Its own server has a further transport (inproc).
 struct WorkerTransports {
-  /// One for all priority classes, or one for each. They listen on "HOST:0", HOST one of `listen_hosts`.
+  /// One for all priority classes, or one for each class. They listen on "HOST:0" for a HOST of `listen_hosts`.
   std::vector<std::unique_ptr<Transport>> networks;
-  /// For processes of the same host, which listens on ":0"; null: the networks do that, too.
+  /// For processes of the same host. It listens on ":0". If it is null, the networks connect these processes, too.
   std::unique_ptr<Transport> shm;
-  /// Of the secret that their flows have proved (Flow::key_id); those within the process say the same.
+  /// The name of the secret that their flows prove (Flow::key_id). Flows inside the process report the same name.
   std::string key_id{};
 };
 
-/// Whether this build has the transport that the options ask for, and the transport can do what they ask of it.
-/// ErrorCode::invalid_argument otherwise.
+/// Checks whether this build has the transport that the options ask for, and whether that transport supports the other
+/// options. ErrorCode::invalid_argument says why not.
 Status check_transport(const Options& options);
 
 /// The transports that the options ask for. Errors are those of check_transport and admission_of.
 Result<WorkerTransports> make_transports(const Options& options);
 
-/// What a dedicated server listens with. The options have passed check_transport.
+/// The transport with which a dedicated server listens. The options must have passed check_transport.
 std::unique_ptr<Transport> make_server_transport(const Options& options, const Admission& admission);
 
 }  // namespace poseidon

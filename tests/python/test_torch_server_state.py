@@ -187,8 +187,8 @@ def kinds_refused() -> None:
     refused(lambda: Adam(params, amsgrad=True), "group 0 has amsgrad=True")
     halves: list[dict[str, Any]] = [{"params": params[:1]}, {"params": params[1:], "differentiable": True}]
     refused(lambda: SGD(halves, lr=0.1), "parameter group 1 has differentiable=True")
-    strangers: list[Any] = [*params, torch.ones(3, requires_grad=True)]
-    refused(lambda: SGD(strangers, lr=0.1), "parameter 6 of group 0 .* not synchronized")
+    with_another: list[Any] = [*params, torch.ones(3, requires_grad=True)]
+    refused(lambda: SGD(with_another, lr=0.1), "parameter 6 of group 0 .* not synchronized")
     refused(lambda: SGD(params, lr=0.1), "update is 'both': pass 'worker' .* or 'server'", "both")
     refused(lambda: SGD(params, lr=0.1), "not a Sequential", target=module)
     half = poseidon.DistributedDataParallel(mlp(torch.bfloat16))

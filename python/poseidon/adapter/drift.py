@@ -29,7 +29,7 @@ def check_options(settings: Settings) -> None:
     if ranks_drift(settings) and settings.on_failure != "abort":
         raise InvalidArgument(
             f"{drift_option(settings)} and on_failure={settings.on_failure} exclude each other: ranks that are in "
-            "different steps cannot make one again; use on_failure=abort"
+            "different steps cannot repeat one together; use on_failure=abort"
         )
 
 
@@ -46,7 +46,7 @@ def check_model(settings: Settings, entries: Sequence[SyncedLayer], sends_buffer
     for entry in entries:
         if entry.asked_scheme != "auto" and not SCHEMES[entry.asked_scheme].can_drop_late:
             raise InvalidArgument(
-                f"parameter {entry.name} is to go by scheme {entry.asked_scheme}, for which every worker waits for all "
+                f"parameter {entry.name} asks for scheme {entry.asked_scheme}, in which every worker waits for all "
                 f"others: with {drift_option(settings)} take scheme='ps' or 'auto'"
             )
         entry.ask_for("ps")

@@ -45,8 +45,8 @@ class Process:
         if here.recovers and here.control is None:
             raise InvalidArgument(
                 f"{caller}() before poseidon.Recovery with on_failure={here.settings.on_failure}: a worker that "
-                "replaces another sets up alone, while the others train; do it in an attempt, or give the object to "
-                "Recovery"
+                "replaces another runs this part alone, while the others train; call it in an attempt, or give the "
+                "object to Recovery"
             )
         return here.control
 

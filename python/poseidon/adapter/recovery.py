@@ -255,7 +255,7 @@ class Recovery:
             return
         if not all(are_new):
             raise PoseidonError(
-                "no worker that is left has the state of a whole step; end all workers and start them again"
+                "no remaining worker has the state of a complete step; end all workers and start them again"
             )
         found = self._newest_snapshot()
         state = broadcast(found or self._collect() if rank == 0 else None, control, 0)

@@ -96,8 +96,8 @@ class _Encoder:
         if type(value) in map(type, self._names) and value in self._names:
             return {"dtype": self._names[value]}
         raise InvalidArgument(
-            f"state{place} is a {self._arrays.describe(value)}, which is not sent to other workers or kept on disk: "
-            "numbers, texts, dense tensors, and lists, tuples, sets and dicts of such are"
+            f"state{place} is a {self._arrays.describe(value)}, which cannot be sent to other workers or saved: "
+            "use numbers, texts, dense tensors, and lists, tuples, sets and dicts of these"
         )
 
 

@@ -172,8 +172,8 @@ class Versions:
         state = self._files.read(0) if 0 in on_disk else None
         if state is None:
             raise PoseidonError(
-                "there is nothing to go back to: checkpoint_dir has neither the state at the start nor, of a version "
-                "that the servers have saved, what workers keep beside it; end all workers and take another directory"
+                "there is no state to go back to: checkpoint_dir has neither the state at the start nor a version that "
+                "both the servers and the workers have saved; end all workers and take another directory"
             )
         if any(left):
             tell(

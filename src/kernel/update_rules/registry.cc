@@ -99,7 +99,7 @@ Status UpdateRule::set(std::string_view name, double number) {
 Result<UpdateRule> make_update_rule(std::string_view kind, const std::vector<std::pair<std::string, double>>& values) {
   UpdateRule rule;
   if (kind != "none" && (rule.kind = find_update_rule(kind)) == nullptr)
-    return invalid("there is no update rule '" + std::string(kind) + "'; this process knows none, " +
+    return invalid("there is no update rule '" + std::string(kind) + "'; this process knows the rules none, " +
                    list_of(update_rule_names()));
   if (rule.kind != nullptr)
     for (std::size_t i = 0; i < rule.kind->values.size(); ++i) rule.values[i] = rule.kind->values[i].initial;

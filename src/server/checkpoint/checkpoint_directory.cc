@@ -171,7 +171,7 @@ Status CheckpointVersion::add(CheckpointFile file) {
   for (std::size_t i = 0; i < head.records.size(); ++i) {
     auto& chunks = units_.at(head.units[head.records[i].unit].unit.name).chunks;
     if (!chunks.emplace(head.records[i].chunk, Place{files_.size(), i}).second)
-      return of_another(file.path(), "a chunk of '" + head.units[head.records[i].unit].unit.name + "' is in two");
+      return of_another(file.path(), "a chunk of '" + head.units[head.records[i].unit].unit.name + "' is in two files");
   }
   files_.push_back(std::move(file));
   return {};
@@ -183,10 +183,10 @@ Status CheckpointVersion::check_complete() const {
     if (unit.chunks.size() < chunk_count)
       return {ErrorCode::refused, "'" + name + "' has " + std::to_string(unit.chunks.size()) + " of its " +
                                       std::to_string(chunk_count) +
-                                      " chunks; a server has not written its file, or to "
+                                      " chunks; a server has not written its file, or has written it to "
                                       "another directory"};
   }
-  if (units_.empty()) return {ErrorCode::refused, "there is nothing in it"};
+  if (units_.empty()) return {ErrorCode::refused, "the version is empty"};
   return {};
 }
 
@@ -218,7 +218,7 @@ Result<RestoredPiece> CheckpointVersion::read(const std::string& name, std::uint
     const std::size_t array_count = loaded_arrays_.size();
     if (chunk == first) piece.update_count = record.update_count;
     if (record.update_count != piece.update_count || (chunk > first && array_count != piece.arrays.size()))
-      return of_another(files_[place.file].path(), "the chunks of '" + name + "' have seen different updates");
+      return of_another(files_[place.file].path(), "the chunks of '" + name + "' have different numbers of updates");
     const std::uint64_t begin = std::max(offset, about.chunk_offset(chunk));
     const std::uint64_t end = std::min(offset + size_bytes, about.chunk_offset(chunk) + about.chunk_size(chunk));
     for (std::size_t i = 0; i < array_count; ++i) {

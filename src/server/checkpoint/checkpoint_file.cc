@@ -37,7 +37,7 @@ Status read_all(int fd, const std::string& path, std::uint64_t offset, std::span
     const ssize_t count = ::pread(fd, bytes.data(), std::min(bytes.size(), kBytesPerCall), static_cast<off_t>(offset));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) return failed(path, "read");
-    if (count == 0) return {ErrorCode::mismatch, path + ": it is no whole checkpoint: it is cut off"};
+    if (count == 0) return {ErrorCode::mismatch, path + ": the checkpoint file is damaged: it ends too early"};
     bytes = bytes.subspan(static_cast<std::size_t>(count));
     offset += static_cast<std::uint64_t>(count);
   }
@@ -105,8 +105,8 @@ Result<CheckpointFile> CheckpointFile::open(const std::string& path) {
   const auto sizes = decode_checkpoint_start(start);
   if (!sizes.ok()) return sizes.status().with_context(path);
   if (sizes.value().file_bytes != file_bytes)
-    return Status(ErrorCode::mismatch, path + ": it is no whole checkpoint: it has " + std::to_string(file_bytes) +
-                                           " bytes of " + std::to_string(sizes.value().file_bytes));
+    return Status(ErrorCode::mismatch, path + ": the checkpoint file is damaged: it has " + std::to_string(file_bytes) +
+                                           " bytes instead of " + std::to_string(sizes.value().file_bytes));
   Buffer bytes(sizes.value().head_bytes);
   if (Status status = read_all(fd.get(), path, 0, bytes.span()); !status.ok()) return status;
   auto head = decode_checkpoint_head(bytes.span());

@@ -23,7 +23,7 @@ constexpr std::size_t kRecordBytes = 4 + 4 + 8 + 4 + 4;
 constexpr std::size_t kChecksumBytes = 4;
 constexpr std::uint32_t kMaxArrays = 1 + kMaxUpdateStates;  // the value and its rule's states
 
-Status damaged(const std::string& why) { return {ErrorCode::mismatch, "it is no whole checkpoint: " + why}; }
+Status damaged(const std::string& why) { return {ErrorCode::mismatch, "the checkpoint file is damaged: " + why}; }
 
 template <typename T>
 void append(std::string& bytes, T value) {
@@ -62,7 +62,7 @@ class Cursor {
 
 Status read_units(Cursor& cursor, std::uint32_t count, CheckpointHead& head) {
   if (count > cursor.left_bytes() / (kUnitBytes + wire::kUpdateRuleBytes))
-    return damaged("it cannot have so many units");
+    return damaged("it claims more units than it has room for");
   std::set<std::string> names;
   for (std::uint32_t i = 0; i < count; ++i) {
     CheckpointUnit& one = head.units.emplace_back();
@@ -73,7 +73,7 @@ Status read_units(Cursor& cursor, std::uint32_t count, CheckpointHead& head) {
     one.unit.chunk_bytes = cursor.number<std::uint64_t>();
     auto rule = wire::decode_update_rule(cursor.bytes(wire::kUpdateRuleBytes));
     one.unit.name = cursor.text(name_bytes);
-    if (!cursor.ok()) return damaged("its list of units is cut off");
+    if (!cursor.ok()) return damaged("its list of units ends too early");
     if (!rule.ok()) return damaged(rule.status().message());
     one.rule = rule.value();
     if (Status status = wire::check_unit(one.unit); !status.ok()) return damaged(status.message());
@@ -83,7 +83,7 @@ Status read_units(Cursor& cursor, std::uint32_t count, CheckpointHead& head) {
 }
 
 Status read_records(Cursor& cursor, std::uint32_t count, CheckpointHead& head) {
-  if (count > cursor.left_bytes() / kRecordBytes) return damaged("it cannot have so many records");
+  if (count > cursor.left_bytes() / kRecordBytes) return damaged("it claims more records than it has room for");
   std::set<std::pair<std::uint32_t, std::uint32_t>> chunks;
   for (std::uint32_t i = 0; i < count; ++i) {
     CheckpointRecord record;
@@ -94,10 +94,10 @@ Status read_records(Cursor& cursor, std::uint32_t count, CheckpointHead& head) {
     record.checksum = cursor.number<std::uint32_t>();
     if (record.unit >= head.units.size() || record.chunk >= head.units[record.unit].unit.chunk_count() ||
         record.array_count > kMaxArrays)
-      return damaged("record " + std::to_string(i) + " is of no chunk");
+      return damaged("record " + std::to_string(i) + " belongs to no chunk");
     if (!chunks.emplace(record.unit, record.chunk).second)
       return damaged("chunk " + std::to_string(record.chunk) + " of '" + head.units[record.unit].unit.name +
-                     "' is there twice");
+                     "' appears twice");
     head.records.push_back(record);
   }
   return {};
@@ -173,23 +173,23 @@ std::array<std::byte, kCheckpointTrailerBytes> encode_checkpoint_trailer(const C
 
 Result<CheckpointSizes> decode_checkpoint_start(std::span<const std::byte> start) {
   Cursor cursor(start);
-  if (cursor.number<std::uint32_t>() != kMagic) return damaged("it does not begin as one");
+  if (cursor.number<std::uint32_t>() != kMagic) return damaged("it does not begin like a checkpoint");
   if (const auto version = cursor.number<std::uint32_t>(); version != kFormatVersion)
-    return Status(ErrorCode::mismatch, "it has format version " + std::to_string(version) + ", this side reads " +
-                                           std::to_string(kFormatVersion));
+    return Status(ErrorCode::mismatch, "it has format version " + std::to_string(version) +
+                                           ", this version of Poseidon reads " + std::to_string(kFormatVersion));
   CheckpointSizes sizes;
   sizes.head_bytes = cursor.number<std::uint64_t>();
   sizes.file_bytes = cursor.number<std::uint64_t>();
   if (!cursor.ok() || sizes.head_bytes < kCheckpointStartBytes + kChecksumBytes ||
       sizes.head_bytes > kMaxCheckpointHeadBytes || sizes.file_bytes < sizes.head_bytes + kCheckpointTrailerBytes)
-    return damaged("its sizes cannot be");
+    return damaged("its sizes are impossible");
   return sizes;
 }
 
 Result<CheckpointHead> decode_checkpoint_head(std::span<const std::byte> bytes) {
   auto sizes = decode_checkpoint_start(bytes);
   if (!sizes.ok()) return sizes.status();
-  if (bytes.size() != sizes.value().head_bytes) return damaged("its head is cut off");
+  if (bytes.size() != sizes.value().head_bytes) return damaged("its head ends too early");
   const auto summed = bytes.first(bytes.size() - kChecksumBytes);
   std::uint32_t checksum = 0;
   std::memcpy(&checksum, bytes.data() + summed.size(), sizeof checksum);
@@ -203,9 +203,9 @@ Result<CheckpointHead> decode_checkpoint_head(std::span<const std::byte> bytes) 
   const auto record_count = cursor.number<std::uint32_t>();
   const auto job_bytes = cursor.number<std::uint32_t>();
   if (cursor.number<std::uint32_t>() != 0 || head.version > kMaxCheckpointVersion)
-    return damaged("it has numbers that cannot be");
+    return damaged("it has impossible numbers");
   head.job = cursor.text(job_bytes);
-  if (!cursor.ok()) return damaged("its job's name is cut off");
+  if (!cursor.ok()) return damaged("the name of its job ends too early");
   if (Status status = read_units(cursor, unit_count, head); !status.ok()) return status;
   if (Status status = read_records(cursor, record_count, head); !status.ok()) return status;
   std::uint64_t file_bytes = sizes.value().head_bytes + kCheckpointTrailerBytes;
@@ -217,7 +217,7 @@ Result<CheckpointHead> decode_checkpoint_head(std::span<const std::byte> bytes) 
 Status check_checkpoint_trailer(const CheckpointHead& head, std::span<const std::byte> trailer) {
   const auto expected = encode_checkpoint_trailer(head);
   if (trailer.size() != expected.size() || std::memcmp(trailer.data(), expected.data(), expected.size()) != 0)
-    return damaged("it does not end as one of " + std::to_string(head.records.size()) + " records");
+    return damaged("it does not end like a checkpoint of " + std::to_string(head.records.size()) + " records");
   return {};
 }
 

@@ -47,7 +47,7 @@ ShardCheckpoint::ShardCheckpoint(CheckpointWriter& writer, std::string job, cons
       interval_(std::max<std::uint64_t>(1, options.checkpoint_every)) {}
 
 Status ShardCheckpoint::describe(const wire::StoredUnits& units) {
-  if (run_ != 0 && units.run != run_) return refused("the job's stored units are described for two runs");
+  if (run_ != 0 && units.run != run_) return refused("two different runs have described the job's stored units");
   run_ = units.run;
   base_version_ = std::max(base_version_, units.base_version);
   for (const wire::StoredUnit& unit : units.units) {
@@ -57,7 +57,7 @@ Status ShardCheckpoint::describe(const wire::StoredUnits& units) {
       return refused("unit " + std::to_string(unit.id) + " is described as '" + known->second.name + "' and as '" +
                      unit.name + "'");
     if (is_new && !pool_->try_charge(kUnitBytes + unit.name.size()))
-      return refused("the job has no memory left on this server to tell what its stored units are");
+      return refused("the job has no memory left on this server for the description of its stored units");
   }
   return {};
 }
@@ -113,10 +113,10 @@ Result<ShardCheckpoint::Restored> ShardCheckpoint::restore(const wire::Envelope&
   may_assign_ = true;
   const auto described = units_.find(about.unit);
   if (described == units_.end() || about.chunk >= described->second.chunk_count())
-    return refused("to restore needs to know what unit " + std::to_string(about.unit) + " is");
+    return refused("unit " + std::to_string(about.unit) + " cannot be restored: rank 0 has not described it");
   const wire::StoredUnit& wanted = described->second;
   if (const auto step = steps_.find({about.unit, about.chunk}); step != steps_.end() && step->second > 0)
-    return refused("to restore '" + wanted.name + "' comes before its first step");
+    return refused("'" + wanted.name + "' can be restored only before its first step");
   Status problem;
   while (CheckpointVersion* source = newest(version_limit, problem)) {
     const CheckpointUnit* saved = source->unit(wanted.name);
@@ -165,11 +165,11 @@ void ShardCheckpoint::stepped(const wire::Envelope& shape, StoredChunk& chunk, c
   record.update_count = chunk.update_count();
   auto arrays = chunk.arrays();
   if (!is_chunk_of(unit, shape.chunk, chunk.dtype(), arrays))
-    return give_up("chunk " + std::to_string(shape.chunk) + " of '" + unit.name + "' is not as described");
+    return give_up("chunk " + std::to_string(shape.chunk) + " of '" + unit.name + "' does not match its description");
   record.array_count = static_cast<std::uint32_t>(arrays.size());
   for (const auto& array : arrays) collected_->size_bytes += array->size();
   // An array that is kept for the writer is copied when it is updated.
-  if (!pool_->has_room(collected_->size_bytes)) return give_up("its copies would pass memory_limit");
+  if (!pool_->has_room(collected_->size_bytes)) return give_up("its copies would exceed memory_limit");
   collected_->records[key] = record;
   collected_->arrays[key] = std::move(arrays);
   if (rule != nullptr) rules_[shape.unit] = *rule;
@@ -193,8 +193,8 @@ void ShardCheckpoint::begin(std::uint64_t version) {
     interval_ *= 2;
     last_version_ = version;
     writer_.note("checkpoint version " + std::to_string(version) +
-                 " is skipped, the one before is still being written: "
-                 "from here on every " +
+                 " is skipped because the one before is still being written; "
+                 "from here on there is one every " +
                  std::to_string(interval_) + " steps; raise checkpoint_every");
     return;
   }
@@ -202,7 +202,7 @@ void ShardCheckpoint::begin(std::uint64_t version) {
 }
 
 void ShardCheckpoint::give_up(const std::string& why) {
-  writer_.note("checkpoint version " + std::to_string(collected_->version) + " is given up: " + why);
+  writer_.note("checkpoint version " + std::to_string(collected_->version) + " is not written: " + why);
   last_version_ = collected_->version;
   collected_.reset();
 }

@@ -27,18 +27,18 @@ bool sums_wide(DType dtype) { return kernel::sums_in_float32(dtype); }
 Result<std::size_t> dense_bytes(const wire::Contribution& push) {
   if (push.absent)
     return push.payload_bytes == 0 ? Result<std::size_t>(std::size_t{0})
-                                   : refused_push(push, "it says that it is absent and has a payload");
-  if (push.dense) return refused_push(push, "a server takes a dense gradient as a push, not as factors");
+                                   : refused_push(push, "it is marked as absent but has a payload");
+  if (push.dense) return refused_push(push, "a dense gradient must come as a push, not as factors");
   if (push.kind == wire::Kind::push) {
     if (push.stored && dtype_values(push.dtype) != 1) return refused_push(push, "what servers keep is no blocks");
     if (push.payload_bytes % dtype_bytes(push.dtype) != 0)
-      return refused_push(push, "its size is no multiple of an element's");
+      return refused_push(push, "its size is not a multiple of the element size");
     return static_cast<std::size_t>(push.payload_bytes);
   }
   if (push.factor_bytes() != push.payload_bytes)
-    return refused_push(push, "its factors do not have the size that it says");
+    return refused_push(push, "the size of its factors does not match its header");
   if (!dtype_is_floating(push.dtype) || dtype_values(push.dtype) != 1)
-    return refused_push(push, "factors have a floating dtype");
+    return refused_push(push, "factors must have a floating-point dtype");
   const auto matrix = push.matrix_bytes();
   if (!matrix || *matrix == 0) return refused_push(push, "its matrix is empty or too large");
   return static_cast<std::size_t>(*matrix);
@@ -46,8 +46,8 @@ Result<std::size_t> dense_bytes(const wire::Contribution& push) {
 
 Result<std::size_t> contribution_bytes(const wire::Contribution& push, std::size_t worker_count) {
   if (push.rank >= worker_count || push.worker_count != worker_count)
-    return refused_push(push, "it speaks of " + std::to_string(push.worker_count) + " workers, here are " +
-                                  std::to_string(worker_count));
+    return refused_push(push, "it is for a job of " + std::to_string(push.worker_count) +
+                                  " workers, but this job has " + std::to_string(worker_count));
   if (push.divisor == 0 || (push.divisor != 1 && !dtype_is_floating(push.dtype)))
     return refused_push(push,
                         std::string(dtype_name(push.dtype)) + " cannot be divided by " + std::to_string(push.divisor));
@@ -70,14 +70,14 @@ Status ChunkState::fits(const wire::Contribution& push, std::size_t size_bytes) 
   if (present && dense_bytes_ && size_bytes != *dense_bytes_) return refused_size(push, size_bytes, *dense_bytes_);
   if (present && push.kind == wire::Kind::factors && shape_.rows != 0 &&
       (push.rows != shape_.rows || push.cols != shape_.cols))
-    return refused_push(push, "its factors are of another shape than others'; the ranks' models differ");
+    return refused_push(push, "its factors have another shape than the other ranks'; the ranks' models differ");
   return {};
 }
 
 Status ChunkState::admit(const wire::Contribution& push, Requester* from) {
   auto size = contribution_bytes(push, parts_.size());
   if (!size.ok()) return size.status();
-  if (lost_) return refused_push(push, "the chunk's step can never end: a rank that had pushed it has gone");
+  if (lost_) return refused_push(push, "the chunk's step cannot end: a rank that has pushed it has left");
   if (started()) {
     if (Status status = fits(push, size.value()); !status.ok()) return status;
   } else {

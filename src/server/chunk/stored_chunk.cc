@@ -23,7 +23,7 @@ Status refused(const std::string& why) { return {ErrorCode::refused, "the server
 Status StoredChunk::assign(std::size_t array, std::span<const std::byte> data, DType dtype,
                            std::uint64_t update_count) {
   if (array >= kMaxArrays) return refused("there is no array " + std::to_string(array));
-  if (array > 0 && !has_value()) return refused("a state before the value");
+  if (array > 0 && !has_value()) return refused("the value must be assigned before its states");
   if (array > 0 && (data.size() != arrays_[0]->size() || dtype != dtype_))
     return refused("a state of " + std::to_string(data.size()) + " bytes for a value of " +
                    std::to_string(arrays_[0]->size()));
@@ -73,7 +73,7 @@ void StoredChunk::replace(Buffer sum, DType dtype) {
 
 Status StoredChunk::update(const UpdateRule& rule, const Buffer& gradient, DType dtype) {
   gradient_.reset();
-  if (!has_value()) return refused("an update before the parameters were assigned");
+  if (!has_value()) return refused("the parameters must be assigned before the first update");
   if (dtype != dtype_ || gradient.size() != arrays_[0]->size())
     return refused("a gradient of " + std::to_string(gradient.size()) + " bytes for parameters of " +
                    std::to_string(arrays_[0]->size()));

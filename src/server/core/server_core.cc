@@ -150,7 +150,7 @@ Status ServerCore::check_place(Connection& connection, const wire::Header& heade
   if (header.kind == wire::Kind::hello || (connection.job != nullptr && (!for_rank || header.rank == connection.rank)))
     return {};
   return {ErrorCode::refused,
-          connection.flow().peer_name() + " speaks before its hello or for another rank than its own"};
+          connection.flow().peer_name() + " sent a message before its hello, or in the name of another rank"};
 }
 
 bool ServerCore::begin_turn(Flow& flow) {
@@ -295,8 +295,7 @@ Status ServerCore::request(Connection& connection, const wire::Header& header, s
   Shard& shard = connection.job->shard;
   if (!shard.pool().has_room(0)) return shard.no_room(0);
   if (header.kind == wire::Kind::units) return shard.describe_units(payload);
-  if (handover_ != nullptr)
-    return {ErrorCode::refused, "a server with assignment=worker, which is a baseline, keeps no values"};
+  if (handover_ != nullptr) return {ErrorCode::refused, "a server with the baseline assignment=worker keeps no values"};
   switch (header.kind) {
     case wire::Kind::rule:
       return shard.set_rule(header, payload);

@@ -26,11 +26,11 @@ std::size_t most_connections(std::size_t core_count) {
 /// The text names no job but the one of the hello, and tells nothing about it to peers without its secret.
 std::string ServerCore::objection(const JobName& name, const wire::Hello& hello) const {
   if (!wire::is_job_name(hello.job) || !hello.other_cores.empty())
-    return "the name of a job is one line of 1 to " + std::to_string(wire::kMaxJobNameBytes) + " bytes";
+    return "the name of a job must be one line of 1 to " + std::to_string(wire::kMaxJobNameBytes) + " bytes";
   if (hello.run.size() > wire::kMaxRunBytes)
     return "the name of a run has at most " + std::to_string(wire::kMaxRunBytes) + " bytes";
   const std::string of_job = " of job '" + hello.job + "'";
-  if (embedded() && hello.job != options_.job) return "this server has no part" + of_job;
+  if (embedded() && hello.job != options_.job) return "this server takes no part" + of_job;
   const auto found = jobs_.find(name);
   const Job* job = found == jobs_.end() ? nullptr : found->second.get();
   const std::uint32_t generation = job != nullptr ? job->generation : embedded() ? options_.generation : 0;
@@ -39,7 +39,7 @@ std::string ServerCore::objection(const JobName& name, const wire::Hello& hello)
            std::to_string(generation) +
            "; the process has been replaced, or an earlier run of the job is still connected";
   if (job != nullptr && std::ranges::find(job->earlier_runs, hello.run) != job->earlier_runs.end())
-    return "another run" + of_job + " has taken the place of this one";
+    return "another run" + of_job + " has replaced this one";
   if (job != nullptr && job->ends_with(hello, !embedded())) job = nullptr;
   const auto most = embedded() ? static_cast<std::uint32_t>(options_.world_size) : limits::kWorkers;
   const bool all = embedded() && options_.on_failure != OnFailure::shrink;
@@ -49,7 +49,8 @@ std::string ServerCore::objection(const JobName& name, const wire::Hello& hello)
            std::to_string(hello.rank) + " of " + std::to_string(hello.worker_count);
   if (job != nullptr && !embedded() && job->connections.size() >= most_connections(surroundings_.core_count))
     return "the job has " + std::to_string(job->connections.size()) +
-           " connections to a core of this server, half of what its process may open; raise its `ulimit -n`";
+           " connections to a core of this server, which is the limit: half of the descriptors that its process may "
+           "open; raise its `ulimit -n`";
   if (std::string why = pace_objection(job, hello); !why.empty()) return why;
   return job != nullptr ? job->objection(hello) : "";
 }
@@ -59,15 +60,16 @@ std::string ServerCore::objection(const JobName& name, const wire::Hello& hello)
 std::string ServerCore::pace_objection(const Job* job, const wire::Hello& hello) const {
   const std::string rank = "rank " + std::to_string(hello.rank);
   if (!hello.pace)
-    return rank + " asks for a way to treat stragglers that this server does not know; install the same poseidon-dl";
+    return rank + " asks for a treatment of stragglers that this server does not know; install the same poseidon-dl";
   if (job != nullptr && job->pace != *hello.pace)
     return rank + " has other options than the job's other ranks: stragglers, straggler_factor, straggler_steps, " +
            "consistency and staleness are the same for all";
   if (hello.pace->stragglers == Stragglers::drop && wire::has_baselines(options_))
-    return "this server has aggregation=wide, reduce_order=arrival or assignment=worker, which are baselines and "
-           "cannot leave stragglers out";
+    return "this server has one of the baselines aggregation=wide, reduce_order=arrival and assignment=worker, which "
+           "cannot end a step without late workers (stragglers=drop)";
   if (hello.pace->consistency != Consistency::bsp && surroundings_.checkpoints != nullptr)
-    return "this server writes checkpoints, which are of steps, and with consistency=ssp or async there are none";
+    return "this server writes checkpoints, each after a step of all ranks; with consistency=ssp or async there are no "
+           "such steps";
   return "";
 }
 
@@ -85,8 +87,8 @@ Result<ServerCore::Job*> ServerCore::job_of(const JobName& name, const wire::Hel
   if (found != jobs_.end()) return found->second.get();
   auto budget = surroundings_.tenants->admit(name);
   if (!budget)
-    return Status(ErrorCode::refused, "this server takes max_jobs=" + std::to_string(options_.max_jobs) +
-                                          " jobs at once and has them; start it with a higher max_jobs");
+    return Status(ErrorCode::refused, "this server already serves max_jobs=" + std::to_string(options_.max_jobs) +
+                                          " jobs; start it with a higher max_jobs");
   auto job = std::make_unique<Job>(name, hello, Reduction{options_.aggregation, options_.reduce_order},
                                    ShardThreads{loop_.get(), surroundings_.wide}, std::move(budget));
   job->earlier_runs = std::move(earlier_runs);
@@ -109,7 +111,7 @@ void ServerCore::end_generation(std::unique_ptr<Job> job, const wire::Hello& nex
                                            ? "generation " + std::to_string(job->generation) + of_job +
                                                  "been replaced by generation " + std::to_string(next.generation)
                                            : "another run" + of_job +
-                                                 "taken the place of this one; give jobs that run at the same time "
+                                                 "replaced this one; give jobs that run at the same time "
                                                  "different names (job)");
   for (Connection* connection : job->connections) {
     connection->left = true;

@@ -89,10 +89,10 @@ std::vector<std::uint32_t> ServerCore::silent_ranks(const Job& job, const OpenCh
 void ServerCore::tell_overdue(Job& job, const OpenChunk& chunk, const std::vector<std::uint32_t>& silent) {
   std::string ranks;
   for (const auto rank : silent) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
-  const Status status(ErrorCode::timeout,
-                      "waiting for the push of rank " + ranks + " since " +
-                          std::to_string((now_ns() - chunk.started_ns) / 1'000'000) +
-                          " ms; it is stopped, far behind or cut off: see its output, or raise POSEIDON_TIMEOUT");
+  const Status status(
+      ErrorCode::timeout,
+      "waiting for the push of rank " + ranks + " since " + std::to_string((now_ns() - chunk.started_ns) / 1'000'000) +
+          " ms; the rank is stopped, far behind or disconnected: see its output, or raise POSEIDON_TIMEOUT");
   FlightEvent event;
   event.kind = FlightEvent::Kind::overdue;
   event.party = FlightEvent::Party::worker;

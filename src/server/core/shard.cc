@@ -142,7 +142,7 @@ StoredChunk& Shard::stored_of(Entry& entry) {
 Result<Shard::Entry*> Shard::admit(const wire::Contribution& push, Requester& from) {
   if (!pool_->has_room(0)) return no_room(push.payload_bytes);
   if (push.excluded_from_mean && !pace_->traits.drops_late_ranks)
-    return Status(ErrorCode::refused, "a push says that it is late, which there is only with stragglers=drop");
+    return Status(ErrorCode::refused, "a push is marked as late, which only stragglers=drop allows");
   auto opened = open(push);
   if (!opened.ok()) return opened;
   Entry& entry = *opened.value();
@@ -321,7 +321,8 @@ Status Shard::describe_units(std::span<const std::byte> payload) {
 Status Shard::assign(const wire::Header& header, std::span<const std::byte> payload) {
   const auto request = wire::Assign::read(header);
   if (payload.empty() || payload.size() % dtype_bytes(request.dtype) != 0)
-    return {ErrorCode::refused, "an assignment of " + std::to_string(payload.size()) + " bytes is no array of " +
+    return {ErrorCode::refused, "an assignment of " + std::to_string(payload.size()) +
+                                    " bytes is not a whole number of elements of " +
                                     std::string(dtype_name(request.dtype))};
   if (!pool_->has_room(payload.size())) return no_room(payload.size());
   auto entry = open(header);
@@ -398,7 +399,7 @@ void Shard::answer_pulls(Entry& entry) {
       pull.from->send(answer.make(pull.about), std::move(array));
     else
       pull.from->refuse(pull.about, {ErrorCode::refused, pull.array == kGradientArray
-                                                             ? "no gradient has been kept"
+                                                             ? "the server has kept no gradient"
                                                              : "there is no array " + std::to_string(pull.array)});
   }
 }

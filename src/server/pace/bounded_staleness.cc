@@ -18,15 +18,15 @@ Status BoundedStaleness::admit(PacedChunk& chunk, const wire::Contribution& push
   if (push.kind != wire::Kind::push || !push.stored || !chunk.has_rule(push))
     return refused_push(
         push,
-        "with consistency=ssp and async pushes are applied one by one, which takes a dense gradient and "
-        "an update rule that this rank has sent");
+        "with consistency=ssp or async the server applies each push alone: the gradient must be dense, and this "
+        "rank must have sent an update rule before");
   return clocks_.admit(push);
 }
 
 std::span<std::byte> BoundedStaleness::place(PacedChunk& chunk, const wire::Contribution& push, Requester& from,
                                              Buffer buffer, std::shared_ptr<const void> turn) {
   if (!applies_each_push_) return WaitForAll::place(chunk, push, from, std::move(buffer), std::move(turn));
-  return clocks_.in_flight.place(push.rank, &from, std::move(buffer));
+  return clocks_.incoming.place(push.rank, &from, std::move(buffer));
 }
 
 void BoundedStaleness::progress(PacedChunk& chunk, const wire::Envelope& push, std::size_t received_bytes) {
@@ -35,7 +35,7 @@ void BoundedStaleness::progress(PacedChunk& chunk, const wire::Envelope& push, s
 
 void BoundedStaleness::complete(PacedChunk& chunk, const wire::Contribution& push) {
   if (!applies_each_push_) return WaitForAll::complete(chunk, push);
-  PartsInFlight::Part part = clocks_.in_flight.take(push.rank);
+  IncomingParts::Part part = clocks_.incoming.take(push.rank);
   const std::span<const std::byte> payload = part.buffer.span();
   finish(chunk, push, *part.from, std::move(part.buffer), payload);
 }
@@ -82,7 +82,7 @@ void BoundedStaleness::answer_released(PacedChunk& chunk) {
 
 void BoundedStaleness::drop(PacedChunk& /*chunk*/, const Requester& from) {
   clocks_.drop(&from);
-  clocks_.in_flight.drop(&from, *pool_);
+  clocks_.incoming.drop(&from, *pool_);
 }
 
 void BoundedStaleness::add_waiting(std::int64_t since_before_ns, std::vector<OpenChunk>& waiting) const {

@@ -36,15 +36,15 @@ Status DropLate::admit(PacedChunk& chunk, const wire::Contribution& push, Reques
     const auto size_bytes = contribution_bytes(push, late_steps_.size());
     return size_bytes.ok() ? results_.admit(push, size_bytes.value()) : size_bytes.status();
   }
-  if (results_.in_flight.has(push.rank))
+  if (results_.incoming.has(push.rank))
     return {ErrorCode::refused, "rank " + std::to_string(push.rank) + " pushes step " + std::to_string(push.step) +
-                                    " while an earlier one is still coming"};
+                                    " while an earlier push is still arriving"};
   return WaitForAll::admit(chunk, push, from);
 }
 
 std::span<std::byte> DropLate::place(PacedChunk& chunk, const wire::Contribution& push, Requester& from, Buffer buffer,
                                      std::shared_ptr<const void> turn) {
-  if (results_.has_ended(push.step)) return results_.in_flight.place(push.rank, &from, std::move(buffer));
+  if (results_.has_ended(push.step)) return results_.incoming.place(push.rank, &from, std::move(buffer));
   return WaitForAll::place(chunk, push, from, std::move(buffer), std::move(turn));
 }
 
@@ -57,7 +57,7 @@ void DropLate::complete(PacedChunk& chunk, const wire::Contribution& push) {
     chunk.state.complete(push.rank, chunk.state.parts()[push.rank]->payload, nullptr);
     return arrived(chunk, push.rank);
   }
-  PartsInFlight::Part part = results_.in_flight.take(push.rank);
+  IncomingParts::Part part = results_.incoming.take(push.rank);
   shard_.surroundings_.pool->give_back(std::move(part.buffer));
   results_.answer(push, *part.from);
   end_without_missing(chunk);  // a step that is overdue may have waited for this rank
@@ -105,7 +105,7 @@ void DropLate::end_without_missing(PacedChunk& chunk) {
       !results_.make_room(shape.payload_bytes))
     return;
   for (Contribution& part : chunk.state.leave_out_missing())
-    results_.in_flight.place(part.push.rank, part.from, std::move(part.buffer));
+    results_.incoming.place(part.push.rank, part.from, std::move(part.buffer));
   chunk.finish_if_all_here();
 }
 
@@ -119,7 +119,7 @@ void DropLate::step_ended(PacedChunk& chunk, const wire::Header& result,
 }
 
 void DropLate::drop(PacedChunk& chunk, const Requester& from) {
-  results_.in_flight.drop(&from, *shard_.surroundings_.pool);
+  results_.incoming.drop(&from, *shard_.surroundings_.pool);
   for (const auto rank : chunk.state.missing_ranks()) arrivals_.remove(rank);
   // The next contribution that makes it more than half sets a deadline.
   if (!arrivals_.more_than_half()) shard_.clear_deadline(*this);
@@ -191,8 +191,8 @@ void DroppingShard::count_late(DropLate& chunk, std::uint32_t rank, std::uint64_
   surroundings_.on_notice(
       rank, "rank " + std::to_string(rank) + " comes late: " + std::to_string(late_steps) + " of the last " +
                 std::to_string(judged_steps) +
-                " steps ended without its gradients (stragglers=drop), and what only it learns from is "
-                "underrepresented; see what slows its host down, or raise straggler_factor");
+                " steps ended without its gradients (stragglers=drop), so that its data counts less in the training; "
+                "find out what slows its host down, or raise straggler_factor");
 }
 
 std::vector<LateRank> DroppingShard::late_ranks() const {

@@ -41,7 +41,7 @@ std::list<LateResults::Ended>::const_iterator LateResults::find(const wire::Cont
 
 Status LateResults::admit(const wire::Contribution& push, std::size_t size_bytes) const {
   const auto ended = find(push);
-  if (ended == kept_.end() || in_flight.has(push.rank)) return refused_push(push, "it has pushed this chunk already");
+  if (ended == kept_.end() || incoming.has(push.rank)) return refused_push(push, "it has pushed this chunk already");
   const auto result = wire::StepResult::read(ended->result);
   if (push.dtype != result.dtype)
     return refused_push(push, "it has " + std::string(dtype_name(push.dtype)) + ", others had " +

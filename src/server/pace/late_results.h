@@ -11,7 +11,7 @@
 #include "base/buffer_pool.h"
 #include "poseidon/status.h"
 #include "server/chunk/requester.h"
-#include "server/pace/parts_in_flight.h"
+#include "server/pace/incoming_parts.h"
 #include "wire/messages/contribution.h"
 
 namespace poseidon {
@@ -28,7 +28,7 @@ class LateResults {
   bool has_ended(std::uint64_t step) const { return step <= last_step_; }
   std::size_t kept_count() const { return kept_.size(); }
   /// Whether it neither keeps nor receives anything.
-  bool idle() const { return kept_.empty() && in_flight.empty(); }
+  bool idle() const { return kept_.empty() && incoming.empty(); }
 
   /// Reserves memory for the result of `size_bytes` of a step that is about to end without some ranks. Returns false if
   /// the job's memory has no room for it.
@@ -43,7 +43,7 @@ class LateResults {
   /// admitted.
   void answer(const wire::Contribution& push, Requester& to);
 
-  PartsInFlight in_flight;  // to be discarded
+  IncomingParts incoming;  // of late ranks; to be discarded
 
  private:
   struct Ended {

@@ -15,9 +15,9 @@ RankClocks::RankClocks(std::uint32_t worker_count, std::optional<std::uint32_t> 
 Status RankClocks::admit(const wire::Contribution& push) const {
   const std::uint64_t expected = clocks_[push.rank] + 1;
   const bool waits = std::ranges::any_of(waiting_, [&](const Waiting& one) { return one.push.rank == push.rank; });
-  if (push.step == expected && !waits && !in_flight.has(push.rank)) return {};
-  return refused_push(push, "its next one is step " + std::to_string(expected) +
-                                (waits ? ", when it has had the answer to its last one" : ""));
+  if (push.step == expected && !waits && !incoming.has(push.rank)) return {};
+  return refused_push(push, "the server expects step " + std::to_string(expected) +
+                                (waits ? ", after the answer to its last push" : ""));
 }
 
 void RankClocks::tick(const wire::Contribution& push, Requester& from) {

@@ -8,7 +8,7 @@
 
 #include "poseidon/status.h"
 #include "server/chunk/requester.h"
-#include "server/pace/parts_in_flight.h"
+#include "server/pace/incoming_parts.h"
 #include "wire/messages/contribution.h"
 
 namespace poseidon {
@@ -38,9 +38,9 @@ class RankClocks {
   /// Forgets a requester that has left.
   void drop(const Requester* from);
   /// Whether nobody has pushed yet and nothing is being received.
-  bool idle() const { return slowest_.contains(0) && slowest_.size() == 1 && in_flight.empty(); }
+  bool idle() const { return slowest_.contains(0) && slowest_.size() == 1 && incoming.empty(); }
 
-  PartsInFlight in_flight;
+  IncomingParts incoming;
 
  private:
   bool may_go(std::uint64_t step) const;

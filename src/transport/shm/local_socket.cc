@@ -105,7 +105,8 @@ Result<SegmentFiles> receive_files(int socket) {
   if (got != static_cast<ssize_t>(sizeof(expected)) ||
       std::memcmp(&parcel.greeting, &expected, sizeof(expected)) != 0 ||
       (parcel.message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || !received[kFileCount - 1]) {
-    return Status(ErrorCode::mismatch, "the other process does not share memory as this one does");
+    return Status(ErrorCode::mismatch,
+                  "the other process sets up shared memory in another way; install the same poseidon-dl in both");
   }
   return SegmentFiles{std::move(received[0]), std::move(received[1]), std::move(received[2])};
 }

@@ -79,7 +79,8 @@ void ShmFlow::on_wake() {
   const ssize_t got = ::read(segment_->own_wake(), &count, sizeof(count));
   // If the peer has passed something other than an eventfd, it might never stop being readable.
   if (got >= 0 && got != static_cast<ssize_t>(sizeof(count))) {
-    return end(Status(ErrorCode::mismatch, "message from " + end_.peer_name() + ": it wakes with something else"));
+    return end(
+        Status(ErrorCode::mismatch, "message from " + end_.peer_name() + ": its wake-up descriptor is no eventfd"));
   }
   work();
 }
@@ -89,7 +90,8 @@ void ShmFlow::on_socket() {
   std::byte byte{};
   const ssize_t got = ::recv(socket_.get(), &byte, 1, MSG_DONTWAIT);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (got > 0) return end(Status(ErrorCode::mismatch, "message from " + end_.peer_name() + ": bytes on the socket"));
+  if (got > 0)
+    return end(Status(ErrorCode::mismatch, "message from " + end_.peer_name() + ": unexpected bytes on the socket"));
   peer_gone_ = true;
   loop_.unwatch(socket_.get());
   const auto self = shared_from_this();
@@ -188,7 +190,8 @@ Status ShmFlow::take(const Descriptor& descriptor) {
     return {};
   }
   if (in_payload_ != (descriptor.kind == Descriptor::Kind::piece)) {
-    return {ErrorCode::mismatch, "message from " + end_.peer_name() + ": a piece out of place"};
+    return {ErrorCode::mismatch,
+            "message from " + end_.peer_name() + ": a piece or a header where the other was expected"};
   }
   return in_payload_ ? take_piece(descriptor) : start_message(descriptor);
 }

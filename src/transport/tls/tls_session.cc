@@ -129,7 +129,7 @@ class Session final : public TlsSession {
       return fail(errno_text(socket_.error()));
     if (outcome.outcome != Outcome::done) return outcome;
     forget_key();
-    if (SSL_session_reused(ssl_.get()) != 1) return fail("TLS: the key was not used");
+    if (SSL_session_reused(ssl_.get()) != 1) return fail("TLS: the peer has not used the key of the job");
     return outcome;
   }
 
@@ -218,7 +218,7 @@ class Session final : public TlsSession {
         return fail(errno_text(socket_.error()));
       default:
         if (!socket_.at_end()) return fail(first_complaint());
-        return fail("closed by the peer without TLS's end: it died, or the connection was cut");
+        return fail("closed without the end of TLS: the peer died, or the connection was cut");
     }
   }
 

@@ -222,7 +222,7 @@ ucs_status_t UcxFlow::on_data(std::span<const std::byte> header, void* data, std
   }
   if (header.size() != kDataHeaderBytes) {
     fail({ErrorCode::mismatch, "message from " + end_.peer_name() + ": a header of " + std::to_string(header.size()) +
-                                   " bytes is not this protocol's"});
+                                   " bytes, which no message has"});
     return UCS_OK;
   }
   const auto decoded = wire::decode(header.last<wire::kHeaderBytes>());

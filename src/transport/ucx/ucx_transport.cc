@@ -124,7 +124,7 @@ UcxSettings settings_of(const Options& options, int priority_class) {
 Status check_ucx(const Options& options) {
   if (options.tls)
     return {ErrorCode::invalid_argument,
-            "transport=ucx sends what it sends unencrypted, and tls=on; use transport=auto or tcp, or tls=off"};
+            "transport=ucx cannot encrypt, as tls=on asks; use transport=auto or tcp, or tls=off"};
   if (!ucx_available())
     return {ErrorCode::invalid_argument, "transport=ucx, but this build has no UCX; see docs/ucx.md"};
   return {};

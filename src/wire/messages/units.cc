@@ -46,7 +46,7 @@ Status bad(const std::string& why) { return {ErrorCode::mismatch, "a list of sto
 Status check_unit(const StoredUnit& unit) {
   const std::size_t element_bytes = dtype_bytes(unit.dtype);
   if (element_bytes == 0) return bad("with an unknown dtype");
-  if (unit.name.empty() || unit.name.size() > kMaxUnitNameBytes) return bad("with a name of no or too many bytes");
+  if (unit.name.empty() || unit.name.size() > kMaxUnitNameBytes) return bad("with a name that is empty or too long");
   if (unit.size_bytes == 0 || unit.size_bytes % element_bytes != 0)
     return bad("with " + std::to_string(unit.size_bytes) + " bytes of " + std::string(dtype_name(unit.dtype)));
   if (unit.chunk_bytes == 0 || unit.chunk_bytes > unit.size_bytes || unit.chunk_bytes % element_bytes != 0 ||
@@ -79,7 +79,7 @@ Result<StoredUnits> StoredUnits::read(std::span<const std::byte> payload) {
   units.run = take<std::uint64_t>(payload);
   units.base_version = take<std::uint64_t>(payload);
   while (!payload.empty()) {
-    if (payload.size() < kUnitBytes) return bad("that is cut off");
+    if (payload.size() < kUnitBytes) return bad("that ends too early");
     StoredUnit unit;
     unit.id = take<std::uint32_t>(payload);
     const auto dtype = take<std::uint32_t>(payload);
@@ -87,7 +87,7 @@ Result<StoredUnits> StoredUnits::read(std::span<const std::byte> payload) {
     unit.size_bytes = take<std::uint64_t>(payload);
     unit.chunk_bytes = take<std::uint64_t>(payload);
     const auto name_bytes = take<std::uint32_t>(payload);
-    if (name_bytes > payload.size()) return bad("that is cut off");
+    if (name_bytes > payload.size()) return bad("that ends too early");
     unit.name.assign(reinterpret_cast<const char*>(payload.data()), name_bytes);
     payload = payload.subspan(name_bytes);
     if (Status status = check_unit(unit); !status.ok()) return status;

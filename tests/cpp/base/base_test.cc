@@ -67,7 +67,7 @@ TEST(BufferPool, GivesALittleMoreMemoryThanIsAskedFor) {
   EXPECT_EQ(pool->take(1000).data(), memory) << "nothing of it is lost";
 }
 
-// The factors of a layer of 4 kB per row: what varies is the number of rows.
+// The factors of a layer with 4 kB per row. Only the number of rows varies.
 TEST(BufferPool, SizesThatVaryDoNotAddUp) {
   constexpr std::size_t kRowBytes = 4096;
   constexpr std::size_t kMostRows = 20'000;

@@ -11,7 +11,7 @@ namespace {
 
 std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
 
-// RFC 3720, B.4, and the check value that the algorithm is known by.
+// RFC 3720, B.4, and the check value of the algorithm.
 TEST(Crc32c, HasThePublishedValues) {
   EXPECT_EQ(crc32c({}), 0u);
   EXPECT_EQ(crc32c(bytes_of("123456789")), 0xe3069283u);

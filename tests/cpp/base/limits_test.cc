@@ -1,4 +1,4 @@
-// What threads and processes take over from those that made them, and may not: float modes and low limits.
+// Float modes and limits that a thread or process inherits, and that it must set itself.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -22,7 +22,7 @@
 namespace poseidon {
 namespace {
 
-/// Of two normal numbers, where the hardware keeps such results.
+/// Whether the hardware keeps the subnormal half of the smallest normal number in the current mode.
 bool keeps_denormals() {
   volatile float small = std::numeric_limits<float>::min();
   volatile float half = small / 2;
@@ -50,7 +50,7 @@ TEST(FloatMode, OfLoopsAndExecutorsIsNotThatOfTheirMaker) {
 }
 #endif
 
-/// What `body` returns, in a process of its own whose limits do not matter to others.
+/// Runs `body` in a separate process, so that its limits do not affect others. Returns its result.
 template <typename Body>
 int in_a_child(const Body& body) {
   const pid_t child = ::fork();

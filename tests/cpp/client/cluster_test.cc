@@ -23,7 +23,7 @@ std::uint64_t hash_of(const Bytes& bytes) {
   return hash;
 }
 
-/// What ranks must agree on, compared as they report it.
+/// Compares the values that must be equal on all ranks as they are reported.
 class Agreement {
  public:
   void report(std::uint64_t step, std::size_t layer, const std::string& what, std::uint64_t value) {
@@ -85,7 +85,7 @@ class Rank {
       start(step, index);
       pause();
     }
-    // Layer by layer a rank checks one while others are under way; else all at once.
+    // Either the rank waits for each layer and checks it while others are in flight, or it waits for all at once.
     if (random_() % 2 == 0) expect_ok(client_->wait_all(always), step, 0);
     for (const std::size_t index : shuffled()) {
       expect_ok(client_->wait(ids_[index], always), step, index);
@@ -317,7 +317,7 @@ TEST(NextScheme, FollowsTheFactorCountOfTheStepBefore) {
     for (std::size_t step = 0; step < counts.size(); ++step) {
       EXPECT_EQ(client.next_scheme(layer), expected[step]) << "step " << step;
       std::vector<float> gradient(kSize * kSize, 1.0F);
-      // Ranks differ, their mean decides.
+      // The ranks' counts differ, and their mean decides.
       std::uint64_t count = counts[step];
       if (count != kNotFactorable && count > 0) count = rank % 2 == 0 ? count - 2 : count + 2;
       ASSERT_TRUE(client.start(layer, bytes_of(gradient), 1, count).ok());

@@ -1,4 +1,4 @@
-// How soon a failure is known, what is no failure, and what the flight records say.
+// How soon a failure is detected, which events are no failures, and the flight records.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Waits until the client says that it has failed; how long that took.
+/// Waits until the client reports a failure. Returns how long that took.
 milliseconds until_failed(const Client& client, milliseconds at_most) {
   const auto begun = Clock::now();
   while (client.status().ok() && Clock::now() - begun < at_most) std::this_thread::sleep_for(milliseconds(2));
@@ -113,7 +113,7 @@ TEST(Slow, ATensorThatTakesLongerThanTheTimeoutIsNoFailureWhileBytesFlow) {
   EXPECT_EQ(gradient, std::vector<float>(kElements, 3.0F));
 }
 
-/// The path that an error names.
+/// Returns the path that an error names.
 std::string record_path(const Status& status) {
   const std::string mark = "; flight record: ";
   const std::size_t at = status.message().find(mark);
@@ -160,7 +160,7 @@ TEST(FlightRecords, OfEachRankSayWhatItKnew) {
           std::string(R"("host":")") + host_name() + '"'})
       EXPECT_NE(text.find(part), std::string::npos) << part;
   }
-  // What they have in common tells that they belong together.
+  // Their common fields show that they belong together.
   const auto run_of = [](const std::string& text) { return text.substr(text.find(R"("run":)"), 24); };
   EXPECT_EQ(run_of(content_of(paths[0])), run_of(content_of(paths[1])));
 }

@@ -1,4 +1,4 @@
-// What goes wrong: each failure ends on every rank, soon, with an error that names the cause.
+// Failures: each one soon ends the job on every rank, with an error that names the cause.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -84,7 +84,7 @@ TEST(Start, WhatCannotWorkIsRefusedAndTheClientStaysUsable) {
   std::vector<float> small(3);
   std::vector<float> tiny(2);
   ASSERT_TRUE(client.start(first + 3, bytes_of(small), 2).ok());
-  expect_invalid(client.start(first + 4, bytes_of(tiny), 3), "another number");
+  expect_invalid(client.start(first + 4, bytes_of(tiny), 3), "whose divisor is not");
   ASSERT_TRUE(client.start(first + 4, bytes_of(tiny), 2).ok());
   std::vector<float> other(100);
   std::vector<float> other_small(3);
@@ -356,7 +356,7 @@ TEST(SharedServer, ThatShutsDownIsNamed) {
   });
 }
 
-TEST(Strangers, OnTheStoresPortDoNotDisturb) {
+TEST(UnauthenticatedConnections, ToTheStoresPortDoNotDisturb) {
   auto all = cluster_options(2);
   for (Options& options : all) options.on_failure = OnFailure::rejoin;  // others leave nothing open there
   TestCluster cluster(all);

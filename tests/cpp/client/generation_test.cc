@@ -43,7 +43,7 @@ std::future<Connected> begin_to_connect(MemoryStore& store, const Options& optio
   return std::async(std::launch::async, [&store, options] { return Client::connect(options, store.open(), always); });
 }
 
-/// All of these at once.
+/// Runs all of these at the same time.
 std::vector<std::unique_ptr<Client>> connect_all(MemoryStore& store, const std::vector<Options>& all) {
   std::vector<std::future<Connected>> connecting;
   for (const Options& options : all) connecting.push_back(begin_to_connect(store, options));
@@ -64,7 +64,7 @@ void each(std::vector<std::unique_ptr<Client>>& clients, const std::function<voi
   });
 }
 
-/// The sum of 1 over all ranks, in a new layer; what went wrong otherwise.
+/// Sums 1 over all ranks in a new layer. Returns the error otherwise.
 Result<float> add_ones(Client& client, const std::string& name = "ones") {
   auto added = client.add_layers({vector_layer(name, kSize)}, false, always);
   if (!added.ok()) return added.status();
@@ -114,7 +114,7 @@ TEST_P(Generations, AReplacementTakesTheLostRanksPlaceQuickly) {
 
 INSTANTIATE_TEST_SUITE_P(Media, Generations, ::testing::Values(Medium::automatic, Medium::tcp));
 
-/// Takes part in the rendezvous, and then dies: nobody listens where it said.
+/// Takes part in the rendezvous and then dies, so nobody listens at its address.
 std::future<Result<Membership>> meet_and_die(MemoryStore& store, const Options& options) {
   return std::async(std::launch::async, [&store, options] {
     const std::string nowhere = "127.0.0.1:" + std::to_string(free_port());
@@ -180,11 +180,11 @@ TEST(Rejoining, WhoIsInAnotherGenerationIsNotLetIn) {
   });
   const auto met = other.get();
   ASSERT_TRUE(met.ok()) << met.status().message();
-  ServerWithWorkers stranger(make_tcp_transport());
+  ServerWithWorkers intruder(make_tcp_transport());
   for (const std::uint32_t generation : {0u, 2u}) {
-    const auto end = stranger.connect_to(met.value().members[0].peer_address);
+    const auto end = intruder.connect_to(met.value().members[0].peer_address);
     end->receive();
-    stranger.say_hello(*end, {1, 2, "default", 0, {}, 0, generation});
+    intruder.say_hello(*end, {1, 2, "default", 0, {}, 0, generation});
     EXPECT_EQ(end->recorder.wait_closed().code(), ErrorCode::peer_lost);
     EXPECT_TRUE(end->recorder.messages().empty());
   }
@@ -276,8 +276,8 @@ TEST(DedicatedServer, SeesTheGenerationsOfAJobFollowEachOther) {
   }
 }
 
-/// Workers of which some die while they meet, connect, add a layer or exchange it, each time to be replaced by one
-/// that knows nothing; until all have done it in one generation.
+/// Workers of which some die while they meet, connect, add a layer or exchange it. Each is replaced by a new one, until
+/// all have done everything in one generation.
 class Mortals {
  public:
   Mortals(int slot_count, std::uint64_t seed, int deaths)
@@ -294,7 +294,7 @@ class Mortals {
  private:
   enum class Death : std::uint8_t { none, in_rendezvous, connected, exchanging };
 
-  /// One process, or with `last` its next try; returns the generation that it was part of, 0 after a death.
+  /// Runs one process or, with `last`, its next try. Returns its generation, or 0 after its death.
   std::uint32_t live(int slot, std::uint32_t last) {
     const auto [death, moment] = draw();
     const auto store = store_.open(death == Death::in_rendezvous ? moment : -1);
@@ -360,7 +360,7 @@ TEST(Mortals, GoOnWhereverOneDies) {
   }
 }
 
-/// A process that connects and exchanges when it is told to, until it is killed. Forked before the test has threads.
+/// A process that connects and exchanges on command, until it is killed. It is forked before the test has threads.
 class ChildRank {
  public:
   explicit ChildRank(const Options& options) {

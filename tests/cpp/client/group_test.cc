@@ -1,4 +1,4 @@
-// Group: members in, sum, members out.
+// Group: its members, their sum, and the members of the result.
 #include "client/group.h"
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ kernel::Bytes array_of(DType dtype, const std::vector<double>& values) {
   return array;
 }
 
-/// What travels.
+/// The bytes that are sent.
 kernel::Bytes sent(const Group& group) {
   kernel::Bytes bytes;
   for (const auto& piece : group.pieces()) bytes.insert(bytes.end(), piece.begin(), piece.end());
@@ -44,7 +44,7 @@ TEST_P(GroupTest, TakesMembersAndKnowsWhoContributed) {
   Group theirs(unit);
   const auto first = array_of(dtype, {1, 2, 3});
   const auto third = array_of(dtype, {8, 9});
-  // Twice: what a step leaves behind must not reach the next one.
+  // Runs twice, because the state of a step must not reach the next one.
   for (int step = 0; step < 2; ++step) {
     EXPECT_FALSE(mine.put(2, third, true, 2));
     EXPECT_FALSE(mine.put(0, first, true, 2));

@@ -1,4 +1,4 @@
-// Who leaves, who is left, and who comes without saying who it is.
+// Ranks that leave, the ranks that stay, and connections that do not identify themselves.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -29,7 +29,7 @@ Status exchange(Client& client, std::uint32_t layer, std::size_t element_count) 
   return client.wait_all(always);
 }
 
-/// Of several shards one has all of this layer.
+/// Exactly one of several shards holds this layer.
 TEST(Goodbye, OfARankEndsAStepThatWaitsForItOnAnothersShard) {
   for (const std::size_t leaver : {0u, 1u, 2u}) {
     TestCluster cluster(cluster_options(3));
@@ -105,7 +105,7 @@ TEST(StorePort, IsNotWhatARankThatBeginsAnewEarlyMeetsTheOldJobAt) {
   early.join();
 }
 
-TEST(Strangers, ThatComeToALinkedClientAndSayNothingAreClosed) {
+TEST(UnidentifiedConnections, ThatComeToALinkedClientAndSayNothingAreClosed) {
   MemoryStore store;
   auto all = cluster_options(2, milliseconds(1000));
   std::vector<std::unique_ptr<Client>> clients(2);
@@ -114,9 +114,9 @@ TEST(Strangers, ThatComeToALinkedClientAndSayNothingAreClosed) {
     clients[index] = std::move(Client::connect(all[index], store.open(), always).value());
   });
   const std::string text = store.open()->get(member_key("default", 0), milliseconds(0)).value();
-  ServerWithWorkers strangers(make_tcp_transport());
+  ServerWithWorkers others(make_tcp_transport());
   const auto begun = Clock::now();
-  const auto silent = strangers.connect_to(parse_entry(text).member.peer_address);
+  const auto silent = others.connect_to(parse_entry(text).member.peer_address);
   silent->receive();
   EXPECT_EQ(silent->recorder.wait_closed().code(), ErrorCode::peer_lost);
   EXPECT_GT(Clock::now() - begun, milliseconds(700));

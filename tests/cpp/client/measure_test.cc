@@ -1,4 +1,4 @@
-// The measurement of what scheduling costs: it schedules whatever it is asked to.
+// The measurement of the cost of scheduling.
 #include "poseidon/measure.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// The connections of the classes, as the kernel sees them, and what their ends mean for each other.
+// The connections of the priority classes: their packets, and their ends.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -34,7 +34,7 @@ std::map<int, std::size_t> sockets_by_dscp() {
   return counts;
 }
 
-/// What all connections between ranks of this process have sent, by mark.
+/// The bytes that all connections between ranks of this process have sent, by mark.
 std::map<int, double> megabytes_by_dscp() {
   std::map<int, double> sums;
   for (const OwnSocket& socket : own_sockets()) sums[socket.dscp] += static_cast<double>(socket.bytes_sent) / 1e6;
@@ -90,7 +90,7 @@ TEST(PriorityFlows, WhatCannotBeMarkedIsToldOnceAndTheJobGoesOn) {
 
 class BytesOfAClass : public ::testing::TestWithParam<Scheme> {};
 
-/// Steps of a matrix whose class changes; all of its bytes take the connections of the class.
+/// Exchanges a matrix whose class changes. All of its bytes use the connections of its class.
 TEST_P(BytesOfAClass, TakeItsConnections) {
   constexpr std::size_t kRows = 400;
   constexpr std::size_t kCols = 600;
@@ -129,8 +129,8 @@ INSTANTIATE_TEST_SUITE_P(Schemes, BytesOfAClass, ::testing::Values(Scheme::ps, S
 
 class LeavingRank : public ::testing::TestWithParam<Scheme> {};
 
-/// A rank that is done shuts down. Its goodbye on an idle class must not be taken for the end of what is still on its
-/// way on another.
+/// A rank that has finished shuts down. Its goodbye on an idle class must not end the messages that are still on their
+/// way on another class.
 TEST_P(LeavingRank, LetsTheOthersFinishTheirLastStep) {
   constexpr std::size_t kSize = 64;
   constexpr std::size_t kFactors = 60'000;  // 31 MB of them, from the one that leaves

@@ -1,4 +1,4 @@
-// Priorities, end to end: which connection carries what, in which order it may leave, and what cannot be set.
+// Priorities, end to end: the connection of each message, the order of sending, and priorities that are refused.
 #include "plan/priority.h"
 
 #include <gtest/gtest.h>
@@ -73,7 +73,7 @@ TEST(Done, IsWhetherNothingRuns) {
   EXPECT_TRUE(client.done(layer)) << "a failure ends it, too";
 }
 
-/// Ranks whose way to a server of their own leads through a tap.
+/// Ranks whose connections to a dedicated server lead through a tap.
 class TappedCluster {
  public:
   TappedCluster(int world_size, Options shared) {
@@ -86,7 +86,7 @@ class TappedCluster {
     cluster = std::make_unique<TestCluster>(all);
   }
 
-  /// The same layers on all ranks; keeps the units' ids by layer.
+  /// Adds the same layers on all ranks. Keeps the units' ids by layer.
   void add(const std::vector<Layer>& layers, bool transient = false) {
     cluster->each([&](std::size_t rank, Client& client) {
       auto added = client.add_layers(layers, transient, always);
@@ -104,7 +104,7 @@ class TappedCluster {
     for (auto& client : cluster->clients) EXPECT_TRUE(set(*client, first, priorities, threshold).ok());
   }
 
-  /// All ranks push kElements ones for every layer and get their sum.
+  /// All ranks push kElements ones for every layer and receive the sum.
   void step() {
     cluster->each([&](std::size_t, Client& client) {
       std::vector<std::vector<float>> gradients(layer_count, std::vector<float>(kElements, 1.0F));
@@ -117,7 +117,7 @@ class TappedCluster {
     });
   }
 
-  /// Of which classes the connections were that carried this, and with which levels.
+  /// Returns the classes of the connections that carried such messages, and the levels of these messages.
   std::set<std::pair<std::uint32_t, std::uint16_t>> ways(wire::Kind kind, std::size_t layer,
                                                          std::uint64_t step_number) const {
     std::set<std::pair<std::uint32_t, std::uint16_t>> found;
@@ -127,7 +127,7 @@ class TappedCluster {
     return found;
   }
 
-  /// How many messages carried this.
+  /// Returns the number of such messages.
   std::size_t count(wire::Kind kind, std::size_t layer, std::uint64_t step_number) const {
     const auto seen = tap.seen();
     return static_cast<std::size_t>(std::ranges::count_if(seen, [&](const Tap::Seen& one) {
@@ -135,7 +135,7 @@ class TappedCluster {
     }));
   }
 
-  /// A layer's pushes and results of a step took only the connections of this class, with this level.
+  /// Checks that a layer's pushes and results of a step used only the connections of this class, with this level.
   void expect_way(std::size_t layer, std::uint64_t step_number, std::uint32_t priority_class, double urgency) const {
     const std::set<std::pair<std::uint32_t, std::uint16_t>> expected{{priority_class, level_of(urgency)}};
     EXPECT_EQ(ways(wire::Kind::push, layer, step_number), expected) << "layer " << layer << ", step " << step_number;
@@ -302,7 +302,8 @@ TEST(Priorities, ARuleGoesBeforeItsPushesOnTheirConnections) {
   EXPECT_EQ(rule_count, 2u) << "once for each class";
 }
 
-/// A server that has said all it had to say goes. On an idle class it is gone before its last results have come.
+/// A server that has sent everything closes its connections. On an idle class this happens before its last results have
+/// arrived.
 TEST(Priorities, AServersGoodbyeOnOneClassIsNotTheEndOfAnother) {
   TappedCluster tapped(1, separate_layers(2));
   ASSERT_TRUE(tapped.cluster->connected());

@@ -1,4 +1,4 @@
-// Jobs whose servers save what they keep, end, and begin again: with other servers, from the same bits.
+// Jobs whose servers write checkpoints. They end and start again with other servers, from the same bits.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::size_t kLayerCount = 3;
 
-/// How a job is put together in one run.
+/// The servers and options of one run of a job.
 struct Shape {
   int world_size = 1;
   int server_count = 0;  // dedicated ones; 0: embedded
@@ -25,7 +25,8 @@ struct Shape {
   std::size_t chunk_bytes = 4096;
 };
 
-/// Steps on layers of several sizes, each with a rule of its own, beside updates of whole arrays in this process.
+/// Steps on layers of several sizes, each with its own rule. They are compared with updates of whole arrays in this
+/// process.
 class Restored : public ::testing::Test {
  protected:
   static std::vector<Layer> layers() {
@@ -45,7 +46,7 @@ class Restored : public ::testing::Test {
     for (std::size_t i = 0; i < kLayerCount; ++i) references_.emplace_back(reals(i, 0, 0), layers()[i].dtype);
   }
 
-  /// Runs a job until it has made the training's steps up to `last`, first the ones that are in no checkpoint.
+  /// Runs a job from its checkpoint until it has made the training's steps up to `last`.
   void run(const Shape& shape, std::uint64_t last, std::uint64_t expected_version) {
     Options server_options;
     server_options.checkpoint_dir = directory_.path();

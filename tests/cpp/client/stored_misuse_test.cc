@@ -1,4 +1,4 @@
-// Wrong uses of what servers keep: refused at once with the layer's name, and nothing is broken by them.
+// Wrong uses of stored layers. They are refused at once with the layer's name, and do no harm.
 #include <gtest/gtest.h>
 
 #include <limits>

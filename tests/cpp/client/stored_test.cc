@@ -1,5 +1,5 @@
-// Values that servers keep, end to end: random jobs of push, pull, push_pull, assign and set_rule against
-// parameters that are updated as whole arrays in this process, bit by bit.
+// Stored layers, end to end: random jobs of push, pull, push_pull, assign and set_rule. Their bits are compared with
+// parameters that are updated as whole arrays in this process.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -17,7 +17,7 @@
 namespace poseidon::testing {
 namespace {
 
-/// A layer, how it is updated, and what it holds at first.
+/// A layer with its rule and its first value.
 struct StoredLayer {
   Layer layer;
   UpdateRule rule;
@@ -46,7 +46,7 @@ class StoredJob {
     }
   }
 
-  /// Sums that need rounding where the order is fixed, exact ones where it is not.
+  /// Returns numbers whose sums need rounding if the order is fixed, and are exact if it is not.
   Bytes gradient(std::uint64_t step, std::size_t layer, int rank) const {
     std::seed_seq sequence{seed, step, static_cast<std::uint64_t>(layer), static_cast<std::uint64_t>(rank)};
     std::mt19937 random(sequence);
@@ -108,14 +108,14 @@ class StoredRank {
   }
 
  private:
-  /// Until all have looked at what the servers keep.
+  /// Waits until all ranks have come here.
   void await_others() {
     Bytes one(sizeof(float));
     expect_ok(client_->start(id(job_.layers.size()), one, 1, kNotFactorable));
     expect_ok(client_->wait_all(always));
   }
 
-  /// Whatever they are, what a rank does comes after what it did before.
+  /// Whatever the priorities are, the operations of a rank take effect in the order of its calls.
   void change_priorities() {
     if (random_() % 2 == 0) return;
     std::vector<LayerPriority> priorities;
@@ -131,7 +131,7 @@ class StoredRank {
     EXPECT_TRUE(status.ok()) << "seed " << job_.seed << ", rank " << rank_ << ": " << status.message();
   }
 
-  /// Rank 0 sets the values, everybody gets them, and all tell the rules.
+  /// Rank 0 assigns the values, all ranks pull them, and all set the rules.
   void begin() {
     change_priorities();
     for (std::size_t i = 0; i < job_.layers.size(); ++i)
@@ -178,7 +178,7 @@ class StoredRank {
       references_[layer].update(job_.layers[layer].rule, mean);
   }
 
-  /// Nobody can change them now: the next step needs this rank.
+  /// The values cannot change now, because the next step needs this rank.
   void check_arrays(std::uint64_t step, std::size_t layer) {
     const ReferenceParameters& reference = references_[layer];
     EXPECT_TRUE(pulled(layer, 0) == reference.value) << where(step, layer);
@@ -199,7 +199,7 @@ class StoredRank {
     EXPECT_TRUE(pulled(layer, array) == expected) << where(0, layer) << ", array " << array;
   }
 
-  /// As from a checkpoint: rank 0 sets everything to what it is already.
+  /// Rank 0 assigns all values and states as they are, like after a checkpoint.
   void restore() {
     await_others();
     if (rank_ != 0) return;

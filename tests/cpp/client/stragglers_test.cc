@@ -44,7 +44,7 @@ Options dropping(Medium transport) {
   return options;
 }
 
-/// Steps of a small model: a matrix of several chunks and a group. Every result is remembered.
+/// Steps of a small model, which has a matrix of several chunks and a group. Every result is kept.
 struct Trained {
   std::vector<std::vector<float>> results;  // by step: all layers after each other
   milliseconds duration{0};
@@ -74,13 +74,13 @@ void make_step(Client& client, std::uint32_t first, std::uint32_t step, Trained&
   all.insert(all.end(), norm.begin(), norm.end());
 }
 
-/// Clearly longer than the `step_count` steps since `begun` took, which is much where the machine is busy.
+/// Returns a time that is clearly longer than the `step_count` steps since `begun` took. On a busy machine it is long.
 milliseconds clearly_late(std::chrono::steady_clock::time_point begun, int step_count, milliseconds at_least) {
   const auto passed = std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begun);
   return std::max(at_least, 10 * passed / step_count);
 }
 
-/// Waits for all ranks, however far behind.
+/// Waits for all ranks, however far behind they are.
 void meet(Client& client, std::uint32_t layer) {
   std::vector<float> nothing(1, 0);
   EXPECT_TRUE(client.start(layer, bytes_of(nothing), 1).ok());
@@ -161,7 +161,7 @@ TEST(Stragglers, ARankCatchesUpByStepsThatDoNotCount) {
     for (std::size_t step = 0; step < kSteps; ++step)
       ASSERT_EQ(ranks[rank].results[step], ranks[0].results[step]) << "rank " << rank << ", step " << step + 1;
   for (std::size_t step = 1; step <= kSteps; ++step) {
-    // The mean over all, or over all but one: never one that counts the slow one with nothing.
+    // The mean is over all, or over all but the slow rank. It never counts the slow rank as zeros.
     const float value = ranks[0].results[step - 1][0] * static_cast<float>(step);
     const auto close_to = [value](float mean) { return std::abs(value - mean) < 1e-4F; };
     bool known = close_to(2.5F);
@@ -289,7 +289,7 @@ TEST(Stragglers, ALateRankThatIsLostEndsTheJob) {
   });
 }
 
-/// Plain SGD on a stored layer: with every gradient 1, the value falls by lr with each P updates.
+/// Plain SGD on a stored layer. Every gradient is 1, so P updates lower the value by lr.
 TEST(Consistency, SspHoldsTheFastBackAndAsyncDoesNot) {
   for (const Consistency consistency : {Consistency::ssp, Consistency::async}) {
     Options shared;
@@ -319,7 +319,7 @@ TEST(Consistency, SspHoldsTheFastBackAndAsyncDoesNot) {
         EXPECT_TRUE(client.push_pull(stored, bytes_of(gradient), bytes_of(values[rank]), kRanks).ok());
         const Status status = client.wait_all(always);
         EXPECT_TRUE(status.ok()) << status.message();
-        // At least this rank's own pushes are in, at most everybody's.
+        // The value contains at least this rank's pushes, and at most all pushes.
         EXPECT_LE(values[rank][0], -0.5F / kRanks * static_cast<float>(step));
         EXPECT_GE(values[rank][0], -0.5F * kSteps);
       }
@@ -329,7 +329,7 @@ TEST(Consistency, SspHoldsTheFastBackAndAsyncDoesNot) {
       EXPECT_TRUE(client.wait_all(always).ok());
       EXPECT_EQ(values[rank], std::vector<float>(3000, -0.5F * kSteps)) << "all pushes are in";
     });
-    // With ssp two steps ahead at most.
+    // With ssp a rank is at most two steps ahead.
     EXPECT_EQ(durations[0] >= milliseconds(30 * (kSteps - 2)), consistency == Consistency::ssp);
   }
 }
@@ -359,7 +359,7 @@ TEST(Stragglers, RanksThatDisagreeAreRefused) {
   std::vector<Status> statuses(2);
   testing::run_ranks(2, [&](int rank) {
     const auto client = Client::connect(all[static_cast<std::size_t>(rank)], nullptr, always);
-    // One may have connected before it hears of the other's refusal.
+    // One rank may have connected before it learns of the other's refusal.
     statuses[static_cast<std::size_t>(rank)] =
         client.ok() ? client.value()->add_layers({vector_layer("first", 1)}, false, always).status() : client.status();
   });

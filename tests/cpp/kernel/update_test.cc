@@ -16,7 +16,7 @@ using testing::rule_of;
 using testing::value_of;
 using testing::with;
 
-/// A rule's values by name; 0 where its kind has none of this name.
+/// A rule's values by name. A name that its kind does not have gives 0.
 struct Numbers {
   explicit Numbers(const UpdateRule& rule)
       : decouples(rule.kind->name == "adamw"),
@@ -33,7 +33,7 @@ struct Numbers {
   double lr, momentum, dampening, beta1, beta2, eps, weight_decay;
 };
 
-/// A parameter and what its optimizer keeps.
+/// A parameter and the state of its optimizer.
 template <typename T>
 struct Element {
   T parameter = 0;
@@ -119,7 +119,7 @@ struct Arrays {
   std::vector<T> parameters, first, second;
 
   Arrays(std::mt19937& random, std::size_t n) : parameters(wild_values<T>(random, n)), first(n), second(n) {}
-  /// For so many elements from `begin` on.
+  /// Updates `count` elements from `begin` on.
   UpdateCall<T> call(const UpdateRule& rule, std::uint64_t step, const std::vector<T>& gradient, std::size_t begin,
                      std::size_t count) {
     UpdateCall<T> call;

@@ -85,7 +85,7 @@ std::size_t sum_of(const std::vector<std::size_t>& sizes) {
   return sum;
 }
 
-/// The least possible load of the fullest of `lane_count` lanes, by trying everything.
+/// Returns the least possible load of the fullest of `lane_count` lanes. It tries every assignment.
 std::size_t best_load(std::vector<std::size_t> sizes, std::size_t lane_count) {
   std::sort(sizes.rbegin(), sizes.rend());
   std::vector<std::size_t> loads(lane_count, 0);

@@ -1,4 +1,4 @@
-// From urgencies to levels and classes.
+// The levels and classes that follow from urgencies.
 #include "plan/priority.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace poseidon {
 namespace {
 
-/// 1 − l/L of L layers, the first one first.
+/// Returns 1 − l/L for each of L layers, in order.
 std::vector<double> urgencies(int layer_count) {
   std::vector<double> all;
   for (int layer = 0; layer < layer_count; ++layer) all.push_back(1 - static_cast<double>(layer) / layer_count);

@@ -39,7 +39,7 @@ std::future<Result<Membership>> begin_to_meet(MemoryStore& store, const Options&
                     [=, &store] { return meet(*store.open(), options, listening_at(address), keep_waiting); });
 }
 
-/// Where the members of a meeting listen, by rank; what it failed with if it did.
+/// The addresses of the members of a meeting, by rank, or its error.
 std::string addresses(std::future<Result<Membership>>&& meeting) {
   const auto found = meeting.get();
   if (!found.ok()) return found.status().message();
@@ -94,7 +94,7 @@ TEST(Attempts, AFailureEndsItsOwnForAllAndNoOther) {
   const auto theirs = waiting.get();
   EXPECT_EQ(theirs.status().code(), ErrorCode::aborted);
   EXPECT_EQ(theirs.status().message(), "rank 1: " + own.status().message());
-  // Who was on its way to that attempt is told, too.
+  // A rank that was joining that attempt is told, too.
   const auto late = begin_to_meet(store, options_of(2, 3), "2").get();
   EXPECT_EQ(late.status().message(), theirs.status().message());
   std::vector<std::future<Result<Membership>>> next;
@@ -125,7 +125,7 @@ TEST(Attempts, AStoreThatBeginsAnewIsFilledAgain) {
   EXPECT_EQ(addresses(std::move(waiting)), "0 1 ");
 }
 
-/// Rank 0 serves the store and gives up with it; the others, who wait there, find its next one.
+/// Rank 0 serves the store and gives up, which ends the store. The others wait there and find its next store.
 TEST(Attempts, SurviveTheStoreThatRankZeroTakesWithIt) {
   const auto port = testing::free_port();
   std::atomic<bool> others_wait = false;
@@ -177,7 +177,7 @@ bool all_have_met(MemoryStore& store, const Membership& membership) {
   return true;
 }
 
-/// Every rank tries until it is in, with another patience each time: they end up together.
+/// Every rank tries until it has joined, each time with another timeout. In the end all are in one meeting.
 TEST(Attempts, ACrowdMeets) {
   for (const unsigned seed : {1u, 2u, 3u}) {
     MemoryStore store;

@@ -1,4 +1,4 @@
-// How the members of a job's next generation find each other, whoever is lost on the way.
+// How the members of a job's next generation find each other, also if some are lost meanwhile.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -56,7 +56,7 @@ bool contains(const Status& status, const std::string& text) {
   return status.message().find(text) != std::string::npos;
 }
 
-/// All of these at once; every one must get in.
+/// Runs all of these at the same time. Each must join.
 std::vector<Membership> join_all(MemoryStore& store, const std::vector<Options>& all) {
   std::vector<Membership> found(all.size());
   run_ranks(static_cast<int>(all.size()), [&](int i) {
@@ -227,7 +227,7 @@ TEST(Rejoin, JobsOfOneStoreDoNotMeet) {
   EXPECT_NE(found[0].roster, found[1].roster);
 }
 
-/// With a short window: a sixth of the timeout.
+/// Uses a short window, a sixth of the timeout.
 Options shrinking(int slot, int slot_count, std::uint32_t last = 0) {
   Options options = options_of(slot, slot_count, kShrink, last);
   options.timeout = milliseconds(800);
@@ -345,7 +345,7 @@ TEST(Shrink, WhoWasToLeadAndDiedHoldsNobodyUp) {
   remember(store, 1);
   auto dying = shrinking(0, 3, 1);
   dying.timeout = milliseconds(50);
-  // Long enough to be seen, too short to write who takes part.
+  // Long enough for its entry to be seen, but too short to write the roster.
   const auto view = store.open(6);
   EXPECT_FALSE(meet(*view, dying, {}, always).ok());
   EXPECT_TRUE(store.has(member_key("default", 0)));
@@ -356,8 +356,8 @@ TEST(Shrink, WhoWasToLeadAndDiedHoldsNobodyUp) {
   EXPECT_EQ(slots_of(found[0]), (std::vector{1, 2}));
 }
 
-/// Several processes that form one generation after the other, some of which die at random moments of it, as seen by
-/// the store. Each that dies is replaced by one that knows nothing.
+/// Several processes that form one generation after the other. Some die after a random number of requests to the store,
+/// and each of these is replaced by a new one.
 class Crowd {
  public:
   Crowd(int slot_count, OnFailure on_failure, std::uint64_t seed, int deaths)
@@ -367,11 +367,11 @@ class Crowd {
     run_ranks(slot_count_, [this](int slot) { live(slot); });
   }
 
-  /// Who takes part in the generation that everybody has come to, by generation.
+  /// The members of each generation that all have joined.
   std::map<std::uint32_t, std::set<std::string>> rosters;
 
  private:
-  /// One slot's processes, until a whole membership has connected.
+  /// Runs the processes of one slot, until a whole membership has connected.
   void live(int slot) {
     for (;;) {
       const auto store = store_.open(requests_to_live());
@@ -394,7 +394,7 @@ class Crowd {
     return std::uniform_int_distribution(1, 60)(random_);
   }
 
-  /// As Client::connect does: waits for the others as long as the membership stands.
+  /// Waits for the others while the membership is valid, as Client::connect does.
   bool connects(MemoryStore::View& store, const Options& options, const Membership& membership) {
     for (;; std::this_thread::sleep_for(milliseconds(2))) {
       const bool goes_on = stands(store, options.job, membership) && store.alive();

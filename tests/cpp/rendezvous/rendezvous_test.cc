@@ -1,4 +1,4 @@
-// How ranks meet.
+// The rendezvous of the ranks of a job.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -33,7 +33,7 @@ bool contains(const Status& status, const std::string& text) {
   return status.message().find(text) != std::string::npos;
 }
 
-/// Where a rank says that it listens: each on another number of cores, every second one in shared memory too.
+/// The addresses that a rank publishes. Each has another number of cores, and every second one shared memory, too.
 Member member_of(int rank) {
   const std::string name = std::to_string(rank);
   Member member{"host" + name, {}, "peer" + name, {}, rank % 2 == 0 ? "" : "peer shm" + name};
@@ -44,7 +44,7 @@ Member member_of(int rank) {
   return member;
 }
 
-/// What meet() gave each rank. Ranks in `missing` never come.
+/// Returns the result of meet() for each rank. Ranks in `missing` never come.
 std::vector<Status> meet_all(std::vector<Options> all, const std::vector<int>& missing = {}) {
   std::vector<Status> outcomes(all.size());
   run_ranks(static_cast<int>(all.size()), [&](int rank) {
@@ -67,7 +67,7 @@ std::vector<Status> meet_all(std::vector<Options> all, const std::vector<int>& m
       EXPECT_EQ(member.server_shm_addresses, expected.server_shm_addresses);
       EXPECT_EQ(member.peer_shm_address, expected.peer_shm_address);
     }
-    // Rank 0 serves the store: it may not leave before the others have read it.
+    // Rank 0 serves the store, so it must stay until the others have read it.
     EXPECT_TRUE(store->set("met/" + name, "1").ok());
     for (std::size_t i = 0; rank == 0 && i < all.size(); ++i)
       EXPECT_TRUE(store->get("met/" + std::to_string(i), milliseconds(5000)).ok());

@@ -1,4 +1,4 @@
-// The store that rank 0 serves: keys, strangers, limits, and what becomes of it when its server goes.
+// The store that rank 0 serves: keys, unauthenticated connections, limits, and the end of its server.
 #include "rendezvous/tcp_store.h"
 
 #include <gtest/gtest.h>
@@ -157,16 +157,16 @@ TEST(TcpStore, AddressThatDoesNotResolveIsNamed) {
   EXPECT_TRUE(contains(store.status(), "no host has this name"));
 }
 
-TEST(TcpStore, StrangersDoNotDisturbIt) {
+TEST(TcpStore, UnauthenticatedConnectionsDoNotDisturbIt) {
   const auto port = free_port();
   const auto store = open(test_options(0, 1, port));
   ASSERT_TRUE(store);
   const std::string garbage(100'000, '\xff');
   const std::string oversized{'S', '\1', 0, 0, 0, '\xff', '\xff', '\xff', '\x7f'};
   for (const std::string& text : {garbage, oversized, std::string("S"), std::string("GET / HTTP/1.1\r\n\r\n")}) {
-    const FileDescriptor stranger = testing::connected_socket(port);
-    ASSERT_TRUE(stranger);
-    (void)::send(stranger.get(), text.data(), text.size(), MSG_NOSIGNAL);
+    const FileDescriptor unproven = testing::connected_socket(port);
+    ASSERT_TRUE(unproven);
+    (void)::send(unproven.get(), text.data(), text.size(), MSG_NOSIGNAL);
     const FileDescriptor member = testing::connected_socket(port);
     ASSERT_TRUE(testing::let_in(member.get(), wire::Purpose::store));
     (void)::send(member.get(), text.data(), text.size(), MSG_NOSIGNAL);

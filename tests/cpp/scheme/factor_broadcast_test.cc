@@ -1,4 +1,4 @@
-// FactorBroadcast: which factors of a peer are let in, and what becomes of them.
+// FactorBroadcast: which factors of a peer it accepts, and how it stores them.
 #include "scheme/factor_broadcast.h"
 
 #include <gtest/gtest.h>

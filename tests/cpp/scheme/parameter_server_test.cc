@@ -1,4 +1,4 @@
-// ParameterServer: what becomes of results that nobody contributed to.
+// ParameterServer: results to which nobody has contributed.
 #include "scheme/parameter_server.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@ namespace {
 
 using Floats = std::vector<float>;
 
-/// Two chunks of two elements each; this worker's own gradient is 7 everywhere.
+/// A unit of two chunks with two elements each. This worker's own memory has 7 everywhere.
 class ParameterServerTest : public ::testing::Test {
  protected:
   ParameterServerTest() {
@@ -34,7 +34,7 @@ class ParameterServerTest : public ::testing::Test {
 
   void begin() { begin(Push{.gradient = NoGradient{}, .destination = std::as_writable_bytes(std::span(values_))}); }
 
-  /// As after start(), whose pushes need a server.
+  /// Sets the state after start(), which itself would need a server.
   void begin(Operation operation) {
     exchange_.begin(std::move(operation), protocol_of(Scheme::ps), Scheme::ps, PeerInbox());
     exchange_.progress.chunks_missing = 2;

@@ -162,7 +162,7 @@ TEST_F(ProjectAdamTest, TheServerMultipliesSoWorkersNeitherAccumulateNorConvert)
       {std::as_bytes(std::span(own.left)).data(), std::as_bytes(std::span(own.right)).data(), 1}};
   const Status accumulated = client.start_factors(layer_, DType::float32, rows, bytes_of(memory), kDivisor, true);
   EXPECT_EQ(accumulated.code(), ErrorCode::invalid_argument);
-  EXPECT_TRUE(contains(accumulated, "accumulates")) << accumulated.message();
+  EXPECT_TRUE(contains(accumulated, "accumulate")) << accumulated.message();
   const Status narrow = client.start_factors(layer_, DType::bfloat16, rows, bytes_of(memory), kDivisor, false);
   EXPECT_EQ(narrow.code(), ErrorCode::invalid_argument);
 }

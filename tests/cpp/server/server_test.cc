@@ -1,4 +1,5 @@
-// ServerImpl over the in-process transport: who is let in, who is refused, and who is left alone.
+// ServerImpl over the in-process transport: which workers it accepts, and which requests it refuses without harm to
+// other workers.
 #include "poseidon/server.h"
 
 #include <gtest/gtest.h>
@@ -167,7 +168,7 @@ TEST_F(ServerTest, AJobStartsAnewWhenItsWorkersHaveGone) {
     const auto worker = join(0, 2, "a");
     push(*worker, push_of(0, 2), {1, 2});
   }
-  // Another size of the same job: only possible once the server has let go of the old one.
+  // The same job with another number of workers is possible only when the server has dropped the former one.
   for (int attempt = 0;; ++attempt) {
     const auto worker = connect();
     say_hello(*worker, {0, 1, "a"});
@@ -354,7 +355,7 @@ TEST_F(ServerTest, ShutdownSaysGoodbyeAndMayBeCalledTwice) {
   EXPECT_EQ(server->traffic(), (std::pair<std::uint64_t, std::uint64_t>(0, 0)));
 }
 
-/// Blocks until `bytes` is full; false when the connection ends first.
+/// Blocks until `bytes` is full. Returns false if the connection ends before.
 bool read_all(int fd, std::span<std::byte> bytes) {
   while (!bytes.empty()) {
     const auto count = ::recv(fd, bytes.data(), bytes.size(), 0);

@@ -1,4 +1,4 @@
-// What only the in-process transport does: it lends the sender's memory.
+// The behaviour of the in-process transport alone: it lends the sender's memory.
 #include <thread>
 
 #include "conformance/transport_fixture.h"

@@ -1,4 +1,4 @@
-// LevelQueue against what it stands for: a stable sort by level.
+// LevelQueue compared with a stable sort by level.
 #include "transport/level_queue.h"
 
 #include <gtest/gtest.h>
@@ -85,7 +85,7 @@ TEST(LevelQueue, HoldsValuesThatOnlyMoveAndLetsGoOfWhatItGave) {
   EXPECT_EQ(*unique.pop(), 1);
 }
 
-/// Counts how many there are.
+/// Counts the objects that exist.
 struct Counted {
   Counted() { ++alive; }
   Counted(const Counted&) { ++alive; }
@@ -107,7 +107,7 @@ TEST(LevelQueue, UsesThePlacesOfWhatHasGoneAgain) {
   EXPECT_TRUE(queue.empty());
 }
 
-/// What each round of the random test draws from: all levels, few of them, or the edges of the words of bits.
+/// The levels from which a round of the random test draws: all, a few, or the first and last of each word of bits.
 std::uint16_t random_level(std::mt19937& random, int round) {
   static constexpr std::uint16_t kEdges[] = {0, 1, 62, 63, 64, 65, 127, 128, 511, 512, 959, 960, 1022, 1023};
   if (round % 3 == 0) return static_cast<std::uint16_t>(random() % wire::kPriorityLevels);

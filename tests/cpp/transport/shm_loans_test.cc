@@ -40,7 +40,7 @@ TEST(BlockMap, RefusesWhatItHasNotGiven) {
   EXPECT_EQ(blocks.used_count(), 0u);
 }
 
-/// Keeps the loans of the chunks that the test names, releases the others at once, checks every payload.
+/// Keeps the borrowed payloads of the chunks that the test names, releases the others at once, and checks all of them.
 class Keeper final : public Receiver {
  public:
   std::function<bool(std::uint32_t)> keeps = [](std::uint32_t) { return false; };
@@ -95,7 +95,7 @@ class Keeper final : public Receiver {
     const std::lock_guard lock(mutex_);
     return progress_count_;
   }
-  /// The releases of all kept loans, whose bytes must be what they were.
+  /// Releases all kept payloads. Their bytes must be unchanged.
   std::vector<std::function<void()>> take_kept() {
     const std::lock_guard lock(mutex_);
     std::vector<std::function<void()>> releases;
@@ -191,7 +191,7 @@ TEST_F(ShmLoans, KeptForeverTheyStopNobody) {
 }
 
 TEST_F(ShmLoans, KeptHereAndThereTheyStopNoLargeMessage) {
-  // Every other one of the small ones is kept: what is left free is in pieces of a block, at first.
+  // Every second small payload is kept. So at first the free memory is in pieces of one block.
   const std::uint32_t small_count = shm::kBlockCount;
   receive([](std::uint32_t chunk) { return chunk % 2 == 0; });
   send(0, small_count, shm::kBlockBytes);

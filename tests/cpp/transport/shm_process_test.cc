@@ -1,4 +1,4 @@
-// Shared memory between processes: one that is killed while it writes, one of another user.
+// Shared memory between processes, of which one is killed while it writes, or belongs to another user.
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -21,8 +21,8 @@ constexpr std::size_t kChunkBytes = 256u << 10;
 
 std::string test_name(const char* what) { return "psd-test-" + std::to_string(::getpid()) + "-" + what; }
 
-/// Runs `body` in a process of its own, which must be forked before this one has started threads; its result is the
-/// exit status. Killed at the end if it still runs.
+/// Runs `body` in a child process, and its result is the exit status. Create it before this process has threads,
+/// because it forks. The destructor kills a child that still runs.
 class Child {
  public:
   explicit Child(const std::function<int()>& body) : pid_(::fork()) {
@@ -48,7 +48,7 @@ class Child {
   pid_t pid_;
 };
 
-/// What another process does: connects to `address` and sends every payload back until the flow ends.
+/// Runs in another process: connects to `address` and sends every payload back until the flow ends.
 class Echo final : public Receiver {
  public:
   static int run(const std::string& address) {
@@ -79,7 +79,7 @@ class Echo final : public Receiver {
   std::promise<Status> ended_;
 };
 
-/// The flow that a child process opens to `address`.
+/// Returns the flow that a child process opens to `address`.
 std::shared_ptr<Flow> accept_one(Transport& transport, Loop& loop, const std::string& address) {
   std::promise<std::shared_ptr<Flow>> accepted;
   const auto listener =
@@ -188,7 +188,7 @@ constexpr uid_t kSomebodyElse = 65534;
 
 TEST(ShmProcess, AnotherUsersIsHungUpOn) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can become somebody else";
-  const auto name = shm::socket_name(test_name("stranger"));
+  const auto name = shm::socket_name(test_name("other-user"));
   Child child([&] {
     if (::setuid(kSomebodyElse) != 0) return 1;
     const FileDescriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET, 0));
@@ -198,8 +198,9 @@ TEST(ShmProcess, AnotherUsersIsHungUpOn) {
   });
   const auto transport = make_shm_transport();
   Loop loop("listener");
-  const auto listener = transport->listen(loop, test_name("stranger"),
-                                          [](std::shared_ptr<Flow>) { ADD_FAILURE() << "accepted a stranger"; });
+  const auto listener = transport->listen(loop, test_name("other-user"), [](std::shared_ptr<Flow>) {
+    ADD_FAILURE() << "accepted a process of another user";
+  });
   ASSERT_TRUE(listener.ok()) << listener.status().message();
   EXPECT_EQ(child.wait(), 0);
 }

@@ -1,4 +1,4 @@
-// What only shared memory can do wrong: a peer that writes nonsense, a bad greeting, addresses.
+// Errors of shared memory alone: a peer that writes invalid data, a wrong greeting, wrong addresses.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -17,15 +17,15 @@
 namespace poseidon::testing {
 namespace {
 
-/// A flow whose other end writes to the shared memory what the test wants.
-class ShmStranger : public ::testing::Test {
+/// A flow whose peer is the test itself, which writes any bytes to the shared memory.
+class ShmRawPeer : public ::testing::Test {
  protected:
   void SetUp() override {
     listener_ = listen();
     ASSERT_TRUE(connect_socket());
     auto files = shm::Segment::make_files();
     ASSERT_TRUE(files.ok()) << files.status().message();
-    ASSERT_TRUE(shm::send_files(stranger_.get(), files.value()));
+    ASSERT_TRUE(shm::send_files(peer_.get(), files.value()));
     auto segment = shm::Segment::open(std::move(files.value()), true);
     ASSERT_TRUE(segment.ok()) << segment.status().message();
     segment_ = segment.value();
@@ -35,7 +35,7 @@ class ShmStranger : public ::testing::Test {
 
   std::unique_ptr<Listener> listen() {
     accepted_ = std::make_shared<std::promise<std::shared_ptr<Flow>>>();
-    auto listener = transport_->listen(loop_, "stranger:0", [accepted = accepted_](std::shared_ptr<Flow> flow) {
+    auto listener = transport_->listen(loop_, "raw-peer:0", [accepted = accepted_](std::shared_ptr<Flow> flow) {
       accepted->set_value(std::move(flow));
     });
     EXPECT_TRUE(listener.ok()) << listener.status().message();
@@ -43,8 +43,8 @@ class ShmStranger : public ::testing::Test {
   }
   bool connect_socket() {
     const auto name = shm::socket_name(listener_->address());
-    stranger_ = shm::make_socket();
-    return ::connect(stranger_.get(), name.value().get(), name.value().size_bytes) == 0 && let_in(stranger_.get());
+    peer_ = shm::make_socket();
+    return ::connect(peer_.get(), name.value().get(), name.value().size_bytes) == 0 && let_in(peer_.get());
   }
 
   shm::Lane& lane() { return segment_->outgoing(); }
@@ -72,84 +72,84 @@ class ShmStranger : public ::testing::Test {
     EXPECT_NE(status.message().find(end_->flow().peer_name()), std::string::npos) << status.message();
     EXPECT_TRUE(end_->recorder.messages().empty());
   }
-  /// The other side hangs up without having accepted.
+  /// Checks that the other side closes the connection without accepting it.
   void expect_hung_up() {
     std::byte byte;
-    ASSERT_EQ(::fcntl(stranger_.get(), F_SETFL, 0), 0);
-    EXPECT_LE(::recv(stranger_.get(), &byte, 1, 0), 0);
+    ASSERT_EQ(::fcntl(peer_.get(), F_SETFL, 0), 0);
+    EXPECT_LE(::recv(peer_.get(), &byte, 1, 0), 0);
   }
 
   std::unique_ptr<Transport> transport_ = make_shm_transport();
   Loop loop_{"shm test"};
   std::shared_ptr<std::promise<std::shared_ptr<Flow>>> accepted_;
   std::unique_ptr<Listener> listener_;
-  FileDescriptor stranger_;
+  FileDescriptor peer_;
   std::shared_ptr<shm::Segment> segment_;
   std::unique_ptr<End> end_;
 };
 
-TEST_F(ShmStranger, AGoodDescriptorIsDelivered) {
+TEST_F(ShmRawPeer, AGoodDescriptorIsDelivered) {
   publish(descriptor(1000, 1000));
   ASSERT_TRUE(end_->recorder.wait_messages(1));
 }
 
-TEST_F(ShmStranger, AGarbageHeaderIsAMismatch) {
+TEST_F(ShmRawPeer, AGarbageHeaderIsAMismatch) {
   shm::Descriptor bad = descriptor(10, 10);
   bad.header.fill(std::byte{0x41});
   publish(bad);
   expect_mismatch();
 }
 
-TEST_F(ShmStranger, AnUnknownKindIsAMismatch) {
+TEST_F(ShmRawPeer, AnUnknownKindIsAMismatch) {
   shm::Descriptor bad = descriptor(10, 10);
   bad.kind = static_cast<shm::Descriptor::Kind>(3);
   publish(bad);
   expect_mismatch();
 }
 
-TEST_F(ShmStranger, BlocksOutsideTheAreaAreAMismatch) {
+TEST_F(ShmRawPeer, BlocksOutsideTheAreaAreAMismatch) {
   shm::Descriptor bad = descriptor(shm::kBlockBytes + 1, shm::kBlockBytes + 1);
   bad.first_block = shm::kBlockCount - 1;
   publish(bad);
   expect_mismatch();
 }
 
-TEST_F(ShmStranger, AFirstBlockOutsideTheAreaIsAMismatch) {
+TEST_F(ShmRawPeer, AFirstBlockOutsideTheAreaIsAMismatch) {
   shm::Descriptor bad = descriptor(0, 0);
   bad.first_block = 0xffffffffu;
   publish(bad);
   expect_mismatch();
 }
 
-TEST_F(ShmStranger, MoreDataThanTheAreaHoldsIsAMismatch) {
+TEST_F(ShmRawPeer, MoreDataThanTheAreaHoldsIsAMismatch) {
   publish(descriptor(~std::uint64_t{0} - 100, ~std::uint64_t{0} - 100));
   expect_mismatch();
 }
 
-TEST_F(ShmStranger, MoreDataThanThePayloadIsAMismatch) {
+TEST_F(ShmRawPeer, MoreDataThanThePayloadIsAMismatch) {
   publish(descriptor(10, 11));
   expect_mismatch();
 }
 
-TEST_F(ShmStranger, APieceOfNothingIsAMismatch) {
+TEST_F(ShmRawPeer, APieceOfNothingIsAMismatch) {
   publish(descriptor(10, 0));
   expect_mismatch();
 }
 
-TEST_F(ShmStranger, APieceWithoutAMessageIsAMismatch) {
+TEST_F(ShmRawPeer, APieceWithoutAMessageIsAMismatch) {
   shm::Descriptor bad = descriptor(10, 10);
   bad.kind = shm::Descriptor::Kind::piece;
   publish(bad);
   expect_mismatch();
 }
 
-TEST_F(ShmStranger, AMessageInsideAnotherIsAMismatch) {
+TEST_F(ShmRawPeer, AMessageInsideAnotherIsAMismatch) {
   publish(descriptor(100, 10));
   publish(descriptor(0, 0));
   expect_mismatch();
 }
 
-TEST_F(ShmStranger, ALastPieceThatIsTooLongIsAMismatch) {
+TEST_F(ShmRawPeer, ALastPieceThatIsTooLongIsAMismatch) {
   publish(descriptor(100, 90));
   shm::Descriptor bad = descriptor(0, 11);
   bad.kind = shm::Descriptor::Kind::piece;
@@ -157,26 +157,26 @@ TEST_F(ShmStranger, ALastPieceThatIsTooLongIsAMismatch) {
   expect_mismatch();
 }
 
-TEST_F(ShmStranger, ACounterThatJumpsIsAMismatch) {
+TEST_F(ShmRawPeer, ACounterThatJumpsIsAMismatch) {
   lane().descriptors_written.store(shm::kDescriptorCount + 1);
   wake();
   expect_mismatch();
 }
 
-TEST_F(ShmStranger, ACounterThatGoesBackIsAMismatch) {
+TEST_F(ShmRawPeer, ACounterThatGoesBackIsAMismatch) {
   lane().descriptors_written.store(~std::uint64_t{0});
   wake();
   expect_mismatch();
 }
 
-TEST_F(ShmStranger, ReadingMoreThanWasSentIsAMismatch) {
+TEST_F(ShmRawPeer, ReadingMoreThanWasSentIsAMismatch) {
   segment_->incoming().descriptors_read.store(1000);
   const Bytes payload = pattern(10, 1);
   end_->send(push_header(1), payload);
   expect_mismatch();
 }
 
-TEST_F(ShmStranger, ReturningBlocksThatWereNotSentIsAMismatch) {
+TEST_F(ShmRawPeer, ReturningBlocksThatWereNotSentIsAMismatch) {
   segment_->incoming().returns[0].store(17);
   segment_->incoming().returns_written.store(1);
   const Bytes payload = pattern(10, 1);
@@ -184,45 +184,45 @@ TEST_F(ShmStranger, ReturningBlocksThatWereNotSentIsAMismatch) {
   expect_mismatch();
 }
 
-TEST_F(ShmStranger, ReturningTooManyBlocksIsAMismatch) {
+TEST_F(ShmRawPeer, ReturningTooManyBlocksIsAMismatch) {
   segment_->incoming().returns_written.store(~std::uint64_t{0});
   const Bytes payload = pattern(10, 1);
   end_->send(push_header(1), payload);
   expect_mismatch();
 }
 
-TEST_F(ShmStranger, BytesOnTheSocketAreAMismatch) {
-  ASSERT_EQ(::send(stranger_.get(), "x", 1, MSG_NOSIGNAL), 1);
+TEST_F(ShmRawPeer, BytesOnTheSocketAreAMismatch) {
+  ASSERT_EQ(::send(peer_.get(), "x", 1, MSG_NOSIGNAL), 1);
   expect_mismatch();
 }
 
-TEST_F(ShmStranger, ACutMessageIsAPeerLost) {
+TEST_F(ShmRawPeer, ACutMessageIsAPeerLost) {
   publish(descriptor(2u << 20, 1000));
-  stranger_.reset();
+  peer_.reset();
   const Status status = end_->recorder.wait_closed();
   EXPECT_EQ(status.code(), ErrorCode::peer_lost);
   EXPECT_NE(status.message().find("in the middle of a message"), std::string::npos) << status.message();
 }
 
-TEST_F(ShmStranger, WhatThePeerSaidBeforeItWentIsDelivered) {
+TEST_F(ShmRawPeer, WhatThePeerSaidBeforeItWentIsDelivered) {
   for (int i = 0; i < 3; ++i) publish(descriptor(0, 0));
-  stranger_.reset();
+  peer_.reset();
   EXPECT_EQ(end_->recorder.wait_closed().code(), ErrorCode::peer_lost);
   EXPECT_EQ(end_->recorder.messages().size(), 3u);
 }
 
-/// Not even a kind.
+/// A descriptor without a valid kind.
 shm::Descriptor noise(std::mt19937& random) {
   std::array<std::uint32_t, sizeof(shm::Descriptor) / 4> words;
   for (std::uint32_t& word : words) word = static_cast<std::uint32_t>(random());
   return std::bit_cast<shm::Descriptor>(words);
 }
 
-TEST_F(ShmStranger, NoNonsenseInTheSharedMemoryDoesHarm) {
+TEST_F(ShmRawPeer, NoNonsenseInTheSharedMemoryDoesHarm) {
   std::mt19937 random(11);
   const Bytes payload = pattern(100'000, 1);
   for (int round = 0; round < 60; ++round) {
-    // Halfway good descriptors get deeper than noise does.
+    // Partly valid descriptors test more of the checks than random bytes do.
     for (std::uint64_t i = 0; i < 8; ++i) {
       shm::Descriptor made = descriptor(random() % 40'000, random() % 40'000);
       made.first_block = static_cast<std::uint32_t>(random() % (shm::kBlockCount + 1));
@@ -242,13 +242,13 @@ TEST_F(ShmStranger, NoNonsenseInTheSharedMemoryDoesHarm) {
   }
 }
 
-TEST_F(ShmStranger, WhoGreetsOtherwiseIsHungUpOn) {
+TEST_F(ShmRawPeer, WhoGreetsOtherwiseIsHungUpOn) {
   ASSERT_TRUE(connect_socket());
-  ASSERT_EQ(::send(stranger_.get(), "good day", 8, MSG_NOSIGNAL), 8);
+  ASSERT_EQ(::send(peer_.get(), "good day", 8, MSG_NOSIGNAL), 8);
   expect_hung_up();
 }
 
-TEST_F(ShmStranger, AnEventDescriptorThatIsNoneIsAMismatch) {
+TEST_F(ShmRawPeer, AnEventDescriptorThatIsNoneIsAMismatch) {
   end_.reset();
   listener_.reset();
   listener_ = listen();
@@ -259,13 +259,13 @@ TEST_F(ShmStranger, AnEventDescriptorThatIsNoneIsAMismatch) {
   files.value().acceptor_wake = FileDescriptor(ends[0]);
   ::close(ends[1]);  // at its end for ever
   ASSERT_TRUE(connect_socket());
-  ASSERT_TRUE(shm::send_files(stranger_.get(), files.value()));
+  ASSERT_TRUE(shm::send_files(peer_.get(), files.value()));
   end_ = std::make_unique<End>(loop_, accepted_->get_future().get());
   end_->receive();
   expect_mismatch();
 }
 
-TEST_F(ShmStranger, MemoryThatCouldShrinkIsHungUpOn) {
+TEST_F(ShmRawPeer, MemoryThatCouldShrinkIsHungUpOn) {
   auto files = shm::Segment::make_files();
   ASSERT_TRUE(files.ok());
   const FileDescriptor sealed(::dup(files.value().memory.get()));
@@ -274,11 +274,11 @@ TEST_F(ShmStranger, MemoryThatCouldShrinkIsHungUpOn) {
   files.value().memory = FileDescriptor(::memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(::ftruncate(files.value().memory.get(), found.st_size), 0);
   ASSERT_TRUE(connect_socket());
-  ASSERT_TRUE(shm::send_files(stranger_.get(), files.value()));
+  ASSERT_TRUE(shm::send_files(peer_.get(), files.value()));
   expect_hung_up();
 }
 
-TEST_F(ShmStranger, MemoryOfAnotherSizeIsHungUpOn) {
+TEST_F(ShmRawPeer, MemoryOfAnotherSizeIsHungUpOn) {
   auto files = shm::Segment::make_files();
   ASSERT_TRUE(files.ok());
   const int memory = ::memfd_create("small", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -286,11 +286,11 @@ TEST_F(ShmStranger, MemoryOfAnotherSizeIsHungUpOn) {
   ASSERT_EQ(::ftruncate(memory, 4096), 0);
   ASSERT_EQ(::fcntl(memory, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), 0);
   ASSERT_TRUE(connect_socket());
-  ASSERT_TRUE(shm::send_files(stranger_.get(), files.value()));
+  ASSERT_TRUE(shm::send_files(peer_.get(), files.value()));
   expect_hung_up();
 }
 
-/// What connecting to `address` for a moment comes to.
+/// Returns the status of a short attempt to connect to `address`.
 Status connect_error(const std::string& address) {
   const auto transport = make_shm_transport();
   Loop loop("connect");

@@ -1,4 +1,4 @@
-// What only TCP can do wrong: peers that talk nonsense, cut streams, addresses, descriptors that run out.
+// Errors of TCP alone: peers that send invalid data, cut streams, wrong addresses, a lack of descriptors.
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/resource.h>
@@ -19,8 +19,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// A flow of the transport whose other end is a plain socket in the test's hands.
-class TcpStranger : public ::testing::Test {
+/// A flow of the transport whose peer is a plain socket of the test.
+class TcpRawPeer : public ::testing::Test {
  protected:
   void SetUp() override {
     auto accepted = std::make_shared<std::promise<std::shared_ptr<Flow>>>();
@@ -29,15 +29,15 @@ class TcpStranger : public ::testing::Test {
     ASSERT_TRUE(listener.ok()) << listener.status().message();
     const auto where = tcp::resolve(listener.value()->address());
     ASSERT_TRUE(where.ok());
-    stranger_ = FileDescriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    ASSERT_EQ(::connect(stranger_.get(), where.value()[0].get(), where.value()[0].size_bytes), 0);
-    ASSERT_TRUE(let_in(stranger_.get()));
+    peer_ = FileDescriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(::connect(peer_.get(), where.value()[0].get(), where.value()[0].size_bytes), 0);
+    ASSERT_TRUE(let_in(peer_.get()));
     end_ = std::make_unique<End>(loop_, accepted->get_future().get());
     end_->receive();
   }
 
   void write(std::span<const std::byte> bytes) {
-    ASSERT_EQ(::send(stranger_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+    ASSERT_EQ(::send(peer_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
   }
 
   static std::array<std::byte, wire::kHeaderBytes> encoded(std::uint64_t payload_bytes) {
@@ -50,66 +50,66 @@ class TcpStranger : public ::testing::Test {
 
   std::unique_ptr<Transport> transport_ = make_tcp_transport();
   Loop loop_{"tcp test"};
-  FileDescriptor stranger_;
+  FileDescriptor peer_;
   std::unique_ptr<End> end_;
 };
 
-TEST_F(TcpStranger, GarbageIsAMismatch) {
+TEST_F(TcpRawPeer, GarbageIsAMismatch) {
   write(pattern(4096, 3));
   const Status status = end_->recorder.wait_closed();
   EXPECT_EQ(status.code(), ErrorCode::mismatch);
   EXPECT_NE(status.message().find(end_->flow().peer_name()), std::string::npos) << status.message();
 }
 
-TEST_F(TcpStranger, AnotherProtocolIsAMismatch) {
+TEST_F(TcpRawPeer, AnotherProtocolIsAMismatch) {
   const char request[] = "GET / HTTP/1.1\r\nHost: example.org\r\nUser-Agent: a browser that lost its way\r\n\r\n";
   write(std::as_bytes(std::span(request)));
   EXPECT_EQ(end_->recorder.wait_closed().code(), ErrorCode::mismatch);
 }
 
-TEST_F(TcpStranger, AnOversizedPayloadIsAMismatch) {
+TEST_F(TcpRawPeer, AnOversizedPayloadIsAMismatch) {
   write(encoded(wire::kMaxPayloadBytes + 1));
   EXPECT_EQ(end_->recorder.wait_closed().code(), ErrorCode::mismatch);
 }
 
-TEST_F(TcpStranger, ACutHeaderIsAPeerLost) {
+TEST_F(TcpRawPeer, ACutHeaderIsAPeerLost) {
   const auto header = encoded(0);
   write(std::span(header).first(30));
-  stranger_.reset();
+  peer_.reset();
   const Status status = end_->recorder.wait_closed();
   EXPECT_EQ(status.code(), ErrorCode::peer_lost);
   EXPECT_NE(status.message().find("in the middle of a message"), std::string::npos) << status.message();
 }
 
-TEST_F(TcpStranger, ACutPayloadIsAPeerLost) {
+TEST_F(TcpRawPeer, ACutPayloadIsAPeerLost) {
   write(encoded(1000));
   write(pattern(999, 1));
-  stranger_.reset();
+  peer_.reset();
   const Status status = end_->recorder.wait_closed();
   EXPECT_EQ(status.code(), ErrorCode::peer_lost);
   EXPECT_NE(status.message().find("in the middle of a message"), std::string::npos) << status.message();
   EXPECT_TRUE(end_->recorder.messages().empty());
 }
 
-TEST_F(TcpStranger, AnOrderlyEndIsAPeerLostToo) {
+TEST_F(TcpRawPeer, AnOrderlyEndIsAPeerLostToo) {
   write(encoded(0));
-  stranger_.reset();
+  peer_.reset();
   const Status status = end_->recorder.wait_closed();
   EXPECT_EQ(status.code(), ErrorCode::peer_lost);
   EXPECT_NE(status.message().find("(closed by the peer)"), std::string::npos) << status.message();
   EXPECT_EQ(end_->recorder.messages().size(), 1u);
 }
 
-TEST_F(TcpStranger, AResetIsAPeerLostThatSaysSo) {
+TEST_F(TcpRawPeer, AResetIsAPeerLostThatSaysSo) {
   const linger abort_on_close{1, 0};
-  ASSERT_EQ(::setsockopt(stranger_.get(), SOL_SOCKET, SO_LINGER, &abort_on_close, sizeof(abort_on_close)), 0);
-  stranger_.reset();
+  ASSERT_EQ(::setsockopt(peer_.get(), SOL_SOCKET, SO_LINGER, &abort_on_close, sizeof(abort_on_close)), 0);
+  peer_.reset();
   const Status status = end_->recorder.wait_closed();
   EXPECT_EQ(status.code(), ErrorCode::peer_lost);
   EXPECT_NE(status.message().find("reset"), std::string::npos) << status.message();
 }
 
-TEST_F(TcpStranger, MessagesMayArriveByteByByte) {
+TEST_F(TcpRawPeer, MessagesMayArriveByteByByte) {
   const Bytes payload = pattern(100, 1);
   for (int message = 0; message < 3; ++message) {
     for (const std::byte one : encoded(payload.size())) write(std::span(&one, 1));
@@ -119,17 +119,17 @@ TEST_F(TcpStranger, MessagesMayArriveByteByByte) {
   for (const auto& message : end_->recorder.messages()) EXPECT_EQ(message.payload, payload);
 }
 
-TEST_F(TcpStranger, WhatThePeerSaidBeforeItWentIsDeliveredEvenIfSendingFails) {
+TEST_F(TcpRawPeer, WhatThePeerSaidBeforeItWentIsDeliveredEvenIfSendingFails) {
   const Bytes large = pattern(32u << 20, 1);
   write(encoded(0));
-  stranger_.reset();  // with what we send unread: a reset
+  peer_.reset();  // with what we send unread: a reset
   for (std::uint32_t i = 0; i < 4; ++i) end_->send(push_header(i), large);
   EXPECT_EQ(end_->recorder.wait_closed().code(), ErrorCode::peer_lost);
   EXPECT_EQ(end_->recorder.messages().size(), 1u);
   ASSERT_TRUE(end_->sends.wait_all());
 }
 
-TEST_F(TcpStranger, CloseGivesUpOnAPeerThatDoesNotRead) {
+TEST_F(TcpRawPeer, CloseGivesUpOnAPeerThatDoesNotRead) {
   const Bytes large = pattern(32u << 20, 1);
   end_->send(push_header(1), large);
   const auto before = Clock::now();
@@ -140,19 +140,19 @@ TEST_F(TcpStranger, CloseGivesUpOnAPeerThatDoesNotRead) {
   EXPECT_EQ(end_->sends.codes()[ErrorCode::shut_down], 1u);
 }
 
-TEST_F(TcpStranger, CloseDropsWhatStillArrives) {
+TEST_F(TcpRawPeer, CloseDropsWhatStillArrives) {
   end_->loop().post([&] { end_->flow().close(std::chrono::seconds(20)); });
   const Bytes payload = pattern(1u << 20, 1);
   std::byte end_of_stream;
-  EXPECT_EQ(::recv(stranger_.get(), &end_of_stream, 1, 0), 0);
+  EXPECT_EQ(::recv(peer_.get(), &end_of_stream, 1, 0), 0);
   write(encoded(payload.size()));
   write(payload);
-  stranger_.reset();
+  peer_.reset();
   EXPECT_TRUE(end_->recorder.wait_closed().ok());
   EXPECT_TRUE(end_->recorder.messages().empty());
 }
 
-/// An error of listen or connect for an address.
+/// Returns the error of listen or connect for an address.
 Status listen_error(const std::string& address) {
   const auto transport = make_tcp_transport();
   Loop loop("listen");
@@ -219,7 +219,7 @@ TEST(TcpListen, AcceptsAgainAfterRunningOutOfDescriptors) {
   ASSERT_TRUE(listener.ok());
   const auto where = tcp::resolve(listener.value()->address());
   const FileDescriptor client(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  // No descriptor left for the accepted end.
+  // No descriptor is left for the accepted end.
   rlimit old_limit{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &old_limit), 0);
   const rlimit none_left{static_cast<rlim_t>(client.get()) + 1, old_limit.rlim_max};

@@ -1,5 +1,5 @@
-// What TLS promises beyond the conformance suite: nobody in the middle reads, changes, repeats or cuts unnoticed, and
-// nobody is talked out of it.
+// The guarantees of TLS: nobody in the middle can read the bytes, change, repeat or cut them without notice, or switch
+// TLS off.
 #include <algorithm>
 #include <atomic>
 #include <thread>
@@ -19,10 +19,10 @@ using Verdict = Relay::Verdict;
 
 constexpr const char* kSecret = "a secret of some length";
 constexpr std::size_t kMiB = std::size_t{1} << 20;
-// By when the handshakes are over, whichever way; what follows is messages.
+// After this many bytes the handshakes are over, and messages follow.
 constexpr std::size_t kAfterHandshakes = 2000;
 
-/// A listener, whom its relay pretends to be, and what they have accepted.
+/// A listener behind a relay, and the connections that it has accepted.
 class Tls : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -56,7 +56,7 @@ class Tls : public ::testing::Test {
     return answer.get_future().get();
   }
 
-  /// Both ends of a connection through the relay, receiving.
+  /// Returns both ends of a connection through the relay. Both have receivers.
   void connect_both() {
     auto flow = connect(*transport_);
     ASSERT_TRUE(flow.ok()) << flow.status().message();
@@ -82,7 +82,7 @@ class Tls : public ::testing::Test {
 
 bool contains(const Bytes& bytes, std::span<const std::byte> what) { return !std::ranges::search(bytes, what).empty(); }
 
-/// Whether some 16 bytes of the payload were to be seen.
+/// Whether any 16 bytes of the payload were visible to the relay.
 bool shows(const Bytes& recorded, const Bytes& payload) {
   for (std::size_t at = 0; at + 16 <= payload.size(); at += 4096)
     if (contains(recorded, std::span(payload).subspan(at, 16))) return true;
@@ -172,7 +172,7 @@ TEST_F(Tls, AnEndThatThePeerHasNotSaidIsACut) {
   client_->send(push_header(1), payload);
   const Status status = server_->recorder.wait_closed();
   EXPECT_EQ(status.code(), ErrorCode::peer_lost);
-  EXPECT_NE(status.message().find("without TLS's end"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("without the end of TLS"), std::string::npos) << status.message();
   EXPECT_EQ(server_->recorder.messages().size(), 1u);
 }
 
@@ -184,7 +184,7 @@ TEST_F(Tls, AnEndThatThePeerHasSaidIsNone) {
 }
 
 TEST_F(Tls, AChangedHandshakeLetsNobodyIn) {
-  // The proofs have passed; the first byte of TLS has not.
+  // The proofs have passed the relay, and the first byte of TLS has not.
   constexpr std::size_t kProofs = wire::kOpeningBytes + wire::kAnswerBytes;
   for (const Way changed : {Way::there, Way::back}) {
     const std::size_t first = changed == Way::there ? kProofs : wire::kChallengeBytes;
@@ -216,7 +216,7 @@ TEST_F(Tls, BothEndsHaveToWantIt) {
 }
 
 TEST_F(Tls, NobodyInTheMiddleTalksThemOutOfIt) {
-  // Towards each end as if the other one had not asked for it.
+  // Tells each end that the other one has not asked for TLS.
   meddle([](Way, std::size_t passed_bytes, Bytes& bytes) {
     constexpr std::size_t kEncryptionAt = 6;
     if (passed_bytes == 0) bytes.at(kEncryptionAt) = std::byte{0};
@@ -255,14 +255,14 @@ TEST_F(Tls, ARecordedConnectionOpensNothingAgain) {
   EXPECT_EQ(server_->recorder.messages().size(), 1u);
 }
 
-TEST_F(Tls, StrangersWhoSpeakItAreHungUpOnWithoutAWord) {
+TEST_F(Tls, UnauthenticatedConnectionsAreClosedWithoutAnAnswer) {
   constexpr std::array<std::uint8_t, 6> kClientHello{0x16, 0x03, 0x01, 0x00, 0xc4, 0x01};
   const auto where = tcp::resolve(listener_->address()).value()[0];
-  const FileDescriptor stranger(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  ASSERT_EQ(::connect(stranger.get(), where.get(), where.size_bytes), 0);
-  ASSERT_GT(::send(stranger.get(), kClientHello.data(), kClientHello.size(), MSG_NOSIGNAL), 0);
+  const FileDescriptor unproven(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(::connect(unproven.get(), where.get(), where.size_bytes), 0);
+  ASSERT_GT(::send(unproven.get(), kClientHello.data(), kClientHello.size(), MSG_NOSIGNAL), 0);
   std::byte byte;
-  EXPECT_LE(::recv(stranger.get(), &byte, 1, 0), 0);
+  EXPECT_LE(::recv(unproven.get(), &byte, 1, 0), 0);
 }
 
 TEST_F(Tls, CountsTheBytesOfMessagesAndNotItsOwn) {

@@ -1,4 +1,4 @@
-// Marks: what options ask for, what the socket has, and what is in the packets.
+// Marks of packets: the options, the settings of the socket, and the packets themselves.
 #include "transport/traffic_class.h"
 
 #include <gtest/gtest.h>
@@ -159,7 +159,7 @@ class TcpMarks : public ::testing::TestWithParam<Family> {
     return status;
   }
 
-  /// One message each way.
+  /// Sends one message in each direction.
   void exchange() {
     ++count_;
     client_->send(push_header(1), payload_);
@@ -168,7 +168,7 @@ class TcpMarks : public ::testing::TestWithParam<Family> {
     ASSERT_TRUE(client_->recorder.wait_messages(count_));
   }
 
-  /// The end whose peer has this port.
+  /// Returns the end whose peer has this port.
   OwnSocket socket_to_port() const {
     for (const OwnSocket& socket : own_sockets())
       if (socket.peer_address.ends_with(":" + std::to_string(port_))) return socket;

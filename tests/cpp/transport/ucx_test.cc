@@ -1,4 +1,4 @@
-// What the UCX transport promises beyond the conformance suite.
+// The behaviour of the UCX transport that the conformance suite does not test.
 #include <gtest/gtest.h>
 
 #include <future>
@@ -56,7 +56,7 @@ TEST(UcxArrivals, EmptiesItselfOfWhatIsHere) {
 
 TEST(UcxTransport, IsThereExactlyWhenTheBuildHasUcx) { EXPECT_EQ(make_ucx_transport() != nullptr, ucx_available()); }
 
-/// What listening and connecting say with this setting.
+/// Returns the status of listening and of connecting with this setting.
 void expect_rejected(const std::string& name, const std::string& value) {
   const auto transport = make_ucx_transport({{name, value}});
   Loop loop("ucx");
@@ -75,7 +75,7 @@ TEST(UcxTransport, SaysWhichSettingUcxRejects) {
   expect_rejected("TLS", "no_such_transport");
 }
 
-/// A message from a connection's one end to the other, both over this transport.
+/// Sends a message from one end of a connection to the other, both over this transport.
 void expect_to_work(Transport& transport) {
   Loop loop("ucx");
   std::promise<std::shared_ptr<Flow>> accepted;

@@ -1,4 +1,4 @@
-// Messages that lie in the header: what goes in comes out, after a trip through the bytes, and sizes do not overflow.
+// Messages whose body lies in the header: encoding and decoding gives equal messages, and sizes do not overflow.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -10,7 +10,7 @@
 namespace poseidon::wire {
 namespace {
 
-/// The header as its receiver has it.
+/// Encodes and decodes the header.
 Header received(const Header& header) {
   std::array<std::byte, kHeaderBytes> bytes;
   encode(header, bytes);
@@ -40,7 +40,7 @@ class Random {
   std::mt19937_64 random_{5};
 };
 
-/// The envelope has come along unchanged, but for the kind.
+/// Checks that the envelope is unchanged, except for the kind.
 void expect_about(const Header& header, Envelope about) {
   about.kind = header.kind;
   EXPECT_EQ(static_cast<const Envelope&>(header), about);

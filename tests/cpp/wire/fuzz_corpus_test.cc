@@ -1,4 +1,4 @@
-// What the fuzzers (tests/fuzz) have in their corpora, once, and cut short: they end the process where a decoder errs.
+// Runs the corpora of the fuzzers (tests/fuzz) once, also cut short. A fuzzer ends the process if a decoder is wrong.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -35,7 +35,7 @@ TEST_P(Corpus, IsTakenOrRejectedAsAWholeAndCutShort) {
     const std::string content = content_of(entry.path());
     ++file_count;
     for (std::size_t size_bytes = 0; size_bytes <= content.size(); ++size_bytes) {
-      // A copy of its own: reading past its end is seen by the address sanitizer.
+      // A separate copy, so that the address sanitizer sees a read past its end.
       const std::vector<std::uint8_t> bytes(content.begin(), content.begin() + static_cast<std::ptrdiff_t>(size_bytes));
       EXPECT_EQ(fuzzer(bytes.data(), bytes.size()), 0);
     }

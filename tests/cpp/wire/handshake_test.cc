@@ -1,4 +1,4 @@
-// The handshake without sockets: who gets through, and all the ways of not knowing the secret.
+// The handshake without sockets: which peers are accepted, and all failures to prove the secret.
 #include "wire/handshake.h"
 
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ Bytes outgoing(Handshake& from) {
   return {bytes.begin(), bytes.end()};
 }
 
-/// What one end says reaches the other until both are silent.
+/// Passes the bytes of each end to the other until neither sends more.
 void talk(Handshake& one, Handshake& other) {
   for (int i = 0; i < 4; ++i) {
     other.receive(outgoing(one));
@@ -68,7 +68,7 @@ TEST(Handshake, LetsInWhoKnowsTheSecret) {
 }
 
 TEST(Handshake, SaysWhatTheWireFormatSays) {
-  // By another implementation of HMAC, from docs/wire-format.md.
+  // Computed with another implementation of HMAC, as docs/wire-format.md says.
   const Bytes id{std::byte{0x04}, std::byte{0xbf}, std::byte{0xe5}, std::byte{0x8a},
                  std::byte{0x5d}, std::byte{0x2e}, std::byte{0x52}, std::byte{0xc8}};
   constexpr std::array<std::uint8_t, 4> kAcceptorBegins{0x6d, 0xbe, 0x5b, 0x78};
@@ -142,7 +142,7 @@ TEST(Handshake, TheAcceptorGivesNoProofToWhomItDoesNotKnow) {
   EXPECT_NE(proof, none);
 }
 
-TEST(Handshake, WhatAStrangerGetsForAProofDependsOnNoSecret) {
+TEST(Handshake, AnUnauthenticatedConnectionGetsAProofThatDependsOnNoSecret) {
   const Nonce nonce = random_nonce();
   Handshake one = connector(kSecret);
   const Bytes opening = outgoing(one);
@@ -155,7 +155,7 @@ TEST(Handshake, WhatAStrangerGetsForAProofDependsOnNoSecret) {
   EXPECT_EQ(answers.size(), 3u) << "another one each time that all else is the same";
 }
 
-/// Runs a handshake in which the first difference between what is sent and what arrives is made by `change`.
+/// Runs a handshake in which `change` changes the bytes on their way.
 template <typename Change>
 void expect_failure(Change change, int message) {
   Handshake one = connector(kSecret);
@@ -168,7 +168,7 @@ void expect_failure(Change change, int message) {
     to.receive(bytes);
   }
   EXPECT_FALSE(one.state() == State::done && other.state() == State::done);
-  // Whoever was lied to does not believe it.
+  // The end that received changed bytes does not accept the other one.
   if (message == 1) EXPECT_NE(one.state(), State::done);
   if (message == 2) EXPECT_NE(other.state(), State::done);
 }
@@ -230,7 +230,7 @@ TEST(Handshake, BothEndsMakeTheSameTlsKeyOfItAndNoOtherExchangeDoes) {
   ASSERT_EQ(one.state(), State::done);
   ASSERT_EQ(other.state(), State::done);
   EXPECT_EQ(one.tls_key(), other.tls_key());
-  // By another implementation of HMAC, from docs/wire-format.md.
+  // Computed with another implementation of HMAC, as docs/wire-format.md says.
   const Digest key = one.tls_key();
   EXPECT_EQ(std::vector(key.begin(), key.begin() + 4),
             (Bytes{std::byte{0x2b}, std::byte{0x33}, std::byte{0xe8}, std::byte{0xf6}}));
@@ -255,7 +255,7 @@ TEST(Handshake, EndsThatWantAnotherEncryptionBothLearnSo) {
 
 TEST(Handshake, WhoChangesTheEncryptionOnTheWayIsNotBelieved) {
   constexpr std::size_t kEncryptionAt = 6;
-  // As if both were without it: each end would go on in plain text.
+  // Each end is told that the other one has the same setting as itself.
   Handshake one = connector(kSecret, Purpose::flow, Encryption::tls);
   Handshake other = acceptor(kSecret);
   Bytes opening = outgoing(one);
@@ -269,14 +269,14 @@ TEST(Handshake, WhoChangesTheEncryptionOnTheWayIsNotBelieved) {
 }
 
 TEST(Handshake, AReflectionProvesNothing) {
-  // A connector that meets its own opening, and one that gets its own kind of proof back.
+  // A connector that receives its own opening, and a connector that receives a connector's proof.
   Handshake one = connector(kSecret);
   Bytes mirrored = outgoing(one);
   mirrored.resize(kChallengeBytes);
   one.receive(mirrored);
   EXPECT_EQ(one.state(), State::unproven);
 
-  // An acceptor whose challenge is sent back to it as the answer.
+  // An acceptor that receives its own challenge as the answer.
   Handshake other = acceptor(kSecret);
   Handshake honest = connector(kSecret);
   other.receive(outgoing(honest));

@@ -1,4 +1,4 @@
-// The header: what goes in comes out, and what does not belong is rejected by name.
+// The header: encoding and decoding gives an equal header, and each invalid field is named.
 #include "wire/header.h"
 
 #include <gtest/gtest.h>

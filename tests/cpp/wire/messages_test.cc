@@ -1,4 +1,4 @@
-// The messages that have a form: hello and texts, and what is no such message.
+// Messages with a payload of their own form: hello and texts, and their invalid forms.
 #include "wire/messages.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Pace: what a hello says of stragglers and consistency.
+// Pace: the part of a hello that is about stragglers and consistency.
 #include "wire/pace.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Update rules as bytes: every rule comes back, and what no rule gives is refused.
+// Update rules as bytes: encoding and decoding gives an equal rule, and bytes of no rule are refused.
 #include "wire/update_rule.h"
 
 #include <gtest/gtest.h>
@@ -99,7 +99,7 @@ TEST(Rule, OfAnUnknownKindOrWithoutANumberIsNone) {
   }
 }
 
-/// A process with another version of the kind means other values by the same bytes.
+/// In a process with another version of the kind, the same bytes mean other values.
 TEST(Rule, OfAKindWithOtherValuesIsNone) {
   Bytes bytes = bytes_of(full_rule());
   bytes[kMaxUpdateNameBytes + 1] = std::byte{5};

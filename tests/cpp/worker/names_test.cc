@@ -1,4 +1,4 @@
-// Where a worker looks up the names of its servers.
+// The thread on which a worker looks up the names of its servers.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -17,7 +17,7 @@
 namespace poseidon::testing {
 namespace {
 
-/// TCP, and what is connected to from a loop's own thread, which a slow name server would hold up.
+/// TCP that records the addresses to which a loop's own thread connects. There a slow name server would block the loop.
 class WatchedTransport final : public Transport {
  public:
   Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address,

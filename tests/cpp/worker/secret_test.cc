@@ -1,4 +1,4 @@
-// Whole workers with a secret, with another one, and without.
+// Whole workers with the same secret, with different secrets, and without one.
 #include <gtest/gtest.h>
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kSecret = "a secret of some length";
 constexpr const char* kOther = "another secret, as long";
 
-/// One exchange on every rank of the same numbers.
+/// Exchanges the same numbers on every rank.
 void expect_usable(TestCluster& cluster) {
   const auto layer = cluster.add({vector_layer("weights", 5000)});
   cluster.each([&](std::size_t rank, Client& client) {
@@ -30,7 +30,7 @@ void expect_usable(TestCluster& cluster) {
   });
 }
 
-/// An IPv4 address of this machine that others can reach; empty where there is none.
+/// Returns an IPv4 address of this machine that others can reach, or empty text if there is none.
 std::string outer_address() {
   ifaddrs* all = nullptr;
   if (::getifaddrs(&all) != 0) return "";
@@ -46,7 +46,7 @@ std::string outer_address() {
   return found;
 }
 
-/// How many of the first two ranks' notices speak of the secret.
+/// Returns how many notices of the first two ranks are about the secret.
 std::vector<std::ptrdiff_t> notices_of_no_secret(const std::vector<Options>& options) {
   std::vector<std::ptrdiff_t> counts;
   const TestCluster cluster(options);

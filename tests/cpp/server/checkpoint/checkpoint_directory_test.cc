@@ -1,4 +1,4 @@
-// Many files: which versions are whole, what they hold, and which go.
+// A directory of checkpoint files: which versions are complete, what they hold, and which are deleted.
 #include "server/checkpoint/checkpoint_directory.h"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ class CheckpointDirectories : public ::testing::Test {
  protected:
   static std::vector<CheckpointUnit> units() { return {unit_of("w", 1000, 384), unit_of("b", 40, 40)}; }
 
-  /// What two servers write of one version; `servers` says which of them have.
+  /// Writes the files of two servers for one version. `servers` says which of the two write.
   void write_version(std::uint64_t version, std::uint64_t run = 1, const std::set<int>& servers = {0, 1},
                      const std::string& job = "default") {
     for (const int server : servers) {

@@ -1,4 +1,4 @@
-// One file: whole or not there, and every byte of it checked.
+// One checkpoint file: it exists as a whole or not at all, and every byte of it is checked.
 #include "server/checkpoint/checkpoint_file.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ using testing::write_text;
 
 class CheckpointFiles : public ::testing::Test {
  protected:
-  /// Two units in three chunks, one without a value.
+  /// Two units in three chunks. One chunk has no value.
   static CheckpointSnapshot sample() {
     auto snapshot = snapshot_of(300, {unit_of("w", 96, 64, update_rules()[3]), unit_of("b", 16, 16)});
     add_record(snapshot, 0, 0, 3);
@@ -43,7 +43,7 @@ class CheckpointFiles : public ::testing::Test {
     EXPECT_TRUE(status.ok()) << status.message();
     return directory_.path() + "/" + name_of(snapshot);
   }
-  /// Whether opening it or reading its data fails, and only so.
+  /// Whether opening the file or reading its data fails with ErrorCode::mismatch.
   static bool recognized(const std::string& path) {
     const auto file = CheckpointFile::open(path);
     const Status status = file.ok() ? file.value().verify() : file.status();
@@ -130,7 +130,7 @@ TEST_F(CheckpointFiles, ThatCannotBeWrittenLeaveNothing) {
   EXPECT_EQ(nowhere.code(), ErrorCode::unreachable);
   EXPECT_NE(nowhere.message().find("No such file"), std::string::npos) << nowhere.message();
 
-  // A limit on the size of files ends a write as a full disk does.
+  // A limit on the size of files makes a write fail as a full disk does.
   auto large = snapshot_of(1, {unit_of("w", 1 << 20, 1 << 20)});
   add_record(large, 0, 0);
   const auto before = std::signal(SIGXFSZ, SIG_IGN);

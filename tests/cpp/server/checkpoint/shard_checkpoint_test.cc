@@ -1,4 +1,4 @@
-// Shards that save what they keep and take it back: the same bits, however the layers are cut.
+// Shards that save their values and restore them. The bits are the same, however the layers are cut into chunks.
 #include "server/checkpoint/shard_checkpoint.h"
 
 #include <gtest/gtest.h>
@@ -68,7 +68,7 @@ class Job {
 
   CheckpointWriter& writer() { return *writer_; }
 
-  /// Until what was given to the writer is written, and the shards know.
+  /// Waits until the writer has written everything, and the shards know.
   void settle() {
     std::promise<void> written;
     writer_->write(testing::snapshot_of(0, {}), "probe", [&](const auto&) { written.set_value(); });
@@ -76,7 +76,7 @@ class Job {
     loop_.call([] {});
   }
 
-  /// Ends as a server does that is told to; what was given to the writer is written.
+  /// Ends like a server that is stopped: the writer writes everything that it has.
   void finish() {
     if (!writer_) return;
     writer_->finish();
@@ -111,7 +111,7 @@ class Job {
       });
     }
   }
-  /// The value after the step. `gradient` null: absent.
+  /// Returns the value after the step. If `gradient` is null, the worker is absent.
   Bytes step(std::size_t layer, std::uint64_t number, const Bytes* gradient) {
     Bytes value(units_[layer].size_bytes);
     for_each_chunk(layer, [&](Shard& shard, wire::Header header, std::size_t offset, std::size_t size) {
@@ -128,7 +128,7 @@ class Job {
     });
     return value;
   }
-  /// Restores one layer; returns the versions of its chunks, or of the first refusal its text.
+  /// Restores one layer. Returns the versions of its chunks, or the text of the first refusal.
   std::vector<std::uint64_t> restore(std::size_t layer, Bytes& value, std::uint64_t limit = 0) {
     std::vector<std::uint64_t> versions;
     value.resize(units_[layer].size_bytes);
@@ -208,7 +208,7 @@ class ShardCheckpoints : public ::testing::Test {
     for (std::size_t i = 0; i < layers().size(); ++i) all.emplace_back(gradient(i, 999), layers()[i].dtype);
     return all;
   }
-  /// Steps first … last of the job, of which number 1 is step `base` + 1 of the training.
+  /// Makes the steps first … last of the job. Its step 1 is step `base` + 1 of the training.
   void run(Job& job, std::vector<ReferenceParameters>& references, std::uint64_t first, std::uint64_t last,
            std::uint64_t base = 0, bool settle = true) {
     for (std::uint64_t step = first; step <= last; ++step) {
@@ -234,7 +234,7 @@ class ShardCheckpoints : public ::testing::Test {
       if (listing.complete) all.push_back(listing.version);
     return all;
   }
-  /// A run of six steps with versions 2, 4 and 6, of which 4 and 6 stay.
+  /// Runs six steps, which write the versions 2, 4 and 6. Versions 4 and 6 stay.
   void write_six(std::size_t core_count = 3, std::uint64_t chunk_bytes = 512) {
     Job job(directory_.path(), layers(), core_count, chunk_bytes, 1);
     auto references = initial();
@@ -310,7 +310,7 @@ TEST_F(ShardCheckpoints, ADamagedVersionGivesWayToTheOneBefore) {
   Bytes value;
   for (std::size_t i = 0; i < layers().size(); ++i)
     for (const std::uint64_t version : job.restore(i, value)) got.push_back(version);
-  // A layer that was read before the damage was found is asked for again with the limit that the others have.
+  // A layer that was read before the damage was found is restored again, with the limit of the others.
   EXPECT_EQ(got.back(), 4u);
   EXPECT_FALSE(job.writer().notices().empty());
   for (std::size_t i = 0; i < layers().size(); ++i)
@@ -428,7 +428,7 @@ TEST_F(ShardCheckpoints, ALayerThatStaysBehindIsNamed) {
   EXPECT_TRUE(versions().empty());
   const auto notices = job.writer().notices();
   ASSERT_FALSE(notices.empty());
-  EXPECT_NE(notices[0].find("version 2 is given up"), std::string::npos) << notices[0];
+  EXPECT_NE(notices[0].find("version 2 is not written"), std::string::npos) << notices[0];
   EXPECT_NE(notices[0].find("unit 'adam' has done 0 steps"), std::string::npos) << notices[0];
 }
 

@@ -1,5 +1,5 @@
-// ChunkState under thousands of random steps: whatever arrives when, and in which pieces, the result has
-// the bits of one pass over the parts in order, and every loan comes back once, as early as it can.
+// ChunkState in thousands of random steps. Whatever the order and the pieces of the arrivals are, the result has the
+// bits of one pass over the parts in rank order, and each borrowed payload is released once, as early as possible.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -35,7 +35,7 @@ Bytes random_values(Random& random, DType dtype, std::size_t element_count) {
   return bytes;
 }
 
-/// What one rank contributes, and how far it has come.
+/// The contribution of one rank, and how much of it has arrived.
 struct Rank {
   wire::Contribution header;
   Bytes memory;  // the payload begins at `skew`: lent memory need not be aligned
@@ -75,7 +75,7 @@ class RandomStep {
   ChunkState state() const { return {worker_count_, reduction_, pool_}; }
   Reduction reduction() const { return reduction_; }
 
-  /// Lets something happen to a random rank that has not finished; false when all have.
+  /// Makes something happen to a random rank that has not finished. Returns false when all have finished.
   bool advance(ChunkState& state) {
     std::vector<Rank*> open;
     for (Rank& rank : ranks_)
@@ -118,7 +118,7 @@ class RandomStep {
     return std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.released == (rank.lent ? 1 : 0); });
   }
 
-  /// One that has been admitted goes; null where there is none.
+  /// Drops a random rank that has been admitted. Returns null if there is none.
   Rank* drop_one(ChunkState& state) {
     std::vector<Rank*> admitted;
     for (Rank& rank : ranks_)
@@ -129,7 +129,7 @@ class RandomStep {
     return gone;
   }
 
-  /// A dropped rank has everything before it again.
+  /// A dropped rank starts again from the beginning.
   void begin_again(Rank& rank) {
     rank.admitted = rank.complete = false;
     rank.received_bytes = 0;
@@ -219,7 +219,7 @@ class RandomStep {
     return order;
   }
 
-  /// Whether the rank at this place of the order of admission must be in the sum by now as a whole.
+  /// Whether the whole part of the rank at this place in the order of admission must be in the sum by now.
   bool is_added(std::size_t position) const {
     std::vector<std::uint32_t> order(worker_count_);
     if (reduction_.order == ReduceOrder::rank)
@@ -227,7 +227,7 @@ class RandomStep {
     else
       order = order_;
     const auto at = std::ranges::find(order, order_[position]);
-    // Nothing before it may be missing or be factors; the first one is added with its successor.
+    // No part before it may be missing or be factors. The first part is added together with the second one.
     std::size_t before = 0;
     for (auto it = order.begin(); it != at; ++it) {
       const Rank& rank = ranks_[*it];
@@ -294,8 +294,7 @@ TEST(ChunkStateRandom, AStepThatLosesARankNeverEndsWrongAndLeavesNoLoan) {
     Rank* gone = step.drop_one(state);
     if (gone == nullptr) continue;
     EXPECT_EQ(gone->released, gone->lent && gone->admitted ? 1 : 0) << step.where();
-    // It never comes back, and the others go on as if nothing had happened; those that come too late may be
-    // refused.
+    // The rank never comes back, and the others go on. Those that come after it has left may be refused.
     for (Rank& rank : step.ranks()) {
       if (rank.admitted || &rank == gone) continue;
       if (!state.admit(rank.header, &rank.worker).ok()) continue;

@@ -1,4 +1,4 @@
-// ChunkState by hand: what is refused, what is forgotten, and when memory is free again.
+// ChunkState, step by step: which contributions it refuses or drops, and when it releases memory.
 #include "server/chunk/chunk_state.h"
 
 #include <gtest/gtest.h>
@@ -42,7 +42,7 @@ class ChunkStateTest : public ::testing::Test {
     return state.place(rank, pool_->take(state.parts()[rank]->push.payload_bytes));
   }
 
-  /// Admits and receives a whole payload; returns where it was put.
+  /// Admits and receives a whole payload. Returns the memory to which it was written.
   const std::byte* receive(ChunkState& state, const wire::Contribution& header, const Floats& values) {
     EXPECT_TRUE(state.admit(floats(header, values.size()), &worker_).ok());
     const auto place = place_of(state, header.rank);

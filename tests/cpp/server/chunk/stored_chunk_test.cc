@@ -1,4 +1,4 @@
-// What a shard keeps between steps: values, the state of their updates, and who is told of them.
+// The values that a shard keeps between steps, the state of their updates, and the answers to pulls.
 #include "server/chunk/stored_chunk.h"
 
 #include <gtest/gtest.h>
@@ -54,9 +54,9 @@ class StoredChunkTest : public ::testing::Test {
 TEST_F(StoredChunkTest, HasNothingBeforeItsFirstValue) {
   EXPECT_FALSE(chunk_.has_value());
   EXPECT_EQ(chunk_.array(0), nullptr);
-  expect_refused(assign(1, {1}), "before the value");
+  expect_refused(assign(1, {1}), "before its states");
   expect_refused(assign(kGradientArray, {1}), "array 5");
-  expect_refused(chunk_.update(update_rules()[0], Buffer(8), DType::float32), "before the parameters");
+  expect_refused(chunk_.update(update_rules()[0], Buffer(8), DType::float32), "before the first update");
   EXPECT_FALSE(chunk_.has_value());
 }
 
@@ -122,7 +122,7 @@ TEST_F(StoredChunkTest, WithoutARuleTheSumIsTheValue) {
   EXPECT_EQ(values_of(chunk_.array(0)->span()), (Floats{3, 4}));
 }
 
-/// The same through a shard's messages.
+/// The same cases through the messages of a shard.
 class StoredShard : public ::testing::Test {
  protected:
   static constexpr std::uint32_t kWorkers = 2;
@@ -192,7 +192,7 @@ TEST_F(StoredShard, OnlyArraysThatExistArePulled) {
   pull(0, kGradientArray);
   pull(0, kGradientArray + 1);
   ASSERT_EQ(workers_[0].refusals.size(), 2u);
-  EXPECT_NE(workers_[0].refusals[0].message().find("no gradient has been kept"), std::string::npos);
+  EXPECT_NE(workers_[0].refusals[0].message().find("has kept no gradient"), std::string::npos);
   EXPECT_NE(workers_[0].refusals[1].message().find("array 6"), std::string::npos);
 }
 

@@ -42,7 +42,7 @@ TEST(FairShare, WhoHasBeenIdleOwesNothingAndHasSavedNothing) {
   EXPECT_FALSE(share.begin(1'000'000, 0));
 }
 
-/// A loop in which every flow that is ready takes a turn, as long as its job may.
+/// A loop in which every ready flow takes a turn while its job may.
 TEST(FairShare, JobsGetTheSameTimeWhateverTheirConnectionsAndTurns) {
   struct Job {
     int connections;
@@ -54,7 +54,7 @@ TEST(FairShare, JobsGetTheSameTimeWhateverTheirConnectionsAndTurns) {
   std::int64_t time_ns = 0;
   for (std::uint64_t round = 1; round <= 20'000; ++round) {
     for (Job& job : jobs) {
-      // The first job has so much to say that its one flow is ready again and again.
+      // The first job sends so much that its only flow is ready again and again.
       for (int turn = 0; turn < std::max(job.connections, 20); ++turn) {
         if (!job.share.begin(round, time_ns)) break;
         time_ns += job.turn_ns;

@@ -1,4 +1,4 @@
-// ServerImpl: what connections and jobs may not make it do, and that nobody else notices.
+// ServerImpl: the limits for connections and jobs. A job that reaches a limit does not disturb others.
 #include "server/chunk/limits.h"
 
 #include <gtest/gtest.h>
@@ -45,7 +45,7 @@ class ServerLimits : public testing::ServerWithWorkers, public ::testing::Test {
     EXPECT_NE(text_of(message).find(word), std::string::npos) << text_of(message);
   }
 
-  /// One step of a job of one worker, whose `count`-th message is the result.
+  /// Makes one step of a job of one worker. The worker's `count`-th message is the result.
   void expect_step(End& worker, std::uint64_t step, std::size_t count) {
     push(worker, push_of(0, 1, step), {1, 2});
     EXPECT_EQ(floats_of(message(worker, count)), (Floats{1, 2}));
@@ -74,7 +74,7 @@ TEST_F(TcpServerLimits, APayloadThatHasNoRoomEndsItsSenderAlone) {
   EXPECT_EQ(mate->recorder.messages().size(), 1u) << "its hello";
 }
 
-/// Ranks that are ahead of rank 0 push more than the server may hold: they wait, and nobody is refused.
+/// Ranks that are ahead of rank 0 push more than the server may hold. They wait, and no push is refused.
 void expect_to_wait_for_rank_zero(testing::ServerWithWorkers& team) {
   constexpr std::uint32_t kRanks = 4;
   constexpr std::uint32_t kUnits = 6;
@@ -221,7 +221,7 @@ TEST_F(ShmServerLimits, AnswersThatNobodyReadsAreBounded) {
   const auto other = join(0, 1, "other");
   expect_step(*other, 1, 2);
   deaf->receive();
-  // What its job may hold, what the shared memory does, and as many refusals as are kept.
+  // The sum of the job's limit, the shared memory, and the refusals that are kept.
   constexpr std::size_t kMost = kLimit / limits::kMessageBytes + 256 + limits::kUnsentRefusals + 64;
   std::size_t count = 1;
   while (message(*deaf, count).header.kind != wire::Kind::refuse) ASSERT_LT(++count, kMost);

@@ -67,7 +67,7 @@ class ServerCores : public ::testing::TestWithParam<Case>, protected testing::Se
     return flows;
   }
 
-  /// The flow on which a worker speaks about a chunk.
+  /// The flow that carries a worker's messages about a chunk.
   static End& flow_of(const std::vector<std::unique_ptr<End>>& flows, std::uint32_t rank, std::uint32_t chunk) {
     const bool by_worker = std::get<Assignment>(GetParam()) == Assignment::worker;
     const std::uint32_t core = by_worker ? rank % kCores : chunk % kCores;
@@ -80,7 +80,7 @@ class ServerCores : public ::testing::TestWithParam<Case>, protected testing::Se
     return header;
   }
 
-  /// Waits until `worker` has got `count` messages in all, and returns those after its hello.
+  /// Waits until `worker` has received `count` messages, and returns those after its hello.
   static std::vector<Received> answers(End& worker, std::size_t count) {
     EXPECT_TRUE(worker.recorder.wait_messages(count + 1));
     auto messages = worker.recorder.messages();

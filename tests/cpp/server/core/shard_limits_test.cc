@@ -1,4 +1,4 @@
-// Shard: what a job may not make it hold.
+// Shard: the limits of the memory that a job may use.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -27,7 +27,7 @@ using testing::with_size;
 
 constexpr std::size_t kLimit = 1u << 20;
 
-/// A shard with a limit, and its workers, whose payloads are received.
+/// A shard with a limit of memory, and its workers. It receives their payloads into its own memory.
 class ShardLimits : public ::testing::Test {
  protected:
   void start(std::uint32_t worker_count, Reduction reduction = {}) {

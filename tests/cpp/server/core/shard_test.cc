@@ -31,7 +31,7 @@ using testing::RecordingRequester;
 using testing::values_of;
 using testing::with_size;
 
-/// A shard and its workers. What they lend stays.
+/// A shard and its workers. The memory that they lend stays valid.
 struct Fixture {
   explicit Fixture(std::uint32_t worker_count, Reduction reduction = {}, ShardThreads threads = {})
       : workers(worker_count), shard(worker_count, reduction, threads) {}
@@ -231,13 +231,13 @@ TEST(Shard, OpenChunksNameTheMissingRanks) {
   EXPECT_EQ(open[0].missing_ranks, (std::vector<std::uint32_t>{0, 1, 3}));
 }
 
-/// The wide baseline computes on other threads and comes back to a loop.
+/// The wide baseline computes on other threads, and finishes on a loop.
 class WideShard : public ::testing::Test {
  protected:
-  /// Runs `body` where the shard lives.
+  /// Runs `body` on the shard's loop.
   void on_loop(const std::function<void()>& body) { loop_.call(body); }
 
-  /// Waits until `rank` has got `count` answers.
+  /// Waits until `rank` has received `count` answers.
   void wait_for(std::uint32_t rank, std::size_t count) {
     const auto deadline = Clock::now() + std::chrono::seconds(20);
     for (std::size_t have = 0; have < count;) {
@@ -290,7 +290,7 @@ TEST_F(WideShard, AWorkerOrAShardThatGoesMeanwhileDisturbsNothing) {
   });
 }
 
-// Adam's strategy: a product of large matrices is made on the server's loop.
+// Project Adam's strategy: the server's loop computes a product of large matrices.
 TEST(ShardProduct, LetsOthersHaveTheirTurns) {
   constexpr std::uint32_t kSide = 1024;
   constexpr std::uint32_t kFactors = 128;

@@ -1,4 +1,4 @@
-// Jobs that share a server: their names and numbers, and the generations of one.
+// Jobs that share a server: their names, their number, and the generations of one job.
 #include "server/core/tenants.h"
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ using testing::Received;
 using testing::stored_push_of;
 using testing::text_of;
 
-/// Whoever comes through this door has proved to know one secret.
+/// A transport whose connections have all proved one secret.
 class Door final : public Transport {
  public:
   Door(Transport& inner, std::string key_id) : inner_(inner), key_id_(std::move(key_id)) {}
@@ -58,7 +58,7 @@ class TenantsTest : public ::testing::Test, protected testing::ServerWithWorkers
     for (auto& [name, door] : doors_) ASSERT_TRUE(server->listen(*door, name).ok());
   }
 
-  /// A connection that has said hello, and the answer.
+  /// A connection that has sent its hello, and the answer.
   std::pair<std::unique_ptr<End>, Received> greet(const wire::Hello& hello, const std::string& address = "server") {
     auto end = connect_to(address);
     end->receive();

@@ -1,5 +1,5 @@
-// stragglers=drop on a shard: where the results that are kept for late ranks find no room a step waits, and nothing is
-// refused; and when a step's time is over.
+// stragglers=drop on a shard. If there is no room for the results that are kept for late ranks, a step waits, and no
+// push is refused.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -33,14 +33,14 @@ class LimitedRun {
   LimitedRun(const UpdateRule& rule, std::size_t memory_limit)
       : paced_(kRanks, dropping(), memory_limit), rule_(rule) {}
 
-  /// False where it has no room for steps that wait for everybody.
+  /// Returns false if there is no room for steps that wait for all ranks.
   bool learn() {
     if (rule_.kind != nullptr && !store_parameters()) return false;
     for (std::uint64_t step = 1; step <= 10; ++step)
       if (!push({0, 1, kLateRank}, step) || refused()) return false;
     return true;
   }
-  /// Steps that rank 2 comes late to; it catches up when the others wait for it, and at the end.
+  /// Steps in which rank 2 is late. It catches up when the others wait for it, and at the end.
   void run_late() {
     std::uint64_t late_step = 11;
     for (std::uint64_t step = 11; step <= kSteps; ++step) {

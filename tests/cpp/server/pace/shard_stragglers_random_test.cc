@@ -1,5 +1,5 @@
-// stragglers=drop on a shard, with ranks that come at random: what every rank gets, step by step, against the mean over
-// those who were in.
+// stragglers=drop on a shard, with ranks that push at random times: what every rank gets, step by step, against the
+// mean over those who were in.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,12 +20,12 @@ using testing::PacedShard;
 constexpr std::size_t kElements = 40;
 constexpr std::uint64_t kSteps = 40;
 
-/// Whole numbers, so that sums are exact; another one for each step and rank.
+/// Returns whole numbers, so that sums are exact. Each step and rank has another number.
 Floats gradient(std::uint32_t rank, std::uint64_t step) {
   return Floats(kElements, static_cast<float>((1U << rank) + 64 * step));
 }
 
-/// Ranks that push one step after the other, as fast as chance will have it.
+/// Ranks that push one step after the other at random speeds.
 class RandomRun {
  public:
   explicit RandomRun(std::uint64_t seed)

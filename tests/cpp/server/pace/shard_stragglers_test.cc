@@ -1,4 +1,4 @@
-// stragglers=drop on a shard: steps that end without late ranks, and what those get.
+// stragglers=drop on a shard: steps that end without late ranks, and the answers to these ranks.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace poseidon {
 namespace {
 
-/// What the last answer to a rank says.
+/// The fields of the last answer to a rank.
 wire::StepResult result_of(const testing::PacedShard& paced, std::uint32_t rank) {
   return wire::StepResult::read(paced.last(rank).header);
 }
@@ -155,7 +155,7 @@ TEST(ShardStragglers, SumsAndTransientStepsWaitForAll) {
   }
 }
 
-/// The mean of those who were in, as one sum over them divided once.
+/// The mean over the ranks that were in time: one sum that is divided once.
 template <typename T>
 std::vector<T> mean_of(const std::vector<std::vector<T>>& inputs, DType dtype, unsigned divisor) {
   std::vector<const std::byte*> pointers;
@@ -220,7 +220,7 @@ TEST(ShardStragglers, RanksThatAreInWithoutAGradientCount) {
   ASSERT_TRUE(paced.shard.add(absent_of(paced.header(2, 11)), paced.workers[2], {}, nullptr).ok());
   paced.time_passes();
   EXPECT_EQ(paced.result(2), Floats{3}) << "9 by three";
-  // One that catches up says so: it is not to count.
+  // A rank that catches up says so in its push, and the mean does not count it.
   auto catching_up = absent_of(paced.header(3, 12));
   catching_up.excluded_from_mean = true;
   ASSERT_TRUE(paced.shard.add(absent_of(paced.header(3, 11)), paced.workers[3], {}, nullptr).ok());
@@ -372,12 +372,12 @@ TEST(ShardStragglers, ARankThatGoesTakesItsPartWithIt) {
   PacedShard paced(3, dropping());
   const Floats values(64, 3);
   paced.learn(values);
-  // It was in: more than half are in no longer.
+  // Rank 1 was in time. Without it, no more than half of the ranks are in time.
   for (const std::uint32_t rank : {0u, 1u}) ASSERT_TRUE(paced.push(rank, 11, values).ok());
   paced.shard.drop(paced.workers[1]);
   paced.time_passes();
   EXPECT_FALSE(paced.answered(0, 11));
-  // Its late part was coming.
+  // Its late part was being received.
   static_cast<void>(paced.begin(1, 11, values));
   ASSERT_TRUE(paced.push(2, 11, values).ok());
   paced.time_passes();

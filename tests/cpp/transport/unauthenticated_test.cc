@@ -1,4 +1,4 @@
-// Who is let in by the transports, and what those who are not can do: nothing.
+// Which connections the transports accept. An unauthenticated connection can do nothing.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -33,7 +33,7 @@ Admission impatient(milliseconds patience, const std::string& secrets = {}) {
   return admission;
 }
 
-/// What connecting comes to, and how long it took.
+/// The result of connecting, and how long it took.
 struct Outcome {
   Result<std::shared_ptr<Flow>> flow;
   Clock::duration took;
@@ -60,7 +60,7 @@ Made make_shm(const Admission& admission) { return make_shm_transport(admission)
 Made make_ucx(const Admission& admission) { return make_ucx_transport({{"TLS", "tcp"}}, admission); }
 
 std::vector<MediumCase> media() {
-  std::vector<MediumCase> all{{"tcp", make_tcp, "127.0.0.1:0"}, {"shm", make_shm, "strangers:0"}};
+  std::vector<MediumCase> all{{"tcp", make_tcp, "127.0.0.1:0"}, {"shm", make_shm, "unauthenticated:0"}};
   if (ucx_available()) all.push_back({"ucx", make_ucx, "127.0.0.1:0"});
   return all;
 }
@@ -68,7 +68,7 @@ std::vector<MediumCase> media() {
 class Secrets : public ::testing::TestWithParam<MediumCase> {
  protected:
   Made with(const std::string& secrets) { return GetParam().make(admission_with(secrets)); }
-  Loop loop_{"strangers"};
+  Loop loop_{"entrance"};
 };
 
 TEST_P(Secrets, OfAnotherIsRefusedAtOnceAndTheListenerNeverHearsOfIt) {
@@ -154,7 +154,7 @@ class TcpDoor : public ::testing::Test {
     loop_.call([this] { last_.reset(); });
   }
 
-  /// Connected, from 127.0.0.`source`; blocking.
+  /// Returns a blocking socket that is connected from 127.0.0.`source`.
   FileDescriptor knock(std::uint8_t source = 1) {
     FileDescriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     sockaddr_in from{};
@@ -167,7 +167,7 @@ class TcpDoor : public ::testing::Test {
   static bool say(const FileDescriptor& socket, std::span<const std::byte> bytes) {
     return ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
   }
-  /// Whether the other side hangs up in time, having said nothing.
+  /// Whether the other side closes the connection in time without an answer.
   static bool hung_up(const FileDescriptor& socket, milliseconds patience = seconds(10)) {
     pollfd entry{socket.get(), POLLIN, 0};
     if (::poll(&entry, 1, static_cast<int>(patience.count())) <= 0) return false;
@@ -189,9 +189,9 @@ TEST_F(TcpDoor, HangsUpOnGarbageWithoutAWord) {
   for (const Bytes& garbage :
        {pattern(4096, 3), Bytes{std::byte{'X'}},
         Bytes(std::as_bytes(std::span(request)).begin(), std::as_bytes(std::span(request)).end())}) {
-    const FileDescriptor stranger = knock();
-    ASSERT_TRUE(say(stranger, garbage));
-    EXPECT_TRUE(hung_up(stranger));
+    const FileDescriptor unproven = knock();
+    ASSERT_TRUE(say(unproven, garbage));
+    EXPECT_TRUE(hung_up(unproven));
   }
   EXPECT_EQ(accepted_, 0);
 }
@@ -200,9 +200,9 @@ TEST_F(TcpDoor, AMessageWithoutAHandshakeIsGarbage) {
   open(admission_with(""));
   std::array<std::byte, wire::kHeaderBytes> header{};
   wire::encode(push_header(1), header);
-  const FileDescriptor stranger = knock();
-  ASSERT_TRUE(say(stranger, header));
-  EXPECT_TRUE(hung_up(stranger));
+  const FileDescriptor unproven = knock();
+  ASSERT_TRUE(say(unproven, header));
+  EXPECT_TRUE(hung_up(unproven));
   EXPECT_EQ(accepted_, 0);
 }
 
@@ -376,13 +376,13 @@ TEST(ShmDoor, HangsUpOnGarbageAndOnTheSilent) {
   ASSERT_TRUE(listener.ok());
   const auto name = shm::socket_name(listener.value()->address());
   for (const char* text : {"good day", ""}) {
-    const FileDescriptor stranger = shm::make_socket();
-    ASSERT_EQ(::connect(stranger.get(), name.value().get(), name.value().size_bytes), 0);
-    if (*text != 0) ASSERT_EQ(::send(stranger.get(), text, 8, MSG_NOSIGNAL), 8);
-    pollfd entry{stranger.get(), POLLIN, 0};
+    const FileDescriptor unproven = shm::make_socket();
+    ASSERT_EQ(::connect(unproven.get(), name.value().get(), name.value().size_bytes), 0);
+    if (*text != 0) ASSERT_EQ(::send(unproven.get(), text, 8, MSG_NOSIGNAL), 8);
+    pollfd entry{unproven.get(), POLLIN, 0};
     ASSERT_GT(::poll(&entry, 1, 5'000), 0);
     std::byte byte;
-    EXPECT_LE(::recv(stranger.get(), &byte, 1, 0), 0);
+    EXPECT_LE(::recv(unproven.get(), &byte, 1, 0), 0);
   }
   listener.value().reset();
   EXPECT_EQ(accepted, 0);

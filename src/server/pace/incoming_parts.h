@@ -1,4 +1,4 @@
-// PartsInFlight: contributions to one chunk that are being received and are in no step's sum.
+// IncomingParts: contributions to one chunk that are being received and belong to no sum of a step.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 namespace poseidon {
 
 /// It holds at most one part of each rank. Only the loop thread of its shard uses it.
-class PartsInFlight {
+class IncomingParts {
  public:
   struct Part {
     Requester* from = nullptr;
