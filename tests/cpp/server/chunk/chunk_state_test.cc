@@ -151,8 +151,8 @@ TEST_F(ChunkStateTest, NothingMoreFitsWhenOneThatIsInTheSumHasGone) {
     state.complete(0, place, nullptr);
     receive(state, push_of(1, 3), {1, 2});
     state.drop(&gone);
-    expect_refused(state, floats(push_of(0, 3), 2), "gone");
-    expect_refused(state, floats(push_of(2, 3), 2), "gone");
+    expect_refused(state, floats(push_of(0, 3), 2), "has left");
+    expect_refused(state, floats(push_of(2, 3), 2), "has left");
     EXPECT_FALSE(state.all_here());
   }
 }
