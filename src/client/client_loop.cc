@@ -89,8 +89,8 @@ Status ClientImpl::on_message(Flow& flow, const wire::Header& header, std::span<
   connections_.heard(link);
   link.in_payload = false;
   connections_.note(FlightEvent::Kind::message, link, wire::kind_name(header.kind), &header);
-  const Status status = guard_memory([&] { return take(link, header, payload, static_cast<bool>(release)); },
-                                     [&header] { return "a payload of " + bytes_text(header.payload_bytes); });
+  Status status = guard_memory([&] { return take(link, header, payload, static_cast<bool>(release)); },
+                               [&header] { return "a payload of " + bytes_text(header.payload_bytes); });
   if (release) release();
   if (status.ok() || !link.known()) return status;
   fail(status.with_context(connections_.here()), FailureCause::of(FailureSource::found, link));
