@@ -65,6 +65,8 @@ void work(int rank, std::uint16_t port) {
   check(client.pull(stored_id, std::as_writable_bytes(std::span(values))));
   check(client.wait(stored_id, keep_waiting));
   check_all(values, 15.F);
+  // This worker's server leaves with it, and the other worker may still pull. Adding no layer waits for all workers.
+  check(client.add_layers({}, false, keep_waiting).status());
   client.shutdown();
 }
 
