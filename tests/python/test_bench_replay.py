@@ -24,8 +24,22 @@ TABLE = ModelTable(
 )
 
 
-def test_parameters_are_those_of_the_table() -> None:
-    table = scaled(model_table("ResNet-50"), 8)
+TIED = ModelTable(
+    "tied",
+    (
+        LayerSpec("wte", "embedding", (6, 4), False, flops=100.0),
+        LayerSpec("block.fc", "fc", (4, 4), True, flops=100.0, positions=8),
+        LayerSpec("lm_head", "fc", (6, 4), False, flops=100.0, positions=8, shares="wte"),
+    ),
+    batch=2,
+    iteration_seconds=0.1,
+    iteration_source="none",
+)
+
+
+@pytest.mark.parametrize("name", ["ResNet-50", "GPT-2", "BERT-base", "ViT-B/16", "Llama-1B LoRA"])
+def test_parameters_are_those_of_the_table(name: str) -> None:
+    table = scaled(model_table(name), 8)
     model = ReplayModel(table, 0.01)
     assert sum(parameter.numel() for parameter in model.parameters()) == table.parameter_count
     assert not list(model.buffers())
@@ -43,6 +57,30 @@ def test_every_parameter_gets_a_real_gradient() -> None:
     assert type(layer.linear) is nn.Linear
     assert model.linear_weights() == ["layers.fc.linear.weight"]
     torch.testing.assert_close(layer.linear.weight.grad, layer.output_gradient.T @ layer.input_rows)
+
+
+def test_a_shared_weight_is_one_parameter_whose_gradient_comes_with_its_first_layer() -> None:
+    model = ReplayModel(TIED, 0.006)
+    second = ReplayModel(TIED, 0.006, memory=model)
+    names = [name for name, _ in model.named_parameters()]
+    assert names == ["layers.wte.weight", "layers.block_fc.weight", "layers.block_fc.bias"]
+    assert model.layers["lm_head"].weight is model.layers["wte"].weight
+    assert second.layers["lm_head"].weight.data_ptr() == model.layers["wte"].weight.data_ptr()
+    arrivals: list[str] = []
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: arrivals.append(name))
+    model(input_token()).backward()
+    assert sorted(arrivals[:2]) == names[1:][::-1]
+    assert arrivals[2:] == names[:1]
+    # Both uses contribute.
+    once = model.layers["block_fc"].weight.grad[0, 0]
+    torch.testing.assert_close(model.layers["wte"].weight.grad, (2 * once).expand(6, 4))
+
+
+def test_layers_whose_factors_do_not_pay_form_no_products() -> None:
+    model = ReplayModel(TIED, 0.006)
+    assert model.linear_weights() == []
+    assert not any(isinstance(layer, ReplayLinear) for layer in model.layers.values())
 
 
 def test_ranks_share_parameters_and_differ_in_rows() -> None:

@@ -1,4 +1,4 @@
-"""Layer tables of the networks that the papers measure."""
+"""Layer tables of the networks that the papers measure, and of others that people train."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from poseidon.models.classic import alexnet, cifar10_quick, vgg19, vgg19_22k
 from poseidon.models.detection import yolo
 from poseidon.models.devices import DEVICES
 from poseidon.models.inception import googlenet, inception_v3
+from poseidon.models.recommendation import dlrm
 from poseidon.models.resnet import resnet50, resnet152
 from poseidon.models.table import LayerSpec, ModelTable, scaled
+from poseidon.models.transformer import bert_base, gpt2, llama_1b_lora, vit_b16
 
 MODELS: dict[str, Callable[[], ModelTable]] = {
     "VGG19": vgg19,
@@ -21,6 +23,11 @@ MODELS: dict[str, Callable[[], ModelTable]] = {
     "ResNet-152": resnet152,
     "YOLO": yolo,
     "CIFAR-10 quick": cifar10_quick,
+    "BERT-base": bert_base,
+    "GPT-2": gpt2,
+    "ViT-B/16": vit_b16,
+    "Llama-1B LoRA": llama_1b_lora,
+    "DLRM": dlrm,
 }
 
 __all__ = ["DEVICES", "MODELS", "LayerSpec", "ModelTable", "model_table", "scaled"]

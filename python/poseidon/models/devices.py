@@ -15,10 +15,13 @@ _K40_VGG19_IMAGES_PER_SECOND = 279.2 / 8 / 0.946
 
 
 def k40(table: ModelTable) -> ModelTable:
-    """`table` as Geryon §V ran it on a Tesla K40: batches of 64, AlexNet 512; VGG-19 takes 1.73 s, others by FLOPs."""
-    batch = _K40_BATCHES.get(table.name, _K40_BATCH)
+    """`table` as Geryon §V ran it on a Tesla K40: VGG-19 takes 1.73 s, others by FLOPs.
+
+    Batches have 64 images, those of AlexNet 512. Other samples than images keep their number.
+    """
+    batch = _K40_BATCHES.get(table.name, _K40_BATCH) if table.sample == "image" else table.batch
     reference = replace(vgg19(), batch=_K40_BATCH, iteration_seconds=_K40_BATCH / _K40_VGG19_IMAGES_PER_SECOND)
-    seconds = seconds_by_flops(table.layers, batch, reference)
+    seconds = seconds_by_flops(table.layers, batch, reference, table.forward_share)
     source = "VGG-19's rate on one K40 (Geryon Tables II and IV), by FLOPs"
     return replace(table, batch=batch, iteration_seconds=seconds, iteration_source=source)
 

@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from math import ceil, floor, prod
 from typing import Literal
 
-Kind = Literal["conv", "fc", "norm"]
+import numpy as np
+
+Kind = Literal["conv", "fc", "norm", "embedding", "plain"]
 Shape = tuple[int, int, int]  # channels, height, width of one image's activation
 
 FORWARD_SHARE = 1 / 3  # of an iteration's compute; backward forms two products per layer where forward forms one
@@ -21,8 +23,14 @@ class LayerSpec:
     """One parameterized layer.
 
     weight_shape: (out, in / groups, kernel height, kernel width) of a conv, (rows, cols) = (out, in) of an fc,
-    (channels,) of a norm. flops: of the forward pass for one image, a multiply-add counted as two.
-    positions: how often the weight is applied to one image, so that K = batch × positions for a factorable layer.
+    (channels,) of a norm, (rows, width) of an embedding, any of a plain parameter, which is only added.
+    flops: of the forward pass for one sample, a multiply-add counted as two. They include those of the operations
+    without parameters that follow the layer, up to the next one of the table.
+    positions: how often the weight is applied to one sample, so that K = batch × positions for a factorable layer; of
+    an embedding, how many rows one sample looks up.
+    row_exponent: an embedding's rows are looked up by a Zipf law with this exponent; with 0 all are equally likely.
+    shares: the earlier layer whose weight this one uses, as its own. Its gradient is complete when both have run
+    backward. Empty for a layer with a weight of its own.
     """
 
     name: str
@@ -31,11 +39,13 @@ class LayerSpec:
     bias: bool
     flops: float
     positions: int = 1
+    row_exponent: float = 0.0
+    shares: str = ""
 
     @property
     def weight_count(self) -> int:
-        """Elements of the weight."""
-        return prod(self.weight_shape)
+        """Elements of the weight; 0 if it is another layer's."""
+        return 0 if self.shares else prod(self.weight_shape)
 
     @property
     def bias_count(self) -> int:
@@ -48,17 +58,24 @@ class LayerSpec:
         return self.weight_count + self.bias_count
 
     @property
+    def tensors(self) -> dict[str, int]:
+        """The elements of each parameter that the layer owns, by its name in the layer."""
+        counts = {"weight": self.weight_count, "bias": self.bias_count}
+        return {name: count for name, count in counts.items() if count}
+
+    @property
     def factorable(self) -> bool:
         """Whether the weight's gradient is a sum of K outer products, so that it can go as factors."""
-        return self.kind == "fc"
+        return self.kind == "fc" and not self.shares
 
 
 @dataclass(frozen=True)
 class ModelTable:
     """A network's layers in forward order.
 
-    batch: images per worker and iteration. iteration_seconds: of one iteration of `batch` images on one device without
-    exchange, from iteration_source; the unscaled value also on a scaled table. scale: the divisor `scaled` applied.
+    batch: samples per worker and iteration. iteration_seconds: of one iteration of `batch` samples on one device
+    without exchange, from iteration_source; the unscaled value also on a scaled table. scale: the divisor `scaled`
+    applied. sample: what a sample is. forward_share: the forward pass's part of an iteration's compute.
     """
 
     name: str
@@ -67,6 +84,8 @@ class ModelTable:
     iteration_seconds: float
     iteration_source: str
     scale: int = 1
+    sample: str = "image"
+    forward_share: float = FORWARD_SHARE
 
     @property
     def parameter_count(self) -> int:
@@ -75,18 +94,35 @@ class ModelTable:
 
     @property
     def flops(self) -> float:
-        """The FLOPs of the forward pass for one image."""
+        """The FLOPs of the forward pass for one sample."""
         return sum(layer.flops for layer in self.layers)
 
     def factor_count(self, layer: LayerSpec) -> int:
         """K of a factorable layer on one worker; 0 for any other."""
         return self.batch * layer.positions if layer.factorable else 0
 
+    def factors_pay(self, layer: LayerSpec) -> bool:
+        """Whether one worker's K factors are at most as large as the dense gradient.
+
+        Where they are larger, no scheme gains from them, however few workers there are.
+        """
+        if not layer.factorable:
+            return False
+        rows, cols = layer.weight_shape
+        return self.factor_count(layer) * (rows + cols) <= rows * cols
+
+    def rows_touched(self, layer: LayerSpec) -> float:
+        """The rows of an embedding that one worker's iteration is expected to touch; all that a second layer uses."""
+        rows = layer.weight_shape[0]
+        if any(other.shares == layer.name for other in self.layers):
+            return rows
+        return distinct_rows(rows, self.batch * layer.positions, layer.row_exponent)
+
     def durations(self, compute_seconds: float) -> list[tuple[float, float]]:
         """Spreads `compute_seconds` over the layers by FLOPs: (forward, backward) seconds of each, in forward order."""
         total = self.flops
         return [
-            (compute_seconds * FORWARD_SHARE * share, compute_seconds * (1 - FORWARD_SHARE) * share)
+            (compute_seconds * self.forward_share * share, compute_seconds * (1 - self.forward_share) * share)
             for share in (layer.flops / total for layer in self.layers)
         ]
 
@@ -112,10 +148,22 @@ def scaled(model: ModelTable, divisor: int) -> ModelTable:
     )
 
 
-def seconds_by_flops(layers: tuple[LayerSpec, ...], batch: int, reference: ModelTable) -> float:
-    """Seconds of one iteration of `batch` images on the device that `reference` was timed on, by FLOPs at its rate."""
-    images = batch * sum(layer.flops for layer in layers) / reference.flops  # of the reference's
-    return reference.iteration_seconds * images / reference.batch
+def distinct_rows(row_count: int, look_ups: int, exponent: float) -> float:
+    """The expected number of distinct rows among `look_ups` rows that a Zipf law draws from `row_count`."""
+    weights = np.arange(1, row_count + 1, dtype=np.float64) ** -exponent
+    missed = (1 - weights / weights.sum()) ** look_ups
+    return float(row_count - missed.sum())
+
+
+def seconds_by_flops(
+    layers: tuple[LayerSpec, ...], batch: int, reference: ModelTable, forward_share: float = FORWARD_SHARE
+) -> float:
+    """Seconds of one iteration of `batch` samples on the device that `reference` was timed on, by FLOPs at its rate.
+
+    `forward_share` is the forward pass's part of the iteration.
+    """
+    samples = batch * sum(layer.flops for layer in layers) / reference.flops  # of the reference's
+    return reference.iteration_seconds * samples / reference.batch * reference.forward_share / forward_share
 
 
 def pooled(shape: Shape, kernel: int, stride: int, *, padding: int = 0, round_up: bool = False) -> Shape:
@@ -126,7 +174,7 @@ def pooled(shape: Shape, kernel: int, stride: int, *, padding: int = 0, round_up
 
 
 class TableBuilder:
-    """Collects layers in forward order; every method takes an activation's shape and returns the next one's."""
+    """Collects layers in forward order. The methods for images take an activation's shape and return the next one's."""
 
     def __init__(self, *, norm: bool = False) -> None:
         """norm: each conv is followed by a batch norm and has no bias of its own."""
@@ -159,7 +207,32 @@ class TableBuilder:
             self.layers.append(LayerSpec(f"{name}.norm", "norm", (channels,), True, 2 * channels * height * width))
         return channels, height, width
 
-    def fc(self, name: str, in_features: int, out_features: int) -> int:
-        """A fully connected layer with a bias; returns its width."""
-        self.layers.append(LayerSpec(name, "fc", (out_features, in_features), True, 2 * out_features * in_features))
+    def fc(
+        self, name: str, in_features: int, out_features: int, *, positions: int = 1, bias: bool = True, shares: str = ""
+    ) -> int:
+        """A fully connected layer on `positions` rows of a sample; returns its width."""
+        shape = (out_features, in_features)
+        flops = 2 * prod(shape) * positions
+        self.layers.append(LayerSpec(name, "fc", shape, bias, flops, positions, shares=shares))
         return out_features
+
+    def norm(self, name: str, width: int, positions: int) -> None:
+        """A layer norm of `positions` rows of a sample: scale and shift of every element."""
+        self.layers.append(LayerSpec(name, "norm", (width,), True, 2 * width * positions, positions))
+
+    def embedding(self, name: str, rows: int, width: int, look_ups: int, row_exponent: float = 0.0) -> None:
+        """A table of which one sample looks up and adds `look_ups` rows."""
+        flops = width * look_ups
+        self.layers.append(LayerSpec(name, "embedding", (rows, width), False, flops, look_ups, row_exponent))
+
+    def plain(self, name: str, shape: tuple[int, ...]) -> None:
+        """A parameter that is added to a sample's activation, such as a table of positions."""
+        self.layers.append(LayerSpec(name, "plain", shape, False, prod(shape)))
+
+    def work(self, flops: float) -> None:
+        """Operations without parameters. They count to the layer before them.
+
+        In forward they run after its product, and in backward before it: its weight is needed no later and its
+        gradient complete no earlier than in the network.
+        """
+        self.layers[-1] = replace(self.layers[-1], flops=self.layers[-1].flops + flops)

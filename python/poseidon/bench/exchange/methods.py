@@ -52,12 +52,8 @@ def parse_workload(text: str, scale: int) -> Workload:
         table = scaled(model_table(text), scale)
     except ValueError as error:
         raise InvalidArgument(f"{error}, or tensors:COUNTxBYTES such as tensors:1x256MB") from None
-    tensors = []
-    for layer in table.layers:
-        tensors.append((f"{layer.name}.weight", layer.weight_count))
-        if layer.bias:
-            tensors.append((f"{layer.name}.bias", layer.bias_count))
-    return Workload(table.name if scale == 1 else f"{table.name}/{scale}", tuple(tensors))
+    tensors = tuple((f"{layer.name}.{name}", count) for layer in table.layers for name, count in layer.tensors.items())
+    return Workload(table.name if scale == 1 else f"{table.name}/{scale}", tensors)
 
 
 def _synthetic(text: str) -> Workload:

@@ -3,7 +3,9 @@
 What is real: every parameter and every gradient tensor, the forward product and (where the exchange needs the dense
 gradient) the weight-gradient product of each `nn.Linear`, and everything that hooks on parameters or modules do.
 What is slept: each layer's duration, spread over the layers by FLOPs. The Linear products take processor time that
-an accelerator would not; they are part of every run alike, also of the one without exchange.
+an accelerator would not; they are part of every run alike, also of the one without exchange. A fully connected layer
+whose factors are larger than its gradient, as in a transformer, is replayed without its products, since no scheme
+would use its factors. Embeddings have dense gradients.
 
 The timeline is that of an accelerator. Layers run one after the other, none shorter than its duration. Work of the
 processor between two layers does not delay them, because an accelerator's queue is filled ahead; but a forward pass
@@ -84,7 +86,7 @@ class ReplaySGD(torch.optim.SGD):
 
 
 class _Dense(torch.autograd.Function):
-    """Sleeps through a conv or norm layer; the backward pass hands out gradients that cost nothing to form."""
+    """Sleeps through a layer; the backward pass hands out gradients that cost nothing to form."""
 
     @staticmethod
     def forward(
@@ -132,13 +134,18 @@ class _BackwardStart(torch.autograd.Function):
 
 
 class ReplayDense(nn.Module):
-    """A conv or norm layer: maps the one-element token that orders the layers to itself."""
+    """A layer whose gradients are dense: maps the one-element token that orders the layers to itself.
 
-    def __init__(self, spec: LayerSpec, timeline: Timeline, seconds: tuple[float, float]) -> None:
+    `shared` is the weight of another layer, which this one uses, too.
+    """
+
+    def __init__(
+        self, spec: LayerSpec, timeline: Timeline, seconds: tuple[float, float], shared: nn.Parameter | None = None
+    ) -> None:
         super().__init__()
         self.timeline = timeline
         self.forward_seconds, self.backward_seconds = seconds
-        self.weight = nn.Parameter(torch.empty(spec.weight_shape))
+        self.weight = nn.Parameter(torch.empty(spec.weight_shape)) if shared is None else shared
         self.bias = nn.Parameter(torch.empty(spec.bias_count)) if spec.bias else None
         self.gradient = torch.full((1,), _GRADIENT_VALUE)
 
@@ -185,12 +192,13 @@ class ReplayModel(nn.Module):
         self.layers = nn.ModuleDict()
         for index, (spec, seconds) in enumerate(zip(table.layers, table.durations(compute_seconds), strict=True)):
             layer: nn.Module
-            if spec.kind == "fc":
+            if table.factors_pay(spec):
                 seed = rank * len(table.layers) + index
                 layer = ReplayLinear(spec, self.timeline, seconds, table.factor_count(spec), seed)
             else:
-                layer = ReplayDense(spec, self.timeline, seconds)
-            self.layers[spec.name.replace(".", "_")] = layer  # a module's name has no dot
+                shared = self.layers[_module_name(spec.shares)].get_parameter("weight") if spec.shares else None
+                layer = ReplayDense(spec, self.timeline, seconds, shared)
+            self.layers[_module_name(spec.name)] = layer
         if memory is None:
             for parameter in self.parameters():
                 nn.init.constant_(parameter, _PARAMETER_VALUE)
@@ -206,10 +214,14 @@ class ReplayModel(nn.Module):
         return _BackwardStart.apply(token, self.timeline).sum()
 
     def linear_weights(self) -> list[str]:
-        """Names of the factorable weights, in forward order."""
+        """Names of the weights that can go as factors, in forward order."""
         return [
             f"layers.{name}.linear.weight" for name, layer in self.layers.items() if isinstance(layer, ReplayLinear)
         ]
+
+
+def _module_name(layer: str) -> str:
+    return layer.replace(".", "_")  # a module's name has no dot
 
 
 def input_token() -> torch.Tensor:
