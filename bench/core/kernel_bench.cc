@@ -1,10 +1,11 @@
 // Measures the kernels on one core. It compares sums, medians and optimizer updates with memory copies, gives the
-// GFLOP/s of factor products, and times an event of the flight recorder. It prints a table, in which each figure is the
-// best of several rounds. `make core-bench` builds and runs it.
+// GFLOP/s of factor products, and times an event of the flight recorder and a message's header. It prints a table, in
+// which each figure is the best of several rounds. `make core-bench` builds and runs it.
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <initializer_list>
@@ -20,6 +21,7 @@
 #include "kernel/aggregators/aggregate.h"
 #include "kernel/kernel.h"
 #include "poseidon/update.h"
+#include "wire/messages/contribution.h"
 
 namespace poseidon::kernel {
 namespace {
@@ -229,6 +231,30 @@ void bench_recorder() {
   std::printf("recorder   one event %48.1f ns\n", seconds / kEvents * 1e9);
 }
 
+/// Measures a push's header on its way: made and encoded by the sender, decoded, checked and read by the receiver.
+void bench_header() {
+  constexpr std::uint32_t kMessages = 1000;
+  std::array<std::byte, wire::kHeaderBytes> bytes{};
+  wire::Contribution push;
+  push.rows = 7;
+  std::uint64_t sum = 0;
+  const auto [seconds] = best_seconds([&] {
+    for (std::uint32_t i = 0; i < kMessages; ++i) {
+      push.chunk = i;
+      push.worker_count = i;
+      wire::encode(push.make(), bytes);
+      clobber();
+      wire::Header header;
+      if (!wire::decode(bytes, header).ok()) std::abort();
+      if (!wire::check_kind(header.kind, wire::Direction::to_server, header.payload_bytes).ok()) std::abort();
+      const auto read = wire::Contribution::read(header);
+      sum += read.chunk + read.worker_count + read.rows;
+    }
+  });
+  if (sum == 0) std::abort();
+  std::printf("header     made, encoded, decoded, read %30.1f ns\n", seconds / kMessages * 1e9);
+}
+
 }  // namespace
 }  // namespace poseidon::kernel
 
@@ -263,4 +289,5 @@ int main() {
     kernel::bench_product(dtype, 1000, 1024, 512, 4);
   }
   kernel::bench_recorder();
+  kernel::bench_header();
 }

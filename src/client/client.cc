@@ -6,6 +6,7 @@
 
 #include "client/client_impl.h"
 #include "plan/priority.h"
+#include "wire/messages/ending.h"
 
 namespace poseidon {
 

@@ -24,7 +24,6 @@
 #include "client/worker_parts.h"
 #include "poseidon/client.h"
 #include "transport/transport.h"
-#include "wire/messages.h"
 
 namespace poseidon {
 
@@ -89,6 +88,14 @@ class ClientImpl final : public Client, private Receiver {
   void shutdown() override;
 
  private:
+  /// What the client does with the messages that kinds.def gives to a handler: handlers/NAME.cc. An error ends the job.
+  struct Handlers {
+#define POSEIDON_KIND(name, ...)                                                      \
+  static Status name(ClientImpl& client, LinkState& link, const wire::Header& header, \
+                     std::span<const std::byte> payload);
+#include "wire/kinds.def"  // IWYU pragma: keep
+  };
+
   // Receiver.
   Result<std::span<std::byte>> accept(Flow& flow, const wire::Header& header, bool lent) override;
   void on_progress(Flow& flow, const wire::Header& header, std::size_t received_bytes) override;
@@ -100,14 +107,11 @@ class ClientImpl final : public Client, private Receiver {
   void add_units(const std::shared_ptr<const Plan>& plan, bool transient);
   void begin(UnitState& unit, Operation&& operation);
   void finished(UnitState& unit);
-  Status take(LinkState& link, const wire::Header& header, std::span<const std::byte> payload, bool lent);
-  Status greeted(LinkState& link, const wire::Hello& hello);
-  Status check_place(const LinkState& link, const wire::Header& header) const;
-  Status deliver(const wire::Header& header, std::span<const std::byte> payload, bool lent);
+  Result<std::span<std::byte>> place_for(LinkState& link, const wire::Header& header, bool lent);
+  Status take(LinkState& link, const wire::Header& header, std::span<const std::byte> payload);
+  Status handle(LinkState& link, const wire::Header& header, std::span<const std::byte> payload);
   Status reject(const LinkState& link, const Status& status);
-  void aborted(const LinkState& link, const wire::Abort& abort);
-  void refused(const LinkState& link, const wire::Header& header, const wire::Refuse& refuse);
-  bool has_place(const LinkState& link, const wire::Header& header) const;
+  Syncer* addressee(const LinkState& link, const wire::Header& header) const;
   bool needs(const LinkState& link) const;
   bool belongs(const LinkState& link, const Chunk& chunk) const;
   void fail(const Status& status, const FailureCause& cause);

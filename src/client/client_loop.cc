@@ -5,7 +5,7 @@
 
 #include "base/memory_guard.h"
 #include "client/client_impl.h"
-#include "wire/messages.h"
+#include "wire/messages/ending.h"
 
 namespace poseidon {
 
@@ -56,19 +56,31 @@ void ClientImpl::finished(UnitState& unit) {
 Result<std::span<std::byte>> ClientImpl::accept(Flow& flow, const wire::Header& header, bool lent) {
   LinkState& link = flow.context<LinkState>();
   connections_.heard(link);
-  if (Status status = check_place(link, header); !status.ok()) return reject(link, status);
-  if (lent || header.payload_bytes == 0) return std::span<std::byte>();
-  link.in_payload = true;
-  link.receiving = header;
-  link.received_bytes = 0;
-  if (wire::has_text(header.kind)) {
-    link.text = Buffer(header.payload_bytes);
-    return link.text.span();
+  if (!lent && header.payload_bytes > 0) {
+    link.in_payload = true;
+    link.receiving = header;
+    link.received_bytes = 0;
   }
-  auto place = guard_memory([&] { return units_by_id_.at(header.unit)->syncer.on_header(header); },
+  auto place = guard_memory([&] { return place_for(link, header, lent); },
                             [&header] { return "a payload of " + bytes_text(header.payload_bytes); });
   if (!place.ok()) return reject(link, place.status().with_context(connections_.describe(link)));
   return place;
+}
+
+/// Checks a message, and notes in the link who takes it.
+Result<std::span<std::byte>> ClientImpl::place_for(LinkState& link, const wire::Header& header, bool lent) {
+  const wire::Direction direction = link.direction();
+  if (Status status = wire::check_kind(header.kind, direction, header.payload_bytes); !status.ok()) return status;
+  link.addressee = nullptr;
+  if (wire::handling_of(header.kind, direction) == wire::Handling::exchanged) {
+    link.addressee = addressee(link, header);
+    if (link.addressee == nullptr)
+      return Status(ErrorCode::mismatch,
+                    std::string("sent a ") + wire::kind_name(header.kind) + " message that is not expected from it");
+    return link.addressee->accept(header, lent);
+  }
+  if (!lent) link.text = Buffer(header.payload_bytes);
+  return lent ? std::span<std::byte>() : link.text.span();
 }
 
 void ClientImpl::on_progress(Flow& flow, const wire::Header&, std::size_t received_bytes) {
@@ -89,7 +101,7 @@ Status ClientImpl::on_message(Flow& flow, const wire::Header& header, std::span<
   connections_.heard(link);
   link.in_payload = false;
   connections_.note(FlightEvent::Kind::message, link, wire::kind_name(header.kind), &header);
-  Status status = guard_memory([&] { return take(link, header, payload, static_cast<bool>(release)); },
+  Status status = guard_memory([&] { return take(link, header, payload); },
                                [&header] { return "a payload of " + bytes_text(header.payload_bytes); });
   if (release) release();
   if (status.ok() || !link.known()) return status;
@@ -97,78 +109,36 @@ Status ClientImpl::on_message(Flow& flow, const wire::Header& header, std::span<
   return {};  // the flow is closing; an error would cut off the message that says why
 }
 
-Status ClientImpl::take(LinkState& link, const wire::Header& header, std::span<const std::byte> payload, bool lent) {
+Status ClientImpl::take(LinkState& link, const wire::Header& header, std::span<const std::byte> payload) {
+  if (link.addressee == nullptr) return handle(link, header, payload);
+  Status status = link.addressee->on_message(header, payload);
+  return status.ok() ? status : status.with_context(connections_.describe(link));
+}
+
+Status ClientImpl::handle(LinkState& link, const wire::Header& header, std::span<const std::byte> payload) {
   switch (header.kind) {
-    case wire::Kind::hello:
-      return greeted(link, wire::Hello::read(header, payload));
-    case wire::Kind::refuse:
-      refused(link, header, wire::Refuse::read(header, payload));
-      return {};
-    case wire::Kind::abort:
-      aborted(link, wire::Abort::read(header, payload));
-      return {};
-    case wire::Kind::goodbye:
-      link.left = true;
-      return {};
-    default:
-      return deliver(header, payload, lent).with_context(connections_.describe(link));
+#define POSEIDON_KIND(name, ...)                                                       \
+  case wire::Kind::name:                                                               \
+    if constexpr (wire::has_handler(wire::Kind::name, wire::Direction::from_server) || \
+                  wire::has_handler(wire::Kind::name, wire::Direction::from_peer))     \
+      return Handlers::name(*this, link, header, payload);                             \
+    break;
+#include "wire/kinds.def"
+    case wire::Kind::none:
+      break;
   }
+  return {};  // place_for has refused it
 }
 
-Status ClientImpl::greeted(LinkState& link, const wire::Hello& hello) {
-  if (Status status = connections_.on_hello(link, hello); !status.ok()) return status;
-  if (connections_.all_greeted()) steps_.set_linked(connections_.core_counts());
-  return {};
-}
-
-/// Handles an abort: the process at the other end has failed.
-void ClientImpl::aborted(const LinkState& link, const wire::Abort& abort) {
-  FailureCause cause = FailureCause::of(FailureSource::told, link);
-  cause.planned = abort.planned;
-  fail(abort.status, cause);
-}
-
-/// Handles a server's refusal of a request of this worker.
-void ClientImpl::refused(const LinkState& link, const wire::Header& header, const wire::Refuse& refuse) {
+/// Returns the unit to which factors, a result or a value belong; null if they belong to none or come over the wrong
+/// link.
+Syncer* ClientImpl::addressee(const LinkState& link, const wire::Header& header) const {
   const auto unit = units_by_id_.find(header.unit);
-  const Status& reason = refuse.status;
-  const bool overdue = reason.code() == ErrorCode::timeout;
-  Status status = overdue ? Status(reason.code(), reason.message() + connections_.last_heard()) : reason;
-  if (unit != units_by_id_.end())
-    status = status.with_context("step " + std::to_string(header.step) + ", layer '" +
-                                 unit->second->syncer.unit().name + "', chunk " + std::to_string(header.chunk));
-  fail(status.with_context(connections_.here() + " was told by " + connections_.describe(link)),
-       refuse.departed_rank ? FailureCause{FailureSource::left, FlightEvent::Party::peer, *refuse.departed_rank}
-                            : FailureCause::of(overdue ? FailureSource::silent : FailureSource::refused, link));
-}
-
-Status ClientImpl::deliver(const wire::Header& header, std::span<const std::byte> payload, bool lent) {
-  Syncer& syncer = units_by_id_.at(header.unit)->syncer;
-  if (!lent || payload.empty() || header.kind != wire::Kind::factors) return syncer.on_message(header, payload);
-  // Factors are kept until those of all workers are here, but memory of the transport may be borrowed only for a short
-  // time. So they are copied.
-  auto place = syncer.on_header(header);
-  if (!place.ok()) return place.status();
-  std::memcpy(place.value().data(), payload.data(), payload.size());
-  return syncer.on_message(header, place.value());
-}
-
-/// Whether the message may come over this link now.
-Status ClientImpl::check_place(const LinkState& link, const wire::Header& header) const {
-  const auto direction = link.kind == LinkKind::peer ? wire::kToPeer : wire::kToWorker;
-  if (Status status = wire::check_kind(header.kind, direction, header.payload_bytes); !status.ok())
-    return status.with_context(connections_.describe(link));
-  if (wire::has_text(header.kind) || header.kind == wire::Kind::goodbye || has_place(link, header)) return {};
-  return {ErrorCode::mismatch, connections_.describe(link) + " sent a message that is not expected from it"};
-}
-
-/// Whether factors, a result or a value belong to a unit of this client's and come over the right link.
-bool ClientImpl::has_place(const LinkState& link, const wire::Header& header) const {
-  const auto unit = units_by_id_.find(header.unit);
-  if (!link.greeted || unit == units_by_id_.end()) return false;
-  if (link.kind == LinkKind::peer) return header.rank == link.index;
-  const auto& chunks = unit->second->syncer.unit().chunks;
-  return header.chunk < chunks.size() && belongs(link, chunks[header.chunk]);
+  if (!link.greeted || unit == units_by_id_.end()) return nullptr;
+  Syncer& syncer = unit->second->syncer;
+  if (link.kind == LinkKind::peer) return header.rank == link.index ? &syncer : nullptr;
+  const auto& chunks = syncer.unit().chunks;
+  return header.chunk < chunks.size() && belongs(link, chunks[header.chunk]) ? &syncer : nullptr;
 }
 
 /// Whether messages about the chunk come over this connection to a server.
@@ -191,11 +161,11 @@ bool ClientImpl::needs(const LinkState& link) const {
       if (last && link.index < parts.size() && !parts[link.index].arrived) return true;
       continue;
     }
-    for (std::size_t i = 0; i < progress.chunk_received.size(); ++i) {
+    for (std::size_t i = 0; i < progress.chunks.size(); ++i) {
       const Chunk& chunk = exchange.unit().chunks[i];
       const bool comes_here = static_cast<std::size_t>(chunk.server) == link.index &&
                               connections_.links().lane_of(chunk, exchange.priority.priority_class) == link.lane;
-      if (comes_here && !progress.chunk_received[i]) return true;
+      if (comes_here && progress.chunks[i] != ChunkArrival::received) return true;
     }
   }
   return false;

@@ -21,7 +21,7 @@
 #include "poseidon/options.h"
 #include "scheme/scheme.h"
 #include "transport/transport.h"
-#include "wire/messages.h"
+#include "wire/messages/hello.h"
 
 namespace poseidon {
 
@@ -47,6 +47,8 @@ struct Endpoints {
   std::string run;                  // equal for all members, and new each time that they meet
 };
 
+class Syncer;
+
 enum class LinkKind : std::uint8_t { server, peer };
 
 /// One connection.
@@ -60,13 +62,18 @@ struct LinkState {
   std::size_t lane = 0;   // to a server: the lane; to a peer: the priority class
   bool greeted = false;
   bool left = false;  // the process has said goodbye
-  Buffer text;        // of hello, refuse and abort
+  // Of the message that has been accepted:
+  Syncer* addressee = nullptr;  // null: the message goes to the handler of its kind
+  Buffer text;
   // The following is for flight records and error messages.
   std::int64_t last_progress_ns = 0;
   bool in_payload = false;
   wire::Header receiving;  // valid while in_payload
   std::size_t received_bytes = 0;
 
+  wire::Direction direction() const {
+    return kind == LinkKind::peer ? wire::Direction::from_peer : wire::Direction::from_server;
+  }
   /// Whether it is known who is at the other end.
   bool known() const { return index != kUnknown; }
   FlightEvent::Party party() const {

@@ -56,8 +56,9 @@ WaitingReport report_of(const Exchange& exchange, std::string waiting_for) {
   for (std::size_t rank = 0; rank < progress.inbox.parts.size(); ++rank)
     if (!progress.inbox.parts[rank].arrived) report.ranks.push_back(rank);
   std::set<std::size_t> servers;
-  for (std::size_t i = 0; i < progress.chunk_received.size(); ++i)
-    if (!progress.chunk_received[i]) servers.insert(static_cast<std::size_t>(exchange.unit().chunks[i].server));
+  for (std::size_t i = 0; i < progress.chunks.size(); ++i)
+    if (progress.chunks[i] != ChunkArrival::received)
+      servers.insert(static_cast<std::size_t>(exchange.unit().chunks[i].server));
   report.servers.assign(servers.begin(), servers.end());
   return report;
 }

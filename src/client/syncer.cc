@@ -8,6 +8,12 @@
 
 namespace poseidon {
 
+namespace {
+bool is_from_peer(const wire::Header& header) {
+  return wire::handling_of(header.kind, wire::Direction::from_peer) == wire::Handling::exchanged;
+}
+}  // namespace
+
 Syncer::Syncer(const Unit& unit, const Layer& first_layer, bool transient, const Cluster& cluster, const Links& links,
                std::function<void(Syncer&)> on_done)
     : links_(links), cluster_(cluster), layer_(first_layer), on_done_(std::move(on_done)) {
@@ -65,7 +71,7 @@ void Syncer::start(Operation operation) {
   // An assignment has no answer. The next operation must use the same flows to stay behind it.
   if (!std::holds_alternative<Assign>(exchange_.operation)) exchange_.priority = links_.priorities.of(unit().id);
   PeerInbox early = std::holds_alternative<Push>(operation) ? take_inbox() : PeerInbox();
-  const bool came_early = early.arrived_count > 0;
+  const bool came_early = early.accepted_count > 0;
   exchange_.begin(std::move(operation), protocol_of(next_scheme_), next_scheme_, std::move(early));
   note(FlightEvent::Kind::start);
   if (!exchange_.protocol->traits().uses_peers && came_early)
@@ -89,29 +95,24 @@ Status Syncer::check_step(const wire::Header& header) const {
                                    std::to_string(current) + " of '" + unit().name + "'"};
 }
 
-Result<std::span<std::byte>> Syncer::on_header(const wire::Header& header) {
-  if (header.kind == wire::Kind::result || header.kind == wire::Kind::value) {
-    if (!exchange_.protocol->traits().uses_servers) return unexpected("a server's result");
-    return exchange_.protocol->destination(exchange_, header, links_);
+Result<std::span<std::byte>> Syncer::accept(const wire::Header& header, bool lent) {
+  const SchemeTraits& traits = exchange_.protocol->traits();
+  if (!is_from_peer(header)) {
+    if (!traits.uses_servers) return unexpected("a server's result");
+    return exchange_.protocol->accept(exchange_, header, lent, links_);
   }
   if (Status status = check_step(header); !status.ok()) return status;
   if (header.step == exchange_.step) {
-    if (!exchange_.protocol->traits().uses_peers) return unexpected("factors");
-    return exchange_.protocol->destination(exchange_, header, links_);
+    if (!traits.uses_peers) return unexpected("factors");
+    return exchange_.protocol->accept(exchange_, header, lent, links_);
   }
   auto& inbox = early_.try_emplace(header.step).first->second;
   return FactorBroadcast::make_room(inbox, exchange_, header, links_);
 }
 
 Status Syncer::on_message(const wire::Header& header, std::span<const std::byte> payload) {
-  if (header.kind == wire::Kind::result || header.kind == wire::Kind::value) {
-    if (!exchange_.protocol->traits().uses_servers) return unexpected("a server's result");
-    return exchange_.protocol->receive(exchange_, header, payload, links_);
-  }
-  if (payload.empty()) {  // without a payload there was no on_header
-    if (auto room = on_header(header); !room.ok()) return room.status();
-  }
-  if (header.step == exchange_.step) return exchange_.protocol->receive(exchange_, header, payload, links_);
+  const bool early = is_from_peer(header) && header.step != exchange_.step;
+  if (!early) return exchange_.protocol->receive(exchange_, header, payload, links_);
   FactorBroadcast::store(early_.at(header.step), exchange_, header, payload);
   return {};
 }

@@ -23,9 +23,9 @@ class Syncer {
 
   void start(Operation operation);
 
-  /// Handle a message of this unit. on_header returns the memory for the payload. on_message takes the complete
-  /// message.
-  Result<std::span<std::byte>> on_header(const wire::Header& header);
+  /// Handle a message of this unit. accept() is for SchemeProtocol::accept, when the header is here. on_message takes
+  /// the complete message.
+  Result<std::span<std::byte>> accept(const wire::Header& header, bool lent);
   Status on_message(const wire::Header& header, std::span<const std::byte> payload);
 
   /// Ends the running exchange with `status` as soon as its memory is free.

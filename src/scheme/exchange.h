@@ -19,6 +19,7 @@ namespace poseidon {
 
 /// One worker's part of an exchange between peers.
 struct Part {
+  bool accepted = false;  // its header has been checked, and it has its memory
   bool arrived = false;
   bool present = false;
   std::uint32_t factor_count = 0;
@@ -29,6 +30,7 @@ struct Part {
 /// What the workers have sent each other for one step of a unit. A peer may be one step ahead, so a syncer keeps two.
 struct PeerInbox {
   std::vector<Part> parts;  // by rank; empty if the exchange awaits nothing of peers and nothing has come
+  std::size_t accepted_count = 0;
   std::size_t arrived_count = 0;
 };
 
@@ -41,6 +43,10 @@ struct ExchangeUnit {
   bool stored = false;     // servers keep its value
 };
 
+/// How far the answer about a chunk has come. An answer is accepted once, when its header is here; from then on it is
+/// expected to complete.
+enum class ChunkArrival : std::uint8_t { awaited, accepted, received };
+
 /// How far an exchange has come. Each exchange has a new one.
 struct Progress {
   bool running = false;
@@ -50,7 +56,7 @@ struct Progress {
   std::span<std::byte> result;    // where the result is written: the operation's destination, or `group_result`
 
   // What is awaited of servers:
-  std::vector<bool> chunk_received;         // by chunk; empty if nothing is awaited of servers
+  std::vector<ChunkArrival> chunks;         // empty if nothing is awaited of servers
   std::vector<std::uint32_t> empty_chunks;  // chunks to which nobody contributed
   std::size_t chunks_missing = 0;
   std::vector<Buffer> member_chunks;  // for a group: chunks that are being received for the members, by chunk

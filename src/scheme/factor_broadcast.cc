@@ -143,7 +143,7 @@ Result<std::span<std::byte>> FactorBroadcast::make_room(PeerInbox& inbox, const 
   inbox.parts.resize(links.worker_count);
   Part& part = inbox.parts[header.rank];
   // Until all of the part is here, the transport writes to its memory.
-  if (part.arrived || part.buffer) return refuse("came twice");
+  if (part.accepted || part.arrived) return refuse("came twice");
   if (body.dense ? header.payload_bytes != dense_bytes(exchange.unit()) || body.dtype != exchange.unit().factor_dtype()
                  : header.payload_bytes != (body.absent ? 0 : body.factor_bytes()) || !dtype_is_floating(body.dtype) ||
                        dtype_bytes(body.dtype) > dtype_bytes(exchange.unit().dtype))
@@ -153,6 +153,8 @@ Result<std::span<std::byte>> FactorBroadcast::make_room(PeerInbox& inbox, const 
     return Status(ErrorCode::refused, "there is no memory left for the factors of rank " + std::to_string(header.rank) +
                                           ", " + std::to_string(header.payload_bytes) +
                                           " bytes; take smaller batches, or scheme=\"ps\" for this layer");
+  part.accepted = true;
+  ++inbox.accepted_count;
   return part.buffer.span();
 }
 
@@ -164,12 +166,13 @@ void FactorBroadcast::store(PeerInbox& inbox, const Exchange& exchange, const wi
   part.present = !body.absent;
   part.factor_count = body.factor_count;
   if (!payload.empty()) {
+    if (payload.data() != part.buffer.data()) std::memcpy(part.buffer.data(), payload.data(), payload.size());
     kernel::FactorTerm term;
     term.dtype = body.dtype;
     if (body.dense) {
-      term.dense = payload.data();
+      term.dense = part.buffer.data();
     } else {
-      term.left = payload.data();
+      term.left = part.buffer.data();
       term.right = term.left + std::size_t{body.factor_count} * exchange.about.rows * dtype_bytes(body.dtype);
       term.count = body.factor_count;
     }
@@ -178,8 +181,8 @@ void FactorBroadcast::store(PeerInbox& inbox, const Exchange& exchange, const wi
   ++inbox.arrived_count;
 }
 
-Result<std::span<std::byte>> FactorBroadcast::destination(Exchange& exchange, const wire::Header& header,
-                                                          const Links& links) const {
+Result<std::span<std::byte>> FactorBroadcast::accept(Exchange& exchange, const wire::Header& header, bool /*lent*/,
+                                                     const Links& links) const {
   return make_room(exchange.progress.inbox, exchange, header, links);
 }
 

@@ -12,13 +12,14 @@ class FactorBroadcast final : public SchemeProtocol {
  public:
   FactorBroadcast();
   void start(Exchange& exchange, const Links& links) const override;
-  Result<std::span<std::byte>> destination(Exchange& exchange, const wire::Header& header,
-                                           const Links& links) const override;
+  Result<std::span<std::byte>> accept(Exchange& exchange, const wire::Header& header, bool lent,
+                                      const Links& links) const override;
   Status receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
                  const Links& links) const override;
   std::string waiting_for(const Exchange& exchange) const override;
 
-  /// Does the same for a message of a step that has not started here yet.
+  /// accept() and receive() for an inbox, which may be of a step that has not started here yet. A lent payload is
+  /// copied, because factors stay until all workers' are here, and a loan of the transport's memory has to be short.
   static Result<std::span<std::byte>> make_room(PeerInbox& inbox, const Exchange& exchange, const wire::Header& header,
                                                 const Links& links);
   static void store(PeerInbox& inbox, const Exchange& exchange, const wire::Header& header,

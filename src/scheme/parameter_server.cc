@@ -5,7 +5,10 @@
 #include <set>
 
 #include "scheme/conversion.h"
-#include "wire/messages.h"
+#include "wire/messages/contribution.h"
+#include "wire/messages/rule.h"
+#include "wire/messages/stored.h"
+#include "wire/pace.h"
 
 namespace poseidon {
 
@@ -39,6 +42,11 @@ struct Answer {
 /// Whether the answers carry a payload.
 bool wants_result(const Exchange& exchange) { return exchange.push() == nullptr || exchange.push()->wants_result; }
 
+/// Returns where the result of a chunk is written.
+std::span<std::byte> place_of(const Exchange& exchange, const Chunk& chunk) {
+  return exchange.progress.result.subspan(chunk.offset_bytes, chunk.size_bytes);
+}
+
 /// Whether a group's result is copied to its members chunk by chunk.
 bool scatters(const Exchange& exchange) {
   const auto* group = exchange.gradient<GroupedGradients>();
@@ -50,7 +58,7 @@ bool scatters(const Exchange& exchange) {
 void ParameterServer::expect_results(Exchange& exchange) {
   Progress& progress = exchange.progress;
   progress.chunks_missing = exchange.unit().chunks.size();
-  progress.chunk_received.resize(progress.chunks_missing, false);
+  progress.chunks.resize(progress.chunks_missing, ChunkArrival::awaited);
   progress.received = progress.chunks_missing == 0;
   // A tensor without elements has no server to ask.
   exchange.outcome.present = progress.received && exchange.gradient<NoGradient>() == nullptr;
@@ -94,9 +102,8 @@ std::vector<std::span<const std::byte>> ParameterServer::payload_of(const Exchan
 }
 
 /// Copies a chunk of a group's result to the members.
-Status ParameterServer::scatter(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
-                                const Links& links) {
-  if (Status status = check_result(exchange, header); !status.ok()) return status;
+void ParameterServer::scatter(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
+                              const Links& links) {
   const Chunk& chunk = exchange.unit().chunks[header.chunk];
   Buffer values;
   if (exchange.unit().converts() && !payload.empty()) {
@@ -118,7 +125,6 @@ Status ParameterServer::scatter(Exchange& exchange, const wire::Header& header, 
   auto& buffers = exchange.progress.member_chunks;
   if (header.chunk < buffers.size()) links.pool->give_back(std::move(buffers[header.chunk]));
   links.pool->give_back(std::move(values));
-  return {};
 }
 
 void ParameterServer::send_rule(const Exchange& exchange, const UpdateRule& rule, const Links& links) {
@@ -166,13 +172,15 @@ Status ParameterServer::check_result(const Exchange& exchange, const wire::Heade
       exchange.push() == nullptr
           ? header.kind == wire::Kind::value && wire::Value::read(header).array == (pull == nullptr ? 0 : pull->array)
           : header.kind == wire::Kind::result && header.step == exchange.step;
-  if (!progress.running || !expected || header.chunk >= progress.chunk_received.size() ||
-      progress.chunk_received[header.chunk])
+  if (!progress.running || !expected || header.chunk >= progress.chunks.size() ||
+      progress.chunks[header.chunk] != ChunkArrival::awaited)
     return Status(ErrorCode::mismatch, "an unexpected result: step " + std::to_string(header.step) + ", chunk " +
                                            std::to_string(header.chunk));
   const Chunk& chunk = exchange.unit().chunks[header.chunk];
+  const Answer answer(header);
   const std::size_t size_bytes = wants_result(exchange) ? exchange.unit().wire_bytes(chunk.size_bytes) : 0;
-  if (header.payload_bytes != size_bytes || Answer(header).dtype != exchange.unit().wire_dtype)
+  const bool fits = header.payload_bytes == size_bytes || (answer.absent && header.payload_bytes == 0);
+  if (!fits || answer.dtype != exchange.unit().wire_dtype)
     return Status(ErrorCode::mismatch, "the result of chunk " + std::to_string(header.chunk) + " has " +
                                            std::to_string(header.payload_bytes) + " bytes instead of " +
                                            std::to_string(size_bytes));
@@ -199,50 +207,44 @@ void ParameterServer::take_answer(Exchange& exchange, const wire::Header& header
   outcome.newest_version = first ? value.version : std::max(outcome.newest_version, value.version);
 }
 
-Result<std::span<std::byte>> ParameterServer::destination(Exchange& exchange, const wire::Header& header,
-                                                          const Links& links) const {
+Result<std::span<std::byte>> ParameterServer::accept(Exchange& exchange, const wire::Header& header, bool lent,
+                                                     const Links& links) const {
   if (Status status = check_result(exchange, header); !status.ok()) return status;
-  const Chunk& chunk = exchange.unit().chunks[header.chunk];
   Progress& progress = exchange.progress;
+  progress.chunks[header.chunk] = ChunkArrival::accepted;
   if (scatters(exchange)) {
+    if (lent || header.payload_bytes == 0) return std::span<std::byte>();
     progress.member_chunks.resize(exchange.unit().chunks.size());
     Buffer& buffer = progress.member_chunks[header.chunk];
-    if (!buffer) buffer = links.pool->take(exchange.unit().wire_bytes(chunk.size_bytes));
+    buffer = links.pool->take(header.payload_bytes);
     return buffer.span();
   }
   if (exchange.gradient<GroupedGradients>() != nullptr && !progress.group_result) {
     progress.group_result = links.pool->take(exchange.unit().size_bytes);
     progress.result = progress.group_result.span();
   }
-  if (!wants_result(exchange)) return std::span<std::byte>();
-  if (exchange.unit().converts()) return place_for_encoded(exchange, chunk, links);
-  return progress.result.subspan(chunk.offset_bytes, chunk.size_bytes);
+  if (lent || header.payload_bytes == 0) return std::span<std::byte>();
+  const Chunk& chunk = exchange.unit().chunks[header.chunk];
+  return exchange.unit().converts() ? place_for_encoded(exchange, chunk, links) : place_of(exchange, chunk);
 }
 
 Status ParameterServer::receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
                                 const Links& links) const {
-  const bool absent = Answer(header).absent;
-  wire::Header expected = header;
-  const auto& chunks = exchange.unit().chunks;
-  if (absent && payload.empty() && wants_result(exchange))
-    expected.payload_bytes =
-        header.chunk < chunks.size() ? exchange.unit().wire_bytes(chunks[header.chunk].size_bytes) : 0;
-  if (!scatters(exchange)) {
-    auto place = destination(exchange, expected, links);
-    if (!place.ok()) return place.status();
-    const Chunk& chunk = chunks[header.chunk];
-    if (exchange.unit().converts() && !payload.empty())
-      decode_chunk(exchange, payload, exchange.progress.result.subspan(chunk.offset_bytes, chunk.size_bytes));
+  const Chunk& chunk = exchange.unit().chunks[header.chunk];
+  if (scatters(exchange)) {
+    scatter(exchange, header, payload, links);
+  } else if (!payload.empty()) {
+    const std::span<std::byte> place = place_of(exchange, chunk);
+    if (exchange.unit().converts()) decode_chunk(exchange, payload, place);
     // A shard of this process lends its result instead of writing it here.
-    else if (!payload.empty() && payload.data() != place.value().data())
-      std::memcpy(place.value().data(), payload.data(), payload.size());
-  } else if (Status status = scatter(exchange, expected, payload, links); !status.ok()) {
-    return status;
+    else if (payload.data() != place.data())
+      std::memcpy(place.data(), payload.data(), payload.size());
   }
+  const bool absent = Answer(header).absent;
   Progress& progress = exchange.progress;
   LayerStats& outcome = exchange.outcome;
-  if (!links.is_local(chunks[header.chunk])) outcome.bytes_received += wire::kHeaderBytes + header.payload_bytes;
-  progress.chunk_received[header.chunk] = true;
+  if (!links.is_local(chunk)) outcome.bytes_received += wire::kHeaderBytes + header.payload_bytes;
+  progress.chunks[header.chunk] = ChunkArrival::received;
   take_answer(exchange, header);
   outcome.present = outcome.present || !absent;
   if (absent) progress.empty_chunks.push_back(header.chunk);
@@ -253,10 +255,10 @@ Status ParameterServer::receive(Exchange& exchange, const wire::Header& header, 
 }
 
 std::string ParameterServer::waiting_for(const Exchange& exchange) const {
-  const auto& received = exchange.progress.chunk_received;
-  const auto first = std::find(received.begin(), received.end(), false);
-  if (first == received.end()) return "sending its push";
-  const auto& chunk = exchange.unit().chunks[static_cast<std::size_t>(first - received.begin())];
+  const auto& arrivals = exchange.progress.chunks;
+  const auto first = std::ranges::find_if(arrivals, [](auto arrival) { return arrival != ChunkArrival::received; });
+  if (first == arrivals.end()) return "sending its push";
+  const auto& chunk = exchange.unit().chunks[static_cast<std::size_t>(first - arrivals.begin())];
   return "waiting for the result of chunk " + std::to_string(chunk.index) + " from server " +
          std::to_string(chunk.server) + " (" + std::to_string(exchange.progress.chunks_missing) + " of " +
          std::to_string(exchange.unit().chunks.size()) + " chunks missing)";

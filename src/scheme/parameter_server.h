@@ -10,8 +10,8 @@ class ParameterServer : public SchemeProtocol {
  public:
   explicit ParameterServer(const SchemeTraits& traits) : SchemeProtocol(traits) {}
   void start(Exchange& exchange, const Links& links) const override;
-  Result<std::span<std::byte>> destination(Exchange& exchange, const wire::Header& header,
-                                           const Links& links) const override;
+  Result<std::span<std::byte>> accept(Exchange& exchange, const wire::Header& header, bool lent,
+                                      const Links& links) const override;
   Status receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
                  const Links& links) const override;
   std::string waiting_for(const Exchange& exchange) const override;
@@ -25,8 +25,8 @@ class ParameterServer : public SchemeProtocol {
   static void clear_empty_chunks(const Exchange& exchange);
   static void take_answer(Exchange& exchange, const wire::Header& header);
   static Status check_result(const Exchange& exchange, const wire::Header& header);
-  static Status scatter(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
-                        const Links& links);
+  static void scatter(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
+                      const Links& links);
   static wire::Header request_header(const Exchange& exchange, const Links& links);
   static void send_rule(const Exchange& exchange, const UpdateRule& rule, const Links& links);
 };

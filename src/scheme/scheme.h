@@ -53,11 +53,14 @@ class SchemeProtocol {
   /// Sends this worker's contribution. The exchange completes through complete_if_done().
   virtual void start(Exchange& exchange, const Links& links) const = 0;
 
-  /// Returns the memory for the payload of an expected message. ErrorCode::mismatch: the message does not fit.
-  virtual Result<std::span<std::byte>> destination(Exchange& exchange, const wire::Header& header,
-                                                   const Links& links) const = 0;
+  /// Checks a message whose header is here, and notes that it comes. Called once for each message. Returns the memory
+  /// for its payload; if `lent`, the payload comes with receive(), and nothing is returned. ErrorCode::mismatch: the
+  /// message does not fit, and receive() will not be called.
+  virtual Result<std::span<std::byte>> accept(Exchange& exchange, const wire::Header& header, bool lent,
+                                              const Links& links) const = 0;
 
-  /// Takes a complete message. `payload` is the memory that destination() returned, or it is lent by the sender.
+  /// Takes a complete message that accept() has accepted. `payload` is the memory that it returned, or it is lent by
+  /// the sender during the call.
   virtual Status receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
                          const Links& links) const = 0;
 

@@ -1,4 +1,7 @@
 // LevelQueue: values that wait to be sent, the most urgent first.
+//
+// It is all that the send queues of the transports have in common: TCP describes the next bytes of many encoded
+// messages at once, shared memory copies one message piece by piece, and UCX takes whole messages.
 #pragma once
 
 #include <array>

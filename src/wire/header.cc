@@ -1,6 +1,6 @@
 #include "wire/header.h"
 
-#include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <string>
@@ -35,7 +35,7 @@ void put(std::span<std::byte, kHeaderBytes> out, std::size_t at, T value) {
 }
 
 template <typename T>
-T take(std::span<const std::byte, kHeaderBytes> in, std::size_t at) {
+T take(std::span<const std::byte> in, std::size_t at) {
   T value;
   std::memcpy(&value, in.data() + at, sizeof value);
   return value;
@@ -43,21 +43,53 @@ T take(std::span<const std::byte, kHeaderBytes> in, std::size_t at) {
 
 Status bad(const std::string& what) { return {ErrorCode::mismatch, "not a Poseidon message: " + what}; }
 
+constexpr std::array kShapes{
+    static_cast<const BodyShape*>(nullptr),  // of no kind
+#define POSEIDON_KIND(name, ...) &BodyShapes::name,
+#include "wire/kinds.def"
+};
+
 /// Whether the body has nothing but what its kind may have.
-Status check_body(const Header& header) {
-  const KindInfo& info = info_of(header.kind);
-  const auto& body = header.body;
+bool has_shape(std::span<const std::byte> body, const BodyShape& shape) {
+  const auto may_have = std::as_bytes(std::span(shape.may_have));
+  std::uint64_t excess = take<std::uint32_t>(body, kBodyBytes - 4) & ~take<std::uint32_t>(may_have, kBodyBytes - 4);
+  for (std::size_t at = 0; at + 8 <= kBodyBytes; at += 8)
+    excess |= take<std::uint64_t>(body, at) & ~take<std::uint64_t>(may_have, at);
+  return excess == 0 && (!shape.has_dtype || dtype_bytes(static_cast<DType>(body[kDTypeAt])) != 0);
+}
+
+bool is_valid(std::span<const std::byte, kHeaderBytes> in) {
+  const auto kind = take<std::uint8_t>(in, kKindAt);
+  return take<std::uint32_t>(in, kMagicAt) == kMagic && take<std::uint8_t>(in, kVersionAt) == kVersion && kind != 0 &&
+         kind < kKinds.size() && take<std::uint16_t>(in, kPriorityAt) < kPriorityLevels &&
+         take<std::uint64_t>(in, kPayloadBytesAt) <= kMaxPayloadBytes &&
+         has_shape(in.last<kBodyBytes>(), shape_of(static_cast<Kind>(kind)));
+}
+
+/// Says why a header is not valid.
+[[gnu::cold]] Status error_of(std::span<const std::byte, kHeaderBytes> in) {
+  if (take<std::uint32_t>(in, kMagicAt) != kMagic) return bad("wrong magic number");
+  if (const auto version = take<std::uint8_t>(in, kVersionAt); version != kVersion)
+    return bad("wire format version " + std::to_string(version) + ", this process uses " + std::to_string(kVersion) +
+               "; install the same poseidon-dl on every machine");
+  const auto kind = take<std::uint8_t>(in, kKindAt);
+  if (kind == 0 || kind >= kKinds.size()) return bad("unknown kind " + std::to_string(kind));
+  if (const auto priority = take<std::uint16_t>(in, kPriorityAt); priority >= kPriorityLevels)
+    return bad("priority " + std::to_string(priority));
+  if (const auto payload_bytes = take<std::uint64_t>(in, kPayloadBytesAt); payload_bytes > kMaxPayloadBytes)
+    return bad("payload of " + std::to_string(payload_bytes) + " bytes is over the limit");
+  const BodyShape& shape = shape_of(static_cast<Kind>(kind));
+  const auto body = in.last<kBodyBytes>();
   const auto dtype = static_cast<DType>(body[kDTypeAt]);
-  if (info.has_dtype ? dtype_bytes(dtype) == 0 : body[kDTypeAt] != std::byte{0}) return bad("unknown dtype");
-  if ((std::to_integer<unsigned>(body[kFlagsAt]) & ~unsigned{info.flags}) != 0) return bad("unknown flags");
-  const auto is_zero = [](std::byte byte) { return byte == std::byte{0}; };
-  if ((!info.has_code && !is_zero(body[kCodeAt])) || !is_zero(body[kCodeAt + 1]) ||
-      !std::all_of(body.begin() + kNumbersAt + info.number_bytes, body.end(), is_zero))
-    return bad("reserved bytes are not zero");
-  return {};
+  if (shape.has_dtype ? dtype_bytes(dtype) == 0 : body[kDTypeAt] != std::byte{0}) return bad("unknown dtype");
+  if ((std::to_integer<unsigned>(body[kFlagsAt]) & ~unsigned{shape.may_have[kFlagsAt]}) != 0)
+    return bad("unknown flags");
+  return bad("reserved bytes are not zero");
 }
 
 }  // namespace
+
+const BodyShape& shape_of(Kind kind) { return *kShapes[static_cast<std::size_t>(kind)]; }
 
 void encode(const Header& header, std::span<std::byte, kHeaderBytes> out) {
   put(out, kMagicAt, kMagic);
@@ -72,27 +104,17 @@ void encode(const Header& header, std::span<std::byte, kHeaderBytes> out) {
   put(out, kBodyAt, header.body);
 }
 
-Result<Header> decode(std::span<const std::byte, kHeaderBytes> in) {
-  if (take<std::uint32_t>(in, kMagicAt) != kMagic) return bad("wrong magic number");
-  if (const auto version = take<std::uint8_t>(in, kVersionAt); version != kVersion)
-    return bad("wire format version " + std::to_string(version) + ", this process uses " + std::to_string(kVersion) +
-               "; install the same poseidon-dl on every machine");
-  const auto kind = take<std::uint8_t>(in, kKindAt);
-  if (kind == 0 || kind > static_cast<std::uint8_t>(kLastKind)) return bad("unknown kind " + std::to_string(kind));
-  Header header;
-  header.kind = static_cast<Kind>(kind);
+Status decode(std::span<const std::byte, kHeaderBytes> in, Header& header) {
+  if (!is_valid(in)) return error_of(in);
+  header.kind = static_cast<Kind>(take<std::uint8_t>(in, kKindAt));
   header.priority = take<std::uint16_t>(in, kPriorityAt);
-  if (header.priority >= kPriorityLevels) return bad("priority " + std::to_string(header.priority));
   header.payload_bytes = take<std::uint64_t>(in, kPayloadBytesAt);
-  if (header.payload_bytes > kMaxPayloadBytes)
-    return bad("payload of " + std::to_string(header.payload_bytes) + " bytes is over the limit");
   header.step = take<std::uint64_t>(in, kStepAt);
   header.rank = take<std::uint32_t>(in, kRankAt);
   header.unit = take<std::uint32_t>(in, kUnitAt);
   header.chunk = take<std::uint32_t>(in, kChunkAt);
   header.body = take<std::array<std::byte, kBodyBytes>>(in, kBodyAt);
-  if (Status status = check_body(header); !status.ok()) return status;
-  return header;
+  return {};
 }
 
 }  // namespace poseidon::wire

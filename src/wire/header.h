@@ -1,4 +1,14 @@
 // The 64 bytes that come before every payload (docs/wire-format.md).
+//
+// The Envelope says what a transport and a router need. What else a kind says is in a struct of wire/messages/.
+//
+// To send:     wire::Envelope about;                         // rank, unit, chunk, step, priority
+//              flow.send(wire::Pull{.array = 1}.make(about), {}, done);
+// To receive:  check_kind(header.kind, direction, header.payload_bytes), once for each message; then
+//              const auto pull = wire::Pull::read(header);
+//
+// The read() of a struct that lies in the header cannot fail and costs a few loads: decode() has checked dtype, flags
+// and unused bytes. The read() of a payload returns a Result where not every payload has a meaning.
 #pragma once
 
 #include <array>
@@ -43,7 +53,8 @@ struct Header : Envelope {
 void encode(const Header& header, std::span<std::byte, kHeaderBytes> out);
 
 /// ErrorCode::mismatch: a wrong magic number, version, kind or priority; an oversized payload; or a body with a dtype,
-/// a flag or a byte that the kind does not have. The text names the field. It never reads past `in`.
-Result<Header> decode(std::span<const std::byte, kHeaderBytes> in);
+/// a flag or a byte that the kind does not have. The text names the field, and `header` stays as it was. It never reads
+/// past `in`.
+Status decode(std::span<const std::byte, kHeaderBytes> in, Header& header);
 
 }  // namespace poseidon::wire

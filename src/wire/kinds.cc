@@ -5,7 +5,7 @@
 namespace poseidon::wire {
 
 Status check_kind(Kind kind, Direction direction, std::uint64_t payload_bytes) {
-  if ((info_of(kind).directions & direction) == 0)
+  if (handling_of(kind, direction) == Handling::never)
     return {ErrorCode::mismatch, std::string("a ") + kind_name(kind) + " message has no place here"};
   if (payload_bytes > largest_payload(kind))
     return {ErrorCode::mismatch, std::string("a ") + kind_name(kind) + " message has a payload of " +

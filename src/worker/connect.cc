@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "rendezvous/tcp_store.h"
-#include "wire/messages.h"
+#include "wire/messages/hello.h"
 #include "wire/pace.h"
 #include "worker/join.h"
 

@@ -12,14 +12,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (size < kHeaderBytes) return 0;
   std::array<std::byte, kHeaderBytes> bytes;
   std::memcpy(bytes.data(), data, bytes.size());
-  const auto header = decode(bytes);
-  if (!header.ok()) {
-    if (header.status().code() != poseidon::ErrorCode::mismatch || header.status().message().empty()) std::abort();
+  Header header;
+  const poseidon::Status status = decode(bytes, header);
+  if (!status.ok()) {
+    if (status.code() != poseidon::ErrorCode::mismatch || status.message().empty()) std::abort();
     return 0;
   }
-  if (header.value().payload_bytes > kMaxPayloadBytes || header.value().priority >= kPriorityLevels) std::abort();
+  if (header.payload_bytes > kMaxPayloadBytes || header.priority >= kPriorityLevels) std::abort();
   std::array<std::byte, kHeaderBytes> again;
-  encode(header.value(), again);
+  encode(header, again);
   if (again != bytes) std::abort();
   return 0;
 }

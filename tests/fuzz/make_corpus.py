@@ -137,7 +137,7 @@ def rejected() -> dict[str, bytes]:
     return {
         "rejected_dtype": header("push", body(99)),
         "rejected_flags": header("result", body(FLOAT32, 4)),
-        "rejected_kind": push[:5] + b"\x0e" + push[6:],
+        "rejected_kind": push[:5] + bytes([len(KINDS) + 1]) + push[6:],
         "rejected_payload": header("push", contribution(), 2**34 + 1),
         "rejected_priority": header("push", contribution(), priority=1024),
         "rejected_reserved": header("pull", body(numbers=struct.pack("<II", 2, 1))),
@@ -172,9 +172,9 @@ def checkpoints() -> dict[str, bytes]:
         "empty": b"\0" + checkpoint([], [], 0, b"default"),
         "no_value": b"\0" + checkpoint([(b"w", 64, 64, sgd)], [(0, 0, 0)], 0, b"j\nab12"),
         "two_units": b"\0" + two,
-        "cut": b"\0" + two[:-40],
+        "rejected_cut": b"\0" + two[:-40],
         "units": b"\1" + described,
-        "units_cut": b"\1" + described[:-9],
+        "rejected_units_cut": b"\1" + described[:-9],
         "no_units": b"\1" + units(),
     }
 
@@ -187,20 +187,28 @@ def write(folder: str, files: dict[str, bytes]) -> None:
         (CORPUS / folder / name).write_bytes(content)
 
 
-def main() -> None:
-    """Writes all four corpora."""
+def corpora() -> dict[str, dict[str, bytes]]:
+    """By folder and name: all that is written."""
     known = messages()
     last = {"largest": header("push", contribution(), 2**34, 1023)}
     heads = {name: header(kind, its_body, len(payload)) for name, (kind, its_body, payload) in known.items()}
-    write("decode", heads | last | rejected())
-    write("messages", {name: heads[name] + payload for name, (_, _, payload) in known.items()})
     streams = {}
     for index, (name, (_, _, payload)) in enumerate(known.items()):
         cut = bytes([READ_SIZES[index % len(READ_SIZES)]])
         streams[name] = cut + (heads[name] + payload) * 2
     streams |= {name: b"\x05" + heads["push"] + known["push"][2] + bad for name, bad in rejected().items()}
-    write("tcp_receive", streams)
-    write("checkpoint", checkpoints())
+    return {
+        "decode": heads | last | rejected(),
+        "messages": {name: heads[name] + payload for name, (_, _, payload) in known.items()},
+        "tcp_receive": streams,
+        "checkpoint": checkpoints(),
+    }
+
+
+def main() -> None:
+    """Writes all corpora."""
+    for folder, files in corpora().items():
+        write(folder, files)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@
 #include "server/core/tenants.h"
 #include "transport/loop.h"
 #include "wire/header.h"
-#include "wire/messages.h"
+#include "wire/messages/hello.h"
 
 namespace poseidon {
 

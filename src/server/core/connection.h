@@ -16,7 +16,8 @@
 #include "server/chunk/requester.h"
 #include "server/core/fair_share.h"
 #include "server/core/server_core.h"
-#include "wire/messages.h"
+#include "wire/messages/ending.h"
+#include "wire/messages/hello.h"
 
 namespace poseidon {
 

@@ -16,19 +16,15 @@ constexpr auto kLook = std::chrono::milliseconds(100);
 constexpr auto kLongestSilence = std::chrono::seconds(4);
 constexpr auto kShortestPause = std::chrono::milliseconds(5);
 
-bool is_contribution(const wire::Header& header) {
-  return header.kind == wire::Kind::push || header.kind == wire::Kind::factors;
+wire::Handling handling_of(const wire::Header& header) {
+  return wire::handling_of(header.kind, wire::Direction::to_server);
 }
+
+bool is_contribution(const wire::Header& header) { return handling_of(header) == wire::Handling::exchanged; }
 
 std::string text_of_message(const wire::Header& header) {
   return "a " + std::string(wire::kind_name(header.kind)) + " of " + std::to_string(header.payload_bytes) +
          " bytes from rank " + std::to_string(header.rank);
-}
-
-/// Whether the message asks something of this server alone and ends when it has been handled: every kind that travels
-/// to servers only and is no contribution. ServerCore::request refuses those that it does not know.
-bool is_request(const wire::Header& header) {
-  return wire::info_of(header.kind).directions == wire::kToServer && !is_contribution(header);
 }
 
 }  // namespace
@@ -144,9 +140,9 @@ void ServerCore::watch_pending() {
 
 /// Whether a worker may send this message now. A worker contributes and asks only for its own rank.
 Status ServerCore::check_place(Connection& connection, const wire::Header& header) {
-  if (Status status = wire::check_kind(header.kind, wire::kToServer, header.payload_bytes); !status.ok())
+  if (Status status = wire::check_kind(header.kind, wire::Direction::to_server, header.payload_bytes); !status.ok())
     return {ErrorCode::refused, connection.flow().peer_name() + ": " + status.message()};
-  const bool for_rank = is_contribution(header) || is_request(header);
+  const bool for_rank = handling_of(header) != wire::Handling::handled;
   if (header.kind == wire::Kind::hello || (connection.job != nullptr && (!for_rank || header.rank == connection.rank)))
     return {};
   return {ErrorCode::refused,
@@ -250,9 +246,6 @@ Status ServerCore::take(Flow& flow, const wire::Header& header, std::span<const 
   Connection& connection = flow.context<Connection>();
   heard(connection);
   note(FlightEvent::Kind::message, connection, wire::kind_name(header.kind), &header);
-  connection.said_goodbye = connection.said_goodbye || header.kind == wire::Kind::goodbye;
-  connection.left = connection.left || connection.said_goodbye || header.kind == wire::Kind::abort;
-  if (header.kind == wire::Kind::abort && connection.job != nullptr) remember_open_chunks(*connection.job);
   if (is_contribution(header)) {
     if (Status status = contribute(connection, header, payload, std::move(release)); !status.ok())
       connection.refuse(header, status);
@@ -262,15 +255,41 @@ Status ServerCore::take(Flow& flow, const wire::Header& header, std::span<const 
     return {};
   }
   Status status;
-  if (header.kind == wire::Kind::hello) {
-    status = greet(connection, header, payload);
-  } else if (is_request(header)) {
-    if (const Status refusal = request(connection, header, payload); !refusal.ok()) connection.refuse(header, refusal);
-    if (connection.receiving && header.kind == wire::Kind::assign)
-      connection.job->shard.pool().give_back(std::move(connection.receiving));
-  }
+  if (handling_of(header) == wire::Handling::request)
+    answer(connection, header, payload);
+  else
+    status = handle(connection, header, payload);
   if (release) release();
   return status;
+}
+
+Status ServerCore::handle(Connection& connection, const wire::Header& header, std::span<const std::byte> payload) {
+  switch (header.kind) {
+#define POSEIDON_KIND(name, ...)                                                   \
+  case wire::Kind::name:                                                           \
+    if constexpr (wire::has_handler(wire::Kind::name, wire::Direction::to_server)) \
+      return Handlers::name(*this, connection, header, payload);                   \
+    break;
+#include "wire/kinds.def"
+    case wire::Kind::none:
+      break;
+  }
+  return {};  // check_place has refused it
+}
+
+/// Handles a request.
+void ServerCore::answer(Connection& connection, const wire::Header& header, std::span<const std::byte> payload) {
+  Shard& shard = connection.job->shard;
+  const Status status = shard.pool().has_room(0) ? handle(connection, header, payload) : shard.no_room(0);
+  if (!status.ok()) connection.refuse(header, status);
+  if (connection.receiving) shard.pool().give_back(std::move(connection.receiving));
+}
+
+/// Returns the shard for a request about values that the server keeps, or says why it keeps none.
+Result<Shard*> ServerCore::values_of(Connection& connection) const {
+  if (handover_ != nullptr)
+    return Status(ErrorCode::refused, "a server with the baseline assignment=worker keeps no values");
+  return &connection.job->shard;
 }
 
 Status ServerCore::contribute(Connection& connection, const wire::Header& header, std::span<const std::byte> payload,
@@ -289,24 +308,6 @@ Status ServerCore::contribute(Connection& connection, const wire::Header& header
   if (!received) return shard.add(wire::Contribution::read(header), connection, payload, std::move(release));
   shard.complete(wire::Contribution::read(header));
   return {};
-}
-
-Status ServerCore::request(Connection& connection, const wire::Header& header, std::span<const std::byte> payload) {
-  Shard& shard = connection.job->shard;
-  if (!shard.pool().has_room(0)) return shard.no_room(0);
-  if (header.kind == wire::Kind::units) return shard.describe_units(payload);
-  if (handover_ != nullptr) return {ErrorCode::refused, "a server with the baseline assignment=worker keeps no values"};
-  switch (header.kind) {
-    case wire::Kind::rule:
-      return shard.set_rule(header, payload);
-    case wire::Kind::assign:
-      return shard.assign(header, payload);
-    case wire::Kind::pull:
-    case wire::Kind::restore:
-      return shard.pull(header, connection);
-    default:
-      return {ErrorCode::refused, std::string("this server does not answer ") + wire::kind_name(header.kind)};
-  }
 }
 
 void ServerCore::on_closed(Flow& flow, const Status& status) {

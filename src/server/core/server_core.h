@@ -18,7 +18,7 @@
 #include "server/core/shard.h"
 #include "server/core/tenants.h"
 #include "transport/transport.h"
-#include "wire/messages.h"
+#include "wire/messages/hello.h"
 
 namespace poseidon {
 
@@ -72,6 +72,14 @@ class ServerCore final : public HandoverCore, private Receiver {
   static constexpr auto kLinger = std::chrono::seconds(2);  // how long a flow that is closed may still send
   class Connection;
   struct Job;
+  /// What the server does with the messages that kinds.def gives to a handler: handlers/NAME.cc. An error refuses a
+  /// request, and otherwise ends the connection. `payload` need not outlive the call.
+  struct Handlers {
+#define POSEIDON_KIND(name, ...)                                                     \
+  static Status name(ServerCore& core, Connection& from, const wire::Header& header, \
+                     std::span<const std::byte> payload);
+#include "wire/kinds.def"  // IWYU pragma: keep
+  };
 
   bool begin_turn(Flow& flow) override;
   void end_turn(Flow& flow) override;
@@ -90,7 +98,6 @@ class ServerCore final : public HandoverCore, private Receiver {
   void watch_pending();
   void dismiss_oldest_pending();
   static Status check_place(Connection& connection, const wire::Header& header);
-  Status greet(Connection& connection, const wire::Header& header, std::span<const std::byte> payload);
   std::string objection(const JobName& name, const wire::Hello& hello) const;
   std::string pace_objection(const Job* job, const wire::Hello& hello) const;
   Result<Job*> job_of(const JobName& name, const wire::Hello& hello);
@@ -100,7 +107,9 @@ class ServerCore final : public HandoverCore, private Receiver {
   void end_if_empty(Job& job);
   Status contribute(Connection& connection, const wire::Header& header, std::span<const std::byte> payload,
                     std::function<void()> release);
-  Status request(Connection& connection, const wire::Header& header, std::span<const std::byte> payload);
+  Status handle(Connection& connection, const wire::Header& header, std::span<const std::byte> payload);
+  void answer(Connection& connection, const wire::Header& header, std::span<const std::byte> payload);
+  Result<Shard*> values_of(Connection& connection) const;
   void check_overdue();
   static void resume_waiting(Job& job);
 

@@ -123,31 +123,4 @@ void ServerCore::end_generation(std::unique_ptr<Job> job, const wire::Hello& nex
   if (!job->connections.empty()) replaced_jobs_.push_back(std::move(job));
 }
 
-Status ServerCore::greet(Connection& connection, const wire::Header& header, std::span<const std::byte> payload) {
-  const wire::Hello hello = wire::Hello::read(header, payload);
-  const JobName name{connection.flow().key_id(), hello.job};
-  pending_.erase(connection.id());
-  const std::string why = connection.job != nullptr ? "a second hello" : objection(name, hello);
-  const auto job = why.empty() ? job_of(name, hello) : Result<Job*>(Status(ErrorCode::refused, why));
-  if (!job.ok()) {
-    connection.refuse(header, job.status());
-    connection.flow().close(kLinger);
-    return {};
-  }
-  connection.join(*job.value());
-  job.value()->departed.erase(hello.rank);
-  connection.rank = hello.rank;
-  connection.flow_index = hello.flow;
-  connection.priority_class = hello.priority_class;
-  note(FlightEvent::Kind::greeted, connection, "");
-  // If the system does not permit it, the worker at the other end has reported that.
-  static_cast<void>(connection.flow().set_traffic_class(traffic_class_of(options_, hello.priority_class)));
-  if (handover_ != nullptr) handover_->joined(name, connection.id(), hello);
-  connection.send_text(wire::Hello{0, hello.worker_count, hello.job, hello.flow, other_cores_, hello.priority_class,
-                                   hello.generation, wire::Pace(), hello.run}
-                           .make(),
-                       [] {});
-  return {};
-}
-
 }  // namespace poseidon

@@ -7,7 +7,10 @@
 #include "kernel/kernel.h"
 #include "server/chunk/limits.h"
 #include "server/chunk/no_room.h"
-#include "wire/messages.h"
+#include "wire/messages/contribution.h"
+#include "wire/messages/rule.h"
+#include "wire/messages/stored.h"
+#include "wire/messages/units.h"
 
 namespace poseidon {
 
@@ -370,7 +373,6 @@ Status Shard::restore(const wire::Header& header, Requester& from) {
 }
 
 Status Shard::pull(const wire::Header& header, Requester& from) {
-  if (header.kind == wire::Kind::restore) return restore(header, from);
   auto opened = open(header);
   if (!opened.ok()) return opened.status();
   Entry& entry = *opened.value();

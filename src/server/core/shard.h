@@ -72,6 +72,8 @@ class Shard {
   Status assign(const wire::Header& header, std::span<const std::byte> payload);
   /// Answers at once, or when the chunk has a value.
   Status pull(const wire::Header& header, Requester& from);
+  /// Answers at once, with what the newest checkpoint has for the chunk.
+  Status restore(const wire::Header& header, Requester& from);
 
   /// Forgets a requester that has left: what it contributed to unfinished chunks, and what it asked for.
   void drop(const Requester& from);
@@ -132,7 +134,6 @@ class Shard {
   Status keep_rule(std::uint64_t key, Rule rule);
   const Rule* rule_of(const wire::Envelope& about) const;
   Result<const Aggregator*> aggregator_of(const UpdateRule& rule) const;
-  Status restore(const wire::Header& header, Requester& from);
   std::uint64_t rule_key(std::uint32_t unit, std::uint32_t rank) const;
 
   const std::uint32_t worker_count_;

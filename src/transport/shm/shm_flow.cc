@@ -197,9 +197,8 @@ Status ShmFlow::take(const Descriptor& descriptor) {
 }
 
 Status ShmFlow::start_message(const Descriptor& descriptor) {
-  auto header = wire::decode(descriptor.header);
-  if (!header.ok()) return header.status().with_context("message from " + end_.peer_name());
-  header_ = header.value();
+  if (Status status = wire::decode(descriptor.header, header_); !status.ok())
+    return status.with_context("message from " + end_.peer_name());
   if (descriptor.data_bytes > header_.payload_bytes || (descriptor.data_bytes == 0 && header_.payload_bytes > 0)) {
     return misfit(descriptor.data_bytes);
   }

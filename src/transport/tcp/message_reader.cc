@@ -54,12 +54,11 @@ Status MessageReader::consume(std::size_t count, Flow& flow, Receiver& receiver)
 
 Status MessageReader::start_message(Flow& flow, Receiver& receiver) {
   const auto bytes = std::span<const std::byte>(buffer_.span()).subspan(begin_).first<wire::kHeaderBytes>();
-  auto header = wire::decode(bytes);
-  if (!header.ok()) return header.status().with_context("message from " + flow.peer_name());
-  waiting_ = header.value().payload_bytes > 0 && !receiver.may_receive(flow, header.value());
+  if (Status status = wire::decode(bytes, header_); !status.ok())
+    return status.with_context("message from " + flow.peer_name());
+  waiting_ = header_.payload_bytes > 0 && !receiver.may_receive(flow, header_);
   if (waiting_ || stopped_) return {};
   begin_ += wire::kHeaderBytes;
-  header_ = header.value();
   in_payload_ = true;
   payload_ = {};
   received_bytes_ = 0;

@@ -53,6 +53,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void pump();
   bool progress();
   bool run_deferred();
+  /// UCX tells with a message only its endpoint, so each message needs this look-up.
   UcxFlow* find(const ucp_am_recv_param_t& param) const;
 
   static ucs_status_t on_data(void* self, const void* header, std::size_t header_bytes, void* data,

@@ -225,18 +225,20 @@ ucs_status_t UcxFlow::on_data(std::span<const std::byte> header, void* data, std
                                    " bytes, which no message has"});
     return UCS_OK;
   }
-  const auto decoded = wire::decode(header.last<wire::kHeaderBytes>());
-  if (!decoded.ok()) {
-    fail(decoded.status().with_context("message from " + end_.peer_name()));
+  Arrival arrival;
+  arrival.data = data_bytes == 0 ? nullptr : data;
+  arrival.rendezvous = rendezvous;
+  if (Status status = wire::decode(header.last<wire::kHeaderBytes>(), arrival.header); !status.ok()) {
+    fail(status.with_context("message from " + end_.peer_name()));
     return UCS_OK;
   }
   const std::uint64_t sequence = get(header);
-  if (decoded.value().payload_bytes != data_bytes) {
+  if (arrival.header.payload_bytes != data_bytes) {
     fail({ErrorCode::mismatch, "message from " + end_.peer_name() + ": its payload has " + std::to_string(data_bytes) +
-                                   " bytes, its header says " + std::to_string(decoded.value().payload_bytes)});
+                                   " bytes, its header says " + std::to_string(arrival.header.payload_bytes)});
     return UCS_OK;
   }
-  if (!arrivals_.insert(sequence, {decoded.value(), data_bytes == 0 ? nullptr : data, rendezvous})) {
+  if (!arrivals_.insert(sequence, arrival)) {
     fail({ErrorCode::mismatch, "message from " + end_.peer_name() + ": unexpected number " + std::to_string(sequence)});
     return UCS_OK;
   }

@@ -14,10 +14,9 @@ std::optional<std::uint64_t> limited_product(std::uint64_t a, std::uint64_t b, s
   return product;
 }
 
-constexpr auto kContributionFields = [](auto& body, auto& message) {
+constexpr auto kPushFields = [](auto& body, auto& message) {
   body.dtype(message.dtype);
   body.flag(1, message.absent);
-  body.flag(2, message.dense);
   body.flag(4, message.transient);
   body.flag(8, message.stored);
   body.flag_unless(16, message.wants_result);
@@ -27,6 +26,11 @@ constexpr auto kContributionFields = [](auto& body, auto& message) {
   body.number(message.factor_count);
   body.number(message.rows);
   body.number(message.cols);
+};
+
+constexpr auto kFactorsFields = [](auto& body, auto& message) {
+  kPushFields(body, message);
+  body.flag(2, message.dense);
 };
 
 constexpr auto kResultFields = [](auto& body, auto& message) {
@@ -39,6 +43,10 @@ constexpr auto kResultFields = [](auto& body, auto& message) {
 
 }  // namespace
 
+constinit const BodyShape BodyShapes::push = shape_of<Contribution>(kPushFields);
+constinit const BodyShape BodyShapes::factors = shape_of<Contribution>(kFactorsFields);
+constinit const BodyShape BodyShapes::result = shape_of<StepResult>(kResultFields);
+
 std::optional<std::uint64_t> Contribution::factor_bytes() const {
   return limited_product(std::uint64_t{rows} + cols, factor_count, dtype_bytes(dtype));
 }
@@ -50,11 +58,11 @@ std::optional<std::uint64_t> Contribution::matrix_bytes() const {
 Contribution Contribution::read(const Header& header) {
   Contribution contribution(header.kind, header);
   BodyReader body(header);
-  kContributionFields(body, contribution);
+  kFactorsFields(body, contribution);
   return contribution;
 }
 
-Header Contribution::make() const { return make_header(*this, kind, *this, kContributionFields); }
+Header Contribution::make() const { return make_header(*this, kind, *this, kFactorsFields); }
 
 StepResult StepResult::read(const Header& header) { return read_body<StepResult>(header, kResultFields); }
 

@@ -20,7 +20,7 @@ inline constexpr std::uint32_t kUnboundedFactors = 0xffffffffu;
 /// gradients, then as many rows of `cols` inputs; with `dense`, the rows × cols gradient. There is no payload if
 /// `absent`.
 struct Contribution : Envelope {
-  Contribution() { kind = Kind::push; }
+  constexpr Contribution() { kind = Kind::push; }
   Contribution(Kind its_kind, const Envelope& about) : Envelope(about) { kind = its_kind; }
 
   DType dtype = DType::float32;

@@ -33,6 +33,10 @@ Status status_of(std::uint8_t code, std::span<const std::byte> payload) {
 
 }  // namespace
 
+constinit const BodyShape BodyShapes::refuse = shape_of<Ending>(kRefuseFields);
+constinit const BodyShape BodyShapes::abort = shape_of<Ending>(kAbortFields);
+constinit const BodyShape BodyShapes::goodbye{};
+
 Refuse Refuse::read(const Header& header, std::span<const std::byte> payload) {
   const auto body = read_body<Ending>(header, kRefuseFields);
   return {status_of(body.code, payload), body.flag ? std::optional(body.departed) : std::nullopt};

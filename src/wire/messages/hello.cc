@@ -30,6 +30,8 @@ constexpr auto kHelloFields = [](auto& body, auto& message) {
 
 }  // namespace
 
+constinit const BodyShape BodyShapes::hello = shape_of<HelloBody>(kHelloFields);
+
 bool is_job_name(const std::string& name) {
   return !name.empty() && name.size() <= kMaxJobNameBytes && name.find('\n') == std::string::npos;
 }

@@ -1,8 +1,11 @@
 #include "wire/messages/rule.h"
 
+#include "wire/body.h"
 #include "wire/update_rule.h"
 
 namespace poseidon::wire {
+
+constinit const BodyShape BodyShapes::rule{};
 
 TextMessage Rule::make(const Envelope& about) const {
   const auto bytes = encode_update_rule(rule);

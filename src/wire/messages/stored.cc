@@ -29,6 +29,11 @@ constexpr auto kValueFields = [](auto& body, auto& message) {
 
 }  // namespace
 
+constinit const BodyShape BodyShapes::assign = shape_of<Assign>(kAssignFields);
+constinit const BodyShape BodyShapes::pull = shape_of<Pull>(kPullFields);
+constinit const BodyShape BodyShapes::restore = shape_of<Restore>(kRestoreFields);
+constinit const BodyShape BodyShapes::value = shape_of<Value>(kValueFields);
+
 Assign Assign::read(const Header& header) { return read_body<Assign>(header, kAssignFields); }
 
 Header Assign::make(const Envelope& about) const { return make_header(about, Kind::assign, *this, kAssignFields); }

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "wire/body.h"
+
 namespace poseidon::wire {
 
 namespace {
@@ -42,6 +44,8 @@ TextMessage message_of(std::string bytes, std::uint32_t rank) {
 Status bad(const std::string& why) { return {ErrorCode::mismatch, "a list of stored units " + why}; }
 
 }  // namespace
+
+constinit const BodyShape BodyShapes::units{};
 
 Status check_unit(const StoredUnit& unit) {
   const std::size_t element_bytes = dtype_bytes(unit.dtype);

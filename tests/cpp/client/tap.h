@@ -16,7 +16,7 @@
 #include "base/buffer.h"
 #include "transport/tcp/tcp_transport.h"
 #include "transport/transport.h"
-#include "wire/messages.h"
+#include "wire/messages/hello.h"
 
 namespace poseidon::testing {
 

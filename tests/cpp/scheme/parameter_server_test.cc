@@ -6,7 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "wire/messages.h"
+#include "wire/messages/contribution.h"
+#include "wire/messages/stored.h"
 
 namespace poseidon {
 namespace {
@@ -38,7 +39,7 @@ class ParameterServerTest : public ::testing::Test {
   void begin(Operation operation) {
     exchange_.begin(std::move(operation), protocol_of(Scheme::ps), Scheme::ps, PeerInbox());
     exchange_.progress.chunks_missing = 2;
-    exchange_.progress.chunk_received.assign(2, false);
+    exchange_.progress.chunks.assign(2, ChunkArrival::awaited);
   }
 
   void receive(std::uint32_t chunk, const Floats& values, bool absent, bool late = false) {
@@ -50,8 +51,27 @@ class ParameterServerTest : public ::testing::Test {
     header.chunk = chunk;
     const auto payload = std::as_bytes(std::span(values));
     header.payload_bytes = payload.size();
+    take(header, payload);
+  }
+
+  /// A message whose payload is lent, as a shard of this process does it.
+  void take(const wire::Header& header, std::span<const std::byte> payload) {
+    const auto place = accept(header, true);
+    ASSERT_TRUE(place.ok()) << place.status().message();
     const Status status = protocol_of(Scheme::ps).receive(exchange_, header, payload, links_);
     ASSERT_TRUE(status.ok()) << status.message();
+  }
+
+  Result<std::span<std::byte>> accept(const wire::Header& header, bool lent) {
+    return protocol_of(Scheme::ps).accept(exchange_, header, lent, links_);
+  }
+
+  wire::Header result_of(std::uint32_t chunk, std::size_t payload_bytes) const {
+    wire::Header header = wire::StepResult{}.make({});
+    header.step = exchange_.step;
+    header.chunk = chunk;
+    header.payload_bytes = payload_bytes;
+    return header;
   }
 
   static constexpr std::size_t kChunkBytes = 2 * sizeof(float);
@@ -101,9 +121,37 @@ TEST_F(ParameterServerTest, APullSaysHowManyUpdatesTheMostUpdatedChunkHasHad) {
     header.chunk = chunk;
     const Floats values{1, 2};
     header.payload_bytes = kChunkBytes;
-    ASSERT_TRUE(protocol_of(Scheme::ps).receive(exchange_, header, std::as_bytes(std::span(values)), links_).ok());
+    take(header, std::as_bytes(std::span(values)));
   }
   EXPECT_EQ(exchange_.outcome.update_count, 9u);
+}
+
+TEST_F(ParameterServerTest, AResultIsAcceptedOnceHoweverItComes) {
+  for (const bool lent : {false, true}) {
+    begin();
+    EXPECT_TRUE(accept(result_of(0, kChunkBytes), lent).ok());
+    for (const bool again : {false, true}) {
+      const auto second = accept(result_of(0, kChunkBytes), again);
+      EXPECT_EQ(second.status().code(), ErrorCode::mismatch) << "the first one is still being received";
+    }
+    EXPECT_TRUE(accept(result_of(1, kChunkBytes), lent).ok()) << "another chunk's";
+    EXPECT_FALSE(completed_);
+  }
+}
+
+TEST_F(ParameterServerTest, AResultThatDoesNotFitIsRefusedHoweverItComes) {
+  for (const bool lent : {false, true}) {
+    for (const std::size_t payload_bytes : {std::size_t{0}, kChunkBytes - 1, kChunkBytes + 1})
+      EXPECT_EQ(accept(result_of(0, payload_bytes), lent).status().code(), ErrorCode::mismatch) << payload_bytes;
+    EXPECT_EQ(accept(result_of(2, kChunkBytes), lent).status().code(), ErrorCode::mismatch) << "no such chunk";
+    wire::Header early = result_of(0, kChunkBytes);
+    ++early.step;
+    EXPECT_EQ(accept(early, lent).status().code(), ErrorCode::mismatch);
+    wire::Header other = wire::StepResult{.dtype = DType::float64}.make(early);
+    --other.step;
+    EXPECT_EQ(accept(other, lent).status().code(), ErrorCode::mismatch) << "another dtype";
+  }
+  EXPECT_EQ(accept(result_of(0, kChunkBytes), false).value().data(), std::as_bytes(std::span(values_)).data());
 }
 
 }  // namespace

@@ -12,7 +12,8 @@
 #include "conformance/transport_fixture.h"
 #include "cpp/server/chunk/contributions.h"
 #include "server/server_impl.h"
-#include "wire/messages.h"
+#include "wire/messages/contribution.h"
+#include "wire/messages/hello.h"
 
 namespace poseidon::testing {
 

@@ -15,6 +15,7 @@
 #include "cpp/server/server_fixture.h"
 #include "transport/inproc/inproc_transport.h"
 #include "transport/tcp/tcp_transport.h"
+#include "wire/messages/ending.h"
 
 namespace poseidon {
 namespace {

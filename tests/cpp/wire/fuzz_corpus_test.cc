@@ -4,11 +4,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "cpp/base/temporary_directory.h"
+#include "server/checkpoint/checkpoint_format.h"
+#include "wire/header.h"
+#include "wire/messages/units.h"
 
 using Fuzzer = int (*)(const std::uint8_t*, std::size_t);
 
@@ -41,6 +45,27 @@ TEST_P(Corpus, IsTakenOrRejectedAsAWholeAndCutShort) {
     }
   }
   EXPECT_GT(file_count, 3u) << "an empty corpus";
+}
+
+/// Files of old formats would test nothing but the check of the version.
+TEST(CorpusFiles, AreReadUnlessTheyAreCalledRejected) {
+  const auto each = [](const std::string& name, const auto& is_read) {
+    for (const auto& entry : std::filesystem::directory_iterator(std::string(POSEIDON_FUZZ_CORPUS "/") + name)) {
+      const std::string content = content_of(entry.path());
+      const std::string file = entry.path().filename();
+      EXPECT_EQ(is_read(std::as_bytes(std::span(content))), !file.starts_with("rejected")) << name << "/" << file;
+    }
+  };
+  const auto is_header = [](std::span<const std::byte> bytes) {
+    wire::Header header;
+    return wire::decode(bytes.first<wire::kHeaderBytes>(), header).ok();
+  };
+  each("decode", is_header);
+  each("messages", is_header);
+  each("checkpoint", [](std::span<const std::byte> bytes) {
+    const auto content = bytes.subspan(1);
+    return bytes[0] == std::byte{0} ? decode_checkpoint_head(content).ok() : wire::StoredUnits::read(content).ok();
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Fuzzers, Corpus,

@@ -1,6 +1,4 @@
 // Messages with a payload of their own form: hello and texts, and their invalid forms.
-#include "wire/messages.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,6 +7,9 @@
 #include <random>
 #include <string>
 #include <vector>
+
+#include "wire/messages/ending.h"
+#include "wire/messages/hello.h"
 
 namespace poseidon::wire {
 namespace {

@@ -8,7 +8,7 @@
 #include <limits>
 #include <random>
 
-#include "wire/messages.h"
+#include "wire/messages/hello.h"
 
 namespace poseidon::wire {
 namespace {

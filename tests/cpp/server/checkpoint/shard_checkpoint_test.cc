@@ -14,7 +14,10 @@
 
 #include "cpp/server/checkpoint/checkpoint_cases.h"
 #include "server/core/shard.h"
-#include "wire/messages.h"
+#include "wire/messages/contribution.h"
+#include "wire/messages/rule.h"
+#include "wire/messages/stored.h"
+#include "wire/messages/units.h"
 
 namespace poseidon {
 namespace {
@@ -134,7 +137,7 @@ class Job {
     value.resize(units_[layer].size_bytes);
     for_each_chunk(layer, [&](Shard& shard, wire::Header header, std::size_t offset, std::size_t) {
       header = wire::Restore{units_[layer].dtype, limit}.make(header);
-      if (Status status = shard.pull(header, worker_); !status.ok()) {
+      if (Status status = shard.restore(header, worker_); !status.ok()) {
         refusals.push_back(status);
         return;
       }

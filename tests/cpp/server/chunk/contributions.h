@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "server/chunk/requester.h"
-#include "wire/messages.h"
+#include "wire/messages/contribution.h"
+#include "wire/messages/stored.h"
 
 namespace poseidon::testing {
 

@@ -12,7 +12,9 @@
 #include "cpp/server/chunk/contributions.h"
 #include "cpp/server/chunk/reference_update.h"
 #include "server/core/shard.h"
-#include "wire/messages.h"
+#include "wire/messages/contribution.h"
+#include "wire/messages/rule.h"
+#include "wire/messages/stored.h"
 
 namespace poseidon {
 namespace {

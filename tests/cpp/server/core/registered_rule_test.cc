@@ -8,7 +8,7 @@
 #include "cpp/kernel/rules.h"
 #include "cpp/server/chunk/contributions.h"
 #include "server/core/shard.h"
-#include "wire/messages.h"
+#include "wire/messages/rule.h"
 
 namespace poseidon {
 namespace {

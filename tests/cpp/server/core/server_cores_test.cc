@@ -15,6 +15,7 @@
 #include "transport/inproc/inproc_transport.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"
+#include "wire/messages/rule.h"
 
 namespace poseidon {
 namespace {

@@ -9,7 +9,9 @@
 #include "cpp/kernel/rules.h"
 #include "cpp/server/chunk/contributions.h"
 #include "server/core/shard.h"
-#include "wire/messages.h"
+#include "wire/messages/contribution.h"
+#include "wire/messages/rule.h"
+#include "wire/messages/stored.h"
 
 namespace poseidon {
 namespace {

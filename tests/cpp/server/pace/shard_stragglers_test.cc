@@ -11,6 +11,7 @@
 #include "cpp/kernel/rules.h"
 #include "cpp/server/pace/paced_shard.h"
 #include "kernel/kernel.h"
+#include "wire/messages/rule.h"
 
 namespace poseidon {
 namespace {
