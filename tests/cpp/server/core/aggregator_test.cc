@@ -15,7 +15,9 @@
 #include "cpp/server/pace/paced_shard.h"
 #include "server/baselines/wide_aggregation.h"
 #include "server/core/shard.h"
-#include "wire/messages.h"
+#include "wire/messages/contribution.h"
+#include "wire/messages/rule.h"
+#include "wire/messages/stored.h"
 
 namespace poseidon {
 namespace {
