@@ -187,7 +187,9 @@ def test_parts_of_the_world_train_by_themselves(by_mesh: bool) -> None:
 def hooked(name: str) -> str:
     hooks: dict[str, Callable[[nn.Module], None]] = {
         "allreduce": lambda model: model.register_comm_hook(None, default_hooks.allreduce_hook),
-        "fp16": lambda model: model.register_comm_hook(None, default_hooks.fp16_compress_hook),
+        "fp16": lambda model: model.register_comm_hook(
+            None, default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook)
+        ),
         "power": lambda model: model.register_comm_hook(
             powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2),
             powerSGD_hook.powerSGD_hook,
@@ -210,21 +212,22 @@ def test_communication_hooks_run(name: str) -> None:
 def hook_and_overlap() -> list[str]:
     texts = []
     first, second = (poseidon.DistributedDataParallel(mlp()) for _ in range(2))
-    first.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    wrapped = default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook)
+    first.register_comm_hook(None, wrapped)
     optimizer = torch.optim.SGD(first.parameters(), lr=0.1)
     with pytest.raises(InvalidArgument) as caught:
         poseidon.DistributedOptimizer(optimizer, first)
     texts.append(str(caught.value))
     poseidon.DistributedOptimizer(torch.optim.SGD(second.parameters(), lr=0.1), second)
     with pytest.raises(InvalidArgument) as caught:
-        second.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        second.register_comm_hook(None, wrapped)
     texts.append(str(caught.value))
     return texts
 
 
 def test_a_communication_hook_and_a_distributed_optimizer_exclude_each_other() -> None:
     for first, second in in_a_world(2, hook_and_overlap):
-        assert "fp16_compress_hook" in first
+        assert "fp16_compress_wrapper" in first
         assert "DistributedOptimizer" in second
 
 
@@ -232,12 +235,77 @@ def hook_alone() -> str:
     poseidon.init()
     model = poseidon.DistributedDataParallel(mlp())
     with pytest.raises(InvalidArgument) as caught:
-        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        model.register_comm_hook(None, default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook))
     return str(caught.value)
 
 
 def test_a_communication_hook_needs_torch_distributed() -> None:
     assert all("init_process_group" in text for text in workers.run_fresh(2, hook_alone))
+
+
+def compressed(wire: str, overlapped: bool, first_steps: int) -> tuple[list[str], list[str]]:
+    """The wire formats and the bits of a model with torch's hook, and of one with the wire format."""
+    hook = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}[wire]
+    models = [poseidon.DistributedDataParallel(mlp(), wire=own) for own in ("fp32", "fp32" if first_steps else wire)]
+    for model in models:
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        if overlapped:
+            optimizer = poseidon.DistributedOptimizer(optimizer, model)
+        for step in range(4):
+            if step == first_steps and model is models[0]:
+                model.register_comm_hook(None, hook)
+            optimizer.zero_grad()
+            mean_loss(model, *batch(step, poseidon.rank())).backward()
+            optimizer.step()
+    return [row.wire for row in models[0].plan()], [parameters_digest(model) for model in models]
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize("wire", ["fp16", "bf16"])
+def test_torchs_compression_hooks_set_the_wire_format(wire: str, overlapped: bool) -> None:
+    for formats, (hooked_bits, told_bits) in in_a_world(2, compressed, wire, overlapped, 0):
+        assert formats == [wire] * len(formats)
+        assert hooked_bits == told_bits
+
+
+def test_a_compression_hook_holds_from_its_registration_on() -> None:
+    answers = in_a_world(2, compressed, "fp16", False, 2)
+    assert all_equal([bits[0] for _, bits in answers])
+    assert answers[0][1][0] != answers[0][1][1]  # the other model never rounds
+
+
+def hooks_that_do_not_fit() -> list[str]:
+    texts = []
+    held = poseidon.DistributedDataParallel(mlp())
+    poseidon.DistributedOptimizer(torch.optim.SGD(held.parameters(), lr=0.1), held, update="server")
+    by_scheme = poseidon.DistributedDataParallel(mlp(), scheme="project_adam")
+    for model in (held, by_scheme):
+        with pytest.raises(InvalidArgument) as caught:
+            model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+        texts.append(str(caught.value))
+    return texts
+
+
+def test_a_compression_hook_is_refused_where_nothing_can_be_rounded() -> None:
+    for held, by_scheme in in_a_world(2, hooks_that_do_not_fit):
+        assert "call register_comm_hook before DistributedOptimizer" in held
+        assert "sends numbers as they are" in by_scheme
+
+
+def compressed_among_others() -> tuple[bool, bool]:
+    """Whether the hook runs over torch.distributed, for the group of all and for a group of this rank alone."""
+    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    runs = []
+    for group in (dist.new_group(list(range(dist.get_world_size()))), alone):
+        model = poseidon.DistributedDataParallel(mlp())
+        model.register_comm_hook(group, default_hooks.fp16_compress_hook)
+        assert model.synchronizer is not None
+        runs.append(model.synchronizer.hooked is not None)
+    return runs[0], runs[1]
+
+
+def test_a_compression_hook_for_other_ranks_runs_as_it_is() -> None:
+    assert in_a_world(2, compressed_among_others) == [(False, True)] * 2
 
 
 # What programs call beside forward.

@@ -74,6 +74,10 @@ class SyncedLayer:
         """Sets the only scheme that the job can use, whatever the user has asked for."""
         self.asked_scheme = self.scheme = scheme
 
+    def send_as(self, wire: str) -> None:
+        """Sets the wire format of the gradient. It holds when the layer is next added to a client."""
+        self.wire = wire
+
     def place(self, layer: int, unit: tuple[int, int], facts: _core.Unit, grouped: bool, shard_bytes: int) -> None:
         """Notes the layer's number and unit in a client to which it has been added."""
         self.layer, self.unit, self.shard_bytes = layer, unit, shard_bytes

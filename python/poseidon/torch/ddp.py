@@ -17,12 +17,12 @@ from poseidon.adapter.layer import SchemeChoice, WireChoice
 from poseidon.adapter.plan_table import PlanTable, make_plan_table
 from poseidon.adapter.stats import LayerSynchronization, StepRecord
 from poseidon.errors import InvalidArgument, PoseidonError
-from poseidon.torch.exchange.comm_hooks import HookedTransfer, check_hook, is_all_reduce
+from poseidon.torch.exchange.comm_hooks import HookedTransfer, check_hook, is_all_reduce, wire_format_of
 from poseidon.torch.exchange.forward_order import forward_order
 from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.process.context import context_of
-from poseidon.torch.process.process_groups import default_group
+from poseidon.torch.process.process_groups import default_group, has_same_ranks
 from poseidon.torch.tensors.compatibility import compiler
 from poseidon.torch.training import torch_arguments
 from poseidon.torch.training.join_hook import ModelJoinHook
@@ -368,10 +368,12 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         return self._comm_hook_name
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
-        """Lets `hook` average the gradients over torch.distributed, instead of Poseidon's exchange.
+        """Lets `hook` average the gradients. Collective.
 
-        `allreduce_hook` does what Poseidon does anyway, so it changes nothing. Any other hook of torch's form runs on
-        buckets at the end of backward, without schemes and without overlap. Raises InvalidArgument without
+        `allreduce_hook` does what Poseidon does anyway, so it changes nothing. `fp16_compress_hook` and
+        `bf16_compress_hook` set the wire format of all float32 gradients to "fp16" or "bf16", unless their state is
+        a process group other than the model's. Any other hook of torch's form runs on buckets at the end of backward
+        over torch.distributed, without schemes and without overlap. It raises InvalidArgument without
         torch.distributed, or with a DistributedOptimizer.
         """
         try:
@@ -381,7 +383,10 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             raise
         if self._comm_hooks:
             raise InvalidArgument("register_comm_hook was called before, and a model has one hook: call it once")
-        if not is_all_reduce(hook):
+        wire = wire_format_of(hook)
+        if wire is not None and self._is_own_group(state):
+            self.trained_model().send_as(wire)
+        elif not is_all_reduce(hook):
             if default_group() is None:
                 raise InvalidArgument(
                     f"{hook.__qualname__} communicates over torch.distributed, which does not run: call "
@@ -395,6 +400,10 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             )
         self._comm_hooks.append((hook, state))
         self._comm_hook_name = hook.__qualname__
+
+    def _is_own_group(self, state: object) -> bool:
+        """Whether a hook of torch's with this state would communicate among the model's ranks."""
+        return has_same_ranks(default_group() if state is None else state, self.process_group)
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks

@@ -1,7 +1,8 @@
 """Communication hooks in the form that torch's class takes (`register_comm_hook`).
 
 A hook does the communication itself, over torch.distributed. It gets buckets of gradients at the end of backward.
-Poseidon's exchange, and with it all schemes, is not used.
+Poseidon's exchange, and with it all schemes, is not used. Hooks that only do what Poseidon's exchange can do, too, are
+not run: Poseidon does it.
 """
 
 from __future__ import annotations
@@ -129,3 +130,11 @@ def is_all_reduce(hook: Any) -> bool:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     return hook is default_hooks.allreduce_hook
+
+
+def wire_format_of(hook: Any) -> str | None:
+    """The wire format that does what the hook does; None if there is none."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    formats = {default_hooks.fp16_compress_hook: "fp16", default_hooks.bf16_compress_hook: "bf16"}
+    return formats.get(hook)

@@ -153,8 +153,20 @@ class Synchronizer(InFlight):
         renewed = [entry for entry in self.entries if not entry.on_servers]
         for entry in entries:
             entry.hold_on_servers()
+        self._renew(renewed)
+
+    def send_as(self, wire: str) -> None:
+        """Collective: the gradients of all float32 parameters, none of them on servers, travel in this wire format."""
+        self.settle()
+        for entry in self.entries:
+            if entry.dtype == "float32":
+                entry.send_as(wire)
+        self._renew(self.entries)
+
+    def _renew(self, entries: Sequence[SyncedParameter]) -> None:
+        """Collective: adds these layers again, because they have changed. Before `connect` there is nothing to do."""
         if self.connected:
-            self._layers.add(renewed)
+            self._layers.add(entries)
         if self.priorities is not None:
             self.priorities.renew()
 

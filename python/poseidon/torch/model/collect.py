@@ -50,7 +50,7 @@ def collect_parameters(
         linears = _capturing_linears(param, owners[param])
         if not linears and wanted != "auto":
             wanted = "ps"
-        _check_format(name, param, wanted, wanted_format)
+        check_wire(name, param, wanted, wanted_format)
         modules = [part for part, _, _ in owners[param]]
         entries.append(SyncedParameter(name, param, form, wanted, wanted_format, modules, linears))
     schemes.check_used()
@@ -58,7 +58,8 @@ def collect_parameters(
     return entries
 
 
-def _check_format(name: str, param: nn.Parameter, scheme: str, wire: str) -> None:
+def check_wire(name: str, param: nn.Parameter, scheme: str, wire: str) -> None:
+    """InvalidArgument, naming the parameter, if its gradients cannot travel in this wire format."""
     # The core refuses this, too, but only rank by rank.
     if wire == "fp32":
         return

@@ -50,6 +50,13 @@ def is_whole(group: ProcessGroup) -> bool:
     return dist.get_process_group_ranks(group) == list(range(dist.get_world_size()))
 
 
+def has_same_ranks(one: Any, other: Any) -> bool:
+    """Whether two process groups have the same ranks. None is the group of all where torch.distributed does not run."""
+    if one is None or other is None:
+        return one is other
+    return dist.get_process_group_ranks(one) == dist.get_process_group_ranks(other)
+
+
 def part_of_job(job: str, group: ProcessGroup) -> str:
     """The name of the job of `group`'s ranks, the same on each of them and another one for each group."""
     ranks = "-".join(map(str, dist.get_process_group_ranks(group)))

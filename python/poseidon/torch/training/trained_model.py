@@ -22,7 +22,7 @@ from poseidon.torch.exchange.comm_hooks import HookedTransfer
 from poseidon.torch.exchange.direct import make_transfer
 from poseidon.torch.exchange.synchronizer import BackwardRun, Synchronizer
 from poseidon.torch.model.changes import ChangeWatch
-from poseidon.torch.model.collect import collect_parameters
+from poseidon.torch.model.collect import check_wire, collect_parameters
 from poseidon.torch.model.description import describe
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.process.context import memberships
@@ -183,6 +183,23 @@ class TrainedModel:
         self.join = None
         if self.sync is not None:
             self.sync.divisor = self.context.world_size
+
+    def send_as(self, wire: str) -> None:
+        """Collective: from now on all float32 gradients travel in this wire format.
+
+        Raises InvalidArgument for a parameter whose scheme sends numbers as they are, or which servers hold already.
+        """
+        if self.sync is None:
+            return  # nothing is sent
+        for entry in self.entries:
+            if entry.dtype == "float32":
+                check_wire(entry.name, entry.param, entry.asked_scheme, wire)
+            if entry.on_servers:
+                raise InvalidArgument(
+                    f"the servers hold parameter {entry.name} already, and its gradients travel as the optimizer was "
+                    "told: call register_comm_hook before DistributedOptimizer"
+                )
+        self.sync.send_as(wire)
 
     def exchange_by(self, hooked: HookedTransfer) -> None:
         """From now on gradients go through a communication hook of torch's form."""
