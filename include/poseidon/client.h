@@ -237,8 +237,16 @@ class Client {
   /// Tells every peer that this rank fails and why, so that they end at once with that reason. `planned`: nothing has
   /// failed, and the members only form the job's next generation. They then write no flight records.
   virtual void abort(const std::string& reason, bool planned = false) = 0;
-  /// Says goodbye to every peer and closes all flows. The destructor calls it, too. Further calls have no effect.
-  virtual void shutdown() = 0;
+  /// Leaves the job in order. Nothing may start any more. The call waits until every rank has contributed to the
+  /// exchanges to which this rank has, because late ranks still need this rank and its server for them. It waits no
+  /// longer if the job fails, if another rank has left without contributing, or if nothing has moved for `timeout`;
+  /// what ends the job then is no failure of this rank any more. Then it says goodbye to all and closes all flows.
+  /// `keep_waiting` as above; if it returns false, the rank leaves at once. Further calls have no effect. After a
+  /// failure, and in the destructor, nothing is waited for.
+  virtual void shutdown(const std::function<bool()>& keep_waiting) = 0;
+  void shutdown() {
+    shutdown([] { return true; });
+  }
 };
 
 }  // namespace poseidon

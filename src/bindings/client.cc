@@ -153,6 +153,13 @@ class PyClient {
     raise_if_failed(status);
   }
 
+  void shutdown() {
+    call_blocking([&](const std::function<bool()>& keep_waiting) {
+      client_->shutdown(keep_waiting);
+      return true;
+    });
+  }
+
   void set_priorities(std::uint32_t first_layer, const std::vector<double>& urgencies,
                       const std::vector<int>& priority_classes, double priority_threshold) {
     if (urgencies.size() != priority_classes.size())
@@ -337,10 +344,7 @@ void bind_client(nb::module_& module) {
             self.get().abort(reason, planned);
           },
           nb::arg("reason"), nb::arg("planned") = false)
-      .def("shutdown", [](PyClient& self) {
-        const nb::gil_scoped_release unlocked;
-        self.get().shutdown();
-      });
+      .def("shutdown", &PyClient::shutdown);
 }
 
 }  // namespace poseidon::bindings

@@ -48,7 +48,7 @@ ClientImpl::ClientImpl(const Options& options, const Cluster& cluster, const Sea
 }
 
 ClientImpl::~ClientImpl() {
-  shutdown();
+  if (!std::exchange(shut_down_, true)) end(steps_.failed());
   executor_.reset();
   loop_->stop();
 }
@@ -286,20 +286,6 @@ void ClientImpl::abort(const std::string& reason, bool planned) {
     cause.planned = planned;
     fail({ErrorCode::aborted, connections_.here() + " ended the job: " + reason}, cause);
   });
-}
-
-void ClientImpl::shutdown() {
-  if (std::exchange(shut_down_, true)) return;
-  const bool had_failed = steps_.failed();
-  connections_.stop_accepting();
-  loop_->call([this] {
-    stop({ErrorCode::shut_down, "the client has been shut down"}, wire::Goodbye::make(),
-         std::make_shared<const std::string>(), {});
-  });
-  // A send ends at the latest when its flow closes, after kLinger. A product ends when it is computed.
-  steps_.wait_closed(2 * Connections::kLinger);
-  report_.wait();
-  parts_->shutdown(had_failed);
 }
 
 }  // namespace poseidon

@@ -85,7 +85,8 @@ class ClientImpl final : public Client, private Receiver {
   TrafficStats traffic() const override;
   Status status() const override;
   void abort(const std::string& reason, bool planned) override;
-  void shutdown() override;
+  using Client::shutdown;
+  void shutdown(const std::function<bool()>& keep_waiting) override;
 
  private:
   /// What the client does with the messages that kinds.def gives to a handler: handlers/NAME.cc. An error ends the job.
@@ -103,6 +104,14 @@ class ClientImpl final : public Client, private Receiver {
                     std::function<void()> release) override;
   void on_closed(Flow& flow, const Status& status) override;
 
+  // Both sides: how a rank leaves, and what it does when others leave (client_leaving.cc).
+  void finish_contributions(const std::function<bool()>& keep_waiting);
+  void end(bool had_failed);
+  void stop_in_order();
+  void said_goodbye(LinkState& link);
+  void check_parts_of_leavers(const UnitState& unit);
+  bool needs(const LinkState& link) const;
+
   // Loop side: exchanges, messages and failures (client_loop.cc).
   void add_units(const std::shared_ptr<const Plan>& plan, bool transient);
   void begin(UnitState& unit, Operation&& operation);
@@ -112,7 +121,6 @@ class ClientImpl final : public Client, private Receiver {
   Status handle(LinkState& link, const wire::Header& header, std::span<const std::byte> payload);
   Status reject(const LinkState& link, const Status& status);
   Syncer* addressee(const LinkState& link, const wire::Header& header) const;
-  bool needs(const LinkState& link) const;
   bool belongs(const LinkState& link, const Chunk& chunk) const;
   void fail(const Status& status, const FailureCause& cause);
   void fail_silent();
@@ -142,13 +150,16 @@ class ClientImpl final : public Client, private Receiver {
   std::map<std::uint32_t, UnitState*> units_by_id_;
   FailureReport report_;
   UnitAnnouncer announcer_;
+  bool leaving_ = false;  // nothing starts here any more
   bool closing_ = false;
-  /// Set when a peer or server has said goodbye. After that no exchange can start.
+  /// What an exchange that needs a process which leaves fails with.
   struct Departure {
     Status status;
     FailureCause cause;
   };
-  std::optional<Departure> departure_;
+  Departure departure_of(const LinkState& link) const;
+  std::vector<Departure> leavers_;      // peers that start nothing any more, but may have contributed to the next steps
+  std::optional<Departure> departure_;  // a peer or server has closed a connection: nothing can start any more
 
   bool shut_down_ = false;  // only the owner's thread uses it
 };

@@ -22,11 +22,12 @@ void ClientImpl::add_units(const std::shared_ptr<const Plan>& plan, bool transie
     // A transient unit, such as a barrier, is small and somebody waits for it. So it overtakes gradients.
     if (transient) connections_.priorities().set(id, kFirst);
   }
-  if (!closing_ && !departure_) announcer_.announce(*plan, connections_.links());
+  if (!closing_ && !leaving_ && !departure_) announcer_.announce(*plan, connections_.links());
 }
 
 void ClientImpl::begin(UnitState& unit, Operation&& operation) {
   if (closing_) return steps_.release(unit);  // the client has failed or shut down since the start was accepted
+  if (leaving_) return;                       // it ends when the client does
   // A tensor without elements has no chunks and needs no other process, so others may have left before it.
   if (departure_ && !unit.syncer.unit().chunks.empty()) {
     fail(departure_->status, departure_->cause);
@@ -38,7 +39,8 @@ void ClientImpl::begin(UnitState& unit, Operation&& operation) {
         return Status();
       },
       [&unit] { return "layer '" + unit.syncer.unit().name + "' of " + bytes_text(unit.syncer.unit().size_bytes); });
-  if (!status.ok()) fail(status.with_context(connections_.here()), {});
+  if (!status.ok()) return fail(status.with_context(connections_.here()), {});
+  check_parts_of_leavers(unit);
 }
 
 void ClientImpl::finished(UnitState& unit) {
@@ -148,38 +150,13 @@ bool ClientImpl::belongs(const LinkState& link, const Chunk& chunk) const {
   return links.lane_of(chunk, link.lane % links.class_count) == link.lane;
 }
 
-/// Whether an exchange waits for something that cannot come any more because this link has closed. A server's results
-/// come over the connection of their pushes. A peer's factors may come over any of its connections.
-bool ClientImpl::needs(const LinkState& link) const {
-  const bool last = connections_.is_last(link);
-  for (const auto& [id, unit] : units_by_id_) {
-    const Exchange& exchange = unit->syncer.exchange();
-    const Progress& progress = exchange.progress;
-    if (!progress.running || progress.received) continue;
-    const auto& parts = progress.inbox.parts;
-    if (link.kind == LinkKind::peer) {
-      if (last && link.index < parts.size() && !parts[link.index].arrived) return true;
-      continue;
-    }
-    for (std::size_t i = 0; i < progress.chunks.size(); ++i) {
-      const Chunk& chunk = exchange.unit().chunks[i];
-      const bool comes_here = static_cast<std::size_t>(chunk.server) == link.index &&
-                              connections_.links().lane_of(chunk, exchange.priority.priority_class) == link.lane;
-      if (comes_here && progress.chunks[i] != ChunkArrival::received) return true;
-    }
-  }
-  return false;
-}
-
 void ClientImpl::on_closed(Flow& flow, const Status& status) {
   const auto node = connections_.remove(flow);
   const LinkState& link = node.mapped();
   if (closing_) return steps_.set_closed(connections_.empty());
   if (!link.known()) return;  // the process at the other end has not identified itself
   if (link.left) {
-    departure_ = {{ErrorCode::peer_lost, connections_.describe(link) + " has shut down, " + connections_.here() +
-                                             " goes on; give every rank the same number of steps, or use join()"},
-                  FailureCause::of(FailureSource::left, link)};
+    departure_ = departure_of(link);
     if (needs(link)) fail(departure_->status, departure_->cause);
     return;
   }
@@ -201,6 +178,7 @@ void ClientImpl::fail_silent() {
 
 void ClientImpl::fail(const Status& status, const FailureCause& cause) {
   if (closing_) return;
+  if (leaving_) return stop_in_order();  // this rank has all that its program has waited for
   FlightEvent event;
   event.kind = FlightEvent::Kind::failed;
   event.what = error_code_name(status.code()).data();  // names are literals

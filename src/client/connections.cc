@@ -243,10 +243,17 @@ std::vector<int> Connections::core_counts() const {
   return counts;
 }
 
+void Connections::say_goodbye() {
+  for (auto& [key, link] : flows_) {
+    link.leaving = true;
+    link.flow->send(wire::Goodbye::make(), {}, [](const Status&) {});
+  }
+}
+
 void Connections::close(const wire::Header& last_message, const std::shared_ptr<const std::string>& text) {
   closing_ = true;
   for (auto& [key, link] : flows_) {
-    link.flow->send(last_message, {std::as_bytes(std::span(*text))}, [text](const Status&) {});
+    if (!link.leaving) link.flow->send(last_message, {std::as_bytes(std::span(*text))}, [text](const Status&) {});
     link.flow->close(kLinger);
   }
 }
@@ -263,7 +270,7 @@ std::map<const Flow*, LinkState>::node_type Connections::remove(Flow& flow) {
 
 bool Connections::is_last(const LinkState& link) const {
   return std::ranges::none_of(flows_, [&link](const auto& other) {
-    return other.second.kind == link.kind && other.second.index == link.index;
+    return other.second.kind == link.kind && other.second.index == link.index && !other.second.left;
   });
 }
 

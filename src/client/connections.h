@@ -61,7 +61,8 @@ struct LinkState {
   std::size_t index = 0;  // of the server, or the rank
   std::size_t lane = 0;   // to a server: the lane; to a peer: the priority class
   bool greeted = false;
-  bool left = false;  // the process has said goodbye
+  bool left = false;     // the process has said goodbye
+  bool leaving = false;  // this rank has said goodbye to the process
   // Of the message that has been accepted:
   Syncer* addressee = nullptr;  // null: the message goes to the handler of its kind
   Buffer text;
@@ -119,12 +120,14 @@ class Connections {
   std::vector<int> core_counts() const;
   /// Accepts no further connections. Any thread but the loop's may call it.
   void stop_accepting() { lobby_->close(); }
-  /// Sends a last message over each connection and closes it.
+  /// Says over each connection that this rank starts nothing any more.
+  void say_goodbye();
+  /// Sends a last message over each connection, unless it has said goodbye, and closes it.
   void close(const wire::Header& last_message, const std::shared_ptr<const std::string>& text);
   /// Removes a connection that has closed. Its state lives as long as the returned node.
   std::map<const Flow*, LinkState>::node_type remove(Flow& flow);
   bool empty() const { return flows_.empty(); }
-  /// Whether no other connection leads to the same process.
+  /// Whether no other connection to the same process is open, but for those over which that has said goodbye.
   bool is_last(const LinkState& link) const;
 
   const Links& links() const { return links_; }

@@ -165,6 +165,12 @@ Status Steps::wait(std::uint32_t layer, const Look& look) {
   return status;
 }
 
+void Steps::wait_contributions(const Look& look) {
+  std::unique_lock lock(mutex_);
+  static_cast<void>(wait_until(
+      lock, [this] { return awaited_count_ == 0; }, look));
+}
+
 void Steps::wait_closed(std::chrono::nanoseconds linger) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return running_count_ == 0; });
@@ -267,6 +273,14 @@ void Steps::complete(UnitState& unit) {
     layer->stats.completed_ns = time_ns;
   }
   release_locked(unit);
+  if (awaited_count_ == 0 || exchange.push() == nullptr) return;
+  --awaited_count_;
+  changed_.notify_all();
+}
+
+void Steps::await_contributions(std::size_t unit_count) {
+  const std::lock_guard lock(mutex_);
+  awaited_count_ = unit_count;
 }
 
 void Steps::release(UnitState& unit) {

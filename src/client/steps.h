@@ -63,6 +63,8 @@ class Steps {
   Status wait_linked(const Look& look);
   Status wait_all(const Look& look);
   Status wait(std::uint32_t layer, const Look& look);
+  /// Waits until the contributions that await_contributions() has counted have completed.
+  void wait_contributions(const Look& look);
   /// Call it after end(). It waits until every exchange has completed, however long that takes, because a running
   /// exchange uses the callers' memory. Then it waits up to `linger` for the connections to close.
   void wait_closed(std::chrono::nanoseconds linger);
@@ -91,6 +93,8 @@ class Steps {
   void complete(UnitState& unit);
   /// Releases the unit's layers, because its exchange has ended or will not start.
   void release(UnitState& unit);
+  /// Notes how many units have a push under way. No further push may start after this.
+  void await_contributions(std::size_t unit_count);
   /// Notes that all servers and peers have greeted, and the number of cores of each server.
   void set_linked(std::vector<int> core_counts);
   /// After this no exchange can start. The status of the first call stays. Call set_closed() afterwards, which wakes
@@ -120,6 +124,7 @@ class Steps {
   PlanBase plan_base_;
   std::size_t running_count_ = 0;
   std::size_t single_waiter_count_ = 0;  // threads that wait for one layer
+  std::size_t awaited_count_ = 0;        // contributions that are waited for, by wait_contributions()
   bool linked_ = false;
   bool closed_ = false;
   Status status_;                             // the first failure, with which every later call fails

@@ -99,9 +99,9 @@ Status check_layers(const std::vector<Layer>& layers, const Cluster& cluster, co
 /// Returns the layer's scheme if it is the same for every factor count, and automatic otherwise.
 Scheme settled_scheme(const Layer& layer, const Cluster& cluster, const Options& options) {
   if (layer.stored) return Scheme::ps;
-  if (options.stragglers == Stragglers::drop && cluster.worker_count > 1) return Scheme::ps;
-  const bool open = layer.scheme == Scheme::automatic && layer.factorable() && dtype_is_floating(layer.dtype) &&
-                    cluster.worker_count > 1;
+  const bool unnamed = layer.scheme == Scheme::automatic && cluster.worker_count > 1;
+  if (unnamed && options.stragglers == Stragglers::drop) return Scheme::ps;
+  const bool open = unnamed && layer.factorable() && dtype_is_floating(layer.dtype);
   return open ? Scheme::automatic : best_scheme(layer, 0, cluster);
 }
 

@@ -69,6 +69,33 @@ SPAWN = """
         mp.spawn(worker, args=tuple(sys.argv[1:3]), nprocs=2)
 """
 
+# Rank 0 sends its buffers before each forward pass, waits for nobody, and leaves while rank 1 is still on its way.
+EVALUATE = """
+    import sys
+    import time
+
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    from network import make_network
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    network = make_network()
+    network[1].running_mean.fill_(rank + 1)
+    model = DDP(network)
+    network.eval()
+    with torch.no_grad():
+        for step in range(3):
+            if rank == 1:
+                time.sleep(0.5)
+            network[1].running_mean.add_(rank)  # what rank 0 sends overwrites it
+            model(torch.ones(2, 1, 8, 8))
+    torch.save(network.state_dict(), f"{sys.argv[1]}/{rank}.pt")
+    dist.destroy_process_group()
+"""
+
 NETWORK = """
     from torch import nn
 
@@ -82,7 +109,7 @@ NETWORK = """
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("programs")
-    for name, text in (("train", TRAIN), ("spawn", SPAWN), ("network", NETWORK)):
+    for name, text in (("train", TRAIN), ("spawn", SPAWN), ("evaluate", EVALUATE), ("network", NETWORK)):
         (folder / f"{name}.py").write_text(textwrap.dedent(text))
     return folder
 
@@ -128,6 +155,15 @@ def test_poseidon_run(programs: Path, torchs: dict[str, torch.Tensor], tmp_path:
     done = run(*POSEIDON, "run", "-n", "2", "--drop-in", str(programs / "train.py"), str(tmp_path), "--lr", "-m")
     check(tmp_path, torchs, done)
     assert "['--lr', '-m']" in done.stdout
+
+
+def test_a_late_rank_still_evaluates_with_a_rank_that_has_ended(programs: Path, tmp_path: Path) -> None:
+    done = run(*POSEIDON, "run", "-n", "2", "--drop-in", str(programs / "evaluate.py"), str(tmp_path))
+    first, second = states(tmp_path)
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+    assert first["1.running_mean"].tolist() == [1.0] * 4
+    assert "Error" not in done.stderr
 
 
 def test_torchrun_and_a_module(

@@ -49,7 +49,8 @@ def check_model(settings: Settings, entries: Sequence[SyncedLayer], sends_buffer
                 f"parameter {entry.name} asks for scheme {entry.asked_scheme}, in which every worker waits for all "
                 f"others: with {drift_option(settings)} take scheme='ps' or 'auto'"
             )
-        entry.ask_for("ps")
+        if entry.asked_scheme == "auto":
+            entry.ask_for("ps")
 
 
 def check_optimizer(settings: Settings, on_servers: bool, name: str, is_sgd: bool) -> None:

@@ -1,11 +1,11 @@
-// goodbye: the process at the other end closes on purpose.
+// goodbye: the process at the other end leaves on purpose.
 #include "client/client_impl.h"
 
 namespace poseidon {
 
-Status ClientImpl::Handlers::goodbye(ClientImpl& /*client*/, LinkState& link, const wire::Header& /*header*/,
+Status ClientImpl::Handlers::goodbye(ClientImpl& client, LinkState& link, const wire::Header& /*header*/,
                                      std::span<const std::byte> /*payload*/) {
-  link.left = true;
+  client.said_goodbye(link);
   return {};
 }
 

@@ -59,7 +59,7 @@ class ServerCore::Connection final : public Requester {
   std::uint32_t priority_class = 0;
   std::int64_t last_progress_ns = now_ns();
   bool left = false;          // the worker has said that it ends
-  bool said_goodbye = false;  // the worker has said so of its own accord, and not because it has failed
+  bool said_goodbye = false;  // the worker leaves of its own accord, and not because it has failed
   Buffer text;                // the text of a hello, rule or abort
   // Memory from the pool for an assignment, and for a contribution that is refused or belongs to others.
   Buffer receiving;
@@ -134,7 +134,7 @@ struct ServerCore::Job {
   std::set<Connection*> connections;
   std::set<Connection*> waiting;     // those whose next contribution may not come yet
   bool failing = false;              // its open chunks have been remembered
-  std::set<std::uint32_t> departed;  // ranks that have said goodbye on all connections
+  std::set<std::uint32_t> departed;  // ranks that have said goodbye over all their connections
   std::size_t guests = 0;            // workers of other cores that push to chunks here (chunk_handover.h)
   FairShare share;
   Shard shard;

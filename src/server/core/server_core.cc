@@ -249,8 +249,8 @@ Status ServerCore::take(Flow& flow, const wire::Header& header, std::span<const 
   if (is_contribution(header)) {
     if (Status status = contribute(connection, header, payload, std::move(release)); !status.ok())
       connection.refuse(header, status);
-    else if (const auto& departed = connection.job->departed; !departed.empty())
-      refuse_for_departed(connection, header, *departed.begin());
+    else if (!connection.job->departed.empty())
+      refuse_if_departed(connection, header);
     resume_waiting(*connection.job);
     return {};
   }

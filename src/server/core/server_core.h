@@ -123,6 +123,7 @@ class ServerCore final : public HandoverCore, private Receiver {
   void tell_failure(const Job& job, FailureSource source, std::uint32_t rank, const Status& status) const;
   void tell_overdue(Job& job, const OpenChunk& chunk, const std::vector<std::uint32_t>& silent);
   void note_departure(Job& job, std::uint32_t rank);
+  static void refuse_if_departed(Connection& from, const wire::Envelope& contribution);
   static void refuse_for_departed(Connection& to, const wire::Envelope& about, std::uint32_t rank);
 
   // The interface of chunk_handover.h:

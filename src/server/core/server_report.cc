@@ -107,13 +107,14 @@ void ServerCore::tell_overdue(Job& job, const OpenChunk& chunk, const std::vecto
   tell_failure(job, FailureSource::silent, silent.front(), status);
 }
 
-/// Notes that a rank has said goodbye and that its connection to this core has closed. After its last connection has
-/// closed, no step that lacks its part can end any more, neither an open one nor a later one.
+/// Notes that a rank has said goodbye over a connection, or that such a connection has closed. When it has said so over
+/// all, no step that lacks its part can end any more, neither an open one nor a later one. Steps that have its part
+/// can: it stays connected until they do. If it is lost before, they lack its part, too.
 void ServerCore::note_departure(Job& job, std::uint32_t rank) {
   if (stopping_ || handover_ != nullptr) return;
   if (const auto current = jobs_.find(job.name); current == jobs_.end() || current->second.get() != &job) return;
-  const auto is_its = [rank](const Connection* other) { return other->rank == rank; };
-  if (std::any_of(job.connections.begin(), job.connections.end(), is_its)) return;
+  const auto stays = [rank](const Connection* other) { return other->rank == rank && !other->said_goodbye; };
+  if (std::any_of(job.connections.begin(), job.connections.end(), stays)) return;
   job.departed.insert(rank);
   const auto open = job.shard.open_chunks(INT64_MAX);
   const auto waits = [rank](const OpenChunk& chunk) {
@@ -124,6 +125,14 @@ void ServerCore::note_departure(Job& job, std::uint32_t rank) {
   remember_open_chunks(job);
   for (Connection* connection : job.connections) refuse_for_departed(*connection, first->about, rank);
   tell_failure(job, FailureSource::left, rank, departed_status(rank));
+}
+
+/// Tells the sender of a contribution if its chunk's step waits for a rank that has said goodbye.
+void ServerCore::refuse_if_departed(Connection& from, const wire::Envelope& contribution) {
+  const auto awaited = from.job->shard.awaited_ranks(contribution);
+  const auto& departed = from.job->departed;
+  const auto rank = std::ranges::find_if(awaited, [&departed](std::uint32_t one) { return departed.contains(one); });
+  if (rank != awaited.end()) refuse_for_departed(from, contribution, *rank);
 }
 
 void ServerCore::refuse_for_departed(Connection& to, const wire::Envelope& about, std::uint32_t rank) {

@@ -1,6 +1,8 @@
 #include "server/core/shard.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <iterator>
 #include <utility>
 
 #include "base/clock.h"
@@ -419,13 +421,24 @@ void Shard::drop(const Requester& from) {
 
 std::vector<OpenChunk> Shard::open_chunks(std::int64_t started_before_ns) const {
   std::vector<OpenChunk> open;
-  for (const auto& [key, entry] : entries_) {
-    const ChunkState& state = entry.state;
-    if (state.started() && state.started_ns() < started_before_ns)
-      open.push_back({state.shape(), state.started_ns(), state.missing_ranks()});
-    entry.pace->add_waiting(started_before_ns, open);
-  }
+  for (const auto& [key, entry] : entries_) add_open(entry, started_before_ns, open);
   return open;
+}
+
+void Shard::add_open(const Entry& entry, std::int64_t started_before_ns, std::vector<OpenChunk>& open) {
+  const ChunkState& state = entry.state;
+  if (state.started() && state.started_ns() < started_before_ns)
+    open.push_back({state.shape(), state.started_ns(), state.missing_ranks()});
+  entry.pace->add_waiting(started_before_ns, open);
+}
+
+std::vector<std::uint32_t> Shard::awaited_ranks(const wire::Envelope& contribution) const {
+  std::vector<OpenChunk> open;
+  const auto found = entries_.find(key_of(contribution));
+  if (found != entries_.end()) add_open(found->second, INT64_MAX, open);
+  std::vector<std::uint32_t> ranks;
+  for (const OpenChunk& one : open) std::ranges::copy(one.missing_ranks, std::back_inserter(ranks));
+  return ranks;
 }
 
 }  // namespace poseidon

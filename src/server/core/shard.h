@@ -80,6 +80,8 @@ class Shard {
 
   /// Returns the open chunks that began before the given time.
   std::vector<OpenChunk> open_chunks(std::int64_t started_before_ns) const;
+  /// Returns the ranks for which the chunk of a contribution waits. Empty if its step has ended.
+  std::vector<std::uint32_t> awaited_ranks(const wire::Envelope& contribution) const;
 
  private:
   struct PendingPull {
@@ -104,6 +106,8 @@ class Shard {
     bool computing = false;        // threads of the wide baseline work on it, or a product has begun
     std::future<void> computed;    // ready when those threads are done
   };
+
+  static void add_open(const Entry& entry, std::int64_t started_before_ns, std::vector<OpenChunk>& open);
 
   struct Rule {
     UpdateRule rule;

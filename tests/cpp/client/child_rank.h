@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -13,16 +14,19 @@
 
 namespace poseidon::testing {
 
-/// The process joins, adds the layers, and then does nothing. Create it before the test has threads, because it forks.
+/// The process joins, adds the layers, runs `then` with its client, and then does nothing. Create it before the test
+/// has threads, because it forks.
 class ChildRank {
  public:
-  ChildRank(const Options& options, const std::vector<Layer>& layers) : pid_(::fork()) {
+  ChildRank(
+      const Options& options, const std::vector<Layer>& layers,
+      const std::function<void(Client&)>& then = [](Client&) {})
+      : pid_(::fork()) {
     if (pid_ != 0) return;
     auto client = Client::connect(options, nullptr, always);
-    if (client.ok() && client.value()->add_layers(layers, false, always).ok()) {
-      for (;;) ::pause();
-    }
-    ::_exit(1);
+    if (!client.ok() || !client.value()->add_layers(layers, false, always).ok()) ::_exit(1);
+    then(*client.value());
+    for (;;) ::pause();
   }
   ~ChildRank() {
     if (pid_ > 0) kill();

@@ -165,7 +165,7 @@ TEST(Shutdown, InTheMiddleOfAProductLeavesTheMemoryAlone) {
                                    bytes_of(product), 1, false)
                     .ok());
     std::this_thread::sleep_for(milliseconds(rank * 3));
-    client.shutdown();  // then `rows` and `product` go
+    cluster.clients[rank].reset();  // waits for nobody; then `rows` and `product` go
   });
 }
 

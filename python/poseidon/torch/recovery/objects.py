@@ -22,6 +22,7 @@ from poseidon.torch.optimizer.undo import TensorCopies, UpdateUndo
 from poseidon.torch.recovery.random_streams import StreamStates, seed_streams
 from poseidon.torch.tensors.arrays import TENSORS
 
+_MODEL_KEYS = {"tensors", "factor sums", "dense history"}
 _SAME_CODE = "start all workers from the same code, and with a new directory if these are old snapshots"
 
 
@@ -366,6 +367,8 @@ def _collect_model(model: DistributedDataParallel, step: int, whole: bool) -> di
 
 
 def _check_model(model: DistributedDataParallel, state: dict[str, Any], whole: bool) -> None:
+    if state.keys() != _MODEL_KEYS:
+        raise Mismatch(f"the state is that of another version of Poseidon: {_SAME_CODE}")
     here = [(tensor.dtype, tensor.shape) for tensor in _model_tensors(model, whole)]
     there = [(tensor.dtype, tensor.shape) for tensor in state["tensors"]]
     if here != there or len(state["factor sums"]) != len(model.synced_parameters):

@@ -1,0 +1,105 @@
+// How a rank leaves its job, and what a client does when another rank or a server leaves.
+#include <algorithm>
+#include <utility>
+
+#include "client/client_impl.h"
+#include "wire/messages.h"
+
+namespace poseidon {
+
+namespace {
+
+/// Whether the exchange still needs what this peer has to contribute.
+bool lacks_part_of(const Exchange& exchange, std::size_t peer) {
+  const Progress& progress = exchange.progress;
+  const auto& parts = progress.inbox.parts;
+  return progress.running && !progress.received && peer < parts.size() && !parts[peer].arrived;
+}
+
+bool contributes(const Exchange& exchange) { return exchange.progress.running && exchange.push() != nullptr; }
+
+}  // namespace
+
+ClientImpl::Departure ClientImpl::departure_of(const LinkState& link) const {
+  return {{ErrorCode::peer_lost, connections_.describe(link) + " has shut down, " + connections_.here() +
+                                     " goes on; give every rank the same number of steps, or use join()"},
+          FailureCause::of(FailureSource::left, link)};
+}
+
+/// The other end starts nothing any more. What a peer has contributed to has come before its goodbye. A server tells
+/// its workers itself what lacks the contribution of a rank that leaves.
+void ClientImpl::said_goodbye(LinkState& link) {
+  link.left = true;
+  if (link.kind != LinkKind::peer || !link.known() || !connections_.is_last(link)) return;
+  leavers_.push_back(departure_of(link));
+  for (const auto& [id, unit] : units_by_id_) check_parts_of_leavers(*unit);
+}
+
+/// Fails if the unit's exchange needs what a peer that leaves will not send.
+void ClientImpl::check_parts_of_leavers(const UnitState& unit) {
+  for (const Departure& leaver : leavers_)
+    if (lacks_part_of(unit.syncer.exchange(), leaver.cause.index)) return fail(leaver.status, leaver.cause);
+}
+
+/// Whether an exchange waits for something that cannot come any more because this link has closed. A server's results
+/// come over the connection of their pushes. A peer's factors may come over any of its connections.
+bool ClientImpl::needs(const LinkState& link) const {
+  const bool last = connections_.is_last(link);
+  for (const auto& [id, unit] : units_by_id_) {
+    const Exchange& exchange = unit->syncer.exchange();
+    const Progress& progress = exchange.progress;
+    if (!progress.running || progress.received) continue;
+    if (link.kind == LinkKind::peer) {
+      if (last && lacks_part_of(exchange, link.index)) return true;
+      continue;
+    }
+    for (std::size_t i = 0; i < progress.chunks.size(); ++i) {
+      const Chunk& chunk = exchange.unit().chunks[i];
+      const bool comes_here = static_cast<std::size_t>(chunk.server) == link.index &&
+                              connections_.links().lane_of(chunk, exchange.priority.priority_class) == link.lane;
+      if (comes_here && progress.chunks[i] != ChunkArrival::received) return true;
+    }
+  }
+  return false;
+}
+
+void ClientImpl::stop_in_order() {
+  stop({ErrorCode::shut_down, "the client has been shut down"}, wire::Goodbye::make(),
+       std::make_shared<const std::string>(), {});
+}
+
+void ClientImpl::shutdown(const std::function<bool()>& keep_waiting) {
+  if (std::exchange(shut_down_, true)) return;
+  const bool had_failed = steps_.failed();
+  finish_contributions(keep_waiting);
+  end(had_failed);
+}
+
+/// Waits for the other ranks' parts of every step of which they have this rank's part. A rank that is late then still
+/// finds this rank and its server. The goodbye comes first: a step that lacks this rank's part fails at once.
+void ClientImpl::finish_contributions(const std::function<bool()>& keep_waiting) {
+  loop_->call([this] {
+    if (closing_) return;
+    leaving_ = true;
+    const auto owed = std::ranges::count_if(
+        units_by_id_, [](const auto& unit) { return contributes(unit.second->syncer.exchange()); });
+    if (owed == 0) return;
+    connections_.say_goodbye();
+    steps_.await_contributions(static_cast<std::size_t>(owed));
+  });
+  // However it ends: this rank's program has ended, and the others learn of a failure themselves.
+  Wait wait{keep_waiting};
+  steps_.wait_contributions([&] { look(wait); });
+}
+
+/// Closes all connections and ends the parts. `had_failed`: the job has, so that nobody waits for the server.
+void ClientImpl::end(bool had_failed) {
+  connections_.stop_accepting();
+  loop_->call([this] { stop_in_order(); });
+  // A send ends at the latest when its flow closes, after kLinger. A product ends when it is computed.
+  steps_.wait_closed(2 * Connections::kLinger);
+  report_.wait();
+  parts_->shutdown(had_failed);
+}
+
+}  // namespace poseidon
