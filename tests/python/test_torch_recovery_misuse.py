@@ -13,6 +13,7 @@ from torch import nn
 
 import poseidon.torch as poseidon
 from poseidon.errors import InvalidArgument
+from poseidon.torch.recovery.objects import TrainingObjects
 from recovery_cases import Fault, Supervisor, batch, network, parameters_and_state, train
 from test_torch_recovery import PLAIN, SIZE, STEPS, undisturbed
 
@@ -188,6 +189,22 @@ def without_optimizer(folder: Path) -> list[str]:
 def test_a_forgotten_optimizer_is_warned_of(tmp_path: Path) -> None:
     for texts in Supervisor(tmp_path, 2).run(without_optimizer):
         assert any("no optimizer of parameter 0.weight" in text for text in texts)
+
+
+def test_the_state_of_another_version_is_refused_before_anything_is_changed() -> None:
+    model, optimizer = parts()
+    try:
+        objects = TrainingObjects([model, optimizer], seed=None, recovers=False, undo=False)
+        state = objects.collect(0)
+        before = [param.clone() for param in model.parameters()]
+        old = {**state["models"][0], "tensors": [tensor + 1 for tensor in state["models"][0]["tensors"]]}
+        del old["dense history"]
+        text = error_of(lambda: objects.load({**state, "models": [old]}, 0))
+        assert text.startswith("Mismatch: the state is that of another version of Poseidon: start all workers from")
+        assert all(map(torch.equal, model.parameters(), before))
+        objects.load(state, 0)
+    finally:
+        poseidon.shutdown()
 
 
 def test_a_single_worker_needs_nobody() -> None:

@@ -252,6 +252,26 @@ TEST(Plan, ErrorsNameTheLayer) {
   EXPECT_FALSE(make_plan({}, cluster, options, 0).ok());
 }
 
+TEST(Plan, WithoutLateWorkersTakesOnlySchemesThatCanEndAStepWithoutThem) {
+  Options options;
+  options.stragglers = Stragglers::drop;
+  for (const Scheme scheme : all_schemes()) {
+    if (traits_of(scheme).only_one_worker) continue;
+    const auto plan = make_plan({matrix_layer("fc", 400, 400, scheme)}, colocated(4), options, 0);
+    ASSERT_EQ(plan.ok(), traits_of(scheme).can_drop_late) << scheme_name(scheme);
+    if (plan.ok()) {
+      EXPECT_EQ(plan.value().layers[0].scheme, scheme);
+      continue;
+    }
+    EXPECT_EQ(plan.status().code(), ErrorCode::invalid_argument);
+    const std::string start = "layer \"fc\" has scheme " + std::string(scheme_name(scheme));
+    EXPECT_TRUE(plan.status().message().starts_with(start)) << plan.status().message();
+    EXPECT_TRUE(plan.status().message().ends_with("with stragglers=drop use auto or ps")) << plan.status().message();
+  }
+  const auto plan = make_plan({matrix_layer("fc", 400, 400)}, colocated(4), options, 0);
+  EXPECT_EQ(plan.value().layers[0].scheme, Scheme::ps);
+}
+
 TEST(PlanLines, DifferWhereThePlansDo) {
   const std::vector<Layer> layers{matrix_layer("fc", 400, 400), vector_layer("bias", 10), vector_layer("scale", 10)};
   const std::vector<std::string> lines = plan_lines(plan_of(layers, colocated(4)));
