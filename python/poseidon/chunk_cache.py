@@ -11,26 +11,14 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from poseidon.options import AUTO, BY_NAME, Settings, available_cpu_count
+from poseidon.options import AUTO, BY_NAME, OPTIONS, PLACE, Settings, available_cpu_count
 from poseidon.version import VERSION
 
 if TYPE_CHECKING:
     from poseidon import _core
 
 # What the fastest size depends on, as far as it can be told without measuring.
-_DECIDING = (
-    "local_world_size",
-    "master_addr",
-    "interfaces",
-    "servers",
-    "transport",
-    "server_cores",
-    "flows",
-    "partition",
-    "aggregation",
-    "reduce_order",
-    "assignment",
-)
+_DECIDING = tuple(option.name for option in (*PLACE, *OPTIONS) if option.decides_chunk_bytes)
 
 
 def settle_chunk_bytes(client: _core.Client, settings: Settings, known: int = 0) -> int:

@@ -161,6 +161,11 @@ nb::dict on_server(nb::dict facts) {
   return facts;
 }
 
+nb::dict decides_chunk_bytes(nb::dict facts) {
+  facts["decides_chunk_bytes"] = true;
+  return facts;
+}
+
 }  // namespace kinds
 
 nb::list option_rows() {

@@ -4,6 +4,8 @@
 #include <charconv>
 #include <cstddef>
 #include <sstream>
+#include <string_view>
+#include <type_traits>
 
 #include "base/hexadecimal.h"
 #include "base/random_bytes.h"
@@ -31,6 +33,21 @@ std::string value_of(const std::string& text, const std::string& key) {
   for (std::string line; std::getline(lines, line);)
     if (line.starts_with(key + "=")) return line.substr(key.size() + 1);
   return "nothing";
+}
+
+template <typename T>
+std::string text_of(const T& value) {
+  if constexpr (std::is_enum_v<T>)
+    return std::string(name_of(value));
+  else if constexpr (std::is_integral_v<T>)
+    return std::to_string(value);
+  else
+    return joined(value);
+}
+
+/// Whether the field has the value that stands for "auto".
+bool is_auto(const Options& options, std::string_view field) {
+  return field == "chunk_bytes" && options.chunk_bytes == 0;
 }
 
 /// False unless the whole text is one number.
@@ -64,19 +81,10 @@ std::uint32_t parse_generation(const std::string& text) {
 }
 
 Facts shared_facts(const Options& options) {
-  return {{"version", kVersionText},
-          {"world_size", std::to_string(options.world_size)},
-          {"servers", joined(options.servers)},
-          {"flows", std::to_string(options.flows)},
-          {"priority_classes", std::to_string(options.priority_classes)},
-          {"assignment", std::string(name_of(options.assignment))},
-          {"chunk_bytes", options.chunk_bytes == 0 ? "auto" : std::to_string(options.chunk_bytes)},
-          {"small_bytes", std::to_string(options.small_bytes)},
-          {"group_bytes", std::to_string(options.group_bytes)},
-          {"schedule", std::string(name_of(options.schedule))},
-          {"partition", std::string(name_of(options.partition))},
-          {"on_failure", std::string(name_of(options.on_failure))},
-          {"min_workers", std::to_string(options.min_workers)}};
+  Facts facts{{"version", kVersionText}};
+#define POSEIDON_AGREED(name) facts.emplace_back(#name, is_auto(options, #name) ? "auto" : text_of(options.name));
+#include "poseidon/options.def"
+  return facts;
 }
 
 std::string make_nonce() {

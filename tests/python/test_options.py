@@ -10,6 +10,7 @@ import re
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,8 @@ from hypothesis import strategies as st
 from poseidon import _core, options
 from poseidon.dscp import MOST_CLASSES
 from poseidon.errors import InvalidArgument
+from poseidon.options.kinds import KINDS
+from poseidon.options.table import CORE_OPTIONS
 
 PLACE = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}
 
@@ -284,49 +287,32 @@ def test_flight_records_lie_with_temporary_files_unless_they_are_off() -> None:
     assert options.resolve(flight_record="off").core().flight_record == ""
 
 
+# Where a row gives neither bounds nor names.
+SOME_VALUE = {
+    "host": "10.0.0.1",
+    "path": "/somewhere",
+    "path_or_off": "/somewhere",
+    "job_name": "night",
+    "list": ["eth0", "eth1"],
+    "addresses": ["h:1"],
+    "code_points": ["34", "10", "0"],
+}
+
+
+def other_value(option: options.Option) -> Any:
+    """A value that is allowed and is not the core's default."""
+    default = getattr(_core.Options(), option.name)
+    kind = next(name for name, kind in KINDS.items() if kind is option.kind)
+    if option.choices:
+        return next(name for name in option.choices if name != default)
+    if option.limits.least is None:
+        return SOME_VALUE[kind]
+    return next(value for value in (option.limits.least + 1, option.limits.least + 2) if value != default)
+
+
 def test_core_options() -> None:
     """Every setting reaches the core; none is left at the core's own default."""
-    pytest.importorskip("poseidon._core", reason="the compiled core is not built")
-    given = {
-        "rank": 1,
-        "world_size": 3,
-        "master_addr": "10.0.0.1",
-        "master_port": 1234,
-        "job": "night",
-        "interfaces": ["eth0", "eth1"],
-        "servers": ["h:1"],
-        "transport": "tcp",
-        "server_cores": 3,
-        "flows": 2,
-        "chunk_bytes": 1 << 20,
-        "small_bytes": 1000,
-        "group_bytes": 2000,
-        "schedule": "sequential",
-        "partition": "coarse",
-        "aggregation": "at_once",
-        "reduce_order": "arrival",
-        "assignment": "worker",
-        "priority_classes": 3,
-        "dscp": ["34", "10", "0"],
-        "compute_threads": 5,
-        "stragglers": "drop",
-        "straggler_factor": 2.5,
-        "straggler_steps": 4,
-        "consistency": "ssp",
-        "staleness": 6,
-        "on_failure": "shrink",
-        "min_workers": 2,
-        "memory_limit": 1 << 30,
-        "server_memory": 1 << 33,
-        "max_jobs": 5,
-        "checkpoint_dir": "/checkpoints",
-        "checkpoint_every": 30,
-        "checkpoint_keep": 4,
-        "flight_record": "/records",
-        "secret": "0123456789abcdef",
-        "tls": "on",
-        "timeout": 7.0,
-    }
+    given = {option.name: other_value(option) for option in CORE_OPTIONS} | {"secret": "0123456789abcdef"}
     core = options.resolve(**given).core()
     assert {name: getattr(core, name) for name in given} == {**given, "dscp": [34, 10, 0]}
     assert options.resolve().core().dscp == [46, 0]

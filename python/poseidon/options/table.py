@@ -19,7 +19,8 @@ class Option:
     """One row of the table.
 
     `default` is None where it depends on the machine; `default_help` then says what it is. `in_core`: `_core.Options`
-    has this field. `on_server`: `poseidon server` takes it, too.
+    has this field. `on_server`: `poseidon server` takes it, too. `decides_chunk_bytes`: which chunk size is the fastest
+    depends on it.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Option:
     default_help: str = ""
     in_core: bool = False
     on_server: bool = False
+    decides_chunk_bytes: bool = False
 
     @property
     def variable(self) -> str:
