@@ -106,7 +106,7 @@ std::string checkpoint_file_job(const std::string& job) {
     if (is_plain(c))
       text += c;
     else
-      text += "%" + hex(static_cast<unsigned char>(c), 2);
+      text.append("%").append(hex(static_cast<unsigned char>(c), 2));
   }
   if (text.size() > kMaxJobBytes)
     text = text.substr(0, kMaxJobBytes) + "%" + hex(crc32c(std::as_bytes(std::span(job))), 8);
