@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "client/client_impl.h"
-#include "wire/messages.h"
+#include "wire/messages/ending.h"
 
 namespace poseidon {
 

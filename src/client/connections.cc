@@ -9,6 +9,7 @@
 
 #include "base/host.h"
 #include "transport/traffic_class.h"
+#include "wire/messages/ending.h"
 
 namespace poseidon {
 
