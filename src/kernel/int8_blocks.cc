@@ -62,7 +62,7 @@ POSEIDON_INLINE float scale_of(const std::byte* block) {
 /// Decodes the first `count` values of a block. The block is read before `out` is written.
 POSEIDON_INLINE void decode_block(const std::byte* block, float* out, std::size_t count) {
   if (count == 0) return;
-  alignas(64) std::array<std::int8_t, kValues> values;
+  alignas(64) std::array<std::int8_t, kValues> values{};
   const float scale = scale_of(block);
   std::memcpy(values.data(), block + sizeof(float), kValues);
   for (std::size_t i = 0; i < count; ++i) out[i] = static_cast<float>(values[i]) * scale;

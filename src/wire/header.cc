@@ -36,7 +36,7 @@ void put(std::span<std::byte, kHeaderBytes> out, std::size_t at, T value) {
 
 template <typename T>
 T take(std::span<const std::byte> in, std::size_t at) {
-  T value;
+  T value{};
   std::memcpy(&value, in.data() + at, sizeof value);
   return value;
 }

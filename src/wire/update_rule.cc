@@ -22,10 +22,10 @@ Status bad_rule(const std::string& why) { return {ErrorCode::mismatch, "an updat
 
 /// Tells whether both ends mean the same values by the same numbers.
 std::uint32_t checksum_of_names(const UpdateKind& kind) {
-  constexpr std::array kEndOfName{std::byte{'\n'}};
+  constexpr std::array end_of_name{std::byte{'\n'}};
   std::uint32_t checksum = 0;
   for (const UpdateValue& value : kind.values)
-    checksum = crc32c(kEndOfName, crc32c(std::as_bytes(std::span(value.name)), checksum));
+    checksum = crc32c(end_of_name, crc32c(std::as_bytes(std::span(value.name)), checksum));
   return checksum;
 }
 

@@ -13,8 +13,8 @@ namespace poseidon::kernel {
 /// aggregator for the best instruction set. The result does not depend on the instruction set.
 struct BuiltInAggregator {
   std::string name;
-  void (*aggregate_float32)(Isa isa, const AggregateCall<float>& call);
-  void (*aggregate_float64)(Isa isa, const AggregateCall<double>& call);
+  void (*aggregate_float32)(Isa isa, const AggregateCall<float>& call) = nullptr;
+  void (*aggregate_float64)(Isa isa, const AggregateCall<double>& call) = nullptr;
 };
 
 /// The middle one of the contributions, element by element; of an even number of them the mean of the two in the

@@ -60,12 +60,12 @@ POSEIDON_INLINE void adam_step(AdamScalars<T> scalars, AdamArrays<T> arrays, con
 
 template <Decay decay, typename T>
 void adam_update(Isa isa, const UpdateCall<T>& call) {
-  constexpr std::size_t kBlock = 512;  // how many elements two passes share, so that scratch stays in the L1 cache
+  constexpr std::size_t block = 512;  // how many elements two passes share, so that scratch stays in the L1 cache
   const AdamScalars<T> scalars(call, decay);
-  alignas(64) std::array<T, kBlock> scratch{};
+  alignas(64) std::array<T, block> scratch{};
   T* const roots = scratch.data();
-  for (std::size_t begin = 0; begin < call.parameters.size(); begin += kBlock) {
-    const std::size_t n = std::min(kBlock, call.parameters.size() - begin);
+  for (std::size_t begin = 0; begin < call.parameters.size(); begin += block) {
+    const std::size_t n = std::min(block, call.parameters.size() - begin);
     const AdamArrays<T> arrays{call.parameters.data() + begin, call.gradient.data() + begin,
                                call.states[0].data() + begin, call.states[1].data() + begin};
     run_with(

@@ -20,8 +20,8 @@ namespace poseidon::kernel {
 /// them the registry makes the kind for the best instruction set.
 struct BuiltInRule {
   UpdateKind kind;
-  void (*update_float32)(Isa isa, const UpdateCall<float>& call);
-  void (*update_float64)(Isa isa, const UpdateCall<double>& call);
+  void (*update_float32)(Isa isa, const UpdateCall<float>& call) = nullptr;
+  void (*update_float64)(Isa isa, const UpdateCall<double>& call) = nullptr;
 };
 
 /// Returns all built-in kinds, in the order of their registration.

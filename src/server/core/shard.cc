@@ -301,7 +301,7 @@ Status Shard::keep_rule(std::uint64_t key, Rule rule) {
     rule.refusal = rule.refusal.ok() ? aggregator.status() : rule.refusal;
   else
     rule.aggregator = aggregator.value();
-  const Status refusal = rule.refusal;
+  Status refusal = rule.refusal;
   collects_ = collects_ || rule.aggregator != nullptr;
   if (const auto known = rules_.find(key); known != rules_.end()) {
     // With stragglers=drop every rank sends the rule, and late ranks send an old one.
@@ -311,8 +311,8 @@ Status Shard::keep_rule(std::uint64_t key, Rule rule) {
   const std::size_t most = limits::kRules * (pace_->traits.applies_each_push ? worker_count_ : 1);
   if (rules_.size() >= most)
     return {ErrorCode::refused, "a core of a server keeps at most " + std::to_string(most) + " rules of a job"};
-  constexpr std::size_t kRuleBytes = limits::kNodeBytes + sizeof(Rule);
-  if (!pool_->try_charge(kRuleBytes)) return no_room(kRuleBytes);
+  constexpr std::size_t rule_bytes = limits::kNodeBytes + sizeof(Rule);
+  if (!pool_->try_charge(rule_bytes)) return no_room(rule_bytes);
   rules_.emplace(key, std::move(rule));
   return refusal;
 }
