@@ -29,18 +29,21 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 needs_testbed = pytest.mark.skipif(bool(missing_requirements()), reason="shaped hosts need root and iproute2")
 
 
-def entry(method: str, seconds: float, closed_form_bytes: float = 0.0) -> MethodResult:
+def entry(
+    method: str, seconds: float, closed_form_bytes: float = 0.0, bound_seconds: float | None = None
+) -> MethodResult:
     return MethodResult(
         method=method,
         step_seconds=[seconds],
         iteration_seconds=seconds,
         efficiency=1.0 / seconds,
         speedup=8 / seconds,
-        images_per_second=1.0,
+        samples_per_second=1.0,
         closed_form_bytes=closed_form_bytes,
         payload_bytes=None,
         interface_bytes=closed_form_bytes,
         interface_bytes_max=closed_form_bytes,
+        bound_seconds=bound_seconds,
     )
 
 
@@ -48,14 +51,18 @@ def trained(*entries: MethodResult, tcp_copy: float | None = 100e6, model: str =
     return TrainResult(model, 8, "156.25mbit", 4, 1.0, 1, 16, tcp_copy, list(entries))
 
 
-def test_bound_is_the_longer_of_compute_and_wire() -> None:
-    # 50 MB both ways are 25 MB each way: 2 s at 100 Mb/s.
-    slow, fast = entry("geryon", 2.1, 50e6), entry("overlap", 1.05, 5e6)
-    result = trained(entry("none", 1.0), slow, fast)
+def test_bounds_are_efficiencies_and_shares_of_the_bounds_speed() -> None:
+    without, slow = entry("none", 1.0, bound_seconds=1.0), entry("geryon", 2.5, 50e6, bound_seconds=2.0)
+    result = trained(without, slow)
     assert result.bound(slow) == pytest.approx(0.5)
-    assert result.bound(fast) == 1.0
-    assert trained(entry("none", 1.0), slow, tcp_copy=None).bound(slow) is None
-    assert [method["bound"] for method in result.to_json()["methods"]] == pytest.approx([1.0, 0.5, 1.0])
+    assert result.of_bound(slow) == pytest.approx(0.8)
+    unshaped = entry("geryon", 2.5, 50e6)
+    assert result.bound(unshaped) is None
+    assert result.of_bound(unshaped) is None
+    documents = result.to_json()["methods"]
+    assert [document["bound"] for document in documents] == pytest.approx([1.0, 0.5])
+    assert [document["of_bound"] for document in documents] == pytest.approx([1.0, 0.8])
+    assert [document["bound_seconds"] for document in documents] == [1.0, 2.0]
 
 
 def test_a_table_says_what_is_special_about_the_network() -> None:
@@ -237,8 +244,7 @@ def test_bars_cover_the_table(bars: ModuleType) -> None:
 
 def test_bars_judge_a_run(bars: ModuleType) -> None:
     case = next(case for case in bars.cases() if case.model == "ResNet-50" and case.link == "31.25mbit")
-    # 62.5 MB both ways take 2.5 s at 100 Mb/s where a step alone takes 2.
-    mine, ddp = entry("overlap", 2.55, 62.5e6), entry("ddp", 4.0, 62.5e6)
+    mine, ddp = entry("overlap", 2.55, bound_seconds=2.5), entry("ddp", 4.0)
     mine = replace(mine, efficiency=2 / 2.55)
     efficiency, speed = case.judge(trained(entry("none", 2.0), mine, ddp))
     assert (efficiency.bound, efficiency.met) == (pytest.approx(0.8), False)

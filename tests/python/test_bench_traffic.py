@@ -8,7 +8,15 @@ import pytest
 
 from poseidon.bench.hosts.measures import interface_counters
 from poseidon.bench.training.methods import METHODS, parse_methods
-from poseidon.bench.training.traffic import adam_floats, bytes_per_worker, layer_scheme, ps_floats, sfb_floats
+from poseidon.bench.training.traffic import (
+    Format,
+    adam_floats,
+    bytes_per_worker,
+    layer_scheme,
+    powersgd_bytes,
+    ps_floats,
+    sfb_floats,
+)
 from poseidon.models import LayerSpec, ModelTable, model_table
 
 
@@ -62,9 +70,54 @@ def test_methods_and_their_closed_forms() -> None:
     assert METHODS["none"].closed_form_bytes(table, 8) == 0
     assert METHODS["ddp"].closed_form_bytes(table, 8) == pytest.approx(dense)
     assert METHODS["ddp-fp16"].closed_form_bytes(table, 8) == pytest.approx(dense / 2)
+    assert METHODS["ddp-bf16"].closed_form_bytes(table, 8) == pytest.approx(dense / 2)
+    for name in ("poseidon", "overlap"):
+        exact = METHODS[name].closed_form_bytes(table, 8)
+        for wire in ("bf16", "fp16"):
+            assert METHODS[f"{name}-{wire}"].closed_form_bytes(table, 8) == pytest.approx(exact / 2)
     assert METHODS["wfbp-ps"].closed_form_bytes(table, 8) == pytest.approx(dense)
     assert METHODS["coarse-ps"].closed_form_bytes(table, 8) == pytest.approx(dense)
     assert METHODS["poseidon"].closed_form_bytes(table, 8) < dense / 4
+
+
+def test_rounded_numbers_take_fewer_bytes() -> None:
+    conv = LayerSpec("conv", "conv", (64, 64, 4, 4), False, 1.0)
+    dense = ps_floats(1 << 16, 8)
+    sizes = {
+        wire: bytes_per_worker(table_of(conv), 8, "auto", Format(wire)) for wire in ("fp32", "bf16", "fp16", "int8")
+    }
+    assert sizes == pytest.approx({"fp32": 4 * dense, "bf16": 2 * dense, "fp16": 2 * dense, "int8": 260 / 256 * dense})
+
+
+def test_int8_sends_groups_and_factors_as_bf16() -> None:
+    factors = sfb_floats(4096, 4096, 32, 8)
+    for wire in ("bf16", "int8"):
+        assert bytes_per_worker(table_of(SQUARE), 8, "auto", Format(wire)) == pytest.approx(2 * factors)
+    norm = LayerSpec("norm", "norm", (256,), True, 1.0)  # two tensors of 1,024 bytes
+    alone, grouped = Format("int8", small_bytes=1023), Format("int8", small_bytes=1024)
+    assert bytes_per_worker(table_of(norm), 8, "auto", alone) == pytest.approx(260 / 256 * ps_floats(512, 8))
+    assert bytes_per_worker(table_of(norm), 8, "auto", grouped) == pytest.approx(2 * ps_floats(512, 8))
+
+
+def test_a_small_weight_goes_into_a_group_and_not_as_factors() -> None:
+    assert layer_scheme(SQUARE, 32, 8, "auto", Format(small_bytes=4 * 4096**2 - 1)) == "sfb"
+    assert layer_scheme(SQUARE, 32, 8, "auto", Format(small_bytes=4 * 4096**2)) == "ps"
+
+
+def test_powersgd_sends_two_factors_where_they_halve_the_bytes() -> None:
+    biased = LayerSpec("conv", "conv", (256, 64, 3, 3), True, 1.0)
+    assert powersgd_bytes(biased, 8, 4) == pytest.approx(4 * ps_floats(4 * (256 + 576) + 256, 8))
+    thin = LayerSpec("fc", "fc", (16, 64), False, 1.0)  # 4 × 80 × 2 = 640 of 1,024 elements; 8 × 80 × 2 is more
+    assert powersgd_bytes(thin, 8, 4) == pytest.approx(4 * ps_floats(320, 8))
+    assert powersgd_bytes(thin, 8, 8) == pytest.approx(4 * ps_floats(1024, 8))
+    assert METHODS["ddp-powersgd"].scaled(4).powersgd_rank == 1
+    assert METHODS["ddp-powersgd"].scaled(8).powersgd_rank == 1
+
+
+def test_a_shared_weight_moves_once() -> None:
+    table = model_table("GPT-2")
+    assert METHODS["ddp"].closed_form_bytes(table, 8) == pytest.approx(4 * ps_floats(124_439_808, 8))
+    assert METHODS["overlap-bf16"].closed_form_bytes(table, 8) == pytest.approx(2 * ps_floats(124_439_808, 8))
 
 
 def test_parsing_methods() -> None:

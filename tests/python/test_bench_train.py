@@ -105,6 +105,7 @@ def test_ddp_alternates_with_no_exchange() -> None:
     # Headers of short messages weigh much on so small a model; all of it has to be there all the same.
     assert ddp.interface_bytes >= 0.95 * ddp.closed_form_bytes
     assert result.tcp_copy_bits_per_second is None
+    assert ddp.bound_seconds is None
 
 
 @pytest.mark.skipif(bool(missing_requirements()), reason="shaped hosts need root and iproute2")
@@ -117,6 +118,12 @@ def test_a_slow_link_shows() -> None:
     assert result.tcp_copy_bits_per_second is not None
     assert 5e6 < result.tcp_copy_bits_per_second < 21e6
     assert ddp.deviation == pytest.approx(0, abs=0.1)
+    # Wait-free backpropagation begins after the forward pass.
+    assert ddp.bound_seconds is not None
+    wire_seconds = ddp.closed_form_bytes / 2 * 8 / result.tcp_copy_bits_per_second
+    assert 0.1 / 3 + wire_seconds < ddp.bound_seconds < 0.1 + wire_seconds + result.by_name("none").iteration_seconds
+    assert result.bound(ddp) == pytest.approx(result.by_name("none").iteration_seconds / ddp.bound_seconds)
+    assert 0.5 < result.of_bound(ddp) < 1.1
 
 
 def test_poseidon_methods_move_what_the_closed_form_says() -> None:
@@ -139,6 +146,36 @@ def test_overlapped_methods_move_what_the_closed_form_says() -> None:
         assert entry.deviation is not None, entry.method
         assert abs(entry.deviation) < 0.01, entry
         assert len(entry.step_seconds) == 2
+
+
+def test_rounded_methods_move_what_the_closed_form_says() -> None:
+    pytest.importorskip("poseidon._core")
+    names = "poseidon-bf16,poseidon-fp16,poseidon-int8,overlap-bf16,overlap-fp16,overlap-int8"
+    result = run_training(config(names, model="AlexNet", scale=4, step_count=2, repeat_count=1))
+    by_name = {entry.method: entry for entry in result.methods[1:]}
+    for entry in by_name.values():
+        assert entry.deviation is not None, entry.method
+        assert abs(entry.deviation) < 0.01, entry
+    assert by_name["overlap-int8"].payload_bytes < 0.9 * by_name["overlap-bf16"].payload_bytes
+
+
+def test_lossy_hooks_of_ddp_move_what_the_closed_form_says() -> None:
+    result = run_training(config("ddp,ddp-bf16,ddp-fp16,ddp-powersgd", model="AlexNet", scale=4, repeat_count=2))
+    _, dense, bf16, fp16, powersgd = result.methods
+    for entry in (dense, bf16, fp16):
+        assert entry.deviation == pytest.approx(0, abs=0.05), entry  # headers of TCP/IP and of Gloo
+    assert bf16.interface_bytes == pytest.approx(fp16.interface_bytes, rel=0.02)
+    # 16 messages a step, whose headers and acknowledgements are a fourth of so few bytes.
+    assert powersgd.closed_form_bytes < powersgd.interface_bytes < 0.01 * dense.interface_bytes
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "DLRM", "Llama-1B LoRA"])
+def test_every_kind_of_layer_is_exchanged(name: str) -> None:
+    pytest.importorskip("poseidon._core")
+    changes = {"model": name, "scale": 8, "step_count": 1, "repeat_count": 1}
+    result = run_training(config("overlap-bf16,poseidon", **changes))
+    for entry in result.methods[1:]:
+        assert entry.deviation == pytest.approx(0, abs=0.06), entry  # headers of small chunks
 
 
 def test_a_search_for_a_threshold_is_not_measured() -> None:

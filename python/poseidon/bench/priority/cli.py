@@ -126,7 +126,7 @@ def tables(
 ) -> None:
     """Measures scaling efficiency beside the paper's (Tables II and III) at the K40's times. Default: 10 and 40 Gb/s.
 
-    The bound is what no schedule can beat: the methods' bytes at the rate of plain TCP copies on the same ports.
+    The bound is what no schedule of a method's bytes can beat at the rate of plain TCP copies on the same ports.
     """
     _print_grid(
         GridConfig(
@@ -207,7 +207,7 @@ def _grid_tables(grid: GridResult) -> Iterator[Table]:
                     str(run.result.hosts),
                     entry.method,
                     f"{entry.iteration_seconds:.3f}",
-                    f"{entry.images_per_second:.1f}",
+                    f"{entry.samples_per_second:.1f}",
                     f"{entry.efficiency:.3f}",
                     "" if paper is None else f"{paper:.3f}",
                     "" if bound is None else f"{bound:.3f}",

@@ -39,8 +39,9 @@ def _training_table(result: TrainResult) -> Table:
         "iteration s",
         "efficiency",
         "bound",
+        "of bound",
         "speed-up",
-        "images/s",
+        f"{model_table(result.model).sample}s/s",
         "MiB/step",
         "closed form",
         "deviation",
@@ -51,14 +52,15 @@ def _training_table(result: TrainResult) -> Table:
         table.add_column(heading, justify="right")
     for entry in result.methods:
         measured = entry.interface_bytes if entry.payload_bytes is None else entry.payload_bytes
-        bound = result.bound(entry)
+        bound, of_bound = result.bound(entry), result.of_bound(entry)
         table.add_row(
             entry.method,
             f"{entry.iteration_seconds:.3f}",
             f"{entry.efficiency:.3f}",
             "" if bound is None else f"{bound:.3f}",
+            "" if of_bound is None else f"{of_bound:.3f}",
             f"{entry.speedup:.2f}",
-            f"{entry.images_per_second:.1f}",
+            f"{entry.samples_per_second:.1f}",
             f"{measured / _MIB:.2f}",
             f"{entry.closed_form_bytes / _MIB:.2f}",
             "" if entry.deviation is None else f"{entry.deviation:+.2%}",
@@ -89,10 +91,10 @@ def train(
     scale: Annotated[int, typer.Option(min=1, help="Divisor of weight dimensions and batch.")] = 4,
     compute: Annotated[
         float | None,
-        typer.Option(min=0.001, help="Seconds of compute per iteration. Default: the papers' time times the scale."),
+        typer.Option(min=0.001, help="Seconds of compute per iteration. Default: the device's time times the scale."),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Images per worker before scaling, which set K. Default: the papers'.")
+        int | None, typer.Option(min=1, help="Samples per worker before scaling, which set K. Default: the model's.")
     ] = None,
     device: Annotated[
         str, typer.Option(help=f"Whose batch and time per iteration: one of {', '.join(DEVICES)}.")
@@ -117,7 +119,8 @@ def train(
 ) -> None:
     """Trains replayed networks. Compute is slept; parameters, gradients, exchange and update are real.
 
-    Efficiency is the median step of the same processes without exchange over the median step with it.
+    Efficiency is the median step of the same processes without exchange over the median step with it. The bound is the
+    efficiency that no schedule of the method's bytes can beat on ports that get what plain TCP copies get.
     """
     try:
         chosen = tuple(parse_methods(methods))

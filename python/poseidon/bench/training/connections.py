@@ -12,14 +12,17 @@ import torch._dynamo  # the first optimizer of a process imports it, which is sl
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from poseidon.bench.hosts.fleet import Place
 from poseidon.bench.hosts.measures import Counters
+from poseidon.bench.training.gloo_hooks import bf16_over_gloo, powersgd_over_gloo
 from poseidon.bench.training.methods import METHODS, Method
 from poseidon.schemes import takes_factors
 
 BUCKET_BYTES = 25 << 20  # torch DDP's default
+_POWERSGD_START = 2  # the first step that PowerSGD may compress; DDP makes its buckets anew before the second
 
 
 class Bare(NamedTuple):
@@ -33,12 +36,16 @@ class Bare(NamedTuple):
 class Trainer:
     """A wrapped model and its optimizer.
 
-    A DistributedOptimizer leaves a step's exchange under way.
+    A DistributedOptimizer leaves a step's exchange under way. `plain_steps` steps are still to come in which the method
+    does not compress yet.
     """
 
-    def __init__(self, module: Callable[[torch.Tensor], torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, module: Callable[[torch.Tensor], torch.Tensor], optimizer: torch.optim.Optimizer, plain_steps: int = 0
+    ) -> None:
         self.module = module
         self.optimizer = optimizer
+        self.plain_steps = plain_steps
 
     @property
     def searching(self) -> bool:
@@ -50,6 +57,17 @@ class Trainer:
         synchronize = getattr(self.optimizer, "synchronize", None)
         if synchronize is not None:
             synchronize()
+
+
+def _compress(wrapped: TorchDistributedDataParallel, method: Method) -> int:
+    """Gives the wrapper the method's hook, if it has one. Returns the number of steps until the hook compresses."""
+    if method.powersgd_rank is not None:
+        state = PowerSGDState(None, method.powersgd_rank, start_powerSGD_iter=_POWERSGD_START)
+        wrapped.register_comm_hook(state, powersgd_over_gloo)
+        return _POWERSGD_START
+    if method.wire != "fp32":
+        wrapped.register_comm_hook(None, {"fp16": fp16_compress_hook, "bf16": bf16_over_gloo}[method.wire])
+    return 0
 
 
 class HostConnections:
@@ -121,13 +139,13 @@ class HostConnections:
             wrapped = TorchDistributedDataParallel(
                 bare.model, init_sync=self._init_sync, bucket_cap_mb=self._bucket_bytes / 2**20
             )
-            if method.fp16:
-                wrapped.register_comm_hook(None, fp16_compress_hook)
-            return Trainer(wrapped, bare.optimizer)
+            return Trainer(wrapped, bare.optimizer, _compress(wrapped, method))
         import poseidon.torch as poseidon
 
         scheme = dict.fromkeys(bare.factorable, method.scheme) if takes_factors(method.scheme) else method.scheme
-        module = poseidon.DistributedDataParallel(bare.model, scheme=scheme, init_sync=self._init_sync)
+        module = poseidon.DistributedDataParallel(
+            bare.model, scheme=scheme, wire=method.wire, init_sync=self._init_sync
+        )
         optimizer = poseidon.DistributedOptimizer(bare.optimizer, module) if method.overlap else bare.optimizer
         return Trainer(module, optimizer)
 

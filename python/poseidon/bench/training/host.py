@@ -77,6 +77,9 @@ class TrainingHost:
         """
         trainer = self._connections.trainer(method, master_port, self._build)
         exchanges = method.library != "none"
+        while trainer.plain_steps:
+            self._step(trainer, exchanges)
+            trainer.plain_steps -= 1
         payload, interface = self._connections.payload(method), interface_counters(self._interface)
         lead_in = 0
         while lead_in < warmup_count or trainer.searching:

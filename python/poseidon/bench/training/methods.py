@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from poseidon.bench.hosts.measures import FLOAT_BYTES
-from poseidon.bench.training.traffic import bytes_per_worker
+from poseidon.bench.training.traffic import Format, layer_bytes, powersgd_bytes
 from poseidon.models import ModelTable
 from poseidon.options import BY_NAME
 
@@ -39,7 +38,8 @@ class Method:
 
     `scheme` is that of Poseidon's factorable layers. `options` are those of `poseidon.init`. With `overlap` a
     DistributedOptimizer updates each layer when its gradient is in, and the next forward pass waits layer by layer.
-    `chunk_bytes` is for unscaled weights; None takes the run's. `fp16` adds torch DDP's compression hook.
+    `chunk_bytes` is for unscaled weights; None takes the run's. `wire` is how numbers travel: Poseidon's option of that
+    name, or torch DDP's compression hook for "bf16" and "fp16". `powersgd_rank` adds torch DDP's PowerSGD hook.
     """
 
     name: str
@@ -49,27 +49,47 @@ class Method:
     options: Mapping[str, Any] = field(default_factory=dict)
     overlap: bool = False
     chunk_bytes: int | None = None
-    fp16: bool = False
+    wire: str = "fp32"
+    powersgd_rank: int | None = None
 
     def scaled(self, scale: int) -> Method:
         """Returns this method for weights whose dimensions are divided by `scale`."""
-        if self.chunk_bytes is None:
-            return self
-        return replace(
-            self, options={**self.options, "chunk_bytes": scaled_size("chunk_bytes", self.chunk_bytes, scale)}
-        )
+        options = dict(self.options)
+        if self.chunk_bytes is not None:
+            options["chunk_bytes"] = scaled_size("chunk_bytes", self.chunk_bytes, scale)
+        rank = None if self.powersgd_rank is None else max(1, self.powersgd_rank // scale)
+        return replace(self, options=options, powersgd_rank=rank)
 
-    def closed_form_bytes(self, table: ModelTable, worker_count: int) -> float:
-        """Returns the payload bytes that one worker sends plus receives in one step."""
+    def closed_form_bytes(self, table: ModelTable, worker_count: int, small_bytes: int = 0) -> float:
+        """Returns the payload bytes that one worker sends plus receives in one step.
+
+        `small_bytes` is Poseidon's option of that name.
+        """
+        return sum(self.layer_bytes(table, worker_count, small_bytes))
+
+    def layer_bytes(self, table: ModelTable, worker_count: int, small_bytes: int = 0) -> list[float]:
+        """Returns the part of each layer in `closed_form_bytes`, in forward order."""
         if self.library == "none":
-            return 0.0
-        if self.library == "torch":  # ring all-reduce moves what the sharded parameter server moves
-            return bytes_per_worker(table, worker_count, "ps", FLOAT_BYTES // 2 if self.fp16 else FLOAT_BYTES)
-        return bytes_per_worker(table, worker_count, self.scheme)
+            return [0.0] * len(table.layers)
+        if self.powersgd_rank is not None:
+            return [powersgd_bytes(layer, worker_count, self.powersgd_rank) for layer in table.layers]
+        torch = self.library == "torch"  # ring all-reduce moves what the sharded parameter server moves
+        scheme, form = ("ps", Format(self.wire)) if torch else (self.scheme, Format(self.wire, small_bytes))
+        return [layer_bytes(layer, table.factor_count(layer), worker_count, scheme, form) for layer in table.layers]
 
 
 def _overlapped_ps(name: str, description: str, chunk_bytes: int | None, **options: Any) -> Method:
     return Method(name, "poseidon", description, "ps", options, overlap=True, chunk_bytes=chunk_bytes)
+
+
+def _rounded(name: str, **changes: Any) -> list[Method]:
+    """A method of Poseidon in each wire format that rounds."""
+    return [
+        Method(
+            f"{name}-{wire}", "poseidon", f"{name}, with numbers rounded to {wire} on their way", wire=wire, **changes
+        )
+        for wire in ("bf16", "fp16", "int8")
+    ]
 
 
 _UNORDERED = {"priority_order": "random", "priority_classes": 1}  # as TensorFlow fetches parameters
@@ -105,6 +125,8 @@ METHODS = {
         Method(
             "overlap", "poseidon", "poseidon with DistributedOptimizer: the next forward waits by layer", overlap=True
         ),
+        *_rounded("poseidon"),
+        *_rounded("overlap", overlap=True),
         _overlapped_ps("overlap-ps", "the same, every layer through the parameter server", None),
         # Geryon's ablation (Figure 7, Tables II to IV). All of them overlap with the next forward pass.
         _overlapped_ps("vanilla", "a whole tensor per shard, in random order", None, partition="coarse", **_UNORDERED),
@@ -125,7 +147,9 @@ METHODS = {
             priority_threshold="coarse",
         ),
         Method("ddp", "torch", "torch DistributedDataParallel over Gloo"),
-        Method("ddp-fp16", "torch", "the same with its fp16 compression hook (lossy)", fp16=True),
+        Method("ddp-fp16", "torch", "the same with its fp16 compression hook (lossy)", wire="fp16"),
+        Method("ddp-bf16", "torch", "the same with its bf16 compression hook (lossy)", wire="bf16"),
+        Method("ddp-powersgd", "torch", "the same with its PowerSGD hook, rank 4 (lossy)", powersgd_rank=4),
     )
 }
 

@@ -58,11 +58,15 @@ class MethodResult:
 
     `step_seconds` has every measured step. A step lasts from when the slowest host ended the step before to when the
     slowest ended this one. `efficiency` is the median step without exchange over the median step with it.
-    `images_per_second` is that of all hosts, at the full batch and the reported device's speed.
+    `samples_per_second` is that of all hosts, at the full batch and the reported device's speed. What a sample is, the
+    layer table says.
 
     `payload_bytes` is what Poseidon counts itself. It is None for other methods. `interface_bytes` is what the ports
     count, with headers and acknowledgements. Both are means over the hosts. `interface_bytes_max` is that of the
     busiest host.
+
+    No schedule of the closed form's bytes has a step shorter than `bound_seconds` (`bound.py`), where the ports carry
+    what a plain TCP copy gets and updates take what they take without exchange. It is None without a shaped link.
     """
 
     method: str
@@ -70,11 +74,12 @@ class MethodResult:
     iteration_seconds: float
     efficiency: float
     speedup: float
-    images_per_second: float
+    samples_per_second: float
     closed_form_bytes: float
     payload_bytes: float | None
     interface_bytes: float
     interface_bytes_max: float
+    bound_seconds: float | None = None
 
     @property
     def deviation(self) -> float | None:
@@ -110,19 +115,18 @@ class TrainResult:
         return next(entry for entry in self.methods if entry.method == method)
 
     def bound(self, entry: MethodResult) -> float | None:
-        """Returns the efficiency that no schedule of the method's bytes can beat, or None without a shaped link.
-
-        A step cannot be shorter than without exchange, nor than the bytes of one direction at a plain TCP copy's rate.
-        """
-        if self.tcp_copy_bits_per_second is None:
+        """Returns the efficiency that no schedule of the method's bytes can beat, or None without a shaped link."""
+        if entry.bound_seconds is None:
             return None
-        without = self.by_name("none").iteration_seconds
-        wire_seconds = entry.closed_form_bytes / 2 * 8 / self.tcp_copy_bits_per_second
-        return without / max(without, wire_seconds)
+        return self.by_name("none").iteration_seconds / entry.bound_seconds
+
+    def of_bound(self, entry: MethodResult) -> float | None:
+        """Returns how much of the speed that the bound allows the method reaches, or None without a shaped link."""
+        return None if entry.bound_seconds is None else entry.bound_seconds / entry.iteration_seconds
 
     def to_json(self) -> dict[str, Any]:
         """Returns the result as `json.dump` takes it."""
         document = asdict(self)
         for entry, result in zip(document["methods"], self.methods, strict=True):
-            entry.update(deviation=result.deviation, bound=self.bound(result))
+            entry.update(deviation=result.deviation, bound=self.bound(result), of_bound=self.of_bound(result))
         return document

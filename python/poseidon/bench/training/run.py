@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from poseidon.bench.hosts.fleet import Fleet, hosts_on, make_barrier, start_fleet
 from poseidon.bench.hosts.measures import step_seconds
-from poseidon.bench.training.methods import scaled_sizes
+from poseidon.bench.training.bound import least_step_seconds
+from poseidon.bench.training.methods import Method, scaled_sizes
 from poseidon.bench.training.results import MethodResult, TrainConfig, TrainResult
 from poseidon.launch import free_port
 
@@ -37,7 +38,7 @@ def run_training(config: TrainConfig, progress: Callable[[str, int, int], None] 
         bucket_bytes=max(1, BUCKET_BYTES // config.scale**2),
         timeout_seconds=config.timeout_seconds,
         # Every host of a testbed shares this machine's cores, so each multiplies factors with one thread.
-        options={**scaled_sizes(config.scale), "compute_threads": 1, "transport": "tcp", **config.options},
+        options={"compute_threads": 1, "transport": "tcp", **_sizes_and_options(config)},
     )
     with hosts_on(config.host_count, config.link, mtu=config.mtu, **config.testbed) as (places, tcp_copy):
         port, lockstep = free_port(), make_barrier(config.host_count)
@@ -45,6 +46,10 @@ def run_training(config: TrainConfig, progress: Callable[[str, int, int], None] 
             rounds = _run_rounds(config, fleet, progress)
             fleet.call_same("close", timeout_seconds=config.timeout_seconds)
     return _summarize(config, rounds, tcp_copy)
+
+
+def _sizes_and_options(config: TrainConfig) -> dict[str, Any]:
+    return {**scaled_sizes(config.scale), **config.options}
 
 
 def _run_rounds(
@@ -70,7 +75,6 @@ def _run_rounds(
 
 
 def _summarize(config: TrainConfig, rounds: dict[str, list[list[Round]]], tcp_copy: float | None) -> TrainResult:
-    table = config.table
     full = config.full_table
     seconds = {
         name: [duration for hosts in repeats for duration in step_seconds([host.ends for host in hosts])]
@@ -82,6 +86,7 @@ def _summarize(config: TrainConfig, rounds: dict[str, list[list[Round]]], tcp_co
     results = []
     for method in config.methods:
         efficiency = without_exchange / median(seconds[method.name])
+        layer_bytes = _layer_bytes(config, method)
         counted_steps = sum(hosts[0].counted_steps for hosts in rounds[method.name])
         by_host = [
             sum(hosts[rank].interface.total for hosts in rounds[method.name]) / counted_steps / sharers
@@ -95,11 +100,12 @@ def _summarize(config: TrainConfig, rounds: dict[str, list[list[Round]]], tcp_co
                 iteration_seconds=median(seconds[method.name]),
                 efficiency=efficiency,
                 speedup=config.host_count * efficiency,
-                images_per_second=config.host_count * efficiency * full.batch / full.iteration_seconds,
-                closed_form_bytes=method.closed_form_bytes(table, config.host_count),
+                samples_per_second=config.host_count * efficiency * full.batch / full.iteration_seconds,
+                closed_form_bytes=sum(layer_bytes),
                 payload_bytes=sum(payloads) / config.host_count / counted_steps if payloads else None,
                 interface_bytes=sum(by_host) / config.host_count,
                 interface_bytes_max=max(by_host),
+                bound_seconds=_bound_seconds(config, method, layer_bytes, without_exchange, tcp_copy),
             )
         )
     return TrainResult(
@@ -108,10 +114,31 @@ def _summarize(config: TrainConfig, rounds: dict[str, list[list[Round]]], tcp_co
         link=config.link,
         scale=config.scale,
         compute_seconds=config.compute_seconds,
-        parameter_count=table.parameter_count,
-        batch=table.batch,
+        parameter_count=config.table.parameter_count,
+        batch=config.table.batch,
         tcp_copy_bits_per_second=tcp_copy,
         methods=results,
         device=config.device,
         testbed=config.testbed,
+    )
+
+
+def _layer_bytes(config: TrainConfig, method: Method) -> list[float]:
+    scaled = method.scaled(config.scale)
+    small_bytes = {**_sizes_and_options(config), **scaled.options}["small_bytes"]
+    return scaled.layer_bytes(config.table, config.host_count, small_bytes)
+
+
+def _bound_seconds(
+    config: TrainConfig, method: Method, layer_bytes: list[float], without_exchange: float, tcp_copy: float | None
+) -> float | None:
+    """What the processes do beyond the replayed compute without exchange counts as updates."""
+    if tcp_copy is None:
+        return None
+    return least_step_seconds(
+        config.table,
+        config.compute_seconds,
+        max(0.0, without_exchange - config.compute_seconds),
+        [size / 2 * 8 / tcp_copy for size in layer_bytes],
+        overlap=method.overlap,
     )

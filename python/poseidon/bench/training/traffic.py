@@ -6,8 +6,38 @@ payload only, averaged over the machines.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import prod
+
 from poseidon.bench.hosts.measures import FLOAT_BYTES
 from poseidon.models import LayerSpec, ModelTable
+
+# Bytes of a value. A block of int8 has 256 values and their scale (docs/wire-formats.md).
+WIRE_BYTES = {"fp32": float(FLOAT_BYTES), "bf16": 2.0, "fp16": 2.0, "int8": 260 / 256}
+
+
+@dataclass(frozen=True)
+class Format:
+    """How numbers travel: the option `wire`, and the option `small_bytes`, below which tensors travel in groups."""
+
+    wire: str = "fp32"
+    small_bytes: int = 0
+
+    def grouped(self, element_count: int) -> bool:
+        """Whether a tensor travels in a group."""
+        return element_count * FLOAT_BYTES <= self.small_bytes
+
+    def dense_bytes(self, element_count: int) -> float:
+        """The bytes of a value of a dense gradient of `element_count` values."""
+        return self.shared_scale_bytes if self.grouped(element_count) else WIRE_BYTES[self.wire]
+
+    @property
+    def shared_scale_bytes(self) -> float:
+        """The bytes of a value where int8 would be too coarse: in groups and in factors."""
+        return WIRE_BYTES["bf16" if self.wire == "int8" else self.wire]
+
+
+_AS_IT_IS = Format()
 
 
 def ps_floats(element_count: int, worker_count: int) -> float:
@@ -27,10 +57,11 @@ def adam_floats(rows: int, cols: int, factor_count: int, worker_count: int) -> f
     return 2 * (worker_count - 1) * (rows * cols + factor_count * (rows + cols)) / worker_count
 
 
-def layer_scheme(layer: LayerSpec, factor_count: int, worker_count: int, scheme: str) -> str:
+def layer_scheme(layer: LayerSpec, factor_count: int, worker_count: int, scheme: str, form: Format = _AS_IT_IS) -> str:
     """The scheme of a layer's weight when `scheme` ("auto", "ps", "project_adam") is asked for.
 
-    "auto" is Algorithm 1. Adam's strategy pushes factors only where they are smaller than the dense gradient.
+    "auto" is Algorithm 1 for weights outside groups. Adam's strategy pushes factors only where they are smaller than
+    the dense gradient.
     """
     if not layer.factorable or scheme == "ps":
         return "ps"
@@ -38,22 +69,39 @@ def layer_scheme(layer: LayerSpec, factor_count: int, worker_count: int, scheme:
     if scheme == "project_adam":
         return "project_adam" if factor_count * (rows + cols) <= rows * cols else "ps"
     factors = sfb_floats(rows, cols, factor_count, worker_count)
-    return "sfb" if factors <= ps_floats(rows * cols, worker_count) else "ps"
+    return "sfb" if factors <= ps_floats(rows * cols, worker_count) and not form.grouped(rows * cols) else "ps"
 
 
-def bytes_per_worker(table: ModelTable, worker_count: int, scheme: str, element_bytes: int = FLOAT_BYTES) -> float:
-    """Returns what one worker sends plus receives in one step.
+def layer_bytes(layer: LayerSpec, factor_count: int, worker_count: int, scheme: str, form: Format = _AS_IT_IS) -> float:
+    """Returns what one worker sends plus receives of a layer in one step.
 
     Biases and norms always go through the parameter server.
     """
-    floats = 0.0
-    for layer in table.layers:
-        factor_count = table.factor_count(layer)
-        chosen = layer_scheme(layer, factor_count, worker_count, scheme)
-        if chosen == "ps":
-            floats += ps_floats(layer.parameter_count, worker_count)
-            continue
+    chosen = layer_scheme(layer, factor_count, worker_count, scheme, form)
+    dense = dict(layer.tensors)
+    factors = 0.0
+    if chosen != "ps":
         rows, cols = layer.weight_shape
         weight_floats = sfb_floats if chosen == "sfb" else adam_floats
-        floats += weight_floats(rows, cols, factor_count, worker_count) + ps_floats(layer.bias_count, worker_count)
-    return floats * element_bytes
+        factors = weight_floats(rows, cols, factor_count, worker_count) * form.shared_scale_bytes
+        del dense["weight"]
+    return factors + sum(ps_floats(count, worker_count) * form.dense_bytes(count) for count in dense.values())
+
+
+def powersgd_bytes(layer: LayerSpec, worker_count: int, rank: int) -> float:
+    """Returns what one worker sends plus receives of a layer with torch's PowerSGD hook in one step.
+
+    A tensor goes as two factors of `rank` where these have less than half of its elements.
+    """
+    floats = layer.parameter_count
+    if layer.weight_count:
+        rows, cols = layer.weight_shape[0], prod(layer.weight_shape[1:])
+        compressed = (rows + cols) * min(rank, rows, cols)
+        if 2 * compressed < rows * cols:
+            floats += compressed - rows * cols
+    return ps_floats(floats, worker_count) * FLOAT_BYTES
+
+
+def bytes_per_worker(table: ModelTable, worker_count: int, scheme: str, form: Format = _AS_IT_IS) -> float:
+    """Returns what one worker sends plus receives in one step."""
+    return sum(layer_bytes(layer, table.factor_count(layer), worker_count, scheme, form) for layer in table.layers)
