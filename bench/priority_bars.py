@@ -2,9 +2,9 @@
 """The bars of priorities and overlap, measured and judged: `python bench/priority_bars.py [--only TEXT]`.
 
 Most lines are runs of `poseidon bench train`. They need root for the shaped ports, and a quiet machine. Efficiency is
-the step without exchange over the step with it, both from one run. No schedule can beat its bound: a step is no shorter
-than without exchange, and no shorter than the closed form's bytes of one direction at the rate of plain TCP copies on
-the same ports in the same run. If the bound is below the bar, the bar is 97 % of the bound.
+the step without exchange over the step with it, both from one run. No schedule of the method's bytes can beat its bound
+(docs/benchmarks.md), at the rate of plain TCP copies on the same ports in the same run. If the bound is below the bar,
+the bar is 97 % of the bound.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""torch DDP's hooks for communication that need more than DDP gives them over Gloo."""
+"""Hooks of torch's DDP that need more than it gives them over Gloo."""
 
 # DDP looks at the annotations of a hook, and refuses those that are strings: annotations are not postponed here.
 
