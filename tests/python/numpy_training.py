@@ -65,10 +65,17 @@ class NumpyArrays(Arrays):
 
 
 class Variable(SyncedLayer):
-    def __init__(self, name: str, value: NDArray[Any], scheme: str) -> None:
+    def __init__(self, name: str, value: NDArray[Any], scheme: str, wire: str) -> None:
         is_matrix = value.ndim == 2
         super().__init__(
-            name, value.shape, value.dtype.name, value.size, scheme, factorable=is_matrix, fully_connected=is_matrix
+            name,
+            value.shape,
+            value.dtype.name,
+            value.size,
+            scheme,
+            wire,
+            factorable=is_matrix,
+            fully_connected=is_matrix,
         )
         self.value = value
 
@@ -89,8 +96,8 @@ class LinearModel:
 
     def __init__(self, here: Membership) -> None:
         self._here = here
-        self._weight = Variable("weight", np.zeros((6, 4)), here.settings.scheme)
-        self._bias = Variable("bias", np.zeros(4), "ps")
+        self._weight = Variable("weight", np.zeros((6, 4)), here.settings.scheme, here.settings.wire)
+        self._bias = Variable("bias", np.zeros(4), "ps", here.settings.wire)
         self.variables = [self._bias, self._weight]  # as backward finishes them
         self._layers = LayerTable(self.variables)
         self._priorities = Priorities(here.settings, self.variables)
