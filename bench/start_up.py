@@ -47,7 +47,8 @@ def main() -> None:
     walls, cpus = zip(*small_steps(), strict=True)
     if poseidon.rank() == 0:
         print(f"start to the end of the first step {start:.3f} s, CPU {start_cpu:.3f} s")
-        print(f"step of 240 small parameters {median(walls) * 1e3:.2f} ms, CPU of its thread {median(cpus) * 1e3:.2f} ms")
+        wall_ms, cpu_ms = median(walls) * 1e3, median(cpus) * 1e3
+        print(f"step of 240 small parameters {wall_ms:.2f} ms, CPU of its thread {cpu_ms:.2f} ms")
     poseidon.shutdown()
 
 
