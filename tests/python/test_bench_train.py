@@ -159,14 +159,17 @@ def test_rounded_methods_move_what_the_closed_form_says() -> None:
     assert by_name["overlap-int8"].payload_bytes < 0.9 * by_name["overlap-bf16"].payload_bytes
 
 
+@pytest.mark.skipif(bool(missing_requirements()), reason="shaped hosts need root and iproute2")
 def test_lossy_hooks_of_ddp_move_what_the_closed_form_says() -> None:
-    result = run_training(config("ddp,ddp-bf16,ddp-fp16,ddp-powersgd", model="AlexNet", scale=4, repeat_count=2))
+    """On ports of their own: those of loopback count the bytes of every process of this machine."""
+    names = "ddp,ddp-bf16,ddp-fp16,ddp-powersgd"
+    result = run_training(config(names, model="AlexNet", scale=8, link="200mbit", repeat_count=2))
     _, dense, bf16, fp16, powersgd = result.methods
     for entry in (dense, bf16, fp16):
         assert entry.deviation == pytest.approx(0, abs=0.05), entry  # headers of TCP/IP and of Gloo
     assert bf16.interface_bytes == pytest.approx(fp16.interface_bytes, rel=0.02)
-    # 16 messages a step, whose headers and acknowledgements are a fourth of so few bytes.
-    assert powersgd.closed_form_bytes < powersgd.interface_bytes < 0.01 * dense.interface_bytes
+    # Headers and acknowledgements weigh much on so few bytes.
+    assert powersgd.closed_form_bytes < powersgd.interface_bytes < 0.02 * dense.interface_bytes
 
 
 @pytest.mark.parametrize("name", ["GPT-2", "DLRM", "Llama-1B LoRA"])
