@@ -47,7 +47,9 @@ struct Layer {
   Scheme scheme = Scheme::automatic;
   bool stored = false;  // servers keep its value (push, pull, updates); it takes scheme ps and is never in a group
   bool whole = false;   // it is one chunk on one server core (LAMB needs the norms of the whole layer)
-  WireFormat wire = WireFormat::fp32;  // how the numbers of a float32 layer travel
+  WireFormat wire = WireFormat::fp32;            // how the gradients of a float32 layer travel
+  WireFormat parameter_wire = WireFormat::fp32;  // stored float32: how the value comes back from a step; fp32 or bf16
+  bool float32_value = false;  // stored bfloat16: servers keep the value and the states of its rule in float32
 
   /// Whether the gradient is a sum of outer products, and its size in bytes.
   bool factorable() const { return rows > 0 && cols > 0; }
@@ -80,7 +82,9 @@ struct Unit {
   std::uint32_t id = 0;
   std::string name;  // the layer's name, or "group 3 (12 layers)"
   DType dtype = DType::float32;
-  DType wire_dtype = DType::float32;  // of dense gradients and their sums in messages
+  DType wire_dtype = DType::float32;    // of dense gradients in messages
+  DType result_dtype = DType::float32;  // of what comes back from a step: the sum, or the stored value
+  DType value_dtype = DType::float32;   // of what servers keep of a stored unit; otherwise `dtype`
   std::size_t size_bytes = 0;
   std::vector<std::uint32_t> layers;       // indexes into Plan::layers
   std::vector<std::size_t> offsets_bytes;  // of each member in the unit's buffer
@@ -88,11 +92,11 @@ struct Unit {
 
   /// Whether it is a group of several layers.
   bool grouped() const { return layers.size() > 1; }
-  /// Whether the numbers are converted on their way.
+  /// Whether gradients are converted on their way.
   bool converts() const { return wire_dtype != dtype; }
-  /// Bytes that `value_bytes` of the unit take in a message.
-  std::size_t wire_bytes(std::size_t value_bytes) const {
-    return array_bytes(wire_dtype, value_bytes / dtype_bytes(dtype));
+  /// Bytes that a slice of the unit of `slice_bytes` takes as another type.
+  std::size_t bytes_as(DType other, std::size_t slice_bytes) const {
+    return array_bytes(other, slice_bytes / dtype_bytes(dtype));
   }
   /// The type in which factors travel: 8 bits are too few for them, because their errors multiply.
   DType factor_dtype() const { return wire_dtype == DType::int8_blocks ? DType::bfloat16 : wire_dtype; }

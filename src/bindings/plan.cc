@@ -50,12 +50,23 @@ void bind_layer(nb::module_& module) {
       .def(
           "__init__",
           [](Layer* self, std::string name, const std::string& dtype, std::size_t element_count, std::size_t rows,
-             std::size_t cols, const std::string& scheme, bool stored, bool whole, const std::string& wire) {
-            new (self) Layer{std::move(name), dtype_from(dtype), element_count, rows, cols, scheme_from(scheme), stored,
-                             whole,           wire_from(wire)};
+             std::size_t cols, const std::string& scheme, bool stored, bool whole, const std::string& wire,
+             const std::string& parameter_wire, bool float32_value) {
+            new (self) Layer{std::move(name),
+                             dtype_from(dtype),
+                             element_count,
+                             rows,
+                             cols,
+                             scheme_from(scheme),
+                             stored,
+                             whole,
+                             wire_from(wire),
+                             wire_from(parameter_wire),
+                             float32_value};
           },
           nb::arg("name"), nb::arg("dtype"), nb::arg("element_count"), nb::arg("rows") = 0, nb::arg("cols") = 0,
-          nb::arg("scheme") = "auto", nb::arg("stored") = false, nb::arg("whole") = false, nb::arg("wire") = "fp32")
+          nb::arg("scheme") = "auto", nb::arg("stored") = false, nb::arg("whole") = false, nb::arg("wire") = "fp32",
+          nb::arg("parameter_wire") = "fp32", nb::arg("float32_value") = false)
       .def_ro("name", &Layer::name)
       .def_prop_ro("dtype", [](const Layer& layer) { return std::string(dtype_name(layer.dtype)); })
       .def_ro("element_count", &Layer::element_count)
@@ -137,7 +148,9 @@ void bind_plan(nb::module_& module) {
       .def_ro("name", &Unit::name)
       .def_prop_ro("dtype", [](const Unit& unit) { return std::string(dtype_name(unit.dtype)); })
       .def_prop_ro("wire_dtype", [](const Unit& unit) { return std::string(dtype_name(unit.wire_dtype)); })
-      .def_prop_ro("bytes_per_value", [](const Unit& unit) { return bytes_per_value(unit.wire_dtype); })
+      .def_prop_ro(
+          "bytes_per_value",
+          [](const Unit& unit) { return (bytes_per_value(unit.wire_dtype) + bytes_per_value(unit.result_dtype)) / 2; })
       .def_prop_ro("bytes_per_factor", [](const Unit& unit) { return bytes_per_value(unit.factor_dtype()); })
       .def_ro("size_bytes", &Unit::size_bytes)
       .def_ro("layers", &Unit::layers)

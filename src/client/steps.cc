@@ -26,7 +26,10 @@ Status check_rule(const Layer& layer, const UpdateRule& rule) {
   if (Status status = check_aggregator_name(rule.aggregator); !status.ok()) return status;
   if (rule.aggregator != kSumAggregator && !dtype_is_floating(layer.dtype))
     return invalid_layer(layer, "has dtype " + dtype + "; " + rule.aggregator + " takes floating-point types");
-  if (rule.kind != nullptr && layer.dtype != DType::float32 && layer.dtype != DType::float64)
+  if (rule.aggregator != kSumAggregator && (layer.wire != WireFormat::fp32 || layer.float32_value))
+    return invalid_layer(layer, "has gradients in fewer bits than its value; " + rule.aggregator +
+                                    " takes gradients as they are: use wire fp32 and float32 parameters");
+  if (rule.kind != nullptr && layer.dtype != DType::float32 && layer.dtype != DType::float64 && !layer.float32_value)
     return invalid_layer(layer, "has dtype " + dtype + "; servers update float32 and float64");
   if (rule.kind != nullptr && rule.kind->whole_layer && !layer.whole)
     return invalid_layer(layer,

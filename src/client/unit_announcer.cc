@@ -24,7 +24,9 @@ void UnitAnnouncer::announce(const Plan& plan, const Links& links) {
     std::string name = unit.name.substr(0, wire::kMaxUnitNameBytes / 2);
     // Two models of one job may have layers of the same name. Their order tells them apart.
     if (const std::size_t before = names_[name]++; before > 0) name += " (" + std::to_string(before + 1) + ")";
-    units.units.push_back({unit.id, unit.dtype, unit.size_bytes, unit.chunks.front().size_bytes, std::move(name)});
+    const auto kept_bytes = [&unit](std::size_t bytes) { return unit.bytes_as(unit.value_dtype, bytes); };
+    units.units.push_back({unit.id, unit.value_dtype, kept_bytes(unit.size_bytes),
+                           kept_bytes(unit.chunks.front().size_bytes), std::move(name)});
   }
   for (const wire::TextMessage& message : units.make(links.rank))
     for (const auto& lanes : links.servers)

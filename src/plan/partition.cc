@@ -50,7 +50,7 @@ void assign_least_loaded(Unit& unit, std::vector<std::size_t>& server_bytes) {
       if (load < std::pair(server_bytes[best], chunk_count[best])) best = server;
     }
     chunk.server = static_cast<int>(best);
-    server_bytes[best] += unit.wire_bytes(chunk.size_bytes);
+    server_bytes[best] += unit.bytes_as(unit.wire_dtype, chunk.size_bytes);
     ++chunk_count[best];
   }
 }
@@ -61,7 +61,7 @@ void assign_round_robin(Plan& plan) {
     cut(unit, unit.size_bytes);
     for (Chunk& chunk : unit.chunks) {
       chunk.server = static_cast<int>(next);
-      plan.server_bytes[next] += unit.wire_bytes(chunk.size_bytes);
+      plan.server_bytes[next] += unit.bytes_as(unit.wire_dtype, chunk.size_bytes);
       next = (next + 1) % plan.server_bytes.size();
     }
   }

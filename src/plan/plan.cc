@@ -71,6 +71,12 @@ Status check_layer(const Layer& layer, const Cluster& cluster) {
                    ", which sends numbers as they are," + " and wire " + std::string(name_of(layer.wire)) + "; use " +
                    choices([](const SchemeTraits& traits) { return traits.converts && !traits.only_one_worker; }));
   }
+  const bool narrow_result = layer.parameter_wire != WireFormat::fp32;
+  if (narrow_result && (layer.parameter_wire != WireFormat::bf16 || !layer.stored || layer.dtype != DType::float32))
+    return invalid(who + " has parameter_wire " + std::string(name_of(layer.parameter_wire)) +
+                   "; only bf16 is possible beside fp32, for float32 parameters that servers hold");
+  if (layer.float32_value && (!layer.stored || layer.dtype != DType::bfloat16))
+    return invalid(who + " has a float32 value on the servers, which only stored bfloat16 layers have");
   if (named && traits_of(layer.scheme).only_one_worker && cluster.worker_count > 1) {
     return invalid(who + " has scheme " + std::string(scheme_name(layer.scheme)) +
                    ", which sends nothing, but there are " + std::to_string(cluster.worker_count) + " workers; use " +
@@ -114,12 +120,17 @@ bool goes_into_group(const Layer& layer, const Options& options) {
 }
 
 /// The type in which the numbers of a layer travel. Small layers of different magnitudes share the blocks of a group,
-/// so they travel with 16 bits instead of 8. What servers keep travels as it is, and so does what does not leave the
-/// process.
+/// so they travel with 16 bits instead of 8. What does not leave the process travels as it is.
 DType wire_dtype_of(const Layer& layer, bool grouped, const Cluster& cluster) {
-  if (layer.stored || cluster.worker_count == 1) return layer.dtype;
+  if (cluster.worker_count == 1) return layer.dtype;
   const bool too_coarse = grouped && layer.wire == WireFormat::int8;
   return wire_dtype(too_coarse ? WireFormat::bf16 : layer.wire, layer.dtype);
+}
+
+/// The type in which what comes back from a step travels.
+DType result_dtype_of(const Layer& layer, const Unit& unit, const Cluster& cluster) {
+  if (!layer.stored) return unit.wire_dtype;
+  return cluster.worker_count == 1 ? layer.dtype : wire_dtype(layer.parameter_wire, layer.dtype);
 }
 
 /// Puts layers into units, in the order in which the units' last members finish.
@@ -134,13 +145,16 @@ class UnitBuilder {
       Unit unit;
       append(unit, index);
       unit.wire_dtype = wire_dtype_of(layer, false, plan_.cluster);
+      unit.result_dtype = result_dtype_of(layer, unit, plan_.cluster);
+      unit.value_dtype = layer.float32_value ? DType::float32 : layer.dtype;
       return finish(std::move(unit));
     }
     layer.scheme = Scheme::ps;
     const std::pair kind(layer.dtype, wire_dtype_of(layer, true, plan_.cluster));
     Unit& group = open_groups_[kind];
     append(group, index);
-    group.wire_dtype = kind.second;
+    group.wire_dtype = group.result_dtype = kind.second;
+    group.value_dtype = layer.dtype;
     if (group.size_bytes >= options_.group_bytes) {
       finish(std::move(group));
       open_groups_.erase(kind);
@@ -235,6 +249,8 @@ std::vector<std::string> plan_lines(const Plan& plan) {
     line += std::to_string(unit.id) + " " + unit.name + " ";
     line += dtype_name(unit.dtype);
     if (unit.converts()) line.append(" as ").append(dtype_name(unit.wire_dtype));
+    if (unit.result_dtype != unit.wire_dtype) line.append(", back as ").append(dtype_name(unit.result_dtype));
+    if (unit.value_dtype != unit.dtype) line.append(", kept as ").append(dtype_name(unit.value_dtype));
     line.append(" ").append(std::to_string(unit.size_bytes)).append(" bytes; layers:");
     for (const std::uint32_t layer : unit.layers) line.append(" ").append(layer_text(plan, layer)).append(",");
     line.back() = ';';

@@ -12,8 +12,9 @@ float* floats(std::byte* bytes) { return reinterpret_cast<float*>(bytes); }
 const float* floats(const std::byte* bytes) { return reinterpret_cast<const float*>(bytes); }
 
 /// Whether the chunk's memory holds what is sent and what is received side by side.
-bool fits_twice(const Unit& unit, const Chunk& chunk) {
-  return 2 * unit.wire_bytes(chunk.size_bytes) <= chunk.size_bytes;
+bool fits_both(const Unit& unit, const Chunk& chunk) {
+  const std::size_t sent_bytes = unit.bytes_as(unit.wire_dtype, chunk.size_bytes);
+  return sent_bytes + unit.bytes_as(unit.result_dtype, chunk.size_bytes) <= chunk.size_bytes;
 }
 
 std::span<std::byte> pooled(Exchange& exchange, std::size_t size_bytes, const Links& links) {
@@ -25,9 +26,9 @@ std::span<std::byte> pooled(Exchange& exchange, std::size_t size_bytes, const Li
 std::span<const std::byte> encode_chunk(Exchange& exchange, const Chunk& chunk,
                                         const std::vector<std::span<const std::byte>>& pieces, const Links& links) {
   const Unit& unit = exchange.unit();
-  const std::size_t wire_bytes = unit.wire_bytes(chunk.size_bytes);
+  const std::size_t wire_bytes = unit.bytes_as(unit.wire_dtype, chunk.size_bytes);
   const std::span<std::byte> result = exchange.progress.result;
-  const bool in_place = pieces.size() == 1 && !result.empty() && fits_twice(unit, chunk) &&
+  const bool in_place = pieces.size() == 1 && !result.empty() && fits_both(unit, chunk) &&
                         pieces[0].data() == result.data() + chunk.offset_bytes;
   if (in_place) {
     std::byte* const memory = result.data() + chunk.offset_bytes;
@@ -52,13 +53,13 @@ std::span<const std::byte> encode_chunk(Exchange& exchange, const Chunk& chunk,
 
 std::span<std::byte> place_for_encoded(Exchange& exchange, const Chunk& chunk, const Links& links) {
   const Unit& unit = exchange.unit();
-  const std::size_t wire_bytes = unit.wire_bytes(chunk.size_bytes);
-  if (!fits_twice(unit, chunk)) return pooled(exchange, wire_bytes, links);
-  return exchange.progress.result.subspan(chunk.offset_bytes + chunk.size_bytes - wire_bytes, wire_bytes);
+  const std::size_t result_bytes = unit.bytes_as(unit.result_dtype, chunk.size_bytes);
+  if (!fits_both(unit, chunk)) return pooled(exchange, result_bytes, links);
+  return exchange.progress.result.subspan(chunk.offset_bytes + chunk.size_bytes - result_bytes, result_bytes);
 }
 
 void decode_chunk(const Exchange& exchange, std::span<const std::byte> encoded, std::span<std::byte> values) {
-  kernel::decode(exchange.unit().wire_dtype, encoded.data(), floats(values.data()), values.size() / sizeof(float));
+  kernel::decode(exchange.unit().result_dtype, encoded.data(), floats(values.data()), values.size() / sizeof(float));
 }
 
 void convert_factors(Exchange& exchange, const Links& links) {

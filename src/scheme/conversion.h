@@ -1,4 +1,5 @@
-// Conversion: the numbers of a dense exchange travel in another type than they have in memory (Unit::wire_dtype).
+// Conversion: the numbers of a dense exchange travel in other types than they have in memory (Unit::wire_dtype,
+// Unit::result_dtype).
 //
 // Each worker rounds its gradient once, the server adds what came in float32 and rounds the sum once, and every worker
 // gets the same bytes, its own shard's worker included. So replicas stay equal bit by bit.
@@ -18,7 +19,8 @@ std::span<const std::byte> encode_chunk(Exchange& exchange, const Chunk& chunk,
                                         const std::vector<std::span<const std::byte>>& pieces, const Links& links);
 
 /// Returns where the converted result of a chunk is received: at the end of the chunk's own place in the result if the
-/// place has room for it beside what is being sent, and in memory of the pool otherwise.
+/// place has room for it beside what is being sent, and in memory of the pool otherwise. Here and below a result is
+/// what comes back from a step, in the unit's result_dtype.
 std::span<std::byte> place_for_encoded(Exchange& exchange, const Chunk& chunk, const Links& links);
 
 /// Converts the result of a chunk back. `encoded` may be what place_for_encoded returned.

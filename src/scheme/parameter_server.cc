@@ -42,6 +42,14 @@ struct Answer {
 /// Whether the answers carry a payload.
 bool wants_result(const Exchange& exchange) { return exchange.push() == nullptr || exchange.push()->wants_result; }
 
+/// The type of the answers: that of the unit, unless they are the result of a step.
+DType answer_dtype(const Exchange& exchange) {
+  return exchange.push() == nullptr ? exchange.unit().dtype : exchange.unit().result_dtype;
+}
+
+/// Whether answers have another type than the unit.
+bool decodes(const Exchange& exchange) { return answer_dtype(exchange) != exchange.unit().dtype; }
+
 /// Returns where the result of a chunk is written.
 std::span<std::byte> place_of(const Exchange& exchange, const Chunk& chunk) {
   return exchange.progress.result.subspan(chunk.offset_bytes, chunk.size_bytes);
@@ -106,7 +114,7 @@ void ParameterServer::scatter(Exchange& exchange, const wire::Header& header, st
                               const Links& links) {
   const Chunk& chunk = exchange.unit().chunks[header.chunk];
   Buffer values;
-  if (exchange.unit().converts() && !payload.empty()) {
+  if (decodes(exchange) && !payload.empty()) {
     values = links.pool->take(chunk.size_bytes);
     decode_chunk(exchange, payload, values.span());
     payload = values.span();
@@ -141,12 +149,13 @@ void ParameterServer::send_rule(const Exchange& exchange, const UpdateRule& rule
 wire::Header ParameterServer::request_header(const Exchange& exchange, const Links& links) {
   if (exchange.push() != nullptr) return contribution_of(exchange, links, wire::Kind::push).make();
   const wire::Envelope about = envelope_of(exchange, links);
-  const DType dtype = exchange.unit().dtype;
+  const Unit& unit = exchange.unit();
+  const bool narrower = unit.dtype != unit.value_dtype;  // than what the servers keep
   if (const auto* assign = std::get_if<Assign>(&exchange.operation))
-    return wire::Assign{dtype, assign->array, assign->update_count}.make(about);
+    return wire::Assign{unit.dtype, assign->array, assign->update_count, narrower}.make(about);
   if (const auto* restore = std::get_if<Restore>(&exchange.operation))
-    return wire::Restore{dtype, restore->version_limit}.make(about);
-  return wire::Pull{std::get<Pull>(exchange.operation).array}.make(about);
+    return wire::Restore{unit.value_dtype, restore->version_limit, narrower}.make(about);
+  return wire::Pull{std::get<Pull>(exchange.operation).array, narrower}.make(about);
 }
 
 void ParameterServer::start(Exchange& exchange, const Links& links) const {
@@ -156,7 +165,8 @@ void ParameterServer::start(Exchange& exchange, const Links& links) const {
   for (const Chunk& chunk : exchange.unit().chunks) {
     header.chunk = chunk.index;
     auto payload = payload_of(exchange, chunk);
-    if (exchange.unit().converts() && !payload.empty()) payload = {encode_chunk(exchange, chunk, payload, links)};
+    const bool encodes = exchange.push() != nullptr && exchange.unit().converts() && !payload.empty();
+    if (encodes) payload = {encode_chunk(exchange, chunk, payload, links)};
     send_to_server(exchange, links, chunk, header, std::move(payload));
   }
   // An assignment has no answer, because what follows it on a flow comes after it.
@@ -178,9 +188,10 @@ Status ParameterServer::check_result(const Exchange& exchange, const wire::Heade
                                            std::to_string(header.chunk));
   const Chunk& chunk = exchange.unit().chunks[header.chunk];
   const Answer answer(header);
-  const std::size_t size_bytes = wants_result(exchange) ? exchange.unit().wire_bytes(chunk.size_bytes) : 0;
+  const DType dtype = answer_dtype(exchange);
+  const std::size_t size_bytes = wants_result(exchange) ? exchange.unit().bytes_as(dtype, chunk.size_bytes) : 0;
   const bool fits = header.payload_bytes == size_bytes || (answer.absent && header.payload_bytes == 0);
-  if (!fits || answer.dtype != exchange.unit().wire_dtype)
+  if (!fits || answer.dtype != dtype)
     return Status(ErrorCode::mismatch, "the result of chunk " + std::to_string(header.chunk) + " has " +
                                            std::to_string(header.payload_bytes) + " bytes instead of " +
                                            std::to_string(size_bytes));
@@ -225,7 +236,7 @@ Result<std::span<std::byte>> ParameterServer::accept(Exchange& exchange, const w
   }
   if (lent || header.payload_bytes == 0) return std::span<std::byte>();
   const Chunk& chunk = exchange.unit().chunks[header.chunk];
-  return exchange.unit().converts() ? place_for_encoded(exchange, chunk, links) : place_of(exchange, chunk);
+  return decodes(exchange) ? place_for_encoded(exchange, chunk, links) : place_of(exchange, chunk);
 }
 
 Status ParameterServer::receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
@@ -235,7 +246,7 @@ Status ParameterServer::receive(Exchange& exchange, const wire::Header& header, 
     scatter(exchange, header, payload, links);
   } else if (!payload.empty()) {
     const std::span<std::byte> place = place_of(exchange, chunk);
-    if (exchange.unit().converts()) decode_chunk(exchange, payload, place);
+    if (decodes(exchange)) decode_chunk(exchange, payload, place);
     // A shard of this process lends its result instead of writing it here.
     else if (payload.data() != place.data())
       std::memcpy(place.data(), payload.data(), payload.size());

@@ -191,8 +191,8 @@ def kinds_refused() -> None:
     refused(lambda: SGD(with_another, lr=0.1), "parameter 6 of group 0 .* not synchronized")
     refused(lambda: SGD(params, lr=0.1), "update is 'both': pass 'worker' .* or 'server'", "both")
     refused(lambda: SGD(params, lr=0.1), "not a Sequential", target=module)
-    half = poseidon.DistributedDataParallel(mlp(torch.bfloat16))
-    refused(lambda: SGD(half.parameters(), lr=0.1), "4.weight|0.weight has dtype torch.bfloat16", target=half)
+    half = poseidon.DistributedDataParallel(mlp(torch.float16))
+    refused(lambda: SGD(half.parameters(), lr=0.1), "4.weight|0.weight has dtype torch.float16", target=half)
     for shared in (mlp(), nn.Linear(48, 4)):
         shared.again = nn.Parameter(next(shared.parameters()).detach()[1:])
         other = poseidon.DistributedDataParallel(shared)

@@ -51,6 +51,7 @@ class SyncedLayer:
         self.bytes_per_value = 0.0  # on the way, of a dense gradient and of factors
         self.bytes_per_factor = 0.0
         self.on_servers = False  # servers hold and update the parameter
+        self.parameter_wire = "fp32"  # the format in which such a parameter comes back
         self.shard_bytes = 0  # of such a parameter, on the shard of this process
         self.updater: object | None = None  # what updates the parameter when its gradient arrives, after backward
         self.forward_rows = 0  # K as forward saw it, until the ranks first agreed on schemes
@@ -62,8 +63,22 @@ class SyncedLayer:
         """This array as the core sees it."""
         rows, cols = self.shape if self.factorable else (0, 0)
         return _core.Layer(
-            self.name, self.dtype, self.element_count, rows, cols, self.scheme, self.on_servers, wire=self.wire
+            self.name,
+            self.dtype,
+            self.element_count,
+            rows,
+            cols,
+            self.scheme,
+            self.on_servers,
+            wire=self.wire,
+            parameter_wire=self.parameter_wire,
+            float32_value=self.on_servers and self.has_masters,
         )
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether servers that hold the parameter keep it in more bits than it has here."""
+        return self.dtype == "bfloat16"
 
     @property
     def uses_factors(self) -> bool:
@@ -89,8 +104,12 @@ class SyncedLayer:
         """Asks the client for the scheme of the next exchange."""
         self.next_scheme = client.next_scheme(self.layer)
 
-    def hold_on_servers(self) -> None:
-        """Makes servers update the parameter from now on, from dense gradients."""
+    def hold_on_servers(self, parameter_wire: str) -> None:
+        """Makes servers update the parameter from now on, from dense gradients.
+
+        If it is float32 it comes back in the format `parameter_wire`.
+        """
+        self.parameter_wire = parameter_wire if self.dtype == "float32" else "fp32"
         self.on_servers, self.factorable = True, False
         self.scheme, self.next_scheme, self.grouped = "ps", "ps", False
 

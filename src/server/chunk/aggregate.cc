@@ -35,6 +35,9 @@ Result<Buffer> aggregate(const ChunkState& state, BufferPool& pool) {
     return refused_push(shape, "the aggregator " + aggregator.name +
                                    " takes the place of a mean over all ranks, so it needs dense gradients of a "
                                    "floating-point type and a divisor that is a multiple of the number of ranks");
+  if (shape.float32_value)
+    return refused_push(shape, "the aggregator " + aggregator.name +
+                                   " takes gradients of the value's own type, not gradients in fewer bits");
   Buffer out = pool.try_take(shape.payload_bytes);
   if (!out) return no_room(pool, shape.payload_bytes);
   kernel::aggregate(aggregator, counted_inputs(state), out.data(), shape.payload_bytes / dtype_bytes(shape.dtype),

@@ -22,15 +22,26 @@ constexpr std::size_t kNone = ~std::size_t{0};
 /// part.
 bool sums_wide(DType dtype) { return kernel::sums_in_float32(dtype); }
 
+/// ErrorCode::refused: the value or the result cannot have the type that the push says.
+Status check_types(const wire::Contribution& push) {
+  const bool named = push.float32_value || push.as_bfloat16;
+  if (named && (!push.stored || push.kind != wire::Kind::push))
+    return refused_push(push, "only the gradient of what servers keep names the types of value and result");
+  if ((push.float32_value && !sums_wide(push.dtype)) || (push.as_bfloat16 && push.value_dtype() != DType::float32))
+    return refused_push(push, "its value or result cannot have the type that it names");
+  if (push.stored && dtype_values(push.value_dtype()) != 1) return refused_push(push, "what servers keep is no blocks");
+  return {};
+}
+
 }  // namespace
 
 Result<std::size_t> dense_bytes(const wire::Contribution& push) {
+  if (Status status = check_types(push); !status.ok()) return status;
   if (push.absent)
     return push.payload_bytes == 0 ? Result<std::size_t>(std::size_t{0})
                                    : refused_push(push, "it is marked as absent but has a payload");
   if (push.dense) return refused_push(push, "a dense gradient must come as a push, not as factors");
   if (push.kind == wire::Kind::push) {
-    if (push.stored && dtype_values(push.dtype) != 1) return refused_push(push, "what servers keep is no blocks");
     if (push.payload_bytes % dtype_bytes(push.dtype) != 0)
       return refused_push(push, "its size is not a multiple of the element size");
     return static_cast<std::size_t>(push.payload_bytes);
@@ -64,7 +75,8 @@ Status ChunkState::fits(const wire::Contribution& push, std::size_t size_bytes) 
     return refused_push(push, "the chunk is in step " + std::to_string(shape_.step) + " since rank " +
                                   std::to_string(shape_.rank) + " pushed it");
   if (parts_[push.rank]) return refused_push(push, "it has pushed this chunk already");
-  if (push.dtype != shape_.dtype || push.divisor != shape_.divisor || push.stored != shape_.stored)
+  if (push.dtype != shape_.dtype || push.divisor != shape_.divisor || push.stored != shape_.stored ||
+      push.float32_value != shape_.float32_value || push.as_bfloat16 != shape_.as_bfloat16)
     return refused_push(push, "its dtype, divisor or kind differs from rank " + std::to_string(shape_.rank) + "'s");
   const bool present = !push.absent;
   if (present && dense_bytes_ && size_bytes != *dense_bytes_) return refused_size(push, size_bytes, *dense_bytes_);
@@ -132,6 +144,7 @@ void ChunkState::complete(std::uint32_t rank, std::span<const std::byte> payload
 }
 
 std::size_t ChunkState::missing_sum_bytes(const wire::Contribution& push) const {
+  if (push.float32_value) return sum_ ? 0 : push.value_bytes();
   const bool has_memory =
       sum_ || std::ranges::any_of(parts_, [](const auto& part) { return part && static_cast<bool>(part->buffer); });
   return has_memory ? 0 : push.payload_bytes;
@@ -236,12 +249,15 @@ void ChunkState::add_narrow(std::vector<const std::byte*> inputs, std::size_t be
 
 /// Makes the first part's own memory the sum's memory if this shard owns it, which saves writing to new memory. A sum
 /// of 16-bit parts has separate memory, unless all parts are here and are added in one pass. They also are if there was
-/// no separate memory before. Returns false if there is no memory for it now.
+/// no separate memory before. A sum that stays in float32 always has separate memory. Returns false if there is no
+/// memory for it now.
 bool ChunkState::claim_sum(Contribution& base) {
   if (sum_) return true;
-  wide_sum_ = sums_wide(shape_.dtype) && !(all_here() && factors_count_ == 0);
+  const bool last_chance = all_here() && factors_count_ == 0;
+  wide_sum_ = sums_wide(shape_.dtype) && (!last_chance || shape_.float32_value);
   if (wide_sum_) {
-    sum_ = pool_->try_take(*dense_bytes_ / dtype_bytes(shape_.dtype) * kernel::running_sum_bytes(shape_.dtype));
+    const std::size_t sum_bytes = *dense_bytes_ / dtype_bytes(shape_.dtype) * kernel::running_sum_bytes(shape_.dtype);
+    sum_ = last_chance ? pool_->take(sum_bytes) : pool_->try_take(sum_bytes);
     return static_cast<bool>(sum_);
   }
   sum_ = base.buffer ? std::move(base.buffer) : pool_->take(*dense_bytes_);
@@ -258,6 +274,14 @@ Buffer ChunkState::take_sum() {
   const std::size_t base = first_present();
   advance(base + 1);
   const std::size_t element_count = *dense_bytes_ / dtype_bytes(shape_.dtype);
+  if (shape_.float32_value) {
+    const bool only_one = !sum_;  // nothing has been added to it
+    if (only_one && claim_sum(*at(base)))
+      kernel::start_sum(at(base)->payload.data(), sum_.data(), element_count, shape_.dtype);
+    const std::byte* const undivided = sum_.data();
+    kernel::sum({&undivided, 1}, sum_.data(), sum_.size() / sizeof(float), DType::float32, divisor());
+    return std::move(sum_);
+  }
   if (wide_sum_) {
     Buffer out = pool_->take(*dense_bytes_);
     kernel::finish_sum(sum_.data(), out.data(), element_count, shape_.dtype, divisor());

@@ -109,8 +109,9 @@ class ChunkState {
   /// The number by which the sum of the parts is divided.
   unsigned divisor() const;
 
-  /// The sum of the dense parts divided by the divisor. Only when all_here() and some are present. A mean is over the
-  /// parts that count: parts that are excluded from the mean and parts that were left out do not.
+  /// The sum of the dense parts divided by the divisor, in the value's dtype. Only when all_here() and some are
+  /// present. A mean is over the parts that count: parts that are excluded from the mean and parts that were left out
+  /// do not.
   Buffer take_sum();
   /// The dense parts in order, for the wide baseline, which adds on other threads. Only when all_here().
   std::vector<const std::byte*> dense_inputs();

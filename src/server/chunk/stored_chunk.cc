@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "kernel/kernel.h"
+
 namespace poseidon {
 
 namespace {
@@ -27,6 +29,7 @@ Status StoredChunk::assign(std::size_t array, std::span<const std::byte> data, D
   if (array > 0 && (data.size() != arrays_[0]->size() || dtype != dtype_))
     return refused("a state of " + std::to_string(data.size()) + " bytes for a value of " +
                    std::to_string(arrays_[0]->size()));
+  if (array == 0) rounded_.reset();
   if (array == 0) arrays_.clear();  // the states that updates of a former value left do not fit this one
   if (arrays_.size() <= array) arrays_.resize(array + 1);
   arrays_[array] = pool_->take_shared(data.size());
@@ -41,6 +44,18 @@ std::shared_ptr<const Buffer> StoredChunk::array(std::size_t index) {
   if (!has_value() || index >= kMaxArrays) return nullptr;
   writable(index, true);
   return arrays_[index];
+}
+
+std::shared_ptr<const Buffer> StoredChunk::array_as(std::size_t index, DType dtype) {
+  const auto own = array(index);
+  if (!own || dtype == dtype_) return own;
+  if (dtype_ != DType::float32 || dtype != DType::bfloat16) return nullptr;
+  if (index == 0 && rounded_) return rounded_;
+  const std::size_t value_count = own->size() / sizeof(float);
+  auto rounded = pool_->take_shared(array_bytes(dtype, value_count));
+  kernel::encode(dtype, reinterpret_cast<const float*>(own->data()), rounded->data(), value_count);
+  if (index == 0) rounded_ = rounded;
+  return rounded;
 }
 
 std::vector<std::shared_ptr<const Buffer>> StoredChunk::arrays() {
@@ -66,6 +81,7 @@ std::byte* StoredChunk::writable(std::size_t index, bool keep) {
 }
 
 void StoredChunk::replace(Buffer sum, DType dtype) {
+  rounded_.reset();
   arrays_.resize(1);
   arrays_[0] = pool_->share(std::move(sum));
   dtype_ = dtype;
@@ -73,6 +89,7 @@ void StoredChunk::replace(Buffer sum, DType dtype) {
 
 Status StoredChunk::update(const UpdateRule& rule, const Buffer& gradient, DType dtype) {
   gradient_.reset();
+  rounded_.reset();
   if (!has_value()) return refused("the parameters must be assigned before the first update");
   if (dtype != dtype_ || gradient.size() != arrays_[0]->size())
     return refused("a gradient of " + std::to_string(gradient.size()) + " bytes for parameters of " +

@@ -33,6 +33,9 @@ class StoredChunk {
   /// Returns the array as it is now. It does not change afterwards. A state that no update has created yet is zeros.
   /// Returns null if there is no value, no such array, or no gradient.
   std::shared_ptr<const Buffer> array(std::size_t index);
+  /// The same as values of `dtype`, which is the value's own, or bfloat16 for float32. Null, too, for other types. The
+  /// value is converted once for all who ask between two changes.
+  std::shared_ptr<const Buffer> array_as(std::size_t index, DType dtype);
   /// Returns the value and the states that exist by now. They do not change afterwards. Empty if there is no value.
   std::vector<std::shared_ptr<const Buffer>> arrays();
 
@@ -54,6 +57,7 @@ class StoredChunk {
   DType dtype_ = DType::float32;
   std::vector<std::shared_ptr<Buffer>> arrays_;
   std::shared_ptr<Buffer> gradient_;  // null: no gradient is kept
+  std::shared_ptr<Buffer> rounded_;   // the value in bfloat16; null: nobody has asked for it since it changed
   std::uint64_t update_count_ = 0;
 };
 

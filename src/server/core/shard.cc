@@ -58,7 +58,9 @@ Shard::Entry::Entry(Shard& its_shard)
       shard(its_shard),
       pace(its_shard.pace_->chunk_pace(*this)) {}
 
-std::shared_ptr<const Buffer> Shard::Entry::value() { return shard.stored_of(*this).array(0); }
+std::shared_ptr<const Buffer> Shard::Entry::value(const wire::Contribution& push) {
+  return shard.stored_of(*this).array_as(0, push.result_dtype());
+}
 
 bool Shard::Entry::has_rule(const wire::Contribution& push) const {
   const Rule* known = shard.rule_of(push);
@@ -68,11 +70,12 @@ bool Shard::Entry::has_rule(const wire::Contribution& push) const {
 std::size_t Shard::Entry::update_bytes(const wire::Contribution& shape) const { return shard.update_bytes(shape); }
 
 /// Counts the value and the states, and one more array if those that are being sent must stay as they are. It also
-/// counts the gradient of the step before.
+/// counts the gradient of the step before, and the value in fewer bits.
 std::size_t Shard::update_bytes(const wire::Contribution& shape) const {
   const Rule* known = !shape.stored ? nullptr : rule_of(shape);
   if (known == nullptr || known->rule.kind == nullptr) return 0;
-  return (update_state_count(known->rule) + 2 + (known->rule.keeps_gradient ? 1 : 0)) * shape.payload_bytes;
+  const std::size_t array_count = update_state_count(known->rule) + 2 + (known->rule.keeps_gradient ? 1 : 0);
+  return array_count * shape.value_bytes() + (shape.as_bfloat16 ? shape.value_bytes() / 2 : 0);
 }
 
 Status Shard::Entry::update(const wire::Contribution& shape, Buffer gradient) {
@@ -210,7 +213,7 @@ void Shard::finish(Entry& entry, Result<Buffer> sum) {
   const wire::Contribution shape = entry.state.shape();
   const bool any_present = entry.state.any_present();
   wire::StepResult result;
-  result.dtype = shape.dtype;
+  result.dtype = shape.result_dtype();
   result.absent = !any_present;
   result.factor_count = entry.state.factor_count_sum();
   wire::Header header = result.make(shape);
@@ -222,7 +225,7 @@ void Shard::finish(Entry& entry, Result<Buffer> sum) {
   else if (any_present)
     payload = std::shared_ptr<const Buffer>(pool_->share(std::move(sum.value())));
   else if (pace_->traits.drops_late_ranks && shape.stored)
-    payload = entry.value();  // other chunks of the layer may have been updated
+    payload = entry.value(shape);  // other chunks of the layer may have been updated
   struct Answer {
     Requester* to;
     std::uint32_t rank;
@@ -250,7 +253,7 @@ void Shard::finish(Entry& entry, Result<Buffer> sum) {
   if (shape.transient) forget(key_of(shape));
 }
 
-/// Updates the chunk's value with the step's sum. The value itself is the answer.
+/// Updates the chunk's value with the step's sum. The value is the answer, in the type that the pushes ask for.
 Result<std::shared_ptr<const Buffer>> Shard::store(Entry& entry, Buffer sum, const wire::Contribution& shape) {
   StoredChunk& stored = stored_of(entry);
   const Rule* known = rule_of(shape);
@@ -258,20 +261,24 @@ Result<std::shared_ptr<const Buffer>> Shard::store(Entry& entry, Buffer sum, con
     pool_->give_back(std::move(sum));
     return known->refusal;
   }
+  // The last block of a sum of blocks may be longer than the value.
+  if (shape.dtype == DType::int8_blocks && stored.has_value())
+    sum.resize(std::min(sum.size(), stored.array(0)->size()));
   if (known != nullptr && known->rule.kind != nullptr) {
     const UpdateRule& rule = known->rule;
     const std::size_t new_bytes = update_bytes(shape);
-    const Status status = pool_->has_room(new_bytes) ? stored.update(rule, sum, shape.dtype) : no_room(new_bytes);
+    const Status status =
+        pool_->has_room(new_bytes) ? stored.update(rule, sum, shape.value_dtype()) : no_room(new_bytes);
     if (status.ok() && rule.keeps_gradient)
       stored.keep_gradient(std::move(sum));
     else
       pool_->give_back(std::move(sum));
     if (!status.ok()) return status;
   } else {
-    stored.replace(std::move(sum), shape.dtype);
+    stored.replace(std::move(sum), shape.value_dtype());
   }
   answer_pulls(entry);
-  return std::shared_ptr<const Buffer>(stored.array(0));
+  return stored.array_as(0, shape.result_dtype());
 }
 
 Status Shard::set_rule(const wire::Header& header, std::span<const std::byte> payload) {
@@ -323,18 +330,31 @@ Status Shard::describe_units(std::span<const std::byte> payload) {
   return checkpoint_ ? checkpoint_->describe(units.value()) : Status();
 }
 
+/// Sets the array that a request assigns, in the type in which the chunk keeps it.
+Status Shard::keep(StoredChunk& stored, const wire::Assign& request, std::span<const std::byte> payload) {
+  if (!request.float32_value) return stored.assign(request.array, payload, request.dtype, request.update_count);
+  if (request.dtype != DType::bfloat16 && request.dtype != DType::float16)
+    return {ErrorCode::refused, std::string(dtype_name(request.dtype)) + " is not kept in float32"};
+  const std::size_t value_count = payload.size() / dtype_bytes(request.dtype);
+  Buffer values = pool_->take(value_count * sizeof(float));
+  kernel::decode(request.dtype, payload.data(), reinterpret_cast<float*>(values.data()), value_count);
+  const Status status = stored.assign(request.array, values.span(), DType::float32, request.update_count);
+  pool_->give_back(std::move(values));
+  return status;
+}
+
 Status Shard::assign(const wire::Header& header, std::span<const std::byte> payload) {
   const auto request = wire::Assign::read(header);
   if (payload.empty() || payload.size() % dtype_bytes(request.dtype) != 0)
     return {ErrorCode::refused, "an assignment of " + std::to_string(payload.size()) +
                                     " bytes is not a whole number of elements of " +
                                     std::string(dtype_name(request.dtype))};
-  if (!pool_->has_room(payload.size())) return no_room(payload.size());
+  const std::size_t new_bytes = request.float32_value ? 4 * payload.size() : payload.size();
+  if (!pool_->has_room(new_bytes)) return no_room(new_bytes);
   auto entry = open(header);
   if (!entry.ok()) return entry.status();
   Status status = checkpoint_ ? checkpoint_->before_assign() : Status();
-  if (status.ok())
-    status = stored_of(*entry.value()).assign(request.array, payload, request.dtype, request.update_count);
+  if (status.ok()) status = keep(stored_of(*entry.value()), request, payload);
   if (status.ok() && checkpoint_) checkpoint_->assigned(header);
   if (status.ok())
     answer_pulls(*entry.value());
@@ -347,7 +367,7 @@ Status Shard::assign(const wire::Header& header, std::span<const std::byte> payl
 Status Shard::restore(const wire::Header& header, Requester& from) {
   const auto request = wire::Restore::read(header);
   wire::Value answer;
-  answer.dtype = request.dtype;
+  answer.dtype = request.as_bfloat16 ? DType::bfloat16 : request.dtype;
   answer.absent = true;
   if (!checkpoint_) {
     from.send(answer.make(header), nullptr);
@@ -366,10 +386,10 @@ Status Shard::restore(const wire::Header& header, Requester& from) {
     if (Status status = keep_rule(rule_key(header.unit, header.rank), {.rule = *rule}); !status.ok()) return status;
   }
   answer.version = version;
-  if (stored.has_value()) answer.dtype = stored.dtype();
+  if (stored.has_value() && !request.as_bfloat16) answer.dtype = stored.dtype();
   answer.update_count = stored.update_count();
   answer.absent = version == 0;
-  from.send(answer.make(header), version == 0 ? nullptr : stored.array(0));
+  from.send(answer.make(header), version == 0 ? nullptr : stored.array_as(0, answer.dtype));
   answer_pulls(*opened.value());
   return {};
 }
@@ -381,7 +401,7 @@ Status Shard::pull(const wire::Header& header, Requester& from) {
   const auto same = [&from](const PendingPull& pull) { return pull.from == &from; };
   if (std::ranges::any_of(entry.pulls, same))
     return {ErrorCode::refused, "rank " + std::to_string(header.rank) + " waits for this chunk's value already"};
-  entry.pulls.push_back({header, wire::Pull::read(header).array, &from});
+  entry.pulls.push_back({header, wire::Pull::read(header), &from});
   if (stored_of(entry).has_value()) answer_pulls(entry);
   return {};
 }
@@ -390,21 +410,22 @@ void Shard::answer_pulls(Entry& entry) {
   StoredChunk& stored = *entry.stored;
   if (!stored.has_value()) return;
   for (const PendingPull& pull : std::exchange(entry.pulls, {})) {
+    const std::uint32_t index = pull.asked.array;
     wire::Value answer;
-    answer.dtype = stored.dtype();
-    answer.array = pull.array;
+    answer.dtype = pull.asked.as_bfloat16 ? DType::bfloat16 : stored.dtype();
+    answer.array = index;
     answer.update_count = stored.update_count();
     // A state that no update has created yet is created now.
-    const bool may_be_new = pull.array != 0 && pull.array != kGradientArray;
+    const bool may_be_new = index != 0 && index != kGradientArray;
     const std::size_t new_bytes = may_be_new ? stored.array(0)->size() : 0;
     if (!pool_->has_room(new_bytes))
       pull.from->refuse(pull.about, no_room(new_bytes));
-    else if (auto array = stored.array(pull.array))
+    else if (auto array = stored.array_as(index, answer.dtype))
       pull.from->send(answer.make(pull.about), std::move(array));
     else
-      pull.from->refuse(pull.about, {ErrorCode::refused, pull.array == kGradientArray
-                                                             ? "the server has kept no gradient"
-                                                             : "there is no array " + std::to_string(pull.array)});
+      pull.from->refuse(pull.about,
+                        {ErrorCode::refused, index == kGradientArray ? "the server has kept no gradient"
+                                                                     : "there is no array " + std::to_string(index)});
   }
 }
 

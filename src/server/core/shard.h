@@ -86,13 +86,13 @@ class Shard {
  private:
   struct PendingPull {
     wire::Envelope about;
-    wire::ArrayIndex array = 0;
+    wire::Pull asked;
     Requester* from = nullptr;
   };
   struct Entry final : PacedChunk {
     explicit Entry(Shard& its_shard);
 
-    std::shared_ptr<const Buffer> value() override;
+    std::shared_ptr<const Buffer> value(const wire::Contribution& push) override;
     bool has_rule(const wire::Contribution& push) const override;
     std::size_t update_bytes(const wire::Contribution& shape) const override;
     Status update(const wire::Contribution& shape, Buffer gradient) override;
@@ -134,6 +134,7 @@ class Shard {
   void finish(Entry& entry, Result<Buffer> sum);
   std::size_t update_bytes(const wire::Contribution& shape) const;
   Result<std::shared_ptr<const Buffer>> store(Entry& entry, Buffer sum, const wire::Contribution& shape);
+  Status keep(StoredChunk& stored, const wire::Assign& request, std::span<const std::byte> payload);
   void answer_pulls(Entry& entry);
   Status keep_rule(std::uint64_t key, Rule rule);
   const Rule* rule_of(const wire::Envelope& about) const;

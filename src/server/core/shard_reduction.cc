@@ -25,7 +25,7 @@ void Shard::Entry::finish_if_all_here() {
   if (!state.any_present()) return shard.finish(*this, Buffer());
   if (state.aggregator() != nullptr) return shard.finish(*this, aggregate(state, *shard.pool_));
   if (state.is_product()) return shard.multiply(*this);
-  if (shard.threads_.wide != nullptr) return shard.sum_on_threads(*this);
+  if (shard.threads_.wide != nullptr && !state.shape().float32_value) return shard.sum_on_threads(*this);
   shard.finish(*this, state.take_sum());
 }
 

@@ -60,20 +60,27 @@ void BoundedStaleness::finish(PacedChunk& chunk, const wire::Contribution& push,
 Status BoundedStaleness::apply(PacedChunk& chunk, const wire::Contribution& push, Buffer buffer,
                                std::span<const std::byte> payload) {
   if (push.absent) return {};
-  if (!buffer) buffer = pool_->try_take(payload.size());
-  if (!buffer) return no_room(*pool_, payload.size());
+  const bool fits_here = buffer && !push.float32_value;
+  Buffer sum = fits_here ? std::move(buffer) : pool_->try_take(push.value_bytes());
   const std::byte* gradient = payload.data();
-  kernel::sum({&gradient, 1}, buffer.data(), payload.size() / dtype_bytes(push.dtype), push.dtype, push.divisor);
-  return chunk.update(push, std::move(buffer));
+  if (sum && push.float32_value) {
+    kernel::start_sum(gradient, sum.data(), payload.size() / dtype_bytes(push.dtype), push.dtype);
+    gradient = sum.data();
+  }
+  pool_->give_back(std::move(buffer));
+  if (!sum) return no_room(*pool_, push.value_bytes());
+  kernel::sum({&gradient, 1}, sum.data(), sum.size() / dtype_bytes(push.value_dtype()), push.value_dtype(),
+              push.divisor);
+  return chunk.update(push, std::move(sum));
 }
 
 /// Answers the released pushes with the chunk's current value. It has everything that all ranks had pushed when the
 /// answer was allowed.
 void BoundedStaleness::answer_released(PacedChunk& chunk) {
   for (const RankClocks::Waiting& one : clocks_.release()) {
-    auto value = chunk.value();
+    auto value = chunk.value(one.push);
     wire::StepResult result;
-    result.dtype = one.push.dtype;
+    result.dtype = one.push.result_dtype();
     result.absent = value == nullptr;
     result.factor_count = one.push.factor_count;
     one.to->send(result.make(one.push), one.push.wants_result ? std::move(value) : nullptr);

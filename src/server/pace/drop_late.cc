@@ -101,8 +101,8 @@ void DropLate::end_without_missing(PacedChunk& chunk) {
     return;
   // Ending the step takes memory beside what is kept: for the update, and for the sum if its parts are lent.
   const wire::Contribution& shape = chunk.state.shape();
-  if (!shard_.surroundings_.pool->has_room(shape.payload_bytes + chunk.update_bytes(shape)) ||
-      !results_.make_room(shape.payload_bytes))
+  if (!shard_.surroundings_.pool->has_room(shape.value_bytes() + chunk.update_bytes(shape)) ||
+      !results_.make_room(shape.value_bytes()))
     return;
   for (Contribution& part : chunk.state.leave_out_missing())
     results_.incoming.place(part.push.rank, part.from, std::move(part.buffer));

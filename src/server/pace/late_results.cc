@@ -43,8 +43,8 @@ Status LateResults::admit(const wire::Contribution& push, std::size_t size_bytes
   const auto ended = find(push);
   if (ended == kept_.end() || incoming.has(push.rank)) return refused_push(push, "it has pushed this chunk already");
   const auto result = wire::StepResult::read(ended->result);
-  if (push.dtype != result.dtype)
-    return refused_push(push, "it has " + std::string(dtype_name(push.dtype)) + ", others had " +
+  if (push.result_dtype() != result.dtype)
+    return refused_push(push, "it has " + std::string(dtype_name(push.result_dtype())) + ", others had " +
                                   std::string(dtype_name(result.dtype)) + "; the ranks' models differ");
   const bool has_size = !push.absent && !result.absent;
   if (has_size && size_bytes != ended->result.payload_bytes)

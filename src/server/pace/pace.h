@@ -30,8 +30,8 @@ class PacedChunk {
       : state(worker_count, reduction, std::move(pool)) {}
   virtual ~PacedChunk() = default;
 
-  /// The value that the server keeps. Null if there is none.
-  virtual std::shared_ptr<const Buffer> value() = 0;
+  /// The value that the server keeps, in the dtype of the push's result. Null if there is none.
+  virtual std::shared_ptr<const Buffer> value(const wire::Contribution& push) = 0;
   /// Whether a push with this header updates the value by a rule that its sender has set.
   virtual bool has_rule(const wire::Contribution& push) const = 0;
   /// The most bytes that an update by a step of this shape needs beside its sum.

@@ -21,6 +21,8 @@ constexpr auto kPushFields = [](auto& body, auto& message) {
   body.flag(8, message.stored);
   body.flag_unless(16, message.wants_result);
   body.flag(32, message.excluded_from_mean);
+  body.flag(64, message.float32_value);
+  body.flag(128, message.as_bfloat16);
   body.number(message.worker_count);
   body.number(message.divisor);
   body.number(message.factor_count);
@@ -46,6 +48,10 @@ constexpr auto kResultFields = [](auto& body, auto& message) {
 constinit const BodyShape BodyShapes::push = shape_of<Contribution>(kPushFields);
 constinit const BodyShape BodyShapes::factors = shape_of<Contribution>(kFactorsFields);
 constinit const BodyShape BodyShapes::result = shape_of<StepResult>(kResultFields);
+
+std::uint64_t Contribution::value_bytes() const {
+  return float32_value ? payload_bytes / dtype_bytes(dtype) * dtype_values(dtype) * sizeof(float) : payload_bytes;
+}
 
 std::optional<std::uint64_t> Contribution::factor_bytes() const {
   return limited_product(std::uint64_t{rows} + cols, factor_count, dtype_bytes(dtype));

@@ -30,6 +30,8 @@ struct Contribution : Envelope {
   bool stored = false;              // the server keeps the chunk's value, which this push updates or replaces
   bool wants_result = true;         // false: the sender wants an answer without payload
   bool excluded_from_mean = false;  // stragglers=drop: the sender is behind, and the mean does not count this
+  bool float32_value = false;       // stored, dtype narrower than float32: the server keeps its value in float32
+  bool as_bfloat16 = false;         // stored, a value in float32: it comes back in bfloat16
   std::uint32_t worker_count = 0;   // P₁ as the sender knows it
   std::uint32_t divisor = 1;        // the sum over the workers is divided by it
   std::uint32_t factor_count = 0;   // K of the sender; kUnboundedFactors if the gradient has no factors
@@ -37,6 +39,11 @@ struct Contribution : Envelope {
   std::uint32_t cols = 0;           // factors: N of the gradient; push: 0
 
   bool has_factors() const { return kind == Kind::factors && !absent && !dense; }
+  /// The types of the sum or value that the server keeps, and of what it sends back.
+  DType value_dtype() const { return float32_value ? DType::float32 : dtype; }
+  DType result_dtype() const { return as_bfloat16 ? DType::bfloat16 : value_dtype(); }
+  /// Bytes that the payload of a push takes in value_dtype(). Blocks are whole.
+  std::uint64_t value_bytes() const;
   /// Returns the bytes of a payload of factors, and of the matrix for which it stands. Empty if they are more than
   /// kMaxPayloadBytes.
   std::optional<std::uint64_t> factor_bytes() const;

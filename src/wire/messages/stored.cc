@@ -8,14 +8,19 @@ namespace {
 
 constexpr auto kAssignFields = [](auto& body, auto& message) {
   body.dtype(message.dtype);
+  body.flag(1, message.float32_value);
   body.number(message.array);
   body.number(message.update_count);
 };
 
-constexpr auto kPullFields = [](auto& body, auto& message) { body.number(message.array); };
+constexpr auto kPullFields = [](auto& body, auto& message) {
+  body.flag(1, message.as_bfloat16);
+  body.number(message.array);
+};
 
 constexpr auto kRestoreFields = [](auto& body, auto& message) {
   body.dtype(message.dtype);
+  body.flag(1, message.as_bfloat16);
   body.number(message.version_limit);
 };
 

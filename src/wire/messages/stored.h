@@ -17,6 +17,7 @@ struct Assign {
   DType dtype = DType::float32;
   ArrayIndex array = 0;
   std::uint64_t update_count = 0;  // the updates that the value has seen
+  bool float32_value = false;      // dtype is bfloat16 or float16: the server keeps the array in float32
 
   /// `header` must be of kind assign.
   static Assign read(const Header& header);
@@ -29,6 +30,7 @@ struct Assign {
 /// pull: asks for an array as it is now. If there is no value yet, the answer comes when there is one. No payload.
 struct Pull {
   ArrayIndex array = 0;
+  bool as_bfloat16 = false;  // a float32 array comes in bfloat16
 
   static Pull read(const Header& header);
   Header make(const Envelope& about) const;
@@ -40,6 +42,7 @@ struct Pull {
 struct Restore {
   DType dtype = DType::float32;
   std::uint64_t version_limit = 0;  // the newest version that may come; 0: any; 2⁶⁴ − 1: none
+  bool as_bfloat16 = false;         // dtype is float32: the value comes in bfloat16
 
   static Restore read(const Header& header);
   Header make(const Envelope& about) const;

@@ -61,6 +61,8 @@ TEST(Messages, OfAStepRoundTrip) {
     sent.stored = random.flag();
     sent.wants_result = random.flag();
     sent.excluded_from_mean = random.flag();
+    sent.float32_value = random.flag();
+    sent.as_bfloat16 = random.flag();
     sent.worker_count = random.number();
     sent.divisor = random.number();
     sent.factor_count = random.number();
@@ -80,9 +82,9 @@ TEST(Messages, AboutStoredArraysRoundTrip) {
   Random random;
   for (int i = 0; i < 500; ++i) {
     const Envelope about = random.envelope();
-    const Assign assign{random.dtype(), random.number(), random.large()};
-    const Pull pull{random.number()};
-    const Restore restore{random.dtype(), random.large()};
+    const Assign assign{random.dtype(), random.number(), random.large(), random.flag()};
+    const Pull pull{random.number(), random.flag()};
+    const Restore restore{random.dtype(), random.large(), random.flag()};
     const Value value{random.dtype(), random.flag(), random.number(), random.large(), random.large()};
     EXPECT_EQ(Assign::read(received(assign.make(about))), assign);
     EXPECT_EQ(Pull::read(received(pull.make(about))), pull);

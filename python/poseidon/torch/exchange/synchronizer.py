@@ -152,7 +152,7 @@ class Synchronizer(InFlight):
         # The others get new layers, too: of a group of small ones nothing is sent until all have contributed.
         renewed = [entry for entry in self.entries if not entry.on_servers]
         for entry in entries:
-            entry.hold_on_servers()
+            entry.hold_on_servers(self._settings.parameter_wire)
         self._renew(renewed)
 
     def send_as(self, wire: str) -> None:

@@ -141,14 +141,14 @@ class SyncedParameter(SyncedLayer):
         if self.on_servers or self.updater is not None:
             raise InvalidArgument(f"parameter {self.name} is updated by another DistributedOptimizer already")
 
-    def hold_on_servers(self) -> None:
+    def hold_on_servers(self, parameter_wire: str) -> None:
         if isinstance(self.param.grad, PendingGradient):
             self.param.grad.resolve()
         self.resume()
         for linear in self._linears:
             if isinstance(linear.__dict__.get("forward"), FactorForward):
                 del linear.forward
-        super().hold_on_servers()
+        super().hold_on_servers(parameter_wire)
         self.stored, self._linears = StoredParameter(self.param), []
 
     def _before_accumulation(self, grads: tuple[torch.Tensor | None, ...]) -> None:

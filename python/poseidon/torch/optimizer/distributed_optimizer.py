@@ -17,7 +17,7 @@ from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.optimizer.clipping import make_clipping
-from poseidon.torch.optimizer.rules import algorithm_of, check_options, entries_of
+from poseidon.torch.optimizer.rules import algorithm_of, check_aggregator, check_options, entries_of
 from poseidon.torch.optimizer.server_update import ServerUpdate
 from poseidon.torch.optimizer.undo import UpdateUndo
 from poseidon.torch.optimizer.worker_update import WorkerUpdate
@@ -162,6 +162,7 @@ class DistributedOptimizer(Optimizer):
             algorithm_of(self._inner),
             entries_of(self._inner, self._model.module, self._model.synced_parameters),
         )
+        check_aggregator(aggregator, [entry for group in groups for entry in group])
         if not here.recovers:
             assert here.control is not None
             check_same(here.control, f"{aggregator}\n{_describe(self._inner, groups)}", "optimizer")
@@ -403,7 +404,8 @@ class DistributedOptimizer(Optimizer):
         """With updates on the servers, gives the servers' parameters to every rank. Collective; call it after `step()`.
 
         With consistency=ssp and async the ranks' parameters differ by the updates that each has not seen yet. So call
-        this when the ranks must agree, at the end of training or of an epoch. Otherwise it changes nothing.
+        this when the ranks must agree, at the end of training or of an epoch. With parameter_wire=bf16 it brings the
+        servers' float32 values, for a checkpoint. The next step rounds them again. Otherwise it changes nothing.
         """
         if self._server is not None:
             self._server.pull_parameters()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -107,11 +107,22 @@ def _check_updatable(entry: SyncedParameter) -> None:
         raise InvalidArgument(
             f"parameter {name} has dtype {param.dtype}; servers update real numbers only: use update='worker'"
         )
-    if param.dtype not in (torch.float32, torch.float64):
+    if param.dtype not in (torch.float32, torch.float64, torch.bfloat16):
         raise InvalidArgument(
-            f"parameter {name} has dtype {param.dtype}; servers update float32 and float64: keep the parameters in "
-            "float32 and compute under torch.autocast, or use the optimizer itself, without DistributedOptimizer"
+            f"parameter {name} has dtype {param.dtype}; servers update float32, float64 and bfloat16: keep the "
+            "parameters in float32 and compute under torch.autocast, or use the optimizer itself, without "
+            "DistributedOptimizer"
         )
+
+
+def check_aggregator(aggregator: str, entries: Iterable[SyncedParameter]) -> None:
+    """InvalidArgument for a parameter whose gradients have fewer bits than an aggregator other than the sum takes."""
+    for entry in entries:
+        if aggregator != "sum" and (entry.wire != "fp32" or entry.has_masters):
+            raise InvalidArgument(
+                f"the gradients of parameter {entry.name} travel in fewer bits than the servers keep, which the "
+                f"aggregator {aggregator} does not take: use wire fp32 and float32 parameters, or aggregator='sum'"
+            )
 
 
 def entries_of(

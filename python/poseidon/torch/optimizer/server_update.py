@@ -270,7 +270,7 @@ class ServerUpdate:
         if self._updated:
             raise PoseidonError("pull_parameters() came between backward and step(): call it after step()")
         self._control.barrier()  # nobody pushes any more
-        self._pull_parameters()
+        self._pull_parameters(rounded=False)
         self._control.barrier()  # nor again before all have pulled
         self._take_over()
 
@@ -310,9 +310,13 @@ class ServerUpdate:
         # SGD's first momentum is the gradient itself; to later ones it is added.
         return int(state.get("momentum_buffer") is not None)
 
-    def _pull_parameters(self) -> None:
+    def _pull_parameters(self, rounded: bool = True) -> None:
+        """`rounded`: to what steps bring, so that training goes on with the bits of a job that was not interrupted."""
         hosts = self._new_hosts()
         self._pull(list(hosts), list(hosts.values()), 0)
+        for entry, host in hosts.items():
+            if rounded and entry.parameter_wire == "bf16":
+                host.copy_(host.bfloat16())
         self._receive(hosts)
 
     def _new_hosts(self) -> dict[SyncedParameter, torch.Tensor]:
@@ -343,9 +347,14 @@ class ServerUpdate:
         here = everywhere = 0
         for group, param_group in zip(self._groups, self.param_groups, strict=True):
             count = self._rule(param_group).state_count
-            here += count * sum(entry.shard_bytes for entry in group)
-            everywhere += count * sum(entry.param.nbytes for entry in group)
+            here += count * sum(_kept_bytes(entry, entry.shard_bytes) for entry in group)
+            everywhere += count * sum(_kept_bytes(entry, entry.param.nbytes) for entry in group)
         return here, everywhere
+
+
+def _kept_bytes(entry: SyncedParameter, size_bytes: int) -> int:
+    """Of an array that a server keeps for so many bytes of the parameter."""
+    return 2 * size_bytes if entry.has_masters else size_bytes
 
 
 def _stored(entry: SyncedParameter) -> StoredParameter:

@@ -11,6 +11,7 @@
 #include "cpp/kernel/rules.h"
 #include "cpp/server/chunk/contributions.h"
 #include "cpp/server/chunk/reference_update.h"
+#include "kernel/kernel.h"
 #include "server/core/shard.h"
 #include "wire/messages/contribution.h"
 #include "wire/messages/rule.h"
@@ -221,6 +222,107 @@ TEST_F(StoredShard, TheMeanGradientIsThereUntilTheNextUpdate) {
   push_all(3, bytes_of(Floats{1, 1}));
   pull(0, kGradientArray);
   ASSERT_EQ(workers_[0].refusals.size(), 1u);
+}
+
+wire::Contribution rounded_push(std::uint32_t rank, DType dtype, const Bytes& gradient) {
+  wire::Contribution push = stored_push_of(rank, 2);
+  push.dtype = dtype;
+  push.divisor = 2;
+  push.payload_bytes = gradient.size();
+  push.float32_value = true;
+  return push;
+}
+
+Bytes encoded(DType dtype, const Floats& values) {
+  Bytes bytes(array_bytes(dtype, values.size()));
+  kernel::encode(dtype, values.data(), bytes.data(), values.size());
+  return bytes;
+}
+
+TEST_F(StoredShard, SumsRoundedGradientsInFloat32AndUpdatesWithoutRoundingTheSum) {
+  constexpr std::size_t kCount = 300;  // the second block of 8-bit values is not full
+  for (const DType dtype : {DType::bfloat16, DType::float16, DType::int8_blocks}) {
+    Shard shard(kWorkers, {}, {});
+    std::vector<RecordingRequester> workers(kWorkers);
+    ASSERT_TRUE(shard.assign(wire::Assign{}.make({}), bytes_of(Floats(kCount, 0.0F))).ok());
+    UpdateRule rule = make_update_rule("sgd", {{"lr", 1}}).value();
+    rule.keeps_gradient = true;
+    const auto message = wire::Rule{rule}.make(header_of(wire::Kind::rule, 0, kWorkers));
+    ASSERT_TRUE(shard.set_rule(message.header, message.payload()).ok());
+    Floats expected(kCount);
+    std::vector<Bytes> gradients;
+    for (std::uint32_t rank = 0; rank < kWorkers; ++rank) {
+      Floats values(kCount);
+      for (std::size_t i = 0; i < kCount; ++i) values[i] = rank == 0 ? 1.0F : 0.001F * static_cast<float>(i);
+      gradients.push_back(encoded(dtype, values));
+      Floats sent(kCount + 256);
+      kernel::decode(dtype, gradients.back().data(), sent.data(), kCount);
+      for (std::size_t i = 0; i < kCount; ++i) expected[i] += sent[i] / 2;  // exact: a power of two
+    }
+    for (std::uint32_t rank = 0; rank < kWorkers; ++rank) {
+      const auto push = rounded_push(rank, dtype, gradients[rank]);
+      ASSERT_TRUE(shard.add(push, workers[rank], gradients[rank], [] {}).ok());
+    }
+    ASSERT_TRUE(shard.pull(wire::Pull{kGradientArray}.make(header_of(wire::Kind::pull, 0, kWorkers)), workers[0]).ok());
+    EXPECT_EQ(wire::StepResult::read(workers[1].sent[0].header).dtype, DType::float32);
+    EXPECT_EQ(values_of(workers[0].sent[1].payload), expected) << dtype_name(dtype);
+    for (float& value : expected) value = -value;
+    EXPECT_EQ(values_of(workers[1].sent[0].payload), expected) << dtype_name(dtype);
+  }
+}
+
+TEST_F(StoredShard, AnUpdateByOneRankAloneIsNotRoundedEither) {
+  ASSERT_TRUE(assign(bytes_of(Floats{0, 0})).ok());
+  set_rule(make_update_rule("sgd", {{"lr", 1}}).value());
+  const Bytes gradient = encoded(DType::bfloat16, {1, 3});
+  auto push = rounded_push(0, DType::bfloat16, gradient);
+  push.divisor = 3;
+  ASSERT_TRUE(shard_.add(push, workers_[0], gradient, [] {}).ok());
+  push.rank = 1;
+  push.payload_bytes = 0;
+  ASSERT_TRUE(shard_.add(testing::absent_of(push), workers_[1], {}, nullptr).ok());
+  EXPECT_EQ(values_of(last(1).payload), (Floats{-1.0F / 3, -1}));
+}
+
+TEST_F(StoredShard, RoundsItsValueOnceForAllWhoGetItInBfloat16) {
+  for (auto& worker : workers_) worker.keep = true;
+  ASSERT_TRUE(shard_.assign(wire::Assign{DType::bfloat16, 0, 0, true}.make({}), encoded(DType::bfloat16, {1, 2})).ok());
+  pull(0);
+  EXPECT_EQ(values_of(last(0).payload), (Floats{1, 2})) << "widened";
+  set_rule(make_update_rule("sgd", {{"lr", 1}}).value());
+  const Floats small{-0.0625F / 1024, -0.0625F / 1024};
+  for (std::uint32_t rank = 0; rank < kWorkers; ++rank) {
+    lent_.push_back(encoded(DType::bfloat16, small));
+    auto push = rounded_push(rank, DType::bfloat16, lent_.back());
+    push.as_bfloat16 = true;
+    ASSERT_TRUE(shard_.add(push, workers_[rank], lent_.back(), [] {}).ok());
+  }
+  EXPECT_EQ(wire::StepResult::read(last(0).header).dtype, DType::bfloat16);
+  EXPECT_EQ(last(0).payload, encoded(DType::bfloat16, {1, 2})) << "too small to see";
+  EXPECT_EQ(last(0).kept, last(1).kept) << "converted once";
+  ASSERT_TRUE(shard_.pull(wire::Pull{0, true}.make(header_of(wire::Kind::pull, 0, kWorkers)), workers_[0]).ok());
+  EXPECT_EQ(last(0).kept, last(1).kept);
+  pull(1);
+  EXPECT_EQ(values_of(last(1).payload), (Floats{1 + 0.0625F / 1024, 2 + 0.0625F / 1024})) << "but kept";
+}
+
+TEST_F(StoredShard, RefusesTypesThatAreImpossible) {
+  const Bytes bytes(8);
+  const auto refused = [&](wire::Contribution push) {
+    push.payload_bytes = bytes.size();
+    return shard_.add(push, workers_[0], bytes, [] {}).code() == ErrorCode::refused;
+  };
+  EXPECT_TRUE(refused(rounded_push(0, DType::float64, bytes))) << "not narrower than float32";
+  auto push = rounded_push(0, DType::bfloat16, bytes);
+  push.stored = false;
+  EXPECT_TRUE(refused(push)) << "nothing is kept";
+  push = stored_push_of(0, kWorkers);
+  push.dtype = DType::bfloat16;
+  push.as_bfloat16 = true;
+  EXPECT_TRUE(refused(push)) << "the value is no float32";
+  push.as_bfloat16 = false;
+  EXPECT_FALSE(refused(push));
+  EXPECT_EQ(shard_.assign(wire::Assign{DType::int32, 0, 0, true}.make({}), bytes).code(), ErrorCode::refused);
 }
 
 TEST_F(StoredShard, RefusesAssignmentsThatAreNoArrays) {
