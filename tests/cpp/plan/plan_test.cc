@@ -272,6 +272,32 @@ TEST(Plan, WithoutLateWorkersTakesOnlySchemesThatCanEndAStepWithoutThem) {
   EXPECT_EQ(plan.value().layers[0].scheme, Scheme::ps);
 }
 
+TEST(Plan, SaysInWhichTypesAStoredLayerTravelsAndIsKept) {
+  Layer layer = vector_layer("w", 1000);
+  layer.stored = true;
+  layer.wire = WireFormat::int8;
+  layer.parameter_wire = WireFormat::bf16;
+  const auto types_of = [](const Layer& one, int worker_count) {
+    const Unit unit = plan_of({one}, colocated(worker_count)).units[0];
+    return std::vector{unit.dtype, unit.wire_dtype, unit.result_dtype, unit.value_dtype};
+  };
+  using enum DType;
+  EXPECT_EQ(types_of(layer, 2), (std::vector{float32, int8_blocks, bfloat16, float32}));
+  EXPECT_EQ(types_of(layer, 1), (std::vector{float32, float32, float32, float32})) << "nothing is sent";
+  Layer half = vector_layer("h", 1000);
+  half.dtype = bfloat16;
+  half.stored = half.float32_value = true;
+  EXPECT_EQ(types_of(half, 2), (std::vector{bfloat16, bfloat16, bfloat16, float32}));
+  const auto refused = [](const Layer& one) { return !make_plan({one}, colocated(2), {}, 0).ok(); };
+  half.dtype = float32;
+  EXPECT_TRUE(refused(half)) << "it has no more digits on the servers";
+  layer.stored = false;
+  EXPECT_TRUE(refused(layer)) << "nothing comes back but its gradient";
+  layer.stored = true;
+  layer.parameter_wire = WireFormat::int8;
+  EXPECT_TRUE(refused(layer)) << "too coarse for parameters";
+}
+
 TEST(PlanLines, DifferWhereThePlansDo) {
   const std::vector<Layer> layers{matrix_layer("fc", 400, 400), vector_layer("bias", 10), vector_layer("scale", 10)};
   const std::vector<std::string> lines = plan_lines(plan_of(layers, colocated(4)));
