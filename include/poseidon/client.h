@@ -39,6 +39,13 @@ struct GatheredPart {
   const std::byte* dense = nullptr;
 };
 
+/// Rows of a layer, or of its gradient, in ascending order. If it is `dense`, it has all rows, and no indexes.
+struct LayerRows {
+  bool dense = false;
+  std::span<const std::uint32_t> indexes{};
+  std::span<const std::byte> values{};  // row after row
+};
+
 /// Says that a dense gradient is not known to be a sum of few outer products.
 inline constexpr std::uint64_t kNotFactorable = ~std::uint64_t{0};
 
@@ -187,6 +194,19 @@ class Client {
   /// neither `accumulate` nor an empty `destination` nor another dtype than the layer's is allowed.
   virtual Status start_factors(std::uint32_t layer, DType dtype, std::vector<FactorRows> segments,
                                std::span<std::byte> destination, std::uint32_t divisor, bool accumulate) = 0;
+
+  /// The same as `start`, with some rows of the gradient instead of all. The indexes are below the layer's `rows`, in
+  /// ascending order, each once. Rows that a worker does not give are zeros. If `destination` is empty, `result_rows`
+  /// returns the result. Otherwise it is written there, with zeros for the rows that nobody gave. A worker may also call
+  /// `start`, or `start_absent` with an empty `destination`.
+  /// Only when `next_scheme(layer)` takes rows (SchemeTraits).
+  virtual Status start_rows(std::uint32_t layer, const LayerRows& rows, std::span<std::byte> destination,
+                            std::uint32_t divisor) = 0;
+
+  /// The result of the layer's last exchange, if it was started with an empty `destination`: the rows that some worker
+  /// gave, or all rows if some worker gave a dense gradient. Valid until the layer's next start. It is empty if nobody
+  /// contributed.
+  virtual LayerRows result_rows(std::uint32_t layer) const = 0;
 
   /// The scheme of the layer's next exchange. It is the same on every rank, because the factor counts in the messages
   /// of the previous exchange decide it. Call this between the completion of that exchange and the next start.

@@ -40,8 +40,8 @@ struct Layer {
   std::string name;
   DType dtype = DType::float32;
   std::size_t element_count = 0;
-  // M and N of the weight, if the layer's gradient is a sum of `factor_count` outer products. Otherwise both are 0
-  // (convolutions, biases, norms).
+  // M and N of the weight, if the layer's gradient is a sum of `factor_count` outer products, or if it has
+  // `row_gradient`. Otherwise both are 0 (convolutions, biases, norms).
   std::size_t rows = 0;
   std::size_t cols = 0;
   Scheme scheme = Scheme::automatic;
@@ -50,16 +50,18 @@ struct Layer {
   WireFormat wire = WireFormat::fp32;            // how the gradients of a float32 layer travel
   WireFormat parameter_wire = WireFormat::fp32;  // stored float32: how the value comes back from a step; fp32 or bf16
   bool float32_value = false;  // stored bfloat16: servers keep the value and the states of its rule in float32
+  bool row_gradient = false;   // the gradient has few of the layer's rows, as an embedding's has
 
   /// Whether the gradient is a sum of outer products, and its size in bytes.
-  bool factorable() const { return rows > 0 && cols > 0; }
+  bool factorable() const { return rows > 0 && cols > 0 && !row_gradient; }
   std::size_t size_bytes() const { return element_count * dtype_bytes(dtype); }
 };
 
 /// The type in which values of `dtype` travel. Only float32 is converted.
 DType wire_dtype(WireFormat format, DType dtype);
 
-/// Algorithm 1, generalized to the cluster's placement. One worker takes local. Otherwise a layer takes its own scheme,
+/// Algorithm 1, generalized to the cluster's placement. A layer with row gradients takes rows, unless it names another
+/// scheme. One worker takes local. Otherwise a layer takes its own scheme,
 /// if it names one; ps, if it is not factorable; or the cheapest scheme that `auto` may choose. Of several that cost
 /// the same it takes the one that is registered last: sfb before ps. `factor_count` is the mean K over the workers, or
 /// 0 if it is unknown, which gives ps.

@@ -41,6 +41,7 @@ struct SchemeTraits {
   bool takes_factors = false;      // gradients may come as factors; the layer must be factorable then
   bool workers_multiply = false;   // each worker gets all factors: they may be narrower than the layer, their product
                                    // may be added to the destination, or be left to the caller
+  bool takes_rows = false;         // only for layers with row gradients, which come as rows of the layer
   bool needs_whole_layer = false;  // a layer lies in one piece on one server core
   bool converts = false;           // numbers may travel in another format than they have (Layer::wire)
   bool only_one_worker = false;    // for a cluster of one worker, where it is chosen without being asked for

@@ -126,6 +126,36 @@ class PyClient {
     held_[layer] = hold(std::move(held));
   }
 
+  void start_rows(std::uint32_t layer, Array indexes, Array values, std::uint32_t divisor) {
+    check_dtype(layer, values);
+    const Layer& shape = layer_of(layer);
+    if (dtype_from(indexes.dtype()) != DType::int32 || indexes.ndim() != 1 || values.ndim() != 2 ||
+        values.shape(0) != indexes.shape(0) || values.shape(1) != shape.cols)
+      raise_if_failed({ErrorCode::invalid_argument, "rows of layer '" + shape.name +
+                                                        "' must be an array of K int32 indexes and one of K x " +
+                                                        std::to_string(shape.cols) + " values"});
+    const auto index_bytes = bytes_of(indexes);
+    // A negative index becomes one that no layer has.
+    const std::span given(reinterpret_cast<const std::uint32_t*>(index_bytes.data()), indexes.shape(0));
+    raise_if_failed(client_->start_rows(layer, {.indexes = given, .values = bytes_of(values)}, {}, divisor));
+    held_[layer] = hold({std::move(indexes), std::move(values)});
+  }
+
+  void start_absent_rows(std::uint32_t layer, std::uint32_t divisor, bool counts) {
+    raise_if_failed(client_->start_absent(layer, {}, divisor, counts));
+  }
+
+  nb::object result_rows(std::uint32_t layer) {
+    const LayerRows rows = [&] {
+      const nb::gil_scoped_release unlocked;
+      return client_->result_rows(layer);
+    }();
+    const auto indexes = std::as_bytes(rows.indexes);
+    const nb::object values = view(rows.values.data(), rows.values.size());
+    if (rows.dense) return nb::make_tuple(nb::none(), values);
+    return nb::make_tuple(view(indexes.data(), indexes.size()), values);
+  }
+
   std::pair<std::uint32_t, Plan> add_layers(const std::vector<Layer>& layers, bool transient) {
     auto added = call_blocking([&](const std::function<bool()>& keep_waiting) {
       return client_->add_layers(layers, transient, keep_waiting);
@@ -305,6 +335,13 @@ void bind_client(nb::module_& module) {
       .def("start_factors", &PyClient::start_factors, nb::arg("layer"), nb::arg("lefts").noconvert(),
            nb::arg("rights").noconvert(), nb::arg("destination").noconvert().none(), nb::arg("divisor"),
            nb::arg("accumulate") = false)
+      .def("start_rows", &PyClient::start_rows, nb::arg("layer"), nb::arg("indexes").noconvert(),
+           nb::arg("values").noconvert(), nb::arg("divisor"))
+      .def("start_absent_rows", &PyClient::start_absent_rows, nb::arg("layer"), nb::arg("divisor"),
+           nb::arg("counts") = true)
+      .def("result_rows", &PyClient::result_rows,
+           "The indexes (int32; None: all rows) and values of a layer's result, as bytes that are valid until its next "
+           "start.")
       .def("next_scheme",
            [](PyClient& self, std::uint32_t layer) { return std::string(scheme_name(self.get().next_scheme(layer))); })
       .def("set_factor_count",

@@ -51,7 +51,8 @@ void bind_layer(nb::module_& module) {
           "__init__",
           [](Layer* self, std::string name, const std::string& dtype, std::size_t element_count, std::size_t rows,
              std::size_t cols, const std::string& scheme, bool stored, bool whole, const std::string& wire,
-             const std::string& parameter_wire, bool float32_value) {
+             const std::string& parameter_wire, bool float32_value,
+             bool row_gradient) {
             new (self) Layer{std::move(name),
                              dtype_from(dtype),
                              element_count,
@@ -62,11 +63,13 @@ void bind_layer(nb::module_& module) {
                              whole,
                              wire_from(wire),
                              wire_from(parameter_wire),
-                             float32_value};
+                             float32_value,
+                             row_gradient};
           },
           nb::arg("name"), nb::arg("dtype"), nb::arg("element_count"), nb::arg("rows") = 0, nb::arg("cols") = 0,
           nb::arg("scheme") = "auto", nb::arg("stored") = false, nb::arg("whole") = false, nb::arg("wire") = "fp32",
-          nb::arg("parameter_wire") = "fp32", nb::arg("float32_value") = false)
+          nb::arg("parameter_wire") = "fp32", nb::arg("float32_value") = false,
+          nb::arg("row_gradient") = false)
       .def_ro("name", &Layer::name)
       .def_prop_ro("dtype", [](const Layer& layer) { return std::string(dtype_name(layer.dtype)); })
       .def_ro("element_count", &Layer::element_count)
@@ -76,6 +79,7 @@ void bind_layer(nb::module_& module) {
       .def_ro("stored", &Layer::stored)
       .def_ro("whole", &Layer::whole)
       .def_prop_ro("wire", [](const Layer& layer) { return std::string(name_of(layer.wire)); })
+      .def_ro("row_gradient", &Layer::row_gradient)
       .def_prop_ro("factorable", &Layer::factorable)
       .def_prop_ro("size_bytes", &Layer::size_bytes);
 }
@@ -98,6 +102,7 @@ void bind_schemes(nb::module_& module) {
       .def_prop_ro("title", [](const NamedScheme& scheme) { return std::string(scheme.traits.title); })
       .def_prop_ro("summary", [](const NamedScheme& scheme) { return std::string(scheme.traits.summary); })
       .def_prop_ro("takes_factors", [](const NamedScheme& scheme) { return scheme.traits.takes_factors; })
+      .def_prop_ro("takes_rows", [](const NamedScheme& scheme) { return scheme.traits.takes_rows; })
       .def_prop_ro("workers_multiply", [](const NamedScheme& scheme) { return scheme.traits.workers_multiply; })
       .def_prop_ro("only_one_worker", [](const NamedScheme& scheme) { return scheme.traits.only_one_worker; })
       .def_prop_ro("converts", [](const NamedScheme& scheme) { return scheme.traits.converts; })

@@ -133,6 +133,18 @@ Status ClientImpl::start_factors(std::uint32_t layer, DType dtype, std::vector<F
                                    .destination = destination});
 }
 
+Status ClientImpl::start_rows(std::uint32_t layer, const LayerRows& rows, std::span<std::byte> destination,
+                              std::uint32_t divisor) {
+  return steps_.submit(layer, Push{.gradient = rows, .divisor = divisor, .destination = destination});
+}
+
+LayerRows ClientImpl::result_rows(std::uint32_t layer) const {
+  LayerRows rows;
+  if (const UnitState* const unit = steps_.unit_of(layer); unit != nullptr)
+    loop_->call([unit, &rows] { rows = unit->syncer.exchange().progress.result_rows; });
+  return rows;
+}
+
 Status ClientImpl::push_pull(std::uint32_t layer, std::span<const std::byte> data, std::span<std::byte> destination,
                              std::uint32_t divisor) {
   return steps_.submit(layer, Push{.gradient = DenseGradient{data}, .divisor = divisor, .destination = destination});

@@ -62,6 +62,9 @@ class ClientImpl final : public Client, private Receiver {
                       bool counts) override;
   Status start_factors(std::uint32_t layer, DType dtype, std::vector<FactorRows> segments,
                        std::span<std::byte> destination, std::uint32_t divisor, bool accumulate) override;
+  Status start_rows(std::uint32_t layer, const LayerRows& rows, std::span<std::byte> destination,
+                    std::uint32_t divisor) override;
+  LayerRows result_rows(std::uint32_t layer) const override;
   Status push_pull(std::uint32_t layer, std::span<const std::byte> data, std::span<std::byte> destination,
                    std::uint32_t divisor) override;
   Status push(std::uint32_t layer, std::span<const std::byte> data, std::uint32_t divisor) override;

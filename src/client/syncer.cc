@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include "scheme/factor_broadcast.h"
+#include "scheme/peer_broadcast.h"
 
 namespace poseidon {
 
@@ -23,6 +23,7 @@ Syncer::Syncer(const Unit& unit, const Layer& first_layer, bool transient, const
   if (!unit.grouped()) {
     exchange_.about.rows = layer_.rows;
     exchange_.about.cols = layer_.cols;
+    exchange_.about.row_gradient = layer_.row_gradient;
   }
   exchange_.protocol = &protocol_of(Scheme::ps);
   exchange_.on_complete = [this] { finished(); };
@@ -68,6 +69,7 @@ void Syncer::note(FlightEvent::Kind kind) const {
 
 void Syncer::start(Operation operation) {
   recycle(exchange_.progress.inbox);
+  links_.pool->give_back(std::move(exchange_.progress.result_memory));
   // An assignment has no answer. The next operation must use the same flows to stay behind it.
   if (!std::holds_alternative<Assign>(exchange_.operation)) exchange_.priority = links_.priorities.of(unit().id);
   PeerInbox early = std::holds_alternative<Push>(operation) ? take_inbox() : PeerInbox();
@@ -91,7 +93,7 @@ Status Syncer::check_step(const wire::Header& header) const {
   const std::uint64_t current = exchange_.step;
   const bool expected = exchange_.progress.running && header.step == current;
   if (expected || header.step == current + 1) return {};
-  return {ErrorCode::mismatch, "factors of step " + std::to_string(header.step) + " came in step " +
+  return {ErrorCode::mismatch, std::string(wire::kind_name(header.kind)) + " of step " + std::to_string(header.step) + " came in step " +
                                    std::to_string(current) + " of '" + unit().name + "'"};
 }
 
@@ -103,18 +105,17 @@ Result<std::span<std::byte>> Syncer::accept(const wire::Header& header, bool len
   }
   if (Status status = check_step(header); !status.ok()) return status;
   if (header.step == exchange_.step) {
-    if (!traits.uses_peers) return unexpected("factors");
+    if (!traits.uses_peers) return unexpected(wire::kind_name(header.kind));
     return exchange_.protocol->accept(exchange_, header, lent, links_);
   }
   auto& inbox = early_.try_emplace(header.step).first->second;
-  return FactorBroadcast::make_room(inbox, exchange_, header, links_);
+  return peer_broadcast_of(exchange_.about).make_room(inbox, exchange_, header, links_);
 }
 
 Status Syncer::on_message(const wire::Header& header, std::span<const std::byte> payload) {
   const bool early = is_from_peer(header) && header.step != exchange_.step;
   if (!early) return exchange_.protocol->receive(exchange_, header, payload, links_);
-  FactorBroadcast::store(early_.at(header.step), exchange_, header, payload);
-  return {};
+  return peer_broadcast_of(exchange_.about).store(early_.at(header.step), exchange_, header, payload);
 }
 
 void Syncer::fail(const Status& status) {

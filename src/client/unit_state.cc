@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "wire/messages/rows.h"
+
 namespace poseidon {
 
 Status invalid_layer(const Layer& layer, const std::string& why) {
@@ -66,8 +68,9 @@ Status LayerState::check_memory(const Operation& operation) const {
   const std::size_t sent_bytes = data_of(operation).size();
   if (sends && sent_bytes != size_bytes) return has_bytes(sent_bytes);
   const std::size_t received_bytes = destination_of(operation).size();
-  const bool gathers_only = factored != nullptr && received_bytes == 0 && traits_of(unit->next_scheme).workers_multiply;
-  if (receives && !gathers_only && received_bytes != size_bytes) return has_bytes(received_bytes);
+  const SchemeTraits& traits = traits_of(unit->next_scheme);
+  const bool keeps_result = (factored != nullptr && traits.workers_multiply) || (push != nullptr && traits.takes_rows);
+  if (receives && !(keeps_result && received_bytes == 0) && received_bytes != size_bytes) return has_bytes(received_bytes);
   return {};
 }
 
@@ -77,8 +80,18 @@ Status LayerState::check_push(const Push& push) const {
                                      std::to_string(push.divisor));
   if (unit->group && !unit->group->takes(push.divisor))
     return invalid_layer(*layer, "is in a group with layers whose divisor is not " + std::to_string(push.divisor));
-  const auto* factored = std::get_if<FactoredGradient>(&push.gradient);
-  return factored == nullptr ? Status() : check_factors(*factored);
+  if (const auto* factored = std::get_if<FactoredGradient>(&push.gradient)) return check_factors(*factored);
+  if (const auto* rows = std::get_if<LayerRows>(&push.gradient)) return check_rows(*rows);
+  return {};
+}
+
+Status LayerState::check_rows(const LayerRows& rows) const {
+  if (!traits_of(unit->next_scheme).takes_rows)
+    return invalid_layer(*layer, "takes scheme " + std::string(scheme_name(unit->next_scheme)) + ", not rows");
+  if (rows.dense || rows.values.size() != rows.indexes.size() * layer->cols * dtype_bytes(layer->dtype))
+    return invalid_layer(*layer, "has rows of " + std::to_string(layer->cols) + " elements, one for each index");
+  const Status status = wire::check_indexes(rows.indexes, layer->rows);
+  return status.ok() ? status : invalid_layer(*layer, "cannot take these rows: " + status.message());
 }
 
 Status LayerState::check_factors(const FactoredGradient& factored) const {

@@ -58,6 +58,7 @@ struct LayerState {
   Status check_memory(const Operation& operation) const;
   Status check_push(const Push& push) const;
   Status check_factors(const FactoredGradient& factored) const;
+  Status check_rows(const LayerRows& rows) const;
 };
 
 }  // namespace poseidon

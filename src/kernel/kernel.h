@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 #include "poseidon/dtype.h"
@@ -73,5 +74,22 @@ struct FactorTerm {
 /// `dtype` (source: Poseidon §3.2). Rows are independent, so disjoint row ranges may run on different threads.
 void factor_product(std::span<const FactorTerm> terms, std::byte* out, DType dtype, std::size_t rows, std::size_t cols,
                     std::size_t row_begin, std::size_t row_end, unsigned divisor, bool accumulate);
+
+/// Rows of a matrix, row after row: `count` rows of ascending `indexes`. Without indexes they are the rows from 0 on.
+struct RowTerm {
+  const std::uint32_t* indexes = nullptr;
+  const std::byte* values = nullptr;
+  std::size_t count = 0;
+};
+
+/// Adds the rows of equal index, term after term, and divides each sum by `divisor`. The bits are those of `sum` over
+/// the terms that have the row. A row has `cols` elements of `dtype`. Float16 and bfloat16 are added in float32 and
+/// rounded once to `out_dtype`, which is `dtype` or float32. Other types are not converted.
+///
+/// The rows that some term has are written to `values` one after the other, in ascending order, and their indexes to
+/// `indexes`. If `indexes` is null, row i is written at the place of row i of the matrix, and other rows are not
+/// touched. Returns the number of rows. The values of the terms need not be aligned to more than an element.
+std::size_t sum_rows(std::span<const RowTerm> terms, DType dtype, DType out_dtype, std::size_t cols, unsigned divisor,
+                     std::uint32_t* indexes, std::byte* values);
 
 }  // namespace poseidon::kernel

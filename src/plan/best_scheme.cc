@@ -20,7 +20,7 @@ Scheme cheapest_scheme(const Layer& layer, double factor_count, const Cluster& c
   Scheme best = Scheme::ps;
   double least = traits_of(best).cost(layer.rows, layer.cols, factor_count, cluster).busiest(cluster);
   for (const Scheme scheme : all_schemes()) {
-    if (!traits_of(scheme).automatic) continue;
+    if (!traits_of(scheme).automatic || traits_of(scheme).takes_rows) continue;
     const double cost = traits_of(scheme).cost(layer.rows, layer.cols, factor_count, cluster).busiest(cluster);
     if (cost > least) continue;
     least = cost;
@@ -53,7 +53,11 @@ double SchemeCost::busiest(const Cluster& cluster) const {
 }
 
 Scheme best_scheme(const Layer& layer, double factor_count, const Cluster& cluster) {
+  const bool names_rows = layer.scheme != Scheme::automatic && traits_of(layer.scheme).takes_rows;
+  const bool has_rows = layer.row_gradient && dtype_is_floating(layer.dtype);
+  if (has_rows && (names_rows || layer.scheme == Scheme::automatic)) return Scheme::rows;
   if (cluster.worker_count == 1) return Scheme::local;
+  if (names_rows) return Scheme::ps;
   if (!layer.factorable() || !dtype_is_floating(layer.dtype)) {
     const bool takes_any = layer.scheme != Scheme::automatic && !traits_of(layer.scheme).takes_factors;
     return takes_any ? layer.scheme : Scheme::ps;

@@ -60,6 +60,9 @@ Status check_layer(const Layer& layer, const Cluster& cluster) {
     return invalid(who + " has " + std::to_string(layer.element_count) + " elements, which is not " +
                    std::to_string(layer.rows) + " rows x " + std::to_string(layer.cols) + " columns");
   }
+  if (layer.row_gradient && (!has_shape || layer.rows > std::numeric_limits<std::uint32_t>::max())) {
+    return invalid(who + " has row gradients, so it needs a shape, with less than 2^32 rows");
+  }
   if (scheme_name(layer.scheme) == "unknown") return invalid(who + " has an unknown scheme");
   const bool named = layer.scheme != Scheme::automatic;
   if (layer.wire != WireFormat::fp32 && layer.dtype == DType::float64) {
@@ -202,7 +205,8 @@ std::string layer_text(const Plan& plan, std::uint32_t index) {
   text += layer.factorable() ? std::to_string(layer.rows) + "x" + std::to_string(layer.cols)
                              : std::to_string(layer.element_count);
   return text + "] " + std::string(scheme_name(layer.scheme)) + (layer.stored ? " stored" : "") +
-         (layer.whole ? " whole" : "");
+         (layer.whole ? " whole" : "") +
+         (layer.row_gradient ? " rows" : "");
 }
 
 }  // namespace

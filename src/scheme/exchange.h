@@ -24,7 +24,8 @@ struct Part {
   bool present = false;
   std::uint32_t factor_count = 0;
   std::vector<kernel::FactorTerm> terms;  // the factors or the dense gradients, in order
-  Buffer buffer;                          // the memory of `terms`; empty for this worker's own part
+  kernel::RowTerm rows;                   // of the scheme rows, instead of `terms`
+  Buffer buffer;                          // the memory of `terms` and `rows`; empty if this worker's own part has none
 };
 
 /// What the workers have sent each other for one step of a unit. A peer may be one step ahead, so a syncer keeps two.
@@ -37,8 +38,9 @@ struct PeerInbox {
 /// What is exchanged. It is the same in every step.
 struct ExchangeUnit {
   const Unit* unit = nullptr;
-  std::size_t rows = 0;  // of a layer whose gradient may be factors; 0 for others
+  std::size_t rows = 0;  // of a layer whose gradient may be factors or rows; 0 for others
   std::size_t cols = 0;
+  bool row_gradient = false;
   bool transient = false;  // servers forget it after each step
   bool stored = false;     // servers keep its value
 };
@@ -65,6 +67,8 @@ struct Progress {
 
   // What is awaited of peers:
   PeerInbox inbox;
+  LayerRows result_rows;  // the result of the scheme rows, if the caller has no memory for it
+  Buffer result_memory;   // the memory of `result_rows`
 
   Status status;  // why the exchange ends without a result
 };

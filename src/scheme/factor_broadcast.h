@@ -1,29 +1,20 @@
-// sfb: every worker sends its factors to every other worker, and every worker multiplies all of them itself. It does so
-// in rank order, so that all replicas compute the same bits (Poseidon §3.2).
+// sfb: every worker sends its factors to every other worker, and every worker multiplies all of them itself (Poseidon
+// §3.2).
 #pragma once
 
-#include "scheme/scheme.h"
+#include "scheme/peer_broadcast.h"
 
 namespace poseidon {
 
-/// A worker whose gradient has no factors in some step sends the dense gradient instead, or says that it has nothing.
-/// So the sum stays exact, and no worker asks the others first.
-class FactorBroadcast final : public SchemeProtocol {
+class FactorBroadcast final : public PeerBroadcast {
  public:
   FactorBroadcast();
-  void start(Exchange& exchange, const Links& links) const override;
-  Result<std::span<std::byte>> accept(Exchange& exchange, const wire::Header& header, bool lent,
-                                      const Links& links) const override;
-  Status receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
-                 const Links& links) const override;
-  std::string waiting_for(const Exchange& exchange) const override;
 
-  /// accept() and receive() for an inbox, which may be of a step that has not started here yet. A lent payload is
-  /// copied, because factors stay until all workers' are here, and a loan of the transport's memory has to be short.
-  static Result<std::span<std::byte>> make_room(PeerInbox& inbox, const Exchange& exchange, const wire::Header& header,
-                                                const Links& links);
-  static void store(PeerInbox& inbox, const Exchange& exchange, const wire::Header& header,
-                    std::span<const std::byte> payload);
+ private:
+  Pieces make_part(Exchange& exchange, const Links& links, Part& own, wire::Contribution& body) const override;
+  std::optional<std::uint64_t> part_bytes(const Exchange& exchange, const wire::Contribution& body) const override;
+  Status read_part(const Exchange& exchange, const wire::Contribution& body, Part& part) const override;
+  void finish(Exchange& exchange, const Links& links) const override;
 };
 
 }  // namespace poseidon

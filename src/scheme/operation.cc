@@ -11,6 +11,7 @@ namespace {
 std::uint64_t unbounded_factor_count(const Gradient& gradient) {
   if (std::holds_alternative<NoGradient>(gradient)) return 0;
   if (const auto* dense = std::get_if<DenseGradient>(&gradient)) return dense->factor_count;
+  if (const auto* rows = std::get_if<LayerRows>(&gradient)) return rows->indexes.size();
   const auto* factored = std::get_if<FactoredGradient>(&gradient);
   if (factored == nullptr) return kNotFactorable;
   std::uint64_t count = 0;

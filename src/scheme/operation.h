@@ -38,7 +38,7 @@ struct GroupedGradients {
   std::vector<std::span<std::byte>> members;
 };
 
-using Gradient = std::variant<NoGradient, DenseGradient, FactoredGradient, GroupedGradients>;
+using Gradient = std::variant<NoGradient, DenseGradient, FactoredGradient, LayerRows, GroupedGradients>;
 
 /// Contributes to a step. Client::start and Client::push_pull receive the step's result; Client::push does not.
 struct Push {
@@ -47,7 +47,7 @@ struct Push {
   /// This rank is catching up. It sends nothing, and the mean does not count it.
   bool excluded_from_mean = false;
   bool wants_result = true;
-  std::span<std::byte> destination{};  // where the result goes; empty for a group, and if factors are only gathered
+  std::span<std::byte> destination{};  // where the result goes; empty for a group, for gathered factors and for rows
   std::optional<UpdateRule> rule{};    // a rule for the servers, from this step on
 };
 

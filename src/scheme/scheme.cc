@@ -40,7 +40,7 @@ wire::Envelope envelope_of(const Exchange& exchange, const Links& links) {
 wire::Contribution contribution_of(const Exchange& exchange, const Links& links, wire::Kind kind) {
   wire::Contribution body(kind, envelope_of(exchange, links));
   const Push& push = *exchange.push();
-  body.dtype = kind == wire::Kind::factors ? exchange.unit().factor_dtype() : exchange.unit().wire_dtype;
+  body.dtype = kind == wire::Kind::push ? exchange.unit().wire_dtype : exchange.unit().factor_dtype();
   body.absent = std::holds_alternative<NoGradient>(push.gradient);
   body.transient = exchange.about.transient;
   body.stored = exchange.about.stored;
@@ -53,7 +53,7 @@ wire::Contribution contribution_of(const Exchange& exchange, const Links& links,
   body.worker_count = links.worker_count;
   body.divisor = push.divisor;
   body.factor_count = factor_count_of(push.gradient);
-  if (kind == wire::Kind::factors) {
+  if (kind != wire::Kind::push) {
     body.rows = static_cast<std::uint32_t>(exchange.about.rows);
     body.cols = static_cast<std::uint32_t>(exchange.about.cols);
   }

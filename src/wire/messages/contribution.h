@@ -1,4 +1,4 @@
-// The messages of a step: what a worker contributes (push, factors), and the step's answer (result).
+// The messages of a step: what a worker contributes (push, factors, rows), and the step's answer (result).
 #pragma once
 
 #include <cstddef>
@@ -13,19 +13,19 @@ namespace poseidon::wire {
 /// The factor count of a contribution that has no factors. Sums of factor counts saturate at it.
 inline constexpr std::uint32_t kUnboundedFactors = 0xffffffffu;
 
-/// A push or a factors message. It includes the envelope, because the server keeps it for the whole step. The envelope
+/// A push, a factors or a rows message. It includes the envelope, because the server keeps it for the whole step. The envelope
 /// has the rank of the sender, and the unit, chunk and step.
 ///
 /// Payload of a push: the chunk's gradient. Payload of a factors message: `factor_count` rows of `rows` output
-/// gradients, then as many rows of `cols` inputs; with `dense`, the rows × cols gradient. There is no payload if
-/// `absent`.
+/// gradients, then as many rows of `cols` inputs. Payload of a rows message: see RowList. With `dense`, the payload of both
+/// is the rows × cols gradient. There is no payload if `absent`.
 struct Contribution : Envelope {
   constexpr Contribution() { kind = Kind::push; }
   Contribution(Kind its_kind, const Envelope& about) : Envelope(about) { kind = its_kind; }
 
   DType dtype = DType::float32;
   bool absent = false;              // the sender has nothing to contribute in this step
-  bool dense = false;               // factors: the payload is the dense gradient
+  bool dense = false;               // factors, rows: the payload is the dense gradient
   bool transient = false;           // the server forgets the chunk when all workers have its result
   bool stored = false;              // the server keeps the chunk's value, which this push updates or replaces
   bool wants_result = true;         // false: the sender wants an answer without payload
@@ -34,9 +34,9 @@ struct Contribution : Envelope {
   bool as_bfloat16 = false;         // stored, a value in float32: it comes back in bfloat16
   std::uint32_t worker_count = 0;   // P₁ as the sender knows it
   std::uint32_t divisor = 1;        // the sum over the workers is divided by it
-  std::uint32_t factor_count = 0;   // K of the sender; kUnboundedFactors if the gradient has no factors
-  std::uint32_t rows = 0;           // factors: M of the gradient; push: 0
-  std::uint32_t cols = 0;           // factors: N of the gradient; push: 0
+  std::uint32_t factor_count = 0;   // K of the sender; kUnboundedFactors if it has a dense gradient
+  std::uint32_t rows = 0;           // factors, rows: M of the gradient; push: 0
+  std::uint32_t cols = 0;           // factors, rows: N of the gradient; push: 0
 
   bool has_factors() const { return kind == Kind::factors && !absent && !dense; }
   /// The types of the sum or value that the server keeps, and of what it sends back.
@@ -49,7 +49,7 @@ struct Contribution : Envelope {
   std::optional<std::uint64_t> factor_bytes() const;
   std::optional<std::uint64_t> matrix_bytes() const;
 
-  /// `header` must be of kind push or factors.
+  /// `header` must be of kind push, factors or rows.
   static Contribution read(const Header& header);
   Header make() const;
 

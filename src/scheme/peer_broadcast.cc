@@ -1,0 +1,151 @@
+#include "scheme/peer_broadcast.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace poseidon {
+
+namespace {
+
+/// Bytes of the dense gradient as it travels between workers.
+std::size_t dense_bytes(const Unit& unit) {
+  return array_bytes(unit.factor_dtype(), unit.size_bytes / dtype_bytes(unit.dtype));
+}
+
+/// The result is written to the memory of the gradient, perhaps while slow peers still receive it. So the dense part,
+/// which is rare, is copied.
+Buffer dense_copy(const Unit& unit, std::span<const std::byte> gradient, const Links& links) {
+  Buffer copy = links.pool->take(dense_bytes(unit));
+  if (unit.converts())
+    kernel::encode(unit.factor_dtype(), reinterpret_cast<const float*>(gradient.data()), copy.data(),
+                   unit.size_bytes / sizeof(float));
+  else
+    std::memcpy(copy.data(), gradient.data(), gradient.size());
+  return copy;
+}
+
+}  // namespace
+
+void PeerBroadcast::start(Exchange& exchange, const Links& links) const {
+  PeerInbox& inbox = exchange.progress.inbox;
+  inbox.parts.resize(links.worker_count);
+  for (const Part& early : inbox.parts)
+    if (early.arrived) exchange.outcome.bytes_received += wire::kHeaderBytes + early.buffer.size();
+  Part& own = inbox.parts[links.rank];
+  own.arrived = true;
+  own.factor_count = factor_count_of(exchange.push()->gradient);
+  own.present = exchange.gradient<NoGradient>() == nullptr;
+  ++inbox.arrived_count;
+  wire::Contribution body = contribution_of(exchange, links, kind_);
+  Pieces payload;
+  if (const auto* dense = exchange.gradient<DenseGradient>()) {
+    body.dense = true;
+    own.buffer = dense_copy(exchange.unit(), dense->data, links);
+    payload.push_back(own.buffer.span());
+    exchange.progress.status = read_part(exchange, body, own);
+  } else if (own.present) {
+    payload = make_part(exchange, links, own, body);
+  }
+  const wire::Header header = body.make();
+  // Every worker starts after its own rank, which spreads the senders over the receivers' ports.
+  for (std::uint32_t i = 1; i < links.worker_count; ++i) {
+    Flow& flow = *links.peers[(links.rank + i) % links.worker_count][exchange.priority.priority_class];
+    send_counted(exchange, links, flow, {FlightEvent::Party::peer, true}, header, payload);
+  }
+  finish_if_complete(exchange, links);
+}
+
+Result<std::span<std::byte>> PeerBroadcast::make_room(PeerInbox& inbox, const Exchange& exchange,
+                                                      const wire::Header& header, const Links& links) const {
+  const std::string rank = std::to_string(header.rank);
+  const std::string what = wire::kind_name(kind_);
+  const auto refuse = [&](const std::string& why) {
+    return Status(ErrorCode::mismatch, "the " + what + " of rank " + rank + " " + why);
+  };
+  const auto body = wire::Contribution::read(header);
+  if (header.kind != kind_) return refuse(std::string("came as ") + wire::kind_name(header.kind));
+  if (body.rows != exchange.about.rows || body.cols != exchange.about.cols)
+    return refuse("belong to a layer of another shape");
+  inbox.parts.resize(links.worker_count);
+  Part& part = inbox.parts[header.rank];
+  // Until all of the part is here, the transport writes to its memory.
+  if (part.accepted || part.arrived) return refuse("came twice");
+  const Unit& unit = exchange.unit();
+  const bool fits = body.dense ? header.payload_bytes == dense_bytes(unit) && body.dtype == unit.factor_dtype()
+                               : header.payload_bytes == (body.absent ? 0 : part_bytes(exchange, body));
+  if (!fits) return refuse("have a size or dtype that does not match their header");
+  part.buffer = links.pool->try_take(header.payload_bytes);
+  if (!part.buffer)
+    return Status(ErrorCode::refused, "there is no memory left for the " + what + " of rank " + rank + ", " +
+                                          std::to_string(header.payload_bytes) +
+                                          " bytes; take smaller batches, or scheme=\"ps\" for this layer");
+  part.accepted = true;
+  ++inbox.accepted_count;
+  return part.buffer.span();
+}
+
+Status PeerBroadcast::store(PeerInbox& inbox, const Exchange& exchange, const wire::Header& header,
+                            std::span<const std::byte> payload) const {
+  const auto body = wire::Contribution::read(header);
+  Part& part = inbox.parts[header.rank];
+  part.arrived = true;
+  part.present = !body.absent;
+  part.factor_count = body.factor_count;
+  ++inbox.arrived_count;
+  if (payload.empty()) return {};
+  if (payload.data() != part.buffer.data()) std::memcpy(part.buffer.data(), payload.data(), payload.size());
+  return read_part(exchange, body, part);
+}
+
+Result<std::span<std::byte>> PeerBroadcast::accept(Exchange& exchange, const wire::Header& header, bool /*lent*/,
+                                                   const Links& links) const {
+  return make_room(exchange.progress.inbox, exchange, header, links);
+}
+
+Status PeerBroadcast::receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
+                              const Links& links) const {
+  if (Status status = store(exchange.progress.inbox, exchange, header, payload); !status.ok()) return status;
+  exchange.outcome.bytes_received += wire::kHeaderBytes + header.payload_bytes;
+  finish_if_complete(exchange, links);
+  return {};
+}
+
+void PeerBroadcast::finish_if_complete(Exchange& exchange, const Links& links) const {
+  const PeerInbox& inbox = exchange.progress.inbox;
+  if (inbox.arrived_count == links.worker_count) {
+    exchange.progress.received = true;
+    std::uint64_t factor_count = 0;
+    for (const Part& part : inbox.parts) {
+      factor_count += part.factor_count;
+      exchange.outcome.present = exchange.outcome.present || part.present;
+    }
+    exchange.outcome.factor_count = std::min<std::uint64_t>(factor_count, wire::kUnboundedFactors);
+    if (exchange.outcome.present) finish(exchange, links);
+  }
+  exchange.complete_if_done();
+}
+
+std::string PeerBroadcast::waiting_for(const Exchange& exchange) const {
+  std::string ranks;
+  for (std::size_t rank = 0; rank < exchange.progress.inbox.parts.size(); ++rank)
+    if (!exchange.progress.inbox.parts[rank].arrived) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+  const std::string what = wire::kind_name(kind_);
+  return ranks.empty() ? "sending or adding up " + what : "waiting for the " + what + " of rank " + ranks;
+}
+
+void compute(Exchange& exchange, const Links& links, std::size_t job_count, std::function<void(std::size_t)> job) {
+  exchange.progress.computing = true;
+  links.executor->run(job_count, std::move(job), [&exchange, &links] {
+    links.loop->post([&exchange] {
+      exchange.progress.computing = false;
+      exchange.complete_if_done();
+    });
+  });
+}
+
+const PeerBroadcast& peer_broadcast_of(const ExchangeUnit& about) {
+  return static_cast<const PeerBroadcast&>(protocol_of(about.row_gradient ? Scheme::rows : Scheme::sfb));
+}
+
+}  // namespace poseidon

@@ -1,0 +1,32 @@
+// The payload of a rows message: some rows of a gradient.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "poseidon/status.h"
+#include "wire/messages/contribution.h"
+
+namespace poseidon::wire {
+
+/// `factor_count` indexes in ascending order, zero bytes up to a multiple of 8 bytes, and as many rows of `cols` values.
+struct RowList {
+  std::span<const std::uint32_t> indexes;
+  std::span<const std::byte> values;
+
+  /// Returns the bytes of so many indexes with the zeros that follow.
+  static constexpr std::uint64_t index_bytes(std::uint64_t row_count) { return (row_count * 4 + 7) / 8 * 8; }
+  /// Returns the bytes of the payload that `about` announces. Empty if it has more rows than the layer, or more than
+  /// kMaxPayloadBytes.
+  static std::optional<std::uint64_t> payload_bytes(const Contribution& about);
+  /// `payload` has payload_bytes(about) bytes, and lies at a multiple of 4. ErrorCode::mismatch: an index is not below
+  /// the layer's rows, or not above the index before it.
+  static Result<RowList> read(const Contribution& about, std::span<const std::byte> payload);
+};
+
+/// ErrorCode::mismatch: an index is not below `row_count`, or not above the index before it.
+Status check_indexes(std::span<const std::uint32_t> indexes, std::uint64_t row_count);
+
+}  // namespace poseidon::wire
