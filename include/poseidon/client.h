@@ -197,9 +197,9 @@ class Client {
 
   /// The same as `start`, with some rows of the gradient instead of all. The indexes are below the layer's `rows`, in
   /// ascending order, each once. Rows that a worker does not give are zeros. If `destination` is empty, `result_rows`
-  /// returns the result. Otherwise it is written there, with zeros for the rows that nobody gave. A worker may also call
-  /// `start`, or `start_absent` with an empty `destination`.
-  /// Only when `next_scheme(layer)` takes rows (SchemeTraits).
+  /// returns the result. Otherwise it is written there, with zeros for the rows that nobody gave. A worker may also
+  /// call `start`, or `start_absent` with an empty `destination`. Only when `next_scheme(layer)` takes rows
+  /// (SchemeTraits).
   virtual Status start_rows(std::uint32_t layer, const LayerRows& rows, std::span<std::byte> destination,
                             std::uint32_t divisor) = 0;
 

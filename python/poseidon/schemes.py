@@ -16,8 +16,14 @@ SCHEMES = MappingProxyType({scheme.name: _plain(scheme) for scheme in _core.sche
 SCHEME_CHOICES = ("auto", *(name for name, scheme in SCHEMES.items() if not scheme.only_one_worker))
 
 
+_TAKE_ROWS = frozenset(name for name, scheme in SCHEMES.items() if scheme.takes_rows)
 _TAKE_FACTORS = frozenset(name for name, scheme in SCHEMES.items() if scheme.takes_factors)
 _WORKERS_MULTIPLY = frozenset(name for name, scheme in SCHEMES.items() if scheme.workers_multiply)
+
+
+def takes_rows(scheme: str) -> bool:
+    """Whether the scheme of that name takes a gradient as rows. False for "auto" and for an unknown scheme."""
+    return scheme in _TAKE_ROWS
 
 
 def takes_factors(scheme: str) -> bool:

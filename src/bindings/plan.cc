@@ -51,8 +51,7 @@ void bind_layer(nb::module_& module) {
           "__init__",
           [](Layer* self, std::string name, const std::string& dtype, std::size_t element_count, std::size_t rows,
              std::size_t cols, const std::string& scheme, bool stored, bool whole, const std::string& wire,
-             const std::string& parameter_wire, bool float32_value,
-             bool row_gradient) {
+             const std::string& parameter_wire, bool float32_value, bool row_gradient) {
             new (self) Layer{std::move(name),
                              dtype_from(dtype),
                              element_count,
@@ -68,8 +67,7 @@ void bind_layer(nb::module_& module) {
           },
           nb::arg("name"), nb::arg("dtype"), nb::arg("element_count"), nb::arg("rows") = 0, nb::arg("cols") = 0,
           nb::arg("scheme") = "auto", nb::arg("stored") = false, nb::arg("whole") = false, nb::arg("wire") = "fp32",
-          nb::arg("parameter_wire") = "fp32", nb::arg("float32_value") = false,
-          nb::arg("row_gradient") = false)
+          nb::arg("parameter_wire") = "fp32", nb::arg("float32_value") = false, nb::arg("row_gradient") = false)
       .def_ro("name", &Layer::name)
       .def_prop_ro("dtype", [](const Layer& layer) { return std::string(dtype_name(layer.dtype)); })
       .def_ro("element_count", &Layer::element_count)

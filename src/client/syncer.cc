@@ -93,8 +93,8 @@ Status Syncer::check_step(const wire::Header& header) const {
   const std::uint64_t current = exchange_.step;
   const bool expected = exchange_.progress.running && header.step == current;
   if (expected || header.step == current + 1) return {};
-  return {ErrorCode::mismatch, std::string(wire::kind_name(header.kind)) + " of step " + std::to_string(header.step) + " came in step " +
-                                   std::to_string(current) + " of '" + unit().name + "'"};
+  return {ErrorCode::mismatch, std::string(wire::kind_name(header.kind)) + " of step " + std::to_string(header.step) +
+                                   " came in step " + std::to_string(current) + " of '" + unit().name + "'"};
 }
 
 Result<std::span<std::byte>> Syncer::accept(const wire::Header& header, bool lent) {

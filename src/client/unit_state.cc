@@ -70,7 +70,8 @@ Status LayerState::check_memory(const Operation& operation) const {
   const std::size_t received_bytes = destination_of(operation).size();
   const SchemeTraits& traits = traits_of(unit->next_scheme);
   const bool keeps_result = (factored != nullptr && traits.workers_multiply) || (push != nullptr && traits.takes_rows);
-  if (receives && !(keeps_result && received_bytes == 0) && received_bytes != size_bytes) return has_bytes(received_bytes);
+  if (receives && !(keeps_result && received_bytes == 0) && received_bytes != size_bytes)
+    return has_bytes(received_bytes);
   return {};
 }
 

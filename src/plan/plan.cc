@@ -205,8 +205,7 @@ std::string layer_text(const Plan& plan, std::uint32_t index) {
   text += layer.factorable() ? std::to_string(layer.rows) + "x" + std::to_string(layer.cols)
                              : std::to_string(layer.element_count);
   return text + "] " + std::string(scheme_name(layer.scheme)) + (layer.stored ? " stored" : "") +
-         (layer.whole ? " whole" : "") +
-         (layer.row_gradient ? " rows" : "");
+         (layer.whole ? " whole" : "") + (layer.row_gradient ? " rows" : "");
 }
 
 }  // namespace

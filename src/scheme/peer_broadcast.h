@@ -1,5 +1,5 @@
-// PeerBroadcast: every worker sends its part to every other worker, and makes the result of all parts itself. It does so
-// in rank order, so that all replicas compute the same bits (Poseidon §3.2).
+// PeerBroadcast: every worker sends its part to every other worker, and makes the result of all parts itself. It does
+// so in rank order, so that all replicas compute the same bits (Poseidon §3.2).
 #pragma once
 
 #include "scheme/scheme.h"

@@ -1,11 +1,12 @@
 // rows: every worker sends the rows that its gradient has to every other worker, and every worker adds all of them up
 // itself. It is for embeddings, whose gradients have few rows of a large table.
+#include "wire/messages/rows.h"
+
 #include <algorithm>
 #include <cstring>
 
 #include "kernel/kernel.h"
 #include "scheme/peer_broadcast.h"
-#include "wire/messages/rows.h"
 
 namespace poseidon {
 

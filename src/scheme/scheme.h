@@ -78,8 +78,8 @@ const SchemeProtocol& protocol_of(Scheme scheme);
 
 /// Returns the envelope of every message of an exchange, without kind and chunk.
 wire::Envelope envelope_of(const Exchange& exchange, const Links& links);
-/// Returns what this worker pushes (`kind`: push), or sends as factors or rows, without the chunk. The exchange's operation must
-/// be a push.
+/// Returns what this worker pushes (`kind`: push), or sends as factors or rows, without the chunk. The exchange's
+/// operation must be a push.
 wire::Contribution contribution_of(const Exchange& exchange, const Links& links, wire::Kind kind);
 
 /// The receiver of a message.

@@ -27,6 +27,7 @@ KINDS = {
     "value": 11,
     "units": 12,
     "restore": 13,
+    "rows": 14,
 }
 FLOAT32 = 1
 # How a stream is cut into reads (tcp_receive_fuzz.cc): by the first byte of its input.
@@ -47,7 +48,7 @@ def header(kind: str, body_bytes: bytes, payload_bytes: int = 0, priority: int =
 def contribution(
     flags: int = 0, divisor: int = 4, factor_count: int = 0xFFFFFFFF, rows: int = 0, cols: int = 0
 ) -> bytes:
-    """The body of a push or a factors message of four workers."""
+    """The body of a push, a factors or a rows message of four workers."""
     return body(FLOAT32, flags, numbers=struct.pack("<IIIII", 4, divisor, factor_count, rows, cols))
 
 
@@ -127,6 +128,17 @@ def messages() -> dict[str, tuple[str, bytes, bytes]]:
         "units_cut": ("units", body(), units((1, FLOAT32, 400, 100, b"weight"))[:-3]),
         "restore": ("restore", body(FLOAT32, numbers=struct.pack("<Q", 2**64 - 1)), b""),
         "rule_aggregator": ("rule", body(), rule("sgd", "median", **sgd)),
+        "rows": ("rows", contribution(factor_count=2, rows=4, cols=5), struct.pack("<II", 1, 3) + data[:40]),
+        "rows_odd": ("rows", contribution(factor_count=1, rows=4, cols=3), struct.pack("<II", 2, 0) + data[:12]),
+        "rows_absent": ("rows", contribution(1, factor_count=0, rows=4, cols=3), b""),
+        "rows_dense": ("rows", contribution(2, rows=4, cols=3), data),
+        "rows_descending": ("rows", contribution(factor_count=2, rows=4, cols=5), struct.pack("<II", 3, 1) + data[:40]),
+        "rows_out_of_range": (
+            "rows",
+            contribution(factor_count=1, rows=4, cols=3),
+            struct.pack("<II", 4, 0) + data[:12],
+        ),
+        "rows_too_many": ("rows", contribution(factor_count=9, rows=4, cols=3), data),
         "rule_no_aggregator": ("rule", body(), rule("sgd", "", **sgd)),
     }
 

@@ -5,11 +5,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <span>
+#include <vector>
 
 #include "wire/messages/contribution.h"
 #include "wire/messages/ending.h"
 #include "wire/messages/hello.h"
+#include "wire/messages/rows.h"
 #include "wire/messages/rule.h"
 #include "wire/messages/stored.h"
 #include "wire/messages/units.h"
@@ -72,6 +75,23 @@ void fuzz_contribution(const wire::Header& header) {
   if ((factors && *factors > wire::kMaxPayloadBytes) || (matrix && *matrix > wire::kMaxPayloadBytes)) std::abort();
 }
 
+void fuzz_rows(const wire::Header& header, std::span<const std::byte> payload) {
+  fuzz_contribution(header);
+  const auto about = wire::Contribution::read(header);
+  if (about.absent || about.dense || wire::RowList::payload_bytes(about) != payload.size()) return;
+  std::vector<std::uint64_t> aligned(payload.size() / sizeof(std::uint64_t) + 1);
+  if (!payload.empty()) std::memcpy(aligned.data(), payload.data(), payload.size());
+  const auto rows = wire::RowList::read(about, std::as_bytes(std::span(aligned)).first(payload.size()));
+  if (!rows.ok()) {
+    if (rows.status().code() != ErrorCode::mismatch) std::abort();
+    return;
+  }
+  if (rows.value().values.size() != std::uint64_t{about.factor_count} * about.cols * dtype_bytes(about.dtype))
+    std::abort();
+  for (const std::uint32_t index : rows.value().indexes)
+    if (index >= about.rows) std::abort();
+}
+
 void fuzz_units(std::span<const std::byte> payload) {
   const auto units = wire::StoredUnits::read(payload);
   if (!units.ok() && units.status().code() != ErrorCode::mismatch) std::abort();
@@ -88,6 +108,8 @@ void fuzz_message(const wire::Header& header, std::span<const std::byte> payload
     case wire::Kind::push:
     case wire::Kind::factors:
       return fuzz_contribution(header);
+    case wire::Kind::rows:
+      return fuzz_rows(header, payload);
     case wire::Kind::result:
       return fuzz_body<wire::StepResult>(header);
     case wire::Kind::refuse:

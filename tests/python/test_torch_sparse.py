@@ -152,7 +152,7 @@ def test_gradients_of_every_dtype(dtype: torch.dtype, options: dict[str, int]) -
     assert all_equal(workers.run(3, gradients, dtype, "auto", **options))
 
 
-@pytest.mark.parametrize("scheme", ["sfb", {"words": "ps", "*": "auto"}])
+@pytest.mark.parametrize("scheme", ["sfb", "rows", {"words": "ps", "*": "auto"}])
 def test_schemes(scheme: Any) -> None:
     assert all_equal(workers.run(2, gradients, torch.float32, scheme))
 

@@ -34,12 +34,14 @@ class SyncedLayer:
         *,
         factorable: bool,
         fully_connected: bool,
+        row_gradient: bool = False,
     ) -> None:
         self.name = name
         self.shape = shape
         self.dtype = dtype  # the core's name for that of the elements that are exchanged
         self.element_count = element_count  # of what is exchanged
         self.factorable = factorable  # the gradient may travel as factors
+        self.row_gradient = row_gradient  # the gradient travels as the few rows that it has
         self.fully_connected = fully_connected  # only fully connected layers have it
         self.asked_scheme = scheme
         self.scheme = scheme  # as asked for, or ps where the plan settled on it
@@ -61,7 +63,7 @@ class SyncedLayer:
 
     def core_layer(self) -> _core.Layer:
         """This array as the core sees it."""
-        rows, cols = self.shape if self.factorable else (0, 0)
+        rows, cols = self.shape if self.factorable or self.row_gradient else (0, 0)
         return _core.Layer(
             self.name,
             self.dtype,
@@ -73,6 +75,7 @@ class SyncedLayer:
             wire=self.wire,
             parameter_wire=self.parameter_wire,
             float32_value=self.on_servers and self.has_masters,
+            row_gradient=self.row_gradient,
         )
 
     @property

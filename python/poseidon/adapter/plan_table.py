@@ -12,7 +12,7 @@ from poseidon.adapter.layer import SyncedLayer
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.priorities import Priorities
 from poseidon.options import Settings
-from poseidon.schemes import takes_factors
+from poseidon.schemes import takes_factors, takes_rows
 
 _ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _UNBOUNDED = 2**32 - 1  # the core's K of a gradient that is no sum of factors
@@ -108,14 +108,14 @@ def _row(
     cluster = _core.Cluster(size, servers or size, "dedicated" if servers else "colocated")
     scheme = client.next_scheme(entry.layer)
     factor_count = _mean_factor_count(entry, client, size)
-    rows, cols = entry.shape if entry.factorable else (entry.element_count, 1)
+    rows, cols = entry.shape if entry.factorable or entry.row_gradient else (entry.element_count, 1)
 
     def cost(of: str) -> float:
         return _core.scheme_cost(of, rows, cols, factor_count or 0, cluster).busiest(cluster)
 
     dense = cost("ps")
     known = scheme == "ps" or factor_count is not None
-    value_bytes = entry.bytes_per_factor if takes_factors(scheme) else entry.bytes_per_value
+    value_bytes = entry.bytes_per_factor if takes_factors(scheme) or takes_rows(scheme) else entry.bytes_per_value
     exchanged = (cost(scheme) if known else dense) * value_bytes
     # A port carries both directions at once.
     seconds = None if link_bits_per_s is None else exchanged * 8 / 2 / link_bits_per_s
@@ -135,7 +135,7 @@ def _row(
 
 
 def _mean_factor_count(entry: SyncedLayer, client: _core.Client, worker_count: int) -> int | None:
-    if not entry.factorable:
+    if not entry.factorable and not entry.row_gradient:
         return None
     total = client.layer_stats(entry.layer).factor_count
     return math.ceil(total / worker_count) if 0 < total < _UNBOUNDED else None
@@ -144,6 +144,8 @@ def _mean_factor_count(entry: SyncedLayer, client: _core.Client, worker_count: i
 def _reason(entry: SyncedLayer, settings: Settings, factor_count: int | None, ps: float, sfb: float) -> str:
     if entry.on_servers:
         return "updated by the servers"
+    if entry.row_gradient:
+        return "its gradient has few rows"
     if not entry.factorable:
         return "its gradient is no sum of factors"
     if ranks_drift(settings):

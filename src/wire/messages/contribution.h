@@ -13,12 +13,12 @@ namespace poseidon::wire {
 /// The factor count of a contribution that has no factors. Sums of factor counts saturate at it.
 inline constexpr std::uint32_t kUnboundedFactors = 0xffffffffu;
 
-/// A push, a factors or a rows message. It includes the envelope, because the server keeps it for the whole step. The envelope
-/// has the rank of the sender, and the unit, chunk and step.
+/// A push, a factors or a rows message. It includes the envelope, because the server keeps it for the whole step. The
+/// envelope has the rank of the sender, and the unit, chunk and step.
 ///
 /// Payload of a push: the chunk's gradient. Payload of a factors message: `factor_count` rows of `rows` output
-/// gradients, then as many rows of `cols` inputs. Payload of a rows message: see RowList. With `dense`, the payload of both
-/// is the rows × cols gradient. There is no payload if `absent`.
+/// gradients, then as many rows of `cols` inputs. Payload of a rows message: see RowList. With `dense`, the payload of
+/// both is the rows × cols gradient. There is no payload if `absent`.
 struct Contribution : Envelope {
   constexpr Contribution() { kind = Kind::push; }
   Contribution(Kind its_kind, const Envelope& about) : Envelope(about) { kind = its_kind; }

@@ -24,7 +24,8 @@ Result<RowList> RowList::read(const Contribution& about, std::span<const std::by
 Status check_indexes(std::span<const std::uint32_t> indexes, std::uint64_t row_count) {
   for (std::size_t i = 0; i < indexes.size(); ++i) {
     if (indexes[i] >= row_count)
-      return {ErrorCode::mismatch, "there is no row " + std::to_string(indexes[i]) + " of " + std::to_string(row_count)};
+      return {ErrorCode::mismatch,
+              "there is no row " + std::to_string(indexes[i]) + " of " + std::to_string(row_count)};
     if (i > 0 && indexes[i] <= indexes[i - 1])
       return {ErrorCode::mismatch, "row " + std::to_string(indexes[i]) + " comes after row " +
                                        std::to_string(indexes[i - 1]) + "; rows are in ascending order, each once"};

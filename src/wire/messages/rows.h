@@ -11,7 +11,8 @@
 
 namespace poseidon::wire {
 
-/// `factor_count` indexes in ascending order, zero bytes up to a multiple of 8 bytes, and as many rows of `cols` values.
+/// `factor_count` indexes in ascending order, zero bytes up to a multiple of 8 bytes, and as many rows of `cols`
+/// values.
 struct RowList {
   std::span<const std::uint32_t> indexes;
   std::span<const std::byte> values;

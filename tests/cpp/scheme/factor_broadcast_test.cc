@@ -1,10 +1,10 @@
-// FactorBroadcast: which factors of a peer it accepts, and how it stores them.
-#include "scheme/factor_broadcast.h"
-
+// sfb: which factors of a peer it accepts, and how it stores them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <string>
+
+#include "scheme/peer_broadcast.h"
 
 namespace poseidon {
 namespace {
@@ -37,7 +37,7 @@ class FactorBroadcastTest : public ::testing::Test {
   }
 
   void expect_refused(const wire::Contribution& wrong, const std::string& word) {
-    const auto room = FactorBroadcast::make_room(inbox_, exchange_, wrong.make(), links_);
+    const auto room = scheme_.make_room(inbox_, exchange_, wrong.make(), links_);
     EXPECT_EQ(room.status().code(), ErrorCode::mismatch);
     EXPECT_NE(room.status().message().find(word), std::string::npos) << room.status().message();
     EXPECT_NE(room.status().message().find("rank 1"), std::string::npos);
@@ -45,6 +45,7 @@ class FactorBroadcastTest : public ::testing::Test {
 
   Unit unit_;
   Exchange exchange_;
+  const PeerBroadcast& scheme_ = peer_broadcast_of(exchange_.about);
   PeerInbox inbox_;
   Links links_;
 };
@@ -52,7 +53,7 @@ class FactorBroadcastTest : public ::testing::Test {
 TEST_F(FactorBroadcastTest, MakesRoomForWhatFits) {
   const auto room_bytes = [this](const wire::Contribution& one) {
     inbox_.parts[1] = Part();
-    return FactorBroadcast::make_room(inbox_, exchange_, one.make(), links_).value().size();
+    return scheme_.make_room(inbox_, exchange_, one.make(), links_).value().size();
   };
   EXPECT_EQ(room_bytes(factors(3)), 3 * (kRows + kCols) * sizeof(float));
   wire::Contribution narrow = factors(3);
@@ -98,15 +99,15 @@ TEST_F(FactorBroadcastTest, RefusesWhatDoesNotFit) {
 TEST_F(FactorBroadcastTest, RefusesASecondPart) {
   wire::Contribution absent = factors(0);
   absent.absent = true;
-  ASSERT_TRUE(FactorBroadcast::make_room(inbox_, exchange_, absent.make(), links_).ok());
-  FactorBroadcast::store(inbox_, exchange_, absent.make(), {});
+  ASSERT_TRUE(scheme_.make_room(inbox_, exchange_, absent.make(), links_).ok());
+  ASSERT_TRUE(scheme_.store(inbox_, exchange_, absent.make(), {}).ok());
   EXPECT_FALSE(inbox_.parts[1].present);
   EXPECT_EQ(inbox_.arrived_count, 1u);
   expect_refused(factors(1), "twice");
 }
 
 TEST_F(FactorBroadcastTest, RefusesASecondPartWhileTheFirstIsBeingReceived) {
-  const auto room = FactorBroadcast::make_room(inbox_, exchange_, factors(3).make(), links_);
+  const auto room = scheme_.make_room(inbox_, exchange_, factors(3).make(), links_);
   ASSERT_TRUE(room.ok());
   expect_refused(factors(3), "twice");
   expect_refused(factors(2), "twice");
@@ -116,9 +117,9 @@ TEST_F(FactorBroadcastTest, RefusesASecondPartWhileTheFirstIsBeingReceived) {
 
 TEST_F(FactorBroadcastTest, LeftRowsComeBeforeRightRows) {
   const wire::Header two = factors(2).make();
-  const auto room = FactorBroadcast::make_room(inbox_, exchange_, two, links_);
+  const auto room = scheme_.make_room(inbox_, exchange_, two, links_);
   ASSERT_TRUE(room.ok());
-  FactorBroadcast::store(inbox_, exchange_, two, room.value());
+  ASSERT_TRUE(scheme_.store(inbox_, exchange_, two, room.value()).ok());
   const Part& part = inbox_.parts[1];
   ASSERT_EQ(part.terms.size(), 1u);
   EXPECT_EQ(part.terms[0].left, room.value().data());
@@ -130,7 +131,7 @@ TEST_F(FactorBroadcastTest, LeftRowsComeBeforeRightRows) {
 TEST_F(FactorBroadcastTest, NamesWhoIsMissing) {
   exchange_.progress.inbox.parts.resize(3);
   exchange_.progress.inbox.parts[1].arrived = true;
-  EXPECT_NE(FactorBroadcast().waiting_for(exchange_).find("rank 0, 2"), std::string::npos);
+  EXPECT_NE(scheme_.waiting_for(exchange_).find("rank 0, 2"), std::string::npos);
 }
 
 }  // namespace

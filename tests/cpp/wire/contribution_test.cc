@@ -52,11 +52,11 @@ void expect_about(const Header& header, Envelope about) {
 TEST(Messages, OfAStepRoundTrip) {
   Random random;
   for (int i = 0; i < 500; ++i) {
-    const Kind kind = random.flag() ? Kind::push : Kind::factors;
+    const Kind kind = random.flag() ? Kind::push : random.flag() ? Kind::factors : Kind::rows;
     Contribution sent(kind, random.envelope());
     sent.dtype = random.dtype();
     sent.absent = random.flag();
-    sent.dense = kind == Kind::factors && random.flag();
+    sent.dense = kind != Kind::push && random.flag();
     sent.transient = random.flag();
     sent.stored = random.flag();
     sent.wants_result = random.flag();

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from poseidon import _core
+from poseidon.torch.exchange.core_rows import read_rows, start_rows
 from poseidon.torch.exchange.mover import CudaCopies, StagedTransfer
-from poseidon.torch.exchange.transfer import Transfer
+from poseidon.torch.exchange.transfer import Rows, Transfer
 from poseidon.torch.model.factors import Factors
 from poseidon.torch.tensors.memory import borrowed, flat_view
 
@@ -28,6 +29,12 @@ class DirectTransfer(Transfer):
     def factors(self, layer: int, factors: Factors, buffer: torch.Tensor, divisor: int, scheme: str) -> None:
         lefts, rights = map(borrowed, factors.lefts), map(borrowed, factors.rights)
         self._client.start_factors(layer, list(lefts), list(rights), borrowed(flat_view(buffer)), divisor, False)
+
+    def rows(self, layer: int, rows: Rows | None, divisor: int, counts: bool = True) -> None:
+        start_rows(self._client, layer, rows, divisor, counts)
+
+    def result_rows(self, layer: int, like: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
+        return read_rows(self._client, layer, like)
 
     def update(self, layer: int, gradient: torch.Tensor, parameter: torch.Tensor, divisor: int) -> None:
         self._client.push_pull(layer, borrowed(flat_view(gradient)), borrowed(flat_view(parameter)), divisor)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from poseidon.schemes import workers_multiply
-from poseidon.torch.exchange.transfer import Transfer
+from poseidon.torch.exchange.core_rows import read_rows, start_rows
+from poseidon.torch.exchange.transfer import Rows, Transfer
 from poseidon.torch.model.factors import Factors
 from poseidon.torch.tensors.memory import flat_view
 
@@ -93,6 +94,7 @@ class _Staged:
     buffer: torch.Tensor
     host: list[torch.Tensor]
     multiplies: bool  # the result is made of the gathered parts, instead of received into host[0]
+    rows: bool = False  # the result is read with `result_rows`
     started: threading.Event = field(default_factory=threading.Event)  # or never will be, because of an error
 
 
@@ -149,6 +151,28 @@ class StagedTransfer(Transfer):
         host = hosts if destination is None else [destination, *hosts]
         self._stage(_Staged(layer, divisor, buffer, host, destination is None), copied, start)
 
+    def rows(self, layer: int, rows: Rows | None, divisor: int, counts: bool = True) -> None:
+        hosts = [] if rows is None else [self._copies.host_buffer(part.numel(), part.dtype) for part in rows]
+        waits = [self._copies.to_host(part, host) for part, host in zip(rows or (), hosts, strict=True)]
+        given = None if rows is None else (hosts[0], hosts[1].view(rows[1].shape))
+
+        def copied() -> None:
+            for wait in waits:
+                wait()
+
+        def start() -> None:
+            start_rows(self._client, layer, given, divisor, counts)
+
+        self._stage(_Staged(layer, divisor, torch.empty(0), hosts, False, rows=True), copied, start)
+
+    def result_rows(self, layer: int, like: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
+        indices, values = (
+            None if part is None else self._on_device(part) for part in read_rows(self._client, layer, like)
+        )
+        self._copies.join()
+        assert values is not None
+        return indices, values
+
     def update(self, layer: int, gradient: torch.Tensor, parameter: torch.Tensor, divisor: int) -> None:
         host = self._host(layer, parameter)
         copied = self._copies.to_host(gradient, host)
@@ -185,7 +209,7 @@ class StagedTransfer(Transfer):
             if self._error is not None:
                 raise self._error
             self._client.wait(layer)
-            if not self._client.layer_stats(layer).present:
+            if staged.rows or not self._client.layer_stats(layer).present:
                 continue
             if staged.multiplies:
                 self._multiply(staged)
@@ -219,6 +243,12 @@ class StagedTransfer(Transfer):
             one.buffer.div_(one.divisor)
 
         self._copies.run(product)
+
+    def _on_device(self, part: torch.Tensor) -> torch.Tensor:
+        host = self._copies.host_buffer(part.numel(), part.dtype).copy_(part.view(-1))
+        copy = torch.empty(part.shape, dtype=part.dtype, device=self._copies.device)
+        self._copies.to_device(host, copy)
+        return copy
 
     def _upload(self, raw: NDArray[np.uint8], dtype: torch.dtype, width: int) -> torch.Tensor:
         """Rows that the core holds as bytes, as a matrix on the device."""

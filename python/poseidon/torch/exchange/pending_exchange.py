@@ -11,6 +11,7 @@ import torch
 from poseidon.errors import PoseidonError
 from poseidon.torch.exchange.transfer import Transfer
 from poseidon.torch.model.factors import Factors
+from poseidon.torch.model.gradient_form import RowsForm
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.tensors.compatibility import increment_version
 from poseidon.torch.tensors.memory import exchangeable
@@ -36,6 +37,8 @@ class PendingExchange:
     buffer: torch.Tensor
     grad: torch.Tensor | None = None  # what `.grad` was at the start
     in_place: bool = False
+    by_rows: bool = False  # the result comes as rows, and not in `buffer`
+    rows: tuple[torch.Tensor | None, torch.Tensor] | None = None  # these: `Transfer.result_rows`
     absent: bool = False  # this rank contributes nothing
     value: torch.Tensor | None = None  # what came of it: the gradient, or the parameter; None: no rank contributed
     # Of one that outlives its backward:
@@ -77,12 +80,19 @@ class PendingExchange:
         value = None
         with torch.no_grad():
             if present:
-                value = self.grad if self.in_place else entry.form.read(self.buffer, self.grad)
+                value = self.grad if self.in_place else self._read()
         self.value, self.stand_in = value, None  # what stands in refers to this object
         if kept:
             entry.param.grad = value
             if entry.updater is not None and value is not None:
                 entry.note_exchanged(value)
+
+    def _read(self) -> torch.Tensor:
+        form = self.entry.form
+        if self.rows is None or not isinstance(form, RowsForm):
+            return form.read(self.buffer, self.grad)
+        indices, values = self.rows
+        return form.read(values, self.grad) if indices is None else form.from_rows(indices, values)
 
     def land_update(self, present: bool) -> None:
         """The same for a parameter that the servers update."""
@@ -104,9 +114,9 @@ def start_exchange(transfer: Transfer, entry: SyncedParameter, divisor: int, cou
         if entry.on_servers:
             return _start_update(transfer, entry, grad, divisor, counts)
         if grad is None and not factors:
-            pending = PendingExchange(entry, entry.new_buffer(), absent=True)
-            transfer.absent(entry.layer, pending.buffer, divisor, entry.next_scheme, counts)
-            return pending
+            return start_absent(transfer, entry, divisor, counts)
+        if grad is not None and grad.is_sparse and entry.row_gradient:
+            return _start_rows(transfer, entry, grad, divisor)
         if factors and entry.may_send(factors.lefts[0].dtype) and (grad is None or not grad.any()):
             pending = _in_place(entry, grad) or PendingExchange(entry, entry.new_buffer(), grad)
             transfer.factors(entry.layer, factors, pending.buffer, divisor, entry.next_scheme)
@@ -114,6 +124,23 @@ def start_exchange(transfer: Transfer, entry: SyncedParameter, divisor: int, cou
         if factors and grad is not None:
             entry.note_added()
         return _start_dense(transfer, entry, factors, grad, divisor)
+
+
+def start_absent(transfer: Transfer, entry: SyncedParameter, divisor: int, counts: bool = True) -> PendingExchange:
+    """Takes part in the exchange of a parameter without a gradient."""
+    if entry.row_gradient:
+        transfer.rows(entry.layer, None, divisor, counts)
+        return PendingExchange(entry, entry.param.detach()[:0], by_rows=True, absent=True)
+    pending = PendingExchange(entry, entry.new_buffer(), absent=True)
+    transfer.absent(entry.layer, pending.buffer, divisor, entry.next_scheme, counts)
+    return pending
+
+
+def _start_rows(transfer: Transfer, entry: SyncedParameter, grad: torch.Tensor, divisor: int) -> PendingExchange:
+    assert isinstance(entry.form, RowsForm)
+    rows = entry.form.rows_of(grad)
+    transfer.rows(entry.layer, rows, divisor)
+    return PendingExchange(entry, rows[1], grad, by_rows=True)
 
 
 def _in_place(entry: SyncedParameter, grad: torch.Tensor | None) -> PendingExchange | None:

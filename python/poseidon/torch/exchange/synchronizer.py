@@ -30,7 +30,7 @@ from poseidon.options import Settings
 from poseidon.schemes import takes_factors
 from poseidon.torch.exchange.comm_hooks import HookedTransfer
 from poseidon.torch.exchange.in_flight import InFlight
-from poseidon.torch.exchange.pending_exchange import PendingExchange, start_exchange
+from poseidon.torch.exchange.pending_exchange import PendingExchange, start_absent, start_exchange
 from poseidon.torch.exchange.transfer import Transfer
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.passes import Mode, Passes
@@ -356,6 +356,8 @@ class Synchronizer(InFlight):
             stats = self._client.layer_stats(pending.entry.layer)
             if pending.attempt >= 0 and pending.entry.uses_factors:
                 pending.entry.note_factor_sum(pending.attempt, stats.factor_count)
+            if pending.by_rows and stats.present:
+                pending.rows = self._transfer.result_rows(pending.entry.layer, pending.entry.param.detach())
             if not pending.entry.on_servers:
                 pending.land(stats.present)
             else:
@@ -409,7 +411,7 @@ class Synchronizer(InFlight):
             self.hooked.run(self.entries, self._control, contributes=False)
             return
         for entry in self.entries:
-            self._transfer.absent(entry.layer, entry.new_buffer(), self.divisor, entry.next_scheme)
+            start_absent(self._transfer, entry, self.divisor)
         self._transfer.wait([entry.layer for entry in self.entries])
 
 

@@ -13,6 +13,9 @@ import torch
 
 from poseidon.torch.model.factors import Factors
 
+Rows = tuple[torch.Tensor, torch.Tensor]
+"""Ascending indices, of dtype int32, and the values of these rows."""
+
 
 class Transfer(Protocol):
     """The calls of the client that a synchronization needs. Buffers are dense, and none may change until `wait`."""
@@ -28,6 +31,18 @@ class Transfer(Protocol):
 
     def factors(self, layer: int, factors: Factors, buffer: torch.Tensor, divisor: int, scheme: str) -> None:
         """Contributes factors; `buffer` receives the mean."""
+
+    def rows(self, layer: int, rows: Rows | None, divisor: int, counts: bool = True) -> None:
+        """Contributes rows to a layer that goes by the scheme `rows`, or nothing. `result_rows` has the mean.
+
+        `counts`: as for `absent`.
+        """
+
+    def result_rows(self, layer: int, like: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """After `wait`: the indices (None: all) and values of the rows that some rank had.
+
+        `like`: the parameter, whose dtype, device and columns the values have.
+        """
 
     def update(self, layer: int, gradient: torch.Tensor, parameter: torch.Tensor, divisor: int) -> None:
         """Contributes `gradient` to a stored layer; `parameter` receives what the servers make of it."""

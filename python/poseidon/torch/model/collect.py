@@ -11,7 +11,7 @@ from torch import nn
 from poseidon.adapter.layer import SchemeChoice, WireChoice
 from poseidon.errors import InvalidArgument
 from poseidon.options import BY_NAME, Settings
-from poseidon.schemes import SCHEME_CHOICES, SCHEMES
+from poseidon.schemes import SCHEME_CHOICES, SCHEMES, takes_rows
 from poseidon.torch.model.factors import FactorForward
 from poseidon.torch.model.gradient_form import form_of
 from poseidon.torch.model.parameters import SyncedParameter
@@ -40,7 +40,9 @@ def collect_parameters(
         wanted, wanted_format = schemes.of(names), formats.of(names)
         if not param.requires_grad or name in ignored or param.numel() == 0:
             continue
-        form = form_of(param, sparse=any(_makes_sparse(part) for part, _, _ in owners[param]))
+        sparse = any(_makes_sparse(part) for part, _, _ in owners[param])
+        by_rows = (wanted == "auto" or takes_rows(wanted)) and settings.stragglers != "drop"
+        form = form_of(param, sparse, by_rows)
         if form.layout.dtype not in DTYPE_NAMES:
             raise InvalidArgument(
                 f"parameter {name} has dtype {param.dtype}, which cannot be synchronized (only "
@@ -48,7 +50,7 @@ def collect_parameters(
                 "requires_grad=False"
             )
         linears = _capturing_linears(param, owners[param])
-        if not linears and wanted != "auto":
+        if not linears and wanted != "auto" and not (sparse and by_rows):
             wanted = "ps"
         check_wire(name, param, wanted, wanted_format)
         modules = [part for part, _, _ in owners[param]]

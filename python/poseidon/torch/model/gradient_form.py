@@ -63,10 +63,10 @@ class ComplexForm(DenseForm):
 
 
 class RowsForm(DenseForm):
-    """The sparse gradient of an embedding, in 1-D: all rows, then a count of ranks for each row, then one more count.
+    """The sparse gradient of an embedding, as the rows that it has: for the scheme `rows`.
 
-    An optimizer treats a row of zeros and a missing row differently, so the result has the rows that some rank has. The
-    last element counts the ranks whose gradient is dense. If there are any, the result is dense, too.
+    An optimizer treats a row of zeros and a missing row differently, so the result has the rows that some rank has. If
+    some rank's gradient is dense, the result is dense, too.
     """
 
     is_sparse = True
@@ -74,7 +74,7 @@ class RowsForm(DenseForm):
     def __init__(self, param: torch.Tensor) -> None:
         super().__init__(param)
         self._shape = param.shape
-        self.layout = self.layout.new_empty(param.numel() + param.shape[0] + 1)
+        self.layout = self.layout.new_empty(param.shape)  # of a dense gradient: row after row
 
     def check(self, name: str, grad: torch.Tensor | None) -> None:
         if grad is None or grad.layout == torch.strided:
@@ -88,6 +88,33 @@ class RowsForm(DenseForm):
     def view(self, grad: torch.Tensor) -> torch.Tensor | None:
         return None
 
+    def read(self, buffer: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
+        return super().read(buffer, None if into is None or into.is_sparse else into)
+
+    def rows_of(self, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The indices and values of a sparse gradient's rows, in ascending order, each row once."""
+        grad = grad.coalesce()
+        return grad.indices()[0].to(torch.int32), grad.values().contiguous()
+
+    def from_rows(self, indices: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """The sparse gradient that has these rows."""
+        index = indices.to(torch.int64).unsqueeze(0)
+        return torch.sparse_coo_tensor(index, rows, self._shape, is_coalesced=True, check_invariants=False)
+
+    def zeros(self, param: torch.Tensor) -> torch.Tensor:
+        return self.from_rows(torch.empty(0, dtype=torch.int64, device=param.device), param.detach()[:0])
+
+
+class CountedRowsForm(RowsForm):
+    """The same in 1-D, for schemes that add up arrays: all rows, a count of ranks for each row, and one more count.
+
+    The last element counts the ranks whose gradient is dense.
+    """
+
+    def __init__(self, param: torch.Tensor) -> None:
+        super().__init__(param)
+        self.layout = self.layout.new_empty(param.numel() + param.shape[0] + 1)
+
     def write(self, grad: torch.Tensor, buffer: torch.Tensor) -> None:
         rows, row_counts, dense_count = self._parts(buffer)
         if grad.layout == torch.strided:
@@ -95,31 +122,30 @@ class RowsForm(DenseForm):
             row_counts.fill_(1)
             dense_count.fill_(1)
             return
-        grad = grad.coalesce()
+        indices, values = self.rows_of(grad)
         buffer.zero_()
-        rows[grad.indices()[0]] = grad.values()
-        row_counts[grad.indices()[0]] = 1
+        rows[indices] = values
+        row_counts[indices] = 1
 
     def read(self, buffer: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
         rows, row_counts, dense_count = self._parts(buffer)
         if dense_count != 0:
-            return super().read(rows, None if into is None or into.is_sparse else into)
+            return super().read(rows, into)
         present = row_counts.nonzero()[:, 0]
-        return self._sparse(present, rows[present])
-
-    def zeros(self, param: torch.Tensor) -> torch.Tensor:
-        return self._sparse(torch.empty(0, dtype=torch.int64, device=param.device), param.detach()[:0])
+        return self.from_rows(present, rows[present])
 
     def _parts(self, buffer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         count = self._shape.numel()
         return buffer[:count].view(self._shape), buffer[count:-1], buffer[-1]
 
-    def _sparse(self, index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return torch.sparse_coo_tensor(index.unsqueeze(0), rows, self._shape, is_coalesced=True, check_invariants=False)
 
+def form_of(param: torch.Tensor, sparse: bool, by_rows: bool = True) -> DenseForm:
+    """The form of a parameter's gradients; `sparse`: modules that have it make them sparse.
 
-def form_of(param: torch.Tensor, sparse: bool) -> DenseForm:
-    """The form of a parameter's gradients; `sparse`: modules that have it make them sparse."""
+    `by_rows`: sparse ones travel by the scheme `rows`.
+    """
     if param.is_complex():  # torch differentiates no complex embedding
         return ComplexForm(param)
-    return RowsForm(param) if sparse else DenseForm(param)
+    if not sparse:
+        return DenseForm(param)
+    return RowsForm(param) if by_rows else CountedRowsForm(param)

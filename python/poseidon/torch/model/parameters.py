@@ -13,7 +13,7 @@ from poseidon.adapter.layer import SyncedLayer
 from poseidon.errors import InvalidArgument
 from poseidon.schemes import takes_factors, workers_multiply
 from poseidon.torch.model.factors import FactorForward, Factors
-from poseidon.torch.model.gradient_form import DenseForm
+from poseidon.torch.model.gradient_form import DenseForm, RowsForm
 from poseidon.torch.model.passes import Mode
 from poseidon.torch.model.stored_parameter import StoredParameter
 from poseidon.torch.tensors.compatibility import compiler, leave_uncompiled
@@ -66,6 +66,7 @@ class SyncedParameter(SyncedLayer):
             wire,
             factorable=bool(linears),
             fully_connected=all(isinstance(part, nn.Linear) for part in owners),
+            row_gradient=type(form) is RowsForm,
         )
         self.param = param
         self.owners = owners  # the modules that have it as a parameter of their own
