@@ -130,7 +130,8 @@ def start_absent(transfer: Transfer, entry: SyncedParameter, divisor: int, count
     """Takes part in the exchange of a parameter without a gradient."""
     if entry.row_gradient:
         transfer.rows(entry.layer, None, divisor, counts)
-        return PendingExchange(entry, entry.param.detach()[:0], by_rows=True, absent=True)
+        buffer = torch.empty((0, entry.shape[1]), dtype=entry.layout.dtype, device=entry.param.device)
+        return PendingExchange(entry, buffer, by_rows=True, absent=True)
     pending = PendingExchange(entry, entry.new_buffer(), absent=True)
     transfer.absent(entry.layer, pending.buffer, divisor, entry.next_scheme, counts)
     return pending

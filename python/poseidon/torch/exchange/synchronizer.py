@@ -357,7 +357,7 @@ class Synchronizer(InFlight):
             if pending.attempt >= 0 and pending.entry.uses_factors:
                 pending.entry.note_factor_sum(pending.attempt, stats.factor_count)
             if pending.by_rows and stats.present:
-                pending.rows = self._transfer.result_rows(pending.entry.layer, pending.entry.param.detach())
+                pending.rows = self._transfer.result_rows(pending.entry.layer, pending.buffer)
             if not pending.entry.on_servers:
                 pending.land(stats.present)
             else:

@@ -41,7 +41,7 @@ class Transfer(Protocol):
     def result_rows(self, layer: int, like: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
         """After `wait`: the indices (None: all) and values of the rows that some rank had.
 
-        `like`: the parameter, whose dtype, device and columns the values have.
+        `like`: rows of the same dtype, device and number of columns.
         """
 
     def update(self, layer: int, gradient: torch.Tensor, parameter: torch.Tensor, divisor: int) -> None:
