@@ -266,7 +266,7 @@ TEST(Plan, WithoutLateWorkersTakesOnlySchemesThatCanEndAStepWithoutThem) {
     EXPECT_EQ(plan.status().code(), ErrorCode::invalid_argument);
     const std::string start = "layer \"fc\" has scheme " + std::string(scheme_name(scheme));
     EXPECT_TRUE(plan.status().message().starts_with(start)) << plan.status().message();
-    EXPECT_TRUE(plan.status().message().ends_with("with stragglers=drop use auto or ps")) << plan.status().message();
+    EXPECT_NE(plan.status().message().find("with stragglers=drop use auto"), std::string::npos);
   }
   const auto plan = make_plan({matrix_layer("fc", 400, 400)}, colocated(4), options, 0);
   EXPECT_EQ(plan.value().layers[0].scheme, Scheme::ps);
