@@ -15,6 +15,7 @@ from poseidon.options import Settings
 from poseidon.schemes import takes_factors, takes_rows
 
 _ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+_LONG_SECONDS = 1.0
 _UNBOUNDED = 2**32 - 1  # the core's K of a gradient that is no sum of factors
 
 
@@ -36,7 +37,16 @@ class PlanRow:
 
 
 class PlanTable(list[PlanRow]):
-    """The rows in registration order; `str()` gives a table."""
+    """The rows in registration order; `str()` gives a table.
+
+    Below it is a sentence about `LocalSGD` if the exchange takes `_LONG_SECONDS` or more on links of the given rate.
+    """
+
+    @property
+    def exchange_seconds(self) -> float | None:
+        """The sum of the predicted times: the least that the exchange of a step takes; None without a link rate."""
+        times = [row.predicted_seconds for row in self if row.predicted_seconds is not None]
+        return sum(times) if times else None
 
     def __str__(self) -> str:
         heads = (
@@ -77,6 +87,12 @@ class PlanTable(list[PlanRow]):
             ).rstrip()
             for line in cells
         ]
+        seconds = self.exchange_seconds
+        if seconds is not None and seconds >= _LONG_SECONDS:
+            lines.append(
+                f"On this link the exchange takes {seconds:.1f} s a step or more. If a step computes for much less, "
+                "use poseidon.LocalSGD, which exchanges once in many steps (docs/local-sgd.md)."
+            )
         return "\n".join(lines)
 
 

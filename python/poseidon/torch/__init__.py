@@ -9,6 +9,8 @@ opt = poseidon.DistributedOptimizer(opt, model)  # optional: see docs/distribute
 
 from poseidon.errors import PoseidonError
 from poseidon.torch.ddp import DistributedDataParallel
+from poseidon.torch.local_sgd.local_sgd import LocalSGD
+from poseidon.torch.local_sgd.outer import OuterNesterov
 from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer
 from poseidon.torch.process.collectives import all_gather, all_reduce, broadcast, reduce
 from poseidon.torch.process.context import barrier, init, rank, shutdown, straggler_report, world_size
@@ -18,6 +20,8 @@ from poseidon.torch.replace import replace_ddp
 __all__ = [
     "DistributedDataParallel",
     "DistributedOptimizer",
+    "LocalSGD",
+    "OuterNesterov",
     "PoseidonError",
     "Recovery",
     "all_gather",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
@@ -21,17 +20,9 @@ from poseidon.torch.optimizer.rules import algorithm_of, check_aggregator, check
 from poseidon.torch.optimizer.server_update import ServerUpdate
 from poseidon.torch.optimizer.undo import UpdateUndo
 from poseidon.torch.optimizer.worker_update import WorkerUpdate
+from poseidon.torch.optimizer.wrapper import STATE_HOOKS, STEP_HOOKS, OptimizerWrapper, described
 from poseidon.torch.process.context import context
 from poseidon.torch.tensors.memory import held_bytes
-
-_SHARED_HOOKS = (
-    "_optimizer_step_pre_hooks",
-    "_optimizer_step_post_hooks",
-    "_optimizer_state_dict_pre_hooks",
-    "_optimizer_state_dict_post_hooks",
-    "_optimizer_load_state_dict_pre_hooks",
-    "_optimizer_load_state_dict_post_hooks",
-)
 
 
 @dataclass(frozen=True)
@@ -62,7 +53,7 @@ def _scaling(name: str, on_servers: Any) -> Any:
     return property(get, put, drop)
 
 
-class DistributedOptimizer(Optimizer):
+class DistributedOptimizer(OptimizerWrapper):
     """Trains the parameters of `optimizer`, whose gradients `model` synchronizes, with less waiting.
 
     `update="worker"` (the default): neither the end of backward nor `step()` waits. Each parameter is updated when its
@@ -135,9 +126,7 @@ class DistributedOptimizer(Optimizer):
         self.resumed_version = 0
         self._server: ServerUpdate | None = None
         self._worker: WorkerUpdate | None = None
-        self._inner: Any = SimpleNamespace()  # holds what the next line makes, which nobody needs
-        super().__init__(optimizer.param_groups, optimizer.defaults)
-        self._inner = optimizer
+        super().__init__(optimizer)
         self._model = model
         if context().recovers:
             _refuse_what_is_lost(update, max_norm, clip, resume)
@@ -150,8 +139,7 @@ class DistributedOptimizer(Optimizer):
             self._update_on_servers(model.synchronizer, resume, aggregator)
         else:
             self._update_on_workers(model.synchronizer, max_norm, clip)
-        for name in _SHARED_HOOKS:
-            setattr(self, name, getattr(optimizer, name))
+        self.share_hooks(*STEP_HOOKS, *STATE_HOOKS)
         # On servers GradScaler would otherwise change gradients that have been used already; so it says what it wants.
         if self._on_servers or getattr(optimizer, "_step_supports_amp_scaling", False):
             self._step_supports_amp_scaling = True
@@ -165,7 +153,7 @@ class DistributedOptimizer(Optimizer):
         check_aggregator(aggregator, [entry for group in groups for entry in group])
         if not here.recovers:
             assert here.control is not None
-            check_same(here.control, f"{aggregator}\n{_describe(self._inner, groups)}", "optimizer")
+            check_same(here.control, f"{aggregator}\n{described(self._inner, _names(groups))}", "optimizer")
         sync.store([entry for group in groups for entry in group])
         self._server = ServerUpdate(
             algorithm, groups, self.param_groups, shows_means=not ranks_drift(here.settings), aggregator=aggregator
@@ -195,7 +183,7 @@ class DistributedOptimizer(Optimizer):
         if sync is not None:
             control = context().control
             if control is not None and not context().recovers:
-                check_same(control, _describe(self._inner, groups), "optimizer")
+                check_same(control, described(self._inner, _names(groups)), "optimizer")
             sync.prioritize()
         worker.take(entries)
         self._worker = worker
@@ -309,17 +297,6 @@ class DistributedOptimizer(Optimizer):
         for group in self.param_groups:
             for param in group["params"]:
                 param.grad = None
-
-    # Both are the optimizer's own, also for objects that take this one's class and ask it for everything else.
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The optimizer's parameter groups."""
-        return self._inner.param_groups  # type: ignore[no-any-return]
-
-    @param_groups.setter
-    def param_groups(self, param_groups: list[dict[str, Any]]) -> None:
-        self._inner.param_groups = param_groups
 
     @property
     def state(self) -> Any:  # type: ignore[override]
@@ -481,9 +458,5 @@ def _refuse_what_is_lost(update: str | None, max_norm: float | None, clip: str, 
         )
 
 
-def _describe(optimizer: Optimizer, groups: list[list[SyncedParameter]]) -> str:
-    lines = [type(optimizer).__name__]
-    for entries, group in zip(groups, optimizer.param_groups, strict=True):
-        options = {key: value for key, value in sorted(group.items()) if key not in ("params", "param_names")}
-        lines.append(f"{options} for {', '.join(entry.name for entry in entries)}")
-    return "\n".join(lines)
+def _names(groups: list[list[SyncedParameter]]) -> list[list[str]]:
+    return [[entry.name for entry in entries] for entries in groups]

@@ -95,6 +95,10 @@ def check_options(groups: list[dict[str, Any]]) -> None:
                 )
 
 
+UPDATED_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+"""Of parameters that servers update."""
+
+
 def _check_updatable(entry: SyncedParameter) -> None:
     """InvalidArgument for a parameter that servers do not update."""
     name, param = entry.name, entry.param
@@ -107,7 +111,7 @@ def _check_updatable(entry: SyncedParameter) -> None:
         raise InvalidArgument(
             f"parameter {name} has dtype {param.dtype}; servers update real numbers only: use update='worker'"
         )
-    if param.dtype not in (torch.float32, torch.float64, torch.bfloat16):
+    if param.dtype not in UPDATED_DTYPES:
         raise InvalidArgument(
             f"parameter {name} has dtype {param.dtype}; servers update float32, float64 and bfloat16: keep the "
             "parameters in float32 and compute under torch.autocast, or use the optimizer itself, without "
@@ -148,17 +152,21 @@ def entries_of(
             _check_updatable(entry)
             entries.append(entry)
         groups.append(entries)
-    _refuse_overlaps([entry for entries in groups for entry in entries])
+    refuse_overlaps(
+        [entry for entries in groups for entry in entries], "use the optimizer without DistributedOptimizer"
+    )
     return groups
 
 
-def _refuse_overlaps(entries: list[SyncedParameter]) -> None:
-    """Servers update each parameter on its own, and the results must not meet in memory."""
+def refuse_overlaps(entries: Iterable[SyncedParameter], instead: str) -> None:
+    """InvalidArgument if results for two parameters, each received on its own, would meet in memory.
+
+    `instead` says what else the user can do.
+    """
     dense = [entry for entry in entries if is_dense(entry.param)]
     dense.sort(key=lambda entry: entry.param.data_ptr())
     for first, second in pairwise(dense):
         if first.param.data_ptr() + first.param.nbytes > second.param.data_ptr():
             raise InvalidArgument(
-                f"parameters {first.name} and {second.name} share memory: make them one parameter, or use the "
-                "optimizer itself, without DistributedOptimizer"
+                f"parameters {first.name} and {second.name} share memory: make them one parameter, or {instead}"
             )

@@ -1,0 +1,210 @@
+"""The exchange of `LocalSGD`: all workers' parameters become their mean, or what the outer optimizer makes of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from poseidon import _core
+from poseidon.adapter.control import Control
+from poseidon.adapter.layer_table import LayerTable
+from poseidon.errors import InvalidArgument, Mismatch
+from poseidon.torch.local_sgd.outer import OuterNesterov
+from poseidon.torch.model.gradient_form import form_of
+from poseidon.torch.model.parameters import SyncedParameter
+from poseidon.torch.optimizer.rules import UPDATED_DTYPES, algorithm_of, refuse_overlaps
+from poseidon.torch.optimizer.server_update import ServerUpdate
+from poseidon.torch.tensors.compatibility import increment_version
+from poseidon.torch.tensors.memory import borrowed, exchangeable, flat_view
+
+
+class Averaging(ABC):
+    """Makes the parameters of `found` equal on all ranks. Use it from the thread that trains.
+
+    `connect` comes first where there are servers. Without it there is one worker.
+    """
+
+    def __init__(self, found: Sequence[SyncedParameter], params: Sequence[torch.nn.Parameter]) -> None:
+        refuse_overlaps(found, "give each its own memory")
+        self.trained = [entry.param for entry in found]
+        self.entries = [
+            SyncedParameter(entry.name, param, form_of(param, sparse=False), "ps", entry.wire, [], [])
+            for entry, param in zip(found, params, strict=True)
+        ]
+        self._client: _core.Client | None = None
+        self._control: Control | None = None
+
+    def connect(self, client: _core.Client, control: Control) -> None:
+        """Collective: the exchange goes through this client from now on."""
+        for entry in self.entries:
+            entry.forget_client()
+        LayerTable(self.entries).connect(client, control)
+        self._client, self._control = client, control
+
+    @abstractmethod
+    def average(self) -> None:
+        """Collective: changes the parameters. Returns when all have arrived."""
+
+    @abstractmethod
+    def take_over(self) -> None:
+        """Collective: rank 0's parameters are those of all ranks now; nothing has been trained since."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any] | None:
+        """What is kept between averagings beside the parameters, as plain data and tensors. Not collective."""
+
+    @abstractmethod
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        """Collective: takes what `state` has returned. Rank 0's counts."""
+
+
+class MeanOfParameters(Averaging):
+    """The mean of the ranks' parameters: their sum in rank order, divided once. Every rank gets the same bits."""
+
+    def __init__(self, found: Sequence[SyncedParameter]) -> None:
+        super().__init__(found, [entry.param for entry in found])
+
+    def average(self) -> None:
+        client = self._client
+        if client is None:
+            return
+        buffers = [_exchanged(entry) for entry in self.entries]
+        for entry, buffer in zip(self.entries, buffers, strict=True):
+            client.start(entry.layer, borrowed(flat_view(buffer)), client.world_size)
+        with torch.no_grad():
+            for entry, buffer in zip(self.entries, buffers, strict=True):
+                client.wait(entry.layer)
+                _take(entry, buffer)
+
+    def take_over(self) -> None:
+        """There is nothing but the parameters."""
+
+    def state(self) -> dict[str, Any] | None:
+        return None
+
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        if state is not None:
+            raise Mismatch(
+                "the checkpoint has the state of an outer optimizer, and LocalSGD has none: pass the same outer and "
+                "wire as when it was saved"
+            )
+
+
+class OuterUpdate(Averaging):
+    """The servers hold the global parameters and update them by the mean pseudo-gradient.
+
+    Each worker keeps the global parameters as it last received them, in the host's memory. They become the
+    pseudo-gradient there, and the new global parameters are received in the same place.
+    """
+
+    def __init__(self, found: Sequence[SyncedParameter], outer: OuterNesterov, parameter_wire: str) -> None:
+        for entry in found:
+            if entry.param.dtype not in UPDATED_DTYPES:
+                raise InvalidArgument(
+                    f"parameter {entry.name} has dtype {entry.param.dtype}; an outer optimizer and wire formats take "
+                    "float32, float64 and bfloat16 parameters: leave outer and wire out, or use float32 parameters"
+                )
+        held = [torch.nn.Parameter(entry.param.detach().to("cpu", copy=True)) for entry in found]
+        super().__init__(found, held)
+        self._held = held
+        self._outer = outer.optimizer(held)
+        algorithm = algorithm_of(self._outer)
+        self._update = ServerUpdate(algorithm, [self.entries], self._outer.param_groups, shows_means=False)
+        self._parameter_wire = parameter_wire
+
+    def connect(self, client: _core.Client, control: Control) -> None:
+        for entry in self.entries:
+            entry.hold_on_servers(self._parameter_wire)
+        super().connect(client, control)
+        self._update.connect(client, control)
+
+    def take_over(self) -> None:
+        with torch.no_grad():
+            for held, param in zip(self._held, self.trained, strict=True):
+                held.copy_(param)
+        self._outer.state.clear()
+        self._publish({})
+
+    def _publish(self, states: Mapping[torch.Tensor, Mapping[str, Any]]) -> None:
+        if self._client is None:
+            self._outer.state.update({held: dict(state) for held, state in states.items()})
+        else:
+            self._update.load_states(states)
+
+    def average(self) -> None:
+        if self._client is None:
+            self._average_alone()
+            return
+        client = self._client
+        self._update.begin()
+        with torch.no_grad():
+            for entry, held, param in zip(self.entries, self._held, self.trained, strict=True):
+                held.sub_(param.to(held.device))
+                memory = flat_view(held)
+                client.push_pull(entry.layer, borrowed(memory), borrowed(memory), client.world_size)
+            for entry, held, param in zip(self.entries, self._held, self.trained, strict=True):
+                client.wait(entry.layer)
+                param.copy_(held)
+        self._update.finished(set(self.entries))
+        self._update.step()
+
+    def _average_alone(self) -> None:
+        with torch.no_grad():
+            for held, param in zip(self._held, self.trained, strict=True):
+                held.grad = held - param.to(held.device)
+        self._outer.step()
+        self._outer.zero_grad()
+        with torch.no_grad():
+            for held, param in zip(self._held, self.trained, strict=True):
+                param.copy_(held)
+
+    def state(self) -> dict[str, Any] | None:
+        states = self._outer.state if self._client is None else self._update.pull_states()
+        return {
+            "parameters": [held.detach().clone() for held in self._held],
+            "momentum": [states.get(held, {}).get("momentum_buffer") for held in self._held],
+        }
+
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        if state is None:
+            raise Mismatch(
+                "the checkpoint has no state of an outer optimizer, and LocalSGD has one: call push_parameters() on "
+                "every rank after loading the model, or pass the same outer and wire as when it was saved"
+            )
+        shapes = [tuple(value.shape) for value in state["parameters"]]
+        if shapes != [tuple(held.shape) for held in self._held]:
+            raise Mismatch("the checkpoint has an outer optimizer's state of other parameters: load that of this model")
+        momenta: dict[torch.Tensor, dict[str, Any]] = {
+            held: {"momentum_buffer": value.clone()}
+            for held, value in zip(self._held, state["momentum"], strict=True)
+            if value is not None
+        }
+        with torch.no_grad():
+            for held, value in zip(self._held, state["parameters"], strict=True):
+                held.copy_(value)
+        self._outer.state.clear()
+        self._publish(momenta)
+
+
+def _exchanged(entry: SyncedParameter) -> torch.Tensor:
+    """The parameter's own memory, if it can be exchanged, or a copy in the host's memory."""
+    param = entry.param.detach()
+    view = entry.form.view(param)
+    if view is not None and view.device.type == "cpu" and exchangeable(view, entry.layout):
+        return view
+    layout = entry.layout
+    buffer = torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype)
+    entry.form.write(param.cpu(), buffer)
+    return buffer
+
+
+def _take(entry: SyncedParameter, buffer: torch.Tensor) -> None:
+    """The parameter becomes what has been received into the memory that `_exchanged` returned."""
+    param = entry.param.detach()
+    if buffer.data_ptr() == param.data_ptr():
+        increment_version([entry.param])
+    else:
+        param.copy_(entry.form.read(buffer, None))

@@ -1,0 +1,332 @@
+"""LocalSGD: a torch optimizer whose workers train alone, and average their parameters from time to time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistributedDataParallel
+from torch.optim import Optimizer
+
+from poseidon.adapter.agreement import check_same, first_difference
+from poseidon.adapter.drift import drift_option, ranks_drift
+from poseidon.adapter.layer import WireChoice
+from poseidon.errors import InvalidArgument, Mismatch, PoseidonError
+from poseidon.torch.local_sgd.averaging import Averaging, MeanOfParameters, OuterUpdate
+from poseidon.torch.local_sgd.outer import PLAIN_MEAN, OuterNesterov
+from poseidon.torch.model.collect import collect_parameters
+from poseidon.torch.model.description import describe
+from poseidon.torch.model.parameters import SyncedParameter
+from poseidon.torch.optimizer.wrapper import STATE_HOOKS, OptimizerWrapper, described
+from poseidon.torch.process.context import context
+from poseidon.torch.training.trained_model import check_module
+
+_KEY = "local_sgd"  # of this class's part of a state_dict
+
+
+class LocalSGD(OptimizerWrapper):
+    """Trains `model` on every worker alone, and averages the workers' parameters after every `every` steps.
+
+        model = MyModel()                                   # not wrapped: gradients stay local
+        optimizer = poseidon.LocalSGD(model, torch.optim.AdamW(model.parameters()), every=16)
+
+    It is for links on which no exchange at every step can work: it moves the bytes of one step's exchange once in
+    `every` steps. Training is another one than synchronous training: between two averagings the workers' models differ.
+    After an averaging they are equal bit by bit. `every=1` averages after every step.
+
+    `step()` calls `optimizer`'s. Every `every`-th call then averages, and blocks until all parameters have arrived. All
+    trainable parameters of `model` are averaged, in rank order, also those that `optimizer` does not have. Rank 0's
+    buffers reach all ranks then. The state of `optimizer` stays local.
+
+    `outer` makes it DiLoCo (Douillard et al. 2023): servers update the global parameters by an outer optimizer, as
+    `outer=poseidon.OuterNesterov(lr=0.7, momentum=0.9)`, from the mean of the ranks' pseudo-gradients, which are the
+    last global parameters minus the local ones. `wire` is how the numbers of pseudo-gradients travel, as for
+    `DistributedDataParallel`. With a format other than "fp32", or `parameter_wire=bf16`, pseudo-gradients travel also
+    without `outer`, and the outer optimizer is plain SGD with lr 1.
+
+    Learning-rate schedulers, hooks and a `GradScaler` take this object as they take `optimizer`. A step that a
+    GradScaler skips on one rank counts as a step there. Collective: every rank makes it with the same model and
+    arguments, and all take rank 0's parameters and buffers. Raises InvalidArgument, saying what to do, for a model or
+    optimizer that is not supported, and Mismatch if the ranks differ. Use it from the thread that trains. See
+    docs/local-sgd.md.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        every: int,
+        *,
+        outer: OuterNesterov | None = None,
+        wire: WireChoice | None = None,
+    ) -> None:
+        _check_arguments(model, optimizer, every, outer)
+        here = context()
+        settings = here.settings
+        check_module(model, settings.world_size)
+        if ranks_drift(settings):
+            raise InvalidArgument(
+                f"LocalSGD and {drift_option(settings)} exclude each other: an averaging waits for all ranks; leave "
+                "the option out, or use DistributedDataParallel"
+            )
+        if here.recovers:
+            raise InvalidArgument(
+                f"LocalSGD and on_failure={settings.on_failure} exclude each other: between two averagings a worker "
+                "that replaces another has nobody to take its state from; use on_failure=abort and checkpoints"
+            )
+        super().__init__(optimizer)
+        self._context = here
+        self._model = model
+        self._every = every
+        self._found = collect_parameters(model, "ps", wire, settings, ())
+        _check_parameters(model, optimizer, self._found)
+        rounds = settings.parameter_wire != "fp32" or any(entry.wire != "fp32" for entry in self._found)
+        self._outer = PLAIN_MEAN if outer is None and rounds else outer
+        self._averaging: Averaging = (
+            MeanOfParameters(self._found)
+            if self._outer is None
+            else OuterUpdate(self._found, self._outer, settings.parameter_wire)
+        )
+        self._steps = self._steps_alone = self._averagings = 0
+        self._model_loads = 0  # since the last averaging
+        self._model_is_new = self._loaded_itself = False  # by a load since the last step
+        self._step_supports_amp_scaling = True  # so that a GradScaler calls step() also to skip it
+        self.share_hooks(*STATE_HOOKS)
+        model.register_load_state_dict_post_hook(self._note_model_load)
+        self._connect()
+        self.push_parameters()
+
+    def _connect(self) -> None:
+        client, control = self._context.client, self._context.control
+        if client is not None:
+            assert control is not None
+            options = f"LocalSGD every {self._every}, outer {self._outer}"
+            check_same(control, describe(self._model, self._found, options, ()), "model")
+            names = {param: name for name, param in self._model.named_parameters()}
+            groups = [[names[param] for param in group["params"]] for group in self.param_groups]
+            check_same(control, described(self._inner, groups), "optimizer")
+            self._averaging.connect(client, control)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that it trains."""
+        return self._model
+
+    @property
+    def every(self) -> int:
+        """The number of steps from one averaging to the next."""
+        return self._every
+
+    @property
+    def step_count(self) -> int:
+        """The number of calls of `step()`, skipped steps included."""
+        return self._steps
+
+    @property
+    def averaging_count(self) -> int:
+        """The number of averagings so far."""
+        return self._averagings
+
+    @torch._disable_dynamo
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """The optimizer's step(). Every `every`-th call averages the parameters then, which is collective."""
+        self._check_ready()
+        loss = self._local_step(closure)
+        self._steps += 1
+        self._steps_alone += 1
+        if self._steps_alone >= self._every:
+            self._average("on schedule")
+        return loss
+
+    def _check_ready(self) -> None:
+        if self._model_is_new and self._outer is not None and not self._loaded_itself:
+            raise PoseidonError(
+                "the model was loaded, and the outer optimizer still has the parameters of before: call "
+                "push_parameters() of the LocalSGD on every rank, or load its state_dict(), too"
+            )
+        self._model_is_new = self._loaded_itself = False
+
+    def _local_step(self, closure: Callable[[], float] | None) -> float | None:
+        scale, found_inf = vars(self).get("grad_scale"), vars(self).get("found_inf")
+        if found_inf is None:  # no GradScaler has called this
+            return self._inner.step(closure)  # type: ignore[no-any-return]
+        self._inner._opt_called = True  # for schedulers that were made with it
+        if found_inf.item():
+            return None
+        if scale is not None:
+            inverse = scale.double().reciprocal().float()
+            for group in self.param_groups:
+                for param in group["params"]:
+                    if param.grad is not None:
+                        param.grad.mul_(inverse.to(param.grad.device))
+        return self._inner.step(closure)  # type: ignore[no-any-return]
+
+    def average(self) -> None:
+        """Averages now, at the end of training or of an epoch, and begins to count to `every` again.
+
+        Collective. The ranks may have made different numbers of steps since the last averaging; each counts the same.
+        Without a step of any rank since then it does nothing.
+        """
+        self._check_ready()
+        control = self._context.control
+        alone = self._steps_alone if control is None else control.sum([self._steps_alone])[0]
+        if alone:
+            self._average("by average()")
+
+    @torch.no_grad()
+    def _average(self, why: str) -> None:
+        self._check_parameters_now()
+        control = self._context.control
+        if control is not None:
+            text = f"averaging {self._averagings + 1} of LocalSGD, {why}, {self._model_loads} loads of the model before"
+            difference = first_difference(control, text)
+            if difference is not None:
+                rank, theirs, ours = difference
+                raise Mismatch(
+                    f"the ranks are at different places: rank 0 at {ours!r}, rank {rank} at {theirs!r}; make as many "
+                    "steps on every rank, or end an uneven epoch with average() on every rank, and load the model on "
+                    "all ranks"
+                )
+        self._averaging.average()
+        self._send_buffers()
+        self._averagings += 1
+        self._steps_alone = self._model_loads = 0
+        self._context.tell_notices()
+
+    def _send_buffers(self) -> None:
+        control = self._context.control
+        if control is not None:
+            control.broadcast(list(self._model.buffers()), 0)
+
+    def _check_parameters_now(self) -> None:
+        known = {entry.param for entry in self._found}
+        now = {param: name for name, param in self._model.named_parameters()}
+        added = [name for param, name in now.items() if param.requires_grad and param.numel() and param not in known]
+        gone = [entry.name for entry in self._found if entry.param not in now]
+        if added or gone:
+            name = (added or gone)[0]
+            raise InvalidArgument(
+                f"parameter {name} {'is new or trains now' if added else 'was replaced or removed'}, and LocalSGD "
+                "averages those that trained when it was made: make a new LocalSGD on every rank after the "
+                "model changes"
+            )
+
+    @torch.no_grad()
+    def push_parameters(self) -> None:
+        """Gives rank 0's parameters and buffers to all ranks, and begins outer momentum and counts anew. Collective.
+
+        It is needed after the model was loaded or edited, unless the state of this object is loaded, too. The state of
+        `optimizer` stays.
+        """
+        if self._context.control is not None:
+            params = [param.detach() for param in self._model.parameters()]
+            self._context.control.broadcast(params, 0)
+            self._send_buffers()
+        self._averaging.take_over()
+        self._steps_alone = self._model_loads = 0
+        self._model_is_new = False
+
+    def _note_model_load(self, *_: Any) -> None:
+        self._model_loads += 1
+        self._model_is_new = True
+
+    # What a torch optimizer has.
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients of the optimizer's parameters."""
+        self._inner.zero_grad(set_to_none)
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The optimizer's state by parameter: this worker's own."""
+        return self._inner.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._inner.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's state_dict(), and under "local_sgd" the counts and the outer optimizer's state.
+
+        Any rank may call it alone. Between two averagings each rank's is its own, as its model's is. The optimizer
+        itself can load it, too.
+        """
+        own = {"steps": self._steps, "alone": self._steps_alone, "averagings": self._averagings}
+        return {**self._inner.state_dict(), _KEY: {**own, "outer": self._averaging.state()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what `state_dict` of this class returned: each rank its own, or all the same. Collective.
+
+        The outer optimizer's state is rank 0's on all ranks. Load the model's state_dict, too. A checkpoint of the
+        optimizer itself begins the counts anew; with `outer`, call `push_parameters()` after it.
+        """
+        own = state_dict.get(_KEY)
+        self._inner.load_state_dict({key: value for key, value in state_dict.items() if key != _KEY})
+        counts = (0, 0, 0) if own is None else (own["steps"], own["alone"], own["averagings"])
+        if self._context.control is not None:
+            text = "a state_dict without counts" if own is None else f"counts of steps and averagings {counts}"
+            check_same(self._context.control, text, "LocalSGD state")
+        self._steps, self._steps_alone, self._averagings = counts
+        if own is not None:
+            self._averaging.load(own["outer"])
+            self._loaded_itself, self._model_is_new, self._model_loads = True, False, 0
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group of parameters of the model that trained when this object was made, or raises InvalidArgument."""
+        if isinstance(self._inner, Optimizer):
+            self._inner.add_param_group(param_group)
+            try:
+                _check_parameters(self._model, self._inner, self._found)
+            except InvalidArgument:
+                del self._inner.param_groups[-1]
+                raise
+        else:
+            super().add_param_group(param_group)  # from Optimizer.__init__
+
+    def __repr__(self) -> str:
+        return f"LocalSGD(every={self._every}, outer={self._outer}, {self._inner!r})"
+
+    def __getstate__(self) -> NoReturn:
+        raise InvalidArgument(
+            "a LocalSGD cannot be copied or pickled, since it belongs to this process's job: save state_dict()"
+        )
+
+
+def _check_arguments(model: nn.Module, optimizer: Optimizer, every: int, outer: OuterNesterov | None) -> None:
+    if isinstance(optimizer, OptimizerWrapper):
+        raise InvalidArgument(
+            f"the optimizer is a poseidon.{type(optimizer).__name__} already: pass the torch optimizer itself"
+        )
+    if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
+        kinds = f"a {type(model).__name__} and a {type(optimizer).__name__}"
+        raise InvalidArgument(f"LocalSGD got {kinds}: pass the model first, and then a torch.optim.Optimizer")
+    if any(isinstance(part, TorchDistributedDataParallel) for part in model.modules()):
+        raise InvalidArgument(
+            "the model is wrapped in DistributedDataParallel, which exchanges gradients at every step: pass the module "
+            "inside (.module) to LocalSGD, and train that"
+        )
+    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+        raise InvalidArgument(f"every is {every!r}: it is the number of steps between averagings, 1 or more")
+    if outer is not None and not isinstance(outer, OuterNesterov):
+        raise InvalidArgument(f"outer is a {type(outer).__name__}: pass poseidon.OuterNesterov(lr=0.7, momentum=0.9)")
+
+
+def _check_parameters(model: nn.Module, optimizer: Optimizer, found: list[SyncedParameter]) -> None:
+    if not found:
+        raise InvalidArgument("LocalSGD needs a model with at least one parameter that requires a gradient")
+    names = {param: name for name, param in model.named_parameters()}
+    averaged = {entry.param for entry in found}
+    for number, group in enumerate(optimizer.param_groups):
+        for index, param in enumerate(group["params"]):
+            if param not in names:
+                raise InvalidArgument(
+                    f"parameter {index} of group {number} of the optimizer is not the model's, so that it would differ "
+                    "between the ranks: pass the model that the optimizer trains"
+                )
+            if param.requires_grad and param.numel() and param not in averaged:
+                raise InvalidArgument(
+                    f"parameter {names[param]} is new or trains now, and LocalSGD averages those that trained when it "
+                    "was made: make a new LocalSGD on every rank after the model changes"
+                )
