@@ -1,6 +1,7 @@
-// Measures the kernels on one core. It compares sums, medians and optimizer updates with memory copies, gives the
-// GFLOP/s of factor products, and times an event of the flight recorder and a message's header. It prints a table, in
-// which each figure is the best of several rounds. `make core-bench` builds and runs it.
+// Measures the kernels on one core. It compares sums, medians, conversions and optimizer updates with memory copies,
+// gives the GFLOP/s of factor products, and times an event of the flight recorder and a message's header. It prints a
+// table, in which each figure is the best of several rounds. `make core-bench` builds and runs it.
+// With the arguments `adamw` and a number of parameters it prints one figure, which bench/adamw.py compares with torch.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -12,6 +13,7 @@
 #include <limits>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -175,33 +177,63 @@ class Copy {
   std::size_t size_bytes_;
 };
 
+/// An update of `size_bytes` of parameters.
+template <typename T>
+class Update {
+ public:
+  Update(const UpdateRule& rule, std::size_t size_bytes) : arrays_(5, size_bytes) {
+    const std::size_t n = size_bytes / sizeof(T);
+    const auto elements = [&](std::size_t array) { return std::span(reinterpret_cast<T*>(arrays_[array]), n); };
+    for (std::size_t array = 0; array < 4; ++array)
+      for (std::size_t i = 0; i < n; ++i) elements(array)[i] = static_cast<T>(1e-3 * static_cast<double>(i % 977 + 1));
+    call.parameters = elements(0);
+    call.gradient = elements(1);
+    call.states[0] = elements(2);
+    call.states[1] = elements(3);
+    call.scratch = elements(4);
+    call.update_count = 2;
+    call.values = rule.values;
+  }
+
+  UpdateCall<T> call;
+
+ private:
+  Arrays arrays_;  // parameters, gradient, two states, and LAMB's direction
+};
+
 /// Measures GB/s, read and written together, and compares with a copy that reads and writes as much.
 template <typename T>
 void bench_update_of(const char* name, const UpdateRule& rule, const std::function<void(const UpdateCall<T>&)>& update,
                      DType dtype, std::size_t size_bytes) {
-  const std::size_t n = size_bytes / sizeof(T);
-  Arrays arrays(5, size_bytes);  // parameters, gradient, two states, and LAMB's direction
-  const auto elements = [&](std::size_t array) { return std::span(reinterpret_cast<T*>(arrays[array]), n); };
-  for (std::size_t array = 0; array < 4; ++array)
-    for (std::size_t i = 0; i < n; ++i) elements(array)[i] = static_cast<T>(1e-3 * static_cast<double>(i % 977 + 1));
-  UpdateCall<T> call;
-  call.parameters = elements(0);
-  call.gradient = elements(1);
-  call.states[0] = elements(2);
-  call.states[1] = elements(3);
-  call.scratch = elements(4);
-  call.update_count = 2;
-  call.values = rule.values;
+  const Update<T> work(rule, size_bytes);
   // Parameters and states are read and written; the gradient is read. LAMB also writes and reads the direction, and
   // reads the parameters twice.
   const std::size_t moves = 3 + 2 * update_state_count(rule) + (rule.kind->needs_scratch ? 3 : 0);
-  const auto [seconds, copy] = best_seconds([&] { update(call); }, Copy(moves * size_bytes));
+  const auto [seconds, copy] = best_seconds([&] { update(work.call); }, Copy(moves * size_bytes));
   print_rate(name, dtype, size_bytes, static_cast<double>(moves * size_bytes), seconds, {copy});
 }
 
 void bench_update(const char* name, const UpdateRule& rule, DType dtype, std::size_t size_bytes) {
   if (dtype == DType::float64) return bench_update_of<double>(name, rule, rule.kind->update_float64, dtype, size_bytes);
   bench_update_of<float>(name, rule, rule.kind->update_float32, dtype, size_bytes);
+}
+
+/// Converts float32 values to `dtype` and back. Each conversion is compared with a copy that reads and writes as much.
+void bench_conversions(DType dtype, std::size_t size_bytes) {
+  const std::size_t n = size_bytes / sizeof(float);
+  const std::size_t encoded_bytes = array_bytes(dtype, n);
+  Arrays arrays(3, size_bytes + dtype_bytes(dtype));
+  auto* const values = reinterpret_cast<float*>(arrays[0]);
+  auto* const residual = reinterpret_cast<float*>(arrays[1]);
+  for (std::size_t i = 0; i < n; ++i) values[i] = 1e-3F * static_cast<float>(i % 977) - 0.4F;
+  const auto print = [&](const char* name, std::size_t moved_bytes, const std::function<void()>& convert) {
+    const auto [seconds, copy] = best_seconds(convert, Copy(moved_bytes));
+    print_rate(name, dtype, size_bytes, static_cast<double>(moved_bytes), seconds, {copy});
+  };
+  print("encode", size_bytes + encoded_bytes, [&] { encode(dtype, values, arrays[2], n); });
+  print("encode with feedback", 3 * size_bytes + encoded_bytes,
+        [&] { encode_with_feedback(dtype, values, residual, arrays[2], n); });
+  print("decode", size_bytes + encoded_bytes, [&] { decode(dtype, arrays[2], values, n); });
 }
 
 void bench_product(DType dtype, std::size_t rows, std::size_t cols, std::size_t factor_count, std::size_t term_count) {
@@ -255,17 +287,33 @@ void bench_header() {
   std::printf("header     made, encoded, decoded, read %30.1f ns\n", seconds / kMessages * 1e9);
 }
 
+UpdateRule rule_of(const char* kind, std::vector<std::pair<std::string, double>> values) {
+  values.insert(values.end(), {{"lr", 1e-3}, {"weight_decay", 0.01}});
+  return make_update_rule(kind, values).value();
+}
+
+const std::vector<std::pair<std::string, double>> kMoments{{"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-8}};
+
+/// Prints the nanoseconds in which AdamW updates one of `element_count` float32 parameters, for bench/adamw.py.
+void print_adamw(std::size_t element_count) {
+  const UpdateRule rule = rule_of("adamw", kMoments);
+  const Update<float> work(rule, element_count * sizeof(float));
+  const auto [seconds] = best_seconds([&] { rule.kind->update_float32(work.call); });
+  std::printf("%.6f\n", seconds / static_cast<double>(element_count) * 1e9);
+}
+
 }  // namespace
 }  // namespace poseidon::kernel
 
-int main() {
+int main(int argument_count, char** arguments) {
   using poseidon::DType;
-  const auto rule_of = [](const char* kind, std::vector<std::pair<std::string, double>> values) {
-    values.insert(values.end(), {{"lr", 1e-3}, {"weight_decay", 0.01}});
-    return poseidon::make_update_rule(kind, values).value();
-  };
-  const std::vector<std::pair<std::string, double>> moments{{"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-8}};
+  using poseidon::kernel::rule_of;
+  const auto& moments = poseidon::kernel::kMoments;
   namespace kernel = poseidon::kernel;
+  if (argument_count == 3 && std::string_view(arguments[1]) == "adamw") {
+    kernel::print_adamw(std::stoul(arguments[2]));
+    return 0;
+  }
   constexpr std::size_t kSizes[] = {std::size_t{32} << 10, std::size_t{2} << 20};
   for (const DType dtype : {DType::float32, DType::float64, DType::float16, DType::bfloat16}) {
     for (const std::size_t size_bytes : kSizes) {
@@ -275,6 +323,8 @@ int main() {
       kernel::bench_accumulate_pieces(dtype, size_bytes);
     }
   }
+  for (const DType dtype : {DType::float16, DType::bfloat16, DType::int8_blocks})
+    for (const std::size_t size_bytes : kSizes) kernel::bench_conversions(dtype, size_bytes);
   for (const DType dtype : {DType::float32, DType::float64}) {
     for (const std::size_t size_bytes : kSizes) {
       kernel::bench_update("sgd", rule_of("sgd", {}), dtype, size_bytes);

@@ -16,4 +16,9 @@ void widen(Isa isa, DType dtype, const std::byte* in, float* out, std::size_t el
 /// that of `out`: float16 or bfloat16.
 void narrow(Isa isa, DType dtype, const float* in, std::byte* out, std::size_t element_count);
 
+/// The same for in + residual. What the rounding has lost is then in `residual`; where that is not finite, it is 0. The
+/// arrays do not overlap.
+void narrow_with_feedback(Isa isa, DType dtype, const float* in, float* residual, std::byte* out,
+                          std::size_t element_count);
+
 }  // namespace poseidon::kernel

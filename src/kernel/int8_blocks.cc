@@ -37,8 +37,8 @@ POSEIDON_INLINE void round_values(const float* values, float factor, std::int8_t
                                       std::bit_cast<std::int32_t>(kRounder));
 }
 
-/// Encodes kValues values. All of them are read before `out` is written.
-POSEIDON_INLINE void encode_block(const float* values, std::byte* out) {
+/// Encodes kValues values. All of them are read before `out` is written. Returns the scale.
+POSEIDON_INLINE float encode_block(const float* values, std::byte* out) {
   const std::uint32_t largest_magnitude = largest_bits(values);
   const auto largest = std::bit_cast<float>(largest_magnitude);
   float scale = 0;
@@ -51,6 +51,19 @@ POSEIDON_INLINE void encode_block(const float* values, std::byte* out) {
   }
   std::memcpy(out, &scale, sizeof(scale));
   std::memcpy(out + sizeof(scale), rounded.data(), kValues);
+  return scale;
+}
+
+/// Encodes the first `count` values + residual of a block, and keeps in `residual` what is lost.
+POSEIDON_INLINE void encode_block_with_feedback(const float* values, float* residual, std::byte* out,
+                                                std::size_t count) {
+  alignas(64) std::array<float, kValues> wanted{};
+  for (std::size_t i = 0; i < count; ++i) wanted[i] = values[i] + residual[i];
+  const float scale = encode_block(wanted.data(), out);
+  const auto* sent = reinterpret_cast<const std::int8_t*>(out + sizeof(scale));
+  const bool finite = scale == scale;
+  POSEIDON_INDEPENDENT_ELEMENTS
+  for (std::size_t i = 0; i < count; ++i) residual[i] = finite ? wanted[i] - static_cast<float>(sent[i]) * scale : 0.0F;
 }
 
 POSEIDON_INLINE float scale_of(const std::byte* block) {
@@ -80,6 +93,17 @@ void encode_int8(Isa isa, const float* in, std::byte* out, std::size_t value_cou
         std::array<float, kValues> last{};
         std::memcpy(last.data(), in + first, (value_count - first) * sizeof(float));
         encode_block(last.data(), block);
+      });
+}
+
+void encode_int8_with_feedback(Isa isa, const float* in, float* residual, std::byte* out, std::size_t value_count) {
+  run_with(
+      isa, [=](auto) __attribute__((always_inline)) {
+        std::byte* block = out;
+        std::size_t first = 0;
+        for (; first + kValues <= value_count; first += kValues, block += kBlockBytes)
+          encode_block_with_feedback(in + first, residual + first, block, kValues);
+        if (first < value_count) encode_block_with_feedback(in + first, residual + first, block, value_count - first);
       });
 }
 

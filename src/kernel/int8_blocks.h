@@ -15,6 +15,9 @@ namespace poseidon::kernel {
 /// where `in` begins.
 void encode_int8(Isa isa, const float* in, std::byte* out, std::size_t value_count);
 
+/// The same for in + residual. What the rounding has lost is then in `residual`; where a block is not finite, it is 0.
+void encode_int8_with_feedback(Isa isa, const float* in, float* residual, std::byte* out, std::size_t value_count);
+
 /// out[i] = value i. `in` may be the last bytes of `out`.
 void decode_int8(Isa isa, const std::byte* in, float* out, std::size_t value_count);
 

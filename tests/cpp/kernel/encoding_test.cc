@@ -142,6 +142,22 @@ TEST_P(Encoding, FeedbackLosesNothing) {
     EXPECT_NEAR(sent[i] + residual[i], wanted[i], 1e-5 * std::max(1.0, std::fabs(wanted[i]))) << i;
 }
 
+TEST_P(Encoding, FeedbackInTheGradientsOwnMemory) {
+  for (const std::size_t count : {1000, 1024, 5000}) {
+    auto values = random_values(count, 7);
+    const auto before = random_values(count, 8);
+    auto expected_rest = before;
+    Bytes expected(array_bytes(GetParam(), count));
+    encode_with_feedback(GetParam(), values.data(), expected_rest.data(), expected.data(), count);
+    auto rest = before;
+    values.resize(std::max(count, expected.size() / sizeof(float)));
+    auto* const bytes = reinterpret_cast<std::byte*>(values.data());
+    encode_with_feedback(GetParam(), values.data(), rest.data(), bytes, count);
+    EXPECT_TRUE(std::equal(expected.begin(), expected.end(), bytes)) << count;
+    EXPECT_EQ(rest, expected_rest) << count;
+  }
+}
+
 TEST(Int8Blocks, SumsAreThoseOfTheDecodedValues) {
   constexpr std::size_t blocks = 9;
   constexpr std::size_t count = blocks * 256;
