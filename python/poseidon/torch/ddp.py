@@ -38,7 +38,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     """Trains `module` synchronously on all workers of the job: after backward every `.grad` is the
     mean over the workers.
 
-    `scheme` is "auto" (the cheapest for each layer and step) or the name of a scheme for all layers, or a mapping from patterns of parameter or module names to these. The default is the option `scheme`.
+    `scheme` is "auto" (the cheapest for each layer and step), the name of a scheme for all layers, or a mapping
+    from patterns of parameter or module names to these. The default is the option `scheme`.
     `wire` is how the numbers of float32 gradients travel: "fp32" as they are, "bf16", "fp16" or "int8" rounded, or a
     mapping as for `scheme`. The default is the option `wire`.
     The other arguments are torch's, by position and by name. `find_unused_parameters`, `static_graph`,
