@@ -50,7 +50,7 @@ def connect(**options: Any) -> Exchange:
     client = Client.connect(settings.core(), None if settings.world_size == 1 else shared_store(settings))
     settle_chunk_bytes(client, settings)
     tell_notices(client)
-    return Exchange(client)
+    return Exchange(client, wire=settings.wire, parameter_wire=settings.parameter_wire)
 
 
 @dataclass
@@ -101,9 +101,14 @@ class Exchange:
     rank with the same reason, and every later call raises it.
     """
 
-    def __init__(self, client: Client) -> None:
-        """Takes over a connected client; use `poseidon.connect`."""
+    def __init__(self, client: Client, *, wire: str = "fp32", parameter_wire: str = "fp32") -> None:
+        """Takes over a connected client; use `poseidon.connect`.
+
+        `wire` is how the numbers of float32 arrays travel to the servers, and `parameter_wire` how they come back
+        (docs/wire-formats.md). Arrays of other types travel as they are.
+        """
         self._client = client
+        self._wire, self._parameter_wire = wire, parameter_wire
         self._keys: dict[str, _Key] = {}
         self._lock = threading.Lock()
         # Also when the process ends without close(): the others then hear a goodbye, not a death.
@@ -142,7 +147,7 @@ class Exchange:
         views = {name: _view(name, array) for name, array in arrays.items()}
         if not views:
             return 0
-        layers = [_layer(name, view, whole) for name, view in views.items()]
+        layers = [self._layer(name, view, whole) for name, view in views.items()]
         first, _ = self._client.add_layers(layers)
         keys = [_Key(name, layer, v.dtype.name, v.shape) for layer, (name, v) in enumerate(views.items(), first)]
         version = self._restore(keys) if resume else 0
@@ -151,6 +156,19 @@ class Exchange:
         self.barrier()
         self._keys.update({key.name: key for key in keys})
         return version
+
+    def _layer(self, name: str, view: np.ndarray, whole: bool) -> Layer:
+        rounds = view.dtype == np.float32
+        return Layer(
+            name,
+            view.dtype.name,
+            math.prod(view.shape),
+            scheme="ps",
+            stored=True,
+            whole=whole,
+            wire=self._wire if rounds else "fp32",
+            parameter_wire=self._parameter_wire if rounds else "fp32",
+        )
 
     def _restore(self, keys: Sequence[_Key]) -> int:
         """Collective: the version of the servers' checkpoint that these keys have now; 0: none."""
@@ -321,10 +339,6 @@ class Exchange:
                     key.operation, key.arrays = None, ()
         if failure is not None:
             raise failure
-
-
-def _layer(name: str, view: np.ndarray, whole: bool) -> Layer:
-    return Layer(name, view.dtype.name, math.prod(view.shape), scheme="ps", stored=True, whole=whole)
 
 
 def _by_key(keys: Keys, arrays: Arrays, what: str) -> dict[str, Any]:

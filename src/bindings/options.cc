@@ -133,14 +133,17 @@ nb::dict one_of(const std::vector<std::pair<std::string, std::string>>& names) {
 nb::dict scheme_names() {
   std::vector<std::pair<std::string, std::string>> names{
       {std::string(scheme_name(Scheme::automatic)), "The cheapest for each layer."}};
-  std::string compared;
+  std::vector<std::string> compared;
   for (const Scheme scheme : all_schemes()) {
     const SchemeTraits& traits = traits_of(scheme);
     const std::string name(scheme_name(scheme));
     if (!traits.only_one_worker) names.emplace_back(name, traits.summary);
-    if (traits.automatic) compared += (compared.empty() ? "" : " and ") + name;
+    if (traits.automatic) compared.push_back(name);
   }
-  names.front().second = "The cheapest of " + compared + " for each layer.";
+  std::string list;
+  for (std::size_t i = 0; i < compared.size(); ++i)
+    list.append(i == 0 ? "" : i + 1 == compared.size() ? " and " : ", ").append(compared[i]);
+  names.front().second = "The cheapest of " + list + " for each layer.";
   return one_of(names);
 }
 

@@ -78,6 +78,31 @@ def test_values(world_size: int) -> None:
     run(world_size, values)
 
 
+def rounded_values(port: int, wire: str, exact_below: int) -> None:
+    """Whole numbers below `exact_below` travel exactly in this format; others are rounded, and only on their way."""
+    with joined(port, wire=wire) as exchange:
+        small = own(exchange, (300,), "float32")
+        large = small + np.float32(exact_below) + np.float32(1 / 3)
+        exchange.declare({"small": np.zeros_like(small), "large": np.zeros_like(large), "wide": np.zeros(300)})
+        before, out = large.copy(), np.zeros_like(large)
+        exchange.push_pull("small", small, out=out, average=False)
+        assert np.array_equal(out, total(exchange, (300,), "float32"))
+        exchange.push_pull("large", large, out=out, average=False)
+        assert np.array_equal(large, before)
+        exact = total(exchange, (300,), "float32") + exchange.world_size * (exact_below + 1 / 3)
+        assert np.allclose(out, exact, rtol=1 / exact_below)
+        assert exchange.world_size == 1 or not np.allclose(out, exact, rtol=1e-6)
+        wide = np.full(300, 1 / 3)
+        exchange.push_pull("wide", wide)
+        assert np.allclose(wide, 1 / 3, rtol=1e-12)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize(("wire", "exact_below"), [("bf16", 256), ("fp16", 2048)])
+def test_fewer_bits_on_the_way(world_size: int, wire: str, exact_below: int) -> None:
+    run(world_size, rounded_values, wire, exact_below)
+
+
 def many_keys(port: int) -> None:
     shape = (300,)
     with joined(port) as exchange:
