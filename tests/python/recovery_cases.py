@@ -246,8 +246,11 @@ def batch(step: int, rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(rows, 48, generator=generator), torch.randn(rows, 4, generator=generator)
 
 
-def make_optimizer(kind: str, model: poseidon.DistributedDataParallel) -> torch.optim.Optimizer:
-    """By the first word: sgd, adagrad, adam; "overlap" and "server" make it a DistributedOptimizer."""
+def make_optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
+    """By the first word: sgd, adagrad, adam; "overlap" and "server" make it a DistributedOptimizer.
+
+    "local" makes it a LocalSGD, which averages after 3 steps, "outer" with an outer optimizer.
+    """
     inner: torch.optim.Optimizer
     if kind.startswith("sgd"):
         inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
@@ -255,6 +258,9 @@ def make_optimizer(kind: str, model: poseidon.DistributedDataParallel) -> torch.
         inner = torch.optim.Adagrad(model.parameters(), lr=0.01)
     else:
         inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+    if "local" in kind:
+        return poseidon.LocalSGD(model, inner, 3, outer=poseidon.OuterNesterov() if "outer" in kind else None)
+    assert isinstance(model, poseidon.DistributedDataParallel)
     if "server" in kind:
         return poseidon.DistributedOptimizer(inner, model, update="server")
     return poseidon.DistributedOptimizer(inner, model) if "overlap" in kind else inner
@@ -298,11 +304,12 @@ def train(
 
 def _train(dies: Faults, kind: str, steps: int, **options: Any) -> dict[str, Any]:
     module = network(kind)
-    model = poseidon.DistributedDataParallel(module)
+    model = module if "local" in kind else poseidon.DistributedDataParallel(module)
     optimizer = make_optimizer(kind, model)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.9**epoch)
     dies.reached("set-up", 0)
-    recovery = poseidon.Recovery(model, optimizer, scheduler, seed=7, **options)
+    objects = [optimizer, scheduler] if "local" in kind else [model, optimizer, scheduler]
+    recovery = poseidon.Recovery(*objects, seed=7, **options)
     module[2].register_forward_hook(lambda *_: dies.reached("forward", recovery.step))
     module[3].register_full_backward_hook(lambda *_: dies.reached("backward", recovery.step))
     sizes, made = [], 0
@@ -329,7 +336,7 @@ def _train(dies: Faults, kind: str, steps: int, **options: Any) -> dict[str, Any
     dies.reached("finished", recovery.step)
     history = [vars(event) for event in recovery.history]
     result = Result(parameters_and_state(module, optimizer), made, sizes, history)
-    if "server" in kind:
+    if "server" in kind or "outer" in kind:
         poseidon.barrier()  # the others may still ask this rank's server for the state
     return vars(result)
 

@@ -295,12 +295,28 @@ def test_jobs_whose_ranks_drift() -> None:
 def recovering() -> bool:
     poseidon.init(on_failure="rejoin")
     model = mlp()
-    refused("on_failure=rejoin", model, adamw(model), 2)
+    optimizer = poseidon.LocalSGD(model, adamw(model), 2)
+    with pytest.raises(InvalidArgument, match="give the LocalSGD to Recovery"):
+        optimizer.step()
+    with pytest.raises(InvalidArgument, match="pass a directory"):
+        poseidon.Recovery(optimizer)
+    with pytest.raises(InvalidArgument, match="comes first"):
+        poseidon.Recovery(optimizer, poseidon.LocalSGD(model, adamw(model), 2))
+    with pytest.raises(InvalidArgument, match="keep 2 or more"):
+        poseidon.Recovery(optimizer, directory="unused", keep=1)
+    return True
+
+
+def shrinking() -> bool:
+    poseidon.init(on_failure="shrink")
+    model = mlp()
+    refused("on_failure=shrink", model, adamw(model), 2)
     return True
 
 
 def test_jobs_that_recover() -> None:
     assert workers.run_fresh(2, recovering) == [True, True]
+    assert workers.run_fresh(2, shrinking) == [True, True]
 
 
 def planned() -> tuple[bool, bool, float]:

@@ -12,9 +12,10 @@ from typing import Any
 from poseidon.adapter.agreement import check_same
 from poseidon.adapter.control import Control
 from poseidon.adapter.membership import Membership
+from poseidon.adapter.own_versions import OwnVersions
 from poseidon.adapter.snapshots import Snapshots, tell
 from poseidon.adapter.state_text import broadcast
-from poseidon.adapter.training_state import TrainingState
+from poseidon.adapter.training_state import OwnState, TrainingState
 from poseidon.adapter.versions import Versions
 from poseidon.errors import Aborted, InvalidArgument, PeerLost, PoseidonError, PoseidonTimeout, Refused, Unreachable
 
@@ -58,15 +59,9 @@ class Recovery:
     ) -> None:
         self._context = here
         self._state = state
-        self._snapshots = Snapshots(directory, keep, state.arrays) if directory is not None else None
-        self._versions: Versions | None = None
-        if here.recovers and self._state.on_servers:
-            if directory is not None:
-                raise InvalidArgument(
-                    "with update='server' everything is saved in checkpoint_dir, every checkpoint_every steps: leave "
-                    "directory out of Recovery"
-                )
-            self._versions = Versions(self._state, here.settings)
+        self._versions = _versions(state, here, directory, every, keep)
+        snapshots = directory is not None and self._versions is None
+        self._snapshots = Snapshots(directory, keep, state.arrays) if directory is not None and snapshots else None
         self._every = every
         self._step = 0
         self._finished = 0  # `until` has said so on some rank
@@ -80,6 +75,8 @@ class Recovery:
         self.history: list[RecoveryEvent] = []
         if here.recovers:
             self._form()
+        elif isinstance(self._versions, OwnVersions):
+            self._step, self._finished = self._versions.agree(self._context, all_new=True)
         elif self._snapshots is not None:
             self._resume()
 
@@ -154,6 +151,8 @@ class Recovery:
     def _complete(self) -> None:
         self._begin()
         self._state.settle()
+        if isinstance(self._versions, OwnVersions):  # nobody goes back behind this step
+            self._versions.complete(self._step, self._context)
         if self._context.control is not None:
             self._context.control.barrier()
         self._finished = self._step
@@ -235,7 +234,8 @@ class Recovery:
         most = [max(column) for column in zip(*rows, strict=True)]
         self._failures, self._failed_step = most[3:5]  # so that all give up together
         state.resume(self._step, most[5:])
-        control.on_exchange = state.check_exchange
+        if not isinstance(self._versions, OwnVersions):
+            control.on_exchange = state.check_exchange
         replaced = tuple(rank for rank, row in enumerate(rows) if row[2])
         self._is_new, self._is_whole = False, True
         if replaced:
@@ -296,3 +296,26 @@ class Recovery:
         if state is not None:
             self._load(state)
             self._state.resume(self._step, self._state.decisions())
+
+
+def _versions(
+    state: TrainingState, here: Membership, directory: str | os.PathLike[str] | None, every: int, keep: int
+) -> Versions | OwnVersions | None:
+    """What all ranks go back to together, where a rank's state cannot be given by another."""
+    if isinstance(state, OwnState):
+        if directory is not None:
+            return OwnVersions(state, directory, every, keep)
+        if here.recovers:
+            raise InvalidArgument(
+                f"with on_failure={here.settings.on_failure} and LocalSGD every rank's state is its own, and no other "
+                "rank can give it to a replacement: pass a directory to Recovery, in which each rank saves it"
+            )
+        return None
+    if not here.recovers or not state.on_servers:
+        return None
+    if directory is not None:
+        raise InvalidArgument(
+            "with update='server' everything is saved in checkpoint_dir, every checkpoint_every steps: leave "
+            "directory out of Recovery"
+        )
+    return Versions(state, here.settings)

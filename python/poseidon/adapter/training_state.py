@@ -101,3 +101,18 @@ class TrainingState(ABC):
 
         `restored` says that they have the values of a checkpoint. Otherwise they get rank 0's.
         """
+
+
+class OwnState(TrainingState):
+    """A state of which every rank has its own, as in training that exchanges only now and then.
+
+    `load` is collective. `collect` without `whole` leaves out what only rank 0 has to load.
+    """
+
+    @abstractmethod
+    def has_exchanged(self) -> bool:
+        """Whether the ranks have exchanged after the last step, or before the first. The same on all ranks."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Makes all ranks begin with rank 0's models. Collective."""

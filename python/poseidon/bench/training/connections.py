@@ -37,15 +37,21 @@ class Trainer:
     """A wrapped model and its optimizer.
 
     A DistributedOptimizer leaves a step's exchange under way. `plain_steps` steps are still to come in which the method
-    does not compress yet.
+    does not compress yet. `barrier` is called when the worker has all results, and its server may still send those of
+    others.
     """
 
     def __init__(
-        self, module: Callable[[torch.Tensor], torch.Tensor], optimizer: torch.optim.Optimizer, plain_steps: int = 0
+        self,
+        module: Callable[[torch.Tensor], torch.Tensor],
+        optimizer: torch.optim.Optimizer,
+        plain_steps: int = 0,
+        barrier: Callable[[], None] | None = None,
     ) -> None:
         self.module = module
         self.optimizer = optimizer
         self.plain_steps = plain_steps
+        self._barrier = barrier
 
     @property
     def searching(self) -> bool:
@@ -57,6 +63,8 @@ class Trainer:
         synchronize = getattr(self.optimizer, "synchronize", None)
         if synchronize is not None:
             synchronize()
+        if self._barrier is not None:
+            self._barrier()
 
 
 def _compress(wrapped: TorchDistributedDataParallel, method: Method) -> int:
@@ -142,6 +150,10 @@ class HostConnections:
             return Trainer(wrapped, bare.optimizer, _compress(wrapped, method))
         import poseidon.torch as poseidon
 
+        if method.every > 1:
+            local = poseidon.LocalSGD(bare.model, bare.optimizer, method.every, wire=method.wire)
+            poseidon.barrier()  # what others receive of the first parameters is no step's
+            return Trainer(bare.model, local, barrier=poseidon.barrier)
         scheme = dict.fromkeys(bare.factorable, method.scheme) if takes_factors(method.scheme) else method.scheme
         module = poseidon.DistributedDataParallel(
             bare.model, scheme=scheme, wire=method.wire, init_sync=self._init_sync

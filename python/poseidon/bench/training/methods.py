@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from poseidon.bench.training.traffic import Format, layer_bytes, powersgd_bytes
+from poseidon.bench.training.traffic import Format, averaging_bytes, layer_bytes, powersgd_bytes
 from poseidon.models import ModelTable
 from poseidon.options import BY_NAME
 
@@ -16,6 +16,7 @@ Library = Literal["none", "torch", "poseidon"]
 _LEAST_SIZES = {"chunk_bytes": 64, "small_bytes": 0, "group_bytes": 1}
 # Geryon's slicing threshold of 1,024K. It counts elements: in bytes VGG-19 would have at least 548 slices, not its 320.
 _SLICE_BYTES = 4 << 20
+_LOCAL_STEPS = 16
 _UNSLICED_BYTES = 1 << 34  # the most that chunk_bytes may be
 
 
@@ -39,7 +40,8 @@ class Method:
     `scheme` is that of Poseidon's factorable layers. `options` are those of `poseidon.init`. With `overlap` a
     DistributedOptimizer updates each layer when its gradient is in, and the next forward pass waits layer by layer.
     `chunk_bytes` is for unscaled weights; None takes the run's. `wire` is how numbers travel: Poseidon's option of that
-    name, or torch DDP's compression hook for "bf16" and "fp16". `powersgd_rank` adds torch DDP's PowerSGD hook.
+    name, or torch DDP's compression hook for "bf16" and "fp16". `powersgd_rank` adds torch DDP's PowerSGD hook. With
+    `every` above 1 a LocalSGD averages after so many steps. Its `wire` is that of pseudo-gradients.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Method:
     chunk_bytes: int | None = None
     wire: str = "fp32"
     powersgd_rank: int | None = None
+    every: int = 1
 
     def scaled(self, scale: int) -> Method:
         """Returns this method for weights whose dimensions are divided by `scale`."""
@@ -73,6 +76,8 @@ class Method:
             return [0.0] * len(table.layers)
         if self.powersgd_rank is not None:
             return [powersgd_bytes(layer, worker_count, self.powersgd_rank) for layer in table.layers]
+        if self.every > 1:
+            return [averaging_bytes(layer, worker_count, self.wire) / self.every for layer in table.layers]
         torch = self.library == "torch"  # ring all-reduce moves what the sharded parameter server moves
         scheme, form = ("ps", Format(self.wire)) if torch else (self.scheme, Format(self.wire, small_bytes))
         return [layer_bytes(layer, table.factor_count(layer), worker_count, scheme, form) for layer in table.layers]
@@ -146,6 +151,8 @@ METHODS = {
             _SLICE_BYTES,
             priority_threshold="coarse",
         ),
+        Method("local-sgd", "poseidon", "LocalSGD: parameters are averaged after every 16th step", every=_LOCAL_STEPS),
+        Method("local-sgd-bf16", "poseidon", "the same with pseudo-gradients in bf16", wire="bf16", every=_LOCAL_STEPS),
         Method("ddp", "torch", "torch DistributedDataParallel over Gloo"),
         Method("ddp-fp16", "torch", "the same with its fp16 compression hook (lossy)", wire="fp16"),
         Method("ddp-bf16", "torch", "the same with its bf16 compression hook (lossy)", wire="bf16"),

@@ -57,7 +57,8 @@ class MethodResult:
     """One method's part of a run. Times are in seconds; bytes are those of one worker and step, sent plus received.
 
     `step_seconds` has every measured step. A step lasts from when the slowest host ended the step before to when the
-    slowest ended this one. `efficiency` is the median step without exchange over the median step with it.
+    slowest ended this one. `efficiency` is the median step without exchange over the median step with it. LocalSGD's
+    `iteration_seconds` is the mean over whole periods instead, of which one step averages.
     `samples_per_second` is that of all hosts, at the full batch and the reported device's speed. What a sample is, the
     layer table says.
 

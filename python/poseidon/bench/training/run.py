@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from statistics import median
+from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 from poseidon.bench.hosts.fleet import Fleet, hosts_on, make_barrier, start_fleet
@@ -66,9 +66,12 @@ def _run_rounds(
             if progress is not None:
                 progress(method.name, done, config.repeat_count * len(config.methods))
             warmup = (_NEXT_WARMUP if repeat else _FIRST_WARMUP) + (_OVERLAP_WARMUP if method.overlap else 0)
-            arguments = (method.scaled(config.scale), warmup, config.step_count, free_port())
+            steps = config.step_count
+            if method.every > 1:  # whole periods, so that each has its averaging
+                warmup, steps = method.every, -(-steps // method.every) * method.every
+            arguments = (method.scaled(config.scale), warmup, steps, free_port())
             # The library's own timeout comes first, so that its error says what happened.
-            limit = config.timeout_seconds * (warmup + config.step_count) + 60
+            limit = config.timeout_seconds * (warmup + steps) + 60
             rounds[method.name].append(fleet.call_same("run_round", *arguments, timeout_seconds=limit))
             done += 1
     return rounds
@@ -85,7 +88,8 @@ def _summarize(config: TrainConfig, rounds: dict[str, list[list[Round]]], tcp_co
     sharers = config.host_count if config.link is None else 1
     results = []
     for method in config.methods:
-        efficiency = without_exchange / median(seconds[method.name])
+        iteration = mean(seconds[method.name]) if method.every > 1 else median(seconds[method.name])
+        efficiency = without_exchange / iteration
         layer_bytes = _layer_bytes(config, method)
         counted_steps = sum(hosts[0].counted_steps for hosts in rounds[method.name])
         by_host = [
@@ -97,7 +101,7 @@ def _summarize(config: TrainConfig, rounds: dict[str, list[list[Round]]], tcp_co
             MethodResult(
                 method=method.name,
                 step_seconds=seconds[method.name],
-                iteration_seconds=median(seconds[method.name]),
+                iteration_seconds=iteration,
                 efficiency=efficiency,
                 speedup=config.host_count * efficiency,
                 samples_per_second=config.host_count * efficiency * full.batch / full.iteration_seconds,
@@ -135,6 +139,8 @@ def _bound_seconds(
     """What the processes do beyond the replayed compute without exchange counts as updates."""
     if tcp_copy is None:
         return None
+    if method.every > 1:  # nothing runs beside an averaging
+        return without_exchange + sum(layer_bytes) / 2 * 8 / tcp_copy
     return least_step_seconds(
         config.table,
         config.compute_seconds,

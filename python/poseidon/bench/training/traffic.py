@@ -88,6 +88,12 @@ def layer_bytes(layer: LayerSpec, factor_count: int, worker_count: int, scheme: 
     return factors + sum(ps_floats(count, worker_count) * form.dense_bytes(count) for count in dense.values())
 
 
+def averaging_bytes(layer: LayerSpec, worker_count: int, wire: str) -> float:
+    """Returns what one worker sends plus receives of a layer when `LocalSGD` averages: parameters come back whole."""
+    value_bytes = (WIRE_BYTES[wire] + FLOAT_BYTES) / 2
+    return ps_floats(layer.parameter_count, worker_count) * value_bytes
+
+
 def powersgd_bytes(layer: LayerSpec, worker_count: int, rank: int) -> float:
     """Returns what one worker sends plus receives of a layer with torch's PowerSGD hook in one step.
 

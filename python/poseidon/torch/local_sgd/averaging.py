@@ -53,8 +53,11 @@ class Averaging(ABC):
         """Collective: rank 0's parameters are those of all ranks now; nothing has been trained since."""
 
     @abstractmethod
-    def state(self) -> dict[str, Any] | None:
-        """What is kept between averagings beside the parameters, as plain data and tensors. Not collective."""
+    def state(self, whole: bool = True) -> dict[str, Any] | None:
+        """What is kept between averagings beside the parameters, as plain data and tensors. Not collective.
+
+        Not `whole`: without what servers hold.
+        """
 
     @abstractmethod
     def load(self, state: Mapping[str, Any] | None) -> None:
@@ -82,7 +85,7 @@ class MeanOfParameters(Averaging):
     def take_over(self) -> None:
         """There is nothing but the parameters."""
 
-    def state(self) -> dict[str, Any] | None:
+    def state(self, whole: bool = True) -> dict[str, Any] | None:
         return None
 
     def load(self, state: Mapping[str, Any] | None) -> None:
@@ -161,8 +164,10 @@ class OuterUpdate(Averaging):
             for held, param in zip(self._held, self.trained, strict=True):
                 param.copy_(held)
 
-    def state(self) -> dict[str, Any] | None:
-        states = self._outer.state if self._client is None else self._update.pull_states()
+    def state(self, whole: bool = True) -> dict[str, Any] | None:
+        states: Mapping[torch.Tensor, Mapping[str, Any]] = self._outer.state if self._client is None else {}
+        if self._update.connected and whole:
+            states = self._update.pull_states()
         return {
             "parameters": [held.detach().clone() for held in self._held],
             "momentum": [states.get(held, {}).get("momentum_buffer") for held in self._held],

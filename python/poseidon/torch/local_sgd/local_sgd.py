@@ -71,10 +71,10 @@ class LocalSGD(OptimizerWrapper):
                 f"LocalSGD and {drift_option(settings)} exclude each other: an averaging waits for all ranks; leave "
                 "the option out, or use DistributedDataParallel"
             )
-        if here.recovers:
+        if settings.world_size > 1 and settings.on_failure == "shrink":
             raise InvalidArgument(
-                f"LocalSGD and on_failure={settings.on_failure} exclude each other: between two averagings a worker "
-                "that replaces another has nobody to take its state from; use on_failure=abort and checkpoints"
+                "LocalSGD and on_failure=shrink exclude each other: a worker that is lost takes along what it has "
+                "trained since the last averaging; use on_failure=rejoin with Recovery, or abort"
             )
         super().__init__(optimizer)
         self._context = here
@@ -95,19 +95,28 @@ class LocalSGD(OptimizerWrapper):
         self._step_supports_amp_scaling = True  # so that a GradScaler calls step() also to skip it
         self.share_hooks(*STATE_HOOKS)
         model.register_load_state_dict_post_hook(self._note_model_load)
-        self._connect()
-        self.push_parameters()
+        if not here.recovers:
+            self.connect()
+            self._check_same_optimizer()
+            self.push_parameters()
 
-    def _connect(self) -> None:
+    def connect(self) -> None:
+        """Collective: averages in the job's present membership from now on. For `Recovery`.
+
+        The outer optimizer has no values then, until `push_parameters` or `load_state_dict`.
+        """
         client, control = self._context.client, self._context.control
         if client is not None:
             assert control is not None
             options = f"LocalSGD every {self._every}, outer {self._outer}"
             check_same(control, describe(self._model, self._found, options, ()), "model")
+            self._averaging.connect(client, control)
+
+    def _check_same_optimizer(self) -> None:
+        if self._context.control is not None:
             names = {param: name for name, param in self._model.named_parameters()}
             groups = [[names[param] for param in group["params"]] for group in self.param_groups]
-            check_same(control, described(self._inner, groups), "optimizer")
-            self._averaging.connect(client, control)
+            check_same(self._context.control, described(self._inner, groups), "optimizer")
 
     @property
     def model(self) -> nn.Module:
@@ -123,6 +132,11 @@ class LocalSGD(OptimizerWrapper):
     def step_count(self) -> int:
         """The number of calls of `step()`, skipped steps included."""
         return self._steps
+
+    @property
+    def steps_alone(self) -> int:
+        """The number of steps since the last averaging."""
+        return self._steps_alone
 
     @property
     def averaging_count(self) -> int:
@@ -141,6 +155,11 @@ class LocalSGD(OptimizerWrapper):
         return loss
 
     def _check_ready(self) -> None:
+        if self._context.recovers and self._context.client is None:
+            raise InvalidArgument(
+                f"step() before poseidon.Recovery with on_failure={self._context.settings.on_failure}: give the "
+                "LocalSGD to Recovery, and train in its attempts"
+            )
         if self._model_is_new and self._outer is not None and not self._loaded_itself:
             raise PoseidonError(
                 "the model was loaded, and the outer optimizer still has the parameters of before: call "
@@ -253,8 +272,15 @@ class LocalSGD(OptimizerWrapper):
         Any rank may call it alone. Between two averagings each rank's is its own, as its model's is. The optimizer
         itself can load it, too.
         """
-        own = {"steps": self._steps, "alone": self._steps_alone, "averagings": self._averagings}
-        return {**self._inner.state_dict(), _KEY: {**own, "outer": self._averaging.state()}}
+        return self._state_with(self._averaging.state())
+
+    def worker_state_dict(self) -> dict[str, Any]:
+        """`state_dict()` without what servers hold: what ranks other than 0 have to load."""
+        return self._state_with(self._averaging.state(whole=False))
+
+    def _state_with(self, outer: dict[str, Any] | None) -> dict[str, Any]:
+        own = {"steps": self._steps, "alone": self._steps_alone, "averagings": self._averagings, "outer": outer}
+        return {**self._inner.state_dict(), _KEY: own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict` of this class returned: each rank its own, or all the same. Collective.

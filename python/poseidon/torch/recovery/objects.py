@@ -39,6 +39,7 @@ class TrainingObjects(TrainingState):
 
     def __init__(self, objects: Sequence[Any], seed: int | None, recovers: bool, undo: bool) -> None:
         self.models = [one for one in objects if isinstance(one, DistributedDataParallel)]
+        self._check_first(objects)
         _check(objects, self.models)
         self._others = [one for one in objects if not isinstance(one, DistributedDataParallel)]
         self._optimizers = [one for one in self._others if isinstance(one, Optimizer)]
@@ -56,6 +57,13 @@ class TrainingObjects(TrainingState):
         self._streams_left: StreamStates | None = None  # where a failed attempt has left them
         if recovers:
             self._watch_updates(undo)
+
+    def _check_first(self, objects: Sequence[Any]) -> None:
+        if not self.models or objects[0] is not self.models[0]:
+            raise InvalidArgument(
+                "Recovery takes the poseidon.DistributedDataParallel first, or a poseidon.LocalSGD, then optimizers "
+                "and the rest"
+            )
 
     def _watch_updates(self, undo: bool) -> None:
         for one in self._optimizers if self._keeps_copies else []:
@@ -341,8 +349,6 @@ def _forget_unscaled(one: Any) -> None:
 
 
 def _check(objects: Sequence[Any], models: Sequence[DistributedDataParallel]) -> None:
-    if not models or objects[0] is not models[0]:
-        raise InvalidArgument("Recovery takes the poseidon.DistributedDataParallel first, then optimizers and the rest")
     for one in objects:
         if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
             raise InvalidArgument(f"Recovery takes objects with state_dict() and load_state_dict(), not {one!r}")

@@ -7,7 +7,9 @@ from typing import Any
 
 from poseidon.adapter import recovery
 from poseidon.errors import InvalidArgument
+from poseidon.torch.local_sgd.local_sgd import LocalSGD
 from poseidon.torch.process.context import context
+from poseidon.torch.recovery.local_objects import LocalObjects
 from poseidon.torch.recovery.objects import TrainingObjects
 
 
@@ -32,6 +34,10 @@ class Recovery(recovery.Recovery):
     With update="server" all ranks go back to a version that the servers have saved in `checkpoint_dir`. It replaces
     `directory` and `undo`. Each attempt then makes one synchronizing backward.
 
+    The first object may be a poseidon.LocalSGD instead, which brings its model. Then every rank saves its own state in
+    `directory`, after the first averaging that follows `every` steps, and all ranks go back to the newest state that
+    all of them have. See docs/local-sgd.md.
+
     Collective: with on_failure=rejoin or shrink the workers meet here, not in `init`. Raises InvalidArgument for
     objects without a state, Mismatch if the ranks differ, and PoseidonTimeout naming the ranks that did not come. Use
     it from the thread that trains. See docs/recovery.md.
@@ -49,4 +55,6 @@ class Recovery(recovery.Recovery):
         if every < 1:
             raise InvalidArgument(f"every is {every}: a snapshot is written after one step or more")
         here = context()
-        super().__init__(TrainingObjects(objects, seed, here.recovers, undo), here, directory, every, keep)
+        local = bool(objects) and isinstance(objects[0], LocalSGD)
+        state = LocalObjects(objects, seed) if local else TrainingObjects(objects, seed, here.recovers, undo)
+        super().__init__(state, here, directory, every, keep)
