@@ -191,7 +191,8 @@ class Client {
   /// factors; with `accumulate` the product is added to what `destination` holds. If `destination` is empty, the parts
   /// are only gathered, and `gathered()` returns them. The factors' dtype may be narrower than the layer's.
   /// Only when `next_scheme(layer)` takes factors (SchemeTraits). If the workers do not multiply them themselves,
-  /// neither `accumulate` nor an empty `destination` nor another dtype than the layer's is allowed.
+  /// neither `accumulate` nor an empty `destination` is allowed, and no other dtype than the layer's, unless the scheme
+  /// converts and the layer is of float32.
   virtual Status start_factors(std::uint32_t layer, DType dtype, std::vector<FactorRows> segments,
                                std::span<std::byte> destination, std::uint32_t divisor, bool accumulate) = 0;
 

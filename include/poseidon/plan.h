@@ -62,9 +62,9 @@ DType wire_dtype(WireFormat format, DType dtype);
 
 /// Algorithm 1, generalized to the cluster's placement. A layer with row gradients takes rows, unless it names another
 /// scheme. One worker takes local. Otherwise a layer takes its own scheme,
-/// if it names one; ps, if it is not factorable; or the cheapest scheme that `auto` may choose. Of several that cost
-/// the same it takes the one that is registered last: sfb before ps. `factor_count` is the mean K over the workers, or
-/// 0 if it is unknown, which gives ps.
+/// if it names one; ps, if it is not factorable; or the cheapest scheme that `auto` may choose in this placement. Of
+/// several that cost the same it takes the one that is registered last: sfb before ps. `factor_count` is the mean K
+/// over the workers, or 0 if it is unknown, which gives ps.
 Scheme best_scheme(const Layer& layer, double factor_count, const Cluster& cluster);
 
 /// A slice of a unit's bytes, as they are in memory, and the server core that owns it (Parameter Hub §3.2.4). Each
@@ -76,6 +76,16 @@ struct Chunk {
   int server = 0;
   int core = 0;  // of that server
   int flow = 0;  // of those from a worker to that core
+};
+
+/// A block of a layer's matrix, for schemes whose servers multiply factors: `row_count` rows and `col_count` columns.
+/// Its messages have the index of a chunk of the unit, and go the way of that chunk.
+struct Block {
+  std::uint32_t chunk = 0;
+  std::size_t row = 0;  // the first row, and the first column
+  std::size_t col = 0;
+  std::size_t row_count = 0;
+  std::size_t col_count = 0;
 };
 
 /// What is exchanged as one: a single layer, or a group of small layers of one dtype. A group's buffer holds its
@@ -91,6 +101,7 @@ struct Unit {
   std::vector<std::uint32_t> layers;       // indexes into Plan::layers
   std::vector<std::size_t> offsets_bytes;  // of each member in the unit's buffer
   std::vector<Chunk> chunks;
+  std::vector<Block> blocks;  // by chunk; of a layer whose gradient may be factors
 
   /// Whether it is a group of several layers.
   bool grouped() const { return layers.size() > 1; }

@@ -53,7 +53,10 @@ struct SchemeTraits {
 
   // What it is compared with.
   bool automatic = false;  // `auto` may choose it
-  bool baseline = false;   // only there for comparison with the papers
+  /// A worker of a dedicated server sends all it has before the result comes back. So its port is busy in one direction
+  /// at a time, and `cost`, which counts both, is too low there: `auto` chooses it only if the servers are colocated.
+  bool one_way_at_a_time = false;
+  bool baseline = false;  // only there for comparison with the papers
   /// The cost of a layer of `rows` × `cols` in a cluster. `factor_count` is K: batch rows × positions × accumulation
   /// steps on one worker.
   SchemeCost (*cost)(std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster) = nullptr;

@@ -107,6 +107,7 @@ void bind_schemes(nb::module_& module) {
       .def_prop_ro("uses_servers", [](const NamedScheme& scheme) { return scheme.traits.uses_servers; })
       .def_prop_ro("can_drop_late", [](const NamedScheme& scheme) { return scheme.traits.can_drop_late; })
       .def_prop_ro("automatic", [](const NamedScheme& scheme) { return scheme.traits.automatic; })
+      .def_prop_ro("one_way_at_a_time", [](const NamedScheme& scheme) { return scheme.traits.one_way_at_a_time; })
       .def_prop_ro("baseline", [](const NamedScheme& scheme) { return scheme.traits.baseline; });
   module.def("schemes", &named_schemes, "All schemes, in the order in which they are registered.");
   nb::class_<SchemeCost>(module, "SchemeCost", "Numbers per node and step, sent plus received (Poseidon Table 1).")

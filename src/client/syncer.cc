@@ -131,7 +131,7 @@ void Syncer::finished() {
   if (exchange_.progress.status.ok()) set_factor_count(exchange_.outcome.factor_count);
   on_done_(*this);
   links_.pool->give_back(std::move(exchange_.progress.group_result));
-  for (Buffer& buffer : exchange_.progress.member_chunks) links_.pool->give_back(std::move(buffer));
+  for (Buffer& buffer : exchange_.progress.staged_chunks) links_.pool->give_back(std::move(buffer));
   for (Buffer& buffer : exchange_.progress.converted) links_.pool->give_back(std::move(buffer));
 }
 

@@ -101,8 +101,12 @@ Status LayerState::check_factors(const FactoredGradient& factored) const {
   if (!traits.takes_factors) return invalid_layer(*layer, "takes scheme " + scheme + " in this step, not factors");
   if (!dtype_is_floating(factored.dtype) || dtype_bytes(factored.dtype) > dtype_bytes(layer->dtype))
     return invalid_layer(*layer, "cannot take factors of dtype " + std::string(dtype_name(factored.dtype)));
-  if (!traits.workers_multiply && (factored.accumulate || factored.dtype != layer->dtype))
-    return invalid_layer(*layer, "takes scheme " + scheme + ", which can neither accumulate nor convert");
+  if (!traits.workers_multiply && factored.accumulate)
+    return invalid_layer(*layer, "takes scheme " + scheme + ", which cannot accumulate");
+  const bool converts = traits.workers_multiply || (traits.converts && layer->dtype == DType::float32);
+  if (!converts && factored.dtype != layer->dtype)
+    return invalid_layer(*layer, "takes scheme " + scheme + ", which takes factors of " +
+                                     std::string(dtype_name(layer->dtype)) + " here");
   return {};
 }
 

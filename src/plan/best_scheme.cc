@@ -15,12 +15,17 @@ constexpr std::array kSchemeNames{
 #undef POSEIDON_SCHEME
 };
 
+bool may_choose(const SchemeTraits& traits, const Cluster& cluster) {
+  if (traits.one_way_at_a_time && cluster.placement == Placement::dedicated) return false;
+  return traits.automatic && !traits.takes_rows;
+}
+
 /// Returns the cheapest of the schemes that `auto` may choose.
 Scheme cheapest_scheme(const Layer& layer, double factor_count, const Cluster& cluster) {
   Scheme best = Scheme::ps;
   double least = traits_of(best).cost(layer.rows, layer.cols, factor_count, cluster).busiest(cluster);
   for (const Scheme scheme : all_schemes()) {
-    if (!traits_of(scheme).automatic || traits_of(scheme).takes_rows) continue;
+    if (!may_choose(traits_of(scheme), cluster)) continue;
     const double cost = traits_of(scheme).cost(layer.rows, layer.cols, factor_count, cluster).busiest(cluster);
     if (cost > least) continue;
     least = cost;

@@ -110,6 +110,31 @@ void assign_balanced(Plan& plan, const Options& options) {
   for (const std::size_t index : order) assign_least_loaded(plan.units[index], plan.server_bytes);
 }
 
+/// Cuts the matrix of a layer whose gradient may be factors along its longer side, into one block for each server that
+/// has chunks of it. A block goes the way of the first of these chunks. So it meets a push to that chunk, and the
+/// server notices if ranks take different schemes.
+void cut_blocks(const Plan& plan, Unit& unit) {
+  const Layer& layer = plan.layers[unit.layers.front()];
+  if (unit.grouped() || layer.stored || !layer.factorable() || !dtype_is_floating(layer.dtype)) return;
+  std::vector<bool> has_block(plan.server_bytes.size(), false);
+  for (const Chunk& chunk : unit.chunks) {
+    if (has_block[static_cast<std::size_t>(chunk.server)]) continue;
+    has_block[static_cast<std::size_t>(chunk.server)] = true;
+    unit.blocks.push_back({.chunk = chunk.index, .row_count = layer.rows, .col_count = layer.cols});
+  }
+  const bool by_rows = layer.rows >= layer.cols;
+  const std::size_t length = std::max(layer.rows, layer.cols);
+  if (unit.blocks.size() > length) unit.blocks.resize(length);
+  const std::size_t count = unit.blocks.size();
+  std::size_t begin = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t share = length / count + (i < length % count ? 1 : 0);
+    (by_rows ? unit.blocks[i].row : unit.blocks[i].col) = begin;
+    (by_rows ? unit.blocks[i].row_count : unit.blocks[i].col_count) = share;
+    begin += share;
+  }
+}
+
 }  // namespace
 
 std::size_t spread_chunk_bytes(std::size_t size_bytes, int server_count, std::size_t chunk_bytes,
@@ -131,6 +156,7 @@ void assign_chunks(Plan& plan, const Options& options) {
   else
     assign_balanced(plan, options);
   assign_lanes(plan);
+  for (Unit& unit : plan.units) cut_blocks(plan, unit);
 }
 
 }  // namespace poseidon

@@ -19,7 +19,7 @@ inline constexpr std::size_t kChunkAlignmentBytes = 64;
 std::size_t spread_chunk_bytes(std::size_t size_bytes, int server_count, std::size_t chunk_bytes,
                                std::size_t alignment_bytes = kChunkAlignmentBytes);
 
-/// Fills in `plan.units[…].chunks` and `plan.server_bytes`. The rest of `plan` must be complete.
+/// Fills in the chunks and blocks of `plan.units`, and `plan.server_bytes`. The rest of `plan` must be complete.
 void assign_chunks(Plan& plan, const Options& options);
 
 }  // namespace poseidon

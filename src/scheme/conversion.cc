@@ -62,20 +62,30 @@ void decode_chunk(const Exchange& exchange, std::span<const std::byte> encoded, 
   kernel::decode(exchange.unit().result_dtype, encoded.data(), floats(values.data()), values.size() / sizeof(float));
 }
 
-void convert_factors(Exchange& exchange, const Links& links) {
-  const DType dtype = exchange.unit().factor_dtype();
+void convert_factors(Exchange& exchange, const Links& links, NarrowFactors narrow) {
+  const DType to = exchange.unit().factor_dtype();
   auto& factored = std::get<FactoredGradient>(std::get<Push>(exchange.operation).gradient);
-  if (!exchange.unit().converts() || factored.dtype != DType::float32) return;
-  const auto narrow = [&](const std::byte* rows, std::size_t value_count) {
-    const std::span<std::byte> out = pooled(exchange, array_bytes(dtype, value_count), links);
-    kernel::encode(dtype, floats(rows), out.data(), value_count);
+  const bool narrows = exchange.unit().converts() && factored.dtype == DType::float32;
+  if (factored.dtype == to || (narrow == NarrowFactors::stay && !narrows)) return;
+  const auto convert = [&](const std::byte* rows, std::size_t value_count) {
+    const std::span<std::byte> out = pooled(exchange, array_bytes(to, value_count), links);
+    if (factored.dtype == DType::float32) {
+      kernel::encode(to, floats(rows), out.data(), value_count);
+    } else if (to == DType::float32) {
+      kernel::decode(factored.dtype, rows, floats(out.data()), value_count);
+    } else {
+      Buffer wide = links.pool->take(value_count * sizeof(float));
+      kernel::decode(factored.dtype, rows, floats(wide.data()), value_count);
+      kernel::encode(to, floats(wide.data()), out.data(), value_count);
+      links.pool->give_back(std::move(wide));
+    }
     return out.data();
   };
   for (FactorRows& rows : factored.rows) {
-    rows.left = narrow(rows.left, rows.count * exchange.about.rows);
-    rows.right = narrow(rows.right, rows.count * exchange.about.cols);
+    rows.left = convert(rows.left, rows.count * exchange.about.rows);
+    rows.right = convert(rows.right, rows.count * exchange.about.cols);
   }
-  factored.dtype = dtype;
+  factored.dtype = to;
 }
 
 }  // namespace poseidon

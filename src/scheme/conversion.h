@@ -26,8 +26,11 @@ std::span<std::byte> place_for_encoded(Exchange& exchange, const Chunk& chunk, c
 /// Converts the result of a chunk back. `encoded` may be what place_for_encoded returned.
 void decode_chunk(const Exchange& exchange, std::span<const std::byte> encoded, std::span<std::byte> values);
 
-/// Converts this worker's factors, which take memory of the pool from then on. It also multiplies its own factors as
-/// they are sent. Factors that are already as narrow stay as they are.
-void convert_factors(Exchange& exchange, const Links& links);
+/// What happens to factors of 16 bits whose type is not Unit::factor_dtype.
+enum class NarrowFactors : std::uint8_t { stay, convert };
+
+/// Converts this worker's factors to Unit::factor_dtype. They take memory of the pool from then on, and are multiplied
+/// as they are sent. With NarrowFactors::convert the layer must be of float32.
+void convert_factors(Exchange& exchange, const Links& links, NarrowFactors narrow);
 
 }  // namespace poseidon

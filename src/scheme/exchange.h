@@ -61,7 +61,7 @@ struct Progress {
   std::vector<ChunkArrival> chunks;         // empty if nothing is awaited of servers
   std::vector<std::uint32_t> empty_chunks;  // chunks to which nobody contributed
   std::size_t chunks_missing = 0;
-  std::vector<Buffer> member_chunks;  // for a group: chunks that are being received for the members, by chunk
+  std::vector<Buffer> staged_chunks;  // by chunk: answers whose parts are copied from here to where they belong
   Buffer group_result;                // for a group whose members have to wait for the footer
   std::vector<Buffer> converted;      // memory of the pool for numbers that are converted on their way
 

@@ -35,7 +35,7 @@ class FactorBroadcast final : public PeerBroadcast {
 
  private:
   Pieces make_part(Exchange& exchange, const Links& links, Part& own, wire::Contribution& body) const override {
-    convert_factors(exchange, links);
+    convert_factors(exchange, links, NarrowFactors::stay);
     const FactoredGradient& factored = *exchange.gradient<FactoredGradient>();
     body.dtype = factored.dtype;
     for (const auto& rows : factored.rows) {

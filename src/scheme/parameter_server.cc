@@ -63,6 +63,7 @@ bool scatters(const Exchange& exchange) {
 
 }  // namespace
 
+/// Marks every chunk as awaited.
 void ParameterServer::expect_results(Exchange& exchange) {
   Progress& progress = exchange.progress;
   progress.chunks_missing = exchange.unit().chunks.size();
@@ -130,7 +131,7 @@ void ParameterServer::scatter(Exchange& exchange, const wire::Header& header, st
     std::memcpy(members[member].data() + (begin - offsets[member]), payload.data() + (begin - chunk.offset_bytes),
                 end - begin);
   }
-  auto& buffers = exchange.progress.member_chunks;
+  auto& buffers = exchange.progress.staged_chunks;
   if (header.chunk < buffers.size()) links.pool->give_back(std::move(buffers[header.chunk]));
   links.pool->give_back(std::move(values));
 }
@@ -174,8 +175,7 @@ void ParameterServer::start(Exchange& exchange, const Links& links) const {
   exchange.complete_if_done();  // a tensor without elements has no chunks to wait for
 }
 
-/// Checks that a message is an answer for which the exchange waits, and that it has the right size and type.
-Status ParameterServer::check_result(const Exchange& exchange, const wire::Header& header) {
+Status ParameterServer::check_awaited(const Exchange& exchange, const wire::Header& header) {
   const Progress& progress = exchange.progress;
   const auto* pull = std::get_if<Pull>(&exchange.operation);
   const bool expected =
@@ -186,16 +186,24 @@ Status ParameterServer::check_result(const Exchange& exchange, const wire::Heade
       progress.chunks[header.chunk] != ChunkArrival::awaited)
     return Status(ErrorCode::mismatch, "an unexpected result: step " + std::to_string(header.step) + ", chunk " +
                                            std::to_string(header.chunk));
-  const Chunk& chunk = exchange.unit().chunks[header.chunk];
+  return {};
+}
+
+Status ParameterServer::check_payload(const wire::Header& header, DType dtype, std::size_t size_bytes) {
   const Answer answer(header);
-  const DType dtype = answer_dtype(exchange);
-  const std::size_t size_bytes = wants_result(exchange) ? exchange.unit().bytes_as(dtype, chunk.size_bytes) : 0;
   const bool fits = header.payload_bytes == size_bytes || (answer.absent && header.payload_bytes == 0);
   if (!fits || answer.dtype != dtype)
     return Status(ErrorCode::mismatch, "the result of chunk " + std::to_string(header.chunk) + " has " +
                                            std::to_string(header.payload_bytes) + " bytes instead of " +
                                            std::to_string(size_bytes));
   return {};
+}
+
+Status ParameterServer::check_result(const Exchange& exchange, const wire::Header& header) {
+  if (Status status = check_awaited(exchange, header); !status.ok()) return status;
+  const std::size_t chunk_bytes = exchange.unit().chunks[header.chunk].size_bytes;
+  const DType dtype = answer_dtype(exchange);
+  return check_payload(header, dtype, wants_result(exchange) ? exchange.unit().bytes_as(dtype, chunk_bytes) : 0);
 }
 
 /// Takes the fields of an answer.
@@ -225,8 +233,8 @@ Result<std::span<std::byte>> ParameterServer::accept(Exchange& exchange, const w
   progress.chunks[header.chunk] = ChunkArrival::accepted;
   if (scatters(exchange)) {
     if (lent || header.payload_bytes == 0) return std::span<std::byte>();
-    progress.member_chunks.resize(exchange.unit().chunks.size());
-    Buffer& buffer = progress.member_chunks[header.chunk];
+    progress.staged_chunks.resize(exchange.unit().chunks.size());
+    Buffer& buffer = progress.staged_chunks[header.chunk];
     buffer = links.pool->take(header.payload_bytes);
     return buffer.span();
   }
@@ -241,20 +249,25 @@ Result<std::span<std::byte>> ParameterServer::accept(Exchange& exchange, const w
 
 Status ParameterServer::receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
                                 const Links& links) const {
-  const Chunk& chunk = exchange.unit().chunks[header.chunk];
   if (scatters(exchange)) {
     scatter(exchange, header, payload, links);
   } else if (!payload.empty()) {
-    const std::span<std::byte> place = place_of(exchange, chunk);
+    const std::span<std::byte> place = place_of(exchange, exchange.unit().chunks[header.chunk]);
     if (decodes(exchange)) decode_chunk(exchange, payload, place);
     // A shard of this process lends its result instead of writing it here.
     else if (payload.data() != place.data())
       std::memcpy(place.data(), payload.data(), payload.size());
   }
+  note_received(exchange, header, links);
+  return {};
+}
+
+void ParameterServer::note_received(Exchange& exchange, const wire::Header& header, const Links& links) {
   const bool absent = Answer(header).absent;
   Progress& progress = exchange.progress;
   LayerStats& outcome = exchange.outcome;
-  if (!links.is_local(chunk)) outcome.bytes_received += wire::kHeaderBytes + header.payload_bytes;
+  if (!links.is_local(exchange.unit().chunks[header.chunk]))
+    outcome.bytes_received += wire::kHeaderBytes + header.payload_bytes;
   progress.chunks[header.chunk] = ChunkArrival::received;
   take_answer(exchange, header);
   outcome.present = outcome.present || !absent;
@@ -262,7 +275,6 @@ Status ParameterServer::receive(Exchange& exchange, const wire::Header& header, 
   progress.received = --progress.chunks_missing == 0;
   if (progress.received) clear_empty_chunks(exchange);
   exchange.complete_if_done();
-  return {};
 }
 
 std::string ParameterServer::waiting_for(const Exchange& exchange) const {

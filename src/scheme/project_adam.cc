@@ -1,6 +1,6 @@
 // project_adam: Project Adam's strategy, kept as a baseline. Factors go to the one shard that owns the matrix, which
-// multiplies them and returns the dense gradient to all (Poseidon §3.2, Table 1).
-#include "scheme/parameter_server.h"
+// multiplies them and returns the dense gradient to all (Poseidon §3.2, Table 1). It is sharded_factors with one block.
+#include "scheme/sharded_factors.h"
 
 namespace poseidon {
 
@@ -13,33 +13,18 @@ SchemeCost project_adam_cost(std::size_t rows, std::size_t cols, double factor_c
   return {dense + factors, workers * (dense + factors), (workers - 1) * (dense + factors)};
 }
 
-class ProjectAdam final : public ParameterServer {
- public:
-  ProjectAdam()
-      : ParameterServer({
-            .title = "Project Adam's strategy",
-            .summary = "Project Adam's: factors to one shard, the dense matrix back (baseline).",
-            .takes_factors = true,
-            .needs_whole_layer = true,
-            .uses_servers = true,
-            .baseline = true,
-            .cost = project_adam_cost,
-        }) {}
-
-  void start(Exchange& exchange, const Links& links) const override {
-    const auto* factored = exchange.gradient<FactoredGradient>();
-    if (factored == nullptr) return ParameterServer::start(exchange, links);
-    expect_results(exchange);
-    const Chunk& whole = exchange.unit().chunks.front();  // the plan gives such a layer one chunk
-    const wire::Header header = contribution_of(exchange, links, wire::Kind::factors).make();
-    send_to_server(exchange, links, whole, header, factor_pieces(exchange.about, *factored));
-  }
-};
-
 }  // namespace
 
 const SchemeProtocol& project_adam_scheme() {
-  static const ProjectAdam scheme;
+  static const ShardedFactors scheme({
+      .title = "Project Adam's strategy",
+      .summary = "Project Adam's: factors to one shard, the dense matrix back (baseline).",
+      .takes_factors = true,
+      .needs_whole_layer = true,
+      .uses_servers = true,
+      .baseline = true,
+      .cost = project_adam_cost,
+  });
   return scheme;
 }
 

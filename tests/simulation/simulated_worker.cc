@@ -222,7 +222,7 @@ Status SimulatedWorker::start(Generation& generation, std::size_t layer, const S
   Client& client = *generation.client;
   if (gradient.absent) return client.start_absent(id, bytes_of(result), of.divisor);
   const Scheme scheme = client.next_scheme(id);
-  if (gradient.as_factors && (scheme == Scheme::sfb || scheme == Scheme::project_adam)) {
+  if (gradient.as_factors && traits_of(scheme).takes_factors) {
     std::fill(result.begin(), result.end(), 0.0F);
     const FactorRows rows{reinterpret_cast<const std::byte*>(gradient.left.data()),
                           reinterpret_cast<const std::byte*>(gradient.right.data()), of.factor_count};

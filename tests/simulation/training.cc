@@ -71,6 +71,7 @@ const std::vector<SimulatedLayer>& simulated_model() {
       {vector_of("norm", 31, Scheme::automatic), 1, 0, false},
       {vector_of("embedding", 301, Scheme::ps), 2, 0, true},
       {matrix_of("adam's", 11, 21, Scheme::project_adam), 1, 2, false},
+      {matrix_of("sharded", 37, 40, Scheme::sharded_factors), 1, 2, true},
       {vector_of("empty", 0, Scheme::ps), 1, 0, false},
   };
   return kModel;

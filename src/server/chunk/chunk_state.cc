@@ -40,17 +40,16 @@ Result<std::size_t> dense_bytes(const wire::Contribution& push) {
   if (push.absent)
     return push.payload_bytes == 0 ? Result<std::size_t>(std::size_t{0})
                                    : refused_push(push, "it is marked as absent but has a payload");
-  if (push.dense) return refused_push(push, "a dense gradient must come as a push, not as factors");
   if (push.kind == wire::Kind::push) {
     if (push.payload_bytes % dtype_bytes(push.dtype) != 0)
       return refused_push(push, "its size is not a multiple of the element size");
     return static_cast<std::size_t>(push.payload_bytes);
   }
-  if (push.factor_bytes() != push.payload_bytes)
+  const auto matrix = push.matrix_bytes();
+  if ((push.dense ? matrix : push.factor_bytes()) != push.payload_bytes)
     return refused_push(push, "the size of its factors does not match its header");
   if (!dtype_is_floating(push.dtype) || dtype_values(push.dtype) != 1)
     return refused_push(push, "factors must have a floating-point dtype");
-  const auto matrix = push.matrix_bytes();
   if (!matrix || *matrix == 0) return refused_push(push, "its matrix is empty or too large");
   return static_cast<std::size_t>(*matrix);
 }
@@ -75,13 +74,16 @@ Status ChunkState::fits(const wire::Contribution& push, std::size_t size_bytes) 
     return refused_push(push, "the chunk is in step " + std::to_string(shape_.step) + " since rank " +
                                   std::to_string(shape_.rank) + " pushed it");
   if (parts_[push.rank]) return refused_push(push, "it has pushed this chunk already");
+  if (push.kind != shape_.kind)
+    return refused_push(push, std::string("it sends ") + wire::kind_name(push.kind) + ", but rank " +
+                                  std::to_string(shape_.rank) + " sends " + wire::kind_name(shape_.kind) +
+                                  "; give the layer the same scheme on all ranks");
   if (push.dtype != shape_.dtype || push.divisor != shape_.divisor || push.stored != shape_.stored ||
       push.float32_value != shape_.float32_value || push.as_bfloat16 != shape_.as_bfloat16)
     return refused_push(push, "its dtype, divisor or kind differs from rank " + std::to_string(shape_.rank) + "'s");
   const bool present = !push.absent;
   if (present && dense_bytes_ && size_bytes != *dense_bytes_) return refused_size(push, size_bytes, *dense_bytes_);
-  if (present && push.kind == wire::Kind::factors && shape_.rows != 0 &&
-      (push.rows != shape_.rows || push.cols != shape_.cols))
+  if (push.rows != shape_.rows || push.cols != shape_.cols)
     return refused_push(push, "its factors have another shape than the other ranks'; the ranks' models differ");
   return {};
 }
@@ -95,7 +97,6 @@ Status ChunkState::admit(const wire::Contribution& push, Requester* from) {
   } else {
     started_ns_ = now_ns();
     shape_ = push;
-    shape_.rows = shape_.cols = 0;
     dense_bytes_.reset();
   }
   Contribution& part = parts_[push.rank].emplace();
@@ -107,11 +108,7 @@ Status ChunkState::admit(const wire::Contribution& push, Requester* from) {
     dense_bytes_ = size.value();
     ++present_count_;
   }
-  if (part.has_factors()) {
-    ++factors_count_;
-    shape_.rows = push.rows;
-    shape_.cols = push.cols;
-  }
+  if (part.has_factors()) ++factors_count_;
   shape_.payload_bytes = dense_bytes_.value_or(0);
   if (reduction_.order == ReduceOrder::arrival) {
     position_of_[push.rank] = order_.size();
@@ -419,7 +416,6 @@ void ChunkState::drop(const Requester* from) {
     part.reset();
   }
   if (present_count_ == 0) dense_bytes_.reset();
-  if (factors_count_ == 0) shape_.rows = shape_.cols = 0;
   if (!started()) reset();
 }
 

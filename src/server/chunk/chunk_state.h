@@ -54,8 +54,8 @@ class ChunkState {
   ChunkState(std::uint32_t worker_count, Reduction reduction, std::shared_ptr<BufferPool> pool);
 
   /// Admits a contribution whose header has arrived. ErrorCode::refused: it does not fit those that are already here
-  /// (another step, size, shape, dtype or divisor, or a second one from the same rank), or no shard can compute it (a
-  /// divided integer).
+  /// (another kind, step, size, shape, dtype or divisor, or a second one from the same rank), or no shard can compute
+  /// it (a divided integer).
   Status admit(const wire::Contribution& push, Requester* from);
   /// Says what reduces the open step, until `reset`; null: the sum. All parts stay here until the step ends if it is
   /// not null. Call it after each `admit` of a step that may have one: in rank order nothing is added before rank 0's
@@ -149,7 +149,7 @@ class ChunkState {
   std::size_t uncounted_count_ = 0;      // parts that are excluded from the mean, and parts that were left out
   std::vector<std::uint32_t> left_out_;  // ranks
   std::int64_t started_ns_ = 0;
-  wire::Contribution shape_;  // of the first contribution; its dense size, rows and cols once they are known
+  wire::Contribution shape_;                // of the first contribution; its dense size once it is known
   std::optional<std::size_t> dense_bytes_;  // of the parts that are present
   const Aggregator* aggregator_ = nullptr;  // null: the sum
   bool lost_ = false;                       // a part that is in the sum has lost its owner

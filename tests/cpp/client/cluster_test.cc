@@ -100,8 +100,10 @@ class Rank {
     running.given = job_.given(step, index, rank_);
     running.scheme = client_->next_scheme(ids_[index]);
     agreement_.report(step, index, "scheme", static_cast<std::uint64_t>(running.scheme));
-    const bool sfb = running.scheme == Scheme::sfb;
-    const bool takes_factors = sfb || running.scheme == Scheme::project_adam;
+    const bool multiplies = traits_of(running.scheme).workers_multiply;
+    const bool converts = multiplies || (traits_of(running.scheme).converts && layer.dtype == DType::float32);
+    const bool takes_factors =
+        traits_of(running.scheme).takes_factors && (converts || running.given.factor_dtype == layer.dtype);
     const std::uint32_t divisor = job_.divisor(step, layer);
     running.data = job_.before(step, index);
     if (running.given.kind == Given::Kind::absent)
@@ -112,8 +114,8 @@ class Rank {
       running.data = dense_of(running.given, layer);
       return expect_ok(client_->start(ids_[index], running.data, divisor, factor_count), step, index);
     }
-    running.gathers = sfb && job_.only_gathers(step, index);
-    running.accumulates = sfb && !running.gathers && job_.accumulates(step, index);
+    running.gathers = multiplies && job_.only_gathers(step, index);
+    running.accumulates = multiplies && !running.gathers && job_.accumulates(step, index);
     const auto destination = running.gathers ? std::span<std::byte>() : std::span<std::byte>(running.data);
     expect_ok(client_->start_factors(ids_[index], running.given.factor_dtype, running.given.segments(), destination,
                                      divisor, running.accumulates),
@@ -276,7 +278,8 @@ TEST_P(LargeTensors, ArriveWholeUnderEveryScheme) {
   const std::size_t rows = 1000;
   const std::size_t cols = 3000;
   const auto first = cluster.add({vector_layer("vector", 5'000'011), matrix_layer("sfb", rows, cols, Scheme::sfb),
-                                  matrix_layer("project_adam", rows, cols, Scheme::project_adam)});
+                                  matrix_layer("project_adam", rows, cols, Scheme::project_adam),
+                                  matrix_layer("sharded_factors", rows, cols, Scheme::sharded_factors)});
   cluster.each([&](std::size_t rank, Client& client) {
     const float mine = static_cast<float>(rank + 1);
     std::vector<float> dense(5'000'011, mine);
@@ -284,16 +287,22 @@ TEST_P(LargeTensors, ArriveWholeUnderEveryScheme) {
     std::vector<float> right(cols * 2, 2.0F);
     std::vector<float> product(rows * cols);
     std::vector<float> matrix(rows * cols, mine);
+    std::vector<float> blocks(rows * cols);
     EXPECT_TRUE(client.start(first, bytes_of(dense), 2).ok());
     EXPECT_TRUE(client
                     .start_factors(first + 1, DType::float32, {{bytes_of(left).data(), bytes_of(right).data(), 2}},
                                    bytes_of(product), 1, false)
                     .ok());
     EXPECT_TRUE(client.start(first + 2, bytes_of(matrix), 1).ok());
+    EXPECT_TRUE(client
+                    .start_factors(first + 3, DType::float32, {{bytes_of(left).data(), bytes_of(right).data(), 2}},
+                                   bytes_of(blocks), 1, false)
+                    .ok());
     EXPECT_TRUE(client.wait_all(always).ok());
     EXPECT_EQ(dense, std::vector<float>(5'000'011, 3.0F));
     EXPECT_EQ(product, std::vector<float>(rows * cols, 24.0F));
     EXPECT_EQ(matrix, std::vector<float>(rows * cols, 6.0F));
+    EXPECT_EQ(blocks, product);
     if (GetParam() == Medium::tcp)
       EXPECT_GT(client.traffic().bytes_sent, rows * cols * sizeof(float));
     else

@@ -1,6 +1,7 @@
 // Failures: each one soon ends the job on every rank, with an error that names the cause.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <string>
 #include <thread>
@@ -244,6 +245,31 @@ TEST(Schemes, ThatRanksDecideDifferentlyEndInAMismatchOnAll) {
   }
 }
 
+/// The rank sends factors of blocks, and the others push slices. Or one rank pushes slices.
+TEST(Schemes, OfShardedFactorsAndPsEndInASentenceAtOnce) {
+  for (const std::size_t wrong : {0u, 1u, 2u}) {
+    for (const bool others_shard : {false, true}) {
+      auto all = cluster_options(3);
+      for (auto& options : all) options.small_bytes = 0;
+      TestCluster cluster(all);
+      ASSERT_TRUE(cluster.connected());
+      const auto layer = cluster.add({matrix_layer("weights", 64, 4096)});
+      const auto begun = Clock::now();
+      std::atomic<int> told = 0;
+      cluster.each([&](std::size_t rank, Client& client) {
+        if ((rank == wrong) != others_shard) client.set_factor_count(layer, 120);
+        EXPECT_EQ(client.next_scheme(layer), (rank == wrong) != others_shard ? Scheme::sharded_factors : Scheme::ps);
+        const Status status = exchange(client, layer, 64 * 4096);
+        EXPECT_FALSE(status.ok());
+        EXPECT_NE(status.code(), ErrorCode::timeout) << status.message();
+        if (contains(status, "give the layer the same scheme on all ranks")) ++told;
+      });
+      EXPECT_GT(told, 0);
+      EXPECT_LT(Clock::now() - begun, milliseconds(3000));
+    }
+  }
+}
+
 class LostRank : public ::testing::TestWithParam<Scheme> {};
 
 TEST_P(LostRank, EndsTheOthersWithinASecondAndIsNamed) {
@@ -267,7 +293,8 @@ TEST_P(LostRank, EndsTheOthersWithinASecondAndIsNamed) {
   EXPECT_LT(Clock::now() - begun, milliseconds(1100));
 }
 
-INSTANTIATE_TEST_SUITE_P(Schemes, LostRank, ::testing::Values(Scheme::ps, Scheme::sfb, Scheme::project_adam));
+INSTANTIATE_TEST_SUITE_P(Schemes, LostRank,
+                         ::testing::Values(Scheme::ps, Scheme::sfb, Scheme::sharded_factors, Scheme::project_adam));
 
 TEST(Connect, RanksThatDoNotExistAreRefused) {
   for (const auto& [rank, world_size] : {std::pair(2, 2), std::pair(-1, 2), std::pair(0, 0)})

@@ -243,6 +243,7 @@ INSTANTIATE_TEST_SUITE_P(Places, LateRank,
                                            Place{"ps_on_a_dedicated_server", Scheme::ps, true, 1, Medium::tcp},
                                            Place{"sfb", Scheme::sfb, false, 1, Medium::automatic},
                                            Place{"sfb_with_a_dedicated_server", Scheme::sfb, true, 1, Medium::tcp},
+                                           Place{"sharded_factors", Scheme::sharded_factors, false, 1, Medium::tcp},
                                            Place{"project_adam", Scheme::project_adam, false, 1, Medium::automatic}),
                          [](const auto& place) { return std::string(place.param.name); });
 

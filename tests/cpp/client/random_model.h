@@ -178,8 +178,8 @@ struct RandomJob {
   static Layer random_layer(const std::string& name, Random& random) {
     const auto dtype = static_cast<DType>(1 + random() % 7);
     if (random() % 2 == 0) return vector_layer(name, pick<std::size_t>(random, {0, 1, 3, 100, 3000}), dtype);
-    const auto scheme =
-        pick<Scheme>(random, {Scheme::automatic, Scheme::automatic, Scheme::ps, Scheme::sfb, Scheme::project_adam});
+    const auto scheme = pick<Scheme>(random, {Scheme::automatic, Scheme::automatic, Scheme::ps, Scheme::sfb,
+                                              Scheme::sharded_factors, Scheme::project_adam});
     const auto floating = dtype_is_floating(dtype) ? dtype : DType::float32;
     return matrix_layer(name, 1 + random() % 80, 1 + random() % 60, scheme, floating);
   }

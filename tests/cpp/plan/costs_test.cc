@@ -45,6 +45,21 @@ TEST(Costs, ProjectAdam) {
   EXPECT_DOUBLE_EQ(busiest(Scheme::project_adam, 100, 200, 4, {8, 8, Placement::colocated}), 7 * (20000 + 4 * 300));
 }
 
+TEST(Costs, ShardedFactors) {
+  // A pair of worker and server: K · (M / P₂ + N) numbers there, and M · N / P₂ back.
+  constexpr double pair = 4 * (200.0 / 8 + 100) + 200.0 * 100 / 8;
+  for (const auto& [rows, cols] : {std::pair(200, 100), std::pair(100, 200)}) {
+    const auto cost_in = [&, m = std::size_t(rows), n = std::size_t(cols)](const Cluster& cluster) {
+      return cost_of(Scheme::sharded_factors, m, n, 4, cluster);
+    };
+    EXPECT_DOUBLE_EQ(cost_in({16, 8, Placement::dedicated}).worker, 8 * pair);
+    EXPECT_DOUBLE_EQ(cost_in({16, 8, Placement::dedicated}).server, 16 * pair);
+    EXPECT_DOUBLE_EQ(cost_in({8, 8, Placement::colocated}).server_and_worker, 14 * pair);
+  }
+  const double blocks_are_rows = cost_of(Scheme::sharded_factors, 3, 2, 1, {9, 9, Placement::dedicated}).worker;
+  EXPECT_DOUBLE_EQ(blocks_are_rows, 3 * (1 * (1 + 2) + 2)) << "no server has less than a row";
+}
+
 TEST(Costs, OneColocatedWorkerMovesNothing) {
   for (const Scheme scheme : all_schemes())
     EXPECT_DOUBLE_EQ(busiest(scheme, 100, 200, 4, {1, 1, Placement::colocated}), 0) << scheme_name(scheme);
@@ -69,6 +84,28 @@ TEST(BestScheme, DedicatedComparesWithTheBusiestNode) {
   EXPECT_EQ(best_scheme(matrix(1024, 1024), 683, {4, 1, Placement::dedicated}), Scheme::ps);
 }
 
+TEST(BestScheme, ShardedFactorsWhereKTimesPIsLargeAndTheMatrixIsLong) {
+  const Cluster cluster{16, 16, Placement::colocated};
+  EXPECT_EQ(best_scheme(matrix(4096, 25088), 512, cluster), Scheme::sharded_factors);  // VGG's fc6
+  EXPECT_EQ(best_scheme(matrix(25088, 4096), 512, cluster), Scheme::sharded_factors);
+  EXPECT_EQ(best_scheme(matrix(32000, 1024), 256, cluster), Scheme::sharded_factors);  // a classifier's head
+  EXPECT_EQ(best_scheme(matrix(4096, 25088), 32, cluster), Scheme::sfb);
+  EXPECT_EQ(best_scheme(matrix(4096, 25088), 4096, cluster), Scheme::ps);
+  // At K = H / P a square layer costs the same with ps and sfb, and more with sharded factors.
+  for (const double factor_count : {128.0, 255.0, 256.0, 257.0, 512.0})
+    EXPECT_NE(best_scheme(matrix(4096, 4096), factor_count, cluster), Scheme::sharded_factors);
+}
+
+TEST(BestScheme, DedicatedServersNeverGetShardedFactorsUnasked) {
+  // Pushes and results of ps use both directions of a port at once. Here they follow one another.
+  for (const int servers : {2, 8, 16, 32})
+    for (const double factor_count : {16.0, 64.0, 128.0, 256.0, 512.0})
+      for (const auto& layer : {matrix(4096, 25088), matrix(1024, 1024), matrix(32000, 1024)})
+        EXPECT_NE(best_scheme(layer, factor_count, {16, servers, Placement::dedicated}), Scheme::sharded_factors);
+  EXPECT_EQ(best_scheme(matrix(8, 8, Scheme::sharded_factors), 1000, {4, 4, Placement::dedicated}),
+            Scheme::sharded_factors);
+}
+
 TEST(BestScheme, CasesThatCostsDoNotDecide) {
   const Cluster cluster{4, 4, Placement::colocated};
   EXPECT_EQ(best_scheme(matrix(4096, 4096), 0, cluster), Scheme::ps) << "unknown factor count";
@@ -81,7 +118,8 @@ TEST(BestScheme, CasesThatCostsDoNotDecide) {
 }
 
 TEST(SchemeName, RoundTrip) {
-  for (const Scheme scheme : {Scheme::automatic, Scheme::ps, Scheme::sfb, Scheme::project_adam, Scheme::local}) {
+  for (const Scheme scheme :
+       {Scheme::automatic, Scheme::ps, Scheme::sfb, Scheme::sharded_factors, Scheme::project_adam, Scheme::local}) {
     const Result<Scheme> parsed = parse_scheme(scheme_name(scheme));
     ASSERT_TRUE(parsed.ok());
     EXPECT_EQ(parsed.value(), scheme);

@@ -39,7 +39,8 @@ std::vector<Layer> random_layers(std::mt19937& random) {
   const auto below = [&random](std::size_t bound) { return std::size_t{random()} % bound; };
   constexpr std::array dtypes{DType::float32,  DType::float64, DType::float16,
                               DType::bfloat16, DType::int64,   DType::uint8};
-  constexpr std::array schemes{Scheme::automatic, Scheme::automatic, Scheme::ps, Scheme::sfb, Scheme::project_adam};
+  constexpr std::array schemes{Scheme::automatic, Scheme::automatic,       Scheme::ps,
+                               Scheme::sfb,       Scheme::sharded_factors, Scheme::project_adam};
   std::vector<Layer> layers;
   const std::size_t count = 1 + below(60);
   for (std::size_t i = 0; i < count; ++i) {
@@ -74,6 +75,34 @@ void expect_covered_once(const Plan& plan) {
     EXPECT_EQ(end, unit.size_bytes);
   }
   EXPECT_EQ(server_bytes, plan.server_bytes);
+}
+
+/// The blocks of a unit cover its matrix once. Each is on another server, and they are equal but for one line.
+void expect_blocks_tile_the_matrix(const Plan& plan, const Unit& unit) {
+  const Layer& layer = plan.layers[unit.layers.front()];
+  if (unit.grouped() || !layer.factorable() || !dtype_is_floating(layer.dtype)) {
+    EXPECT_TRUE(unit.blocks.empty());
+    return;
+  }
+  const bool by_rows = layer.rows >= layer.cols;
+  const std::size_t length = by_rows ? layer.rows : layer.cols;
+  std::set<int> servers;
+  for (const Chunk& chunk : unit.chunks) servers.insert(chunk.server);
+  ASSERT_EQ(unit.blocks.size(), std::min(servers.size(), length));
+  std::size_t end = 0;
+  for (const Block& block : unit.blocks) {
+    ASSERT_LT(block.chunk, unit.chunks.size());
+    EXPECT_EQ(servers.erase(unit.chunks[block.chunk].server), 1u) << "one block on each server";
+    EXPECT_EQ(by_rows ? block.row : block.col, end);
+    EXPECT_EQ(by_rows ? block.col : block.row, 0u);
+    EXPECT_EQ(by_rows ? block.col_count : block.row_count, by_rows ? layer.cols : layer.rows);
+    const std::size_t share = by_rows ? block.row_count : block.col_count;
+    EXPECT_GE(share, length / unit.blocks.size());
+    EXPECT_LE(share, length / unit.blocks.size() + 1);
+    end += share;
+  }
+  EXPECT_EQ(end, length);
+  EXPECT_TRUE(std::ranges::is_sorted(unit.blocks, {}, &Block::chunk));
 }
 
 void expect_units_hold_every_layer(const Plan& plan, std::uint32_t first_unit_id) {
@@ -112,6 +141,7 @@ TEST(Plan, PropertiesOfRandomModels) {
     const Plan plan = plan_of(layers, cluster, options, first);
     expect_covered_once(plan);
     expect_units_hold_every_layer(plan, first);
+    for (const Unit& unit : plan.units) expect_blocks_tile_the_matrix(plan, unit);
     EXPECT_EQ(plan_lines(plan), plan_lines(plan_of(layers, cluster, options, first)));
     if (options.partition == Partition::coarse) continue;
     std::size_t largest = 0;
@@ -122,6 +152,21 @@ TEST(Plan, PropertiesOfRandomModels) {
     const std::size_t mean = total / plan.server_bytes.size();
     EXPECT_LE(*std::max_element(plan.server_bytes.begin(), plan.server_bytes.end()), mean * 4 / 3 + largest);
   }
+}
+
+TEST(Plan, AMatrixHasABlockOnEveryServerButNoneWithoutALine) {
+  Options options;
+  options.chunk_bytes = kChunkAlignmentBytes;
+  const Cluster many{2, 40, Placement::dedicated};
+  for (const auto& [rows, cols, blocks] : {std::tuple(30, 50, 40), std::tuple(50, 30, 40), std::tuple(30, 31, 31)}) {
+    const auto layer = matrix_layer("weight", std::size_t(rows), std::size_t(cols), Scheme::sharded_factors);
+    const Plan plan = plan_of({layer}, many, options);
+    EXPECT_EQ(plan.units[0].blocks.size(), static_cast<std::size_t>(blocks));
+    expect_blocks_tile_the_matrix(plan, plan.units[0]);
+  }
+  Layer stored = matrix_layer("stored", 300, 200);
+  stored.stored = true;
+  EXPECT_TRUE(plan_of({stored}, colocated(2)).units[0].blocks.empty());
 }
 
 TEST(Plan, EveryLargeLayerIsSpreadEvenlyOverAllShards) {

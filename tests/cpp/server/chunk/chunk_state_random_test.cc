@@ -19,6 +19,7 @@ namespace {
 
 using testing::absent_of;
 using testing::Bytes;
+using testing::dense_factors_of;
 using testing::factors_of;
 using testing::push_of;
 using testing::RecordingRequester;
@@ -50,7 +51,7 @@ struct Rank {
   int released = 0;
 
   bool present() const { return !header.absent; }
-  bool has_factors() const { return present() && header.kind == wire::Kind::factors; }
+  bool has_factors() const { return header.has_factors(); }
   std::span<const std::byte> payload() const { return std::span(memory).subspan(skew); }
 };
 
@@ -175,15 +176,16 @@ class RandomStep {
     wire::Contribution header = push_of(index, worker_count_, 3);
     header.dtype = dtype_;
     header.divisor = divisor_;
+    const auto rows = static_cast<std::uint32_t>(rows_);
+    const auto cols = static_cast<std::uint32_t>(cols_);
     if (below(random_, 5) == 0) {
-      rank.header = absent_of(header);
+      rank.header = absent_of(rows_ > 0 ? factors_of(header, rows, cols, 0) : header);
       return;
     }
-    const bool factors = rows_ > 0 && below(random_, 2) == 0;
     const auto count = static_cast<std::uint32_t>(below(random_, 5));
-    rank.header = factors
-                      ? factors_of(header, static_cast<std::uint32_t>(rows_), static_cast<std::uint32_t>(cols_), count)
-                      : with_size(header, element_count_ * dtype_bytes(dtype_));
+    rank.header = rows_ == 0               ? with_size(header, element_count_ * dtype_bytes(dtype_))
+                  : below(random_, 2) == 0 ? factors_of(header, rows, cols, count)
+                                           : dense_factors_of(header, rows, cols);
     rank.lent = rank.header.payload_bytes > 0 && below(random_, 2) == 0;
     rank.skew = rank.lent ? below(random_, 3) * dtype_bytes(dtype_) : 0;
     rank.memory = random_values(random_, dtype_, (rank.skew + rank.header.payload_bytes) / dtype_bytes(dtype_));

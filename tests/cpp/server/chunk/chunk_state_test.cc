@@ -13,6 +13,7 @@ namespace {
 
 using testing::absent_of;
 using testing::bytes_of;
+using testing::dense_factors_of;
 using testing::factors_of;
 using testing::Floats;
 using testing::push_of;
@@ -97,6 +98,16 @@ TEST_F(ChunkStateTest, RefusesWhatIsWrongByItself) {
   header = factors_of(push_of(0, 2), 2, 3, 2);
   header.dtype = DType::int32;
   expect_refused(state, header, "floating");
+  header = dense_factors_of(push_of(0, 2), 2, 3);
+  header.payload_bytes += sizeof(float);
+  expect_refused(state, header, "size");
+  header = dense_factors_of(push_of(0, 2), 2, 3);
+  header.rows = header.cols = 0xffffffffu;
+  expect_refused(state, header, "size");
+  header = dense_factors_of(push_of(0, 2), 2, 3);
+  header.dtype = DType::int8_blocks;
+  header.payload_bytes = *header.matrix_bytes();
+  expect_refused(state, header, "floating");
   expect_refused(state, factors_of(push_of(0, 2), 0, 3, 0), "empty");
   expect_refused(state, factors_of(push_of(0, 2), 0xffffffffu, 0xffffffffu, 0), "too large");
   EXPECT_FALSE(state.started());
@@ -106,9 +117,22 @@ TEST_F(ChunkStateTest, RefusesFactorsOfAnotherShapeOfTheSameSize) {
   ChunkState state = chunk(3);
   ASSERT_TRUE(state.admit(factors_of(push_of(0, 3), 4, 4, 1), &worker_).ok());
   expect_refused(state, factors_of(push_of(1, 3), 2, 8, 1), "shape");
-  EXPECT_TRUE(state.admit(floats(push_of(1, 3), 16), &worker_).ok());
+  expect_refused(state, dense_factors_of(push_of(1, 3), 8, 2), "shape");
+  expect_refused(state, absent_of(factors_of(push_of(1, 3), 2, 8, 0)), "shape");
+  expect_refused(state, factors_of(push_of(1, 3), 5, 4, 1), "80 bytes");
+  EXPECT_TRUE(state.admit(dense_factors_of(push_of(1, 3), 4, 4), &worker_).ok());
   EXPECT_TRUE(state.admit(factors_of(push_of(2, 3), 4, 4, 2), &worker_).ok());
   EXPECT_EQ(state.shape().payload_bytes, 16 * sizeof(float));
+}
+
+TEST_F(ChunkStateTest, RanksThatTakeDifferentSchemesAreToldSo) {
+  ChunkState state = chunk(2);
+  ASSERT_TRUE(state.admit(factors_of(push_of(0, 2), 4, 4, 1), &worker_).ok());
+  expect_refused(state, floats(push_of(1, 2), 16), "it sends push, but rank 0 sends factors");
+  expect_refused(state, absent_of(push_of(1, 2)), "give the layer the same scheme on all ranks");
+  ChunkState pushed = chunk(2);
+  ASSERT_TRUE(pushed.admit(absent_of(push_of(1, 2)), &worker_).ok());
+  expect_refused(pushed, dense_factors_of(push_of(0, 2), 4, 4), "same scheme");
 }
 
 TEST_F(ChunkStateTest, AbsentFirstAndThenSizes) {
@@ -162,7 +186,7 @@ TEST_F(ChunkStateTest, WhoHasGoneLeavesNoSizeBehind) {
   RecordingRequester gone;
   ASSERT_TRUE(state.admit(absent_of(push_of(0, 3)), &worker_).ok());
   state.complete(0, {}, nullptr);
-  ASSERT_TRUE(state.admit(factors_of(push_of(1, 3), 4, 4, 1), &gone).ok());
+  ASSERT_TRUE(state.admit(floats(push_of(1, 3), 16), &gone).ok());
   state.drop(&gone);
   receive(state, push_of(1, 3), {1});
   receive(state, push_of(2, 3), {2});

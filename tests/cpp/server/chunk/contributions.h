@@ -72,6 +72,16 @@ inline wire::Contribution factors_of(wire::Contribution push, std::uint32_t rows
   return push;
 }
 
+/// Returns the dense gradient of a matrix as a message of kind factors.
+inline wire::Contribution dense_factors_of(wire::Contribution push, std::uint32_t rows, std::uint32_t cols) {
+  push.kind = wire::Kind::factors;
+  push.dense = true;
+  push.rows = rows;
+  push.cols = cols;
+  push.payload_bytes = *push.matrix_bytes();
+  return push;
+}
+
 template <typename Message>
 Message with_size(Message message, std::size_t size_bytes) {
   message.payload_bytes = size_bytes;

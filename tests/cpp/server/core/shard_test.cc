@@ -24,6 +24,7 @@ namespace {
 
 using testing::absent_of;
 using testing::bytes_of;
+using testing::dense_factors_of;
 using testing::factors_of;
 using testing::Floats;
 using testing::push_of;
@@ -159,7 +160,7 @@ TEST(Shard, FactorsAndDenseGradientsAddUp) {
   Fixture fixture(3);
   // Rank 0: [1 2]ᵀ·[1 0 1] + [0 1]ᵀ·[2 2 2]; rank 1: dense; rank 2: no rows at all.
   ASSERT_TRUE(fixture.add(factors_of(push_of(2, 3), 2, 3, 0), {}).ok());
-  ASSERT_TRUE(fixture.add(push_of(1, 3), {10, 20, 30, 40, 50, 60}).ok());
+  ASSERT_TRUE(fixture.add(dense_factors_of(push_of(1, 3), 2, 3), {10, 20, 30, 40, 50, 60}).ok());
   ASSERT_TRUE(fixture.add(factors_of(push_of(0, 3), 2, 3, 2), {1, 2, 0, 1, 1, 0, 1, 2, 2, 2}).ok());
   ASSERT_EQ(fixture.sent_count(), 3u);
   EXPECT_EQ(fixture.last(1), (Floats{11, 20, 31, 44, 52, 64}));
