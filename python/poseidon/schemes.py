@@ -18,6 +18,7 @@ SCHEME_CHOICES = ("auto", *(name for name, scheme in SCHEMES.items() if not sche
 
 _TAKE_ROWS = frozenset(name for name, scheme in SCHEMES.items() if scheme.takes_rows)
 _TAKE_FACTORS = frozenset(name for name, scheme in SCHEMES.items() if scheme.takes_factors)
+_CONVERT = frozenset(name for name, scheme in SCHEMES.items() if scheme.converts)
 _WORKERS_MULTIPLY = frozenset(name for name, scheme in SCHEMES.items() if scheme.workers_multiply)
 
 
@@ -29,6 +30,11 @@ def takes_rows(scheme: str) -> bool:
 def takes_factors(scheme: str) -> bool:
     """Whether the scheme of that name takes a gradient as factors. False for "auto" and for an unknown scheme."""
     return scheme in _TAKE_FACTORS
+
+
+def converts(scheme: str) -> bool:
+    """Whether the numbers of that scheme may travel in another type than they have. False for "auto"."""
+    return scheme in _CONVERT
 
 
 def workers_multiply(scheme: str) -> bool:

@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+from poseidon import _core
 from poseidon.bench.hosts.measures import interface_counters
 from poseidon.bench.training.methods import METHODS, parse_methods
 from poseidon.bench.training.traffic import (
@@ -16,6 +17,7 @@ from poseidon.bench.training.traffic import (
     powersgd_bytes,
     ps_floats,
     sfb_floats,
+    sharded_floats,
 )
 from poseidon.models import LayerSpec, ModelTable, model_table
 
@@ -47,6 +49,24 @@ def test_best_scheme_follows_algorithm_1() -> None:
     # The tie K·P = 2MN/(M + N) goes to factors.
     assert layer_scheme(SQUARE, 512, 8, "auto") == "sfb"
     assert layer_scheme(SQUARE, 513, 8, "auto") == "ps"
+
+
+def test_long_layers_with_many_rows_take_sharded_factors() -> None:
+    fc6 = LayerSpec("fc6", "fc", (4096, 25088), False, 1.0)
+    assert sharded_floats(4096, 25088, 512, 16) == pytest.approx(30 * (512 * (25088 / 16 + 4096) + 4096 * 25088 / 16))
+    assert [layer_scheme(fc6, count, 16, "auto") for count in (32, 512, 4096)] == ["sfb", "sharded_factors", "ps"]
+    moved = bytes_per_worker(table_of(LayerSpec("fc6", "fc", (4096, 25088), False, 1.0, 16)), 16, "auto")
+    assert moved == pytest.approx(4 * sharded_floats(4096, 25088, 512, 16))
+
+
+@pytest.mark.parametrize("shape", [(4096, 25088), (25088, 4096), (4096, 4096), (1000, 1024), (32000, 1024)])
+@pytest.mark.parametrize("worker_count", [2, 8, 16, 64])
+def test_auto_is_what_the_core_chooses(shape: tuple[int, int], worker_count: int) -> None:
+    layer = _core.Layer("weight", "float32", shape[0] * shape[1], *shape)
+    cluster = _core.Cluster(worker_count, worker_count)
+    for count in (1, 8, 32, 100, 128, 256, 511, 512, 1000, 5000):
+        chosen = layer_scheme(LayerSpec("fc", "fc", shape, False, 1.0), count, worker_count, "auto")
+        assert chosen == _core.best_scheme(layer, count, cluster), count
 
 
 def test_adam_pushes_factors_only_where_they_are_smaller() -> None:

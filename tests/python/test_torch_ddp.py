@@ -192,7 +192,7 @@ def held_gradients(scheme: str) -> list[bool]:
     return result
 
 
-@pytest.mark.parametrize("scheme", ["auto", "ps", "sfb", "project_adam"])
+@pytest.mark.parametrize("scheme", ["auto", "ps", "sfb", "sharded_factors", "project_adam"])
 def test_held_gradients(scheme: str) -> None:
     for answer in workers.run(2, held_gradients, scheme):
         assert answer == [True] * 5

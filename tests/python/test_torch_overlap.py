@@ -67,7 +67,7 @@ def test_same_bits_for_every_optimizer(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("scheme", ["ps", "auto", "sfb", "project_adam"])
+@pytest.mark.parametrize("scheme", ["ps", "auto", "sfb", "sharded_factors", "project_adam"])
 def test_same_bits_for_uneven_use(scheme: str, world_size: int) -> None:
     assert all_equal(workers.run(world_size, many, USUAL, Branches, scheme))
 

@@ -54,7 +54,7 @@ def cases(draw: st.DrawFn) -> tuple[int, Case]:
         widths=tuple(draw(st.lists(st.integers(1, 60), min_size=1, max_size=4))),
         convolution=draw(st.booleans()),
         bias=draw(st.booleans()),
-        scheme=draw(st.sampled_from(["auto", "auto", "ps", "sfb", "project_adam"])),
+        scheme=draw(st.sampled_from(["auto", "auto", "ps", "sfb", "sharded_factors", "project_adam"])),
         rows=tuple(rows),
         micro_batches=draw(st.integers(1, 2)),
         set_to_none=draw(st.booleans()),

@@ -23,7 +23,7 @@ from torch_cases import (
     wrap,
 )
 
-SCHEMES = ("auto", "ps", "sfb", "project_adam")
+SCHEMES = ("auto", "ps", "sfb", "sharded_factors", "project_adam")
 OPTIMIZERS = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-3),
     "adamw": lambda params: torch.optim.AdamW(params, lr=1e-2, eps=1e-2),

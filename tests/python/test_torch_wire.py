@@ -105,7 +105,7 @@ def train(wire: str, scheme: str, overlapped: bool) -> tuple[str, float]:
 
 
 @pytest.mark.parametrize("overlapped", [False, True])
-@pytest.mark.parametrize("scheme", ["ps", "sfb", "auto"])
+@pytest.mark.parametrize("scheme", ["ps", "sfb", "sharded_factors", "auto"])
 @pytest.mark.parametrize("wire", ["bf16", "fp16", "int8"])
 def test_replicas_stay_equal_and_near_fp32(wire: str, scheme: str, overlapped: bool) -> None:
     answers = workers.run(RANKS, train, wire, scheme, overlapped)

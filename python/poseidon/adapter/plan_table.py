@@ -12,7 +12,7 @@ from poseidon.adapter.layer import SyncedLayer
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.priorities import Priorities
 from poseidon.options import Settings
-from poseidon.schemes import takes_factors, takes_rows
+from poseidon.schemes import SCHEMES, takes_factors, takes_rows
 
 _ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _LONG_SECONDS = 1.0
@@ -133,8 +133,9 @@ def _row(
     known = scheme == "ps" or factor_count is not None
     value_bytes = entry.bytes_per_factor if takes_factors(scheme) or takes_rows(scheme) else entry.bytes_per_value
     exchanged = (cost(scheme) if known else dense) * value_bytes
-    # A port carries both directions at once.
-    seconds = None if link_bits_per_s is None else exchanged * 8 / 2 / link_bits_per_s
+    # A port carries both directions at once, if the scheme does.
+    directions = 1 if _one_way(scheme, cluster) else 2
+    seconds = None if link_bits_per_s is None else exchanged * 8 / directions / link_bits_per_s
     return PlanRow(
         layer=entry.name,
         shape=entry.shape,
@@ -146,7 +147,7 @@ def _row(
         predicted_seconds=seconds,
         urgency=entry.urgency,
         priority_class=None if priorities is None or entry.urgency is None else priorities.class_of(entry),
-        reason=_reason(entry, here.settings, factor_count, dense, cost("sfb")),
+        reason=_reason(entry, here.settings, factor_count, {name: cost(name) for name in _compared(cluster)}),
     )
 
 
@@ -157,7 +158,21 @@ def _mean_factor_count(entry: SyncedLayer, client: _core.Client, worker_count: i
     return math.ceil(total / worker_count) if 0 < total < _UNBOUNDED else None
 
 
-def _reason(entry: SyncedLayer, settings: Settings, factor_count: int | None, ps: float, sfb: float) -> str:
+def _compared(cluster: _core.Cluster) -> list[str]:
+    """The schemes among which "auto" chooses for a layer whose gradient may be factors."""
+    return [
+        name
+        for name, scheme in SCHEMES.items()
+        if scheme.automatic and not scheme.takes_rows and not _one_way(name, cluster)
+    ]
+
+
+def _one_way(scheme: str, cluster: _core.Cluster) -> bool:
+    """Whether the busiest port of the scheme carries one direction at a time."""
+    return bool(SCHEMES[scheme].one_way_at_a_time and cluster.placement == "dedicated")
+
+
+def _reason(entry: SyncedLayer, settings: Settings, factor_count: int | None, costs: dict[str, float]) -> str:
     if entry.on_servers:
         return "updated by the servers"
     if entry.row_gradient:
@@ -172,5 +187,6 @@ def _reason(entry: SyncedLayer, settings: Settings, factor_count: int | None, ps
         return "chosen by the user"
     if factor_count is None:
         return "factor count not known yet"
-    sign = "≤" if sfb <= ps else ">"
-    return f"factors {sfb:,.0f} {sign} dense {ps:,.0f} floats per node"
+    return "floats per node: " + ", ".join(
+        f"{name} {costs[name]:,.0f}" for name in sorted(costs, key=costs.__getitem__)
+    )

@@ -11,7 +11,7 @@ from poseidon.doctor.evidence import Evidence, waited_text
 from poseidon.doctor.records import Record
 
 _OWN_WORDS = re.compile(r"^.*? ended the job: ")
-_DISAGREEMENT = re.compile(r"\bMismatch\b|built different models")
+_DISAGREEMENT = re.compile(r"\bMismatch\b|built different models|same scheme on all ranks")
 
 
 @dataclass(frozen=True)

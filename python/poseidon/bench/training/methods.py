@@ -103,7 +103,7 @@ METHODS = {
     method.name: method
     for method in (
         Method("none", "none", "the same processes in step, without any exchange"),
-        Method("poseidon", "poseidon", "wait-free, the cheaper of ps and sfb for every layer"),
+        Method("poseidon", "poseidon", "wait-free, the cheapest of ps, sfb and sharded_factors for every layer"),
         Method("wfbp-ps", "poseidon", "wait-free, every layer through the parameter server", scheme="ps"),
         Method(
             "ps-sequential",

@@ -50,6 +50,12 @@ def sfb_floats(rows: int, cols: int, factor_count: int, worker_count: int) -> fl
     return 2 * factor_count * (worker_count - 1) * (rows + cols)
 
 
+def sharded_floats(rows: int, cols: int, factor_count: int, worker_count: int) -> float:
+    """Sharded factors: 2·(P − 1)·(K·max(M, N)/P + K·min(M, N) + MN/P)."""
+    pushed = factor_count * (max(rows, cols) / worker_count + min(rows, cols))
+    return 2 * (worker_count - 1) * (pushed + rows * cols / worker_count)
+
+
 def adam_floats(rows: int, cols: int, factor_count: int, worker_count: int) -> float:
     """Project Adam's strategy: of P machines one moves (P − 1)(MN + KM + KN) (Poseidon Table 1), and so do the other
     P − 1 together.
@@ -57,19 +63,25 @@ def adam_floats(rows: int, cols: int, factor_count: int, worker_count: int) -> f
     return 2 * (worker_count - 1) * (rows * cols + factor_count * (rows + cols)) / worker_count
 
 
+_AUTOMATIC = {"sfb": sfb_floats, "sharded_factors": sharded_floats}
+
+
 def layer_scheme(layer: LayerSpec, factor_count: int, worker_count: int, scheme: str, form: Format = _AS_IT_IS) -> str:
     """The scheme of a layer's weight when `scheme` ("auto", "ps", "project_adam") is asked for.
 
-    "auto" is Algorithm 1 for weights outside groups. Adam's strategy pushes factors only where they are smaller than
-    the dense gradient.
+    "auto" is Algorithm 1 with `sharded_factors`, for weights outside groups. Adam's strategy pushes factors only where
+    they are smaller than the dense gradient.
     """
     if not layer.factorable or scheme == "ps":
         return "ps"
     rows, cols = layer.weight_shape
     if scheme == "project_adam":
         return "project_adam" if factor_count * (rows + cols) <= rows * cols else "ps"
-    factors = sfb_floats(rows, cols, factor_count, worker_count)
-    return "sfb" if factors <= ps_floats(rows * cols, worker_count) and not form.grouped(rows * cols) else "ps"
+    if form.grouped(rows * cols):
+        return "ps"
+    floats = {name: count(rows, cols, factor_count, worker_count) for name, count in _AUTOMATIC.items()}
+    cheapest = min(floats, key=floats.__getitem__)  # the first of several
+    return cheapest if floats[cheapest] <= ps_floats(rows * cols, worker_count) else "ps"
 
 
 def layer_bytes(layer: LayerSpec, factor_count: int, worker_count: int, scheme: str, form: Format = _AS_IT_IS) -> float:
@@ -82,7 +94,7 @@ def layer_bytes(layer: LayerSpec, factor_count: int, worker_count: int, scheme: 
     factors = 0.0
     if chosen != "ps":
         rows, cols = layer.weight_shape
-        weight_floats = sfb_floats if chosen == "sfb" else adam_floats
+        weight_floats = {**_AUTOMATIC, "project_adam": adam_floats}[chosen]
         factors = weight_floats(rows, cols, factor_count, worker_count) * form.shared_scale_bytes
         del dense["weight"]
     return factors + sum(ps_floats(count, worker_count) * form.dense_bytes(count) for count in dense.values())

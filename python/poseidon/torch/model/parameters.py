@@ -11,7 +11,7 @@ from torch import nn
 
 from poseidon.adapter.layer import SyncedLayer
 from poseidon.errors import InvalidArgument
-from poseidon.schemes import takes_factors, workers_multiply
+from poseidon.schemes import converts, takes_factors, workers_multiply
 from poseidon.torch.model.factors import FactorForward, Factors
 from poseidon.torch.model.gradient_form import DenseForm, RowsForm
 from poseidon.torch.model.passes import Mode
@@ -182,6 +182,8 @@ class SyncedParameter(SyncedLayer):
         """Whether the next exchange takes factors of this dtype. Before the ranks have agreed on a scheme it may."""
         if self.next_scheme == "" or workers_multiply(self.next_scheme):
             return dtype.itemsize <= self.param.dtype.itemsize
+        if converts(self.next_scheme) and self.param.dtype == torch.float32:
+            return takes_factors(self.next_scheme) and dtype.itemsize <= self.param.dtype.itemsize
         return takes_factors(self.next_scheme) and dtype == self.param.dtype
 
     @torch._disable_dynamo
