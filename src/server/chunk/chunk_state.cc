@@ -29,7 +29,8 @@ Status check_types(const wire::Contribution& push) {
     return refused_push(push, "only the gradient of what servers keep names the types of value and result");
   if ((push.float32_value && !sums_wide(push.dtype)) || (push.as_bfloat16 && push.value_dtype() != DType::float32))
     return refused_push(push, "its value or result cannot have the type that it names");
-  if (push.stored && dtype_values(push.value_dtype()) != 1) return refused_push(push, "servers keep no values of 8 bits");
+  if (push.stored && dtype_values(push.value_dtype()) != 1)
+    return refused_push(push, "servers keep no values of 8 bits");
   return {};
 }
 
