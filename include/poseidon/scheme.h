@@ -53,7 +53,7 @@ struct SchemeTraits {
 
   // What it is compared with.
   bool automatic = false;  // `auto` may choose it
-  /// A worker of a dedicated server sends all it has before the result comes back. So its port is busy in one direction
+  /// With dedicated servers a worker sends all it has before a result comes back. So its port is busy in one direction
   /// at a time, and `cost`, which counts both, is too low there: `auto` chooses it only if the servers are colocated.
   bool one_way_at_a_time = false;
   bool baseline = false;  // only there for comparison with the papers
