@@ -67,6 +67,8 @@ struct LayerStats {
   std::uint64_t newest_version = 0;
   std::int64_t started_ns = 0;  // by the monotonic clock
   std::int64_t completed_ns = 0;
+  std::int64_t compute_ns =
+      0;  // of these, at the end: products or sums of the parts, and waiting for a thread for them
 
   /// Whether this rank came too late for at least one chunk of the step (stragglers=drop).
   bool late() const { return late_chunks > 0; }
@@ -215,6 +217,13 @@ class Client {
 
   /// Sets K, summed over all workers, before a layer's first exchange. Every rank sets the same value.
   virtual void set_factor_count(std::uint32_t layer, std::uint64_t factor_count) = 0;
+
+  /// Sets the scheme that a layer with Scheme::automatic takes from its next start on, instead of the cheapest one,
+  /// while the choice holds (SchemeChoice). Scheme::automatic withdraws the last choice. Every rank makes the same
+  /// choice between the same two exchanges of the layer. If ranks choose differently, the job ends with
+  /// ErrorCode::mismatch at the layer's next exchange. ErrorCode::invalid_argument if the layer cannot take the scheme
+  /// (automatic_schemes(); a layer of a group has no choice), or if an exchange of it is under way.
+  virtual Status choose(std::uint32_t layer, const SchemeChoice& choice) = 0;
 
   /// The parts of a gather-only exchange, by rank; valid until the layer's next start. Empty after any other scheme
   /// than sfb.

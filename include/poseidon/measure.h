@@ -1,4 +1,4 @@
-// Measures the CPU time that the library itself needs on this machine.
+// Measures the CPU time that the library needs on this machine.
 #pragma once
 
 #include <cstddef>
@@ -10,5 +10,9 @@ namespace poseidon {
 /// chunks are spread over `layer_count` layers, whose urgencies fall from 1 to 0. They come in the order of backward,
 /// the least urgent first (Geryon Figure 10). Any thread.
 double scheduling_seconds(std::size_t chunk_count, std::size_t layer_count);
+
+/// How many multiply-adds one thread makes per second when it multiplies float32 factors (the scheme sfb). It takes a
+/// few milliseconds. Any thread.
+double multiply_adds_per_second();
 
 }  // namespace poseidon

@@ -60,12 +60,28 @@ struct Layer {
 /// The type in which values of `dtype` travel. Only float32 is converted.
 DType wire_dtype(WireFormat format, DType dtype);
 
+/// A scheme that was chosen for a layer because it was predicted to be faster (docs/choice.md).
+struct SchemeChoice {
+  Scheme scheme = Scheme::automatic;  // automatic: nothing was chosen
+  double factor_count = 0;            // the mean K over the workers when it was chosen
+
+  /// Whether the choice holds at this mean K: at least half of that at which it was made, and at most twice as much.
+  bool holds_at(double mean_factor_count) const {
+    return scheme != Scheme::automatic && mean_factor_count * 2 >= factor_count &&
+           mean_factor_count <= factor_count * 2;
+  }
+};
+
+/// The schemes among which `auto` chooses for the layer, in the order of schemes.def. Empty if the layer's scheme does
+/// not depend on its factor count. A layer that is part of a group has no choice either, which this does not know.
+std::vector<Scheme> automatic_schemes(const Layer& layer, const Cluster& cluster);
+
 /// Algorithm 1, generalized to the cluster's placement. A layer with row gradients takes rows, unless it names another
-/// scheme. One worker takes local. Otherwise a layer takes its own scheme,
-/// if it names one; ps, if it is not factorable; or the cheapest scheme that `auto` may choose in this placement. Of
-/// several that cost the same it takes the one that is registered last: sfb before ps. `factor_count` is the mean K
-/// over the workers, or 0 if it is unknown, which gives ps.
-Scheme best_scheme(const Layer& layer, double factor_count, const Cluster& cluster);
+/// scheme. One worker takes local. Otherwise a layer takes its own scheme, if it names one; ps, if it is not
+/// factorable; the scheme of a `choice` that holds; or the cheapest of automatic_schemes(). Of several that cost the
+/// same it takes the one that is registered last: sfb before ps. `factor_count` is the mean K over the workers, or 0 if
+/// it is unknown, which gives ps.
+Scheme best_scheme(const Layer& layer, double factor_count, const Cluster& cluster, const SchemeChoice& choice = {});
 
 /// A slice of a unit's bytes, as they are in memory, and the server core that owns it (Parameter Hub §3.2.4). Each
 /// worker's messages about it travel on one flow.

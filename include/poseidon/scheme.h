@@ -60,6 +60,9 @@ struct SchemeTraits {
   /// The cost of a layer of `rows` × `cols` in a cluster. `factor_count` is K: batch rows × positions × accumulation
   /// steps on one worker.
   SchemeCost (*cost)(std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster) = nullptr;
+  /// The multiply-adds of the busiest process from the arrival of the last part to the result, for the same arguments.
+  /// Null: there are none. Sums that are made while parts arrive do not count.
+  double (*multiply_adds)(std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster) = nullptr;
 };
 
 /// All schemes, in the order of schemes.def.

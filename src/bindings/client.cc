@@ -199,6 +199,15 @@ class PyClient {
     raise_if_failed(client_->set_priorities(first_layer, priorities, priority_threshold));
   }
 
+  void choose(std::uint32_t layer, const std::string& scheme, double factor_count) {
+    const auto chosen = parse_scheme(scheme);
+    raise_if_failed(chosen.status());
+    const nb::gil_scoped_release unlocked;
+    const Status status = client_->choose(layer, {chosen.value(), factor_count});
+    const nb::gil_scoped_acquire locked;
+    raise_if_failed(status);
+  }
+
   nb::list gathered(std::uint32_t layer) {
     const auto parts = [&] {
       const nb::gil_scoped_release unlocked;
@@ -284,7 +293,8 @@ void bind_stats(nb::module_& module) {
       .def_ro("oldest_version", &LayerStats::oldest_version)
       .def_ro("newest_version", &LayerStats::newest_version)
       .def_ro("started_ns", &LayerStats::started_ns)
-      .def_ro("completed_ns", &LayerStats::completed_ns);
+      .def_ro("completed_ns", &LayerStats::completed_ns)
+      .def_ro("compute_ns", &LayerStats::compute_ns, "Of these, at the end: products or sums of the parts.");
   nb::class_<LateRank>(module, "LateRank", "A rank that steps have been completed without (stragglers=drop).")
       .def_ro("rank", &LateRank::rank)
       .def_ro("late_steps", &LateRank::late_steps,
@@ -349,6 +359,7 @@ void bind_client(nb::module_& module) {
              const nb::gil_scoped_release unlocked;
              self.get().set_factor_count(layer, count);
            })
+      .def("choose", &PyClient::choose, nb::arg("layer"), nb::arg("scheme"), nb::arg("factor_count"))
       .def("gathered", &PyClient::gathered)
       .def("wait_all", &PyClient::wait_all)
       .def("wait", &PyClient::wait)

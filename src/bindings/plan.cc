@@ -121,6 +121,14 @@ void bind_schemes(nb::module_& module) {
         return traits_of(concrete_scheme(scheme)).cost(rows, cols, factor_count, cluster);
       },
       nb::arg("scheme"), nb::arg("rows"), nb::arg("cols"), nb::arg("factor_count"), nb::arg("cluster"));
+  module.def(
+      "scheme_multiply_adds",
+      [](const std::string& scheme, std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster) {
+        const auto count = traits_of(concrete_scheme(scheme)).multiply_adds;
+        return count == nullptr ? 0.0 : count(rows, cols, factor_count, cluster);
+      },
+      nb::arg("scheme"), nb::arg("rows"), nb::arg("cols"), nb::arg("factor_count"), nb::arg("cluster"),
+      "Multiply-adds of the busiest process from the last part to the result.");
 }
 
 }  // namespace
@@ -173,6 +181,14 @@ void bind_plan(nb::module_& module) {
         return std::string(scheme_name(best_scheme(layer, factor_count, cluster)));
       },
       nb::arg("layer"), nb::arg("factor_count"), nb::arg("cluster"));
+  module.def(
+      "automatic_schemes",
+      [](const Layer& layer, const Cluster& cluster) {
+        std::vector<std::string> names;
+        for (const Scheme scheme : automatic_schemes(layer, cluster)) names.emplace_back(scheme_name(scheme));
+        return names;
+      },
+      nb::arg("layer"), nb::arg("cluster"), "The schemes among which \"auto\" chooses for the layer.");
   module.def("priority_class", &priority_class, nb::arg("urgency"), nb::arg("threshold"), nb::arg("class_count"));
   module.def(
       "make_plan",

@@ -180,6 +180,16 @@ void ClientImpl::set_factor_count(std::uint32_t layer, std::uint64_t factor_coun
   });
 }
 
+Status ClientImpl::choose(std::uint32_t layer, const SchemeChoice& choice) {
+  if (Status status = steps_.check_choice(layer, choice.scheme); !status.ok()) return status;
+  UnitState& unit = *steps_.unit_of(layer);
+  loop_->call([this, &unit, &choice] {
+    unit.syncer.choose(choice);
+    steps_.update_scheme(unit);
+  });
+  return {};
+}
+
 std::vector<GatheredPart> ClientImpl::gathered(std::uint32_t layer) const {
   std::vector<GatheredPart> parts;
   const UnitState* const unit = steps_.unit_of(layer);

@@ -75,6 +75,7 @@ class ClientImpl final : public Client, private Receiver {
   Status set_rule(std::uint32_t layer, const UpdateRule& rule) override;
   Scheme next_scheme(std::uint32_t layer) const override;
   void set_factor_count(std::uint32_t layer, std::uint64_t factor_count) override;
+  Status choose(std::uint32_t layer, const SchemeChoice& choice) override;
   std::vector<GatheredPart> gathered(std::uint32_t layer) const override;
   Status wait_all(const std::function<bool()>& keep_waiting) override;
   Status wait(std::uint32_t layer, const std::function<bool()>& keep_waiting) override;

@@ -132,6 +132,11 @@ Status Steps::set_rule(std::uint32_t layer, const UpdateRule& rule) {
   return {};
 }
 
+Status Steps::check_choice(std::uint32_t layer, Scheme scheme) const {
+  const std::lock_guard lock(mutex_);
+  return layer < layers_.size() ? layers_[layer]->check_choice(scheme) : no_layer(layer);
+}
+
 /// `lock` is held at the call and at the return.
 template <typename Done>
 Status Steps::wait_until(std::unique_lock<std::mutex>& lock, const Done& done, const Look& look) {

@@ -58,6 +58,8 @@ class Steps {
   Status submit_all(std::uint32_t first_layer, std::span<const std::span<std::byte>> arrays, std::uint32_t divisor);
   /// See Client::set_rule.
   Status set_rule(std::uint32_t layer, const UpdateRule& rule);
+  /// Whether Client::choose may set this scheme now. Errors are those of that method.
+  Status check_choice(std::uint32_t layer, Scheme scheme) const;
   /// These wait until all servers and peers have greeted, until every exchange has completed, or until one layer's
   /// exchange has completed. They return the failure that has ended the job, if there is one.
   Status wait_linked(const Look& look);

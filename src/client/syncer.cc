@@ -30,7 +30,13 @@ Syncer::Syncer(const Unit& unit, const Layer& first_layer, bool transient, const
   set_factor_count(0);
 }
 
+void Syncer::choose(const SchemeChoice& choice) {
+  choice_ = choice;
+  set_factor_count(factor_count_);
+}
+
 void Syncer::set_factor_count(std::uint64_t factor_count) {
+  factor_count_ = factor_count;
   if (unit().grouped()) {
     next_scheme_ = Scheme::ps;
     return;
@@ -40,7 +46,7 @@ void Syncer::set_factor_count(std::uint64_t factor_count) {
   const double mean = std::ceil(static_cast<double>(factor_count) / cluster_.worker_count);
   next_scheme_ = factor_count >= wire::kUnboundedFactors && layer_.scheme == Scheme::automatic
                      ? Scheme::ps
-                     : best_scheme(layer_, mean, cluster_);
+                     : best_scheme(layer_, mean, cluster_, choice_);
 }
 
 void Syncer::recycle(PeerInbox& inbox) {

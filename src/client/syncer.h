@@ -33,6 +33,8 @@ class Syncer {
 
   /// Sets K, summed over the workers. All ranks agree on it before the first exchange.
   void set_factor_count(std::uint64_t factor_count);
+  /// Sets the scheme that was chosen for the next starts. The layer may take it (automatic_schemes()).
+  void choose(const SchemeChoice& choice);
   /// The scheme of the next start.
   Scheme next_scheme() const { return next_scheme_; }
 
@@ -55,6 +57,8 @@ class Syncer {
   std::function<void(Syncer&)> on_done_;
   Exchange exchange_;
   std::map<std::uint64_t, PeerInbox> early_;  // by step; parts that came before this worker has started the step
+  std::uint64_t factor_count_ = 0;            // K, summed over the workers
+  SchemeChoice choice_;
   Scheme next_scheme_ = Scheme::ps;
 };
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "wire/messages/rows.h"
 
@@ -52,6 +53,15 @@ Status LayerState::check_start(const Operation& operation) const {
   if ((push == nullptr || !push->wants_result) && !layer->stored)
     return invalid_layer(*layer, "is not stored by the servers: push, pull and assign need a layer that is");
   return push == nullptr ? Status() : check_push(*push);
+}
+
+Status LayerState::check_choice(Scheme scheme) const {
+  if (running) return invalid_layer(*layer, "is being exchanged: choose its scheme before its exchange starts");
+  if (scheme == Scheme::automatic) return {};
+  const std::vector<Scheme> schemes = automatic_schemes(*layer, unit->plan->cluster);
+  if (!unit->group && std::ranges::find(schemes, scheme) != schemes.end()) return {};
+  return invalid_layer(*layer, "cannot be told to take scheme " + std::string(scheme_name(scheme)) +
+                                   ": choose among those that \"auto\" may take for it");
 }
 
 /// Checks that the caller's memory has the layer's size.

@@ -53,6 +53,8 @@ struct LayerState {
   /// Checks whether the operation can start on the layer now. ErrorCode::invalid_argument says why it cannot. The
   /// caller holds the client's mutex.
   Status check_start(const Operation& operation) const;
+  /// Checks whether the scheme may be chosen for the layer now. The caller holds the client's mutex.
+  Status check_choice(Scheme scheme) const;
 
  private:
   Status check_memory(const Operation& operation) const;

@@ -20,12 +20,12 @@ bool may_choose(const SchemeTraits& traits, const Cluster& cluster) {
   return traits.automatic && !traits.takes_rows;
 }
 
-/// Returns the cheapest of the schemes that `auto` may choose.
-Scheme cheapest_scheme(const Layer& layer, double factor_count, const Cluster& cluster) {
+/// Returns the cheapest of these schemes.
+Scheme cheapest_scheme(const std::vector<Scheme>& schemes, const Layer& layer, double factor_count,
+                       const Cluster& cluster) {
   Scheme best = Scheme::ps;
   double least = traits_of(best).cost(layer.rows, layer.cols, factor_count, cluster).busiest(cluster);
-  for (const Scheme scheme : all_schemes()) {
-    if (!may_choose(traits_of(scheme), cluster)) continue;
+  for (const Scheme scheme : schemes) {
     const double cost = traits_of(scheme).cost(layer.rows, layer.cols, factor_count, cluster).busiest(cluster);
     if (cost > least) continue;
     least = cost;
@@ -57,7 +57,17 @@ double SchemeCost::busiest(const Cluster& cluster) const {
   return cluster.placement == Placement::colocated ? server_and_worker : std::max(worker, server);
 }
 
-Scheme best_scheme(const Layer& layer, double factor_count, const Cluster& cluster) {
+std::vector<Scheme> automatic_schemes(const Layer& layer, const Cluster& cluster) {
+  std::vector<Scheme> schemes;
+  if (layer.scheme != Scheme::automatic || !layer.factorable() || layer.stored || !dtype_is_floating(layer.dtype) ||
+      cluster.worker_count == 1)
+    return schemes;
+  for (const Scheme scheme : all_schemes())
+    if (may_choose(traits_of(scheme), cluster)) schemes.push_back(scheme);
+  return schemes;
+}
+
+Scheme best_scheme(const Layer& layer, double factor_count, const Cluster& cluster, const SchemeChoice& choice) {
   const bool names_rows = layer.scheme != Scheme::automatic && traits_of(layer.scheme).takes_rows;
   const bool has_rows = layer.row_gradient && dtype_is_floating(layer.dtype);
   if (has_rows && (names_rows || layer.scheme == Scheme::automatic)) return Scheme::rows;
@@ -68,7 +78,9 @@ Scheme best_scheme(const Layer& layer, double factor_count, const Cluster& clust
     return takes_any ? layer.scheme : Scheme::ps;
   }
   if (layer.scheme != Scheme::automatic) return layer.scheme;
-  return factor_count <= 0 ? Scheme::ps : cheapest_scheme(layer, factor_count, cluster);
+  if (factor_count <= 0) return Scheme::ps;
+  if (choice.holds_at(factor_count)) return choice.scheme;
+  return cheapest_scheme(automatic_schemes(layer, cluster), layer, factor_count, cluster);
 }
 
 }  // namespace poseidon

@@ -17,6 +17,10 @@ SchemeCost sfb_cost(std::size_t rows, std::size_t cols, double factor_count, con
   return {cost, 0, cost};
 }
 
+double sfb_multiply_adds(std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster) {
+  return cluster.worker_count * factor_count * static_cast<double>(rows) * static_cast<double>(cols);
+}
+
 class FactorBroadcast final : public PeerBroadcast {
  public:
   FactorBroadcast()
@@ -30,6 +34,7 @@ class FactorBroadcast final : public PeerBroadcast {
                 .uses_peers = true,
                 .automatic = true,
                 .cost = sfb_cost,
+                .multiply_adds = sfb_multiply_adds,
             },
             wire::Kind::factors) {}
 

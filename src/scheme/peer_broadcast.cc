@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/clock.h"
+
 namespace poseidon {
 
 namespace {
@@ -136,8 +138,9 @@ std::string PeerBroadcast::waiting_for(const Exchange& exchange) const {
 
 void compute(Exchange& exchange, const Links& links, std::size_t job_count, std::function<void(std::size_t)> job) {
   exchange.progress.computing = true;
-  links.executor->run(job_count, std::move(job), [&exchange, &links] {
-    links.loop->post([&exchange] {
+  links.executor->run(job_count, std::move(job), [&exchange, &links, begun_ns = now_ns()] {
+    links.loop->post([&exchange, begun_ns] {
+      exchange.outcome.compute_ns = now_ns() - begun_ns;
       exchange.progress.computing = false;
       exchange.complete_if_done();
     });

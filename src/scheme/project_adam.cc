@@ -13,6 +13,10 @@ SchemeCost project_adam_cost(std::size_t rows, std::size_t cols, double factor_c
   return {dense + factors, workers * (dense + factors), (workers - 1) * (dense + factors)};
 }
 
+double project_adam_multiply_adds(std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster) {
+  return cluster.worker_count * factor_count * static_cast<double>(rows) * static_cast<double>(cols);
+}
+
 }  // namespace
 
 const SchemeProtocol& project_adam_scheme() {
@@ -24,6 +28,7 @@ const SchemeProtocol& project_adam_scheme() {
       .uses_servers = true,
       .baseline = true,
       .cost = project_adam_cost,
+      .multiply_adds = project_adam_multiply_adds,
   });
   return scheme;
 }

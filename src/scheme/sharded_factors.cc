@@ -21,6 +21,11 @@ SchemeCost sharded_factors_cost(std::size_t rows, std::size_t cols, double facto
   return {blocks * pair, workers * pair, (workers + blocks - 2) * pair};
 }
 
+double sharded_factors_multiply_adds(std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster) {
+  const double blocks = std::min<double>(cluster.server_count, static_cast<double>(std::max(rows, cols)));
+  return cluster.worker_count * factor_count * static_cast<double>(rows) * static_cast<double>(cols) / blocks;
+}
+
 bool contiguous(const ExchangeUnit& about, const Block& block) { return block.col_count == about.cols; }
 
 std::size_t value_count(const Block& block) { return block.row_count * block.col_count; }
@@ -173,6 +178,7 @@ const SchemeProtocol& sharded_factors_scheme() {
       .automatic = true,
       .one_way_at_a_time = true,
       .cost = sharded_factors_cost,
+      .multiply_adds = sharded_factors_multiply_adds,
   });
   return scheme;
 }

@@ -16,7 +16,7 @@ constexpr std::size_t kEndsKept = 12;
 constexpr std::chrono::milliseconds kComputing{1};  // in a step: who is alone would rush ahead
 constexpr std::size_t kFactCount = 3;               // of each rank
 
-enum Salt : std::uint64_t { kFirstStarted = 31 };
+enum Salt : std::uint64_t { kFirstStarted = 31, kChoice = 37 };
 
 Layer numbers_layer(const std::string& name, std::size_t count) {
   Layer layer;
@@ -202,6 +202,7 @@ Status SimulatedWorker::step(Generation& generation) {
     results.push_back(gradients.back().absent ? std::vector<float>(gradients.back().dense.size(), 0.0F)
                                               : gradients.back().dense);
   }
+  choose_schemes(generation, number);
   // Every rank begins with another layer: nothing depends on the order.
   const std::size_t first = mix(mix(cluster_.seed, kFirstStarted), number * 32 + static_cast<std::uint64_t>(slot_));
   Status status;
@@ -213,6 +214,19 @@ Status SimulatedWorker::step(Generation& generation) {
   if (!status.ok()) return status;
   commit(generation, results);
   return {};
+}
+
+/// Every rank makes the same choices in the same step, also in one that is made again in another generation.
+void SimulatedWorker::choose_schemes(const Generation& generation, std::uint64_t number) {
+  const std::uint64_t key = mix(mix(cluster_.seed, kChoice), number);
+  const std::span<const Scheme> schemes = all_schemes();
+  for (std::size_t layer = 0; layer < simulated_model().size(); ++layer) {
+    const std::uint64_t draw = mix(key, layer);
+    const Scheme scheme = draw % 2 == 0 ? Scheme::automatic : schemes[draw / 2 % schemes.size()];
+    // What a layer cannot take is refused, on every rank alike.
+    static_cast<void>(
+        generation.client->choose(generation.first_layer + static_cast<std::uint32_t>(layer), {scheme, 1}));
+  }
 }
 
 Status SimulatedWorker::start(Generation& generation, std::size_t layer, const SimulatedGradient& gradient,

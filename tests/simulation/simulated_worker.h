@@ -88,6 +88,7 @@ class SimulatedWorker {
   Status share_state(Generation& generation, const Version& newest, std::size_t source);
   void adopt(TrainingState state, const Version& version);
   Status step(Generation& generation);
+  void choose_schemes(const Generation& generation, std::uint64_t number);
   Status start(Generation& generation, std::size_t layer, const SimulatedGradient& gradient,
                std::vector<float>& result);
   void commit(const Generation& generation, StepResults& results);

@@ -81,6 +81,7 @@ class Rank {
   void run_step(std::uint64_t step) {
     const auto told = job_.told_priorities(step, rank_);
     expect_ok(client_->set_priorities(ids_[told.first_layer], told.priorities, told.threshold), step, 0);
+    for (std::size_t index = 0; index < ids_.size(); ++index) choose(step, index);
     for (const std::size_t index : shuffled()) {
       start(step, index);
       pause();
@@ -91,6 +92,14 @@ class Rank {
       expect_ok(client_->wait(ids_[index], always), step, index);
       check(step, index);
     }
+  }
+
+  /// Chooses a scheme, or withdraws the last choice. Layers of groups, and those that name a scheme, refuse it.
+  void choose(std::uint64_t step, std::size_t index) {
+    const SchemeChoice choice = job_.choice(step, index);
+    const Status status = client_->choose(ids_[index], choice);
+    if (!status.ok()) EXPECT_EQ(status.code(), ErrorCode::invalid_argument) << where(step, index) << status.message();
+    agreement_.report(step, index, "choice", static_cast<std::uint64_t>(status.ok()));
   }
 
   void start(std::uint64_t step, std::size_t index) {

@@ -237,6 +237,13 @@ struct RandomJob {
   }
   bool accumulates(std::uint64_t step, std::size_t index) const { return random_of(step, index, 103)() % 3 == 0; }
   bool only_gathers(std::uint64_t step, std::size_t index) const { return random_of(step, index, 104)() % 4 == 0; }
+  /// Returns what is chosen for a layer before a step. In most steps nothing is chosen.
+  SchemeChoice choice(std::uint64_t step, std::size_t index) const {
+    Random random = random_of(step, index, 107);
+    if (random() % 3 != 0 || !layers[index].factorable()) return {};
+    const std::span<const Scheme> schemes = all_schemes();
+    return {schemes[random() % schemes.size()], static_cast<double>(random() % 20)};
+  }
   /// Returns the K that set_factor_count sets before the first step, or 0 if it is not called.
   std::uint64_t told_factor_count(std::size_t index) const { return random_of(0, index, 105)() % 30; }
 

@@ -1,5 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "poseidon/plan.h"
 
 namespace poseidon {
@@ -115,6 +118,51 @@ TEST(BestScheme, CasesThatCostsDoNotDecide) {
   EXPECT_EQ(best_scheme(matrix(8, 8, Scheme::project_adam), 1000, cluster), Scheme::project_adam);
   EXPECT_EQ(best_scheme({"bias", DType::float32, 8, 0, 0, Scheme::sfb}, 1, cluster), Scheme::ps);
   EXPECT_EQ(best_scheme({"steps", DType::int64, 4096 * 4096, 4096, 4096, Scheme::sfb}, 1, cluster), Scheme::ps);
+}
+
+TEST(BestScheme, AChoiceHoldsFromHalfToTwiceItsFactorCount) {
+  const Cluster cluster{8, 8, Placement::colocated};  // the costs are equal at K = 512
+  const Layer layer = matrix(4096, 4096);
+  const SchemeChoice ps{Scheme::ps, 100};
+  for (const double holds : {50.0, 100.0, 200.0})
+    EXPECT_EQ(best_scheme(layer, holds, cluster, ps), Scheme::ps) << "K " << holds;
+  for (const double holds_not : {49.0, 201.0})
+    EXPECT_EQ(best_scheme(layer, holds_not, cluster, ps), Scheme::sfb) << "K " << holds_not;
+  EXPECT_EQ(best_scheme(layer, 1000, cluster, {Scheme::sfb, 1000}), Scheme::sfb);
+  EXPECT_EQ(best_scheme(layer, 0, cluster, {Scheme::sfb, 0}), Scheme::ps) << "unknown factor count";
+  EXPECT_EQ(best_scheme(layer, 100, cluster, {Scheme::automatic, 100}), Scheme::sfb) << "nothing was chosen";
+  EXPECT_EQ(best_scheme(matrix(4096, 4096, Scheme::ps), 100, cluster, {Scheme::sfb, 100}), Scheme::ps);
+  EXPECT_EQ(best_scheme(layer, 100, {1, 1, Placement::colocated}, {Scheme::sfb, 100}), Scheme::local);
+}
+
+TEST(AutomaticSchemes, AreThoseThatCostsDecideAmong) {
+  const Cluster cluster{4, 4, Placement::colocated};
+  const std::vector<Scheme> schemes = automatic_schemes(matrix(64, 64), cluster);
+  for (const Scheme scheme : all_schemes()) {
+    const SchemeTraits& traits = traits_of(scheme);
+    EXPECT_EQ(std::ranges::count(schemes, scheme), traits.automatic && !traits.takes_rows) << scheme_name(scheme);
+  }
+  EXPECT_GE(schemes.size(), 2U);
+  for (const Scheme scheme : automatic_schemes(matrix(64, 64), {4, 4, Placement::dedicated}))
+    EXPECT_FALSE(traits_of(scheme).one_way_at_a_time) << scheme_name(scheme);
+  Layer stored = matrix(64, 64);
+  stored.stored = true;
+  Layer rows = matrix(64, 64);
+  rows.row_gradient = true;
+  for (const Layer& fixed : {matrix(64, 64, Scheme::sfb), stored, rows, Layer{"bias", DType::float32, 64},
+                             Layer{"steps", DType::int64, 64, 8, 8}})
+    EXPECT_TRUE(automatic_schemes(fixed, cluster).empty()) << fixed.name;
+  EXPECT_TRUE(automatic_schemes(matrix(64, 64), {1, 1, Placement::colocated}).empty());
+}
+
+TEST(Costs, FactorsOfAllAreMultipliedByAllOrByTheServers) {
+  const Cluster cluster{8, 8, Placement::colocated};
+  EXPECT_DOUBLE_EQ(traits_of(Scheme::sfb).multiply_adds(100, 200, 4, cluster), 8.0 * 4 * 100 * 200);
+  EXPECT_DOUBLE_EQ(traits_of(Scheme::project_adam).multiply_adds(100, 200, 4, cluster), 8.0 * 4 * 100 * 200);
+  EXPECT_DOUBLE_EQ(traits_of(Scheme::sharded_factors).multiply_adds(100, 200, 4, cluster), 4.0 * 100 * 200);
+  EXPECT_DOUBLE_EQ(traits_of(Scheme::sharded_factors).multiply_adds(2, 3, 4, {8, 8, Placement::dedicated}),
+                   8 * 4 * 2.0);
+  EXPECT_EQ(traits_of(Scheme::ps).multiply_adds, nullptr);
 }
 
 TEST(SchemeName, RoundTrip) {
