@@ -209,16 +209,18 @@ def recorded_step(at: int) -> SimpleNamespace:
 
     def layer(name: str, scheme: str, ready_ns: int, took_ns: int) -> SimpleNamespace:
         times = {"gradient_ready_ns": ready_ns, "started_ns": ready_ns, "completed_ns": ready_ns + took_ns}
-        return SimpleNamespace(name=name, scheme=scheme, factor_count=100, bytes_sent=300, bytes_received=200, **times)
+        figures = {"factor_count": 100, "bytes_sent": 300, "bytes_received": 200, "seconds": took_ns / 1e9}
+        return SimpleNamespace(name=name, scheme=scheme, **figures, **times)
 
     layers = [layer("w", "sfb", at + 4 * MS, 4 * MS), layer("b", "ps", at + 10 * MS, 2 * MS)]
     return SimpleNamespace(backward_begin_ns=at, backward_end_ns=at + 10 * MS, layers=layers)
 
 
 def test_record_of_recorded_steps() -> None:
+    told = {"predicted_seconds": 0.003, "reason": "chosen at step 8"}
     plan = [
-        SimpleNamespace(layer="b", shape=(8,), factor_count=None, scheme="ps", dense_bytes=1000.0),
-        SimpleNamespace(layer="w", shape=(8, 6), factor_count=25, scheme="sfb", dense_bytes=4000.0),
+        SimpleNamespace(layer="b", shape=(8,), factor_count=None, scheme="ps", dense_bytes=1000.0, **told),
+        SimpleNamespace(layer="w", shape=(8, 6), factor_count=25, scheme="sfb", dense_bytes=4000.0, **told),
     ]
     steps = [recorded_step(0), recorded_step(20 * MS)]
     passes = [
@@ -232,6 +234,8 @@ def test_record_of_recorded_steps() -> None:
         ("w", (8, 6), "sfb", 25),
         ("b", (8,), "ps", 0),
     ]
+    assert [(row.predicted_s, row.measured_s) for row in record.layers] == [(0.003, 0.004), (0.003, 0.002)]
+    assert {row.reason for row in record.layers} == {"chosen at step 8"}
     # What a shard answers counts where the layer goes by PS; dense is one direction of what the plan says.
     assert [(row.bytes_sent, row.dense_bytes) for row in record.layers] == [(300, 2000), (500, 500)]
     assert [row.hidden for row in record.layers] == [1.0, 0.0]

@@ -59,6 +59,7 @@ PYTHON_DOORS: Doors = {
     "schemes": {"_core"},
     "exchange": {"errors", "options", "chunk_cache", "notices", "restore", "adapter", "_core"},
     "adapter": _FOR_ADAPTERS,
+    "adapter/choice": {"agreement", "control", "cost", "layer", "state_text", "stats"},
     "torch": {*_FOR_ADAPTERS, "adapter"},
     "torch/tensors": set(),
     "torch/process": {"tensors"},

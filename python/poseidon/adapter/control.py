@@ -67,6 +67,21 @@ class Control:
         self._exchange(vector, present=True)
         return vector.tolist()  # type: ignore[no-any-return]
 
+    def start_sum(self, values: Sequence[int]) -> Callable[[], list[int]]:
+        """Starts `sum`, and returns what waits for it and returns the sums. Call that before any further exchange of as
+        many integers."""
+        vector = np.array(values, np.int64)
+        self._exchange(vector, present=True, waits=False)
+        layer = self._layer("int64", vector.size)
+
+        def result() -> list[int]:
+            if self._sent.get(layer) is vector:
+                self._client.wait(layer)
+                del self._sent[layer]
+            return vector.tolist()  # type: ignore[no-any-return]
+
+        return result
+
     def barrier(self) -> None:
         """Returns once every rank has called it."""
         self.sum([1])

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from poseidon import _core
+from poseidon.adapter import cost
+from poseidon.adapter.choice.choices import Choices
 from poseidon.adapter.drift import drift_option, ranks_drift
 from poseidon.adapter.layer import SyncedLayer
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.priorities import Priorities
 from poseidon.options import Settings
-from poseidon.schemes import SCHEMES, takes_factors, takes_rows
 
 _ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _LONG_SECONDS = 1.0
-_UNBOUNDED = 2**32 - 1  # the core's K of a gradient that is no sum of factors
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,10 @@ class PlanRow:
     scheme: str
     wire: str  # how the numbers travel; "fp32": as they are
     bytes: float  # that the busiest node sends and receives per step, by the cost model
-    dense_bytes: float  # the same with the parameter server, with numbers as they are
-    predicted_seconds: float | None  # on links of the given rate; None without one
+    carried_bytes: float  # of these, what its port carries in one direction, or in both if they follow one another
+    dense_bytes: float  # the same as `bytes` with the parameter server, with numbers as they are
+    predicted_seconds: float | None  # of its exchange: with the measured rates, or on links of the given rate
+    measured_seconds: float | None  # of its exchange, from when its gradient exists; None: not measured yet
     urgency: float | None  # 1 for what forward uses first, towards 0; None: no DistributedOptimizer, or no step yet
     priority_class: int | None  # of the flow that carries it, 0 being brought first; None where urgency is
     reason: str
@@ -39,14 +40,18 @@ class PlanRow:
 class PlanTable(list[PlanRow]):
     """The rows in registration order; `str()` gives a table.
 
-    Below it is a sentence about `LocalSGD` if the exchange takes `_LONG_SECONDS` or more on links of the given rate.
+    Below it is a sentence about `LocalSGD` if the exchange takes `_LONG_SECONDS` or more on links of this rate.
+    `link_bits_per_s` is the rate that was given or measured; None without one.
     """
+
+    link_bits_per_s: float | None = None
 
     @property
     def exchange_seconds(self) -> float | None:
-        """The sum of the predicted times: the least that the exchange of a step takes; None without a link rate."""
-        times = [row.predicted_seconds for row in self if row.predicted_seconds is not None]
-        return sum(times) if times else None
+        """The least time that the exchange of a step takes, by its bytes; None without a link rate."""
+        if self.link_bits_per_s is None or not self:
+            return None
+        return sum(row.carried_bytes for row in self) * 8 / self.link_bits_per_s
 
     def __str__(self) -> str:
         heads = (
@@ -57,12 +62,13 @@ class PlanTable(list[PlanRow]):
             "wire",
             "bytes",
             "dense bytes",
-            "seconds",
+            "predicted s",
+            "measured s",
             "urgency",
             "class",
             "reason",
         )
-        cells = [heads] + [
+        cells: list[tuple[str, ...]] = [heads] + [
             (
                 row.layer,
                 "×".join(map(str, row.shape)),
@@ -71,7 +77,7 @@ class PlanTable(list[PlanRow]):
                 row.wire,
                 f"{row.bytes:,.0f}",
                 f"{row.dense_bytes:,.0f}",
-                "" if row.predicted_seconds is None else f"{row.predicted_seconds:.4f}",
+                *("" if time is None else f"{time:.4f}" for time in (row.predicted_seconds, row.measured_seconds)),
                 "" if row.urgency is None else f"{row.urgency:.3f}",
                 "" if row.priority_class is None else str(row.priority_class),
                 row.reason,
@@ -79,7 +85,7 @@ class PlanTable(list[PlanRow]):
             for row in self
         ]
         widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
-        numeric = (2, 5, 6, 7, 8, 9)
+        numeric = (2, 5, 6, 7, 8, 9, 10)
         lines = [
             "  ".join(
                 cell.rjust(width) if column in numeric else cell.ljust(width)
@@ -101,15 +107,36 @@ def make_plan_table(
     here: Membership,
     priorities: Priorities | None = None,
     link_bits_per_s: float | None = None,
+    choices: Choices | None = None,
 ) -> PlanTable:
-    """The table for the parameters of one model in this job. `link_bits_per_s`: rate of each node's port."""
+    """The table for the parameters of one model in this job. `link_bits_per_s`: rate of each node's port.
+
+    `choices` of the model give measured times, the times that they predict, and reasons.
+    """
     if here.client is None:
         reason = "one worker: nothing to send"
         return PlanTable(
-            PlanRow(entry.name, entry.shape, None, "local", "fp32", 0.0, 0.0, None, None, None, reason)
+            PlanRow(entry.name, entry.shape, None, "local", "fp32", 0.0, 0.0, 0.0, None, None, None, None, reason)
             for entry in entries
         )
-    return PlanTable(_row(entry, here, here.client, priorities, link_bits_per_s) for entry in entries)
+    seconds = {} if choices is None else choices.seconds()
+    reasons = {} if choices is None else choices.reasons()
+    table = PlanTable(
+        _row(
+            entry,
+            here,
+            here.client,
+            priorities,
+            link_bits_per_s,
+            seconds.get(entry.name, (None, None)),
+            reasons.get(entry.name),
+        )
+        for entry in entries
+    )
+    table.link_bits_per_s = link_bits_per_s
+    if link_bits_per_s is None and choices is not None and (model := choices.model()) is not None:
+        table.link_bits_per_s = 8 * model.rates.link_bytes_per_s
+    return table
 
 
 def _row(
@@ -118,24 +145,16 @@ def _row(
     client: _core.Client,
     priorities: Priorities | None,
     link_bits_per_s: float | None,
+    seconds: tuple[float | None, float | None],
+    chosen: str | None,
 ) -> PlanRow:
-    size = here.world_size
-    servers = len(here.settings.servers)
-    cluster = _core.Cluster(size, servers or size, "dedicated" if servers else "colocated")
+    cluster = cost.cluster_of(here.settings, here.world_size)
     scheme = client.next_scheme(entry.layer)
-    factor_count = _mean_factor_count(entry, client, size)
-    rows, cols = entry.shape if entry.factorable or entry.row_gradient else (entry.element_count, 1)
-
-    def cost(of: str) -> float:
-        return _core.scheme_cost(of, rows, cols, factor_count or 0, cluster).busiest(cluster)
-
-    dense = cost("ps")
+    factor_count = _factor_count(entry, client, here.world_size)
+    dense = cost.numbers(entry, "ps", factor_count, cluster)
     known = scheme == "ps" or factor_count is not None
-    value_bytes = entry.bytes_per_factor if takes_factors(scheme) or takes_rows(scheme) else entry.bytes_per_value
-    exchanged = (cost(scheme) if known else dense) * value_bytes
-    # A port carries both directions at once, if the scheme does.
-    directions = 1 if _one_way(scheme, cluster) else 2
-    seconds = None if link_bits_per_s is None else exchanged * 8 / directions / link_bits_per_s
+    exchanged = cost.exchanged_bytes(entry, scheme if known else "ps", factor_count, cluster)
+    carried = cost.carried_bytes(entry, scheme if known else "ps", factor_count, cluster)
     return PlanRow(
         layer=entry.name,
         shape=entry.shape,
@@ -143,36 +162,23 @@ def _row(
         scheme=scheme,
         wire=entry.wire,
         bytes=exchanged,
+        carried_bytes=carried,
         dense_bytes=dense * _ELEMENT_BYTES[entry.dtype],
-        predicted_seconds=seconds,
+        predicted_seconds=seconds[0] if link_bits_per_s is None else carried * 8 / link_bits_per_s,
+        measured_seconds=seconds[1],
         urgency=entry.urgency,
         priority_class=None if priorities is None or entry.urgency is None else priorities.class_of(entry),
-        reason=_reason(entry, here.settings, factor_count, {name: cost(name) for name in _compared(cluster)}),
+        reason=chosen or _reason(entry, here.settings, factor_count, cluster),
     )
 
 
-def _mean_factor_count(entry: SyncedLayer, client: _core.Client, worker_count: int) -> int | None:
+def _factor_count(entry: SyncedLayer, client: _core.Client, worker_count: int) -> int | None:
     if not entry.factorable and not entry.row_gradient:
         return None
-    total = client.layer_stats(entry.layer).factor_count
-    return math.ceil(total / worker_count) if 0 < total < _UNBOUNDED else None
+    return cost.mean_factor_count(client.layer_stats(entry.layer).factor_count, worker_count)
 
 
-def _compared(cluster: _core.Cluster) -> list[str]:
-    """The schemes among which "auto" chooses for a layer whose gradient may be factors."""
-    return [
-        name
-        for name, scheme in SCHEMES.items()
-        if scheme.automatic and not scheme.takes_rows and not _one_way(name, cluster)
-    ]
-
-
-def _one_way(scheme: str, cluster: _core.Cluster) -> bool:
-    """Whether the busiest port of the scheme carries one direction at a time."""
-    return bool(SCHEMES[scheme].one_way_at_a_time and cluster.placement == "dedicated")
-
-
-def _reason(entry: SyncedLayer, settings: Settings, factor_count: int | None, costs: dict[str, float]) -> str:
+def _reason(entry: SyncedLayer, settings: Settings, factor_count: int | None, cluster: _core.Cluster) -> str:
     if entry.on_servers:
         return "updated by the servers"
     if entry.row_gradient:
@@ -187,6 +193,10 @@ def _reason(entry: SyncedLayer, settings: Settings, factor_count: int | None, co
         return "chosen by the user"
     if factor_count is None:
         return "factor count not known yet"
+    costs = {
+        scheme: cost.numbers(entry, scheme, factor_count, cluster)
+        for scheme in _core.automatic_schemes(entry.core_layer(), cluster)
+    }
     return "floats per node: " + ", ".join(
         f"{name} {costs[name]:,.0f}" for name in sorted(costs, key=costs.__getitem__)
     )

@@ -26,12 +26,13 @@ class LayerSynchronization:
 
     name: str
     scheme: str
-    factor_count: int  # K summed over the workers; 0 where unknown
+    factor_count: int  # K, or rows, summed over the workers; 0 where unknown
     bytes_sent: int  # on the wire, headers included, by this worker
     bytes_received: int
     gradient_ready_ns: int
     started_ns: int
     completed_ns: int
+    compute_ns: int  # of these, at the end: products or sums of what has arrived
     backward_begin_ns: int
     backward_end_ns: int
 
@@ -39,6 +40,11 @@ class LayerSynchronization:
     def bytes(self) -> int:
         """Bytes sent and received."""
         return self.bytes_sent + self.bytes_received
+
+    @property
+    def seconds(self) -> float:
+        """The time of the exchange from when the gradient existed, including the wait for the layer's group."""
+        return (self.completed_ns - max(self.started_ns, self.gradient_ready_ns)) / 1e9
 
     @property
     def hidden_share(self) -> float:
@@ -68,12 +74,13 @@ class StepRecord:
                 LayerSynchronization(
                     name=entry.name,
                     scheme=stats.scheme,
-                    factor_count=stats.factor_count if entry.factorable else 0,
+                    factor_count=stats.factor_count if entry.factorable or entry.row_gradient else 0,
                     bytes_sent=stats.bytes_sent,
                     bytes_received=stats.bytes_received,
                     gradient_ready_ns=ready_ns,
                     started_ns=stats.started_ns,
                     completed_ns=stats.completed_ns,
+                    compute_ns=stats.compute_ns,
                     backward_begin_ns=run.begin_ns,
                     backward_end_ns=run.end_ns,
                 )

@@ -55,6 +55,9 @@ class LayerRow:
     bytes_sent: float  # by one worker and its shard, headers included
     dense_bytes: float  # the same if the layer went by PS
     hidden: float | None  # share of the synchronization's time during which backward still computed
+    predicted_s: float | None = None  # of the synchronization, by the choice of schemes; None: not predicted
+    measured_s: float | None = None  # the median of the recorded steps
+    reason: str = ""  # for the scheme
 
     @property
     def shape_text(self) -> str:
@@ -118,7 +121,11 @@ def merge_layers(tables: list[list[LayerRow]]) -> list[LayerRow]:
         first = rows[0]
         if any(row.name != first.name for row in rows):
             raise ValueError(f"ranks name a layer differently: {sorted({row.name for row in rows})}")
-        shares = [row.hidden for row in rows if row.hidden is not None]
+
+        def mean(figures: Iterable[float | None]) -> float | None:
+            known = [figure for figure in figures if figure is not None]
+            return statistics.fmean(known) if known else None
+
         merged.append(
             LayerRow(
                 first.name,
@@ -127,7 +134,10 @@ def merge_layers(tables: list[list[LayerRow]]) -> list[LayerRow]:
                 first.scheme,
                 statistics.fmean(row.bytes_sent for row in rows),
                 statistics.fmean(row.dense_bytes for row in rows),
-                statistics.fmean(shares) if shares else None,
+                mean(row.hidden for row in rows),
+                mean(row.predicted_s for row in rows),
+                mean(row.measured_s for row in rows),
+                first.reason,
             )
         )
     return merged

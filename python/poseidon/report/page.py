@@ -178,15 +178,16 @@ def _timeline(report: Report) -> str:
 
 
 def _table(layers: list[LayerRow]) -> str:
-    heads = ("Layer", "Shape", "Factors", "Scheme", "Sent", "Dense", "Share", "Hidden")
+    heads = ("Layer", "Shape", "Factors", "Scheme", "Sent", "Dense", "Share", "Hidden", "Predicted", "Measured", "Why")
     rows = "".join(_table_row(row) for row in layers)
     sent, dense = totals(layers)
-    total = ("All", "", "", "", bytes_text(sent), bytes_text(dense), percent_text(sent / dense if dense else None), "")
+    total = ("All", "", "", "", bytes_text(sent), bytes_text(dense), percent_text(sent / dense if dense else None))
     return (
         "<section><h2>Layers</h2><p>In the order in which backward finishes them. Bytes are those of one step; "
-        "“hidden” is the share of a layer’s synchronization during which the model still computed.</p>"
+        "“hidden” is the share of a layer’s synchronization during which the model still computed. Predicted and "
+        "measured are the time of a layer’s synchronization from when its gradient exists.</p>"
         f'<div class="scroll"><table><thead><tr>{_cells(heads, "th")}</tr></thead>'
-        f"<tbody>{rows}</tbody><tfoot><tr>{_cells(total, 'td')}</tr></tfoot></table></div></section>"
+        f"<tbody>{rows}</tbody><tfoot><tr>{_cells((*total, '', '', '', ''), 'td')}</tr></tfoot></table></div></section>"
     )
 
 
@@ -196,12 +197,13 @@ def _cells(texts: Iterable[str], tag: str) -> str:
 
 def _table_row(row: LayerRow) -> str:
     share = row.bytes_sent / row.dense_bytes if row.dense_bytes else None
+    times = ("–" if time is None else f"{time * 1e3:.1f} ms" for time in (row.predicted_s, row.measured_s))
     texts = (bytes_text(row.bytes_sent), bytes_text(row.dense_bytes), percent_text(share), percent_text(row.hidden))
     return (
         f'<tr><td class="name">{escape(row.name)}</td>'
         + _cells((row.shape_text, str(row.factor_count) if row.factor_count else "–"), "td")
         + f'<td><i class="{scheme_style(row.scheme)}"></i>{escape(row.scheme)}</td>'
-        + _cells(texts, "td")
+        + _cells((*texts, *times, row.reason), "td")
         + "</tr>"
     )
 

@@ -90,6 +90,9 @@ def _rows(
                 statistics.fmean(map(_bytes_sent, layers)) if layers else 0.0,
                 row.dense_bytes / 2,  # the plan counts both directions, of which a node sends one
                 hidden_share(own, whole),
+                row.predicted_seconds,
+                statistics.median(layer.seconds for layer in layers) if layers else None,
+                row.reason,
             )
         )
     return rows

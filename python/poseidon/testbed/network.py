@@ -169,6 +169,14 @@ def _shape(links: Iterable[Link]) -> None:
         _batch("tc", namespace, lines)
 
 
+def change_rate(testbed_id: int, hosts: list[Host], layout: Layout, index: int) -> None:
+    """Gives both directions of all ports of one host the rate of this layout. Raises TestbedError."""
+    switch = namespace_prefix(testbed_id) + "sw"
+    for port in range(layout.port_count):
+        for end in _links(port, hosts, switch, layout)[index]:
+            _batch("tc", end.namespace, end.shape.change_commands(end.device))
+
+
 def namespaces_of(testbed_id: int) -> list[str]:
     """Names of the existing namespaces of a testbed."""
     if not NAMESPACE_FOLDER.is_dir():

@@ -63,6 +63,11 @@ class Shape:
             f"qdisc add dev {device} parent 1:{leaf} handle {leaf}0: bfifo limit {self.queue_bytes}" for leaf in leaves
         ]
 
+    def change_commands(self, device: str) -> list[str]:
+        """The lines that give this rate to a device that was shaped with another one. Its queues keep their lengths."""
+        classes = (line for line in self.commands(device) if line.startswith("class add"))
+        return [line.replace("class add", "class change", 1) for line in classes]
+
     def _class_commands(self, device: str, leaves: list[str]) -> list[str]:
         """The classes in strict priority, and the filters that find a packet's class by its code point."""
         guaranteed = max(1, round(self.bits_per_second * _GUARANTEED_SHARE))

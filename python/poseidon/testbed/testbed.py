@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -150,6 +151,14 @@ class Testbed:
         self._processes = [process for process in self._processes if process.poll() is None]
         self._processes.append(subprocess.Popen(self.command(host, argv), **popen))
         return self._processes[-1]
+
+    def set_rate(self, host: int, link: str) -> None:
+        """Changes the rate of a host's ports, in both directions, while the testbed is up.
+
+        Raises InvalidArgument for an impossible rate.
+        """
+        layout = replace(self._layout, bits_per_second=parse_rate(link))
+        network.change_rate(self.id, self._hosts, layout, host)
 
     def copy_rate(self, source: int, destination: int, byte_count: int, dscp: int = 0) -> float:
         """Bits per second of payload that a plain TCP copy, with packets of a code point, reaches between two hosts."""

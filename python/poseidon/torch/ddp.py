@@ -14,8 +14,6 @@ from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistri
 from poseidon.adapter.drift import refuse_join
 from poseidon.adapter.join import JoinedTraining
 from poseidon.adapter.layer import SchemeChoice, WireChoice
-from poseidon.adapter.plan_table import PlanTable, make_plan_table
-from poseidon.adapter.stats import LayerSynchronization, StepRecord
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.torch.exchange.comm_hooks import HookedTransfer, check_hook, is_all_reduce, wire_format_of
 from poseidon.torch.exchange.forward_order import forward_order
@@ -25,6 +23,7 @@ from poseidon.torch.process.context import context_of
 from poseidon.torch.process.process_groups import default_group, has_same_ranks
 from poseidon.torch.tensors.compatibility import compiler
 from poseidon.torch.training import torch_arguments
+from poseidon.torch.training.insight import ModelInsight
 from poseidon.torch.training.join_hook import ModelJoinHook
 from poseidon.torch.training.reducer import Reducer, logging_data
 from poseidon.torch.training.trained_model import TrainedModel
@@ -34,7 +33,7 @@ _set_compiler: Any = torch._C._dynamo.eval_frame.set_eval_frame
 _OF_THIS_PROCESS = ("_trained", "process_group", "device_mesh")  # not in copies and pickles
 
 
-class DistributedDataParallel(TorchDistributedDataParallel):
+class DistributedDataParallel(TorchDistributedDataParallel, ModelInsight):
     """Trains `module` synchronously on all workers of the job: after backward every `.grad` is the
     mean over the workers.
 
@@ -440,38 +439,6 @@ class DistributedDataParallel(TorchDistributedDataParallel):
     def synced_parameters(self) -> Sequence[SyncedParameter]:
         """The parameters whose gradients are exchanged, in registration order."""
         return self.trained_model().entries
-
-    def plan(self, link_bits_per_s: float | None = None) -> PlanTable:
-        """The plan of the next step, layer by layer: scheme, bytes and reason, and with a link rate the time.
-
-        With updates on the workers it also has the urgency and priority class of each layer.
-        """
-        trained = self.trained_model()
-        priorities = None if trained.sync is None else trained.sync.priorities
-        return make_plan_table(trained.entries, trained.context, priorities, link_bits_per_s)
-
-    def record(self, enabled: bool = True) -> None:
-        """Records the timing of every synchronizing step from now on, for `recorded_steps()`."""
-        self.trained_model().recorder.enabled = enabled
-
-    def recorded_steps(self) -> list[StepRecord]:
-        """The steps since `record(True)`, oldest first. Waits for gradients in flight."""
-        trained = self.trained_model()
-        if trained.sync is not None:
-            trained.sync.settle()
-        return list(trained.recorder.steps)
-
-    def synchronization_stats(self) -> list[LayerSynchronization]:
-        """The figures of the last step's synchronization, by layer in the order of backward. Empty with one worker.
-
-        Waits for gradients in flight.
-        """
-        trained = self.trained_model()
-        if trained.sync is None or trained.context.client is None:
-            return []
-        trained.sync.settle()
-        run = trained.sync.last_run
-        return [] if run is None else StepRecord.of(run, trained.context.client).layers
 
     def __getstate__(self) -> dict[str, Any]:
         trained = self._trained

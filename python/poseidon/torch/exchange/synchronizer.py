@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from poseidon import _core
+from poseidon.adapter.choice.choices import Choices
 from poseidon.adapter.control import Control
 from poseidon.adapter.drift import check_stored
 from poseidon.adapter.layer_table import LayerTable
@@ -95,6 +96,7 @@ class Synchronizer(InFlight):
         self._settings = settings
         self._sequential = settings.schedule == "sequential"
         self._layers = LayerTable(self.entries)
+        self.choices = Choices(settings, self.entries)
         self._run: BackwardRun | None = None
         self._flying: BackwardRun | None = None  # the one that is over but for exchanges in flight
         self._broken: str | None = None
@@ -107,6 +109,7 @@ class Synchronizer(InFlight):
         self._client, self._control, self._transfer = client, control, transfer
         self.divisor, self.last_run = client.world_size, None
         self._layers.connect(client, control)
+        self.choices.connect(client, control, multiplies=self.entries[0].param.device.type == "cpu")
         for entry in self.entries:
             if not self.connected:
                 entry.attach(self)
@@ -142,6 +145,7 @@ class Synchronizer(InFlight):
     def resume_schemes(self, attempt: int) -> None:
         """After `connect`: the next exchanges take the schemes that they would have taken without a failure."""
         self._layers.resume(attempt)
+        self.choices.resume(attempt)
 
     def store(self, entries: Collection[SyncedParameter]) -> None:
         """Collective: the servers are to hold these parameters. An update, appended to `updates`, gives them values.
@@ -167,6 +171,7 @@ class Synchronizer(InFlight):
         """Collective: adds these layers again, because they have changed. Before `connect` there is nothing to do."""
         if self.connected:
             self._layers.add(entries)
+            self.choices.renew()
         if self.priorities is not None:
             self.priorities.renew()
 
@@ -285,6 +290,7 @@ class Synchronizer(InFlight):
         self._broken = f"rank {self._client.rank}: an earlier backward pass failed after its exchange had started"
 
     def _agree(self) -> None:
+        self.choices.begin_run(self.attempt)
         self._layers.agree()
         if self.priorities is not None:
             self.priorities.begin_run()
@@ -380,6 +386,8 @@ class Synchronizer(InFlight):
         """The run is over."""
         run, self._flying = self._flying, None
         self.last_run = run
+        if run is not None:
+            self.choices.end_run(run)
         if run is not None and self.on_finished is not None:
             self.on_finished(run)
 

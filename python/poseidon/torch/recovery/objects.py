@@ -22,7 +22,7 @@ from poseidon.torch.optimizer.undo import TensorCopies, UpdateUndo
 from poseidon.torch.recovery.random_streams import StreamStates, seed_streams
 from poseidon.torch.tensors.arrays import TENSORS
 
-_MODEL_KEYS = {"tensors", "factor sums", "dense history"}
+_MODEL_KEYS = {"tensors", "factor sums", "dense history", "choices"}
 _SAME_CODE = "start all workers from the same code, and with a new directory if these are old snapshots"
 
 
@@ -369,6 +369,7 @@ def _collect_model(model: DistributedDataParallel, step: int, whole: bool) -> di
         "tensors": _model_tensors(model, whole),
         "factor sums": [entry.factor_sum_before(step) for entry in model.synced_parameters],
         "dense history": [entry.dense_history for entry in model.synced_parameters],
+        "choices": [] if model.synchronizer is None else model.synchronizer.choices.log(),
     }
 
 
@@ -389,3 +390,5 @@ def _load_model(model: DistributedDataParallel, state: dict[str, Any], step: int
     for entry, factor_sum, history in zip(model.synced_parameters, sums, histories, strict=True):
         entry.take_factor_sum(step, factor_sum)
         entry.take_dense_history(history)
+    if model.synchronizer is not None:
+        model.synchronizer.choices.take_log(state["choices"])

@@ -1,0 +1,52 @@
+"""What a layer's exchange costs under a scheme, by the schemes' closed forms (Poseidon Table 1)."""
+
+from __future__ import annotations
+
+import math
+
+from poseidon import _core
+from poseidon.adapter.layer import SyncedLayer
+from poseidon.options import Settings
+from poseidon.schemes import SCHEMES, takes_factors, takes_rows
+
+_UNBOUNDED = 2**32 - 1  # the core's K of a gradient that is no sum of factors
+
+
+def cluster_of(settings: Settings, worker_count: int) -> _core.Cluster:
+    """The cluster of a job with so many workers."""
+    server_count = len(settings.servers)
+    return _core.Cluster(worker_count, server_count or worker_count, "dedicated" if server_count else "colocated")
+
+
+def mean_factor_count(total: int, worker_count: int) -> int | None:
+    """The mean K over the workers, from the sum that an exchange has found. None if the gradient has no factors."""
+    return math.ceil(total / worker_count) if 0 < total < _UNBOUNDED else None
+
+
+def numbers(layer: SyncedLayer, scheme: str, factor_count: int | None, cluster: _core.Cluster) -> float:
+    """The numbers that the busiest node sends plus receives in one step."""
+    return _core.scheme_cost(scheme, *_shape(layer), factor_count or 0, cluster).busiest(cluster)
+
+
+def exchanged_bytes(layer: SyncedLayer, scheme: str, factor_count: int | None, cluster: _core.Cluster) -> float:
+    """The bytes that the busiest node sends plus receives in one step, without headers."""
+    value_bytes = layer.bytes_per_factor if takes_factors(scheme) or takes_rows(scheme) else layer.bytes_per_value
+    return numbers(layer, scheme, factor_count, cluster) * value_bytes
+
+
+def carried_bytes(layer: SyncedLayer, scheme: str, factor_count: int | None, cluster: _core.Cluster) -> float:
+    """The bytes of these that its port carries in the busier direction: half of them, because both directions run at
+    once; or all, if one direction follows the other."""
+    one_way = SCHEMES[scheme].one_way_at_a_time and cluster.placement == "dedicated"
+    return exchanged_bytes(layer, scheme, factor_count, cluster) / (1 if one_way else 2)
+
+
+def multiply_adds(layer: SyncedLayer, scheme: str, factor_count: int | None, cluster: _core.Cluster) -> float:
+    """The multiply-adds of the busiest process from the arrival of the last part to the result."""
+    return _core.scheme_multiply_adds(scheme, *_shape(layer), factor_count or 0, cluster)
+
+
+def _shape(layer: SyncedLayer) -> tuple[int, int]:
+    if layer.factorable or layer.row_gradient:
+        return layer.shape[0], layer.shape[1]
+    return layer.element_count, 1
