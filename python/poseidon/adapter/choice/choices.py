@@ -191,12 +191,12 @@ class Choices:
         kind, measured_us, predicted_us, link = numbers[:_HEAD]
         if kind == _NOTHING or self._log.last_step > step:
             return
-        why = "taken back" if kind == _TAKEN_BACK else "chosen"
-        before = "was expected not to be slower" if kind == _TAKEN_BACK else "predicted"
-        reason = (
-            f"{why} at step {step}: {predicted_us / 1e3:.1f} ms {before} instead of {measured_us / 1e3:.1f} ms a step, "
-            f"with {link / 1e6:.1f} MB/s on a port"
-        )
+        measured, predicted = f"{measured_us / 1e3:.1f} ms", f"{predicted_us / 1e3:.1f} ms"
+        if kind == _TAKEN_BACK:
+            reason = f"taken again at step {step}: with the other scheme a step took {measured}, and {predicted} before"
+        else:
+            reason = f"chosen at step {step}: {predicted} predicted instead of {measured} a step"
+        reason += f", with {link / 1e6:.1f} MB/s on a port"
         for name, code, count in zip(self.open_layers, numbers[_HEAD::2], numbers[_HEAD + 1 :: 2], strict=True):
             if code:
                 self._log.add(LoggedChoice(step, name, _CODES[code - 1], count, reason))
