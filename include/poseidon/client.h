@@ -211,6 +211,16 @@ class Client {
   /// contributed.
   virtual LayerRows result_rows(std::uint32_t layer) const = 0;
 
+  /// The residual of a layer: what this rank has not sent yet, because it takes a lossy scheme (docs/lossy.md). It has
+  /// a float32 for each element, and is valid until the layer's next start. Empty if there is none. Call it while no
+  /// exchange of the layer is under way.
+  virtual std::span<const std::byte> residual(std::uint32_t layer) const = 0;
+
+  /// Sets the residual, which is then a part of this rank's next gradient that takes a lossy scheme. An empty one
+  /// removes it. ErrorCode::invalid_argument: it has not the size of the layer, the layer is in a group or not of
+  /// float32, or an exchange of it is under way.
+  virtual Status set_residual(std::uint32_t layer, std::span<const std::byte> residual) = 0;
+
   /// The scheme of the layer's next exchange. It is the same on every rank, because the factor counts in the messages
   /// of the previous exchange decide it. Call this between the completion of that exchange and the next start.
   virtual Scheme next_scheme(std::uint32_t layer) const = 0;

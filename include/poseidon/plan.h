@@ -35,6 +35,12 @@ struct Cluster {
   int core_count(int server) const { return core_counts.empty() ? 1 : core_counts[static_cast<std::size_t>(server)]; }
 };
 
+/// How lossy schemes compress a layer (docs/lossy.md).
+struct Compression {
+  Scheme allowed = Scheme::automatic;  // the lossy scheme that `auto` may choose beside the exact ones; automatic: none
+  double topk_fraction = 0.01;         // topk: the part of the elements that a worker sends, above 0 and at most 1
+};
+
 /// One tensor to synchronize, as the framework sees it.
 struct Layer {
   std::string name;
@@ -51,6 +57,7 @@ struct Layer {
   WireFormat parameter_wire = WireFormat::fp32;  // stored float32: how the value comes back from a step; fp32 or bf16
   bool float32_value = false;  // stored bfloat16: servers keep the value and the states of its rule in float32
   bool row_gradient = false;   // the gradient has few of the layer's rows, as an embedding's has
+  Compression compression{};
 
   /// Whether the gradient is a sum of outer products, and its size in bytes.
   bool factorable() const { return rows > 0 && cols > 0 && !row_gradient; }
@@ -76,11 +83,14 @@ struct SchemeChoice {
 /// not depend on its factor count. A layer that is part of a group has no choice either, which this does not know.
 std::vector<Scheme> automatic_schemes(const Layer& layer, const Cluster& cluster);
 
+/// What a scheme costs for a layer. `factor_count` is the mean K over the workers.
+SchemeCost layer_cost(const Layer& layer, Scheme scheme, double factor_count, const Cluster& cluster);
+
 /// Algorithm 1, generalized to the cluster's placement. A layer with row gradients takes rows, unless it names another
-/// scheme. One worker takes local. Otherwise a layer takes its own scheme, if it names one; ps, if it is not
-/// factorable; the scheme of a `choice` that holds; or the cheapest of automatic_schemes(). Of several that cost the
-/// same it takes the one that is registered last: sfb before ps. `factor_count` is the mean K over the workers, or 0 if
-/// it is unknown, which gives ps.
+/// scheme. One worker takes local. Otherwise a layer takes its own scheme, if it names one; the scheme of a `choice`
+/// that holds; or the cheapest of those that `auto` may choose and that take it (automatic_schemes(), or ps and a lossy
+/// one). Of several that cost the same it takes the one that is registered last: sfb before ps. `factor_count` is the
+/// mean K over the workers. If it is unknown or unbounded it is 0, and no scheme with factors is chosen.
 Scheme best_scheme(const Layer& layer, double factor_count, const Cluster& cluster, const SchemeChoice& choice = {});
 
 /// A slice of a unit's bytes, as they are in memory, and the server core that owns it (Parameter Hub §3.2.4). Each

@@ -1,4 +1,5 @@
-// Schemes: the ways in which the exact sum of one layer's gradient reaches every worker.
+// Schemes: the ways in which the sum of one layer's gradient reaches every worker. The sum is exact unless the scheme
+// is lossy.
 //
 // A scheme says itself what it accepts, whom it talks to and what it costs; everybody else asks its traits.
 #pragma once
@@ -13,6 +14,7 @@
 namespace poseidon {
 
 struct Cluster;
+struct Layer;
 
 /// A scheme by its name in schemes.def, or `automatic`: the cheapest, chosen anew for every step.
 enum class Scheme : std::uint8_t {
@@ -45,6 +47,8 @@ struct SchemeTraits {
   bool needs_whole_layer = false;  // a layer lies in one piece on one server core
   bool converts = false;           // numbers may travel in another format than they have (Layer::wire)
   bool only_one_worker = false;    // for a cluster of one worker, where it is chosen without being asked for
+  bool lossy = false;              // the sum lacks what each worker keeps for its next gradient; for float32 gradients
+                                   // that are dense
 
   // Whom it talks to.
   bool uses_servers = false;   // workers await results from the servers
@@ -58,11 +62,12 @@ struct SchemeTraits {
   bool one_way_at_a_time = false;
   bool baseline = false;  // only there for comparison with the papers
   /// The cost of a layer of `rows` × `cols` in a cluster. `factor_count` is K: batch rows × positions × accumulation
-  /// steps on one worker.
+  /// steps on one worker; of a lossy scheme, what `count_of` returns. `layer_cost` (plan.h) calls it for a layer.
   SchemeCost (*cost)(std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster) = nullptr;
   /// The multiply-adds of the busiest process from the arrival of the last part to the result, for the same arguments.
   /// Null: there are none. Sums that are made while parts arrive do not count.
   double (*multiply_adds)(std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster) = nullptr;
+  double (*count_of)(const Layer& layer) = nullptr;  // lossy: on what the cost depends besides the shape, if any
 };
 
 /// All schemes, in the order of schemes.def.

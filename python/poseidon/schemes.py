@@ -19,6 +19,7 @@ SCHEME_CHOICES = ("auto", *(name for name, scheme in SCHEMES.items() if not sche
 _TAKE_ROWS = frozenset(name for name, scheme in SCHEMES.items() if scheme.takes_rows)
 _TAKE_FACTORS = frozenset(name for name, scheme in SCHEMES.items() if scheme.takes_factors)
 _CONVERT = frozenset(name for name, scheme in SCHEMES.items() if scheme.converts)
+_LOSSY = frozenset(name for name, scheme in SCHEMES.items() if scheme.lossy)
 _WORKERS_MULTIPLY = frozenset(name for name, scheme in SCHEMES.items() if scheme.workers_multiply)
 
 
@@ -40,3 +41,8 @@ def converts(scheme: str) -> bool:
 def workers_multiply(scheme: str) -> bool:
     """Whether each worker gets all factors and multiplies them itself. False for "auto" and for an unknown scheme."""
     return scheme in _WORKERS_MULTIPLY
+
+
+def is_lossy(scheme: str) -> bool:
+    """Whether the scheme of that name sends less than the gradient. False for "auto" and for an unknown scheme."""
+    return scheme in _LOSSY

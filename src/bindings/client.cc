@@ -156,6 +156,24 @@ class PyClient {
     return nb::make_tuple(view(indexes.data(), indexes.size()), values);
   }
 
+  nb::object residual(std::uint32_t layer) {
+    const auto residual = [&] {
+      const nb::gil_scoped_release unlocked;
+      return client_->residual(layer);
+    }();
+    return residual.empty() ? nb::none() : view(residual.data(), residual.size());
+  }
+
+  void set_residual(std::uint32_t layer, const std::optional<Array>& residual) {
+    if (residual) check_dtype(layer, *residual);
+    const auto bytes = residual ? bytes_of(*residual) : std::span<std::byte>();
+    const Status status = [&] {
+      const nb::gil_scoped_release unlocked;
+      return client_->set_residual(layer, bytes);
+    }();
+    raise_if_failed(status);
+  }
+
   std::pair<std::uint32_t, Plan> add_layers(const std::vector<Layer>& layers, bool transient) {
     auto added = call_blocking([&](const std::function<bool()>& keep_waiting) {
       return client_->add_layers(layers, transient, keep_waiting);
@@ -352,6 +370,10 @@ void bind_client(nb::module_& module) {
       .def("result_rows", &PyClient::result_rows,
            "The indexes (int32; None: all rows) and values of a layer's result, as bytes that are valid until its next "
            "start.")
+      .def("residual", &PyClient::residual, nb::arg("layer"),
+           "What a lossy scheme has not sent of a layer yet, as bytes that are valid until its next start; None: "
+           "nothing.")
+      .def("set_residual", &PyClient::set_residual, nb::arg("layer"), nb::arg("residual").noconvert().none())
       .def("next_scheme",
            [](PyClient& self, std::uint32_t layer) { return std::string(scheme_name(self.get().next_scheme(layer))); })
       .def("set_factor_count",

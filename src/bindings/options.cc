@@ -147,6 +147,16 @@ nb::dict scheme_names() {
   return one_of(names);
 }
 
+/// Returns "", the wire formats that round, and the lossy schemes.
+nb::dict lossy_names() {
+  std::vector<std::pair<std::string, std::string>> names{{"", "Nothing: the sums are exact."}};
+  for (const auto& choice : choices_of(WireFormat()))
+    if (choice.value != WireFormat::fp32) names.emplace_back(choice.name, choice.help);
+  for (const Scheme scheme : all_schemes())
+    if (traits_of(scheme).lossy) names.emplace_back(std::string(scheme_name(scheme)), traits_of(scheme).summary);
+  return one_of(names);
+}
+
 template <typename Enum>
 nb::dict choice() {
   return one_of(names_of<Enum>());

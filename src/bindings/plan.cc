@@ -51,7 +51,8 @@ void bind_layer(nb::module_& module) {
           "__init__",
           [](Layer* self, std::string name, const std::string& dtype, std::size_t element_count, std::size_t rows,
              std::size_t cols, const std::string& scheme, bool stored, bool whole, const std::string& wire,
-             const std::string& parameter_wire, bool float32_value, bool row_gradient) {
+             const std::string& parameter_wire, bool float32_value, bool row_gradient, const std::string& lossy,
+             double topk_fraction) {
             new (self) Layer{std::move(name),
                              dtype_from(dtype),
                              element_count,
@@ -63,11 +64,13 @@ void bind_layer(nb::module_& module) {
                              wire_from(wire),
                              wire_from(parameter_wire),
                              float32_value,
-                             row_gradient};
+                             row_gradient,
+                             {lossy.empty() ? Scheme::automatic : concrete_scheme(lossy), topk_fraction}};
           },
           nb::arg("name"), nb::arg("dtype"), nb::arg("element_count"), nb::arg("rows") = 0, nb::arg("cols") = 0,
           nb::arg("scheme") = "auto", nb::arg("stored") = false, nb::arg("whole") = false, nb::arg("wire") = "fp32",
-          nb::arg("parameter_wire") = "fp32", nb::arg("float32_value") = false, nb::arg("row_gradient") = false)
+          nb::arg("parameter_wire") = "fp32", nb::arg("float32_value") = false, nb::arg("row_gradient") = false,
+          nb::arg("lossy") = "", nb::arg("topk_fraction") = Compression().topk_fraction)
       .def_ro("name", &Layer::name)
       .def_prop_ro("dtype", [](const Layer& layer) { return std::string(dtype_name(layer.dtype)); })
       .def_ro("element_count", &Layer::element_count)
@@ -104,6 +107,7 @@ void bind_schemes(nb::module_& module) {
       .def_prop_ro("workers_multiply", [](const NamedScheme& scheme) { return scheme.traits.workers_multiply; })
       .def_prop_ro("only_one_worker", [](const NamedScheme& scheme) { return scheme.traits.only_one_worker; })
       .def_prop_ro("converts", [](const NamedScheme& scheme) { return scheme.traits.converts; })
+      .def_prop_ro("lossy", [](const NamedScheme& scheme) { return scheme.traits.lossy; })
       .def_prop_ro("uses_servers", [](const NamedScheme& scheme) { return scheme.traits.uses_servers; })
       .def_prop_ro("can_drop_late", [](const NamedScheme& scheme) { return scheme.traits.can_drop_late; })
       .def_prop_ro("automatic", [](const NamedScheme& scheme) { return scheme.traits.automatic; })
@@ -129,6 +133,12 @@ void bind_schemes(nb::module_& module) {
       },
       nb::arg("scheme"), nb::arg("rows"), nb::arg("cols"), nb::arg("factor_count"), nb::arg("cluster"),
       "Multiply-adds of the busiest process from the last part to the result.");
+  module.def(
+      "layer_cost",
+      [](const Layer& layer, const std::string& scheme, double factor_count, const Cluster& cluster) {
+        return layer_cost(layer, concrete_scheme(scheme), factor_count, cluster);
+      },
+      nb::arg("layer"), nb::arg("scheme"), nb::arg("factor_count"), nb::arg("cluster"));
 }
 
 }  // namespace

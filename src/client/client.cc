@@ -145,6 +145,21 @@ LayerRows ClientImpl::result_rows(std::uint32_t layer) const {
   return rows;
 }
 
+std::span<const std::byte> ClientImpl::residual(std::uint32_t layer) const {
+  std::span<const std::byte> residual;
+  if (const UnitState* const unit = steps_.unit_of(layer); unit != nullptr)
+    loop_->call([unit, &residual] { residual = unit->syncer.exchange().kept.residual.span(); });
+  return residual;
+}
+
+Status ClientImpl::set_residual(std::uint32_t layer, std::span<const std::byte> residual) {
+  UnitState* const unit = steps_.unit_of(layer);
+  if (unit == nullptr) return {ErrorCode::invalid_argument, "there is no layer " + std::to_string(layer)};
+  Status status;
+  loop_->call([unit, residual, &status] { status = unit->syncer.set_residual(residual); });
+  return status;
+}
+
 Status ClientImpl::push_pull(std::uint32_t layer, std::span<const std::byte> data, std::span<std::byte> destination,
                              std::uint32_t divisor) {
   return steps_.submit(layer, Push{.gradient = DenseGradient{data}, .divisor = divisor, .destination = destination});

@@ -73,6 +73,8 @@ class ClientImpl final : public Client, private Receiver {
                 std::uint64_t update_count) override;
   Status restore(std::uint32_t layer, std::span<std::byte> destination, std::uint64_t version_limit) override;
   Status set_rule(std::uint32_t layer, const UpdateRule& rule) override;
+  std::span<const std::byte> residual(std::uint32_t layer) const override;
+  Status set_residual(std::uint32_t layer, std::span<const std::byte> residual) override;
   Scheme next_scheme(std::uint32_t layer) const override;
   void set_factor_count(std::uint32_t layer, std::uint64_t factor_count) override;
   Status choose(std::uint32_t layer, const SchemeChoice& choice) override;
@@ -109,6 +111,7 @@ class ClientImpl final : public Client, private Receiver {
   void on_closed(Flow& flow, const Status& status) override;
 
   // Both sides: how a rank leaves, and what it does when others leave (client_leaving.cc).
+  bool still_contributes();
   void finish_contributions(const std::function<bool()>& keep_waiting);
   void end(bool had_failed);
   void stop_in_order();

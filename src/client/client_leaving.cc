@@ -1,5 +1,7 @@
 // How a rank leaves its job, and what a client does when another rank or a server leaves.
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "client/client_impl.h"
@@ -15,6 +17,8 @@ bool lacks_part_of(const Exchange& exchange, std::size_t peer) {
   const auto& parts = progress.inbox.parts;
   return progress.running && !progress.received && peer < parts.size() && !parts[peer].arrived;
 }
+
+constexpr auto kContributionLook = std::chrono::milliseconds(5);
 
 bool contributes(const Exchange& exchange) { return exchange.progress.running && exchange.push() != nullptr; }
 
@@ -75,12 +79,30 @@ void ClientImpl::shutdown(const std::function<bool()>& keep_waiting) {
   end(had_failed);
 }
 
+/// Whether a contribution that has started is still being made.
+bool ClientImpl::still_contributes() {
+  bool any = false;
+  loop_->call([this, &any] {
+    any = !closing_ && std::ranges::any_of(units_by_id_, [](const auto& unit) {
+      const Progress& progress = unit.second->syncer.exchange().progress;
+      return progress.running && progress.contributing;
+    });
+  });
+  return any;
+}
+
 /// Waits for the other ranks' parts of every step of which they have this rank's part. A rank that is late then still
-/// finds this rank and its server. The goodbye comes first: a step that lacks this rank's part fails at once.
+/// finds this rank and its server. The goodbye comes first, after what this rank has begun to contribute: a step that
+/// lacks this rank's part fails at once.
 void ClientImpl::finish_contributions(const std::function<bool()>& keep_waiting) {
+  Wait wait{keep_waiting};
+  loop_->call([this] { leaving_ = !closing_; });
+  while (still_contributes()) {
+    look(wait);
+    std::this_thread::sleep_for(kContributionLook);
+  }
   loop_->call([this] {
     if (closing_) return;
-    leaving_ = true;
     const auto owed = std::ranges::count_if(
         units_by_id_, [](const auto& unit) { return contributes(unit.second->syncer.exchange()); });
     if (owed == 0) return;
@@ -88,7 +110,6 @@ void ClientImpl::finish_contributions(const std::function<bool()>& keep_waiting)
     steps_.await_contributions(static_cast<std::size_t>(owed));
   });
   // However it ends: this rank's program has ended, and the others learn of a failure themselves.
-  Wait wait{keep_waiting};
   steps_.wait_contributions([&] { look(wait); });
 }
 

@@ -21,6 +21,7 @@ Syncer::Syncer(const Unit& unit, const Layer& first_layer, bool transient, const
   exchange_.about.transient = transient;
   exchange_.about.stored = first_layer.stored;
   if (!unit.grouped()) {
+    exchange_.about.layer = &layer_;
     exchange_.about.rows = layer_.rows;
     exchange_.about.cols = layer_.cols;
     exchange_.about.row_gradient = layer_.row_gradient;
@@ -35,6 +36,21 @@ void Syncer::choose(const SchemeChoice& choice) {
   set_factor_count(factor_count_);
 }
 
+Status Syncer::set_residual(std::span<const std::byte> residual) {
+  const auto refuse = [this](const std::string& why) {
+    return Status(ErrorCode::invalid_argument, "layer '" + unit().name + "' cannot take this residual: " + why);
+  };
+  if (exchange_.progress.running) return refuse("an exchange of it is under way");
+  exchange_.kept = {};
+  if (residual.empty()) return {};
+  if (unit().grouped() || unit().dtype != DType::float32) return refuse("it never takes a lossy scheme");
+  if (residual.size() != unit().size_bytes)
+    return refuse("it has " + std::to_string(unit().size_bytes) + " bytes, the residual " +
+                  std::to_string(residual.size()));
+  std::ranges::copy(residual, exchange_.kept.residual_of(unit()).begin());
+  return {};
+}
+
 void Syncer::set_factor_count(std::uint64_t factor_count) {
   factor_count_ = factor_count;
   if (unit().grouped()) {
@@ -43,10 +59,9 @@ void Syncer::set_factor_count(std::uint64_t factor_count) {
   }
   // The mean over the workers is close to what the busiest port carries. Every exchange transports the sum, so all
   // ranks decide alike without further messages.
-  const double mean = std::ceil(static_cast<double>(factor_count) / cluster_.worker_count);
-  next_scheme_ = factor_count >= wire::kUnboundedFactors && layer_.scheme == Scheme::automatic
-                     ? Scheme::ps
-                     : best_scheme(layer_, mean, cluster_, choice_);
+  const bool bounded = factor_count < wire::kUnboundedFactors;
+  const double mean = bounded ? std::ceil(static_cast<double>(factor_count) / cluster_.worker_count) : 0;
+  next_scheme_ = best_scheme(layer_, mean, cluster_, choice_);
 }
 
 void Syncer::recycle(PeerInbox& inbox) {
@@ -115,13 +130,13 @@ Result<std::span<std::byte>> Syncer::accept(const wire::Header& header, bool len
     return exchange_.protocol->accept(exchange_, header, lent, links_);
   }
   auto& inbox = early_.try_emplace(header.step).first->second;
-  return peer_broadcast_of(exchange_.about).make_room(inbox, exchange_, header, links_);
+  return peer_broadcast_of(header.kind).make_room(inbox, exchange_, header, links_);
 }
 
 Status Syncer::on_message(const wire::Header& header, std::span<const std::byte> payload) {
   const bool early = is_from_peer(header) && header.step != exchange_.step;
   if (!early) return exchange_.protocol->receive(exchange_, header, payload, links_);
-  return peer_broadcast_of(exchange_.about).store(early_.at(header.step), exchange_, header, payload);
+  return peer_broadcast_of(header.kind).store(early_.at(header.step), exchange_, header, payload);
 }
 
 void Syncer::fail(const Status& status) {

@@ -31,6 +31,9 @@ class Syncer {
   /// Ends the running exchange with `status` as soon as its memory is free.
   void fail(const Status& status);
 
+  /// See Client::set_residual.
+  Status set_residual(std::span<const std::byte> residual);
+
   /// Sets K, summed over the workers. All ranks agree on it before the first exchange.
   void set_factor_count(std::uint64_t factor_count);
   /// Sets the scheme that was chosen for the next starts. The layer may take it (automatic_schemes()).

@@ -15,19 +15,34 @@ constexpr std::array kSchemeNames{
 #undef POSEIDON_SCHEME
 };
 
-bool may_choose(const SchemeTraits& traits, const Cluster& cluster) {
+/// Whether `auto` may choose this exact scheme, which may need factors.
+bool may_choose(const SchemeTraits& traits, bool has_factors, const Cluster& cluster) {
   if (traits.one_way_at_a_time && cluster.placement == Placement::dedicated) return false;
-  return traits.automatic && !traits.takes_rows;
+  return traits.automatic && !traits.takes_rows && (has_factors || !traits.takes_factors);
+}
+
+/// Whether `auto` may choose this lossy scheme for the layer.
+bool may_lose(const Layer& layer, Scheme scheme) {
+  return scheme == layer.compression.allowed && layer.dtype == DType::float32 && layer.wire == WireFormat::fp32;
+}
+
+/// Returns the schemes that `auto` may choose for the layer.
+std::vector<Scheme> open_schemes(const Layer& layer, bool has_factors, const Cluster& cluster) {
+  std::vector<Scheme> schemes;
+  for (const Scheme scheme : all_schemes())
+    if (may_choose(traits_of(scheme), has_factors, cluster) || may_lose(layer, scheme)) schemes.push_back(scheme);
+  return schemes;
 }
 
 /// Returns the cheapest of these schemes.
 Scheme cheapest_scheme(const std::vector<Scheme>& schemes, const Layer& layer, double factor_count,
                        const Cluster& cluster) {
+  const auto cost_of = [&](Scheme scheme) { return layer_cost(layer, scheme, factor_count, cluster).busiest(cluster); };
   Scheme best = Scheme::ps;
-  double least = traits_of(best).cost(layer.rows, layer.cols, factor_count, cluster).busiest(cluster);
+  double least = cost_of(best);
   for (const Scheme scheme : schemes) {
-    const double cost = traits_of(scheme).cost(layer.rows, layer.cols, factor_count, cluster).busiest(cluster);
-    if (cost > least) continue;
+    const double cost = cost_of(scheme);
+    if (cost > least || (traits_of(scheme).lossy && cost == least)) continue;
     least = cost;
     best = scheme;
   }
@@ -57,14 +72,18 @@ double SchemeCost::busiest(const Cluster& cluster) const {
   return cluster.placement == Placement::colocated ? server_and_worker : std::max(worker, server);
 }
 
+SchemeCost layer_cost(const Layer& layer, Scheme scheme, double factor_count, const Cluster& cluster) {
+  const SchemeTraits& traits = traits_of(scheme);
+  const bool has_shape = layer.rows > 0 && layer.cols > 0;
+  const double count = traits.count_of == nullptr ? factor_count : traits.count_of(layer);
+  return traits.cost(has_shape ? layer.rows : layer.element_count, has_shape ? layer.cols : 1, count, cluster);
+}
+
 std::vector<Scheme> automatic_schemes(const Layer& layer, const Cluster& cluster) {
-  std::vector<Scheme> schemes;
   if (layer.scheme != Scheme::automatic || !layer.factorable() || layer.stored || !dtype_is_floating(layer.dtype) ||
       cluster.worker_count == 1)
-    return schemes;
-  for (const Scheme scheme : all_schemes())
-    if (may_choose(traits_of(scheme), cluster)) schemes.push_back(scheme);
-  return schemes;
+    return {};
+  return open_schemes(layer, true, cluster);
 }
 
 Scheme best_scheme(const Layer& layer, double factor_count, const Cluster& cluster, const SchemeChoice& choice) {
@@ -73,14 +92,12 @@ Scheme best_scheme(const Layer& layer, double factor_count, const Cluster& clust
   if (has_rows && (names_rows || layer.scheme == Scheme::automatic)) return Scheme::rows;
   if (cluster.worker_count == 1) return Scheme::local;
   if (names_rows) return Scheme::ps;
-  if (!layer.factorable() || !dtype_is_floating(layer.dtype)) {
-    const bool takes_any = layer.scheme != Scheme::automatic && !traits_of(layer.scheme).takes_factors;
-    return takes_any ? layer.scheme : Scheme::ps;
-  }
-  if (layer.scheme != Scheme::automatic) return layer.scheme;
-  if (factor_count <= 0) return Scheme::ps;
-  if (choice.holds_at(factor_count)) return choice.scheme;
-  return cheapest_scheme(automatic_schemes(layer, cluster), layer, factor_count, cluster);
+  const bool may_have_factors = layer.factorable() && dtype_is_floating(layer.dtype);
+  if (layer.scheme != Scheme::automatic)
+    return may_have_factors || !traits_of(layer.scheme).takes_factors ? layer.scheme : Scheme::ps;
+  const bool has_factors = may_have_factors && factor_count > 0;
+  if (has_factors && choice.holds_at(factor_count)) return choice.scheme;
+  return cheapest_scheme(open_schemes(layer, has_factors, cluster), layer, factor_count, cluster);
 }
 
 }  // namespace poseidon

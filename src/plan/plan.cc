@@ -47,6 +47,29 @@ Status check_cluster(const Cluster& cluster, const Options& options) {
   return {};
 }
 
+/// A layer that is stored takes ps, whatever scheme it names.
+Status check_compression(const Layer& layer) {
+  const std::string who = "layer \"" + layer.name + "\"";
+  const bool lossy = layer.scheme != Scheme::automatic && traits_of(layer.scheme).lossy && !layer.stored;
+  const std::string scheme(scheme_name(layer.scheme));
+  if (lossy && layer.row_gradient)
+    return invalid(who + " has row gradients and scheme " + scheme + ", which takes dense gradients: use auto or rows");
+  if (lossy && layer.dtype != DType::float32)
+    return invalid(who + " has dtype " + std::string(dtype_name(layer.dtype)) + " and scheme " + scheme +
+                   ", which takes float32 gradients: use ps for it");
+  if (lossy && layer.element_count > std::numeric_limits<std::uint32_t>::max())
+    return invalid(who + " has " + std::to_string(layer.element_count) + " elements and scheme " + scheme +
+                   ", which takes less than 2^32: use ps for it");
+  const Compression& compression = layer.compression;
+  if (compression.allowed != Scheme::automatic && !traits_of(compression.allowed).lossy)
+    return invalid(who + " allows the scheme " + std::string(scheme_name(compression.allowed)) +
+                   ", which is not lossy");
+  if (!(compression.topk_fraction > 0 && compression.topk_fraction <= 1))
+    return invalid(who + " has topk_fraction " + std::to_string(compression.topk_fraction) +
+                   "; it must be above 0 and at most 1");
+  return {};
+}
+
 Status check_layer(const Layer& layer, const Cluster& cluster) {
   const std::string who = "layer \"" + layer.name + "\"";
   const std::size_t element_bytes = dtype_bytes(layer.dtype);
@@ -74,6 +97,7 @@ Status check_layer(const Layer& layer, const Cluster& cluster) {
                    ", which sends numbers as they are," + " and wire " + std::string(name_of(layer.wire)) + "; use " +
                    choices([](const SchemeTraits& traits) { return traits.converts && !traits.only_one_worker; }));
   }
+  if (Status status = check_compression(layer); !status.ok()) return status;
   const bool narrow_result = layer.parameter_wire != WireFormat::fp32;
   if (narrow_result && (layer.parameter_wire != WireFormat::bf16 || !layer.stored || layer.dtype != DType::float32))
     return invalid(who + " has parameter_wire " + std::string(name_of(layer.parameter_wire)) +
@@ -103,6 +127,14 @@ Status check_layers(const std::vector<Layer>& layers, const Cluster& cluster, co
     }
   }
   return {};
+}
+
+/// Makes layers exact that would go into a group: losing digits would save fewer bytes than a message of their own
+/// costs.
+void keep_small_exact(Layer& layer, const Options& options) {
+  if (layer.size_bytes() > options.small_bytes) return;
+  layer.compression.allowed = Scheme::automatic;
+  if (layer.scheme != Scheme::automatic && traits_of(layer.scheme).lossy) layer.scheme = Scheme::ps;
 }
 
 /// Returns the layer's scheme if it is the same for every factor count, and automatic otherwise.
@@ -199,13 +231,20 @@ class UnitBuilder {
   std::map<std::pair<DType, DType>, Unit> open_groups_;  // by the dtypes of the values and on the way
 };
 
+std::string compression_text(const Layer& layer) {
+  const Scheme lossy = layer.scheme == Scheme::automatic ? layer.compression.allowed : layer.scheme;
+  if (lossy == Scheme::automatic || !traits_of(lossy).lossy) return "";
+  const auto& count_of = traits_of(lossy).count_of;
+  return " (" + std::string(scheme_name(lossy)) + " " + std::to_string(count_of == nullptr ? 0 : count_of(layer)) + ")";
+}
+
 std::string layer_text(const Plan& plan, std::uint32_t index) {
   const Layer& layer = plan.layers[index];
   std::string text = std::to_string(index) + " " + layer.name + "[";
   text += layer.factorable() ? std::to_string(layer.rows) + "x" + std::to_string(layer.cols)
                              : std::to_string(layer.element_count);
   return text + "] " + std::string(scheme_name(layer.scheme)) + (layer.stored ? " stored" : "") +
-         (layer.whole ? " whole" : "") + (layer.row_gradient ? " rows" : "");
+         (layer.whole ? " whole" : "") + (layer.row_gradient ? " rows" : "") + compression_text(layer);
 }
 
 }  // namespace
@@ -233,7 +272,10 @@ Result<Plan> make_plan(std::vector<Layer> layers, const Cluster& cluster, const 
   plan.cluster = cluster;
   plan.layers = std::move(layers);
   plan.unit_of_layer.resize(plan.layers.size());
-  for (Layer& layer : plan.layers) layer.scheme = settled_scheme(layer, cluster, options);
+  for (Layer& layer : plan.layers) {
+    keep_small_exact(layer, options);
+    layer.scheme = settled_scheme(layer, cluster, options);
+  }
   UnitBuilder builder(plan, options, first_unit_id);
   for (std::uint32_t index = 0; index < plan.layers.size(); ++index) builder.add(index);
   builder.finish_groups();

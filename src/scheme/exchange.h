@@ -1,6 +1,7 @@
 // Exchange: one unit's synchronization in one step, from this worker's contribution to the result.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -14,6 +15,7 @@
 #include "poseidon/client.h"
 #include "poseidon/plan.h"
 #include "scheme/operation.h"
+#include "wire/kinds.h"
 
 namespace poseidon {
 
@@ -30,7 +32,8 @@ struct Part {
 
 /// What the workers have sent each other for one step of a unit. A peer may be one step ahead, so a syncer keeps two.
 struct PeerInbox {
-  std::vector<Part> parts;  // by rank; empty if the exchange awaits nothing of peers and nothing has come
+  wire::Kind kind = wire::Kind::none;  // of the parts' messages, once one has come
+  std::vector<Part> parts;             // by rank; empty if the exchange awaits nothing of peers and nothing has come
   std::size_t accepted_count = 0;
   std::size_t arrived_count = 0;
 };
@@ -38,7 +41,8 @@ struct PeerInbox {
 /// What is exchanged. It is the same in every step.
 struct ExchangeUnit {
   const Unit* unit = nullptr;
-  std::size_t rows = 0;  // of a layer whose gradient may be factors or rows; 0 for others
+  const Layer* layer = nullptr;  // null for a group
+  std::size_t rows = 0;          // of a layer whose gradient may be factors or rows; 0 for others
   std::size_t cols = 0;
   bool row_gradient = false;
   bool transient = false;  // servers forget it after each step
@@ -53,6 +57,7 @@ enum class ChunkArrival : std::uint8_t { awaited, accepted, received };
 struct Progress {
   bool running = false;
   bool computing = false;         // the executor works on it
+  bool contributing = false;      // this worker's contribution is still being made
   bool received = false;          // everything expected is here
   std::size_t sends_pending = 0;  // sends that still read this worker's memory
   std::span<std::byte> result;    // where the result is written: the operation's destination, or `group_result`
@@ -75,6 +80,21 @@ struct Progress {
 
 class SchemeProtocol;
 
+/// What a lossy scheme keeps of a unit from one step to the next. Only the loop thread and, during an exchange, its
+/// computation use it.
+struct Kept {
+  Buffer residual;  // what has not been sent yet, a float32 for each element; empty: nothing
+
+  /// Returns the residual, which is zeros at first.
+  std::span<std::byte> residual_of(const Unit& unit) {
+    if (!residual) {
+      residual = Buffer(unit.size_bytes);
+      std::ranges::fill(residual.span(), std::byte{0});
+    }
+    return residual.span();
+  }
+};
+
 /// Owned by its syncer. Only the loop thread uses it.
 struct Exchange {
   ExchangeUnit about;
@@ -84,6 +104,7 @@ struct Exchange {
   Operation operation;
   Progress progress;
   LayerStats outcome;
+  Kept kept;
 
   /// Runs once per start, when nothing reads or writes this worker's memory any more.
   std::function<void()> on_complete;
@@ -98,7 +119,7 @@ struct Exchange {
     return pushed == nullptr ? nullptr : std::get_if<Kind>(&pushed->gradient);
   }
 
-  /// Begins the next exchange with `next`. Of the last exchange, only the step is kept.
+  /// Begins the next exchange with `next`. Of the last exchange, only the step and `kept` stay.
   void begin(Operation next, const SchemeProtocol& by, Scheme scheme, PeerInbox early) {
     operation = std::move(next);
     protocol = &by;

@@ -21,10 +21,10 @@ double sfb_multiply_adds(std::size_t rows, std::size_t cols, double factor_count
   return cluster.worker_count * factor_count * static_cast<double>(rows) * static_cast<double>(cols);
 }
 
-class FactorBroadcast final : public PeerBroadcast {
+class FactorBroadcast final : public ExactBroadcast {
  public:
   FactorBroadcast()
-      : PeerBroadcast(
+      : ExactBroadcast(
             {
                 .title = "sufficient factors",
                 .summary = "Sufficient-factor broadcasting.",

@@ -31,24 +31,28 @@ Buffer dense_copy(const Unit& unit, std::span<const std::byte> gradient, const L
 
 void PeerBroadcast::start(Exchange& exchange, const Links& links) const {
   PeerInbox& inbox = exchange.progress.inbox;
+  if (inbox.kind != wire::Kind::none && inbox.kind != kind_) {
+    exchange.progress.status = {ErrorCode::mismatch, std::string("a peer has sent ") + wire::kind_name(inbox.kind) +
+                                                         " in step " + std::to_string(exchange.step) +
+                                                         ", which takes " + wire::kind_name(kind_) + " here"};
+    return exchange.complete_if_done();
+  }
   inbox.parts.resize(links.worker_count);
   for (const Part& early : inbox.parts)
     if (early.arrived) exchange.outcome.bytes_received += wire::kHeaderBytes + early.buffer.size();
   Part& own = inbox.parts[links.rank];
-  own.arrived = true;
   own.factor_count = factor_count_of(exchange.push()->gradient);
   own.present = exchange.gradient<NoGradient>() == nullptr;
+  if (own.present) return send_own(exchange, links, own);
+  send_part(exchange, links, contribution_of(exchange, links, kind_), {});
+}
+
+void PeerBroadcast::send_part(Exchange& exchange, const Links& links, const wire::Contribution& body,
+                              const Pieces& payload) const {
+  PeerInbox& inbox = exchange.progress.inbox;
+  inbox.parts[links.rank].arrived = true;
   ++inbox.arrived_count;
-  wire::Contribution body = contribution_of(exchange, links, kind_);
-  Pieces payload;
-  if (const auto* dense = exchange.gradient<DenseGradient>()) {
-    body.dense = true;
-    own.buffer = dense_copy(exchange.unit(), dense->data, links);
-    payload.push_back(own.buffer.span());
-    exchange.progress.status = read_part(exchange, body, own);
-  } else if (own.present) {
-    payload = make_part(exchange, links, own, body);
-  }
+  exchange.progress.contributing = false;
   const wire::Header header = body.make();
   // Every worker starts after its own rank, which spreads the senders over the receivers' ports.
   for (std::uint32_t i = 1; i < links.worker_count; ++i) {
@@ -56,6 +60,37 @@ void PeerBroadcast::start(Exchange& exchange, const Links& links) const {
     send_counted(exchange, links, flow, {FlightEvent::Party::peer, true}, header, payload);
   }
   finish_if_complete(exchange, links);
+}
+
+void ExactBroadcast::send_own(Exchange& exchange, const Links& links, Part& own) const {
+  wire::Contribution body = contribution_of(exchange, links, kind());
+  Pieces payload;
+  if (const auto* dense = exchange.gradient<DenseGradient>()) {
+    body.dense = true;
+    own.buffer = dense_copy(exchange.unit(), dense->data, links);
+    payload.push_back(own.buffer.span());
+    exchange.progress.status = read_part(exchange, body, own);
+  } else {
+    payload = make_part(exchange, links, own, body);
+  }
+  send_part(exchange, links, body, payload);
+}
+
+void CompressedBroadcast::send_own(Exchange& exchange, const Links& links, Part& own) const {
+  const wire::Contribution body = contribution_of(exchange, links, kind());
+  exchange.progress.contributing = true;
+  own.buffer = links.pool->take(part_bytes(exchange, body).value());
+  const auto* const gradient = reinterpret_cast<const float*>(exchange.gradient<DenseGradient>()->data.data());
+  auto* const residual = reinterpret_cast<float*>(exchange.kept.residual_of(exchange.unit()).data());
+  compute(
+      exchange, links, 1,
+      [this, &exchange, &own, gradient, residual](std::size_t) {
+        compress(exchange.about, gradient, residual, own.buffer.span());
+      },
+      [this, &exchange, &links, &own, body] {
+        exchange.progress.status = read_part(exchange, body, own);
+        send_part(exchange, links, body, {own.buffer.span()});
+      });
 }
 
 Result<std::span<std::byte>> PeerBroadcast::make_room(PeerInbox& inbox, const Exchange& exchange,
@@ -67,8 +102,11 @@ Result<std::span<std::byte>> PeerBroadcast::make_room(PeerInbox& inbox, const Ex
   };
   const auto body = wire::Contribution::read(header);
   if (header.kind != kind_) return refuse(std::string("came as ") + wire::kind_name(header.kind));
+  if (inbox.kind != wire::Kind::none && inbox.kind != kind_)
+    return refuse(std::string("came after another rank's ") + wire::kind_name(inbox.kind));
   if (body.rows != exchange.about.rows || body.cols != exchange.about.cols)
     return refuse("belong to a layer of another shape");
+  inbox.kind = kind_;
   inbox.parts.resize(links.worker_count);
   Part& part = inbox.parts[header.rank];
   // Until all of the part is here, the transport writes to its memory.
@@ -136,19 +174,26 @@ std::string PeerBroadcast::waiting_for(const Exchange& exchange) const {
   return ranks.empty() ? "sending or adding up " + what : "waiting for the " + what + " of rank " + ranks;
 }
 
-void compute(Exchange& exchange, const Links& links, std::size_t job_count, std::function<void(std::size_t)> job) {
+void compute(Exchange& exchange, const Links& links, std::size_t job_count, std::function<void(std::size_t)> job,
+             std::function<void()> then) {
   exchange.progress.computing = true;
-  links.executor->run(job_count, std::move(job), [&exchange, &links, begun_ns = now_ns()] {
-    links.loop->post([&exchange, begun_ns] {
+  links.executor->run(job_count, std::move(job), [&exchange, &links, begun_ns = now_ns(), then = std::move(then)] {
+    links.loop->post([&exchange, begun_ns, then] {
       exchange.outcome.compute_ns = now_ns() - begun_ns;
       exchange.progress.computing = false;
+      if (exchange.progress.status.ok()) then();
       exchange.complete_if_done();
     });
   });
 }
 
-const PeerBroadcast& peer_broadcast_of(const ExchangeUnit& about) {
-  return static_cast<const PeerBroadcast&>(protocol_of(about.row_gradient ? Scheme::rows : Scheme::sfb));
+const PeerBroadcast& peer_broadcast_of(wire::Kind kind) {
+  for (const Scheme scheme : all_schemes()) {
+    const SchemeProtocol& protocol = protocol_of(scheme);
+    if (!protocol.traits().uses_peers) continue;
+    if (const auto& peers = static_cast<const PeerBroadcast&>(protocol); peers.kind() == kind) return peers;
+  }
+  std::abort();  // kinds.def says which kinds come from peers, and each of them has a scheme
 }
 
 }  // namespace poseidon

@@ -18,10 +18,10 @@ SchemeCost rows_cost(std::size_t /*rows*/, std::size_t cols, double row_count, c
   return {cost, 0, cost};
 }
 
-class Rows final : public PeerBroadcast {
+class Rows final : public ExactBroadcast {
  public:
   Rows()
-      : PeerBroadcast(
+      : ExactBroadcast(
             {
                 .title = "rows",
                 .summary = "The rows that an embedding's gradient has, to every worker.",

@@ -28,6 +28,7 @@ KINDS = {
     "units": 12,
     "restore": 13,
     "rows": 14,
+    "topk": 15,
 }
 FLOAT32 = 1
 # How a stream is cut into reads (tcp_receive_fuzz.cc): by the first byte of its input.
@@ -48,7 +49,7 @@ def header(kind: str, body_bytes: bytes, payload_bytes: int = 0, priority: int =
 def contribution(
     flags: int = 0, divisor: int = 4, factor_count: int = 0xFFFFFFFF, rows: int = 0, cols: int = 0
 ) -> bytes:
-    """The body of a push, a factors or a rows message of four workers."""
+    """The body of a push, a factors, a rows or a topk message of four workers."""
     return body(FLOAT32, flags, numbers=struct.pack("<IIIII", 4, divisor, factor_count, rows, cols))
 
 
@@ -140,6 +141,10 @@ def messages() -> dict[str, tuple[str, bytes, bytes]]:
         ),
         "rows_too_many": ("rows", contribution(factor_count=9, rows=4, cols=3), data),
         "rule_no_aggregator": ("rule", body(), rule("sgd", "", **sgd)),
+        "topk": ("topk", contribution(rows=4, cols=3), struct.pack("<IIff", 1, 11, 0.5, -2)),
+        "topk_absent": ("topk", contribution(1, factor_count=0), b""),
+        "topk_descending": ("topk", contribution(), struct.pack("<IIff", 11, 1, 0.5, -2)),
+        "topk_out_of_range": ("topk", contribution(), struct.pack("<IIff", 1, 0xFFFFFFFF, 0.5, -2)),
     }
 
 

@@ -15,6 +15,7 @@
 #include "wire/messages/rows.h"
 #include "wire/messages/rule.h"
 #include "wire/messages/stored.h"
+#include "wire/messages/topk.h"
 #include "wire/messages/units.h"
 
 using namespace poseidon;
@@ -92,6 +93,22 @@ void fuzz_rows(const wire::Header& header, std::span<const std::byte> payload) {
     if (index >= about.rows) std::abort();
 }
 
+/// Reads the elements of a gradient of 1000.
+void fuzz_topk(const wire::Header& header, std::span<const std::byte> payload) {
+  fuzz_contribution(header);
+  if (payload.size() % wire::TopK::payload_bytes(1) != 0) return;
+  std::vector<std::uint32_t> aligned(payload.size() / sizeof(std::uint32_t) + 1);
+  if (!payload.empty()) std::memcpy(aligned.data(), payload.data(), payload.size());
+  const auto elements = wire::TopK::read(std::as_bytes(std::span(aligned)).first(payload.size()), 1000);
+  if (!elements.ok()) {
+    if (elements.status().code() != ErrorCode::mismatch) std::abort();
+    return;
+  }
+  if (elements.value().values.size() != elements.value().indexes.size_bytes()) std::abort();
+  for (const std::uint32_t index : elements.value().indexes)
+    if (index >= 1000) std::abort();
+}
+
 void fuzz_units(std::span<const std::byte> payload) {
   const auto units = wire::StoredUnits::read(payload);
   if (!units.ok() && units.status().code() != ErrorCode::mismatch) std::abort();
@@ -110,6 +127,8 @@ void fuzz_message(const wire::Header& header, std::span<const std::byte> payload
       return fuzz_contribution(header);
     case wire::Kind::rows:
       return fuzz_rows(header, payload);
+    case wire::Kind::topk:
+      return fuzz_topk(header, payload);
     case wire::Kind::result:
       return fuzz_body<wire::StepResult>(header);
     case wire::Kind::refuse:

@@ -198,6 +198,15 @@ class LinearState(TrainingState):
         for one in self._model.variables:
             one.value[...] = state[one.name]
 
+    def residuals(self) -> Bytes | None:
+        return None
+
+    def note_residuals(self) -> None:
+        """All schemes are exact."""
+
+    def take_residuals(self, residuals: Bytes | None) -> None:
+        """There are none."""
+
     def restorable(self) -> list[tuple[str, int, Any]]:
         return []
 

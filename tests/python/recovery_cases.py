@@ -26,6 +26,7 @@ from forked import FORK
 from poseidon.adapter.control import Control
 from poseidon.launch import free_port
 from poseidon.options import resolve
+from poseidon.schemes import is_lossy
 from poseidon.torch.process.context import context
 from torch_cases import digest
 from workers import job_variables
@@ -304,7 +305,8 @@ def train(
 
 def _train(dies: Faults, kind: str, steps: int, **options: Any) -> dict[str, Any]:
     module = network(kind)
-    model = module if "local" in kind else poseidon.DistributedDataParallel(module)
+    scheme = next((word for word in kind.split() if is_lossy(word)), None)
+    model = module if "local" in kind else poseidon.DistributedDataParallel(module, scheme=scheme)
     optimizer = make_optimizer(kind, model)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.9**epoch)
     dies.reached("set-up", 0)

@@ -27,6 +27,13 @@ Layer matrix_of(const std::string& name, std::size_t rows, std::size_t cols, Sch
   return layer;
 }
 
+/// A layer whose elements are all sent, so that its sum is exact.
+Layer whole_topk(const std::string& name, std::size_t element_count) {
+  Layer layer = vector_of(name, element_count, Scheme::topk);
+  layer.compression.topk_fraction = 1;
+  return layer;
+}
+
 /// Whole numbers from −magnitude to magnitude.
 std::vector<float> whole_numbers(std::uint64_t key, std::size_t count, std::uint64_t magnitude) {
   std::vector<float> numbers(count);
@@ -73,6 +80,7 @@ const std::vector<SimulatedLayer>& simulated_model() {
       {matrix_of("adam's", 11, 21, Scheme::project_adam), 1, 2, false},
       {matrix_of("sharded", 37, 40, Scheme::sharded_factors), 1, 2, true},
       {vector_of("empty", 0, Scheme::ps), 1, 0, false},
+      {whole_topk("largest", 433), 1, 0, true},
   };
   return kModel;
 }

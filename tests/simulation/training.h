@@ -22,8 +22,8 @@ struct SimulatedLayer {
   bool sometimes_absent = false;  // absent on some ranks in some steps
 };
 
-/// A model with layers of all kinds and of odd sizes: chunked, factored, with a changing scheme, grouped, divided,
-/// sometimes absent.
+/// A model with layers of all kinds and of odd sizes: chunked, factored, with a changing scheme, compressed, grouped,
+/// divided, sometimes absent.
 const std::vector<SimulatedLayer>& simulated_model();
 /// The layers for Client::add_layers.
 std::vector<Layer> model_layers();

@@ -69,7 +69,7 @@ PYTHON_DOORS: Doors = {
     "torch/ddp": {"tensors", "process", "model", "exchange", "training"},
     "torch/optimizer": {"tensors", "process", "model", "exchange", "ddp"},
     "torch/local_sgd": {"tensors", "process", "model", "training", "optimizer"},
-    "torch/recovery": {"tensors", "process", "model", "ddp", "optimizer", "local_sgd"},
+    "torch/recovery": {"tensors", "process", "model", "exchange", "ddp", "optimizer", "local_sgd"},
     "torch/replace": {"ddp"},
     "torch/drop_in": {"replace"},
     "torch/lightning": {"process", "ddp", "optimizer"},

@@ -7,7 +7,7 @@ import math
 from poseidon import _core
 from poseidon.adapter.layer import SyncedLayer
 from poseidon.options import Settings
-from poseidon.schemes import SCHEMES, takes_factors, takes_rows
+from poseidon.schemes import SCHEMES, is_lossy, takes_factors, takes_rows
 
 _UNBOUNDED = 2**32 - 1  # the core's K of a gradient that is no sum of factors
 
@@ -25,6 +25,8 @@ def mean_factor_count(total: int, worker_count: int) -> int | None:
 
 def numbers(layer: SyncedLayer, scheme: str, factor_count: int | None, cluster: _core.Cluster) -> float:
     """The numbers that the busiest node sends plus receives in one step."""
+    if is_lossy(scheme):
+        return _core.layer_cost(layer.core_layer(), scheme, 0, cluster).busiest(cluster)
     return _core.scheme_cost(scheme, *_shape(layer), factor_count or 0, cluster).busiest(cluster)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from poseidon import _core
-from poseidon.schemes import takes_factors
+from poseidon.schemes import is_lossy, takes_factors
 
 _KEPT_SUMS = 4  # enough to go back by two attempts
 
@@ -14,6 +15,21 @@ SchemeChoice = str | Mapping[str, str]
 
 WireChoice = str | Mapping[str, str]
 """A wire format for all layers, or wire formats by patterns of names."""
+
+
+LossyChoice = str | Mapping[str, str]
+"""What `auto` may choose beside the exact schemes: for all layers, or by patterns of names."""
+
+
+@dataclass(frozen=True)
+class Compression:
+    """How lossy schemes compress a layer, if it takes one."""
+
+    allowed: str = ""
+    """The lossy scheme that `auto` may choose beside the exact ones; empty: none."""
+
+    topk_fraction: float = 0.01
+    """topk: the part of the elements that a worker sends."""
 
 
 class SyncedLayer:
@@ -35,6 +51,7 @@ class SyncedLayer:
         factorable: bool,
         fully_connected: bool,
         row_gradient: bool = False,
+        compression: Compression | None = None,
     ) -> None:
         self.name = name
         self.shape = shape
@@ -45,9 +62,11 @@ class SyncedLayer:
         self.fully_connected = fully_connected  # only fully connected layers have it
         self.asked_scheme = scheme
         self.scheme = scheme  # as asked for, or ps where the plan settled on it
+        self.compression = compression or Compression()
         self.wire = wire  # the format in which the numbers of a float32 gradient travel
         self.next_scheme = ""  # the one that the next exchange takes, the same on every rank
         self.grouped = False  # so small that it travels with others
+        self.lossy = False  # it takes a lossy scheme, or may come to take one
         self.layer = -1  # number in the client
         self.unit = (-1, -1)  # equal for layers that travel together
         self.bytes_per_value = 0.0  # on the way, of a dense gradient and of factors
@@ -76,12 +95,19 @@ class SyncedLayer:
             parameter_wire=self.parameter_wire,
             float32_value=self.on_servers and self.has_masters,
             row_gradient=self.row_gradient,
+            lossy=self.compression.allowed,
+            topk_fraction=self.compression.topk_fraction,
         )
 
     @property
     def has_masters(self) -> bool:
         """Whether servers that hold the parameter keep it in more bits than it has here."""
         return self.dtype == "bfloat16"
+
+    @property
+    def may_be_lossy(self) -> bool:
+        """Whether it takes a lossy scheme, or may come to take one, unless it is too small for that."""
+        return not self.on_servers and (is_lossy(self.scheme) or bool(self.compression.allowed))
 
     @property
     def uses_factors(self) -> bool:
@@ -96,8 +122,13 @@ class SyncedLayer:
         """Sets the wire format of the gradient. It holds when the layer is next added to a client."""
         self.wire = wire
 
-    def place(self, layer: int, unit: tuple[int, int], facts: _core.Unit, grouped: bool, shard_bytes: int) -> None:
-        """Notes the layer's number and unit in a client to which it has been added."""
+    def place(
+        self, layer: int, unit: tuple[int, int], facts: _core.Unit, planned_scheme: str, shard_bytes: int
+    ) -> None:
+        """Notes the layer's number and unit in a client to which it has been added, and the plan's scheme."""
+        open_to_ps = (self.scheme == "auto" and self.factorable) or is_lossy(self.scheme)
+        grouped = open_to_ps and planned_scheme == "ps"
+        self.lossy = is_lossy(planned_scheme) or (planned_scheme == "auto" and bool(self.compression.allowed))
         self.layer, self.unit, self.shard_bytes = layer, unit, shard_bytes
         self.bytes_per_value, self.bytes_per_factor = facts.bytes_per_value, facts.bytes_per_factor
         if grouped:
@@ -124,6 +155,7 @@ class SyncedLayer:
         """Forgets the client, before the layer is added to another one."""
         stored_scheme = "ps" if self.on_servers else ""
         self.scheme, self.grouped, self.next_scheme = stored_scheme or self.asked_scheme, False, stored_scheme
+        self.lossy = False
         self.forward_rows = 0
 
     def count_forward_rows(self, row_count: int) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from poseidon import _core
 from poseidon.adapter.control import Control
 from poseidon.adapter.layer import SyncedLayer
+
+Residual = NDArray[np.float32]
+"""What a lossy scheme has not sent of one layer yet, in one dimension."""
 
 
 class LayerTable:
@@ -26,14 +32,33 @@ class LayerTable:
         self.add(self._layers)
 
     def add(self, layers: Sequence[SyncedLayer]) -> None:
-        """Adds these layers, or adds them again because they have changed. Collective."""
+        """Adds these layers. Collective."""
         first, plan = self._client.add_layers([layer.core_layer() for layer in layers])
         for index, layer in enumerate(layers):
-            grouped = layer.scheme == "auto" and layer.factorable and plan.layers[index].scheme == "ps"
             shard_bytes = self._shard_bytes(plan, index) if layer.on_servers else 0
             unit = plan.unit_of_layer[index]
-            layer.place(first + index, (first, unit), plan.units[unit], grouped, shard_bytes)
+            layer.place(first + index, (first, unit), plan.units[unit], plan.layers[index].scheme, shard_bytes)
         self._factorable = [layer for layer in self._layers if layer.uses_factors]
+
+    def renew(self, layers: Sequence[SyncedLayer]) -> None:
+        """Adds these layers again, because they or others have changed. Their residuals stay. Collective."""
+        residuals = self.residuals()
+        self.add(layers)
+        self.set_residuals(residuals)
+
+    def residuals(self) -> dict[SyncedLayer, Residual]:
+        """Copies of what lossy schemes have not sent of each layer yet. Layers of which all is sent are left out."""
+        found = {}
+        for layer in self._layers:
+            if layer.lossy and (data := self._client.residual(layer.layer)) is not None:
+                found[layer] = data.view(np.float32).copy()
+        return found
+
+    def set_residuals(self, residuals: Mapping[SyncedLayer, Residual]) -> None:
+        """Makes these the residuals of lossy layers. The other ones have none."""
+        for layer in self._layers:
+            if layer.lossy:
+                self._client.set_residual(layer.layer, residuals.get(layer))
 
     def _shard_bytes(self, plan: _core.Plan, index: int) -> int:
         if plan.cluster.placement != "colocated":

@@ -13,6 +13,7 @@ from poseidon.adapter.layer import SyncedLayer
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.priorities import Priorities
 from poseidon.options import Settings
+from poseidon.schemes import is_lossy
 
 _ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _LONG_SECONDS = 1.0
@@ -152,7 +153,7 @@ def _row(
     scheme = client.next_scheme(entry.layer)
     factor_count = _factor_count(entry, client, here.world_size)
     dense = cost.numbers(entry, "ps", factor_count, cluster)
-    known = scheme == "ps" or factor_count is not None
+    known = scheme == "ps" or is_lossy(scheme) or factor_count is not None
     exchanged = cost.exchanged_bytes(entry, scheme if known else "ps", factor_count, cluster)
     carried = cost.carried_bytes(entry, scheme if known else "ps", factor_count, cluster)
     return PlanRow(
@@ -168,7 +169,7 @@ def _row(
         measured_seconds=seconds[1],
         urgency=entry.urgency,
         priority_class=None if priorities is None or entry.urgency is None else priorities.class_of(entry),
-        reason=chosen or _reason(entry, here.settings, factor_count, cluster),
+        reason=chosen or _reason(entry, scheme, here.settings, factor_count, cluster),
     )
 
 
@@ -178,11 +179,15 @@ def _factor_count(entry: SyncedLayer, client: _core.Client, worker_count: int) -
     return cost.mean_factor_count(client.layer_stats(entry.layer).factor_count, worker_count)
 
 
-def _reason(entry: SyncedLayer, settings: Settings, factor_count: int | None, cluster: _core.Cluster) -> str:
+def _reason(
+    entry: SyncedLayer, scheme: str, settings: Settings, factor_count: int | None, cluster: _core.Cluster
+) -> str:
     if entry.on_servers:
         return "updated by the servers"
     if entry.row_gradient:
         return "its gradient has few rows"
+    if is_lossy(scheme):
+        return "lossy, chosen by the user" if entry.scheme == scheme else "lossy, as allowed, with fewer bytes"
     if not entry.factorable:
         return "its gradient is no sum of factors"
     if ranks_drift(settings):

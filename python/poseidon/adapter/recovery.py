@@ -71,7 +71,7 @@ class Recovery:
         self._failed_step = 0  # the furthest that has failed
         self._own_failure: PoseidonError | None = None  # of an attempt, other than by others' failures
         self._next_look = 0.0
-        self._written = 0
+        self._written = -1
         self.history: list[RecoveryEvent] = []
         if here.recovers:
             self._form()
@@ -176,6 +176,7 @@ class Recovery:
     def _recover(self, failure: PoseidonError) -> None:
         began = time.monotonic()
         self._count(failure)
+        self._state.note_residuals()
         self._context.leave()  # before the state is touched: nothing may be received into it any more
         step = -1 if self._versions is not None else self._state.whole_step(self._step)
         self._is_whole = step >= 0
@@ -223,7 +224,7 @@ class Recovery:
         state.connect_models()
         decisions = state.decisions()
         own_step = self._step if self._is_whole else -1
-        counted = [self._failures, self._failed_step]
+        counted = [self._failures, self._failed_step, self._written]
         rows = control.one_hot([own_step, self._finished, int(self._is_new), *counted, *decisions])
         if self._versions is not None:
             self._step, finished = self._versions.agree(self._context, all_new=all(row[2] for row in rows))
@@ -232,8 +233,8 @@ class Recovery:
             self._agree_on_state(control, [row[0] for row in rows], [bool(row[2]) for row in rows])
             self._finished = max([self._finished, *(row[1] for row in rows if row[0] == self._step)])
         most = [max(column) for column in zip(*rows, strict=True)]
-        self._failures, self._failed_step = most[3:5]  # so that all give up together
-        state.resume(self._step, most[5:])
+        self._failures, self._failed_step, self._written = most[3:6]  # so that all give up and write together
+        state.resume(self._step, most[6:])
         if not isinstance(self._versions, OwnVersions):
             control.on_exchange = state.check_exchange
         replaced = tuple(rank for rank, row in enumerate(rows) if row[2])
@@ -247,6 +248,8 @@ class Recovery:
         rank = self._context.rank
         step = max(steps)
         if step >= 0:
+            if any(are_new) and self._load_snapshot_for_residuals(control):
+                return
             root = steps.index(step)
             if min(steps) < step:
                 state = broadcast(self._collect() if rank == root else None, control, root)
@@ -262,6 +265,16 @@ class Recovery:
         if rank != 0 or found is not None:
             self._load(state)
 
+    def _load_snapshot_for_residuals(self, control: Control) -> bool:
+        """Whether all go back to the newest snapshot: only that has what a lost rank had not sent by lossy schemes."""
+        if self._state.residuals() is None or self._context.settings.on_failure != "rejoin":
+            return False
+        state = broadcast(self._newest_snapshot() or {} if self._context.rank == 0 else None, control, 0)
+        if not state:
+            return False
+        self._load(state)
+        return True
+
     # Snapshots.
 
     def _collect(self) -> dict[str, Any]:
@@ -270,13 +283,28 @@ class Recovery:
     def _load(self, state: dict[str, Any]) -> None:
         self._state.load(state, state["step"])
         self._step, self._finished = state["step"], state["finished"]
+        if "residuals" in state:  # by rank
+            rank, own = self._context.rank, state["residuals"]
+            self._state.take_residuals(self._state.arrays.bytes_of(own[rank]) if rank < len(own) else None)
 
     def _write_snapshot(self) -> None:
-        if self._snapshots is None or self._context.rank != 0 or self._step <= self._written:
+        if self._snapshots is None or self._step <= self._written:
             return
         self._state.settle()
-        self._snapshots.write(self._step, self._collect())
+        residuals = self._all_residuals()
+        if self._step == 0 and not residuals:
+            return  # the state of a start can be made again
+        if self._context.rank == 0:
+            self._snapshots.write(self._step, {**self._collect(), **residuals})
         self._written = self._step
+
+    def _all_residuals(self) -> dict[str, Any]:
+        """What the ranks have not sent by lossy schemes, by rank; empty if there are no such schemes. Collective."""
+        own, control, arrays = self._state.residuals(), self._context.control, self._state.arrays
+        if own is None or control is None:
+            return {}
+        rows = control.gather(own)
+        return {"residuals": [arrays.make(("uint8", (row.size,)), bytearray(row)) for row in rows]}
 
     def _newest_snapshot(self) -> dict[str, Any] | None:
         if self._snapshots is None or self._context.rank != 0:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from poseidon.adapter.arrays import Arrays
+from poseidon.adapter.arrays import Arrays, Bytes
 
 
 class RandomStreams(Protocol):
@@ -88,6 +88,23 @@ class TrainingState(ABC):
 
         Raises Mismatch, before anything is changed, if it belongs to other models. `whole` is that of `collect`.
         """
+
+    # Of lossy schemes: what this rank has not sent yet.
+
+    @abstractmethod
+    def residuals(self) -> Bytes | None:
+        """What lossy schemes have not sent at the present beginning of a step, of one size on all ranks.
+
+        None if no layer takes a lossy scheme.
+        """
+
+    @abstractmethod
+    def note_residuals(self) -> None:
+        """Notes what lossy schemes have not sent after the failed attempt. The client has failed, and not ended."""
+
+    @abstractmethod
+    def take_residuals(self, residuals: Bytes | None) -> None:
+        """Makes these the residuals with which `resume` goes on. None: they are lost."""
 
     # With `on_servers`.
 

@@ -82,7 +82,7 @@ def _panel(name: str) -> str:
 def _help(option: Option) -> str:
     parts = [option.help]
     if option.choices:
-        parts.append(f"One of {', '.join(option.choices)}.")
+        parts.append(f"One of {', '.join(option.limits.names)}.")
     if option.default_text:
         parts.append(f"Default: {option.default_text}.")
     return " ".join(parts)

@@ -83,6 +83,11 @@ class Limits:
     most: float | None = None
     choices: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def names(self) -> dict[str, str]:
+        """The names that are allowed as users read them, each with its sentence."""
+        return {name or '""': text for name, text in self.choices.items()}
+
     def allow(self, value: Any) -> bool:
         """Whether `value` is one of the names, or within the bounds if it is a number."""
         if self.choices:
@@ -162,7 +167,7 @@ KINDS = {
         lambda limits: f"auto, or {_allowed_bytes(limits)}",
         to_core=lambda value: 0 if value == AUTO else value,
     ),
-    "choice": Kind("TEXT", str, _is_text, lambda limits: "one of " + ", ".join(limits.choices)),
+    "choice": Kind("TEXT", str, _is_text, lambda limits: "one of " + ", ".join(limits.names)),
     "threshold": _text("TEXT", "auto, coarse or a number from 0 to 1", _is_threshold),
     "host": _text("HOST", "the name or address of a machine", bool),
     "path": _text("PATH", "the path of a file or directory"),

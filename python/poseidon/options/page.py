@@ -50,7 +50,7 @@ def _entry(option: Option) -> str:
     facts.append(option.kind.allowed(option.limits))
     facts += [f"default: {option.default_text}"] if option.default_text else []
     facts += ["*server*"] if option.on_server else []
-    values = "".join(_wrapped(f"- `{name}`: {text}", "  ") for name, text in option.limits.choices.items() if text)
+    values = "".join(_wrapped(f"- `{name}`: {text}", "  ") for name, text in option.limits.names.items() if text)
     return f"### {option.name}\n\n{_wrapped(option.help)}\n{_wrapped('; '.join(facts) + '.')}" + (
         values and f"\n{values}"
     )

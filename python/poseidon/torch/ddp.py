@@ -13,7 +13,7 @@ from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistri
 
 from poseidon.adapter.drift import refuse_join
 from poseidon.adapter.join import JoinedTraining
-from poseidon.adapter.layer import SchemeChoice, WireChoice
+from poseidon.adapter.layer import LossyChoice, SchemeChoice, WireChoice
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.torch.exchange.comm_hooks import HookedTransfer, check_hook, is_all_reduce, wire_format_of
 from poseidon.torch.exchange.forward_order import forward_order
@@ -26,6 +26,7 @@ from poseidon.torch.training import torch_arguments
 from poseidon.torch.training.insight import ModelInsight
 from poseidon.torch.training.join_hook import ModelJoinHook
 from poseidon.torch.training.reducer import Reducer, logging_data
+from poseidon.torch.training.residual_state import keep_in_state_dict
 from poseidon.torch.training.trained_model import TrainedModel
 
 _MIB = 1 << 20
@@ -41,6 +42,8 @@ class DistributedDataParallel(TorchDistributedDataParallel, ModelInsight):
     from patterns of parameter or module names to these. The default is the option `scheme`.
     `wire` is how the numbers of float32 gradients travel: "fp32" as they are, "bf16", "fp16" or "int8" rounded, or a
     mapping as for `scheme`. The default is the option `wire`.
+    `lossy` is what "auto" may choose beside the exact schemes: "" nothing, a wire format, the name of a lossy scheme,
+    or a mapping as for `scheme`. The default is the option `lossy`.
     The other arguments are torch's, by position and by name. `find_unused_parameters`, `static_graph`,
     `skip_all_reduce_unused_params`, `delay_all_reduce_named_params` and all arguments about buckets and their views
     have no effect: unused parameters are always handled exactly, without a search of the graph, and there are no
@@ -79,6 +82,7 @@ class DistributedDataParallel(TorchDistributedDataParallel, ModelInsight):
         *,
         scheme: SchemeChoice | None = None,
         wire: WireChoice | None = None,
+        lossy: LossyChoice | None = None,
         **newer: Any,
     ) -> None:
         nn.Module.__init__(self)
@@ -106,7 +110,7 @@ class DistributedDataParallel(TorchDistributedDataParallel, ModelInsight):
         self.bucket_bytes_cap_default = bucket_cap_mb is None
         self.bucket_bytes_cap_list = [int(size * _MIB) for size in bucket_cap_mb_list or ()]
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        self._scheme, self._wire = scheme, wire
+        self._scheme, self._wire, self._lossy = scheme, wire, lossy
         self._last_error = ""
         self._comm_hooks: list[tuple[Any, object]] = []
         self._comm_hook_name = ""
@@ -120,6 +124,7 @@ class DistributedDataParallel(TorchDistributedDataParallel, ModelInsight):
         self.is_multi_device_module = False
         self.use_side_stream_for_tensor_copies = True
         self._assign_modules_buffers()
+        keep_in_state_dict(self)
         if self.process_group is None:
             self.process_group = default_group()
         if here.client is not None and not here.recovers:
@@ -131,6 +136,7 @@ class DistributedDataParallel(TorchDistributedDataParallel, ModelInsight):
             context_of(self.process_group),
             self._scheme,
             self._wire,
+            self._lossy,
             self.parameters_to_ignore,
             self.forward_sync_buffers,
         )

@@ -48,6 +48,7 @@ constexpr auto kResultFields = [](auto& body, auto& message) {
 constinit const BodyShape BodyShapes::push = shape_of<Contribution>(kPushFields);
 constinit const BodyShape BodyShapes::factors = shape_of<Contribution>(kFactorsFields);
 constinit const BodyShape BodyShapes::rows = shape_of<Contribution>(kFactorsFields);
+constinit const BodyShape BodyShapes::topk = shape_of<Contribution>(kPushFields);
 constinit const BodyShape BodyShapes::result = shape_of<StepResult>(kResultFields);
 
 std::uint64_t Contribution::value_bytes() const {

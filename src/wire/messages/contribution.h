@@ -1,4 +1,4 @@
-// The messages of a step: what a worker contributes (push, factors, rows), and the step's answer (result).
+// The messages of a step: what a worker contributes (push, factors, rows, topk), and the step's answer (result).
 #pragma once
 
 #include <cstddef>
@@ -13,12 +13,12 @@ namespace poseidon::wire {
 /// The factor count of a contribution that has no factors. Sums of factor counts saturate at it.
 inline constexpr std::uint32_t kUnboundedFactors = 0xffffffffu;
 
-/// A push, a factors or a rows message. It includes the envelope, because the server keeps it for the whole step. The
-/// envelope has the rank of the sender, and the unit, chunk and step.
+/// A push, a factors, a rows or a topk message. It includes the envelope, because the server keeps it for the whole
+/// step. The envelope has the rank of the sender, and the unit, chunk and step.
 ///
 /// Payload of a push: the chunk's gradient. Payload of a factors message: `factor_count` rows of `rows` output
-/// gradients, then as many rows of `cols` inputs. Payload of a rows message: see RowList. With `dense`, the payload of
-/// both is the rows × cols gradient. There is no payload if `absent`.
+/// gradients, then as many rows of `cols` inputs. Payload of a rows or a topk message: see RowList and TopK. With
+/// `dense`, the payload of factors and rows is the rows × cols gradient. There is no payload if `absent`.
 struct Contribution : Envelope {
   constexpr Contribution() { kind = Kind::push; }
   Contribution(Kind its_kind, const Envelope& about) : Envelope(about) { kind = its_kind; }
@@ -35,8 +35,8 @@ struct Contribution : Envelope {
   std::uint32_t worker_count = 0;   // P₁ as the sender knows it
   std::uint32_t divisor = 1;        // the sum over the workers is divided by it
   std::uint32_t factor_count = 0;   // K of the sender; kUnboundedFactors if it has a dense gradient
-  std::uint32_t rows = 0;           // factors, rows: M of the gradient; push: 0
-  std::uint32_t cols = 0;           // factors, rows: N of the gradient; push: 0
+  std::uint32_t rows = 0;           // M of the gradient; 0: push, and gradients of another shape
+  std::uint32_t cols = 0;           // N of the gradient; 0: as above
 
   bool has_factors() const { return kind == Kind::factors && !absent && !dense; }
   /// The types of the sum or value that the server keeps, and of what it sends back.
@@ -49,7 +49,7 @@ struct Contribution : Envelope {
   std::optional<std::uint64_t> factor_bytes() const;
   std::optional<std::uint64_t> matrix_bytes() const;
 
-  /// `header` must be of kind push, factors or rows.
+  /// `header` must be of kind push, factors, rows or topk.
   static Contribution read(const Header& header);
   Header make() const;
 

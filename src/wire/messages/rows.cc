@@ -21,14 +21,15 @@ Result<RowList> RowList::read(const Contribution& about, std::span<const std::by
   return list;
 }
 
-Status check_indexes(std::span<const std::uint32_t> indexes, std::uint64_t row_count) {
+Status check_indexes(std::span<const std::uint32_t> indexes, std::uint64_t count, const std::string& what) {
   for (std::size_t i = 0; i < indexes.size(); ++i) {
-    if (indexes[i] >= row_count)
+    if (indexes[i] >= count)
       return {ErrorCode::mismatch,
-              "there is no row " + std::to_string(indexes[i]) + " of " + std::to_string(row_count)};
+              "there is no " + what + " " + std::to_string(indexes[i]) + " of " + std::to_string(count)};
     if (i > 0 && indexes[i] <= indexes[i - 1])
-      return {ErrorCode::mismatch, "row " + std::to_string(indexes[i]) + " comes after row " +
-                                       std::to_string(indexes[i - 1]) + "; rows are in ascending order, each once"};
+      return {ErrorCode::mismatch, what + " " + std::to_string(indexes[i]) + " comes after " + what + " " +
+                                       std::to_string(indexes[i - 1]) + "; " + what +
+                                       "s are in ascending order, each once"};
   }
   return {};
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "poseidon/status.h"
 #include "wire/messages/contribution.h"
@@ -27,7 +28,8 @@ struct RowList {
   static Result<RowList> read(const Contribution& about, std::span<const std::byte> payload);
 };
 
-/// ErrorCode::mismatch: an index is not below `row_count`, or not above the index before it.
-Status check_indexes(std::span<const std::uint32_t> indexes, std::uint64_t row_count);
+/// ErrorCode::mismatch: an index is not below `count`, or not above the index before it. `what` the indexes are of is
+/// in the message.
+Status check_indexes(std::span<const std::uint32_t> indexes, std::uint64_t count, const std::string& what = "row");
 
 }  // namespace poseidon::wire

@@ -156,7 +156,7 @@ struct RandomJob {
     equal_priorities = random() % 2 == 0;
     using enum WireFormat;
     for (Layer& layer : layers)
-      if (layer.dtype == DType::float32 && layer.scheme != Scheme::project_adam)
+      if (layer.dtype == DType::float32 && layer.scheme != Scheme::project_adam && !is_lossy(layer.scheme))
         layer.wire = pick<WireFormat>(random, {fp32, fp32, bf16, fp16, int8});
   }
 
@@ -178,10 +178,29 @@ struct RandomJob {
   static Layer random_layer(const std::string& name, Random& random) {
     const auto dtype = static_cast<DType>(1 + random() % 7);
     if (random() % 2 == 0) return vector_layer(name, pick<std::size_t>(random, {0, 1, 3, 100, 3000}), dtype);
+    if (random() % 4 == 0) return lossy_layer(name, random);
     const auto scheme = pick<Scheme>(random, {Scheme::automatic, Scheme::automatic, Scheme::ps, Scheme::sfb,
                                               Scheme::sharded_factors, Scheme::project_adam});
     const auto floating = dtype_is_floating(dtype) ? dtype : DType::float32;
     return matrix_layer(name, 1 + random() % 80, 1 + random() % 60, scheme, floating);
+  }
+
+  static bool is_lossy(Scheme scheme) { return scheme != Scheme::automatic && traits_of(scheme).lossy; }
+
+  /// Returns a layer of a lossy scheme, or one whose scheme is open and may become one.
+  static Layer lossy_layer(const std::string& name, Random& random) {
+    std::vector<Scheme> lossy;
+    for (const Scheme scheme : all_schemes())
+      if (is_lossy(scheme)) lossy.push_back(scheme);
+    const Scheme scheme = pick(random, lossy);
+    Layer layer = matrix_layer(name, 1 + random() % 80, 1 + random() % 60, scheme);
+    layer.compression.topk_fraction = pick<double>(random, {0.01, 0.1, 1.0});
+    if (random() % 3 == 0) layer.rows = layer.cols = 0;
+    if (random() % 3 == 0) {
+      layer.compression.allowed = scheme;
+      layer.scheme = Scheme::automatic;
+    }
+    return layer;
   }
 
   Random random_of(std::uint64_t step, std::size_t layer, std::uint64_t what) const {

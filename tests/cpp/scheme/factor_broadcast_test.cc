@@ -45,7 +45,7 @@ class FactorBroadcastTest : public ::testing::Test {
 
   Unit unit_;
   Exchange exchange_;
-  const PeerBroadcast& scheme_ = peer_broadcast_of(exchange_.about);
+  const PeerBroadcast& scheme_ = peer_broadcast_of(wire::Kind::factors);
   PeerInbox inbox_;
   Links links_;
 };

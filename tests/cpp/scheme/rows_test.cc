@@ -270,7 +270,7 @@ class RowsFromPeer : public ::testing::Test {
   Status accept(const wire::Contribution& message) {
     return scheme().make_room(inbox_, exchange_, message.make(), links_).status();
   }
-  const PeerBroadcast& scheme() const { return peer_broadcast_of(exchange_.about); }
+  static const PeerBroadcast& scheme() { return peer_broadcast_of(wire::Kind::rows); }
 
   Unit unit_;
   Exchange exchange_;

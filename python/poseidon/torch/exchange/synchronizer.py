@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -24,7 +25,8 @@ from poseidon import _core
 from poseidon.adapter.choice.choices import Choices
 from poseidon.adapter.control import Control
 from poseidon.adapter.drift import check_stored
-from poseidon.adapter.layer_table import LayerTable
+from poseidon.adapter.layer import SyncedLayer
+from poseidon.adapter.layer_table import LayerTable, Residual
 from poseidon.adapter.priorities import Priorities
 from poseidon.errors import PoseidonError
 from poseidon.options import Settings
@@ -100,6 +102,7 @@ class Synchronizer(InFlight):
         self._run: BackwardRun | None = None
         self._flying: BackwardRun | None = None  # the one that is over but for exchanges in flight
         self._broken: str | None = None
+        self._loaded_residuals: Mapping[SyncedLayer, Residual] = {}  # before `connect`
         self.retired = False
         self.some_alone = False  # a backward past the wrapper has left gradients since the last step()
 
@@ -115,6 +118,8 @@ class Synchronizer(InFlight):
                 entry.attach(self)
             entry.capture(entry.uses_factors)
         self.connected = True
+        self._layers.set_residuals(self._loaded_residuals)
+        self._loaded_residuals = {}
         if self.priorities is not None:
             self.priorities.connect(client, control)
 
@@ -147,6 +152,29 @@ class Synchronizer(InFlight):
         self._layers.resume(attempt)
         self.choices.resume(attempt)
 
+    def residuals(self) -> dict[SyncedLayer, Residual]:
+        """Copies of what lossy schemes have not sent yet, by layer. Waits for exchanges of these layers in flight."""
+        if not self.connected:
+            return {}
+        self.settle([entry for entry in self.entries if entry.lossy])
+        return self._layers.residuals()
+
+    def residuals_after_failure(self) -> dict[SyncedLayer, Residual]:
+        """The same when the client has failed, so that all exchanges end without a result."""
+        if not self.connected:
+            return {}
+        with suppress(PoseidonError):
+            self._client.wait_all()
+        return self._layers.residuals()
+
+    def load_residuals(self, residuals: Mapping[SyncedLayer, Residual]) -> None:
+        """Makes these the residuals of lossy layers, now or when they are connected. The other ones have none."""
+        if not self.connected:
+            self._loaded_residuals = residuals
+            return
+        self.settle([entry for entry in self.entries if entry.lossy])
+        self._layers.set_residuals(residuals)
+
     def store(self, entries: Collection[SyncedParameter]) -> None:
         """Collective: the servers are to hold these parameters. An update, appended to `updates`, gives them values.
 
@@ -170,7 +198,7 @@ class Synchronizer(InFlight):
     def _renew(self, entries: Sequence[SyncedParameter]) -> None:
         """Collective: adds these layers again, because they have changed. Before `connect` there is nothing to do."""
         if self.connected:
-            self._layers.add(entries)
+            self._layers.renew(entries)
             self.choices.renew()
         if self.priorities is not None:
             self.priorities.renew()

@@ -8,10 +8,10 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 
-from poseidon.adapter.layer import SchemeChoice, WireChoice
+from poseidon.adapter.layer import Compression, LossyChoice, SchemeChoice, WireChoice
 from poseidon.errors import InvalidArgument
 from poseidon.options import BY_NAME, Settings
-from poseidon.schemes import SCHEME_CHOICES, SCHEMES, takes_rows
+from poseidon.schemes import SCHEME_CHOICES, SCHEMES, is_lossy, takes_rows
 from poseidon.torch.model.factors import FactorForward
 from poseidon.torch.model.gradient_form import form_of
 from poseidon.torch.model.parameters import SyncedParameter
@@ -24,23 +24,28 @@ def collect_parameters(
     wire: WireChoice | None,
     settings: Settings,
     ignored: Collection[str],
+    lossy: LossyChoice | None = None,
 ) -> list[SyncedParameter]:
     """The parameters to synchronize, in registration order, tied ones once.
 
-    Without a `scheme` or `wire` the settings' are taken. Raises InvalidArgument naming the parameter or module that
-    cannot be synchronized.
+    Without a `scheme`, `wire` or `lossy` the settings' are taken. Raises InvalidArgument naming the parameter or module
+    that cannot be synchronized.
     """
     owners = _owners(module)
     schemes = _Wishes("scheme", SCHEME_CHOICES, scheme, settings.scheme)
     formats = _Wishes("wire format", BY_NAME["wire"].choices, wire, settings.wire)
+    allowances = _Wishes("choice of lossy", BY_NAME["lossy"].choices, lossy, settings.lossy)
+    wire_is_given = wire is not None or settings.sources.get("wire", "default") != "default"
     entries = []
     for name, param in module.named_parameters():
         # Choosing also for frozen ones lets a pattern that names only these pass.
         names = [full for _, _, full in owners[param]]
-        wanted, wanted_format = schemes.of(names), formats.of(names)
+        wanted, wanted_format, allowed = schemes.of(names), formats.of(names), allowances.of(names)
         if not param.requires_grad or name in ignored or param.numel() == 0:
             continue
         sparse = any(_makes_sparse(part) for part, _, _ in owners[param])
+        if sparse and is_lossy(wanted):
+            wanted = "auto"  # its rows are few already
         by_rows = (wanted == "auto" or takes_rows(wanted)) and settings.stragglers != "drop"
         form = form_of(param, sparse, by_rows)
         if form.layout.dtype not in DTYPE_NAMES:
@@ -50,14 +55,39 @@ def collect_parameters(
                 "requires_grad=False"
             )
         linears = _capturing_linears(param, owners[param])
-        if not linears and wanted != "auto" and not (sparse and by_rows):
+        if not linears and wanted != "auto" and not is_lossy(wanted) and not (sparse and by_rows):
             wanted = "ps"
+        if wanted != "auto" or sparse or form.layout.dtype != torch.float32:
+            allowed = ""  # it is for float32 gradients whose scheme is open
+        if allowed in formats.known and not wire_is_given:
+            wanted_format = allowed
         check_wire(name, param, wanted, wanted_format)
+        _check_lossy(name, param, wanted)
+        compression = Compression(_allowed_scheme(name, allowed, wanted_format), settings.topk_fraction)
         modules = [part for part, _, _ in owners[param]]
-        entries.append(SyncedParameter(name, param, form, wanted, wanted_format, modules, linears))
-    schemes.check_used()
-    formats.check_used()
+        entries.append(SyncedParameter(name, param, form, wanted, wanted_format, modules, linears, compression))
+    for wishes in (schemes, formats, allowances):
+        wishes.check_used()
     return entries
+
+
+def _check_lossy(name: str, param: nn.Parameter, scheme: str) -> None:
+    """InvalidArgument if the gradient cannot take this scheme because it is lossy."""
+    if is_lossy(scheme) and param.dtype not in (torch.float32, torch.complex64):
+        raise InvalidArgument(
+            f"parameter {name} has dtype {param.dtype} and scheme {scheme}, which takes float32 gradients: use scheme "
+            "ps for it"
+        )
+
+
+def _allowed_scheme(name: str, allowed: str, wire: str) -> str:
+    """The lossy scheme that is allowed, if any; InvalidArgument if it does not go with the wire format."""
+    if is_lossy(allowed) and wire != "fp32":
+        raise InvalidArgument(
+            f"parameter {name} has lossy {allowed}, which sends numbers as they are, and wire {wire}: leave one of the "
+            "two out"
+        )
+    return allowed if is_lossy(allowed) else ""
 
 
 def check_wire(name: str, param: nn.Parameter, scheme: str, wire: str) -> None:
@@ -119,7 +149,7 @@ class _Wishes:
     """What the user wants for each parameter, such as its scheme. The first pattern that matches decides."""
 
     def __init__(self, what: str, known: Collection[str], wish: str | Mapping[str, str] | None, default: str) -> None:
-        self._what, self._default = what, default
+        self._what, self._default, self.known = what, default, known
         self._patterns = dict(wish) if isinstance(wish, Mapping) else {"*": default if wish is None else wish}
         self._unused = set(self._patterns) - {"*"}
         for name in (*self._patterns.values(), default):

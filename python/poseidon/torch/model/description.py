@@ -7,6 +7,7 @@ from collections.abc import Collection
 import torch
 from torch import nn
 
+from poseidon.schemes import is_lossy
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.version import VERSION
 
@@ -28,7 +29,8 @@ def describe(module: nn.Module, entries: list[SyncedParameter], options: str, ig
 
 def _exchange_of(entry: SyncedParameter) -> str:
     factorable, sparse = ", factorable" * entry.factorable, ", sparse gradients" * entry.form.is_sparse
-    return f"scheme {entry.scheme}, wire {entry.wire}{factorable}{sparse}"
+    lossy = f", lossy {entry.compression}" if is_lossy(entry.scheme) or entry.compression.allowed else ""
+    return f"scheme {entry.scheme}, wire {entry.wire}{lossy}{factorable}{sparse}"
 
 
 def _tensor(tensor: torch.Tensor) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from poseidon.adapter.layer import SyncedLayer
+from poseidon.adapter.layer import Compression, SyncedLayer
 from poseidon.errors import InvalidArgument
 from poseidon.schemes import converts, takes_factors, workers_multiply
 from poseidon.torch.model.factors import FactorForward, Factors
@@ -56,6 +56,7 @@ class SyncedParameter(SyncedLayer):
         wire: str,
         owners: Sequence[nn.Module],
         linears: Sequence[nn.Linear],
+        compression: Compression | None = None,
     ) -> None:
         super().__init__(
             name,
@@ -67,6 +68,7 @@ class SyncedParameter(SyncedLayer):
             factorable=bool(linears),
             fully_connected=all(isinstance(part, nn.Linear) for part in owners),
             row_gradient=type(form) is RowsForm,
+            compression=compression,
         )
         self.param = param
         self.owners = owners  # the modules that have it as a parameter of their own

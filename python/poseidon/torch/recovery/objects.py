@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from poseidon.adapter.arrays import Bytes
 from poseidon.adapter.priorities import Priorities
 from poseidon.adapter.state_text import encode
 from poseidon.adapter.training_state import TrainingState
@@ -19,6 +20,7 @@ from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer
 from poseidon.torch.optimizer.partial_step import Hyperparameters, PartialStep
 from poseidon.torch.optimizer.undo import TensorCopies, UpdateUndo
+from poseidon.torch.recovery.lossy_layers import LossyLayers
 from poseidon.torch.recovery.random_streams import StreamStates, seed_streams
 from poseidon.torch.tensors.arrays import TENSORS
 
@@ -55,6 +57,9 @@ class TrainingObjects(TrainingState):
         self._undos: dict[DistributedOptimizer, UpdateUndo] = {}
         self._beginnings: dict[int, _Beginning] = {}
         self._streams_left: StreamStates | None = None  # where a failed attempt has left them
+        self._lossy = LossyLayers(self.models)
+        if recovers and self.on_servers:
+            self._lossy.refuse("update='server'")
         if recovers:
             self._watch_updates(undo)
 
@@ -114,6 +119,7 @@ class TrainingObjects(TrainingState):
     def begin(self, step: int, rank: int) -> None:
         """An attempt at this step begins: notes what it starts from, clears gradients, seeds the random streams."""
         if self._keeps_copies:
+            self._lossy.begin(step)
             # Where updates wait for their gradients a step that was complete may have to be made again.
             depth = 2 if self._undos else 1
             self._forget_beginnings(step)
@@ -185,6 +191,7 @@ class TrainingObjects(TrainingState):
             undo.go_back(step)
         self._forget_beginnings(step + 1)
         self._beginnings[step].put_back(self, step)
+        self._lossy.go_back(step)
         for entry in self._entries():
             entry.go_back_to(step)
 
@@ -216,9 +223,23 @@ class TrainingObjects(TrainingState):
         for model in self.models:
             if model.synchronizer is not None:
                 model.synchronizer.resume_schemes(step)
+        self._lossy.resume(step)
         for one, decision in zip(self._priorities(), decisions, strict=True):
             if one is not None:
                 one.decide(decision)
+
+    def residuals(self) -> Bytes | None:
+        """What lossy schemes of this rank have not sent, now that all exchanges are over."""
+        return self._lossy.residuals()
+
+    def note_residuals(self) -> None:
+        """Notes what they have not sent after the failed attempt."""
+        if self._keeps_copies:
+            self._lossy.note_failure()
+
+    def take_residuals(self, residuals: Bytes | None) -> None:
+        """Makes these the residuals with which `resume` goes on."""
+        self._lossy.take(residuals)
 
     # Parts of the state, for copies.
 
@@ -288,6 +309,7 @@ class TrainingObjects(TrainingState):
             _forget_unscaled(other)
         for undo in self._undos.values():
             undo.confirm()
+        self._lossy.go_back(step)
         self._beginnings.clear()
         self._stepped = False
         if self._streams_left is not None:  # the failed attempt is not made again here: another rank has completed it

@@ -14,7 +14,7 @@ from poseidon.adapter.agreement import check_same
 from poseidon.adapter.control import Control
 from poseidon.adapter.drift import check_model
 from poseidon.adapter.join import JoinedTraining
-from poseidon.adapter.layer import SchemeChoice, WireChoice
+from poseidon.adapter.layer import LossyChoice, SchemeChoice, WireChoice
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.stats import Recorder
 from poseidon.errors import InvalidArgument
@@ -44,6 +44,7 @@ class TrainedModel:
         here: Membership,
         scheme: SchemeChoice | None,
         wire: WireChoice | None,
+        lossy: LossyChoice | None,
         ignored: Collection[str],
         sends_buffers: bool,
     ) -> None:
@@ -59,7 +60,7 @@ class TrainedModel:
         self._first_fires: dict[SyncedParameter, int] | None = None  # of the first of them
         self._ignored = frozenset(ignored)
         self._sends_buffers = sends_buffers
-        self.entries = collect_parameters(module, scheme, wire, here.settings, self._ignored)
+        self.entries = collect_parameters(module, scheme, wire, here.settings, self._ignored, lossy)
         _check_entries(self.entries)
         self._changes = ChangeWatch(module, self.entries, self._ignored)
         self._in_backward: OptimizersInBackward | None = None
@@ -193,7 +194,7 @@ class TrainedModel:
             return  # nothing is sent
         for entry in self.entries:
             if entry.dtype == "float32":
-                check_wire(entry.name, entry.param, entry.asked_scheme, wire)
+                check_wire(entry.name, entry.param, entry.compression.allowed or entry.asked_scheme, wire)
             if entry.on_servers:
                 raise InvalidArgument(
                     f"the servers hold parameter {entry.name} already, and its gradients travel as the optimizer was "
