@@ -22,4 +22,24 @@ void take_largest(const float* gradient, float* residual, std::size_t element_co
 /// in `sum`. A term is rows of one float32. Disjoint ranges may run on different threads.
 void sum_sparse(std::span<const RowTerm> terms, std::size_t begin, std::size_t end, unsigned divisor, float* out);
 
+/// 1-bit quantization. A block has the signs of kOneBitValues values and two float32: the mean of its negative values
+/// and the mean of its other values, for which the signs stand. The last block of an array is filled up with zeros,
+/// which do not count. The layout of a block is the two means, and then the signs, the first value's in the lowest bit.
+inline constexpr std::size_t kOneBitValues = 512;
+inline constexpr std::size_t kOneBitBytes = 2 * sizeof(float) + kOneBitValues / 8;
+/// Bytes of so many values.
+constexpr std::size_t one_bit_bytes(std::size_t element_count) {
+  return (element_count + kOneBitValues - 1) / kOneBitValues * kOneBitBytes;
+}
+
+/// out = gradient + residual in blocks. The residual becomes what that has lost. If a mean of a block is not finite,
+/// the block stands for NaN, and its residual stays as it is (source: Seide et al. 2014, "1-Bit Stochastic Gradient
+/// Descent").
+void encode_one_bit(const float* gradient, float* residual, std::size_t element_count, std::byte* out);
+
+/// Elements [begin, end) of out: the sum of the terms, which are whole arrays in blocks, term after term, divided by
+/// `divisor` as in `sum`. `begin` is a multiple of kOneBitValues. Disjoint ranges may run on different threads.
+void sum_one_bit(std::span<const std::byte* const> terms, std::size_t begin, std::size_t end, unsigned divisor,
+                 float* out);
+
 }  // namespace poseidon::kernel

@@ -29,6 +29,7 @@ KINDS = {
     "restore": 13,
     "rows": 14,
     "topk": 15,
+    "onebit": 16,
 }
 FLOAT32 = 1
 # How a stream is cut into reads (tcp_receive_fuzz.cc): by the first byte of its input.
@@ -49,7 +50,7 @@ def header(kind: str, body_bytes: bytes, payload_bytes: int = 0, priority: int =
 def contribution(
     flags: int = 0, divisor: int = 4, factor_count: int = 0xFFFFFFFF, rows: int = 0, cols: int = 0
 ) -> bytes:
-    """The body of a push, a factors, a rows or a topk message of four workers."""
+    """The body of a push, a factors, a rows, a topk or an onebit message of four workers."""
     return body(FLOAT32, flags, numbers=struct.pack("<IIIII", 4, divisor, factor_count, rows, cols))
 
 
@@ -145,6 +146,7 @@ def messages() -> dict[str, tuple[str, bytes, bytes]]:
         "topk_absent": ("topk", contribution(1, factor_count=0), b""),
         "topk_descending": ("topk", contribution(), struct.pack("<IIff", 11, 1, 0.5, -2)),
         "topk_out_of_range": ("topk", contribution(), struct.pack("<IIff", 1, 0xFFFFFFFF, 0.5, -2)),
+        "onebit": ("onebit", contribution(rows=4, cols=3), struct.pack("<ff", -0.5, 2) + data + data[:16]),
     }
 
 

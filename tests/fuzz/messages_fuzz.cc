@@ -124,6 +124,7 @@ void fuzz_message(const wire::Header& header, std::span<const std::byte> payload
       return fuzz_hello(header, payload);
     case wire::Kind::push:
     case wire::Kind::factors:
+    case wire::Kind::onebit:
       return fuzz_contribution(header);
     case wire::Kind::rows:
       return fuzz_rows(header, payload);

@@ -63,7 +63,27 @@ def topk_part(gradient: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
     return part.view_as(gradient)
 
 
-PARTS = {"topk": topk_part}
+def onebit_part(gradient: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """The mean of its sign for each element of a block of 512, added in 16 lanes."""
+    wanted = (gradient + residual).flatten()
+    part = torch.empty_like(wanted)
+    for start in range(0, wanted.numel(), 512):
+        block = wanted[start : start + 512]
+        padded = torch.cat([block, torch.zeros(-block.numel() % 16)]).view(-1, 16)
+        for negative in (True, False):
+            sign = block < 0 if negative else block >= 0
+            lanes = torch.zeros(16)
+            for row in padded:
+                lanes = lanes + torch.where((row < 0) == negative, row, 0.0)
+            total = torch.zeros(())
+            for lane in lanes:
+                total = total + lane
+            part[start : start + 512][sign] = total / max(1, int(sign.sum()))
+    residual.copy_((wanted - part).view_as(residual))
+    return part.view_as(gradient)
+
+
+PARTS = {"topk": topk_part, "onebit": onebit_part}
 
 
 def exchange(scheme: str) -> tuple[list[bool], str]:

@@ -49,6 +49,7 @@ constinit const BodyShape BodyShapes::push = shape_of<Contribution>(kPushFields)
 constinit const BodyShape BodyShapes::factors = shape_of<Contribution>(kFactorsFields);
 constinit const BodyShape BodyShapes::rows = shape_of<Contribution>(kFactorsFields);
 constinit const BodyShape BodyShapes::topk = shape_of<Contribution>(kPushFields);
+constinit const BodyShape BodyShapes::onebit = shape_of<Contribution>(kPushFields);
 constinit const BodyShape BodyShapes::result = shape_of<StepResult>(kResultFields);
 
 std::uint64_t Contribution::value_bytes() const {

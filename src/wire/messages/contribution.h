@@ -1,4 +1,5 @@
-// The messages of a step: what a worker contributes (push, factors, rows, topk), and the step's answer (result).
+// The messages of a step: what a worker contributes (push, factors, rows, topk, onebit), and the
+// step's answer (result).
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,7 @@ namespace poseidon::wire {
 /// The factor count of a contribution that has no factors. Sums of factor counts saturate at it.
 inline constexpr std::uint32_t kUnboundedFactors = 0xffffffffu;
 
-/// A push, a factors, a rows or a topk message. It includes the envelope, because the server keeps it for the whole
+/// A push, a factors, a rows, a topk or an onebit message. It includes the envelope, because the server keeps it for the whole
 /// step. The envelope has the rank of the sender, and the unit, chunk and step.
 ///
 /// Payload of a push: the chunk's gradient. Payload of a factors message: `factor_count` rows of `rows` output
@@ -49,7 +50,7 @@ struct Contribution : Envelope {
   std::optional<std::uint64_t> factor_bytes() const;
   std::optional<std::uint64_t> matrix_bytes() const;
 
-  /// `header` must be of kind push, factors, rows or topk.
+  /// `header` must be of kind push, factors, rows, topk or onebit.
   static Contribution read(const Header& header);
   Header make() const;
 
