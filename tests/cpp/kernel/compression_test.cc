@@ -138,5 +138,30 @@ TEST(SumSparse, AddsTermAfterTermAndDividesOnce) {
   EXPECT_EQ(nothing, Floats(10, 0));
 }
 
+TEST(OneBitBlocks, HaveTheSameBitsOnEveryInstructionSet) {
+  std::mt19937 random(5);
+  for (const std::size_t size : {1u, 512u, 3000u}) {
+    Floats gradient = random_floats(random, size);
+    gradient[size / 2] = size == 512 ? kInfinity : gradient[size / 2];
+    const Floats residual = random_floats(random, size);
+    std::vector<std::vector<std::byte>> blocks;
+    std::vector<Floats> kept;
+    std::vector<Floats> sums;
+    for (const Isa isa : available_isas()) {
+      blocks.emplace_back(one_bit_bytes(size));
+      kept.push_back(residual);
+      sums.emplace_back(size);
+      encode_one_bit_with(isa, gradient.data(), kept.back().data(), size, blocks.back().data());
+      const std::vector<const std::byte*> terms(3, blocks.back().data());
+      sum_one_bit_with(isa, terms, 0, size, 3, sums.back().data());
+      EXPECT_EQ(blocks.back(), blocks.front());
+      EXPECT_TRUE(same_bits(kept.back(), kept.front()));
+      EXPECT_TRUE(same_bits(sums.back(), sums.front()));
+    }
+    EXPECT_EQ(std::isfinite(sums[0][0]), size != 512);
+    EXPECT_EQ(same_bits(kept[0], residual), size == 512) << "a block that is not finite keeps its residual";
+  }
+}
+
 }  // namespace
 }  // namespace poseidon::kernel
