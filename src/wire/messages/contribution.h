@@ -14,8 +14,8 @@ namespace poseidon::wire {
 /// The factor count of a contribution that has no factors. Sums of factor counts saturate at it.
 inline constexpr std::uint32_t kUnboundedFactors = 0xffffffffu;
 
-/// A push, a factors, a rows, a topk or an onebit message. It includes the envelope, because the server keeps it for the whole
-/// step. The envelope has the rank of the sender, and the unit, chunk and step.
+/// A push, a factors, a rows, a topk or an onebit message. It includes the envelope, because the server keeps it for
+/// the whole step. The envelope has the rank of the sender, and the unit, chunk and step.
 ///
 /// Payload of a push: the chunk's gradient. Payload of a factors message: `factor_count` rows of `rows` output
 /// gradients, then as many rows of `cols` inputs. Payload of a rows or a topk message: see RowList and TopK. With
