@@ -1,8 +1,9 @@
 """The choice of schemes by time against the best choice that trying finds.
 
-Of the five largest layers with a choice, combinations of their schemes are tried, all of them or a sample drawn from
-the seed. Then the library chooses, from the schemes with the fewest bytes on. At last the best combination and the
-library's take turns, and the ratio of their median steps is printed. A step is that of the slowest worker.
+Of the five largest layers with a choice, combinations of their schemes are tried: one scheme for all, and the others
+or a sample of them drawn from the seed. Then the library chooses, from the schemes with the fewest bytes on. At last
+the best combination and the library's take turns, and the ratio of their median steps is printed. A step is that of
+the slowest worker.
 
     python bench/choice.py --models mlp,AlexNet,VGG19 --links 100mbit,300mbit,1gbit       # root and iproute2
     python bench/choice.py --models mlp --links 300mbit --sample 8                        # one cell, a minute
@@ -176,10 +177,13 @@ class Bench:
         return tuple(taken[layer] for layer in layers), reasons
 
     def _sample(self, schemes: Sequence[Sequence[str]]) -> list[Combination]:
+        """All combinations, or one scheme for all layers and a sample of the others."""
         everything = list(itertools.product(*schemes))
-        if len(everything) <= self._args.sample:
-            return everything
-        return random.Random(self._args.seed).sample(everything, self._args.sample)
+        alike = [one for one in everything if len(set(one)) == 1]
+        others = [one for one in everything if one not in alike]
+        if len(others) > self._args.sample:
+            others = random.Random(self._args.seed).sample(others, self._args.sample)
+        return alike + others
 
     def _measure(self, layers: Mapping[str, tuple[int, Any]], combination: Combination) -> list[float]:
         choices = [
@@ -216,7 +220,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=96, help="K of the layers of mlp")
     parser.add_argument("--scale", type=int, default=8, help="divisor of a table's dimensions and batch")
     parser.add_argument("--compute", type=float, default=0.3, help="seconds of a table's step without exchange")
-    parser.add_argument("--sample", type=int, default=12, help="combinations that are tried, at most")
+    parser.add_argument("--sample", type=int, default=12, help="combinations that are tried beside equal ones, at most")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=2, help="of all combinations")
     parser.add_argument("--turns", type=int, default=6, help="of the best combination and the library's")

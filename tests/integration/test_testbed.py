@@ -54,6 +54,17 @@ def test_nothing_of_it_is_in_the_machines_own_network(bed: Testbed) -> None:
     assert not any(address.startswith(f"10.77.{bed.id}.") for address in network.own_addresses())
 
 
+def test_the_rate_of_a_host_changes_in_both_directions() -> None:
+    with Testbed(3, "100mbit", priorities=2) as bed:
+        bed.set_rate(1, "10mbit")
+        slow = 10_000_000
+        for source, destination in ((0, 1), (1, 0)):
+            assert bed.copy_rate(source, destination, slow // 4) < 1.2 * slow, "the port's burst and no more"
+        assert bed.copy_rate(0, 2, RATE // 8) > 2 * slow, "the other hosts keep their rate"
+        with pytest.raises(InvalidArgument):
+            bed.set_rate(1, "fast")
+
+
 @judges_rates
 def test_a_plain_copy_reaches_the_rate(bed: Testbed) -> None:
     # One second's worth, and the best of three: a port loses what it may not send while the machine does other work.
