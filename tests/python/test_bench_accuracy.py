@@ -1,0 +1,78 @@
+"""bench/accuracy.py trains each choice, prints what it found, and judges int8 by the spread of fp32's seeds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("poseidon._core")
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+TINY = ["--tasks", "dlrm", "--choices", "fp32", "int8", "local-sgd", "--seeds", "1", "--steps", "32", "--segment", "16"]
+
+JUDGE = """
+import accuracy
+
+def curves(choice, *finals):
+    return [accuracy.Curve("cnn", choice, seed, [(8, 0.5, 1.0, final)]) for seed, final in enumerate(finals)]
+
+exact = curves("fp32", 0.80, 0.81, 0.83)
+print(accuracy.verdicts(exact + curves("int8", 0.79, 0.80, 0.80)))
+print(accuracy.verdicts(exact + curves("int8", 0.77, 0.78, 0.79)))
+print(accuracy.verdicts(exact + curves("int8", 0.85, 0.85, 0.85)))
+print(accuracy.verdicts(curves("fp32", 0.80) + curves("int8", 0.10)))
+"""
+
+
+def run(*arguments: str) -> str:
+    command = [sys.executable, str(BENCH / "accuracy.py"), *arguments]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
+def test_losses_fall_under_every_choice(tmp_path: Path) -> None:
+    picture = tmp_path / "curves.svg"
+    document = json.loads(run(*TINY, "--json", "--plot", str(picture)))
+    assert [(curve["choice"], curve["seed"]) for curve in document["curves"]] == [
+        ("fp32", 0),
+        ("int8", 0),
+        ("local-sgd", 0),
+    ]
+    for curve in document["curves"]:
+        (step, seconds, loss, accuracy), (last_step, all_seconds, last_loss, last_accuracy) = curve["points"]
+        assert (step, last_step) == (16, 32)
+        assert 0 < seconds < all_seconds
+        assert last_loss < loss
+        assert 0.4 < accuracy < 1
+        assert 0.4 < last_accuracy < 1
+    fp32, int8, local_sgd = (curve["points"][-1][2] for curve in document["curves"])
+    assert int8 == pytest.approx(fp32, rel=0.01)
+    assert len({fp32, int8, local_sgd}) == 3  # each choice is in effect
+    assert document["int8_met"] == {}  # one seed has no spread
+    assert picture.read_text().count("<polyline") == 2 * 3
+
+
+def test_the_table_has_a_line_for_each_choice() -> None:
+    lines = run(*TINY).splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert cells[0] == ["task", "choice", "steps", "final accuracy %", "against fp32", "spread", "seconds"]
+    assert [row[1] for row in cells[2:]] == ["fp32", "int8", "local-sgd"]
+    assert all(row[2] == "32" and 40 < float(row[3]) < 100 and float(row[6]) > 0 for row in cells[2:])
+
+
+def test_int8_is_judged_by_the_spread_of_the_seeds() -> None:
+    answer = subprocess.run(
+        [sys.executable, "-c", JUDGE], capture_output=True, text=True, timeout=60, check=False, cwd=BENCH
+    )
+    assert answer.stdout.splitlines() == ["{'cnn': True}", "{'cnn': False}", "{'cnn': False}", "{}"], answer.stderr
+
+
+def test_segments_end_where_local_sgd_averages() -> None:
+    command = [sys.executable, str(BENCH / "accuracy.py"), "--segment", "12"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert answer.returncode == 2
+    assert "multiple of 8" in answer.stderr
