@@ -11,7 +11,21 @@ import pytest
 
 pytest.importorskip("poseidon._core")
 BENCH = Path(__file__).resolve().parents[2] / "bench"
-TINY = ["--tasks", "dlrm", "--choices", "fp32", "int8", "local-sgd", "--seeds", "1", "--steps", "32", "--segment", "16"]
+TINY = [
+    "--tasks",
+    "dlrm",
+    "--choices",
+    "fp32",
+    "bf16",
+    "int8",
+    "local-sgd",
+    "--seeds",
+    "1",
+    "--steps",
+    "32",
+    "--segment",
+    "16",
+]
 
 JUDGE = """
 import accuracy
@@ -39,6 +53,7 @@ def test_losses_fall_under_every_choice(tmp_path: Path) -> None:
     document = json.loads(run(*TINY, "--json", "--plot", str(picture)))
     assert [(curve["choice"], curve["seed"]) for curve in document["curves"]] == [
         ("fp32", 0),
+        ("bf16", 0),
         ("int8", 0),
         ("local-sgd", 0),
     ]
@@ -49,18 +64,18 @@ def test_losses_fall_under_every_choice(tmp_path: Path) -> None:
         assert last_loss < loss
         assert 0.4 < accuracy < 1
         assert 0.4 < last_accuracy < 1
-    fp32, int8, local_sgd = (curve["points"][-1][2] for curve in document["curves"])
+    fp32, bf16, int8, local_sgd = (curve["points"][-1][2] for curve in document["curves"])
     assert int8 == pytest.approx(fp32, rel=0.01)
-    assert len({fp32, int8, local_sgd}) == 3  # each choice is in effect
+    assert len({fp32, bf16, int8, local_sgd}) == 4  # each choice is in effect
     assert document["int8_met"] == {}  # one seed has no spread
-    assert picture.read_text().count("<polyline") == 2 * 3
+    assert picture.read_text().count("<polyline") == 2 * 4
 
 
 def test_the_table_has_a_line_for_each_choice() -> None:
     lines = run(*TINY).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert cells[0] == ["task", "choice", "steps", "final accuracy %", "against fp32", "spread", "seconds"]
-    assert [row[1] for row in cells[2:]] == ["fp32", "int8", "local-sgd"]
+    assert [row[1] for row in cells[2:]] == ["fp32", "bf16", "int8", "local-sgd"]
     assert all(row[2] == "32" and 40 < float(row[3]) < 100 and float(row[6]) > 0 for row in cells[2:])
 
 
