@@ -212,8 +212,8 @@ class Client {
   virtual LayerRows result_rows(std::uint32_t layer) const = 0;
 
   /// The residual of a layer: what this rank has not sent yet, because it takes a lossy scheme (docs/lossy.md). It has
-  /// a float32 for each element, and is valid until the layer's next start. Empty if there is none. Call it while no
-  /// exchange of the layer is under way.
+  /// a float32 for each element; with powersgd the right vectors follow. It is valid until the layer's next start.
+  /// Empty if there is none. Call it while no exchange of the layer is under way.
   virtual std::span<const std::byte> residual(std::uint32_t layer) const = 0;
 
   /// Sets the residual, which is then a part of this rank's next gradient that takes a lossy scheme. An empty one

@@ -39,6 +39,8 @@ struct Cluster {
 struct Compression {
   Scheme allowed = Scheme::automatic;  // the lossy scheme that `auto` may choose beside the exact ones; automatic: none
   double topk_fraction = 0.01;         // topk: the part of the elements that a worker sends, above 0 and at most 1
+  std::size_t powersgd_rank = 4;       // powersgd: the rank of what a worker sends
+  std::size_t rows = 0;  // powersgd: rows of the layer as a matrix, which divide its elements; 0: it is none
 };
 
 /// One tensor to synchronize, as the framework sees it.
@@ -82,6 +84,10 @@ struct SchemeChoice {
 /// The schemes among which `auto` chooses for the layer, in the order of schemes.def. Empty if the layer's scheme does
 /// not depend on its factor count. A layer that is part of a group has no choice either, which this does not know.
 std::vector<Scheme> automatic_schemes(const Layer& layer, const Cluster& cluster);
+
+/// The number of float32s that a worker keeps from step to step of a layer that takes a lossy scheme, or may come to
+/// take one. 0 for other layers.
+std::size_t kept_count(const Layer& layer);
 
 /// What a scheme costs for a layer. `factor_count` is the mean K over the workers.
 SchemeCost layer_cost(const Layer& layer, Scheme scheme, double factor_count, const Cluster& cluster);

@@ -67,7 +67,10 @@ struct SchemeTraits {
   /// The multiply-adds of the busiest process from the arrival of the last part to the result, for the same arguments.
   /// Null: there are none. Sums that are made while parts arrive do not count.
   double (*multiply_adds)(std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster) = nullptr;
-  double (*count_of)(const Layer& layer) = nullptr;  // lossy: on what the cost depends besides the shape, if any
+  // Of lossy schemes, each of which may be null:
+  double (*count_of)(const Layer& layer) = nullptr;         // on what the cost depends besides the shape
+  bool (*fits)(const Layer& layer) = nullptr;               // whether the layer is worth being compressed
+  std::size_t (*kept_count)(const Layer& layer) = nullptr;  // the float32s that a worker keeps; null: its elements
 };
 
 /// All schemes, in the order of schemes.def.

@@ -148,7 +148,7 @@ LayerRows ClientImpl::result_rows(std::uint32_t layer) const {
 std::span<const std::byte> ClientImpl::residual(std::uint32_t layer) const {
   std::span<const std::byte> residual;
   if (const UnitState* const unit = steps_.unit_of(layer); unit != nullptr)
-    loop_->call([unit, &residual] { residual = unit->syncer.exchange().kept.residual.span(); });
+    loop_->call([unit, &residual] { residual = unit->syncer.exchange().kept.memory.span(); });
   return residual;
 }
 

@@ -43,11 +43,12 @@ Status Syncer::set_residual(std::span<const std::byte> residual) {
   if (exchange_.progress.running) return refuse("an exchange of it is under way");
   exchange_.kept = {};
   if (residual.empty()) return {};
-  if (unit().grouped() || unit().dtype != DType::float32) return refuse("it never takes a lossy scheme");
-  if (residual.size() != unit().size_bytes)
-    return refuse("it has " + std::to_string(unit().size_bytes) + " bytes, the residual " +
+  const std::size_t float_count = unit().grouped() ? 0 : kept_count(layer_);
+  if (float_count == 0) return refuse("it never takes a lossy scheme");
+  if (residual.size() != float_count * sizeof(float))
+    return refuse("it keeps " + std::to_string(float_count * sizeof(float)) + " bytes, and is given " +
                   std::to_string(residual.size()));
-  std::ranges::copy(residual, exchange_.kept.residual_of(unit()).begin());
+  std::ranges::copy(residual, exchange_.kept.memory_of(float_count).begin());
   return {};
 }
 

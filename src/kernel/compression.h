@@ -42,4 +42,36 @@ void encode_one_bit(const float* gradient, float* residual, std::size_t element_
 void sum_one_bit(std::span<const std::byte* const> terms, std::size_t begin, std::size_t end, unsigned divisor,
                  float* out);
 
+/// Low-rank compression of an M×N matrix: `rank` left vectors of length M and as many right vectors of length N, one
+/// after the other (source: Vogels et al. 2019, "PowerSGD"). `gradient` may be null in `subtract_low_rank` only.
+struct LowRank {
+  std::size_t rows = 0;  // M
+  std::size_t cols = 0;  // N
+  std::size_t rank = 0;
+};
+
+/// left_k[i] = Σ_j (gradient + residual)[i][j] · right_k[j], for rows [begin, end). Disjoint ranges may run on
+/// different threads.
+void multiply_right(const LowRank& shape, const float* gradient, const float* residual, const float* right,
+                    std::size_t begin, std::size_t end, float* left);
+
+/// right_k[j] = Σ_i (gradient + residual)[i][j] · left_k[i], for columns [begin, end), added in the order of the rows.
+/// Disjoint ranges may run on different threads.
+void multiply_left(const LowRank& shape, const float* gradient, const float* residual, const float* left,
+                   std::size_t begin, std::size_t end, float* right);
+
+/// Makes the vectors orthogonal to each other and of length 1, by the modified Gram-Schmidt process. A vector that
+/// depends on those before it becomes zeros. Returns false, and the vectors are undefined, if one is not finite.
+bool orthonormalize(std::size_t count, std::size_t length, float* vectors);
+
+/// Makes each vector one of length 1. Vectors of zeros become pseudo-random ones, which depend on their place alone.
+void refresh(std::size_t count, std::size_t length, float* vectors);
+
+/// For rows [begin, end): residual += gradient − Σ_k left_k·own_k (if the gradient is not null), and then
+/// out[i][j] = (Σ_k left_k[i]·total_k[j]) / divisor, each element one chain in the order of k, divided as in `sum`.
+/// `out` may be the gradient. Disjoint ranges may run on different threads.
+void subtract_low_rank(const LowRank& shape, const float* gradient, float* residual, const float* left,
+                       const float* own, const float* total, std::size_t begin, std::size_t end, unsigned divisor,
+                       float* out);
+
 }  // namespace poseidon::kernel

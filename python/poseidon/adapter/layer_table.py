@@ -37,7 +37,7 @@ class LayerTable:
         for index, layer in enumerate(layers):
             shard_bytes = self._shard_bytes(plan, index) if layer.on_servers else 0
             unit = plan.unit_of_layer[index]
-            layer.place(first + index, (first, unit), plan.units[unit], plan.layers[index].scheme, shard_bytes)
+            layer.place(first + index, (first, unit), plan.units[unit], plan.layers[index], shard_bytes)
         self._factorable = [layer for layer in self._layers if layer.uses_factors]
 
     def renew(self, layers: Sequence[SyncedLayer]) -> None:
@@ -50,14 +50,14 @@ class LayerTable:
         """Copies of what lossy schemes have not sent of each layer yet. Layers of which all is sent are left out."""
         found = {}
         for layer in self._layers:
-            if layer.lossy and (data := self._client.residual(layer.layer)) is not None:
+            if layer.kept_count and (data := self._client.residual(layer.layer)) is not None:
                 found[layer] = data.view(np.float32).copy()
         return found
 
     def set_residuals(self, residuals: Mapping[SyncedLayer, Residual]) -> None:
         """Makes these the residuals of lossy layers. The other ones have none."""
         for layer in self._layers:
-            if layer.lossy:
+            if layer.kept_count:
                 self._client.set_residual(layer.layer, residuals.get(layer))
 
     def _shard_bytes(self, plan: _core.Plan, index: int) -> int:

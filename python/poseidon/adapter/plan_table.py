@@ -186,6 +186,8 @@ def _reason(
         return "updated by the servers"
     if entry.row_gradient:
         return "its gradient has few rows"
+    if entry.grouped and is_lossy(entry.asked_scheme):
+        return f"too small for {entry.asked_scheme}, or no matrix"
     if is_lossy(scheme):
         return "lossy, chosen by the user" if entry.scheme == scheme else "lossy, as allowed, with fewer bytes"
     if not entry.factorable:

@@ -195,6 +195,8 @@ struct RandomJob {
     const Scheme scheme = pick(random, lossy);
     Layer layer = matrix_layer(name, 1 + random() % 80, 1 + random() % 60, scheme);
     layer.compression.topk_fraction = pick<double>(random, {0.01, 0.1, 1.0});
+    layer.compression.rows = layer.rows;
+    layer.compression.powersgd_rank = 1 + random() % 3;
     if (random() % 3 == 0) layer.rows = layer.cols = 0;
     if (random() % 3 == 0) {
       layer.compression.allowed = scheme;

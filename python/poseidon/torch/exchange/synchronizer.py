@@ -156,7 +156,7 @@ class Synchronizer(InFlight):
         """Copies of what lossy schemes have not sent yet, by layer. Waits for exchanges of these layers in flight."""
         if not self.connected:
             return {}
-        self.settle([entry for entry in self.entries if entry.lossy])
+        self.settle([entry for entry in self.entries if entry.kept_count])
         return self._layers.residuals()
 
     def residuals_after_failure(self) -> dict[SyncedLayer, Residual]:
@@ -172,7 +172,7 @@ class Synchronizer(InFlight):
         if not self.connected:
             self._loaded_residuals = residuals
             return
-        self.settle([entry for entry in self.entries if entry.lossy])
+        self.settle([entry for entry in self.entries if entry.kept_count])
         self._layers.set_residuals(residuals)
 
     def store(self, entries: Collection[SyncedParameter]) -> None:

@@ -63,7 +63,9 @@ def collect_parameters(
             wanted_format = allowed
         check_wire(name, param, wanted, wanted_format)
         _check_lossy(name, param, wanted)
-        compression = Compression(_allowed_scheme(name, allowed, wanted_format), settings.topk_fraction)
+        rows = param.shape[0] if param.dim() > 1 else 0
+        allowed = _allowed_scheme(name, allowed, wanted_format)
+        compression = Compression(allowed, settings.topk_fraction, settings.powersgd_rank, rows)
         modules = [part for part, _, _ in owners[param]]
         entries.append(SyncedParameter(name, param, form, wanted, wanted_format, modules, linears, compression))
     for wishes in (schemes, formats, allowances):

@@ -63,7 +63,7 @@ class LossyLayers:
 
     def take(self, data: Bytes | None) -> None:
         """Training goes on with residuals that `residuals` returned on this rank. None: these are lost."""
-        size = sum(layer.element_count for layer in self._layers())
+        size = sum(layer.kept_count for layer in self._layers())
         if data is None or data.size != size * np.dtype(np.float32).itemsize:
             self._next = None
             return
@@ -71,7 +71,7 @@ class LossyLayers:
         for sync in self._synchronizers():
             found = {}
             for layer in _lossy(sync):
-                found[layer], values = values[: layer.element_count].copy(), values[layer.element_count :]
+                found[layer], values = values[: layer.kept_count].copy(), values[layer.kept_count :]
             self._next.append(found)
 
     def resume(self, step: int) -> None:
@@ -98,7 +98,7 @@ class LossyLayers:
         parts = []
         for sync in self._synchronizers():
             found = sync.residuals()
-            parts += [found.get(layer, np.zeros(layer.element_count, np.float32)) for layer in _lossy(sync)]
+            parts += [found.get(layer, np.zeros(layer.kept_count, np.float32)) for layer in _lossy(sync)]
         return np.concatenate(parts).view(np.uint8)
 
     def _synchronizers(self) -> list[Synchronizer]:
@@ -109,4 +109,4 @@ class LossyLayers:
 
 
 def _lossy(sync: Synchronizer) -> list[SyncedLayer]:
-    return [layer for layer in sync.entries if layer.lossy]
+    return [layer for layer in sync.entries if layer.kept_count]
