@@ -74,7 +74,7 @@ def train_until(fleet: Fleet, reached: Callable[[set[str]], bool]) -> None:
 
 def test_a_port_that_is_cut_changes_the_schemes_of_all_ranks() -> None:
     torch.set_num_threads(1)  # the workers are forked
-    with Testbed(HOSTS, "1gbit") as testbed:
+    with Testbed(HOSTS, "10gbit") as testbed:
         places, port = places_of(testbed), free_port()
         with start_fleet(places, lambda rank: Worker(places, rank, port)) as fleet:
             schemes, _ = fleet.call_same("train", 2, timeout_seconds=TIMEOUT_S)[0]

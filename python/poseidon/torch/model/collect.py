@@ -63,7 +63,7 @@ def collect_parameters(
             wanted_format = allowed
         check_wire(name, param, wanted, wanted_format)
         _check_lossy(name, param, wanted)
-        rows = param.shape[0] if param.dim() > 1 else 0
+        rows = param.shape[0] if param.dim() > 1 and not sparse else 0  # a sparse one counts more than its elements
         allowed = _allowed_scheme(name, allowed, wanted_format)
         compression = Compression(allowed, settings.topk_fraction, settings.powersgd_rank, rows)
         modules = [part for part, _, _ in owners[param]]
