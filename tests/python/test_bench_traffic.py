@@ -130,8 +130,19 @@ def test_powersgd_sends_two_factors_where_they_halve_the_bytes() -> None:
     thin = LayerSpec("fc", "fc", (16, 64), False, 1.0)  # 4 × 80 × 2 = 640 of 1,024 elements; 8 × 80 × 2 is more
     assert powersgd_bytes(thin, 8, 4) == pytest.approx(4 * ps_floats(320, 8))
     assert powersgd_bytes(thin, 8, 8) == pytest.approx(4 * ps_floats(1024, 8))
+    assert powersgd_bytes(thin, 8, 4, small_bytes=4096) == pytest.approx(4 * ps_floats(1024, 8))
+    assert METHODS["overlap-powersgd"].scaled(2).options["powersgd_rank"] == 2
     assert METHODS["ddp-powersgd"].scaled(4).powersgd_rank == 1
     assert METHODS["ddp-powersgd"].scaled(8).powersgd_rank == 1
+
+
+def test_lossy_broadcasts_send_a_part_of_every_tensor_to_every_worker() -> None:
+    layer = LayerSpec("fc", "fc", (100, 1000), True, 1.0)  # the bias travels whole, in a group
+    bias = 4 * ps_floats(100, 8)
+    topk = METHODS["poseidon-topk"].layer_bytes(table_of(layer), 8, small_bytes=400)
+    assert topk == pytest.approx([2 * 7 * 8 * 1000 + bias])
+    onebit = METHODS["poseidon-onebit"].layer_bytes(table_of(layer), 8, small_bytes=400)
+    assert onebit == pytest.approx([2 * 7 * 196 * 72 + bias])
 
 
 def test_a_shared_weight_moves_once() -> None:

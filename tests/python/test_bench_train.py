@@ -159,6 +159,19 @@ def test_rounded_methods_move_what_the_closed_form_says() -> None:
     assert by_name["overlap-int8"].payload_bytes < 0.9 * by_name["overlap-bf16"].payload_bytes
 
 
+def test_lossy_schemes_move_what_the_closed_form_says() -> None:
+    pytest.importorskip("poseidon._core")
+    names = "poseidon-powersgd,poseidon-topk,poseidon-onebit,overlap-powersgd"
+    result = run_training(config(names, model="AlexNet", scale=4, step_count=2, repeat_count=1))
+    powersgd, topk, onebit, overlapped = result.methods[1:]
+    for entry in (topk, onebit):
+        assert entry.deviation == pytest.approx(0, abs=0.01), entry
+    for entry in (powersgd, overlapped):  # so few bytes that headers weigh much
+        assert entry.deviation is not None, entry
+        assert 0 <= entry.deviation < 0.1, entry
+    assert powersgd.closed_form_bytes < 0.2 * topk.closed_form_bytes < 0.2 * onebit.closed_form_bytes
+
+
 def test_local_sgd_moves_what_the_closed_form_says() -> None:
     """One exchange in 16 steps, however many steps are asked for; parameters come back in float32."""
     pytest.importorskip("poseidon._core")

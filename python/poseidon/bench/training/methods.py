@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from poseidon.bench.training.traffic import Format, averaging_bytes, layer_bytes, powersgd_bytes
+from poseidon.bench.training.traffic import (
+    Format,
+    averaging_bytes,
+    broadcast_bytes,
+    layer_bytes,
+    onebit_part_bytes,
+    powersgd_bytes,
+    topk_part_bytes,
+)
 from poseidon.models import ModelTable
 from poseidon.options import BY_NAME
 
@@ -18,6 +26,8 @@ _LEAST_SIZES = {"chunk_bytes": 64, "small_bytes": 0, "group_bytes": 1}
 _SLICE_BYTES = 4 << 20
 _LOCAL_STEPS = 16
 _UNSLICED_BYTES = 1 << 34  # the most that chunk_bytes may be
+_POWERSGD_RANK = 4
+_PART_BYTES = {"topk": topk_part_bytes, "onebit": onebit_part_bytes}  # of the lossy schemes that broadcast
 
 
 def scaled_size(name: str, size_bytes: int, scale: int) -> int:
@@ -40,8 +50,9 @@ class Method:
     `scheme` is that of Poseidon's factorable layers. `options` are those of `poseidon.init`. With `overlap` a
     DistributedOptimizer updates each layer when its gradient is in, and the next forward pass waits layer by layer.
     `chunk_bytes` is for unscaled weights; None takes the run's. `wire` is how numbers travel: Poseidon's option of that
-    name, or torch DDP's compression hook for "bf16" and "fp16". `powersgd_rank` adds torch DDP's PowerSGD hook. With
-    `every` above 1 a LocalSGD averages after so many steps. Its `wire` is that of pseudo-gradients.
+    name, or torch DDP's compression hook for "bf16" and "fp16". `powersgd_rank` is for Poseidon's scheme of that name,
+    or adds torch DDP's PowerSGD hook. With `every` above 1 a LocalSGD averages after so many steps. Its `wire` is that
+    of pseudo-gradients.
     """
 
     name: str
@@ -61,6 +72,8 @@ class Method:
         if self.chunk_bytes is not None:
             options["chunk_bytes"] = scaled_size("chunk_bytes", self.chunk_bytes, scale)
         rank = None if self.powersgd_rank is None else max(1, self.powersgd_rank // scale)
+        if rank is not None and self.library == "poseidon":
+            options["powersgd_rank"] = rank
         return replace(self, options=options, powersgd_rank=rank)
 
     def closed_form_bytes(self, table: ModelTable, worker_count: int, small_bytes: int = 0) -> float:
@@ -75,7 +88,11 @@ class Method:
         if self.library == "none":
             return [0.0] * len(table.layers)
         if self.powersgd_rank is not None:
-            return [powersgd_bytes(layer, worker_count, self.powersgd_rank) for layer in table.layers]
+            small = small_bytes if self.library == "poseidon" else 0
+            return [powersgd_bytes(layer, worker_count, self.powersgd_rank, small) for layer in table.layers]
+        if self.scheme in _PART_BYTES:
+            part_bytes = _PART_BYTES[self.scheme]
+            return [broadcast_bytes(layer, worker_count, part_bytes, small_bytes) for layer in table.layers]
         if self.every > 1:
             return [averaging_bytes(layer, worker_count, self.wire) / self.every for layer in table.layers]
         torch = self.library == "torch"  # ring all-reduce moves what the sharded parameter server moves
@@ -94,6 +111,21 @@ def _rounded(name: str, **changes: Any) -> list[Method]:
             f"{name}-{wire}", "poseidon", f"{name}, with numbers rounded to {wire} on their way", wire=wire, **changes
         )
         for wire in ("bf16", "fp16", "int8")
+    ]
+
+
+def _lossy(name: str, **changes: Any) -> list[Method]:
+    """A method of Poseidon with each lossy scheme for all layers."""
+    return [
+        Method(
+            f"{name}-{scheme}",
+            "poseidon",
+            f"{name}, every layer above small_bytes with {scheme} (lossy)",
+            scheme,
+            powersgd_rank=_POWERSGD_RANK if scheme == "powersgd" else None,
+            **changes,
+        )
+        for scheme in ("powersgd", "topk", "onebit")
     ]
 
 
@@ -132,6 +164,8 @@ METHODS = {
         ),
         *_rounded("poseidon"),
         *_rounded("overlap", overlap=True),
+        *_lossy("poseidon"),
+        *_lossy("overlap", overlap=True),
         _overlapped_ps("overlap-ps", "the same, every layer through the parameter server", None),
         # Geryon's ablation (Figure 7, Tables II to IV). All of them overlap with the next forward pass.
         _overlapped_ps("vanilla", "a whole tensor per shard, in random order", None, partition="coarse", **_UNORDERED),
@@ -156,7 +190,9 @@ METHODS = {
         Method("ddp", "torch", "torch DistributedDataParallel over Gloo"),
         Method("ddp-fp16", "torch", "the same with its fp16 compression hook (lossy)", wire="fp16"),
         Method("ddp-bf16", "torch", "the same with its bf16 compression hook (lossy)", wire="bf16"),
-        Method("ddp-powersgd", "torch", "the same with its PowerSGD hook, rank 4 (lossy)", powersgd_rank=4),
+        Method(
+            "ddp-powersgd", "torch", "the same with its PowerSGD hook, rank 4 (lossy)", powersgd_rank=_POWERSGD_RANK
+        ),
     )
 }
 

@@ -6,14 +6,17 @@ payload only, averaged over the machines.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
 from poseidon.bench.hosts.measures import FLOAT_BYTES
 from poseidon.models import LayerSpec, ModelTable
+from poseidon.options import BY_NAME
 
 # Bytes of a value. A block of int8 has 256 values and their scale (docs/wire-formats.md).
 WIRE_BYTES = {"fp32": float(FLOAT_BYTES), "bf16": 2.0, "fp16": 2.0, "int8": 260 / 256}
+ONEBIT_BLOCK = 512  # elements of `onebit` that share two numbers (docs/lossy.md)
 
 
 @dataclass(frozen=True)
@@ -106,18 +109,42 @@ def averaging_bytes(layer: LayerSpec, worker_count: int, wire: str) -> float:
     return ps_floats(layer.parameter_count, worker_count) * value_bytes
 
 
-def powersgd_bytes(layer: LayerSpec, worker_count: int, rank: int) -> float:
-    """Returns what one worker sends plus receives of a layer with torch's PowerSGD hook in one step.
+def powersgd_bytes(layer: LayerSpec, worker_count: int, rank: int, small_bytes: int = 0) -> float:
+    """Returns what one worker sends plus receives of a layer with PowerSGD in one step.
 
-    A tensor goes as two factors of `rank` where these have less than half of its elements.
+    A tensor above `small_bytes` goes as two factors of `rank` where these have less than half of its elements.
     """
     floats = layer.parameter_count
-    if layer.weight_count:
+    if layer.weight_count and not Format(small_bytes=small_bytes).grouped(layer.weight_count):
         rows, cols = layer.weight_shape[0], prod(layer.weight_shape[1:])
         compressed = (rows + cols) * min(rank, rows, cols)
         if 2 * compressed < rows * cols:
             floats += compressed - rows * cols
     return ps_floats(floats, worker_count) * FLOAT_BYTES
+
+
+def broadcast_bytes(layer: LayerSpec, worker_count: int, part_bytes: Callable[[int], int], small_bytes: int) -> float:
+    """Returns what one worker sends plus receives of a layer whose workers send their parts to all others.
+
+    `part_bytes` gives one worker's part of a tensor by its number of elements. Tensors up to `small_bytes` go whole.
+    """
+    whole = Format(small_bytes=small_bytes)
+    return sum(
+        ps_floats(count, worker_count) * FLOAT_BYTES
+        if whole.grouped(count)
+        else 2 * (worker_count - 1) * part_bytes(count)
+        for count in layer.tensors.values()
+    )
+
+
+def topk_part_bytes(element_count: int) -> int:
+    """One worker's pairs of place and value, with the default of `topk_fraction`."""
+    return 2 * FLOAT_BYTES * ceil(BY_NAME["topk_fraction"].default * element_count)
+
+
+def onebit_part_bytes(element_count: int) -> int:
+    """A bit for each element, and two numbers for each block."""
+    return ceil(element_count / ONEBIT_BLOCK) * (ONEBIT_BLOCK // 8 + 2 * FLOAT_BYTES)
 
 
 def bytes_per_worker(table: ModelTable, worker_count: int, scheme: str, form: Format = _AS_IT_IS) -> float:
