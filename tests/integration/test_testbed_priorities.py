@@ -34,10 +34,24 @@ with socket.socket(family, socket.SOCK_DGRAM) as end:
         end.sendto(bytes(500), (address, 9))
 """
 
+_PRINT_CONGESTION = """
+print(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(bytes(1)).decode(), end="")
+"""
+ACCEPTING = f"""
+import socket, sys
+with socket.create_server((sys.argv[1], 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    end = server.accept()[0]
+{_PRINT_CONGESTION}"""
+CONNECTING = f"""
+import socket, sys
+end = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+{_PRINT_CONGESTION}"""
+
 
 @pytest.fixture(scope="module")
 def bed() -> Iterator[Testbed]:
-    with Testbed(3, "100mbit", priorities=2) as testbed:
+    with Testbed(3, "100mbit", priorities=2, honour_dscp=True) as testbed:
         yield testbed
 
 
@@ -62,7 +76,7 @@ def test_a_marked_copy_goes_before_an_unmarked_one(bed: Testbed) -> None:
 
 @judges_rates
 def test_switches_that_ignore_marks_share_alike() -> None:
-    with Testbed(3, "100mbit", priorities=2, honour_dscp=False) as bed:
+    with Testbed(3, "100mbit", priorities=2) as bed:
         share, total = contest(bed)
     assert 0.35 <= share <= 0.70
     assert 0.80 * RATE <= total <= 1.03 * RATE
@@ -70,7 +84,7 @@ def test_switches_that_ignore_marks_share_alike() -> None:
 
 @judges_rates
 def test_the_hosts_own_port_honours_marks_also_where_switches_do_not() -> None:
-    with Testbed(3, "100mbit", priorities=2, honour_dscp=False) as bed:
+    with Testbed(3, "100mbit", priorities=2) as bed:
         alone = bed.copy_rate(0, 1, RATE // 16, MARKED)
         # To different receivers: only the sender's port is shared.
         _, marked = bed.copy_rates([(0, 2), (0, 1)], RATE // 16, [0, MARKED])
@@ -106,6 +120,32 @@ def test_a_packets_class_is_found_by_its_code_point(family: int) -> None:
     assert sent[2] >= 30
 
 
+@pytest.mark.parametrize("congestion", ["reno", "bbr", "cubic"])
+def test_connections_of_both_ends_have_the_congestion_control(congestion: str) -> None:
+    with Testbed(2, "100mbit", congestion=congestion) as bed:
+        address = bed.hosts[1].address
+        accepting = bed.exec(1, [sys.executable, "-c", ACCEPTING, address], stdout=subprocess.PIPE, text=True)
+        port = accepting.stdout.readline().strip()
+        argv = [sys.executable, "-c", CONNECTING, address, port]
+        connecting = subprocess.run(bed.command(0, argv), capture_output=True, text=True, check=True, timeout=20)
+        assert [connecting.stdout, accepting.communicate(timeout=20)[0]] == [congestion, congestion]
+
+
+def test_a_switch_drops_what_does_not_fit_its_queue() -> None:
+    packets = {}
+    for queue_ms in (4.0, 40.0):
+        with Testbed(3, "10mbit", queue_ms=queue_ms) as bed:
+            argv = [sys.executable, "-c", SENDER, bed.hosts[2].address, *["0"] * 60]
+            senders = [bed.exec(host, argv) for host in (0, 1)]
+            assert [sender.wait(timeout=20) for sender in senders] == [0, 0]
+            time.sleep(0.2)  # twice as long as the port needs
+            command = ["ip", "-s", "-j", "link", "show", "dev", "eth0"]
+            shown = subprocess.run(bed.command(2, command), capture_output=True, text=True, check=True)
+            packets[queue_ms] = json.loads(shown.stdout)[0]["stats64"]["rx"]["packets"]
+    assert packets[4.0] < 110  # 60 packets come at twice the port's rate, and the queue has place for 9
+    assert packets[40.0] >= 120
+
+
 @judges_rates
 def test_racks_share_their_uplinks() -> None:
     with Testbed(4, "100mbit", racks=2, oversubscription=2) as bed:
@@ -121,7 +161,7 @@ def test_racks_share_their_uplinks() -> None:
 
 @judges_rates
 def test_an_uplink_goes_by_marks() -> None:
-    with Testbed(4, "100mbit", priorities=2, racks=2, oversubscription=2) as bed:
+    with Testbed(4, "100mbit", priorities=2, honour_dscp=True, racks=2, oversubscription=2) as bed:
         alone = bed.copy_rate(0, 2, RATE // 16, MARKED)
         # Of different senders to different receivers: only the uplink is shared.
         _, marked = bed.copy_rates([(1, 3), (0, 2)], RATE // 16, [0, MARKED])
@@ -157,14 +197,27 @@ def poseidon(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_commands_show_racks_and_priorities() -> None:
-    options = ["--priorities", "3", "--switches", "ignore", "--racks", "2", "--oversubscription", "2.5"]
+    options = [
+        "--priorities",
+        "3",
+        "--racks",
+        "2",
+        "--oversubscription",
+        "2.5",
+        "--congestion",
+        "bbr",
+        "--queue-ms",
+        "20",
+    ]
     done = poseidon("up", "4", "--link", "100mbit", *options)
     testbed_id = int(re.match(r"Testbed (\d+): 4 hosts, 100mbit each way", done.stdout)[1])
     try:
         assert "Priorities: 3 (DSCP 46, 34, 0), switches ignore them\nRacks: 2, uplinks 2.5:1\n" in done.stdout
         (entry,) = [entry for entry in json.loads(poseidon("status", "--json").stdout) if entry["id"] == testbed_id]
-        network = [entry[name] for name in ("priorities", "switches", "racks", "oversubscription")]
-        assert network == [3, "ignore", 2, 2.5]
+        network = [
+            entry[name] for name in ("priorities", "switches", "racks", "oversubscription", "congestion", "queue_ms")
+        ]
+        assert network == [3, "ignore", 2, 2.5, "bbr", 20]
         assert [host["rack"] for host in entry["hosts"]] == [0, 0, 1, 1]
         assert "2, uplinks 2.5:1" in poseidon("status").stdout
     finally:
@@ -179,6 +232,8 @@ def test_commands_show_racks_and_priorities() -> None:
         (["--racks", "2", "--oversubscription", "0.5"], "--oversubscription"),
         (["--priorities", "9"], "--priorities"),
         (["--switches", "maybe"], "--switches"),
+        (["--congestion", "vegas"], "--congestion"),
+        (["--queue-ms", "0"], "a queue of 0 ms cannot be made"),
     ],
 )
 def test_wrong_options(options: list[str], message: str) -> None:

@@ -20,7 +20,7 @@ from poseidon.bench.priority.urgent import UrgentConfig, run_urgent
 from poseidon.bench.training.methods import METHODS, parse_methods
 from poseidon.bench.training.results import MethodResult, TrainResult
 from poseidon.cli.main import app
-from poseidon.cli.network import Switches, network_arguments
+from poseidon.cli.network import Congestion, Switches, network_arguments
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.options import resolve
 from poseidon.testbed import missing_requirements
@@ -66,9 +66,10 @@ def test_bounds_are_efficiencies_and_shares_of_the_bounds_speed() -> None:
 
 
 def test_a_table_says_what_is_special_about_the_network() -> None:
-    assert network_words(network_arguments(2, Switches.honour)) == ""
-    assert network_words(network_arguments(2, Switches.ignore, 2, 4.0)) == (
-        "2 racks, oversubscribed 4:1, switches ignore DSCP"
+    assert network_words({}) == "FIFO switches, reno"
+    assert network_words(network_arguments(2, Switches.honour)) == "switches honour DSCP, reno"
+    assert network_words(network_arguments(2, Switches.ignore, 2, 4.0, Congestion("bbr"), 20.0)) == (
+        "2 racks, oversubscribed 4:1, FIFO switches, queues of 20 ms, bbr"
     )
 
 

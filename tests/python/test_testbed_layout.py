@@ -39,6 +39,9 @@ def test_racks_are_even(hosts: int, racks: int) -> None:
         ({"racks": 5}, "4 hosts cannot stand in 5 racks: there must be 1 to 4"),
         ({"racks": 2, "oversubscription": 0.5}, "oversubscription is 0.5: it must be 1 or more"),
         ({"racks": 2, "oversubscription": float("nan")}, "oversubscription is nan: it must be 1 or more"),
+        ({"congestion": "vegas"}, "the congestion control is 'vegas': it must be one of reno, bbr, cubic, system"),
+        ({"queue_ms": 0.0}, "a queue of 0 ms cannot be made"),
+        ({"queue_ms": float("nan")}, "a queue of nan ms cannot be made"),
         ({"oversubscription": 2}, "one rack has no uplink"),
         ({"racks": 2, "oversubscription": float("inf")}, "uplinks of 0bit to 0bit cannot be made"),
         ({"racks": 2, "link": "100gbit"}, "uplinks of 200gbit to 200gbit cannot be made"),
@@ -59,6 +62,13 @@ def test_switches_that_ignore_marks_have_one_class() -> None:
     assert honour.uplink_shape(0) == Shape(RATE // 2, 1500, 3)
     assert ignore.switch_shape == Shape(RATE)
     assert ignore.uplink_shape(0) == Shape(RATE // 2)
+
+
+def test_queues_of_switches_are_as_long_as_asked_for() -> None:
+    layout = Layout(4, RATE, racks=2, oversubscription=4, queue_ms=20)
+    assert layout.switch_shape.queue_bytes == RATE // 8 // 50
+    assert layout.uplink_shape(0).queue_bytes == RATE // 2 // 8 // 50
+    assert layout.host_shape.queue_bytes == Shape(RATE).queue_bytes == 1 << 20
 
 
 def test_bundles_of_packets_fit_the_slowest_link() -> None:

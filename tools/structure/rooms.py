@@ -82,7 +82,7 @@ PYTHON_DOORS: Doors = {
     "cli": None,
     "bench": None,
     "bench/hosts": set(),
-    "bench/exchange": {"hosts", "colours", "progress"},
+    "bench/exchange": {"hosts", "colours", "network_options", "progress"},
     "bench/training": {"hosts", "colours", "network_options", "progress"},
     "bench/priority": {"hosts", "training", "network_options", "progress"},
 }

@@ -1,4 +1,4 @@
-"""Options of benchmark commands that say what the testbed's network does with priorities."""
+"""Options of benchmark commands that say what the testbed's network does with priorities, and words for them."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ ThresholdOption = Annotated[
 
 
 def network_words(arguments: Mapping[str, Any]) -> str:
-    """Says in words what `network_arguments` ask for beyond hosts at one switch that honours code points.
-
-    The text is empty if that is all.
-    """
+    """Says in words which network arguments of `Testbed` make; those that are left out have its defaults."""
     words = []
     if arguments.get("racks", 1) > 1:
         words.append(f"{arguments['racks']} racks, oversubscribed {arguments['oversubscription']:g}:1")
-    if not arguments.get("honour_dscp", True):
-        words.append("switches ignore DSCP")
+    strict = arguments.get("honour_dscp", False) and arguments.get("priorities", 1) > 1
+    words.append("switches honour DSCP" if strict else "FIFO switches")
+    if (queue_ms := arguments.get("queue_ms")) is not None:
+        words.append(f"queues of {queue_ms:g} ms")
+    words.append(arguments.get("congestion", "reno"))
     return ", ".join(words)
 
 

@@ -1,11 +1,13 @@
-"""Options of commands that make a testbed: what its network does with priorities."""
+"""Options of commands that make a testbed: its switches, and the TCP of its hosts."""
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, Optional
 
 import typer
+
+from poseidon.testbed import CONGESTION_CONTROLS
 
 
 class Switches(str, Enum):
@@ -15,13 +17,37 @@ class Switches(str, Enum):
     ignore = "ignore"
 
 
+# Typer wants an enumeration of the words.
+Congestion = Enum("Congestion", {name: name for name in CONGESTION_CONTROLS}, type=str)  # type: ignore[misc]
+RENO = Congestion("reno")
+
 SwitchesOption = Annotated[
-    Switches, typer.Option(help="Whether the switches honour the packets' code points; the hosts' ports always do.")
+    Switches,
+    typer.Option(
+        help="Whether the switches honour the packets' code points in strict priority, or ignore them and are plain "
+        "FIFO queues. The hosts' own ports always honour them."
+    ),
+]
+CongestionOption = Annotated[
+    Congestion, typer.Option(help="Congestion control of the hosts' TCP; system: that of this machine.")
+]
+QueueOption = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option(
+        metavar="MS",
+        help="How long the queue of a switch's port is: what the port sends in so many milliseconds. "
+        "Default: 75, at least 1 MiB.",
+    ),
 ]
 
 
 def network_arguments(
-    priorities: int, switches: Switches, racks: int = 1, oversubscription: float = 1.0
+    priorities: int,
+    switches: Switches,
+    racks: int = 1,
+    oversubscription: float = 1.0,
+    congestion: Congestion = RENO,
+    queue_ms: float | None = None,
 ) -> dict[str, Any]:
     """Arguments of `Testbed` for the options above."""
     return {
@@ -29,4 +55,6 @@ def network_arguments(
         "honour_dscp": switches is Switches.honour,
         "racks": racks,
         "oversubscription": oversubscription,
+        "congestion": congestion.value,
+        "queue_ms": queue_ms,
     }

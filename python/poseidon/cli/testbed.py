@@ -7,7 +7,14 @@ from typing import Annotated, Optional
 import typer
 
 from poseidon import testbed
-from poseidon.cli.network import Switches, SwitchesOption, network_arguments
+from poseidon.cli.network import (
+    RENO,
+    CongestionOption,
+    QueueOption,
+    Switches,
+    SwitchesOption,
+    network_arguments,
+)
 from poseidon.cli.output import JsonFlag, print_json, print_line, print_table
 from poseidon.dscp import MOST_CLASSES, default_dscp
 from poseidon.errors import InvalidArgument
@@ -31,18 +38,20 @@ def up(
         typer.Option(
             min=1,
             max=MOST_CLASSES,
-            help="Classes that every port serves in strict priority, by the packets' code points.",
+            help="Classes that the hosts' ports serve in strict priority, by the packets' code points.",
         ),
     ] = 1,
-    switches: SwitchesOption = Switches.honour,
+    switches: SwitchesOption = Switches.ignore,
     racks: Annotated[int, typer.Option(min=1, help="Racks, each with a switch, over which the hosts are spread.")] = 1,
     oversubscription: Annotated[
         float, typer.Option(min=1, help="The sum of the rates of a rack's hosts over that of its uplink.")
     ] = 1.0,
+    congestion: CongestionOption = RENO,
+    queue_ms: QueueOption = None,
     json: JsonFlag = False,
 ) -> None:
     """Make a testbed that stays until `poseidon testbed down`."""
-    network = network_arguments(priorities, switches, racks, oversubscription)
+    network = network_arguments(priorities, switches, racks, oversubscription, congestion, queue_ms)
     bed = testbed.Testbed(hosts, link, mtu=mtu, persistent=True, ports=ports, **network)
     bed.up()
     if json:
@@ -72,6 +81,8 @@ def _description(layout: testbed.Layout, hosts: list[testbed.Host]) -> dict[str,
         "switches": _switches(layout).value,
         "racks": layout.racks,
         "oversubscription": layout.oversubscription,
+        "congestion": layout.congestion,
+        "queue_ms": layout.queue_ms,
         "hosts": [
             {
                 "host": host.name,

@@ -1,12 +1,13 @@
 """Puts N hosts on one machine: network namespaces behind switches, with ports of limited rate and with priorities."""
 
-from poseidon.testbed.layout import MOST_PORTS, Layout
+from poseidon.testbed.layout import CONGESTION_CONTROLS, MOST_PORTS, Layout
 from poseidon.testbed.network import HOST_DEVICE, Host, TestbedError, make_hosts, missing_requirements
 from poseidon.testbed.rate import format_rate, parse_rate
 from poseidon.testbed.state import Record
 from poseidon.testbed.testbed import Testbed, records, remove, remove_all
 
 __all__ = [
+    "CONGESTION_CONTROLS",
     "HOST_DEVICE",
     "MOST_PORTS",
     "Host",

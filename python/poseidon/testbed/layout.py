@@ -11,6 +11,9 @@ from poseidon.testbed.shaping import Shape
 
 MOST_HOSTS = 250
 MOST_PORTS = 8
+SYSTEM = "system"  # the congestion control that this machine's own connections have
+CONGESTION_CONTROLS = ("reno", "bbr", "cubic", SYSTEM)
+_MOST_QUEUE_MS = 10_000.0
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,9 @@ class Layout:
     Hosts are spread over the racks in contiguous blocks, as evenly as can be. A rack's uplink has, in each direction,
     the sum of its hosts' rates divided by `oversubscription`; each of a host's `port_count` ports is in a network of
     its own that looks like this.
-    Every port serves `priorities` classes in strict priority; with `honour_dscp` off only the hosts' own ports do.
+    The hosts' own ports serve `priorities` classes in strict priority. The switches' ports do so with `honour_dscp`.
+    Otherwise they are plain FIFO queues. A switch's port holds what it sends in `queue_ms` milliseconds; None leaves
+    the default of `Shape`. `congestion` is the congestion control of the hosts' TCP, one of CONGESTION_CONTROLS.
     """
 
     host_count: int
@@ -28,9 +33,11 @@ class Layout:
     mtu: int = 1500
     port_count: int = 1
     priorities: int = 1
-    honour_dscp: bool = True
+    honour_dscp: bool = False
     racks: int = 1
     oversubscription: float = 1.0
+    congestion: str = "reno"
+    queue_ms: float | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.host_count <= MOST_HOSTS:
@@ -44,6 +51,15 @@ class Layout:
         if not 1 <= self.priorities <= MOST_CLASSES:
             raise InvalidArgument(
                 f"ports with {self.priorities} priorities cannot be made: they must have 1 to {MOST_CLASSES}"
+            )
+        if self.congestion not in CONGESTION_CONTROLS:
+            raise InvalidArgument(
+                f"the congestion control is {self.congestion!r}: it must be one of {', '.join(CONGESTION_CONTROLS)}"
+            )
+        if self.queue_ms is not None and not 0 < self.queue_ms <= _MOST_QUEUE_MS:
+            raise InvalidArgument(
+                f"a queue of {self.queue_ms:g} ms cannot be made: it must have more than 0 and at most "
+                f"{_MOST_QUEUE_MS:g} ms"
             )
         self._check_racks()
 
@@ -87,11 +103,11 @@ class Layout:
     @property
     def switch_shape(self) -> Shape:
         """The shape of a switch's port to a host, for what the host receives."""
-        return Shape(self.bits_per_second, self.mtu, self._switch_priorities)
+        return self._switch_port(self.bits_per_second)
 
     def uplink_shape(self, rack: int) -> Shape:
         """The shape of both ports of a rack's uplink."""
-        return Shape(self.uplink_bits_per_second(rack), self.mtu, self._switch_priorities)
+        return self._switch_port(self.uplink_bits_per_second(rack))
 
     @property
     def segment_bytes(self) -> int:
@@ -99,6 +115,7 @@ class Layout:
         uplinks = [self.uplink_shape(rack).segment_bytes for rack in range(self.racks)] if self.racks > 1 else []
         return min([self.host_shape.segment_bytes, *uplinks])
 
-    @property
-    def _switch_priorities(self) -> int:
-        return self.priorities if self.honour_dscp else 1
+    def _switch_port(self, bits_per_second: int) -> Shape:
+        priorities = self.priorities if self.honour_dscp else 1
+        queue_seconds = None if self.queue_ms is None else self.queue_ms / 1e3
+        return Shape(bits_per_second, self.mtu, priorities, queue_seconds)

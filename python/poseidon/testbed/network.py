@@ -14,16 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from poseidon.errors import PoseidonError
-from poseidon.testbed.layout import MOST_PORTS, Layout
+from poseidon.testbed.layout import MOST_PORTS, SYSTEM, Layout
 from poseidon.testbed.shaping import Shape
 
 NAMESPACE_FOLDER = Path("/var/run/netns")
 HOST_DEVICE = "eth0"  # of a host's first port
 _FIRST_NETWORK = 77  # second byte of the first ports' addresses; the next ports have the next numbers
-# The congestion control of the hosts' TCP. A token bucket passes the first packets after a pause at once. BBR, the
-# default of some machines, takes their rate for the link's rate and then floods its own queue. On links without delay
-# Reno and CUBIC behave alike, and only Reno may be chosen everywhere.
-_CONGESTION_CONTROL = "reno"
 _END_SECONDS = 2.0  # for processes in a namespace to end after SIGTERM
 
 
@@ -121,15 +117,22 @@ def build(testbed_id: int, hosts: list[Host], layout: Layout) -> None:
         _connect(link, settings, lines)
     for host in hosts:
         for device, address in zip(host.devices, host.addresses, strict=True):
-            lines[host.namespace].append(f"addr add {address}/24 dev {device}")
+            lines[host.namespace] += _address_commands(device, address, layout.congestion)
     for namespace in (switch, *(host.namespace for host in hosts)):
         lines[namespace].append("link set lo up")
     for namespace, commands in lines.items():
         _batch("ip", namespace, commands)
     _shape(links)
-    for host in hosts:
-        setting = f"echo {_CONGESTION_CONTROL} > /proc/sys/net/ipv4/tcp_congestion_control"
-        _run(["ip", "netns", "exec", host.namespace, "sh", "-c", setting])
+
+
+def _address_commands(device: str, address: str, congestion: str) -> list[str]:
+    """The lines for `ip -batch` that give a host's port its address, and its connections their congestion control."""
+    lines = [f"addr add {address}/24 dev {device}"]
+    if congestion != SYSTEM:
+        # A namespace's own setting takes only what this machine allows to everybody. A route takes whatever is there.
+        network = f"{address.rpartition('.')[0]}.0/24"
+        lines.append(f"route replace {network} dev {device} scope link src {address} congctl {congestion}")
+    return lines
 
 
 def _links(port: int, hosts: list[Host], switch: str, layout: Layout) -> list[Link]:

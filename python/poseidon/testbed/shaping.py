@@ -22,11 +22,15 @@ _GUARANTEED_SHARE = 0.001  # of the port's rate, for each class
 
 @dataclass(frozen=True)
 class Shape:
-    """Rate, packet size and number of priority classes of one direction of a link."""
+    """Rate, packet size, number of priority classes and length of the queue of one direction of a link.
+
+    The queue is as long as what the port sends in `queue_seconds`. None stands for 75 ms and at least 1 MiB.
+    """
 
     bits_per_second: int
     mtu: int = 1500
     priorities: int = 1
+    queue_seconds: float | None = None
 
     @property
     def burst_bytes(self) -> int:
@@ -36,7 +40,9 @@ class Shape:
     @property
     def queue_bytes(self) -> int:
         """The bytes that may wait in each class before packets are dropped."""
-        return max(_LEAST_QUEUE_BYTES, self._bytes_in(_QUEUE_SECONDS))
+        if self.queue_seconds is None:
+            return max(_LEAST_QUEUE_BYTES, self._bytes_in(_QUEUE_SECONDS))
+        return max(self.segment_bytes, self._bytes_in(self.queue_seconds))
 
     @property
     def segment_bytes(self) -> int:

@@ -33,9 +33,11 @@ class Record:
     owner_start: int = 0  # in clock ticks since boot; tells a reused pid from the owner's
     port_count: int = 1
     priorities: int = 1
-    honour_dscp: bool = True
+    honour_dscp: bool = False
     racks: int = 1
     oversubscription: float = 1.0
+    congestion: str = "reno"
+    queue_ms: float | None = None
 
     def layout(self) -> Layout:
         """The layout with which it was made."""
@@ -48,6 +50,8 @@ class Record:
             self.honour_dscp,
             self.racks,
             self.oversubscription,
+            self.congestion,
+            self.queue_ms,
         )
 
     def is_stale(self) -> bool:

@@ -26,9 +26,13 @@ class Testbed:
     Every host has `ports` ports, eth0, eth1, …. The ports of one number form a subnet, so a packet leaves by the port
     of its destination's subnet.
 
-    With `priorities` above 1 every port serves that many classes in strict priority. The code points of the packets
-    decide the class (`poseidon.dscp.default_dscp`); other packets are in the last class. With `honour_dscp` off, only
-    the hosts' own ports do so, and the switches' ports are FIFO queues.
+    The switches' ports are FIFO queues. With `priorities` above 1 the hosts' own ports serve that many classes in
+    strict priority, and with `honour_dscp` the switches' ports do so, too. The code points of the packets decide the
+    class (`poseidon.dscp.default_dscp`); other packets are in the last class. A switch's port drops what does not fit
+    its queue, which is as long as what it sends in `queue_ms` milliseconds (None: 75 ms, at least 1 MiB).
+
+    `congestion` is the congestion control of the hosts' TCP: "reno", "cubic", "bbr", or "system" for that of this
+    machine. The default does not depend on the machine.
 
     With several `racks` the hosts are assigned to them in contiguous blocks. All traffic that leaves or enters a rack
     shares its uplink. In each direction the uplink has the sum of the rates of the rack's hosts divided by
@@ -51,13 +55,24 @@ class Testbed:
         persistent: bool = False,
         ports: int = 1,
         priorities: int = 1,
-        honour_dscp: bool = True,
+        honour_dscp: bool = False,
         racks: int = 1,
         oversubscription: float = 1.0,
+        congestion: str = "reno",
+        queue_ms: float | None = None,
     ) -> None:
-        """Raises InvalidArgument for an impossible count, rate (such as "31.25mbit"), mtu (bytes) or ratio."""
+        """Raises InvalidArgument for an impossible count, rate (such as "31.25mbit"), mtu (bytes), ratio or queue."""
         self._layout = Layout(
-            host_count, parse_rate(link), mtu, ports, priorities, honour_dscp, racks, oversubscription
+            host_count,
+            parse_rate(link),
+            mtu,
+            ports,
+            priorities,
+            honour_dscp,
+            racks,
+            oversubscription,
+            congestion,
+            queue_ms,
         )
         self._persistent = persistent
         self._id: int | None = None
@@ -140,6 +155,8 @@ class Testbed:
             honour_dscp=layout.honour_dscp,
             racks=layout.racks,
             oversubscription=layout.oversubscription,
+            congestion=layout.congestion,
+            queue_ms=layout.queue_ms,
         )
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:

@@ -23,7 +23,9 @@ from poseidon.bench.exchange.methods import (
 from poseidon.bench.exchange.plot import exchange_plot
 from poseidon.bench.exchange.results import ExchangeConfig, ExchangeResult
 from poseidon.bench.exchange.run import run_exchange
+from poseidon.bench.network_options import network_words
 from poseidon.bench.progress import round_progress
+from poseidon.cli.network import RENO, CongestionOption, QueueOption
 from poseidon.cli.output import JsonFlag, print_results
 from poseidon.models import MODELS
 from poseidon.testbed import MOST_PORTS, parse_rate
@@ -110,6 +112,8 @@ def exchange(
     steps: Annotated[int, typer.Option(min=1, help="Measured steps per round.")] = 5,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds per method; methods take turns.")] = 3,
     mtu: Annotated[int, typer.Option(help="Bytes of the largest IP packet; 9000 for jumbo frames.")] = 1500,
+    congestion: CongestionOption = RENO,
+    queue_ms: QueueOption = None,
     timeout: Annotated[float, typer.Option(help="Seconds that a step may take.")] = 300.0,
     plot: Annotated[
         Path | None, typer.Option(help="Write an SVG of goodput against the plain copy, and of the sweeps, here.")
@@ -136,6 +140,7 @@ def exchange(
             mtu=mtu,
             timeout_seconds=timeout,
             port_count=port_count,
+            testbed={"congestion": congestion.value, "queue_ms": queue_ms},
         )
         for workload, host_count, rate, port_count, place in product(
             [parse_workload(name, scale) for name in model],
@@ -161,7 +166,7 @@ def _table(result: ExchangeResult) -> Table:
     table = Table(
         title=f"{result.model}: {result.tensor_count} tensors, {result.size_bytes / _MIB:.2f} MiB, the largest "
         f"{result.largest_tensor_bytes / _MIB:.2f} MiB; {result.hosts} workers, {result.placement}, "
-        f"{result.network}{'' if result.link else ', unshaped'}",
+        f"{result.network}, {network_words(result.testbed) if result.link else 'unshaped'}",
         title_justify="left",
     )
     table.add_column("method")

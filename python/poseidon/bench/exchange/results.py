@@ -17,7 +17,8 @@ class ExchangeConfig:
     """What one run measures.
 
     `link` is the rate of every port, such as "156mbit". With None the run is unshaped and on loopback. Each host has
-    `port_count` ports. More than one needs a link.
+    `port_count` ports. More than one needs a link. `testbed` has more arguments of `Testbed`, which have no effect on
+    loopback.
     """
 
     workload: Workload
@@ -30,6 +31,7 @@ class ExchangeConfig:
     mtu: int = 1500
     timeout_seconds: float = 300.0
     port_count: int = 1
+    testbed: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class ExchangeResult:
     methods: list[ExchangeMethodResult]
     skipped: dict[str, str] = field(default_factory=dict)
     ports: int = 1
+    testbed: dict[str, Any] = field(default_factory=dict)
 
     @property
     def network(self) -> str:
@@ -135,6 +138,7 @@ def summarize(
         methods=[_summarize_method(config, method, rounds) for method in methods],
         skipped=dict(skipped),
         ports=config.port_count,
+        testbed=dict(config.testbed),
     )
 
 

@@ -68,7 +68,7 @@ def _places_on(config: ExchangeConfig) -> Iterator[list[Place]]:
     if config.link is None:
         yield [LOOPBACK] * count
         return
-    with Testbed(count, config.link, mtu=config.mtu, ports=config.port_count) as testbed:
+    with Testbed(count, config.link, mtu=config.mtu, ports=config.port_count, **config.testbed) as testbed:
         yield places_of(testbed)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from poseidon.bench.network_options import PrioritiesOption, ThresholdOption, priority_options
+from poseidon.bench.network_options import PrioritiesOption, ThresholdOption, network_words, priority_options
 from poseidon.bench.priority.cost import CHUNK_COUNTS, VGG19_TENSOR_COUNT, CostResult, measure_costs
 from poseidon.bench.priority.tables import (
     PAPER_EFFICIENCIES,
@@ -22,7 +22,14 @@ from poseidon.bench.priority.tables import (
 from poseidon.bench.priority.urgent import UrgentConfig, UrgentResult, run_urgent
 from poseidon.bench.progress import round_progress
 from poseidon.bench.training.methods import METHODS, Method, parse_methods
-from poseidon.cli.network import Switches, SwitchesOption, network_arguments
+from poseidon.cli.network import (
+    RENO,
+    CongestionOption,
+    QueueOption,
+    Switches,
+    SwitchesOption,
+    network_arguments,
+)
 from poseidon.cli.output import JsonFlag, print_results
 from poseidon.errors import InvalidArgument
 from poseidon.options import parse_bytes
@@ -72,6 +79,8 @@ def urgent(
     urgent_bytes: Annotated[str, typer.Option(metavar="BYTES", help="Size of the urgent tensor.")] = "4MiB",
     bulk_bytes: Annotated[str, typer.Option(metavar="BYTES", help="Size of the bulk tensor.")] = "32MiB",
     repeats: Annotated[int, typer.Option(min=1, help="Pulls of each kind.")] = 5,
+    congestion: CongestionOption = RENO,
+    queue_ms: QueueOption = None,
     timeout: Annotated[float, typer.Option(help="Seconds that a pull may take.")] = 300.0,
     as_json: JsonFlag = False,
 ) -> None:
@@ -80,9 +89,8 @@ def urgent(
     It does so on switches that honour the packets' code points and on switches that ignore them. There is one flow per
     pair of peers (end hosts order what they send, the network knows nothing), then one for each of two classes.
     """
-    config = UrgentConfig(
-        link, _bytes(urgent_bytes, "urgent-bytes"), _bytes(bulk_bytes, "bulk-bytes"), repeats, timeout
-    )
+    sizes = _bytes(urgent_bytes, "urgent-bytes"), _bytes(bulk_bytes, "bulk-bytes")
+    config = UrgentConfig(link, *sizes, repeats, timeout, congestion.value, queue_ms)
     with round_progress("urgent") as show:
         result = run_urgent(config, show)
     print_results([result], as_json, _urgent_table)
@@ -91,7 +99,7 @@ def urgent(
 def _urgent_table(result: UrgentResult) -> Iterator[Table]:
     table = Table(
         title=f"{result.urgent_bytes / 2**20:g} MiB pulled while {result.bulk_bytes / 2**20:g} MiB come from another "
-        f"server; ports of {result.link}",
+        f"server; ports of {result.link}, {result.congestion}",
         title_justify="left",
     )
     for heading in ("switches", "classes"):
@@ -121,7 +129,9 @@ def tables(
     repeats: RepeatsOption = 2,
     priorities: PrioritiesOption = 2,
     threshold: ThresholdOption = "coarse",
-    switches: SwitchesOption = Switches.honour,
+    switches: SwitchesOption = Switches.ignore,
+    congestion: CongestionOption = RENO,
+    queue_ms: QueueOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Measures scaling efficiency beside the paper's (Tables II and III) at the K40's times. Default: 10 and 40 Gb/s.
@@ -136,7 +146,10 @@ def tables(
             stretch=stretch,
             step_count=steps,
             repeat_count=repeats,
-            **_who_and_where(model, methods, priorities, threshold, switches),
+            models=tuple(model or PAPER_MODELS),
+            methods=_methods(methods),
+            options=priority_options(priorities, threshold),
+            testbed=network_arguments(priorities, switches, congestion=congestion, queue_ms=queue_ms),
         ),
         as_json,
     )
@@ -156,7 +169,9 @@ def scaling(
     repeats: RepeatsOption = 2,
     priorities: PrioritiesOption = 2,
     threshold: ThresholdOption = "coarse",
-    switches: SwitchesOption = Switches.honour,
+    switches: SwitchesOption = Switches.ignore,
+    congestion: CongestionOption = RENO,
+    queue_ms: QueueOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Measures throughput by the number of workers (Figures 8 and 9) at the K40's times. Default rate: 10 Gb/s."""
@@ -168,22 +183,13 @@ def scaling(
             stretch=stretch,
             step_count=steps,
             repeat_count=repeats,
-            **_who_and_where(model, methods, priorities, threshold, switches),
+            models=tuple(model or PAPER_MODELS),
+            methods=_methods(methods),
+            options=priority_options(priorities, threshold),
+            testbed=network_arguments(priorities, switches, congestion=congestion, queue_ms=queue_ms),
         ),
         as_json,
     )
-
-
-def _who_and_where(
-    models: list[str] | None, methods: str, priorities: int, threshold: str, switches: Switches
-) -> dict[str, Any]:
-    """What both commands make of their options: models, methods, and what priorities mean to hosts and network."""
-    return {
-        "models": tuple(models or PAPER_MODELS),
-        "methods": _methods(methods),
-        "options": priority_options(priorities, threshold),
-        "testbed": network_arguments(priorities, switches),
-    }
 
 
 def _print_grid(config: GridConfig, as_json: bool) -> None:
@@ -193,7 +199,10 @@ def _print_grid(config: GridConfig, as_json: bool) -> None:
 def _grid_tables(grid: GridResult) -> Iterator[Table]:
     for rate in dict.fromkeys(run.gigabits_per_second for run in grid.runs):
         runs = [run for run in grid.runs if run.gigabits_per_second == rate]
-        table = Table(title=f"{rate:g} Gb/s, as ports of {runs[0].result.link}", title_justify="left")
+        table = Table(
+            title=f"{rate:g} Gb/s, as ports of {runs[0].result.link}, {network_words(runs[0].result.testbed)}",
+            title_justify="left",
+        )
         table.add_column("model")
         table.add_column("workers", justify="right")
         table.add_column("method")

@@ -32,7 +32,8 @@ _BULK, _URGENT = 0, 1  # layers, in the order in which partition=coarse gives th
 class UrgentConfig:
     """What one run measures.
 
-    `link` is the rate of every port, such as "100mbit". There are `repeat_count` pulls of each kind.
+    `link` is the rate of every port, such as "100mbit". There are `repeat_count` pulls of each kind. `congestion` and
+    `queue_ms` are those of `Testbed`.
     """
 
     link: str
@@ -40,6 +41,8 @@ class UrgentConfig:
     bulk_bytes: int
     repeat_count: int
     timeout_seconds: float = 300.0
+    congestion: str = "reno"
+    queue_ms: float | None = None
 
     @property
     def urgent_seconds(self) -> float:
@@ -75,6 +78,8 @@ class UrgentResult:
     urgent_bytes: int
     bulk_bytes: int
     delays: list[Delay]
+    congestion: str = "reno"
+    queue_ms: float | None = None
 
     def delay(self, honour_dscp: bool, classes: int) -> Delay:
         """Returns the measurement of one combination."""
@@ -170,14 +175,21 @@ def run_urgent(config: UrgentConfig, progress: Callable[[str, int, int], None] |
 
     delays: list[Delay] = []
     for honour_dscp in (True, False):
-        testbed = Testbed(_SERVER_COUNT + 1, config.link, priorities=max(_CLASS_COUNTS), honour_dscp=honour_dscp)
+        testbed = Testbed(
+            _SERVER_COUNT + 1,
+            config.link,
+            priorities=max(_CLASS_COUNTS),
+            honour_dscp=honour_dscp,
+            congestion=config.congestion,
+            queue_ms=config.queue_ms,
+        )
         with testbed:
             for classes in _CLASS_COUNTS:
                 if progress is not None:
                     what = f"switches {'honour' if honour_dscp else 'ignore'}, {classes} class{'es' * (classes > 1)}"
                     progress(what, len(delays), 2 * len(_CLASS_COUNTS))
                 delays.append(_measure(config, places_of(testbed), honour_dscp, classes))
-    return UrgentResult(config.link, config.urgent_bytes, config.bulk_bytes, delays)
+    return UrgentResult(config.link, config.urgent_bytes, config.bulk_bytes, delays, config.congestion, config.queue_ms)
 
 
 def _measure(config: UrgentConfig, places: Sequence[Place], honour_dscp: bool, classes: int) -> Delay:

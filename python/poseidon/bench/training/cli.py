@@ -14,7 +14,14 @@ from poseidon.bench.training.methods import METHODS, parse_methods
 from poseidon.bench.training.plot import efficiency_plot
 from poseidon.bench.training.results import TrainConfig, TrainResult
 from poseidon.bench.training.run import run_training
-from poseidon.cli.network import Switches, SwitchesOption, network_arguments
+from poseidon.cli.network import (
+    RENO,
+    CongestionOption,
+    QueueOption,
+    Switches,
+    SwitchesOption,
+    network_arguments,
+)
 from poseidon.cli.output import JsonFlag, print_results
 from poseidon.errors import InvalidArgument
 from poseidon.models import DEVICES, MODELS, model_table
@@ -108,7 +115,9 @@ def train(
     mtu: Annotated[int, typer.Option(help="Bytes of the largest IP packet; 9000 for jumbo frames.")] = 1500,
     priorities: PrioritiesOption = 2,
     threshold: ThresholdOption = "coarse",
-    switches: SwitchesOption = Switches.honour,
+    switches: SwitchesOption = Switches.ignore,
+    congestion: CongestionOption = RENO,
+    queue_ms: QueueOption = None,
     racks: Annotated[int, typer.Option(min=1, help="Racks that the hosts are spread over.")] = 1,
     oversubscription: Annotated[
         float, typer.Option(min=1, help="What a rack's hosts could send over what its uplink carries.")
@@ -130,7 +139,7 @@ def train(
     given = {"chunk_bytes": chunk_bytes, "small_bytes": small_bytes, "group_bytes": group_bytes}
     options = {name: value for name, value in given.items() if value is not None}
     options |= priority_options(priorities, threshold)
-    network = network_arguments(priorities, switches, racks, oversubscription)
+    network = network_arguments(priorities, switches, racks, oversubscription, congestion, queue_ms)
     configs = [
         TrainConfig(
             model=table.name,
