@@ -229,10 +229,11 @@ class Client {
   virtual void set_factor_count(std::uint32_t layer, std::uint64_t factor_count) = 0;
 
   /// Sets the scheme that a layer with Scheme::automatic takes from its next start on, instead of the cheapest one,
-  /// while the choice holds (SchemeChoice). Scheme::automatic withdraws the last choice. Every rank makes the same
+  /// while the choice holds (SchemeChoice). For a layer that names a lossy scheme ps may be chosen, and holds for every
+  /// K; its residual waits. Scheme::automatic withdraws the last choice. Every rank makes the same
   /// choice between the same two exchanges of the layer. If ranks choose differently, the job ends with
   /// ErrorCode::mismatch at the layer's next exchange. ErrorCode::invalid_argument if the layer cannot take the scheme
-  /// (automatic_schemes(); a layer of a group has no choice), or if an exchange of it is under way.
+  /// (automatic_schemes(), chooses_exact(); a layer of a group has no choice), or if an exchange of it is under way.
   virtual Status choose(std::uint32_t layer, const SchemeChoice& choice) = 0;
 
   /// The parts of a gather-only exchange, by rank; valid until the layer's next start. Empty after any other scheme

@@ -85,6 +85,10 @@ struct SchemeChoice {
 /// not depend on its factor count. A layer that is part of a group has no choice either, which this does not know.
 std::vector<Scheme> automatic_schemes(const Layer& layer, const Cluster& cluster);
 
+/// Whether `chosen` is the exact scheme that may be chosen for a layer that names a lossy one, whatever its factor
+/// count.
+bool chooses_exact(const Layer& layer, Scheme chosen);
+
 /// The number of float32s that a worker keeps from step to step of a layer that takes a lossy scheme, or may come to
 /// take one. 0 for other layers.
 std::size_t kept_count(const Layer& layer);
@@ -93,10 +97,11 @@ std::size_t kept_count(const Layer& layer);
 SchemeCost layer_cost(const Layer& layer, Scheme scheme, double factor_count, const Cluster& cluster);
 
 /// Algorithm 1, generalized to the cluster's placement. A layer with row gradients takes rows, unless it names another
-/// scheme. One worker takes local. Otherwise a layer takes its own scheme, if it names one; the scheme of a `choice`
-/// that holds; or the cheapest of those that `auto` may choose and that take it (automatic_schemes(), or ps and a lossy
-/// one). Of several that cost the same it takes the one that is registered last: sfb before ps. `factor_count` is the
-/// mean K over the workers. If it is unknown or unbounded it is 0, and no scheme with factors is chosen.
+/// scheme. One worker takes local. Otherwise a layer takes its own scheme, if it names one, unless the `choice` is an
+/// exact one (chooses_exact()); the scheme of a `choice` that holds; or the cheapest of those that `auto` may choose
+/// and that take it (automatic_schemes(), or ps and a lossy one). Of several that cost the same it takes the one that
+/// is registered last: sfb before ps. `factor_count` is the mean K over the workers. If it is unknown or unbounded it
+/// is 0, and no scheme with factors is chosen.
 Scheme best_scheme(const Layer& layer, double factor_count, const Cluster& cluster, const SchemeChoice& choice = {});
 
 /// A slice of a unit's bytes, as they are in memory, and the server core that owns it (Parameter Hub §3.2.4). Each

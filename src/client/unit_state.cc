@@ -59,9 +59,10 @@ Status LayerState::check_choice(Scheme scheme) const {
   if (running) return invalid_layer(*layer, "is being exchanged: choose its scheme before its exchange starts");
   if (scheme == Scheme::automatic) return {};
   const std::vector<Scheme> schemes = automatic_schemes(*layer, unit->plan->cluster);
-  if (!unit->group && std::ranges::find(schemes, scheme) != schemes.end()) return {};
+  const bool may_choose = std::ranges::find(schemes, scheme) != schemes.end() || chooses_exact(*layer, scheme);
+  if (!unit->group && may_choose) return {};
   return invalid_layer(*layer, "cannot be told to take scheme " + std::string(scheme_name(scheme)) +
-                                   ": choose among those that \"auto\" may take for it");
+                                   ": choose among those that \"auto\" may take for it, or ps instead of a lossy one");
 }
 
 /// Checks that the caller's memory has the layer's size.

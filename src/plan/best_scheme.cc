@@ -91,6 +91,10 @@ SchemeCost layer_cost(const Layer& layer, Scheme scheme, double factor_count, co
   return traits.cost(has_shape ? layer.rows : layer.element_count, has_shape ? layer.cols : 1, count, cluster);
 }
 
+bool chooses_exact(const Layer& layer, Scheme chosen) {
+  return chosen == Scheme::ps && layer.scheme != Scheme::automatic && traits_of(layer.scheme).lossy;
+}
+
 std::vector<Scheme> automatic_schemes(const Layer& layer, const Cluster& cluster) {
   if (layer.scheme != Scheme::automatic || !layer.factorable() || layer.stored || !dtype_is_floating(layer.dtype) ||
       cluster.worker_count == 1)
@@ -105,6 +109,7 @@ Scheme best_scheme(const Layer& layer, double factor_count, const Cluster& clust
   if (cluster.worker_count == 1) return Scheme::local;
   if (names_rows) return Scheme::ps;
   const bool may_have_factors = layer.factorable() && dtype_is_floating(layer.dtype);
+  if (chooses_exact(layer, choice.scheme)) return choice.scheme;
   if (layer.scheme != Scheme::automatic)
     return may_have_factors || !traits_of(layer.scheme).takes_factors ? layer.scheme : Scheme::ps;
   const bool has_factors = may_have_factors && factor_count > 0;

@@ -20,6 +20,7 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 import poseidon.torch as poseidon
 from forked import FORK
@@ -306,7 +307,9 @@ def train(
 def _train(dies: Faults, kind: str, steps: int, **options: Any) -> dict[str, Any]:
     module = network(kind)
     scheme = next((word for word in kind.split() if is_lossy(word)), None)
-    model = module if "local" in kind else poseidon.DistributedDataParallel(module, scheme=scheme)
+    model: Any = module if "local" in kind else poseidon.DistributedDataParallel(module, scheme=scheme)
+    if "hook" in kind:
+        model.register_comm_hook(PowerSGDState(None, 2, start_powerSGD_iter=3), powerSGD_hook)
     optimizer = make_optimizer(kind, model)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.9**epoch)
     dies.reached("set-up", 0)

@@ -191,7 +191,7 @@ def hooked(name: str) -> str:
             None, default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook)
         ),
         "power": lambda model: model.register_comm_hook(
-            powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2),
+            powerSGD_hook.PowerSGDState(None, 2, start_powerSGD_iter=2, min_compression_rate=1.5),
             powerSGD_hook.powerSGD_hook,
         ),
         "optimizer": lambda model: model._register_fused_optim(torch.optim.SGD, 1e-2),

@@ -126,6 +126,11 @@ class SyncedLayer:
         """Sets the only scheme that the job can use, whatever the user has asked for."""
         self.asked_scheme = self.scheme = scheme
 
+    def compress_by(self, scheme: str, compression: Compression) -> None:
+        """Asks for a lossy scheme. It holds when the layer is next added to a client."""
+        self.asked_scheme = self.scheme = self.next_scheme = scheme
+        self.grouped, self.compression = False, compression
+
     def send_as(self, wire: str) -> None:
         """Sets the wire format of the gradient. It holds when the layer is next added to a client."""
         self.wire = wire

@@ -190,6 +190,8 @@ def _reason(
         return f"too small for {entry.asked_scheme}, or no matrix"
     if is_lossy(scheme):
         return "lossy, chosen by the user" if entry.scheme == scheme else "lossy, as allowed, with fewer bytes"
+    if is_lossy(entry.scheme):
+        return f"exact in the first steps, then {entry.scheme}"
     if not entry.factorable:
         return "its gradient is no sum of factors"
     if ranks_drift(settings):

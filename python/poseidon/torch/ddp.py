@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -17,6 +18,7 @@ from poseidon.adapter.layer import LossyChoice, SchemeChoice, WireChoice
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.torch.exchange.comm_hooks import HookedTransfer, check_hook, is_all_reduce, wire_format_of
 from poseidon.torch.exchange.forward_order import forward_order
+from poseidon.torch.exchange.powersgd_hook import PowerSGDHook, is_powersgd, unlike_scheme
 from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.process.context import context_of
@@ -377,9 +379,10 @@ class DistributedDataParallel(TorchDistributedDataParallel, ModelInsight):
 
         `allreduce_hook` does what Poseidon does anyway, so it changes nothing. `fp16_compress_hook` and
         `bf16_compress_hook` set the wire format of all float32 gradients to "fp16" or "bf16", unless their state is
-        a process group other than the model's. Any other hook of torch's form runs on buckets at the end of backward
-        over torch.distributed, without schemes and without overlap. It raises InvalidArgument without
-        torch.distributed, or with a DistributedOptimizer.
+        a process group other than the model's. `powerSGD_hook` sets the scheme "powersgd" for the matrices that it
+        compresses, from the step on that its state says (docs/lossy.md). Any other hook of torch's form runs on buckets
+        at the end of backward over torch.distributed, without schemes and without overlap. It raises InvalidArgument
+        without torch.distributed, or with a DistributedOptimizer.
         """
         try:
             check_hook(hook)
@@ -391,6 +394,8 @@ class DistributedDataParallel(TorchDistributedDataParallel, ModelInsight):
         wire = wire_format_of(hook)
         if wire is not None and self._is_own_group(state):
             self.trained_model().send_as(wire)
+        elif is_powersgd(hook) and self._fits_scheme(state):
+            self.trained_model().compress_by(PowerSGDHook(state))
         elif not is_all_reduce(hook):
             if default_group() is None:
                 raise InvalidArgument(
@@ -405,6 +410,18 @@ class DistributedDataParallel(TorchDistributedDataParallel, ModelInsight):
             )
         self._comm_hooks.append((hook, state))
         self._comm_hook_name = hook.__qualname__
+
+    def _fits_scheme(self, state: Any) -> bool:
+        """Whether the scheme powersgd does what torch's hook does with this state. If not, says why."""
+        reason = unlike_scheme(state)
+        if reason is None and not self._is_own_group(state.process_group):
+            reason = "another process group than the model"
+        if reason is not None:
+            warnings.warn(
+                f"powerSGD_hook runs over torch.distributed at the end of backward, because its state has {reason}",
+                stacklevel=3,
+            )
+        return reason is None
 
     def _is_own_group(self, state: object) -> bool:
         """Whether a hook of torch's with this state would communicate among the model's ranks."""

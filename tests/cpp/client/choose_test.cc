@@ -1,6 +1,7 @@
 // Client::choose: which scheme a layer takes, and what is refused.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <vector>
@@ -77,6 +78,32 @@ TEST_F(Choose, AnotherFactorCountGivesTheCheapestAgain) {
     EXPECT_EQ(client.next_scheme(first_), Scheme::ps);
     EXPECT_TRUE(client.choose(first_, {Scheme::sfb, 9}).ok());
     EXPECT_EQ(client.next_scheme(first_), Scheme::ps) << "a dense gradient has no factors";
+  });
+}
+
+TEST_F(Choose, APsInsteadOfALossySchemeHoldsForEveryFactorCountAndTheResidualWaits) {
+  Layer lossy = matrix_layer("lossy", kSize, kSize);
+  lossy.scheme = Scheme::topk;
+  lossy.compression.topk_fraction = 0.25;
+  const std::uint32_t id = cluster_->add({lossy});
+  cluster_->each([&](std::size_t, Client& client) {
+    const auto sum_of_ones = [&](std::size_t count) {
+      std::vector<float> values(kSize * kSize, 1.0F);
+      EXPECT_TRUE(client.start(id, bytes_of(values), 1, kRows).ok());
+      EXPECT_TRUE(client.wait_all(always).ok());
+      EXPECT_EQ(std::ranges::count(values, 4.0F), static_cast<std::ptrdiff_t>(count));
+    };
+    EXPECT_EQ(client.choose(id, {Scheme::sfb, kRows}).code(), ErrorCode::invalid_argument);
+    sum_of_ones(kSize * kSize / 4);
+    const auto residual = client.residual(id);
+    const std::vector<std::byte> kept(residual.begin(), residual.end());
+    EXPECT_TRUE(client.choose(id, {Scheme::ps, 0}).ok());
+    EXPECT_EQ(client.next_scheme(id), Scheme::ps);
+    sum_of_ones(kSize * kSize);
+    sum_of_ones(kSize * kSize);
+    EXPECT_TRUE(std::ranges::equal(client.residual(id), kept));
+    EXPECT_TRUE(client.choose(id, {}).ok());
+    EXPECT_EQ(client.next_scheme(id), Scheme::topk);
   });
 }
 

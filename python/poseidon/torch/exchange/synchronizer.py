@@ -34,6 +34,7 @@ from poseidon.schemes import takes_factors
 from poseidon.torch.exchange.comm_hooks import HookedTransfer
 from poseidon.torch.exchange.in_flight import InFlight
 from poseidon.torch.exchange.pending_exchange import PendingExchange, start_absent, start_exchange
+from poseidon.torch.exchange.powersgd_hook import PowerSGDHook
 from poseidon.torch.exchange.transfer import Transfer
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.passes import Mode, Passes
@@ -93,6 +94,7 @@ class Synchronizer(InFlight):
         self.before_results: Callable[[], None] | None = None  # at the end of backward, with all exchanges under way
         self.updates: list[UpdateOnServers] = []
         self.hooked: HookedTransfer | None = None  # what gradients go through instead of the exchange, after backward
+        self.powersgd: PowerSGDHook | None = None  # what has chosen the layers of that scheme
         self.static_graph = False  # all backward passes reach each parameter equally often
         self._fires: dict[SyncedParameter, int] | None = None  # so often
         self._settings = settings
@@ -193,6 +195,14 @@ class Synchronizer(InFlight):
         for entry in self.entries:
             if entry.dtype == "float32":
                 entry.send_as(wire)
+        self._renew(self.entries)
+
+    def compress_by(self, hook: PowerSGDHook) -> None:
+        """Collective: the matrices that torch's hook compresses take powersgd, from the step on that its state says."""
+        self.settle()
+        self.powersgd = hook
+        for entry in hook.choose_layers(self.entries):
+            entry.capture(False)
         self._renew(self.entries)
 
     def _renew(self, entries: Sequence[SyncedParameter]) -> None:
@@ -318,6 +328,8 @@ class Synchronizer(InFlight):
         self._broken = f"rank {self._client.rank}: an earlier backward pass failed after its exchange had started"
 
     def _agree(self) -> None:
+        if self.powersgd is not None:
+            self.powersgd.begin_run(self._client, self.attempt)
         self.choices.begin_run(self.attempt)
         self._layers.agree()
         if self.priorities is not None:

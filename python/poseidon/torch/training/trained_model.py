@@ -12,7 +12,7 @@ from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistri
 
 from poseidon.adapter.agreement import check_same
 from poseidon.adapter.control import Control
-from poseidon.adapter.drift import check_model
+from poseidon.adapter.drift import check_model, drift_option, ranks_drift
 from poseidon.adapter.join import JoinedTraining
 from poseidon.adapter.layer import LossyChoice, SchemeChoice, WireChoice
 from poseidon.adapter.membership import Membership
@@ -20,6 +20,8 @@ from poseidon.adapter.stats import Recorder
 from poseidon.errors import InvalidArgument
 from poseidon.torch.exchange.comm_hooks import HookedTransfer
 from poseidon.torch.exchange.direct import make_transfer
+from poseidon.torch.exchange.powersgd_hook import SCHEME as POWERSGD
+from poseidon.torch.exchange.powersgd_hook import PowerSGDHook, is_open
 from poseidon.torch.exchange.synchronizer import BackwardRun, Synchronizer
 from poseidon.torch.model.changes import ChangeWatch
 from poseidon.torch.model.collect import check_wire, collect_parameters
@@ -110,6 +112,7 @@ class TrainedModel:
             entry.forget_client()
         _agree_on_shared(self.entries, here.control)
         options = f"buffers in forward {self._sends_buffers}, at the start {buffers_too}, init_sync {init_sync}"
+        options += f", {sync.powersgd.describe()}" if sync.powersgd is not None else ""
         check_same(here.control, describe(self.module, self.entries, options, self._ignored), "model")
         if init_sync:
             self.broadcast_state(0, buffers_too)
@@ -192,15 +195,46 @@ class TrainedModel:
         """
         if self.sync is None:
             return  # nothing is sent
+        self._check_not_stored()
         for entry in self.entries:
             if entry.dtype == "float32":
                 check_wire(entry.name, entry.param, entry.compression.allowed or entry.asked_scheme, wire)
-            if entry.on_servers:
-                raise InvalidArgument(
-                    f"the servers hold parameter {entry.name} already, and its gradients travel as the optimizer was "
-                    "told: call register_comm_hook before DistributedOptimizer"
-                )
         self.sync.send_as(wire)
+
+    def compress_by(self, hook: PowerSGDHook) -> None:
+        """Collective: the matrices that torch's hook compresses take the scheme powersgd, unless they name a scheme.
+
+        Raises InvalidArgument where that is impossible, and Mismatch if the ranks' hooks differ.
+        """
+        if self.sync is None:
+            return  # nothing is sent
+        if ranks_drift(self.context.settings):
+            raise InvalidArgument(
+                "powerSGD_hook takes a scheme in which every worker waits for all others: with "
+                f"{drift_option(self.context.settings)} leave the hook out"
+            )
+        self._check_not_stored()
+        open_ones = [entry for entry in self.entries if is_open(entry)]
+        if not open_ones:
+            raise InvalidArgument(
+                "powerSGD_hook would compress nothing, because a scheme or lossy was given for every parameter: leave "
+                "one of the two out"
+            )
+        for entry in open_ones:
+            if entry.dtype == "float32":
+                check_wire(entry.name, entry.param, POWERSGD, entry.wire)
+        if self.sync.connected:
+            assert self.context.control is not None
+            check_same(self.context.control, hook.describe(), "communication hook")
+        self.sync.compress_by(hook)
+
+    def _check_not_stored(self) -> None:
+        stored = next((entry.name for entry in self.entries if entry.on_servers), None)
+        if stored is not None:
+            raise InvalidArgument(
+                f"the servers hold parameter {stored} already, and its gradients travel as the optimizer was "
+                "told: call register_comm_hook before DistributedOptimizer"
+            )
 
     def exchange_by(self, hooked: HookedTransfer) -> None:
         """From now on gradients go through a communication hook of torch's form."""
