@@ -51,6 +51,13 @@ def test_best_scheme_follows_algorithm_1() -> None:
     assert layer_scheme(SQUARE, 513, 8, "auto") == "ps"
 
 
+def test_a_scheme_without_a_closed_form_is_refused() -> None:
+    conv = LayerSpec("conv", "conv", (64, 3, 3, 3), True, 1.0)
+    for layer in (SQUARE, conv):
+        with pytest.raises(ValueError, match="no bytes of scheme 'onebit'"):
+            layer_scheme(layer, 32, 8, "onebit")
+
+
 def test_long_layers_with_many_rows_take_sharded_factors() -> None:
     fc6 = LayerSpec("fc6", "fc", (4096, 25088), False, 1.0)
     assert sharded_floats(4096, 25088, 512, 16) == pytest.approx(30 * (512 * (25088 / 16 + 4096) + 4096 * 25088 / 16))
