@@ -7,16 +7,18 @@ Both make the DistributedDataParallel themselves. Start the program with `poseid
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from poseidon.errors import InvalidArgument
 from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer
 
-try:
-    from transformers import TrainerCallback
-except ImportError:  # Accelerate alone
-    TrainerCallback = object
+_Callback: Any = object  # where there is Accelerate alone
+with suppress(ImportError):
+    import transformers
+
+    _Callback = transformers.TrainerCallback
 
 
 def overlap(optimizer: Any, model: Any, **arguments: Any) -> DistributedOptimizer:
@@ -35,7 +37,7 @@ def overlap(optimizer: Any, model: Any, **arguments: Any) -> DistributedOptimize
     return inside
 
 
-class OverlapCallback(TrainerCallback):  # type: ignore[misc]
+class OverlapCallback(_Callback):  # type: ignore[misc]
     """Makes a Trainer train with a DistributedOptimizer: `trainer.add_callback(OverlapCallback(trainer))`.
 
     `arguments` are DistributedOptimizer's. Trainer clips gradients, and for this it waits for all of them. To overlap
