@@ -5,9 +5,10 @@ same processes. A time is that of the slowest worker's forward and backward pass
 Bytes are those that the port of one host sends plus receives, with all headers; on loopback they are not known.
 
     rows        Poseidon, sparse gradients        ddp         torch's DDP, sparse gradients
-    dense       Poseidon, dense gradients         ddp-dense   torch's DDP, dense gradients
+    touched     Poseidon, dense gradients         ddp-dense   torch's DDP, dense gradients
+    dense       the same with scheme ps
 
-Each bar needs two of the methods. The exit status is 1 if one is missed. All four methods take about 1 GB a host.
+Each bar needs two of the methods. The exit status is 1 if one is missed. All methods take about 1 GB a host.
 
     python bench/embeddings.py --hosts 8 --link 156.25mbit   # root and iproute2; --link none: loopback, unshaped
 """
@@ -33,7 +34,7 @@ from poseidon.bench.hosts.measures import interface_counters
 from poseidon.launch import free_port
 
 TIMEOUT_S = 300.0
-METHODS = ("rows", "ddp", "dense", "ddp-dense")
+METHODS = ("rows", "ddp", "touched", "dense", "ddp-dense")
 BYTES_BAR = 0.01  # rows over dense, in bytes
 SPARSE_BAR = 1.0  # ddp over rows, in time
 DENSE_BAR = 20.0  # ddp-dense over rows, in time
@@ -99,10 +100,11 @@ class Host:
         dist.destroy_process_group()
 
     def _wrap(self, method: str) -> nn.Module:
-        model = Tables(self._args, sparse="dense" not in method)
+        model = Tables(self._args, sparse=method in ("rows", "ddp"))
         if method.startswith("ddp"):
             return nn.parallel.DistributedDataParallel(model, init_sync=False)
-        return poseidon.DistributedDataParallel(model, init_sync=False)
+        scheme = "ps" if method == "dense" else "auto"
+        return poseidon.DistributedDataParallel(model, scheme=scheme, init_sync=False)
 
 
 def measure(args: argparse.Namespace, fleet: Fleet) -> tuple[Steps, Steps]:
@@ -145,7 +147,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=16, help="columns of each table")
     parser.add_argument("--clicks", type=int, default=1024, help="of each worker into each table and step")
     parser.add_argument("--exponent", type=float, default=1.05, help="of Zipf's law")
-    parser.add_argument("--steps", type=int, default=15, help="steps of rows and ddp that count")
+    parser.add_argument("--steps", type=int, default=15, help="steps of rows, ddp and touched that count")
     parser.add_argument("--dense-steps", type=int, default=1, help="steps of the others that count; each takes long")
     parser.add_argument("--json", action="store_true", help="print JSON to standard output")
     return parser.parse_args()

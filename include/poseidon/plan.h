@@ -57,8 +57,10 @@ struct Layer {
   bool whole = false;   // it is one chunk on one server core (LAMB needs the norms of the whole layer)
   WireFormat wire = WireFormat::fp32;            // how the gradients of a float32 layer travel
   WireFormat parameter_wire = WireFormat::fp32;  // stored float32: how the value comes back from a step; fp32 or bf16
-  bool float32_value = false;  // stored bfloat16: servers keep the value and the states of its rule in float32
-  bool row_gradient = false;   // the gradient has few of the layer's rows, as an embedding's has
+  bool float32_value = false;      // stored bfloat16: servers keep the value and the states of its rule in float32
+  bool row_gradient = false;       // the gradient has few of the layer's rows, as an embedding's has
+  bool zeros_are_missing = false;  // row_gradient: a row that no worker has is the same as one of zeros, so that `auto`
+                                   // may choose a scheme without rows
   Compression compression{};
 
   /// Whether the gradient is a sum of outer products, and its size in bytes.
@@ -97,11 +99,12 @@ std::size_t kept_count(const Layer& layer);
 SchemeCost layer_cost(const Layer& layer, Scheme scheme, double factor_count, const Cluster& cluster);
 
 /// Algorithm 1, generalized to the cluster's placement. A layer with row gradients takes rows, unless it names another
-/// scheme. One worker takes local. Otherwise a layer takes its own scheme, if it names one, unless the `choice` is an
-/// exact one (chooses_exact()); the scheme of a `choice` that holds; or the cheapest of those that `auto` may choose
-/// and that take it (automatic_schemes(), or ps and a lossy one). Of several that cost the same it takes the one that
-/// is registered last: sfb before ps. `factor_count` is the mean K over the workers. If it is unknown or unbounded it
-/// is 0, and no scheme with factors is chosen.
+/// scheme, or its missing rows are zeros: then it takes rows if they are known to be few enough. One worker takes
+/// local. Otherwise a layer takes its own scheme, if it names one, unless the `choice` is an exact one
+/// (chooses_exact()); the scheme of a `choice` that holds; or the cheapest of those that `auto` may choose and that
+/// take it (automatic_schemes(), or ps and a lossy one). Of several that cost the same it takes the one that is
+/// registered last: sfb before ps. `factor_count` is the mean K over the workers. If it is unknown or unbounded it is 0,
+/// and no scheme with factors is chosen.
 Scheme best_scheme(const Layer& layer, double factor_count, const Cluster& cluster, const SchemeChoice& choice = {});
 
 /// A slice of a unit's bytes, as they are in memory, and the server core that owns it (Parameter Hub §3.2.4). Each

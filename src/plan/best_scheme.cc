@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -36,12 +37,25 @@ std::vector<Scheme> open_schemes(const Layer& layer, bool has_factors, const Clu
   return schemes;
 }
 
+/// Whether `auto` may choose this scheme for the layer, whose gradient has rows. An unknown `row_count` is 0.
+bool may_take_rows(const Layer& layer, const SchemeTraits& traits, double row_count) {
+  if (!traits.automatic || traits.takes_factors) return false;
+  return traits.takes_rows ? !layer.zeros_are_missing || row_count > 0 : layer.zeros_are_missing;
+}
+
+std::vector<Scheme> open_row_schemes(const Layer& layer, double row_count) {
+  std::vector<Scheme> schemes;
+  for (const Scheme scheme : all_schemes())
+    if (may_take_rows(layer, traits_of(scheme), row_count)) schemes.push_back(scheme);
+  return schemes;
+}
+
 /// Returns the cheapest of these schemes.
 Scheme cheapest_scheme(const std::vector<Scheme>& schemes, const Layer& layer, double factor_count,
                        const Cluster& cluster) {
   const auto cost_of = [&](Scheme scheme) { return layer_cost(layer, scheme, factor_count, cluster).busiest(cluster); };
   Scheme best = Scheme::ps;
-  double least = cost_of(best);
+  double least = std::numeric_limits<double>::infinity();
   for (const Scheme scheme : schemes) {
     const double cost = cost_of(scheme);
     if (cost > least || (traits_of(scheme).lossy && cost == least)) continue;
@@ -105,7 +119,9 @@ std::vector<Scheme> automatic_schemes(const Layer& layer, const Cluster& cluster
 Scheme best_scheme(const Layer& layer, double factor_count, const Cluster& cluster, const SchemeChoice& choice) {
   const bool names_rows = layer.scheme != Scheme::automatic && traits_of(layer.scheme).takes_rows;
   const bool has_rows = layer.row_gradient && dtype_is_floating(layer.dtype);
-  if (has_rows && (names_rows || layer.scheme == Scheme::automatic)) return Scheme::rows;
+  if (has_rows && names_rows) return layer.scheme;
+  if (has_rows && layer.scheme == Scheme::automatic && !(layer.zeros_are_missing && cluster.worker_count == 1))
+    return cheapest_scheme(open_row_schemes(layer, factor_count), layer, factor_count, cluster);
   if (cluster.worker_count == 1) return Scheme::local;
   if (names_rows) return Scheme::ps;
   const bool may_have_factors = layer.factorable() && dtype_is_floating(layer.dtype);

@@ -148,7 +148,8 @@ Scheme settled_scheme(const Layer& layer, const Cluster& cluster, const Options&
   if (layer.stored) return Scheme::ps;
   const bool unnamed = layer.scheme == Scheme::automatic && cluster.worker_count > 1;
   if (unnamed && options.stragglers == Stragglers::drop) return Scheme::ps;
-  const bool open = unnamed && layer.factorable() && dtype_is_floating(layer.dtype);
+  const bool depends = layer.factorable() || (layer.row_gradient && layer.zeros_are_missing);
+  const bool open = unnamed && depends && dtype_is_floating(layer.dtype);
   return open ? Scheme::automatic : best_scheme(layer, 0, cluster);
 }
 
@@ -250,7 +251,8 @@ std::string layer_text(const Plan& plan, std::uint32_t index) {
   text += layer.factorable() ? std::to_string(layer.rows) + "x" + std::to_string(layer.cols)
                              : std::to_string(layer.element_count);
   return text + "] " + std::string(scheme_name(layer.scheme)) + (layer.stored ? " stored" : "") +
-         (layer.whole ? " whole" : "") + (layer.row_gradient ? " rows" : "") + compression_text(layer);
+         (layer.whole ? " whole" : "") + (layer.row_gradient ? " rows" : "") +
+         (layer.zeros_are_missing ? " or dense" : "") + compression_text(layer);
 }
 
 }  // namespace

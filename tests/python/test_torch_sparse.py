@@ -346,7 +346,7 @@ def test_a_sparse_gradient_that_no_module_announces_is_named() -> None:
 
 def test_a_gradient_of_zeros_has_no_rows() -> None:
     table = nn.Parameter(torch.ones(ROWS, COLS))
-    table.grad = form_of(table, sparse=True).zeros(table)
+    table.grad = form_of(table, sparse=True, by_rows=True).zeros(table)
     assert table.grad.is_sparse
     SparseAdam([table], lr=0.1).step()
     assert bool((table == 1).all())

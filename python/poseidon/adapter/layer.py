@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from poseidon import _core
-from poseidon.schemes import is_lossy, takes_factors
+from poseidon.schemes import is_lossy, takes_factors, takes_rows
 
 _KEPT_SUMS = 4  # enough to go back by two attempts
 
@@ -57,6 +57,7 @@ class SyncedLayer:
         factorable: bool,
         fully_connected: bool,
         row_gradient: bool = False,
+        zeros_are_missing: bool = False,
         compression: Compression | None = None,
     ) -> None:
         self.name = name
@@ -64,7 +65,8 @@ class SyncedLayer:
         self.dtype = dtype  # the core's name for that of the elements that are exchanged
         self.element_count = element_count  # of what is exchanged
         self.factorable = factorable  # the gradient may travel as factors
-        self.row_gradient = row_gradient  # the gradient travels as the few rows that it has
+        self.row_gradient = row_gradient  # the gradient may travel as the few rows that it has
+        self.zeros_are_missing = zeros_are_missing  # it may also travel whole, because other rows are zeros
         self.fully_connected = fully_connected  # only fully connected layers have it
         self.asked_scheme = scheme
         self.scheme = scheme  # as asked for, or ps where the plan settled on it
@@ -101,6 +103,7 @@ class SyncedLayer:
             parameter_wire=self.parameter_wire,
             float32_value=self.on_servers and self.has_masters,
             row_gradient=self.row_gradient,
+            zeros_are_missing=self.zeros_are_missing,
             lossy=self.compression.allowed,
             topk_fraction=self.compression.topk_fraction,
             powersgd_rank=self.compression.powersgd_rank,
@@ -122,6 +125,16 @@ class SyncedLayer:
         """Whether the layer may take a scheme that sends factors."""
         return self.factorable and (self.scheme == "auto" or takes_factors(self.scheme))
 
+    @property
+    def counted(self) -> bool:
+        """Whether the scheme of its exchanges depends on how many factors or rows its gradients have."""
+        return not self.grouped and (self.uses_factors or (self.row_gradient and self.scheme == "auto"))
+
+    @property
+    def sends_rows(self) -> bool:
+        """Whether the next exchange takes the gradient as rows."""
+        return self.row_gradient and takes_rows(self.next_scheme if self.counted else self.scheme)
+
     def ask_for(self, scheme: str) -> None:
         """Sets the only scheme that the job can use, whatever the user has asked for."""
         self.asked_scheme = self.scheme = scheme
@@ -139,7 +152,8 @@ class SyncedLayer:
         self, layer: int, unit: tuple[int, int], facts: _core.Unit, planned: _core.Layer, shard_bytes: int
     ) -> None:
         """Notes the layer's number and unit in a client to which it has been added, as the plan has it."""
-        open_to_ps = (self.scheme == "auto" and self.factorable) or is_lossy(self.scheme)
+        is_open = self.scheme == "auto" and (self.factorable or self.zeros_are_missing)
+        open_to_ps = is_open or is_lossy(self.scheme)
         grouped = open_to_ps and planned.scheme == "ps"
         self.kept_count = planned.kept_count
         self.layer, self.unit, self.shard_bytes = layer, unit, shard_bytes
@@ -158,6 +172,7 @@ class SyncedLayer:
         """
         self.parameter_wire = parameter_wire if self.dtype == "float32" else "fp32"
         self.on_servers, self.factorable = True, False
+        self.row_gradient = self.zeros_are_missing = False
         self.scheme, self.next_scheme, self.grouped = "ps", "ps", False
 
     def update_by(self, updater: object) -> None:

@@ -24,6 +24,7 @@ class LayerTable:
     def __init__(self, layers: Sequence[SyncedLayer]) -> None:
         self._layers = layers
         self._factorable: list[SyncedLayer] = []
+        self._counted: list[SyncedLayer] = []  # these, and those that may travel as rows
         self._agreed = False
 
     def connect(self, client: _core.Client, control: Control) -> None:
@@ -39,6 +40,7 @@ class LayerTable:
             unit = plan.unit_of_layer[index]
             layer.place(first + index, (first, unit), plan.units[unit], plan.layers[index], shard_bytes)
         self._factorable = [layer for layer in self._layers if layer.uses_factors]
+        self._counted = [layer for layer in self._layers if layer.counted]
 
     def renew(self, layers: Sequence[SyncedLayer]) -> None:
         """Adds these layers again, because they or others have changed. Their residuals stay. Collective."""
@@ -73,10 +75,10 @@ class LayerTable:
 
     def resume(self, attempt: int) -> None:
         """Makes the next exchanges take the schemes that they would take without a failure. Call it after `connect`."""
-        sums = [layer.factor_sum_before(attempt) for layer in self._factorable]
+        sums = [layer.factor_sum_before(attempt) for layer in self._counted]
         if None in sums:
             return
-        for layer, factor_sum in zip(self._factorable, sums, strict=True):
+        for layer, factor_sum in zip(self._counted, sums, strict=True):
             self._client.set_factor_count(layer.layer, factor_sum)
         self._agreed = True
 
@@ -88,5 +90,5 @@ class LayerTable:
                 rows = self._control.sum([layer.forward_rows for layer in self._factorable])
                 for layer, count in zip(self._factorable, rows, strict=True):
                     self._client.set_factor_count(layer.layer, count)
-        for layer in self._factorable:
+        for layer in self._counted:
             layer.take_next_scheme(self._client)

@@ -13,7 +13,7 @@ from poseidon.adapter.layer import SyncedLayer
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.priorities import Priorities
 from poseidon.options import Settings
-from poseidon.schemes import is_lossy
+from poseidon.schemes import is_lossy, takes_rows
 
 _ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _LONG_SECONDS = 1.0
@@ -179,13 +179,19 @@ def _factor_count(entry: SyncedLayer, client: _core.Client, worker_count: int) -
     return cost.mean_factor_count(client.layer_stats(entry.layer).factor_count, worker_count)
 
 
+def _reason_of_rows(scheme: str, row_count: int | None) -> str:
+    if takes_rows(scheme):
+        return "its gradient has few rows"
+    return "row count not known yet" if row_count is None else "its gradient has many rows"
+
+
 def _reason(
     entry: SyncedLayer, scheme: str, settings: Settings, factor_count: int | None, cluster: _core.Cluster
 ) -> str:
     if entry.on_servers:
         return "updated by the servers"
-    if entry.row_gradient:
-        return "its gradient has few rows"
+    if entry.row_gradient and not entry.grouped:
+        return _reason_of_rows(scheme, factor_count)
     if entry.grouped and is_lossy(entry.asked_scheme):
         return f"too small for {entry.asked_scheme}, or no matrix"
     if is_lossy(scheme):

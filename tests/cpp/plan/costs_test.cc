@@ -135,6 +135,22 @@ TEST(BestScheme, AChoiceHoldsFromHalfToTwiceItsFactorCount) {
   EXPECT_EQ(best_scheme(layer, 100, {1, 1, Placement::colocated}, {Scheme::sfb, 100}), Scheme::local);
 }
 
+TEST(BestScheme, RowsWhoseAbsenceMeansZerosTravelAsRowsWhileTheyAreFewer) {
+  const Cluster cluster{8, 8, Placement::colocated};
+  Layer table = matrix(1000, 9);
+  table.row_gradient = table.zeros_are_missing = true;
+  EXPECT_EQ(best_scheme(table, 0, cluster), Scheme::ps) << "unknown row count";
+  // rows: 2 · 7 · K · 10 numbers; ps: 4 · 9000 · 7/8.
+  EXPECT_EQ(best_scheme(table, 224, cluster), Scheme::rows);
+  EXPECT_EQ(best_scheme(table, 226, cluster), Scheme::ps);
+  EXPECT_EQ(best_scheme(table, 10, {1, 1, Placement::colocated}), Scheme::local);
+  table.zeros_are_missing = false;  // the result has to say which rows some worker has
+  for (const double row_count : {0.0, 10.0, 1000.0}) EXPECT_EQ(best_scheme(table, row_count, cluster), Scheme::rows);
+  table.zeros_are_missing = true;
+  table.scheme = Scheme::rows;
+  EXPECT_EQ(best_scheme(table, 1000, cluster), Scheme::rows);
+}
+
 TEST(AutomaticSchemes, AreThoseThatCostsDecideAmong) {
   const Cluster cluster{4, 4, Placement::colocated};
   const std::vector<Scheme> schemes = automatic_schemes(matrix(64, 64), cluster);

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from poseidon.errors import PoseidonError
-from poseidon.torch.exchange.transfer import Transfer
+from poseidon.torch.exchange.transfer import Rows, Transfer
 from poseidon.torch.model.factors import Factors
 from poseidon.torch.model.gradient_form import RowsForm
 from poseidon.torch.model.parameters import SyncedParameter
@@ -92,7 +92,7 @@ class PendingExchange:
         if self.rows is None or not isinstance(form, RowsForm):
             return form.read(self.buffer, self.grad)
         indices, values = self.rows
-        return form.read(values, self.grad) if indices is None else form.from_rows(indices, values)
+        return form.read(values, self.grad) if indices is None else form.from_rows(indices, values, self.grad)
 
     def land_update(self, present: bool) -> None:
         """The same for a parameter that the servers update."""
@@ -115,8 +115,9 @@ def start_exchange(transfer: Transfer, entry: SyncedParameter, divisor: int, cou
             return _start_update(transfer, entry, grad, divisor, counts)
         if grad is None and not factors:
             return start_absent(transfer, entry, divisor, counts)
-        if grad is not None and grad.is_sparse and entry.row_gradient:
-            return _start_rows(transfer, entry, grad, divisor)
+        if grad is not None and (rows := _rows_to_send(entry, grad)) is not None:
+            transfer.rows(entry.layer, rows, divisor)
+            return PendingExchange(entry, rows[1], grad, by_rows=True)
         if factors and entry.may_send(factors.lefts[0].dtype) and (grad is None or not grad.any()):
             pending = _in_place(entry, grad) or PendingExchange(entry, entry.new_buffer(), grad)
             transfer.factors(entry.layer, factors, pending.buffer, divisor, entry.next_scheme)
@@ -128,7 +129,7 @@ def start_exchange(transfer: Transfer, entry: SyncedParameter, divisor: int, cou
 
 def start_absent(transfer: Transfer, entry: SyncedParameter, divisor: int, counts: bool = True) -> PendingExchange:
     """Takes part in the exchange of a parameter without a gradient."""
-    if entry.row_gradient:
+    if entry.sends_rows:
         transfer.rows(entry.layer, None, divisor, counts)
         buffer = torch.empty((0, entry.shape[1]), dtype=entry.layout.dtype, device=entry.param.device)
         return PendingExchange(entry, buffer, by_rows=True, absent=True)
@@ -137,11 +138,9 @@ def start_absent(transfer: Transfer, entry: SyncedParameter, divisor: int, count
     return pending
 
 
-def _start_rows(transfer: Transfer, entry: SyncedParameter, grad: torch.Tensor, divisor: int) -> PendingExchange:
-    assert isinstance(entry.form, RowsForm)
-    rows = entry.form.rows_of(grad)
-    transfer.rows(entry.layer, rows, divisor)
-    return PendingExchange(entry, rows[1], grad, by_rows=True)
+def _rows_to_send(entry: SyncedParameter, grad: torch.Tensor) -> Rows | None:
+    """None: the gradient travels whole."""
+    return entry.form.rows_of(grad) if entry.sends_rows and isinstance(entry.form, RowsForm) else None
 
 
 def _in_place(entry: SyncedParameter, grad: torch.Tensor | None) -> PendingExchange | None:
@@ -163,7 +162,7 @@ def _start_dense(
             entry.form.write(grad, pending.buffer)
     factors.add_to(pending.buffer)
     entry.begin_dense_exchange()
-    transfer.dense(entry.layer, pending.buffer, divisor, entry.next_scheme, entry.known_factor_count())
+    transfer.dense(entry.layer, pending.buffer, divisor, entry.next_scheme, entry.known_factor_count(pending.buffer))
     return pending
 
 

@@ -400,7 +400,7 @@ class Synchronizer(InFlight):
         for pending in exchanges:
             # Not `pending.absent`: what this rank has contributed may have come too late to be in.
             stats = self._client.layer_stats(pending.entry.layer)
-            if pending.attempt >= 0 and pending.entry.uses_factors:
+            if pending.attempt >= 0 and pending.entry.counted:
                 pending.entry.note_factor_sum(pending.attempt, stats.factor_count)
             if pending.by_rows and stats.present:
                 pending.rows = self._transfer.result_rows(pending.entry.layer, pending.buffer)

@@ -46,7 +46,7 @@ def collect_parameters(
         sparse = any(_makes_sparse(part) for part, _, _ in owners[param])
         if sparse and is_lossy(wanted):
             wanted = "auto"  # its rows are few already
-        by_rows = (wanted == "auto" or takes_rows(wanted)) and settings.stragglers != "drop"
+        by_rows = _may_send_rows(param, owners[param], wanted, allowed, settings)
         form = form_of(param, sparse, by_rows)
         if form.layout.dtype not in DTYPE_NAMES:
             raise InvalidArgument(
@@ -55,7 +55,7 @@ def collect_parameters(
                 "requires_grad=False"
             )
         linears = _capturing_linears(param, owners[param])
-        if not linears and wanted != "auto" and not is_lossy(wanted) and not (sparse and by_rows):
+        if not linears and wanted != "auto" and not is_lossy(wanted) and not by_rows:
             wanted = "ps"
         if wanted != "auto" or sparse or form.layout.dtype != torch.float32:
             allowed = ""  # it is for float32 gradients whose scheme is open
@@ -109,8 +109,21 @@ def check_wire(name: str, param: nn.Parameter, scheme: str, wire: str) -> None:
         )
 
 
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+
+
 def _makes_sparse(module: nn.Module) -> bool:
-    return isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
+    return isinstance(module, _EMBEDDINGS) and module.sparse
+
+
+def _may_send_rows(param: nn.Parameter, owners: list[_Owner], wanted: str, allowed: str, settings: Settings) -> bool:
+    """Whether the gradient may travel as rows: a sparse one, or a dense one of embeddings alone."""
+    if settings.stragglers == "drop" or not (wanted == "auto" or takes_rows(wanted)):
+        return False
+    if any(_makes_sparse(part) for part, _, _ in owners):
+        return True
+    travels_alone = takes_rows(wanted) or (param.nbytes > settings.small_bytes and not is_lossy(allowed))
+    return travels_alone and _is_table(param, owners)
 
 
 _Owner = tuple[nn.Module, str, str]  # module, attribute, full name
@@ -124,6 +137,12 @@ def _owners(module: nn.Module) -> dict[nn.Parameter, list[_Owner]]:
                 full = f"{prefix}.{attribute}" if prefix else attribute
                 owners.setdefault(param, []).append((part, attribute, full))
     return owners
+
+
+def _is_table(param: nn.Parameter, owners: list[_Owner]) -> bool:
+    """Whether `param` is the weight of embeddings, and of no other module, whose dense gradients may have few rows."""
+    fits = param.dim() == 2 and param.is_contiguous() and not param.is_complex()
+    return fits and all(isinstance(part, _EMBEDDINGS) and attribute == "weight" for part, attribute, _ in owners)
 
 
 def _capturing_linears(param: nn.Parameter, owners: list[_Owner]) -> list[nn.Linear]:

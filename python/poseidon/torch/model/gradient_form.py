@@ -14,6 +14,8 @@ class DenseForm:
     """The gradient as it is. `layout`, on the meta device, is the layout of what is exchanged."""
 
     is_sparse = False
+    sends_rows = False
+    """Whether schemes that take rows may take it."""
 
     def __init__(self, param: torch.Tensor) -> None:
         self.layout = torch.empty_like(param, device="meta", requires_grad=False)
@@ -63,7 +65,48 @@ class ComplexForm(DenseForm):
 
 
 class RowsForm(DenseForm):
-    """The sparse gradient of an embedding, as the rows that it has: for the scheme `rows`.
+    """A gradient that may travel as some of its rows."""
+
+    sends_rows = True
+
+    def rows_of(self, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The indices (int32) and values of the rows to send, in ascending order, each row once. None: all rows."""
+        raise NotImplementedError
+
+    def from_rows(self, indices: torch.Tensor, rows: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
+        """The gradient that has these rows: `into` overwritten, or a new tensor."""
+        raise NotImplementedError
+
+
+class TouchedRowsForm(RowsForm):
+    """The dense gradient of an embedding, as the rows that are not zeros.
+
+    They are found in the gradient itself. What forward was given does not tell them all: other uses of the weight, and
+    hooks, add to the gradient, too. A row counts as zeros only if all its bits are.
+    """
+
+    def row_mask(self, grad: torch.Tensor) -> torch.Tensor:
+        """For each row whether it is not zeros."""
+        grad = grad.resolve_neg().contiguous()
+        row_bytes = grad.shape[1] * grad.element_size()
+        # Fewer, wider numbers take less time, and integers have no negative zero.
+        widest = next(kind for kind in (torch.int64, torch.int32, torch.int16) if row_bytes % kind.itemsize == 0)
+        return grad.view(widest).any(1)
+
+    def rows_of(self, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        indices = self.row_mask(grad).nonzero()[:, 0]
+        rows, cols = grad.shape
+        if indices.numel() * (cols + 1) >= rows * cols:
+            return None
+        return indices.to(torch.int32), grad.index_select(0, indices)
+
+    def from_rows(self, indices: torch.Tensor, rows: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
+        into = rows.new_zeros(self.layout.shape) if into is None else into.zero_()
+        return into.index_copy_(0, indices.to(torch.int64), rows)
+
+
+class SparseForm(RowsForm):
+    """The sparse gradient of an embedding, as the rows that it has.
 
     An optimizer treats a row of zeros and a missing row differently, so the result has the rows that some rank has. If
     some rank's gradient is dense, the result is dense, too.
@@ -91,13 +134,13 @@ class RowsForm(DenseForm):
     def read(self, buffer: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
         return super().read(buffer, None if into is None or into.is_sparse else into)
 
-    def rows_of(self, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The indices and values of a sparse gradient's rows, in ascending order, each row once."""
+    def rows_of(self, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if grad.layout == torch.strided:
+            return None
         grad = grad.coalesce()
         return grad.indices()[0].to(torch.int32), grad.values().contiguous()
 
-    def from_rows(self, indices: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """The sparse gradient that has these rows."""
+    def from_rows(self, indices: torch.Tensor, rows: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
         index = indices.to(torch.int64).unsqueeze(0)
         return torch.sparse_coo_tensor(index, rows, self._shape, is_coalesced=True, check_invariants=False)
 
@@ -105,11 +148,13 @@ class RowsForm(DenseForm):
         return self.from_rows(torch.empty(0, dtype=torch.int64, device=param.device), param.detach()[:0])
 
 
-class CountedRowsForm(RowsForm):
+class CountedRowsForm(SparseForm):
     """The same in 1-D, for schemes that add up arrays: all rows, a count of ranks for each row, and one more count.
 
     The last element counts the ranks whose gradient is dense.
     """
+
+    sends_rows = False
 
     def __init__(self, param: torch.Tensor) -> None:
         super().__init__(param)
@@ -117,12 +162,13 @@ class CountedRowsForm(RowsForm):
 
     def write(self, grad: torch.Tensor, buffer: torch.Tensor) -> None:
         rows, row_counts, dense_count = self._parts(buffer)
-        if grad.layout == torch.strided:
+        given = self.rows_of(grad)
+        if given is None:
             rows.copy_(grad)
             row_counts.fill_(1)
             dense_count.fill_(1)
             return
-        indices, values = self.rows_of(grad)
+        indices, values = given
         buffer.zero_()
         rows[indices] = values
         row_counts[indices] = 1
@@ -139,13 +185,13 @@ class CountedRowsForm(RowsForm):
         return buffer[:count].view(self._shape), buffer[count:-1], buffer[-1]
 
 
-def form_of(param: torch.Tensor, sparse: bool, by_rows: bool = True) -> DenseForm:
+def form_of(param: torch.Tensor, sparse: bool, by_rows: bool = False) -> DenseForm:
     """The form of a parameter's gradients; `sparse`: modules that have it make them sparse.
 
-    `by_rows`: sparse ones travel by the scheme `rows`.
+    `by_rows`: they may travel by the scheme `rows`.
     """
     if param.is_complex():  # torch differentiates no complex embedding
         return ComplexForm(param)
     if not sparse:
-        return DenseForm(param)
-    return RowsForm(param) if by_rows else CountedRowsForm(param)
+        return TouchedRowsForm(param) if by_rows else DenseForm(param)
+    return SparseForm(param) if by_rows else CountedRowsForm(param)

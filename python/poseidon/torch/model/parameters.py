@@ -13,7 +13,7 @@ from poseidon.adapter.layer import Compression, SyncedLayer
 from poseidon.errors import InvalidArgument
 from poseidon.schemes import converts, takes_factors, workers_multiply
 from poseidon.torch.model.factors import FactorForward, Factors
-from poseidon.torch.model.gradient_form import DenseForm, RowsForm
+from poseidon.torch.model.gradient_form import DenseForm, TouchedRowsForm
 from poseidon.torch.model.passes import Mode
 from poseidon.torch.model.stored_parameter import StoredParameter
 from poseidon.torch.tensors.compatibility import compiler, leave_uncompiled
@@ -67,7 +67,8 @@ class SyncedParameter(SyncedLayer):
             wire,
             factorable=bool(linears),
             fully_connected=all(isinstance(part, nn.Linear) for part in owners),
-            row_gradient=type(form) is RowsForm,
+            row_gradient=form.sends_rows,
+            zeros_are_missing=form.sends_rows and not form.is_sparse,
             compression=compression,
         )
         self.param = param
@@ -215,8 +216,13 @@ class SyncedParameter(SyncedLayer):
             self.factors.append(left.detach().contiguous(), right.detach().contiguous())
         return True
 
-    def known_factor_count(self) -> int | None:
-        """K of the gradient that is about to be sent; None where it is no sum of factors."""
+    def known_factor_count(self, grad: torch.Tensor) -> int | None:
+        """K of the dense gradient that is about to be sent, or its rows that are not zeros, if its scheme asks for it.
+
+        None where the gradient is no sum of factors.
+        """
+        if isinstance(self.form, TouchedRowsForm):
+            return int(self.form.row_mask(grad).sum()) if self.counted else None
         hooked = bool(getattr(self.param, "_backward_hooks", None))
         if not self.factorable or self.used_elsewhere or self.shared or hooked or self._dense_exchanges:
             return None
