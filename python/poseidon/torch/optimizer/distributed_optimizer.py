@@ -342,7 +342,7 @@ class DistributedOptimizer(OptimizerWrapper):
     def _hand_over_state(self) -> None:
         assert self._server is not None
         if self._server.connected:  # otherwise `connect` does so
-            self._server.load_states(self.state)
+            self._server.load_states(self.state, keep_digits=True)
             self.state.clear()
 
     def connect(self, restored: bool) -> None:

@@ -6,6 +6,7 @@ backward ends and receives the updated parameter into its own memory (Parameter 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -51,6 +52,7 @@ class ServerUpdate:
         self.backward_count = 0  # synchronizing ones since `Recovery` has set it to 0
         self._groups = groups
         self._rules: list[_core.UpdateRule | None] = [None] * len(groups)
+        self._has_values = False  # the servers have parameters
         self._updated = False  # by a backward whose step() is yet to come
         self._shows_means = shows_means
         self._aggregator = aggregator
@@ -60,7 +62,7 @@ class ServerUpdate:
     def connect(self, client: _core.Client, control: Control) -> None:
         """The servers are those of this client, to which the layers have been added; what others were told is past."""
         self._client, self._control, self.connected = client, control, True
-        self._rules, self._updated = [None] * len(self._groups), False
+        self._rules, self._updated, self._has_values = [None] * len(self._groups), False, False
         self._step += 1
 
     def disconnect(self) -> None:
@@ -221,8 +223,11 @@ class ServerUpdate:
         dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32  # as torch does
         return {"step": torch.tensor(float(update_count), dtype=dtype)}
 
-    def load_states(self, states: States) -> None:
-        """Collective: makes `states` the optimizer's state. Every rank passes the same; rank 0's arrays are taken."""
+    def load_states(self, states: States, keep_digits: bool = False) -> None:
+        """Collective: makes `states` the optimizer's state. Every rank passes the same; rank 0's arrays are taken.
+
+        The servers take rank 0's parameters, too. `keep_digits`: not those that are here as the last step brought them.
+        """
         for entry in self.entries:
             state = states.get(entry.param, {})
             arrays = [state[name] for name in self.algorithm.state_names if state.get(name) is not None]
@@ -233,7 +238,7 @@ class ServerUpdate:
                         f"{tuple(entry.param.shape)}: load the checkpoint of the same model"
                     )
             _stored(entry).state_count = len(arrays)
-        self._publish(states)
+        self._publish(states, keep_digits)
 
     def resume(self, states: States) -> int:
         """Collective: every rank gets what the servers' newest checkpoint has, and its version is returned.
@@ -263,7 +268,7 @@ class ServerUpdate:
 
     def push_parameters(self) -> None:
         """Collective: the servers and all ranks take over rank 0's parameters; the optimizer's state stays."""
-        self._publish(self.pull_states() if self._client.rank == 0 else {})
+        self._publish(self.pull_states() if self._client.rank == 0 else {}, keep_digits=True)
 
     def pull_parameters(self) -> None:
         """Collective: every rank takes over the servers' parameters, as they are when all have called it."""
@@ -274,10 +279,10 @@ class ServerUpdate:
         self._control.barrier()  # nor again before all have pulled
         self._take_over()
 
-    def _publish(self, states: States) -> None:
+    def _publish(self, states: States, keep_digits: bool) -> None:
         self._control.barrier()  # a rank that is behind may still push
         if self._client.rank == 0:
-            self._assign(states)
+            self._assign(states, self._kept_masters() if keep_digits and self._has_values else {})
             self._pull_parameters()  # also waits until the servers have the assignments, which nobody acknowledges
         self._control.barrier()
         if self._client.rank != 0:
@@ -286,16 +291,18 @@ class ServerUpdate:
 
     def _take_over(self) -> None:
         """The parameters are what has just been received."""
+        self._has_values = True
         for entry in self.entries:
             _stored(entry).update_count = self._client.layer_stats(entry.layer).update_count
             _stored(entry).received()
         self._updated = False
 
-    def _assign(self, states: States) -> None:
+    def _assign(self, states: States, masters: Mapping[SyncedParameter, torch.Tensor]) -> None:
         entries = self.entries
         counts = {entry: self._update_count(states.get(entry.param, {})) for entry in entries}
         for entry in entries:
-            self._client.assign(entry.layer, borrowed(_host_array(entry.param, entry)), 0, counts[entry])
+            value = masters[entry] if entry in masters else _host_array(entry.param, entry)
+            self._client.assign(entry.layer, borrowed(value), 0, counts[entry])
         self._wait(entries)
         for number, name in enumerate(self.algorithm.state_names, start=1):
             having = [entry for entry in entries if states.get(entry.param, {}).get(name) is not None]
@@ -303,6 +310,21 @@ class ServerUpdate:
                 array = _host_array(states[entry.param][name], entry)
                 self._client.assign(entry.layer, borrowed(array), number, counts[entry])
             self._wait(having)
+
+    def _kept_masters(self) -> dict[SyncedParameter, torch.Tensor]:
+        """The servers' float32 values of parameters that are here as steps have brought them, rounded."""
+        hosts = {entry: _new_host(entry) for entry in self.entries if entry.parameter_wire == "bf16"}
+        self._pull(list(hosts), list(hosts.values()), 0)
+        own = {entry: entry.param.detach().cpu() for entry in hosts}
+        kept = {entry: flat_view(host) for entry, host in hosts.items() if torch.equal(_rounded(host), own[entry])}
+        others = [param for entry, param in own.items() if entry not in kept]
+        if others and all(torch.equal(_rounded(param), param) for param in others):
+            warnings.warn(
+                "the parameters that servers take over have the digits of bfloat16, so what was rounded off before "
+                "they were saved is lost: with parameter_wire=bf16 call pull_parameters() before you save the model",
+                stacklevel=6,
+            )
+        return kept
 
     def _update_count(self, state: Mapping[str, Any]) -> int:
         if self.algorithm.counts_steps:
@@ -316,7 +338,7 @@ class ServerUpdate:
         self._pull(list(hosts), list(hosts.values()), 0)
         for entry, host in hosts.items():
             if rounded and entry.parameter_wire == "bf16":
-                host.copy_(host.bfloat16())
+                host.copy_(_rounded(host))
         self._receive(hosts)
 
     def _new_hosts(self) -> dict[SyncedParameter, torch.Tensor]:
@@ -360,6 +382,11 @@ def _kept_bytes(entry: SyncedParameter, size_bytes: int) -> int:
 def _stored(entry: SyncedParameter) -> StoredParameter:
     assert entry.stored is not None
     return entry.stored
+
+
+def _rounded(tensor: torch.Tensor) -> torch.Tensor:
+    """What arrives of float32 values with parameter_wire=bf16."""
+    return tensor.bfloat16().float()
 
 
 def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
