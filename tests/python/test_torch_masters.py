@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +82,14 @@ def train(
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("wire", ["bf16", "fp16"])
+@pytest.mark.parametrize("wire", ["bf16", "fp16", "int8"])
 def test_rounded_gradients_go_into_the_update_without_another_rounding(wire: str, optimizer: str) -> None:
     answers = workers.run(RANKS, train, torch.float32, optimizer, wire, "fp32")
     assert all(all(same) and masters == "masters" for same, _, masters in answers), answers
     assert all_equal([bits for _, bits, _ in answers])
 
 
-@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+@pytest.mark.parametrize("wire", ["fp32", "bf16", "int8"])
 def test_parameters_come_back_rounded_and_the_servers_keep_float32(wire: str) -> None:
     answers = workers.run(RANKS, train, torch.float32, "adamw", wire, "bf16", parameter_wire="bf16")
     assert all(all(same) and masters == "masters" for same, _, masters in answers), answers
@@ -151,6 +152,58 @@ def test_a_resumed_run_has_the_bits_of_an_undisturbed_one(dtype: torch.dtype, tm
     assert [version for version, _ in interrupted] == [0, 0]
     assert [version for version, _ in resumed] == [5, 5]
     assert all_equal([bits for _, bits in straight + resumed])
+
+
+def masters_after(what: str) -> tuple[bool, bool, list[str]]:
+    """Whether the servers keep the digits of the first layer's and of the last layer's values, and what is warned."""
+    module = mlp()
+    model = poseidon.DistributedDataParallel(module)
+    distributed = poseidon.DistributedOptimizer(SGD(model.parameters(), lr=0.05), model, update="server")
+
+    def step(number: int) -> None:
+        inputs, targets = (part.chunk(2)[poseidon.rank()] for part in mlp_batch(number, 8))
+        distributed.zero_grad()
+        F.mse_loss(model(inputs), targets).backward()
+        distributed.step()
+
+    step(0)
+    seen = copy.deepcopy(module.state_dict())
+    distributed.pull_parameters()
+    masters = copy.deepcopy(module.state_dict())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        if what not in ("pulled", "saved"):
+            module.load_state_dict(seen)
+        if what == "edited":
+            with torch.no_grad():
+                module[4].weight.mul_(1.001)
+        if what == "saved":
+            step(1)
+            module.load_state_dict(seen)
+        if what == "loaded":
+            distributed.load_state_dict(distributed.state_dict())
+        else:
+            distributed.push_parameters()
+    distributed.pull_parameters()
+    first, last = (torch.equal(module[i].weight, masters[f"{i}.weight"]) for i in (0, 4))
+    assert torch.equal(rounded(module[0].weight, "bf16"), seen["0.weight"])
+    return first, last, [str(one.message) for one in told if "bfloat16" in str(one.message)]
+
+
+@pytest.mark.parametrize(
+    ("what", "first", "last"),
+    [
+        ("unchanged", True, True),
+        ("loaded", True, True),
+        ("pulled", True, True),
+        ("edited", True, False),
+        ("saved", False, False),
+    ],
+)
+def test_pushed_parameters_that_are_unchanged_keep_the_servers_digits(what: str, first: bool, last: bool) -> None:
+    answers = workers.run(2, masters_after, what, parameter_wire="bf16")
+    assert [answer[:2] for answer in answers] == [(first, last)] * 2
+    assert [len(told) for *_, told in answers] == [int(what == "saved"), 0]
 
 
 def in_a_job(case: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:

@@ -50,7 +50,9 @@ def rounded(tensor: torch.Tensor, wire: str) -> torch.Tensor:
         return tensor
     blocks = torch.cat([tensor.flatten(), torch.zeros(-tensor.numel() % BLOCK)]).view(-1, BLOCK)
     largest = blocks.abs().amax(1, keepdim=True)
-    steps = torch.round(blocks * torch.where(largest > 0, 127 / largest, 0))
+    # Not 127 / largest, which torch computes as a reciprocal and a product: two roundings instead of one.
+    levels = torch.full_like(largest, 127)
+    steps = torch.round(blocks * torch.where(largest > 0, levels / largest, 0))
     return (steps * (largest / 127)).flatten()[: tensor.numel()].view_as(tensor)
 
 
