@@ -35,12 +35,15 @@ struct Cluster {
   int core_count(int server) const { return core_counts.empty() ? 1 : core_counts[static_cast<std::size_t>(server)]; }
 };
 
-/// How lossy schemes compress a layer (docs/lossy.md).
+/// How lossy schemes and wire formats compress a layer (docs/lossy.md, docs/wire-formats.md).
 struct Compression {
   Scheme allowed = Scheme::automatic;  // the lossy scheme that `auto` may choose beside the exact ones; automatic: none
   double topk_fraction = 0.01;         // topk: the part of the elements that a worker sends, above 0 and at most 1
   std::size_t powersgd_rank = 4;       // powersgd: the rank of what a worker sends
   std::size_t rows = 0;  // powersgd: rows of the layer as a matrix, which divide its elements; 0: it is none
+  // A worker keeps what the wire format has rounded off a dense gradient, and adds it to the next one. Layers of a
+  // group then travel as they are.
+  bool error_feedback = false;
 };
 
 /// One tensor to synchronize, as the framework sees it.
@@ -90,6 +93,9 @@ std::vector<Scheme> automatic_schemes(const Layer& layer, const Cluster& cluster
 /// Whether `chosen` is the exact scheme that may be chosen for a layer that names a lossy one, whatever its factor
 /// count.
 bool chooses_exact(const Layer& layer, Scheme chosen);
+
+/// Whether a worker keeps what is rounded off the layer's dense gradients (Compression::error_feedback).
+bool keeps_rounding(const Layer& layer);
 
 /// The number of float32s that a worker keeps from step to step of a layer that takes a lossy scheme, or may come to
 /// take one. 0 for other layers.

@@ -47,6 +47,8 @@ def connect(**options: Any) -> Exchange:
     `servers` everything stays in this process. Raises a PoseidonError that says who or what is missing.
     """
     settings = resolve(**options)
+    if settings.error_feedback == "on":
+        raise InvalidArgument("an exchange of arrays keeps nothing that `wire` rounds off: leave error_feedback out")
     client = Client.connect(settings.core(), None if settings.world_size == 1 else shared_store(settings))
     settle_chunk_bytes(client, settings)
     tell_notices(client)

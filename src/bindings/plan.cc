@@ -52,7 +52,8 @@ void bind_layer(nb::module_& module) {
           [](Layer* self, std::string name, const std::string& dtype, std::size_t element_count, std::size_t rows,
              std::size_t cols, const std::string& scheme, bool stored, bool whole, const std::string& wire,
              const std::string& parameter_wire, bool float32_value, bool row_gradient, bool zeros_are_missing,
-             const std::string& lossy, double topk_fraction, std::size_t powersgd_rank, std::size_t matrix_rows) {
+             const std::string& lossy, double topk_fraction, std::size_t powersgd_rank, std::size_t matrix_rows,
+             bool error_feedback) {
             new (self) Layer{std::move(name),
                              dtype_from(dtype),
                              element_count,
@@ -67,14 +68,15 @@ void bind_layer(nb::module_& module) {
                              row_gradient,
                              zeros_are_missing,
                              {lossy.empty() ? Scheme::automatic : concrete_scheme(lossy), topk_fraction, powersgd_rank,
-                              matrix_rows}};
+                              matrix_rows, error_feedback}};
           },
           nb::arg("name"), nb::arg("dtype"), nb::arg("element_count"), nb::arg("rows") = 0, nb::arg("cols") = 0,
           nb::arg("scheme") = "auto", nb::arg("stored") = false, nb::arg("whole") = false, nb::arg("wire") = "fp32",
           nb::arg("parameter_wire") = "fp32", nb::arg("float32_value") = false, nb::arg("row_gradient") = false,
           nb::arg("zeros_are_missing") = false, nb::arg("lossy") = "",
           nb::arg("topk_fraction") = Compression().topk_fraction,
-          nb::arg("powersgd_rank") = Compression().powersgd_rank, nb::arg("matrix_rows") = 0)
+          nb::arg("powersgd_rank") = Compression().powersgd_rank, nb::arg("matrix_rows") = 0,
+          nb::arg("error_feedback") = false)
       .def_prop_ro("kept_count", [](const Layer& layer) { return kept_count(layer); })
       .def_ro("name", &Layer::name)
       .def_prop_ro("dtype", [](const Layer& layer) { return std::string(dtype_name(layer.dtype)); })

@@ -88,7 +88,13 @@ double SchemeCost::busiest(const Cluster& cluster) const {
   return cluster.placement == Placement::colocated ? server_and_worker : std::max(worker, server);
 }
 
+bool keeps_rounding(const Layer& layer) {
+  return layer.compression.error_feedback && layer.wire != WireFormat::fp32 && layer.dtype == DType::float32 &&
+         (!layer.row_gradient || layer.zeros_are_missing);
+}
+
 std::size_t kept_count(const Layer& layer) {
+  if (keeps_rounding(layer)) return layer.element_count;
   const Scheme lossy = layer.scheme == Scheme::automatic ? layer.compression.allowed : layer.scheme;
   if (lossy == Scheme::automatic || !traits_of(lossy).lossy) return 0;
   const auto& count = traits_of(lossy).kept_count;

@@ -192,6 +192,7 @@ class UnitBuilder {
       return finish(std::move(unit));
     }
     layer.scheme = Scheme::ps;
+    if (layer.compression.error_feedback) layer.wire = WireFormat::fp32;  // a group keeps no residual
     const std::pair kind(layer.dtype, wire_dtype_of(layer, true, plan_.cluster));
     Unit& group = open_groups_[kind];
     append(group, index);
@@ -251,8 +252,8 @@ std::string layer_text(const Plan& plan, std::uint32_t index) {
   text += layer.factorable() ? std::to_string(layer.rows) + "x" + std::to_string(layer.cols)
                              : std::to_string(layer.element_count);
   return text + "] " + std::string(scheme_name(layer.scheme)) + (layer.stored ? " stored" : "") +
-         (layer.whole ? " whole" : "") + (layer.row_gradient ? " rows" : "") +
-         (layer.zeros_are_missing ? " or dense" : "") + compression_text(layer);
+         (layer.whole ? " whole" : "") + (keeps_rounding(layer) ? " feedback" : "") +
+         (layer.row_gradient ? " rows" : "") + (layer.zeros_are_missing ? " or dense" : "") + compression_text(layer);
 }
 
 }  // namespace

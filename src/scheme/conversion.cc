@@ -21,6 +21,16 @@ std::span<std::byte> pooled(Exchange& exchange, std::size_t size_bytes, const Li
   return exchange.progress.converted.emplace_back(links.pool->take(size_bytes)).span();
 }
 
+/// Rounds a chunk. What is lost is kept for the next step, if the layer keeps it.
+void encode_values(Exchange& exchange, const Chunk& chunk, const std::byte* values, std::byte* out) {
+  const DType to = exchange.unit().wire_dtype;
+  const std::size_t value_count = chunk.size_bytes / sizeof(float);
+  const Layer* layer = exchange.about.layer;
+  if (layer == nullptr || !keeps_rounding(*layer)) return kernel::encode(to, floats(values), out, value_count);
+  std::byte* const residual = exchange.kept.memory_of(kept_count(*layer)).data() + chunk.offset_bytes;
+  kernel::encode_with_feedback(to, floats(values), floats(residual), out, value_count);
+}
+
 }  // namespace
 
 std::span<const std::byte> encode_chunk(Exchange& exchange, const Chunk& chunk,
@@ -32,12 +42,12 @@ std::span<const std::byte> encode_chunk(Exchange& exchange, const Chunk& chunk,
                         pieces[0].data() == result.data() + chunk.offset_bytes;
   if (in_place) {
     std::byte* const memory = result.data() + chunk.offset_bytes;
-    kernel::encode(unit.wire_dtype, floats(memory), memory, chunk.size_bytes / sizeof(float));
+    encode_values(exchange, chunk, memory, memory);
     return {memory, wire_bytes};
   }
   const std::span<std::byte> out = pooled(exchange, wire_bytes, links);
   if (pieces.size() == 1) {
-    kernel::encode(unit.wire_dtype, floats(pieces[0].data()), out.data(), chunk.size_bytes / sizeof(float));
+    encode_values(exchange, chunk, pieces[0].data(), out.data());
     return out;
   }
   Buffer together = links.pool->take(chunk.size_bytes);
@@ -46,7 +56,7 @@ std::span<const std::byte> encode_chunk(Exchange& exchange, const Chunk& chunk,
     std::memcpy(together.data() + filled_bytes, piece.data(), piece.size());
     filled_bytes += piece.size();
   }
-  kernel::encode(unit.wire_dtype, floats(together.data()), out.data(), chunk.size_bytes / sizeof(float));
+  encode_values(exchange, chunk, together.data(), out.data());
   links.pool->give_back(std::move(together));
   return out;
 }

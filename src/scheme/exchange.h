@@ -81,8 +81,8 @@ struct Progress {
 
 class SchemeProtocol;
 
-/// What a lossy scheme keeps of a unit from one step to the next. Only the loop thread and, during an exchange, its
-/// computation use it.
+/// What a lossy scheme, or a wire format with error feedback, keeps of a unit from one step to the next. Only the loop
+/// thread and, during an exchange, its computation use it.
 struct Kept {
   Buffer memory;  // float32s: what has not been sent yet, for each element, and then what else the scheme keeps
 

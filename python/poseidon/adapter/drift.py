@@ -44,6 +44,11 @@ def check_model(settings: Settings, entries: Sequence[SyncedLayer], sends_buffer
             "ranks are to agree on them"
         )
     for entry in entries:
+        if entry.keeps_rounding:
+            raise InvalidArgument(
+                f"parameter {entry.name} has wire {entry.wire} with error_feedback, which {drift_option(settings)} "
+                "excludes, because servers may leave out what was sent: leave one of the two out"
+            )
         if entry.asked_scheme != "auto" and not SCHEMES[entry.asked_scheme].can_drop_late:
             raise InvalidArgument(
                 f"parameter {entry.name} asks for scheme {entry.asked_scheme}, in which every worker waits for all "

@@ -23,7 +23,7 @@ LossyChoice = str | Mapping[str, str]
 
 @dataclass(frozen=True)
 class Compression:
-    """How lossy schemes compress a layer, if it takes one."""
+    """How lossy schemes and wire formats compress a layer, if it takes one."""
 
     allowed: str = ""
     """The lossy scheme that `auto` may choose beside the exact ones; empty: none."""
@@ -36,6 +36,9 @@ class Compression:
 
     rows: int = 0
     """powersgd: the rows of the layer as a matrix; 0: it is none."""
+
+    error_feedback: bool = False
+    """What the wire format rounds off a dense gradient is added to the next one."""
 
 
 class SyncedLayer:
@@ -74,7 +77,7 @@ class SyncedLayer:
         self.wire = wire  # the format in which the numbers of a float32 gradient travel
         self.next_scheme = ""  # the one that the next exchange takes, the same on every rank
         self.grouped = False  # so small that it travels with others
-        self.kept_count = 0  # the float32s that a lossy scheme keeps; 0: it never takes one
+        self.kept_count = 0  # the float32s that wait for later steps; 0: none ever do
         self.layer = -1  # number in the client
         self.unit = (-1, -1)  # equal for layers that travel together
         self.bytes_per_value = 0.0  # on the way, of a dense gradient and of factors
@@ -108,6 +111,7 @@ class SyncedLayer:
             topk_fraction=self.compression.topk_fraction,
             powersgd_rank=self.compression.powersgd_rank,
             matrix_rows=self.compression.rows,
+            error_feedback=self.compression.error_feedback,
         )
 
     @property
@@ -116,9 +120,16 @@ class SyncedLayer:
         return self.dtype == "bfloat16"
 
     @property
+    def keeps_rounding(self) -> bool:
+        """Whether what the wire format rounds off waits for the next step, unless it is too small for that."""
+        return self.compression.error_feedback and self.wire != "fp32" and self.dtype == "float32"
+
+    @property
     def may_be_lossy(self) -> bool:
-        """Whether it takes a lossy scheme, or may come to take one, unless it is too small for that."""
-        return not self.on_servers and (is_lossy(self.scheme) or bool(self.compression.allowed))
+        """Whether a part of its gradients may wait for later steps, unless it is too small for that."""
+        return self.keeps_rounding or (
+            not self.on_servers and (is_lossy(self.scheme) or bool(self.compression.allowed))
+        )
 
     @property
     def uses_factors(self) -> bool:
@@ -143,6 +154,7 @@ class SyncedLayer:
         """Asks for a lossy scheme. It holds when the layer is next added to a client."""
         self.asked_scheme = self.scheme = self.next_scheme = scheme
         self.grouped, self.compression = False, compression
+        self.row_gradient = self.zeros_are_missing = False
 
     def send_as(self, wire: str) -> None:
         """Sets the wire format of the gradient. It holds when the layer is next added to a client."""

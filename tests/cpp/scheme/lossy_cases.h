@@ -40,14 +40,18 @@ using Step = std::vector<std::optional<Floats>>;
 /// One rank's compression, computed slowly: returns what the rank adds to the sum, and changes its residual.
 using SlowCompression = std::function<Floats(const Floats& gradient, Floats& residual)>;
 
-/// A layer of one lossy scheme in a cluster, beside a slow computation.
+/// What becomes of the mean on its way back, computed slowly.
+using SlowReturn = std::function<Floats(const Floats& mean)>;
+
+/// A layer of one lossy scheme or wire format in a cluster, beside a slow computation.
 class LossyJob {
  public:
-  LossyJob(std::size_t worker_count, const Layer& layer, SlowCompression compress)
+  LossyJob(std::size_t worker_count, const Layer& layer, SlowCompression compress, SlowReturn bring_back = nullptr)
       : cluster_(over_tcp(worker_count)),
         layer_(layer),
         id_(cluster_.add({layer})),
         compress_(std::move(compress)),
+        bring_back_(std::move(bring_back)),
         residuals_(worker_count, Floats(layer.element_count)) {}
 
   /// Makes one step, and compares bits: the results with the sum in rank order, and the residuals.
@@ -98,6 +102,7 @@ class LossyJob {
     }
     if (sum)
       for (float& value : *sum) value /= static_cast<float>(divisor);
+    if (sum && bring_back_) sum = bring_back_(*sum);
     return sum;
   }
 
@@ -105,6 +110,7 @@ class LossyJob {
   Layer layer_;
   std::uint32_t id_;
   SlowCompression compress_;
+  SlowReturn bring_back_;
   std::vector<Floats> residuals_;
 };
 

@@ -76,6 +76,10 @@ class LocalSGD(OptimizerWrapper):
                 "LocalSGD and on_failure=shrink exclude each other: a worker that is lost takes along what it has "
                 "trained since the last averaging; use on_failure=rejoin with Recovery, or abort"
             )
+        if settings.error_feedback == "on":
+            raise InvalidArgument(
+                "LocalSGD keeps nothing that the wire format of pseudo-gradients rounds off: leave error_feedback out"
+            )
         super().__init__(optimizer)
         self._context = here
         self._model = model

@@ -63,9 +63,10 @@ def collect_parameters(
             wanted_format = allowed
         check_wire(name, param, wanted, wanted_format)
         _check_lossy(name, param, wanted)
+        feedback = settings.error_feedback == "on" and not sparse
         rows = param.shape[0] if param.dim() > 1 and not sparse else 0  # a sparse one counts more than its elements
         allowed = _allowed_scheme(name, allowed, wanted_format)
-        compression = Compression(allowed, settings.topk_fraction, settings.powersgd_rank, rows)
+        compression = Compression(allowed, settings.topk_fraction, settings.powersgd_rank, rows, feedback)
         modules = [part for part, _, _ in owners[param]]
         entries.append(SyncedParameter(name, param, form, wanted, wanted_format, modules, linears, compression))
     for wishes in (schemes, formats, allowances):

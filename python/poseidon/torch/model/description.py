@@ -7,7 +7,6 @@ from collections.abc import Collection
 import torch
 from torch import nn
 
-from poseidon.schemes import is_lossy
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.version import VERSION
 
@@ -30,7 +29,7 @@ def describe(module: nn.Module, entries: list[SyncedParameter], options: str, ig
 def _exchange_of(entry: SyncedParameter) -> str:
     factorable, sparse = ", factorable" * entry.factorable, ", sparse gradients" * entry.form.is_sparse
     sparse += ", rows or dense" * entry.zeros_are_missing
-    lossy = f", lossy {entry.compression}" if is_lossy(entry.scheme) or entry.compression.allowed else ""
+    lossy = f", lossy {entry.compression}" if entry.may_be_lossy else ""
     return f"scheme {entry.scheme}, wire {entry.wire}{lossy}{factorable}{sparse}"
 
 

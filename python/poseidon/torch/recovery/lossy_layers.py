@@ -39,8 +39,8 @@ class LossyLayers:
             for entry in model.synced_parameters:
                 if entry.may_be_lossy:
                     raise InvalidArgument(
-                        f"Recovery with {what} cannot bring back what the lossy scheme of parameter {entry.name} has "
-                        "not sent: use an exact scheme for it"
+                        f"Recovery with {what} cannot bring back what the lossy scheme or wire format of parameter "
+                        f"{entry.name} has not sent: use an exact one for it, or no error_feedback"
                     )
 
     def begin(self, step: int) -> None:
