@@ -109,8 +109,8 @@ SchemeCost layer_cost(const Layer& layer, Scheme scheme, double factor_count, co
 /// local. Otherwise a layer takes its own scheme, if it names one, unless the `choice` is an exact one
 /// (chooses_exact()); the scheme of a `choice` that holds; or the cheapest of those that `auto` may choose and that
 /// take it (automatic_schemes(), or ps and a lossy one). Of several that cost the same it takes the one that is
-/// registered last: sfb before ps. `factor_count` is the mean K over the workers. If it is unknown or unbounded it is 0,
-/// and no scheme with factors is chosen.
+/// registered last: sfb before ps. `factor_count` is the mean K over the workers. If it is unknown or unbounded it is
+/// 0, and no scheme with factors is chosen.
 Scheme best_scheme(const Layer& layer, double factor_count, const Cluster& cluster, const SchemeChoice& choice = {});
 
 /// A slice of a unit's bytes, as they are in memory, and the server core that owns it (Parameter Hub §3.2.4). Each

@@ -51,6 +51,29 @@ def test_what_is_rounded_off_arrives_later(wire: str, overlapped: bool) -> None:
     assert with_feedback[0][0] < 0.75 * without[0][0], (with_feedback[0][0], without[0][0])
 
 
+def rows_and_dense() -> list[tuple[str, bool]]:
+    """An embedding's scheme by step, and whether it has kept something else than after the step before."""
+    module = nn.Embedding(200, 40)
+    model = DistributedDataParallel(module, wire="bf16")
+    assert model.synchronizer is not None
+    seen, before = [], b""
+    for used in (200, 200, 2, 2, 2):
+        model.zero_grad()
+        weights = torch.randn(used, 40, generator=torch.Generator().manual_seed(used))
+        (model(torch.arange(used)) * weights).sum().backward()
+        (layer,) = model.synchronization_stats()
+        (residual,) = model.synchronizer.residuals().values()
+        seen.append((layer.scheme, residual.tobytes() != before))
+        before = residual.tobytes()
+    return seen
+
+
+def test_an_embedding_keeps_what_its_dense_gradients_lose() -> None:
+    for seen in workers.run(2, rows_and_dense, small_bytes=0, error_feedback="on"):
+        assert {scheme for scheme, _ in seen} == {"ps", "rows"}, seen
+        assert all(changed == (scheme == "ps") for scheme, changed in seen), seen
+
+
 def in_the_end(wire: str, what: str) -> tuple[str, str, list[str]]:
     """Gradients after a checkpoint, without a break and of a new model that has loaded it, and what a state has."""
 

@@ -121,6 +121,32 @@ def test_which_layers_are_compressed_and_what_is_counted() -> None:
         assert layers == []
 
 
+def embedding(given_by: str) -> tuple[str, list[str]]:
+    """The gradients of a dense embedding over several steps, and the schemes of the last one."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(300, 40), nn.Linear(40, 30))
+    model = poseidon.DistributedDataParallel(module, scheme="auto" if given_by == "hook" else "powersgd")
+    if given_by == "hook":
+        state = state_of()
+        state.iter = 3
+        model.register_comm_hook(state, powerSGD_hook)
+    seen = []
+    for step in range(3):
+        model.zero_grad()
+        generator = torch.Generator().manual_seed(10 * step + poseidon.rank())
+        model(torch.randint(300, (20,), generator=generator)).square().sum().backward()
+        seen += [param.grad.clone() for param in module.parameters() if param.grad is not None]
+    return digest(seen), [row.scheme for row in model.plan()]
+
+
+def test_embeddings_are_compressed_as_by_the_scheme() -> None:
+    answers = [
+        workers.run(RANKS, embedding, given_by, small_bytes=0, powersgd_rank=2) for given_by in ("hook", "scheme")
+    ]
+    assert all_equal([bits for answer in answers for bits, _ in answer])
+    assert answers[0][0][1] == ["powersgd", "powersgd", "ps"]
+
+
 # Beside torch's own.
 
 
