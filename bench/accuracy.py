@@ -11,6 +11,7 @@ its best seed minus its worst one. The exit status is 1 if a task misses it. One
 judged.
 
     python bench/accuracy.py --plot accuracy.svg
+    python bench/accuracy.py --tasks cnn --choices fp32 onebit --curves loss --plot loss.svg   # Poseidon, Figure 11
     python bench/accuracy.py --tasks cnn --link 50mbit     # root and iproute2: seconds on a slow network
 """
 
@@ -21,7 +22,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from pathlib import Path
@@ -194,23 +195,42 @@ def verdicts(curves: Sequence[Curve]) -> dict[str, bool]:
 
 def print_table(curves: Sequence[Curve], tasks: dict[str, Task]) -> None:
     """One line for each task and choice, in per cent; seconds are the mean over the seeds."""
-    print(
-        "| task | choice | steps | final accuracy % | against fp32 | spread | seconds |\n|---|---|---|---|---|---|---|"
-    )
+    heads = ("task", "choice", "steps", "final loss", "final accuracy %", "against fp32", "spread", "seconds")
+    print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
     for name, task in tasks.items():
         exact = final_accuracies(curves, name, EXACT)
         for choice in dict.fromkeys(curve.choice for curve in curves):
             own = [curve.points[-1] for curve in curves if (curve.task, curve.choice) == (name, choice)]
             accuracies = [100 * accuracy for *_, accuracy in own]
             against = f"{fmean(accuracies) - 100 * fmean(exact):+.2f}" if exact else "–"
-            numbers = f"{fmean(accuracies):.2f} | {against} | {spread(accuracies):.2f}"
-            print(f"| {task.title} | {choice} | {own[0][0]} | {numbers} | {fmean(point[1] for point in own):.2f} |")
+            seconds, loss = (fmean(point[column] for point in own) for column in (1, 2))
+            numbers = f"{loss:.3f} | {fmean(accuracies):.2f} | {against} | {spread(accuracies):.2f} | {seconds:.2f}"
+            print(f"| {task.title} | {choice} | {own[0][0]} | {numbers} |")
     for name, met in verdicts(curves).items():
         print(f"{name}: int8 within the spread of fp32's seeds: {'met' if met else 'MISSED'}")
 
 
-def plot(curves: Sequence[Curve], tasks: dict[str, Task]) -> str:
-    """An SVG: a row for each task, with the accuracy by step and by second, as means over the seeds."""
+@dataclass(frozen=True)
+class Axes:
+    """What a panel shows: columns of `Curve.points`, and what the second one's numbers become."""
+
+    title: str
+    across: int
+    up: int
+    shown: Callable[[float], float] = lambda value: value
+
+
+AXES = {
+    "accuracy": (
+        Axes("accuracy % by step", 0, 3, lambda share: 100 * share),
+        Axes("accuracy % by second", 1, 3, lambda share: 100 * share),
+    ),
+    "loss": (Axes("training loss by step", 0, 2), Axes("test error % by step", 0, 3, lambda share: 100 * (1 - share))),
+}
+
+
+def plot(curves: Sequence[Curve], tasks: dict[str, Task], kind: str) -> str:
+    """An SVG: a row for each task, with the two panels of AXES[kind], as means over the seeds."""
     width, height = 400, 230
     choices = list(dict.fromkeys(curve.choice for curve in curves))
     canvas = f"{2 * width} {len(tasks) * height + 30}"
@@ -219,10 +239,10 @@ def plot(curves: Sequence[Curve], tasks: dict[str, Task]) -> str:
         '<rect width="100%" height="100%" fill="white"/>',
     ]
     for row, (name, task) in enumerate(tasks.items()):
-        for column, unit in enumerate(("step", "second")):
-            lines = {choice: _means(curves, name, choice, column) for choice in choices}
+        for column, axes in enumerate(AXES[kind]):
+            lines = {choice: _means(curves, name, choice, axes) for choice in choices}
             parts.append(f'<g transform="translate({column * width},{row * height})">')
-            parts += [*_panel(f"{task.title}: accuracy % by {unit}", lines, width, height), "</g>"]
+            parts += [*_panel(f"{task.title}: {axes.title}", lines, width, height), "</g>"]
     for index, choice in enumerate(choices):
         x, y = 45 + index * 95, len(tasks) * height + 12
         parts.append(f'<rect x="{x}" y="{y - 10}" width="12" height="12" fill="{COLOURS[index % len(COLOURS)]}"/>')
@@ -230,11 +250,11 @@ def plot(curves: Sequence[Curve], tasks: dict[str, Task]) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _means(curves: Sequence[Curve], task: str, choice: str, column: int) -> list[tuple[float, float]]:
-    """Points of (steps or seconds, accuracy in per cent), each the mean over the seeds."""
+def _means(curves: Sequence[Curve], task: str, choice: str, axes: Axes) -> list[tuple[float, float]]:
+    """The points of a panel, each the mean over the seeds."""
     seeds = [curve.points for curve in curves if (curve.task, curve.choice) == (task, choice)]
     return [
-        (fmean(point[column] for point in same), 100 * fmean(point[3] for point in same))
+        (fmean(point[axes.across] for point in same), axes.shown(fmean(point[axes.up] for point in same)))
         for same in zip(*seeds, strict=True)
     ]
 
@@ -265,6 +285,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--segment", type=int, default=32, help=f"steps between two evaluations, a multiple of {EVERY}")
     parser.add_argument("--link", default="none", help="rate of both ports; none: loopback, unshaped")
     parser.add_argument("--plot", metavar="FILE.svg", type=Path, help="draw the curves")
+    parser.add_argument("--curves", choices=AXES, default="accuracy", help="what --plot draws")
     parser.add_argument("--json", action="store_true", help="print JSON with all curves to standard output")
     args = parser.parse_args()
     if args.segment < 1 or args.segment % EVERY:
@@ -284,7 +305,7 @@ def main() -> int:
             curves = train_all(args, tasks, fleet)
             fleet.call_same("close", timeout_seconds=TIMEOUT_S)
     if args.plot is not None:
-        args.plot.write_text(plot(curves, tasks))
+        args.plot.write_text(plot(curves, tasks, args.curves))
     met = verdicts(curves)
     if args.json:
         print(json.dumps({"link": args.link, "int8_met": met, "curves": [asdict(curve) for curve in curves]}, indent=2))

@@ -74,9 +74,11 @@ def test_losses_fall_under_every_choice(tmp_path: Path) -> None:
 def test_the_table_has_a_line_for_each_choice() -> None:
     lines = run(*TINY).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert cells[0] == ["task", "choice", "steps", "final accuracy %", "against fp32", "spread", "seconds"]
+    heads = ["task", "choice", "steps", "final loss", "final accuracy %", "against fp32", "spread", "seconds"]
+    assert cells[0] == heads
     assert [row[1] for row in cells[2:]] == ["fp32", "bf16", "int8", "local-sgd"]
-    assert all(row[2] == "32" and 40 < float(row[3]) < 100 and float(row[6]) > 0 for row in cells[2:])
+    assert all(row[2] == "32" and 0 < float(row[3]) < 1 for row in cells[2:])
+    assert all(40 < float(row[4]) < 100 and float(row[7]) > 0 for row in cells[2:])
 
 
 def test_int8_is_judged_by_the_spread_of_the_seeds() -> None:
