@@ -251,7 +251,8 @@ def batch(step: int, rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
 def make_optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
     """By the first word: sgd, adagrad, adam; "overlap" and "server" make it a DistributedOptimizer.
 
-    "local" makes it a LocalSGD, which averages after 3 steps, "outer" with an outer optimizer.
+    "local" makes it a LocalSGD, which averages after 3 steps, "outer" with an outer optimizer, "streaming" in fragments
+    that overlap.
     """
     inner: torch.optim.Optimizer
     if kind.startswith("sgd"):
@@ -261,7 +262,8 @@ def make_optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
     else:
         inner = torch.optim.AdamW(model.parameters(), lr=0.01)
     if "local" in kind:
-        return poseidon.LocalSGD(model, inner, 3, outer=poseidon.OuterNesterov() if "outer" in kind else None)
+        plan = {"fragments": 3, "overlap_steps": 1} if "streaming" in kind else {}
+        return poseidon.LocalSGD(model, inner, 3, outer=poseidon.OuterNesterov() if "outer" in kind else None, **plan)
     assert isinstance(model, poseidon.DistributedDataParallel)
     if "server" in kind:
         return poseidon.DistributedOptimizer(inner, model, update="server")

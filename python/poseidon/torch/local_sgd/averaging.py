@@ -45,8 +45,24 @@ class Averaging(ABC):
         self._client, self._control = client, control
 
     @abstractmethod
-    def average(self) -> None:
-        """Collective: changes the parameters. Returns when all have arrived."""
+    def start(self, overlaps: bool) -> None:
+        """Collective: sends the parameters. `overlaps`: they are trained on before `finish`."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Waits for what `start` has asked for, which the other ranks have started, too."""
+
+    @abstractmethod
+    def finish(self, mix: float) -> None:
+        """Makes each parameter `mix` times itself plus 1 − `mix` times what `start` has asked for."""
+
+    @abstractmethod
+    def result(self) -> list[torch.Tensor] | None:
+        """What `finish` takes and `state` does not have. It has arrived."""
+
+    @abstractmethod
+    def restore(self, result: list[torch.Tensor] | None) -> None:
+        """Makes `finish` take what `result` has returned."""
 
     @abstractmethod
     def take_over(self) -> None:
@@ -69,18 +85,31 @@ class MeanOfParameters(Averaging):
 
     def __init__(self, found: Sequence[SyncedParameter]) -> None:
         super().__init__(found, [entry.param for entry in found])
+        self._buffers: list[torch.Tensor] = []
 
-    def average(self) -> None:
-        client = self._client
-        if client is None:
-            return
-        buffers = [_exchanged(entry) for entry in self.entries]
-        for entry, buffer in zip(self.entries, buffers, strict=True):
-            client.start(entry.layer, borrowed(flat_view(buffer)), client.world_size)
-        with torch.no_grad():
-            for entry, buffer in zip(self.entries, buffers, strict=True):
-                client.wait(entry.layer)
-                _take(entry, buffer)
+    def start(self, overlaps: bool) -> None:
+        self._buffers = [_exchanged(entry, copies=overlaps) for entry in self.entries]
+        if self._client is not None:
+            for entry, buffer in zip(self.entries, self._buffers, strict=True):
+                self._client.start(entry.layer, borrowed(flat_view(buffer)), self._client.world_size)
+
+    def settle(self) -> None:
+        if self._client is not None:
+            for entry in self.entries:
+                self._client.wait(entry.layer)
+
+    def finish(self, mix: float) -> None:
+        self.settle()
+        for entry, buffer in zip(self.entries, self._buffers, strict=True):
+            _take(entry, buffer, mix)
+        self._buffers = []
+
+    def result(self) -> list[torch.Tensor] | None:
+        return [buffer.clone() for buffer in self._buffers]
+
+    def restore(self, result: list[torch.Tensor] | None) -> None:
+        assert result is not None
+        self._buffers = [buffer.clone() for buffer in result]
 
     def take_over(self) -> None:
         """There is nothing but the parameters."""
@@ -113,12 +142,14 @@ class OuterUpdate(Averaging):
         held = [torch.nn.Parameter(entry.param.detach().to("cpu", copy=True)) for entry in found]
         super().__init__(found, held)
         self._held = held
+        self._is_under_way = False
         self._outer = outer.optimizer(held)
         algorithm = algorithm_of(self._outer)
         self._update = ServerUpdate(algorithm, [self.entries], self._outer.param_groups, shows_means=False)
         self._parameter_wire = parameter_wire
 
     def connect(self, client: _core.Client, control: Control) -> None:
+        self._is_under_way = False
         for entry in self.entries:
             entry.hold_on_servers(self._parameter_wire)
         super().connect(client, control)
@@ -137,32 +168,40 @@ class OuterUpdate(Averaging):
         else:
             self._update.load_states(states)
 
-    def average(self) -> None:
-        if self._client is None:
-            self._average_alone()
-            return
+    def start(self, overlaps: bool) -> None:
         client = self._client
-        self._update.begin()
-        with torch.no_grad():
-            for entry, held, param in zip(self.entries, self._held, self.trained, strict=True):
-                held.sub_(param.to(held.device))
-                memory = flat_view(held)
-                client.push_pull(entry.layer, borrowed(memory), borrowed(memory), client.world_size)
-            for entry, held, param in zip(self.entries, self._held, self.trained, strict=True):
-                client.wait(entry.layer)
-                param.copy_(held)
-        self._update.finished(set(self.entries))
-        self._update.step()
-
-    def _average_alone(self) -> None:
-        with torch.no_grad():
+        if client is None:
             for held, param in zip(self._held, self.trained, strict=True):
                 held.grad = held - param.to(held.device)
-        self._outer.step()
-        self._outer.zero_grad()
-        with torch.no_grad():
-            for held, param in zip(self._held, self.trained, strict=True):
-                param.copy_(held)
+            self._outer.step()
+            self._outer.zero_grad()
+            return
+        self._update.begin()
+        self._is_under_way = True
+        for entry, held, param in zip(self.entries, self._held, self.trained, strict=True):
+            held.sub_(param.to(held.device))
+            memory = flat_view(held)
+            client.push_pull(entry.layer, borrowed(memory), borrowed(memory), client.world_size)
+
+    def settle(self) -> None:
+        if self._client is None or not self._is_under_way:
+            return
+        for entry in self.entries:
+            self._client.wait(entry.layer)
+        self._update.finished(set(self.entries))
+        self._update.step()
+        self._is_under_way = False
+
+    def finish(self, mix: float) -> None:
+        self.settle()
+        for held, param in zip(self._held, self.trained, strict=True):
+            _mix(param, held, mix)
+
+    def result(self) -> list[torch.Tensor] | None:
+        return None  # the global parameters are in the state
+
+    def restore(self, result: list[torch.Tensor] | None) -> None:
+        """There is nothing but the global parameters."""
 
     def state(self, whole: bool = True) -> dict[str, Any] | None:
         states: Mapping[torch.Tensor, Mapping[str, Any]] = self._outer.state if self._client is None else {}
@@ -194,11 +233,11 @@ class OuterUpdate(Averaging):
         self._publish(momenta)
 
 
-def _exchanged(entry: SyncedParameter) -> torch.Tensor:
-    """The parameter's own memory, if it can be exchanged, or a copy in the host's memory."""
+def _exchanged(entry: SyncedParameter, copies: bool) -> torch.Tensor:
+    """The parameter's own memory, if it can be exchanged, or a copy in the host's memory; `copies`: always that."""
     param = entry.param.detach()
     view = entry.form.view(param)
-    if view is not None and view.device.type == "cpu" and exchangeable(view, entry.layout):
+    if not copies and view is not None and view.device.type == "cpu" and exchangeable(view, entry.layout):
         return view
     layout = entry.layout
     buffer = torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype)
@@ -206,10 +245,18 @@ def _exchanged(entry: SyncedParameter) -> torch.Tensor:
     return buffer
 
 
-def _take(entry: SyncedParameter, buffer: torch.Tensor) -> None:
+def _take(entry: SyncedParameter, buffer: torch.Tensor, mix: float) -> None:
     """The parameter becomes what has been received into the memory that `_exchanged` returned."""
     param = entry.param.detach()
     if buffer.data_ptr() == param.data_ptr():
         increment_version([entry.param])
     else:
-        param.copy_(entry.form.read(buffer, None))
+        _mix(entry.param, entry.form.read(buffer, None), mix)
+
+
+def _mix(param: torch.Tensor, value: torch.Tensor, mix: float) -> None:
+    value = value.to(param.device)
+    if mix == 0:
+        param.copy_(value)
+    else:
+        param.mul_(mix).add_(value, alpha=1 - mix)

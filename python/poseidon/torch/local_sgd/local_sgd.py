@@ -15,6 +15,7 @@ from poseidon.adapter.drift import drift_option, ranks_drift
 from poseidon.adapter.layer import WireChoice
 from poseidon.errors import InvalidArgument, Mismatch, PoseidonError
 from poseidon.torch.local_sgd.averaging import Averaging, MeanOfParameters, OuterUpdate
+from poseidon.torch.local_sgd.fragments import Fragments, Streaming
 from poseidon.torch.local_sgd.outer import PLAIN_MEAN, OuterNesterov
 from poseidon.torch.model.collect import collect_parameters
 from poseidon.torch.model.description import describe
@@ -46,6 +47,11 @@ class LocalSGD(OptimizerWrapper):
     `DistributedDataParallel`. With a format other than "fp32", or `parameter_wire=bf16`, pseudo-gradients travel also
     without `outer`, and the outer optimizer is plain SGD with lr 1.
 
+    With `fragments=F` the model's parameters are F parts that are averaged at different steps of each period of `every`
+    steps, so that the bytes spread. With `overlap_steps` a fragment's exchange runs while so many steps compute.
+    Then each of its parameters becomes `mix` (0.5) times itself plus 1 − `mix` times the global one (Streaming DiLoCo,
+    Douillard et al. 2025). `average()` makes the replicas equal.
+
     Learning-rate schedulers, hooks and a `GradScaler` take this object as they take `optimizer`. A step that a
     GradScaler skips on one rank counts as a step there. Collective: every rank makes it with the same model and
     arguments, and all take rank 0's parameters and buffers. Raises InvalidArgument, saying what to do, for a model or
@@ -61,8 +67,12 @@ class LocalSGD(OptimizerWrapper):
         *,
         outer: OuterNesterov | None = None,
         wire: WireChoice | None = None,
+        fragments: int = 1,
+        overlap_steps: int = 0,
+        mix: float | None = None,
     ) -> None:
         _check_arguments(model, optimizer, every, outer)
+        self._plan = Streaming.of(every, fragments, overlap_steps, mix)
         here = context()
         settings = here.settings
         check_module(model, settings.world_size)
@@ -88,12 +98,9 @@ class LocalSGD(OptimizerWrapper):
         _check_parameters(model, optimizer, self._found)
         rounds = settings.parameter_wire != "fp32" or any(entry.wire != "fp32" for entry in self._found)
         self._outer = PLAIN_MEAN if outer is None and rounds else outer
-        self._averaging: Averaging = (
-            MeanOfParameters(self._found)
-            if self._outer is None
-            else OuterUpdate(self._found, self._outer, settings.parameter_wire)
-        )
+        self._fragments = Fragments([self._averaging_of(part) for part in self._plan.cut(self._found)], self._plan)
         self._steps = self._steps_alone = self._averagings = 0
+        self._steps_apart = 0  # since all replicas were equal
         self._model_loads = 0  # since the last averaging
         self._model_is_new = self._loaded_itself = False  # by a load since the last step
         self._step_supports_amp_scaling = True  # so that a GradScaler calls step() also to skip it
@@ -104,6 +111,11 @@ class LocalSGD(OptimizerWrapper):
             self._check_same_optimizer()
             self.push_parameters()
 
+    def _averaging_of(self, found: list[SyncedParameter]) -> Averaging:
+        if self._outer is None:
+            return MeanOfParameters(found)
+        return OuterUpdate(found, self._outer, self._context.settings.parameter_wire)
+
     def connect(self) -> None:
         """Collective: averages in the job's present membership from now on. For `Recovery`.
 
@@ -112,9 +124,9 @@ class LocalSGD(OptimizerWrapper):
         client, control = self._context.client, self._context.control
         if client is not None:
             assert control is not None
-            options = f"LocalSGD every {self._every}, outer {self._outer}"
+            options = f"LocalSGD {self._plan}, outer {self._outer}"
             check_same(control, describe(self._model, self._found, options, ()), "model")
-            self._averaging.connect(client, control)
+            self._fragments.connect(client, control)
 
     def _check_same_optimizer(self) -> None:
         if self._context.control is not None:
@@ -154,8 +166,14 @@ class LocalSGD(OptimizerWrapper):
         loss = self._local_step(closure)
         self._steps += 1
         self._steps_alone += 1
+        self._steps_apart += 1
+        self._fragments.step()
+        number = self._plan.due(self._steps_alone)
+        if number is not None:
+            self._check_together(f"fragment {number + 1} of {self._plan.count} on schedule")
+            self._fragments.send(number)
         if self._steps_alone >= self._every:
-            self._average("on schedule")
+            self._end_period(equal=self._plan.is_plain)
         return loss
 
     def _check_ready(self) -> None:
@@ -194,12 +212,13 @@ class LocalSGD(OptimizerWrapper):
         """
         self._check_ready()
         control = self._context.control
-        alone = self._steps_alone if control is None else control.sum([self._steps_alone])[0]
-        if alone:
-            self._average("by average()")
+        apart = self._steps_apart if control is None else control.sum([self._steps_apart])[0]
+        if apart:
+            self._check_together("by average()")
+            self._fragments.average()
+            self._end_period(equal=True)
 
-    @torch.no_grad()
-    def _average(self, why: str) -> None:
+    def _check_together(self, why: str) -> None:
         self._check_parameters_now()
         control = self._context.control
         if control is not None:
@@ -212,12 +231,16 @@ class LocalSGD(OptimizerWrapper):
                     "steps on every rank, or end an uneven epoch with average() on every rank, and load the model on "
                     "all ranks"
                 )
-        self._averaging.average()
+
+    def _end_period(self, equal: bool) -> None:
         self._send_buffers()
         self._averagings += 1
         self._steps_alone = self._model_loads = 0
+        if equal:
+            self._steps_apart = 0
         self._context.tell_notices()
 
+    @torch.no_grad()
     def _send_buffers(self) -> None:
         control = self._context.control
         if control is not None:
@@ -247,8 +270,8 @@ class LocalSGD(OptimizerWrapper):
             params = [param.detach() for param in self._model.parameters()]
             self._context.control.broadcast(params, 0)
             self._send_buffers()
-        self._averaging.take_over()
-        self._steps_alone = self._model_loads = 0
+        self._fragments.take_over()
+        self._steps_alone = self._steps_apart = self._model_loads = 0
         self._model_is_new = False
 
     def _note_model_load(self, *_: Any) -> None:
@@ -276,14 +299,16 @@ class LocalSGD(OptimizerWrapper):
         Any rank may call it alone. Between two averagings each rank's is its own, as its model's is. The optimizer
         itself can load it, too.
         """
-        return self._state_with(self._averaging.state())
+        return self._state_with(self._fragments.state())
 
     def worker_state_dict(self) -> dict[str, Any]:
         """`state_dict()` without what servers hold: what ranks other than 0 have to load."""
-        return self._state_with(self._averaging.state(whole=False))
+        return self._state_with(self._fragments.state(whole=False))
 
     def _state_with(self, outer: dict[str, Any] | None) -> dict[str, Any]:
         own = {"steps": self._steps, "alone": self._steps_alone, "averagings": self._averagings, "outer": outer}
+        if not self._plan.is_plain:
+            own["apart"] = self._steps_apart
         return {**self._inner.state_dict(), _KEY: own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -299,8 +324,10 @@ class LocalSGD(OptimizerWrapper):
             text = "a state_dict without counts" if own is None else f"counts of steps and averagings {counts}"
             check_same(self._context.control, text, "LocalSGD state")
         self._steps, self._steps_alone, self._averagings = counts
+        self._steps_apart = self._steps_alone
         if own is not None:
-            self._averaging.load(own["outer"])
+            self._steps_apart = own.get("apart", self._steps_alone)
+            self._fragments.load(own["outer"])
             self._loaded_itself, self._model_is_new, self._model_loads = True, False, 0
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -316,7 +343,7 @@ class LocalSGD(OptimizerWrapper):
             super().add_param_group(param_group)  # from Optimizer.__init__
 
     def __repr__(self) -> str:
-        return f"LocalSGD(every={self._every}, outer={self._outer}, {self._inner!r})"
+        return f"LocalSGD({self._plan}, outer {self._outer}, {self._inner!r})"
 
     def __getstate__(self) -> NoReturn:
         raise InvalidArgument(
