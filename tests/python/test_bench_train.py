@@ -175,13 +175,15 @@ def test_lossy_schemes_move_what_the_closed_form_says() -> None:
 def test_local_sgd_moves_what_the_closed_form_says() -> None:
     """One exchange in 16 steps, however many steps are asked for; parameters come back in float32."""
     pytest.importorskip("poseidon._core")
-    result = run_training(config("wfbp-ps,local-sgd,local-sgd-bf16", model="AlexNet", scale=4, repeat_count=1))
-    _, every_step, local, bf16 = result.methods
+    names = "wfbp-ps,local-sgd,local-sgd-bf16,local-sgd-streaming"
+    result = run_training(config(names, model="AlexNet", scale=4, repeat_count=1))
+    _, every_step, local, bf16, streaming = result.methods
     assert len(local.step_seconds) % 16 == 0
     assert local.iteration_seconds == pytest.approx(sum(local.step_seconds) / len(local.step_seconds))
     assert local.closed_form_bytes == pytest.approx(every_step.closed_form_bytes / 16)
     assert bf16.closed_form_bytes == pytest.approx(0.75 * local.closed_form_bytes)
-    for entry in (local, bf16):
+    assert streaming.closed_form_bytes == local.closed_form_bytes
+    for entry in (local, bf16, streaming):
         assert entry.deviation == pytest.approx(0, abs=0.01), entry
 
 

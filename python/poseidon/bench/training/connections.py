@@ -151,7 +151,14 @@ class HostConnections:
         import poseidon.torch as poseidon
 
         if method.every > 1:
-            local = poseidon.LocalSGD(bare.model, bare.optimizer, method.every, wire=method.wire)
+            local = poseidon.LocalSGD(
+                bare.model,
+                bare.optimizer,
+                method.every,
+                wire=method.wire,
+                fragments=method.fragments,
+                overlap_steps=method.overlap_steps,
+            )
             poseidon.barrier()  # what others receive of the first parameters is no step's
             return Trainer(bare.model, local, barrier=poseidon.barrier)
         scheme = dict.fromkeys(bare.factorable, method.scheme) if takes_factors(method.scheme) else method.scheme

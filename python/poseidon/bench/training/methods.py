@@ -52,7 +52,7 @@ class Method:
     `chunk_bytes` is for unscaled weights; None takes the run's. `wire` is how numbers travel: Poseidon's option of that
     name, or torch DDP's compression hook for "bf16" and "fp16". `powersgd_rank` is for Poseidon's scheme of that name,
     or adds torch DDP's PowerSGD hook. With `every` above 1 a LocalSGD averages after so many steps. Its `wire` is that
-    of pseudo-gradients.
+    of pseudo-gradients, and `fragments` and `overlap_steps` are its own.
     """
 
     name: str
@@ -65,6 +65,8 @@ class Method:
     wire: str = "fp32"
     powersgd_rank: int | None = None
     every: int = 1
+    fragments: int = 1
+    overlap_steps: int = 0
 
     def scaled(self, scale: int) -> Method:
         """Returns this method for weights whose dimensions are divided by `scale`."""
@@ -187,6 +189,14 @@ METHODS = {
         ),
         Method("local-sgd", "poseidon", "LocalSGD: parameters are averaged after every 16th step", every=_LOCAL_STEPS),
         Method("local-sgd-bf16", "poseidon", "the same with pseudo-gradients in bf16", wire="bf16", every=_LOCAL_STEPS),
+        Method(
+            "local-sgd-streaming",
+            "poseidon",
+            "LocalSGD in 4 fragments, each under way during 4 steps",
+            every=_LOCAL_STEPS,
+            fragments=4,
+            overlap_steps=4,
+        ),
         Method("ddp", "torch", "torch DistributedDataParallel over Gloo"),
         Method("ddp-fp16", "torch", "the same with its fp16 compression hook (lossy)", wire="fp16"),
         Method("ddp-bf16", "torch", "the same with its bf16 compression hook (lossy)", wire="bf16"),

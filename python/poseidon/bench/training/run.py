@@ -140,8 +140,9 @@ def _bound_seconds(
     """What the processes do beyond the replayed compute without exchange counts as updates."""
     if tcp_copy is None:
         return None
-    if method.every > 1:  # nothing runs beside an averaging
-        return without_exchange + sum(layer_bytes) / 2 * 8 / tcp_copy
+    if method.every > 1:
+        exchange = sum(layer_bytes) / 2 * 8 / tcp_copy
+        return max(without_exchange, exchange) if method.overlap_steps else without_exchange + exchange
     return least_step_seconds(
         config.table,
         config.compute_seconds,
