@@ -34,7 +34,9 @@ class Streaming:
     def of(every: int, fragments: int, overlap_steps: int, mix: float | None) -> Streaming:
         """`mix` None is the default: that of the paper, or 0 if nothing overlaps."""
         if not _is_whole(fragments) or not 1 <= fragments <= every:
-            raise InvalidArgument(f"fragments is {fragments!r}: it is a number of steps' exchanges, from 1 to every")
+            raise InvalidArgument(
+                f"fragments is {fragments!r}: it is the number of parts of the model, from 1 to every"
+            )
         if not _is_whole(overlap_steps) or not 0 <= overlap_steps <= every // fragments:
             raise InvalidArgument(
                 f"overlap_steps is {overlap_steps!r}: a fragment has to arrive before the next one is sent, so it is a "
@@ -130,11 +132,14 @@ class Fragments:
         for one in self._averagings:
             one.finish(mix=0.0)
 
-    def take_over(self) -> None:
-        """Collective: rank 0's parameters are those of all ranks now; nothing has been trained since."""
+    def _drop_pending(self) -> None:
         if self._pending is not None:
             self._averagings[self._pending].settle()
             self._pending = None
+
+    def take_over(self) -> None:
+        """Collective: rank 0's parameters are those of all ranks now; nothing has been trained since."""
+        self._drop_pending()
         for one in self._averagings:
             one.take_over()
 
@@ -164,7 +169,7 @@ class Fragments:
                 "the checkpoint is of a LocalSGD with other fragments: pass the same fragments and overlap_steps as "
                 "when it was saved"
             )
-        self._pending = None
+        self._drop_pending()
         if state is None or parts is None:
             self._averagings[0].load(state)
             return
