@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import poseidon
 import poseidon.torch
@@ -72,6 +73,24 @@ def test_an_embedding_keeps_what_its_dense_gradients_lose() -> None:
     for seen in workers.run(2, rows_and_dense, small_bytes=0, error_feedback="on"):
         assert {scheme for scheme, _ in seen} == {"ps", "rows"}, seen
         assert all(changed == (scheme == "ps") for scheme, changed in seen), seen
+
+
+def with_hook() -> list[int]:
+    """How many layers keep something: before torch's hook sets the wire format, and after a step with it."""
+    model = DistributedDataParallel(mlp(), scheme="ps")
+    assert model.synchronizer is not None
+    kept = []
+    for step in range(2):
+        if step:
+            model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+        model.zero_grad()
+        nn.functional.mse_loss(model(mlp_batch(step, 8)[0]), mlp_batch(step, 8)[1]).backward()
+        kept.append(sum(bool(residual.any()) for residual in model.synchronizer.residuals().values()))
+    return kept
+
+
+def test_torchs_hooks_get_it_too() -> None:
+    assert workers.run(2, with_hook, small_bytes=0, error_feedback="on") == [[0, 6]] * 2
 
 
 def in_the_end(wire: str, what: str) -> tuple[str, str, list[str]]:

@@ -83,8 +83,8 @@ class LossyLayers:
         if residuals is None:
             if step > 0:
                 tell(
-                    f"this rank begins step {step} without residuals: what it had not sent of layers with lossy "
-                    "schemes is lost"
+                    f"this rank begins step {step} without residuals: what lossy schemes or wire formats of it had not "
+                    "sent is lost"
                 )
             return
         for sync, found in zip(self._synchronizers(), residuals, strict=True):

@@ -1,6 +1,6 @@
-"""Residuals of lossy schemes in a model's `state_dict()`: what this rank has not sent yet.
+"""Residuals of lossy schemes and wire formats in a model's `state_dict()`: what this rank has not sent yet.
 
-They are the extra state of the wrapper, in the form in which torch's modules have one. A model without lossy schemes
+They are the extra state of the wrapper, in the form in which torch's modules have one. A model without such layers
 has none, so that its `state_dict()` stays that of torch's class.
 """
 
@@ -39,8 +39,8 @@ def _take(model: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
     if kept is None or kept["rank"] != trained.context.rank:
         whose = "has no residuals" if kept is None else f"has the residuals of rank {kept['rank']}"
         warnings.warn(
-            f"the loaded state {whose}, so rank {trained.context.rank} starts without what its lossy schemes had not "
-            "sent: save and load model.state_dict() on every rank to keep it",
+            f"the loaded state {whose}, so rank {trained.context.rank} starts without what lossy schemes or wire "
+            "formats had not sent: save and load model.state_dict() on every rank to keep it",
             stacklevel=4,
         )
         trained.sync.load_residuals({})
