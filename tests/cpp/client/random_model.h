@@ -155,9 +155,11 @@ struct RandomJob {
     shared.dscp = shared.priority_classes == 3 ? std::vector{46, 34, 0} : std::vector{46, 0};
     equal_priorities = random() % 2 == 0;
     using enum WireFormat;
-    for (Layer& layer : layers)
+    for (Layer& layer : layers) {
       if (layer.dtype == DType::float32 && layer.scheme != Scheme::project_adam && !is_lossy(layer.scheme))
         layer.wire = pick<WireFormat>(random, {fp32, fp32, bf16, fp16, int8});
+      layer.compression.error_feedback = random() % 4 == 0;
+    }
   }
 
   /// The coarsest type in which the layer's numbers may travel.
