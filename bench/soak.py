@@ -15,7 +15,8 @@ spares servers: all of them may be lost at once, with all workers but that one. 
 and none while the others still recover, because waiting for a frozen process and for another one may take longer than
 the timeout.
 
-With rejoin, the state at every 20th step is compared, bit for bit, with that of the same training undisturbed. With
+With rejoin, the state at every 20th step is compared, bit for bit, with that of the same training undisturbed. Schemes
+change by measured times, so the undisturbed run takes the log of choices of the other one (docs/choice.md). With
 shrink the mean is over the workers that are present, so all workers must have the same state. The exit status is 1 on a
 hang, on a wrong bit, or if a process ends that was not killed. In the end servers have to end in order.
 """
@@ -36,6 +37,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from faults.job import Event, FaultJob, FaultJobError, SlotProcess
 from faults.soak_config import ENDING, FROZEN_TIMEOUTS, WEIGHTS, SoakConfig
@@ -125,6 +127,8 @@ class Soak:
         """Takes in what a process says; True when a slot has finished its training."""
         if event.what == "digest":
             self._result.note_digest(event, self._config.on_failure)
+        elif event.what == "choices":
+            self._result.note_choices(event)
         elif event.what == "committed":
             self._note_commit(event)
         elif event.what == "serving":
@@ -289,14 +293,17 @@ def write_steps(path: Path, steps: int) -> None:
     fresh.rename(path)
 
 
-def run_undisturbed(config: SoakConfig, steps: int, folder: Path) -> SoakResult:
-    """The same training, at full speed, without faults."""
+def run_undisturbed(config: SoakConfig, steps: int, choices: list[dict[str, Any]], folder: Path) -> SoakResult:
+    """The same training with the same choices of schemes, at full speed, without faults."""
     steps_file = folder / "undisturbed-steps"
     write_steps(steps_file, steps)
     result = SoakResult(steps=steps)
     finished: set[int] = set()
-    options = config.options("rejoin", folder / "undisturbed-checkpoints")
-    with FaultJob(config.ranks, config.arguments(steps_file, 0.0), options, servers=config.servers) as job:
+    options = config.options("rejoin", folder / "undisturbed-checkpoints") | {"revise": "off"}
+    log = folder / "choices"
+    log.write_text(json.dumps(choices))
+    arguments = [*config.arguments(steps_file, 0.0), "--choices", str(log)]
+    with FaultJob(config.ranks, arguments, options, servers=config.servers) as job:
         job.start_all()
         while len(finished) < config.ranks:
             event = job.next_event(config.patience)
@@ -319,7 +326,11 @@ def run_soak(config: SoakConfig) -> SoakResult:
         with FaultJob(config.ranks, arguments, options, servers=config.servers) as job:
             result = Soak(config, job, steps_file).run()
         if config.on_failure == "rejoin" and not any(problem.startswith("hang") for problem in result.problems):
-            result.compare(run_undisturbed(config, max(result.digests, default=0) + 1, folder))
+            if result.choices is None:
+                result.problems.append("no worker has said which schemes were chosen")
+            else:
+                steps = max(result.digests, default=0) + 1
+                result.compare(run_undisturbed(config, steps, result.choices, folder))
     return result
 
 

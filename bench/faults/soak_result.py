@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 from faults.job import Event
 from faults.soak_config import ENDING, SoakConfig
@@ -31,6 +32,7 @@ class SoakResult:
     losses: list[float] = field(default_factory=list)
     compared: int = 0  # digests that were compared with the undisturbed run's
     problems: list[str] = field(default_factory=list)
+    choices: list[dict[str, Any]] | None = None  # the log of schemes, in the end the same on all workers
     _by_generation: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def note_digest(self, event: Event, on_failure: str) -> None:
@@ -41,8 +43,15 @@ class SoakResult:
             self.problems.append(f"wrong bit: slot {event.slot} has another state than others at step {step}")
         self.digests.setdefault(step, value)
 
+    def note_choices(self, event: Event) -> None:
+        """Logs are made by rank 0 and must have survived whatever happened to it."""
+        log = event.data["log"]
+        if self.choices is not None and log != self.choices:
+            self.problems.append(f"slot {event.slot} has another log of schemes than others: {log}, {self.choices}")
+        self.choices = log
+
     def compare(self, undisturbed: SoakResult) -> None:
-        """With the same training without faults."""
+        """With the same training without faults, which takes the same schemes at the same steps."""
         common = sorted(self.digests.keys() & undisturbed.digests.keys())
         self.compared = len(common)
         wrong = [step for step in common if self.digests[step] != undisturbed.digests[step]]
@@ -78,6 +87,7 @@ def document(config: SoakConfig, result: SoakResult) -> dict[str, object]:
         "recoveries_from_frozen": spread(frozen),
         "digests": len(result.digests),
         "compared": result.compared,
+        "schemes_changed": len(result.choices or ()),
         "first_loss": result.losses[0] if result.losses else None,
         "last_loss": result.losses[-1] if result.losses else None,
         "problems": result.problems,

@@ -140,7 +140,7 @@ def steps_to_do(path: Path) -> int:
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """Trains until --steps-file says that it is enough."""
+    """Trains until --steps-file says that it is enough, and says which schemes were chosen when."""
     import torch
 
     import poseidon.torch as poseidon
@@ -174,6 +174,8 @@ def train(arguments: argparse.Namespace) -> None:
     say("prepared")
     recovery = poseidon.Recovery(model, optimizer, scheduler, seed=arguments.seed)
     say("joined", step=recovery.step, world_size=poseidon.world_size())
+    if arguments.choices:
+        model.replay_choices(json.loads(arguments.choices.read_text()), recovery.step)
 
     def one_step(step: int) -> float:
         inputs, classes = batches.batch(step, poseidon.rank(), poseidon.world_size())
@@ -198,6 +200,7 @@ def train(arguments: argparse.Namespace) -> None:
                 raise
         if recovery.step > step:
             say("committed", step=recovery.step, world_size=poseidon.world_size(), loss=loss)
+    say("choices", log=model.choices())
 
 
 def main() -> None:
@@ -213,6 +216,7 @@ def main() -> None:
     training.add_argument("--optimizer", choices=["sgd", "adam", "overlap", "server"], default="sgd")
     training.add_argument("--pace", type=float, default=0.0, help="seconds that each forward pass takes longer")
     training.add_argument("--steps-file", type=Path, required=True)
+    training.add_argument("--choices", type=Path, help="the log of schemes that a run from step 0 takes again")
     serving = modes.add_parser("serve")
     serving.add_argument("--port", type=int, required=True)
     arguments = parser.parse_args()

@@ -21,8 +21,8 @@ inline std::unique_ptr<Transport> make_tcp_with_new_keys() {
 
 inline std::vector<TransportCase> tls_cases() {
   if (!tls_available()) return {};
-  return {{"tls", make_tcp_with_tls, "127.0.0.1:0", true, false},
-          {"tls_new_keys_one_loop", make_tcp_with_new_keys, "127.0.0.1:0", true, true}};
+  return {{"tls", make_tcp_with_tls, own_loopback(), true, false},
+          {"tls_new_keys_one_loop", make_tcp_with_new_keys, own_loopback(), true, true}};
 }
 
 }  // namespace poseidon::testing

@@ -475,10 +475,10 @@ std::unique_ptr<Transport> make_shm_with_secret() { return make_shm_transport(ad
 
 INSTANTIATE_TEST_SUITE_P(
     Transports, TransportTest,
-    ::testing::Values(TransportCase{"tcp", make_tcp_transport, "127.0.0.1:0", true, false},
-                      TransportCase{"tcp_one_loop", make_tcp_transport, "127.0.0.1:0", true, true},
+    ::testing::Values(TransportCase{"tcp", make_tcp_transport, own_loopback(), true, false},
+                      TransportCase{"tcp_one_loop", make_tcp_transport, own_loopback(), true, true},
                       TransportCase{"tcp_v6", make_tcp_transport, "[::1]:0", true, false},
-                      TransportCase{"tcp_secret", make_tcp_with_secret, "127.0.0.1:0", true, false},
+                      TransportCase{"tcp_secret", make_tcp_with_secret, own_loopback(), true, false},
                       TransportCase{"inproc", make_inproc_transport, "shard:0", false, false},
                       TransportCase{"inproc_one_loop", make_inproc_transport, "shard:0", false, true},
                       TransportCase{"shm", make_shm_transport, "shm:0", false, false},

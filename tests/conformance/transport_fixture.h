@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -239,6 +240,14 @@ class End {
   std::shared_ptr<Flow> flow_;
   bool receiving_ = false;
 };
+
+/// A free address at a loopback address of this process alone. Tests run in several processes at once, and one of them
+/// could otherwise listen at the port that a test of another has just left and expects to be nobody's.
+inline std::string own_loopback() {
+  const auto process = static_cast<unsigned>(::getpid());
+  return "127." + std::to_string(1 + (process >> 16) % 200) + "." + std::to_string((process >> 8) % 256) + "." +
+         std::to_string(1 + process % 254) + ":0";
+}
 
 /// One transport under test.
 struct TransportCase {

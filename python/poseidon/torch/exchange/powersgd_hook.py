@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from poseidon import _core
-from poseidon.errors import InvalidArgument
 from poseidon.torch.model.parameters import SyncedParameter
 
 SCHEME = "powersgd"
@@ -23,14 +22,14 @@ def is_powersgd(hook: Any) -> bool:
 
 
 def unlike_scheme(state: Any) -> str | None:
-    """The first field of a `PowerSGDState` whose meaning the scheme does not have, and why; None if it has all.
+    """What of this state the scheme cannot do, and why; None if it can do all of a `PowerSGDState`.
 
-    InvalidArgument for a state of another class.
+    A state of another class is one of these: torch's hook takes it until the first backward pass, and fails there.
     """
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 
     if not isinstance(state, PowerSGDState):
-        raise InvalidArgument(f"the state of powerSGD_hook is a PowerSGDState, not a {type(state).__name__}")
+        return f"the class {type(state).__name__}, and the scheme needs a PowerSGDState"
     if not state.use_error_feedback:
         return "use_error_feedback=False, and the scheme always keeps what it has not sent"
     if not state.warm_start:
