@@ -190,7 +190,8 @@ TEST_P(TransportPriority, RandomTrafficStaysWholeAndInOrderWithinEachLevel) {
 
 INSTANTIATE_TEST_SUITE_P(Transports, TransportPriority,
                          ::testing::Values(TransportCase{"tcp", make_tcp_transport, own_loopback(), true, false},
-                                           TransportCase{"tcp_one_loop", make_tcp_transport, own_loopback(), true, true},
+                                           TransportCase{"tcp_one_loop", make_tcp_transport, own_loopback(), true,
+                                                         true},
                                            TransportCase{"shm", make_shm_transport, "shm:0", false, false},
                                            TransportCase{"shm_one_loop", make_shm_transport, "shm:0", false, true}),
                          [](const auto& tested) { return tested.param.name; });

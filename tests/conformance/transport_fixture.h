@@ -242,7 +242,8 @@ class End {
 };
 
 /// A free address at a loopback address of this process alone. Tests run in several processes at once, and one of them
-/// could otherwise listen at the port that a test of another has just left and expects to be nobody's.
+/// could otherwise listen at the port that a test of another has just left and expects to be nobody's. Not for UCX,
+/// which reaches only the address that the interface has.
 inline std::string own_loopback() {
   const auto process = static_cast<unsigned>(::getpid());
   return "127." + std::to_string(1 + (process >> 16) % 200) + "." + std::to_string((process >> 8) % 256) + "." +
