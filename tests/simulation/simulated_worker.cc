@@ -242,6 +242,10 @@ Status SimulatedWorker::start(Generation& generation, std::size_t layer, const S
                           reinterpret_cast<const std::byte*>(gradient.right.data()), of.factor_count};
     return client.start_factors(id, DType::float32, {rows}, bytes_of(result), of.divisor, false);
   }
+  if (gradient.as_rows && traits_of(scheme).takes_rows) {
+    const LayerRows rows{.indexes = gradient.row_indexes, .values = std::as_bytes(std::span(gradient.row_values))};
+    return client.start_rows(id, rows, bytes_of(result), of.divisor);
+  }
   return client.start(id, bytes_of(result), of.divisor, gradient.as_factors ? of.factor_count : kNotFactorable);
 }
 

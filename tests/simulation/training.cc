@@ -1,6 +1,8 @@
 #include "simulation/training.h"
 
+#include <algorithm>
 #include <cstring>
+#include <span>
 
 #include "simulation/faults.h"
 
@@ -10,7 +12,7 @@ namespace {
 
 constexpr int kSlots = 32;
 
-enum Salt : std::uint64_t { kInitial = 21, kDense, kLeft, kRight, kAbsence, kForm };
+enum Salt : std::uint64_t { kInitial = 21, kDense, kLeft, kRight, kAbsence, kForm, kRow };
 
 Layer vector_of(const std::string& name, std::size_t element_count, Scheme scheme) {
   Layer layer;
@@ -34,12 +36,31 @@ Layer whole_topk(const std::string& name, std::size_t element_count) {
   return layer;
 }
 
+Layer embedding(const std::string& name, std::size_t rows, std::size_t cols) {
+  Layer layer = matrix_of(name, rows, cols, Scheme::rows);
+  layer.row_gradient = true;
+  return layer;
+}
+
 /// Whole numbers from −magnitude to magnitude.
 std::vector<float> whole_numbers(std::uint64_t key, std::size_t count, std::uint64_t magnitude) {
   std::vector<float> numbers(count);
   for (std::size_t i = 0; i < count; ++i)
     numbers[i] = static_cast<float>(mix(key, i) % (2 * magnitude + 1)) - static_cast<float>(magnitude);
   return numbers;
+}
+
+/// Clears the rows of `gradient.dense` that this rank does not give, and takes out the others.
+void choose_rows(SimulatedGradient& gradient, const Layer& layer, std::uint64_t key) {
+  for (std::size_t row = 0; row < layer.rows; ++row) {
+    const auto values = std::span(gradient.dense).subspan(row * layer.cols, layer.cols);
+    if (mix(key, row) % 4 != 0) {
+      std::ranges::fill(values, 0.0F);
+      continue;
+    }
+    gradient.row_indexes.push_back(static_cast<std::uint32_t>(row));
+    gradient.row_values.insert(gradient.row_values.end(), values.begin(), values.end());
+  }
 }
 
 std::vector<float> product(const std::vector<float>& left, const std::vector<float>& right, std::size_t rows,
@@ -81,6 +102,7 @@ const std::vector<SimulatedLayer>& simulated_model() {
       {matrix_of("sharded", 37, 40, Scheme::sharded_factors), 1, 2, true},
       {vector_of("empty", 0, Scheme::ps), 1, 0, false},
       {whole_topk("largest", 433), 1, 0, true},
+      {embedding("rows", 53, 5), 2, 0, true},
   };
   return kModel;
 }
@@ -98,6 +120,8 @@ SimulatedGradient gradient_of(std::uint64_t seed, int slot, std::uint64_t step, 
   gradient.absent = of.sometimes_absent && mix(key, kAbsence) % 3 == 0;
   if (of.factor_count == 0) {
     gradient.dense = whole_numbers(mix(key, kDense), of.layer.element_count, 9);
+    gradient.as_rows = of.layer.row_gradient && mix(key, kForm) % 4 != 0;
+    if (gradient.as_rows) choose_rows(gradient, of.layer, mix(key, kRow));
   } else {
     gradient.left = whole_numbers(mix(key, kLeft), of.factor_count * of.layer.rows, 3);
     gradient.right = whole_numbers(mix(key, kRight), of.factor_count * of.layer.cols, 3);

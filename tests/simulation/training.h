@@ -18,12 +18,12 @@ namespace poseidon::testing {
 struct SimulatedLayer {
   Layer layer;
   std::uint32_t divisor = 1;      // a power of two: dividing stays exact
-  std::size_t factor_count = 0;   // K of each rank's factors; 0: a dense gradient
+  std::size_t factor_count = 0;   // K of each rank's factors; 0: a dense gradient, or rows
   bool sometimes_absent = false;  // absent on some ranks in some steps
 };
 
-/// A model with layers of all kinds and of odd sizes: chunked, factored, with a changing scheme, compressed, grouped,
-/// divided, sometimes absent.
+/// A model with layers of all kinds and of odd sizes: chunked, factored, with few rows, with a changing scheme,
+/// compressed, grouped, divided, sometimes absent.
 const std::vector<SimulatedLayer>& simulated_model();
 /// The layers for Client::add_layers.
 std::vector<Layer> model_layers();
@@ -32,7 +32,11 @@ std::vector<Layer> model_layers();
 struct SimulatedGradient {
   bool absent = false;
   bool as_factors = false;  // if the layer's scheme takes factors
+  bool as_rows = false;     // if it takes rows
   std::vector<float> dense;
+  // Where the layer has row gradients: the rows of `dense` that are given, the others are zeros.
+  std::vector<std::uint32_t> row_indexes;
+  std::vector<float> row_values;
   // Where the layer has factors: K×M and K×N, row-major; `dense` is their product.
   std::vector<float> left;
   std::vector<float> right;

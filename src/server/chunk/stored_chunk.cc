@@ -47,7 +47,7 @@ std::shared_ptr<const Buffer> StoredChunk::array(std::size_t index) {
 }
 
 std::shared_ptr<const Buffer> StoredChunk::array_as(std::size_t index, DType dtype) {
-  const auto own = array(index);
+  auto own = array(index);
   if (!own || dtype == dtype_) return own;
   if (dtype_ != DType::float32 || dtype != DType::bfloat16) return nullptr;
   if (index == 0 && rounded_) return rounded_;

@@ -338,7 +338,7 @@ Status Shard::keep(StoredChunk& stored, const wire::Assign& request, std::span<c
   const std::size_t value_count = payload.size() / dtype_bytes(request.dtype);
   Buffer values = pool_->take(value_count * sizeof(float));
   kernel::decode(request.dtype, payload.data(), reinterpret_cast<float*>(values.data()), value_count);
-  const Status status = stored.assign(request.array, values.span(), DType::float32, request.update_count);
+  Status status = stored.assign(request.array, values.span(), DType::float32, request.update_count);
   pool_->give_back(std::move(values));
   return status;
 }

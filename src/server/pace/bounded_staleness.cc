@@ -61,7 +61,7 @@ Status BoundedStaleness::apply(PacedChunk& chunk, const wire::Contribution& push
                                std::span<const std::byte> payload) {
   if (push.absent) return {};
   const bool fits_here = buffer && !push.float32_value;
-  Buffer sum = fits_here ? std::move(buffer) : pool_->try_take(push.value_bytes());
+  Buffer sum = fits_here ? std::exchange(buffer, Buffer()) : pool_->try_take(push.value_bytes());
   const std::byte* gradient = payload.data();
   if (sum && push.float32_value) {
     kernel::start_sum(gradient, sum.data(), payload.size() / dtype_bytes(push.dtype), push.dtype);

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -45,6 +46,7 @@ struct Running {
   Scheme scheme = Scheme::ps;
   bool accumulates = false;
   bool gathers = false;
+  bool only_rows = false;
 };
 
 class Rank {
@@ -117,9 +119,12 @@ class Rank {
     running.data = job_.before(step, index);
     if (running.given.kind == Given::Kind::absent)
       return expect_ok(client_->start_absent(ids_[index], running.data, divisor), step, index);
-    if (running.given.kind == Given::Kind::dense || !takes_factors) {
-      const std::uint64_t factor_count =
-          running.given.kind == Given::Kind::factors ? running.given.factor_count() : kNotFactorable;
+    if (running.given.kind == Given::Kind::rows && traits_of(running.scheme).takes_rows) return start_rows(step, index);
+    if (running.given.kind != Given::Kind::factors || !takes_factors) {
+      std::uint64_t factor_count = kNotFactorable;
+      if (running.given.kind == Given::Kind::factors) factor_count = running.given.factor_count();
+      if (layer.zeros_are_missing && running.given.kind == Given::Kind::rows)
+        factor_count = running.given.row_indexes.size();
       running.data = dense_of(running.given, layer);
       return expect_ok(client_->start(ids_[index], running.data, divisor, factor_count), step, index);
     }
@@ -131,9 +136,31 @@ class Rank {
               step, index);
   }
 
+  void start_rows(std::uint64_t step, std::size_t index) {
+    Running& running = running_[index];
+    running.only_rows = job_.only_gathers(step, index);
+    const auto destination = running.only_rows ? std::span<std::byte>() : std::span<std::byte>(running.data);
+    const LayerRows rows{.indexes = running.given.row_indexes, .values = running.given.row_values};
+    expect_ok(client_->start_rows(ids_[index], rows, destination, job_.divisor(step, job_.layers[index])), step, index);
+  }
+
+  /// Returns a result that came as rows, with zeros for the others.
+  Bytes result_of_rows(std::size_t index) const {
+    const Layer& layer = job_.layers[index];
+    const LayerRows rows = client_->result_rows(ids_[index]);
+    if (rows.dense) return {rows.values.begin(), rows.values.end()};
+    Bytes dense(layer.size_bytes());
+    const std::size_t row_bytes = layer.cols * dtype_bytes(layer.dtype);
+    EXPECT_EQ(rows.values.size(), rows.indexes.size() * row_bytes);
+    for (std::size_t i = 0; i < rows.indexes.size(); ++i)
+      std::memcpy(&dense[rows.indexes[i] * row_bytes], &rows.values[i * row_bytes], row_bytes);
+    return dense;
+  }
+
   void check(std::uint64_t step, std::size_t index) {
     const Layer& layer = job_.layers[index];
-    const Running& running = running_[index];
+    Running& running = running_[index];
+    if (running.only_rows) running.data = result_of_rows(index);
     std::vector<Given> all;
     for (std::size_t rank = 0; rank < static_cast<std::size_t>(job_.world_size); ++rank)
       all.push_back(job_.given(step, index, rank));
@@ -258,6 +285,13 @@ TEST_P(RandomJobs, GiveTheExactSumAndTheSameBitsOnAllRanks) {
     run_job(job, listen_servers(job), "default");
     if (HasFatalFailure() || HasNonfatalFailure()) return;
   }
+}
+
+TEST(RandomJob, DrawEveryScheme) {
+  std::set<Scheme> drawn{Scheme::local};  // what a single worker takes
+  for (std::uint64_t seed = 0; seed < 8 * 15; ++seed)
+    for (const Layer& layer : RandomJob(seed).layers) drawn.insert(layer.scheme);
+  for (const Scheme scheme : all_schemes()) EXPECT_TRUE(drawn.contains(scheme)) << scheme_name(scheme);
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomJobs, ::testing::Range<std::uint64_t>(0, 8));

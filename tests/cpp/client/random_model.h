@@ -44,8 +44,10 @@ inline Bytes random_array(DType dtype, std::size_t element_count, Random& random
 
 /// What one rank contributes to one layer in one step.
 struct Given {
-  enum class Kind { absent, dense, factors } kind = Kind::dense;
+  enum class Kind { absent, dense, factors, rows } kind = Kind::dense;
   Bytes dense;
+  std::vector<std::uint32_t> row_indexes;
+  Bytes row_values;
   DType factor_dtype = DType::float32;
   std::vector<Bytes> lefts;
   std::vector<Bytes> rights;
@@ -77,6 +79,12 @@ inline void add_to(Exact& exact, const Given& given, const Layer& layer) {
       exact.magnitudes[i] += std::fabs(value);
     }
   }
+  for (std::size_t i = 0; i < given.row_indexes.size() * layer.cols; ++i) {
+    const std::size_t at = given.row_indexes[i / layer.cols] * layer.cols + i % layer.cols;
+    const double value = read_value(given.row_values, layer.dtype, i);
+    exact.values[at] += value;
+    exact.magnitudes[at] += std::fabs(value);
+  }
   for (std::size_t segment = 0; segment < given.counts.size(); ++segment) {
     for (std::size_t k = 0; k < given.counts[segment]; ++k) {
       for (std::size_t row = 0; row < layer.rows; ++row) {
@@ -95,7 +103,7 @@ inline Exact zeros(const Layer& layer) {
   return {std::vector<double>(layer.element_count), std::vector<double>(layer.element_count)};
 }
 
-/// Returns the gradient as a worker without factors would have it.
+/// Returns the gradient as a worker without factors or rows would have it.
 inline Bytes dense_of(const Given& given, const Layer& layer) {
   if (given.kind == Given::Kind::dense) return given.dense;
   Exact exact = zeros(layer);
@@ -181,6 +189,7 @@ struct RandomJob {
     const auto dtype = static_cast<DType>(1 + random() % 7);
     if (random() % 2 == 0) return vector_layer(name, pick<std::size_t>(random, {0, 1, 3, 100, 3000}), dtype);
     if (random() % 4 == 0) return lossy_layer(name, random);
+    if (random() % 4 == 0) return row_layer(name, dtype_is_floating(dtype) ? dtype : DType::float32, random);
     const auto scheme = pick<Scheme>(random, {Scheme::automatic, Scheme::automatic, Scheme::ps, Scheme::sfb,
                                               Scheme::sharded_factors, Scheme::project_adam});
     const auto floating = dtype_is_floating(dtype) ? dtype : DType::float32;
@@ -207,6 +216,15 @@ struct RandomJob {
     return layer;
   }
 
+  /// Returns an embedding, whose gradient may come as rows.
+  static Layer row_layer(const std::string& name, DType dtype, Random& random) {
+    const auto scheme = pick<Scheme>(random, {Scheme::automatic, Scheme::automatic, Scheme::rows, Scheme::ps});
+    Layer layer = matrix_layer(name, 1 + random() % 80, 1 + random() % 20, scheme, dtype);
+    layer.row_gradient = true;
+    layer.zeros_are_missing = random() % 2 == 0;
+    return layer;
+  }
+
   Random random_of(std::uint64_t step, std::size_t layer, std::uint64_t what) const {
     std::seed_seq sequence{seed, step, static_cast<std::uint64_t>(layer), what};
     return Random(sequence);
@@ -219,8 +237,21 @@ struct RandomJob {
     const auto choice = random() % 8;
     if (choice == 0 || (choice < 4 && random_of(step, index, 100)() % 8 == 0)) given.kind = Given::Kind::absent;
     if (choice > 0 && choice < 7 && layer.factorable()) given.kind = Given::Kind::factors;
+    if (choice > 0 && choice < 7 && layer.row_gradient) given.kind = Given::Kind::rows;
     if (given.kind == Given::Kind::dense) given.dense = random_array(layer.dtype, layer.element_count, random);
-    if (given.kind != Given::Kind::factors) return given;
+    if (given.kind == Given::Kind::rows) choose_rows(given, layer, random);
+    if (given.kind == Given::Kind::factors) choose_factors(given, layer, random);
+    return given;
+  }
+
+  static void choose_rows(Given& given, const Layer& layer, Random& random) {
+    const std::size_t one_of = 1 + random() % 8;
+    for (std::size_t row = 0; row < layer.rows; ++row)
+      if (random() % one_of == 0) given.row_indexes.push_back(static_cast<std::uint32_t>(row));
+    given.row_values = random_array(layer.dtype, given.row_indexes.size() * layer.cols, random);
+  }
+
+  static void choose_factors(Given& given, const Layer& layer, Random& random) {
     given.factor_dtype = layer.dtype;
     const auto narrow = pick<DType>(random, {DType::float16, DType::bfloat16, DType::float32});
     if (layer.scheme != Scheme::project_adam && dtype_bytes(narrow) <= dtype_bytes(layer.dtype))
@@ -231,7 +262,6 @@ struct RandomJob {
       given.lefts.push_back(random_array(given.factor_dtype, given.counts[i] * layer.rows, random));
       given.rights.push_back(random_array(given.factor_dtype, given.counts[i] * layer.cols, random));
     }
-    return given;
   }
 
   std::uint32_t divisor(std::uint64_t step, const Layer& layer) const {
