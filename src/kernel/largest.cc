@@ -136,13 +136,13 @@ void take_largest(const float* gradient, float* residual, std::size_t element_co
 }
 
 void sum_sparse(std::span<const RowTerm> terms, std::size_t begin, std::size_t end, unsigned divisor, float* out) {
-  constexpr std::size_t kCached = 8192;  // elements that stay in the L1 cache until they are divided
+  constexpr std::size_t cached_count = 8192;  // elements that stay in the L1 cache until they are divided
   std::vector<std::size_t> next;
   for (const RowTerm& term : terms)
     next.push_back(
         static_cast<std::size_t>(std::lower_bound(term.indexes, term.indexes + term.count, begin) - term.indexes));
-  for (std::size_t first = begin; first < end; first += kCached) {
-    const std::size_t last = std::min(end, first + kCached);
+  for (std::size_t first = begin; first < end; first += cached_count) {
+    const std::size_t last = std::min(end, first + cached_count);
     std::fill(out + first, out + last, 0.0F);
     for (std::size_t t = 0; t < terms.size(); ++t) {
       const auto* const values = reinterpret_cast<const float*>(terms[t].values);

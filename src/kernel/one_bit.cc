@@ -53,7 +53,7 @@ POSEIDON_INLINE void encode_block(const Block& values, std::size_t count, float*
   const bool finite = !std::isnan(means.negative) && !std::isnan(means.positive);
   if (!finite) means.negative = means.positive = std::numeric_limits<float>::quiet_NaN();
   std::memcpy(out, &means, sizeof means);
-  std::array<std::uint32_t, kOneBitValues / kWordBits> words;
+  std::array<std::uint32_t, kOneBitValues / kWordBits> words{};
   for (std::size_t w = 0; w < words.size(); ++w) {
     std::uint32_t word = 0;
     for (std::size_t i = 0; i < kWordBits; ++i) word |= (values[w * kWordBits + i] < 0 ? 0u : 1u) << i;
@@ -68,7 +68,7 @@ POSEIDON_INLINE void encode_block(const Block& values, std::size_t count, float*
 POSEIDON_INLINE void add_block(const std::byte* block, std::size_t count, float* sums) {
   Means means;
   std::memcpy(&means, block, sizeof means);
-  std::array<std::uint32_t, kOneBitValues / kWordBits> words;
+  std::array<std::uint32_t, kOneBitValues / kWordBits> words{};
   std::memcpy(words.data(), block + sizeof means, sizeof words);
   for (std::size_t first = 0; first < count; first += kWordBits) {
     const std::uint32_t word = words[first / kWordBits];
