@@ -54,7 +54,8 @@ std::vector<Slice> slices_of(const Unit& unit, std::size_t float_count) {
       slices.push_back({&chunk});
   // Layers whose vectors are too small for all servers begin with different ones.
   const std::size_t count = std::clamp<std::size_t>(float_count / kMinSliceFloats, 1, slices.size());
-  std::ranges::rotate(slices, slices.begin() + static_cast<std::ptrdiff_t>(unit.id % slices.size()));
+  const auto first = slices.begin() + static_cast<std::ptrdiff_t>(unit.id % slices.size());
+  std::rotate(slices.begin(), first, slices.end());  // clang 14 cannot compile the one of std::ranges
   slices.resize(count);
   for (std::size_t i = 0; i < count; ++i) {
     slices[i].begin = float_count * i / count;
@@ -127,7 +128,7 @@ class PowerSgd final : public SchemeProtocol {
           kernel::multiply_right(state.shape, state.gradient, state.residual, state.right,
                                  state.shape.rows * job / jobs, state.shape.rows * (job + 1) / jobs, state.left);
         },
-        [this, &exchange, &links] { push(exchange, links); });
+        [&exchange, &links] { push(exchange, links); });
   }
 
   Result<std::span<std::byte>> accept(Exchange& exchange, const wire::Header& header, bool lent,
@@ -233,7 +234,7 @@ class PowerSgd final : public SchemeProtocol {
         [state, finite](std::size_t) {
           *finite = kernel::orthonormalize(state.shape.rank, state.shape.rows, state.left);
         },
-        [this, &exchange, &links, state, finite] {
+        [&exchange, &links, state, finite] {
           exchange.progress.round = 1;
           if (!*finite) return spoil(exchange);
           if (state.gradient == nullptr) return push(exchange, links);
@@ -244,7 +245,7 @@ class PowerSgd final : public SchemeProtocol {
                 kernel::multiply_left(state.shape, state.gradient, state.residual, state.left,
                                       state.shape.cols * job / jobs, state.shape.cols * (job + 1) / jobs, state.own);
               },
-              [this, &exchange, &links] { push(exchange, links); });
+              [&exchange, &links] { push(exchange, links); });
         });
   }
 
