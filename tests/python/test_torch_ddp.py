@@ -15,8 +15,10 @@ from torch import nn
 
 import poseidon.torch as poseidon
 import workers
+from poseidon.schemes import takes_factors
 from poseidon.torch.tensors.pending_gradient import PendingGradient
 from torch_cases import (
+    EXACT_SCHEMES,
     all_equal,
     assert_close,
     assert_gradients_close,
@@ -164,7 +166,8 @@ def held_gradients(scheme: str) -> list[bool]:
     with model.no_sync():
         mean_loss(model, *shard(1)).backward()
     mean_loss(reference, *shard(1)).backward()
-    result.append(scheme == "ps" or type(weight.grad) is PendingGradient)
+    is_dense = scheme != "auto" and not takes_factors(scheme)
+    result.append(is_dense or type(weight.grad) is PendingGradient)
     result.append(torch.allclose(weight.grad + 0, wanted.grad, atol=1e-6))
     result.append(type(weight.grad) is torch.Tensor)
     # Once looked at, it goes on as a dense gradient.
@@ -192,7 +195,7 @@ def held_gradients(scheme: str) -> list[bool]:
     return result
 
 
-@pytest.mark.parametrize("scheme", ["auto", "ps", "sfb", "sharded_factors", "project_adam"])
+@pytest.mark.parametrize("scheme", EXACT_SCHEMES)
 def test_held_gradients(scheme: str) -> None:
     for answer in workers.run(2, held_gradients, scheme):
         assert answer == [True] * 5

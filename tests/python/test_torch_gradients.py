@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import poseidon.torch as poseidon
 import workers
 from torch_cases import (
+    EXACT_SCHEMES,
     all_equal,
     assert_gradients_close,
     compare_gradients,
@@ -172,7 +173,7 @@ def gradients_of(kind: type[nn.Module], scheme: str) -> tuple[str, list[str]]:
     return compare_gradients(kind(), rows_batch, mean_loss, scheme=scheme)
 
 
-@pytest.mark.parametrize("scheme", ["auto", "ps", "sfb", "sharded_factors", "project_adam"])
+@pytest.mark.parametrize("scheme", EXACT_SCHEMES)
 @pytest.mark.parametrize("kind", MODULES)
 def test_gradients(kind: type[nn.Module], scheme: str) -> None:
     assert all_equal(workers.run(2, gradients_of, kind, scheme))
@@ -211,7 +212,7 @@ def some_rank_uses_the_weight_outside(scheme: str) -> str:
     return " ".join(digests)
 
 
-@pytest.mark.parametrize("scheme", ["auto", "ps", "sfb", "sharded_factors", "project_adam"])
+@pytest.mark.parametrize("scheme", EXACT_SCHEMES)
 def test_one_rank_dense_and_others_factors(scheme: str) -> None:
     assert all_equal(workers.run(3, some_rank_uses_the_weight_outside, scheme))
 
@@ -244,7 +245,7 @@ def hooked(scheme: str, post_accumulate: bool) -> str:
 
 
 @pytest.mark.parametrize("post_accumulate", [False, True])
-@pytest.mark.parametrize("scheme", ["auto", "ps", "sfb", "sharded_factors", "project_adam"])
+@pytest.mark.parametrize("scheme", EXACT_SCHEMES)
 def test_hooks_see_the_local_gradient(scheme: str, post_accumulate: bool) -> None:
     assert all_equal(workers.run(2, hooked, scheme, post_accumulate))
 
@@ -284,7 +285,7 @@ def unused(scheme: str) -> str:
     return " ".join(digests)
 
 
-@pytest.mark.parametrize("scheme", ["auto", "ps", "sfb", "sharded_factors", "project_adam"])
+@pytest.mark.parametrize("scheme", EXACT_SCHEMES)
 def test_unused_parameters(scheme: str) -> None:
     assert all_equal(workers.run(3, unused, scheme))
 
@@ -312,7 +313,7 @@ def backward_twice(scheme: str, zero_between: str) -> str:
 
 
 @pytest.mark.parametrize("zero_between", ["none", "zeros", "never"])
-@pytest.mark.parametrize("scheme", ["auto", "ps", "sfb", "sharded_factors", "project_adam"])
+@pytest.mark.parametrize("scheme", EXACT_SCHEMES)
 def test_backward_twice(scheme: str, zero_between: str) -> None:
     assert all_equal(workers.run(2, backward_twice, scheme, zero_between))
 
@@ -374,7 +375,7 @@ def autocast(scheme: str, outside: bool) -> str:
 
 
 @pytest.mark.parametrize("outside", [False, True])
-@pytest.mark.parametrize("scheme", ["auto", "ps", "sfb", "sharded_factors", "project_adam"])
+@pytest.mark.parametrize("scheme", EXACT_SCHEMES)
 def test_autocast(scheme: str, outside: bool) -> None:
     assert all_equal(workers.run(2, autocast, scheme, outside))
 

@@ -18,7 +18,7 @@ from overlap_cases import Branches, assert_same_training, own_batch, plain_loop,
 from poseidon.torch.exchange.mover import StagedTransfer
 from test_torch_gradients import MODULES
 from test_torch_staged import HostCopies
-from torch_cases import all_equal, mean_loss, mlp, mlp_batch, own_rows, parameters_digest
+from torch_cases import EXACT_SCHEMES, all_equal, mean_loss, mlp, mlp_batch, own_rows, parameters_digest
 
 Spec = tuple[type[Optimizer], dict[str, Any]]
 
@@ -67,7 +67,7 @@ def test_same_bits_for_every_optimizer(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("scheme", ["ps", "auto", "sfb", "sharded_factors", "project_adam"])
+@pytest.mark.parametrize("scheme", EXACT_SCHEMES)
 def test_same_bits_for_uneven_use(scheme: str, world_size: int) -> None:
     assert all_equal(workers.run(world_size, many, USUAL, Branches, scheme))
 

@@ -189,7 +189,6 @@ def refusals() -> tuple[list[str], list[str]]:
     cases: list[tuple[Any, dict[str, Any]]] = [
         (state_of(), {"scheme": "topk"}),
         (state_of(), {"wire": "bf16"}),
-        (None, {}),
     ]
     for state, options in cases:
         with pytest.raises(InvalidArgument) as error:
@@ -203,6 +202,7 @@ def refusals() -> tuple[list[str], list[str]]:
         state_of(orthogonalization_epsilon=1e-8),
         state_of(min_compression_rate=0.5),
         with_residual,
+        None,  # torch's hook fails at the first backward pass
     ):
         model = poseidon.DistributedDataParallel(mlp())
         with warnings.catch_warnings(record=True) as caught:
@@ -216,9 +216,16 @@ def refusals() -> tuple[list[str], list[str]]:
 
 def test_what_the_scheme_does_not_do_is_said(tmp_path: Path) -> None:
     for refused, told in run_beside_torch(RANKS, tmp_path / "store", refusals):
-        for text, expected in zip(refused, ("compress nothing", "sends numbers as they are", "NoneType"), strict=True):
+        for text, expected in zip(refused, ("compress nothing", "sends numbers as they are"), strict=True):
             assert expected in text
-        fields = ("use_error_feedback", "warm_start", "epsilon=1e-08", "min_compression_rate=0.5", "residuals of torch")
+        fields = (
+            "use_error_feedback",
+            "warm_start",
+            "epsilon=1e-08",
+            "min_compression_rate=0.5",
+            "residuals of torch",
+            "None",
+        )
         for text, expected in zip(told, fields, strict=True):
             assert expected in text
 

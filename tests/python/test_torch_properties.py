@@ -14,7 +14,7 @@ from torch import nn
 
 import poseidon.torch as poseidon
 import workers
-from torch_cases import all_equal, assert_close, parameters_digest
+from torch_cases import EXACT_SCHEMES, all_equal, assert_close, parameters_digest
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def cases(draw: st.DrawFn) -> tuple[int, Case]:
         widths=tuple(draw(st.lists(st.integers(1, 60), min_size=1, max_size=4))),
         convolution=draw(st.booleans()),
         bias=draw(st.booleans()),
-        scheme=draw(st.sampled_from(["auto", "auto", "ps", "sfb", "sharded_factors", "project_adam"])),
+        scheme=draw(st.sampled_from(["auto", *EXACT_SCHEMES])),
         rows=tuple(rows),
         micro_batches=draw(st.integers(1, 2)),
         set_to_none=draw(st.booleans()),

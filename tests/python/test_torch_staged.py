@@ -15,7 +15,7 @@ from poseidon.torch.exchange.mover import StagedTransfer
 from test_torch_gradients import Checkpointed, OneLinear, Reused, UsedOutside, gradients_of, unused
 from test_torch_gradients import some_rank_uses_the_weight_outside as mixed
 from test_torch_training import train, uneven_rows
-from torch_cases import all_equal
+from torch_cases import EXACT_SCHEMES, all_equal
 
 
 class HostCopies:
@@ -62,13 +62,13 @@ def staged(function: Callable[..., Any], *args: Any) -> Any:
     return result
 
 
-@pytest.mark.parametrize("scheme", ["auto", "ps", "sfb", "sharded_factors", "project_adam"])
+@pytest.mark.parametrize("scheme", EXACT_SCHEMES)
 @pytest.mark.parametrize("kind", [OneLinear, Reused, UsedOutside, Checkpointed])
 def test_gradients(kind: type[torch.nn.Module], scheme: str) -> None:
     assert all_equal(workers.run(2, staged, gradients_of, kind, scheme))
 
 
-@pytest.mark.parametrize("scheme", ["auto", "ps", "sfb", "sharded_factors", "project_adam"])
+@pytest.mark.parametrize("scheme", EXACT_SCHEMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_training(dtype: torch.dtype, scheme: str) -> None:
     assert all_equal(workers.run(2, staged, train, scheme, dtype, "sgd", 3, True, 6))

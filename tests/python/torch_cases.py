@@ -17,7 +17,13 @@ from torch import nn
 import poseidon.torch as poseidon
 import workers
 from poseidon.errors import InvalidArgument
+from poseidon.schemes import SCHEMES
 
+# Every scheme whose result has the exact sum of any gradient.
+EXACT_SCHEMES = (
+    "auto",
+    *(name for name, one in SCHEMES.items() if not (one.lossy or one.takes_rows or one.only_one_worker)),
+)
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 6e-2, torch.float16: 8e-3}
 
 

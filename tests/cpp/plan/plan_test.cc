@@ -39,8 +39,11 @@ std::vector<Layer> random_layers(std::mt19937& random) {
   const auto below = [&random](std::size_t bound) { return std::size_t{random()} % bound; };
   constexpr std::array dtypes{DType::float32,  DType::float64, DType::float16,
                               DType::bfloat16, DType::int64,   DType::uint8};
-  constexpr std::array schemes{Scheme::automatic, Scheme::automatic,       Scheme::ps,
-                               Scheme::sfb,       Scheme::sharded_factors, Scheme::project_adam};
+  std::vector<Scheme> schemes{Scheme::automatic, Scheme::automatic};
+  for (const Scheme scheme : all_schemes()) {
+    const SchemeTraits& traits = traits_of(scheme);
+    if (!traits.lossy && !traits.takes_rows && !traits.only_one_worker) schemes.push_back(scheme);
+  }
   std::vector<Layer> layers;
   const std::size_t count = 1 + below(60);
   for (std::size_t i = 0; i < count; ++i) {
