@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "transport/tcp/address.h"
+#include "transport/tcp/congestion_control.h"
 
 namespace poseidon::tcp {
 
@@ -50,6 +51,7 @@ void set_option(int fd, int level, int name, int value) {
 }
 
 void set_flow_options(int fd, std::chrono::milliseconds silence) {
+  replace_bbr(fd);
   set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kNotSentLowatBytes);
   set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);

@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -21,6 +22,7 @@ struct OwnSocket {
   int priority = 0;              // SO_PRIORITY
   int user_timeout_ms = 0;       // TCP_USER_TIMEOUT
   std::uint64_t bytes_sent = 0;  // each byte once, however often it was sent
+  std::string congestion_control;
 };
 
 namespace own_sockets_detail {
@@ -29,6 +31,12 @@ inline int option(int fd, int level, int name) {
   int value = 0;
   socklen_t size = sizeof value;
   return ::getsockopt(fd, level, name, &value, &size) == 0 ? value : -1;
+}
+
+inline std::string congestion_control_of(int fd) {
+  std::array<char, 17> name{};
+  socklen_t size = 16;
+  return ::getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), &size) == 0 ? name.data() : "";
 }
 
 }  // namespace own_sockets_detail
@@ -47,7 +55,7 @@ inline std::vector<OwnSocket> own_sockets() {
     const int traffic_class = v6 ? option(fd, IPPROTO_IPV6, IPV6_TCLASS) : option(fd, IPPROTO_IP, IP_TOS);
     sockets.push_back({tcp::to_text(tcp::local_address(fd)), tcp::to_text(peer), traffic_class >> 2,
                        option(fd, SOL_SOCKET, SO_PRIORITY), option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT),
-                       info.tcpi_bytes_sent - info.tcpi_bytes_retrans});
+                       info.tcpi_bytes_sent - info.tcpi_bytes_retrans, own_sockets_detail::congestion_control_of(fd)});
   }
   return sockets;
 }

@@ -1,0 +1,69 @@
+// BBR is replaced on short connections, and nothing else is.
+#include "transport/tcp/congestion_control.h"
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <future>
+#include <string>
+
+#include "conformance/transport_fixture.h"
+#include "cpp/transport/own_sockets.h"
+#include "transport/tcp/address.h"
+#include "transport/tcp/tcp_transport.h"
+
+namespace poseidon::testing {
+namespace {
+
+bool set_congestion_control(int socket, const std::string& name) {
+  return ::setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())) == 0;
+}
+
+class CongestionControl : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    listener_ = tcp::bind_and_listen(tcp::resolve(own_loopback()).value().front());
+    socket_ = FileDescriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const auto where = tcp::local_address(listener_.get());
+    ASSERT_EQ(::connect(socket_.get(), where.get(), where.size_bytes), 0);
+  }
+
+  FileDescriptor listener_;
+  FileDescriptor socket_;
+};
+
+TEST_F(CongestionControl, OfBbrIsReplaced) {
+  if (!set_congestion_control(socket_.get(), "bbr")) GTEST_SKIP() << "the system has no BBR";
+  tcp::replace_bbr(socket_.get());
+  const std::string name = own_sockets_detail::congestion_control_of(socket_.get());
+  EXPECT_TRUE(name == "cubic" || name == "reno") << name;
+}
+
+TEST_F(CongestionControl, OfAnotherKindStays) {
+  ASSERT_TRUE(set_congestion_control(socket_.get(), "reno"));  // every system has it
+  tcp::replace_bbr(socket_.get());
+  EXPECT_EQ(own_sockets_detail::congestion_control_of(socket_.get()), "reno");
+}
+
+TEST_F(CongestionControl, OfFlowsIsNotBbr) {
+  Loop loop("congestion");
+  const auto transport = make_tcp_transport();
+  std::promise<Result<std::shared_ptr<Flow>>> answer;
+  auto listener = transport->listen(loop, own_loopback(), [](std::shared_ptr<Flow>) {});
+  ASSERT_TRUE(listener.ok());
+  transport->connect(loop, listener.value()->address(), Clock::now() + kPatience,
+                     [&](Result<std::shared_ptr<Flow>> result) { answer.set_value(std::move(result)); });
+  const auto flow = answer.get_future().get();
+  ASSERT_TRUE(flow.ok()) << flow.status().message();
+  std::size_t seen = 0;
+  for (const OwnSocket& socket : own_sockets()) {
+    if (socket.peer_address != flow.value()->peer_name()) continue;
+    EXPECT_FALSE(socket.congestion_control.starts_with("bbr")) << socket.congestion_control;
+    ++seen;
+  }
+  EXPECT_EQ(seen, 1U);
+}
+
+}  // namespace
+}  // namespace poseidon::testing
