@@ -34,7 +34,7 @@ struct FactorRows {
 /// One worker's gathered contribution to an sfb layer, for products made outside the core (CUDA).
 /// Either `factors` or `dense`; neither when that worker had nothing.
 struct GatheredPart {
-  DType dtype = DType::float32;
+  DType dtype = DType::float32;  // of the factors, or of the dense gradient: the type in which it travelled
   std::vector<FactorRows> factors;
   const std::byte* dense = nullptr;
 };

@@ -279,14 +279,16 @@ class PyClient {
 
   nb::object to_python(std::uint32_t layer, const GatheredPart& part) const {
     const Layer& shape = layer_of(layer);
-    if (part.dense != nullptr) return view(part.dense, shape.size_bytes());
+    const nb::str dtype(std::string(dtype_name(part.dtype)).c_str());
+    if (part.dense != nullptr)
+      return nb::make_tuple(dtype, view(part.dense, array_bytes(part.dtype, shape.element_count)));
     if (part.factors.empty()) return nb::none();
     nb::list pairs;
     for (const auto& rows : part.factors) {
       const std::size_t row_bytes = rows.count * dtype_bytes(part.dtype);
       pairs.append(nb::make_tuple(view(rows.left, row_bytes * shape.rows), view(rows.right, row_bytes * shape.cols)));
     }
-    return nb::make_tuple(nb::str(std::string(dtype_name(part.dtype)).c_str()), pairs);
+    return nb::make_tuple(dtype, pairs);
   }
 
   std::unique_ptr<Client> client_;

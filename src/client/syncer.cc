@@ -91,6 +91,7 @@ void Syncer::note(FlightEvent::Kind kind) const {
 
 void Syncer::start(Operation operation) {
   recycle(exchange_.progress.inbox);
+  give_back_converted();
   links_.pool->give_back(std::move(exchange_.progress.result_memory));
   // An assignment has no answer. The next operation must use the same flows to stay behind it.
   if (!std::holds_alternative<Assign>(exchange_.operation)) exchange_.priority = links_.priorities.of(unit().id);
@@ -154,7 +155,14 @@ void Syncer::finished() {
   on_done_(*this);
   links_.pool->give_back(std::move(exchange_.progress.group_result));
   for (Buffer& buffer : exchange_.progress.staged_chunks) links_.pool->give_back(std::move(buffer));
+  // Gathered factors are read until the next start (Client::gathered), and this rank's own may lie in these buffers.
+  const bool gathered = exchange_.protocol->traits().workers_multiply && exchange_.progress.result.empty();
+  if (!gathered) give_back_converted();
+}
+
+void Syncer::give_back_converted() {
   for (Buffer& buffer : exchange_.progress.converted) links_.pool->give_back(std::move(buffer));
+  exchange_.progress.converted.clear();
 }
 
 }  // namespace poseidon

@@ -53,6 +53,7 @@ class Syncer {
   Status check_step(const wire::Header& header) const;
   PeerInbox take_inbox();
   void recycle(PeerInbox& inbox);
+  void give_back_converted();
 
   const Links& links_;
   Cluster cluster_;

@@ -202,6 +202,7 @@ class Rank {
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       const GatheredPart& part = parts[rank];
       ASSERT_EQ(part.dense != nullptr, all[rank].kind == Given::Kind::dense) << where(step, index);
+      agreement_.report(step, index, "part of rank " + std::to_string(rank), hash_of(bytes_of(part, layer)));
       if (job_.wire_dtype(layer) != layer.dtype) continue;  // it is rounded
       if (part.dense != nullptr) EXPECT_EQ(std::memcmp(part.dense, all[rank].dense.data(), layer.size_bytes()), 0);
       Bytes lefts;
@@ -214,6 +215,18 @@ class Rank {
       EXPECT_EQ(lefts, joined(all[rank].lefts)) << where(step, index);
       EXPECT_EQ(rights, joined(all[rank].rights)) << where(step, index);
     }
+  }
+
+  /// Returns what a gathered part holds, in the type in which it travelled.
+  static Bytes bytes_of(const GatheredPart& part, const Layer& layer) {
+    if (part.dense != nullptr) return {part.dense, part.dense + array_bytes(part.dtype, layer.element_count)};
+    Bytes bytes;
+    for (const FactorRows& rows : part.factors) {
+      const std::size_t row_bytes = rows.count * dtype_bytes(part.dtype);
+      bytes.insert(bytes.end(), rows.left, rows.left + row_bytes * layer.rows);
+      bytes.insert(bytes.end(), rows.right, rows.right + row_bytes * layer.cols);
+    }
+    return bytes;
   }
 
   static Bytes joined(const std::vector<Bytes>& pieces) {

@@ -226,12 +226,14 @@ class StagedTransfer(Transfer):
         dtype = one.buffer.dtype
         lefts, rights, denses = [], [], []
         for part in self._client.gathered(one.layer):
-            if isinstance(part, tuple):
-                dtype_name, pairs = part
-                lefts += [self._upload(left, getattr(torch, dtype_name), rows) for left, _ in pairs]
-                rights += [self._upload(right, getattr(torch, dtype_name), cols) for _, right in pairs]
-            elif part is not None:
-                denses.append(self._upload(part, dtype, cols))
+            if part is None:
+                continue
+            own_dtype, own = getattr(torch, part[0]), part[1]  # rounded parts have another dtype than the layer
+            if isinstance(own, list):
+                lefts += [self._upload(left, own_dtype, rows) for left, _ in own]
+                rights += [self._upload(right, own_dtype, cols) for _, right in own]
+            else:
+                denses.append(self._upload(own, own_dtype, cols))
 
         def product() -> None:
             if lefts:
