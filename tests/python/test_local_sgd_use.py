@@ -205,7 +205,7 @@ def at_different_places() -> None:
     backward(model, 0, 0)
     optimizer.step()
     with pytest.raises(Mismatch, match="every rank"):
-        optimizer.step() if poseidon.rank() else optimizer._check_together("by average()")
+        optimizer.step() if poseidon.rank() else optimizer.average()
 
 
 def test_ranks_at_different_places() -> None:

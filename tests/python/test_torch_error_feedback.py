@@ -185,9 +185,19 @@ def drifting(options: dict[str, Any]) -> str:
     return str(error.value)
 
 
+def drifting_hook(options: dict[str, Any]) -> str:
+    poseidon.torch.init(**options)
+    model = DistributedDataParallel(mlp())
+    with pytest.raises(InvalidArgument) as error:
+        model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    return str(error.value)
+
+
 def test_what_keeps_nothing_refuses_it() -> None:
     for (text,) in workers.run_fresh(2, refusals, POSEIDON_ERROR_FEEDBACK="on"):
         assert "LocalSGD keeps nothing" in text
+    for text in workers.run_fresh(2, drifting_hook, {"stragglers": "drop", "error_feedback": "on"}):
+        assert "error_feedback, which stragglers=drop excludes" in text
     for text in workers.run_fresh(2, drifting, {"stragglers": "drop", "error_feedback": "on"}):
         assert "error_feedback, which stragglers=drop excludes" in text
     with pytest.raises(InvalidArgument, match="leave error_feedback out"):

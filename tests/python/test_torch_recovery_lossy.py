@@ -109,3 +109,16 @@ def with_servers(folder: Path, scheme: str) -> str:
 def test_updates_on_servers_exclude_lossy_layers(tmp_path: Path) -> None:
     for text in workers.run_fresh(2, with_servers, tmp_path, "topk"):
         assert "cannot bring back what the lossy scheme or wire format of parameter 1.weight" in text
+
+
+@pytest.mark.parametrize("kind", [f"sgd dropout {LOSSY[0]}", f"adamw dropout {LOSSY[-1]}"])
+def test_a_job_that_was_ended_goes_on_from_its_snapshot(tmp_path: Path, kind: str) -> None:
+    """With on_failure=abort, which has no generations: all ranks start again. Rank 0 is compared, because the others'
+    buffers are their own after the last forward pass."""
+    options = {"POSEIDON_SMALL_BYTES": "256", "POSEIDON_TOPK_FRACTION": "0.1"}
+    snapshots = str(tmp_path / "snapshots")
+    for steps in (4, STEPS):
+        answers = workers.run_fresh(SIZE, train, tmp_path, kind, steps, [], snapshots, **options)
+    assert all(isinstance(answer, dict) for answer in answers), answers
+    assert answers[0]["digest"] == undisturbed(kind)
+    assert [answer["steps_made"] for answer in answers] == [STEPS - 4] * SIZE

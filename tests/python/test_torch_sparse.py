@@ -50,6 +50,32 @@ def tokens_of(rank: int, step: int) -> torch.Tensor:
     return torch.randint(0, ROWS, (2, 3), generator=generator)
 
 
+def tiny_beside_counts() -> list[bool]:
+    """The last values of a table are small, and lie beside the counts of its rows in what is exchanged."""
+    torch.manual_seed(0)
+    table = nn.Embedding(33, 7, sparse=True)
+    model = poseidon.DistributedDataParallel(nn.Sequential(table), scheme="ps", wire="int8")
+    answers = []
+    for factor in (1e-4, 1e4):
+        model.zero_grad()
+        (factor * model(torch.tensor([1, 31, 32]))).sum().backward()
+        grad = table.weight.grad
+        assert grad is not None
+        grad = grad.coalesce()
+        answers.append(grad.indices().tolist() == [[1, 31, 32]])
+        answers.append(bool(((grad.values() - factor).abs() <= factor / 100).all()))
+    return answers
+
+
+def test_int8_spares_the_counts_of_rows() -> None:
+    assert workers.run_fresh(2, in_own_job, tiny_beside_counts) == [[True] * 4] * 2
+
+
+def in_own_job(function: Callable[[], Any]) -> Any:
+    poseidon.init(small_bytes=0)
+    return function()
+
+
 def assert_same_gradients(ours: nn.Module, theirs: nn.Module, tolerance: float = 1e-5) -> None:
     wanted = dict(theirs.named_parameters())
     for name, param in ours.named_parameters():

@@ -44,11 +44,7 @@ def check_model(settings: Settings, entries: Sequence[SyncedLayer], sends_buffer
             "ranks are to agree on them"
         )
     for entry in entries:
-        if entry.keeps_rounding:
-            raise InvalidArgument(
-                f"parameter {entry.name} has wire {entry.wire} with error_feedback, which {drift_option(settings)} "
-                "excludes, because servers may leave out what was sent: leave one of the two out"
-            )
+        check_rounding(settings, entry, entry.wire)
         if entry.asked_scheme != "auto" and not SCHEMES[entry.asked_scheme].can_drop_late:
             raise InvalidArgument(
                 f"parameter {entry.name} asks for scheme {entry.asked_scheme}, in which every worker waits for all "
@@ -56,6 +52,16 @@ def check_model(settings: Settings, entries: Sequence[SyncedLayer], sends_buffer
             )
         if entry.asked_scheme == "auto":
             entry.ask_for("ps")
+
+
+def check_rounding(settings: Settings, entry: SyncedLayer, wire: str) -> None:
+    """InvalidArgument if gradients in this wire format would keep what servers may leave out."""
+    rounds = wire != "fp32" and entry.dtype == "float32"
+    if rounds and entry.compression.error_feedback and ranks_drift(settings):
+        raise InvalidArgument(
+            f"parameter {entry.name} has wire {wire} with error_feedback, which {drift_option(settings)} excludes, "
+            "because servers may leave out what was sent: leave one of the two out"
+        )
 
 
 def check_optimizer(settings: Settings, on_servers: bool, name: str, is_sgd: bool) -> None:

@@ -323,6 +323,7 @@ class Recovery:
             state = broadcast(state, control, 0)
         if state is not None:
             self._load(state)
+            self._written = self._step  # on all ranks: to write a snapshot may be collective
             self._state.resume(self._step, self._state.decisions())
 
 

@@ -378,11 +378,11 @@ class DistributedDataParallel(TorchDistributedDataParallel, ModelInsight):
         """Lets `hook` average the gradients. Collective.
 
         `allreduce_hook` does what Poseidon does anyway, so it changes nothing. `fp16_compress_hook` and
-        `bf16_compress_hook` set the wire format of all float32 gradients to "fp16" or "bf16", unless their state is
-        a process group other than the model's. `powerSGD_hook` sets the scheme "powersgd" for the matrices that it
-        compresses, from the step on that its state says (docs/lossy.md). Any other hook of torch's form runs on buckets
-        at the end of backward over torch.distributed, without schemes and without overlap. It raises InvalidArgument
-        without torch.distributed, or with a DistributedOptimizer.
+        `bf16_compress_hook` set the wire format of all float32 gradients to "fp16" or "bf16". `powerSGD_hook` sets the
+        scheme "powersgd" for the matrices that it compresses, from the step on that its state says (docs/lossy.md). Any
+        other hook of torch's form, and one of these whose state is another process group than the model's, runs on
+        buckets at the end of backward over torch.distributed, without schemes and without overlap. It raises
+        InvalidArgument without torch.distributed, or with a DistributedOptimizer.
         """
         try:
             check_hook(hook)
@@ -396,7 +396,7 @@ class DistributedDataParallel(TorchDistributedDataParallel, ModelInsight):
             self.trained_model().send_as(wire)
         elif is_powersgd(hook) and self._fits_scheme(state):
             self.trained_model().compress_by(PowerSGDHook(state))
-        elif not is_all_reduce(hook):
+        elif not is_all_reduce(hook) or (default_group() is not None and not self._is_own_group(state)):
             if default_group() is None:
                 raise InvalidArgument(
                     f"{hook.__qualname__} communicates over torch.distributed, which does not run: call "
@@ -449,8 +449,19 @@ class DistributedDataParallel(TorchDistributedDataParallel, ModelInsight):
             self.synchronizer.static_graph = True
 
     def _update_process_group(self, new_process_group: Any) -> None:
-        """Continues with the ranks of another group, which meet in the next forward pass."""
-        self.trained_model().detach()
+        """Continues with the ranks of another group, which meet in the next forward pass.
+
+        Raises InvalidArgument if a communication hook or a residual would be lost.
+        """
+        trained = self.trained_model()
+        lossy = next((entry.name for entry in trained.entries if entry.may_be_lossy), None)
+        hooked = any(not is_all_reduce(hook) for hook, _ in self._comm_hooks)
+        if hooked or lossy is not None:
+            what = f"what was not sent of {lossy}" if lossy is not None else "its communication hook"
+            raise InvalidArgument(
+                f"the model cannot go on in another process group, because {what} would be lost: wrap model.module anew"
+            )
+        trained.detach()
         self.process_group, self._trained = new_process_group, None
 
     @property

@@ -132,14 +132,20 @@ class Fragments:
         for one in self._averagings:
             one.finish(mix=0.0)
 
-    def _drop_pending(self) -> None:
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a fragment was sent whose mean is not in the parameters yet."""
+        return self._pending is not None
+
+    def drop_pending(self) -> None:
+        """Forgets the fragment that is under way, because the parameters are others now. It waits for its exchange."""
         if self._pending is not None:
             self._averagings[self._pending].settle()
             self._pending = None
 
     def take_over(self) -> None:
         """Collective: rank 0's parameters are those of all ranks now; nothing has been trained since."""
-        self._drop_pending()
+        self.drop_pending()
         for one in self._averagings:
             one.take_over()
 
@@ -169,7 +175,7 @@ class Fragments:
                 "the checkpoint is of a LocalSGD with other fragments: pass the same fragments and overlap_steps as "
                 "when it was saved"
             )
-        self._drop_pending()
+        self.drop_pending()
         if state is None or parts is None:
             self._averagings[0].load(state)
             return

@@ -182,10 +182,12 @@ class LocalSGD(OptimizerWrapper):
                 f"step() before poseidon.Recovery with on_failure={self._context.settings.on_failure}: give the "
                 "LocalSGD to Recovery, and train in its attempts"
             )
-        if self._model_is_new and self._outer is not None and not self._loaded_itself:
+        holder = "the outer optimizer" if self._outer is not None else "a fragment under way"
+        holds = self._outer is not None or self._fragments.is_under_way
+        if self._model_is_new and holds and not self._loaded_itself:
             raise PoseidonError(
-                "the model was loaded, and the outer optimizer still has the parameters of before: call "
-                "push_parameters() of the LocalSGD on every rank, or load its state_dict(), too"
+                f"the model was loaded, and {holder} still has the parameters of before: call push_parameters() of the "
+                "LocalSGD on every rank, or load its state_dict(), too"
             )
         self._model_is_new = self._loaded_itself = False
 
@@ -211,10 +213,10 @@ class LocalSGD(OptimizerWrapper):
         Without a step of any rank since then it does nothing.
         """
         self._check_ready()
+        self._check_together("by average()")  # first, because a rank that averages on schedule does so, too
         control = self._context.control
         apart = self._steps_apart if control is None else control.sum([self._steps_apart])[0]
         if apart:
-            self._check_together("by average()")
             self._fragments.average()
             self._end_period(equal=True)
 
@@ -325,7 +327,9 @@ class LocalSGD(OptimizerWrapper):
             check_same(self._context.control, text, "LocalSGD state")
         self._steps, self._steps_alone, self._averagings = counts
         self._steps_apart = self._steps_alone
-        if own is not None:
+        if own is None:
+            self._fragments.drop_pending()
+        else:
             self._steps_apart = own.get("apart", self._steps_alone)
             self._fragments.load(own["outer"])
             self._loaded_itself, self._model_is_new, self._model_loads = True, False, 0

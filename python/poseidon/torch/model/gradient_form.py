@@ -20,6 +20,10 @@ class DenseForm:
     def __init__(self, param: torch.Tensor) -> None:
         self.layout = torch.empty_like(param, device="meta", requires_grad=False)
 
+    def wire_format(self, asked: str) -> str:
+        """The wire format in which it travels if the user has asked for this one."""
+        return asked
+
     def check(self, name: str, grad: torch.Tensor | None) -> None:
         """InvalidArgument for a gradient of parameter `name` that cannot be exchanged so."""
         if grad is not None and grad.layout != torch.strided:
@@ -151,7 +155,8 @@ class SparseForm(RowsForm):
 class CountedRowsForm(SparseForm):
     """The same in 1-D, for schemes that add up arrays: all rows, a count of ranks for each row, and one more count.
 
-    The last element counts the ranks whose gradient is dense.
+    The last element counts the ranks whose gradient is dense. Counts and values cannot share the scale of a block, so int8
+    is bf16 here.
     """
 
     sends_rows = False
@@ -159,6 +164,9 @@ class CountedRowsForm(SparseForm):
     def __init__(self, param: torch.Tensor) -> None:
         super().__init__(param)
         self.layout = self.layout.new_empty(param.numel() + param.shape[0] + 1)
+
+    def wire_format(self, asked: str) -> str:
+        return "bf16" if asked == "int8" else asked
 
     def write(self, grad: torch.Tensor, buffer: torch.Tensor) -> None:
         rows, row_counts, dense_count = self._parts(buffer)

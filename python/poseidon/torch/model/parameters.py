@@ -64,7 +64,7 @@ class SyncedParameter(SyncedLayer):
             DTYPE_NAMES[form.layout.dtype],
             form.layout.numel(),
             scheme,
-            wire,
+            form.wire_format(wire),
             factorable=bool(linears),
             fully_connected=all(isinstance(part, nn.Linear) for part in owners),
             row_gradient=form.sends_rows,
@@ -144,6 +144,9 @@ class SyncedParameter(SyncedLayer):
             )
         if self.on_servers or self.updater is not None:
             raise InvalidArgument(f"parameter {self.name} is updated by another DistributedOptimizer already")
+
+    def send_as(self, wire: str) -> None:
+        super().send_as(self.form.wire_format(wire))
 
     def hold_on_servers(self, parameter_wire: str) -> None:
         if isinstance(self.param.grad, PendingGradient):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 import weakref
 from collections.abc import Collection
 
@@ -12,7 +13,7 @@ from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistri
 
 from poseidon.adapter.agreement import check_same
 from poseidon.adapter.control import Control
-from poseidon.adapter.drift import check_model, drift_option, ranks_drift
+from poseidon.adapter.drift import check_model, check_rounding, drift_option, ranks_drift
 from poseidon.adapter.join import JoinedTraining
 from poseidon.adapter.layer import LossyChoice, SchemeChoice, WireChoice
 from poseidon.adapter.membership import Membership
@@ -199,6 +200,7 @@ class TrainedModel:
         for entry in self.entries:
             if entry.dtype == "float32":
                 check_wire(entry.name, entry.param, entry.compression.allowed or entry.asked_scheme, wire)
+                check_rounding(self.context.settings, entry, wire)
         self.sync.send_as(wire)
 
     def compress_by(self, hook: PowerSGDHook) -> None:
@@ -321,4 +323,10 @@ def check_module(module: nn.Module, world_size: int) -> None:
             raise InvalidArgument(
                 f"the module has SyncBatchNorm layers ({name or 'itself'}), whose statistics go through "
                 "torch.distributed: call torch.distributed.init_process_group() before wrapping, or use BatchNorm"
+            )
+        if world_size > 1 and isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.max_norm is not None:
+            warnings.warn(
+                f"{name or 'the module'} has max_norm, so its forward pass changes the rows that it looks up, on this "
+                "rank alone: the replicas will differ, as with torch's class; clip the rows on all ranks instead",
+                stacklevel=3,
             )
