@@ -213,7 +213,8 @@ class Client {
 
   /// The residual of a layer: what this rank has not sent yet, because it takes a lossy scheme (docs/lossy.md). It has
   /// a float32 for each element; with powersgd the right vectors follow. It is valid until the layer's next start.
-  /// Empty if there is none. Call it while no exchange of the layer is under way.
+  /// Empty if there is none, as after an exchange that has failed if the scheme keeps_after_result (SchemeTraits). Call
+  /// it while no exchange of the layer is under way.
   virtual std::span<const std::byte> residual(std::uint32_t layer) const = 0;
 
   /// Sets the residual, which is then a part of this rank's next gradient that takes a lossy scheme. An empty one

@@ -67,6 +67,8 @@ struct SchemeTraits {
   /// The multiply-adds of the busiest process from the arrival of the last part to the result, for the same arguments.
   /// Null: there are none. Sums that are made while parts arrive do not count.
   double (*multiply_adds)(std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster) = nullptr;
+  bool keeps_after_result = false;  // lossy: what is kept of a step is known with its result, so that an exchange that
+                                    // fails leaves nothing
   // Of lossy schemes, each of which may be null:
   double (*count_of)(const Layer& layer) = nullptr;         // on what the cost depends besides the shape
   bool (*fits)(const Layer& layer) = nullptr;               // whether the layer is worth being compressed

@@ -151,7 +151,10 @@ std::string Syncer::waiting_for() const { return exchange_.protocol->waiting_for
 
 void Syncer::finished() {
   note(FlightEvent::Kind::complete);
-  if (exchange_.progress.status.ok()) set_factor_count(exchange_.outcome.factor_count);
+  if (exchange_.progress.status.ok())
+    set_factor_count(exchange_.outcome.factor_count);
+  else if (exchange_.protocol->traits().keeps_after_result)
+    exchange_.kept = {};  // a part of it may be with the servers, whose result the other ranks have
   on_done_(*this);
   links_.pool->give_back(std::move(exchange_.progress.group_result));
   for (Buffer& buffer : exchange_.progress.staged_chunks) links_.pool->give_back(std::move(buffer));

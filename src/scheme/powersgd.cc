@@ -102,6 +102,7 @@ class PowerSgd final : public SchemeProtocol {
             .lossy = true,
             .uses_servers = true,
             .cost = powersgd_cost,
+            .keeps_after_result = true,
             .count_of = [](const Layer& layer) { return static_cast<double>(layer.compression.powersgd_rank); },
             .fits = fits,
             .kept_count =

@@ -217,16 +217,17 @@ class Rank {
     }
   }
 
-  /// Returns what a gathered part holds, in the type in which it travelled.
+  /// Returns what a gathered part holds, in the type in which it travelled. Peers have one segment of all rows.
   static Bytes bytes_of(const GatheredPart& part, const Layer& layer) {
     if (part.dense != nullptr) return {part.dense, part.dense + array_bytes(part.dtype, layer.element_count)};
-    Bytes bytes;
+    Bytes lefts;
+    Bytes rights;
     for (const FactorRows& rows : part.factors) {
       const std::size_t row_bytes = rows.count * dtype_bytes(part.dtype);
-      bytes.insert(bytes.end(), rows.left, rows.left + row_bytes * layer.rows);
-      bytes.insert(bytes.end(), rows.right, rows.right + row_bytes * layer.cols);
+      lefts.insert(lefts.end(), rows.left, rows.left + row_bytes * layer.rows);
+      rights.insert(rights.end(), rows.right, rows.right + row_bytes * layer.cols);
     }
-    return bytes;
+    return joined({lefts, rights});
   }
 
   static Bytes joined(const std::vector<Bytes>& pieces) {

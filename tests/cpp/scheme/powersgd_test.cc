@@ -159,6 +159,18 @@ TEST_F(PowerSgd, ABadValueReachesEveryRankAndNothingThatIsKept) {
   for (const float value : exchange(cluster_, layer_, random_step(), 3)) ASSERT_TRUE(std::isfinite(value));
 }
 
+TEST_F(PowerSgd, OfAnExchangeThatFailsNothingIsKept) {
+  exchange(cluster_, layer_, random_step(), 3);
+  EXPECT_FALSE(client(0).residual(layer_).empty());
+  Floats memory = *random_step()[0];
+  ASSERT_TRUE(client(0).start(layer_, bytes_of(memory), 3).ok());
+  EXPECT_FALSE(client(0).residual(layer_).empty());  // asked on the loop, so the exchange has begun there
+  client(1).abort("on purpose");
+  EXPECT_FALSE(client(0).wait_all(always).ok());
+  EXPECT_TRUE(client(0).residual(layer_).empty()) << "its part may be in the sum of the others";
+  EXPECT_FALSE(client(2).residual(layer_).empty()) << "it had not begun";
+}
+
 TEST_F(PowerSgd, TheBytesAreThoseOfTheClosedForm) {
   const Layer large = powersgd_layer(3000, 2000, 4);
   const std::uint32_t id = cluster_.add({large});

@@ -155,8 +155,8 @@ class SparseForm(RowsForm):
 class CountedRowsForm(SparseForm):
     """The same in 1-D, for schemes that add up arrays: all rows, a count of ranks for each row, and one more count.
 
-    The last element counts the ranks whose gradient is dense. Counts and values cannot share the scale of a block, so int8
-    is bf16 here.
+    The last element counts the ranks whose gradient is dense. Counts and values cannot share the scale of a block, so
+    int8 is bf16 here.
     """
 
     sends_rows = False

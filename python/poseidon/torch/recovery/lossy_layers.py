@@ -31,6 +31,7 @@ class LossyLayers:
         self._models = models
         self._beginnings: dict[int, Residuals] = {}
         self._attempt = -1
+        self._gone: list[str] = []  # layers whose residual the failure of the attempt has taken
         self._next: Residuals | None = None  # those with which `resume` goes on
 
     def refuse(self, what: str) -> None:
@@ -54,12 +55,21 @@ class LossyLayers:
 
     def note_failure(self) -> None:
         """The attempt has failed, and with it the client, which has not ended."""
-        if self._attempt >= 0:
-            self._beginnings[self._attempt + 1] = [sync.residuals_after_failure() for sync in self._synchronizers()]
+        if self._attempt < 0:
+            return
+        after = [sync.residuals_after_failure() for sync in self._synchronizers()]
+        self._beginnings[self._attempt + 1] = after
+        before = self._beginnings.get(self._attempt, [{} for _ in after])
+        self._gone = [layer.name for old, new in zip(before, after, strict=True) for layer in old if layer not in new]
 
     def go_back(self, step: int) -> None:
         """Training goes on from the beginning of this step."""
         self._next = self._beginnings.get(step)
+        if step == self._attempt + 1 and self._gone:
+            tell(
+                f"this rank begins step {step} without the residual of {', '.join(self._gone)}: it failed before their "
+                "exchange had ended, and others have the result"
+            )
 
     def take(self, data: Bytes | None) -> None:
         """Training goes on with residuals that `residuals` returned on this rank. None: these are lost."""
