@@ -13,7 +13,7 @@ from torch import nn
 import poseidon.torch as poseidon
 import workers
 from local_sgd_cases import OUTER, RANKS, Emulation, adamw, backward, mean, replicas_equal
-from poseidon.errors import InvalidArgument, Mismatch
+from poseidon.errors import InvalidArgument, Mismatch, PoseidonError
 from recovery_cases import Fault, Supervisor
 from recovery_cases import train as train_in_attempts
 from torch_cases import mlp, parameters_digest
@@ -176,6 +176,29 @@ def continued(outer: bool, plan: dict[str, Any], at: int) -> tuple[str, str, str
     with pytest.raises(Mismatch) as error:
         poseidon.LocalSGD(plain, adamw(plain), EVERY, outer=OUTER if outer else None).load_state_dict(saved[1])
     return parameters_digest(model), parameters_digest(again), str(error.value)
+
+
+def loaded_while_under_way() -> tuple[str, bool]:
+    """Why a step refuses a model that was loaded alone; whether the fragment is forgotten with the counts."""
+    model = mlp()
+    optimizer = poseidon.LocalSGD(model, adamw(model), EVERY, **PLANS[3])
+    for step in range(EVERY):
+        optimizer.zero_grad()
+        backward(model, poseidon.rank(), step)
+        optimizer.step()
+    assert optimizer._fragments.is_under_way
+    fresh = mlp()
+    model.load_state_dict(fresh.state_dict())
+    with pytest.raises(PoseidonError, match="a fragment under way") as error:
+        optimizer.step()
+    optimizer.load_state_dict(adamw(fresh).state_dict())
+    gone = not optimizer._fragments.is_under_way
+    optimizer.step()
+    return str(error.value), gone
+
+
+def test_a_model_is_not_mixed_with_a_fragment_of_before() -> None:
+    assert all(gone and "push_parameters" in text for text, gone in workers.run(RANKS, loaded_while_under_way))
 
 
 @pytest.mark.parametrize("outer", [False, True])

@@ -285,6 +285,11 @@ class Recovery:
         self._step, self._finished = state["step"], state["finished"]
         if "residuals" in state:  # by rank
             rank, own = self._context.rank, state["residuals"]
+            if rank == 0 and len(own) > self._context.world_size:
+                tell(
+                    f"the snapshot is of {len(own)} ranks and the job has {self._context.world_size}: what the others' "
+                    "lossy schemes or wire formats had not sent is lost"
+                )
             self._state.take_residuals(self._state.arrays.bytes_of(own[rank]) if rank < len(own) else None)
 
     def _write_snapshot(self) -> None:
