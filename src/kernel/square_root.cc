@@ -13,10 +13,11 @@ namespace poseidon::kernel {
 namespace {
 
 template <typename T>
-void ieee_roots(Isa isa, T* values, std::size_t n) {
+void ieee_roots(Isa isa, const T* values, T* roots, std::size_t n) {
   run_with(
       isa, [=](auto) __attribute__((always_inline)) {
-        for (std::size_t i = 0; i < n; ++i) values[i] = ieee_root(values[i]);
+        POSEIDON_INDEPENDENT_ELEMENTS
+        for (std::size_t i = 0; i < n; ++i) roots[i] = ieee_root(values[i]);
       });
 }
 
@@ -24,7 +25,7 @@ void ieee_roots(Isa isa, T* values, std::size_t n) {
 constexpr std::size_t kBlock = 512;
 constexpr std::size_t kLanes = 8;
 
-/// out[i] ≈ 1 / √in[i] with 12 correct bits. It works on whole vectors, so the arrays are padded to kBlock.
+/// out[i] ≈ 1 / √in[i] with 12 correct bits. It works on whole vectors: `n` is a multiple of kLanes.
 void estimate_inverse_roots(const float* in, float* out, std::size_t n) {
   for (std::size_t i = 0; i < n; i += 4) _mm_storeu_ps(out + i, _mm_rsqrt_ps(_mm_loadu_ps(in + i)));
 }
@@ -51,20 +52,23 @@ POSEIDON_INLINE bool is_special(float value) {
   return std::bit_cast<std::uint32_t>(value) - smallest >= end - smallest;
 }
 
-void refined_roots(Isa isa, float* values, std::size_t element_count) {
-  alignas(64) std::array<float, kBlock> held{};
-  alignas(64) std::array<float, kBlock> estimates{};
+void refined_roots(Isa isa, const float* values, float* roots, std::size_t element_count) {
+  alignas(64) std::array<float, kBlock> estimates;  // NOLINT(cppcoreguidelines-pro-type-member-init): all are written
+  const auto estimate_all = isa == Isa::baseline ? estimate_inverse_roots : estimate_inverse_roots_v3;
   for (std::size_t first = 0; first < element_count; first += kBlock) {
     const std::size_t n = std::min(kBlock, element_count - first);
-    std::copy_n(values + first, n, held.begin());
-    // The estimates are computed for whole vectors.
-    std::fill_n(held.begin() + static_cast<std::ptrdiff_t>(n), std::min(kLanes, kBlock - n), 1.f);
-    const auto estimate_all = isa == Isa::baseline ? estimate_inverse_roots : estimate_inverse_roots_v3;
-    estimate_all(held.data(), estimates.data(), n);
+    const std::size_t whole = n / kLanes * kLanes;
+    estimate_all(values + first, estimates.data(), whole);
+    if (whole < n) {
+      std::array<float, kLanes> rest{};
+      std::copy_n(values + first + whole, n - whole, rest.begin());
+      estimate_all(rest.data(), estimates.data() + whole, kLanes);
+    }
     run_with(
-        isa, [ n, in = held.data(), estimate = estimates.data(), out = values + first ](auto)
+        isa, [ n, in = values + first, estimate = estimates.data(), out = roots + first ](auto)
                  __attribute__((always_inline)) {
                    int special = 0;
+                   POSEIDON_INDEPENDENT_ELEMENTS
                    for (std::size_t i = 0; i < n; ++i) {
                      special |= static_cast<int>(is_special(in[i]));
                      out[i] = refine(in[i], estimate[i]);
@@ -75,7 +79,8 @@ void refined_roots(Isa isa, float* values, std::size_t element_count) {
   }
 }
 
-__attribute__((POSEIDON_TARGET_V4)) void refined_roots_v4(float* values, std::size_t element_count) {
+__attribute__((POSEIDON_TARGET_V4)) void refined_roots_v4(const float* values, float* roots,
+                                                          std::size_t element_count) {
   constexpr std::size_t width = 16;
   const __m512 one = _mm512_set1_ps(1.f);
   const __m512 half = _mm512_set1_ps(0.5f);
@@ -89,7 +94,7 @@ __attribute__((POSEIDON_TARGET_V4)) void refined_roots_v4(float* values, std::si
     const __m512 refined = _mm512_fmadd_ps(residual, _mm512_mul_ps(estimate, half), root);
     const __mmask16 usual = _mm512_cmp_ps_mask(value, _mm512_set1_ps(0x1p-126f), _CMP_GE_OQ) &
                             _mm512_cmp_ps_mask(value, _mm512_set1_ps(0x1p127f), _CMP_LT_OQ);
-    _mm512_mask_storeu_ps(values + first, lanes, _mm512_mask_blend_ps(usual, _mm512_sqrt_ps(value), refined));
+    _mm512_mask_storeu_ps(roots + first, lanes, _mm512_mask_blend_ps(usual, _mm512_sqrt_ps(value), refined));
   }
 }
 
@@ -108,14 +113,16 @@ Rounding rounding() {
 
 }  // namespace
 
-void square_root(Isa isa, float* values, std::size_t element_count) {
+void square_root(Isa isa, const float* values, float* roots, std::size_t element_count) {
 #if POSEIDON_X86_DISPATCH
-  if (rounding() == Rounding::refined) return refined_roots(isa, values, element_count);
-  if (rounding() == Rounding::refined_v4) return refined_roots_v4(values, element_count);
+  if (rounding() == Rounding::refined) return refined_roots(isa, values, roots, element_count);
+  if (rounding() == Rounding::refined_v4) return refined_roots_v4(values, roots, element_count);
 #endif
-  ieee_roots(isa, values, element_count);
+  ieee_roots(isa, values, roots, element_count);
 }
 
-void square_root(Isa isa, double* values, std::size_t element_count) { ieee_roots(isa, values, element_count); }
+void square_root(Isa isa, const double* values, double* roots, std::size_t element_count) {
+  ieee_roots(isa, values, roots, element_count);
+}
 
 }  // namespace poseidon::kernel

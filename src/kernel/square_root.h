@@ -16,8 +16,8 @@ namespace poseidon::kernel {
 POSEIDON_INLINE float ieee_root(float value) { return __builtin_sqrtf(value); }
 POSEIDON_INLINE double ieee_root(double value) { return __builtin_sqrt(value); }
 
-/// values[i] = √values[i]. An element's result depends only on its value.
-void square_root(Isa isa, float* values, std::size_t element_count);
-void square_root(Isa isa, double* values, std::size_t element_count);
+/// roots[i] = √values[i]. The arrays do not overlap. An element's result depends only on its value.
+void square_root(Isa isa, const float* values, float* roots, std::size_t element_count);
+void square_root(Isa isa, const double* values, double* roots, std::size_t element_count);
 
 }  // namespace poseidon::kernel

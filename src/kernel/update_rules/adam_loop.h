@@ -34,9 +34,9 @@ struct AdamArrays {
   T* second;
 };
 
-/// Applies weight decay, updates the moments, and leaves exp_avg_sq in `roots`.
+/// Applies weight decay and updates the moments.
 template <Decay decay, typename T>
-POSEIDON_INLINE void adam_moments(AdamScalars<T> scalars, AdamArrays<T> arrays, T* roots, std::size_t n) {
+POSEIDON_INLINE void adam_moments(AdamScalars<T> scalars, AdamArrays<T> arrays, std::size_t n) {
   const auto [parameters, gradient, first, second] = arrays;
   POSEIDON_INDEPENDENT_ELEMENTS
   for (std::size_t i = 0; i < n; ++i) {
@@ -44,7 +44,6 @@ POSEIDON_INLINE void adam_moments(AdamScalars<T> scalars, AdamArrays<T> arrays, 
     if constexpr (decay == Decay::of_gradient) g = fused(scalars.decay, parameters[i], g);
     if constexpr (decay == Decay::of_parameters) parameters[i] *= scalars.decay;
     update_moments(scalars.moments, g, first[i], second[i]);
-    roots[i] = second[i];
   }
 }
 
@@ -69,8 +68,8 @@ void adam_update(Isa isa, const UpdateCall<T>& call) {
     const AdamArrays<T> arrays{call.parameters.data() + begin, call.gradient.data() + begin,
                                call.states[0].data() + begin, call.states[1].data() + begin};
     run_with(
-        isa, [=](auto) __attribute__((always_inline)) { adam_moments<decay>(scalars, arrays, roots, n); });
-    square_root(isa, roots, n);
+        isa, [=](auto) __attribute__((always_inline)) { adam_moments<decay>(scalars, arrays, n); });
+    square_root(isa, arrays.second, roots, n);
     run_with(
         isa, [=](auto) __attribute__((always_inline)) { adam_step(scalars, arrays, roots, n); });
   }

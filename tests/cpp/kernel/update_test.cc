@@ -43,8 +43,9 @@ struct Element {
 
 template <typename T>
 T torch_root(T value) {
-  square_root(Isa::baseline, &value, 1);
-  return value;
+  T root = 0;
+  square_root(Isa::baseline, &value, &root, 1);
+  return root;
 }
 
 // _single_tensor_sgd
