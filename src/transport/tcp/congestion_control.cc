@@ -26,9 +26,9 @@ void replace_bbr(int socket) {
   size = sizeof info;
   const bool known = ::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) == 0;
   if (known && info.tcpi_rtt >= kLongRoundTripUs) return;
-  for (const std::string_view other : {"cubic", "reno"})
-    if (::setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, other.data(), static_cast<socklen_t>(other.size())) == 0)
-      return;
+  // CUBIC reaches 0.483 of no exchange where Reno reaches 0.749 (ResNet-50 with overlap, 31.25 Mb/s, queues of 60 ms).
+  constexpr std::string_view reno = "reno";
+  static_cast<void>(::setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, reno.data(), reno.size()));
 }
 
 }  // namespace poseidon::tcp
