@@ -41,7 +41,7 @@ class SoakConfig:
         return [*training, "--steps-file", str(steps_file)]
 
     def options(self, on_failure: str, checkpoints: Path) -> dict[str, object]:
-        """Of Poseidon, for the run with faults."""
+        """Of Poseidon."""
         options: dict[str, object] = {"on_failure": on_failure, "timeout": self.timeout}
         # The layers are small: by default all would travel in one group, and that in one chunk, to one server.
         options |= {"small_bytes": 1024, "chunk_bytes": 256}

@@ -68,12 +68,7 @@ def tiny_beside_counts() -> list[bool]:
 
 
 def test_int8_spares_the_counts_of_rows() -> None:
-    assert workers.run_fresh(2, in_own_job, tiny_beside_counts) == [[True] * 4] * 2
-
-
-def in_own_job(function: Callable[[], Any]) -> Any:
-    poseidon.init(small_bytes=0)
-    return function()
+    assert workers.run(2, tiny_beside_counts, small_bytes=0) == [[True] * 4] * 2
 
 
 def assert_same_gradients(ours: nn.Module, theirs: nn.Module, tolerance: float = 1e-5) -> None:

@@ -56,8 +56,7 @@ def check_model(settings: Settings, entries: Sequence[SyncedLayer], sends_buffer
 
 def check_rounding(settings: Settings, entry: SyncedLayer, wire: str) -> None:
     """InvalidArgument if gradients in this wire format would keep what servers may leave out."""
-    rounds = wire != "fp32" and entry.dtype == "float32"
-    if rounds and entry.compression.error_feedback and ranks_drift(settings):
+    if entry.keeps_rounding_of(wire) and ranks_drift(settings):
         raise InvalidArgument(
             f"parameter {entry.name} has wire {wire} with error_feedback, which {drift_option(settings)} excludes, "
             "because servers may leave out what was sent: leave one of the two out"

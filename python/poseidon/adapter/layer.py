@@ -122,7 +122,11 @@ class SyncedLayer:
     @property
     def keeps_rounding(self) -> bool:
         """Whether what the wire format rounds off waits for the next step, unless it is too small for that."""
-        return self.compression.error_feedback and self.wire != "fp32" and self.dtype == "float32"
+        return self.keeps_rounding_of(self.wire)
+
+    def keeps_rounding_of(self, wire: str) -> bool:
+        """The same, if the gradient travelled in this wire format."""
+        return self.compression.error_feedback and wire != "fp32" and self.dtype == "float32"
 
     @property
     def may_be_lossy(self) -> bool:

@@ -202,32 +202,33 @@ class Rank {
     for (std::size_t rank = 0; rank < all.size(); ++rank) {
       const GatheredPart& part = parts[rank];
       ASSERT_EQ(part.dense != nullptr, all[rank].kind == Given::Kind::dense) << where(step, index);
-      agreement_.report(step, index, "part of rank " + std::to_string(rank), hash_of(bytes_of(part, layer)));
+      const auto [dense, lefts, rights] = arrays_of(part, layer);
+      const std::string name = "part of rank " + std::to_string(rank);
+      agreement_.report(step, index, name, hash_of(joined({dense, lefts, rights})));
       if (job_.wire_dtype(layer) != layer.dtype) continue;  // it is rounded
-      if (part.dense != nullptr) EXPECT_EQ(std::memcmp(part.dense, all[rank].dense.data(), layer.size_bytes()), 0);
-      Bytes lefts;
-      Bytes rights;
-      for (const FactorRows& rows : part.factors) {
-        const std::size_t row_bytes = rows.count * dtype_bytes(part.dtype);
-        lefts.insert(lefts.end(), rows.left, rows.left + row_bytes * layer.rows);
-        rights.insert(rights.end(), rows.right, rows.right + row_bytes * layer.cols);
-      }
+      EXPECT_EQ(dense, all[rank].dense) << where(step, index);
       EXPECT_EQ(lefts, joined(all[rank].lefts)) << where(step, index);
       EXPECT_EQ(rights, joined(all[rank].rights)) << where(step, index);
     }
   }
 
-  /// Returns what a gathered part holds, in the type in which it travelled. Peers have one segment of all rows.
-  static Bytes bytes_of(const GatheredPart& part, const Layer& layer) {
-    if (part.dense != nullptr) return {part.dense, part.dense + array_bytes(part.dtype, layer.element_count)};
+  /// What a gathered part holds, in the type in which it travelled: either `dense`, or factors of all segments.
+  struct PartArrays {
+    Bytes dense;
     Bytes lefts;
     Bytes rights;
+  };
+
+  static PartArrays arrays_of(const GatheredPart& part, const Layer& layer) {
+    PartArrays arrays;
+    if (part.dense != nullptr)
+      arrays.dense.assign(part.dense, part.dense + array_bytes(part.dtype, layer.element_count));
     for (const FactorRows& rows : part.factors) {
       const std::size_t row_bytes = rows.count * dtype_bytes(part.dtype);
-      lefts.insert(lefts.end(), rows.left, rows.left + row_bytes * layer.rows);
-      rights.insert(rights.end(), rows.right, rows.right + row_bytes * layer.cols);
+      arrays.lefts.insert(arrays.lefts.end(), rows.left, rows.left + row_bytes * layer.rows);
+      arrays.rights.insert(arrays.rights.end(), rows.right, rows.right + row_bytes * layer.cols);
     }
-    return joined({lefts, rights});
+    return arrays;
   }
 
   static Bytes joined(const std::vector<Bytes>& pieces) {
