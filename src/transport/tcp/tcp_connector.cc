@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "transport/tcp/congestion_control.h"
 #include "transport/tcp/tcp_flow.h"
 
 namespace poseidon::tcp {
@@ -43,6 +44,7 @@ void TcpConnector::try_candidate() {
   const SocketAddress& candidate = candidates_[attempts_.candidate()];
   socket_ = FileDescriptor(::socket(candidate.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket_) return failed(errno_text(errno));
+  avoid_bbr(socket_.get());
   if (::connect(socket_.get(), candidate.get(), candidate.size_bytes) != 0 && errno != EINPROGRESS) {
     return failed(errno_text(errno));
   }

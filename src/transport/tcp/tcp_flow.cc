@@ -51,7 +51,7 @@ void set_option(int fd, int level, int name, int value) {
 }
 
 void set_flow_options(int fd, std::chrono::milliseconds silence) {
-  replace_bbr(fd);
+  settle_congestion_control(fd);
   set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kNotSentLowatBytes);
   set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);

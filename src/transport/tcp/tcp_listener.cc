@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "transport/tcp/address.h"
+#include "transport/tcp/congestion_control.h"
 #include "transport/tcp/tcp_flow.h"
 
 namespace poseidon::tcp {
@@ -21,6 +22,7 @@ Result<std::unique_ptr<Listener>> TcpListener::listen(Loop& loop, const std::str
       error = errno;
       continue;
     }
+    avoid_bbr(socket.get());
     auto listener = std::make_unique<TcpListener>(loop, std::move(socket), admission, std::move(on_accept));
     Status status;
     loop.call([&] { status = listener->entrance_->start(); });

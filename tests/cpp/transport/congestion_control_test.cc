@@ -35,14 +35,21 @@ class CongestionControl : public ::testing::Test {
 
 TEST_F(CongestionControl, OfBbrIsReplaced) {
   if (!set_congestion_control(socket_.get(), "bbr")) GTEST_SKIP() << "the system has no BBR";
-  tcp::replace_bbr(socket_.get());
+  tcp::settle_congestion_control(socket_.get());
   EXPECT_EQ(own_sockets_detail::congestion_control_of(socket_.get()), "reno");
 }
 
 TEST_F(CongestionControl, OfAnotherKindStays) {
   ASSERT_TRUE(set_congestion_control(socket_.get(), "reno"));  // every system has it
-  tcp::replace_bbr(socket_.get());
+  tcp::settle_congestion_control(socket_.get());
   EXPECT_EQ(own_sockets_detail::congestion_control_of(socket_.get()), "reno");
+}
+
+TEST_F(CongestionControl, IsNeverBbrWhereItIsAvoidedBeforeTheConnection) {
+  const FileDescriptor fresh(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!set_congestion_control(fresh.get(), "bbr")) GTEST_SKIP() << "the system has no BBR";
+  tcp::avoid_bbr(fresh.get());
+  EXPECT_EQ(own_sockets_detail::congestion_control_of(fresh.get()), "reno");
 }
 
 TEST_F(CongestionControl, OfFlowsIsNotBbr) {
