@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from structure.tree import Tree
 
 MAX_LINES = 499
 MAX_COLUMNS = 120
-
-# Pages that are still to be wrapped. The list only shrinks.
-NOT_YET_WRAPPED = {
-    "docs/wire-format.md",
-}
 
 
 def check_length(tree: Tree) -> Iterator[str]:
@@ -24,13 +19,12 @@ def check_length(tree: Tree) -> Iterator[str]:
             yield f"{path}: {count} lines, at most {MAX_LINES} are allowed"
 
 
-def check_markdown(tree: Tree, not_yet_wrapped: Collection[str] = frozenset(NOT_YET_WRAPPED)) -> Iterator[str]:
+def check_markdown(tree: Tree) -> Iterator[str]:
     """Lines of Markdown that are too wide: prose, tables, links and code alike."""
     for path in tree.matching(".md"):
-        if str(path) not in not_yet_wrapped:
-            for number, line in enumerate(tree.text(path).splitlines(), 1):
-                if len(line) > MAX_COLUMNS:
-                    yield f"{path}:{number}: more than {MAX_COLUMNS} columns"
+        for number, line in enumerate(tree.text(path).splitlines(), 1):
+            if len(line) > MAX_COLUMNS:
+                yield f"{path}:{number}: more than {MAX_COLUMNS} columns"
 
 
 def check_environment(tree: Tree) -> Iterator[str]:
