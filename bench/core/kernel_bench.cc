@@ -315,6 +315,7 @@ int main(int argument_count, char** arguments) {
     return 0;
   }
   constexpr std::size_t kSizes[] = {std::size_t{32} << 10, std::size_t{2} << 20};
+  constexpr std::size_t kFromMemory = std::size_t{128} << 20;
   for (const DType dtype : {DType::float32, DType::float64, DType::float16, DType::bfloat16}) {
     for (const std::size_t size_bytes : kSizes) {
       kernel::bench_sum(dtype, size_bytes);
@@ -324,7 +325,8 @@ int main(int argument_count, char** arguments) {
     }
   }
   for (const DType dtype : {DType::float16, DType::bfloat16, DType::int8_blocks})
-    for (const std::size_t size_bytes : kSizes) kernel::bench_conversions(dtype, size_bytes);
+    for (const std::size_t size_bytes : {kSizes[0], kSizes[1], kFromMemory})
+      kernel::bench_conversions(dtype, size_bytes);
   for (const DType dtype : {DType::float32, DType::float64}) {
     for (const std::size_t size_bytes : kSizes) {
       kernel::bench_update("sgd", rule_of("sgd", {}), dtype, size_bytes);

@@ -31,27 +31,41 @@ POSEIDON_INLINE std::uint32_t largest_bits(const float* values) {
   return largest;
 }
 
-POSEIDON_INLINE void round_values(const float* values, float factor, std::int8_t* out) {
-  for (std::size_t i = 0; i < kValues; ++i)
-    out[i] = static_cast<std::int8_t>(std::bit_cast<std::int32_t>(values[i] * factor + kRounder) -
-                                      std::bit_cast<std::int32_t>(kRounder));
+/// Asks for the values of a later block: the two passes over this one stay in the L1 cache, and memory would wait.
+POSEIDON_INLINE void fetch_ahead(const float* values) {
+  constexpr std::size_t line = 64 / sizeof(float);
+  for (std::size_t i = 0; i < kValues; i += line) __builtin_prefetch(values + 2 * kValues + i);
 }
 
-/// Encodes kValues values. All of them are read before `out` is written. Returns the scale.
+/// Rounds to integers, whose low byte is that of the sum with kRounder.
+POSEIDON_INLINE void round_values(const float* values, float factor, std::int8_t* out) {
+  POSEIDON_INDEPENDENT_ELEMENTS
+  for (std::size_t i = 0; i < kValues; ++i)
+    out[i] = static_cast<std::int8_t>(std::bit_cast<std::int32_t>(values[i] * factor + kRounder));
+}
+
+/// Encodes kValues values, which do not overlap `out`. Returns the scale.
 POSEIDON_INLINE float encode_block(const float* values, std::byte* out) {
   const std::uint32_t largest_magnitude = largest_bits(values);
   const auto largest = std::bit_cast<float>(largest_magnitude);
+  auto* const rounded = reinterpret_cast<std::int8_t*>(out + sizeof(float));
   float scale = 0;
-  std::array<std::int8_t, kValues> rounded{};
-  if (largest_magnitude >= kInfinityBits) {
-    scale = std::numeric_limits<float>::quiet_NaN();
-  } else if (largest >= kLeast) {
+  if (largest_magnitude < kInfinityBits && largest >= kLeast) {
     scale = largest / kLevels;
-    round_values(values, kLevels / largest, rounded.data());
+    round_values(values, kLevels / largest, rounded);
+  } else {
+    if (largest_magnitude >= kInfinityBits) scale = std::numeric_limits<float>::quiet_NaN();
+    std::memset(rounded, 0, kValues);
   }
   std::memcpy(out, &scale, sizeof(scale));
-  std::memcpy(out + sizeof(scale), rounded.data(), kValues);
   return scale;
+}
+
+/// The same for `count` values, which may overlap `out`. Zeros fill the block.
+POSEIDON_INLINE void encode_copy(const float* values, std::size_t count, std::byte* out) {
+  alignas(64) std::array<float, kValues> copy{};
+  std::memcpy(copy.data(), values, count * sizeof(float));
+  encode_block(copy.data(), out);
 }
 
 /// Encodes the first `count` values + residual of a block, and keeps in `residual` what is lost.
@@ -86,13 +100,15 @@ POSEIDON_INLINE void decode_block(const std::byte* block, float* out, std::size_
 void encode_int8(Isa isa, const float* in, std::byte* out, std::size_t value_count) {
   run_with(
       isa, [=](auto) __attribute__((always_inline)) {
-        std::byte* block = out;
-        std::size_t first = 0;
-        for (; first + kValues <= value_count; first += kValues, block += kBlockBytes) encode_block(in + first, block);
-        if (first == value_count) return;
-        std::array<float, kValues> last{};
-        std::memcpy(last.data(), in + first, (value_count - first) * sizeof(float));
-        encode_block(last.data(), block);
+        // Only the first block may lie where its own values are: a block is smaller than they are.
+        std::size_t first = std::min(kValues, value_count);
+        if (first > 0) encode_copy(in, first, out);
+        std::byte* block = out + kBlockBytes;
+        for (; first + kValues <= value_count; first += kValues, block += kBlockBytes) {
+          fetch_ahead(in + first);
+          encode_block(in + first, block);
+        }
+        if (first < value_count) encode_copy(in + first, value_count - first, block);
       });
 }
 
@@ -101,8 +117,11 @@ void encode_int8_with_feedback(Isa isa, const float* in, float* residual, std::b
       isa, [=](auto) __attribute__((always_inline)) {
         std::byte* block = out;
         std::size_t first = 0;
-        for (; first + kValues <= value_count; first += kValues, block += kBlockBytes)
+        for (; first + kValues <= value_count; first += kValues, block += kBlockBytes) {
+          fetch_ahead(in + first);
+          fetch_ahead(residual + first);
           encode_block_with_feedback(in + first, residual + first, block, kValues);
+        }
         if (first < value_count) encode_block_with_feedback(in + first, residual + first, block, value_count - first);
       });
 }

@@ -5,11 +5,21 @@
 #include <bit>
 #include <cstdint>
 
-#if POSEIDON_X86_DISPATCH
-#include <immintrin.h>
-#endif
+#include "kernel/square_root_v4.h"
 
 namespace poseidon::kernel {
+
+#if POSEIDON_X86_DISPATCH
+Rounding root_rounding() {
+  static const Rounding here = [] {
+    __builtin_cpu_init();
+    if (__builtin_cpu_is("amd")) return Rounding::refined;
+    return __builtin_cpu_is("intel") && best_isa() == Isa::v4 ? Rounding::refined_v4 : Rounding::ieee;
+  }();
+  return here;
+}
+#endif
+
 namespace {
 
 template <typename T>
@@ -79,35 +89,14 @@ void refined_roots(Isa isa, const float* values, float* roots, std::size_t eleme
   }
 }
 
-__attribute__((POSEIDON_TARGET_V4)) void refined_roots_v4(const float* values, float* roots,
-                                                          std::size_t element_count) {
-  constexpr std::size_t width = 16;
-  const __m512 one = _mm512_set1_ps(1.f);
-  const __m512 half = _mm512_set1_ps(0.5f);
-  for (std::size_t first = 0; first < element_count; first += width) {
-    const std::size_t n = std::min(width, element_count - first);
+template <Rounding rounding>
+__attribute__((POSEIDON_TARGET_V4)) void roots_v4(const float* values, float* roots, std::size_t element_count) {
+  for (std::size_t first = 0; first < element_count; first += kV4Lanes) {
+    const std::size_t n = std::min(kV4Lanes, element_count - first);
     const auto lanes = static_cast<__mmask16>((1u << n) - 1);
-    const __m512 value = _mm512_mask_loadu_ps(one, lanes, values + first);
-    const __m512 estimate = _mm512_rsqrt14_ps(value);
-    const __m512 root = _mm512_mul_ps(value, estimate);
-    const __m512 residual = _mm512_fnmadd_ps(root, root, value);
-    const __m512 refined = _mm512_fmadd_ps(residual, _mm512_mul_ps(estimate, half), root);
-    const __mmask16 usual = _mm512_cmp_ps_mask(value, _mm512_set1_ps(0x1p-126f), _CMP_GE_OQ) &
-                            _mm512_cmp_ps_mask(value, _mm512_set1_ps(0x1p127f), _CMP_LT_OQ);
-    _mm512_mask_storeu_ps(roots + first, lanes, _mm512_mask_blend_ps(usual, _mm512_sqrt_ps(value), refined));
+    const __m512 value = _mm512_mask_loadu_ps(_mm512_set1_ps(1.f), lanes, values + first);
+    _mm512_mask_storeu_ps(roots + first, lanes, root_of<rounding>(value));
   }
-}
-
-enum class Rounding : std::uint8_t { ieee, refined, refined_v4 };
-
-/// Chooses by the CPU alone, and not by the instruction set that a test chooses. So each value has one root.
-Rounding rounding() {
-  static const Rounding here = [] {
-    __builtin_cpu_init();
-    if (__builtin_cpu_is("amd")) return Rounding::refined;
-    return __builtin_cpu_is("intel") && best_isa() == Isa::v4 ? Rounding::refined_v4 : Rounding::ieee;
-  }();
-  return here;
 }
 #endif
 
@@ -115,8 +104,12 @@ Rounding rounding() {
 
 void square_root(Isa isa, const float* values, float* roots, std::size_t element_count) {
 #if POSEIDON_X86_DISPATCH
-  if (rounding() == Rounding::refined) return refined_roots(isa, values, roots, element_count);
-  if (rounding() == Rounding::refined_v4) return refined_roots_v4(values, roots, element_count);
+  const Rounding rounding = root_rounding();
+  if (rounding == Rounding::refined_v4) return roots_v4<Rounding::refined_v4>(values, roots, element_count);
+  if (rounding == Rounding::refined) {
+    if (isa == Isa::v4) return roots_v4<Rounding::refined>(values, roots, element_count);
+    return refined_roots(isa, values, roots, element_count);
+  }
 #endif
   ieee_roots(isa, values, roots, element_count);
 }

@@ -1,38 +1,16 @@
-// The arithmetic of Adam and AdamW. The two differ in where weight decay is applied.
+// The loops of Adam and AdamW.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <type_traits>
 
 #include "kernel/square_root.h"
-#include "kernel/update_rules/moments.h"
+#include "kernel/update_rules/adam_scalars.h"
+#include "kernel/update_rules/adam_v4.h"
 
 namespace poseidon::kernel {
-
-enum class Decay { none, of_gradient, of_parameters };
-
-template <typename T>
-struct AdamScalars {
-  AdamScalars(const UpdateCall<T>& call, Decay decays)
-      : moments(call),
-        decay(static_cast<T>(decays == Decay::of_parameters ? 1 - call.values[kLr] * call.values[kWeightDecay]
-                                                            : call.values[kWeightDecay])),
-        root_divisor(static_cast<T>(moments.second_correction_root)),
-        eps(static_cast<T>(call.values[kEps])),
-        negative_step(static_cast<T>(-(call.values[kLr] / moments.first_correction))) {}
-
-  Moments<T> moments;
-  T decay, root_divisor, eps, negative_step;
-};
-
-template <typename T>
-struct AdamArrays {
-  T* parameters;
-  const T* gradient;
-  T* first;
-  T* second;
-};
 
 /// Applies weight decay and updates the moments.
 template <Decay decay, typename T>
@@ -59,6 +37,10 @@ POSEIDON_INLINE void adam_step(AdamScalars<T> scalars, AdamArrays<T> arrays, con
 
 template <Decay decay, typename T>
 void adam_update(Isa isa, const UpdateCall<T>& call) {
+#if POSEIDON_X86_DISPATCH
+  if constexpr (std::is_same_v<T, float>)
+    if (isa == Isa::v4) return adam_update_v4<decay>(call);
+#endif
   constexpr std::size_t block = 512;  // how many elements two passes share, so that scratch stays in the L1 cache
   const AdamScalars<T> scalars(call, decay);
   alignas(64) std::array<T, block> scratch{};
