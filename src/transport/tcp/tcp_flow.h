@@ -44,6 +44,7 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   void go_on();
   bool has_unsent() const { return !queue_.empty() || (stream_.has_unsent() && end_.send_error().ok()); }
   void update_watch();
+  void adapt_unsent_limit();
   void flush();
   void fail_sends(const Status& status);
   void take_turn();
@@ -61,6 +62,8 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   std::uint32_t watched_events_ = 0;  // 0: the socket is not registered
 
   SendQueue queue_;
+  int unsent_limit_bytes_;         // how much the kernel may hold unsent
+  Clock::time_point last_room_{};  // when the kernel last asked for more, while bytes wait without a pause
   bool end_of_stream_sent_ = false;
   Loop::TimerId linger_timer_ = 0;
 
