@@ -33,6 +33,9 @@ from poseidon.testbed.network import missing_requirements
 START_SECONDS = 120.0  # in which all workers have to be there
 SETTLE_SECONDS = 0.5  # between the first exchange and the fault
 DETECTION_BAR = 1.0
+UNREACHABLE_BAR = 1.5
+FROZEN_BAR = 5.0
+PATIENCE_SECONDS = 20.0  # for what has to be told
 TIMER_SHARE = 1.05  # of the timeout: when it is over, it has to be noticed
 SECRET = "a secret of this benchmark alone"
 CONNECTIONS = {"flows": 16, "priority_classes": 4}  # of one worker to one core
@@ -174,6 +177,59 @@ def cuts(setting: Setting) -> Iterator[Figure]:
             return detect_cut(setting, victim, cut)
 
         yield from judge_detection(setting, fault, "all others know", TIMER_SHARE * setting.timeout, measure)
+
+
+# Silence: what is told before the job fails, while nobody waits.
+
+
+def told_after(job: FaultJob, setting: Setting, victim: int, at: float, text: str) -> float:
+    """Seconds until all others have been told of the victim."""
+    waiting = set(range(setting.ranks)) - {victim}
+    while waiting:
+        event = job.next_event(at + PATIENCE_SECONDS - time.monotonic())
+        if event is None:
+            raise FaultJobError(f"slots {sorted(waiting)} were told nothing in {PATIENCE_SECONDS:g} s{job.report()}")
+        if event.what == "told" and text in event.data["text"] and f"rank {victim} " in event.data["text"]:
+            waiting.discard(event.slot)
+            last = event.at
+        elif event.what in ("failed", "ended"):
+            raise FaultJobError(f"slot {event.slot} has ended{job.report()}")
+    return last - at
+
+
+def silences(setting: Setting) -> Iterator[Figure]:
+    """Processes that are frozen, and hosts that are cut off, while all compute. With a timeout of a minute."""
+
+    def measure(victim: int, text: str, cut: Cut | None) -> tuple[float, float]:
+        with contextlib.ExitStack() as stack:
+            testbed = stack.enter_context(Testbed(setting.ranks, "1gbit")) if cut else None
+            options = {"timeout": 60.0, "transport": "tcp"}
+            job = stack.enter_context(FaultJob(setting.ranks, ["exchange", "--computes"], options, testbed=testbed))
+            job.start_all()
+            job.wait_for("ready", range(setting.ranks), START_SECONDS)
+            time.sleep(4 * SETTLE_SECONDS)
+            at = time.monotonic()
+            if testbed is not None and cut is not None:
+                cut(testbed.hosts, victim)
+                return told_after(job, setting, victim, at, text), 0.0
+            at = job.current[victim].send(signal.SIGSTOP)
+            frozen = told_after(job, setting, victim, at, text)
+            at = job.current[victim].send(signal.SIGCONT)
+            return frozen, told_after(job, setting, victim, at, "is heard again")
+
+    faults: dict[str, Cut | None] = {"SIGSTOP": None}
+    if not missing_requirements():
+        faults |= {"device down": take_down, "one-way loss": make_deaf}
+    for fault, cut in faults.items():
+        text = "has not answered" if cut else "nothing has come from"
+        found = [measure(repeat % setting.ranks, text, cut) for repeat in range(setting.repeats)]
+        title = f"{fault}, P = {setting.ranks}"
+        bar = (
+            UNREACHABLE_BAR if cut is take_down else FROZEN_BAR
+        )  # with one-way loss it is still heard
+        yield Figure(title, "all others are told while they compute", max(told for told, _ in found), "s", bar)
+        if cut is None:
+            yield Figure(title, "they are told that it is back", max(back for _, back in found), "s")
 
 
 # Recovery.
@@ -401,6 +457,7 @@ MEASUREMENTS: dict[str, Callable[[Setting], Iterator[Figure]]] = {
     "detection: kill": kills,
     "detection: freeze": freezes,
     "detection: cut": cuts,
+    "silence": silences,
     "recovery: rejoin": lambda setting: recoveries(setting, "rejoin", rejoin),
     "recovery: shrink": lambda setting: recoveries(setting, "shrink", shrink),
     "cost: connections": connections,

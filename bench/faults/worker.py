@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,12 @@ def exchange(arguments: argparse.Namespace) -> None:
     import numpy as np
 
     import poseidon
+    from poseidon.notices import tell_notices
 
+    def tell(message: Warning | str, *_: object, **__: object) -> None:
+        say("told", text=str(message))
+
+    warnings.showwarning = tell
     with poseidon.connect() as here:
         here.declare({"w": np.zeros(arguments.bytes // 4, np.float32)})
         gradient = np.ones(arguments.bytes // 4, np.float32)
@@ -63,6 +69,7 @@ def exchange(arguments: argparse.Namespace) -> None:
             while True:
                 if arguments.computes:
                     time.sleep(0.001)
+                    tell_notices(here._client)
                     if here.failure is not None:
                         raise here.failure
                 else:

@@ -9,9 +9,7 @@ if TYPE_CHECKING:
     from poseidon._core import Client
 
 
-def tell_notices(client: Client, told: int = 0) -> int:
-    """Warns of the client's notices except the first `told` ones, and returns how many there are now."""
-    notices = client.notices()
-    for text in notices[told:]:
+def tell_notices(client: Client) -> None:
+    """Warns of the client's notices that it has not told yet. Its waits call this, too."""
+    for text in client.fresh_notices():
         warnings.warn(text, stacklevel=2)
-    return len(notices)

@@ -185,8 +185,8 @@ class PyClient {
   }
 
   void wait_all() {
-    const Status status =
-        call_blocking([&](const std::function<bool()>& keep_waiting) { return client_->wait_all(keep_waiting); });
+    const Status status = call_blocking(
+        [&](const std::function<bool()>& keep_waiting) { return client_->wait_all(telling(keep_waiting)); });
     held_.clear();
     held_many_.clear();
     raise_if_failed(status);
@@ -195,10 +195,18 @@ class PyClient {
   void wait(std::uint32_t layer) {
     // Another thread may start the layer again as soon as the wait is over. The arrays that it holds then must stay.
     const auto held = held_.find(layer) == held_.end() ? Held() : held_[layer];
-    const Status status =
-        call_blocking([&](const std::function<bool()>& keep_waiting) { return client_->wait(layer, keep_waiting); });
+    const Status status = call_blocking(
+        [&](const std::function<bool()>& keep_waiting) { return client_->wait(layer, telling(keep_waiting)); });
     if (const auto now = held_.find(layer); now != held_.end() && now->second == held) held_.erase(now);
     raise_if_failed(status);
+  }
+
+  /// The notices that no call has returned yet.
+  std::vector<std::string> fresh_notices() {
+    auto all = client_->notices();
+    all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(std::min(told_count_, all.size())));
+    told_count_ += all.size();
+    return all;
   }
 
   void shutdown() {
@@ -237,6 +245,21 @@ class PyClient {
   }
 
  private:
+  /// A wait may be long because of what a notice says. So it tells notices, too.
+  std::function<bool()> telling(const std::function<bool()>& keep_waiting) {
+    return [this, &keep_waiting] {
+      if (!keep_waiting()) return false;
+      const nb::gil_scoped_acquire gil;
+      if (client_->notices().size() <= told_count_) return true;
+      try {
+        nb::module_::import_("poseidon.notices").attr("tell_notices")(nb::find(this));
+      } catch (nb::python_error& error) {
+        error.discard_as_unraisable("a notice of poseidon");
+      }
+      return true;
+    };
+  }
+
   const Layer& layer_of(std::uint32_t layer) const {
     const auto found = layers_.find(layer);
     if (found == layers_.end())
@@ -297,6 +320,7 @@ class PyClient {
   static Held hold(std::vector<Array> arrays) { return std::make_shared<const std::vector<Array>>(std::move(arrays)); }
   std::unordered_map<std::uint32_t, Held> held_;
   std::vector<std::shared_ptr<const Arrays>> held_many_;
+  std::size_t told_count_ = 0;  // of notices
 };
 
 void bind_stats(nb::module_& module) {
@@ -392,6 +416,7 @@ void bind_client(nb::module_& module) {
            nb::arg("priority_classes"), nb::arg("priority_threshold"))
       .def_prop_ro("failure", [](PyClient& self) { return to_exception(self.get().status()); })
       .def("notices", [](PyClient& self) { return self.get().notices(); })
+      .def("fresh_notices", &PyClient::fresh_notices)
       .def(
           "behind", [](PyClient& self) { return self.get().behind(); },
           "How many further steps have been completed without this rank (stragglers=drop).")

@@ -1,6 +1,5 @@
 // The API side of ClientImpl. The loop side is client_loop.cc.
 #include <algorithm>
-#include <iterator>
 #include <map>
 #include <utility>
 
@@ -41,7 +40,8 @@ ClientImpl::ClientImpl(const Options& options, const Cluster& cluster, const Sea
              {[this](UnitState& unit, Operation&& operation) { begin(unit, std::move(operation)); },
               [this](UnitState& unit) { finished(unit); }},
              loop_),
-      report_(options_, seat_, connections_, steps_, units_by_id_) {
+      report_(options_, seat_, connections_, steps_, units_by_id_),
+      vigil_(static_cast<std::size_t>(options_.world_size)) {
   if (const Status usable = report_.open_directory(); !usable.ok())
     notices_.add("no flight records will be written (flight_record=" + options_.flight_record +
                  "): " + usable.message());
@@ -57,6 +57,7 @@ Status ClientImpl::link(const Endpoints& endpoints, const std::function<bool()>&
   connections_.connect(endpoints);
   Wait wait{keep_waiting};
   if (Status status = steps_.wait_linked([&] { look(wait); }); !status.ok()) return status;
+  loop_->post([this] { keep_vigil(); });
   Layer check;
   check.name = "plan check";
   check.dtype = DType::int64;
@@ -266,9 +267,8 @@ std::vector<LateRank> ClientImpl::straggler_report() const {
 }
 
 std::vector<std::string> ClientImpl::notices() const {
-  auto all = notices_.all();
-  std::ranges::move(parts_->notices(), std::back_inserter(all));
-  return all;
+  notices_.follow(parts_->notices());
+  return notices_.all();
 }
 
 Status ClientImpl::set_priorities(std::uint32_t first_layer, std::span<const LayerPriority> priorities,

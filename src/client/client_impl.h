@@ -21,6 +21,7 @@
 #include "client/steps.h"
 #include "client/unit_announcer.h"
 #include "client/unit_state.h"
+#include "client/vigil.h"
 #include "client/worker_parts.h"
 #include "poseidon/client.h"
 #include "transport/transport.h"
@@ -119,11 +120,17 @@ class ClientImpl final : public Client, private Receiver {
   void check_parts_of_leavers(const UnitState& unit);
   bool needs(const LinkState& link) const;
 
+  // Loop side: which ranks are silent (client_vigil.cc).
+  void keep_vigil();
+  void tell(const Vigil::Finding& finding);
+  void give_up_unreachable();
+
   // Loop side: exchanges, messages and failures (client_loop.cc).
   void add_units(const std::shared_ptr<const Plan>& plan, bool transient);
   void begin(UnitState& unit, Operation&& operation);
   void finished(UnitState& unit);
   Result<std::span<std::byte>> place_for(LinkState& link, const wire::Header& header, bool lent);
+  void note_arrival(LinkState& link, const wire::Header& header);
   Status take(LinkState& link, const wire::Header& header, std::span<const std::byte> payload);
   Status handle(LinkState& link, const wire::Header& header, std::span<const std::byte> payload);
   Status reject(const LinkState& link, const Status& status);
@@ -147,7 +154,7 @@ class ClientImpl final : public Client, private Receiver {
   const std::unique_ptr<WorkerParts> parts_;  // must outlive all other members
   const Options options_;
   const Seat seat_;
-  Notices notices_;
+  mutable Notices notices_;  // those of the parts come when somebody asks
   const std::shared_ptr<Loop> loop_;
   std::unique_ptr<Executor> executor_;  // its threads post to the loop
 
@@ -156,6 +163,8 @@ class ClientImpl final : public Client, private Receiver {
   Steps steps_;  // any thread uses it
   std::map<std::uint32_t, UnitState*> units_by_id_;
   FailureReport report_;
+  Vigil vigil_;
+  bool beats_ = false;  // whether the last call of keep_vigil() has sent heartbeats
   UnitAnnouncer announcer_;
   bool leaving_ = false;  // nothing starts here any more
   bool closing_ = false;

@@ -57,7 +57,7 @@ void ClientImpl::finished(UnitState& unit) {
 
 Result<std::span<std::byte>> ClientImpl::accept(Flow& flow, const wire::Header& header, bool lent) {
   LinkState& link = flow.context<LinkState>();
-  connections_.heard(link);
+  note_arrival(link, header);
   if (!lent && header.payload_bytes > 0) {
     link.in_payload = true;
     link.receiving = header;
@@ -67,6 +67,14 @@ Result<std::span<std::byte>> ClientImpl::accept(Flow& flow, const wire::Header& 
                             [&header] { return "a payload of " + bytes_text(header.payload_bytes); });
   if (!place.ok()) return reject(link, place.status().with_context(connections_.describe(link)));
   return place;
+}
+
+/// A heartbeat is no progress: whoever waits for a step of a rank that only lives has to be told.
+void ClientImpl::note_arrival(LinkState& link, const wire::Header& header) {
+  if (header.kind == wire::Kind::heartbeat)
+    link.last_sign_ns = now_ns();
+  else
+    connections_.heard(link);
 }
 
 /// Checks a message, and notes in the link who takes it.
@@ -100,9 +108,10 @@ Status ClientImpl::reject(const LinkState& link, const Status& status) {
 Status ClientImpl::on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
                               std::function<void()> release) {
   LinkState& link = flow.context<LinkState>();
-  connections_.heard(link);
+  note_arrival(link, header);
   link.in_payload = false;
-  connections_.note(FlightEvent::Kind::message, link, wire::kind_name(header.kind), &header);
+  if (header.kind != wire::Kind::heartbeat)
+    connections_.note(FlightEvent::Kind::message, link, wire::kind_name(header.kind), &header);
   Status status = guard_memory([&] { return take(link, header, payload); },
                                [&header] { return "a payload of " + bytes_text(header.payload_bytes); });
   if (release) release();

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <optional>
 #include <sstream>
 #include <utility>
 
@@ -190,6 +191,7 @@ Status Connections::on_hello(LinkState& link, const wire::Hello& hello) {
     return status;
   }
   link.greeted = true;
+  link.last_sign_ns = now_ns();
   note(FlightEvent::Kind::greeted, link, "");
   return {};
 }
@@ -284,9 +286,46 @@ TrafficStats Connections::traffic() const {
   return stats;
 }
 
+void Connections::beat() {
+  for (auto& [key, link] : flows_) {
+    if (link.kind != LinkKind::peer || link.lane != 0 || !link.greeted || link.left || link.leaving || link.beating)
+      continue;
+    link.beating = true;
+    link.flow->send(wire::Heartbeat::make(), {}, [this, &link](const Status& status) {
+      link.beating = false;
+      if (status.ok()) heartbeat_bytes_sent_ += wire::kHeaderBytes;
+    });
+  }
+}
+
+/// Whether the connection leads to the rank's process.
+bool Connections::is_of(const LinkState& link, std::size_t rank) const {
+  return link.index == rank && (link.kind == LinkKind::peer || colocated_);
+}
+
+std::vector<std::int64_t> Connections::signs_of_life() const {
+  std::vector<std::int64_t> signs_ns(links_.worker_count, 0);
+  for (const auto& [key, link] : flows_)
+    if (link.kind == LinkKind::peer && link.greeted && !link.left) signs_ns[link.index] = link.last_sign_ns;
+  for (const auto& [key, link] : flows_)
+    if (link.known() && link.index < signs_ns.size() && signs_ns[link.index] != 0 && is_of(link, link.index))
+      signs_ns[link.index] = std::max(signs_ns[link.index], link.last_sign_ns);
+  return signs_ns;
+}
+
+Flow::Answer Connections::answer_of(std::size_t rank) const {
+  std::optional<Flow::Answer> least;
+  for (const auto& [key, link] : flows_) {
+    if (!is_of(link, rank)) continue;
+    const Flow::Answer answer = link.flow->answer();
+    if (answer.missing.count() > 0 && (!least || answer.missing < least->missing)) least = answer;
+  }
+  return least.value_or(Flow::Answer{});
+}
+
 /// Sent bytes count as progress, because a large push over a slow network takes long.
 void Connections::note_traffic() {
-  const std::uint64_t bytes_sent = traffic().bytes_sent;
+  const std::uint64_t bytes_sent = traffic().bytes_sent - heartbeat_bytes_sent_;
   if (std::exchange(known_bytes_sent_, bytes_sent) != bytes_sent)
     last_progress_ns_.store(now_ns(), std::memory_order_relaxed);
 }

@@ -68,6 +68,8 @@ struct LinkState {
   Buffer text;
   // The following is for flight records and error messages.
   std::int64_t last_progress_ns = 0;
+  std::int64_t last_sign_ns = 0;  // of life: progress or a heartbeat
+  bool beating = false;           // a heartbeat is being sent
   bool in_payload = false;
   wire::Header receiving;  // valid while in_payload
   std::size_t received_bytes = 0;
@@ -138,9 +140,15 @@ class Connections {
 
   /// Notes that something has arrived on the connection.
   void heard(LinkState& link) {
-    link.last_progress_ns = now_ns();
+    link.last_sign_ns = link.last_progress_ns = now_ns();
     last_progress_ns_.store(link.last_progress_ns, std::memory_order_relaxed);
   }
+  /// Sends a heartbeat to each peer, over the connection of the first class.
+  void beat();
+  /// When each rank's process last gave a sign of life, over whatever connection. 0: this rank, and ranks that leave.
+  std::vector<std::int64_t> signs_of_life() const;
+  /// What the rank's machine has answered over the connection that has waited the least.
+  Flow::Answer answer_of(std::size_t rank) const;
   /// Checks whether something has been sent since the last call. That counts as progress, too.
   void note_traffic();
   /// The last time at which something arrived or left, by the monotonic clock. Any thread may call it.
@@ -151,6 +159,8 @@ class Connections {
   // Texts for messages and records.
   /// Names this rank, such as "rank 1 on HOST". Any thread may call it.
   std::string here() const;
+  /// Names a rank, such as "rank 1 on HOST".
+  std::string name_of_rank(std::size_t rank) const { return name_of(LinkKind::peer, rank); }
   /// Names the process at the other end, with its address.
   std::string describe(const LinkState& link) const;
   /// Names the processes that have not greeted yet.
@@ -169,6 +179,7 @@ class Connections {
   void watch_pending(const std::shared_ptr<Flow>& flow);
   void dial(const Endpoints::Transports& transports, const std::string& address, LinkKind kind, std::size_t index,
             std::size_t lane);
+  bool is_of(const LinkState& link, std::size_t rank) const;
   void dial_server(std::size_t index, const std::vector<std::string>& addresses);
   Status greeted_by_peer(LinkState& link, const wire::Hello& hello);
   void greeted_by_server(LinkState& link, const wire::Hello& hello);
@@ -197,7 +208,8 @@ class Connections {
   FlightRecorder recorder_;
   std::vector<LinkReport> ended_links_;
   std::uint64_t known_bytes_sent_ = 0;  // at the last call of note_traffic()
-  TrafficStats closed_traffic_;         // of connections that have ended
+  std::uint64_t heartbeat_bytes_sent_ = 0;
+  TrafficStats closed_traffic_;  // of connections that have ended
 };
 
 }  // namespace poseidon

@@ -105,6 +105,14 @@ class Flow {
   /// anything.
   virtual std::uint64_t bytes_delivered() const { return bytes_sent(); }
 
+  /// What the peer's host has acknowledged. It answers also while the peer's process does not run.
+  struct Answer {
+    std::chrono::nanoseconds missing{0};     // for how long it has acknowledged nothing although something is sent
+    std::chrono::nanoseconds round_trip{0};  // how long acknowledgements took so far
+  };
+  /// Transports that use no network do not miss answers.
+  virtual Answer answer() const { return {}; }
+
   /// Which secret both ends have proved to know (wire::Key::name). Empty if they have none.
   const std::string& key_id() const { return key_id_; }
   /// Only the transport calls it, before it hands the flow out.

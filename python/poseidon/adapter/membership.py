@@ -47,7 +47,6 @@ class Membership:
         self._serves_store = False  # rank 0 did, on MASTER_PORT, until all had met
         self._generation = 0
         self._chunk_bytes = 0
-        self._notices_told = 0
         self._next_notices = 0.0  # when to look for more, by the monotonic clock
         if self.recovers:
             _refuse_recovery_with_torch(settings)
@@ -89,7 +88,7 @@ class Membership:
         """Agrees on what all exchanges need. Collective; call it after `meet`."""
         assert self.client is not None
         self._chunk_bytes = settle_chunk_bytes(self.client, self.settings, self._chunk_bytes)
-        self._notices_told = tell_notices(self.client)
+        tell_notices(self.client)
         self.control = Control(self.client, self._arrays)
         if self._serves_store:
             # Rank 0 has closed its store before this: whoever goes on to dist.init_process_group() finds torch's.
@@ -99,7 +98,7 @@ class Membership:
         """Warns of new notices of the client. It looks for them only every few seconds."""
         if self.client is not None and time.monotonic() >= self._next_notices:
             self._next_notices = time.monotonic() + _SECONDS_BETWEEN_NOTICES
-            self._notices_told = tell_notices(self.client, self._notices_told)
+            tell_notices(self.client)
 
     def leave(self) -> None:
         """Ends the present client, if there is one. Afterwards no operation of it is under way."""

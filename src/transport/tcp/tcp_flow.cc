@@ -166,6 +166,16 @@ std::uint64_t TcpFlow::bytes_delivered() const {
   return bytes_sent_ - std::min(bytes_sent_, static_cast<std::uint64_t>(unacknowledged_bytes));
 }
 
+Flow::Answer TcpFlow::answer() const {
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  if (state_ == State::closed || ::getsockopt(stream_.socket(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return {};
+  Answer answer;
+  answer.round_trip = std::chrono::microseconds(info.tcpi_rtt);
+  if (info.tcpi_unacked > 0) answer.missing = std::chrono::milliseconds(info.tcpi_last_ack_recv);
+  return answer;
+}
+
 void TcpFlow::resume() {
   if (reader_.waiting()) loop_.post([self = shared_from_this()] { self->go_on(); });
 }

@@ -31,6 +31,7 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   std::uint64_t bytes_sent() const override { return bytes_sent_; }
   std::uint64_t bytes_received() const override { return bytes_received_; }
   std::uint64_t bytes_delivered() const override;
+  Answer answer() const override;
 
  private:
   enum class State {

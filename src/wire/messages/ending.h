@@ -1,4 +1,5 @@
-// The messages that refuse a request or end a connection: refuse, abort, goodbye.
+// The messages that refuse a request, end a connection, or tell that it has not ended: refuse, abort, goodbye,
+// heartbeat.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +33,11 @@ struct Abort {
 
 /// goodbye: the sender closes on purpose. It is the last message of its connection and has no payload.
 struct Goodbye {
+  static Header make();
+};
+
+/// heartbeat: the sender's process runs. It overtakes data, is no progress of a step, and has no payload.
+struct Heartbeat {
   static Header make();
 };
 

@@ -39,6 +39,7 @@ class ChildRank {
     ::waitpid(std::exchange(pid_, -1), nullptr, 0);
   }
   void stop() const { ::kill(pid_, SIGSTOP); }
+  void go_on() const { ::kill(pid_, SIGCONT); }
 
  private:
   pid_t pid_;

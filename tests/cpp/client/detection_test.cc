@@ -75,6 +75,50 @@ TEST(Frozen, ARankIsNamedWithinTheTimeoutWithTheLastProgressOfEach) {
   EXPECT_LT(Clock::now() - begun, milliseconds(1500));
 }
 
+/// Waits until a notice of the client has the text. Returns how long that took.
+milliseconds until_told(const Client& client, const std::string& text, milliseconds at_most) {
+  const auto begun = Clock::now();
+  const auto told = [&] {
+    return std::ranges::any_of(client.notices(),
+                               [&](const std::string& notice) { return notice.find(text) != std::string::npos; });
+  };
+  while (!told() && Clock::now() - begun < at_most) std::this_thread::sleep_for(milliseconds(10));
+  return std::chrono::duration_cast<milliseconds>(Clock::now() - begun);
+}
+
+TEST(Frozen, ARankIsToldToAllThoughNobodyWaitsAndMayComeBack) {
+  auto all = cluster_options(3, milliseconds(30'000));
+  const std::vector<Layer> layers{vector_layer("weights", 1000)};
+  ChildRank child(all.back(), layers);
+  all.pop_back();
+  TestCluster cluster(all);
+  ASSERT_TRUE(cluster.connected());
+  cluster.add(layers);
+  child.stop();
+  const std::string name = "rank 2 on " + host_name();
+  for (const auto& client : cluster.clients) {
+    EXPECT_LT(until_told(*client, "nothing has come from " + name, milliseconds(10'000)), milliseconds(5'000));
+    EXPECT_TRUE(client->status().ok()) << client->status().message();
+  }
+  child.go_on();
+  for (const auto& client : cluster.clients) {
+    EXPECT_LT(until_told(*client, name + " is heard again", milliseconds(10'000)), milliseconds(2'000));
+    EXPECT_TRUE(client->status().ok()) << client->status().message();
+  }
+}
+
+TEST(Frozen, HeartbeatsAreNoProgress) {
+  auto all = cluster_options(2, milliseconds(1'000));
+  TestCluster cluster(all);
+  ASSERT_TRUE(cluster.connected());
+  const auto layer = cluster.add({vector_layer("weights", 1000)});
+  std::vector<float> gradient(1000);
+  const auto begun = Clock::now();
+  ASSERT_TRUE(cluster.clients[0]->start(layer, bytes_of(gradient), 1).ok());
+  EXPECT_EQ(cluster.clients[0]->wait_all(always).code(), ErrorCode::timeout);
+  EXPECT_LT(Clock::now() - begun, milliseconds(2'000));
+}
+
 TEST(Silent, AConnectionThatAcknowledgesNothingIsLostAfterTheTimeout) {
   auto all = cluster_options(2, milliseconds(7'000));
   for (auto& options : all) options.transport = Medium::tcp;

@@ -1,0 +1,69 @@
+// How a client watches the other ranks without waiting for them.
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <utility>
+
+#include "client/client_impl.h"
+
+namespace poseidon {
+
+namespace {
+
+// With on_failure=rejoin or shrink the job goes on without a machine that has not answered for this long.
+constexpr std::chrono::seconds kUnreachableTime{5};
+
+std::string seconds_text(std::chrono::nanoseconds duration) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.1f s", std::chrono::duration<double>(duration).count());
+  return text.data();
+}
+
+}  // namespace
+
+/// Runs at each interval of the vigil, until the job ends here.
+void ClientImpl::keep_vigil() {
+  if (closing_) return;
+  if (beats_ = !beats_; beats_) connections_.beat();
+  const auto findings = vigil_.judge(now_ns(), connections_.signs_of_life(),
+                                     [this](std::size_t rank) { return connections_.answer_of(rank); });
+  for (const Vigil::Finding& finding : findings) tell(finding);
+  if (options_.on_failure != OnFailure::abort) give_up_unreachable();
+  loop_->call_at(Clock::now() + vigil_.interval(), [this] { keep_vigil(); });
+}
+
+void ClientImpl::tell(const Vigil::Finding& finding) {
+  const std::string name = connections_.name_of_rank(finding.rank);
+  const std::string time = seconds_text(finding.silence);
+  switch (finding.news) {
+    case Vigil::News::frozen:
+      return notices_.add("nothing has come from " + name + " for " + time +
+                          "; its machine answers, but the process does not run (stopped, swapped out or starved)");
+    case Vigil::News::unreachable:
+      return notices_.add("the machine of " + name + " has not answered for " + time +
+                          " (down, stopped or cut off; if all others are named so, it is this machine)");
+    case Vigil::News::back:
+      return notices_.add(name + " is heard again after " + time);
+  }
+}
+
+/// Without this the job would wait for its timeout.
+void ClientImpl::give_up_unreachable() {
+  const auto patience = std::min<std::chrono::nanoseconds>(options_.timeout, kUnreachableTime);
+  const std::int64_t time_ns = now_ns();
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(options_.world_size); ++rank) {
+    const auto silence = vigil_.unreachable_for(rank, time_ns);
+    if (silence < patience) continue;
+    FailureCause cause{FailureSource::lost};
+    cause.party = FlightEvent::Party::peer;
+    cause.index = static_cast<std::uint32_t>(rank);
+    return fail({ErrorCode::peer_lost, connections_.here() + " lost " + connections_.name_of_rank(rank) +
+                                           ": its machine has not answered for " + seconds_text(silence) +
+                                           connections_.last_heard()},
+                cause);
+  }
+}
+
+}  // namespace poseidon

@@ -1,0 +1,73 @@
+#include "client/vigil.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace poseidon {
+
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+
+constexpr milliseconds kShortestInterval{200};
+// P workers send P² heartbeats for each two intervals.
+constexpr milliseconds kIntervalOfARank{8};
+// All in intervals:
+constexpr int kUnreachableAfter = 5;
+constexpr int kFrozenAfter = 10;
+constexpr int kFrozenAtTheLatest = 22;
+// So many intervals without a call mean that this process did not run.
+constexpr int kOwnPause = 3;
+
+}  // namespace
+
+Vigil::Vigil(std::size_t worker_count)
+    : interval_(std::max(kShortestInterval, kIntervalOfARank * static_cast<int>(worker_count))), ranks_(worker_count) {}
+
+std::vector<Vigil::Finding> Vigil::judge(std::int64_t now_ns, std::span<const std::int64_t> heard_ns,
+                                         const std::function<Flow::Answer(std::size_t rank)>& answer) {
+  const std::int64_t last_ns = std::exchange(judged_ns_, now_ns);
+  if (nanoseconds(now_ns - last_ns) > kOwnPause * interval_) resumed_ns_ = now_ns;
+  std::vector<Finding> findings;
+  for (std::size_t rank = 0; rank < heard_ns.size(); ++rank) {
+    Finding finding{rank};
+    if (heard_ns[rank] == 0)
+      ranks_[rank] = {};
+    else if (judge_one(rank, now_ns, heard_ns[rank], answer, finding))
+      findings.push_back(finding);
+  }
+  return findings;
+}
+
+bool Vigil::judge_one(std::size_t rank, std::int64_t now_ns, std::int64_t heard_ns,
+                      const std::function<Flow::Answer(std::size_t rank)>& answer, Finding& finding) {
+  Watched& watched = ranks_[rank];
+  if (const std::int64_t last_ns = std::exchange(watched.heard_ns, heard_ns); last_ns != 0 && heard_ns > last_ns) {
+    finding = {rank, News::back, nanoseconds(heard_ns - last_ns)};
+    watched.longest_gap_ns = std::max(watched.longest_gap_ns, heard_ns - last_ns);
+    watched.unreachable = false;
+    return std::exchange(watched.silent, false);
+  }
+  const nanoseconds silence(now_ns - std::max(heard_ns, resumed_ns_));
+  if (watched.unreachable || silence < kUnreachableAfter * interval_) return false;
+  const Flow::Answer got = answer(rank);
+  const nanoseconds patience = std::min<nanoseconds>(kFrozenAfter * interval_ + 2 * nanoseconds(watched.longest_gap_ns),
+                                                     kFrozenAtTheLatest * interval_);
+  if (got.missing >= kUnreachableAfter * interval_ + 2 * got.round_trip) {
+    watched.unreachable = true;
+    finding = {rank, News::unreachable, silence};
+  } else if (!watched.silent && silence >= patience) {
+    finding = {rank, News::frozen, silence};
+  } else {
+    return false;
+  }
+  watched.silent = true;
+  return true;
+}
+
+nanoseconds Vigil::unreachable_for(std::size_t rank, std::int64_t now_ns) const {
+  return nanoseconds(ranks_[rank].unreachable ? now_ns - ranks_[rank].heard_ns : 0);
+}
+
+}  // namespace poseidon
