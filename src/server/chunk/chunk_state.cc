@@ -104,6 +104,7 @@ Status ChunkState::admit(const wire::Contribution& push, Requester* from) {
   part.push = push;
   part.from = from;
   ++admitted_count_;
+  count_leading();
   if (push.excluded_from_mean) ++uncounted_count_;
   if (part.present()) {
     dense_bytes_ = size.value();
@@ -151,6 +152,10 @@ std::size_t ChunkState::missing_sum_bytes(const wire::Contribution& push) const 
 Contribution* ChunkState::at(std::size_t position) {
   if (position >= order_.size() || !parts_[order_[position]]) return nullptr;
   return &*parts_[order_[position]];
+}
+
+void ChunkState::count_leading() {
+  while (leading_count_ < parts_.size() && parts_[leading_count_]) ++leading_count_;
 }
 
 /// Returns the part to which the others are added, or kNone as long as it is not certain.
@@ -205,9 +210,8 @@ std::size_t ChunkState::group_end(std::size_t position, std::size_t end_bytes) {
 void ChunkState::add(std::size_t first, std::size_t last, std::size_t end_bytes) {
   const std::size_t begin_bytes = added_bytes_[first];
   const std::size_t base = first_present();
-  bool follows_base = true;
-  for (std::size_t between = base + 1; between < first; ++between)
-    if (at(between)->present()) follows_base = false;
+  if (second_ == kNone) second_ = first;  // no later part can be added before it
+  const bool follows_base = first == second_;
   const std::byte* const base_data = at(base)->payload.data() + begin_bytes;
   std::vector<const std::byte*> inputs;
   if (follows_base) inputs.push_back(base_data);
@@ -334,6 +338,7 @@ std::vector<Contribution> ChunkState::leave_out_missing() {
     ++uncounted_count_;
     left_out_.push_back(rank);
   }
+  count_leading();
   if (present_count_ == 0) dense_bytes_.reset();
   shape_.payload_bytes = dense_bytes_.value_or(0);
   return begun;
@@ -372,8 +377,7 @@ bool ChunkState::adds_on_arrival(const Contribution& part) const {
 }
 
 bool ChunkState::in_order(std::uint32_t rank) const {
-  return reduction_.order == ReduceOrder::arrival ||
-         std::all_of(parts_.begin(), parts_.begin() + rank, [](const auto& part) { return part.has_value(); });
+  return reduction_.order == ReduceOrder::arrival || rank <= leading_count_;
 }
 
 std::vector<std::uint32_t> ChunkState::missing_ranks() const {
@@ -389,7 +393,8 @@ void ChunkState::reset() {
     part.reset();
   }
   if (sum_) pool_->give_back(std::move(sum_));
-  admitted_count_ = complete_count_ = present_count_ = factors_count_ = uncounted_count_ = 0;
+  admitted_count_ = complete_count_ = present_count_ = factors_count_ = uncounted_count_ = leading_count_ = 0;
+  second_ = kNone;
   left_out_.clear();
   aggregator_ = nullptr;
   lost_ = wide_sum_ = divided_ = false;
@@ -403,6 +408,7 @@ void ChunkState::reset() {
 }
 
 void ChunkState::drop(const Requester* from) {
+  if (!started()) return;  // when many leave, most chunks are between two steps
   for (auto& part : parts_) {
     if (!part || part->from != from) continue;
     // Without its owner the step cannot end. A part that has been added cannot be taken out again; the others can.
@@ -413,6 +419,7 @@ void ChunkState::drop(const Requester* from) {
     factors_count_ -= part->has_factors() ? 1 : 0;
     uncounted_count_ -= part->push.excluded_from_mean ? 1 : 0;
     added_bytes_[position_of_[part->push.rank]] = 0;
+    leading_count_ = std::min<std::size_t>(leading_count_, part->push.rank);
     free(*part);
     part.reset();
   }

@@ -126,6 +126,7 @@ class ChunkState {
  private:
   Status fits(const wire::Contribution& push, std::size_t size_bytes) const;
   Contribution* at(std::size_t position);
+  void count_leading();
   std::size_t first_present();
   std::size_t available_bytes(const Contribution& part) const;
   bool streams() const { return reduction_.aggregation == Aggregation::streaming && aggregator_ == nullptr; }
@@ -146,6 +147,7 @@ class ChunkState {
   std::size_t complete_count_ = 0;
   std::size_t present_count_ = 0;
   std::size_t factors_count_ = 0;
+  std::size_t leading_count_ = 0;        // so many ranks from 0 on are admitted
   std::size_t uncounted_count_ = 0;      // parts that are excluded from the mean, and parts that were left out
   std::vector<std::uint32_t> left_out_;  // ranks
   std::int64_t started_ns_ = 0;
@@ -157,6 +159,7 @@ class ChunkState {
   std::vector<std::uint32_t> order_;      // ranks in the order of adding, as far as it is known
   std::vector<std::size_t> position_of_;  // by rank
   std::vector<std::size_t> added_bytes_;  // by position: never more than its predecessor's
+  std::size_t second_ = 0;                // the position that is added to the first part
   Buffer sum_;                            // empty until something is added to the first part
   bool wide_sum_ = false;                 // the sum has float32 values of 16-bit parts
   bool divided_ = false;                  // the part that was added last has divided the sum
