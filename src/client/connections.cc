@@ -293,7 +293,8 @@ void Connections::beat() {
     link.beating = true;
     link.flow->send(wire::Heartbeat::make(), {}, [this, &link](const Status& status) {
       link.beating = false;
-      if (status.ok()) heartbeat_bytes_sent_ += wire::kHeaderBytes;
+      const bool counts_bytes = link.flow->bytes_sent() > 0;  // not within a host; a hello has been sent before
+      if (status.ok() && counts_bytes) heartbeat_bytes_sent_ += wire::kHeaderBytes;
     });
   }
 }

@@ -226,8 +226,9 @@ std::optional<Roster> Gathering::lead() {
   }
   Roster roster;
   roster.generation = mine_.generation;
+  std::vector<std::string> entries;
   for (const auto& [slot, last_generation] : arrivals_) {
-    const auto entry = entry_of(slot);
+    const auto entry = entry_of(slot, &entries.emplace_back());
     if (!entry) {
       // That process has moved on, or the store has lost its content.
       arrivals_.erase(slot);
@@ -235,6 +236,7 @@ std::optional<Roster> Gathering::lead() {
     }
     roster.places.emplace_back(slot, entry->nonce);
   }
+  (void)store_.set(table_key(options_.job), table_text(roster, entries));  // before the roster, which decides
   if (!store_.set(roster_key(options_.job), to_text(roster)).ok()) return std::nullopt;
   return roster;
 }
@@ -251,21 +253,35 @@ Result<std::optional<Membership>> Gathering::join(const Roster& roster) {
   membership.rank = static_cast<int>(place - roster.places.begin());
   membership.run = roster.places.front().second;
   membership.roster = to_text(roster);
+  const std::vector<std::string> entries = entries_of(roster);
+  if (!away_.ok()) return std::optional<Membership>();
   bool going_on = false;
-  for (const auto& [slot, nonce] : roster.places) {
-    std::string text;
-    auto entry = entry_of(slot, &text);
-    if (!away_.ok()) return std::optional<Membership>();
-    if (!entry || entry->nonce != nonce) {
+  for (std::size_t i = 0; i < roster.places.size(); ++i) {
+    const auto& [slot, nonce] = roster.places[i];
+    Entry entry = i < entries.size() ? parse_entry(entries[i]) : Entry();
+    if (entry.generation != mine_.generation || entry.nonce != nonce) {
       move_to(mine_.generation + 1);
       return std::optional<Membership>();
     }
-    if (Status status = compare(options_, slot, text, facts_); !status.ok()) return status;
-    going_on |= entry->member.last_generation > 0;
-    membership.members.push_back(std::move(entry->member));
+    if (Status status = compare(options_, slot, entries[i], facts_); !status.ok()) return status;
+    going_on |= entry.member.last_generation > 0;
+    membership.members.push_back(std::move(entry.member));
   }
   membership.joining = going_on && mine_.member.last_generation == 0;
   return std::optional(std::move(membership));
+}
+
+/// Takes the entries from the roster's table, and one by one if the store has lost it. Stops if the store is away.
+std::vector<std::string> Gathering::entries_of(const Roster& roster) {
+  const auto table = quick_get(table_key(options_.job));
+  std::vector<std::string> entries = table.ok() ? parse_table(table.value(), roster) : std::vector<std::string>();
+  if (!entries.empty() || !away_.ok()) return entries;
+  for (const auto& [slot, nonce] : roster.places) {
+    auto text = quick_get(member_key(options_.job, slot));
+    if (!away_.ok()) return {};
+    entries.push_back(text.ok() ? std::move(text.value()) : "");
+  }
+  return entries;
 }
 
 Status Gathering::missing() {

@@ -39,6 +39,7 @@ class Gathering {
   bool complete_enough() const;
   std::optional<Roster> lead();
   Result<std::optional<Membership>> join(const Roster& roster);
+  std::vector<std::string> entries_of(const Roster& roster);
   Status missing();
   Status missing_at_the_start(const std::string& slots) const;
 

@@ -67,6 +67,8 @@ std::string member_key(const std::string& job, int slot) {
 
 std::string roster_key(const std::string& job) { return "poseidon/" + job + "/roster"; }
 
+std::string table_key(const std::string& job) { return "poseidon/" + job + "/table"; }
+
 std::string failure_key(const std::string& job, std::uint32_t generation) {
   return "poseidon/" + job + "/failed/" + std::to_string(generation);
 }
@@ -175,6 +177,26 @@ Roster parse_roster(const std::string& text) {
   }
   roster.generation = parse_generation(parts.front());
   return roster;
+}
+
+std::string table_text(const Roster& roster, const std::vector<std::string>& entries) {
+  std::string text = to_text(roster) + "\n";
+  for (const auto& entry : entries) text += entry + "\n";  // an entry's lines end with '\n', so an empty line follows
+  return text;
+}
+
+std::vector<std::string> parse_table(const std::string& text, const Roster& roster) {
+  const std::string head = to_text(roster) + "\n";
+  if (!text.starts_with(head)) return {};
+  std::vector<std::string> entries;
+  for (std::size_t begin = head.size(); begin < text.size();) {
+    const std::size_t end = text.find("\n\n", begin);
+    if (end == std::string::npos) return {};
+    entries.push_back(text.substr(begin, end + 1 - begin));
+    begin = end + 2;
+  }
+  if (entries.size() != roster.places.size()) return {};
+  return entries;
 }
 
 }  // namespace poseidon

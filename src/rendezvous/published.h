@@ -16,6 +16,8 @@ namespace poseidon {
 std::string generation_key(const std::string& job);
 std::string member_key(const std::string& job, int slot);
 std::string roster_key(const std::string& job);
+/// The key of the table of entries that belongs to the roster.
+std::string table_key(const std::string& job);
 /// The keys for a process that has given up before all had met, and for a slot that no longer needs the store.
 std::string failure_key(const std::string& job, std::uint32_t generation);
 std::string left_key(const std::string& job, std::uint32_t generation, int slot);
@@ -57,5 +59,10 @@ struct Roster {
 };
 std::string to_text(const Roster& roster);
 Roster parse_roster(const std::string& text);
+
+/// The texts of all entries of a roster in one value, so that P processes need P reads, and not P², to know each other.
+std::string table_text(const Roster& roster, const std::vector<std::string>& entries);
+/// Returns the entries, or nothing if the table is not that of the roster.
+std::vector<std::string> parse_table(const std::string& text, const Roster& roster);
 
 }  // namespace poseidon

@@ -16,6 +16,11 @@ namespace {
 constexpr std::chrono::milliseconds kShortestSilence{1'000};  // a busy machine may be silent for as long
 }
 
+std::size_t expected_connections(const Options& options) {
+  const auto lanes = static_cast<std::size_t>(options.priority_classes) * static_cast<std::size_t>(options.flows);
+  return static_cast<std::size_t>(std::max(0, options.world_size)) * lanes;
+}
+
 Result<Admission> admission_of(const Options& options) {
   auto credentials = wire::Credentials::from_text(options.secret);
   if (!credentials.ok()) return credentials.status();
@@ -23,6 +28,9 @@ Result<Admission> admission_of(const Options& options) {
   admission.credentials = std::move(credentials.value());
   admission.patience = std::min(admission.patience, options.timeout);
   admission.silence = std::max(options.timeout, kShortestSilence);
+  PendingLimits& limits = admission.pending_limits;
+  limits.of_one_source = std::max(limits.of_one_source, expected_connections(options));
+  limits.all = std::max(limits.all, 2 * limits.of_one_source);
   if (!options.tls) return admission;
   if (!admission.credentials.has_secret())
     return Status(ErrorCode::invalid_argument,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <memory>
 
 #include "poseidon/options.h"
@@ -12,9 +13,20 @@ namespace poseidon {
 
 class TlsContext;
 
+/// Pending connections are those whose peer has not proved yet that it knows a secret. A listener keeps at most this
+/// number of them, and at most the next number from one source.
+struct PendingLimits {
+  std::size_t all = 256;
+  std::size_t of_one_source = 64;
+};
+
+/// How many connections the workers of a job may open to one listener. 0: the job is not known.
+std::size_t expected_connections(const Options& options);
+
 struct Admission {
   wire::Credentials credentials;  // by default there is no secret
   std::chrono::milliseconds patience{5'000};
+  PendingLimits pending_limits;  // high enough for all workers of the job at once, also from one machine
   // How long the other end of a connection may not acknowledge what is sent, or take none of it, before the connection
   // is lost. 0 means the system's setting, which is a quarter of an hour.
   std::chrono::milliseconds silence{0};

@@ -72,7 +72,8 @@ void Entrance::pause() {
 void Entrance::admit(FileDescriptor socket) {
   auto source = source_of_(socket.get());
   if (!source) return;
-  if (const auto old = pending_to_close(pending_, *source); old != pending_.end()) close_pending(old);
+  if (const auto old = pending_to_close(pending_, *source, admission_.pending_limits); old != pending_.end())
+    close_pending(old);
   const auto deadline = Clock::now() + admission_.patience;
   pending_.push_back({std::move(socket), std::move(*source), deadline,
                       ConnectionHandshake(wire::Handshake::Role::acceptor, purpose_, admission_)});

@@ -17,19 +17,14 @@
 
 namespace poseidon {
 
-/// Pending connections are those whose peer has not proved yet that it knows a secret. A listener keeps at most this
-/// number of them, and at most the next number from one source.
-inline constexpr std::size_t kMostPending = 256;
-inline constexpr std::size_t kMostPendingOfOneSource = kMostPending / 4;
-
 /// Returns which of the pending connections to close before one from `source` comes. It is the oldest of that source,
 /// or of all, if their number has reached its limit. Otherwise it is pending.end(). `pending` holds the oldest first.
 template <typename Connection>
-auto pending_to_close(std::list<Connection>& pending, const std::string& source) {
+auto pending_to_close(std::list<Connection>& pending, const std::string& source, const PendingLimits& limits) {
   const auto is_of_source = [&](const Connection& connection) { return connection.source == source; };
   const auto of_source = static_cast<std::size_t>(std::ranges::count_if(pending, is_of_source));
-  if (of_source >= kMostPendingOfOneSource) return std::ranges::find_if(pending, is_of_source);
-  return pending.size() >= kMostPending ? pending.begin() : pending.end();
+  if (of_source >= limits.of_one_source) return std::ranges::find_if(pending, is_of_source);
+  return pending.size() >= limits.all ? pending.begin() : pending.end();
 }
 
 /// Pending connections are bounded, so that a flood of them takes the loop little time and memory (pending_to_close).

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/memory_guard.h"
 #include "server/core/connection.h"
+#include "transport/admission.h"
 
 namespace poseidon {
 
@@ -117,7 +118,7 @@ void ServerCore::connected(std::shared_ptr<Flow> flow) {
   accepted.set_receiver(this);
   if (stopping_) return accepted.close(kLinger);
   pending_.emplace(connection->id(), connection.get());
-  if (pending_.size() > limits::kPendingConnections) dismiss_oldest_pending();
+  if (pending_.size() > std::max(limits::kPendingConnections, expected_connections(options_))) dismiss_oldest_pending();
   watch_pending();
 }
 

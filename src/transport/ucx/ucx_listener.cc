@@ -87,7 +87,8 @@ class UcxListener::Acceptor : public std::enable_shared_from_this<Acceptor> {
     const bool known = ::ucp_conn_request_query(request, &attributes) == UCS_OK;
     const tcp::SocketAddress client = known ? address_of(attributes.client_address) : tcp::SocketAddress();
     const std::string source = tcp::source_of(client);
-    if (const auto old = pending_to_close(pending_, source); old != pending_.end()) close_pending(old);
+    if (const auto old = pending_to_close(pending_, source, admission_.pending_limits); old != pending_.end())
+      close_pending(old);
     const Place place = pending_.insert(pending_.end(), {nullptr, source, 0});
     place->timer = engine_->loop().call_at(Clock::now() + admission_.patience, [this, place] { close_pending(place); });
     place->flow = UcxFlow::accept(*engine_, known ? tcp::to_text(client) : std::string("unknown address"), request,

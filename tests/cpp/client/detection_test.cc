@@ -107,17 +107,24 @@ TEST(Frozen, ARankIsToldToAllThoughNobodyWaitsAndMayComeBack) {
   }
 }
 
-TEST(Frozen, HeartbeatsAreNoProgress) {
+class Heartbeats : public ::testing::TestWithParam<Medium> {};
+
+TEST_P(Heartbeats, AreNoProgress) {
   auto all = cluster_options(2, milliseconds(1'000));
+  for (auto& options : all) options.transport = GetParam();
   TestCluster cluster(all);
   ASSERT_TRUE(cluster.connected());
-  const auto layer = cluster.add({vector_layer("weights", 1000)});
-  std::vector<float> gradient(1000);
+  Layer stored = vector_layer("weights", 1000, DType::float32, Scheme::ps);
+  stored.stored = true;
+  const auto layer = cluster.add({stored});
+  std::vector<float> values(1000);
   const auto begun = Clock::now();
-  ASSERT_TRUE(cluster.clients[0]->start(layer, bytes_of(gradient), 1).ok());
+  ASSERT_TRUE(cluster.clients[0]->pull(layer, bytes_of(values), 0).ok());  // no server complains of a lack
   EXPECT_EQ(cluster.clients[0]->wait_all(always).code(), ErrorCode::timeout);
   EXPECT_LT(Clock::now() - begun, milliseconds(2'000));
 }
+
+INSTANTIATE_TEST_SUITE_P(Media, Heartbeats, ::testing::Values(Medium::tcp, Medium::shm));
 
 TEST(Silent, AConnectionThatAcknowledgesNothingIsLostAfterTheTimeout) {
   auto all = cluster_options(2, milliseconds(7'000));

@@ -274,7 +274,7 @@ TEST_F(TcpDoor, KeepsWhatFollowsTheHandshakeInOnePiece) {
 
 TEST_F(TcpDoor, HoldsNoMoreThanAQuarterFromOneSource) {
   open(impatient(seconds(60), kSecret));
-  constexpr std::size_t kTooMany = kMostPendingOfOneSource + 20;
+  constexpr std::size_t kTooMany = PendingLimits().of_one_source + 20;
   const FileDescriptor elsewhere = knock(3);
   std::vector<FileDescriptor> crowd;
   for (std::size_t i = 0; i < kTooMany; ++i) crowd.push_back(knock(2));
@@ -286,7 +286,7 @@ TEST_F(TcpDoor, HoldsNoMoreThanAQuarterFromOneSource) {
 TEST_F(TcpDoor, HoldsNoMoreThanSoManyInAll) {
   open(impatient(seconds(60), kSecret));
   std::vector<FileDescriptor> crowd;
-  for (std::size_t i = 0; i < kMostPending + 20; ++i) crowd.push_back(knock(static_cast<std::uint8_t>(2 + i % 8)));
+  for (std::size_t i = 0; i < PendingLimits().all + 20; ++i) crowd.push_back(knock(static_cast<std::uint8_t>(2 + i % 8)));
   for (std::size_t i = 0; i < 20; ++i) EXPECT_TRUE(hung_up(crowd[i])) << i;
   for (std::size_t i = 20; i < crowd.size(); ++i) EXPECT_FALSE(hung_up(crowd[i], milliseconds(0))) << i;
 }

@@ -1,0 +1,150 @@
+// Measures the start of a job on one machine: from the first call of the store to the end of the first step, and the
+// operations that the store serves for it. Each rank is a process with a client and a server, and they talk over
+// loopback. Nothing is imported. Usage: start_bench RANKS [PORT]. The exit status is 1 if the start takes longer than 5
+// s.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "poseidon/client.h"
+#include "poseidon/store.h"
+
+namespace poseidon {
+namespace {
+
+constexpr std::size_t kLayers = 20;
+constexpr std::size_t kElements = 1000;
+constexpr double kBarSeconds = 5;
+
+bool always() { return true; }
+
+/// A store that counts its operations.
+class CountingStore final : public Store {
+ public:
+  CountingStore(std::shared_ptr<Store> store, std::size_t& count) : store_(std::move(store)), count_(count) {}
+  Status set(const std::string& key, const std::string& value) override {
+    ++count_;
+    return store_->set(key, value);
+  }
+  Result<std::string> get(const std::string& key, std::chrono::milliseconds timeout) override {
+    ++count_;
+    return store_->get(key, timeout);
+  }
+
+ private:
+  const std::shared_ptr<Store> store_;
+  std::size_t& count_;
+};
+
+[[noreturn]] void give_up(const Status& status) {
+  std::fprintf(stderr, "%s\n", status.message().c_str());
+  std::exit(1);
+}
+
+std::unique_ptr<Client> start(const Options& options, std::size_t& operations) {
+  auto store = open_store(options, always);
+  if (!store.ok()) give_up(store.status());
+  auto client = Client::connect(options, std::make_shared<CountingStore>(store.value(), operations), always);
+  if (!client.ok()) give_up(client.status());
+  std::vector<Layer> layers(kLayers);
+  for (std::size_t i = 0; i < kLayers; ++i) {
+    layers[i].name = "layer " + std::to_string(i);
+    layers[i].element_count = kElements;
+    layers[i].scheme = Scheme::ps;
+  }
+  const auto added = client.value()->add_layers(layers, false, always);
+  if (!added.ok()) give_up(added.status());
+  std::vector<std::vector<float>> gradients(kLayers, std::vector<float>(kElements, 1.0F));
+  for (std::size_t i = 0; i < kLayers; ++i) {
+    const auto layer = added.value().first_layer + static_cast<std::uint32_t>(i);
+    const Status status = client.value()->start(layer, std::as_writable_bytes(std::span(gradients[i])), 1);
+    if (!status.ok()) give_up(status);
+  }
+  if (const Status status = client.value()->wait_all(always); !status.ok()) give_up(status);
+  for (const auto& gradient : gradients)
+    if (gradient != std::vector<float>(kElements, static_cast<float>(options.world_size)))
+      give_up({ErrorCode::mismatch, "the sum of the first step is wrong"});
+  return std::move(client.value());
+}
+
+/// What a rank tells the parent.
+struct Report {
+  double start_seconds = 0;
+  std::size_t operations = 0;
+};
+
+double since(std::chrono::steady_clock::time_point begun) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+}
+
+/// Runs in a process of its own: starts when the parent closes its pipe, reports, and ends as any job does.
+void take_part(const Options& options, int start_pipe, int result_pipe) {
+  char nothing = 0;
+  Report report;
+  if (::read(start_pipe, &nothing, 1) != 0) std::exit(1);
+  const auto begun = std::chrono::steady_clock::now();
+  auto client = start(options, report.operations);
+  report.start_seconds = since(begun);
+  if (::write(result_pipe, &report, sizeof(report)) != sizeof(report)) std::exit(1);
+}
+
+bool run(int ranks, int port) {
+  std::array<int, 2> go{};
+  std::array<int, 2> results{};
+  if (::pipe(go.data()) != 0 || ::pipe(results.data()) != 0) std::exit(1);
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (::fork() != 0) continue;
+    ::close(go[1]);
+    Options options;
+    options.rank = rank;
+    options.world_size = ranks;
+    options.master_addr = "127.0.0.1";
+    options.master_port = port;
+    options.transport = Medium::tcp;
+    take_part(options, go[0], results[1]);
+    ::_exit(0);
+  }
+  ::close(results[1]);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // until all wait
+  const auto begun = std::chrono::steady_clock::now();
+  ::close(go[1]);
+  double slowest = 0;
+  double operations = 0;
+  Report report;
+  int count = 0;
+  for (; ::read(results[0], &report, sizeof(report)) == sizeof(report); ++count) {
+    slowest = std::max(slowest, report.start_seconds);
+    operations += static_cast<double>(report.operations);
+  }
+  const double ended = since(begun) - slowest;
+  while (::wait(nullptr) > 0) {
+  }
+  if (count != ranks) std::exit(1);
+  const bool met = slowest <= kBarSeconds;
+  std::printf(
+      "%d ranks: first step after %.2f s (bar %.0f: %s), ended %.2f s later; store operations: %.0f, %.2f P log2 P\n",
+      ranks, slowest, kBarSeconds, met ? "met" : "missed", ended, operations,
+      operations / (ranks * std::max(1.0, std::log2(ranks))));
+  return met;
+}
+
+}  // namespace
+}  // namespace poseidon
+
+int main(int argument_count, char** arguments) {
+  if (argument_count < 2) {
+    std::fprintf(stderr, "usage: start_bench RANKS [PORT]\n");
+    return 2;
+  }
+  return poseidon::run(std::atoi(arguments[1]), argument_count > 2 ? std::atoi(arguments[2]) : 29'641) ? 0 : 1;
+}
