@@ -272,6 +272,19 @@ TEST_F(TcpDoor, KeepsWhatFollowsTheHandshakeInOnePiece) {
   loop_.call([&] { accepted.reset(); });
 }
 
+TEST(PendingLimits, HaveRoomForAllWorkersOfTheJobFromOneMachine) {
+  Options options;
+  options.world_size = 100;
+  options.priority_classes = 2;
+  options.flows = 3;
+  const auto admission = admission_of(options);
+  ASSERT_TRUE(admission.ok());
+  EXPECT_EQ(admission.value().pending_limits.of_one_source, 600u);
+  EXPECT_GE(admission.value().pending_limits.all, 600u);
+  options.world_size = 0;  // a dedicated server
+  EXPECT_EQ(admission_of(options).value().pending_limits.of_one_source, PendingLimits().of_one_source);
+}
+
 TEST_F(TcpDoor, HoldsNoMoreThanAQuarterFromOneSource) {
   open(impatient(seconds(60), kSecret));
   constexpr std::size_t kTooMany = PendingLimits().of_one_source + 20;
@@ -286,7 +299,8 @@ TEST_F(TcpDoor, HoldsNoMoreThanAQuarterFromOneSource) {
 TEST_F(TcpDoor, HoldsNoMoreThanSoManyInAll) {
   open(impatient(seconds(60), kSecret));
   std::vector<FileDescriptor> crowd;
-  for (std::size_t i = 0; i < PendingLimits().all + 20; ++i) crowd.push_back(knock(static_cast<std::uint8_t>(2 + i % 8)));
+  for (std::size_t i = 0; i < PendingLimits().all + 20; ++i)
+    crowd.push_back(knock(static_cast<std::uint8_t>(2 + i % 8)));
   for (std::size_t i = 0; i < 20; ++i) EXPECT_TRUE(hung_up(crowd[i])) << i;
   for (std::size_t i = 20; i < crowd.size(); ++i) EXPECT_FALSE(hung_up(crowd[i], milliseconds(0))) << i;
 }
