@@ -164,6 +164,7 @@ class ClientImpl final : public Client, private Receiver {
   std::map<std::uint32_t, UnitState*> units_by_id_;
   FailureReport report_;
   Vigil vigil_;
+  int told_count_ = 0;  // findings of the vigil
   bool beats_ = false;  // whether the last call of keep_vigil() has sent heartbeats
   UnitAnnouncer announcer_;
   bool leaving_ = false;  // nothing starts here any more

@@ -15,6 +15,9 @@ namespace {
 // With on_failure=rejoin or shrink the job goes on without a machine that has not answered for this long.
 constexpr std::chrono::seconds kUnreachableTime{5};
 
+// A rank that falls silent again and again does not fill the memory with notices.
+constexpr int kMostTold = 64;
+
 std::string seconds_text(std::chrono::nanoseconds duration) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.1f s", std::chrono::duration<double>(duration).count());
@@ -35,6 +38,8 @@ void ClientImpl::keep_vigil() {
 }
 
 void ClientImpl::tell(const Vigil::Finding& finding) {
+  if (++told_count_ > kMostTold) return;
+  if (told_count_ == kMostTold) return notices_.add("further silences are not told");
   const std::string name = connections_.name_of_rank(finding.rank);
   const std::string time = seconds_text(finding.silence);
   switch (finding.news) {
