@@ -224,9 +224,7 @@ def silences(setting: Setting) -> Iterator[Figure]:
         text = "has not answered" if cut else "nothing has come from"
         found = [measure(repeat % setting.ranks, text, cut) for repeat in range(setting.repeats)]
         title = f"{fault}, P = {setting.ranks}"
-        bar = (
-            UNREACHABLE_BAR if cut is take_down else FROZEN_BAR
-        )  # with one-way loss it is still heard
+        bar = UNREACHABLE_BAR if cut is take_down else FROZEN_BAR  # with one-way loss it is still heard
         yield Figure(title, "all others are told while they compute", max(told for told, _ in found), "s", bar)
         if cut is None:
             yield Figure(title, "they are told that it is back", max(back for _, back in found), "s")
