@@ -184,17 +184,9 @@ def cuts(setting: Setting) -> Iterator[Figure]:
 
 def told_after(job: FaultJob, setting: Setting, victim: int, at: float, text: str) -> float:
     """Seconds until all others have been told of the victim."""
-    waiting = set(range(setting.ranks)) - {victim}
-    while waiting:
-        event = job.next_event(at + PATIENCE_SECONDS - time.monotonic())
-        if event is None:
-            raise FaultJobError(f"slots {sorted(waiting)} were told nothing in {PATIENCE_SECONDS:g} s{job.report()}")
-        if event.what == "told" and text in event.data["text"] and f"rank {victim} " in event.data["text"]:
-            waiting.discard(event.slot)
-            last = event.at
-        elif event.what in ("failed", "ended"):
-            raise FaultJobError(f"slot {event.slot} has ended{job.report()}")
-    return last - at
+    others = set(range(setting.ranks)) - {victim}
+    told = job.wait_for("told", others, PATIENCE_SECONDS, (text, f"rank {victim} "))
+    return max(event.at for event in told.values()) - at
 
 
 def silences(setting: Setting) -> Iterator[Figure]:

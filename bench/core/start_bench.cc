@@ -1,7 +1,6 @@
 // Measures the start of a job on one machine: from the first call of the store to the end of the first step, and the
 // operations that the store serves for it. Each rank is a process with a client and a server, and they talk over
-// loopback. Nothing is imported. Usage: start_bench RANKS [PORT]. The exit status is 1 if the start takes longer than 5
-// s.
+// loopback. Usage: start_bench RANKS [PORT]. The exit status is 1 if the start takes longer than 5 seconds.
 #include <sys/wait.h>
 #include <unistd.h>
 

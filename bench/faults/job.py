@@ -184,8 +184,9 @@ class FaultJob:
             return self.events.get(timeout=max(0.0, seconds))
         return None
 
-    def wait_for(self, what: str, slots: Iterable[int], seconds: float) -> dict[int, Event]:
-        """The first such event of each slot. FaultJobError if a process ends before, or after so many seconds."""
+    def wait_for(self, what: str, slots: Iterable[int], seconds: float, texts: Sequence[str] = ()) -> dict[int, Event]:
+        """The first such event of each slot, of those whose text has all `texts`. FaultJobError if a process ends
+        before, or after so many seconds."""
         deadline = time.monotonic() + seconds
         missing, found = set(slots), dict[int, Event]()
         while missing:
@@ -194,7 +195,7 @@ class FaultJob:
                 raise FaultJobError(f"slots {sorted(missing)} did not say {what!r} for {seconds:g} s{self.report()}")
             if event.slot not in missing or event.pid != self.current[event.slot].pid:
                 continue
-            if event.what == what:
+            if event.what == what and all(text in event.data["text"] for text in texts):
                 missing.remove(event.slot)
                 found[event.slot] = event
             elif event.what == "ended":

@@ -1,12 +1,10 @@
 // How a client watches the other ranks without waiting for them.
 #include <algorithm>
-#include <array>
 #include <chrono>
-#include <cstdio>
 #include <string>
-#include <utility>
 
 #include "client/client_impl.h"
+#include "client/duration_text.h"
 
 namespace poseidon {
 
@@ -17,12 +15,6 @@ constexpr std::chrono::seconds kUnreachableTime{5};
 
 // A rank that falls silent again and again does not fill the memory with notices.
 constexpr int kMostTold = 64;
-
-std::string seconds_text(std::chrono::nanoseconds duration) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.1f s", std::chrono::duration<double>(duration).count());
-  return text.data();
-}
 
 }  // namespace
 
@@ -41,7 +33,7 @@ void ClientImpl::tell(const Vigil::Finding& finding) {
   if (++told_count_ > kMostTold) return;
   if (told_count_ == kMostTold) return notices_.add("further silences are not told");
   const std::string name = connections_.name_of_rank(finding.rank);
-  const std::string time = seconds_text(finding.silence);
+  const std::string time = duration_text(finding.silence.count());
   switch (finding.news) {
     case Vigil::News::frozen:
       return notices_.add("nothing has come from " + name + " for " + time +
@@ -65,7 +57,7 @@ void ClientImpl::give_up_unreachable() {
     cause.party = FlightEvent::Party::peer;
     cause.index = static_cast<std::uint32_t>(rank);
     return fail({ErrorCode::peer_lost, connections_.here() + " lost " + connections_.name_of_rank(rank) +
-                                           ": its machine has not answered for " + seconds_text(silence) +
+                                           ": its machine has not answered for " + duration_text(silence.count()) +
                                            connections_.last_heard()},
                 cause);
   }

@@ -2,13 +2,12 @@
 #include "client/connections.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <optional>
 #include <sstream>
 #include <utility>
 
 #include "base/host.h"
+#include "client/duration_text.h"
 #include "transport/traffic_class.h"
 #include "wire/messages/ending.h"
 
@@ -35,15 +34,6 @@ std::string part_of(const std::string& address, std::size_t index) {
   std::string part;
   for (std::size_t i = 0; i <= index; ++i) std::getline(parts, part, '|');
   return part;
-}
-
-std::string duration_text(std::int64_t duration_ns) {
-  std::array<char, 32> text{};
-  if (duration_ns < 1'000'000'000)
-    std::snprintf(text.data(), text.size(), "%lld ms", static_cast<long long>(duration_ns / 1'000'000));
-  else
-    std::snprintf(text.data(), text.size(), "%.1f s", static_cast<double>(duration_ns) / 1e9);
-  return text.data();
 }
 
 bool all_there(const std::vector<Flow*>& flows) { return std::ranges::find(flows, nullptr) == flows.end(); }

@@ -31,39 +31,35 @@ std::vector<Vigil::Finding> Vigil::judge(std::int64_t now_ns, std::span<const st
   if (nanoseconds(now_ns - last_ns) > kOwnPause * interval_) resumed_ns_ = now_ns;
   std::vector<Finding> findings;
   for (std::size_t rank = 0; rank < heard_ns.size(); ++rank) {
-    Finding finding{rank};
     if (heard_ns[rank] == 0)
       ranks_[rank] = {};
-    else if (judge_one(rank, now_ns, heard_ns[rank], answer, finding))
-      findings.push_back(finding);
+    else if (const auto finding = judge_one(rank, now_ns, heard_ns[rank], answer))
+      findings.push_back(*finding);
   }
   return findings;
 }
 
-bool Vigil::judge_one(std::size_t rank, std::int64_t now_ns, std::int64_t heard_ns,
-                      const std::function<Flow::Answer(std::size_t rank)>& answer, Finding& finding) {
+std::optional<Vigil::Finding> Vigil::judge_one(std::size_t rank, std::int64_t now_ns, std::int64_t heard_ns,
+                                               const std::function<Flow::Answer(std::size_t rank)>& answer) {
   Watched& watched = ranks_[rank];
   if (const std::int64_t last_ns = std::exchange(watched.heard_ns, heard_ns); last_ns != 0 && heard_ns > last_ns) {
-    finding = {rank, News::back, nanoseconds(heard_ns - last_ns)};
     watched.longest_gap_ns = std::max(watched.longest_gap_ns, heard_ns - last_ns);
     watched.unreachable = false;
-    return std::exchange(watched.silent, false);
+    if (!std::exchange(watched.silent, false)) return std::nullopt;
+    return Finding{rank, News::back, nanoseconds(heard_ns - last_ns)};
   }
   const nanoseconds silence(now_ns - std::max(heard_ns, resumed_ns_));
-  if (watched.unreachable || silence < kUnreachableAfter * interval_) return false;
+  if (watched.unreachable || silence < kUnreachableAfter * interval_) return std::nullopt;
   const Flow::Answer got = answer(rank);
   const nanoseconds patience = std::min<nanoseconds>(kFrozenAfter * interval_ + 2 * nanoseconds(watched.longest_gap_ns),
                                                      kFrozenAtTheLatest * interval_);
   if (got.missing >= kUnreachableAfter * interval_ + 2 * got.round_trip) {
-    watched.unreachable = true;
-    finding = {rank, News::unreachable, silence};
-  } else if (!watched.silent && silence >= patience) {
-    finding = {rank, News::frozen, silence};
-  } else {
-    return false;
+    watched.unreachable = watched.silent = true;
+    return Finding{rank, News::unreachable, silence};
   }
+  if (watched.silent || silence < patience) return std::nullopt;
   watched.silent = true;
-  return true;
+  return Finding{rank, News::frozen, silence};
 }
 
 nanoseconds Vigil::unreachable_for(std::size_t rank, std::int64_t now_ns) const {

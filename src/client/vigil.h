@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -49,8 +50,8 @@ class Vigil {
     bool silent = false;              // its silence has been told
     bool unreachable = false;
   };
-  bool judge_one(std::size_t rank, std::int64_t now_ns, std::int64_t heard_ns,
-                 const std::function<Flow::Answer(std::size_t rank)>& answer, Finding& finding);
+  std::optional<Finding> judge_one(std::size_t rank, std::int64_t now_ns, std::int64_t heard_ns,
+                                   const std::function<Flow::Answer(std::size_t rank)>& answer);
 
   const std::chrono::milliseconds interval_;
   std::vector<Watched> ranks_;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -21,11 +22,16 @@ namespace {
 
 using std::chrono::milliseconds;
 
+/// Waits until the condition holds. Returns how long that took.
+milliseconds until(const std::function<bool()>& condition, milliseconds at_most) {
+  const auto begun = Clock::now();
+  while (!condition() && Clock::now() - begun < at_most) std::this_thread::sleep_for(milliseconds(2));
+  return std::chrono::duration_cast<milliseconds>(Clock::now() - begun);
+}
+
 /// Waits until the client reports a failure. Returns how long that took.
 milliseconds until_failed(const Client& client, milliseconds at_most) {
-  const auto begun = Clock::now();
-  while (client.status().ok() && Clock::now() - begun < at_most) std::this_thread::sleep_for(milliseconds(2));
-  return std::chrono::duration_cast<milliseconds>(Clock::now() - begun);
+  return until([&client] { return !client.status().ok(); }, at_most);
 }
 
 class Dead : public ::testing::TestWithParam<Medium> {};
@@ -77,13 +83,8 @@ TEST(Frozen, ARankIsNamedWithinTheTimeoutWithTheLastProgressOfEach) {
 
 /// Waits until a notice of the client has the text. Returns how long that took.
 milliseconds until_told(const Client& client, const std::string& text, milliseconds at_most) {
-  const auto begun = Clock::now();
-  const auto told = [&] {
-    return std::ranges::any_of(client.notices(),
-                               [&](const std::string& notice) { return notice.find(text) != std::string::npos; });
-  };
-  while (!told() && Clock::now() - begun < at_most) std::this_thread::sleep_for(milliseconds(10));
-  return std::chrono::duration_cast<milliseconds>(Clock::now() - begun);
+  const auto has_text = [&text](const std::string& notice) { return notice.find(text) != std::string::npos; };
+  return until([&] { return std::ranges::any_of(client.notices(), has_text); }, at_most);
 }
 
 TEST(Frozen, ARankIsToldToAllThoughNobodyWaitsAndMayComeBack) {
