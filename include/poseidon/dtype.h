@@ -43,6 +43,11 @@ constexpr std::size_t dtype_bytes(DType dtype) {
 /// The values of one element: 256 for a block, and 1 for every other type.
 constexpr std::size_t dtype_values(DType dtype) { return dtype == DType::int8_blocks ? 256 : 1; }
 
+/// Bytes of a value in a large array of them.
+constexpr double bytes_per_value(DType dtype) {
+  return static_cast<double>(dtype_bytes(dtype)) / static_cast<double>(dtype_values(dtype));
+}
+
 /// Bytes of `value_count` values. The last block of int8_blocks is filled up.
 constexpr std::size_t array_bytes(DType dtype, std::size_t value_count) {
   return (value_count + dtype_values(dtype) - 1) / dtype_values(dtype) * dtype_bytes(dtype);

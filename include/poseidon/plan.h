@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,6 +42,7 @@ struct Compression {
   double topk_fraction = 0.01;         // topk: the part of the elements that a worker sends, above 0 and at most 1
   std::size_t powersgd_rank = 4;       // powersgd: the rank of what a worker sends
   std::size_t rows = 0;  // powersgd: rows of the layer as a matrix, which divide its elements; 0: it is none
+  std::optional<WireFormat> factor_wire{};  // how factors travel; nullopt: as dense gradients; never int8
   // A worker keeps what the wire format has rounded off a dense gradient, and adds it to the next one. Layers of a
   // group then travel as they are.
   bool error_feedback = false;
@@ -73,6 +75,10 @@ struct Layer {
 
 /// The type in which values of `dtype` travel. Only float32 is converted.
 DType wire_dtype(WireFormat format, DType dtype);
+
+/// The type in which a layer's factors, the results of sharded_factors and the values of rows travel. 8 bits are too
+/// few for factors, because their errors multiply: they travel as bfloat16 then.
+DType factor_dtype_of(const Layer& layer);
 
 /// A scheme that was chosen for a layer because it was predicted to be faster (docs/choice.md).
 struct SchemeChoice {
@@ -141,6 +147,7 @@ struct Unit {
   std::string name;  // the layer's name, or "group 3 (12 layers)"
   DType dtype = DType::float32;
   DType wire_dtype = DType::float32;    // of dense gradients in messages
+  DType factor_dtype = DType::float32;  // of factors in messages, of what they add up to, and of the values of rows
   DType result_dtype = DType::float32;  // of what comes back from a step: the sum, or the stored value
   DType value_dtype = DType::float32;   // of what servers keep of a stored unit; otherwise `dtype`
   std::size_t size_bytes = 0;
@@ -153,12 +160,12 @@ struct Unit {
   bool grouped() const { return layers.size() > 1; }
   /// Whether gradients are converted on their way.
   bool converts() const { return wire_dtype != dtype; }
+  /// Whether factors are, and what they add up to.
+  bool converts_factors() const { return factor_dtype != dtype; }
   /// Bytes that a slice of the unit of `slice_bytes` takes as another type.
   std::size_t bytes_as(DType other, std::size_t slice_bytes) const {
     return array_bytes(other, slice_bytes / dtype_bytes(dtype));
   }
-  /// The type in which factors travel: 8 bits are too few for them, because their errors multiply.
-  DType factor_dtype() const { return wire_dtype == DType::int8_blocks ? DType::bfloat16 : wire_dtype; }
 };
 
 /// Immutable once made; identical on every rank.

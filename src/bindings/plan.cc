@@ -27,10 +27,6 @@ WireFormat wire_from(const std::string& name) {
   return WireFormat::fp32;
 }
 
-double bytes_per_value(DType dtype) {
-  return static_cast<double>(dtype_bytes(dtype)) / static_cast<double>(dtype_values(dtype));
-}
-
 /// Returns the scheme of this name. `auto` is an error, because it has no cost of its own.
 Scheme concrete_scheme(const std::string& name) {
   const Scheme scheme = scheme_from(name);
@@ -53,22 +49,23 @@ void bind_layer(nb::module_& module) {
              std::size_t cols, const std::string& scheme, bool stored, bool whole, const std::string& wire,
              const std::string& parameter_wire, bool float32_value, bool row_gradient, bool zeros_are_missing,
              const std::string& lossy, double topk_fraction, std::size_t powersgd_rank, std::size_t matrix_rows,
-             bool error_feedback) {
-            new (self) Layer{std::move(name),
-                             dtype_from(dtype),
-                             element_count,
-                             rows,
-                             cols,
-                             scheme_from(scheme),
-                             stored,
-                             whole,
-                             wire_from(wire),
-                             wire_from(parameter_wire),
-                             float32_value,
-                             row_gradient,
-                             zeros_are_missing,
-                             {lossy.empty() ? Scheme::automatic : concrete_scheme(lossy), topk_fraction, powersgd_rank,
-                              matrix_rows, error_feedback}};
+             const std::string& factor_wire, bool error_feedback) {
+            new (self) Layer{
+                std::move(name),
+                dtype_from(dtype),
+                element_count,
+                rows,
+                cols,
+                scheme_from(scheme),
+                stored,
+                whole,
+                wire_from(wire),
+                wire_from(parameter_wire),
+                float32_value,
+                row_gradient,
+                zeros_are_missing,
+                {lossy.empty() ? Scheme::automatic : concrete_scheme(lossy), topk_fraction, powersgd_rank, matrix_rows,
+                 factor_wire.empty() ? std::nullopt : std::optional(wire_from(factor_wire)), error_feedback}};
           },
           nb::arg("name"), nb::arg("dtype"), nb::arg("element_count"), nb::arg("rows") = 0, nb::arg("cols") = 0,
           nb::arg("scheme") = "auto", nb::arg("stored") = false, nb::arg("whole") = false, nb::arg("wire") = "fp32",
@@ -76,7 +73,7 @@ void bind_layer(nb::module_& module) {
           nb::arg("zeros_are_missing") = false, nb::arg("lossy") = "",
           nb::arg("topk_fraction") = Compression().topk_fraction,
           nb::arg("powersgd_rank") = Compression().powersgd_rank, nb::arg("matrix_rows") = 0,
-          nb::arg("error_feedback") = false)
+          nb::arg("factor_wire") = "", nb::arg("error_feedback") = false)
       .def_prop_ro("kept_count", [](const Layer& layer) { return kept_count(layer); })
       .def_ro("name", &Layer::name)
       .def_prop_ro("dtype", [](const Layer& layer) { return std::string(dtype_name(layer.dtype)); })
@@ -180,7 +177,7 @@ void bind_plan(nb::module_& module) {
       .def_prop_ro(
           "bytes_per_value",
           [](const Unit& unit) { return (bytes_per_value(unit.wire_dtype) + bytes_per_value(unit.result_dtype)) / 2; })
-      .def_prop_ro("bytes_per_factor", [](const Unit& unit) { return bytes_per_value(unit.factor_dtype()); })
+      .def_prop_ro("bytes_per_factor", [](const Unit& unit) { return bytes_per_value(unit.factor_dtype); })
       .def_ro("size_bytes", &Unit::size_bytes)
       .def_ro("layers", &Unit::layers)
       .def_ro("chunks", &Unit::chunks)

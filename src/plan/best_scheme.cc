@@ -50,10 +50,20 @@ std::vector<Scheme> open_row_schemes(const Layer& layer, double row_count) {
   return schemes;
 }
 
-/// Returns the cheapest of these schemes.
+/// The bytes that a scheme sends for each value of its cost. Lossy schemes count in float32s.
+double value_bytes(const Layer& layer, const SchemeTraits& traits) {
+  if (traits.lossy) return dtype_bytes(DType::float32);
+  const DType dtype =
+      traits.takes_factors || traits.takes_rows ? factor_dtype_of(layer) : wire_dtype(layer.wire, layer.dtype);
+  return bytes_per_value(dtype);
+}
+
+/// Returns the scheme that sends the fewest bytes.
 Scheme cheapest_scheme(const std::vector<Scheme>& schemes, const Layer& layer, double factor_count,
                        const Cluster& cluster) {
-  const auto cost_of = [&](Scheme scheme) { return layer_cost(layer, scheme, factor_count, cluster).busiest(cluster); };
+  const auto cost_of = [&](Scheme scheme) {
+    return layer_cost(layer, scheme, factor_count, cluster).busiest(cluster) * value_bytes(layer, traits_of(scheme));
+  };
   Scheme best = Scheme::ps;
   double least = std::numeric_limits<double>::infinity();
   for (const Scheme scheme : schemes) {

@@ -64,6 +64,19 @@ Status check_compression(const Layer& layer) {
   if (compression.allowed != Scheme::automatic && !traits_of(compression.allowed).lossy)
     return invalid(who + " allows the scheme " + std::string(scheme_name(compression.allowed)) +
                    ", which is not lossy");
+  if (compression.factor_wire == WireFormat::int8)
+    return invalid(who + " has factor_wire int8, which is too coarse for factors, because their errors multiply; use " +
+                   "fp32, bf16 or fp16");
+  if (compression.factor_wire.value_or(WireFormat::fp32) != WireFormat::fp32) {
+    const bool refuses =
+        layer.scheme != Scheme::automatic && traits_of(layer.scheme).takes_factors && !traits_of(layer.scheme).converts;
+    if (refuses)
+      return invalid(who + " has scheme " + scheme + ", which sends numbers as they are, and factor_wire " +
+                     std::string(name_of(*compression.factor_wire)) + "; leave factor_wire out");
+    if (layer.dtype == DType::float64)
+      return invalid(who + " has dtype float64 and factor_wire " + std::string(name_of(*compression.factor_wire)) +
+                     ", which only float32 gradients can take");
+  }
   if (compression.powersgd_rank == 0) return invalid(who + " has powersgd_rank 0; it must be at least 1");
   if (compression.rows > 0 && layer.element_count % compression.rows != 0)
     return invalid(who + " has " + std::to_string(layer.element_count) + " elements, which are no matrix of " +
@@ -169,6 +182,11 @@ DType wire_dtype_of(const Layer& layer, bool grouped, const Cluster& cluster) {
   return wire_dtype(too_coarse ? WireFormat::bf16 : layer.wire, layer.dtype);
 }
 
+/// The type in which the factors of a layer travel, and the values of its rows.
+DType factor_dtype_in(const Layer& layer, const Cluster& cluster) {
+  return cluster.worker_count == 1 ? layer.dtype : factor_dtype_of(layer);
+}
+
 /// The type in which what comes back from a step travels.
 DType result_dtype_of(const Layer& layer, const Unit& unit, const Cluster& cluster) {
   if (!layer.stored) return unit.wire_dtype;
@@ -187,6 +205,7 @@ class UnitBuilder {
       Unit unit;
       append(unit, index);
       unit.wire_dtype = wire_dtype_of(layer, false, plan_.cluster);
+      unit.factor_dtype = factor_dtype_in(layer, plan_.cluster);
       unit.result_dtype = result_dtype_of(layer, unit, plan_.cluster);
       unit.value_dtype = layer.float32_value ? DType::float32 : layer.dtype;
       return finish(std::move(unit));
@@ -196,7 +215,7 @@ class UnitBuilder {
     const std::pair kind(layer.dtype, wire_dtype_of(layer, true, plan_.cluster));
     Unit& group = open_groups_[kind];
     append(group, index);
-    group.wire_dtype = group.result_dtype = kind.second;
+    group.wire_dtype = group.factor_dtype = group.result_dtype = kind.second;
     group.value_dtype = layer.dtype;
     if (group.size_bytes >= options_.group_bytes) {
       finish(std::move(group));
@@ -271,6 +290,12 @@ DType wire_dtype(WireFormat format, DType dtype) {
       return DType::int8_blocks;
   }
   return dtype;
+}
+
+DType factor_dtype_of(const Layer& layer) {
+  const std::optional<WireFormat>& own = layer.compression.factor_wire;
+  const WireFormat format = own && !layer.row_gradient ? *own : layer.wire;
+  return wire_dtype(format == WireFormat::int8 ? WireFormat::bf16 : format, layer.dtype);
 }
 
 Result<Plan> make_plan(std::vector<Layer> layers, const Cluster& cluster, const Options& options,

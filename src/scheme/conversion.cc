@@ -73,9 +73,9 @@ void decode_chunk(const Exchange& exchange, std::span<const std::byte> encoded, 
 }
 
 void convert_factors(Exchange& exchange, const Links& links, NarrowFactors narrow) {
-  const DType to = exchange.unit().factor_dtype();
+  const DType to = exchange.unit().factor_dtype;
   auto& factored = std::get<FactoredGradient>(std::get<Push>(exchange.operation).gradient);
-  const bool narrows = exchange.unit().converts() && factored.dtype == DType::float32;
+  const bool narrows = exchange.unit().converts_factors() && factored.dtype == DType::float32;
   if (factored.dtype == to || (narrow == NarrowFactors::stay && !narrows)) return;
   const auto convert = [&](const std::byte* rows, std::size_t value_count) {
     const std::span<std::byte> out = pooled(exchange, array_bytes(to, value_count), links);

@@ -13,15 +13,15 @@ namespace {
 
 /// Bytes of the dense gradient as it travels between workers.
 std::size_t dense_bytes(const Unit& unit) {
-  return array_bytes(unit.factor_dtype(), unit.size_bytes / dtype_bytes(unit.dtype));
+  return array_bytes(unit.factor_dtype, unit.size_bytes / dtype_bytes(unit.dtype));
 }
 
 /// The result is written to the memory of the gradient, perhaps while slow peers still receive it. So the dense part,
 /// which is rare, is copied.
 Buffer dense_copy(const Unit& unit, std::span<const std::byte> gradient, const Links& links) {
   Buffer copy = links.pool->take(dense_bytes(unit));
-  if (unit.converts())
-    kernel::encode(unit.factor_dtype(), reinterpret_cast<const float*>(gradient.data()), copy.data(),
+  if (unit.converts_factors())
+    kernel::encode(unit.factor_dtype, reinterpret_cast<const float*>(gradient.data()), copy.data(),
                    unit.size_bytes / sizeof(float));
   else
     std::memcpy(copy.data(), gradient.data(), gradient.size());
@@ -113,7 +113,7 @@ Result<std::span<std::byte>> PeerBroadcast::make_room(PeerInbox& inbox, const Ex
   // Until all of the part is here, the transport writes to its memory.
   if (part.accepted || part.arrived) return refuse("came twice");
   const Unit& unit = exchange.unit();
-  const bool fits = body.dense ? header.payload_bytes == dense_bytes(unit) && body.dtype == unit.factor_dtype()
+  const bool fits = body.dense ? header.payload_bytes == dense_bytes(unit) && body.dtype == unit.factor_dtype
                                : header.payload_bytes == (body.absent ? 0 : part_bytes(exchange, body));
   if (!fits) return refuse("have a size or dtype that does not match their header");
   part.buffer = links.pool->try_take(header.payload_bytes);

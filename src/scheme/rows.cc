@@ -37,7 +37,7 @@ class Rows final : public ExactBroadcast {
   Pieces make_part(Exchange& exchange, const Links& links, Part& own, wire::Contribution& body) const override {
     const LayerRows& given = *exchange.gradient<LayerRows>();
     const std::size_t count = given.indexes.size();
-    body.dtype = exchange.unit().factor_dtype();
+    body.dtype = exchange.unit().factor_dtype;
     if (count == 0) return {};
     auto& kept = exchange.progress.converted;
     // The caller's indexes may be of any length, and the values have to begin at a multiple of 8 bytes.
@@ -45,7 +45,7 @@ class Rows final : public ExactBroadcast {
     std::ranges::fill(indexes.last(8), std::byte{0});
     std::memcpy(indexes.data(), given.indexes.data(), given.indexes.size_bytes());
     std::span<const std::byte> values = given.values;
-    if (exchange.unit().converts()) {
+    if (exchange.unit().converts_factors()) {
       const std::size_t value_count = count * exchange.about.cols;
       const std::span<std::byte> narrow =
           kept.emplace_back(links.pool->take(array_bytes(body.dtype, value_count))).span();
@@ -57,7 +57,7 @@ class Rows final : public ExactBroadcast {
   }
 
   std::optional<std::uint64_t> part_bytes(const Exchange& exchange, const wire::Contribution& body) const override {
-    return body.dtype == exchange.unit().factor_dtype() ? wire::RowList::payload_bytes(body) : std::nullopt;
+    return body.dtype == exchange.unit().factor_dtype ? wire::RowList::payload_bytes(body) : std::nullopt;
   }
 
   Status read_part(const Exchange& exchange, const wire::Contribution& body, Part& part) const override {
@@ -99,7 +99,7 @@ class Rows final : public ExactBroadcast {
     Progress& progress = exchange.progress;
     const Unit& unit = exchange.unit();
     const auto sum = [&](std::uint32_t* indexes, std::byte* values) {
-      return kernel::sum_rows(terms, unit.factor_dtype(), unit.dtype, exchange.about.cols, exchange.push()->divisor,
+      return kernel::sum_rows(terms, unit.factor_dtype, unit.dtype, exchange.about.cols, exchange.push()->divisor,
                               indexes, values);
     };
     if (!progress.result.empty()) {

@@ -47,7 +47,7 @@ void expect_blocks(Exchange& exchange) {
 std::span<const std::byte> columns_of(Exchange& exchange, const Links& links, const std::byte* factor,
                                       std::size_t factor_rows, std::size_t factor_cols, std::size_t first,
                                       std::size_t count) {
-  const std::size_t element_bytes = dtype_bytes(exchange.unit().factor_dtype());
+  const std::size_t element_bytes = dtype_bytes(exchange.unit().factor_dtype);
   const std::size_t row_bytes = count * element_bytes;
   if (count == factor_cols) return {factor, factor_rows * row_bytes};
   const std::span<std::byte> copy =
@@ -75,16 +75,16 @@ std::span<const std::byte> dense_block(Exchange& exchange, const Links& links, s
   const Unit& unit = exchange.unit();
   const std::size_t cols = exchange.about.cols;
   const std::byte* const first = gradient.data() + (block.row * cols + block.col) * dtype_bytes(unit.dtype);
-  if (!unit.converts())
+  if (!unit.converts_factors())
     return contiguous(exchange.about, block)
                ? std::span(first, value_count(block) * dtype_bytes(unit.dtype))
                : columns_of(exchange, links, first, block.row_count, cols, 0, block.col_count);
-  const std::size_t row_bytes = array_bytes(unit.factor_dtype(), block.col_count);
+  const std::size_t row_bytes = array_bytes(unit.factor_dtype, block.col_count);
   const std::span<std::byte> copy =
       exchange.progress.converted.emplace_back(links.pool->take(block.row_count * row_bytes)).span();
   for (std::size_t row = 0; row < block.row_count; ++row)
-    kernel::encode(unit.factor_dtype(), reinterpret_cast<const float*>(first) + row * cols,
-                   copy.data() + row * row_bytes, block.col_count);
+    kernel::encode(unit.factor_dtype, reinterpret_cast<const float*>(first) + row * cols, copy.data() + row * row_bytes,
+                   block.col_count);
   return copy;
 }
 
@@ -106,13 +106,13 @@ void write_block(const Exchange& exchange, const Block& block, std::span<const s
   const Unit& unit = exchange.unit();
   std::byte* const place = place_of(exchange, block);
   if (payload.data() == place) return;
-  const std::size_t row_bytes = array_bytes(unit.factor_dtype(), block.col_count);
+  const std::size_t row_bytes = array_bytes(unit.factor_dtype, block.col_count);
   const std::size_t stride_bytes = exchange.about.cols * dtype_bytes(unit.dtype);
   for (std::size_t row = 0; row < block.row_count; ++row) {
     const std::byte* const from = payload.data() + row * row_bytes;
     std::byte* const to = place + row * stride_bytes;
-    if (unit.converts())
-      kernel::decode(unit.factor_dtype(), from, reinterpret_cast<float*>(to), block.col_count);
+    if (unit.converts_factors())
+      kernel::decode(unit.factor_dtype, from, reinterpret_cast<float*>(to), block.col_count);
     else
       std::memcpy(to, from, row_bytes);
   }
@@ -143,12 +143,13 @@ Result<std::span<std::byte>> ShardedFactors::accept(Exchange& exchange, const wi
   if (Status status = check_awaited(exchange, header); !status.ok()) return status;
   const Unit& unit = exchange.unit();
   const Block& block = block_of(unit, header.chunk);
-  const std::size_t size_bytes = array_bytes(unit.factor_dtype(), value_count(block));
-  if (Status status = check_payload(header, unit.factor_dtype(), size_bytes); !status.ok()) return status;
+  const std::size_t size_bytes = array_bytes(unit.factor_dtype, value_count(block));
+  if (Status status = check_payload(header, unit.factor_dtype, size_bytes); !status.ok()) return status;
   Progress& progress = exchange.progress;
   progress.chunks[header.chunk] = ChunkArrival::accepted;
   if (lent || header.payload_bytes == 0) return std::span<std::byte>();
-  if (contiguous(exchange.about, block) && !unit.converts()) return std::span(place_of(exchange, block), size_bytes);
+  if (contiguous(exchange.about, block) && !unit.converts_factors())
+    return std::span(place_of(exchange, block), size_bytes);
   progress.staged_chunks.resize(unit.chunks.size());
   Buffer& buffer = progress.staged_chunks[header.chunk];
   buffer = links.pool->take(size_bytes);

@@ -37,6 +37,9 @@ class Compression:
     rows: int = 0
     """powersgd: the rows of the layer as a matrix; 0: it is none."""
 
+    factor_wire: str = ""
+    """The format in which factors travel; empty: as dense gradients do, but never with fewer than 16 bits."""
+
     error_feedback: bool = False
     """What the wire format rounds off a dense gradient is added to the next one."""
 
@@ -111,6 +114,7 @@ class SyncedLayer:
             topk_fraction=self.compression.topk_fraction,
             powersgd_rank=self.compression.powersgd_rank,
             matrix_rows=self.compression.rows,
+            factor_wire=self.compression.factor_wire,
             error_feedback=self.compression.error_feedback,
         )
 
@@ -149,6 +153,12 @@ class SyncedLayer:
     def sends_rows(self) -> bool:
         """Whether the next exchange takes the gradient as rows."""
         return self.row_gradient and takes_rows(self.next_scheme if self.counted else self.scheme)
+
+    def wire_of(self, scheme: str) -> str:
+        """The format in which this scheme sends the numbers of a float32 gradient."""
+        if not takes_factors(scheme) and not takes_rows(scheme):
+            return self.wire
+        return self.compression.factor_wire or ("bf16" if self.wire == "int8" else self.wire)
 
     def ask_for(self, scheme: str) -> None:
         """Sets the only scheme that the job can use, whatever the user has asked for."""

@@ -161,7 +161,7 @@ def _row(
         shape=entry.shape,
         factor_count=factor_count,
         scheme=scheme,
-        wire=entry.wire,
+        wire=entry.wire_of(scheme),
         bytes=exchanged,
         carried_bytes=carried,
         dense_bytes=dense * _ELEMENT_BYTES[entry.dtype],

@@ -79,6 +79,27 @@ TEST(BestScheme, ColocatedThresholdIsFactorCountTimesWorkers) {
   EXPECT_EQ(best_scheme(matrix(4096, 4096), 513, cluster), Scheme::ps);
 }
 
+TEST(BestScheme, CountsTheBytesOfBothFormats) {
+  const Cluster cluster{2, 2, Placement::colocated};
+  Layer layer = matrix(1024, 1024);
+  const auto limit = [&] {  // the largest K with which factors are sent
+    double count = 1;
+    while (best_scheme(layer, count + 1, cluster) != Scheme::ps) ++count;
+    return count;
+  };
+  EXPECT_EQ(limit(), 512);  // 2 K (M + N) <= 2 MN
+  layer.wire = WireFormat::bf16;
+  EXPECT_EQ(limit(), 512);
+  layer.compression.factor_wire = WireFormat::fp32;
+  EXPECT_EQ(limit(), 256);
+  layer.wire = WireFormat::fp32;
+  layer.compression.factor_wire = WireFormat::bf16;
+  EXPECT_EQ(limit(), 1024);
+  layer.wire = WireFormat::int8;
+  layer.compression.factor_wire.reset();
+  EXPECT_EQ(limit(), 260);  // 260 bytes of 256 dense values, and 2 of a factor
+}
+
 TEST(BestScheme, DedicatedComparesWithTheBusiestNode) {
   // M = N = 1024, 4 workers: sfb = 12288 K; ps_worker = 2 M floats, ps_server = 8 M / P₂.
   EXPECT_EQ(best_scheme(matrix(1024, 1024), 170, {4, 4, Placement::dedicated}), Scheme::sfb);

@@ -346,6 +346,30 @@ TEST(Plan, SaysInWhichTypesAStoredLayerTravelsAndIsKept) {
   EXPECT_TRUE(refused(layer)) << "too coarse for parameters";
 }
 
+TEST(Plan, FactorsHaveAFormatOfTheirOwn) {
+  Layer layer = matrix_layer("fc", 400, 400);
+  const auto factors_of = [&](int worker_count) {
+    return plan_of({layer}, colocated(worker_count)).units[0].factor_dtype;
+  };
+  using enum WireFormat;
+  layer.wire = int8;
+  EXPECT_EQ(factors_of(2), DType::bfloat16) << "8 bits are too few";
+  EXPECT_EQ(factors_of(1), DType::float32) << "nothing is sent";
+  layer.compression.factor_wire = fp32;
+  EXPECT_EQ(factors_of(2), DType::float32);
+  layer.wire = fp32;
+  layer.compression.factor_wire = fp16;
+  EXPECT_EQ(factors_of(2), DType::float16);
+  EXPECT_EQ(plan_of({layer}, colocated(2)).units[0].wire_dtype, DType::float32);
+  const auto refused = [&] { return !make_plan({layer}, colocated(2), {}, 0).ok(); };
+  layer.scheme = Scheme::project_adam;
+  EXPECT_TRUE(refused()) << "it sends numbers as they are";
+  layer.scheme = Scheme::automatic;
+  EXPECT_FALSE(refused());
+  layer.compression.factor_wire = int8;
+  EXPECT_TRUE(refused());
+}
+
 TEST(PlanLines, DifferWhereThePlansDo) {
   const std::vector<Layer> layers{matrix_layer("fc", 400, 400), vector_layer("bias", 10), vector_layer("scale", 10)};
   const std::vector<std::string> lines = plan_lines(plan_of(layers, colocated(4)));

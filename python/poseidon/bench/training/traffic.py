@@ -87,7 +87,8 @@ def layer_scheme(layer: LayerSpec, factor_count: int, worker_count: int, scheme:
         return "ps"
     floats = {name: count(rows, cols, factor_count, worker_count) for name, count in _AUTOMATIC.items()}
     cheapest = min(floats, key=floats.__getitem__)  # the first of several
-    return cheapest if floats[cheapest] <= ps_floats(rows * cols, worker_count) else "ps"
+    dense = ps_floats(rows * cols, worker_count) * form.dense_bytes(rows * cols)
+    return cheapest if floats[cheapest] * form.shared_scale_bytes <= dense else "ps"
 
 
 def layer_bytes(layer: LayerSpec, factor_count: int, worker_count: int, scheme: str, form: Format = _AS_IT_IS) -> float:

@@ -11,7 +11,7 @@ from torch import nn
 from poseidon.adapter.layer import Compression, LossyChoice, SchemeChoice, WireChoice
 from poseidon.errors import InvalidArgument
 from poseidon.options import BY_NAME, Settings
-from poseidon.schemes import SCHEME_CHOICES, SCHEMES, is_lossy, takes_rows
+from poseidon.schemes import SCHEME_CHOICES, SCHEMES, is_lossy, takes_factors, takes_rows
 from poseidon.torch.model.factors import FactorForward
 from poseidon.torch.model.gradient_form import form_of
 from poseidon.torch.model.parameters import SyncedParameter
@@ -66,7 +66,11 @@ def collect_parameters(
         feedback = settings.error_feedback == "on" and not sparse
         rows = param.shape[0] if param.dim() > 1 and not sparse else 0  # a sparse one counts more than its elements
         allowed = _allowed_scheme(name, allowed, wanted_format)
-        compression = Compression(allowed, settings.topk_fraction, settings.powersgd_rank, rows, feedback)
+        factor_wire = ""
+        if linears and settings.factor_wire != "wire" and (wanted == "auto" or takes_factors(wanted)):
+            factor_wire = settings.factor_wire
+            check_wire(name, param, wanted, factor_wire, "factor_wire")
+        compression = Compression(allowed, settings.topk_fraction, settings.powersgd_rank, rows, factor_wire, feedback)
         modules = [part for part, _, _ in owners[param]]
         entries.append(SyncedParameter(name, param, form, wanted, wanted_format, modules, linears, compression))
     for wishes in (schemes, formats, allowances):
@@ -93,20 +97,20 @@ def _allowed_scheme(name: str, allowed: str, wire: str) -> str:
     return allowed if is_lossy(allowed) else ""
 
 
-def check_wire(name: str, param: nn.Parameter, scheme: str, wire: str) -> None:
-    """InvalidArgument, naming the parameter, if its gradients cannot travel in this wire format."""
+def check_wire(name: str, param: nn.Parameter, scheme: str, wire: str, option: str = "wire") -> None:
+    """InvalidArgument, naming the parameter, if its gradients cannot travel in the wire format of this option."""
     # The core refuses this, too, but only rank by rank.
     if wire == "fp32":
         return
     if param.dtype in (torch.float64, torch.complex128):
         raise InvalidArgument(
-            f"parameter {name} has dtype {param.dtype} and wire {wire}, which only float32 gradients can take: use "
-            "wire fp32 for it"
+            f"parameter {name} has dtype {param.dtype} and {option} {wire}, which only float32 gradients can take: "
+            f"use {option} fp32 for it"
         )
     if scheme in SCHEMES and not SCHEMES[scheme].converts:
         raise InvalidArgument(
-            f"parameter {name} has scheme {scheme}, which sends numbers as they are, and wire {wire}: use wire fp32 "
-            "for it, or another scheme"
+            f"parameter {name} has scheme {scheme}, which sends numbers as they are, and {option} {wire}: use "
+            f"{option} fp32 for it, or another scheme"
         )
 
 

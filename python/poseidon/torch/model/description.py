@@ -30,7 +30,8 @@ def _exchange_of(entry: SyncedParameter) -> str:
     factorable, sparse = ", factorable" * entry.factorable, ", sparse gradients" * entry.form.is_sparse
     sparse += ", rows or dense" * entry.zeros_are_missing
     lossy = f", lossy {entry.compression}" if entry.may_be_lossy else ""
-    return f"scheme {entry.scheme}, wire {entry.wire}{lossy}{factorable}{sparse}"
+    factors = f", factors {entry.compression.factor_wire}" if entry.compression.factor_wire else ""
+    return f"scheme {entry.scheme}, wire {entry.wire}{factors}{lossy}{factorable}{sparse}"
 
 
 def _tensor(tensor: torch.Tensor) -> str:
