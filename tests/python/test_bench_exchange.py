@@ -18,7 +18,13 @@ from poseidon.bench.exchange import run as exchange_run
 from poseidon.bench.exchange.arrays import Arrays
 from poseidon.bench.exchange.engine import BenchmarkJob, Engine
 from poseidon.bench.exchange.host import ExchangeHost, Round
-from poseidon.bench.exchange.methods import PLACEMENTS, ExchangeMethod, parse_methods, parse_workload
+from poseidon.bench.exchange.methods import (
+    PLACEMENTS,
+    ExchangeMethod,
+    parse_methods,
+    parse_placement,
+    parse_workload,
+)
 from poseidon.bench.exchange.mpi_engine import missing_mpi
 from poseidon.bench.exchange.plain_copy import CopyEngine
 from poseidon.bench.exchange.plot import exchange_plot
@@ -72,10 +78,19 @@ def test_synthetic_tensors_that_cannot_be(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("placement", "sent", "hosts", "servers"),
-    [("cs", 175, 8, 0), ("cc", 100, 8, 1), ("ncc", 100, 9, 1), ("ncs", 100, 16, 8)],
+    [
+        ("cs", 175, 8, 0),
+        ("cc", 100, 8, 1),
+        ("ncc", 100, 9, 1),
+        ("ncs", 100, 16, 8),
+        ("ncs:2", 400, 10, 2),
+        ("ncs:9", 100, 17, 9),
+    ],
 )
-def test_placements_are_those_of_figure_4(placement: str, sent: float, hosts: int, servers: int) -> None:
-    place = PLACEMENTS[placement]
+def test_placements_are_those_of_figure_4_and_few_servers(
+    placement: str, sent: float, hosts: int, servers: int
+) -> None:
+    place = parse_placement(placement)
     assert place.sent_bytes(100, 8) == sent
     assert (place.host_count(8), place.server_count(8)) == (hosts, servers)
     # An all-reduce moves the same wherever servers are.
@@ -180,7 +195,7 @@ def test_peers_take_turns_and_are_compared() -> None:
 
 def test_ratios_are_those_within_a_turn() -> None:
     def turn(seconds: float) -> Measured:
-        return Measured([Round([0.0, seconds], 0.5, 200_000, 300_000, [500, 700])] * 2, 1.0)
+        return Measured([Round([0.0, seconds], 0.5, 200_000, 300_000, [500, 700], 2)] * 2, 1.0, 3)
 
     # The machine is ten times slower in the second turn and hits only one method in the third.
     rounds = {
@@ -202,6 +217,7 @@ def test_ratios_are_those_within_a_turn() -> None:
     shaped = config(chosen, step_count=1, repeat_count=3, link="1gbit")
     # By two workers in each of the two steps, of which the lead-in is one.
     assert summarize(shaped, chosen, rounds, {}).methods[1].port_sent_bytes == [250, 350]
+    assert (gloo.timeouts, summarize(shaped, chosen, rounds, {}).methods[1].timeouts) == (None, 3 * (2 * 2 + 3))
     # With dedicated servers a worker sends less than in an all-reduce of more than two.
     apart = config(chosen, placement="ncs", worker_count=4, step_count=1, repeat_count=3)
     poseidon, gloo, _ = summarize(apart, chosen, rounds, {}).methods
@@ -310,6 +326,7 @@ def test_each_value_of_a_sweep_is_a_method() -> None:
         (["--model", "tensors:2xlarge"], "COUNTxBYTES"),
         (["--model", SMALL, "--methods", "horovod"], "known are poseidon"),
         (["--model", SMALL, "--placement", "css"], "known are cs, cc, ncc, ncs"),
+        (["--model", SMALL, "--placement", "ncs:0"], "known are cs, cc, ncc, ncs, ncs:N"),
         (["--model", SMALL, "--option", "chunk=4k"], "did you mean chunk_bytes"),
         (["--model", SMALL, "--option", "chunk_bytes=4q"], "it must be"),
         (["--model", SMALL, "--sweep", "flows="], "NAME=VALUE,VALUE"),

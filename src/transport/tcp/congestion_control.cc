@@ -5,16 +5,15 @@
 #include <sys/socket.h>
 
 #include <array>
-#include <cstdint>
 #include <string_view>
 
 #include "base/file_descriptor.h"
+#include "transport/tcp/round_trip.h"
 
 namespace poseidon::tcp {
 
 namespace {
 
-constexpr std::uint32_t kLongRoundTripUs = 10'000;
 constexpr std::size_t kNameBytes = 16;  // the kernel's TCP_CA_NAME_MAX
 constexpr std::string_view kBbr = "bbr";
 // CUBIC reaches 0.483 of no exchange where Reno reaches 0.749 (ResNet-50 with overlap, 31.25 Mb/s, queues of 60 ms).
@@ -31,12 +30,6 @@ void choose(int socket, std::string_view name) {
   // A system that refuses still carries the flow.
   static_cast<void>(
       ::setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())));
-}
-
-bool has_long_round_trip(int socket) {
-  tcp_info info{};
-  socklen_t size = sizeof info;
-  return ::getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && info.tcpi_rtt >= kLongRoundTripUs;
 }
 
 bool system_has_bbr() {

@@ -15,6 +15,7 @@
 
 #include "transport/tcp/address.h"
 #include "transport/tcp/congestion_control.h"
+#include "transport/tcp/retransmission.h"
 
 namespace poseidon::tcp {
 
@@ -58,6 +59,7 @@ void set_option(int fd, int level, int name, int value) {
 
 void set_flow_options(int fd, std::chrono::milliseconds silence) {
   settle_congestion_control(fd);
+  shorten_timeout(fd);
   set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kMostUnsentBytes);
   set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);

@@ -9,8 +9,7 @@
 #include <string>
 
 #include "conformance/transport_fixture.h"
-#include "cpp/transport/own_sockets.h"
-#include "transport/tcp/address.h"
+#include "cpp/transport/connected_socket.h"
 #include "transport/tcp/tcp_transport.h"
 
 namespace poseidon::testing {
@@ -20,18 +19,7 @@ bool set_congestion_control(int socket, const std::string& name) {
   return ::setsockopt(socket, IPPROTO_TCP, TCP_CONGESTION, name.data(), static_cast<socklen_t>(name.size())) == 0;
 }
 
-class CongestionControl : public ::testing::Test {
- protected:
-  void SetUp() override {
-    listener_ = tcp::bind_and_listen(tcp::resolve(own_loopback()).value().front());
-    socket_ = FileDescriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    const auto where = tcp::local_address(listener_.get());
-    ASSERT_EQ(::connect(socket_.get(), where.get(), where.size_bytes), 0);
-  }
-
-  FileDescriptor listener_;
-  FileDescriptor socket_;
-};
+using CongestionControl = ConnectedSocket;
 
 TEST_F(CongestionControl, OfBbrIsReplaced) {
   if (!set_congestion_control(socket_.get(), "bbr")) GTEST_SKIP() << "the system has no BBR";

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from poseidon.bench.exchange.methods import (
     ABLATIONS,
+    FEW_SERVERS_HELP,
     METHOD_HELP,
     PLACEMENTS,
     parse_methods,
@@ -88,7 +89,7 @@ def exchange(
         typer.Option(
             help=_help(
                 "Where the servers are; may be repeated. Default: cs. ",
-                {name: placement.description for name, placement in PLACEMENTS.items()},
+                {name: placement.description for name, placement in PLACEMENTS.items()} | FEW_SERVERS_HELP,
             )
         ),
     ] = None,
@@ -122,8 +123,9 @@ def exchange(
 ) -> None:
     """Exchanges a network's gradients step after step, without any computation between the steps.
 
-    Goodput is the payload that one worker must send, by closed form, over the median step; the plain copy sends as
-    many bytes from every host to the next, all at once.
+    Goodput is the payload that the busiest host must send, by closed form, over the median step; the plain copy sends
+    as many bytes from every host to the next, all at once. Timeouts are timers that TCP has waited for to send lost
+    packets again, on all hosts and in all steps.
     """
     chosen = parse_methods(methods, option or (), sweep or (), ablation or ())
     for rate in link or ():
@@ -170,7 +172,17 @@ def _table(result: ExchangeResult) -> Table:
         title_justify="left",
     )
     table.add_column("method")
-    for heading in ("step ms", "goodput Mb/s", "of the copy", "against Gloo", "CPU s/GB", "memory MiB", "peak MiB"):
+    headings = (
+        "step ms",
+        "goodput Mb/s",
+        "of the copy",
+        "against Gloo",
+        "CPU s/GB",
+        "memory MiB",
+        "peak MiB",
+        "timeouts",
+    )
+    for heading in headings:
         table.add_column(heading, justify="right")
     for entry in result.methods:
         table.add_row(
@@ -182,6 +194,7 @@ def _table(result: ExchangeResult) -> Table:
             f"{entry.cpu_seconds_per_gb:.2f}",
             f"{entry.memory_bytes / _MIB:.1f}",
             f"{entry.memory_peak_bytes / _MIB:.1f}",
+            "" if entry.timeouts is None else str(entry.timeouts),
         )
     return table
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from poseidon.bench.exchange.arrays import Arrays
 from poseidon.bench.exchange.engine import BenchmarkJob
 from poseidon.bench.exchange.engines import make_engine
-from poseidon.bench.hosts.measures import cpu_seconds, interface_counters
+from poseidon.bench.hosts.measures import cpu_seconds, interface_counters, retransmission_timeouts
 
 LEAD_IN_STEPS = 1  # the first step after a pause finds slow connections and workers out of step
 
@@ -23,7 +23,7 @@ class Round:
     `ends` has the monotonic time, in seconds, at the end of the lead-in and of each measured step. `cpu_seconds` is the
     user and system time of the process in these steps. Since before the workers met, the resident memory has grown by
     `grown_bytes` at the end, and by `peak_bytes` at most. Each port of the host has sent `port_sent_bytes` in these
-    steps, headers included.
+    steps, headers included. The host's TCP has waited for `timeouts` timers to send lost packets again.
     """
 
     ends: list[float]
@@ -31,6 +31,7 @@ class Round:
     grown_bytes: int
     peak_bytes: int
     port_sent_bytes: list[int]
+    timeouts: int
 
 
 class ExchangeHost:
@@ -61,7 +62,7 @@ class ExchangeHost:
     def measure(self, step_count: int) -> Round:
         """Exchanges step after step, without a pause between them."""
         Path("/proc/self/clear_refs").write_text("5")  # restarts VmHWM
-        before = cpu_seconds()
+        before, timeouts_before = cpu_seconds(), retransmission_timeouts()
         sent_before = self._sent_bytes()
         ends = []
         for _ in range(LEAD_IN_STEPS + step_count):
@@ -73,6 +74,7 @@ class ExchangeHost:
             _memory_bytes("VmRSS") - self._memory_before,
             _memory_bytes("VmHWM") - self._memory_before,
             [after - before for after, before in zip(self._sent_bytes(), sent_before, strict=True)],
+            retransmission_timeouts() - timeouts_before,
         )
 
     def close(self) -> None:

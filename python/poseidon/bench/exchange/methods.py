@@ -75,8 +75,8 @@ class Placement:
     """Where the servers are (Parameter Hub §2.1, Figure 4).
 
     P is the number of workers, S the bytes of all tensors. `server_count` gives the number of dedicated servers for P
-    workers, and `own_hosts` says whether they have hosts of their own. `sent_bytes` gives what one worker's host sends
-    in a step, from S and P. It receives as much. In cc that is what a worker without the server sends.
+    workers, and `own_hosts` says whether they have hosts of their own. `sent_bytes` gives what the busiest host sends
+    in a step, from S and P. It receives as much. In cc and ncc that is what a worker without the server sends.
     """
 
     name: str
@@ -106,11 +106,22 @@ PLACEMENTS = {
 }
 
 
+FEW_SERVERS_HELP = {"ncs:N": "N servers, N hosts of their own"}
+
+
 def parse_placement(name: str) -> Placement:
     """Returns the placement of this name. Raises InvalidArgument if there is none."""
+    kind, colon, count_text = name.partition(":")
+    if kind == "ncs" and colon and count_text.isdecimal() and int(count_text) > 0:
+        return _few_servers(name, int(count_text))
     if name not in PLACEMENTS:
-        raise InvalidArgument(f"unknown placement {name!r}; known are {', '.join(PLACEMENTS)}")
+        raise InvalidArgument(f"unknown placement {name!r}; known are {', '.join([*PLACEMENTS, *FEW_SERVERS_HELP])}")
     return PLACEMENTS[name]
+
+
+def _few_servers(name: str, count: int) -> Placement:
+    """Each of `count` servers sends its part of all results to every worker, which may be more than a worker sends."""
+    return Placement(name, FEW_SERVERS_HELP["ncs:N"], lambda _: count, True, lambda s, p: s * max(1, p / count))
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ class Measured:
 
     workers: Sequence[Round]
     server_cpu_seconds: float
+    server_timeouts: int
 
     @property
     def step_seconds(self) -> list[float]:
@@ -54,7 +55,7 @@ class ExchangeMethodResult:
     `step_seconds` has every measured step. A step lasts from when the slowest worker ended the step before to when the
     slowest ended this one.
 
-    `sent_bytes` is the payload that one worker must send per step, by closed form. It receives as much.
+    `sent_bytes` is the payload that the busiest host must send per step, by closed form. It receives as much.
     `goodput_bits_per_second` is that payload over the median step.
 
     `copy_ratio` is the goodput over that of the plain copy. `gloo_ratio` is Gloo's step time over this method's. Both
@@ -70,6 +71,9 @@ class ExchangeMethodResult:
 
     `port_sent_bytes` is what each port of a worker's host sent per step, headers included, as the mean over the
     workers. It is empty on loopback, which the workers share.
+
+    `timeouts` is how often the TCP of all hosts waited for a timer to send lost packets again, in all steps. It is None
+    on loopback.
     """
 
     method: str
@@ -85,6 +89,7 @@ class ExchangeMethodResult:
     memory_bytes: int
     memory_peak_bytes: int
     port_sent_bytes: list[float] = field(default_factory=list)
+    timeouts: int | None = None
 
 
 @dataclass(frozen=True)
@@ -170,6 +175,9 @@ def _summarize_method(
         memory_bytes=max(worker.grown_bytes for worker in workers) - shard_bytes,
         memory_peak_bytes=max(worker.peak_bytes for worker in workers) - shard_bytes,
         port_sent_bytes=[] if config.link is None else [sum(port) / steps_of_all for port in ports],
+        timeouts=None
+        if config.link is None
+        else sum(worker.timeouts for worker in workers) + sum(one.server_timeouts for one in mine),
     )
 
 

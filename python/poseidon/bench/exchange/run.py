@@ -98,13 +98,14 @@ def _run_round(config: ExchangeConfig, method: ExchangeMethod, places: Sequence[
         workers.call_same("ready", timeout_seconds=_START_SECONDS)
         # The library's own timeout comes first, so that its error says what happened.
         workers.call_same("prepare", _WARMUP_STEPS, timeout_seconds=limit * (1 + _WARMUP_STEPS) + _START_SECONDS)
-        before = _cpu_seconds(servers)
+        before, timeouts_before = _cpu_seconds(servers), _timeouts(servers)
         measured = workers.call_same("measure", config.step_count, timeout_seconds=limit * steps + _START_SECONDS)
         server_cpu_seconds = _cpu_seconds(servers) - before
+        server_timeouts = _timeouts(servers) - timeouts_before
         workers.call_same("close", timeout_seconds=limit)
         if servers is not None:
             servers.call_same("close", timeout_seconds=limit)
-    return Measured(measured, server_cpu_seconds)
+    return Measured(measured, server_cpu_seconds, server_timeouts)
 
 
 def _start_servers(
@@ -125,3 +126,7 @@ def _start_servers(
 
 def _cpu_seconds(servers: Fleet | None) -> float:
     return sum(servers.call_same("cpu_seconds", timeout_seconds=_START_SECONDS)) if servers is not None else 0.0
+
+
+def _timeouts(servers: Fleet | None) -> int:
+    return sum(servers.call_same("timeouts", timeout_seconds=_START_SECONDS)) if servers is not None else 0

@@ -41,6 +41,16 @@ def interface_counters(interface: str) -> Counters:
     raise ValueError(f"no network interface {interface!r} here")
 
 
+def retransmission_timeouts() -> int:
+    """How often TCP has waited for a timer to send lost packets again, in the caller's network namespace."""
+    names, values = (
+        line.split()
+        for line in Path("/proc/thread-self/net/netstat").read_text().splitlines()
+        if line.startswith("TcpExt:")
+    )
+    return int(values[names.index("TCPTimeouts")])
+
+
 def cpu_seconds() -> float:
     """Returns the user and system time of this process, with all its threads."""
     usage = resource.getrusage(resource.RUSAGE_SELF)

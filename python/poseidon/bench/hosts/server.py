@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from poseidon.bench.hosts.fleet import Place
-from poseidon.bench.hosts.measures import cpu_seconds
+from poseidon.bench.hosts.measures import cpu_seconds, retransmission_timeouts
 from poseidon.options import Settings, resolve
 
 
@@ -53,6 +53,10 @@ class ServerHost:
     def cpu_seconds(self) -> float:
         """User and system time of the process so far."""
         return cpu_seconds()
+
+    def timeouts(self) -> int:
+        """How often TCP has waited for a timer on this host so far."""
+        return retransmission_timeouts()
 
     def close(self) -> None:
         """Stops serving."""
