@@ -50,6 +50,16 @@ def test_hosts_have_names_and_addresses(bed: Testbed) -> None:
     assert [entry["local"] for entry in device["addr_info"]] == [bed.hosts[1].address]
 
 
+def test_hosts_know_each_other_without_asking(bed: Testbed) -> None:
+    # What hosts find out themselves has one limit for all namespaces together. 33 hosts exceed it.
+    for index, asking in enumerate(bed.hosts):
+        with bed.exec(index, ["ip", "-j", "neigh"], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            known = json.load(process.stdout)
+        assert {entry["dst"] for entry in known} == {host.address for host in bed.hosts if host is not asking}
+        assert all(entry["state"] == ["PERMANENT"] for entry in known)
+
+
 def test_nothing_of_it_is_in_the_machines_own_network(bed: Testbed) -> None:
     assert not any(address.startswith(f"10.77.{bed.id}.") for address in network.own_addresses())
 

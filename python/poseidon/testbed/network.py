@@ -116,8 +116,10 @@ def build(testbed_id: int, hosts: list[Host], layout: Layout) -> None:
     for link in links:
         _connect(link, settings, lines)
     for host in hosts:
-        for device, address in zip(host.devices, host.addresses, strict=True):
+        for port, (device, address) in enumerate(zip(host.devices, host.addresses, strict=True)):
             lines[host.namespace] += _address_commands(device, address, layout.congestion)
+            peers = [other.addresses[port] for other in hosts if other is not host]
+            lines[host.namespace] += _neighbour_commands(device, address, peers)
     for namespace in (switch, *(host.namespace for host in hosts)):
         lines[namespace].append("link set lo up")
     for namespace, commands in lines.items():
@@ -133,6 +135,22 @@ def _address_commands(device: str, address: str, congestion: str) -> list[str]:
         network = f"{address.rpartition('.')[0]}.0/24"
         lines.append(f"route replace {network} dev {device} scope link src {address} congctl {congestion}")
     return lines
+
+
+def _neighbour_commands(device: str, address: str, peers: Iterable[str]) -> list[str]:
+    """The lines that tell a host's port the hardware addresses of all others.
+
+    The kernel finds out at most 1024 for all its namespaces together (gc_thresh3), which 33 hosts exceed. Connections
+    then time out.
+    """
+    return [
+        f"link set {device} address {_hardware_address(address)}",
+        *(f"neigh replace {peer} lladdr {_hardware_address(peer)} dev {device} nud permanent" for peer in peers),
+    ]
+
+
+def _hardware_address(address: str) -> str:
+    return "02:00:" + ":".join(f"{int(part):02x}" for part in address.split("."))
 
 
 def _links(port: int, hosts: list[Host], switch: str, layout: Layout) -> list[Link]:
