@@ -169,6 +169,7 @@ void ClientImpl::on_closed(Flow& flow, const Status& status) {
     if (needs(link)) fail(departure_->status, departure_->cause);
     return;
   }
+  if (status.code() == ErrorCode::peer_lost && connections_.redial(link)) return;
   if (status.code() != ErrorCode::peer_lost)
     return fail(status.with_context(connections_.here() + " ends the connection to " + connections_.describe(link)),
                 FailureCause::of(FailureSource::found, link));

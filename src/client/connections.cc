@@ -17,6 +17,8 @@ namespace {
 constexpr auto kShortestPatience = std::chrono::milliseconds(1000);
 constexpr auto kHelloPatience = std::chrono::seconds(5);
 constexpr std::size_t kMostHeard = 8;  // in a message
+constexpr std::int64_t kLeastRedialMs = 50;
+constexpr std::int64_t kMostRedialMs = 500;
 
 /// Returns how long to try to connect. It is a bit shorter than the wait for it, because only the connector can say why
 /// it failed.
@@ -47,7 +49,8 @@ Connections::Connections(const Options& options, const Cluster& cluster, Receive
       receiver_(receiver),
       callbacks_(std::move(callbacks)),
       loop_(std::move(loop)),
-      lobby_(std::move(lobby)) {
+      lobby_(std::move(lobby)),
+      jitter_(static_cast<std::uint32_t>(options.rank) + 1) {
   links_.rank = static_cast<std::uint32_t>(options.rank);
   links_.worker_count = static_cast<std::uint32_t>(options.world_size);
   links_.flow_count = static_cast<std::size_t>(options.flows);
@@ -114,6 +117,20 @@ void Connections::dial_server(std::size_t index, const std::vector<std::string>&
   for (std::size_t lane = known; lane < lanes.size(); ++lane)
     dial(endpoints_.servers[index].transports, addresses[lane / links_.lanes_per_core()], LinkKind::server, index,
          lane);
+}
+
+bool Connections::redial(const LinkState& link) {
+  const auto wait = std::chrono::milliseconds(std::uniform_int_distribution(kLeastRedialMs, kMostRedialMs)(jitter_));
+  if (link.kind != LinkKind::server || link.greeted || options_.servers.empty()) return false;
+  if (Clock::now() + wait >= server_deadline_) return false;
+  const auto& server = endpoints_.servers[link.index];
+  // The first core's address may be a name, which the loop must not look up again.
+  const std::string address =
+      server.dedicated ? link.flow->peer_name() : server.addresses[link.lane / links_.lanes_per_core()];
+  loop_->call_at(Clock::now() + wait, [this, address, index = link.index, lane = link.lane] {
+    if (!closing_) dial(endpoints_.servers[index].transports, address, LinkKind::server, index, lane);
+  });
+  return true;
 }
 
 void Connections::adopt(std::shared_ptr<Flow> flow, LinkKind kind, std::size_t index, std::size_t lane, bool greet) {

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -129,6 +130,9 @@ class Connections {
   /// Removes a connection that has closed. Its state lives as long as the returned node.
   std::map<const Flow*, LinkState>::node_type remove(Flow& flow);
   bool empty() const { return flows_.empty(); }
+  /// Connects again to a dedicated server that has cut off a connection before it greeted, as one does to which too
+  /// many come at once. Returns false if `link` is none of that kind, or if there is no time left for it.
+  bool redial(const LinkState& link);
   /// Whether no other connection to the same process is open, but for those over which that has said goodbye.
   bool is_last(const LinkState& link) const;
 
@@ -203,6 +207,7 @@ class Connections {
   Endpoints endpoints_;
   Clock::time_point server_deadline_;  // for connecting to servers
   Clock::time_point peer_deadline_;    // for connecting to peers
+  std::minstd_rand jitter_;            // spreads the workers that a server has cut off
   bool closing_ = false;
   bool told_of_marks_ = false;  // the user knows that the system does not permit to mark packets
   FlightRecorder recorder_;
