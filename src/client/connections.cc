@@ -294,7 +294,8 @@ TrafficStats Connections::traffic() const {
 }
 
 void Connections::beat() {
-  for (auto& [key, link] : flows_) {
+  for (auto& entry : flows_) {
+    LinkState& link = entry.second;  // older compilers cannot capture a structured binding
     if (link.kind != LinkKind::peer || link.lane != 0 || !link.greeted || link.left || link.leaving || link.beating)
       continue;
     link.beating = true;
