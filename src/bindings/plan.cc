@@ -174,6 +174,7 @@ void bind_plan(nb::module_& module) {
       .def_ro("name", &Unit::name)
       .def_prop_ro("dtype", [](const Unit& unit) { return std::string(dtype_name(unit.dtype)); })
       .def_prop_ro("wire_dtype", [](const Unit& unit) { return std::string(dtype_name(unit.wire_dtype)); })
+      .def_prop_ro("factor_dtype", [](const Unit& unit) { return std::string(dtype_name(unit.factor_dtype)); })
       .def_prop_ro(
           "bytes_per_value",
           [](const Unit& unit) { return (bytes_per_value(unit.wire_dtype) + bytes_per_value(unit.result_dtype)) / 2; })

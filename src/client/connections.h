@@ -207,7 +207,7 @@ class Connections {
   Endpoints endpoints_;
   Clock::time_point server_deadline_;  // for connecting to servers
   Clock::time_point peer_deadline_;    // for connecting to peers
-  std::minstd_rand jitter_;            // spreads the workers that a server has cut off
+  std::mt19937 jitter_;                // spreads the workers that a server has cut off
   bool closing_ = false;
   bool told_of_marks_ = false;  // the user knows that the system does not permit to mark packets
   FlightRecorder recorder_;

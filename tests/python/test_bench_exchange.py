@@ -217,7 +217,9 @@ def test_ratios_are_those_within_a_turn() -> None:
     shaped = config(chosen, step_count=1, repeat_count=3, link="1gbit")
     # By two workers in each of the two steps, of which the lead-in is one.
     assert summarize(shaped, chosen, rounds, {}).methods[1].port_sent_bytes == [250, 350]
-    assert (gloo.timeouts, summarize(shaped, chosen, rounds, {}).methods[1].timeouts) == (None, 3 * (2 * 2 + 3))
+    assert (gloo.timeouts, summarize(shaped, chosen, rounds, {}).methods[1].timeouts) == (None, 3 * 2 * 2)
+    alone = config(chosen, placement="ncs", step_count=1, repeat_count=3, link="1gbit")  # servers have hosts, too
+    assert summarize(alone, chosen, rounds, {}).methods[1].timeouts == 3 * (2 * 2 + 3)
     # With dedicated servers a worker sends less than in an all-reduce of more than two.
     apart = config(chosen, placement="ncs", worker_count=4, step_count=1, repeat_count=3)
     poseidon, gloo, _ = summarize(apart, chosen, rounds, {}).methods

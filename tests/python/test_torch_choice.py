@@ -108,7 +108,7 @@ def test_a_choice_does_not_hold_for_another_batch() -> None:
     for schemes, reasons in workers.run(2, another_batch):
         # The scheme of a step follows the rows of the step before.
         assert schemes == ["ps", "ps", "ps", "sfb", "sfb", "ps", "sfb", "sfb", "ps"]
-        assert all("floats per node" in reason for reason in reasons), "this choice has no reason of its own"
+        assert all("bytes per node" in reason for reason in reasons), "this choice has no reason of its own"
 
 
 def misuse() -> list[str]:

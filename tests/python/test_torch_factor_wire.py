@@ -73,6 +73,33 @@ def test_the_plan_shows_the_format_that_travels() -> None:
     assert half["layer.weight"][1] * 2 == whole["layer.weight"][1]
 
 
+def plan_without_rounding() -> set[str]:
+    """The formats of layers that travel in groups, and of numbers that have 16 bits anyway."""
+    model = poseidon.DistributedDataParallel(
+        nn.Sequential(nn.Linear(9, 9), nn.Linear(200, 100).half()).requires_grad_()
+    )
+    return {row.wire for row in model.plan()}
+
+
+def test_the_plan_shows_what_does_not_take_the_format() -> None:
+    options = {"wire": "bf16", "factor_wire": "bf16", "error_feedback": "on", "small_bytes": 4096}
+    assert workers.run(2, plan_without_rounding, **options)[0] == {"fp32"}
+
+
+def lossy_gradient(scheme: str) -> str:
+    poseidon_model = poseidon.DistributedDataParallel(nn.Linear(200, 100), lossy=scheme)
+    for _ in range(3):
+        poseidon_model(torch.randn(300, 200, generator=torch.Generator().manual_seed(poseidon.rank()))).sum().backward()
+    assert {row.scheme for row in poseidon_model.plan() if row.layer == "weight"} == {scheme}
+    return digest(param.grad for param in poseidon_model.parameters() if param.grad is not None)
+
+
+@pytest.mark.parametrize("scheme", ["topk", "onebit", "powersgd"])
+def test_lossy_schemes_do_not_take_the_format_of_factors(scheme: str) -> None:
+    answers = workers.run(2, lossy_gradient, scheme, factor_wire="bf16", small_bytes=4096)
+    assert answers[0] == answers[1]
+
+
 def refusal(dtype: torch.dtype, scheme: str) -> str:
     try:
         poseidon.DistributedDataParallel(Model().to(dtype), scheme={"layer": scheme, "*": "ps"})
@@ -84,7 +111,7 @@ def refusal(dtype: torch.dtype, scheme: str) -> str:
 @pytest.mark.parametrize(
     ("dtype", "scheme", "said"),
     [
-        (torch.float64, "sfb", "and factor_wire bf16, which only float32 gradients can take"),
+        (torch.float64, "sfb", "and factor_wire bf16, which only float32 gradients can take: use scheme ps for it"),
         (torch.float32, "project_adam", "which sends numbers as they are, and factor_wire bf16"),
     ],
 )

@@ -9,6 +9,7 @@ from poseidon import _core
 from poseidon.schemes import is_lossy, takes_factors, takes_rows
 
 _KEPT_SUMS = 4  # enough to go back by two attempts
+_WIRE_OF_DTYPE = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int8_blocks": "int8"}
 
 SchemeChoice = str | Mapping[str, str]
 """A scheme for all layers, or schemes by patterns of names."""
@@ -85,6 +86,7 @@ class SyncedLayer:
         self.unit = (-1, -1)  # equal for layers that travel together
         self.bytes_per_value = 0.0  # on the way, of a dense gradient and of factors
         self.bytes_per_factor = 0.0
+        self._value_dtype = self._factor_dtype = dtype  # the same, as the core names them
         self.on_servers = False  # servers hold and update the parameter
         self.parameter_wire = "fp32"  # the format in which such a parameter comes back
         self.shard_bytes = 0  # of such a parameter, on the shard of this process
@@ -155,10 +157,9 @@ class SyncedLayer:
         return self.row_gradient and takes_rows(self.next_scheme if self.counted else self.scheme)
 
     def wire_of(self, scheme: str) -> str:
-        """The format in which this scheme sends the numbers of a float32 gradient."""
-        if not takes_factors(scheme) and not takes_rows(scheme):
-            return self.wire
-        return self.compression.factor_wire or ("bf16" if self.wire == "int8" else self.wire)
+        """The format in which this scheme sends the numbers. "fp32": as they are, whatever they are."""
+        sent_as = self._factor_dtype if takes_factors(scheme) or takes_rows(scheme) else self._value_dtype
+        return "fp32" if sent_as == self.dtype else _WIRE_OF_DTYPE[sent_as]
 
     def ask_for(self, scheme: str) -> None:
         """Sets the only scheme that the job can use, whatever the user has asked for."""
@@ -184,6 +185,7 @@ class SyncedLayer:
         self.kept_count = planned.kept_count
         self.layer, self.unit, self.shard_bytes = layer, unit, shard_bytes
         self.bytes_per_value, self.bytes_per_factor = facts.bytes_per_value, facts.bytes_per_factor
+        self._value_dtype, self._factor_dtype = facts.wire_dtype, facts.factor_dtype
         if grouped:
             self.scheme, self.grouped = "ps", True
 

@@ -209,9 +209,7 @@ def _reason(
     if factor_count is None:
         return "factor count not known yet"
     costs = {
-        scheme: cost.numbers(entry, scheme, factor_count, cluster)
+        scheme: cost.exchanged_bytes(entry, scheme, factor_count, cluster)
         for scheme in _core.automatic_schemes(entry.core_layer(), cluster)
     }
-    return "floats per node: " + ", ".join(
-        f"{name} {costs[name]:,.0f}" for name in sorted(costs, key=costs.__getitem__)
-    )
+    return "bytes per node: " + ", ".join(f"{name} {costs[name]:,.0f}" for name in sorted(costs, key=costs.__getitem__))

@@ -16,7 +16,8 @@ constexpr int kLeastTimeoutUs = 45;     // TCP_RTO_MIN_US
 constexpr int kAcknowledgementUs = 46;  // TCP_DELACK_MAX_US
 
 constexpr std::chrono::microseconds kLeastTimeout{20'000};
-// Below the timeout of the other end, so that no packet is sent again that has only not been acknowledged yet.
+// Below the timeout of the other end, so that no packet is sent again that has only not been acknowledged yet. A peer
+// with an older kernel takes up to 40 ms, and some of its packets are sent twice.
 constexpr std::chrono::microseconds kAcknowledgement{5'000};
 
 bool set(int socket, int option, std::chrono::microseconds value) {

@@ -123,9 +123,9 @@ def exchange(
 ) -> None:
     """Exchanges a network's gradients step after step, without any computation between the steps.
 
-    Goodput is the payload that the busiest host must send, by closed form, over the median step; the plain copy sends
-    as many bytes from every host to the next, all at once. Timeouts are timers that TCP has waited for to send lost
-    packets again, on all hosts and in all steps.
+    Goodput is the payload that one worker must send (with ncs:N one server, if that is more), by closed form, over the
+    median step; the plain copy sends as many bytes from every host to the next, all at once. Timeouts are timers that
+    TCP has waited for to send lost packets again, on all hosts and in all steps.
     """
     chosen = parse_methods(methods, option or (), sweep or (), ablation or ())
     for rate in link or ():

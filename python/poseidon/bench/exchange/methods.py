@@ -75,8 +75,9 @@ class Placement:
     """Where the servers are (Parameter Hub §2.1, Figure 4).
 
     P is the number of workers, S the bytes of all tensors. `server_count` gives the number of dedicated servers for P
-    workers, and `own_hosts` says whether they have hosts of their own. `sent_bytes` gives what the busiest host sends
-    in a step, from S and P. It receives as much. In cc and ncc that is what a worker without the server sends.
+    workers, and `own_hosts` says whether they have hosts of their own. `sent_bytes` gives what one worker's host sends
+    in a step, from S and P. It receives as much. In cc that is what a worker without the server sends, and in ncs:N
+    what a server's host sends, if that is more.
     """
 
     name: str

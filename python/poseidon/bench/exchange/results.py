@@ -55,7 +55,7 @@ class ExchangeMethodResult:
     `step_seconds` has every measured step. A step lasts from when the slowest worker ended the step before to when the
     slowest ended this one.
 
-    `sent_bytes` is the payload that the busiest host must send per step, by closed form. It receives as much.
+    `sent_bytes` is the payload that a host must send per step, by closed form (Placement). It receives as much.
     `goodput_bits_per_second` is that payload over the median step.
 
     `copy_ratio` is the goodput over that of the plain copy. `gloo_ratio` is Gloo's step time over this method's. Both
@@ -175,10 +175,14 @@ def _summarize_method(
         memory_bytes=max(worker.grown_bytes for worker in workers) - shard_bytes,
         memory_peak_bytes=max(worker.peak_bytes for worker in workers) - shard_bytes,
         port_sent_bytes=[] if config.link is None else [sum(port) / steps_of_all for port in ports],
-        timeouts=None
-        if config.link is None
-        else sum(worker.timeouts for worker in workers) + sum(one.server_timeouts for one in mine),
+        timeouts=None if config.link is None else _timeouts(config, mine),
     )
+
+
+def _timeouts(config: ExchangeConfig, rounds: Sequence[Measured]) -> int:
+    """Of all hosts. A server on a worker's host shares that host's counter."""
+    of_servers = sum(one.server_timeouts for one in rounds) if config.placement.own_hosts else 0
+    return of_servers + sum(worker.timeouts for one in rounds for worker in one.workers)
 
 
 def _speed_ratio(mine: Sequence[Measured], others: Sequence[Measured] | None) -> float | None:

@@ -105,13 +105,18 @@ def check_wire(name: str, param: nn.Parameter, scheme: str, wire: str, option: s
     if param.dtype in (torch.float64, torch.complex128):
         raise InvalidArgument(
             f"parameter {name} has dtype {param.dtype} and {option} {wire}, which only float32 gradients can take: "
-            f"use {option} fp32 for it"
+            f"{_without(option)}"
         )
     if scheme in SCHEMES and not SCHEMES[scheme].converts:
         raise InvalidArgument(
-            f"parameter {name} has scheme {scheme}, which sends numbers as they are, and {option} {wire}: use "
-            f"{option} fp32 for it, or another scheme"
+            f"parameter {name} has scheme {scheme}, which sends numbers as they are, and {option} {wire}: "
+            f"{_without(option)}, or another scheme"
         )
+
+
+def _without(option: str) -> str:
+    """What to do about a layer that cannot have the option. Only some options take patterns of layers."""
+    return "use wire fp32 for it" if option == "wire" else f"use scheme ps for it, or leave {option} out"
 
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
