@@ -72,7 +72,7 @@ Status MessageReader::start_message(Flow& flow, Receiver& receiver) {
                                              " bytes for a payload of " + std::to_string(header_.payload_bytes)};
   }
   received_bytes_ = std::min(buffered_bytes(), payload_.size());
-  std::memcpy(payload_.data(), buffer_.data() + begin_, received_bytes_);
+  std::ranges::copy(buffer_.span().subspan(begin_, received_bytes_), payload_.begin());
   begin_ += received_bytes_;
   return {};
 }
