@@ -40,7 +40,8 @@ wire::Envelope envelope_of(const Exchange& exchange, const Links& links) {
 wire::Contribution contribution_of(const Exchange& exchange, const Links& links, wire::Kind kind) {
   wire::Contribution body(kind, envelope_of(exchange, links));
   const Push& push = *exchange.push();
-  body.dtype = kind == wire::Kind::factors ? exchange.unit().factor_dtype : exchange.unit().wire_dtype;
+  const bool has_factor_dtype = kind == wire::Kind::factors || kind == wire::Kind::rows;
+  body.dtype = has_factor_dtype ? exchange.unit().factor_dtype : exchange.unit().wire_dtype;
   body.absent = std::holds_alternative<NoGradient>(push.gradient);
   body.transient = exchange.about.transient;
   body.stored = exchange.about.stored;
