@@ -168,10 +168,19 @@ struct RandomJob {
         layer.wire = pick<WireFormat>(random, {fp32, fp32, bf16, fp16, int8});
       layer.compression.error_feedback = random() % 4 == 0;
     }
+    Random factor_random(seed + 78'000);
+    for (Layer& layer : layers)
+      if (layer.dtype == DType::float32 && layer.scheme != Scheme::project_adam && factor_random() % 3 == 0)
+        layer.compression.factor_wire = pick<WireFormat>(factor_random, {fp32, bf16, fp16});
   }
 
   /// The coarsest type in which the layer's numbers may travel.
-  DType wire_dtype(const Layer& layer) const { return poseidon::wire_dtype(layer.wire, layer.dtype); }
+  DType wire_dtype(const Layer& layer) const {
+    const DType dense = poseidon::wire_dtype(layer.wire, layer.dtype);
+    const DType factors = factor_dtype_of(layer);
+    if (dense == DType::int8_blocks) return dense;
+    return epsilon_of(dense) > epsilon_of(factors) ? dense : factors;
+  }
 
   /// Returns the options with which one rank connects. `own` has its rank, port and timeout.
   Options options_of(const Options& own) const {
