@@ -37,7 +37,6 @@ class Rows final : public ExactBroadcast {
   Pieces make_part(Exchange& exchange, const Links& links, Part& own, wire::Contribution& body) const override {
     const LayerRows& given = *exchange.gradient<LayerRows>();
     const std::size_t count = given.indexes.size();
-    body.dtype = exchange.unit().factor_dtype;
     if (count == 0) return {};
     auto& kept = exchange.progress.converted;
     // The caller's indexes may be of any length, and the values have to begin at a multiple of 8 bytes.

@@ -3,9 +3,9 @@
 
 namespace poseidon::tcp {
 
-// The other packets of a burst tell TCP at once that one was lost. The last three do not: their loss shows when a timer
-// ends, which by default takes at least 200 ms. A switch with shallow queues loses such packets in every step, and one
-// of them holds up the layer for all workers.
+// The packets that follow a lost one tell TCP of it. The last ones of a burst have no followers, and the probe that TCP
+// sends for them may be lost, too. Then a timer has to end, which by default takes at least 200 ms. A switch with
+// shallow queues loses such packets in every step, and one of them holds up the layer for all workers.
 
 /// Makes the timer end after 20 ms at the soonest, and acknowledgements come within 5 ms. Call it on a connected socket
 /// at both ends. Connections with a long round trip keep what they have, because theirs varies by more. Kernels before

@@ -16,6 +16,7 @@
 #include "transport/tcp/address.h"
 #include "transport/tcp/congestion_control.h"
 #include "transport/tcp/retransmission.h"
+#include "transport/tcp/socket_option.h"
 
 namespace poseidon::tcp {
 
@@ -46,16 +47,6 @@ constexpr std::chrono::microseconds kShortestRoomInterval{2'500};
 constexpr int kKeepIdleSeconds = 15;
 constexpr int kKeepIntervalSeconds = 5;
 constexpr int kKeepCount = 6;
-
-/// Returns false, with errno set, if the kernel does not take the option.
-bool try_option(int fd, int level, int name, int value) {
-  return ::setsockopt(fd, level, name, &value, sizeof(value)) == 0;
-}
-
-void set_option(int fd, int level, int name, int value) {
-  // These options only tune the connection. A kernel that lacks one still carries the flow.
-  static_cast<void>(try_option(fd, level, name, value));
-}
 
 void set_flow_options(int fd, std::chrono::milliseconds silence) {
   settle_congestion_control(fd);

@@ -98,10 +98,10 @@ def _run_round(config: ExchangeConfig, method: ExchangeMethod, places: Sequence[
         workers.call_same("ready", timeout_seconds=_START_SECONDS)
         # The library's own timeout comes first, so that its error says what happened.
         workers.call_same("prepare", _WARMUP_STEPS, timeout_seconds=limit * (1 + _WARMUP_STEPS) + _START_SECONDS)
-        before, timeouts_before = _cpu_seconds(servers), _timeouts(servers)
+        before, timeouts_before = _total(servers, "cpu_seconds"), _total(servers, "timeouts")
         measured = workers.call_same("measure", config.step_count, timeout_seconds=limit * steps + _START_SECONDS)
-        server_cpu_seconds = _cpu_seconds(servers) - before
-        server_timeouts = _timeouts(servers) - timeouts_before
+        server_cpu_seconds = _total(servers, "cpu_seconds") - before
+        server_timeouts = int(_total(servers, "timeouts") - timeouts_before)
         workers.call_same("close", timeout_seconds=limit)
         if servers is not None:
             servers.call_same("close", timeout_seconds=limit)
@@ -124,9 +124,6 @@ def _start_servers(
     return fleet, tuple(f"{host.address}:{port}" for host, port in zip(hosts, ports, strict=True))
 
 
-def _cpu_seconds(servers: Fleet | None) -> float:
-    return sum(servers.call_same("cpu_seconds", timeout_seconds=_START_SECONDS)) if servers is not None else 0.0
-
-
-def _timeouts(servers: Fleet | None) -> int:
-    return sum(servers.call_same("timeouts", timeout_seconds=_START_SECONDS)) if servers is not None else 0
+def _total(servers: Fleet | None, figure: str) -> float:
+    """The sum of what the servers have counted so far, by the name of ServerHost's method."""
+    return sum(servers.call_same(figure, timeout_seconds=_START_SECONDS)) if servers is not None else 0
