@@ -8,6 +8,7 @@
 
 #include "base/host.h"
 #include "client/duration_text.h"
+#include "plan/partition.h"
 #include "transport/traffic_class.h"
 #include "wire/messages/ending.h"
 
@@ -59,6 +60,10 @@ Connections::Connections(const Options& options, const Cluster& cluster, Receive
   links_.by_worker = options.assignment == Assignment::worker;
   links_.servers.resize(static_cast<std::size_t>(cluster.server_count));
   links_.server_is_local.resize(links_.servers.size(), false);
+  // Colocated servers do not need it: there pushes and results share each direction of a port.
+  if (!colocated_ && links_.worker_count > 1)
+    for (std::size_t i = 0; i < links_.servers.size(); ++i)
+      links_.push_windows.push_back(std::make_unique<PushWindow>(*loop_, window_bytes(options.world_size)));
   // A peer may come before this client dials.
   links_.peers.resize(links_.worker_count, std::vector<Flow*>(links_.class_count, nullptr));
   links_.peers[links_.rank].clear();
@@ -254,6 +259,7 @@ std::vector<int> Connections::core_counts() const {
 }
 
 void Connections::say_goodbye() {
+  for (const auto& window : links_.push_windows) window->open();  // a goodbye is the last message
   for (auto& [key, link] : flows_) {
     link.leaving = true;
     link.flow->send(wire::Goodbye::make(), {}, [](const Status&) {});
@@ -262,6 +268,7 @@ void Connections::say_goodbye() {
 
 void Connections::close(const wire::Header& last_message, const std::shared_ptr<const std::string>& text) {
   closing_ = true;
+  for (const auto& window : links_.push_windows) window->drop();
   for (auto& [key, link] : flows_) {
     if (!link.leaving) link.flow->send(last_message, {std::as_bytes(std::span(*text))}, [text](const Status&) {});
     link.flow->close(kLinger);

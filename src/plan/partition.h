@@ -1,6 +1,7 @@
 // Cutting units into chunks and spreading the chunks over the shards (Poseidon §4.1).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -18,6 +19,14 @@ inline constexpr std::size_t kChunkAlignmentBytes = 64;
 /// the upper limit.
 std::size_t spread_chunk_bytes(std::size_t size_bytes, int server_count, std::size_t chunk_bytes,
                                std::size_t alignment_bytes = kChunkAlignmentBytes);
+
+/// How many bytes each worker may push to a dedicated server without a result (scheme/push_window.h): its share of what
+/// all workers may together. Chunks are not larger.
+inline std::size_t window_bytes(int worker_count) {
+  constexpr std::size_t kTogether = std::size_t{1} << 20;
+  constexpr std::size_t kLeast = std::size_t{64} << 10;
+  return std::max(kLeast, kTogether / static_cast<std::size_t>(std::max(worker_count, 1)));
+}
 
 /// Fills in the chunks and blocks of `plan.units`, and `plan.server_bytes`. The rest of `plan` must be complete.
 void assign_chunks(Plan& plan, const Options& options);

@@ -84,8 +84,23 @@ void send_counted(Exchange& exchange, const Links& links, Flow& flow, Receiving 
 
 void send_to_server(Exchange& exchange, const Links& links, const Chunk& chunk, const wire::Header& header,
                     std::vector<std::span<const std::byte>> payload) {
-  Flow& flow = links.flow_of(chunk, exchange.priority.priority_class);
-  send_counted(exchange, links, flow, {FlightEvent::Party::server, !links.is_local(chunk)}, header, std::move(payload));
+  const auto send = [&exchange, &links, &chunk, header](std::vector<std::span<const std::byte>> pieces) {
+    Flow& flow = links.flow_of(chunk, exchange.priority.priority_class);
+    send_counted(exchange, links, flow, {FlightEvent::Party::server, !links.is_local(chunk)}, header,
+                 std::move(pieces));
+  };
+  // Only a step has results. Values that are set or asked for do not wait.
+  if (links.push_windows.empty() || exchange.push() == nullptr) return send(std::move(payload));
+  std::size_t size_bytes = wire::kHeaderBytes;
+  for (const auto& piece : payload) size_bytes += piece.size();
+  ++exchange.progress.sends_pending;
+  links.push_windows[static_cast<std::size_t>(chunk.server)]->push(
+      {header.unit, chunk.index}, exchange.priority.level, size_bytes,
+      [&exchange, send, pieces = std::move(payload)](bool go) mutable {
+        if (go) send(std::move(pieces));
+        --exchange.progress.sends_pending;
+        exchange.complete_if_done();
+      });
 }
 
 std::vector<std::span<const std::byte>> factor_pieces(const ExchangeUnit& about, const FactoredGradient& factored) {

@@ -9,6 +9,7 @@
 #include "base/flight_recorder.h"
 #include "plan/priority.h"
 #include "scheme/exchange.h"
+#include "scheme/push_window.h"
 #include "transport/transport.h"
 #include "wire/messages/contribution.h"
 
@@ -20,10 +21,11 @@ struct Links {
   std::uint32_t worker_count = 1;
   std::vector<std::vector<Flow*>> servers;  // by server and lane
   std::vector<bool> server_is_local;        // by server: it lives in this process, so that nothing crosses a network
-  std::size_t flow_count = 1;               // flows of each class from this worker to each server core
-  std::size_t class_count = 1;              // the number of priority classes
-  bool by_worker = false;                   // Assignment::worker
-  std::vector<std::vector<Flow*>> peers;    // by rank and class; none for this rank
+  std::vector<std::unique_ptr<PushWindow>> push_windows;  // by server; empty if the servers are the workers' own
+  std::size_t flow_count = 1;                             // flows of each class from this worker to each server core
+  std::size_t class_count = 1;                            // the number of priority classes
+  bool by_worker = false;                                 // Assignment::worker
+  std::vector<std::vector<Flow*>> peers;                  // by rank and class; none for this rank
   Loop* loop = nullptr;
   Executor* executor = nullptr;
   std::shared_ptr<BufferPool> pool;
@@ -91,7 +93,8 @@ struct Receiving {
 /// Sends a part of the worker's memory. It keeps the exchange's counts of pending sends and of bytes.
 void send_counted(Exchange& exchange, const Links& links, Flow& flow, Receiving to, const wire::Header& header,
                   std::vector<std::span<const std::byte>> payload);
-/// Does the same to the server that owns the chunk.
+/// Does the same to the server that owns the chunk, when the server's window has room for it. The exchange counts it as
+/// pending from now on.
 void send_to_server(Exchange& exchange, const Links& links, const Chunk& chunk, const wire::Header& header,
                     std::vector<std::span<const std::byte>> payload);
 

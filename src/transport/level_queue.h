@@ -39,6 +39,9 @@ class LevelQueue {
     words_ |= std::uint32_t{1} << level / kWordBits;
   }
 
+  /// The value that pop() would return. The queue must not be empty.
+  const T& first() const { return nodes_[heads_[first_level()]].value; }
+
   /// Removes and returns the first value. The queue must not be empty.
   T pop() {
     const std::size_t level = first_level();

@@ -187,6 +187,18 @@ TEST(Plan, EveryLargeLayerIsSpreadEvenlyOverAllShards) {
   }
 }
 
+TEST(Plan, ChunksOfADedicatedServerFitTheWindowOfAWorker) {
+  const auto largest = [](const Cluster& cluster) {
+    return plan_of({vector_layer("w", 4 << 20)}, cluster).units.at(0).chunks.at(0).size_bytes;
+  };
+  EXPECT_EQ(largest(colocated(16)), 256u << 10);
+  EXPECT_EQ(largest({16, 2, Placement::dedicated}), 64u << 10);
+  EXPECT_EQ(largest({8, 2, Placement::dedicated}), 128u << 10);
+  EXPECT_EQ(largest({2, 2, Placement::dedicated}), 256u << 10);
+  EXPECT_EQ(window_bytes(2), 512u << 10);
+  EXPECT_EQ(window_bytes(1000), 64u << 10);
+}
+
 TEST(Plan, DenseLoadsAreBalancedWithoutTheFactorableLayers) {
   std::vector<Layer> layers{matrix_layer("fc", 3, 1000)};
   for (int i = 0; i < 12; ++i) layers.push_back(vector_layer("conv" + std::to_string(i), 16 * 1024 / 4 * 3));
