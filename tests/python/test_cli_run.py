@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from poseidon import testbed
 from poseidon.errors import InvalidArgument
-from poseidon.launch import Failure, launch, run_workers
+from poseidon.launch import Failure, free_port, launch, run_workers
 from poseidon.launch.worker import MOST_LINE_BYTES, Lines
 from poseidon.options import available_cpu_count
 
@@ -89,6 +90,14 @@ def test_every_worker_finds_its_place(script: Callable[[str], str], monkeypatch:
     port, threads = lines[0][-1].split()
     assert 20000 <= int(port) < 30000
     assert int(threads) == max(1, available_cpu_count() // 3)
+
+
+def test_processes_with_one_seed_take_different_ports() -> None:
+    chosen = []
+    for _ in range(3):
+        random.seed(7)
+        chosen.append(free_port())
+    assert len(set(chosen)) > 1
 
 
 def test_command_line_beats_the_environment(script: Callable[[str], str]) -> None:

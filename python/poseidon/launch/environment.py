@@ -15,11 +15,13 @@ from poseidon.testbed import HOST_DEVICE, Testbed
 
 # Below the ports that Linux gives to outgoing connections, one of which could otherwise take the port first.
 _PORTS = range(20000, 30000)
+# Processes that have seeded Python's generator alike, as programs do at their start, would all try the same ports.
+_SEEDLESS = random.SystemRandom()
 
 
 def free_port() -> int:
     """A TCP port that nothing on this machine listens on now."""
-    for port in random.sample(_PORTS, 100):
+    for port in _SEEDLESS.sample(_PORTS, 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))
             return port
@@ -40,7 +42,7 @@ def environments_of(
     if testbed is not None:
         # A host has one device and no name service; Gloo would look up the machine's name.
         shared.setdefault("GLOO_SOCKET_IFNAME", HOST_DEVICE)
-        port = master_port or random.choice(_PORTS)
+        port = master_port or _SEEDLESS.choice(_PORTS)
     else:
         port = master_port or free_port()
     shared["MASTER_ADDR"] = testbed.hosts[0].address if testbed else "127.0.0.1"
