@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "client/client_impl.h"
+#include "plan/partition.h"
 
 namespace poseidon {
 
@@ -84,7 +85,10 @@ Result<std::size_t> ClientImpl::choose_chunk_bytes(std::size_t known, const std:
     const auto probe_bytes = std::clamp(static_cast<std::size_t>(wanted_bytes) / sizeof(float) * sizeof(float),
                                         kFirstProbeBytes, kLargestProbeBytes);
     std::int64_t best_ns = INT64_MAX;
+    const auto base = steps_.plan_base();
+    if (!base.ok()) return base.status();
     for (const std::size_t candidate : kCandidates) {
+      if (most_chunk_bytes(base.value().cluster, candidate) < candidate) break;  // the same plan as the last one
       steps_.set_chunk_bytes(candidate);
       auto time_ns = probe.time(probe_bytes);
       if (!time_ns.ok()) return time_ns.status();

@@ -137,9 +137,9 @@ Result<std::span<std::byte>> Syncer::accept(const wire::Header& header, bool len
 
 Status Syncer::on_message(const wire::Header& header, std::span<const std::byte> payload) {
   const bool early = is_from_peer(header) && header.step != exchange_.step;
-  if (header.kind == wire::Kind::result && !links_.push_windows.empty())
-    links_.push_windows[static_cast<std::size_t>(unit().chunks[header.chunk].server)]->answered(
-        {header.unit, header.chunk});
+  if (header.kind == wire::Kind::result)
+    if (PushWindow* const window = links_.window_of(unit().chunks[header.chunk]))
+      window->answered({header.unit, header.chunk});
   if (!early) return exchange_.protocol->receive(exchange_, header, payload, links_);
   return peer_broadcast_of(header.kind).store(early_.at(header.step), exchange_, header, payload);
 }

@@ -91,20 +91,14 @@ void assign_lanes(Plan& plan) {
   }
 }
 
-/// A chunk fits the worker's share of a dedicated server's window, because its result waits for all workers' parts.
-std::size_t most_chunk_bytes(const Cluster& cluster, const Options& options) {
-  if (cluster.placement == Placement::colocated) return options.chunk_bytes;
-  return std::min(options.chunk_bytes, window_bytes(cluster.worker_count));
-}
-
 void assign_balanced(Plan& plan, const Options& options) {
-  const std::size_t chunk_bytes = most_chunk_bytes(plan.cluster, options);
+  const std::size_t chunk_bytes = most_chunk_bytes(plan.cluster, options.chunk_bytes);
   std::vector<std::size_t> order(plan.units.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   for (Unit& unit : plan.units) {
-    cut(unit, needs_one_shard(plan, unit) ? unit.size_bytes
-                                          : spread_chunk_bytes(unit.size_bytes, plan.cluster.server_count,
-                                                               chunk_bytes, alignment_bytes(unit)));
+    cut(unit, needs_one_shard(plan, unit)
+                  ? unit.size_bytes
+                  : spread_chunk_bytes(unit.size_bytes, plan.cluster.server_count, chunk_bytes, alignment_bytes(unit)));
   }
   // Units whose chunks always travel come first, so that their loads alone are balanced. Among those, the largest
   // chunks come first. A unit's chunks stay together, because the unit would not be spread evenly otherwise.
@@ -143,6 +137,11 @@ void cut_blocks(const Plan& plan, Unit& unit) {
 }
 
 }  // namespace
+
+std::size_t most_chunk_bytes(const Cluster& cluster, std::size_t chunk_bytes) {
+  return cluster.placement == Placement::colocated ? chunk_bytes
+                                                   : std::min(chunk_bytes, window_bytes(cluster.worker_count));
+}
 
 std::size_t spread_chunk_bytes(std::size_t size_bytes, int server_count, std::size_t chunk_bytes,
                                std::size_t alignment_bytes) {

@@ -28,6 +28,10 @@ inline std::size_t window_bytes(int worker_count) {
   return std::max(kLeast, kTogether / static_cast<std::size_t>(std::max(worker_count, 1)));
 }
 
+/// The upper limit of chunks where `chunk_bytes` is asked for. A chunk fits the worker's share of a dedicated server's
+/// window, because its result waits for all workers' parts.
+std::size_t most_chunk_bytes(const Cluster& cluster, std::size_t chunk_bytes);
+
 /// Fills in the chunks and blocks of `plan.units`, and `plan.server_bytes`. The rest of `plan` must be complete.
 void assign_chunks(Plan& plan, const Options& options);
 

@@ -90,17 +90,17 @@ void send_to_server(Exchange& exchange, const Links& links, const Chunk& chunk, 
                  std::move(pieces));
   };
   // Only a step has results. Values that are set or asked for do not wait.
-  if (links.push_windows.empty() || exchange.push() == nullptr) return send(std::move(payload));
+  PushWindow* const window = links.window_of(chunk);
+  if (window == nullptr || exchange.push() == nullptr) return send(std::move(payload));
   std::size_t size_bytes = wire::kHeaderBytes;
   for (const auto& piece : payload) size_bytes += piece.size();
   ++exchange.progress.sends_pending;
-  links.push_windows[static_cast<std::size_t>(chunk.server)]->push(
-      {header.unit, chunk.index}, exchange.priority.level, size_bytes,
-      [&exchange, send, pieces = std::move(payload)](bool go) mutable {
-        if (go) send(std::move(pieces));
-        --exchange.progress.sends_pending;
-        exchange.complete_if_done();
-      });
+  window->push({header.unit, chunk.index}, exchange.priority.level, size_bytes,
+               [&exchange, send, pieces = std::move(payload)](bool go) mutable {
+                 if (go) send(std::move(pieces));
+                 --exchange.progress.sends_pending;
+                 exchange.complete_if_done();
+               });
 }
 
 std::vector<std::span<const std::byte>> factor_pieces(const ExchangeUnit& about, const FactoredGradient& factored) {

@@ -43,6 +43,10 @@ struct Links {
   Flow& flow_of(const Chunk& chunk, std::size_t priority_class) const {
     return *servers[static_cast<std::size_t>(chunk.server)][lane_of(chunk, priority_class)];
   }
+  /// Returns the window of the chunk's server; null if it has none.
+  PushWindow* window_of(const Chunk& chunk) const {
+    return push_windows.empty() ? nullptr : push_windows[static_cast<std::size_t>(chunk.server)].get();
+  }
   bool is_local(const Chunk& chunk) const { return server_is_local[static_cast<std::size_t>(chunk.server)]; }
 };
 
