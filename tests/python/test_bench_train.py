@@ -148,6 +148,24 @@ def test_overlapped_methods_move_what_the_closed_form_says() -> None:
         assert len(entry.step_seconds) == 2
 
 
+def test_dedicated_servers_move_what_the_closed_form_says() -> None:
+    pytest.importorskip("poseidon._core")
+    changes: dict[str, Any] = {"model": "AlexNet", "host_count": 3, "server_count": 2, "scale": 4, "step_count": 2}
+    result = run_training(config("wfbp-ps,overlap-ps,ddp", repeat_count=1, **changes))
+    assert result.servers == 2
+    for entry in result.methods[1:3]:
+        assert entry.deviation is not None, entry.method
+        assert abs(entry.deviation) < 0.01, entry
+    # The whole gradient once in each direction; an all-reduce of three moves 4/3 of it.
+    dedicated, ring = (result.by_name(name).closed_form_bytes for name in ("wfbp-ps", "ddp"))
+    assert dedicated == pytest.approx(0.75 * ring)
+
+
+def test_with_dedicated_servers_methods_with_other_bytes_are_refused() -> None:
+    with pytest.raises(PoseidonError, match=r"servers is 2: .* such as wfbp-ps and overlap-ps; poseidon may not"):
+        run_training(config("poseidon,wfbp-ps", model="AlexNet", server_count=2))
+
+
 def test_rounded_methods_move_what_the_closed_form_says() -> None:
     pytest.importorskip("poseidon._core")
     names = "poseidon-bf16,poseidon-fp16,poseidon-int8,overlap-bf16,overlap-fp16,overlap-int8"

@@ -17,7 +17,7 @@ from poseidon.bench.exchange.mpi_engine import missing_mpi
 from poseidon.bench.exchange.mpi_launch import start_mpi_fleet
 from poseidon.bench.exchange.results import ExchangeConfig, ExchangeResult, Measured, summarize
 from poseidon.bench.hosts.fleet import LOOPBACK, Fleet, Place, places_of, start_fleet
-from poseidon.bench.hosts.server import ServerHost
+from poseidon.bench.hosts.server import start_servers
 from poseidon.errors import InvalidArgument
 from poseidon.launch import free_port
 from poseidon.options import resolve
@@ -117,11 +117,7 @@ def _start_servers(
         return None, ()
     first = config.worker_count if config.placement.own_hosts else 0
     hosts = places[first : first + count]
-    fleet = stack.enter_context(
-        start_fleet(hosts, lambda rank: ServerHost(hosts[rank], method.options, count, config.timeout_seconds)),
-    )
-    ports = fleet.call_same("port", timeout_seconds=_START_SECONDS)
-    return fleet, tuple(f"{host.address}:{port}" for host, port in zip(hosts, ports, strict=True))
+    return start_servers(hosts, method.options, config.timeout_seconds, stack)
 
 
 def _total(servers: Fleet | None, figure: str) -> float:

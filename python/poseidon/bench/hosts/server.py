@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
-from poseidon.bench.hosts.fleet import Place
+from poseidon.bench.hosts.fleet import Fleet, Place, start_fleet
 from poseidon.bench.hosts.measures import cpu_seconds, retransmission_timeouts
 from poseidon.options import Settings, resolve
+
+_START_SECONDS = 120.0
 
 
 def settings_on(place: Place, options: Mapping[str, str], **keywords: Any) -> Settings:
@@ -61,3 +64,14 @@ class ServerHost:
     def close(self) -> None:
         """Stops serving."""
         self._server.shutdown()
+
+
+def start_servers(
+    places: Sequence[Place], options: Mapping[str, str], timeout_seconds: float, stack: ExitStack
+) -> tuple[Fleet, tuple[str, ...]]:
+    """Starts a dedicated server in each place, until `stack` ends. Returns them and their addresses."""
+    fleet = stack.enter_context(
+        start_fleet(places, lambda rank: ServerHost(places[rank], options, len(places), timeout_seconds))
+    )
+    ports = fleet.call_same("port", timeout_seconds=_START_SECONDS)
+    return fleet, tuple(f"{place.address}:{port}" for place, port in zip(places, ports, strict=True))

@@ -35,10 +35,11 @@ _DEFAULT_METHODS = "poseidon,wfbp-ps,ddp,ddp-fp16"
 def _training_table(result: TrainResult) -> Table:
     words = ", ".join(filter(None, (result.link, network_words(result.testbed))))
     link = words if result.link else "loopback, unshaped"
+    servers = f" and {result.servers} servers" if result.servers else ""
     copy = result.tcp_copy_bits_per_second
     rate = f"; a plain TCP copy gets {copy / 1e6:.1f} Mb/s" if copy is not None else ""
     table = Table(
-        title=f"{result.model}: {result.hosts} hosts, {link}{rate}; scale {result.scale}, K {result.batch}, "
+        title=f"{result.model}: {result.hosts} hosts{servers}, {link}{rate}; scale {result.scale}, K {result.batch}, "
         f"compute {result.compute_seconds:.3g} s",
         title_justify="left",
     )
@@ -95,6 +96,14 @@ def train(
         list[str] | None,
         typer.Option(help="Rate of every port, such as 156mbit; may be repeated. Without it: loopback, unshaped."),
     ] = None,
+    servers: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Dedicated servers on hosts of their own, for methods that send all to the parameter server. "
+            "Default: every worker hosts a shard.",
+        ),
+    ] = 0,
     scale: Annotated[int, typer.Option(min=1, help="Divisor of weight dimensions and batch.")] = 4,
     compute: Annotated[
         float | None,
@@ -151,6 +160,7 @@ def train(
             step_count=steps,
             repeat_count=repeats,
             batch=batch,
+            server_count=servers,
             mtu=mtu,
             timeout_seconds=timeout,
             options=options,

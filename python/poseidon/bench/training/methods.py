@@ -68,6 +68,11 @@ class Method:
     fragments: int = 1
     overlap_steps: int = 0
 
+    @property
+    def all_through_ps(self) -> bool:
+        """Whether Poseidon sends every layer to the parameter server in every step. True for other libraries."""
+        return self.library != "poseidon" or (self.scheme == "ps" and self.every == 1)
+
     def scaled(self, scale: int) -> Method:
         """Returns this method for weights whose dimensions are divided by `scale`."""
         options = dict(self.options)

@@ -20,9 +20,9 @@ class TrainConfig:
     they send shrink with the weights, by its square. Headers do not shrink. `batch` is the number of images per worker
     before scaling, in place of the papers'. It changes K, not the compute time.
 
-    `mtu` is the number of bytes of the largest IP packet. `options` are more of `poseidon.init`. `device` is the one
-    whose batch and images per second the papers give. `testbed` has more arguments of `Testbed`, which have no effect
-    on loopback.
+    `server_count` dedicated servers have hosts of their own. With 0 every worker hosts a shard. `mtu` is the number of
+    bytes of the largest IP packet. `options` are more of `poseidon.init`. `device` is the one whose batch and images
+    per second the papers give. `testbed` has more arguments of `Testbed`, which have no effect on loopback.
     """
 
     model: str
@@ -34,6 +34,7 @@ class TrainConfig:
     step_count: int
     repeat_count: int
     batch: int | None = None
+    server_count: int = 0
     mtu: int = 1500
     timeout_seconds: float = 300.0
     options: dict[str, Any] = field(default_factory=dict)
@@ -96,7 +97,8 @@ class MethodResult:
 class TrainResult:
     """A whole run.
 
-    Plain TCP copies get `tcp_copy_bits_per_second` on the same ports. It is None on loopback.
+    Plain TCP copies get `tcp_copy_bits_per_second` on the same ports. It is None on loopback. There are
+    `servers` dedicated servers.
     """
 
     model: str
@@ -110,6 +112,7 @@ class TrainResult:
     methods: list[MethodResult]
     device: str = "titan-x"
     testbed: dict[str, Any] = field(default_factory=dict)
+    servers: int = 0
 
     def by_name(self, method: str) -> MethodResult:
         """Returns the result of one method."""

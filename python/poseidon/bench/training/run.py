@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
-from poseidon.bench.hosts.fleet import Fleet, hosts_on, make_barrier, start_fleet
+from poseidon.bench.hosts.fleet import Fleet, Place, hosts_on, make_barrier, start_fleet
 from poseidon.bench.hosts.measures import step_seconds
+from poseidon.bench.hosts.server import start_servers
 from poseidon.bench.training.bound import least_step_seconds
 from poseidon.bench.training.methods import Method, scaled_sizes
 from poseidon.bench.training.results import MethodResult, TrainConfig, TrainResult
+from poseidon.bench.training.traffic import dedicated_share
+from poseidon.errors import InvalidArgument
 from poseidon.launch import free_port
 
 if TYPE_CHECKING:
@@ -27,26 +31,48 @@ def run_training(config: TrainConfig, progress: Callable[[str, int, int], None] 
 
     `progress(method, rounds done, rounds in all)` is called before every round. Raises PoseidonError.
     """
+    _check_servers(config)
     # Torch is imported here, once, before the processes are forked; its store would warn of hosts without a name.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from poseidon.bench.training.connections import BUCKET_BYTES
     from poseidon.bench.training.host import HostSetup, TrainingHost
 
-    setup = HostSetup(
-        table=config.table,
-        compute_seconds=config.compute_seconds,
-        bucket_bytes=max(1, BUCKET_BYTES // config.scale**2),
-        timeout_seconds=config.timeout_seconds,
-        # Every host of a testbed shares this machine's cores, so each multiplies factors with one thread. The bytes are
-        # compared with those of the schemes that have the fewest.
-        options={"compute_threads": 1, "transport": "tcp", "revise": "off", **_sizes_and_options(config)},
-    )
-    with hosts_on(config.host_count, config.link, mtu=config.mtu, **config.testbed) as (places, tcp_copy):
+    # Every host of a testbed shares this machine's cores, so each multiplies factors with one thread. The bytes are
+    # compared with those of the schemes that have the fewest.
+    options = {"compute_threads": 1, "transport": "tcp", "revise": "off", **_sizes_and_options(config)}
+    count = config.host_count + config.server_count
+    with ExitStack() as stack:
+        all_places, tcp_copy = stack.enter_context(hosts_on(count, config.link, mtu=config.mtu, **config.testbed))
+        places = all_places[: config.host_count]
+        if config.server_count:
+            options["servers"] = _start_servers(config, all_places[config.host_count :], stack)
+        setup = HostSetup(
+            table=config.table,
+            compute_seconds=config.compute_seconds,
+            bucket_bytes=max(1, BUCKET_BYTES // config.scale**2),
+            timeout_seconds=config.timeout_seconds,
+            options=options,
+        )
         port, lockstep = free_port(), make_barrier(config.host_count)
-        with start_fleet(places, lambda rank: TrainingHost(setup, places, rank, port, lockstep)) as fleet:
-            rounds = _run_rounds(config, fleet, progress)
-            fleet.call_same("close", timeout_seconds=config.timeout_seconds)
+        fleet = stack.enter_context(start_fleet(places, lambda rank: TrainingHost(setup, places, rank, port, lockstep)))
+        rounds = _run_rounds(config, fleet, progress)
+        fleet.call_same("close", timeout_seconds=config.timeout_seconds)
     return _summarize(config, rounds, tcp_copy)
+
+
+def _check_servers(config: TrainConfig) -> None:
+    """Refuses methods that move other bytes with dedicated servers than the closed form of `ps` says."""
+    if other := [method.name for method in config.methods if config.server_count and not method.all_through_ps]:
+        raise InvalidArgument(
+            f"servers is {config.server_count}: with dedicated servers only methods can be compared that send every "
+            f"layer to the parameter server, such as wfbp-ps and overlap-ps; {', '.join(other)} may not"
+        )
+
+
+def _start_servers(config: TrainConfig, places: Sequence[Place], stack: ExitStack) -> str:
+    """Dedicated servers that serve the jobs of all rounds. Returns their addresses as the option `servers`."""
+    classes = {"priority_classes": str(config.options.get("priority_classes", 1))}
+    return ",".join(start_servers(places, classes, config.timeout_seconds, stack)[1])
 
 
 def _sizes_and_options(config: TrainConfig) -> dict[str, Any]:
@@ -125,13 +151,16 @@ def _summarize(config: TrainConfig, rounds: dict[str, list[list[Round]]], tcp_co
         methods=results,
         device=config.device,
         testbed=config.testbed,
+        servers=config.server_count,
     )
 
 
 def _layer_bytes(config: TrainConfig, method: Method) -> list[float]:
     scaled = method.scaled(config.scale)
     small_bytes = {**_sizes_and_options(config), **scaled.options}["small_bytes"]
-    return scaled.layer_bytes(config.table, config.host_count, small_bytes)
+    layer_bytes = scaled.layer_bytes(config.table, config.host_count, small_bytes)
+    share = dedicated_share(config.host_count) if config.server_count and method.library == "poseidon" else 1
+    return [size * share for size in layer_bytes]
 
 
 def _bound_seconds(
@@ -143,10 +172,14 @@ def _bound_seconds(
     if method.every > 1:
         exchange = sum(layer_bytes) / 2 * 8 / tcp_copy
         return max(without_exchange, exchange) if method.overlap_steps else without_exchange + exchange
+    # A server's port carries what all workers move in both directions, shared by the servers.
+    busiest = 1.0
+    if config.server_count and method.library == "poseidon":
+        busiest = max(busiest, config.host_count / config.server_count)
     return least_step_seconds(
         config.table,
         config.compute_seconds,
         max(0.0, without_exchange - config.compute_seconds),
-        [size / 2 * 8 / tcp_copy for size in layer_bytes],
+        [size * busiest / 2 * 8 / tcp_copy for size in layer_bytes],
         overlap=method.overlap,
     )

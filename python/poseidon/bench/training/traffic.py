@@ -48,6 +48,11 @@ def ps_floats(element_count: int, worker_count: int) -> float:
     return 4 * element_count * (worker_count - 1) / worker_count
 
 
+def dedicated_share(worker_count: int) -> float:
+    """What a worker moves with dedicated servers, 2·MN, over `ps_floats`."""
+    return worker_count / (2 * (worker_count - 1))
+
+
 def sfb_floats(rows: int, cols: int, factor_count: int, worker_count: int) -> float:
     """Sufficient-factor broadcasting: 2·K·(P − 1)(M + N) (Poseidon Table 1)."""
     return 2 * factor_count * (worker_count - 1) * (rows + cols)
