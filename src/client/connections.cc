@@ -60,8 +60,9 @@ Connections::Connections(const Options& options, const Cluster& cluster, Receive
   links_.by_worker = options.assignment == Assignment::worker;
   links_.servers.resize(static_cast<std::size_t>(cluster.server_count));
   links_.server_is_local.resize(links_.servers.size(), false);
-  // Colocated servers do not need it: there pushes and results share each direction of a port.
-  if (!colocated_ && links_.worker_count > 1)
+  // Colocated servers do not need it: there pushes and results share each direction of a port. Nor do servers that
+  // answer a push without waiting for the others.
+  if (!colocated_ && links_.worker_count > 1 && options.consistency == Consistency::bsp)
     for (std::size_t i = 0; i < links_.servers.size(); ++i)
       links_.push_windows.push_back(std::make_unique<PushWindow>(*loop_, window_bytes(options.world_size)));
   // A peer may come before this client dials.
@@ -230,6 +231,7 @@ Status Connections::greeted_by_peer(LinkState& link, const wire::Hello& hello) {
 void Connections::greeted_by_server(LinkState& link, const wire::Hello& hello) {
   Flow& flow = *link.flow;
   auto& server = endpoints_.servers[link.index];
+  if (!links_.push_windows.empty()) links_.push_windows[link.index]->set_round_trip(flow.answer().least_round_trip);
   if (std::exchange(server.dedicated, false)) {
     // Only the hello tells the server's cores. A core that listens on all interfaces is reached at the address where
     // the first core was found. That is an address and not a name, so no further look-up is needed.

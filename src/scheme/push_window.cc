@@ -12,8 +12,10 @@ bool PushWindow::has_room(std::uint16_t level) const {
   std::size_t bytes = 0;
   for (auto other = awaited_bytes_.begin(); other != awaited_bytes_.end() && other->first <= level; ++other)
     bytes += other->second;
-  return open_ || bytes < limit_bytes_ || awaited_.size() < kLeastPushes;
+  return open_ || bytes < factor_ * limit_bytes_ || awaited_.size() < kLeastPushes;
 }
+
+void PushWindow::set_round_trip(std::chrono::nanoseconds round_trip) { round_trip_ = round_trip; }
 
 void PushWindow::push(Id id, std::uint16_t level, std::size_t size_bytes, Send send) {
   waiting_.push(level, {id, level, size_bytes, std::move(send)});
@@ -45,13 +47,15 @@ void PushWindow::send_waiting() {
 void PushWindow::answered(Id id) {
   const auto found = awaited_.find(key_of(id));
   if (found == awaited_.end()) return;
+  const std::size_t size_bytes = found->second.size_bytes;
   last_result_ = Clock::now();
   learn(last_result_ - found->second.sent);
+  adapt(last_result_ - found->second.sent, size_bytes);
   const auto level = awaited_bytes_.find(found->second.level);
-  level->second -= found->second.size_bytes;
+  level->second -= size_bytes;
   if (level->second == 0) awaited_bytes_.erase(level);
   awaited_.erase(found);
-  limit_bytes_ = least_limit_bytes_;
+  factor_ = 1;
   send_waiting();
 }
 
@@ -76,6 +80,17 @@ void PushWindow::learn(std::chrono::nanoseconds taken) {
   usual_ += (taken - usual_) / 8;
 }
 
+/// Moves the limit towards what the path holds, twice over, beside the least one: all the way in the time of a window.
+void PushWindow::adapt(std::chrono::nanoseconds taken, std::size_t answered_bytes) {
+  const double limit = static_cast<double>(limit_bytes_);
+  const double least = static_cast<double>(least_limit_bytes_);
+  const double target = least + 2 * limit * static_cast<double>(round_trip_.count()) /
+                                    static_cast<double>(std::max<std::int64_t>(taken.count(), 1));
+  if (target > limit && waiting_.empty()) return;  // it is not the window that keeps the port from being full
+  const double share = std::min(1.0, static_cast<double>(answered_bytes) / limit);
+  limit_bytes_ = static_cast<std::size_t>(limit + (target - limit) * share);
+}
+
 std::chrono::nanoseconds PushWindow::patience() const {
   if (usual_.count() == 0) return kFirstPatience;
   return std::clamp<std::chrono::nanoseconds>(usual_ + 4 * variation_, kLeastPatience, kMostPatience);
@@ -89,7 +104,7 @@ void PushWindow::watch() {
 void PushWindow::look() {
   watching_ = false;
   if (waiting_.empty()) return;
-  if (Clock::now() - last_result_ >= patience()) limit_bytes_ *= 2;
+  if (Clock::now() - last_result_ >= patience()) factor_ *= 2;
   send_waiting();
 }
 

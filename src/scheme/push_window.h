@@ -40,7 +40,7 @@ class PushWindow {
   static constexpr std::chrono::milliseconds kMostPatience{200};
 
   /// `loop` must outlive this object, and must not run timers any more when it ends.
-  /// `limit_bytes`: how much may be pushed without a result.
+  /// `limit_bytes`: how much may be pushed without a result, at least.
   PushWindow(Loop& loop, std::size_t limit_bytes);
   PushWindow(const PushWindow&) = delete;
   PushWindow& operator=(const PushWindow&) = delete;
@@ -49,6 +49,9 @@ class PushWindow {
   /// wire::Header). Only pushes that are as urgent or more fill the window for it: another worker may wait for this one
   /// before it sends what it has in common with the others.
   void push(Id id, std::uint16_t level, std::size_t size_bytes, Send send);
+  /// How long the network alone takes to the server and back. While results take less than twice as long, the port is
+  /// not full, and the window grows with each of them.
+  void set_round_trip(std::chrono::nanoseconds round_trip);
   /// The result of a push is here. Has no effect if none is awaited.
   void answered(Id id);
   /// Sends what waits. From now on nothing waits.
@@ -73,6 +76,7 @@ class PushWindow {
   bool has_room(std::uint16_t level) const;
   std::chrono::nanoseconds patience() const;
   void learn(std::chrono::nanoseconds taken);
+  void adapt(std::chrono::nanoseconds taken, std::size_t answered_bytes);
   void send_soon();
   void send_waiting();
   void watch();
@@ -81,11 +85,13 @@ class PushWindow {
   Loop& loop_;
   const std::size_t least_limit_bytes_;
   std::size_t limit_bytes_;
+  std::size_t factor_ = 1;  // of the limit, while no result comes
   bool open_ = false;
   bool watching_ = false;
   bool sends_soon_ = false;
   std::chrono::nanoseconds usual_{0};      // from a push to its result; 0: not known
   std::chrono::nanoseconds variation_{0};  // mean deviation from that
+  std::chrono::nanoseconds round_trip_{0};
   Clock::time_point last_result_;
   LevelQueue<Waiting> waiting_;
   std::unordered_map<std::uint64_t, Awaited> awaited_;

@@ -89,9 +89,11 @@ void send_to_server(Exchange& exchange, const Links& links, const Chunk& chunk, 
     send_counted(exchange, links, flow, {FlightEvent::Party::server, !links.is_local(chunk)}, header,
                  std::move(pieces));
   };
-  // Only a step has results. Values that are set or asked for do not wait.
+  // Only a step has results. Values that are set or asked for do not wait. Nor does what somebody waits for: a barrier,
+  // which other ranks may have started before what fills their windows, and a later round of powersgd.
   PushWindow* const window = links.window_of(chunk);
-  if (window == nullptr || exchange.push() == nullptr) return send(std::move(payload));
+  if (window == nullptr || exchange.push() == nullptr || exchange.about.transient || exchange.progress.round > 0)
+    return send(std::move(payload));
   std::size_t size_bytes = wire::kHeaderBytes;
   for (const auto& piece : payload) size_bytes += piece.size();
   ++exchange.progress.sends_pending;

@@ -109,6 +109,7 @@ class Flow {
   struct Answer {
     std::chrono::nanoseconds missing{0};     // for how long it has acknowledged nothing although something is sent
     std::chrono::nanoseconds round_trip{0};  // how long acknowledgements took so far
+    std::chrono::nanoseconds least_round_trip{0};  // the shortest one; 0: not known
   };
   /// Transports that use no network do not miss answers.
   virtual Answer answer() const { return {}; }

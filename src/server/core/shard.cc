@@ -86,7 +86,7 @@ Result<Shard::Entry*> Shard::open(const wire::Envelope& about) {
   if (const auto found = entries_.find(key_of(about)); found != entries_.end()) return &found->second;
   if (entries_.size() >= limits::kChunks)
     return Status(ErrorCode::refused, "a core of a server holds at most " + std::to_string(limits::kChunks) +
-                                          " chunks of a job; raise chunk_bytes or use more servers");
+                                          " chunks of a job; use more servers, or more cores of each (server_cores)");
   if (!pool_->try_charge(entry_bytes_)) return no_room(entry_bytes_);
   return &entries_.try_emplace(key_of(about), *this).first->second;
 }

@@ -16,6 +16,7 @@
 #include "transport/tcp/address.h"
 #include "transport/tcp/congestion_control.h"
 #include "transport/tcp/retransmission.h"
+#include "transport/tcp/round_trip.h"
 #include "transport/tcp/socket_option.h"
 
 namespace poseidon::tcp {
@@ -165,6 +166,7 @@ Flow::Answer TcpFlow::answer() const {
   if (state_ == State::closed || ::getsockopt(stream_.socket(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return {};
   Answer answer;
   answer.round_trip = std::chrono::microseconds(info.tcpi_rtt);
+  answer.least_round_trip = least_round_trip(stream_.socket());
   if (info.tcpi_unacked > 0) answer.missing = std::chrono::milliseconds(info.tcpi_last_ack_recv);
   return answer;
 }

@@ -99,6 +99,21 @@ TEST_F(PushWindowTest, GoesOnIfAnotherWorkerIsLate) {
   EXPECT_EQ(sent(), (Chunks{0, 1, 2, 3, 4, 5, 6}));
 }
 
+TEST_F(PushWindowTest, GrowsWhileResultsComeAsFastAsTheNetworkIs) {
+  using namespace std::chrono_literals;
+  Chunks chunks;
+  for (std::uint32_t chunk = 0; chunk < 200; ++chunk) chunks.push_back(chunk);
+  loop_.call([&] { window_.set_round_trip(10s); });
+  push(kBulk, chunks);
+  EXPECT_EQ(sent().size(), 2U);
+  for (std::uint32_t chunk = 0; chunk < 10; ++chunk) answer(chunk);
+  EXPECT_GT(sent().size(), 100U);
+  const std::size_t grown = sent().size();
+  loop_.call([&] { window_.set_round_trip(0s); });  // now the port is full
+  for (std::uint32_t chunk = 10; chunk < grown - 2; ++chunk) answer(chunk);
+  EXPECT_LT(sent().size(), grown + 20);
+}
+
 TEST_F(PushWindowTest, HoldsNothingOnceItIsOpen) {
   push(kBulk, {0, 1, 2, 3});
   loop_.call([&] { window_.open(); });
