@@ -1,6 +1,7 @@
 // Measures the start of a job on one machine: from the first call of the store to the end of the first step, and the
-// operations that the store serves for it. Each rank is a process with a client and a server, and they talk over
-// loopback. Usage: start_bench RANKS [PORT]. The exit status is 1 if the start takes longer than 5 seconds.
+// operations that the store serves for it. Then it counts the sockets of each process and its memory. Each rank is a
+// process with a client and a server, and they talk over loopback. Usage: start_bench RANKS [CLASSES [PORT]]. The exit
+// status is 1 if the start takes longer than 5 seconds.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,6 +11,8 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -80,7 +83,25 @@ std::unique_ptr<Client> start(const Options& options, std::size_t& operations) {
 struct Report {
   double start_seconds = 0;
   std::size_t operations = 0;
+  std::size_t sockets = 0;
+  double resident_mb = 0;  // of which what the process had before it started is not counted
 };
+
+std::size_t open_sockets() {
+  std::size_t count = 0;
+  std::error_code gone;  // a descriptor may be closed meanwhile
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+    if (std::filesystem::read_symlink(entry.path(), gone).string().starts_with("socket:")) ++count;
+  return count;
+}
+
+double resident_mb() {
+  std::ifstream pages("/proc/self/statm");
+  double total = 0;
+  double resident = 0;
+  pages >> total >> resident;
+  return resident * static_cast<double>(::sysconf(_SC_PAGESIZE)) / 1e6;
+}
 
 double since(std::chrono::steady_clock::time_point begun) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
@@ -91,13 +112,16 @@ void take_part(const Options& options, int start_pipe, int result_pipe) {
   char nothing = 0;
   Report report;
   if (::read(start_pipe, &nothing, 1) != 0) std::exit(1);
+  const double before_mb = resident_mb();
   const auto begun = std::chrono::steady_clock::now();
   auto client = start(options, report.operations);
   report.start_seconds = since(begun);
+  report.sockets = open_sockets();
+  report.resident_mb = resident_mb() - before_mb;
   if (::write(result_pipe, &report, sizeof(report)) != sizeof(report)) std::exit(1);
 }
 
-bool run(int ranks, int port) {
+bool run(int ranks, int classes, int port) {
   std::array<int, 2> go{};
   std::array<int, 2> results{};
   if (::pipe(go.data()) != 0 || ::pipe(results.data()) != 0) std::exit(1);
@@ -110,6 +134,8 @@ bool run(int ranks, int port) {
     options.master_addr = "127.0.0.1";
     options.master_port = port;
     options.transport = Medium::tcp;
+    options.priority_classes = classes;
+    options.dscp.resize(static_cast<std::size_t>(classes), 0);
     take_part(options, go[0], results[1]);
     ::_exit(0);
   }
@@ -119,11 +145,15 @@ bool run(int ranks, int port) {
   ::close(go[1]);
   double slowest = 0;
   double operations = 0;
+  std::size_t sockets = 0;
+  double most_mb = 0;
   Report report;
   int count = 0;
   for (; ::read(results[0], &report, sizeof(report)) == sizeof(report); ++count) {
     slowest = std::max(slowest, report.start_seconds);
     operations += static_cast<double>(report.operations);
+    sockets = std::max(sockets, report.sockets);
+    most_mb = std::max(most_mb, report.resident_mb);
   }
   const double ended = since(begun) - slowest;
   while (::wait(nullptr) > 0) {
@@ -134,6 +164,8 @@ bool run(int ranks, int port) {
       "%d ranks: first step after %.2f s (bar %.0f: %s), ended %.2f s later; store operations: %.0f, %.2f P log2 P\n",
       ranks, slowest, kBarSeconds, met ? "met" : "missed", ended, operations,
       operations / (ranks * std::max(1.0, std::log2(ranks))));
+  std::printf("most sockets of a process: %zu; memory that the job took of a process: up to %.1f MB\n", sockets,
+              most_mb);
   return met;
 }
 
@@ -142,8 +174,9 @@ bool run(int ranks, int port) {
 
 int main(int argument_count, char** arguments) {
   if (argument_count < 2) {
-    std::fprintf(stderr, "usage: start_bench RANKS [PORT]\n");
+    std::fprintf(stderr, "usage: start_bench RANKS [CLASSES [PORT]]\n");
     return 2;
   }
-  return poseidon::run(std::atoi(arguments[1]), argument_count > 2 ? std::atoi(arguments[2]) : 29'641) ? 0 : 1;
+  const int classes = argument_count > 2 ? std::atoi(arguments[2]) : poseidon::Options().priority_classes;
+  return poseidon::run(std::atoi(arguments[1]), classes, argument_count > 3 ? std::atoi(arguments[3]) : 29'641) ? 0 : 1;
 }

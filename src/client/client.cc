@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "client/client_impl.h"
+#include "client/mesh.h"
 #include "plan/priority.h"
 #include "wire/messages/ending.h"
 
@@ -41,7 +42,8 @@ ClientImpl::ClientImpl(const Options& options, const Cluster& cluster, const Sea
               [this](UnitState& unit) { finished(unit); }},
              loop_),
       report_(options_, seat_, connections_, steps_, units_by_id_),
-      vigil_(static_cast<std::size_t>(options_.world_size)) {
+      vigil_(static_cast<std::size_t>(options_.world_size),
+             neighbour_count(static_cast<std::size_t>(options_.world_size))) {
   if (const Status usable = report_.open_directory(); !usable.ok())
     notices_.add("no flight records will be written (flight_record=" + options_.flight_record +
                  "): " + usable.message());

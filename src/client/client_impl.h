@@ -37,7 +37,7 @@ class ClientImpl final : public Client, private Receiver {
              std::shared_ptr<Loop> loop, std::unique_ptr<Lobby> lobby);
   ~ClientImpl() override;
 
-  /// Connects to all servers and peers and waits until all have greeted. Blocks up to the timeout.
+  /// Connects to all servers and neighbours (mesh.h) and waits until all have greeted. Blocks up to the timeout.
   Status link(const Endpoints& endpoints, const std::function<bool()>& keep_waiting);
   /// See FailureReport::set_server. Any thread but the loops' may call it. What the function uses must live until
   /// shutdown() has returned.
@@ -128,6 +128,8 @@ class ClientImpl final : public Client, private Receiver {
   // Loop side: exchanges, messages and failures (client_loop.cc).
   void add_units(const std::shared_ptr<const Plan>& plan, bool transient);
   void begin(UnitState& unit, Operation&& operation);
+  bool needs_peers(const UnitState& unit, const Operation& operation) const;
+  void greeted();
   void finished(UnitState& unit);
   Result<std::span<std::byte>> place_for(LinkState& link, const wire::Header& header, bool lent);
   void note_arrival(LinkState& link, const wire::Header& header);
@@ -162,6 +164,7 @@ class ClientImpl final : public Client, private Receiver {
   Connections connections_;
   Steps steps_;  // any thread uses it
   std::map<std::uint32_t, UnitState*> units_by_id_;
+  std::vector<std::pair<UnitState*, Operation>> waiting_for_peers_;
   FailureReport report_;
   Vigil vigil_;
   int told_count_ = 0;  // findings of the vigil

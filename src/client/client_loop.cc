@@ -33,6 +33,10 @@ void ClientImpl::begin(UnitState& unit, Operation&& operation) {
     fail(departure_->status, departure_->cause);
     return steps_.release(unit);
   }
+  if (needs_peers(unit, operation)) {
+    waiting_for_peers_.emplace_back(&unit, std::move(operation));
+    return connections_.connect_all_peers();
+  }
   const Status status = guard_memory(
       [&] {
         unit.syncer.start(std::move(operation));
@@ -41,6 +45,20 @@ void ClientImpl::begin(UnitState& unit, Operation&& operation) {
       [&unit] { return "layer '" + unit.syncer.unit().name + "' of " + bytes_text(unit.syncer.unit().size_bytes); });
   if (!status.ok()) return fail(status.with_context(connections_.here()), {});
   check_parts_of_leavers(unit);
+}
+
+/// Whether the exchange has to wait until all peers are connected. In large jobs that happens when one first needs
+/// them.
+bool ClientImpl::needs_peers(const UnitState& unit, const Operation& operation) const {
+  return std::holds_alternative<Push>(operation) && traits_of(unit.syncer.next_scheme()).uses_peers &&
+         !connections_.all_peers_greeted();
+}
+
+/// A process has greeted.
+void ClientImpl::greeted() {
+  if (connections_.all_greeted()) steps_.set_linked(connections_.core_counts());
+  if (waiting_for_peers_.empty() || !connections_.all_peers_greeted()) return;
+  for (auto& [unit, operation] : std::exchange(waiting_for_peers_, {})) begin(*unit, std::move(operation));
 }
 
 void ClientImpl::finished(UnitState& unit) {

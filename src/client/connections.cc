@@ -8,6 +8,7 @@
 
 #include "base/host.h"
 #include "client/duration_text.h"
+#include "client/mesh.h"
 #include "plan/partition.h"
 #include "transport/traffic_class.h"
 #include "wire/messages/ending.h"
@@ -65,9 +66,9 @@ Connections::Connections(const Options& options, const Cluster& cluster, Receive
   if (!colocated_ && links_.worker_count > 1 && options.consistency == Consistency::bsp)
     for (std::size_t i = 0; i < links_.servers.size(); ++i)
       links_.push_windows.push_back(std::make_unique<PushWindow>(*loop_, window_bytes(options.world_size)));
-  // A peer may come before this client dials.
-  links_.peers.resize(links_.worker_count, std::vector<Flow*>(links_.class_count, nullptr));
-  links_.peers[links_.rank].clear();
+  links_.peers.resize(links_.worker_count);
+  for (std::size_t rank = 0; rank < links_.worker_count; ++rank)
+    if (is_neighbour(rank)) links_.peers[rank].resize(links_.class_count, nullptr);
   links_.loop = loop_.get();
   links_.executor = &executor;
   links_.pool = std::make_shared<BufferPool>();
@@ -85,11 +86,8 @@ void Connections::connect(const Endpoints& endpoints) {
       links_.server_is_local[i] = server.local;
       if (!server.dedicated) dial_server(i, server.addresses);
     }
-    for (std::size_t rank = 0; rank < links_.rank; ++rank) {
-      const auto& peer = endpoints_.peers[rank];
-      for (std::size_t priority_class = 0; priority_class < links_.class_count; ++priority_class)
-        dial(peer.transports, peer.address, LinkKind::peer, rank, priority_class);
-    }
+    for (std::size_t rank = 0; rank < links_.rank; ++rank)
+      if (is_neighbour(rank)) dial_peer(rank);
     lobby_->open(
         [this](std::shared_ptr<Flow> flow) { adopt(std::move(flow), LinkKind::peer, LinkState::kUnknown, 0, false); });
   });
@@ -97,6 +95,35 @@ void Connections::connect(const Endpoints& endpoints) {
   for (std::size_t i = 0; i < endpoints.servers.size(); ++i)
     if (const auto& server = endpoints.servers[i]; server.dedicated)
       dial(server.transports, server.addresses.front(), LinkKind::server, i, 0);
+}
+
+bool Connections::is_neighbour(std::size_t rank) const {
+  return are_neighbours(links_.rank, rank, links_.worker_count);
+}
+
+/// Of two ranks the higher one dials.
+void Connections::dial_peer(std::size_t rank) {
+  const auto& peer = endpoints_.peers[rank];
+  for (std::size_t priority_class = 0; priority_class < links_.class_count; ++priority_class)
+    dial(peer.transports, peer.address, LinkKind::peer, rank, priority_class);
+}
+
+void Connections::connect_all_peers() {
+  if (std::exchange(connects_all_peers_, true)) return;
+  peer_deadline_ = Clock::now() + patience_to_link(options_, true);
+  for (std::size_t rank = 0; rank < links_.worker_count; ++rank) {
+    if (rank == links_.rank || is_neighbour(rank)) continue;
+    links_.peers[rank].resize(links_.class_count, nullptr);
+    if (rank < links_.rank) dial_peer(rank);
+  }
+}
+
+bool Connections::all_peers_greeted() const {
+  for (std::size_t rank = 0; rank < links_.peers.size(); ++rank) {
+    const auto& lanes = links_.peers[rank];
+    if (rank != links_.rank && (lanes.empty() || !all_there(lanes))) return false;
+  }
+  return true;
 }
 
 void Connections::dial(const Endpoints::Transports& transports, const std::string& address, LinkKind kind,
@@ -213,8 +240,10 @@ Status Connections::greeted_by_peer(LinkState& link, const wire::Hello& hello) {
   const std::string from = link.flow->peer_name();
   if (hello.run != endpoints_.run) return {ErrorCode::refused, from + " is of another run of the job"};
   if (!link.known()) {
-    if (hello.rank >= links_.worker_count || hello.rank == links_.rank || hello.priority_class >= links_.class_count ||
-        links_.peers[hello.rank][hello.priority_class] != nullptr)
+    const bool fits =
+        hello.rank < links_.worker_count && hello.rank != links_.rank && hello.priority_class < links_.class_count;
+    if (fits) links_.peers[hello.rank].resize(links_.class_count, nullptr);  // it may need all peers before this rank
+    if (!fits || links_.peers[hello.rank][hello.priority_class] != nullptr)
       return {ErrorCode::refused, from + " claims rank " + std::to_string(hello.rank) + ", which is taken"};
     link.index = hello.rank;
     link.lane = hello.priority_class;
@@ -305,7 +334,8 @@ TrafficStats Connections::traffic() const {
 void Connections::beat() {
   for (auto& entry : flows_) {
     LinkState& link = entry.second;  // older compilers cannot capture a structured binding
-    if (link.kind != LinkKind::peer || link.lane != 0 || !link.greeted || link.left || link.leaving || link.beating)
+    if (link.kind != LinkKind::peer || link.lane != 0 || !link.greeted || link.left || link.leaving || link.beating ||
+        !is_neighbour(link.index))
       continue;
     link.beating = true;
     link.flow->send(wire::Heartbeat::make(), {}, [this, &link](const Status& status) {
@@ -324,7 +354,8 @@ bool Connections::is_of(const LinkState& link, std::size_t rank) const {
 std::vector<std::int64_t> Connections::signs_of_life() const {
   std::vector<std::int64_t> signs_ns(links_.worker_count, 0);
   for (const auto& [key, link] : flows_)
-    if (link.kind == LinkKind::peer && link.greeted && !link.left) signs_ns[link.index] = link.last_sign_ns;
+    if (link.kind == LinkKind::peer && link.greeted && !link.left && is_neighbour(link.index))
+      signs_ns[link.index] = link.last_sign_ns;
   for (const auto& [key, link] : flows_)
     if (link.known() && link.index < signs_ns.size() && signs_ns[link.index] != 0 && is_of(link, link.index))
       signs_ns[link.index] = std::max(signs_ns[link.index], link.last_sign_ns);

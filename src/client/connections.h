@@ -113,11 +113,16 @@ class Connections {
   Connections(const Options& options, const Cluster& cluster, Receiver& receiver, Callbacks callbacks,
               std::shared_ptr<Loop> loop, std::unique_ptr<Lobby> lobby, Executor& executor);
 
-  /// Starts to connect to all servers and peers. It may have to look up names, so the loop's thread must not call it.
+  /// Starts to connect to all servers and neighbours (mesh.h). It may have to look up names, so the loop's thread must
+  /// not call it.
   void connect(const Endpoints& endpoints);
+  /// Starts to connect to all peers. Once it has, further calls have no effect.
+  void connect_all_peers();
+  /// Whether all peers have greeted.
+  bool all_peers_greeted() const;
   /// Handles the hello of a connection. ErrorCode::refused: the process at the other end does not belong to this job.
   Status on_hello(LinkState& link, const wire::Hello& hello);
-  /// Whether all servers and peers have greeted.
+  /// Whether all have greeted to which this rank has connected, or which have connected to it.
   bool all_greeted() const;
   /// The number of cores of each server. It is known when all have greeted.
   std::vector<int> core_counts() const;
@@ -147,9 +152,10 @@ class Connections {
     link.last_sign_ns = link.last_progress_ns = now_ns();
     last_progress_ns_.store(link.last_progress_ns, std::memory_order_relaxed);
   }
-  /// Sends a heartbeat to each peer, over the connection of the first class.
+  /// Sends a heartbeat to each neighbour, over the connection of the first class.
   void beat();
-  /// When each rank's process last gave a sign of life, over whatever connection. 0: this rank, and ranks that leave.
+  /// When each rank's process last gave a sign of life, over whatever connection. 0: ranks that are no neighbours, or
+  /// leave.
   std::vector<std::int64_t> signs_of_life() const;
   /// What the rank's machine has answered over the connection that has waited the least.
   Flow::Answer answer_of(std::size_t rank) const;
@@ -181,6 +187,8 @@ class Connections {
  private:
   void adopt(std::shared_ptr<Flow> flow, LinkKind kind, std::size_t index, std::size_t lane, bool greet);
   void watch_pending(const std::shared_ptr<Flow>& flow);
+  void dial_peer(std::size_t rank);
+  bool is_neighbour(std::size_t rank) const;
   void dial(const Endpoints::Transports& transports, const std::string& address, LinkKind kind, std::size_t index,
             std::size_t lane);
   bool is_of(const LinkState& link, std::size_t rank) const;
@@ -208,6 +216,7 @@ class Connections {
   Clock::time_point server_deadline_;  // for connecting to servers
   Clock::time_point peer_deadline_;    // for connecting to peers
   std::mt19937 jitter_;                // spreads the workers that a server has cut off
+  bool connects_all_peers_ = false;
   bool closing_ = false;
   bool told_of_marks_ = false;  // the user knows that the system does not permit to mark packets
   FlightRecorder recorder_;

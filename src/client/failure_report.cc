@@ -29,7 +29,8 @@ std::string FailureReport::describe_waiting() const {
     ++count;
   }
   if (first == nullptr)
-    return steps_.linked() ? "nothing was in flight" : "waiting for a greeting from " + connections_.not_linked();
+    return connections_.all_greeted() ? "nothing was in flight"
+                                      : "waiting for a greeting from " + connections_.not_linked();
   const Exchange& exchange = first->syncer.exchange();
   return "in step " + std::to_string(exchange.step) + " layer '" + exchange.unit().name + "' (" +
          std::string(scheme_name(exchange.outcome.scheme)) + ") was " + first->syncer.waiting_for() +
@@ -50,7 +51,6 @@ void FailureReport::write(const Record& record, const Status& status, const Fail
 
 FlightReport FailureReport::make_report(const Status& status, const FailureCause& cause,
                                         std::int64_t time_of_day_ns) const {
-  const bool linked = steps_.linked();
   FlightReport report;
   FlightRecordHead& head = report.head;
   head.process = "worker";
@@ -60,7 +60,7 @@ FlightReport FailureReport::make_report(const Status& status, const FailureCause
   head.rank = options_.rank;
   head.slot = seat_.slot;
   head.world_size = options_.world_size;
-  head.phase = !connections_.has_endpoints() ? "meeting" : linked ? "running" : "linking";
+  head.phase = !connections_.has_endpoints() ? "meeting" : steps_.linked() ? "running" : "linking";
   head.timeout_s = std::chrono::duration<double>(options_.timeout).count();
   head.error = status;
   head.source = cause.source;
@@ -68,7 +68,7 @@ FlightReport FailureReport::make_report(const Status& status, const FailureCause
   head.index = cause.index;
   head.time_ns = now_ns();
   head.wall_ns = time_of_day_ns;
-  if (!linked) report.not_linked = connections_.not_linked();
+  if (!connections_.all_greeted()) report.not_linked = connections_.not_linked();
   report.links = connections_.reports();
   for (const auto& [id, unit] : units_) {
     if (!unit->syncer.exchange().progress.running || ++report.waiting_count > kMostWaiting) continue;

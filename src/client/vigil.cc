@@ -11,7 +11,7 @@ using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
 constexpr milliseconds kShortestInterval{200};
-// P workers send P² heartbeats for each two intervals.
+// P workers that all watch each other send P² heartbeats for each two intervals.
 constexpr milliseconds kIntervalOfARank{8};
 // All in intervals:
 constexpr int kUnreachableAfter = 5;
@@ -22,8 +22,9 @@ constexpr int kOwnPause = 3;
 
 }  // namespace
 
-Vigil::Vigil(std::size_t worker_count)
-    : interval_(std::max(kShortestInterval, kIntervalOfARank * static_cast<int>(worker_count))), ranks_(worker_count) {}
+Vigil::Vigil(std::size_t worker_count, std::size_t watched_count)
+    : interval_(std::max(kShortestInterval, kIntervalOfARank * static_cast<int>(watched_count))),
+      ranks_(worker_count) {}
 
 std::vector<Vigil::Finding> Vigil::judge(std::int64_t now_ns, std::span<const std::int64_t> heard_ns,
                                          const std::function<Flow::Answer(std::size_t rank)>& answer) {

@@ -1,7 +1,8 @@
 // Vigil: which ranks are silent, and whether their machines still answer.
 //
-// Each worker sends a heartbeat to every other one. A process that is frozen (stopped, swapped out) sends none, but the
-// kernel of its machine acknowledges what comes. A machine that is down or cut off does not.
+// Each worker sends a heartbeat to every other one, and in large jobs to its neighbours (mesh.h). A process that is
+// frozen (stopped, swapped out) sends none, but the kernel of its machine acknowledges what comes. A machine that is
+// down or cut off does not.
 #pragma once
 
 #include <chrono>
@@ -30,7 +31,8 @@ class Vigil {
     std::chrono::nanoseconds silence{0};
   };
 
-  explicit Vigil(std::size_t worker_count);
+  /// Of `worker_count` ranks each watches `watched_count` others.
+  Vigil(std::size_t worker_count, std::size_t watched_count);
 
   /// How often judge() is to be called. Each second call is the time for a heartbeat.
   std::chrono::milliseconds interval() const { return interval_; }

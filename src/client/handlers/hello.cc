@@ -9,7 +9,7 @@ Status ClientImpl::Handlers::hello(ClientImpl& client, LinkState& link, const wi
                                    std::span<const std::byte> payload) {
   if (Status status = client.connections_.on_hello(link, wire::Hello::read(header, payload)); !status.ok())
     return status;
-  if (client.connections_.all_greeted()) client.steps_.set_linked(client.connections_.core_counts());
+  client.greeted();
   return {};
 }
 

@@ -45,7 +45,7 @@ class Watch {
   void sleep(nanoseconds time) { now_ += time; }
   nanoseconds unreachable_for() const { return vigil.unreachable_for(1, now_.count()); }
 
-  Vigil vigil{2};
+  Vigil vigil{2, 1};
   nanoseconds round_trip{0};
   nanoseconds silence{0};  // of the last finding
 
@@ -111,8 +111,8 @@ TEST(Vigil, BlamesNobodyForItsOwnPause) {
 }
 
 TEST(Vigil, SendsFewerHeartbeatsAmongManyRanks) {
-  EXPECT_EQ(Vigil(8).interval(), milliseconds(200));
-  EXPECT_EQ(Vigil(1'000).interval(), seconds(8));
+  EXPECT_EQ(Vigil(8, 7).interval(), milliseconds(200));
+  EXPECT_EQ(Vigil(1'000, 1'000).interval(), seconds(8));
 }
 
 }  // namespace
