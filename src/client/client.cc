@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "client/client_impl.h"
-#include "client/mesh.h"
+#include "plan/mesh.h"
 #include "plan/priority.h"
 #include "wire/messages/ending.h"
 

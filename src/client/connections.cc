@@ -8,7 +8,7 @@
 
 #include "base/host.h"
 #include "client/duration_text.h"
-#include "client/mesh.h"
+#include "plan/mesh.h"
 #include "plan/partition.h"
 #include "transport/traffic_class.h"
 #include "wire/messages/ending.h"

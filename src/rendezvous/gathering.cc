@@ -20,7 +20,7 @@ constexpr std::uint32_t kLostGenerations = 100;  // more generations than a lost
 constexpr auto kFarewell = std::chrono::seconds(2);
 // With OnFailure::abort, the wait for a store that is away before all have met: rank 0 may begin again and serve a new
 // one.
-constexpr auto kStorePatience = std::chrono::seconds(5);
+constexpr auto kStorePatience = std::chrono::seconds(15);
 
 /// With OnFailure::shrink, the time for which nobody new must have come before the present processes go on.
 milliseconds window_of(const Options& options) {

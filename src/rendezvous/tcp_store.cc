@@ -32,7 +32,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kAskAgain{20};
 constexpr std::chrono::milliseconds kDialAgain{100};
-constexpr std::chrono::milliseconds kQuickLook{100};
+constexpr std::chrono::milliseconds kQuickLook{100};  // and twice as long after each that was not answered
 constexpr std::chrono::milliseconds kAnswerTime{
     1'000};  // that a get gives the server at least, unless it is a quick look
 constexpr std::chrono::milliseconds kSetTime{2'000};
@@ -120,12 +120,13 @@ class TcpStore final : public Store {
     for (;;) {
       const auto now = Clock::now();
       auto stream =
-          dial(address_, admission_, where_, std::min(std::max(deadline, now + kQuickLook), now + kAttemptTime));
+          dial(address_, admission_, where_, std::min(std::max(deadline, now + quick_look_), now + kAttemptTime));
       if (stream.ok()) {
         stream_ = std::move(stream.value());
         reached_ = true;
         return {};
       }
+      look_longer();
       if (stream.status().code() != ErrorCode::unreachable) return stream.status();
       if (take_over()) continue;
       if (!keep_waiting()) return {ErrorCode::aborted, "interrupted while connecting"};
@@ -146,7 +147,7 @@ class TcpStore final : public Store {
   Result<std::string> get(const std::string& key, std::chrono::milliseconds timeout) override {
     const auto begun = Clock::now();
     const auto deadline = begun + timeout;
-    const auto answer_deadline = begun + (timeout.count() == 0 ? kQuickLook : std::max(timeout, kAnswerTime));
+    const auto answer_deadline = begun + (timeout.count() == 0 ? quick_look_ : std::max(timeout, kAnswerTime));
     for (;;) {
       auto answer = ask(kGet, key, "", deadline, answer_deadline);
       if (!answer.ok()) return answer.status();
@@ -179,13 +180,20 @@ class TcpStore final : public Store {
         if (Status status = reach(deadline, [] { return true; }); !status.ok()) return status;
       }
       auto answer = exchange(request, answer_deadline);
+      if (answer.ok()) quick_look_ = kQuickLook;
       if (answer.ok() || answer.status().code() == ErrorCode::refused) return answer;
+      look_longer();
       stream_.close();  // a late answer would be taken for the answer to the next request
       // That no answer has come does not mean that there is no such key.
       if (answer.status().code() == ErrorCode::timeout)
         return Status(ErrorCode::unreachable, answer.status().message());
       if (Clock::now() >= deadline) return answer;
     }
+  }
+
+  /// A server that many ask at once takes longer to answer. If all gave up early and asked again, it never would.
+  void look_longer() {
+    quick_look_ = std::min(2 * quick_look_, std::max(kQuickLook, std::min(kSetTime, timeout_ / 10)));
   }
 
   Result<Answer> exchange(const std::string& request, Clock::time_point deadline) {
@@ -240,6 +248,7 @@ class TcpStore final : public Store {
   const bool takes_over_;
   ByteStream stream_;
   bool reached_ = false;
+  std::chrono::milliseconds quick_look_ = kQuickLook;
 };
 
 Result<std::unique_ptr<StoreServer>> serve(const Options& options, const tcp::SocketAddress& address,

@@ -11,7 +11,7 @@
 #include "base/host.h"
 #include "base/wipe.h"
 #include "client/client_impl.h"
-#include "client/mesh.h"
+#include "plan/mesh.h"
 #include "rendezvous/hosts.h"
 #include "rendezvous/members.h"
 #include "server/server_impl.h"

@@ -1,6 +1,6 @@
 // Jobs of more workers than are all connected to each other: who is connected when, that all of it works, and that a
 // failure reaches everybody.
-#include "client/mesh.h"
+#include "plan/mesh.h"
 
 #include <gtest/gtest.h>
 

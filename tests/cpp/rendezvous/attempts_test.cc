@@ -164,7 +164,7 @@ TEST(Attempts, AStoreThatStaysAwayIsAnErrorBeforeTheTimeout) {
   store.set_away(true);
   const auto begun = Clock::now();
   EXPECT_EQ(waiting.get().status().code(), ErrorCode::unreachable);
-  EXPECT_LT(Clock::now() - begun, std::chrono::seconds(10));
+  EXPECT_LT(Clock::now() - begun, std::chrono::seconds(25));
 }
 
 /// Whether all others have met, too; otherwise a rank cannot connect to them.

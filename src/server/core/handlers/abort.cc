@@ -1,13 +1,21 @@
 // abort: the worker has failed.
+#include "plan/mesh.h"
 #include "server/core/connection.h"
 #include "server/core/server_core.h"
 
 namespace poseidon {
 
-Status ServerCore::Handlers::abort(ServerCore& core, Connection& from, const wire::Header& /*header*/,
-                                   std::span<const std::byte> /*payload*/) {
+/// In large jobs not every worker is connected to the one that has failed. So the server passes on the first one's
+/// reason. Otherwise others would only learn that somebody has left.
+Status ServerCore::Handlers::abort(ServerCore& core, Connection& from, const wire::Header& header,
+                                   std::span<const std::byte> payload) {
   from.left = true;
+  const bool first = !from.job->failing;
   core.remember_open_chunks(*from.job);
+  if (!first || from.job->worker_count <= kFullMesh) return {};
+  const wire::TextMessage message = wire::Abort::read(header, payload).make();
+  for (Connection* other : from.job->connections)
+    if (!other->left) other->send_text(message, [] {});
   return {};
 }
 
