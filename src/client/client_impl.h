@@ -128,6 +128,7 @@ class ClientImpl final : public Client, private Receiver {
   // Loop side: exchanges, messages and failures (client_loop.cc).
   void add_units(const std::shared_ptr<const Plan>& plan, bool transient);
   void begin(UnitState& unit, Operation&& operation);
+  void run(UnitState& unit, Operation&& operation);
   bool needs_peers(const UnitState& unit, const Operation& operation) const;
   void greeted();
   void finished(UnitState& unit);
@@ -164,7 +165,7 @@ class ClientImpl final : public Client, private Receiver {
   Connections connections_;
   Steps steps_;  // any thread uses it
   std::map<std::uint32_t, UnitState*> units_by_id_;
-  std::vector<std::pair<UnitState*, Operation>> waiting_for_peers_;
+  std::vector<std::pair<UnitState*, Operation>> waiting_for_peers_;  // contributions that cannot be sent yet
   FailureReport report_;
   Vigil vigil_;
   int told_count_ = 0;  // findings of the vigil

@@ -83,10 +83,11 @@ void ClientImpl::shutdown(const std::function<bool()>& keep_waiting) {
 bool ClientImpl::still_contributes() {
   bool any = false;
   loop_->call([this, &any] {
-    any = !closing_ && std::ranges::any_of(units_by_id_, [](const auto& unit) {
+    const auto contributes_yet = [](const auto& unit) {
       const Progress& progress = unit.second->syncer.exchange().progress;
       return progress.running && progress.contributing;
-    });
+    };
+    any = !closing_ && (!waiting_for_peers_.empty() || std::ranges::any_of(units_by_id_, contributes_yet));
   });
   return any;
 }

@@ -37,6 +37,10 @@ void ClientImpl::begin(UnitState& unit, Operation&& operation) {
     waiting_for_peers_.emplace_back(&unit, std::move(operation));
     return connections_.connect_all_peers();
   }
+  run(unit, std::move(operation));
+}
+
+void ClientImpl::run(UnitState& unit, Operation&& operation) {
   const Status status = guard_memory(
       [&] {
         unit.syncer.start(std::move(operation));
@@ -54,11 +58,12 @@ bool ClientImpl::needs_peers(const UnitState& unit, const Operation& operation) 
          !connections_.all_peers_greeted();
 }
 
-/// A process has greeted.
+/// A process has greeted. What has waited for peers goes on, also if this rank leaves: it has been contributed before.
 void ClientImpl::greeted() {
   if (connections_.all_greeted()) steps_.set_linked(connections_.core_counts());
   if (waiting_for_peers_.empty() || !connections_.all_peers_greeted()) return;
-  for (auto& [unit, operation] : std::exchange(waiting_for_peers_, {})) begin(*unit, std::move(operation));
+  for (auto& [unit, operation] : std::exchange(waiting_for_peers_, {}))
+    if (!closing_) run(*unit, std::move(operation));  // a failure has released the rest
 }
 
 void ClientImpl::finished(UnitState& unit) {
@@ -184,7 +189,8 @@ void ClientImpl::on_closed(Flow& flow, const Status& status) {
   if (!link.known()) return;  // the process at the other end has not identified itself
   if (link.left) {
     departure_ = departure_of(link);
-    if (needs(link)) fail(departure_->status, departure_->cause);
+    // Whoever leaves has not started what still waits for peers here.
+    if (needs(link) || !waiting_for_peers_.empty()) fail(departure_->status, departure_->cause);
     return;
   }
   if (status.code() == ErrorCode::peer_lost && connections_.redial(link)) return;

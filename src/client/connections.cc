@@ -110,7 +110,7 @@ void Connections::dial_peer(std::size_t rank) {
 
 void Connections::connect_all_peers() {
   if (std::exchange(connects_all_peers_, true)) return;
-  peer_deadline_ = Clock::now() + patience_to_link(options_, true);
+  peer_deadline_ = Clock::now() + patience_to_link(options_, false);  // one that does not answer may be frozen
   for (std::size_t rank = 0; rank < links_.worker_count; ++rank) {
     if (rank == links_.rank || is_neighbour(rank)) continue;
     links_.peers[rank].resize(links_.class_count, nullptr);
@@ -178,7 +178,7 @@ void Connections::adopt(std::shared_ptr<Flow> flow, LinkKind kind, std::size_t i
   adopted.set_context(&link);
   note(FlightEvent::Kind::connected, link, "");
   adopted.set_receiver(&receiver_);
-  if (closing_) return adopted.close(kLinger);
+  if (closing_) return end(link);  // a peer may need this rank for the first time when it has failed
   if (greet) send_hello(adopted, lane);
   if (!link.known()) watch_pending(link.flow);
 }
@@ -299,11 +299,16 @@ void Connections::say_goodbye() {
 
 void Connections::close(const wire::Header& last_message, const std::shared_ptr<const std::string>& text) {
   closing_ = true;
+  last_message_ = last_message;
+  last_text_ = text;
   for (const auto& window : links_.push_windows) window->drop();
-  for (auto& [key, link] : flows_) {
-    if (!link.leaving) link.flow->send(last_message, {std::as_bytes(std::span(*text))}, [text](const Status&) {});
-    link.flow->close(kLinger);
-  }
+  for (auto& [key, link] : flows_) end(link);
+}
+
+void Connections::end(LinkState& link) {
+  if (!link.leaving)
+    link.flow->send(last_message_, {std::as_bytes(std::span(*last_text_))}, [text = last_text_](const Status&) {});
+  link.flow->close(kLinger);
 }
 
 std::map<const Flow*, LinkState>::node_type Connections::remove(Flow& flow) {

@@ -187,6 +187,7 @@ class Connections {
  private:
   void adopt(std::shared_ptr<Flow> flow, LinkKind kind, std::size_t index, std::size_t lane, bool greet);
   void watch_pending(const std::shared_ptr<Flow>& flow);
+  void end(LinkState& link);
   void dial_peer(std::size_t rank);
   bool is_neighbour(std::size_t rank) const;
   void dial(const Endpoints::Transports& transports, const std::string& address, LinkKind kind, std::size_t index,
@@ -218,6 +219,8 @@ class Connections {
   std::mt19937 jitter_;                // spreads the workers that a server has cut off
   bool connects_all_peers_ = false;
   bool closing_ = false;
+  wire::Header last_message_;  // once it is closing
+  std::shared_ptr<const std::string> last_text_;
   bool told_of_marks_ = false;  // the user knows that the system does not permit to mark packets
   FlightRecorder recorder_;
   std::vector<LinkReport> ended_links_;

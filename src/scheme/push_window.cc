@@ -15,7 +15,9 @@ bool PushWindow::has_room(std::uint16_t level) const {
   return open_ || bytes < factor_ * limit_bytes_ || awaited_.size() < kLeastPushes;
 }
 
-void PushWindow::set_round_trip(std::chrono::nanoseconds round_trip) { round_trip_ = round_trip; }
+void PushWindow::set_round_trip(std::chrono::nanoseconds round_trip) {
+  if (round_trip.count() > 0 && (round_trip_.count() == 0 || round_trip < round_trip_)) round_trip_ = round_trip;
+}
 
 void PushWindow::push(Id id, std::uint16_t level, std::size_t size_bytes, Send send) {
   waiting_.push(level, {id, level, size_bytes, std::move(send)});

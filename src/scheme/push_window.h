@@ -50,7 +50,7 @@ class PushWindow {
   /// before it sends what it has in common with the others.
   void push(Id id, std::uint16_t level, std::size_t size_bytes, Send send);
   /// How long the network alone takes to the server and back. While results take less than twice as long, the port is
-  /// not full, and the window grows with each of them.
+  /// not full, and the window grows with each of them. Of several values the least holds; 0 is none.
   void set_round_trip(std::chrono::nanoseconds round_trip);
   /// The result of a push is here. Has no effect if none is awaited.
   void answered(Id id);

@@ -11,7 +11,6 @@
 #include "base/host.h"
 #include "base/wipe.h"
 #include "client/client_impl.h"
-#include "plan/mesh.h"
 #include "rendezvous/hosts.h"
 #include "rendezvous/members.h"
 #include "server/server_impl.h"
@@ -232,8 +231,7 @@ class JobJoin {
       if (rank == static_cast<std::size_t>(options_.rank)) continue;
       const bool shares = endpoints.peers[rank].transports.front() == transports_->shm.get();
       const std::size_t each = shares ? kShmFlowDescriptors : 1;
-      if (are_neighbours(static_cast<std::size_t>(options_.rank), rank, endpoints.peers.size()))
-        count += each * classes;
+      count += each * classes;
       if (parts_->server() == nullptr) continue;
       count += each * lanes * (endpoints.servers[rank].addresses.size() + parts_->server()->core_count());
     }

@@ -134,6 +134,7 @@ struct ServerCore::Job {
   std::set<Connection*> connections;
   std::set<Connection*> waiting;     // those whose next contribution may not come yet
   bool failing = false;              // its open chunks have been remembered
+  bool passed_on = false;            // its workers have been told why one of them has failed
   std::set<std::uint32_t> departed;  // ranks that have said goodbye over all their connections
   std::size_t guests = 0;            // workers of other cores that push to chunks here (chunk_handover.h)
   FairShare share;

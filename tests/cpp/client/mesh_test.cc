@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "cpp/client/cluster.h"
 #include "cpp/transport/own_sockets.h"
 
@@ -95,6 +96,41 @@ TEST(Mesh, PeersAreConnectedWhenAStepNeedsThem) {
   exchange_factors(cluster, first + 1);
   exchange_dense(cluster, first);
   EXPECT_GE(own_sockets().size(), to_servers + kRanks * (kRanks - 1));
+}
+
+// Its part waits for connections when it leaves. The others have a right to it.
+TEST(Mesh, ARankThatLeavesHasContributedWhatItStarted) {
+  TestCluster cluster(many_ranks());
+  ASSERT_TRUE(cluster.connected());
+  const auto first = cluster.add({matrix_layer("factors", 4, 3, Scheme::sfb)});
+  cluster.each([&](std::size_t rank, Client& client) {
+    std::vector<float> left(4, 1.0F);
+    std::vector<float> right(3, 1.0F);
+    std::vector<float> sum(12);
+    const Status started = client.start_factors(
+        first, DType::float32, {{bytes_of(left).data(), bytes_of(right).data(), 1}}, bytes_of(sum), 1, false);
+    EXPECT_TRUE(started.ok()) << started.message();
+    if (rank == kRanks - 1) return client.shutdown();
+    const Status status = client.wait(first, always);
+    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_EQ(sum, std::vector<float>(12, static_cast<float>(kRanks)));
+  });
+}
+
+TEST(Mesh, ARankThatLeavesEndsWhatWaitsForIt) {
+  TestCluster cluster(many_ranks());
+  ASSERT_TRUE(cluster.connected());
+  const auto first = cluster.add({matrix_layer("factors", 4, 3, Scheme::sfb)});
+  const auto begun = Clock::now();
+  cluster.each([&](std::size_t rank, Client& client) {
+    if (rank == kRanks - 1) return client.shutdown();
+    std::vector<float> ones(4, 1.0F);
+    std::vector<float> sum(12);
+    static_cast<void>(client.start_factors(first, DType::float32, {{bytes_of(ones).data(), bytes_of(ones).data(), 1}},
+                                           bytes_of(sum), 1, false));
+    EXPECT_EQ(client.wait(first, always).code(), ErrorCode::peer_lost);
+  });
+  EXPECT_LT(Clock::now() - begun, std::chrono::seconds(30)) << "the timeout is 60 s";
 }
 
 TEST(Mesh, AFailureReachesEverybody) {

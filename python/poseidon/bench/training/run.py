@@ -62,6 +62,8 @@ def run_training(config: TrainConfig, progress: Callable[[str, int, int], None] 
 
 def _check_servers(config: TrainConfig) -> None:
     """Refuses methods that move other bytes with dedicated servers than the closed form of `ps` says."""
+    if config.server_count and config.host_count < 2:
+        raise InvalidArgument(f"hosts is {config.host_count}: one worker exchanges nothing with dedicated servers")
     if other := [method.name for method in config.methods if config.server_count and not method.all_through_ps]:
         raise InvalidArgument(
             f"servers is {config.server_count}: with dedicated servers only methods can be compared that send every "
@@ -111,13 +113,12 @@ def _summarize(config: TrainConfig, rounds: dict[str, list[list[Round]]], tcp_co
         for name, repeats in rounds.items()
     }
     without_exchange = median(seconds["none"])
-    # All hosts of a run on loopback share one interface, whose counters hold the bytes of every one of them.
-    sharers = config.host_count if config.link is None else 1
     results = []
     for method in config.methods:
         iteration = mean(seconds[method.name]) if method.every > 1 else median(seconds[method.name])
         efficiency = without_exchange / iteration
         layer_bytes = _layer_bytes(config, method)
+        sharers = _sharers(config, method)
         counted_steps = sum(hosts[0].counted_steps for hosts in rounds[method.name])
         by_host = [
             sum(hosts[rank].interface.total for hosts in rounds[method.name]) / counted_steps / sharers
@@ -153,6 +154,14 @@ def _summarize(config: TrainConfig, rounds: dict[str, list[list[Round]]], tcp_co
         testbed=config.testbed,
         servers=config.server_count,
     )
+
+
+def _sharers(config: TrainConfig, method: Method) -> int:
+    """How many ends' bytes the interface of a host counts: on loopback those of all workers and dedicated servers."""
+    if config.link is not None:
+        return 1
+    with_servers = config.server_count > 0 and method.library == "poseidon"
+    return config.host_count * (2 if with_servers else 1)  # the servers together move what the workers move
 
 
 def _layer_bytes(config: TrainConfig, method: Method) -> list[float]:

@@ -1,4 +1,6 @@
 // abort: the worker has failed.
+#include <utility>
+
 #include "plan/mesh.h"
 #include "server/core/connection.h"
 #include "server/core/server_core.h"
@@ -10,9 +12,8 @@ namespace poseidon {
 Status ServerCore::Handlers::abort(ServerCore& core, Connection& from, const wire::Header& header,
                                    std::span<const std::byte> payload) {
   from.left = true;
-  const bool first = !from.job->failing;
   core.remember_open_chunks(*from.job);
-  if (!first || from.job->worker_count <= kFullMesh) return {};
+  if (from.job->worker_count <= kFullMesh || std::exchange(from.job->passed_on, true)) return {};
   const wire::TextMessage message = wire::Abort::read(header, payload).make();
   for (Connection* other : from.job->connections)
     if (!other->left) other->send_text(message, [] {});
