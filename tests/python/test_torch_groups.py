@@ -163,7 +163,9 @@ def test_another_world_than_that_of_init_is_refused(tmp_path: Path) -> None:
 
 def fails_in_a_part(folder: str) -> str:
     start_torch(folder)
-    here = context_of(dist.new_group([0, 1]))
+    group = dist.new_group([0, 1])
+    here = context_of(group)
+    dist.barrier(group)  # until both have met; a failure before that is another error
     if dist.get_rank() == 1:
         raise_in_a_thread()
         return ""
