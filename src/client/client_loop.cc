@@ -58,7 +58,8 @@ bool ClientImpl::needs_peers(const UnitState& unit, const Operation& operation) 
          !connections_.all_peers_greeted();
 }
 
-/// A process has greeted. What has waited for peers goes on, also if this rank leaves: it has been contributed before.
+/// A process has greeted. What has waited for peers goes on, even if this rank leaves: its program contributed it
+/// before.
 void ClientImpl::greeted() {
   if (connections_.all_greeted()) steps_.set_linked(connections_.core_counts());
   if (waiting_for_peers_.empty() || !connections_.all_peers_greeted()) return;
