@@ -1,8 +1,8 @@
 #include "transport/tcp/tcp_flow.h"
 
 #include <linux/sockios.h>
+#include <linux/tcp.h>  // the C library's own header does not know tcpi_min_rtt
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -16,13 +16,13 @@
 #include "transport/tcp/address.h"
 #include "transport/tcp/congestion_control.h"
 #include "transport/tcp/retransmission.h"
-#include "transport/tcp/round_trip.h"
 #include "transport/tcp/socket_option.h"
 
 namespace poseidon::tcp {
 
 namespace {
 
+constexpr std::uint32_t kNoRoundTrip = ~0u;  // the kernel's tcpi_min_rtt before the first one
 constexpr std::size_t kPiecesPerSend = 512;
 // How much one flow reads per wake-up. The limit gives the loop's other flows their turn, and it keeps what has been
 // read in the cache until it is processed.
@@ -166,7 +166,7 @@ Flow::Answer TcpFlow::answer() const {
   if (state_ == State::closed || ::getsockopt(stream_.socket(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return {};
   Answer answer;
   answer.round_trip = std::chrono::microseconds(info.tcpi_rtt);
-  answer.least_round_trip = least_round_trip(stream_.socket());
+  if (info.tcpi_min_rtt != kNoRoundTrip) answer.least_round_trip = std::chrono::microseconds(info.tcpi_min_rtt);
   if (info.tcpi_unacked > 0) answer.missing = std::chrono::milliseconds(info.tcpi_last_ack_recv);
   return answer;
 }

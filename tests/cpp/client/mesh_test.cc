@@ -58,18 +58,30 @@ TEST(Mesh, SmallJobsAreWholeAndLargeOnesHaveShortWays) {
   EXPECT_LE(neighbour_count(1024), 20U);
 }
 
-/// Each rank contributes its rank as a factor of a 4 × 3 matrix.
-void exchange_factors(TestCluster& cluster, std::uint32_t layer) {
-  cluster.each([layer](std::size_t rank, Client& client) {
-    std::vector<float> left(4, static_cast<float>(rank));
-    std::vector<float> right(3, 1.0F);
-    std::vector<float> sum(12);
-    const Status started = client.start_factors(
-        layer, DType::float32, {{bytes_of(left).data(), bytes_of(right).data(), 1}}, bytes_of(sum), 1, false);
-    EXPECT_TRUE(started.ok()) << started.message();
+/// One rank's contribution to a 4 × 3 matrix of equal elements, and the sum of all.
+struct Factors {
+  explicit Factors(float value) : left(4, value) {}
+  Status start(Client& client, std::uint32_t layer) {
+    return client.start_factors(layer, DType::float32, {{bytes_of(left).data(), bytes_of(right).data(), 1}},
+                                bytes_of(sum), 1, false);
+  }
+  void expect_sum(Client& client, std::uint32_t layer, std::size_t expected) const {
     const Status status = client.wait(layer, always);
     EXPECT_TRUE(status.ok()) << status.message();
-    EXPECT_EQ(sum, std::vector<float>(12, static_cast<float>(kRanks * (kRanks - 1) / 2))) << rank;
+    EXPECT_EQ(sum, std::vector<float>(12, static_cast<float>(expected)));
+  }
+
+  std::vector<float> left;
+  std::vector<float> right = std::vector<float>(3, 1.0F);
+  std::vector<float> sum = std::vector<float>(12);
+};
+
+void exchange_factors(TestCluster& cluster, std::uint32_t layer) {
+  cluster.each([layer](std::size_t rank, Client& client) {
+    Factors factors(static_cast<float>(rank));
+    const Status started = factors.start(client, layer);
+    EXPECT_TRUE(started.ok()) << started.message();
+    factors.expect_sum(client, layer, kRanks * (kRanks - 1) / 2);
   });
 }
 
@@ -104,16 +116,11 @@ TEST(Mesh, ARankThatLeavesHasContributedWhatItStarted) {
   ASSERT_TRUE(cluster.connected());
   const auto first = cluster.add({matrix_layer("factors", 4, 3, Scheme::sfb)});
   cluster.each([&](std::size_t rank, Client& client) {
-    std::vector<float> left(4, 1.0F);
-    std::vector<float> right(3, 1.0F);
-    std::vector<float> sum(12);
-    const Status started = client.start_factors(
-        first, DType::float32, {{bytes_of(left).data(), bytes_of(right).data(), 1}}, bytes_of(sum), 1, false);
+    Factors factors(1.0F);
+    const Status started = factors.start(client, first);
     EXPECT_TRUE(started.ok()) << started.message();
     if (rank == kRanks - 1) return client.shutdown();
-    const Status status = client.wait(first, always);
-    EXPECT_TRUE(status.ok()) << status.message();
-    EXPECT_EQ(sum, std::vector<float>(12, static_cast<float>(kRanks)));
+    factors.expect_sum(client, first, kRanks);
   });
 }
 
@@ -124,10 +131,8 @@ TEST(Mesh, ARankThatLeavesEndsWhatWaitsForIt) {
   const auto begun = Clock::now();
   cluster.each([&](std::size_t rank, Client& client) {
     if (rank == kRanks - 1) return client.shutdown();
-    std::vector<float> ones(4, 1.0F);
-    std::vector<float> sum(12);
-    static_cast<void>(client.start_factors(first, DType::float32, {{bytes_of(ones).data(), bytes_of(ones).data(), 1}},
-                                           bytes_of(sum), 1, false));
+    Factors factors(1.0F);
+    static_cast<void>(factors.start(client, first));
     EXPECT_EQ(client.wait(first, always).code(), ErrorCode::peer_lost);
   });
   EXPECT_LT(Clock::now() - begun, std::chrono::seconds(30)) << "the timeout is 60 s";
@@ -141,11 +146,9 @@ TEST(Mesh, AFailureReachesEverybody) {
   cluster.each([&](std::size_t rank, Client& client) {
     if (rank == failed) return client.abort("on purpose", false);
     std::vector<float> ones(1000, 1.0F);
-    std::vector<float> sum(12);
+    Factors factors(1.0F);
     // One rank waits for peers that will never be connected.
-    if (rank == 0)
-      static_cast<void>(client.start_factors(
-          first + 1, DType::float32, {{bytes_of(ones).data(), bytes_of(ones).data(), 1}}, bytes_of(sum), 1, false));
+    if (rank == 0) static_cast<void>(factors.start(client, first + 1));
     static_cast<void>(client.start(first, bytes_of(ones), 1));
     const Status status = client.wait_all(always);
     EXPECT_FALSE(status.ok());

@@ -17,14 +17,13 @@ from poseidon.bench.exchange.mpi_engine import missing_mpi
 from poseidon.bench.exchange.mpi_launch import start_mpi_fleet
 from poseidon.bench.exchange.results import ExchangeConfig, ExchangeResult, Measured, summarize
 from poseidon.bench.hosts.fleet import LOOPBACK, Fleet, Place, places_of, start_fleet
-from poseidon.bench.hosts.server import start_servers
+from poseidon.bench.hosts.server import START_SECONDS, start_servers
 from poseidon.errors import InvalidArgument
 from poseidon.launch import free_port
 from poseidon.options import resolve
 from poseidon.testbed import Testbed
 
 _WARMUP_STEPS = 2  # the second finds what the first left behind
-_START_SECONDS = 120.0
 
 
 def run_exchange(config: ExchangeConfig, progress: Callable[[str, int, int], None] | None = None) -> ExchangeResult:
@@ -95,11 +94,11 @@ def _run_round(config: ExchangeConfig, method: ExchangeMethod, places: Sequence[
             if method.library == "mpi"
             else start_fleet(job.places, lambda rank: ExchangeHost(job, rank))
         )
-        workers.call_same("ready", timeout_seconds=_START_SECONDS)
+        workers.call_same("ready", timeout_seconds=START_SECONDS)
         # The library's own timeout comes first, so that its error says what happened.
-        workers.call_same("prepare", _WARMUP_STEPS, timeout_seconds=limit * (1 + _WARMUP_STEPS) + _START_SECONDS)
+        workers.call_same("prepare", _WARMUP_STEPS, timeout_seconds=limit * (1 + _WARMUP_STEPS) + START_SECONDS)
         before, timeouts_before = _total(servers, "cpu_seconds"), _total(servers, "timeouts")
-        measured = workers.call_same("measure", config.step_count, timeout_seconds=limit * steps + _START_SECONDS)
+        measured = workers.call_same("measure", config.step_count, timeout_seconds=limit * steps + START_SECONDS)
         server_cpu_seconds = _total(servers, "cpu_seconds") - before
         server_timeouts = int(_total(servers, "timeouts") - timeouts_before)
         workers.call_same("close", timeout_seconds=limit)
@@ -122,4 +121,4 @@ def _start_servers(
 
 def _total(servers: Fleet | None, figure: str) -> float:
     """The sum of what the servers have counted so far, by the name of ServerHost's method."""
-    return sum(servers.call_same(figure, timeout_seconds=_START_SECONDS)) if servers is not None else 0
+    return sum(servers.call_same(figure, timeout_seconds=START_SECONDS)) if servers is not None else 0

@@ -11,7 +11,7 @@ from poseidon.bench.hosts.fleet import Fleet, Place, start_fleet
 from poseidon.bench.hosts.measures import cpu_seconds, retransmission_timeouts
 from poseidon.options import Settings, resolve
 
-_START_SECONDS = 120.0
+START_SECONDS = 120.0  # for processes that are forked and meet
 
 
 def settings_on(place: Place, options: Mapping[str, str], **keywords: Any) -> Settings:
@@ -73,5 +73,5 @@ def start_servers(
     fleet = stack.enter_context(
         start_fleet(places, lambda rank: ServerHost(places[rank], options, len(places), timeout_seconds))
     )
-    ports = fleet.call_same("port", timeout_seconds=_START_SECONDS)
+    ports = fleet.call_same("port", timeout_seconds=START_SECONDS)
     return fleet, tuple(f"{place.address}:{port}" for place, port in zip(places, ports, strict=True))

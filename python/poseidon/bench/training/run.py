@@ -62,9 +62,11 @@ def run_training(config: TrainConfig, progress: Callable[[str, int, int], None] 
 
 def _check_servers(config: TrainConfig) -> None:
     """Refuses methods that move other bytes with dedicated servers than the closed form of `ps` says."""
-    if config.server_count and config.host_count < 2:
+    if not config.server_count:
+        return
+    if config.host_count < 2:
         raise InvalidArgument(f"hosts is {config.host_count}: one worker exchanges nothing with dedicated servers")
-    if other := [method.name for method in config.methods if config.server_count and not method.all_through_ps]:
+    if other := [method.name for method in config.methods if not method.all_through_ps]:
         raise InvalidArgument(
             f"servers is {config.server_count}: with dedicated servers only methods can be compared that send every "
             f"layer to the parameter server, such as wfbp-ps and overlap-ps; {', '.join(other)} may not"
@@ -160,15 +162,19 @@ def _sharers(config: TrainConfig, method: Method) -> int:
     """How many ends' bytes the interface of a host counts: on loopback those of all workers and dedicated servers."""
     if config.link is not None:
         return 1
-    with_servers = config.server_count > 0 and method.library == "poseidon"
-    return config.host_count * (2 if with_servers else 1)  # the servers together move what the workers move
+    # The servers together move what the workers move.
+    return config.host_count * (2 if _uses_servers(config, method) else 1)
+
+
+def _uses_servers(config: TrainConfig, method: Method) -> bool:
+    return config.server_count > 0 and method.library == "poseidon"
 
 
 def _layer_bytes(config: TrainConfig, method: Method) -> list[float]:
     scaled = method.scaled(config.scale)
     small_bytes = {**_sizes_and_options(config), **scaled.options}["small_bytes"]
     layer_bytes = scaled.layer_bytes(config.table, config.host_count, small_bytes)
-    share = dedicated_share(config.host_count) if config.server_count and method.library == "poseidon" else 1
+    share = dedicated_share(config.host_count) if _uses_servers(config, method) else 1
     return [size * share for size in layer_bytes]
 
 
@@ -182,9 +188,7 @@ def _bound_seconds(
         exchange = sum(layer_bytes) / 2 * 8 / tcp_copy
         return max(without_exchange, exchange) if method.overlap_steps else without_exchange + exchange
     # A server's port carries what all workers move in both directions, shared by the servers.
-    busiest = 1.0
-    if config.server_count and method.library == "poseidon":
-        busiest = max(busiest, config.host_count / config.server_count)
+    busiest = max(1.0, config.host_count / config.server_count) if _uses_servers(config, method) else 1.0
     return least_step_seconds(
         config.table,
         config.compute_seconds,
