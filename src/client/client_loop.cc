@@ -13,6 +13,10 @@ namespace {
 constexpr Priority kFirst{wire::kFirstPriority + 1, 0};
 
 std::string bytes_text(std::uint64_t count) { return std::to_string(count) + " bytes"; }
+
+bool only_shows_life(const wire::Header& header) {
+  return header.kind == wire::Kind::heartbeat || header.kind == wire::Kind::rate;
+}
 }  // namespace
 
 void ClientImpl::add_units(const std::shared_ptr<const Plan>& plan, bool transient) {
@@ -93,9 +97,10 @@ Result<std::span<std::byte>> ClientImpl::accept(Flow& flow, const wire::Header& 
   return place;
 }
 
-/// A heartbeat is no progress: whoever waits for a step of a rank that only lives has to be told.
+/// A heartbeat is no progress: whoever waits for a step of a rank that only lives has to be told. A rate is none either:
+/// it may be due to other jobs.
 void ClientImpl::note_arrival(LinkState& link, const wire::Header& header) {
-  if (header.kind == wire::Kind::heartbeat)
+  if (only_shows_life(header))
     link.last_sign_ns = now_ns();
   else
     connections_.heard(link);
@@ -134,7 +139,7 @@ Status ClientImpl::on_message(Flow& flow, const wire::Header& header, std::span<
   LinkState& link = flow.context<LinkState>();
   note_arrival(link, header);
   link.in_payload = false;
-  if (header.kind != wire::Kind::heartbeat)
+  if (!only_shows_life(header))
     connections_.note(FlightEvent::Kind::message, link, wire::kind_name(header.kind), &header);
   Status status = guard_memory([&] { return take(link, header, payload); },
                                [&header] { return "a payload of " + bytes_text(header.payload_bytes); });

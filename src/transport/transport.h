@@ -114,6 +114,18 @@ class Flow {
   /// Transports that use no network do not miss answers.
   virtual Answer answer() const { return {}; }
 
+  /// What the network has done for this end so far. All counts are 0 for transports that use no network.
+  struct Delivery {
+    std::uint64_t received_bytes = 0;  // here without a gap, read by this process or not
+    std::uint64_t packets = 0;         // with data, sent and received
+    std::uint64_t lost_packets = 0;    // sent again, or received after a later one
+  };
+  virtual Delivery delivery() const { return {}; }
+
+  /// From now on sends evenly, and not more than this in a second. 0: no limit. Transports that use no network have no
+  /// limit.
+  virtual void limit_rate(std::uint64_t /*bytes_per_second*/) {}
+
   /// Which secret both ends have proved to know (wire::Key::name). Empty if they have none.
   const std::string& key_id() const { return key_id_; }
   /// Only the transport calls it, before it hands the flow out.

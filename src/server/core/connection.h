@@ -66,6 +66,8 @@ class ServerCore::Connection final : public Requester {
   Status refusal;                         // the refusal of the contribution that is being received
   std::optional<wire::Envelope> waiting;  // the contribution that may not come yet
   bool in_shard = false;                  // the contribution that is being received goes to this core's shard
+  Flow::Delivery delivery;                // at the last look at the port
+  std::uint64_t rate = 0;                 // the worker's share of the port in bytes a second; 0: no limit
 
  private:
   /// Counts messages that have been sent but have not left yet. A message may end after its connection has been

@@ -248,6 +248,7 @@ Status ServerCore::take(Flow& flow, const wire::Header& header, std::span<const 
   heard(connection);
   note(FlightEvent::Kind::message, connection, wire::kind_name(header.kind), &header);
   if (is_contribution(header)) {
+    watch_port();
     if (Status status = contribute(connection, header, payload, std::move(release)); !status.ok())
       connection.refuse(header, status);
     else if (!connection.job->departed.empty())

@@ -15,6 +15,7 @@
 #include "poseidon/options.h"
 #include "server/core/chunk_handover.h"
 #include "server/core/job_failure.h"
+#include "server/core/port_share.h"
 #include "server/core/shard.h"
 #include "server/core/tenants.h"
 #include "transport/transport.h"
@@ -113,6 +114,11 @@ class ServerCore final : public HandoverCore, private Receiver {
   void check_overdue();
   static void resume_waiting(Job& job);
 
+  // Defined in server_port.cc:
+  void watch_port();
+  bool look_at_port(std::chrono::nanoseconds length);
+  static void share_port(Connection& connection, std::uint64_t bytes_per_second);
+
   // Defined in server_report.cc:
   static void heard(Connection& connection);
   void note(FlightEvent::Kind kind, const Connection& connection, const char* what,
@@ -146,6 +152,8 @@ class ServerCore final : public HandoverCore, private Receiver {
   // Connections that have not said hello, by id, so that the oldest comes first.
   std::map<std::uint64_t, Connection*> pending_;
   bool pending_watched_ = false;
+  PortShare port_share_;
+  bool port_watched_ = false;
   bool sharing_ = false;  // the current turn is counted, because there are several jobs
   std::uint64_t next_connection_id_ = 1;
   std::vector<std::string> other_cores_;

@@ -72,6 +72,14 @@ std::size_t total_bytes(std::span<const iovec> pieces) {
   return total;
 }
 
+/// What the kernel knows of the connection. What it is too old to know is 0.
+tcp_info kernel_info(int fd) {
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return {};
+  return info;
+}
+
 }  // namespace
 
 TcpFlow::TcpFlow(Loop& loop, ByteStream stream, std::chrono::milliseconds silence)
@@ -161,14 +169,27 @@ std::uint64_t TcpFlow::bytes_delivered() const {
 }
 
 Flow::Answer TcpFlow::answer() const {
-  tcp_info info{};
-  socklen_t size = sizeof(info);
-  if (state_ == State::closed || ::getsockopt(stream_.socket(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return {};
+  if (state_ == State::closed) return {};
+  const tcp_info info = kernel_info(stream_.socket());
   Answer answer;
   answer.round_trip = std::chrono::microseconds(info.tcpi_rtt);
   if (info.tcpi_min_rtt != kNoRoundTrip) answer.least_round_trip = std::chrono::microseconds(info.tcpi_min_rtt);
   if (info.tcpi_unacked > 0) answer.missing = std::chrono::milliseconds(info.tcpi_last_ack_recv);
   return answer;
+}
+
+Flow::Delivery TcpFlow::delivery() const {
+  if (state_ == State::closed) return {};
+  const tcp_info info = kernel_info(stream_.socket());
+  return {.received_bytes = info.tcpi_bytes_received,
+          .packets = std::uint64_t{info.tcpi_data_segs_in} + info.tcpi_data_segs_out,
+          .lost_packets = std::uint64_t{info.tcpi_rcv_ooopack} + info.tcpi_total_retrans};
+}
+
+void TcpFlow::limit_rate(std::uint64_t bytes_per_second) {
+  if (state_ == State::closed) return;
+  const std::uint64_t value = bytes_per_second == 0 ? ~std::uint64_t{0} : bytes_per_second;
+  static_cast<void>(::setsockopt(stream_.socket(), SOL_SOCKET, SO_MAX_PACING_RATE, &value, sizeof(value)));
 }
 
 void TcpFlow::resume() {

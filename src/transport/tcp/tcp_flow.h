@@ -32,6 +32,8 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   std::uint64_t bytes_received() const override { return bytes_received_; }
   std::uint64_t bytes_delivered() const override;
   Answer answer() const override;
+  Delivery delivery() const override;
+  void limit_rate(std::uint64_t bytes_per_second) override;
 
  private:
   enum class State {

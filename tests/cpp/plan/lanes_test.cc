@@ -172,7 +172,7 @@ TEST(Lanes, NeighboursAreOnDifferentCores) {
   Options options;
   options.chunk_bytes = 64u << 10;
   const std::vector<Layer> layers{{"a", DType::float32, 4 * (64u << 10) / 4, 0, 0, Scheme::ps}};
-  const Plan plan = plan_of(layers, {1, 1, Placement::dedicated, {2}, 2}, options);
+  const Plan plan = plan_of(layers, {1, 1, Placement::colocated, {2}, 2}, options);
   ASSERT_EQ(plan.units[0].chunks.size(), 4u);
   for (std::size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(plan.units[0].chunks[i].core, static_cast<int>(i % 2));

@@ -199,6 +199,18 @@ TEST(Plan, ChunksOfADedicatedServerFitTheWindowOfAWorker) {
   EXPECT_EQ(window_bytes(1000), 64u << 10);
 }
 
+TEST(Plan, ADedicatedServerHasManyChunksOfASmallPlan) {
+  const auto largest = [](const Cluster& cluster) {
+    std::vector<Layer> layers;
+    for (int i = 0; i < 400; ++i) layers.push_back(vector_layer("w" + std::to_string(i), 4096));
+    return plan_of(layers, cluster).units.at(0).chunks.at(0).size_bytes;
+  };
+  // Shares of a group of somewhat more than 1 MiB, cut into pieces.
+  EXPECT_EQ(largest(colocated(8)), (128u << 10) + 64);
+  EXPECT_EQ(largest({16, 8, Placement::dedicated}), (32u << 10) + 64);
+  EXPECT_EQ(largest({16, 64, Placement::dedicated}), (16u << 10) + 64);
+}
+
 TEST(Plan, DenseLoadsAreBalancedWithoutTheFactorableLayers) {
   std::vector<Layer> layers{matrix_layer("fc", 3, 1000)};
   for (int i = 0; i < 12; ++i) layers.push_back(vector_layer("conv" + std::to_string(i), 16 * 1024 / 4 * 3));

@@ -10,6 +10,7 @@
 
 #include "wire/messages/ending.h"
 #include "wire/messages/hello.h"
+#include "wire/messages/rate.h"
 
 namespace poseidon::wire {
 namespace {
@@ -88,6 +89,14 @@ TEST(Messages, HelloRoundTrip) {
   EXPECT_EQ(hello.worker_count, 8u);
   EXPECT_EQ(hello.job, "a job");
   EXPECT_EQ(Hello::read(Hello{0, 1, ""}.make().header, {}).job, "");
+}
+
+TEST(Messages, RateRoundTrip) {
+  const Rate sent{12'345'678'901};
+  const Header header = sent.make();
+  EXPECT_EQ(header.kind, Kind::rate);
+  EXPECT_EQ(header.priority, kFirstPriority) << "it overtakes data";
+  EXPECT_EQ(Rate::read(header), sent);
 }
 
 TEST(Messages, ErrorRoundTrip) {
