@@ -97,8 +97,8 @@ Result<std::span<std::byte>> ClientImpl::accept(Flow& flow, const wire::Header& 
   return place;
 }
 
-/// A heartbeat is no progress: whoever waits for a step of a rank that only lives has to be told. A rate is none either,
-/// because other jobs may be its reason.
+/// A heartbeat is no progress: whoever waits for a step of a rank that only lives has to be told. A rate is none
+/// either, because other jobs may be its reason.
 void ClientImpl::note_arrival(LinkState& link, const wire::Header& header) {
   if (only_shows_life(header))
     link.last_sign_ns = now_ns();
