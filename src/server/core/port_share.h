@@ -21,8 +21,10 @@ class PortShare {
   static constexpr std::chrono::milliseconds kWindow{50};
   /// With fewer senders each has enough packets on its way for TCP's own repair.
   static constexpr std::size_t kFewestSenders = 4;
-  /// More loss than this, in the mean of some windows, is more than TCP causes when it looks for its rate.
+  /// A larger share of lost packets, over some windows, is more than TCP causes when it looks for its rate.
   static constexpr double kMostLoss = 0.02;
+  /// Fewer are a chance, or a reader that pauses.
+  static constexpr double kFewestLost = 32;
 
   /// What happened on a core's connections together since the last look.
   struct Window {
@@ -40,7 +42,8 @@ class PortShare {
   void follow(double rate, double loss);
   std::size_t senders() const { return *std::max_element(recent_senders_.begin(), recent_senders_.end()); }
 
-  double mean_loss_ = 0;      // the share of packets that are lost, a moving average
+  double packets_ = 0;        // of the last windows, later ones count more
+  double lost_packets_ = 0;   // the same
   double most_received_ = 0;  // bytes a second, in the best window
   double port_rate_ = 0;      // bytes a second for all together; 0: nothing is known
   double step_ = 0;           // the share by which the rate grows next
