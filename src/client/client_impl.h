@@ -37,8 +37,9 @@ class ClientImpl final : public Client, private Receiver {
              std::shared_ptr<Loop> loop, std::unique_ptr<Lobby> lobby);
   ~ClientImpl() override;
 
-  /// Connects to all servers and neighbours (mesh.h) and waits until all have greeted. Blocks up to the timeout.
-  Status link(const Endpoints& endpoints, const std::function<bool()>& keep_waiting);
+  /// Connects to all servers and neighbours (Connections::connect) and waits until all have greeted. Blocks up to the
+  /// timeout.
+  Status link(Endpoints endpoints, const std::function<bool()>& keep_waiting);
   /// See FailureReport::set_server. Any thread but the loops' may call it. What the function uses must live until
   /// shutdown() has returned.
   void set_server_report(FailureReport::WriteServer write_server) {
@@ -126,6 +127,7 @@ class ClientImpl final : public Client, private Receiver {
   void give_up_unreachable();
 
   // Loop side: exchanges, messages and failures (client_loop.cc).
+  void connect_servers(const Plan& plan);
   void add_units(const std::shared_ptr<const Plan>& plan, bool transient);
   void begin(UnitState& unit, Operation&& operation);
   void run(UnitState& unit, Operation&& operation);
@@ -152,6 +154,7 @@ class ClientImpl final : public Client, private Receiver {
     bool gave_up = false;
   };
   void look(Wait& wait);
+  Status wait_linked(const std::function<bool()>& keep_waiting);
   Status check_plans(const Plan& plan, const std::function<bool()>& keep_waiting);
 
   const std::unique_ptr<WorkerParts> parts_;  // must outlive all other members

@@ -19,6 +19,14 @@ bool only_shows_life(const wire::Header& header) {
 }
 }  // namespace
 
+/// Connects to the plan's servers. In large jobs that happens when a plan first needs them.
+void ClientImpl::connect_servers(const Plan& plan) {
+  if (closing_ || leaving_) return;
+  if (departure_) return fail(departure_->status, departure_->cause);  // the one that has left may be among them
+  connections_.connect_servers(plan);
+  if (!connections_.all_greeted()) steps_.set_unlinked();
+}
+
 void ClientImpl::add_units(const std::shared_ptr<const Plan>& plan, bool transient) {
   for (UnitState* unit : steps_.add(plan, transient, connections_.links())) {
     const std::uint32_t id = unit->syncer.unit().id;

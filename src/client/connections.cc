@@ -40,13 +40,13 @@ std::string part_of(const std::string& address, std::size_t index) {
   return part;
 }
 
-bool all_there(const std::vector<Flow*>& flows) { return std::ranges::find(flows, nullptr) == flows.end(); }
 }  // namespace
 
 Connections::Connections(const Options& options, const Cluster& cluster, Receiver& receiver, Callbacks callbacks,
                          std::shared_ptr<Loop> loop, std::unique_ptr<Lobby> lobby, Executor& executor)
     : options_(options),
       colocated_(cluster.placement == Placement::colocated),
+      connects_all_servers_(options.world_size <= static_cast<int>(kFullMesh) || !options.checkpoint_dir.empty()),
       host_(host_name()),
       receiver_(receiver),
       callbacks_(std::move(callbacks)),
@@ -67,42 +67,57 @@ Connections::Connections(const Options& options, const Cluster& cluster, Receive
     for (std::size_t i = 0; i < links_.servers.size(); ++i)
       links_.push_windows.push_back(std::make_unique<PushWindow>(*loop_, window_bytes(options.world_size)));
   links_.peers.resize(links_.worker_count);
-  for (std::size_t rank = 0; rank < links_.worker_count; ++rank)
-    if (is_neighbour(rank)) links_.peers[rank].resize(links_.class_count, nullptr);
   links_.loop = loop_.get();
   links_.executor = &executor;
   links_.pool = std::make_shared<BufferPool>();
   links_.recorder = &recorder_;
 }
 
-void Connections::connect(const Endpoints& endpoints) {
+void Connections::connect(Endpoints endpoints) {
+  std::map<std::size_t, Endpoints::ServerEndpoint> dedicated;
+  for (std::size_t i = 0; i < endpoints.servers.size(); ++i)
+    if (endpoints.servers[i].dedicated) dedicated.emplace(i, endpoints.servers[i]);
   loop_->call([this, &endpoints] {
-    endpoints_ = endpoints;
+    endpoints_ = std::move(endpoints);
     peer_deadline_ = Clock::now() + patience_to_link(options_, true);
     // Dedicated servers may be still starting: together with the workers, or again after a failure.
     server_deadline_ = Clock::now() + patience_to_link(options_, options_.servers.empty());
     for (std::size_t i = 0; i < endpoints_.servers.size(); ++i) {
-      const auto& server = endpoints_.servers[i];
-      links_.server_is_local[i] = server.local;
-      if (!server.dedicated) dial_server(i, server.addresses);
+      links_.server_is_local[i] = endpoints_.servers[i].local;
+      if (endpoints_.servers[i].dedicated)
+        ++awaited_lanes_;
+      else if (connects_all_servers_)
+        dial_server(i, endpoints_.servers[i].addresses);
     }
-    for (std::size_t rank = 0; rank < links_.rank; ++rank)
-      if (is_neighbour(rank)) dial_peer(rank);
+    for (std::size_t rank = 0; rank < links_.worker_count; ++rank)
+      if (is_neighbour(rank)) await_peer(rank);
     lobby_->open(
         [this](std::shared_ptr<Flow> flow) { adopt(std::move(flow), LinkKind::peer, LinkState::kUnknown, 0, false); });
   });
   // The look-up of names happens here, because it must not block the loop.
-  for (std::size_t i = 0; i < endpoints.servers.size(); ++i)
-    if (const auto& server = endpoints.servers[i]; server.dedicated)
-      dial(server.transports, server.addresses.front(), LinkKind::server, i, 0);
+  for (const auto& [index, server] : dedicated)
+    dial(server.transports, server.addresses.front(), LinkKind::server, index, 0);
 }
 
 bool Connections::is_neighbour(std::size_t rank) const {
   return are_neighbours(links_.rank, rank, links_.worker_count);
 }
 
-/// Of two ranks the higher one dials.
-void Connections::dial_peer(std::size_t rank) {
+void Connections::connect_servers(const Plan& plan) {
+  server_deadline_ = Clock::now() + patience_to_link(options_, false);  // one that does not answer may be frozen
+  for (const Unit& unit : plan.units)
+    for (const Chunk& chunk : unit.chunks) {
+      const auto index = static_cast<std::size_t>(chunk.server);
+      if (links_.servers[index].empty()) dial_server(index, endpoints_.servers[index].addresses);
+    }
+}
+
+/// Expects the greetings of a peer. Of two ranks the higher one dials.
+void Connections::await_peer(std::size_t rank) {
+  if (!links_.peers[rank].empty()) return;
+  links_.peers[rank].resize(links_.class_count, nullptr);
+  awaited_lanes_ += links_.class_count;
+  if (rank > links_.rank) return;
   const auto& peer = endpoints_.peers[rank];
   for (std::size_t priority_class = 0; priority_class < links_.class_count; ++priority_class)
     dial(peer.transports, peer.address, LinkKind::peer, rank, priority_class);
@@ -111,19 +126,8 @@ void Connections::dial_peer(std::size_t rank) {
 void Connections::connect_all_peers() {
   if (std::exchange(connects_all_peers_, true)) return;
   peer_deadline_ = Clock::now() + patience_to_link(options_, false);  // one that does not answer may be frozen
-  for (std::size_t rank = 0; rank < links_.worker_count; ++rank) {
-    if (rank == links_.rank || is_neighbour(rank)) continue;
-    links_.peers[rank].resize(links_.class_count, nullptr);
-    if (rank < links_.rank) dial_peer(rank);
-  }
-}
-
-bool Connections::all_peers_greeted() const {
-  for (std::size_t rank = 0; rank < links_.peers.size(); ++rank) {
-    const auto& lanes = links_.peers[rank];
-    if (rank != links_.rank && (lanes.empty() || !all_there(lanes))) return false;
-  }
-  return true;
+  for (std::size_t rank = 0; rank < links_.worker_count; ++rank)
+    if (rank != links_.rank) await_peer(rank);
 }
 
 void Connections::dial(const Endpoints::Transports& transports, const std::string& address, LinkKind kind,
@@ -147,6 +151,7 @@ void Connections::dial_server(std::size_t index, const std::vector<std::string>&
   auto& lanes = links_.servers[index];
   const std::size_t known = lanes.size();
   lanes.resize(addresses.size() * links_.lanes_per_core(), nullptr);
+  awaited_lanes_ += lanes.size() - known;
   for (std::size_t lane = known; lane < lanes.size(); ++lane)
     dial(endpoints_.servers[index].transports, addresses[lane / links_.lanes_per_core()], LinkKind::server, index,
          lane);
@@ -231,6 +236,7 @@ Status Connections::on_hello(LinkState& link, const wire::Hello& hello) {
     return status;
   }
   link.greeted = true;
+  --awaited_lanes_;
   link.last_sign_ns = now_ns();
   note(FlightEvent::Kind::greeted, link, "");
   return {};
@@ -241,8 +247,8 @@ Status Connections::greeted_by_peer(LinkState& link, const wire::Hello& hello) {
   if (hello.run != endpoints_.run) return {ErrorCode::refused, from + " is of another run of the job"};
   if (!link.known()) {
     const bool fits =
-        hello.rank < links_.worker_count && hello.rank != links_.rank && hello.priority_class < links_.class_count;
-    if (fits) links_.peers[hello.rank].resize(links_.class_count, nullptr);  // it may need all peers before this rank
+        hello.rank < links_.worker_count && hello.rank > links_.rank && hello.priority_class < links_.class_count;
+    if (fits) await_peer(hello.rank);  // it may need all peers before this rank
     if (!fits || links_.peers[hello.rank][hello.priority_class] != nullptr)
       return {ErrorCode::refused, from + " claims rank " + std::to_string(hello.rank) + ", which is taken"};
     link.index = hello.rank;
@@ -254,6 +260,7 @@ Status Connections::greeted_by_peer(LinkState& link, const wire::Hello& hello) {
             from + " is rank " + std::to_string(hello.rank) + ", not " + std::to_string(link.index)};
   }
   links_.peers[link.index][link.lane] = link.flow.get();
+  ++greeted_peer_lanes_;
   return {};
 }
 
@@ -277,15 +284,10 @@ void Connections::greeted_by_server(LinkState& link, const wire::Hello& hello) {
   links_.servers[link.index][link.lane] = &flow;
 }
 
-bool Connections::all_greeted() const {
-  return std::ranges::all_of(links_.servers, [](const auto& lanes) { return !lanes.empty() && all_there(lanes); }) &&
-         std::ranges::all_of(links_.peers, all_there);
-}
-
 std::vector<int> Connections::core_counts() const {
   std::vector<int> counts;
-  counts.reserve(links_.servers.size());
-  for (const auto& lanes : links_.servers) counts.push_back(static_cast<int>(lanes.size() / links_.lanes_per_core()));
+  counts.reserve(endpoints_.servers.size());
+  for (const auto& server : endpoints_.servers) counts.push_back(static_cast<int>(server.addresses.size()));
   return counts;
 }
 
@@ -322,8 +324,11 @@ std::map<const Flow*, LinkState>::node_type Connections::remove(Flow& flow) {
 }
 
 bool Connections::is_last(const LinkState& link) const {
-  return std::ranges::none_of(flows_, [&link](const auto& other) {
-    return other.second.kind == link.kind && other.second.index == link.index && !other.second.left;
+  const auto& lanes = link.kind == LinkKind::peer ? links_.peers[link.index] : links_.servers[link.index];
+  return std::ranges::none_of(lanes, [this, &link](const Flow* lane) {
+    const auto found = flows_.find(lane);  // a flow that has closed is not there, or another has its address
+    return found != flows_.end() && found->second.kind == link.kind && found->second.index == link.index &&
+           !found->second.left;
   });
 }
 
@@ -424,7 +429,8 @@ std::string Connections::not_linked() const {
   const auto add = [&names](const std::string& name) { names += (names.empty() ? "" : ", ") + name; };
   for (std::size_t i = 0; i < links_.servers.size(); ++i) {
     const auto& lanes = links_.servers[i];
-    if (lanes.empty() || std::count(lanes.begin(), lanes.end(), nullptr) > 0) add("server " + std::to_string(i));
+    if (endpoints_.servers[i].dedicated || std::count(lanes.begin(), lanes.end(), nullptr) > 0)
+      add("server " + std::to_string(i));
   }
   for (std::size_t rank = 0; rank < links_.peers.size(); ++rank)
     if (std::count(links_.peers[rank].begin(), links_.peers[rank].end(), nullptr) > 0)

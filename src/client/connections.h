@@ -113,17 +113,20 @@ class Connections {
   Connections(const Options& options, const Cluster& cluster, Receiver& receiver, Callbacks callbacks,
               std::shared_ptr<Loop> loop, std::unique_ptr<Lobby> lobby, Executor& executor);
 
-  /// Starts to connect to all servers and neighbours (mesh.h). It may have to look up names, so the loop's thread must
-  /// not call it.
-  void connect(const Endpoints& endpoints);
+  /// Starts to connect to all neighbours (mesh.h), and to all servers. In large jobs without dedicated servers it does
+  /// not connect to servers. It may have to look up names, so the loop's thread must not call it.
+  void connect(Endpoints endpoints);
+  /// Starts to connect to the servers that have chunks of the plan, unless it has begun before. All must have greeted
+  /// to which this rank has connected before.
+  void connect_servers(const Plan& plan);
   /// Starts to connect to all peers. Once it has, further calls have no effect.
   void connect_all_peers();
   /// Whether all peers have greeted.
-  bool all_peers_greeted() const;
+  bool all_peers_greeted() const { return greeted_peer_lanes_ == (links_.worker_count - 1) * links_.class_count; }
   /// Handles the hello of a connection. ErrorCode::refused: the process at the other end does not belong to this job.
   Status on_hello(LinkState& link, const wire::Hello& hello);
   /// Whether all have greeted to which this rank has connected, or which have connected to it.
-  bool all_greeted() const;
+  bool all_greeted() const { return awaited_lanes_ == 0; }
   /// The number of cores of each server. It is known when all have greeted.
   std::vector<int> core_counts() const;
   /// Accepts no further connections. Any thread but the loop's may call it.
@@ -188,7 +191,7 @@ class Connections {
   void adopt(std::shared_ptr<Flow> flow, LinkKind kind, std::size_t index, std::size_t lane, bool greet);
   void watch_pending(const std::shared_ptr<Flow>& flow);
   void end(LinkState& link);
-  void dial_peer(std::size_t rank);
+  void await_peer(std::size_t rank);
   bool is_neighbour(std::size_t rank) const;
   void dial(const Endpoints::Transports& transports, const std::string& address, LinkKind kind, std::size_t index,
             std::size_t lane);
@@ -203,8 +206,9 @@ class Connections {
   LinkReport report_of(const LinkState& link, bool connected) const;
 
   const Options& options_;
-  const bool colocated_;    // servers are embedded in the workers
-  const std::string host_;  // this machine's name
+  const bool colocated_;             // servers are embedded in the workers
+  const bool connects_all_servers_;  // and not only those that a plan uses
+  const std::string host_;           // this machine's name
   Receiver& receiver_;
   const Callbacks callbacks_;
   const std::shared_ptr<Loop> loop_;
@@ -218,6 +222,8 @@ class Connections {
   Clock::time_point peer_deadline_;    // for connecting to peers
   std::mt19937 jitter_;                // spreads the workers that a server has cut off
   bool connects_all_peers_ = false;
+  std::size_t awaited_lanes_ = 0;  // that have been dialled, or will be by their peers, and have not greeted
+  std::size_t greeted_peer_lanes_ = 0;
   bool closing_ = false;
   wire::Header last_message_;  // once it is closing
   std::shared_ptr<const std::string> last_text_;

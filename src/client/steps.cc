@@ -305,6 +305,11 @@ void Steps::release_locked(UnitState& unit) {
   if (running_count_ == 0 || single_waiter_count_ > 0) changed_.notify_all();
 }
 
+void Steps::set_unlinked() {
+  const std::lock_guard lock(mutex_);
+  linked_ = false;
+}
+
 void Steps::set_linked(std::vector<int> core_counts) {
   const std::lock_guard lock(mutex_);
   plan_base_.cluster.core_counts = std::move(core_counts);

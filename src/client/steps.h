@@ -97,6 +97,8 @@ class Steps {
   void release(UnitState& unit);
   /// Notes how many units have a push under way. No further push may start after this.
   void await_contributions(std::size_t unit_count);
+  /// Notes that this rank waits for greetings of servers.
+  void set_unlinked();
   /// Notes that all servers and peers have greeted, and the number of cores of each server.
   void set_linked(std::vector<int> core_counts);
   /// After this no exchange can start. The status of the first call stays. Call set_closed() afterwards, which wakes

@@ -38,8 +38,8 @@ milliseconds pause_of(const Options& options) {
 Gathering::Gathering(Store& store, const Options& options, const Member& mine, std::uint32_t at_least)
     : store_(store),
       options_(options),
-      mine_{std::max(at_least, mine.last_generation + 1), make_nonce(), mine},
       facts_(shared_facts(options)),
+      mine_{std::max(at_least, mine.last_generation + 1), make_nonce(), digest_of(facts_), mine},
       known_generation_(mine_.generation - 1),
       deadline_(Clock::now() + options.timeout),
       window_(window_of(options)),
@@ -226,15 +226,16 @@ std::optional<Roster> Gathering::lead() {
   }
   Roster roster;
   roster.generation = mine_.generation;
-  std::vector<std::string> entries;
+  std::vector<Entry> entries;
   for (const auto& [slot, last_generation] : arrivals_) {
-    const auto entry = entry_of(slot, &entries.emplace_back());
+    auto entry = entry_of(slot);
     if (!entry) {
       // That process has moved on, or the store has lost its content.
       arrivals_.erase(slot);
       return std::nullopt;
     }
     roster.places.emplace_back(slot, entry->nonce);
+    entries.push_back(std::move(*entry));
   }
   (void)store_.set(table_key(options_.job), table_text(roster, entries));  // before the roster, which decides
   if (!store_.set(roster_key(options_.job), to_text(roster)).ok()) return std::nullopt;
@@ -253,17 +254,17 @@ Result<std::optional<Membership>> Gathering::join(const Roster& roster) {
   membership.rank = static_cast<int>(place - roster.places.begin());
   membership.run = roster.places.front().second;
   membership.roster = to_text(roster);
-  const std::vector<std::string> entries = entries_of(roster);
+  std::vector<Entry> entries = entries_of(roster);
   if (!away_.ok()) return std::optional<Membership>();
   bool going_on = false;
   for (std::size_t i = 0; i < roster.places.size(); ++i) {
     const auto& [slot, nonce] = roster.places[i];
-    Entry entry = i < entries.size() ? parse_entry(entries[i]) : Entry();
+    Entry entry = i < entries.size() ? std::move(entries[i]) : Entry();
     if (entry.generation != mine_.generation || entry.nonce != nonce) {
       move_to(mine_.generation + 1);
       return std::optional<Membership>();
     }
-    if (Status status = compare(options_, slot, entries[i], facts_); !status.ok()) return status;
+    if (entry.facts != mine_.facts) return difference(slot);
     going_on |= entry.member.last_generation > 0;
     membership.members.push_back(std::move(entry.member));
   }
@@ -271,15 +272,24 @@ Result<std::optional<Membership>> Gathering::join(const Roster& roster) {
   return std::optional(std::move(membership));
 }
 
+/// Says in what a slot's facts differ from this process's.
+Status Gathering::difference(int slot) {
+  std::string text;
+  static_cast<void>(entry_of(slot, &text));
+  if (Status status = compare(options_, slot, text, facts_); !text.empty() && !status.ok()) return status;
+  return {ErrorCode::mismatch, "the options of rank " + std::to_string(options_.rank) + " differ from those of rank " +
+                                   std::to_string(slot) + "; give all ranks the same values"};
+}
+
 /// Takes the entries from the roster's table, and one by one if the store has lost it. Stops if the store is away.
-std::vector<std::string> Gathering::entries_of(const Roster& roster) {
+std::vector<Entry> Gathering::entries_of(const Roster& roster) {
   const auto table = quick_get(table_key(options_.job));
-  std::vector<std::string> entries = table.ok() ? parse_table(table.value(), roster) : std::vector<std::string>();
+  std::vector<Entry> entries = table.ok() ? parse_table(table.value(), roster) : std::vector<Entry>();
   if (!entries.empty() || !away_.ok()) return entries;
   for (const auto& [slot, nonce] : roster.places) {
-    auto text = quick_get(member_key(options_.job, slot));
+    const auto text = quick_get(member_key(options_.job, slot));
     if (!away_.ok()) return {};
-    entries.push_back(text.ok() ? std::move(text.value()) : "");
+    entries.push_back(text.ok() ? parse_entry(text.value()) : Entry());
   }
   return entries;
 }

@@ -39,14 +39,15 @@ class Gathering {
   bool complete_enough() const;
   std::optional<Roster> lead();
   Result<std::optional<Membership>> join(const Roster& roster);
-  std::vector<std::string> entries_of(const Roster& roster);
+  Status difference(int slot);
+  std::vector<Entry> entries_of(const Roster& roster);
   Status missing();
   Status missing_at_the_start(const std::string& slots) const;
 
   Store& store_;
   const Options& options_;
-  Entry mine_;  // its generation rises if others ask for later ones
   const Facts facts_;
+  Entry mine_;                      // its generation rises if others ask for later ones
   std::uint32_t known_generation_;  // the highest generation seen in the store
   const Clock::time_point deadline_;
   const std::chrono::milliseconds window_;

@@ -1,14 +1,16 @@
 #include "rendezvous/published.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstddef>
-#include <sstream>
+#include <optional>
 #include <string_view>
 #include <type_traits>
 
 #include "base/hexadecimal.h"
 #include "base/random_bytes.h"
+#include "base/sha256.h"
 #include "base/version.h"
 
 namespace poseidon {
@@ -21,18 +23,34 @@ std::string joined(const std::vector<std::string>& parts) {
   return text;
 }
 
-std::vector<std::string> split(const std::string& text) {
+/// Takes the text up to the separator, or all of it, off its beginning. The separator goes, too.
+std::string_view take_part(std::string_view& text, char separator) {
+  const std::string_view part = text.substr(0, text.find(separator));
+  text.remove_prefix(std::min(part.size() + 1, text.size()));
+  return part;
+}
+
+std::vector<std::string> split(std::string_view text) {
   std::vector<std::string> parts;
-  std::istringstream stream(text);
-  for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
+  while (!text.empty()) parts.emplace_back(take_part(text, ','));
   return parts;
 }
 
-std::string value_of(const std::string& text, const std::string& key) {
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);)
-    if (line.starts_with(key + "=")) return line.substr(key.size() + 1);
+std::optional<std::string_view> value_in(std::string_view line, std::string_view key) {
+  if (line.size() <= key.size() || !line.starts_with(key) || line[key.size()] != '=') return std::nullopt;
+  return line.substr(key.size() + 1);
+}
+
+std::string_view value_of(std::string_view text, std::string_view key) {
+  while (!text.empty())
+    if (const auto value = value_in(take_part(text, '\n'), key)) return *value;
   return "nothing";
+}
+
+std::string lines_of(const Facts& facts) {
+  std::string text;
+  for (const auto& [key, value] : facts) text += key + "=" + value + "\n";
+  return text;
 }
 
 template <typename T>
@@ -52,7 +70,7 @@ bool is_auto(const Options& options, std::string_view field) {
 
 /// False unless the whole text is one number.
 template <typename T>
-bool parse(const std::string& text, T& value) {
+bool parse(std::string_view text, T& value) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   return error == std::errc() && end == text.data() + text.size();
 }
@@ -77,7 +95,7 @@ std::string left_key(const std::string& job, std::uint32_t generation, int slot)
   return "poseidon/" + job + "/left/" + std::to_string(generation) + "/" + std::to_string(slot);
 }
 
-std::uint32_t parse_generation(const std::string& text) {
+std::uint32_t parse_generation(std::string_view text) {
   std::uint32_t generation = 0;
   return parse(text, generation) ? generation : 0;
 }
@@ -95,45 +113,57 @@ std::string make_nonce() {
   return hexadecimal(bytes);
 }
 
-std::string to_text(const Entry& entry, const Facts& facts) {
-  const Member& member = entry.member;
-  const Facts own{{"generation", std::to_string(entry.generation)},
-                  {"nonce", entry.nonce},
-                  {"slot", std::to_string(member.slot)},
-                  {"last_generation", std::to_string(member.last_generation)},
-                  {"host_id", member.host_id},
-                  {"host_name", member.host_name},
-                  {"server_addresses", joined(member.server_addresses)},
-                  {"peer_address", member.peer_address},
-                  {"server_shm_addresses", joined(member.server_shm_addresses)},
-                  {"peer_shm_address", member.peer_shm_address}};
-  std::string text;
-  for (const Facts* lines : {&own, &facts})
-    for (const auto& [key, value] : *lines) text += key + "=" + value + "\n";
-  return text;
+std::string digest_of(const Facts& facts) {
+  constexpr std::size_t kBytes = 16;
+  const Digest digest = sha256(bytes_of(lines_of(facts)));
+  return hexadecimal(std::span(digest).first<kBytes>());
 }
 
-Entry parse_entry(const std::string& text) {
+std::string to_text(const Entry& entry) {
+  const Member& member = entry.member;
+  return lines_of({{"generation", std::to_string(entry.generation)},
+                   {"nonce", entry.nonce},
+                   {"facts", entry.facts},
+                   {"slot", std::to_string(member.slot)},
+                   {"last_generation", std::to_string(member.last_generation)},
+                   {"host_id", member.host_id},
+                   {"host_name", member.host_name},
+                   {"server_addresses", joined(member.server_addresses)},
+                   {"peer_address", member.peer_address},
+                   {"server_shm_addresses", joined(member.server_shm_addresses)},
+                   {"peer_shm_address", member.peer_shm_address}});
+}
+
+std::string to_text(const Entry& entry, const Facts& facts) { return to_text(entry) + lines_of(facts); }
+
+Entry parse_entry(std::string_view text) {
+  std::string_view rest = text;
+  // Each process reads the entries of all. They are written in this order, so that each line is looked at once.
+  const auto next = [text, &rest](std::string_view key) {
+    const auto value = value_in(take_part(rest, '\n'), key);
+    return value ? *value : value_of(text, key);
+  };
   Entry entry;
-  entry.generation = parse_generation(value_of(text, "generation"));
-  entry.nonce = value_of(text, "nonce");
+  entry.generation = parse_generation(next("generation"));
+  entry.nonce = next("nonce");
+  entry.facts = next("facts");
   Member& member = entry.member;
-  if (!parse(value_of(text, "slot"), member.slot)) member.slot = -1;
-  member.last_generation = parse_generation(value_of(text, "last_generation"));
-  member.host_id = value_of(text, "host_id");
-  member.host_name = value_of(text, "host_name");
-  member.server_addresses = split(value_of(text, "server_addresses"));
-  member.peer_address = value_of(text, "peer_address");
-  member.server_shm_addresses = split(value_of(text, "server_shm_addresses"));
-  member.peer_shm_address = value_of(text, "peer_shm_address");
+  if (!parse(next("slot"), member.slot)) member.slot = -1;
+  member.last_generation = parse_generation(next("last_generation"));
+  member.host_id = next("host_id");
+  member.host_name = next("host_name");
+  member.server_addresses = split(next("server_addresses"));
+  member.peer_address = next("peer_address");
+  member.server_shm_addresses = split(next("server_shm_addresses"));
+  member.peer_shm_address = next("peer_shm_address");
   return entry;
 }
 
-Status compare(const Options& options, int slot, const std::string& text, const Facts& facts) {
+Status compare(const Options& options, int slot, std::string_view text, const Facts& facts) {
   for (const auto& [key, value] : facts) {
     if (const auto theirs = value_of(text, key); theirs != value)
       return {ErrorCode::mismatch, "ranks disagree on " + key + ": rank " + std::to_string(options.rank) + " has " +
-                                       value + ", rank " + std::to_string(slot) + " has " + theirs +
+                                       value + ", rank " + std::to_string(slot) + " has " + std::string(theirs) +
                                        "; give all ranks the same value"};
   }
   return {};
@@ -179,20 +209,20 @@ Roster parse_roster(const std::string& text) {
   return roster;
 }
 
-std::string table_text(const Roster& roster, const std::vector<std::string>& entries) {
+std::string table_text(const Roster& roster, const std::vector<Entry>& entries) {
   std::string text = to_text(roster) + "\n";
-  for (const auto& entry : entries) text += entry + "\n";  // an entry's lines end with '\n', so an empty line follows
+  for (const auto& entry : entries) text += to_text(entry) + "\n";  // an empty line follows each entry
   return text;
 }
 
-std::vector<std::string> parse_table(const std::string& text, const Roster& roster) {
+std::vector<Entry> parse_table(std::string_view text, const Roster& roster) {
   const std::string head = to_text(roster) + "\n";
   if (!text.starts_with(head)) return {};
-  std::vector<std::string> entries;
+  std::vector<Entry> entries;
   for (std::size_t begin = head.size(); begin < text.size();) {
     const std::size_t end = text.find("\n\n", begin);
-    if (end == std::string::npos) return {};
-    entries.push_back(text.substr(begin, end + 1 - begin));
+    if (end == std::string_view::npos) return {};
+    entries.push_back(parse_entry(text.substr(begin, end + 1 - begin)));
     begin = end + 2;
   }
   if (entries.size() != roster.places.size()) return {};

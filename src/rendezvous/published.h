@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -23,25 +24,29 @@ std::string failure_key(const std::string& job, std::uint32_t generation);
 std::string left_key(const std::string& job, std::uint32_t generation, int slot);
 
 /// The number in `text`, or 0 if it is not a number.
-std::uint32_t parse_generation(const std::string& text);
+std::uint32_t parse_generation(std::string_view text);
 
 /// Names and values that must be equal on all ranks, in the order in which differences are reported.
 using Facts = std::vector<std::pair<std::string, std::string>>;
 Facts shared_facts(const Options& options);
+/// A text that is equal for equal facts, and short.
+std::string digest_of(const Facts& facts);
 
 /// What a process publishes about itself.
 struct Entry {
   std::uint32_t generation = 0;  // the generation of which it wants to be part; 0: this is no entry
   std::string nonce;             // distinguishes it from others that claim the same slot
+  std::string facts;             // digest_of() its facts
   Member member;
 };
 std::string make_nonce();
+std::string to_text(const Entry& entry);
 std::string to_text(const Entry& entry, const Facts& facts);
-Entry parse_entry(const std::string& text);
+Entry parse_entry(std::string_view text);
 
 /// Compares this process's facts with the published `text` of the process in `slot`. ErrorCode::mismatch names the
 /// first difference.
-Status compare(const Options& options, int slot, const std::string& text, const Facts& facts);
+Status compare(const Options& options, int slot, std::string_view text, const Facts& facts);
 
 /// Which process has given up, and why.
 struct Failure {
@@ -60,9 +65,10 @@ struct Roster {
 std::string to_text(const Roster& roster);
 Roster parse_roster(const std::string& text);
 
-/// The texts of all entries of a roster in one value, so that P processes need P reads, and not P², to know each other.
-std::string table_text(const Roster& roster, const std::vector<std::string>& entries);
+/// All entries of a roster in one value, so that P processes need P reads, and not P², to know each other. Of the facts
+/// it has the digests: every process reads all of it.
+std::string table_text(const Roster& roster, const std::vector<Entry>& entries);
 /// Returns the entries, or nothing if the table is not that of the roster.
-std::vector<std::string> parse_table(const std::string& text, const Roster& roster);
+std::vector<Entry> parse_table(std::string_view text, const Roster& roster);
 
 }  // namespace poseidon

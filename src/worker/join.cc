@@ -119,7 +119,7 @@ class JobJoin {
     if (!found.ok()) return client_->fail_to_join(found.status());
     if (Status status = make_room_for_descriptors(descriptor_count(found.value())); !status.ok())
       return client_->fail_to_join(status);
-    return client_->link(found.value(), [&] {
+    return client_->link(std::move(found.value()), [&] {
       if (!still_wanted()) client_->abort("the job forms another generation", true);
       return keep_waiting();
     });

@@ -48,8 +48,8 @@ class ServerCore::Connection final : public Requester {
   std::uint64_t id() const { return id_; }
   Flow& flow() { return *flow_; }
 
-  /// Makes it a connection of the job after its hello. The job is charged for answers that the connection does not
-  /// read.
+  /// Makes it a connection of the job after its hello, which has said its rank. The job is charged for answers that the
+  /// connection does not read.
   void join(Job& its_job);
 
   const Clock::time_point since = Clock::now();
@@ -124,8 +124,23 @@ struct ServerCore::Job {
     return generation < hello.generation || (follows && !is_whole());
   }
   bool is_whole() const;
+  /// The connections of one rank.
+  auto of_rank(std::uint32_t rank) const {
+    const auto [begin, end] = connections.equal_range(rank);
+    return std::ranges::subrange(begin, end);
+  }
   /// Says why a connection cannot join this job. Empty if it can.
   std::string objection(const wire::Hello& hello) const;
+
+  /// A server of a thousand workers finds those of one rank without a look at all.
+  struct ByRank {
+    using is_transparent = void;
+    bool operator()(const Connection* one, const Connection* other) const {
+      return std::pair(one->rank, one->id()) < std::pair(other->rank, other->id());
+    }
+    bool operator()(const Connection* one, std::uint32_t rank) const { return one->rank < rank; }
+    bool operator()(std::uint32_t rank, const Connection* one) const { return rank < one->rank; }
+  };
 
   const JobName name;
   const std::uint32_t worker_count;
@@ -133,7 +148,7 @@ struct ServerCore::Job {
   const std::string run;
   std::vector<std::string> earlier_runs;  // the last runs whose place this run has taken
   const wire::Pace pace;
-  std::set<Connection*> connections;
+  std::set<Connection*, ByRank> connections;
   std::set<Connection*> waiting;     // those whose next contribution may not come yet
   bool failing = false;              // its open chunks have been remembered
   bool passed_on = false;            // its workers have been told why one of them has failed
@@ -144,9 +159,10 @@ struct ServerCore::Job {
 };
 
 inline bool ServerCore::Job::is_whole() const {
-  std::set<std::uint32_t> ranks;
-  for (const Connection* connection : connections) ranks.insert(connection->rank);
-  return ranks.size() == worker_count || guests > 0;  // nothing is known here about the workers of other cores
+  std::size_t rank_count = 0;
+  for (auto one = connections.begin(); one != connections.end(); one = connections.upper_bound((*one)->rank))
+    ++rank_count;
+  return rank_count == worker_count || guests > 0;  // nothing is known here about the workers of other cores
 }
 
 inline std::string ServerCore::Job::objection(const wire::Hello& hello) const {
@@ -155,8 +171,7 @@ inline std::string ServerCore::Job::objection(const wire::Hello& hello) const {
            "'; give one of the two another name (job), or wait " + "until the other has ended";
   const std::string rank = "rank " + std::to_string(hello.rank);
   std::size_t count = 0;
-  for (const Connection* other : connections) {
-    if (other->rank != hello.rank) continue;
+  for (const Connection* other : of_rank(hello.rank)) {
     ++count;
     if (other->flow_index == hello.flow && other->priority_class == hello.priority_class)
       return rank + " is connected already; two processes have the same RANK";

@@ -79,8 +79,8 @@ void ServerCore::note(FlightEvent::Kind kind, const Connection& connection, cons
 std::vector<std::uint32_t> ServerCore::silent_ranks(const Job& job, const OpenChunk& chunk, std::int64_t since_ns) {
   std::vector<std::uint32_t> silent = chunk.missing_ranks;
   std::erase_if(silent, [&](std::uint32_t rank) {
-    return std::any_of(job.connections.begin(), job.connections.end(), [&](const Connection* connection) {
-      return connection->rank == rank && (connection->waiting || connection->last_progress_ns > since_ns);
+    return std::ranges::any_of(job.of_rank(rank), [&](const Connection* connection) {
+      return connection->waiting || connection->last_progress_ns > since_ns;
     });
   });
   return silent;
@@ -113,8 +113,8 @@ void ServerCore::tell_overdue(Job& job, const OpenChunk& chunk, const std::vecto
 void ServerCore::note_departure(Job& job, std::uint32_t rank) {
   if (stopping_ || handover_ != nullptr) return;
   if (const auto current = jobs_.find(job.name); current == jobs_.end() || current->second.get() != &job) return;
-  const auto stays = [rank](const Connection* other) { return other->rank == rank && !other->said_goodbye; };
-  if (std::any_of(job.connections.begin(), job.connections.end(), stays)) return;
+  const auto stays = [](const Connection* other) { return !other->said_goodbye; };
+  if (std::ranges::any_of(job.of_rank(rank), stays)) return;
   job.departed.insert(rank);
   const auto open = job.shard.open_chunks(INT64_MAX);
   const auto waits = [rank](const OpenChunk& chunk) {

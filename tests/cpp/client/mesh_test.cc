@@ -95,19 +95,25 @@ void exchange_dense(TestCluster& cluster, std::uint32_t layer) {
   });
 }
 
-TEST(Mesh, PeersAreConnectedWhenAStepNeedsThem) {
+// Both ends of each connection are sockets of this process.
+TEST(Mesh, PeersAndServersAreConnectedWhenAStepNeedsThem) {
   TestCluster cluster(many_ranks());
   ASSERT_TRUE(cluster.connected());
+  const std::size_t neighbours = kRanks * neighbour_count(kRanks);
+  const std::size_t servers = 2 * (kRanks - 1);  // of all ranks to one server
+  const std::size_t linked = own_sockets().size();
+  EXPECT_GE(linked, neighbours + servers);  // where plans are compared
+  EXPECT_LT(linked, neighbours + 3 * servers);
   const auto first = cluster.add({vector_layer("dense", 1000), matrix_layer("factors", 4, 3, Scheme::sfb)});
   exchange_dense(cluster, first);
-  const std::size_t to_servers = kRanks * (kRanks - 1) * 2;  // both ends are in this process
-  const std::size_t before = own_sockets().size();
-  EXPECT_GE(before, to_servers + kRanks * neighbour_count(kRanks));
-  EXPECT_LT(before, to_servers + kRanks * 20);
+  EXPECT_LT(own_sockets().size(), neighbours + 4 * servers);
   exchange_factors(cluster, first + 1);
   exchange_factors(cluster, first + 1);
   exchange_dense(cluster, first);
-  EXPECT_GE(own_sockets().size(), to_servers + kRanks * (kRanks - 1));
+  EXPECT_GE(own_sockets().size(), kRanks * (kRanks - 1));
+  EXPECT_LT(own_sockets().size(), kRanks * (kRanks - 1) + 4 * servers);
+  cluster.add({vector_layer("of all servers", kRanks * kRanks * 1000)});
+  EXPECT_GE(own_sockets().size(), kRanks * (kRanks - 1) + kRanks * servers);
 }
 
 // Its part waits for connections when it leaves. The others have a right to it.

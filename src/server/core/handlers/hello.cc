@@ -19,9 +19,9 @@ Status ServerCore::Handlers::hello(ServerCore& core, Connection& from, const wir
     from.flow().close(kLinger);
     return {};
   }
+  from.rank = hello.rank;
   from.join(*job.value());
   job.value()->departed.erase(hello.rank);
-  from.rank = hello.rank;
   from.flow_index = hello.flow;
   from.priority_class = hello.priority_class;
   core.note(FlightEvent::Kind::greeted, from, "");
