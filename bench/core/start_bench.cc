@@ -11,24 +11,20 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
-#include <vector>
 
+#include "core/small_job.h"
 #include "poseidon/client.h"
 #include "poseidon/store.h"
 
-namespace poseidon {
+namespace poseidon::bench {
 namespace {
 
 constexpr std::size_t kLayers = 20;
 constexpr std::size_t kElements = 1000;
 constexpr double kBarSeconds = 5;
-
-bool always() { return true; }
 
 /// A store that counts its operations.
 class CountingStore final : public Store {
@@ -48,34 +44,12 @@ class CountingStore final : public Store {
   std::size_t& count_;
 };
 
-[[noreturn]] void give_up(const Status& status) {
-  std::fprintf(stderr, "%s\n", status.message().c_str());
-  std::exit(1);
-}
-
 std::unique_ptr<Client> start(const Options& options, std::size_t& operations) {
   auto store = open_store(options, always);
   if (!store.ok()) give_up(store.status());
   auto client = Client::connect(options, std::make_shared<CountingStore>(store.value(), operations), always);
   if (!client.ok()) give_up(client.status());
-  std::vector<Layer> layers(kLayers);
-  for (std::size_t i = 0; i < kLayers; ++i) {
-    layers[i].name = "layer " + std::to_string(i);
-    layers[i].element_count = kElements;
-    layers[i].scheme = Scheme::ps;
-  }
-  const auto added = client.value()->add_layers(layers, false, always);
-  if (!added.ok()) give_up(added.status());
-  std::vector<std::vector<float>> gradients(kLayers, std::vector<float>(kElements, 1.0F));
-  for (std::size_t i = 0; i < kLayers; ++i) {
-    const auto layer = added.value().first_layer + static_cast<std::uint32_t>(i);
-    const Status status = client.value()->start(layer, std::as_writable_bytes(std::span(gradients[i])), 1);
-    if (!status.ok()) give_up(status);
-  }
-  if (const Status status = client.value()->wait_all(always); !status.ok()) give_up(status);
-  for (const auto& gradient : gradients)
-    if (gradient != std::vector<float>(kElements, static_cast<float>(options.world_size)))
-      give_up({ErrorCode::mismatch, "the sum of the first step is wrong"});
+  take_first_step(*client.value(), kLayers, kElements);
   return std::move(client.value());
 }
 
@@ -86,22 +60,6 @@ struct Report {
   std::size_t sockets = 0;
   double resident_mb = 0;  // of which what the process had before it started is not counted
 };
-
-std::size_t open_sockets() {
-  std::size_t count = 0;
-  std::error_code gone;  // a descriptor may be closed meanwhile
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
-    if (std::filesystem::read_symlink(entry.path(), gone).string().starts_with("socket:")) ++count;
-  return count;
-}
-
-double resident_mb() {
-  std::ifstream pages("/proc/self/statm");
-  double total = 0;
-  double resident = 0;
-  pages >> total >> resident;
-  return resident * static_cast<double>(::sysconf(_SC_PAGESIZE)) / 1e6;
-}
 
 double since(std::chrono::steady_clock::time_point begun) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
@@ -116,7 +74,7 @@ void take_part(const Options& options, int start_pipe, int result_pipe) {
   const auto begun = std::chrono::steady_clock::now();
   auto client = start(options, report.operations);
   report.start_seconds = since(begun);
-  report.sockets = open_sockets();
+  report.sockets = open_sockets().count;
   report.resident_mb = resident_mb() - before_mb;
   if (::write(result_pipe, &report, sizeof(report)) != sizeof(report)) std::exit(1);
 }
@@ -170,7 +128,7 @@ bool run(int ranks, int classes, int port) {
 }
 
 }  // namespace
-}  // namespace poseidon
+}  // namespace poseidon::bench
 
 int main(int argument_count, char** arguments) {
   if (argument_count < 2) {
@@ -178,5 +136,7 @@ int main(int argument_count, char** arguments) {
     return 2;
   }
   const int classes = argument_count > 2 ? std::atoi(arguments[2]) : poseidon::Options().priority_classes;
-  return poseidon::run(std::atoi(arguments[1]), classes, argument_count > 3 ? std::atoi(arguments[3]) : 29'641) ? 0 : 1;
+  return poseidon::bench::run(std::atoi(arguments[1]), classes, argument_count > 3 ? std::atoi(arguments[3]) : 29'641)
+             ? 0
+             : 1;
 }

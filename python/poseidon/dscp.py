@@ -5,6 +5,12 @@ from __future__ import annotations
 # Expedited forwarding, then assured forwarding of falling precedence (RFC 3246, RFC 2597).
 _CODE_POINTS = (46, 34, 26, 18, 10, 36, 28)
 MOST_CLASSES = len(_CODE_POINTS) + 1
+_MOST_WITH_TWO_CLASSES = 64
+
+
+def default_classes(worker_count: int, dedicated_servers: bool = False) -> int:
+    """How many flows there are between each pair of peers. Many workers that are all servers have fewer connections."""
+    return 2 if dedicated_servers or worker_count <= _MOST_WITH_TWO_CLASSES else 1
 
 
 def default_dscp(class_count: int) -> tuple[int, ...]:

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/host.h"
-#include "client/duration_text.h"
 #include "plan/mesh.h"
 #include "plan/partition.h"
 #include "transport/traffic_class.h"
@@ -18,7 +17,6 @@ namespace poseidon {
 namespace {
 constexpr auto kShortestPatience = std::chrono::milliseconds(1000);
 constexpr auto kHelloPatience = std::chrono::seconds(5);
-constexpr std::size_t kMostHeard = 8;  // in a message
 constexpr std::int64_t kLeastRedialMs = 50;
 constexpr std::int64_t kMostRedialMs = 500;
 
@@ -323,13 +321,25 @@ std::map<const Flow*, LinkState>::node_type Connections::remove(Flow& flow) {
   return node;
 }
 
-bool Connections::is_last(const LinkState& link) const {
-  const auto& lanes = link.kind == LinkKind::peer ? links_.peers[link.index] : links_.servers[link.index];
-  return std::ranges::none_of(lanes, [this, &link](const Flow* lane) {
+template <typename Visit>
+void Connections::visit(LinkKind kind, std::size_t index, const Visit& visit_link) const {
+  for (const Flow* lane : kind == LinkKind::peer ? links_.peers[index] : links_.servers[index]) {
     const auto found = flows_.find(lane);  // a flow that has closed is not there, or another has its address
-    return found != flows_.end() && found->second.kind == link.kind && found->second.index == link.index &&
-           !found->second.left;
-  });
+    if (found == flows_.end() || found->second.kind != kind || found->second.index != index) continue;
+    visit_link(found->second);
+  }
+}
+
+template <typename Visit>
+void Connections::visit(std::size_t rank, const Visit& visit_link) const {
+  visit(LinkKind::peer, rank, visit_link);
+  if (colocated_) visit(LinkKind::server, rank, visit_link);
+}
+
+bool Connections::is_last(const LinkState& link) const {
+  bool last = true;
+  visit(link.kind, link.index, [&last](const LinkState& other) { last = last && other.left; });
+  return last;
 }
 
 TrafficStats Connections::traffic() const {
@@ -342,43 +352,44 @@ TrafficStats Connections::traffic() const {
 }
 
 void Connections::beat() {
-  for (auto& entry : flows_) {
-    LinkState& link = entry.second;  // older compilers cannot capture a structured binding
-    if (link.kind != LinkKind::peer || link.lane != 0 || !link.greeted || link.left || link.leaving || link.beating ||
-        !is_neighbour(link.index))
-      continue;
-    link.beating = true;
-    link.flow->send(wire::Heartbeat::make(), {}, [this, &link](const Status& status) {
-      link.beating = false;
-      const bool counts_bytes = link.flow->bytes_sent() > 0;  // not within a host; a hello has been sent before
-      if (status.ok() && counts_bytes) heartbeat_bytes_sent_ += wire::kHeaderBytes;
-    });
+  for (std::size_t rank = 0; rank < links_.worker_count; ++rank) {
+    if (!is_neighbour(rank) || links_.peers[rank].empty()) continue;
+    const auto found = flows_.find(links_.peers[rank].front());
+    if (found != flows_.end()) beat(found->second);
   }
 }
 
-/// Whether the connection leads to the rank's process.
-bool Connections::is_of(const LinkState& link, std::size_t rank) const {
-  return link.index == rank && (link.kind == LinkKind::peer || colocated_);
+void Connections::beat(LinkState& link) {
+  if (link.kind != LinkKind::peer || link.left || link.leaving || link.beating) return;
+  link.beating = true;
+  link.flow->send(wire::Heartbeat::make(), {}, [this, &link](const Status& status) {
+    link.beating = false;
+    const bool counts_bytes = link.flow->bytes_sent() > 0;  // not within a host; a hello has been sent before
+    if (status.ok() && counts_bytes) heartbeat_bytes_sent_ += wire::kHeaderBytes;
+  });
 }
 
 std::vector<std::int64_t> Connections::signs_of_life() const {
   std::vector<std::int64_t> signs_ns(links_.worker_count, 0);
-  for (const auto& [key, link] : flows_)
-    if (link.kind == LinkKind::peer && link.greeted && !link.left && is_neighbour(link.index))
-      signs_ns[link.index] = link.last_sign_ns;
-  for (const auto& [key, link] : flows_)
-    if (link.known() && link.index < signs_ns.size() && signs_ns[link.index] != 0 && is_of(link, link.index))
-      signs_ns[link.index] = std::max(signs_ns[link.index], link.last_sign_ns);
+  for (std::size_t rank = 0; rank < links_.worker_count; ++rank) {
+    if (!is_neighbour(rank)) continue;
+    bool stays = false;
+    std::int64_t latest_ns = 0;
+    visit(rank, [&](const LinkState& link) {
+      stays = stays || (link.kind == LinkKind::peer && !link.left);
+      latest_ns = std::max(latest_ns, link.last_sign_ns);
+    });
+    if (stays) signs_ns[rank] = latest_ns;
+  }
   return signs_ns;
 }
 
 Flow::Answer Connections::answer_of(std::size_t rank) const {
   std::optional<Flow::Answer> least;
-  for (const auto& [key, link] : flows_) {
-    if (!is_of(link, rank)) continue;
+  visit(rank, [&least](const LinkState& link) {
     const Flow::Answer answer = link.flow->answer();
     if (answer.missing.count() > 0 && (!least || answer.missing < least->missing)) least = answer;
-  }
+  });
   return least.value_or(Flow::Answer{});
 }
 
@@ -387,102 +398,6 @@ void Connections::note_traffic() {
   const std::uint64_t bytes_sent = traffic().bytes_sent - heartbeat_bytes_sent_;
   if (std::exchange(known_bytes_sent_, bytes_sent) != bytes_sent)
     last_progress_ns_.store(now_ns(), std::memory_order_relaxed);
-}
-
-void Connections::note(FlightEvent::Kind kind, const LinkState& link, const char* what, const wire::Header* about) {
-  FlightEvent event;
-  event.kind = kind;
-  event.what = what;
-  event.party = link.party();
-  event.index = static_cast<std::uint32_t>(link.index);
-  event.lane = static_cast<std::uint16_t>(link.lane);
-  if (about != nullptr) {
-    event.time_ns = link.last_progress_ns;
-    event.unit = about->unit;
-    event.chunk = about->chunk;
-    event.step = about->step;
-    event.bytes = about->payload_bytes;
-  }
-  recorder_.note(event);
-}
-
-std::string Connections::here() const { return "rank " + std::to_string(options_.rank) + " on " + host_; }
-
-std::string Connections::host_of(LinkKind kind, std::size_t index) const {
-  if (kind == LinkKind::peer) return index < endpoints_.peers.size() ? endpoints_.peers[index].host : "";
-  return index < endpoints_.servers.size() ? endpoints_.servers[index].host : "";
-}
-
-std::string Connections::name_of(LinkKind kind, std::size_t index) const {
-  if (index == LinkState::kUnknown) return "an unknown process";
-  const std::string host = host_of(kind, index);
-  const std::string what = kind == LinkKind::peer ? "rank " : colocated_ ? "the shard of rank " : "server ";
-  return what + std::to_string(index) + (host.empty() ? "" : " on " + host);
-}
-
-std::string Connections::describe(const LinkState& link) const {
-  return name_of(link.kind, link.index) + " (" + link.flow->peer_name() + ")";
-}
-
-std::string Connections::not_linked() const {
-  std::string names;
-  const auto add = [&names](const std::string& name) { names += (names.empty() ? "" : ", ") + name; };
-  for (std::size_t i = 0; i < links_.servers.size(); ++i) {
-    const auto& lanes = links_.servers[i];
-    if (endpoints_.servers[i].dedicated || std::count(lanes.begin(), lanes.end(), nullptr) > 0)
-      add("server " + std::to_string(i));
-  }
-  for (std::size_t rank = 0; rank < links_.peers.size(); ++rank)
-    if (std::count(links_.peers[rank].begin(), links_.peers[rank].end(), nullptr) > 0)
-      add("rank " + std::to_string(rank));
-  return names;
-}
-
-std::string Connections::last_heard() const {
-  std::map<std::string, std::int64_t> heard_ns;
-  const auto add = [&](bool peer, std::size_t index, std::int64_t time_ns) {
-    if (index == LinkState::kUnknown || (index == links_.rank && (peer || colocated_))) return;
-    auto& latest_ns = heard_ns[(peer || colocated_ ? "rank " : "server ") + std::to_string(index)];
-    latest_ns = std::max(latest_ns, time_ns);
-  };
-  for (const auto& [flow, link] : flows_) add(link.kind == LinkKind::peer, link.index, link.last_progress_ns);
-  for (const LinkReport& link : ended_links_)
-    add(link.party == FlightEvent::Party::peer, link.index, link.last_progress_ns);
-  std::vector<std::pair<std::int64_t, std::string>> silent;
-  silent.reserve(heard_ns.size());
-  const std::int64_t time_ns = now_ns();
-  for (const auto& [name, latest_ns] : heard_ns) silent.emplace_back(time_ns - latest_ns, name);
-  std::sort(silent.rbegin(), silent.rend());
-  std::string text;
-  for (std::size_t i = 0; i < std::min(silent.size(), kMostHeard); ++i)
-    text += (i == 0 ? "; last heard of " : ", ") + silent[i].second + " " + duration_text(silent[i].first) + " ago";
-  if (silent.size() > kMostHeard) text += ", and of " + std::to_string(silent.size() - kMostHeard) + " more since";
-  return text;
-}
-
-LinkReport Connections::report_of(const LinkState& link, bool connected) const {
-  LinkReport report;
-  report.party = link.party();
-  report.index = static_cast<std::uint32_t>(link.index);
-  report.lane = link.lane;
-  report.host = host_of(link.kind, link.index);
-  report.address = link.flow->peer_name();
-  report.connected = connected;
-  report.greeted = link.greeted;
-  report.left = link.left;
-  report.last_progress_ns = link.last_progress_ns;
-  report.bytes_sent = link.flow->bytes_sent();
-  report.bytes_received = link.flow->bytes_received();
-  if (link.in_payload) report.receiving = link.receiving;
-  report.received_bytes = link.received_bytes;
-  return report;
-}
-
-std::vector<LinkReport> Connections::reports() const {
-  auto reports = ended_links_;
-  for (const auto& [flow, link] : flows_)
-    if (link.known()) reports.push_back(report_of(link, true));
-  return reports;
 }
 
 }  // namespace poseidon

@@ -195,7 +195,12 @@ class Connections {
   bool is_neighbour(std::size_t rank) const;
   void dial(const Endpoints::Transports& transports, const std::string& address, LinkKind kind, std::size_t index,
             std::size_t lane);
-  bool is_of(const LinkState& link, std::size_t rank) const;
+  /// Calls visit_link(link) for each open connection that has greeted: to one server or peer, or to a rank's process.
+  template <typename Visit>
+  void visit(LinkKind kind, std::size_t index, const Visit& visit_link) const;
+  template <typename Visit>
+  void visit(std::size_t rank, const Visit& visit_link) const;
+  void beat(LinkState& link);
   void dial_server(std::size_t index, const std::vector<std::string>& addresses);
   Status greeted_by_peer(LinkState& link, const wire::Hello& hello);
   void greeted_by_server(LinkState& link, const wire::Hello& hello);

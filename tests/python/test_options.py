@@ -85,6 +85,20 @@ def test_the_network_has_as_many_classes_as_there_are_code_points() -> None:
     assert options.BY_NAME["priority_classes"].limits.most == MOST_CLASSES
 
 
+def test_many_workers_have_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    def classes_of(world_size: int, **keywords: Any) -> tuple[int, tuple[str, ...]]:
+        place = {"rank": 0, "world_size": world_size, "master_addr": "127.0.0.1", "master_port": 1}
+        settings = options.resolve(**place, **keywords)
+        return settings.priority_classes, settings.dscp
+
+    assert classes_of(64) == (2, ("46", "0"))
+    assert classes_of(65) == (1, ("0",))
+    assert classes_of(65, priority_classes=3) == (3, ("46", "34", "0"))
+    assert classes_of(65, servers="127.0.0.1:1") == (2, ("46", "0"))
+    monkeypatch.setenv("POSEIDON_PRIORITY_CLASSES", "2")
+    assert classes_of(1024) == (2, ("46", "0"))
+
+
 def test_settings_are_values() -> None:
     settings = options.resolve(flows=3)
     assert settings == options.resolve(flows=3) == pickle.loads(pickle.dumps(settings)) == copy.copy(settings)

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from poseidon.dscp import default_classes
 from poseidon.errors import InvalidArgument
 from poseidon.launch.environment import environments_of
 from poseidon.launch.outcome import Outcome, Recovery
@@ -83,7 +84,7 @@ def run_workers(
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(caught_signals())
         if link is not None:
-            classes = variables.get(_CLASSES.variable, _CLASSES.default)
+            classes = variables.get(_CLASSES.variable) or default_classes(count)
             testbed = stack.enter_context(Testbed(count, link, priorities=int(classes)))
         environments = environments_of(count, variables, testbed, master_port)
         check_environment(environments[0])  # once here, instead of an exception in each worker

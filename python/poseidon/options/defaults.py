@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from poseidon.dscp import default_dscp
+from poseidon.dscp import default_classes, default_dscp
 
 
 def available_cpu_count() -> int:
@@ -31,6 +31,10 @@ def _server_cores(values: Mapping[str, Any]) -> int:
     return min(4, max(cores // 4, 0 if on_one_host or cores == 0 else 1))
 
 
+def _priority_classes(values: Mapping[str, Any]) -> int:
+    return default_classes(values["world_size"], bool(values["servers"]))
+
+
 def _dscp(values: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(map(str, default_dscp(values["priority_classes"])))
 
@@ -39,10 +43,11 @@ def _flight_record(values: Mapping[str, Any]) -> str:
     return tempfile.gettempdir()
 
 
-# Each gets the values of the options that have been given or have a constant default.
+# Each gets the values of the options that have been given or have a constant default, and of those before it.
 BY_MACHINE: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "compute_threads": _compute_threads,
     "server_cores": _server_cores,
+    "priority_classes": _priority_classes,
     "dscp": _dscp,
     "flight_record": _flight_record,
 }

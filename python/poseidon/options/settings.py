@@ -81,10 +81,10 @@ def resolve_with(command_line: Mapping[str, Any], world: World | None = None, /,
             ("environment", option.variable, os.environ.get(option.variable) or None),
             ("configuration file", f"{option.name} in {path}", config.get(option.name)),
         )
-    check_together(values)
     for name, default in BY_MACHINE.items():
         if values[name] in (None, ()):
             values[name] = default(values)
+    check_together(values)
     secrets, sources["secret"] = secret.choose(
         keywords.get("secret"), os.environ.get(secret.VARIABLE), values["secret_file"], sources["secret_file"]
     )

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from poseidon.dscp import default_classes
 from poseidon.options import secret
 from poseidon.options.sources import FAILURE_MARK_VARIABLE, check_together, first_given, read_config
 from poseidon.options.table import BY_NAME, OPTIONS, Option
@@ -20,9 +21,12 @@ def resolve_option(name: str, environment: Mapping[str, str]) -> Any:
 def check_environment(environment: Mapping[str, str]) -> None:
     """InvalidArgument for what processes that get this environment, and read the same configuration file, refuse."""
     path, config = read_config()
-    values = {option.name: _workers_value(option, environment, path, config) for option in OPTIONS}
-    secret.choose(None, environment.get(secret.VARIABLE), *values["secret_file"])
-    check_together({name: value for name, (value, _) in values.items()})
+    given = {option.name: _workers_value(option, environment, path, config) for option in OPTIONS}
+    secret.choose(None, environment.get(secret.VARIABLE), *given["secret_file"])
+    values = {name: value for name, (value, _) in given.items()}
+    if values["priority_classes"] is None:
+        values["priority_classes"] = default_classes(int(environment.get("WORLD_SIZE", 1)), bool(values["servers"]))
+    check_together(values)
 
 
 def _workers_value(

@@ -14,8 +14,10 @@
 #include "cpp/client/child_rank.h"
 #include "cpp/client/cluster.h"
 #include "cpp/client/slow_relay.h"
+#include "cpp/client/tap.h"
 #include "cpp/transport/own_sockets.h"
 #include "poseidon/server.h"
+#include "wire/messages/rate.h"
 
 namespace poseidon::testing {
 namespace {
@@ -126,6 +128,35 @@ TEST_P(Heartbeats, AreNoProgress) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Media, Heartbeats, ::testing::Values(Medium::tcp, Medium::shm));
+
+TEST(Rates, AreNoProgress) {
+  Options server_options;
+  server_options.world_size = 0;
+  const std::uint16_t port = free_port();
+  const auto server = Server::listen(server_options, port);
+  ASSERT_TRUE(server.ok()) << server.status().message();
+  Tap tap("127.0.0.1:" + std::to_string(port));
+  auto all = cluster_options(1, milliseconds(1'000));
+  all[0].servers = {tap.address()};
+  TestCluster cluster(all);
+  ASSERT_TRUE(cluster.connected());
+  Layer stored = vector_layer("weights", 1000, DType::float32, Scheme::ps);
+  stored.stored = true;
+  const auto layer = cluster.add({stored});
+  std::vector<float> values(1000);
+  const auto begun = Clock::now();
+  ASSERT_TRUE(cluster.clients[0]->pull(layer, bytes_of(values), 0).ok());  // nobody assigns it
+  std::thread talker([&] {
+    const auto tell = [&] {
+      tap.tell_workers(wire::Rate{1 << 20}.make());
+      return !cluster.clients[0]->status().ok();
+    };
+    until(tell, milliseconds(3'000));
+  });
+  EXPECT_EQ(cluster.clients[0]->wait_all(always).code(), ErrorCode::timeout);
+  talker.join();
+  EXPECT_LT(Clock::now() - begun, milliseconds(2'000));
+}
 
 TEST(Silent, AConnectionThatAcknowledgesNothingIsLostAfterTheTimeout) {
   auto all = cluster_options(2, milliseconds(7'000));

@@ -64,6 +64,12 @@ class Tap {
       for (Wire& wire : wires_) wire.release();
     });
   }
+  /// Sends a message without a payload to all workers, as if it came from the server.
+  void tell_workers(const wire::Header& header) {
+    loop_->call([&] {
+      for (Wire& wire : wires_) wire.tell(header);
+    });
+  }
 
  private:
   /// A worker's connection, and the connection to the server that belongs to it.
@@ -99,6 +105,9 @@ class Tap {
     }
 
     void hold(std::uint32_t priority_class) { holds_ = holds_ || hello_.priority_class == priority_class; }
+    void tell(const wire::Header& header) {
+      worker_->send(header, {}, [](const Status&) {});
+    }
     void release() {
       holds_ = false;
       for (const auto& what : std::exchange(held_, {})) what(*worker_);

@@ -1,4 +1,6 @@
 // abort: the worker has failed.
+#include <cstdint>
+#include <optional>
 #include <utility>
 
 #include "plan/mesh.h"
@@ -15,8 +17,12 @@ Status ServerCore::Handlers::abort(ServerCore& core, Connection& from, const wir
   core.remember_open_chunks(*from.job);
   if (from.job->worker_count <= kFullMesh || std::exchange(from.job->passed_on, true)) return {};
   const wire::TextMessage message = wire::Abort::read(header, payload).make();
-  for (Connection* other : from.job->connections)
-    if (!other->left) other->send_text(message, [] {});
+  std::optional<std::uint32_t> told;  // the connections are in the order of their ranks
+  for (Connection* other : from.job->connections) {
+    if (other->left || other->rank == told) continue;
+    told = other->rank;
+    other->send_text(message, [] {});
+  }
   return {};
 }
 

@@ -1,0 +1,112 @@
+// What a client says about its connections: events of the flight recorder, names in messages, reports for records.
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "client/connections.h"
+#include "client/duration_text.h"
+
+namespace poseidon {
+
+namespace {
+constexpr std::size_t kMostHeard = 8;  // in a message
+}  // namespace
+
+void Connections::note(FlightEvent::Kind kind, const LinkState& link, const char* what, const wire::Header* about) {
+  FlightEvent event;
+  event.kind = kind;
+  event.what = what;
+  event.party = link.party();
+  event.index = static_cast<std::uint32_t>(link.index);
+  event.lane = static_cast<std::uint16_t>(link.lane);
+  if (about != nullptr) {
+    event.time_ns = link.last_progress_ns;
+    event.unit = about->unit;
+    event.chunk = about->chunk;
+    event.step = about->step;
+    event.bytes = about->payload_bytes;
+  }
+  recorder_.note(event);
+}
+
+std::string Connections::here() const { return "rank " + std::to_string(options_.rank) + " on " + host_; }
+
+std::string Connections::host_of(LinkKind kind, std::size_t index) const {
+  if (kind == LinkKind::peer) return index < endpoints_.peers.size() ? endpoints_.peers[index].host : "";
+  return index < endpoints_.servers.size() ? endpoints_.servers[index].host : "";
+}
+
+std::string Connections::name_of(LinkKind kind, std::size_t index) const {
+  if (index == LinkState::kUnknown) return "an unknown process";
+  const std::string host = host_of(kind, index);
+  const std::string what = kind == LinkKind::peer ? "rank " : colocated_ ? "the shard of rank " : "server ";
+  return what + std::to_string(index) + (host.empty() ? "" : " on " + host);
+}
+
+std::string Connections::describe(const LinkState& link) const {
+  return name_of(link.kind, link.index) + " (" + link.flow->peer_name() + ")";
+}
+
+std::string Connections::not_linked() const {
+  std::string names;
+  const auto add = [&names](const std::string& name) { names += (names.empty() ? "" : ", ") + name; };
+  for (std::size_t i = 0; i < links_.servers.size(); ++i) {
+    const auto& lanes = links_.servers[i];
+    if (endpoints_.servers[i].dedicated || std::count(lanes.begin(), lanes.end(), nullptr) > 0)
+      add("server " + std::to_string(i));
+  }
+  for (std::size_t rank = 0; rank < links_.peers.size(); ++rank)
+    if (std::count(links_.peers[rank].begin(), links_.peers[rank].end(), nullptr) > 0)
+      add("rank " + std::to_string(rank));
+  return names;
+}
+
+std::string Connections::last_heard() const {
+  std::map<std::string, std::int64_t> heard_ns;
+  const auto add = [&](bool peer, std::size_t index, std::int64_t time_ns) {
+    if (index == LinkState::kUnknown || (index == links_.rank && (peer || colocated_))) return;
+    auto& latest_ns = heard_ns[(peer || colocated_ ? "rank " : "server ") + std::to_string(index)];
+    latest_ns = std::max(latest_ns, time_ns);
+  };
+  for (const auto& [flow, link] : flows_) add(link.kind == LinkKind::peer, link.index, link.last_progress_ns);
+  for (const LinkReport& link : ended_links_)
+    add(link.party == FlightEvent::Party::peer, link.index, link.last_progress_ns);
+  std::vector<std::pair<std::int64_t, std::string>> silent;
+  silent.reserve(heard_ns.size());
+  const std::int64_t time_ns = now_ns();
+  for (const auto& [name, latest_ns] : heard_ns) silent.emplace_back(time_ns - latest_ns, name);
+  std::sort(silent.rbegin(), silent.rend());
+  std::string text;
+  for (std::size_t i = 0; i < std::min(silent.size(), kMostHeard); ++i)
+    text += (i == 0 ? "; last heard of " : ", ") + silent[i].second + " " + duration_text(silent[i].first) + " ago";
+  if (silent.size() > kMostHeard) text += ", and of " + std::to_string(silent.size() - kMostHeard) + " more since";
+  return text;
+}
+
+LinkReport Connections::report_of(const LinkState& link, bool connected) const {
+  LinkReport report;
+  report.party = link.party();
+  report.index = static_cast<std::uint32_t>(link.index);
+  report.lane = link.lane;
+  report.host = host_of(link.kind, link.index);
+  report.address = link.flow->peer_name();
+  report.connected = connected;
+  report.greeted = link.greeted;
+  report.left = link.left;
+  report.last_progress_ns = link.last_progress_ns;
+  report.bytes_sent = link.flow->bytes_sent();
+  report.bytes_received = link.flow->bytes_received();
+  if (link.in_payload) report.receiving = link.receiving;
+  report.received_bytes = link.received_bytes;
+  return report;
+}
+
+std::vector<LinkReport> Connections::reports() const {
+  auto reports = ended_links_;
+  for (const auto& [flow, link] : flows_)
+    if (link.known()) reports.push_back(report_of(link, true));
+  return reports;
+}
+
+}  // namespace poseidon
