@@ -78,7 +78,7 @@ PYTHON_DOORS: Doors = {
     "report": {"errors", "adapter", "schemes", "torch"},
     "testbed": {"errors", "dscp"},
     "doctor": {"errors"},
-    "launch": {"errors", "options", "failure_marks", "testbed"},
+    "launch": {"dscp", "errors", "options", "failure_marks", "testbed"},
     "cli": None,
     "bench": None,
     "bench/hosts": set(),
