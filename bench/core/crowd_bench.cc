@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/small_job.h"
+#include "plan/mesh.h"
 #include "poseidon/store.h"
 #include "transport/inproc/inproc_transport.h"
 #include "worker/join.h"
@@ -91,7 +92,7 @@ Options options_of(int rank, int workers) {
   options.master_port = 29'642;
   options.timeout = kTimeout;
   options.transport = Medium::tcp;
-  options.priority_classes = workers > 64 ? 1 : 2;  // Python's default
+  options.priority_classes = static_cast<std::size_t>(workers) > kFullMesh ? 1 : 2;  // Python's default
   options.dscp.resize(static_cast<std::size_t>(options.priority_classes), 0);
   options.small_bytes = 0;  // each layer has its own chunk
   return options;

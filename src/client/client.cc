@@ -25,7 +25,7 @@ std::uint64_t digest(const Plan& plan) {
 }
 
 /// How long the vigil waits after a rank has linked. While the others of a large job still link, their machines are
-/// busy, and whoever waits for them learns of a silence by the timeout. 1,024 ranks in one process start in 7 s instead
+/// busy, and whoever waits for them learns of a silence by the timeout. 1,024 ranks in one process start in 3 s instead
 /// of 70, because heartbeats otherwise take all of its time.
 std::chrono::milliseconds settling_time(int world_size) { return std::chrono::milliseconds(5 * world_size); }
 

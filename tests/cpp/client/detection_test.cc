@@ -112,14 +112,19 @@ TEST(Frozen, ARankIsToldToAllThoughNobodyWaitsAndMayComeBack) {
 
 class Heartbeats : public ::testing::TestWithParam<Medium> {};
 
+/// Who pulls its value waits, and no server complains of a lack.
+Layer unassigned_layer() {
+  Layer stored = vector_layer("weights", 1000, DType::float32, Scheme::ps);
+  stored.stored = true;
+  return stored;
+}
+
 TEST_P(Heartbeats, AreNoProgress) {
   auto all = cluster_options(2, milliseconds(1'000));
   for (auto& options : all) options.transport = GetParam();
   TestCluster cluster(all);
   ASSERT_TRUE(cluster.connected());
-  Layer stored = vector_layer("weights", 1000, DType::float32, Scheme::ps);
-  stored.stored = true;
-  const auto layer = cluster.add({stored});
+  const auto layer = cluster.add({unassigned_layer()});
   std::vector<float> values(1000);
   const auto begun = Clock::now();
   ASSERT_TRUE(cluster.clients[0]->pull(layer, bytes_of(values), 0).ok());  // no server complains of a lack
@@ -140,9 +145,7 @@ TEST(Rates, AreNoProgress) {
   all[0].servers = {tap.address()};
   TestCluster cluster(all);
   ASSERT_TRUE(cluster.connected());
-  Layer stored = vector_layer("weights", 1000, DType::float32, Scheme::ps);
-  stored.stored = true;
-  const auto layer = cluster.add({stored});
+  const auto layer = cluster.add({unassigned_layer()});
   std::vector<float> values(1000);
   const auto begun = Clock::now();
   ASSERT_TRUE(cluster.clients[0]->pull(layer, bytes_of(values), 0).ok());  // nobody assigns it
