@@ -27,7 +27,10 @@ std::uint64_t digest(const Plan& plan) {
 /// How long the vigil waits after a rank has linked. While the others of a large job still link, their machines are
 /// busy, and whoever waits for them learns of a silence by the timeout. 1,024 ranks in one process start in 3 s instead
 /// of 70, because heartbeats otherwise take all of its time.
-std::chrono::milliseconds settling_time(int world_size) { return std::chrono::milliseconds(5 * world_size); }
+/// Where all are connected to all, it begins at once.
+std::chrono::milliseconds settling_time(int world_size) {
+  return std::chrono::milliseconds(static_cast<std::size_t>(world_size) <= kFullMesh ? 0 : 5 * world_size);
+}
 
 static_assert(kPriorityLevelCount == wire::kPriorityLevels);
 
