@@ -84,7 +84,8 @@ class Flow {
                     std::function<void(const Status&)> done) = 0;
 
   /// Sends what is queued, for at most `linger`, and closes the flow. The receiver gets on_closed(ok), and no further
-  /// messages. With a linger, a TCP flow ends when the peer has closed its side, too, or when the linger is over.
+  /// messages. With a linger, a TCP flow ends when the peer has closed its side, too, or when the linger is over. A
+  /// further call without a linger ends it at once.
   virtual void close(std::chrono::milliseconds linger) = 0;
 
   /// Makes the flow call Receiver::may_receive again after that has returned false. The call comes from the loop, not

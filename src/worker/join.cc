@@ -163,7 +163,7 @@ class JobJoin {
   }
 
   Status listen_for_peers(Lobby& lobby, const std::string& host, Member& mine) const {
-    for (const auto& network : transports_->networks) {
+    for (const auto& network : transports_->of_client()) {
       auto address = lobby.listen(*network, host_and_port(host, 0));
       if (!address.ok()) return address.status();
       append(mine.peer_address, address.value());
@@ -190,7 +190,7 @@ class JobJoin {
     Endpoints endpoints;
     endpoints.run = membership_->run;
     Endpoints::Transports networks;
-    for (const auto& network : transports_->networks) networks.push_back(network.get());
+    for (const auto& network : transports_->of_client()) networks.push_back(network.get());
     for (const auto& address : options_.servers) endpoints.servers.push_back({networks, {address}, true, false, ""});
     for (int rank = 0; rank < options_.world_size; ++rank) {
       const Member& member = membership_->members[static_cast<std::size_t>(rank)];

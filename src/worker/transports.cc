@@ -6,6 +6,7 @@
 
 #include "transport/admission.h"
 #include "transport/shm/shm_transport.h"
+#include "transport/spread/spread_transport.h"
 #include "transport/tcp/tcp_transport.h"
 #include "transport/ucx/ucx_transport.h"
 
@@ -16,6 +17,7 @@ namespace {
 struct MediumRow {
   Medium medium;
   bool shares_memory;                       // processes of one host use shared memory instead of the network
+  bool may_spread;                          // several loops may move a worker's bytes
   bool transport_per_class;                 // a transport marks all its packets alike, so each priority class takes one
   Status (*check)(const Options& options);  // whether the network can be used; null if it always can
   std::unique_ptr<Transport> (*make_network)(const Options& options, int priority_class, const Admission& admission);
@@ -27,10 +29,10 @@ std::unique_ptr<Transport> make_tcp(const Options& /*options*/, int /*priority_c
 }
 
 constexpr MediumRow kMedia[] = {
-    {Medium::automatic, true, false, nullptr, make_tcp},
-    {Medium::tcp, false, false, nullptr, make_tcp},
-    {Medium::shm, true, false, nullptr, make_tcp},
-    {Medium::ucx, false, true, check_ucx, make_ucx_transport_for_class},
+    {Medium::automatic, true, true, false, nullptr, make_tcp},
+    {Medium::tcp, false, true, false, nullptr, make_tcp},
+    {Medium::shm, true, true, false, nullptr, make_tcp},
+    {Medium::ucx, false, false, true, check_ucx, make_ucx_transport_for_class},
 };
 
 /// `medium` is a value that the table of options allows.
@@ -40,6 +42,9 @@ const MediumRow& row_of(Medium medium) { return *std::ranges::find(kMedia, mediu
 
 Status check_transport(const Options& options) {
   const MediumRow& row = row_of(options.transport);
+  if (options.worker_cores > 0 && !row.may_spread)
+    return {ErrorCode::invalid_argument,
+            "worker_cores is " + std::to_string(options.worker_cores) + ", which is for TCP: leave it at 0 for ucx"};
   return row.check == nullptr ? Status() : row.check(options);
 }
 
@@ -53,6 +58,9 @@ Result<WorkerTransports> make_transports(const Options& options) {
   // A dedicated server has one transport for all classes.
   const int count = row.transport_per_class && options.servers.empty() ? options.priority_classes : 1;
   for (int i = 0; i < count; ++i) made.networks.push_back(row.make_network(options, i, admission.value()));
+  if (options.worker_cores > 0)
+    for (const auto& network : made.networks)
+      made.spread.push_back(make_spread_transport(*network, static_cast<std::size_t>(options.worker_cores)));
   if (row.shares_memory) made.shm = make_shm_transport(admission.value());
   return made;
 }

@@ -3,6 +3,7 @@
 #include <random>
 #include <thread>
 
+#include "conformance/spread_cases.h"
 #include "conformance/tls_cases.h"
 #include "conformance/transport_fixture.h"
 #include "conformance/ucx_cases.h"
@@ -194,6 +195,9 @@ INSTANTIATE_TEST_SUITE_P(Transports, TransportPriority,
                                                          true},
                                            TransportCase{"shm", make_shm_transport, "shm:0", false, false},
                                            TransportCase{"shm_one_loop", make_shm_transport, "shm:0", false, true}),
+                         [](const auto& tested) { return tested.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(Spread, TransportPriority, ::testing::ValuesIn(spread_cases(true)),
                          [](const auto& tested) { return tested.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(Tls, TransportPriority, ::testing::ValuesIn(tls_cases()),

@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "transport/spread/spread_transport.h"
 #include "worker/join.h"
 
 namespace poseidon::testing {
@@ -103,6 +104,9 @@ Status SimulatedWorker::form(Generation& generation) {
   const auto keep_waiting = [this] { return alive(); };
   WorkerTransports transports;
   transports.networks.push_back(cluster_.network->transport(node_));
+  if (options.worker_cores > 0)
+    transports.spread.push_back(
+        make_spread_transport(*transports.networks.front(), static_cast<std::size_t>(options.worker_cores)));
   auto client = join_job(options, store_, keep_waiting, std::move(transports));
   if (!client.ok()) return client.status();
   generation.client = std::move(client.value());

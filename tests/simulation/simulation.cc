@@ -38,7 +38,8 @@ enum Salt : std::uint64_t {
   kAggregation,
   kServers,
   kOrder,
-  kAssignment
+  kAssignment,
+  kWorkerCores,
 };
 
 /// One scenario's choices.
@@ -183,6 +184,7 @@ Scenario make_scenario(std::uint64_t seed, std::size_t fault_budget) {
   options.on_failure = choice.below(4, kOnFailure) == 0 ? OnFailure::shrink : OnFailure::rejoin;
   options.timeout = milliseconds(70 + choice.below(130, kTimeout)) * kSlowness;
   options.server_cores = static_cast<int>(choice.below(3, kCores));
+  options.worker_cores = choice.of({0, 0, 1, 2}, kWorkerCores);
   options.flows = 1 + static_cast<int>(choice.below(2, kFlows));
   options.priority_classes = 1 + static_cast<int>(choice.below(2, kClasses));
   options.chunk_bytes = choice.of<std::size_t>({256, 1024, 65'536}, kChunkBytes);
@@ -222,6 +224,7 @@ std::string describe(const Scenario& scenario) {
          (options.on_failure == OnFailure::shrink ? ", shrink" : ", rejoin") +
          number(", timeout ms ", static_cast<std::size_t>(options.timeout.count())) +
          number(", server_cores ", static_cast<std::size_t>(options.server_cores)) +
+         number(", worker_cores ", static_cast<std::size_t>(options.worker_cores)) +
          number(", flows ", static_cast<std::size_t>(options.flows)) +
          number(", priority_classes ", static_cast<std::size_t>(options.priority_classes)) +
          number(", chunk_bytes ", options.chunk_bytes) + number(", group_bytes ", options.group_bytes) +

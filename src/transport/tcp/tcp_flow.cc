@@ -129,6 +129,7 @@ Status TcpFlow::set_traffic_class(const TrafficClass& traffic_class) {
 }
 
 void TcpFlow::close(std::chrono::milliseconds linger) {
+  if (state_ == State::closing && linger.count() <= 0) return end({});
   if (state_ != State::open) return;
   state_ = State::closing;
   reader_.stop();

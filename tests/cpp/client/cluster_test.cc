@@ -326,11 +326,16 @@ TEST(SharedServers, CarryTwoJobsAtOnce) {
   other.join();
 }
 
-class LargeTensors : public ::testing::TestWithParam<Medium> {};
+/// The medium, and how many loops move a worker's bytes.
+class LargeTensors : public ::testing::TestWithParam<std::pair<Medium, int>> {};
 
 TEST_P(LargeTensors, ArriveWholeUnderEveryScheme) {
   auto all = cluster_options(3);
-  for (auto& options : all) options.transport = GetParam();
+  const auto [medium, worker_cores] = GetParam();
+  for (auto& options : all) {
+    options.transport = medium;
+    options.worker_cores = worker_cores;
+  }
   TestCluster cluster(all);
   ASSERT_TRUE(cluster.connected());
   const std::size_t rows = 1000;
@@ -361,14 +366,16 @@ TEST_P(LargeTensors, ArriveWholeUnderEveryScheme) {
     EXPECT_EQ(product, std::vector<float>(rows * cols, 24.0F));
     EXPECT_EQ(matrix, std::vector<float>(rows * cols, 6.0F));
     EXPECT_EQ(blocks, product);
-    if (GetParam() == Medium::tcp)
+    if (GetParam().first == Medium::tcp)
       EXPECT_GT(client.traffic().bytes_sent, rows * cols * sizeof(float));
     else
       EXPECT_EQ(client.traffic().bytes_sent, 0u) << "nothing crosses a network";
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Media, LargeTensors, ::testing::Values(Medium::tcp, Medium::automatic));
+INSTANTIATE_TEST_SUITE_P(Media, LargeTensors,
+                         ::testing::Values(std::pair(Medium::tcp, 0), std::pair(Medium::automatic, 0),
+                                           std::pair(Medium::tcp, 3)));
 
 TEST(NextScheme, FollowsTheFactorCountOfTheStepBefore) {
   auto all = cluster_options(4);

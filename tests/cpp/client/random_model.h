@@ -168,6 +168,8 @@ struct RandomJob {
         layer.wire = pick<WireFormat>(random, {fp32, fp32, bf16, fp16, int8});
       layer.compression.error_feedback = random() % 4 == 0;
     }
+    Random core_random(seed + 79'000);
+    shared.worker_cores = static_cast<int>(core_random() % 3);
     Random factor_random(seed + 78'000);
     for (Layer& layer : layers)
       if (layer.dtype == DType::float32 && layer.scheme != Scheme::project_adam && factor_random() % 3 == 0)

@@ -26,5 +26,21 @@ TEST(Transports, EveryMediumHasThoseThatItNeedsOrAnError) {
   }
 }
 
+TEST(Transports, OtherLoopsMoveTheBytesOfTcpAlone) {
+  Options options;
+  options.worker_cores = 2;
+  for (const Medium medium : {Medium::automatic, Medium::tcp, Medium::shm}) {
+    options.transport = medium;
+    const auto made = make_transports(options);
+    ASSERT_TRUE(made.ok()) << made.status().message();
+    EXPECT_EQ(made.value().of_client().front(), made.value().spread.front());
+    EXPECT_NE(made.value().of_client().front(), made.value().networks.front());
+  }
+  options.transport = Medium::ucx;
+  const Status status = check_transport(options);
+  EXPECT_EQ(status.code(), ErrorCode::invalid_argument);
+  EXPECT_NE(status.message().find("worker_cores is 2"), std::string::npos) << status.message();
+}
+
 }  // namespace
 }  // namespace poseidon
