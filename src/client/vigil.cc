@@ -14,6 +14,7 @@ constexpr milliseconds kShortestInterval{200};
 // P workers that all watch each other send P² heartbeats for each two intervals.
 constexpr milliseconds kIntervalOfARank{8};
 // All in intervals:
+constexpr int kAskAfter = 4;
 constexpr int kUnreachableAfter = 5;
 constexpr int kFrozenAfter = 10;
 constexpr int kFrozenAtTheLatest = 22;
@@ -50,11 +51,14 @@ std::optional<Vigil::Finding> Vigil::judge_one(std::size_t rank, std::int64_t no
     return Finding{rank, News::back, nanoseconds(heard_ns - last_ns)};
   }
   const nanoseconds silence(now_ns - std::max(heard_ns, resumed_ns_));
-  if (watched.unreachable || silence < kUnreachableAfter * interval_) return std::nullopt;
+  const bool unanswered = std::exchange(watched.unanswered, false);
+  if (watched.unreachable || silence < kAskAfter * interval_) return std::nullopt;
   const Flow::Answer got = answer(rank);
+  watched.unanswered = got.missing >= kAskAfter * interval_ + 2 * got.round_trip;
   const nanoseconds patience = std::min<nanoseconds>(kFrozenAfter * interval_ + 2 * nanoseconds(watched.longest_gap_ns),
                                                      kFrozenAtTheLatest * interval_);
-  if (got.missing >= kUnreachableAfter * interval_ + 2 * got.round_trip) {
+  // Asked twice, because what has been sent just now after a long pause is still on its way.
+  if (unanswered && got.missing >= kUnreachableAfter * interval_ + 2 * got.round_trip) {
     watched.unreachable = watched.silent = true;
     return Finding{rank, News::unreachable, silence};
   }

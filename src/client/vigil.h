@@ -51,6 +51,7 @@ class Vigil {
     std::int64_t longest_gap_ns = 0;  // of those after which it was heard again
     bool silent = false;              // its silence has been told
     bool unreachable = false;
+    bool unanswered = false;  // its machine did not answer when it was asked last
   };
   std::optional<Finding> judge_one(std::size_t rank, std::int64_t now_ns, std::int64_t heard_ns,
                                    const std::function<Flow::Answer(std::size_t rank)>& answer);

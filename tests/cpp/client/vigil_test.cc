@@ -87,6 +87,13 @@ TEST(Vigil, TellsThatTheMachineOfAFrozenRankIsDownToo) {
   EXPECT_EQ(watch.pass(seconds(5), State::unreachable), AllNews{News::unreachable});
 }
 
+TEST(Vigil, BlamesNoMachineForWhatHasBeenSentJustNow) {
+  Watch watch;
+  EXPECT_EQ(watch.pass(seconds(1), State::frozen), AllNews()) << "nothing is on its way";
+  EXPECT_EQ(watch.pass(watch.vigil.interval(), State::unreachable), AllNews());
+  EXPECT_EQ(watch.pass(seconds(1), State::lives), AllNews());
+}
+
 TEST(Vigil, WaitsTwoRoundTripsLongerForAnAnswer) {
   Watch watch;
   watch.round_trip = milliseconds(400);
