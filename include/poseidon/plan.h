@@ -31,6 +31,9 @@ struct Cluster {
   Placement placement = Placement::colocated;
   std::vector<int> core_counts{};  // of each server; empty: one each
   int flow_count = 1;              // connections from a worker to each server core
+  // By rank: the machine of the worker, from 0 in the order in which they come. Empty: each worker is for itself, also
+  // if it shares a machine.
+  std::vector<std::uint32_t> hosts{};
 
   /// How many cores a server has.
   int core_count(int server) const { return core_counts.empty() ? 1 : core_counts[static_cast<std::size_t>(server)]; }
@@ -106,6 +109,10 @@ bool keeps_rounding(const Layer& layer);
 /// The number of float32s that a worker keeps from step to step of a layer that takes a lossy scheme, or may come to
 /// take one. 0 for other layers.
 std::size_t kept_count(const Layer& layer);
+
+/// What a scheme costs for a matrix of this shape (SchemeTraits::cost). If workers of one machine add up among
+/// themselves (Cluster::hosts), it is what the machine's port carries.
+SchemeCost scheme_cost(Scheme scheme, std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster);
 
 /// What a scheme costs for a layer. `factor_count` is the mean K over the workers.
 SchemeCost layer_cost(const Layer& layer, Scheme scheme, double factor_count, const Cluster& cluster);

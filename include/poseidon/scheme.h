@@ -51,9 +51,10 @@ struct SchemeTraits {
                                    // that are dense
 
   // Whom it talks to.
-  bool uses_servers = false;   // workers await results from the servers
-  bool uses_peers = false;     // workers await each other's parts, which may come before a worker has started the step
-  bool can_drop_late = false;  // a step can end without late workers (stragglers=drop)
+  bool uses_servers = false;  // workers await results from the servers
+  bool uses_peers = false;    // workers await each other's parts, which may come before a worker has started the step
+  bool reduces_by_host = false;  // workers of one machine add up their dense gradients first (Cluster::hosts)
+  bool can_drop_late = false;    // a step can end without late workers (stragglers=drop)
 
   // What it is compared with.
   bool automatic = false;  // `auto` may choose it

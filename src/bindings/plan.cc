@@ -126,7 +126,7 @@ void bind_schemes(nb::module_& module) {
   module.def(
       "scheme_cost",
       [](const std::string& scheme, std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster) {
-        return traits_of(concrete_scheme(scheme)).cost(rows, cols, factor_count, cluster);
+        return scheme_cost(concrete_scheme(scheme), rows, cols, factor_count, cluster);
       },
       nb::arg("scheme"), nb::arg("rows"), nb::arg("cols"), nb::arg("factor_count"), nb::arg("cluster"));
   module.def(

@@ -5,13 +5,14 @@
 #include <utility>
 
 #include "client/client_impl.h"
+#include "scheme/host_reduction.h"
 #include "wire/messages/ending.h"
 
 namespace poseidon {
 
 namespace {
 
-/// Whether the exchange still needs what this peer has to contribute.
+/// Whether the exchange still needs what this peer has to contribute to all.
 bool lacks_part_of(const Exchange& exchange, std::size_t peer) {
   const Progress& progress = exchange.progress;
   const auto& parts = progress.inbox.parts;
@@ -53,14 +54,18 @@ bool ClientImpl::needs(const LinkState& link) const {
     const Exchange& exchange = unit->syncer.exchange();
     const Progress& progress = exchange.progress;
     if (!progress.running || progress.received) continue;
+    const Links& links = connections_.links();
     if (link.kind == LinkKind::peer) {
-      if (last && lacks_part_of(exchange, link.index)) return true;
+      if (last && (lacks_part_of(exchange, link.index) || host_reduction::lacks(exchange, links, link.index)))
+        return true;
       continue;
     }
     for (std::size_t i = 0; i < progress.chunks.size(); ++i) {
       const Chunk& chunk = exchange.unit().chunks[i];
-      const bool comes_here = static_cast<std::size_t>(chunk.server) == link.index &&
-                              connections_.links().lane_of(chunk, exchange.priority.priority_class) == link.lane;
+      const bool led_by_other =
+          host_reduction::applies(exchange, links) && !host_reduction::leads(exchange, links, chunk);
+      const bool comes_here = static_cast<std::size_t>(chunk.server) == link.index && !led_by_other &&
+                              links.lane_of(chunk, exchange.priority.priority_class) == link.lane;
       if (comes_here && progress.chunks[i] != ChunkArrival::received) return true;
     }
   }

@@ -184,7 +184,7 @@ Syncer* ClientImpl::addressee(const LinkState& link, const wire::Header& header)
   const auto unit = units_by_id_.find(header.unit);
   if (!link.greeted || unit == units_by_id_.end()) return nullptr;
   Syncer& syncer = unit->second->syncer;
-  if (link.kind == LinkKind::peer) return header.rank == link.index ? &syncer : nullptr;
+  if (link.kind == LinkKind::peer) return connections_.may_bring(link, header) ? &syncer : nullptr;
   const auto& chunks = syncer.unit().chunks;
   return header.chunk < chunks.size() && belongs(link, chunks[header.chunk]) ? &syncer : nullptr;
 }

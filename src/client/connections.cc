@@ -65,6 +65,7 @@ Connections::Connections(const Options& options, const Cluster& cluster, Receive
     for (std::size_t i = 0; i < links_.servers.size(); ++i)
       links_.push_windows.push_back(std::make_unique<PushWindow>(*loop_, window_bytes(options.world_size)));
   links_.peers.resize(links_.worker_count);
+  links_.hosts = Hosts(cluster);
   links_.loop = loop_.get();
   links_.executor = &executor;
   links_.pool = std::make_shared<BufferPool>();
@@ -98,7 +99,9 @@ void Connections::connect(Endpoints endpoints) {
 }
 
 bool Connections::is_neighbour(std::size_t rank) const {
-  return are_neighbours(links_.rank, rank, links_.worker_count);
+  const auto other = static_cast<std::uint32_t>(rank);
+  const bool near = rank != links_.rank && links_.hosts.together() && links_.hosts.share_host(links_.rank, other);
+  return near || are_neighbours(links_.rank, rank, links_.worker_count);
 }
 
 void Connections::connect_servers(const Plan& plan) {
@@ -209,9 +212,15 @@ void Connections::send_hello(Flow& flow, std::size_t lane) {
                                  priority_class,
                                  options_.generation,
                                  wire::pace_of(options_).value(),  // Client::connect has checked them
-                                 endpoints_.run}
+                                 endpoints_.run,
+                                 host_number()}
                          .make();
   flow.send(hello.header, {hello.payload()}, [text = hello.text](const Status&) {});
+}
+
+/// The number of this rank's machine, if its workers add up their gradients among themselves.
+std::optional<std::uint32_t> Connections::host_number() const {
+  return links_.hosts.together() ? std::optional(links_.hosts.host_of(links_.rank)) : std::nullopt;
 }
 
 void Connections::mark(Flow& flow, std::size_t priority_class) {
@@ -280,6 +289,14 @@ void Connections::greeted_by_server(LinkState& link, const wire::Hello& hello) {
     dial_server(link.index, std::vector<std::string>(server.addresses));
   }
   links_.servers[link.index][link.lane] = &flow;
+}
+
+bool Connections::may_bring(const LinkState& link, const wire::Header& header) const {
+  const Hosts& hosts = links_.hosts;
+  const auto from = static_cast<std::uint32_t>(link.index);
+  if (header.rank == from) return true;
+  return hosts.together() && header.rank < links_.worker_count && hosts.share_host(from, links_.rank) &&
+         !hosts.share_host(header.rank, links_.rank) && hosts.gate(hosts.host_of(links_.rank), header.rank) == from;
 }
 
 std::vector<int> Connections::core_counts() const {

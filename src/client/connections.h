@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -166,6 +167,8 @@ class Connections {
   void note_traffic();
   /// The last time at which something arrived or left, by the monotonic clock. Any thread may call it.
   std::int64_t last_progress_ns() const { return last_progress_ns_.load(std::memory_order_relaxed); }
+  /// Whether a peer's message may come over this connection: from the peer itself, or passed on within this machine.
+  bool may_bring(const LinkState& link, const wire::Header& header) const;
   /// Adds an event of the connection to the flight recorder.
   void note(FlightEvent::Kind kind, const LinkState& link, const char* what, const wire::Header* about = nullptr);
 
@@ -205,6 +208,7 @@ class Connections {
   Status greeted_by_peer(LinkState& link, const wire::Hello& hello);
   void greeted_by_server(LinkState& link, const wire::Hello& hello);
   void send_hello(Flow& flow, std::size_t lane);
+  std::optional<std::uint32_t> host_number() const;
   void mark(Flow& flow, std::size_t priority_class);
   std::string host_of(LinkKind kind, std::size_t index) const;
   std::string name_of(LinkKind kind, std::size_t index) const;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "scheme/host_reduction.h"
 #include "scheme/peer_broadcast.h"
 
 namespace poseidon {
@@ -11,6 +12,11 @@ namespace poseidon {
 namespace {
 bool is_from_peer(const wire::Header& header) {
   return wire::handling_of(header.kind, wire::Direction::from_peer) == wire::Handling::exchanged;
+}
+
+/// Whether it is from a worker of this machine about the machine's sum.
+bool is_local(const wire::Header& header) {
+  return header.kind == wire::Kind::local_push || header.kind == wire::Kind::local_result;
 }
 }  // namespace
 
@@ -20,6 +26,8 @@ Syncer::Syncer(const Unit& unit, const Layer& first_layer, bool transient, const
   exchange_.about.unit = &unit;
   exchange_.about.transient = transient;
   exchange_.about.stored = first_layer.stored;
+  // Values that servers keep are set and asked for by each worker, so their gradients come the same way.
+  exchange_.about.by_host = !transient && !first_layer.stored && links.hosts.together();
   if (!unit.grouped()) {
     exchange_.about.layer = &layer_;
     exchange_.about.rows = layer_.rows;
@@ -68,6 +76,9 @@ void Syncer::set_factor_count(std::uint64_t factor_count) {
 void Syncer::recycle(PeerInbox& inbox) {
   for (auto& part : inbox.parts)
     if (part.buffer) links_.pool->give_back(std::move(part.buffer));
+  for (auto& chunk : inbox.local_chunks)
+    for (auto& part : chunk.parts)
+      if (part.buffer) links_.pool->give_back(std::move(part.buffer));
 }
 
 /// Returns what peers have already sent for the next step.
@@ -97,12 +108,17 @@ void Syncer::start(Operation operation) {
   if (!std::holds_alternative<Assign>(exchange_.operation)) exchange_.priority = links_.priorities.of(unit().id);
   PeerInbox early = std::holds_alternative<Push>(operation) ? take_inbox() : PeerInbox();
   const bool came_early = early.accepted_count > 0;
+  const bool came_from_host = !early.local_chunks.empty();
   exchange_.begin(std::move(operation), protocol_of(next_scheme_), next_scheme_, std::move(early));
   note(FlightEvent::Kind::start);
   if (!exchange_.protocol->traits().uses_peers && came_early)
     return fail({ErrorCode::mismatch, "a peer has sent factors in step " + std::to_string(exchange_.step) +
                                           ", which takes scheme " + std::string(scheme_name(exchange_.outcome.scheme)) +
                                           " here"});
+  if (came_from_host && !exchange_.protocol->traits().reduces_by_host)
+    return fail({ErrorCode::mismatch, "a worker of this machine has sent its gradient in step " +
+                                          std::to_string(exchange_.step) + ", which takes scheme " +
+                                          std::string(scheme_name(exchange_.outcome.scheme)) + " here"});
   exchange_.protocol->start(exchange_, links_);
 }
 
@@ -128,20 +144,26 @@ Result<std::span<std::byte>> Syncer::accept(const wire::Header& header, bool len
   }
   if (Status status = check_step(header); !status.ok()) return status;
   if (header.step == exchange_.step) {
-    if (!traits.uses_peers) return unexpected(wire::kind_name(header.kind));
+    if (!(is_local(header) ? traits.reduces_by_host : traits.uses_peers))
+      return unexpected(wire::kind_name(header.kind));
     return exchange_.protocol->accept(exchange_, header, lent, links_);
   }
   auto& inbox = early_.try_emplace(header.step).first->second;
+  if (is_local(header)) return host_reduction::make_room(inbox, exchange_, header, links_);
   return peer_broadcast_of(header.kind).make_room(inbox, exchange_, header, links_);
 }
 
 Status Syncer::on_message(const wire::Header& header, std::span<const std::byte> payload) {
-  const bool early = is_from_peer(header) && header.step != exchange_.step;
+  const bool from_peer = is_from_peer(header);
+  const bool early = from_peer && header.step != exchange_.step;
   if (header.kind == wire::Kind::result)
     if (PushWindow* const window = links_.window_of(unit().chunks[header.chunk]))
       window->answered({header.unit, header.chunk});
   if (!early) return exchange_.protocol->receive(exchange_, header, payload, links_);
-  return peer_broadcast_of(header.kind).store(early_.at(header.step), exchange_, header, payload);
+  PeerInbox& inbox = early_.at(header.step);
+  if (!is_local(header)) return peer_broadcast_of(header.kind).store(inbox, exchange_, header, payload, links_);
+  host_reduction::store_part(inbox, header, payload, links_);
+  return {};
 }
 
 void Syncer::fail(const Status& status) {
@@ -150,7 +172,7 @@ void Syncer::fail(const Status& status) {
   exchange_.complete_if_done();
 }
 
-std::string Syncer::waiting_for() const { return exchange_.protocol->waiting_for(exchange_); }
+std::string Syncer::waiting_for() const { return exchange_.protocol->waiting_for(exchange_, links_); }
 
 void Syncer::finished() {
   note(FlightEvent::Kind::complete);

@@ -111,14 +111,30 @@ std::size_t kept_count(const Layer& layer) {
   return count == nullptr ? layer.element_count : count(layer);
 }
 
+SchemeCost scheme_cost(Scheme scheme, std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster) {
+  const SchemeTraits& traits = traits_of(scheme);
+  if (cluster.hosts.empty()) return traits.cost(rows, cols, factor_count, cluster);
+  Cluster machines = cluster;
+  machines.hosts.clear();
+  machines.worker_count = static_cast<int>(*std::ranges::max_element(cluster.hosts)) + 1;
+  if (cluster.placement == Placement::colocated) machines.server_count = machines.worker_count;
+  const double workers_of_each = static_cast<double>(cluster.worker_count) / machines.worker_count;
+  if (traits.reduces_by_host) return traits.cost(rows, cols, factor_count, machines);
+  // Each worker sends its own to the other machines, or all that it has to the servers.
+  SchemeCost cost = traits.cost(rows, cols, factor_count, traits.uses_peers ? machines : cluster);
+  cost.worker *= workers_of_each;
+  cost.server_and_worker *= workers_of_each;
+  return cost;
+}
+
 SchemeCost layer_cost(const Layer& layer, Scheme scheme, double factor_count, const Cluster& cluster) {
   const SchemeTraits& traits = traits_of(scheme);
   const bool has_shape = layer.rows > 0 && layer.cols > 0;
   if (traits.lossy && layer.compression.rows > 0)
-    return traits.cost(layer.compression.rows, layer.element_count / layer.compression.rows,
+    return scheme_cost(scheme, layer.compression.rows, layer.element_count / layer.compression.rows,
                        traits.count_of == nullptr ? 0 : traits.count_of(layer), cluster);
   const double count = traits.count_of == nullptr ? factor_count : traits.count_of(layer);
-  return traits.cost(has_shape ? layer.rows : layer.element_count, has_shape ? layer.cols : 1, count, cluster);
+  return scheme_cost(scheme, has_shape ? layer.rows : layer.element_count, has_shape ? layer.cols : 1, count, cluster);
 }
 
 bool chooses_exact(const Layer& layer, Scheme chosen) {

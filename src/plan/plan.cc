@@ -40,6 +40,8 @@ Status check_cluster(const Cluster& cluster, const Options& options) {
   for (const int count : cluster.core_counts) {
     if (count < 1) return invalid("a server needs a core");
   }
+  if (!cluster.hosts.empty() && cluster.hosts.size() != static_cast<std::size_t>(cluster.worker_count))
+    return invalid("a cluster has a machine for each of its workers, or does not name them");
   if (options.chunk_bytes < kChunkAlignmentBytes) {
     return invalid("chunk_bytes is " + std::to_string(options.chunk_bytes) + "; it must be at least " +
                    std::to_string(kChunkAlignmentBytes));
@@ -322,6 +324,9 @@ std::vector<std::string> plan_lines(const Plan& plan) {
   const std::string cluster = std::to_string(plan.cluster.worker_count) + " workers, " +
                               std::to_string(plan.cluster.server_count) +
                               (colocated ? " colocated shards" : " dedicated shards");
+  std::string hosts;
+  for (const std::uint32_t host : plan.cluster.hosts)
+    hosts += (hosts.empty() ? " on machines " : " ") + std::to_string(host);
   std::vector<std::string> lines;
   for (const Unit& unit : plan.units) {
     std::string line = "unit ";
@@ -339,7 +344,7 @@ std::vector<std::string> plan_lines(const Plan& plan) {
       if (chunk.core + chunk.flow > 0)
         line.append(".").append(std::to_string(chunk.core)).append(".").append(std::to_string(chunk.flow));
     }
-    lines.push_back(line + "; " + cluster);
+    lines.push_back(line + "; " + cluster + hosts);
   }
   return lines;
 }

@@ -16,6 +16,7 @@
 #include "poseidon/plan.h"
 #include "scheme/operation.h"
 #include "wire/kinds.h"
+#include "wire/messages/contribution.h"
 
 namespace poseidon {
 
@@ -30,12 +31,25 @@ struct Part {
   Buffer buffer;                          // the memory of `terms` and `rows`; empty if this worker's own part has none
 };
 
+/// The gradient of a chunk from another worker of this machine, at the chunk's leader (host_reduction.h).
+struct LocalPart {
+  bool accepted = false;  // its header has been checked, and it has its memory
+  bool arrived = false;
+  wire::Contribution push;
+  Buffer buffer;
+};
+struct LocalChunk {
+  std::vector<LocalPart> parts;  // by the place of their ranks on the machine; empty if none has come
+  std::size_t arrived_count = 0;
+};
+
 /// What the workers have sent each other for one step of a unit. A peer may be one step ahead, so a syncer keeps two.
 struct PeerInbox {
   wire::Kind kind = wire::Kind::none;  // of the parts' messages, once one has come
   std::vector<Part> parts;             // by rank; empty if the exchange awaits nothing of peers and nothing has come
   std::size_t accepted_count = 0;
   std::size_t arrived_count = 0;
+  std::vector<LocalChunk> local_chunks;  // by chunk; empty if none has parts
 };
 
 /// What is exchanged. It is the same in every step.
@@ -47,6 +61,7 @@ struct ExchangeUnit {
   bool row_gradient = false;
   bool transient = false;  // servers forget it after each step
   bool stored = false;     // servers keep its value
+  bool by_host = false;    // a scheme that can do so adds up by machine
 };
 
 /// How far the answer about a chunk has come. An answer is accepted once, when its header is here; from then on it is
@@ -106,6 +121,7 @@ struct Exchange {
   Progress progress;
   LayerStats outcome;
   Kept kept;
+  std::size_t passed_on_pending = 0;  // parts of other workers, of this step or the next, that are being passed on
 
   /// Runs once per start, when nothing reads or writes this worker's memory any more.
   std::function<void()> on_complete;
@@ -136,7 +152,7 @@ struct Exchange {
 
   /// Call it after every change of `progress`.
   void complete_if_done() {
-    if (!progress.running || progress.computing || progress.sends_pending > 0) return;
+    if (!progress.running || progress.computing || progress.sends_pending > 0 || passed_on_pending > 0) return;
     if (!progress.received && progress.status.ok()) return;
     progress.running = false;
     on_complete();

@@ -4,7 +4,9 @@
 #include <cstring>
 #include <set>
 
+#include "scheme/chunk_payload.h"
 #include "scheme/conversion.h"
+#include "scheme/host_reduction.h"
 #include "wire/messages/contribution.h"
 #include "wire/messages/rule.h"
 #include "wire/messages/stored.h"
@@ -25,7 +27,7 @@ SchemeCost ps_cost(std::size_t rows, std::size_t cols, double, const Cluster& cl
 /// The fields that a result and a value have in common.
 struct Answer {
   explicit Answer(const wire::Header& header) {
-    if (header.kind == wire::Kind::result) {
+    if (header.kind != wire::Kind::value) {
       const auto result = wire::StepResult::read(header);
       dtype = result.dtype;
       absent = result.absent;
@@ -42,13 +44,15 @@ struct Answer {
 /// Whether the answers carry a payload.
 bool wants_result(const Exchange& exchange) { return exchange.push() == nullptr || exchange.push()->wants_result; }
 
-/// The type of the answers: that of the unit, unless they are the result of a step.
-DType answer_dtype(const Exchange& exchange) {
-  return exchange.push() == nullptr ? exchange.unit().dtype : exchange.unit().result_dtype;
+/// The type of an answer: that of the unit, unless it is a server's result of a step.
+DType answer_dtype(const Exchange& exchange, const wire::Header& answer) {
+  return answer.kind == wire::Kind::result ? exchange.unit().result_dtype : exchange.unit().dtype;
 }
 
-/// Whether answers have another type than the unit.
-bool decodes(const Exchange& exchange) { return answer_dtype(exchange) != exchange.unit().dtype; }
+/// Whether an answer has another type than the unit.
+bool decodes(const Exchange& exchange, const wire::Header& answer) {
+  return answer_dtype(exchange, answer) != exchange.unit().dtype;
+}
 
 /// Returns where the result of a chunk is written.
 std::span<std::byte> place_of(const Exchange& exchange, const Chunk& chunk) {
@@ -84,56 +88,19 @@ void ParameterServer::clear_empty_chunks(const Exchange& exchange) {
   }
 }
 
-/// Returns a chunk's bytes where they lie: in one piece, or in the pieces of a group.
-std::vector<std::span<const std::byte>> ParameterServer::payload_of(const Exchange& exchange, const Chunk& chunk) {
-  const auto* group = exchange.gradient<GroupedGradients>();
-  if (group == nullptr) {
-    const std::span<const std::byte> data = data_of(exchange.operation);
-    if (data.empty()) return {};
-    return {data.subspan(chunk.offset_bytes, chunk.size_bytes)};
-  }
-  const auto& pieces = group->pieces;
-  const auto& offsets = exchange.unit().offsets_bytes;
-  const auto after = std::upper_bound(offsets.begin(), offsets.end(), chunk.offset_bytes);
-  std::size_t piece = static_cast<std::size_t>(after - offsets.begin()) - 1;
-  // The footer has no offset of its own, because it follows the last member.
-  std::size_t skip_bytes = chunk.offset_bytes - offsets[piece];
-  if (skip_bytes >= pieces[piece].size()) skip_bytes -= pieces[piece++].size();
-  std::vector<std::span<const std::byte>> payload;
-  for (std::size_t left_bytes = chunk.size_bytes; left_bytes > 0; ++piece) {
-    const auto rest = pieces[piece].subspan(skip_bytes);
-    skip_bytes = 0;
-    if (rest.empty()) continue;
-    payload.push_back(rest.first(std::min(rest.size(), left_bytes)));
-    left_bytes -= payload.back().size();
-  }
-  return payload;
-}
-
 /// Copies a chunk of a group's result to the members.
-void ParameterServer::scatter(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
-                              const Links& links) {
-  const Chunk& chunk = exchange.unit().chunks[header.chunk];
-  Buffer values;
-  if (decodes(exchange) && !payload.empty()) {
-    values = links.pool->take(chunk.size_bytes);
-    decode_chunk(exchange, payload, values.span());
-    payload = values.span();
-  }
+void ParameterServer::scatter(const Exchange& exchange, const Chunk& chunk, std::span<const std::byte> values) {
   const auto& members = exchange.gradient<GroupedGradients>()->members;
   const auto& offsets = exchange.unit().offsets_bytes;
   const auto after = std::upper_bound(offsets.begin(), offsets.end(), chunk.offset_bytes);
   for (std::size_t member = static_cast<std::size_t>(after - offsets.begin()) - 1; member < offsets.size(); ++member) {
     const std::size_t begin = std::max(offsets[member], chunk.offset_bytes);
-    const std::size_t end = std::min(offsets[member] + members[member].size(), chunk.offset_bytes + payload.size());
-    if (offsets[member] >= chunk.offset_bytes + payload.size()) break;
+    const std::size_t end = std::min(offsets[member] + members[member].size(), chunk.offset_bytes + values.size());
+    if (offsets[member] >= chunk.offset_bytes + values.size()) break;
     if (begin >= end) continue;
-    std::memcpy(members[member].data() + (begin - offsets[member]), payload.data() + (begin - chunk.offset_bytes),
+    std::memcpy(members[member].data() + (begin - offsets[member]), values.data() + (begin - chunk.offset_bytes),
                 end - begin);
   }
-  auto& buffers = exchange.progress.staged_chunks;
-  if (header.chunk < buffers.size()) links.pool->give_back(std::move(buffers[header.chunk]));
-  links.pool->give_back(std::move(values));
 }
 
 void ParameterServer::send_rule(const Exchange& exchange, const UpdateRule& rule, const Links& links) {
@@ -163,9 +130,14 @@ void ParameterServer::start(Exchange& exchange, const Links& links) const {
   expect_results(exchange);
   if (exchange.push() != nullptr && exchange.push()->rule) send_rule(exchange, *exchange.push()->rule, links);
   wire::Header header = request_header(exchange, links);
+  const bool by_host = host_reduction::applies(exchange, links);
   for (const Chunk& chunk : exchange.unit().chunks) {
+    if (by_host) {
+      host_reduction::contribute(exchange, links, chunk);
+      continue;
+    }
     header.chunk = chunk.index;
-    auto payload = payload_of(exchange, chunk);
+    auto payload = chunk_payload(exchange, chunk);
     const bool encodes = exchange.push() != nullptr && exchange.unit().converts() && !payload.empty();
     if (encodes) payload = {encode_chunk(exchange, chunk, payload, links)};
     send_to_server(exchange, links, chunk, header, std::move(payload));
@@ -175,13 +147,21 @@ void ParameterServer::start(Exchange& exchange, const Links& links) const {
   exchange.complete_if_done();  // a tensor without elements has no chunks to wait for
 }
 
-Status ParameterServer::check_awaited(const Exchange& exchange, const wire::Header& header) {
+/// From whom the result of a step's chunk comes: its server, or its leader on this machine.
+wire::Kind result_kind(const Exchange& exchange, const wire::Header& header, const Links& links) {
+  const auto& chunks = exchange.unit().chunks;
+  const bool local = header.chunk < chunks.size() && host_reduction::applies(exchange, links) &&
+                     !host_reduction::leads(exchange, links, chunks[header.chunk]);
+  return local ? wire::Kind::local_result : wire::Kind::result;
+}
+
+Status ParameterServer::check_awaited(const Exchange& exchange, const wire::Header& header, const Links& links) {
   const Progress& progress = exchange.progress;
   const auto* pull = std::get_if<Pull>(&exchange.operation);
   const bool expected =
       exchange.push() == nullptr
           ? header.kind == wire::Kind::value && wire::Value::read(header).array == (pull == nullptr ? 0 : pull->array)
-          : header.kind == wire::Kind::result && header.step == exchange.step;
+          : header.kind == result_kind(exchange, header, links) && header.step == exchange.step;
   if (!progress.running || !expected || header.chunk >= progress.chunks.size() ||
       progress.chunks[header.chunk] != ChunkArrival::awaited)
     return Status(ErrorCode::mismatch, "an unexpected result: step " + std::to_string(header.step) + ", chunk " +
@@ -199,17 +179,17 @@ Status ParameterServer::check_payload(const wire::Header& header, DType dtype, s
   return {};
 }
 
-Status ParameterServer::check_result(const Exchange& exchange, const wire::Header& header) {
-  if (Status status = check_awaited(exchange, header); !status.ok()) return status;
+Status ParameterServer::check_result(const Exchange& exchange, const wire::Header& header, const Links& links) {
+  if (Status status = check_awaited(exchange, header, links); !status.ok()) return status;
   const std::size_t chunk_bytes = exchange.unit().chunks[header.chunk].size_bytes;
-  const DType dtype = answer_dtype(exchange);
+  const DType dtype = answer_dtype(exchange, header);
   return check_payload(header, dtype, wants_result(exchange) ? exchange.unit().bytes_as(dtype, chunk_bytes) : 0);
 }
 
 /// Takes the fields of an answer.
 void ParameterServer::take_answer(Exchange& exchange, const wire::Header& header) {
   LayerStats& outcome = exchange.outcome;
-  if (header.kind == wire::Kind::result) {
+  if (header.kind != wire::Kind::value) {
     const auto result = wire::StepResult::read(header);
     outcome.factor_count = result.factor_count;
     if (!result.late) return;
@@ -228,7 +208,9 @@ void ParameterServer::take_answer(Exchange& exchange, const wire::Header& header
 
 Result<std::span<std::byte>> ParameterServer::accept(Exchange& exchange, const wire::Header& header, bool lent,
                                                      const Links& links) const {
-  if (Status status = check_result(exchange, header); !status.ok()) return status;
+  if (header.kind == wire::Kind::local_push)
+    return host_reduction::make_room(exchange.progress.inbox, exchange, header, links);
+  if (Status status = check_result(exchange, header, links); !status.ok()) return status;
   Progress& progress = exchange.progress;
   progress.chunks[header.chunk] = ChunkArrival::accepted;
   if (scatters(exchange)) {
@@ -244,20 +226,58 @@ Result<std::span<std::byte>> ParameterServer::accept(Exchange& exchange, const w
   }
   if (lent || header.payload_bytes == 0) return std::span<std::byte>();
   const Chunk& chunk = exchange.unit().chunks[header.chunk];
-  return decodes(exchange) ? place_for_encoded(exchange, chunk, links) : place_of(exchange, chunk);
+  return decodes(exchange, header) ? place_for_encoded(exchange, chunk, links) : place_of(exchange, chunk);
+}
+
+/// Writes a group's chunk to its members. Returns the values in memory that stays until the exchange ends if they have
+/// to be passed on.
+std::span<const std::byte> ParameterServer::take_scattered(Exchange& exchange, const wire::Header& header,
+                                                           std::span<const std::byte> payload, const Links& links) {
+  const Chunk& chunk = exchange.unit().chunks[header.chunk];
+  auto& staged = exchange.progress.staged_chunks;
+  Buffer values = header.chunk < staged.size() ? std::move(staged[header.chunk]) : Buffer();
+  if (decodes(exchange, header)) {
+    Buffer decoded = links.pool->take(chunk.size_bytes);
+    decode_chunk(exchange, payload, decoded.span());
+    links.pool->give_back(std::exchange(values, std::move(decoded)));
+    payload = values.span();
+  }
+  scatter(exchange, chunk, payload);
+  if (!host_reduction::applies(exchange, links)) {
+    links.pool->give_back(std::move(values));
+    return {};
+  }
+  if (!values) {  // lent
+    values = links.pool->take(payload.size());
+    std::memcpy(values.data(), payload.data(), payload.size());
+  }
+  return exchange.progress.converted.emplace_back(std::move(values)).span();
+}
+
+/// Writes a chunk to its place, and returns that.
+std::span<const std::byte> ParameterServer::take_placed(const Exchange& exchange, const wire::Header& header,
+                                                        std::span<const std::byte> payload) {
+  const std::span<std::byte> place = place_of(exchange, exchange.unit().chunks[header.chunk]);
+  if (decodes(exchange, header)) decode_chunk(exchange, payload, place);
+  // A shard of this process lends its result instead of writing it here.
+  else if (payload.data() != place.data())
+    std::memcpy(place.data(), payload.data(), payload.size());
+  return place;
 }
 
 Status ParameterServer::receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
                                 const Links& links) const {
-  if (scatters(exchange)) {
-    scatter(exchange, header, payload, links);
-  } else if (!payload.empty()) {
-    const std::span<std::byte> place = place_of(exchange, exchange.unit().chunks[header.chunk]);
-    if (decodes(exchange)) decode_chunk(exchange, payload, place);
-    // A shard of this process lends its result instead of writing it here.
-    else if (payload.data() != place.data())
-      std::memcpy(place.data(), payload.data(), payload.size());
+  if (header.kind == wire::Kind::local_push) {
+    host_reduction::store_part(exchange.progress.inbox, header, payload, links);
+    host_reduction::push_if_whole(exchange, links, exchange.unit().chunks[header.chunk]);
+    return {};
   }
+  std::span<const std::byte> values;
+  if (!payload.empty())
+    values =
+        scatters(exchange) ? take_scattered(exchange, header, payload, links) : take_placed(exchange, header, payload);
+  const bool from_server = header.kind == wire::Kind::result;
+  if (from_server && host_reduction::applies(exchange, links)) host_reduction::pass_on(exchange, links, header, values);
   note_received(exchange, header, links);
   return {};
 }
@@ -266,7 +286,7 @@ void ParameterServer::note_received(Exchange& exchange, const wire::Header& head
   const bool absent = Answer(header).absent;
   Progress& progress = exchange.progress;
   LayerStats& outcome = exchange.outcome;
-  if (!links.is_local(exchange.unit().chunks[header.chunk]))
+  if (header.kind != wire::Kind::local_result && !links.is_local(exchange.unit().chunks[header.chunk]))
     outcome.bytes_received += wire::kHeaderBytes + header.payload_bytes;
   progress.chunks[header.chunk] = ChunkArrival::received;
   take_answer(exchange, header);
@@ -277,7 +297,9 @@ void ParameterServer::note_received(Exchange& exchange, const wire::Header& head
   exchange.complete_if_done();
 }
 
-std::string ParameterServer::waiting_for(const Exchange& exchange) const {
+std::string ParameterServer::waiting_for(const Exchange& exchange, const Links& links) const {
+  if (const std::string local = host_reduction::missing(exchange, links); !local.empty())
+    return "waiting for " + local + " on this machine";
   const auto& arrivals = exchange.progress.chunks;
   const auto first = std::ranges::find_if(arrivals, [](auto arrival) { return arrival != ChunkArrival::received; });
   if (first == arrivals.end()) return "sending its push";
@@ -293,6 +315,7 @@ const SchemeProtocol& ps_scheme() {
       .summary = "A sharded parameter server.",
       .converts = true,
       .uses_servers = true,
+      .reduces_by_host = true,
       .can_drop_late = true,
       .automatic = true,
       .cost = ps_cost,

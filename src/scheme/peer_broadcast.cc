@@ -16,6 +16,20 @@ std::size_t dense_bytes(const Unit& unit) {
   return array_bytes(unit.factor_dtype, unit.size_bytes / dtype_bytes(unit.dtype));
 }
 
+/// Whether a rank sends its part to another without a third.
+bool reaches_directly(const Links& links, std::uint32_t from, std::uint32_t to) {
+  const Hosts& hosts = links.hosts;
+  return !hosts.together() || hosts.share_host(from, to) || hosts.gate(hosts.host_of(to), from) == to;
+}
+
+/// Counts what has come over the network.
+void count_received(Exchange& exchange, const Links& links, std::uint32_t rank, std::size_t payload_bytes) {
+  const Hosts& hosts = links.hosts;
+  const bool crossed =
+      !hosts.together() || (!hosts.share_host(rank, links.rank) && reaches_directly(links, rank, links.rank));
+  if (crossed) exchange.outcome.bytes_received += wire::kHeaderBytes + payload_bytes;
+}
+
 /// The result is written to the memory of the gradient, perhaps while slow peers still receive it. So the dense part,
 /// which is rare, is copied.
 Buffer dense_copy(const Unit& unit, std::span<const std::byte> gradient, const Links& links) {
@@ -39,8 +53,8 @@ void PeerBroadcast::start(Exchange& exchange, const Links& links) const {
     return exchange.complete_if_done();
   }
   inbox.parts.resize(links.worker_count);
-  for (const Part& early : inbox.parts)
-    if (early.arrived) exchange.outcome.bytes_received += wire::kHeaderBytes + early.buffer.size();
+  for (std::uint32_t rank = 0; rank < inbox.parts.size(); ++rank)
+    if (inbox.parts[rank].arrived) count_received(exchange, links, rank, inbox.parts[rank].buffer.size());
   Part& own = inbox.parts[links.rank];
   own.factor_count = factor_count_of(exchange.push()->gradient);
   own.present = exchange.gradient<NoGradient>() == nullptr;
@@ -57,8 +71,11 @@ void PeerBroadcast::send_part(Exchange& exchange, const Links& links, const wire
   const wire::Header header = body.make();
   // Every worker starts after its own rank, which spreads the senders over the receivers' ports.
   for (std::uint32_t i = 1; i < links.worker_count; ++i) {
-    Flow& flow = *links.peers[(links.rank + i) % links.worker_count][exchange.priority.priority_class];
-    send_counted(exchange, links, flow, {FlightEvent::Party::peer, true}, header, payload);
+    const std::uint32_t rank = (links.rank + i) % links.worker_count;
+    if (!reaches_directly(links, links.rank, rank)) continue;
+    Flow& flow = *links.peers[rank][exchange.priority.priority_class];
+    const bool crosses_network = !links.hosts.together() || !links.hosts.share_host(links.rank, rank);
+    send_counted(exchange, links, flow, {FlightEvent::Party::peer, crosses_network}, header, payload);
   }
   finish_if_complete(exchange, links);
 }
@@ -126,16 +143,18 @@ Result<std::span<std::byte>> PeerBroadcast::make_room(PeerInbox& inbox, const Ex
   return part.buffer.span();
 }
 
-Status PeerBroadcast::store(PeerInbox& inbox, const Exchange& exchange, const wire::Header& header,
-                            std::span<const std::byte> payload) const {
+Status PeerBroadcast::store(PeerInbox& inbox, Exchange& exchange, const wire::Header& header,
+                            std::span<const std::byte> payload, const Links& links) const {
   const auto body = wire::Contribution::read(header);
   Part& part = inbox.parts[header.rank];
   part.arrived = true;
   part.present = !body.absent;
   part.factor_count = body.factor_count;
   ++inbox.arrived_count;
+  if (!payload.empty() && payload.data() != part.buffer.data())
+    std::memcpy(part.buffer.data(), payload.data(), payload.size());
+  pass_on(inbox, exchange, header, links);
   if (payload.empty()) return {};
-  if (payload.data() != part.buffer.data()) std::memcpy(part.buffer.data(), payload.data(), payload.size());
   return read_part(exchange, body, part);
 }
 
@@ -146,10 +165,28 @@ Result<std::span<std::byte>> PeerBroadcast::accept(Exchange& exchange, const wir
 
 Status PeerBroadcast::receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
                               const Links& links) const {
-  if (Status status = store(exchange.progress.inbox, exchange, header, payload); !status.ok()) return status;
-  exchange.outcome.bytes_received += wire::kHeaderBytes + header.payload_bytes;
+  if (Status status = store(exchange.progress.inbox, exchange, header, payload, links); !status.ok()) return status;
+  count_received(exchange, links, header.rank, header.payload_bytes);
   finish_if_complete(exchange, links);
   return {};
+}
+
+/// Gives what has come from another machine to the other workers of this one.
+void PeerBroadcast::pass_on(const PeerInbox& inbox, Exchange& exchange, const wire::Header& header,
+                            const Links& links) {
+  const Hosts& hosts = links.hosts;
+  if (!hosts.together() || hosts.share_host(header.rank, links.rank)) return;
+  if (!reaches_directly(links, header.rank, links.rank)) return;  // it has been passed on to this worker
+  std::vector<std::span<const std::byte>> payload;
+  if (header.payload_bytes > 0) payload.push_back(inbox.parts[header.rank].buffer.span().first(header.payload_bytes));
+  for (const std::uint32_t rank : hosts.ranks_of(hosts.host_of(links.rank))) {
+    if (rank == links.rank) continue;
+    ++exchange.passed_on_pending;
+    links.peers[rank][exchange.priority.priority_class]->send(header, payload, [&exchange](const Status&) {
+      --exchange.passed_on_pending;
+      exchange.complete_if_done();
+    });
+  }
 }
 
 void PeerBroadcast::finish_if_complete(Exchange& exchange, const Links& links) const {
@@ -167,7 +204,7 @@ void PeerBroadcast::finish_if_complete(Exchange& exchange, const Links& links) c
   exchange.complete_if_done();
 }
 
-std::string PeerBroadcast::waiting_for(const Exchange& exchange) const {
+std::string PeerBroadcast::waiting_for(const Exchange& exchange, const Links& /*links*/) const {
   std::string ranks;
   for (std::size_t rank = 0; rank < exchange.progress.inbox.parts.size(); ++rank)
     if (!exchange.progress.inbox.parts[rank].arrived) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);

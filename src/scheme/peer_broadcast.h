@@ -14,7 +14,7 @@ class PeerBroadcast : public SchemeProtocol {
                                       const Links& links) const final;
   Status receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
                  const Links& links) const final;
-  std::string waiting_for(const Exchange& exchange) const final;
+  std::string waiting_for(const Exchange& exchange, const Links& links) const final;
   /// The kind of the parts' messages.
   wire::Kind kind() const { return kind_; }
 
@@ -22,8 +22,8 @@ class PeerBroadcast : public SchemeProtocol {
   /// copied, because parts stay until all workers' are here, and a loan of the transport's memory has to be short.
   Result<std::span<std::byte>> make_room(PeerInbox& inbox, const Exchange& exchange, const wire::Header& header,
                                          const Links& links) const;
-  Status store(PeerInbox& inbox, const Exchange& exchange, const wire::Header& header,
-               std::span<const std::byte> payload) const;
+  Status store(PeerInbox& inbox, Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
+               const Links& links) const;
 
  protected:
   using Pieces = std::vector<std::span<const std::byte>>;
@@ -44,6 +44,7 @@ class PeerBroadcast : public SchemeProtocol {
   /// Makes the result of the parts, all of which are here.
   virtual void finish(Exchange& exchange, const Links& links) const = 0;
 
+  static void pass_on(const PeerInbox& inbox, Exchange& exchange, const wire::Header& header, const Links& links);
   void finish_if_complete(Exchange& exchange, const Links& links) const;
 
   const wire::Kind kind_;

@@ -169,7 +169,7 @@ class PowerSgd final : public SchemeProtocol {
     return {};
   }
 
-  std::string waiting_for(const Exchange& exchange) const override {
+  std::string waiting_for(const Exchange& exchange, const Links& /*links*/) const override {
     const auto& arrivals = exchange.progress.chunks;
     const auto first = std::ranges::find_if(arrivals, [](auto arrival) { return arrival != ChunkArrival::received; });
     if (first == arrivals.end()) return "compressing its gradient";

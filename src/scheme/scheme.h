@@ -7,6 +7,7 @@
 #include "base/buffer_pool.h"
 #include "base/executor.h"
 #include "base/flight_recorder.h"
+#include "plan/hosts.h"
 #include "plan/priority.h"
 #include "scheme/exchange.h"
 #include "scheme/push_window.h"
@@ -26,6 +27,7 @@ struct Links {
   std::size_t class_count = 1;                            // the number of priority classes
   bool by_worker = false;                                 // Assignment::worker
   std::vector<std::vector<Flow*>> peers;                  // by rank and class; none for this rank
+  Hosts hosts;
   Loop* loop = nullptr;
   Executor* executor = nullptr;
   std::shared_ptr<BufferPool> pool;
@@ -71,7 +73,7 @@ class SchemeProtocol {
                          const Links& links) const = 0;
 
   /// Returns text for error messages such as "waiting for the result of chunk 3 from server 1".
-  virtual std::string waiting_for(const Exchange& exchange) const = 0;
+  virtual std::string waiting_for(const Exchange& exchange, const Links& links) const = 0;
 
   const SchemeTraits& traits() const { return traits_; }
 

@@ -140,7 +140,7 @@ void ShardedFactors::start(Exchange& exchange, const Links& links) const {
 
 Result<std::span<std::byte>> ShardedFactors::accept(Exchange& exchange, const wire::Header& header, bool lent,
                                                     const Links& links) const {
-  if (Status status = check_awaited(exchange, header); !status.ok()) return status;
+  if (Status status = check_awaited(exchange, header, links); !status.ok()) return status;
   const Unit& unit = exchange.unit();
   const Block& block = block_of(unit, header.chunk);
   const std::size_t size_bytes = array_bytes(unit.factor_dtype, value_count(block));

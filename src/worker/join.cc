@@ -11,6 +11,7 @@
 #include "base/host.h"
 #include "base/wipe.h"
 #include "client/client_impl.h"
+#include "plan/hosts.h"
 #include "rendezvous/hosts.h"
 #include "rendezvous/members.h"
 #include "server/server_impl.h"
@@ -90,7 +91,7 @@ class JobJoin {
     if (!hosts.ok()) return hosts.status();
     const auto reached = std::ranges::find_if_not(hosts.value(), is_loopback);
     Member mine;
-    mine.host_id = host_id();
+    mine.host_id = given_.host + host_id();
     mine.host_name = host_name();
     const auto loop = std::make_shared<Loop>("psd-client");
     auto parts = std::make_unique<GenerationParts>(transports_, given_.timeout);
@@ -134,7 +135,19 @@ class JobJoin {
     cluster.worker_count = options_.world_size;
     cluster.placement = options_.servers.empty() ? Placement::colocated : Placement::dedicated;
     cluster.server_count = options_.servers.empty() ? options_.world_size : static_cast<int>(options_.servers.size());
+    if (reduces_by_host()) {
+      std::vector<std::string> names;
+      for (const Member& member : membership_->members) names.push_back(member.host_id);
+      cluster.hosts = number_hosts(names);
+    }
     return cluster;
+  }
+
+  /// Late workers are left out one by one, and a worker that waits for nobody waits for no sum either. The baselines
+  /// are the papers', which do not know it.
+  bool reduces_by_host() const {
+    return membership_ && options_.reduce_by_host && options_.stragglers == Stragglers::wait &&
+           options_.consistency == Consistency::bsp && !wire::has_baselines(options_);
   }
 
   /// Starts the embedded server, unless there are dedicated ones. Its cores take the interfaces in turn.

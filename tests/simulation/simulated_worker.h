@@ -22,7 +22,8 @@ struct SimulatedCluster {
       : seed(cluster_seed), options(shared_options), closed_form(cluster_seed) {}
 
   const std::uint64_t seed;
-  const Options options;  // of slot 0; a worker sets its rank and generation
+  const Options options;  // of slot 0; a worker sets its rank, generation and machine
+  int host_count = 1;     // machines, which the slots take in turn
   std::shared_ptr<FaultyNetwork> network;
   std::shared_ptr<SimulatedStore> store;
   ClosedForm closed_form;

@@ -21,7 +21,8 @@ inline constexpr int kSlowness = 1;
 /// The scenario that follows from a seed.
 struct Scenario {
   std::uint64_t seed = 0;
-  Options options;  // world_size, on_failure, timeout and what chunks, flows and cores there are
+  int host_count = 1;  // machines
+  Options options;     // world_size, on_failure, timeout and what chunks, flows and cores there are
   FaultRates rates;
   std::size_t fault_budget = 0;
   std::chrono::milliseconds longest_delay{0};

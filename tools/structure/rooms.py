@@ -24,7 +24,7 @@ CPP_DOORS: Doors = {
     "scheme": {"base", "plan", "wire", "kernel", "transport"},
     "server": {"base", "plan", "wire", "kernel", "transport"},
     "client": {"base", "scheme", "plan", "wire", "transport", "rendezvous"},
-    "worker": {"base", "client", "server", "wire", "transport", "rendezvous"},
+    "worker": {"base", "client", "server", "plan", "wire", "transport", "rendezvous"},
     "bindings": set(),
     "server/chunk": set(),
     "server/pace": {"chunk"},

@@ -139,13 +139,24 @@ void ServerCore::watch_pending() {
   });
 }
 
-/// Whether a worker may send this message now. A worker contributes and asks only for its own rank.
+/// Whether the message is a contribution of the machine on which the sender runs.
+bool ServerCore::speaks_for_host(const Connection& connection, const wire::Header& header) {
+  return is_contribution(header) && connection.job != nullptr && connection.host &&
+         header.rank == connection.job->worker_count + std::uint64_t{*connection.host};
+}
+
+/// Whether a worker may send this message now. A worker contributes and asks only for its own rank, and contributes for
+/// its machine.
 Status ServerCore::check_place(Connection& connection, const wire::Header& header) {
   if (Status status = wire::check_kind(header.kind, wire::Direction::to_server, header.payload_bytes); !status.ok())
     return {ErrorCode::refused, connection.flow().peer_name() + ": " + status.message()};
   const bool for_rank = handling_of(header) != wire::Handling::handled;
   if (header.kind == wire::Kind::hello || (connection.job != nullptr && (!for_rank || header.rank == connection.rank)))
     return {};
+  if (speaks_for_host(connection, header)) {
+    const std::string why = connection.job->open_shard_of_hosts(wire::Contribution::read(header).worker_count);
+    return why.empty() ? Status() : Status(ErrorCode::refused, connection.flow().peer_name() + ": " + why);
+  }
   return {ErrorCode::refused,
           connection.flow().peer_name() + " sent a message before its hello, or in the name of another rank"};
 }
@@ -164,9 +175,9 @@ bool ServerCore::may_receive(Flow& flow, const wire::Header& header) {
   Connection& connection = flow.context<Connection>();
   heard(connection);
   Job* job = connection.job;
-  const bool shards =
-      is_contribution(header) && job != nullptr && header.rank == connection.rank && !is_elsewhere(header);
-  if (!shards || job->shard.may_receive(header)) return true;
+  const bool shards = is_contribution(header) && job != nullptr && !is_elsewhere(header) &&
+                      (header.rank == connection.rank || speaks_for_host(connection, header));
+  if (!shards || job->may_receive(header)) return true;
   connection.waiting = header;
   job->waiting.insert(&connection);
   return false;
@@ -175,7 +186,7 @@ bool ServerCore::may_receive(Flow& flow, const wire::Header& header) {
 /// Looks again at the waiting contributions of a job after a part of it has come or gone.
 void ServerCore::resume_waiting(Job& job) {
   std::erase_if(job.waiting, [&job](Connection* connection) {
-    if (!job.shard.may_receive(*connection->waiting)) return false;
+    if (!job.may_receive(*connection->waiting)) return false;
     connection->waiting.reset();
     connection->flow().resume();
     return true;
@@ -206,7 +217,8 @@ Result<std::span<std::byte>> ServerCore::place_for(Flow& flow, const wire::Heade
   }
   Shard& shard = connection.job->shard;
   if (is_contribution(header) && !is_elsewhere(header)) {
-    auto place = shard.begin(wire::Contribution::read(header), connection);
+    const Job& job = *connection.job;
+    auto place = connection.job->shard_of(header).begin(wire::Contribution::read(job.inner(header)), connection);
     connection.in_shard = place.ok();
     resume_waiting(*connection.job);
     if (place.ok()) return place;
@@ -225,7 +237,8 @@ void ServerCore::on_progress(Flow& flow, const wire::Header& header, std::size_t
   Connection& connection = flow.context<Connection>();
   heard(connection);
   if (!connection.in_shard) return;
-  connection.job->shard.progress(header, received_bytes);
+  Job& job = *connection.job;
+  job.shard_of(header).progress(job.inner(header), received_bytes);
   resume_waiting(*connection.job);
 }
 
@@ -251,7 +264,7 @@ Status ServerCore::take(Flow& flow, const wire::Header& header, std::span<const 
     watch_port();
     if (Status status = contribute(connection, header, payload, std::move(release)); !status.ok())
       connection.refuse(header, status);
-    else if (!connection.job->departed.empty())
+    else if (!connection.job->departed.empty() && !connection.job->by_host(header))
       refuse_if_departed(connection, header);
     resume_waiting(*connection.job);
     return {};
@@ -307,8 +320,10 @@ Status ServerCore::contribute(Connection& connection, const wire::Header& header
     handover_->hand_over(connection.job->name, connection.id(), header, payload, std::move(release));
     return {};
   }
-  if (!received) return shard.add(wire::Contribution::read(header), connection, payload, std::move(release));
-  shard.complete(wire::Contribution::read(header));
+  Job& job = *connection.job;
+  const auto contribution = wire::Contribution::read(job.inner(header));
+  if (!received) return job.shard_of(header).add(contribution, connection, payload, std::move(release));
+  job.shard_of(header).complete(contribution);
   return {};
 }
 
@@ -322,6 +337,7 @@ void ServerCore::on_closed(Flow& flow, const Status& status) {
   pending_.erase(connection.id());
   if (Job* job = connection.job) {
     job->shard.drop(connection);
+    if (job->shard_of_hosts) job->shard_of_hosts->drop(connection);
     job->waiting.erase(&connection);
     resume_waiting(*job);
     if (connection.receiving) job->shard.pool().give_back(std::move(connection.receiving));
@@ -347,7 +363,7 @@ void ServerCore::check_overdue() {
   const auto patience = options_.timeout * 9 / 10;
   const std::int64_t before = now_ns() - std::chrono::nanoseconds(patience).count();
   for (auto& [name, job] : jobs_) {
-    for (const OpenChunk& chunk : job->shard.open_chunks(before))
+    for (const OpenChunk& chunk : job->open_chunks(before))
       if (const auto silent = silent_ranks(*job, chunk, before); !silent.empty()) tell_overdue(*job, chunk, silent);
   }
   const auto pause = std::clamp<std::chrono::milliseconds>(patience / 9, kShortestPause, std::chrono::seconds(5));

@@ -98,6 +98,7 @@ class ServerCore final : public HandoverCore, private Receiver {
   void connected(std::shared_ptr<Flow> flow);
   void watch_pending();
   void dismiss_oldest_pending();
+  static bool speaks_for_host(const Connection& connection, const wire::Header& header);
   static Status check_place(Connection& connection, const wire::Header& header);
   std::string objection(const JobName& name, const wire::Hello& hello) const;
   std::string pace_objection(const Job* job, const wire::Hello& hello) const;

@@ -141,7 +141,7 @@ void ServerCore::refuse_for_departed(Connection& to, const wire::Envelope& about
 
 /// Called at the first sign of a failure, because soon the workers' connections end and what they have pushed is lost.
 void ServerCore::remember_open_chunks(Job& job) {
-  if (!std::exchange(job.failing, true)) remembered_ = job.shard.open_chunks(INT64_MAX);
+  if (!std::exchange(job.failing, true)) remembered_ = job.open_chunks(INT64_MAX);
 }
 
 void ServerCore::tell_lost(const Connection& connection, const Status& status) {
@@ -177,7 +177,7 @@ void ServerCore::report(JsonWriter& json, std::int64_t time_ns) {
     }
     open = remembered_;
     for (const auto& [name, job] : jobs_)
-      if (!job->failing) std::ranges::move(job->shard.open_chunks(INT64_MAX), std::back_inserter(open));
+      if (!job->failing) std::ranges::move(job->open_chunks(INT64_MAX), std::back_inserter(open));
   });
   json.begin_object().key("connections").begin_array();
   for (const auto& connection : connections) write_connection(json, connection, time_ns);

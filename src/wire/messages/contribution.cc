@@ -50,7 +50,9 @@ constinit const BodyShape BodyShapes::factors = shape_of<Contribution>(kFactorsF
 constinit const BodyShape BodyShapes::rows = shape_of<Contribution>(kFactorsFields);
 constinit const BodyShape BodyShapes::topk = shape_of<Contribution>(kPushFields);
 constinit const BodyShape BodyShapes::onebit = shape_of<Contribution>(kPushFields);
+constinit const BodyShape BodyShapes::local_push = shape_of<Contribution>(kPushFields);
 constinit const BodyShape BodyShapes::result = shape_of<StepResult>(kResultFields);
+constinit const BodyShape BodyShapes::local_result = shape_of<StepResult>(kResultFields);
 
 std::uint64_t Contribution::value_bytes() const {
   return float32_value ? payload_bytes / dtype_bytes(dtype) * dtype_values(dtype) * sizeof(float) : payload_bytes;
@@ -75,6 +77,8 @@ Header Contribution::make() const { return make_header(*this, kind, *this, kFact
 
 StepResult StepResult::read(const Header& header) { return read_body<StepResult>(header, kResultFields); }
 
-Header StepResult::make(const Envelope& about) const { return make_header(about, Kind::result, *this, kResultFields); }
+Header StepResult::make(const Envelope& about, Kind kind) const {
+  return make_header(about, kind, *this, kResultFields);
+}
 
 }  // namespace poseidon::wire

@@ -14,8 +14,11 @@ namespace poseidon::wire {
 /// The factor count of a contribution that has no factors. Sums of factor counts saturate at it.
 inline constexpr std::uint32_t kUnboundedFactors = 0xffffffffu;
 
-/// A push, a factors, a rows, a topk or an onebit message. It includes the envelope, because the server keeps it for
-/// the whole step. The envelope has the rank of the sender, and the unit, chunk and step.
+/// A push, a local_push, a factors, a rows, a topk or an onebit message. It includes the envelope, because the server
+/// keeps it for the whole step. The envelope has the rank of the sender, and the unit, chunk and step.
+///
+/// In a push of a machine's sum the rank is the number of ranks + that of the machine, and `worker_count` is the number
+/// of machines.
 ///
 /// Payload of a push: the chunk's gradient. Payload of a factors message: `factor_count` rows of `rows` output
 /// gradients, then as many rows of `cols` inputs. Payload of a rows or a topk message: see RowList and TopK. With
@@ -50,7 +53,7 @@ struct Contribution : Envelope {
   std::optional<std::uint64_t> factor_bytes() const;
   std::optional<std::uint64_t> matrix_bytes() const;
 
-  /// `header` must be of kind push, factors, rows, topk or onebit.
+  /// `header` must be of kind push, local_push, factors, rows, topk or onebit.
   static Contribution read(const Header& header);
   Header make() const;
 
@@ -69,8 +72,9 @@ struct StepResult {
   std::uint32_t factor_count = 0;  // K summed over the workers
   std::uint32_t steps_since = 0;   // late: the number of later steps of the chunk that have ended
 
+  /// `header` must be of kind result or local_result.
   static StepResult read(const Header& header);
-  Header make(const Envelope& about) const;
+  Header make(const Envelope& about, Kind kind = Kind::result) const;
 
   bool operator==(const StepResult&) const = default;
 };

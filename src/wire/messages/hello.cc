@@ -1,6 +1,8 @@
 #include "wire/messages/hello.h"
 
+#include <charconv>
 #include <sstream>
+#include <string_view>
 #include <utility>
 
 #include "wire/body.h"
@@ -17,6 +19,15 @@ struct HelloBody {
   std::uint32_t flow = 0;
   std::uint32_t priority_class = 0;
 };
+
+constexpr std::string_view kHostLine = "host ";
+
+/// Empty unless the whole text is one number.
+std::optional<std::uint32_t> number_of(std::string_view text) {
+  std::uint32_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc() && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
+}
 
 constexpr auto kHelloFields = [](auto& body, auto& message) {
   body.code(message.pace.choice);
@@ -41,6 +52,7 @@ TextMessage Hello::make() const {
   about.rank = rank;
   const HelloBody body{numbers_of(pace.value_or(Pace())), worker_count, generation, flow, priority_class};
   std::string text = job + '\n' + run;
+  if (host) text += '\n' + std::string(kHostLine) + std::to_string(*host);
   for (const auto& address : other_cores) text += '\n' + address;
   return with_text(make_header(about, Kind::hello, body, kHelloFields), std::move(text));
 }
@@ -57,7 +69,12 @@ Hello Hello::read(const Header& header, std::span<const std::byte> payload) {
   std::istringstream lines(as_text(payload));
   std::getline(lines, hello.job);
   std::getline(lines, hello.run);
-  for (std::string address; std::getline(lines, address);) hello.other_cores.push_back(address);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with(kHostLine))
+      hello.host = number_of(std::string_view(line).substr(kHostLine.size()));
+    else
+      hello.other_cores.push_back(line);
+  }
   return hello;
 }
 

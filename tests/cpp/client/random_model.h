@@ -184,10 +184,20 @@ struct RandomJob {
     return epsilon_of(dense) > epsilon_of(factors) ? dense : factors;
   }
 
+  /// Which machine a rank counts as part of. In half of the jobs all are on one, which is no different from none.
+  std::string host_of(int rank) const {
+    Random random(seed + 80'000);
+    const auto host_count = pick<std::uint64_t>(random, {1, 1, 2, 3});
+    const bool in_turn = random() % 2 == 0;
+    const auto place = in_turn ? static_cast<std::uint64_t>(rank) : static_cast<std::uint64_t>(rank) / 2;
+    return shared.transport == Medium::shm ? "" : std::to_string(place % host_count);
+  }
+
   /// Returns the options with which one rank connects. `own` has its rank, port and timeout.
   Options options_of(const Options& own) const {
     Options options = with_place_of(own, shared);
     options.compute_threads = 1 + (own.rank + static_cast<int>(seed)) % 3;
+    options.host = host_of(own.rank);
     return options;
   }
 

@@ -100,7 +100,7 @@ TEST_F(FactorBroadcastTest, RefusesASecondPart) {
   wire::Contribution absent = factors(0);
   absent.absent = true;
   ASSERT_TRUE(scheme_.make_room(inbox_, exchange_, absent.make(), links_).ok());
-  ASSERT_TRUE(scheme_.store(inbox_, exchange_, absent.make(), {}).ok());
+  ASSERT_TRUE(scheme_.store(inbox_, exchange_, absent.make(), {}, links_).ok());
   EXPECT_FALSE(inbox_.parts[1].present);
   EXPECT_EQ(inbox_.arrived_count, 1u);
   expect_refused(factors(1), "twice");
@@ -119,7 +119,7 @@ TEST_F(FactorBroadcastTest, LeftRowsComeBeforeRightRows) {
   const wire::Header two = factors(2).make();
   const auto room = scheme_.make_room(inbox_, exchange_, two, links_);
   ASSERT_TRUE(room.ok());
-  ASSERT_TRUE(scheme_.store(inbox_, exchange_, two, room.value()).ok());
+  ASSERT_TRUE(scheme_.store(inbox_, exchange_, two, room.value(), links_).ok());
   const Part& part = inbox_.parts[1];
   ASSERT_EQ(part.terms.size(), 1u);
   EXPECT_EQ(part.terms[0].left, room.value().data());
@@ -131,7 +131,7 @@ TEST_F(FactorBroadcastTest, LeftRowsComeBeforeRightRows) {
 TEST_F(FactorBroadcastTest, NamesWhoIsMissing) {
   exchange_.progress.inbox.parts.resize(3);
   exchange_.progress.inbox.parts[1].arrived = true;
-  EXPECT_NE(scheme_.waiting_for(exchange_).find("rank 0, 2"), std::string::npos);
+  EXPECT_NE(scheme_.waiting_for(exchange_, links_).find("rank 0, 2"), std::string::npos);
 }
 
 }  // namespace

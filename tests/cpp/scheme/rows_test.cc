@@ -301,7 +301,7 @@ TEST_F(RowsFromPeer, AreRefusedBeforeUseIfAnIndexDoesNotFit) {
   std::vector<std::uint32_t> payload(two.payload_bytes / 4);
   payload[1] = kRows;
   ASSERT_TRUE(accept(two).ok());
-  const Status status = scheme().store(inbox_, exchange_, two.make(), std::as_bytes(std::span(payload)));
+  const Status status = scheme().store(inbox_, exchange_, two.make(), std::as_bytes(std::span(payload)), links_);
   EXPECT_EQ(status.code(), ErrorCode::mismatch);
   EXPECT_TRUE(contains(status, "no row 50")) << status.message();
 }

@@ -270,8 +270,8 @@ TEST_F(TopKFromPeer, IsRefusedBeforeUseIfAnIndexDoesNotFit) {
   const wire::Contribution message = elements(2);
   ASSERT_TRUE(accept(message).ok());
   const std::vector<std::uint32_t> payload{5, 200, 0, 0};
-  const Status status =
-      peer_broadcast_of(wire::Kind::topk).store(inbox_, exchange_, message.make(), std::as_bytes(std::span(payload)));
+  const Status status = peer_broadcast_of(wire::Kind::topk)
+                            .store(inbox_, exchange_, message.make(), std::as_bytes(std::span(payload)), links_);
   EXPECT_EQ(status.code(), ErrorCode::mismatch);
   EXPECT_TRUE(contains(status, "no element 200")) << status.message();
 }

@@ -20,6 +20,7 @@ Status ServerCore::Handlers::hello(ServerCore& core, Connection& from, const wir
     return {};
   }
   from.rank = hello.rank;
+  from.host = hello.host;
   from.join(*job.value());
   job.value()->departed.erase(hello.rank);
   from.flow_index = hello.flow;

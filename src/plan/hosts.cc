@@ -1,0 +1,33 @@
+#include "plan/hosts.h"
+
+#include <algorithm>
+
+namespace poseidon {
+
+Hosts::Hosts(const Cluster& cluster) : host_of_(cluster.hosts), colocated_(cluster.placement == Placement::colocated) {
+  for (std::uint32_t rank = 0; rank < host_of_.size(); ++rank) {
+    ranks_.resize(std::max<std::size_t>(ranks_.size(), host_of_[rank] + std::size_t{1}));
+    auto& ranks = ranks_[host_of_[rank]];
+    places_.push_back(static_cast<std::uint32_t>(ranks.size()));
+    ranks.push_back(rank);
+  }
+  for (const auto& ranks : ranks_) even_ = even_ && ranks.size() == ranks_.front().size();
+}
+
+std::uint32_t Hosts::leader(std::uint32_t host, const Unit& unit, const Chunk& chunk) const {
+  return at(host, colocated_ ? places_[static_cast<std::size_t>(chunk.server)] : std::size_t{unit.id} + chunk.index);
+}
+
+std::vector<std::uint32_t> number_hosts(const std::vector<std::string>& names) {
+  std::vector<std::string> known;
+  std::vector<std::uint32_t> hosts;
+  for (const std::string& name : names) {
+    const auto found = std::ranges::find(known, name);
+    hosts.push_back(static_cast<std::uint32_t>(found - known.begin()));
+    if (found == known.end()) known.push_back(name);
+  }
+  if (known.size() <= 1 || known.size() == names.size()) hosts.clear();
+  return hosts;
+}
+
+}  // namespace poseidon

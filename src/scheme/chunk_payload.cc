@@ -1,0 +1,47 @@
+#include "scheme/chunk_payload.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace poseidon {
+
+std::vector<std::span<const std::byte>> chunk_payload(const Exchange& exchange, const Chunk& chunk) {
+  const auto* group = exchange.gradient<GroupedGradients>();
+  if (group == nullptr) {
+    const std::span<const std::byte> data = data_of(exchange.operation);
+    if (data.empty()) return {};
+    return {data.subspan(chunk.offset_bytes, chunk.size_bytes)};
+  }
+  const auto& pieces = group->pieces;
+  const auto& offsets = exchange.unit().offsets_bytes;
+  const auto after = std::upper_bound(offsets.begin(), offsets.end(), chunk.offset_bytes);
+  std::size_t piece = static_cast<std::size_t>(after - offsets.begin()) - 1;
+  // The footer has no offset of its own, because it follows the last member.
+  std::size_t skip_bytes = chunk.offset_bytes - offsets[piece];
+  if (skip_bytes >= pieces[piece].size()) skip_bytes -= pieces[piece++].size();
+  std::vector<std::span<const std::byte>> payload;
+  for (std::size_t left_bytes = chunk.size_bytes; left_bytes > 0; ++piece) {
+    const auto rest = pieces[piece].subspan(skip_bytes);
+    skip_bytes = 0;
+    if (rest.empty()) continue;
+    payload.push_back(rest.first(std::min(rest.size(), left_bytes)));
+    left_bytes -= payload.back().size();
+  }
+  return payload;
+}
+
+std::span<const std::byte> in_one_piece(Exchange& exchange, const std::vector<std::span<const std::byte>>& pieces,
+                                        const Links& links) {
+  if (pieces.size() == 1) return pieces.front();
+  std::size_t size_bytes = 0;
+  for (const auto& piece : pieces) size_bytes += piece.size();
+  const std::span<std::byte> out = exchange.progress.converted.emplace_back(links.pool->take(size_bytes)).span();
+  std::size_t filled_bytes = 0;
+  for (const auto& piece : pieces) {
+    std::memcpy(out.data() + filled_bytes, piece.data(), piece.size());
+    filled_bytes += piece.size();
+  }
+  return out;
+}
+
+}  // namespace poseidon

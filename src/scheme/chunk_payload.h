@@ -1,0 +1,19 @@
+// Where the bytes of a chunk lie in this worker's memory.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "scheme/scheme.h"
+
+namespace poseidon {
+
+/// Returns what the operation sends of a chunk, where it lies: in one piece, or in the pieces of a group. Empty if it
+/// sends nothing.
+std::vector<std::span<const std::byte>> chunk_payload(const Exchange& exchange, const Chunk& chunk);
+
+/// Returns the pieces as one. Several are copied to memory that stays until the exchange ends. There is at least one.
+std::span<const std::byte> in_one_piece(Exchange& exchange, const std::vector<std::span<const std::byte>>& pieces,
+                                        const Links& links);
+
+}  // namespace poseidon

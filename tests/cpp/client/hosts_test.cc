@@ -1,0 +1,120 @@
+// Workers that share machines: they add up their gradients before the network.
+#include "plan/hosts.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "cpp/client/cluster.h"
+
+namespace poseidon::testing {
+namespace {
+
+/// One rank for each letter, which names its machine.
+std::vector<Options> on_hosts(const std::string& hosts) {
+  auto all = cluster_options(static_cast<int>(hosts.size()));
+  for (std::size_t rank = 0; rank < hosts.size(); ++rank) all[rank].host = hosts.substr(rank, 1);
+  return all;
+}
+
+/// The network bytes that all workers' exchanges of the layer have sent, after one step in which rank r gives r + 1.
+std::uint64_t bytes_of_step(TestCluster& cluster, std::uint32_t layer, std::size_t element_count, bool factors) {
+  std::vector<std::uint64_t> bytes(cluster.clients.size());
+  const auto workers = cluster.clients.size();
+  cluster.each([&](std::size_t rank, Client& client) {
+    std::vector<float> gradient(element_count, static_cast<float>(rank + 1));
+    const auto side = static_cast<std::size_t>(std::sqrt(element_count));
+    const std::vector<float> left(side, static_cast<float>(rank + 1));
+    const std::vector<float> right(side, 1.0F);
+    const FactorRows rows{reinterpret_cast<const std::byte*>(left.data()),
+                          reinterpret_cast<const std::byte*>(right.data()), 1};
+    const Status started = factors ? client.start_factors(layer, DType::float32, {rows}, bytes_of(gradient), 1, false)
+                                   : client.start(layer, bytes_of(gradient), 1);
+    ASSERT_TRUE(started.ok()) << started.message();
+    const Status status = client.wait(layer, always);
+    ASSERT_TRUE(status.ok()) << status.message();
+    EXPECT_EQ(gradient, std::vector<float>(element_count, static_cast<float>(workers * (workers + 1) / 2)));
+    bytes[rank] = client.layer_stats(layer).bytes_sent;
+  });
+  return std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
+}
+
+class BytesOfHosts : public ::testing::TestWithParam<Scheme> {};
+
+TEST_P(BytesOfHosts, AreAQuarterWithFourWorkersOnEach) {
+  constexpr std::size_t kSide = 512;
+  const bool factors = GetParam() == Scheme::sfb;
+  const auto bytes_on = [&](const std::string& hosts, bool reduce) {
+    auto all = on_hosts(hosts);
+    for (auto& options : all) options.reduce_by_host = reduce;
+    TestCluster cluster(all);
+    EXPECT_TRUE(cluster.connected());
+    const auto layer = cluster.add({matrix_layer("layer", kSide, kSide, GetParam())});
+    return bytes_of_step(cluster, layer, kSide * kSide, factors);
+  };
+  const double together = static_cast<double>(bytes_on("aaaabbbb", true));
+  const double alone = static_cast<double>(bytes_on("abcdefgh", true));
+  // 8 workers push 7/8 of a layer each over the network, two machines half of it; a factor goes to 7 or 1.
+  EXPECT_LT(together / alone, factors ? 1.02 / 7 : 1.02 / 7);
+  EXPECT_EQ(bytes_on("abcdefgh", false), bytes_on("abcdefgh", true)) << "nobody shares a machine";
+}
+
+INSTANTIATE_TEST_SUITE_P(Schemes, BytesOfHosts, ::testing::Values(Scheme::ps, Scheme::sfb));
+
+TEST(HostReduction, DividesLikeOneSumWhateverTheMachines) {
+  for (const std::string hosts : {"aabb", "abab", "aaab", "aabbc", "abacab"}) {
+    TestCluster cluster(on_hosts(hosts));
+    ASSERT_TRUE(cluster.connected()) << hosts;
+    Layer narrow = vector_layer("narrow", 5000);
+    narrow.wire = WireFormat::fp16;
+    const auto first = cluster.add({vector_layer("plain", 5000), narrow, vector_layer("small", 3)});
+    const auto workers = static_cast<std::uint32_t>(hosts.size());
+    cluster.each([&](std::size_t rank, Client& client) {
+      // The sum of so large numbers is more than float16 holds; their mean is not.
+      std::vector<std::vector<float>> gradients(3, std::vector<float>(5000, 60'000.0F));
+      gradients.back().resize(3);
+      for (std::uint32_t i = 0; i < 3; ++i) {
+        const Status status = client.start(first + i, bytes_of(gradients[i]), workers);
+        ASSERT_TRUE(status.ok()) << status.message();
+      }
+      const Status status = client.wait_all(always);
+      ASSERT_TRUE(status.ok()) << status.message();
+      for (const auto& gradient : gradients)
+        for (const float value : gradient) ASSERT_NEAR(value, 60'000.0F, 64.0F) << hosts << ", rank " << rank;
+    });
+  }
+}
+
+TEST(HostReduction, TellsAWorkerOfTheSameMachineThatItHasAnotherDivisor) {
+  TestCluster cluster(on_hosts("aabb"));
+  ASSERT_TRUE(cluster.connected());
+  const auto layer = cluster.add({vector_layer("layer", 1000)});
+  cluster.each([&](std::size_t rank, Client& client) {
+    std::vector<float> gradient(1000, 1.0F);
+    ASSERT_TRUE(client.start(layer, bytes_of(gradient), rank == 1 ? 2 : 4).ok());
+    const Status status = client.wait(layer, always);
+    EXPECT_EQ(status.code(), ErrorCode::mismatch) << status.message();
+    EXPECT_TRUE(contains(status, "divides by")) << status.message();
+  });
+}
+
+TEST(HostReduction, TellsWhoHasLeftBeforeTheStep) {
+  TestCluster cluster(on_hosts("aabb"));
+  ASSERT_TRUE(cluster.connected());
+  const auto layer = cluster.add({vector_layer("layer", 100'000)});
+  cluster.each([&](std::size_t rank, Client& client) {
+    if (rank == 1) return client.shutdown();
+    std::vector<float> gradient(100'000, 1.0F);
+    ASSERT_TRUE(client.start(layer, bytes_of(gradient), 4).ok());
+    const Status status = client.wait(layer, always);
+    EXPECT_EQ(status.code(), ErrorCode::peer_lost) << status.message();
+    EXPECT_TRUE(contains(status, "rank 1")) << status.message();
+  });
+}
+
+}  // namespace
+}  // namespace poseidon::testing
