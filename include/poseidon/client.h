@@ -118,6 +118,9 @@ class Client {
   /// workers that are present, in the order of their slots.
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
+  /// The workers and servers of this generation, and which workers add up their gradients among themselves. Before the
+  /// first layers are added, the servers' cores are not known.
+  virtual Cluster cluster() const = 0;
   /// The number of this membership of the job: 1, 2, …. It is higher than that of any membership of which a member was
   /// part before.
   virtual std::uint32_t generation() const = 0;

@@ -368,6 +368,7 @@ void bind_client(nb::module_& module) {
       .def_static("connect", &connect, nb::arg("options"), nb::arg("store").none() = nb::none())
       .def_prop_ro("rank", [](PyClient& self) { return self.get().rank(); })
       .def_prop_ro("world_size", [](PyClient& self) { return self.get().world_size(); })
+      .def_prop_ro("cluster", [](PyClient& self) { return self.get().cluster(); })
       .def_prop_ro("generation", [](PyClient& self) { return self.get().generation(); })
       .def_prop_ro("joining", [](PyClient& self) { return self.get().joining(); })
       .def("add_layers", &PyClient::add_layers, nb::arg("layers"), nb::arg("transient") = false)

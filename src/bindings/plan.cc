@@ -151,10 +151,15 @@ void bind_plan(nb::module_& module) {
   nb::class_<Cluster>(module, "Cluster", "P1 workers, P2 servers and where the servers are.")
       .def(
           "__init__",
-          [](Cluster* self, int worker_count, int server_count, const std::string& placement) {
+          [](Cluster* self, int worker_count, int server_count, const std::string& placement,
+             std::vector<std::uint32_t> hosts) {
             new (self) Cluster{worker_count, server_count, placement_from(placement)};
+            self->hosts = std::move(hosts);
           },
-          nb::arg("worker_count"), nb::arg("server_count"), nb::arg("placement") = "colocated")
+          nb::arg("worker_count"), nb::arg("server_count"), nb::arg("placement") = "colocated",
+          nb::arg("hosts") = std::vector<std::uint32_t>(),
+          "`hosts` has the machine of each worker, if workers of one machine add up among themselves.")
+      .def_ro("hosts", &Cluster::hosts)
       .def_ro("worker_count", &Cluster::worker_count)
       .def_ro("server_count", &Cluster::server_count)
       .def_prop_ro("placement", [](const Cluster& cluster) {

@@ -51,6 +51,7 @@ class ClientImpl final : public Client, private Receiver {
 
   int rank() const override { return options_.rank; }
   int world_size() const override { return options_.world_size; }
+  Cluster cluster() const override { return steps_.cluster(); }
   std::uint32_t generation() const override { return options_.generation; }
   bool joining() const override { return seat_.joining; }
   Result<Added> add_layers(std::vector<Layer> layers, bool transient,

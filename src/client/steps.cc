@@ -52,6 +52,11 @@ Result<PlanBase> Steps::plan_base() const {
   return plan_base_;
 }
 
+Cluster Steps::cluster() const {
+  const std::lock_guard lock(mutex_);
+  return plan_base_.cluster;
+}
+
 void Steps::set_chunk_bytes(std::size_t chunk_bytes) {
   const std::lock_guard lock(mutex_);
   plan_base_.chunk_bytes = chunk_bytes;

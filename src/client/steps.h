@@ -50,6 +50,7 @@ class Steps {
   // For API threads.
   /// The base of the next plan, or the failure that has ended the job.
   Result<PlanBase> plan_base() const;
+  Cluster cluster() const;
   /// Sets the chunk size of layers that are added from here on.
   void set_chunk_bytes(std::size_t chunk_bytes);
   /// Starts an operation on a layer. A group starts with its last member. Errors are those of Client::start.

@@ -6,16 +6,9 @@ import math
 
 from poseidon import _core
 from poseidon.adapter.layer import SyncedLayer
-from poseidon.options import Settings
 from poseidon.schemes import SCHEMES, is_lossy, takes_factors, takes_rows
 
 _UNBOUNDED = 2**32 - 1  # the core's K of a gradient that is no sum of factors
-
-
-def cluster_of(settings: Settings, worker_count: int) -> _core.Cluster:
-    """The cluster of a job with so many workers."""
-    server_count = len(settings.servers)
-    return _core.Cluster(worker_count, server_count or worker_count, "dedicated" if server_count else "colocated")
 
 
 def mean_factor_count(total: int, worker_count: int) -> int | None:

@@ -149,7 +149,7 @@ def _row(
     seconds: tuple[float | None, float | None],
     chosen: str | None,
 ) -> PlanRow:
-    cluster = cost.cluster_of(here.settings, here.world_size)
+    cluster = client.cluster
     scheme = client.next_scheme(entry.layer)
     factor_count = _factor_count(entry, client, here.world_size)
     dense = cost.numbers(entry, "ps", factor_count, cluster)

@@ -69,7 +69,7 @@ class Choices:
         `multiplies`: whether the library makes the products of factors, and not the framework.
         """
         self._client, self._control, self._connected = client, control, True
-        self._cluster = cost.cluster_of(self._settings, client.world_size)
+        self._cluster = client.cluster
         self._pending, self._runs, self._decider = None, 0, Decider()
         self._forget_steps()
         self.renew()

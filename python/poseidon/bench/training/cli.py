@@ -36,6 +36,7 @@ def _training_table(result: TrainResult) -> Table:
     words = ", ".join(filter(None, (result.link, network_words(result.testbed))))
     link = words if result.link else "loopback, unshaped"
     servers = f" and {result.servers} servers" if result.servers else ""
+    servers += f" of {result.workers_per_host} workers" if result.workers_per_host > 1 else ""
     copy = result.tcp_copy_bits_per_second
     rate = f"; a plain TCP copy gets {copy / 1e6:.1f} Mb/s" if copy is not None else ""
     table = Table(
@@ -104,6 +105,12 @@ def train(
             "Default: every worker hosts a shard.",
         ),
     ] = 0,
+    workers_per_host: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Workers that share a host's port, for methods that send all to the parameter server."
+        ),
+    ] = 1,
     scale: Annotated[int, typer.Option(min=1, help="Divisor of weight dimensions and batch.")] = 4,
     compute: Annotated[
         float | None,
@@ -161,6 +168,7 @@ def train(
             repeat_count=repeats,
             batch=batch,
             server_count=servers,
+            workers_per_host=workers_per_host,
             mtu=mtu,
             timeout_seconds=timeout,
             options=options,

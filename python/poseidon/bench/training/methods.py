@@ -145,6 +145,13 @@ METHODS = {
         Method("poseidon", "poseidon", "wait-free, the cheapest of ps, sfb and sharded_factors for every layer"),
         Method("wfbp-ps", "poseidon", "wait-free, every layer through the parameter server", scheme="ps"),
         Method(
+            "wfbp-ps-alone",
+            "poseidon",
+            "wfbp-ps, and workers of one host do not add up among themselves",
+            scheme="ps",
+            options={"reduce_by_host": "off"},
+        ),
+        Method(
             "ps-sequential",
             "poseidon",
             "parameter server, exchange after the whole backward pass",

@@ -20,6 +20,9 @@ class TrainConfig:
     they send shrink with the weights, by its square. Headers do not shrink. `batch` is the number of images per worker
     before scaling, in place of the papers'. It changes K, not the compute time.
 
+    Each host has `workers_per_host` workers, which share its port. What is said of a worker's bytes is then said of a
+    port's.
+
     `server_count` dedicated servers have hosts of their own. With 0 every worker hosts a shard. `mtu` is the number of
     bytes of the largest IP packet. `options` are more of `poseidon.init`. `device` is the one whose batch and images
     per second the papers give. `testbed` has more arguments of `Testbed`, which have no effect on loopback.
@@ -35,11 +38,17 @@ class TrainConfig:
     repeat_count: int
     batch: int | None = None
     server_count: int = 0
+    workers_per_host: int = 1
     mtu: int = 1500
     timeout_seconds: float = 300.0
     options: dict[str, Any] = field(default_factory=dict)
     device: str = "titan-x"
     testbed: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def worker_count(self) -> int:
+        """The number of workers of all hosts."""
+        return self.host_count * self.workers_per_host
 
     @property
     def full_table(self) -> ModelTable:
@@ -113,6 +122,7 @@ class TrainResult:
     device: str = "titan-x"
     testbed: dict[str, Any] = field(default_factory=dict)
     servers: int = 0
+    workers_per_host: int = 1
 
     def by_name(self, method: str) -> MethodResult:
         """Returns the result of one method."""

@@ -32,6 +32,7 @@ def run_training(config: TrainConfig, progress: Callable[[str, int, int], None] 
     `progress(method, rounds done, rounds in all)` is called before every round. Raises PoseidonError.
     """
     _check_servers(config)
+    _check_workers(config)
     # Torch is imported here, once, before the processes are forked; its store would warn of hosts without a name.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from poseidon.bench.training.connections import BUCKET_BYTES
@@ -39,11 +40,12 @@ def run_training(config: TrainConfig, progress: Callable[[str, int, int], None] 
 
     # Every host of a testbed shares this machine's cores, so each multiplies factors with one thread. The bytes are
     # compared with those of the schemes that have the fewest.
-    options = {"compute_threads": 1, "transport": "tcp", "revise": "off", **_sizes_and_options(config)}
+    transport = "tcp" if config.workers_per_host == 1 else "auto"
+    options = {"compute_threads": 1, "transport": transport, "revise": "off", **_sizes_and_options(config)}
     count = config.host_count + config.server_count
     with ExitStack() as stack:
         all_places, tcp_copy = stack.enter_context(hosts_on(count, config.link, mtu=config.mtu, **config.testbed))
-        places = all_places[: config.host_count]
+        places = [place for place in all_places[: config.host_count] for _ in range(config.workers_per_host)]
         if config.server_count:
             options["servers"] = _start_servers(config, all_places[config.host_count :], stack)
         setup = HostSetup(
@@ -53,7 +55,7 @@ def run_training(config: TrainConfig, progress: Callable[[str, int, int], None] 
             timeout_seconds=config.timeout_seconds,
             options=options,
         )
-        port, lockstep = free_port(), make_barrier(config.host_count)
+        port, lockstep = free_port(), make_barrier(config.worker_count)
         fleet = stack.enter_context(start_fleet(places, lambda rank: TrainingHost(setup, places, rank, port, lockstep)))
         rounds = _run_rounds(config, fleet, progress)
         fleet.call_same("close", timeout_seconds=config.timeout_seconds)
@@ -70,6 +72,19 @@ def _check_servers(config: TrainConfig) -> None:
         raise InvalidArgument(
             f"servers is {config.server_count}: with dedicated servers only methods can be compared that send every "
             f"layer to the parameter server, such as wfbp-ps and overlap-ps; {', '.join(other)} may not"
+        )
+
+
+def _check_workers(config: TrainConfig) -> None:
+    """Refuses methods whose bytes on a port that several workers share are not known here."""
+    if config.workers_per_host == 1:
+        return
+    if config.server_count or config.host_count < 2:
+        raise InvalidArgument("several workers a host are measured on at least two hosts, without dedicated servers")
+    if other := [method.name for method in config.methods if not method.all_through_ps]:
+        raise InvalidArgument(
+            f"workers_per_host is {config.workers_per_host}: only methods that send every layer to the parameter "
+            f"server can be compared, such as wfbp-ps and overlap-ps; {', '.join(other)} may not"
         )
 
 
@@ -124,7 +139,7 @@ def _summarize(config: TrainConfig, rounds: dict[str, list[list[Round]]], tcp_co
         counted_steps = sum(hosts[0].counted_steps for hosts in rounds[method.name])
         by_host = [
             sum(hosts[rank].interface.total for hosts in rounds[method.name]) / counted_steps / sharers
-            for rank in range(config.host_count)
+            for rank in range(config.worker_count)
         ]
         payloads = [host.payload.total for hosts in rounds[method.name] for host in hosts if host.payload is not None]
         results.append(
@@ -133,11 +148,11 @@ def _summarize(config: TrainConfig, rounds: dict[str, list[list[Round]]], tcp_co
                 step_seconds=seconds[method.name],
                 iteration_seconds=iteration,
                 efficiency=efficiency,
-                speedup=config.host_count * efficiency,
-                samples_per_second=config.host_count * efficiency * full.batch / full.iteration_seconds,
+                speedup=config.worker_count * efficiency,
+                samples_per_second=config.worker_count * efficiency * full.batch / full.iteration_seconds,
                 closed_form_bytes=sum(layer_bytes),
                 payload_bytes=sum(payloads) / config.host_count / counted_steps if payloads else None,
-                interface_bytes=sum(by_host) / config.host_count,
+                interface_bytes=sum(by_host) / config.worker_count,
                 interface_bytes_max=max(by_host),
                 bound_seconds=_bound_seconds(config, method, layer_bytes, without_exchange, tcp_copy),
             )
@@ -155,6 +170,7 @@ def _summarize(config: TrainConfig, rounds: dict[str, list[list[Round]]], tcp_co
         device=config.device,
         testbed=config.testbed,
         servers=config.server_count,
+        workers_per_host=config.workers_per_host,
     )
 
 
@@ -163,7 +179,7 @@ def _sharers(config: TrainConfig, method: Method) -> int:
     if config.link is not None:
         return 1
     # The servers together move what the workers move.
-    return config.host_count * (2 if _uses_servers(config, method) else 1)
+    return config.worker_count * (2 if _uses_servers(config, method) else 1)
 
 
 def _uses_servers(config: TrainConfig, method: Method) -> bool:
@@ -173,7 +189,12 @@ def _uses_servers(config: TrainConfig, method: Method) -> bool:
 def _layer_bytes(config: TrainConfig, method: Method) -> list[float]:
     scaled = method.scaled(config.scale)
     small_bytes = {**_sizes_and_options(config), **scaled.options}["small_bytes"]
-    layer_bytes = scaled.layer_bytes(config.table, config.host_count, small_bytes)
+    workers, each = config.worker_count, config.workers_per_host
+    if each > 1 and method.library == "poseidon" and scaled.options.get("reduce_by_host") != "off":
+        return scaled.layer_bytes(config.table, config.host_count, small_bytes)
+    layer_bytes = scaled.layer_bytes(config.table, workers, small_bytes)
+    if each > 1 and method.library == "poseidon":  # all of the host's workers exchange with all that are elsewhere
+        return [size * each * (workers - each) / (workers - 1) for size in layer_bytes]
     share = dedicated_share(config.host_count) if _uses_servers(config, method) else 1
     return [size * share for size in layer_bytes]
 
