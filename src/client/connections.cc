@@ -213,14 +213,15 @@ void Connections::send_hello(Flow& flow, std::size_t lane) {
                                  options_.generation,
                                  wire::pace_of(options_).value(),  // Client::connect has checked them
                                  endpoints_.run,
-                                 host_number()}
+                                 own_host()}
                          .make();
   flow.send(hello.header, {hello.payload()}, [text = hello.text](const Status&) {});
 }
 
-/// The number of this rank's machine, if its workers add up their gradients among themselves.
-std::optional<std::uint32_t> Connections::host_number() const {
-  return links_.hosts.together() ? std::optional(links_.hosts.host_of(links_.rank)) : std::nullopt;
+/// This rank's machine, if its workers add up their gradients among themselves.
+std::optional<wire::Hello::Host> Connections::own_host() const {
+  if (!links_.hosts.together()) return std::nullopt;
+  return wire::Hello::Host{links_.hosts.host_of(links_.rank), links_.hosts.count()};
 }
 
 void Connections::mark(Flow& flow, std::size_t priority_class) {

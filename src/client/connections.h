@@ -208,7 +208,7 @@ class Connections {
   Status greeted_by_peer(LinkState& link, const wire::Hello& hello);
   void greeted_by_server(LinkState& link, const wire::Hello& hello);
   void send_hello(Flow& flow, std::size_t lane);
-  std::optional<std::uint32_t> host_number() const;
+  std::optional<wire::Hello::Host> own_host() const;
   void mark(Flow& flow, std::size_t priority_class);
   std::string host_of(LinkKind kind, std::size_t index) const;
   std::string name_of(LinkKind kind, std::size_t index) const;

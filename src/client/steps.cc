@@ -133,7 +133,14 @@ Status Steps::set_rule(std::uint32_t layer, const UpdateRule& rule) {
   // Every rank sets the same rule. Only rank 0 sends it, before its own push, because no step ends without that push.
   // Where a step may end without rank 0, every rank sends the rule.
   const bool ends_without_0 = options_.stragglers == Stragglers::drop || options_.consistency != Consistency::bsp;
-  if (options_.rank == 0 || ends_without_0) layers_[layer]->unit->rule = rule;
+  // Where machines push, those send it that push for rank 0's machine.
+  const auto& hosts = plan_base_.cluster.hosts;
+  if (!hosts.empty() && rule.aggregator != kSumAggregator)
+    return {ErrorCode::invalid_argument, "aggregator " + rule.aggregator +
+                                             " needs each worker's own gradient, but workers of one machine add " +
+                                             "theirs up first: give all workers reduce_by_host=off"};
+  const bool of_first_host = !hosts.empty() && hosts[static_cast<std::size_t>(options_.rank)] == hosts.front();
+  if (options_.rank == 0 || of_first_host || ends_without_0) layers_[layer]->unit->rule = rule;
   return {};
 }
 

@@ -26,8 +26,7 @@ Syncer::Syncer(const Unit& unit, const Layer& first_layer, bool transient, const
   exchange_.about.unit = &unit;
   exchange_.about.transient = transient;
   exchange_.about.stored = first_layer.stored;
-  // Values that servers keep are set and asked for by each worker, so their gradients come the same way.
-  exchange_.about.by_host = !transient && !first_layer.stored && links.hosts.together();
+  exchange_.about.by_host = !transient && links.hosts.together();
   if (!unit.grouped()) {
     exchange_.about.layer = &layer_;
     exchange_.about.rows = layer_.rows;

@@ -116,6 +116,13 @@ bool leads(const Exchange& exchange, const Links& links, const Chunk& chunk) {
   return leader_of(exchange, links, chunk) == links.rank;
 }
 
+wire::Envelope envelope_to_server(const Exchange& exchange, const Links& links) {
+  wire::Envelope about = envelope_of(exchange, links);
+  if (exchange.about.by_host && exchange.protocol->traits().reduces_by_host)
+    about.rank = links.worker_count + own_host(links);
+  return about;
+}
+
 void contribute(Exchange& exchange, const Links& links, const Chunk& chunk) {
   const std::uint32_t leader = leader_of(exchange, links, chunk);
   if (leader == links.rank) return push_if_whole(exchange, links, chunk);
@@ -168,8 +175,9 @@ void push_if_whole(Exchange& exchange, const Links& links, const Chunk& chunk) {
   }
   const auto [local_divisor, server_divisor] = divisors_of(exchange, links);
   const Together& parts = together.value();
-  // A machine is a worker of the server, whose numbers follow those of the ranks.
-  body.rank = links.worker_count + own_host(links);
+  // A machine is a worker of the server.
+  body.rank = envelope_to_server(exchange, links).rank;
+  body.wants_result = body.wants_result || others_want_result(exchange, links, chunk.index);
   body.worker_count = links.hosts.count();
   body.divisor = server_divisor;
   body.absent = parts.inputs.empty();
@@ -188,10 +196,20 @@ void pass_on(Exchange& exchange, const Links& links, const wire::Header& result,
   wire::StepResult body = wire::StepResult::read(result);
   body.dtype = exchange.unit().dtype;
   const wire::Header header = body.make(about, wire::Kind::local_result);
-  std::vector<std::span<const std::byte>> payload;
-  if (!values.empty()) payload.push_back(values);
-  for (const std::uint32_t rank : links.hosts.ranks_of(own_host(links)))
-    if (rank != links.rank) send_to_peer(exchange, links, rank, header, payload);
+  const LocalChunk& local = exchange.progress.inbox.local_chunks[result.chunk];
+  for (const std::uint32_t rank : links.hosts.ranks_of(own_host(links))) {
+    if (rank == links.rank) continue;
+    std::vector<std::span<const std::byte>> payload;
+    if (!values.empty() && local.parts[links.hosts.place_of(rank)].push.wants_result) payload.push_back(values);
+    send_to_peer(exchange, links, rank, header, std::move(payload));
+  }
+}
+
+bool others_want_result(const Exchange& exchange, const Links& links, std::uint32_t chunk) {
+  const auto& chunks = exchange.progress.inbox.local_chunks;
+  return applies(exchange, links) && chunk < chunks.size() &&
+         std::ranges::any_of(chunks[chunk].parts,
+                             [](const LocalPart& part) { return part.arrived && part.push.wants_result; });
 }
 
 bool lacks(const Exchange& exchange, const Links& links, std::size_t peer) {

@@ -19,6 +19,10 @@ bool applies(const Exchange& exchange, const Links& links);
 /// Whether this worker leads the chunk.
 bool leads(const Exchange& exchange, const Links& links, const Chunk& chunk);
 
+/// The envelope of what a unit sends to its servers. A unit that goes by machine speaks for the machine, whose number
+/// follows those of the ranks.
+wire::Envelope envelope_to_server(const Exchange& exchange, const Links& links);
+
 /// Begins to contribute this worker's part of the chunk.
 void contribute(Exchange& exchange, const Links& links, const Chunk& chunk);
 
@@ -30,9 +34,13 @@ void store_part(PeerInbox& inbox, const wire::Header& header, std::span<const st
 /// Pushes the chunk's sum to its server when all parts of this machine are here, this worker's own included.
 void push_if_whole(Exchange& exchange, const Links& links, const Chunk& chunk);
 
-/// Gives a chunk's result to the other workers of this machine. `values` are in the unit's dtype, and stay where they
-/// are until the exchange ends; they are empty if nobody has contributed.
+/// Gives a chunk's result to the other workers of this machine that want it, and tells the rest that the step has
+/// ended. `values` are in the unit's dtype, and stay where they are until the exchange ends; they are empty if nobody
+/// has contributed.
 void pass_on(Exchange& exchange, const Links& links, const wire::Header& result, std::span<const std::byte> values);
+
+/// Whether other workers of this machine want the result of a chunk that this worker leads. Known once it is pushed.
+bool others_want_result(const Exchange& exchange, const Links& links, std::uint32_t chunk);
 
 /// Whether parts of a peer, or a result from it, are missing in the running exchange.
 bool lacks(const Exchange& exchange, const Links& links, std::size_t peer);

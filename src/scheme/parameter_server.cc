@@ -41,8 +41,11 @@ struct Answer {
   bool absent = false;
 };
 
-/// Whether the answers carry a payload.
-bool wants_result(const Exchange& exchange) { return exchange.push() == nullptr || exchange.push()->wants_result; }
+/// Whether the answers carry a payload for this worker.
+bool wants_result(const Exchange& exchange) {
+  if (std::holds_alternative<Assign>(exchange.operation)) return false;
+  return exchange.push() == nullptr || exchange.push()->wants_result;
+}
 
 /// The type of an answer: that of the unit, unless it is a server's result of a step.
 DType answer_dtype(const Exchange& exchange, const wire::Header& answer) {
@@ -52,6 +55,12 @@ DType answer_dtype(const Exchange& exchange, const wire::Header& answer) {
 /// Whether an answer has another type than the unit.
 bool decodes(const Exchange& exchange, const wire::Header& answer) {
   return answer_dtype(exchange, answer) != exchange.unit().dtype;
+}
+
+/// Whether a result is for other workers of this machine, and not for this one.
+bool passes_on_only(const Exchange& exchange, const wire::Header& answer, const Links& links) {
+  return answer.kind == wire::Kind::result && !wants_result(exchange) &&
+         host_reduction::others_want_result(exchange, links, answer.chunk);
 }
 
 /// Returns where the result of a chunk is written.
@@ -104,9 +113,10 @@ void ParameterServer::scatter(const Exchange& exchange, const Chunk& chunk, std:
 }
 
 void ParameterServer::send_rule(const Exchange& exchange, const UpdateRule& rule, const Links& links) {
-  const wire::TextMessage message = wire::Rule{rule}.make(envelope_of(exchange, links));
+  const wire::TextMessage message = wire::Rule{rule}.make(host_reduction::envelope_to_server(exchange, links));
   std::set<Flow*> told;  // each flow gets the rule once, before the chunks that follow on it
   for (const Chunk& chunk : exchange.unit().chunks) {
+    if (host_reduction::applies(exchange, links) && !host_reduction::leads(exchange, links, chunk)) continue;
     Flow& flow = links.flow_of(chunk, exchange.priority.priority_class);
     if (!told.insert(&flow).second) continue;
     flow.send(message.header, {message.payload()}, [text = message.text](const Status&) {});
@@ -116,7 +126,7 @@ void ParameterServer::send_rule(const Exchange& exchange, const UpdateRule& rule
 /// Returns the header of what the operation asks of the server of each chunk.
 wire::Header ParameterServer::request_header(const Exchange& exchange, const Links& links) {
   if (exchange.push() != nullptr) return contribution_of(exchange, links, wire::Kind::push).make();
-  const wire::Envelope about = envelope_of(exchange, links);
+  const wire::Envelope about = host_reduction::envelope_to_server(exchange, links);
   const Unit& unit = exchange.unit();
   const bool narrower = unit.dtype != unit.value_dtype;  // than what the servers keep
   if (const auto* assign = std::get_if<Assign>(&exchange.operation))
@@ -126,11 +136,21 @@ wire::Header ParameterServer::request_header(const Exchange& exchange, const Lin
   return wire::Pull{std::get<Pull>(exchange.operation).array, narrower}.make(about);
 }
 
+/// Returns the header of a question whose answer tells that the chunk's assignment has been done.
+wire::Header ParameterServer::confirmation_header(const Exchange& exchange, const Links& links, const Chunk& chunk) {
+  wire::Envelope about = host_reduction::envelope_to_server(exchange, links);
+  about.chunk = chunk.index;
+  const Unit& unit = exchange.unit();
+  return wire::Pull{std::get<Assign>(exchange.operation).array, unit.dtype != unit.value_dtype, false}.make(about);
+}
+
 void ParameterServer::start(Exchange& exchange, const Links& links) const {
   expect_results(exchange);
   if (exchange.push() != nullptr && exchange.push()->rule) send_rule(exchange, *exchange.push()->rule, links);
   wire::Header header = request_header(exchange, links);
   const bool by_host = host_reduction::applies(exchange, links);
+  // The next gradient may come over another worker's flow, so there the assignment has to be done before.
+  const bool confirms = std::holds_alternative<Assign>(exchange.operation) && exchange.about.by_host;
   for (const Chunk& chunk : exchange.unit().chunks) {
     if (by_host) {
       host_reduction::contribute(exchange, links, chunk);
@@ -141,10 +161,18 @@ void ParameterServer::start(Exchange& exchange, const Links& links) const {
     const bool encodes = exchange.push() != nullptr && exchange.unit().converts() && !payload.empty();
     if (encodes) payload = {encode_chunk(exchange, chunk, payload, links)};
     send_to_server(exchange, links, chunk, header, std::move(payload));
+    if (confirms) send_to_server(exchange, links, chunk, confirmation_header(exchange, links, chunk), {});
   }
   // An assignment has no answer, because what follows it on a flow comes after it.
-  if (std::holds_alternative<Assign>(exchange.operation)) exchange.progress.received = true;
+  if (std::holds_alternative<Assign>(exchange.operation) && !confirms) exchange.progress.received = true;
   exchange.complete_if_done();  // a tensor without elements has no chunks to wait for
+}
+
+/// Which array the operation is about.
+std::uint32_t array_of(const Operation& operation) {
+  if (const auto* assign = std::get_if<Assign>(&operation)) return assign->array;
+  const auto* pull = std::get_if<Pull>(&operation);
+  return pull == nullptr ? 0 : pull->array;
 }
 
 /// From whom the result of a step's chunk comes: its server, or its leader on this machine.
@@ -157,10 +185,9 @@ wire::Kind result_kind(const Exchange& exchange, const wire::Header& header, con
 
 Status ParameterServer::check_awaited(const Exchange& exchange, const wire::Header& header, const Links& links) {
   const Progress& progress = exchange.progress;
-  const auto* pull = std::get_if<Pull>(&exchange.operation);
   const bool expected =
       exchange.push() == nullptr
-          ? header.kind == wire::Kind::value && wire::Value::read(header).array == (pull == nullptr ? 0 : pull->array)
+          ? header.kind == wire::Kind::value && wire::Value::read(header).array == array_of(exchange.operation)
           : header.kind == result_kind(exchange, header, links) && header.step == exchange.step;
   if (!progress.running || !expected || header.chunk >= progress.chunks.size() ||
       progress.chunks[header.chunk] != ChunkArrival::awaited)
@@ -183,7 +210,8 @@ Status ParameterServer::check_result(const Exchange& exchange, const wire::Heade
   if (Status status = check_awaited(exchange, header, links); !status.ok()) return status;
   const std::size_t chunk_bytes = exchange.unit().chunks[header.chunk].size_bytes;
   const DType dtype = answer_dtype(exchange, header);
-  return check_payload(header, dtype, wants_result(exchange) ? exchange.unit().bytes_as(dtype, chunk_bytes) : 0);
+  const bool carries = wants_result(exchange) || passes_on_only(exchange, header, links);
+  return check_payload(header, dtype, carries ? exchange.unit().bytes_as(dtype, chunk_bytes) : 0);
 }
 
 /// Takes the fields of an answer.
@@ -213,7 +241,7 @@ Result<std::span<std::byte>> ParameterServer::accept(Exchange& exchange, const w
   if (Status status = check_result(exchange, header, links); !status.ok()) return status;
   Progress& progress = exchange.progress;
   progress.chunks[header.chunk] = ChunkArrival::accepted;
-  if (scatters(exchange)) {
+  if (scatters(exchange) || passes_on_only(exchange, header, links)) {
     if (lent || header.payload_bytes == 0) return std::span<std::byte>();
     progress.staged_chunks.resize(exchange.unit().chunks.size());
     Buffer& buffer = progress.staged_chunks[header.chunk];
@@ -229,10 +257,10 @@ Result<std::span<std::byte>> ParameterServer::accept(Exchange& exchange, const w
   return decodes(exchange, header) ? place_for_encoded(exchange, chunk, links) : place_of(exchange, chunk);
 }
 
-/// Writes a group's chunk to its members. Returns the values in memory that stays until the exchange ends if they have
-/// to be passed on.
-std::span<const std::byte> ParameterServer::take_scattered(Exchange& exchange, const wire::Header& header,
-                                                           std::span<const std::byte> payload, const Links& links) {
+/// Writes a group's chunk to its members, if it is one. Returns the values in memory that stays until the exchange ends
+/// if they have to be passed on.
+std::span<const std::byte> ParameterServer::take_staged(Exchange& exchange, const wire::Header& header,
+                                                        std::span<const std::byte> payload, const Links& links) {
   const Chunk& chunk = exchange.unit().chunks[header.chunk];
   auto& staged = exchange.progress.staged_chunks;
   Buffer values = header.chunk < staged.size() ? std::move(staged[header.chunk]) : Buffer();
@@ -242,7 +270,7 @@ std::span<const std::byte> ParameterServer::take_scattered(Exchange& exchange, c
     links.pool->give_back(std::exchange(values, std::move(decoded)));
     payload = values.span();
   }
-  scatter(exchange, chunk, payload);
+  if (scatters(exchange)) scatter(exchange, chunk, payload);
   if (!host_reduction::applies(exchange, links)) {
     links.pool->give_back(std::move(values));
     return {};
@@ -274,8 +302,9 @@ Status ParameterServer::receive(Exchange& exchange, const wire::Header& header, 
   }
   std::span<const std::byte> values;
   if (!payload.empty())
-    values =
-        scatters(exchange) ? take_scattered(exchange, header, payload, links) : take_placed(exchange, header, payload);
+    values = scatters(exchange) || passes_on_only(exchange, header, links)
+                 ? take_staged(exchange, header, payload, links)
+                 : take_placed(exchange, header, payload);
   const bool from_server = header.kind == wire::Kind::result;
   if (from_server && host_reduction::applies(exchange, links)) host_reduction::pass_on(exchange, links, header, values);
   note_received(exchange, header, links);

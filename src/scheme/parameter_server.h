@@ -30,10 +30,11 @@ class ParameterServer : public SchemeProtocol {
   static void expect_results(Exchange& exchange);
   static Status check_result(const Exchange& exchange, const wire::Header& header, const Links& links);
   static void scatter(const Exchange& exchange, const Chunk& chunk, std::span<const std::byte> values);
-  static std::span<const std::byte> take_scattered(Exchange& exchange, const wire::Header& header,
-                                                   std::span<const std::byte> payload, const Links& links);
+  static std::span<const std::byte> take_staged(Exchange& exchange, const wire::Header& header,
+                                                std::span<const std::byte> payload, const Links& links);
   static std::span<const std::byte> take_placed(const Exchange& exchange, const wire::Header& header,
                                                 std::span<const std::byte> payload);
+  static wire::Header confirmation_header(const Exchange& exchange, const Links& links, const Chunk& chunk);
   static wire::Header request_header(const Exchange& exchange, const Links& links);
   static void send_rule(const Exchange& exchange, const UpdateRule& rule, const Links& links);
 };

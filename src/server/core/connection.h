@@ -56,7 +56,7 @@ class ServerCore::Connection final : public Requester {
   const Clock::time_point since = Clock::now();
   Job* job = nullptr;  // null until its hello
   std::uint32_t rank = 0;
-  std::optional<std::uint32_t> host;  // the machine for which the worker may speak, too (Job::by_host)
+  std::optional<wire::Hello::Host> host;  // the machine for which the worker may speak, too (Job::by_host)
   std::uint32_t flow_index = 0;
   std::uint32_t priority_class = 0;
   std::int64_t last_progress_ns = now_ns();
@@ -117,11 +117,10 @@ struct ServerCore::Job {
         generation(first.generation),
         run(first.run),
         pace(first.pace.value_or(wire::Pace())),
-        make_shard([reduction, threads, budget](std::uint32_t member_count) {
-          return std::make_unique<Shard>(member_count, reduction, threads, budget);
-        }),
-        shard_of_ranks(make_shard(first.worker_count)),
-        shard(*shard_of_ranks) {}
+        shard(first.worker_count, reduction, threads, budget),
+        shard_of_hosts(first.host ? std::make_unique<Shard>(first.host->count, reduction, threads, std::move(budget))
+                                  : nullptr),
+        host_count(first.host ? first.host->count : 0) {}
 
   /// Whether a worker with this hello ends the job. A worker of a later generation does. If `runs_follow`, a worker of
   /// another run does, too, when this run has lost workers so that it cannot go on.
@@ -139,12 +138,8 @@ struct ServerCore::Job {
     return message;
   }
   Shard& shard_of(const wire::Envelope& about) { return by_host(about) ? *shard_of_hosts : shard; }
-  /// Shard::may_receive
-  bool may_receive(const wire::Envelope& about) {
-    return (by_host(about) && !shard_of_hosts) || shard_of(about).may_receive(inner(about));
-  }
-  /// Says why the sums of `host_count` machines cannot be taken. Empty if they can, and then there is a shard for them.
-  std::string open_shard_of_hosts(std::uint32_t host_count);
+  /// The shard whose chunks have values.
+  Shard& shard_of_values() { return shard_of_hosts ? *shard_of_hosts : shard; }
   /// The open chunks of both shards that began before the given time. All ranks of a missing machine are missing.
   std::vector<OpenChunk> open_chunks(std::int64_t started_before_ns) const;
 
@@ -179,20 +174,10 @@ struct ServerCore::Job {
   std::set<std::uint32_t> departed;  // ranks that have said goodbye over all their connections
   std::size_t guests = 0;            // workers of other cores that push to chunks here (chunk_handover.h)
   FairShare share;
-  const std::function<std::unique_ptr<Shard>(std::uint32_t member_count)> make_shard;
-  const std::unique_ptr<Shard> shard_of_ranks;
-  Shard& shard;                           // the same
-  std::unique_ptr<Shard> shard_of_hosts;  // null: no machine has pushed yet
+  Shard shard;
+  const std::unique_ptr<Shard> shard_of_hosts;  // for what machines push; null: workers do not speak for them
+  const std::uint32_t host_count;
 };
-
-inline std::string ServerCore::Job::open_shard_of_hosts(std::uint32_t host_count) {
-  if (shard_of_hosts) return "";  // which checks the count
-  if (host_count < 2 || host_count >= worker_count || pace != wire::Pace())
-    return "a machine's sum does not fit this job: " + std::to_string(host_count) + " machines, " +
-           std::to_string(worker_count) + " workers";
-  shard_of_hosts = make_shard(host_count);
-  return "";
-}
 
 inline std::vector<OpenChunk> ServerCore::Job::open_chunks(std::int64_t started_before_ns) const {
   std::vector<OpenChunk> open = shard.open_chunks(started_before_ns);
@@ -200,7 +185,7 @@ inline std::vector<OpenChunk> ServerCore::Job::open_chunks(std::int64_t started_
   for (OpenChunk& chunk : shard_of_hosts->open_chunks(started_before_ns)) {
     std::set<std::uint32_t> ranks;
     for (const Connection* one : connections)
-      if (one->host && std::ranges::find(chunk.missing_ranks, *one->host) != chunk.missing_ranks.end())
+      if (one->host && std::ranges::find(chunk.missing_ranks, one->host->index) != chunk.missing_ranks.end())
         ranks.insert(one->rank);
     chunk.missing_ranks.assign(ranks.begin(), ranks.end());
     open.push_back(std::move(chunk));
@@ -220,6 +205,8 @@ inline std::string ServerCore::Job::objection(const wire::Hello& hello) const {
     return "this server serves another run of job '" + name.name +
            "'; give one of the two another name (job), or wait " + "until the other has ended";
   const std::string rank = "rank " + std::to_string(hello.rank);
+  if ((hello.host ? hello.host->count : 0) != host_count)
+    return rank + " counts other machines than the job's other ranks do";
   std::size_t count = 0;
   for (const Connection* other : of_rank(hello.rank)) {
     ++count;

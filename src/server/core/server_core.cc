@@ -139,24 +139,20 @@ void ServerCore::watch_pending() {
   });
 }
 
-/// Whether the message is a contribution of the machine on which the sender runs.
+/// Whether the message is from the machine on which the sender runs.
 bool ServerCore::speaks_for_host(const Connection& connection, const wire::Header& header) {
-  return is_contribution(header) && connection.job != nullptr && connection.host &&
-         header.rank == connection.job->worker_count + std::uint64_t{*connection.host};
+  return connection.job != nullptr && connection.host &&
+         header.rank == connection.job->worker_count + std::uint64_t{connection.host->index};
 }
 
-/// Whether a worker may send this message now. A worker contributes and asks only for its own rank, and contributes for
-/// its machine.
+/// Whether a worker may send this message now. A worker contributes and asks only for its own rank and its machine.
 Status ServerCore::check_place(Connection& connection, const wire::Header& header) {
   if (Status status = wire::check_kind(header.kind, wire::Direction::to_server, header.payload_bytes); !status.ok())
     return {ErrorCode::refused, connection.flow().peer_name() + ": " + status.message()};
   const bool for_rank = handling_of(header) != wire::Handling::handled;
   if (header.kind == wire::Kind::hello || (connection.job != nullptr && (!for_rank || header.rank == connection.rank)))
     return {};
-  if (speaks_for_host(connection, header)) {
-    const std::string why = connection.job->open_shard_of_hosts(wire::Contribution::read(header).worker_count);
-    return why.empty() ? Status() : Status(ErrorCode::refused, connection.flow().peer_name() + ": " + why);
-  }
+  if (speaks_for_host(connection, header)) return {};
   return {ErrorCode::refused,
           connection.flow().peer_name() + " sent a message before its hello, or in the name of another rank"};
 }
@@ -177,7 +173,7 @@ bool ServerCore::may_receive(Flow& flow, const wire::Header& header) {
   Job* job = connection.job;
   const bool shards = is_contribution(header) && job != nullptr && !is_elsewhere(header) &&
                       (header.rank == connection.rank || speaks_for_host(connection, header));
-  if (!shards || job->may_receive(header)) return true;
+  if (!shards || job->shard_of(header).may_receive(job->inner(wire::Envelope(header)))) return true;
   connection.waiting = header;
   job->waiting.insert(&connection);
   return false;
@@ -186,7 +182,8 @@ bool ServerCore::may_receive(Flow& flow, const wire::Header& header) {
 /// Looks again at the waiting contributions of a job after a part of it has come or gone.
 void ServerCore::resume_waiting(Job& job) {
   std::erase_if(job.waiting, [&job](Connection* connection) {
-    if (!job.may_receive(*connection->waiting)) return false;
+    const wire::Envelope& waiting = *connection->waiting;
+    if (!job.shard_of(waiting).may_receive(job.inner(waiting))) return false;
     connection->waiting.reset();
     connection->flow().resume();
     return true;
@@ -301,10 +298,10 @@ void ServerCore::answer(Connection& connection, const wire::Header& header, std:
 }
 
 /// Returns the shard for a request about values that the server keeps, or says why it keeps none.
-Result<Shard*> ServerCore::values_of(Connection& connection) const {
+Result<Shard*> ServerCore::values_of(Connection& connection, const wire::Envelope& request) const {
   if (handover_ != nullptr)
     return Status(ErrorCode::refused, "a server with the baseline assignment=worker keeps no values");
-  return &connection.job->shard;
+  return &connection.job->shard_of(request);
 }
 
 Status ServerCore::contribute(Connection& connection, const wire::Header& header, std::span<const std::byte> payload,

@@ -111,7 +111,7 @@ class ServerCore final : public HandoverCore, private Receiver {
                     std::function<void()> release);
   Status handle(Connection& connection, const wire::Header& header, std::span<const std::byte> payload);
   void answer(Connection& connection, const wire::Header& header, std::span<const std::byte> payload);
-  Result<Shard*> values_of(Connection& connection) const;
+  Result<Shard*> values_of(Connection& connection, const wire::Envelope& request) const;
   void check_overdue();
   static void resume_waiting(Job& job);
 

@@ -51,6 +51,9 @@ std::string ServerCore::objection(const JobName& name, const wire::Hello& hello)
     return "the job has " + std::to_string(job->connections.size()) +
            " connections to a core of this server, which is the limit: half of the descriptors that its process may "
            "open; raise its `ulimit -n`";
+  if (const auto& host = hello.host; host && (host->count < 2 || host->count >= expected || host->index >= host->count))
+    return "a machine " + std::to_string(host->index) + " of " + std::to_string(host->count) + " does not fit " +
+           std::to_string(expected) + " workers";
   if (std::string why = pace_objection(job, hello); !why.empty()) return why;
   return job != nullptr ? job->objection(hello) : "";
 }
@@ -70,6 +73,11 @@ std::string ServerCore::pace_objection(const Job* job, const wire::Hello& hello)
   if (hello.pace->consistency != Consistency::bsp && surroundings_.checkpoints != nullptr)
     return "this server writes checkpoints, each after a step of all ranks; with consistency=ssp or async there are no "
            "such steps";
+  const bool waits = hello.pace->stragglers == Stragglers::wait && hello.pace->consistency == Consistency::bsp;
+  if (hello.host && (!waits || wire::has_baselines(options_)))
+    return "workers of one machine add up among themselves, which a server with stragglers=drop, another consistency "
+           "than bsp or one of the baselines aggregation=wide, reduce_order=arrival and assignment=worker cannot take; "
+           "give the workers reduce_by_host=off";
   return "";
 }
 
@@ -95,10 +103,12 @@ Result<ServerCore::Job*> ServerCore::job_of(const JobName& name, const wire::Hel
   job->shard.set_pace(job->pace, loop_.get(), [this, name](std::uint32_t rank, const std::string& text) {
     if (surroundings_.on_late_rank) surroundings_.on_late_rank(name, rank, text);
   });
-  if (surroundings_.checkpoints != nullptr)
-    job->shard.set_checkpoint(std::make_unique<ShardCheckpoint>(*surroundings_.checkpoints,
-                                                                checkpoint_job(name.name, name.key_id), options_,
-                                                                *loop_, job->shard.pool().shared_from_this()));
+  if (surroundings_.checkpoints != nullptr) {
+    Shard& keeper = job->shard_of_values();
+    keeper.set_checkpoint(std::make_unique<ShardCheckpoint>(*surroundings_.checkpoints,
+                                                            checkpoint_job(name.name, name.key_id), options_, *loop_,
+                                                            keeper.pool().shared_from_this()));
+  }
   return jobs_.emplace(name, std::move(job)).first->second.get();
 }
 

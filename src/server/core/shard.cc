@@ -421,7 +421,7 @@ void Shard::answer_pulls(Entry& entry) {
     if (!pool_->has_room(new_bytes))
       pull.from->refuse(pull.about, no_room(new_bytes));
     else if (auto array = stored.array_as(index, answer.dtype))
-      pull.from->send(answer.make(pull.about), std::move(array));
+      pull.from->send(answer.make(pull.about), pull.asked.wants_payload ? std::move(array) : nullptr);
     else
       pull.from->refuse(pull.about,
                         {ErrorCode::refused, index == kGradientArray ? "the server has kept no gradient"

@@ -22,11 +22,22 @@ struct HelloBody {
 
 constexpr std::string_view kHostLine = "host ";
 
-/// Empty unless the whole text is one number.
-std::optional<std::uint32_t> number_of(std::string_view text) {
-  std::uint32_t number = 0;
+constexpr std::string_view kOf = " of ";
+
+/// Takes a number off the beginning of the text. Returns false if there is none.
+bool take_number(std::string_view& text, std::uint32_t& number) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  return error == std::errc() && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
+  if (error != std::errc()) return false;
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  return true;
+}
+
+/// Reads a text such as "0 of 2". Empty unless it is one.
+std::optional<Hello::Host> host_from(std::string_view text) {
+  Hello::Host host;
+  if (!take_number(text, host.index) || !text.starts_with(kOf)) return std::nullopt;
+  text.remove_prefix(kOf.size());
+  return take_number(text, host.count) && text.empty() ? std::optional(host) : std::nullopt;
 }
 
 constexpr auto kHelloFields = [](auto& body, auto& message) {
@@ -52,7 +63,9 @@ TextMessage Hello::make() const {
   about.rank = rank;
   const HelloBody body{numbers_of(pace.value_or(Pace())), worker_count, generation, flow, priority_class};
   std::string text = job + '\n' + run;
-  if (host) text += '\n' + std::string(kHostLine) + std::to_string(*host);
+  if (host)
+    text +=
+        '\n' + std::string(kHostLine) + std::to_string(host->index) + std::string(kOf) + std::to_string(host->count);
   for (const auto& address : other_cores) text += '\n' + address;
   return with_text(make_header(about, Kind::hello, body, kHelloFields), std::move(text));
 }
@@ -71,7 +84,7 @@ Hello Hello::read(const Header& header, std::span<const std::byte> payload) {
   std::getline(lines, hello.run);
   for (std::string line; std::getline(lines, line);) {
     if (line.starts_with(kHostLine))
-      hello.host = number_of(std::string_view(line).substr(kHostLine.size()));
+      hello.host = host_from(std::string_view(line).substr(kHostLine.size()));
     else
       hello.other_cores.push_back(line);
   }

@@ -20,8 +20,8 @@ inline constexpr std::size_t kMaxRunBytes = 64;
 /// Whether `name` is a valid name of a job: one line of 1 to kMaxJobNameBytes bytes.
 bool is_job_name(const std::string& name);
 
-/// The header has the rank of the worker. The payload is lines of text: the job, the run, "host " and the number of
-/// the machine if there is one, and the addresses of the other cores.
+/// The header has the rank of the worker. The payload is lines of text: the job, the run, "host 0 of 2" if it may
+/// speak for its machine, and the addresses of the other cores.
 struct Hello {
   std::uint32_t rank = 0;
   std::uint32_t worker_count = 0;
@@ -32,7 +32,12 @@ struct Hello {
   std::uint32_t generation = 0;  // the job's generation, as the sender knows it (docs/decisions/0016-generations.md)
   std::optional<Pace> pace = Pace();  // the job's pace; empty if this side does not know it
   std::string run{};  // one line: the same for all workers of a job, another one when the job starts again
-  std::optional<std::uint32_t> host{};  // of a worker that may push for its machine: the machine's number
+  struct Host {
+    std::uint32_t index = 0;
+    std::uint32_t count = 0;
+    bool operator==(const Host&) const = default;
+  };
+  std::optional<Host> host{};  // of a worker that may speak for its machine: which of how many machines that is
 
   static Hello read(const Header& header, std::span<const std::byte> payload);
   TextMessage make() const;

@@ -15,6 +15,7 @@ constexpr auto kAssignFields = [](auto& body, auto& message) {
 
 constexpr auto kPullFields = [](auto& body, auto& message) {
   body.flag(1, message.as_bfloat16);
+  body.flag_unless(2, message.wants_payload);
   body.number(message.array);
 };
 

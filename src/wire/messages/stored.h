@@ -30,7 +30,8 @@ struct Assign {
 /// pull: asks for an array as it is now. If there is no value yet, the answer comes when there is one. No payload.
 struct Pull {
   ArrayIndex array = 0;
-  bool as_bfloat16 = false;  // a float32 array comes in bfloat16
+  bool as_bfloat16 = false;   // a float32 array comes in bfloat16
+  bool wants_payload = true;  // false: the answer only tells that what was sent before has been done
 
   static Pull read(const Header& header);
   Header make(const Envelope& about) const;

@@ -102,6 +102,76 @@ TEST(HostReduction, TellsAWorkerOfTheSameMachineThatItHasAnotherDivisor) {
   });
 }
 
+TEST(HostReduction, UpdatesValuesAlsoForWorkersThatDoNotWantThem) {
+  TestCluster cluster(on_hosts("aabb"));
+  ASSERT_TRUE(cluster.connected());
+  Layer kept = vector_layer("kept", 100'000);
+  kept.stored = true;
+  const auto layer = cluster.add({kept});
+  cluster.each([&](std::size_t rank, Client& client) {
+    const auto wait = [&](const Status& started) {
+      const Status status = started.ok() ? client.wait(layer, always) : started;
+      ASSERT_TRUE(status.ok()) << status.message();
+    };
+    UpdateRule rule{.kind = find_update_rule("sgd")};
+    rule.values[0] = 1.0;  // lr
+    std::vector<float> value(100'000, 10.0F);
+    const std::vector<float> gradient(100'000, static_cast<float>(rank));
+    if (rank == 0) wait(client.assign(layer, bytes_of(value)));
+    if (rank != 0) wait(client.pull(layer, bytes_of(value)));
+    for (int step = 1; step <= 3; ++step) {
+      ASSERT_TRUE(client.set_rule(layer, rule).ok());
+      // Every rank leads some chunks. In each step another one does not want the value.
+      if (static_cast<int>(rank) == step) {
+        wait(client.push(layer, std::as_bytes(std::span(gradient)), 4));
+        continue;
+      }
+      wait(client.push_pull(layer, std::as_bytes(std::span(gradient)), bytes_of(value), 4));
+      EXPECT_EQ(value, std::vector<float>(100'000, 10.0F - 1.5F * static_cast<float>(step))) << "step " << step;
+    }
+    wait(client.pull(layer, bytes_of(value)));
+    EXPECT_EQ(value.front(), 5.5F);
+  });
+}
+
+TEST(HostReduction, AssignsBeforeTheNextStepWhoeverLeads) {
+  TestCluster cluster(on_hosts("aaabbb"));
+  ASSERT_TRUE(cluster.connected());
+  Layer kept = vector_layer("kept", 50'000);
+  kept.stored = true;
+  const auto layer = cluster.add({kept});
+  cluster.each([&](std::size_t rank, Client& client) {
+    const auto wait = [&](const Status& started) {
+      const Status status = started.ok() ? client.wait(layer, always) : started;
+      ASSERT_TRUE(status.ok()) << status.message();
+    };
+    UpdateRule rule{.kind = find_update_rule("sgd")};
+    rule.values[0] = 1.0;  // lr
+    ASSERT_TRUE(client.set_rule(layer, rule).ok());
+    const std::vector<float> gradient(50'000, 1.0F);
+    for (int step = 1; step <= 20; ++step) {
+      // Rank 0 alone sets the value before each step, and nobody waits for it.
+      std::vector<float> value(50'000, static_cast<float>(10 * step));
+      if (rank == 0) wait(client.assign(layer, bytes_of(value)));
+      wait(client.push_pull(layer, std::as_bytes(std::span(gradient)), bytes_of(value), 6));
+      EXPECT_EQ(value, std::vector<float>(50'000, static_cast<float>(10 * step - 1))) << "step " << step;
+    }
+  });
+}
+
+TEST(HostReduction, RefusesAnAggregatorThatNeedsEachGradient) {
+  TestCluster cluster(on_hosts("aabb"));
+  ASSERT_TRUE(cluster.connected());
+  Layer kept = vector_layer("kept", 100);
+  kept.stored = true;
+  const auto layer = cluster.add({kept});
+  cluster.each([&](std::size_t, Client& client) {
+    const Status status = client.set_rule(layer, {.aggregator = "median"});
+    EXPECT_EQ(status.code(), ErrorCode::invalid_argument);
+    EXPECT_TRUE(contains(status, "reduce_by_host=off")) << status.message();
+  });
+}
+
 TEST(HostReduction, TellsWhoHasLeftBeforeTheStep) {
   TestCluster cluster(on_hosts("aabb"));
   ASSERT_TRUE(cluster.connected());

@@ -12,6 +12,7 @@
 
 #include "cpp/client/cluster.h"
 #include "cpp/kernel/arrays.h"
+#include "plan/hosts.h"
 
 namespace poseidon::testing {
 
@@ -191,6 +192,16 @@ struct RandomJob {
     const bool in_turn = random() % 2 == 0;
     const auto place = in_turn ? static_cast<std::uint64_t>(rank) : static_cast<std::uint64_t>(rank) / 2;
     return shared.transport == Medium::shm ? "" : std::to_string(place % host_count);
+  }
+
+  /// The machines whose workers add up among themselves, by rank. Empty: none.
+  std::vector<std::uint32_t> hosts() const {
+    if (!shared.reduce_by_host || shared.aggregation == Aggregation::wide ||
+        shared.reduce_order == ReduceOrder::arrival || shared.assignment == Assignment::worker)
+      return {};
+    std::vector<std::string> names;
+    for (int rank = 0; rank < world_size; ++rank) names.push_back(host_of(rank));
+    return number_hosts(names);
   }
 
   /// Returns the options with which one rank connects. `own` has its rank, port and timeout.

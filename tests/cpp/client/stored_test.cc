@@ -33,6 +33,7 @@ class StoredJob {
     model.server_count = random() % 3 == 0 ? 1 + static_cast<int>(random() % 2) : 0;
     model.choose_modes();
     model.shared.assignment = Assignment::chunk;  // the other one keeps no values
+    const bool medians = model.shared.reduce_order == ReduceOrder::rank && seed % 3 == 0;
     const auto rules = update_rules();
     for (std::size_t i = 0; i < 4; ++i) {
       StoredLayer& stored = layers.emplace_back();
@@ -40,9 +41,10 @@ class StoredJob {
       stored.layer = vector_layer("layer " + std::to_string(i), 1 + random() % 30'000, dtype);
       stored.layer.stored = true;
       stored.rule = i == 0 ? UpdateRule() : rules[random() % rules.size()];
-      if (model.shared.reduce_order == ReduceOrder::rank && random() % 3 == 0) stored.rule.aggregator = "median";
+      if (medians && random() % 3 == 0) stored.rule.aggregator = "median";
       stored.layer.whole = stored.rule.kind != nullptr && stored.rule.kind->whole_layer;
       stored.initial = random_reals(random, dtype, stored.layer.element_count);
+      if (stored.rule.aggregator != kSumAggregator) model.shared.reduce_by_host = false;
     }
   }
 
@@ -61,16 +63,34 @@ class StoredJob {
   /// What the layer's aggregator makes of all gradients.
   Bytes mean_gradient(std::uint64_t step, std::size_t layer) const {
     std::vector<Bytes> all;
-    std::vector<const std::byte*> inputs;
     for (int rank = 0; rank < model.world_size; ++rank) all.push_back(gradient(step, layer, rank));
-    for (const Bytes& one : all) inputs.push_back(one.data());
     const Layer& about = layers[layer].layer;
     Bytes mean(about.size_bytes());
     if (const Aggregator* aggregator = find_aggregator(layers[layer].rule.aggregator); aggregator != nullptr)
-      kernel::aggregate(*aggregator, inputs, mean.data(), about.element_count, about.dtype, 1);
+      kernel::aggregate(*aggregator, pointers_to(all), mean.data(), about.element_count, about.dtype, 1);
     else
-      kernel::sum(inputs, mean.data(), about.element_count, about.dtype, divisor());
+      kernel::sum(pointers_to(sums_of_hosts(all, about)), mean.data(), about.element_count, about.dtype, divisor());
     return mean;
+  }
+
+  static std::vector<const std::byte*> pointers_to(const std::vector<Bytes>& arrays) {
+    std::vector<const std::byte*> pointers;
+    for (const Bytes& one : arrays) pointers.push_back(one.data());
+    return pointers;
+  }
+
+  /// What the servers add: the sums of machines in rank order, or all ranks' arrays.
+  std::vector<Bytes> sums_of_hosts(const std::vector<Bytes>& all, const Layer& layer) const {
+    const auto hosts = model.hosts();
+    if (hosts.empty()) return all;
+    std::vector<std::vector<Bytes>> parts(*std::ranges::max_element(hosts) + 1);
+    for (std::size_t rank = 0; rank < all.size(); ++rank) parts[hosts[rank]].push_back(all[rank]);
+    std::vector<Bytes> sums;
+    for (const auto& part : parts) {
+      Bytes& sum = sums.emplace_back(layer.size_bytes());
+      kernel::sum(pointers_to(part), sum.data(), layer.element_count, layer.dtype, 1);
+    }
+    return sums;
   }
 
   std::uint32_t divisor() const { return static_cast<std::uint32_t>(model.world_size); }

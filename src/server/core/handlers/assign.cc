@@ -6,8 +6,8 @@ namespace poseidon {
 
 Status ServerCore::Handlers::assign(ServerCore& core, Connection& from, const wire::Header& header,
                                     std::span<const std::byte> payload) {
-  const auto shard = core.values_of(from);
-  return shard.ok() ? shard.value()->assign(header, payload) : shard.status();
+  const auto shard = core.values_of(from, header);
+  return shard.ok() ? shard.value()->assign(from.job->inner(header), payload) : shard.status();
 }
 
 }  // namespace poseidon

@@ -6,8 +6,8 @@ namespace poseidon {
 
 Status ServerCore::Handlers::restore(ServerCore& core, Connection& from, const wire::Header& header,
                                      std::span<const std::byte> /*payload*/) {
-  const auto shard = core.values_of(from);
-  return shard.ok() ? shard.value()->restore(header, from) : shard.status();
+  const auto shard = core.values_of(from, header);
+  return shard.ok() ? shard.value()->restore(from.job->inner(header), from) : shard.status();
 }
 
 }  // namespace poseidon

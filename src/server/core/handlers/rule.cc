@@ -6,8 +6,8 @@ namespace poseidon {
 
 Status ServerCore::Handlers::rule(ServerCore& core, Connection& from, const wire::Header& header,
                                   std::span<const std::byte> payload) {
-  const auto shard = core.values_of(from);
-  return shard.ok() ? shard.value()->set_rule(header, payload) : shard.status();
+  const auto shard = core.values_of(from, header);
+  return shard.ok() ? shard.value()->set_rule(from.job->inner(header), payload) : shard.status();
 }
 
 }  // namespace poseidon

@@ -6,7 +6,7 @@ namespace poseidon {
 
 Status ServerCore::Handlers::units(ServerCore& /*core*/, Connection& from, const wire::Header& /*header*/,
                                    std::span<const std::byte> payload) {
-  return from.job->shard.describe_units(payload);
+  return from.job->shard_of_values().describe_units(payload);
 }
 
 }  // namespace poseidon
