@@ -91,7 +91,7 @@ class JobJoin {
     if (!hosts.ok()) return hosts.status();
     const auto reached = std::ranges::find_if_not(hosts.value(), is_loopback);
     Member mine;
-    mine.host_id = given_.host + host_id();
+    mine.host_id = given_.machine + host_id();
     mine.host_name = host_name();
     const auto loop = std::make_shared<Loop>("psd-client");
     auto parts = std::make_unique<GenerationParts>(transports_, given_.timeout);

@@ -100,7 +100,7 @@ Status SimulatedWorker::form(Generation& generation) {
   set_phase("connecting");
   Options options = cluster_.options;
   options.rank = slot_;
-  options.host = std::to_string(slot_ % cluster_.host_count);
+  options.machine = std::to_string(slot_ % cluster_.host_count);
   options.generation = generation_;
   const auto keep_waiting = [this] { return alive(); };
   WorkerTransports transports;

@@ -17,7 +17,7 @@ namespace {
 /// One rank for each letter, which names its machine.
 std::vector<Options> on_hosts(const std::string& hosts) {
   auto all = cluster_options(static_cast<int>(hosts.size()));
-  for (std::size_t rank = 0; rank < hosts.size(); ++rank) all[rank].host = hosts.substr(rank, 1);
+  for (std::size_t rank = 0; rank < hosts.size(); ++rank) all[rank].machine = hosts.substr(rank, 1);
   return all;
 }
 

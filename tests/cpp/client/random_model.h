@@ -208,7 +208,7 @@ struct RandomJob {
   Options options_of(const Options& own) const {
     Options options = with_place_of(own, shared);
     options.compute_threads = 1 + (own.rank + static_cast<int>(seed)) % 3;
-    options.host = host_of(own.rank);
+    options.machine = host_of(own.rank);
     return options;
   }
 
