@@ -30,13 +30,14 @@ from poseidon.torch.training.join_hook import ModelJoinHook
 from poseidon.torch.training.reducer import Reducer, logging_data
 from poseidon.torch.training.residual_state import keep_in_state_dict
 from poseidon.torch.training.trained_model import TrainedModel
+from poseidon.torch.training.weighted_model import WeightedModel
 
 _MIB = 1 << 20
 _set_compiler: Any = torch._C._dynamo.eval_frame.set_eval_frame
 _OF_THIS_PROCESS = ("_trained", "process_group", "device_mesh")  # not in copies and pickles
 
 
-class DistributedDataParallel(TorchDistributedDataParallel, ModelInsight):
+class DistributedDataParallel(TorchDistributedDataParallel, ModelInsight, WeightedModel):
     """Trains `module` synchronously on all workers of the job: after backward every `.grad` is the
     mean over the workers.
 
@@ -389,6 +390,8 @@ class DistributedDataParallel(TorchDistributedDataParallel, ModelInsight):
         except InvalidArgument as error:
             self._last_error = str(error)
             raise
+        if self.trained_model().weight.given and not is_all_reduce(hook):
+            raise InvalidArgument("set_weight was called, and a communication hook knows no weights: leave one out")
         if self._comm_hooks:
             raise InvalidArgument("register_comm_hook was called before, and a model has one hook: call it once")
         wire = wire_format_of(hook)

@@ -203,7 +203,7 @@ inline bool ServerCore::Job::is_whole() const {
 inline std::string ServerCore::Job::objection(const wire::Hello& hello) const {
   if (run != hello.run)
     return "this server serves another run of job '" + name.name +
-           "'; give one of the two another name (job), or wait " + "until the other has ended";
+           "'; give one of the two another name (--job NAME or POSEIDON_JOB), or wait until the other has ended";
   const std::string rank = "rank " + std::to_string(hello.rank);
   if ((hello.host ? hello.host->count : 0) != host_count)
     return rank + " counts other machines than the job's other ranks do";

@@ -122,7 +122,7 @@ void ServerCore::end_generation(std::unique_ptr<Job> job, const wire::Hello& nex
                                                  "been replaced by generation " + std::to_string(next.generation)
                                            : "another run" + of_job +
                                                  "replaced this one; give jobs that run at the same time "
-                                                 "different names (job)");
+                                                 "different names (--job NAME or POSEIDON_JOB)");
   for (Connection* connection : job->connections) {
     connection->left = true;
     connection->send_text(wire::Abort{why}.make(), [] {});

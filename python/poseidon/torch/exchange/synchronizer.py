@@ -95,6 +95,7 @@ class Synchronizer(InFlight):
         self.updates: list[UpdateOnServers] = []
         self.hooked: HookedTransfer | None = None  # what gradients go through instead of the exchange, after backward
         self.powersgd: PowerSGDHook | None = None  # what has chosen the layers of that scheme
+        self.aggregator = "sum"  # what servers make of the gradients
         self.static_graph = False  # all backward passes reach each parameter equally often
         self._fires: dict[SyncedParameter, int] | None = None  # so often
         self._settings = settings

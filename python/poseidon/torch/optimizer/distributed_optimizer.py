@@ -154,6 +154,9 @@ class DistributedOptimizer(OptimizerWrapper):
         if not here.recovers:
             assert here.control is not None
             check_same(here.control, f"{aggregator}\n{described(self._inner, _names(groups))}", "optimizer")
+        if aggregator != "sum" and self._model.trained_model().weight.given:
+            raise InvalidArgument(f"set_weight was called, and aggregator {aggregator} knows no weights: leave one out")
+        sync.aggregator = aggregator
         sync.store([entry for group in groups for entry in group])
         self._server = ServerUpdate(
             algorithm, groups, self.param_groups, shows_means=not ranks_drift(here.settings), aggregator=aggregator

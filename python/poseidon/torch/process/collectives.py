@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from poseidon.adapter.agreement import first_difference
+from poseidon.adapter.balance import balanced_rows
 from poseidon.errors import InvalidArgument, Mismatch
 from poseidon.torch.process.context import collective_control, world_size
 from poseidon.torch.process.context import rank as own_rank
@@ -45,6 +46,19 @@ _COMPARED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 _OPERATIONS = (*_ADDED, *_COMPARED)
 _PIECE_ELEMENTS = 1 << 20  # gathered from each rank at a time
 _NUMBER = struct.Struct("<Bqdd")  # kind, whole number, real part, imaginary part
+
+
+def balance_rows(rows: int, seconds: float) -> int:
+    """How many rows this rank should take, so that all ranks end their steps together. Collective.
+
+    This rank's last step computed `rows` rows in `seconds`, without waiting for others. The number of all ranks' rows
+    stays the same. See `DistributedDataParallel.set_weight`. Raises InvalidArgument for 0 rows or seconds.
+    """
+    control = collective_control("balance_rows")
+    if control is None:
+        return rows
+    told = control.one_hot([rows, round(seconds * 1e9)])
+    return balanced_rows([count for count, _ in told], [time_ns / 1e9 for _, time_ns in told])[own_rank()]
 
 
 def all_reduce(value: Value, op: str = "sum") -> Any:

@@ -24,6 +24,7 @@ from poseidon.torch.exchange.direct import make_transfer
 from poseidon.torch.exchange.powersgd_hook import SCHEME as POWERSGD
 from poseidon.torch.exchange.powersgd_hook import PowerSGDHook, is_open
 from poseidon.torch.exchange.synchronizer import BackwardRun, Synchronizer
+from poseidon.torch.exchange.weights import Weight, WeightedTransfer
 from poseidon.torch.model.changes import ChangeWatch
 from poseidon.torch.model.collect import check_wire, collect_parameters
 from poseidon.torch.model.description import describe
@@ -58,6 +59,7 @@ class TrainedModel:
         self.join: JoinedTraining | None = None
         self.last_joined: int | None = None  # whose model all took over at the end of the last join()
         self.sync: Synchronizer | None = None
+        self.weight = Weight()
         self.step_count = 0  # synchronizing backward passes so far
         self.same_graph = True  # whether all of them reached the same parameters
         self._first_fires: dict[SyncedParameter, int] | None = None  # of the first of them
@@ -117,8 +119,24 @@ class TrainedModel:
         check_same(here.control, describe(self.module, self.entries, options, self._ignored), "model")
         if init_sync:
             self.broadcast_state(0, buffers_too)
-        sync.connect(here.client, here.control, make_transfer(here.client, self.entries[0].param.device))
+        transfer = make_transfer(here.client, self.entries[0].param.device)
+        sync.connect(here.client, here.control, WeightedTransfer(transfer, self.weight))
         here.in_flight.add(sync)
+
+    def set_weight(self, weight: int) -> None:
+        """See DistributedDataParallel.set_weight."""
+        here, sync = self.context, self.sync
+        if sync is None or here.control is None:
+            return  # a mean over one worker
+        if here.recovers:
+            raise InvalidArgument("set_weight with on_failure=rejoin or shrink is not supported: leave one of them out")
+        if self.join is not None:
+            raise InvalidArgument("set_weight inside join() is not supported: give ranks without rows weight 0 instead")
+        if sync.hooked is not None:
+            raise InvalidArgument("the model has a communication hook, which knows no weights: leave one of them out")
+        if sync.aggregator != "sum":
+            raise InvalidArgument(f"aggregator {sync.aggregator} knows no weights: leave one of them out")
+        self.weight.set(weight, here.control, here.settings.world_size)
 
     def detach(self) -> None:
         """Takes its hooks from the parameters: backward passes are the module's own again."""
