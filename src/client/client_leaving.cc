@@ -12,8 +12,10 @@ namespace poseidon {
 
 namespace {
 
-/// Whether the exchange still needs what this peer has to contribute to all.
-bool lacks_part_of(const Exchange& exchange, std::size_t peer) {
+/// Whether the exchange still needs what this peer has to contribute to all. What comes through a gate may come after
+/// the peer's goodbye. If it does not come at all, the gate tells.
+bool lacks_part_of(const Exchange& exchange, const Links& links, std::size_t peer) {
+  if (!links.hosts.reaches(static_cast<std::uint32_t>(peer), links.rank)) return false;
   const Progress& progress = exchange.progress;
   const auto& parts = progress.inbox.parts;
   return progress.running && !progress.received && peer < parts.size() && !parts[peer].arrived;
@@ -42,8 +44,12 @@ void ClientImpl::said_goodbye(LinkState& link) {
 
 /// Fails if the unit's exchange needs what a peer that leaves will not send.
 void ClientImpl::check_parts_of_leavers(const UnitState& unit) {
+  const Exchange& exchange = unit.syncer.exchange();
+  const Links& links = connections_.links();
   for (const Departure& leaver : leavers_)
-    if (lacks_part_of(unit.syncer.exchange(), leaver.cause.index)) return fail(leaver.status, leaver.cause);
+    if (lacks_part_of(exchange, links, leaver.cause.index) ||
+        host_reduction::lacks_gradient(exchange, links, leaver.cause.index))
+      return fail(leaver.status, leaver.cause);
 }
 
 /// Whether an exchange waits for something that cannot come any more because this link has closed. A server's results
@@ -56,7 +62,7 @@ bool ClientImpl::needs(const LinkState& link) const {
     if (!progress.running || progress.received) continue;
     const Links& links = connections_.links();
     if (link.kind == LinkKind::peer) {
-      if (last && (lacks_part_of(exchange, link.index) || host_reduction::lacks(exchange, links, link.index)))
+      if (last && (lacks_part_of(exchange, links, link.index) || host_reduction::lacks(exchange, links, link.index)))
         return true;
       continue;
     }

@@ -147,6 +147,7 @@ Result<std::span<std::byte>> Syncer::accept(const wire::Header& header, bool len
       return unexpected(wire::kind_name(header.kind));
     return exchange_.protocol->accept(exchange_, header, lent, links_);
   }
+  if (header.kind == wire::Kind::local_result) return unexpected("a result of the next step");
   auto& inbox = early_.try_emplace(header.step).first->second;
   if (is_local(header)) return host_reduction::make_room(inbox, exchange_, header, links_);
   return peer_broadcast_of(header.kind).make_room(inbox, exchange_, header, links_);

@@ -113,7 +113,8 @@ std::size_t kept_count(const Layer& layer) {
 
 SchemeCost scheme_cost(Scheme scheme, std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster) {
   const SchemeTraits& traits = traits_of(scheme);
-  if (cluster.hosts.empty()) return traits.cost(rows, cols, factor_count, cluster);
+  // A worker's port carries as much with racks as without: only their uplinks carry less.
+  if (cluster.hosts.empty() || cluster.hosts_are_racks) return traits.cost(rows, cols, factor_count, cluster);
   Cluster machines = cluster;
   machines.hosts.clear();
   machines.worker_count = static_cast<int>(*std::ranges::max_element(cluster.hosts)) + 1;
@@ -124,6 +125,9 @@ SchemeCost scheme_cost(Scheme scheme, std::size_t rows, std::size_t cols, double
   SchemeCost cost = traits.cost(rows, cols, factor_count, traits.uses_peers ? machines : cluster);
   cost.worker *= workers_of_each;
   cost.server_and_worker *= workers_of_each;
+  if (!traits.uses_peers &&
+      cluster.worker_count > 1)  // of the servers, those of the same machine are not reached over its port
+    cost.server_and_worker *= (cluster.worker_count - workers_of_each) / (cluster.worker_count - 1.0);
   return cost;
 }
 

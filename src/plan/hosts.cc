@@ -4,7 +4,10 @@
 
 namespace poseidon {
 
-Hosts::Hosts(const Cluster& cluster) : host_of_(cluster.hosts), colocated_(cluster.placement == Placement::colocated) {
+Hosts::Hosts(const Cluster& cluster)
+    : host_of_(cluster.hosts),
+      over_network_(cluster.hosts_are_racks),
+      colocated_(cluster.placement == Placement::colocated) {
   for (std::uint32_t rank = 0; rank < host_of_.size(); ++rank) {
     ranks_.resize(std::max<std::size_t>(ranks_.size(), host_of_[rank] + std::size_t{1}));
     auto& ranks = ranks_[host_of_[rank]];
@@ -15,7 +18,11 @@ Hosts::Hosts(const Cluster& cluster) : host_of_(cluster.hosts), colocated_(clust
 }
 
 std::uint32_t Hosts::leader(std::uint32_t host, const Unit& unit, const Chunk& chunk) const {
-  return at(host, colocated_ ? places_[static_cast<std::size_t>(chunk.server)] : std::size_t{unit.id} + chunk.index);
+  if (colocated_) return at(host, places_[static_cast<std::size_t>(chunk.server)]);
+  // Units get new numbers when layers are renewed, and leaders keep what wire formats have rounded off.
+  std::size_t place = chunk.index;
+  for (const char c : unit.name) place = place * 31 + static_cast<unsigned char>(c);
+  return at(host, place);
 }
 
 std::vector<std::uint32_t> number_hosts(const std::vector<std::string>& names) {

@@ -12,7 +12,8 @@ namespace poseidon {
 
 /// The workers of one machine add up their gradients of a chunk among themselves. One of them, the chunk's leader,
 /// exchanges the sum with the chunk's server, and gives the result to the others. What peers send each other crosses
-/// the network once for each machine: to the sender's gate there, which passes it on.
+/// the network once for each machine: to the sender's gate there, which passes it on. Racks of machines with one worker
+/// each do the same (Parameter Hub §3.4).
 ///
 /// Pure: all ranks come to the same answers.
 class Hosts {
@@ -23,6 +24,8 @@ class Hosts {
   /// Whether workers of one machine add up their gradients among themselves.
   bool together() const { return !ranks_.empty(); }
   std::uint32_t count() const { return static_cast<std::uint32_t>(ranks_.size()); }
+  /// Whether what the workers of a machine send each other crosses a network, because it is a rack of machines.
+  bool over_network() const { return over_network_; }
   /// Whether all machines have as many workers.
   bool even() const { return even_; }
 
@@ -35,6 +38,10 @@ class Hosts {
   bool share_host(std::uint32_t one, std::uint32_t other) const { return host_of_[one] == host_of_[other]; }
   /// The leader of the chunk on a machine. If the chunk's server is a worker of that machine, it is that worker.
   std::uint32_t leader(std::uint32_t host, const Unit& unit, const Chunk& chunk) const;
+  /// Whether a rank sends to another what it sends to all, without a third. Also if workers are not together.
+  bool reaches(std::uint32_t from, std::uint32_t to) const {
+    return !together() || share_host(from, to) || gate(host_of(to), from) == to;
+  }
   /// Who receives on `host` what `rank`, of another machine, sends to all its workers.
   std::uint32_t gate(std::uint32_t host, std::uint32_t rank) const { return at(host, places_[rank]); }
 
@@ -44,6 +51,7 @@ class Hosts {
   std::vector<std::uint32_t> host_of_;             // by rank
   std::vector<std::uint32_t> places_;              // by rank
   std::vector<std::vector<std::uint32_t>> ranks_;  // by host
+  bool over_network_ = false;
   bool even_ = true;
   bool colocated_ = true;
 };

@@ -326,7 +326,10 @@ std::vector<std::string> plan_lines(const Plan& plan) {
                               (colocated ? " colocated shards" : " dedicated shards");
   std::string hosts;
   for (const std::uint32_t host : plan.cluster.hosts)
-    hosts += (hosts.empty() ? " on machines " : " ") + std::to_string(host);
+    hosts += (!hosts.empty()                 ? " "
+              : plan.cluster.hosts_are_racks ? " in racks "
+                                             : " on machines ") +
+             std::to_string(host);
   std::vector<std::string> lines;
   for (const Unit& unit : plan.units) {
     std::string line = "unit ";

@@ -268,6 +268,7 @@ Result<std::optional<Membership>> Gathering::join(const Roster& roster) {
     going_on |= entry.member.last_generation > 0;
     membership.members.push_back(std::move(entry.member));
   }
+  if (Status status = check_racks(membership.members); !status.ok()) return status;
   membership.joining = going_on && mine_.member.last_generation == 0;
   return std::optional(std::move(membership));
 }

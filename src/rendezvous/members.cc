@@ -1,5 +1,6 @@
 #include "rendezvous/members.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "rendezvous/gathering.h"
@@ -13,6 +14,21 @@ constexpr auto kQuickLook = std::chrono::milliseconds(0);
 constexpr std::uint32_t kOnlyGeneration = 1;  // with OnFailure::abort
 
 }  // namespace
+
+Status check_racks(const std::vector<Member>& members) {
+  for (std::size_t rank = 1; rank < members.size(); ++rank) {
+    const Member& member = members[rank];
+    if (member.rack.empty() != members[0].rack.empty())
+      return {ErrorCode::invalid_argument, "rank " + std::to_string(member.rack.empty() ? rank : 0) +
+                                               " has no rack and others have: give all workers one (rack), or none"};
+    const auto first = std::ranges::find(members, member.host_id, &Member::host_id);
+    if (first->rack != member.rack)
+      return {ErrorCode::invalid_argument, "ranks " + std::to_string(first - members.begin()) + " and " +
+                                               std::to_string(rank) + " are on one machine, but in racks " +
+                                               first->rack + " and " + member.rack};
+  }
+  return {};
+}
 
 Result<Membership> meet(Store& store, const Options& options, const Member& mine,
                         const std::function<bool()>& keep_waiting, std::uint32_t at_least) {

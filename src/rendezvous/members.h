@@ -20,6 +20,7 @@ struct Member {
   std::vector<std::string> server_shm_addresses;
   std::string peer_shm_address;
   std::string host_name{};  // for messages
+  std::string rack{};       // Options::rack
   // meet() fills in the following.
   int slot = 0;                       // the rank with which it was started
   std::uint32_t last_generation = 0;  // the last generation of which it was part; 0: it is new
@@ -34,6 +35,9 @@ struct Membership {
   std::string run{};            // equal for all members; each meeting makes another one
   std::string roster{};         // the text in the store; empty with OnFailure::abort
 };
+
+/// ErrorCode::invalid_argument: some members have no rack and others have, or those of one machine have different ones.
+Status check_racks(const std::vector<Member>& members);
 
 /// Publishes `mine`, waits for the others and returns who takes part: all ranks or, with OnFailure::shrink, those that
 /// came. The generation is at least `at_least`. Blocks up to options.timeout; for `keep_waiting` see Client::connect.

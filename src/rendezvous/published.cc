@@ -128,6 +128,7 @@ std::string to_text(const Entry& entry) {
                    {"last_generation", std::to_string(member.last_generation)},
                    {"host_id", member.host_id},
                    {"host_name", member.host_name},
+                   {"rack", member.rack},
                    {"server_addresses", joined(member.server_addresses)},
                    {"peer_address", member.peer_address},
                    {"server_shm_addresses", joined(member.server_shm_addresses)},
@@ -152,6 +153,7 @@ Entry parse_entry(std::string_view text) {
   member.last_generation = parse_generation(next("last_generation"));
   member.host_id = next("host_id");
   member.host_name = next("host_name");
+  member.rack = next("rack");
   member.server_addresses = split(next("server_addresses"));
   member.peer_address = next("peer_address");
   member.server_shm_addresses = split(next("server_shm_addresses"));

@@ -49,6 +49,7 @@ struct PeerInbox {
   std::vector<Part> parts;             // by rank; empty if the exchange awaits nothing of peers and nothing has come
   std::size_t accepted_count = 0;
   std::size_t arrived_count = 0;
+  std::uint64_t passed_on_bytes = 0;     // over a network
   std::vector<LocalChunk> local_chunks;  // by chunk; empty if none has parts
 };
 

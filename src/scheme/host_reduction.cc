@@ -30,8 +30,10 @@ LocalChunk& local_chunk(PeerInbox& inbox, const Exchange& exchange, const Links&
 
 void send_to_peer(Exchange& exchange, const Links& links, std::uint32_t rank, const wire::Header& header,
                   std::vector<std::span<const std::byte>> payload) {
-  Flow& flow = *links.peers[rank][exchange.priority.priority_class];
-  send_counted(exchange, links, flow, {FlightEvent::Party::peer, false}, header, std::move(payload));
+  Flow* const flow = links.peers[rank][exchange.priority.priority_class];
+  if (flow == nullptr) return;  // it has left, and needs nothing any more
+  send_counted(exchange, links, *flow, {FlightEvent::Party::peer, links.hosts.over_network()}, header,
+               std::move(payload));
 }
 
 /// How a sum is divided: partly here and then by the server.
@@ -52,6 +54,8 @@ Divisors divisors_of(const Exchange& exchange, const Links& links) {
 
 /// ErrorCode::mismatch: another worker's part does not fit this worker's.
 Status check_fit(const wire::Contribution& own, const wire::Contribution& part) {
+  if (own.excluded_from_mean || part.excluded_from_mean)
+    return {ErrorCode::mismatch, "a gradient is marked as late, which only stragglers=drop allows"};
   if (part.divisor == own.divisor) return {};
   return {ErrorCode::mismatch, "rank " + std::to_string(part.rank) + " divides by " + std::to_string(part.divisor) +
                                    ", but rank " + std::to_string(own.rank) + " by " + std::to_string(own.divisor)};
@@ -76,6 +80,7 @@ Result<Together> gather(Exchange& exchange, const Links& links, const Chunk& chu
     }
     if (Status status = check_fit(own, part.push); !status.ok()) return status;
     together.factor_count += part.push.factor_count;
+    if (links.hosts.over_network()) exchange.outcome.bytes_received += wire::kHeaderBytes + part.push.payload_bytes;
     if (part.push.absent || chunk.size_bytes == 0) continue;
     together.memory = part.buffer.span();
     together.inputs.push_back(part.buffer.data());
@@ -210,6 +215,18 @@ bool others_want_result(const Exchange& exchange, const Links& links, std::uint3
   return applies(exchange, links) && chunk < chunks.size() &&
          std::ranges::any_of(chunks[chunk].parts,
                              [](const LocalPart& part) { return part.arrived && part.push.wants_result; });
+}
+
+bool is_from_leader(const Exchange& exchange, const Links& links, const wire::Header& header) {
+  return leader_of(exchange, links, exchange.unit().chunks[header.chunk]) == header.rank;
+}
+
+bool lacks_gradient(const Exchange& exchange, const Links& links, std::size_t peer) {
+  const auto rank = static_cast<std::uint32_t>(peer);
+  return exchange.progress.running && applies(exchange, links) && links.hosts.share_host(rank, links.rank) &&
+         std::ranges::any_of(exchange.unit().chunks, [&](const Chunk& chunk) {
+           return leads(exchange, links, chunk) && !awaited_of(exchange, links, chunk, rank).empty();
+         });
 }
 
 bool lacks(const Exchange& exchange, const Links& links, std::size_t peer) {

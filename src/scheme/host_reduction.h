@@ -42,6 +42,11 @@ void pass_on(Exchange& exchange, const Links& links, const wire::Header& result,
 /// Whether other workers of this machine want the result of a chunk that this worker leads. Known once it is pushed.
 bool others_want_result(const Exchange& exchange, const Links& links, std::uint32_t chunk);
 
+/// Whether a local_result about a chunk of the unit is from the chunk's leader.
+bool is_from_leader(const Exchange& exchange, const Links& links, const wire::Header& header);
+
+/// Whether a peer's gradient of a chunk that this worker leads is missing in the running exchange.
+bool lacks_gradient(const Exchange& exchange, const Links& links, std::size_t peer);
 /// Whether parts of a peer, or a result from it, are missing in the running exchange.
 bool lacks(const Exchange& exchange, const Links& links, std::size_t peer);
 /// Text such as "the gradient of chunk 3 from rank 2" about the first that is missing; empty if nothing is.

@@ -154,6 +154,7 @@ void ParameterServer::start(Exchange& exchange, const Links& links) const {
   for (const Chunk& chunk : exchange.unit().chunks) {
     if (by_host) {
       host_reduction::contribute(exchange, links, chunk);
+      if (!exchange.progress.running) return;  // it has failed, and its memory may be gone
       continue;
     }
     header.chunk = chunk.index;
@@ -189,8 +190,10 @@ Status ParameterServer::check_awaited(const Exchange& exchange, const wire::Head
       exchange.push() == nullptr
           ? header.kind == wire::Kind::value && wire::Value::read(header).array == array_of(exchange.operation)
           : header.kind == result_kind(exchange, header, links) && header.step == exchange.step;
-  if (!progress.running || !expected || header.chunk >= progress.chunks.size() ||
-      progress.chunks[header.chunk] != ChunkArrival::awaited)
+  const bool awaited = progress.running && expected && header.chunk < progress.chunks.size() &&
+                       progress.chunks[header.chunk] == ChunkArrival::awaited;
+  const bool local = header.kind == wire::Kind::local_result;
+  if (!awaited || (local && !host_reduction::is_from_leader(exchange, links, header)))
     return Status(ErrorCode::mismatch, "an unexpected result: step " + std::to_string(header.step) + ", chunk " +
                                            std::to_string(header.chunk));
   return {};
@@ -236,7 +239,7 @@ void ParameterServer::take_answer(Exchange& exchange, const wire::Header& header
 
 Result<std::span<std::byte>> ParameterServer::accept(Exchange& exchange, const wire::Header& header, bool lent,
                                                      const Links& links) const {
-  if (header.kind == wire::Kind::local_push)
+  if (header.kind == wire::Kind::local_push && host_reduction::applies(exchange, links))
     return host_reduction::make_room(exchange.progress.inbox, exchange, header, links);
   if (Status status = check_result(exchange, header, links); !status.ok()) return status;
   Progress& progress = exchange.progress;
@@ -315,8 +318,9 @@ void ParameterServer::note_received(Exchange& exchange, const wire::Header& head
   const bool absent = Answer(header).absent;
   Progress& progress = exchange.progress;
   LayerStats& outcome = exchange.outcome;
-  if (header.kind != wire::Kind::local_result && !links.is_local(exchange.unit().chunks[header.chunk]))
-    outcome.bytes_received += wire::kHeaderBytes + header.payload_bytes;
+  const bool crossed = header.kind == wire::Kind::local_result ? links.hosts.over_network()
+                                                               : !links.is_local(exchange.unit().chunks[header.chunk]);
+  if (crossed) outcome.bytes_received += wire::kHeaderBytes + header.payload_bytes;
   progress.chunks[header.chunk] = ChunkArrival::received;
   take_answer(exchange, header);
   outcome.present = outcome.present || !absent;

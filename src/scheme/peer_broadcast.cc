@@ -16,17 +16,16 @@ std::size_t dense_bytes(const Unit& unit) {
   return array_bytes(unit.factor_dtype, unit.size_bytes / dtype_bytes(unit.dtype));
 }
 
-/// Whether a rank sends its part to another without a third.
-bool reaches_directly(const Links& links, std::uint32_t from, std::uint32_t to) {
+/// Whether what one worker sends another one crosses a network.
+bool crosses(const Links& links, std::uint32_t from, std::uint32_t to) {
   const Hosts& hosts = links.hosts;
-  return !hosts.together() || hosts.share_host(from, to) || hosts.gate(hosts.host_of(to), from) == to;
+  return !hosts.together() || hosts.over_network() || !hosts.share_host(from, to);
 }
 
 /// Counts what has come over the network.
 void count_received(Exchange& exchange, const Links& links, std::uint32_t rank, std::size_t payload_bytes) {
-  const Hosts& hosts = links.hosts;
   const bool crossed =
-      !hosts.together() || (!hosts.share_host(rank, links.rank) && reaches_directly(links, rank, links.rank));
+      links.hosts.over_network() || (crosses(links, rank, links.rank) && links.hosts.reaches(rank, links.rank));
   if (crossed) exchange.outcome.bytes_received += wire::kHeaderBytes + payload_bytes;
 }
 
@@ -72,9 +71,9 @@ void PeerBroadcast::send_part(Exchange& exchange, const Links& links, const wire
   // Every worker starts after its own rank, which spreads the senders over the receivers' ports.
   for (std::uint32_t i = 1; i < links.worker_count; ++i) {
     const std::uint32_t rank = (links.rank + i) % links.worker_count;
-    if (!reaches_directly(links, links.rank, rank)) continue;
+    if (!links.hosts.reaches(links.rank, rank)) continue;
     Flow& flow = *links.peers[rank][exchange.priority.priority_class];
-    const bool crosses_network = !links.hosts.together() || !links.hosts.share_host(links.rank, rank);
+    const bool crosses_network = crosses(links, links.rank, rank);
     send_counted(exchange, links, flow, {FlightEvent::Party::peer, crosses_network}, header, payload);
   }
   finish_if_complete(exchange, links);
@@ -172,17 +171,18 @@ Status PeerBroadcast::receive(Exchange& exchange, const wire::Header& header, st
 }
 
 /// Gives what has come from another machine to the other workers of this one.
-void PeerBroadcast::pass_on(const PeerInbox& inbox, Exchange& exchange, const wire::Header& header,
-                            const Links& links) {
+void PeerBroadcast::pass_on(PeerInbox& inbox, Exchange& exchange, const wire::Header& header, const Links& links) {
   const Hosts& hosts = links.hosts;
   if (!hosts.together() || hosts.share_host(header.rank, links.rank)) return;
-  if (!reaches_directly(links, header.rank, links.rank)) return;  // it has been passed on to this worker
+  if (!hosts.reaches(header.rank, links.rank)) return;  // it has been passed on to this worker
   std::vector<std::span<const std::byte>> payload;
   if (header.payload_bytes > 0) payload.push_back(inbox.parts[header.rank].buffer.span().first(header.payload_bytes));
   for (const std::uint32_t rank : hosts.ranks_of(hosts.host_of(links.rank))) {
-    if (rank == links.rank) continue;
+    Flow* const flow = rank == links.rank ? nullptr : links.peers[rank][exchange.priority.priority_class];
+    if (flow == nullptr) continue;  // this worker, or one that has left and needs nothing any more
+    if (hosts.over_network()) inbox.passed_on_bytes += wire::kHeaderBytes + header.payload_bytes;
     ++exchange.passed_on_pending;
-    links.peers[rank][exchange.priority.priority_class]->send(header, payload, [&exchange](const Status&) {
+    flow->send(header, payload, [&exchange](const Status&) {
       --exchange.passed_on_pending;
       exchange.complete_if_done();
     });
@@ -193,6 +193,7 @@ void PeerBroadcast::finish_if_complete(Exchange& exchange, const Links& links) c
   const PeerInbox& inbox = exchange.progress.inbox;
   if (inbox.arrived_count == links.worker_count) {
     exchange.progress.received = true;
+    exchange.outcome.bytes_sent += inbox.passed_on_bytes;
     std::uint64_t factor_count = 0;
     for (const Part& part : inbox.parts) {
       factor_count += part.factor_count;

@@ -44,7 +44,7 @@ class PeerBroadcast : public SchemeProtocol {
   /// Makes the result of the parts, all of which are here.
   virtual void finish(Exchange& exchange, const Links& links) const = 0;
 
-  static void pass_on(const PeerInbox& inbox, Exchange& exchange, const wire::Header& header, const Links& links);
+  static void pass_on(PeerInbox& inbox, Exchange& exchange, const wire::Header& header, const Links& links);
   void finish_if_complete(Exchange& exchange, const Links& links) const;
 
   const wire::Kind kind_;

@@ -24,6 +24,10 @@ namespace {
 constexpr std::size_t kShmFlowDescriptors = 3;  // a socket and one eventfd for each end
 constexpr const char* kOwnServer = "server";    // the embedded server's in-process address
 
+constexpr const char* kRacksUnused =
+    "the racks are not used: where machines have several workers, these add up by machine, and racks do not add up "
+    "again";
+
 /// Appends one transport's address to those of other transports (members.h).
 void append(std::string& addresses, const std::string& address) {
   addresses += (addresses.empty() ? "" : "|") + address;
@@ -92,6 +96,7 @@ class JobJoin {
     const auto reached = std::ranges::find_if_not(hosts.value(), is_loopback);
     Member mine;
     mine.host_id = given_.machine + host_id();
+    mine.rack = given_.rack;
     mine.host_name = host_name();
     const auto loop = std::make_shared<Loop>("psd-client");
     auto parts = std::make_unique<GenerationParts>(transports_, given_.timeout);
@@ -114,6 +119,8 @@ class JobJoin {
     const Seat seat{given_.rank, membership_ && membership_->joining};
     client_ = std::make_unique<ClientImpl>(options_, cluster(), seat, std::move(parts), loop, std::move(lobby));
     if (!membership_) return client_->fail_to_join(membership.status());
+    if (!cluster().hosts.empty() && !cluster().hosts_are_racks && !given_.rack.empty() && options_.rank == 0)
+      parts_->add_notice(kRacksUnused);
     if (ServerImpl* server = parts_->server())
       client_->set_server_report([server](JsonWriter& json, std::int64_t time_ns) { server->report(json, time_ns); });
     auto found = endpoints();
@@ -135,12 +142,18 @@ class JobJoin {
     cluster.worker_count = options_.world_size;
     cluster.placement = options_.servers.empty() ? Placement::colocated : Placement::dedicated;
     cluster.server_count = options_.servers.empty() ? options_.world_size : static_cast<int>(options_.servers.size());
-    if (reduces_by_host()) {
-      std::vector<std::string> names;
-      for (const Member& member : membership_->members) names.push_back(member.host_id);
-      cluster.hosts = number_hosts(names);
-    }
+    if (!reduces_by_host()) return cluster;
+    cluster.hosts = number_hosts(names_of(&Member::host_id));
+    if (!cluster.hosts.empty()) return cluster;
+    cluster.hosts = number_hosts(names_of(&Member::rack));
+    cluster.hosts_are_racks = !cluster.hosts.empty();
     return cluster;
+  }
+
+  std::vector<std::string> names_of(std::string Member::*name) const {
+    std::vector<std::string> names;
+    for (const Member& member : membership_->members) names.push_back(member.*name);
+    return names;
   }
 
   /// Late workers are left out one by one, and a worker that waits for nobody waits for no sum either. The baselines

@@ -170,6 +170,7 @@ struct OpenChunk {
   wire::Envelope about;
   std::int64_t started_ns = 0;
   std::vector<std::uint32_t> missing_ranks;
+  bool by_host = false;  // machines push it, and all ranks of a missing machine are missing
 };
 
 /// Bytes of the dense array that a push or factors message stands for; 0 when it does not say

@@ -120,7 +120,9 @@ struct ServerCore::Job {
         shard(first.worker_count, reduction, threads, budget),
         shard_of_hosts(first.host ? std::make_unique<Shard>(first.host->count, reduction, threads, std::move(budget))
                                   : nullptr),
-        host_count(first.host ? first.host->count : 0) {}
+        host_count(first.host ? first.host->count : 0) {
+    if (shard_of_hosts) shard_of_hosts->take_machines();
+  }
 
   /// Whether a worker with this hello ends the job. A worker of a later generation does. If `runs_follow`, a worker of
   /// another run does, too, when this run has lost workers so that it cannot go on.
@@ -138,6 +140,15 @@ struct ServerCore::Job {
     return message;
   }
   Shard& shard_of(const wire::Envelope& about) { return by_host(about) ? *shard_of_hosts : shard; }
+  /// Shard::may_receive. Where machines push, what workers push is little, and does not wait: a machine's push may have
+  /// to wait for it.
+  bool may_receive(const wire::Envelope& about) {
+    return (shard_of_hosts && !by_host(about)) || shard_of(about).may_receive(inner(about));
+  }
+  /// Whether others push the chunk the other way in this step: as workers instead of machines, or the reverse.
+  bool pushed_otherwise(const wire::Envelope& about) const {
+    return shard_of_hosts && (by_host(about) ? shard : *shard_of_hosts).has_open(about);
+  }
   /// The shard whose chunks have values.
   Shard& shard_of_values() { return shard_of_hosts ? *shard_of_hosts : shard; }
   /// The open chunks of both shards that began before the given time. All ranks of a missing machine are missing.
@@ -188,6 +199,7 @@ inline std::vector<OpenChunk> ServerCore::Job::open_chunks(std::int64_t started_
       if (one->host && std::ranges::find(chunk.missing_ranks, one->host->index) != chunk.missing_ranks.end())
         ranks.insert(one->rank);
     chunk.missing_ranks.assign(ranks.begin(), ranks.end());
+    chunk.by_host = true;
     open.push_back(std::move(chunk));
   }
   return open;

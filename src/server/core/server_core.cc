@@ -23,6 +23,14 @@ wire::Handling handling_of(const wire::Header& header) {
 
 bool is_contribution(const wire::Header& header) { return handling_of(header) == wire::Handling::exchanged; }
 
+Result<std::span<std::byte>> other_way() {
+  return Status(ErrorCode::refused,
+                "other ranks take another scheme for it in this step; give the layer the same scheme on all ranks");
+}
+
+// Machines are counted from 0 like ranks where their sums are added.
+constexpr const char* kOfMachines = "in the sums of machines, whose numbers stand for ranks here";
+
 std::string text_of_message(const wire::Header& header) {
   return "a " + std::string(wire::kind_name(header.kind)) + " of " + std::to_string(header.payload_bytes) +
          " bytes from rank " + std::to_string(header.rank);
@@ -173,7 +181,7 @@ bool ServerCore::may_receive(Flow& flow, const wire::Header& header) {
   Job* job = connection.job;
   const bool shards = is_contribution(header) && job != nullptr && !is_elsewhere(header) &&
                       (header.rank == connection.rank || speaks_for_host(connection, header));
-  if (!shards || job->shard_of(header).may_receive(job->inner(wire::Envelope(header)))) return true;
+  if (!shards || job->may_receive(header)) return true;
   connection.waiting = header;
   job->waiting.insert(&connection);
   return false;
@@ -182,8 +190,7 @@ bool ServerCore::may_receive(Flow& flow, const wire::Header& header) {
 /// Looks again at the waiting contributions of a job after a part of it has come or gone.
 void ServerCore::resume_waiting(Job& job) {
   std::erase_if(job.waiting, [&job](Connection* connection) {
-    const wire::Envelope& waiting = *connection->waiting;
-    if (!job.shard_of(waiting).may_receive(job.inner(waiting))) return false;
+    if (!job.may_receive(*connection->waiting)) return false;
     connection->waiting.reset();
     connection->flow().resume();
     return true;
@@ -214,8 +221,10 @@ Result<std::span<std::byte>> ServerCore::place_for(Flow& flow, const wire::Heade
   }
   Shard& shard = connection.job->shard;
   if (is_contribution(header) && !is_elsewhere(header)) {
-    const Job& job = *connection.job;
-    auto place = connection.job->shard_of(header).begin(wire::Contribution::read(job.inner(header)), connection);
+    Job& job = *connection.job;
+    auto place = job.pushed_otherwise(header)
+                     ? other_way()
+                     : job.shard_of(header).begin(wire::Contribution::read(job.inner(header)), connection);
     connection.in_shard = place.ok();
     resume_waiting(*connection.job);
     if (place.ok()) return place;
@@ -260,7 +269,7 @@ Status ServerCore::take(Flow& flow, const wire::Header& header, std::span<const 
   if (is_contribution(header)) {
     watch_port();
     if (Status status = contribute(connection, header, payload, std::move(release)); !status.ok())
-      connection.refuse(header, status);
+      connection.refuse(header, connection.job->by_host(header) ? status.with_context(kOfMachines) : status);
     else if (!connection.job->departed.empty() && !connection.job->by_host(header))
       refuse_if_departed(connection, header);
     resume_waiting(*connection.job);
@@ -319,6 +328,10 @@ Status ServerCore::contribute(Connection& connection, const wire::Header& header
   }
   Job& job = *connection.job;
   const auto contribution = wire::Contribution::read(job.inner(header));
+  if (!received && job.pushed_otherwise(header)) {
+    if (release) release();
+    return other_way().status();
+  }
   if (!received) return job.shard_of(header).add(contribution, connection, payload, std::move(release));
   job.shard_of(header).complete(contribution);
   return {};

@@ -75,12 +75,19 @@ void ServerCore::note(FlightEvent::Kind kind, const Connection& connection, cons
 }
 
 /// Returns those of the chunk's missing ranks from which nothing has come since then. A rank that still sends anything
-/// may be on a slow network. A rank whose part may not come yet waits for others.
+/// may be on a slow network. A rank whose part may not come yet waits for others. A machine is silent if all its ranks
+/// are, since any of them may be the one that pushes.
 std::vector<std::uint32_t> ServerCore::silent_ranks(const Job& job, const OpenChunk& chunk, std::int64_t since_ns) {
+  const auto lives = [since_ns](const Connection* connection) {
+    return connection->waiting || connection->last_progress_ns > since_ns;
+  };
+  std::set<std::uint32_t> live_hosts;
+  for (const Connection* connection : job.connections)
+    if (chunk.by_host && connection->host && lives(connection)) live_hosts.insert(connection->host->index);
   std::vector<std::uint32_t> silent = chunk.missing_ranks;
   std::erase_if(silent, [&](std::uint32_t rank) {
     return std::ranges::any_of(job.of_rank(rank), [&](const Connection* connection) {
-      return connection->waiting || connection->last_progress_ns > since_ns;
+      return chunk.by_host ? live_hosts.contains(connection->host->index) : lives(connection);
     });
   });
   return silent;
@@ -91,7 +98,8 @@ void ServerCore::tell_overdue(Job& job, const OpenChunk& chunk, const std::vecto
   for (const auto rank : silent) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
   const Status status(
       ErrorCode::timeout,
-      "waiting for the push of rank " + ranks + " since " + std::to_string((now_ns() - chunk.started_ns) / 1'000'000) +
+      std::string("waiting for the push of ") + (chunk.by_host ? "the machine of rank " : "rank ") + ranks + " since " +
+          std::to_string((now_ns() - chunk.started_ns) / 1'000'000) +
           " ms; the rank is stopped, far behind or disconnected: see its output, or raise POSEIDON_TIMEOUT");
   FlightEvent event;
   event.kind = FlightEvent::Kind::overdue;

@@ -43,6 +43,10 @@ class Shard {
   /// Sets what saves and restores the values that this shard stores. Call it before the first message.
   void set_checkpoint(std::unique_ptr<ShardCheckpoint> checkpoint) { checkpoint_ = std::move(checkpoint); }
 
+  /// Says that contributions are sums of machines, so that no aggregator can have each worker's own gradient. Call it
+  /// before the first message.
+  void take_machines() { takes_machines_ = true; }
+
   /// Sets whom steps wait for; by default they wait for all ranks. Call it before the first message. For `loop` and
   /// `on_notice` see PaceSurroundings.
   void set_pace(const wire::Pace& pace, Loop* loop, std::function<void(std::uint32_t, const std::string&)> on_notice);
@@ -78,6 +82,11 @@ class Shard {
   /// Forgets a requester that has left: what it contributed to unfinished chunks, and what it asked for.
   void drop(const Requester& from);
 
+  /// Whether a step of the chunk has begun and not ended.
+  bool has_open(const wire::Envelope& about) const {
+    const auto found = entries_.find(key_of(about));
+    return found != entries_.end() && found->second.state.started();
+  }
   /// Returns the open chunks that began before the given time.
   std::vector<OpenChunk> open_chunks(std::int64_t started_before_ns) const;
   /// Returns the ranks for which the chunk of a contribution waits. Empty if its step has ended.
@@ -152,8 +161,9 @@ class Shard {
   std::unique_ptr<ShardPace> pace_;
   std::unordered_map<std::uint64_t, Entry> entries_;  // by unit << 32 | chunk
   std::unordered_map<std::uint64_t, Rule> rules_;     // by rule_key
-  bool collects_ = false;                             // some rule has had an aggregator other than the sum
-  std::unique_ptr<ShardCheckpoint> checkpoint_;       // null: nothing is saved
+  bool takes_machines_ = false;
+  bool collects_ = false;                        // some rule has had an aggregator other than the sum
+  std::unique_ptr<ShardCheckpoint> checkpoint_;  // null: nothing is saved
 
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for what comes back from other threads
 };

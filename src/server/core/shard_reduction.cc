@@ -39,6 +39,9 @@ Result<const Aggregator*> Shard::aggregator_of(const UpdateRule& rule) const {
         "with consistency=ssp and async every rank's contribution is applied by itself, so there is nothing "
         "that the aggregator " +
         name + " could reduce; use consistency=bsp");
+  if (takes_machines_)
+    return refused("workers of one machine add their gradients up first, and the aggregator " + name +
+                   " needs each worker's own; give all workers reduce_by_host=off");
   if (reduction_.order == ReduceOrder::arrival)
     return refused("with reduce_order=arrival contributions are added as they come; the aggregator " + name +
                    " needs all of them, so use reduce_order=rank");

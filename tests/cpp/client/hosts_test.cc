@@ -3,10 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cpp/client/cluster.h"
@@ -65,6 +67,59 @@ TEST_P(BytesOfHosts, AreAQuarterWithFourWorkersOnEach) {
 
 INSTANTIATE_TEST_SUITE_P(Schemes, BytesOfHosts, ::testing::Values(Scheme::ps, Scheme::sfb));
 
+/// One rank for each letter, which names its rack. Each has a machine of its own.
+std::vector<Options> in_racks(const std::string& racks) {
+  auto all = cluster_options(static_cast<int>(racks.size()));
+  for (std::size_t rank = 0; rank < racks.size(); ++rank) {
+    all[rank].machine = std::to_string(rank);
+    if (racks[rank] != ' ') all[rank].rack = racks.substr(rank, 1);
+  }
+  return all;
+}
+
+TEST(Racks, AddUpAndCountTheBytesOfTheirOwnNetwork) {
+  constexpr std::size_t kSide = 512;
+  for (const Scheme scheme : {Scheme::ps, Scheme::sfb}) {
+    const auto bytes_in = [&](const std::string& racks) {
+      TestCluster cluster(in_racks(racks));
+      EXPECT_TRUE(cluster.connected());
+      EXPECT_EQ(cluster.clients.front()->cluster().hosts_are_racks, racks != "        ");
+      const auto layer = cluster.add({matrix_layer("layer", kSide, kSide, scheme)});
+      return static_cast<double>(bytes_of_step(cluster, layer, kSide * kSide, scheme == Scheme::sfb));
+    };
+    // Workers send as much as without racks. Their pushes cross the uplinks once for each rack, and not for each
+    // worker.
+    const double sent = bytes_in("aaaabbbb") / bytes_in("        ");
+    EXPECT_NEAR(sent, scheme == Scheme::sfb ? 1.0 : (0.75 + 0.125 + 0.75) / 0.875, 0.02);
+  }
+}
+
+TEST(Racks, ThatContradictEachOtherAreToldInOneSentence) {
+  const auto why_not = [](std::vector<Options> all) {
+    std::string message;
+    run_ranks(static_cast<int>(all.size()), [&](int rank) {
+      auto client = Client::connect(all[static_cast<std::size_t>(rank)], nullptr, always);
+      EXPECT_FALSE(client.ok());
+      if (rank == 0) EXPECT_EQ(client.status().code(), ErrorCode::invalid_argument);
+      if (rank == 0) message = client.status().message();
+    });
+    return message;
+  };
+  auto on_one_machine = in_racks("aab");
+  on_one_machine[2].machine = on_one_machine[1].machine;
+  EXPECT_NE(why_not(on_one_machine).find("ranks 1 and 2 are on one machine, but in racks a and b"), std::string::npos);
+  EXPECT_NE(why_not(in_racks("aa b")).find("rank 2 has no rack"), std::string::npos);
+}
+
+TEST(Racks, OfOneWorkerAndOfUnequalSizesWork) {
+  for (const std::string racks : {"aab", "abb", "aaabbc"}) {
+    TestCluster cluster(in_racks(racks));
+    ASSERT_TRUE(cluster.connected()) << racks;
+    const auto layer = cluster.add({matrix_layer("layer", 64, 64, Scheme::ps)});
+    bytes_of_step(cluster, layer, 64 * 64, false);
+  }
+}
+
 TEST(HostReduction, DividesLikeOneSumWhateverTheMachines) {
   for (const std::string hosts : {"aabb", "abab", "aaab", "aabbc", "abacab"}) {
     TestCluster cluster(on_hosts(hosts));
@@ -90,13 +145,16 @@ TEST(HostReduction, DividesLikeOneSumWhateverTheMachines) {
 }
 
 TEST(HostReduction, TellsAWorkerOfTheSameMachineThatItHasAnotherDivisor) {
-  TestCluster cluster(on_hosts("aabb"));
+  auto all = on_hosts("aabb");
+  for (auto& options : all) options.chunk_bytes = 4096;
+  TestCluster cluster(all);
   ASSERT_TRUE(cluster.connected());
-  const auto layer = cluster.add({vector_layer("layer", 1000)});
+  const auto layer = cluster.add({vector_layer("layer", 100'000)});
   cluster.each([&](std::size_t rank, Client& client) {
-    std::vector<float> gradient(1000, 1.0F);
-    ASSERT_TRUE(client.start(layer, bytes_of(gradient), rank == 1 ? 2 : 4).ok());
-    const Status status = client.wait(layer, always);
+    std::vector<float> gradient(100'000, 1.0F);
+    if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the other's parts come early
+    const Status started = client.start(layer, bytes_of(gradient), rank == 1 ? 2 : 4);
+    const Status status = started.ok() ? client.wait(layer, always) : started;
     EXPECT_EQ(status.code(), ErrorCode::mismatch) << status.message();
     EXPECT_TRUE(contains(status, "divides by")) << status.message();
   });
@@ -172,6 +230,46 @@ TEST(HostReduction, RefusesAnAggregatorThatNeedsEachGradient) {
   });
 }
 
+TEST(HostReduction, EndsWhenAllLeaveRightAfterTheLastStep) {
+  for (int round = 0; round < 10; ++round) {
+    TestCluster cluster(on_hosts("aabb"));
+    ASSERT_TRUE(cluster.connected());
+    const auto first = cluster.add({matrix_layer("factors", 400, 400, Scheme::sfb), vector_layer("dense", 50'000)});
+    cluster.each([&](std::size_t rank, Client& client) {
+      std::vector<float> product(400 * 400);
+      std::vector<float> dense(50'000, 1.0F);
+      const std::vector<float> left(400 * 8, 1.0F);
+      const FactorRows rows{reinterpret_cast<const std::byte*>(left.data()),
+                            reinterpret_cast<const std::byte*>(left.data()), 8};
+      if (static_cast<int>(rank) == round % 4) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      ASSERT_TRUE(client.start(first + 1, bytes_of(dense), 4).ok());
+      ASSERT_TRUE(client.start_factors(first, DType::float32, {rows}, bytes_of(product), 1, false).ok());
+      const Status status = client.wait_all(always);
+      EXPECT_TRUE(status.ok()) << status.message();
+      EXPECT_EQ(product.back(), 32.0F);
+      client.shutdown();
+    });
+  }
+}
+
+TEST(HostReduction, TellsAtOnceThatALeaverLacksAPart) {
+  TestCluster cluster(on_hosts("aabb"));
+  ASSERT_TRUE(cluster.connected());
+  const auto first = cluster.add({vector_layer("first", 100'000), vector_layer("second", 100'000)});
+  cluster.each([&](std::size_t rank, Client& client) {
+    std::vector<float> gradient(100'000, 1.0F);
+    std::vector<float> other(100'000, 1.0F);
+    if (rank == 1) {  // it takes part in the second layer alone, and leaves
+      ASSERT_TRUE(client.start(first + 1, bytes_of(gradient), 4).ok());
+      return client.shutdown();
+    }
+    const Status started = client.start(first, bytes_of(gradient), 4);
+    const Status status = started.ok() ? client.wait(first, always) : started;
+    EXPECT_EQ(status.code(), ErrorCode::peer_lost) << status.message();
+    EXPECT_TRUE(contains(status, "rank 1")) << status.message();
+  });
+}
+
 TEST(HostReduction, TellsWhoHasLeftBeforeTheStep) {
   TestCluster cluster(on_hosts("aabb"));
   ASSERT_TRUE(cluster.connected());
@@ -179,8 +277,8 @@ TEST(HostReduction, TellsWhoHasLeftBeforeTheStep) {
   cluster.each([&](std::size_t rank, Client& client) {
     if (rank == 1) return client.shutdown();
     std::vector<float> gradient(100'000, 1.0F);
-    ASSERT_TRUE(client.start(layer, bytes_of(gradient), 4).ok());
-    const Status status = client.wait(layer, always);
+    const Status started = client.start(layer, bytes_of(gradient), 4);
+    const Status status = started.ok() ? client.wait(layer, always) : started;
     EXPECT_EQ(status.code(), ErrorCode::peer_lost) << status.message();
     EXPECT_TRUE(contains(status, "rank 1")) << status.message();
   });

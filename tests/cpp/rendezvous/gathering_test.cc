@@ -439,7 +439,8 @@ TEST(Published, ARosterThatIsNoneIsEmpty) {
 }
 
 TEST(Published, AnEntryIsReadAsItWasWritten) {
-  const Entry entry{9, "nonce", "facts", {"host id", {"a:1", "a:2"}, "a:3", {"b"}, "c", "node-1", 5, 4'000'000'000}};
+  const Entry entry{
+      9, "nonce", "facts", {"host id", {"a:1", "a:2"}, "a:3", {"b"}, "c", "node-1", "rack-1", 5, 4'000'000'000}};
   const Entry read = parse_entry(to_text(entry, shared_facts(Options())));
   EXPECT_EQ(read.generation, 9u);
   EXPECT_EQ(read.nonce, "nonce");
