@@ -29,7 +29,7 @@ class PoseidonEngine(Engine):
         job = self._job
         settings = settings_on(
             job.places[self._rank],
-            job.method.options,
+            {**job.places[self._rank].options, **job.method.options},
             rank=self._rank,
             world_size=len(job.places),
             local_rank=self._rank,

@@ -29,11 +29,13 @@ _FORK = multiprocessing.get_context("fork")
 
 @dataclass(frozen=True)
 class Place:
-    """A host's network namespace (None for this one), and the addresses and interfaces of its ports."""
+    """A host's network namespace (None for this one), the addresses and interfaces of its ports, and its rack, if there
+    are several."""
 
     namespace: str | None
     addresses: tuple[str, ...]
     interfaces: tuple[str, ...]
+    rack: str | None = None
 
     @property
     def address(self) -> str:
@@ -45,13 +47,24 @@ class Place:
         """That of the first port."""
         return self.interfaces[0]
 
+    @property
+    def options(self) -> dict[str, str]:
+        """What a worker here tells Poseidon of its place."""
+        return {} if self.rack is None else {"rack": self.rack}
+
 
 LOOPBACK = Place(None, ("127.0.0.1",), ("lo",))
 
 
 def places_of(testbed: Testbed) -> list[Place]:
     """Returns the hosts of a testbed that is up."""
-    return [Place(host.namespace, host.addresses, host.devices) for host in testbed.hosts]
+    layout = testbed.layout
+    return [
+        Place(
+            host.namespace, host.addresses, host.devices, f"rack-{layout.rack_of(index)}" if layout.racks > 1 else None
+        )
+        for index, host in enumerate(testbed.hosts)
+    ]
 
 
 @contextmanager

@@ -134,7 +134,7 @@ def train(
     switches: SwitchesOption = Switches.ignore,
     congestion: CongestionOption = RENO,
     queue_ms: QueueOption = None,
-    racks: Annotated[int, typer.Option(min=1, help="Racks that the hosts are spread over.")] = 1,
+    racks: Annotated[int, typer.Option(min=1, help="Racks that the hosts are spread over, and the workers told.")] = 1,
     oversubscription: Annotated[
         float, typer.Option(min=1, help="What a rack's hosts could send over what its uplink carries.")
     ] = 1.0,

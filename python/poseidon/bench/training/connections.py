@@ -169,7 +169,7 @@ class HostConnections:
         return Trainer(module, optimizer)
 
     def _join_poseidon(self, method: Method, master_port: int) -> None:
-        options = {**self._options, **method.options}
+        options = {**self._places[self._rank].options, **self._options, **method.options}
         if self._joined == options:
             return
         self._leave_poseidon()
