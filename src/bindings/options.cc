@@ -117,6 +117,7 @@ nb::dict host() { return of("host"); }
 nb::dict path() { return of("path"); }
 nb::dict path_or_off() { return of("path_or_off"); }
 nb::dict job_name() { return of("job_name"); }
+nb::dict label() { return of("label"); }
 nb::dict list() { return of("list"); }
 nb::dict addresses() { return of("addresses"); }
 nb::dict code_points() { return of("code_points"); }

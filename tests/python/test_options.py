@@ -307,6 +307,7 @@ SOME_VALUE = {
     "path": "/somewhere",
     "path_or_off": "/somewhere",
     "job_name": "night",
+    "label": "b12",
     "list": ["eth0", "eth1"],
     "addresses": ["h:1"],
     "code_points": ["34", "10", "0"],

@@ -184,6 +184,11 @@ KINDS = {
         "1 to 64 letters, digits, '.', '_' or '-'",
         lambda value: re.fullmatch(r"[\w.-]{1,64}", value) is not None,
     ),
+    "label": _text(
+        "TEXT",
+        "up to 64 letters, digits, '.', '_' or '-'",
+        lambda value: re.fullmatch(r"[\w.-]{0,64}", value) is not None,
+    ),
     "list": _list("a list of addresses or devices separated by commas", bool),
     "addresses": _list("a list of host:port separated by commas", _is_address),
     "code_points": _list(
