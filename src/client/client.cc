@@ -74,9 +74,7 @@ Status ClientImpl::link(Endpoints endpoints, const std::function<bool()>& keep_w
   check.dtype = DType::int64;
   check.element_count = static_cast<std::size_t>(options_.world_size);
   check.scheme = Scheme::ps;
-  // Transient: a worker of this machine that has connected first must not send this rank its part before the layer is
-  // here.
-  auto added = add_layers({check}, true, keep_waiting);
+  auto added = add_layers({check}, false, keep_waiting);
   if (!added.ok()) return added.status();
   // In a large job this rank is not connected to all others, so they may still need the store that ends when rank 0 has
   // linked.

@@ -26,7 +26,9 @@ Syncer::Syncer(const Unit& unit, const Layer& first_layer, bool transient, const
   exchange_.about.unit = &unit;
   exchange_.about.transient = transient;
   exchange_.about.stored = first_layer.stored;
-  exchange_.about.by_host = !transient && links.hosts.together();
+  // Integers are few. And the check of plans is of integers: another worker of this machine may send its part before
+  // the layer is here, which a server can take and this worker could not.
+  exchange_.about.by_host = !transient && dtype_is_floating(unit.dtype) && links.hosts.together();
   if (!unit.grouped()) {
     exchange_.about.layer = &layer_;
     exchange_.about.rows = layer_.rows;
