@@ -56,11 +56,11 @@ void ClientImpl::check_parts_of_leavers(const UnitState& unit) {
 /// come over the connection of their pushes. A peer's factors may come over any of its connections.
 bool ClientImpl::needs(const LinkState& link) const {
   const bool last = connections_.is_last(link);
+  const Links& links = connections_.links();
   for (const auto& [id, unit] : units_by_id_) {
     const Exchange& exchange = unit->syncer.exchange();
     const Progress& progress = exchange.progress;
     if (!progress.running || progress.received) continue;
-    const Links& links = connections_.links();
     if (link.kind == LinkKind::peer) {
       if (last && (lacks_part_of(exchange, links, link.index) || host_reduction::lacks(exchange, links, link.index)))
         return true;

@@ -1,6 +1,8 @@
 #include "plan/hosts.h"
 
 #include <algorithm>
+#include <map>
+#include <string_view>
 
 namespace poseidon {
 
@@ -26,13 +28,10 @@ std::uint32_t Hosts::leader(std::uint32_t host, const Unit& unit, const Chunk& c
 }
 
 std::vector<std::uint32_t> number_hosts(const std::vector<std::string>& names) {
-  std::vector<std::string> known;
+  std::map<std::string_view, std::uint32_t> known;
   std::vector<std::uint32_t> hosts;
-  for (const std::string& name : names) {
-    const auto found = std::ranges::find(known, name);
-    hosts.push_back(static_cast<std::uint32_t>(found - known.begin()));
-    if (found == known.end()) known.push_back(name);
-  }
+  for (const std::string& name : names)
+    hosts.push_back(known.emplace(name, static_cast<std::uint32_t>(known.size())).first->second);
   if (known.size() <= 1 || known.size() == names.size()) hosts.clear();
   return hosts;
 }

@@ -1,7 +1,8 @@
 #include "rendezvous/members.h"
 
-#include <algorithm>
 #include <chrono>
+#include <map>
+#include <string_view>
 
 #include "rendezvous/gathering.h"
 #include "rendezvous/published.h"
@@ -16,16 +17,17 @@ constexpr std::uint32_t kOnlyGeneration = 1;  // with OnFailure::abort
 }  // namespace
 
 Status check_racks(const std::vector<Member>& members) {
-  for (std::size_t rank = 1; rank < members.size(); ++rank) {
+  std::map<std::string_view, std::size_t> first_on;  // by machine: its first rank
+  for (std::size_t rank = 0; rank < members.size(); ++rank) {
     const Member& member = members[rank];
     if (member.rack.empty() != members[0].rack.empty())
       return {ErrorCode::invalid_argument, "rank " + std::to_string(member.rack.empty() ? rank : 0) +
                                                " has no rack and others have: give all workers one (rack), or none"};
-    const auto first = std::ranges::find(members, member.host_id, &Member::host_id);
-    if (first->rack != member.rack)
-      return {ErrorCode::invalid_argument, "ranks " + std::to_string(first - members.begin()) + " and " +
-                                               std::to_string(rank) + " are on one machine, but in racks " +
-                                               first->rack + " and " + member.rack};
+    const std::size_t first = first_on.emplace(member.host_id, rank).first->second;
+    if (members[first].rack != member.rack)
+      return {ErrorCode::invalid_argument, "ranks " + std::to_string(first) + " and " + std::to_string(rank) +
+                                               " are on one machine, but in racks " + members[first].rack + " and " +
+                                               member.rack};
   }
   return {};
 }

@@ -30,17 +30,20 @@ std::vector<std::span<const std::byte>> chunk_payload(const Exchange& exchange, 
   return payload;
 }
 
+void copy_pieces(const std::vector<std::span<const std::byte>>& pieces, std::byte* out) {
+  for (const auto& piece : pieces) {
+    std::memcpy(out, piece.data(), piece.size());
+    out += piece.size();
+  }
+}
+
 std::span<const std::byte> in_one_piece(Exchange& exchange, const std::vector<std::span<const std::byte>>& pieces,
                                         const Links& links) {
   if (pieces.size() == 1) return pieces.front();
   std::size_t size_bytes = 0;
   for (const auto& piece : pieces) size_bytes += piece.size();
   const std::span<std::byte> out = exchange.progress.converted.emplace_back(links.pool->take(size_bytes)).span();
-  std::size_t filled_bytes = 0;
-  for (const auto& piece : pieces) {
-    std::memcpy(out.data() + filled_bytes, piece.data(), piece.size());
-    filled_bytes += piece.size();
-  }
+  copy_pieces(pieces, out.data());
   return out;
 }
 

@@ -12,6 +12,9 @@ namespace poseidon {
 /// sends nothing.
 std::vector<std::span<const std::byte>> chunk_payload(const Exchange& exchange, const Chunk& chunk);
 
+/// Copies the pieces one after the other. `out` has room for all.
+void copy_pieces(const std::vector<std::span<const std::byte>>& pieces, std::byte* out);
+
 /// Returns the pieces as one. Several are copied to memory that stays until the exchange ends. There is at least one.
 std::span<const std::byte> in_one_piece(Exchange& exchange, const std::vector<std::span<const std::byte>>& pieces,
                                         const Links& links);

@@ -1,8 +1,7 @@
 #include "scheme/conversion.h"
 
-#include <cstring>
-
 #include "kernel/kernel.h"
+#include "scheme/chunk_payload.h"
 
 namespace poseidon {
 
@@ -51,11 +50,7 @@ std::span<const std::byte> encode_chunk(Exchange& exchange, const Chunk& chunk,
     return out;
   }
   Buffer together = links.pool->take(chunk.size_bytes);
-  std::size_t filled_bytes = 0;
-  for (const auto& piece : pieces) {
-    std::memcpy(together.data() + filled_bytes, piece.data(), piece.size());
-    filled_bytes += piece.size();
-  }
+  copy_pieces(pieces, together.data());
   encode_values(exchange, chunk, together.data(), out.data());
   links.pool->give_back(std::move(together));
   return out;

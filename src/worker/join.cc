@@ -117,9 +117,10 @@ class JobJoin {
     }
     if (!has_secret_ && reached != hosts.value().end() && options_.rank == 0) parts->add_notice(open_to_all(*reached));
     const Seat seat{given_.rank, membership_ && membership_->joining};
-    client_ = std::make_unique<ClientImpl>(options_, cluster(), seat, std::move(parts), loop, std::move(lobby));
+    const Cluster made_of = cluster();
+    client_ = std::make_unique<ClientImpl>(options_, made_of, seat, std::move(parts), loop, std::move(lobby));
     if (!membership_) return client_->fail_to_join(membership.status());
-    if (!cluster().hosts.empty() && !cluster().hosts_are_racks && !given_.rack.empty() && options_.rank == 0)
+    if (!made_of.hosts.empty() && !made_of.hosts_are_racks && !given_.rack.empty() && options_.rank == 0)
       parts_->add_notice(kRacksUnused);
     if (ServerImpl* server = parts_->server())
       client_->set_server_report([server](JsonWriter& json, std::int64_t time_ns) { server->report(json, time_ns); });
