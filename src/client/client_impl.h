@@ -18,6 +18,7 @@
 #include "client/failure_report.h"
 #include "client/lobby.h"
 #include "client/notices.h"
+#include "client/right_of_way.h"
 #include "client/steps.h"
 #include "client/unit_announcer.h"
 #include "client/unit_state.h"
@@ -127,6 +128,12 @@ class ClientImpl final : public Client, private Receiver {
   void tell(const Vigil::Finding& finding);
   void give_up_unreachable();
 
+  // Loop side: what is less urgent waits on the servers (client_right_of_way.cc).
+  void note_payload(const LinkState& link, bool begins);
+  void look_at_way();
+  void watch_way();
+  void tell_to_hold(std::chrono::microseconds time);
+
   // Loop side: exchanges, messages and failures (client_loop.cc).
   void connect_servers(const Plan& plan);
   void add_units(const std::shared_ptr<const Plan>& plan, bool transient);
@@ -174,6 +181,8 @@ class ClientImpl final : public Client, private Receiver {
   Vigil vigil_;
   int told_count_ = 0;  // findings of the vigil
   bool beats_ = false;  // whether the last call of keep_vigil() has sent heartbeats
+  RightOfWay right_of_way_;
+  bool watches_way_ = false;
   UnitAnnouncer announcer_;
   bool leaving_ = false;  // nothing starts here any more
   bool closing_ = false;

@@ -98,6 +98,7 @@ Result<std::span<std::byte>> ClientImpl::accept(Flow& flow, const wire::Header& 
     link.in_payload = true;
     link.receiving = header;
     link.received_bytes = 0;
+    note_payload(link, true);
   }
   auto place = guard_memory([&] { return place_for(link, header, lent); },
                             [&header] { return "a payload of " + bytes_text(header.payload_bytes); });
@@ -133,7 +134,7 @@ Result<std::span<std::byte>> ClientImpl::place_for(LinkState& link, const wire::
 void ClientImpl::on_progress(Flow& flow, const wire::Header&, std::size_t received_bytes) {
   LinkState& link = flow.context<LinkState>();
   connections_.heard(link);
-  link.received_bytes = received_bytes;
+  right_of_way_.arrived(received_bytes - std::exchange(link.received_bytes, received_bytes), link.last_progress_ns);
 }
 
 Status ClientImpl::reject(const LinkState& link, const Status& status) {
@@ -146,7 +147,10 @@ Status ClientImpl::on_message(Flow& flow, const wire::Header& header, std::span<
                               std::function<void()> release) {
   LinkState& link = flow.context<LinkState>();
   note_arrival(link, header);
-  link.in_payload = false;
+  if (std::exchange(link.in_payload, false)) {
+    right_of_way_.arrived(header.payload_bytes - link.received_bytes, link.last_sign_ns);
+    note_payload(link, false);
+  }
   if (!only_shows_life(header))
     connections_.note(FlightEvent::Kind::message, link, wire::kind_name(header.kind), &header);
   Status status = guard_memory([&] { return take(link, header, payload); },
@@ -199,6 +203,7 @@ bool ClientImpl::belongs(const LinkState& link, const Chunk& chunk) const {
 void ClientImpl::on_closed(Flow& flow, const Status& status) {
   const auto node = connections_.remove(flow);
   const LinkState& link = node.mapped();
+  if (link.in_payload) note_payload(link, false);
   if (closing_) return steps_.set_closed(connections_.empty());
   if (!link.known()) return;  // the process at the other end has not identified itself
   if (link.left) {

@@ -404,6 +404,16 @@ std::vector<std::int64_t> Connections::signs_of_life() const {
   return signs_ns;
 }
 
+void Connections::tell_servers(const wire::Header& message) {
+  for (std::size_t server = 0; server < links_.servers.size(); ++server) {
+    if (links_.server_is_local[server]) continue;
+    visit(LinkKind::server, server, [&](const LinkState& link) {
+      if (link.greeted && !link.left && link.lane % links_.lanes_per_core() == 0)
+        link.flow->send(message, {}, [](const Status&) {});
+    });
+  }
+}
+
 Flow::Answer Connections::answer_of(std::size_t rank) const {
   std::optional<Flow::Answer> least;
   visit(rank, [&least](const LinkState& link) {

@@ -158,6 +158,8 @@ class Connections {
   }
   /// Sends a heartbeat to each neighbour, over the connection of the first class.
   void beat();
+  /// Sends a message without payload to each core of the servers in other processes, over a connection of class 0.
+  void tell_servers(const wire::Header& message);
   /// When each rank's process last gave a sign of life, over whatever connection. 0: ranks that are no neighbours, or
   /// leave.
   std::vector<std::int64_t> signs_of_life() const;

@@ -127,6 +127,10 @@ class Flow {
   /// limit.
   virtual void limit_rate(std::uint64_t /*bytes_per_second*/) {}
 
+  /// Sends nothing for this time, or goes on at once if it is zero. What the system has taken already still leaves.
+  /// close() ends it. Transports that use no network do nothing.
+  virtual void hold(std::chrono::microseconds /*time*/) {}
+
   /// Which secret both ends have proved to know (wire::Key::name). Empty if they have none.
   const std::string& key_id() const { return key_id_; }
   /// Only the transport calls it, before it hands the flow out.

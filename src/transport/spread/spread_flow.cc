@@ -144,6 +144,10 @@ void SpreadFlow::limit_rate(std::uint64_t bytes_per_second) {
   on_far([bytes_per_second](FarEnd& far) { far.flow().limit_rate(bytes_per_second); });
 }
 
+void SpreadFlow::hold(std::chrono::microseconds time) {
+  on_far([time](FarEnd& far) { far.flow().hold(time); });
+}
+
 void SpreadFlow::ask_for_place(const wire::Header& header) {
   waiting_ = header;
   give_place();

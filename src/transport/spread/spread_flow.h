@@ -45,6 +45,7 @@ class SpreadFlow final : public Flow, public std::enable_shared_from_this<Spread
   Answer answer() const override;
   Delivery delivery() const override;
   void limit_rate(std::uint64_t bytes_per_second) override;
+  void hold(std::chrono::microseconds time) override;
 
  private:
   friend class FarEnd;

@@ -109,7 +109,7 @@ void TcpFlow::send(wire::Header header, std::vector<std::span<const std::byte>> 
   }
   const bool idle = !has_unsent();
   queue_.push(header, std::move(payload), std::move(done));
-  if (!idle) return;  // the rest is sent on EPOLLOUT
+  if (!idle || held()) return;  // the rest is sent on EPOLLOUT, or when the hold ends
   flush();
   update_watch();
   if (end_.has_finished()) post_finished();
@@ -131,6 +131,7 @@ Status TcpFlow::set_traffic_class(const TrafficClass& traffic_class) {
 void TcpFlow::close(std::chrono::milliseconds linger) {
   if (state_ == State::closing && linger.count() <= 0) return end({});
   if (state_ != State::open) return;
+  if (held()) loop_.cancel(std::exchange(hold_timer_, 0));
   state_ = State::closing;
   reader_.stop();
   flush();
@@ -149,7 +150,7 @@ void TcpFlow::close(std::chrono::milliseconds linger) {
 void TcpFlow::on_events(std::uint32_t events) {
   const auto self = shared_from_this();
   const bool failed = (events & (EPOLLERR | EPOLLHUP)) != 0;
-  if ((failed || (events & EPOLLOUT) != 0) && has_unsent()) {
+  if ((failed || ((events & EPOLLOUT) != 0 && !held())) && has_unsent()) {
     adapt_unsent_limit();
     flush();
   }
@@ -193,6 +194,27 @@ void TcpFlow::limit_rate(std::uint64_t bytes_per_second) {
   static_cast<void>(::setsockopt(stream_.socket(), SOL_SOCKET, SO_MAX_PACING_RATE, &value, sizeof(value)));
 }
 
+void TcpFlow::hold(std::chrono::microseconds time) {
+  if (state_ != State::open) return;
+  const bool was_held = held();
+  if (was_held) loop_.cancel(std::exchange(hold_timer_, 0));
+  if (time.count() > 0)
+    hold_timer_ = loop_.call_at(Clock::now() + time, [self = shared_from_this()] {
+      self->hold_timer_ = 0;
+      self->release();
+    });
+  else if (was_held)
+    release();
+  update_watch();
+}
+
+void TcpFlow::release() {
+  last_room_ = {};  // the pause says nothing about the flow's rate
+  if (has_unsent()) flush();
+  update_watch();
+  if (end_.has_finished()) post_finished();
+}
+
 void TcpFlow::resume() {
   if (reader_.waiting()) loop_.post([self = shared_from_this()] { self->go_on(); });
 }
@@ -221,7 +243,7 @@ void TcpFlow::update_watch() {
   std::uint32_t wanted = 0;
   // While nothing may be read, the flow waits only for failures. Their event comes in any case.
   if (receiver_ != nullptr || state_ == State::closing) wanted |= reader_.waiting() ? EPOLLERR : EPOLLIN;
-  if (has_unsent()) wanted |= EPOLLOUT;
+  if (has_unsent() && !held()) wanted |= EPOLLOUT;
   if (wanted == watched_events_) return;
   Status status;
   if (watched_events_ == 0) {
@@ -330,6 +352,7 @@ void TcpFlow::end(const Status& status) {
   if (watched_events_ != 0) loop_.unwatch(stream_.socket());
   watched_events_ = 0;
   if (linger_timer_ != 0) loop_.cancel(std::exchange(linger_timer_, 0));
+  if (held()) loop_.cancel(std::exchange(hold_timer_, 0));
   if (unread_timer_ != 0) loop_.cancel(std::exchange(unread_timer_, 0));
   stream_.close();
 }

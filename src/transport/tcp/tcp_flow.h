@@ -34,6 +34,7 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   Answer answer() const override;
   Delivery delivery() const override;
   void limit_rate(std::uint64_t bytes_per_second) override;
+  void hold(std::chrono::microseconds time) override;
 
  private:
   enum class State {
@@ -45,6 +46,8 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   void on_events(std::uint32_t events);
   void on_unread();
   void go_on();
+  bool held() const { return hold_timer_ != 0; }
+  void release();
   bool has_unsent() const { return !queue_.empty() || (stream_.has_unsent() && end_.send_error().ok()); }
   void update_watch();
   void adapt_unsent_limit();
@@ -69,6 +72,7 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   Clock::time_point last_room_{};  // when the kernel last asked for more, while bytes wait without a pause
   bool end_of_stream_sent_ = false;
   Loop::TimerId linger_timer_ = 0;
+  Loop::TimerId hold_timer_ = 0;  // not 0: nothing is sent until it ends
 
   MessageReader reader_;
   std::size_t low_water_bytes_ = 1;  // the socket counts as readable when it has this many bytes

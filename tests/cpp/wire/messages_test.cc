@@ -10,6 +10,7 @@
 
 #include "wire/messages/ending.h"
 #include "wire/messages/hello.h"
+#include "wire/messages/hold.h"
 #include "wire/messages/rate.h"
 
 namespace poseidon::wire {
@@ -97,6 +98,14 @@ TEST(Messages, RateRoundTrip) {
   EXPECT_EQ(header.kind, Kind::rate);
   EXPECT_EQ(header.priority, kFirstPriority) << "it overtakes data";
   EXPECT_EQ(Rate::read(header), sent);
+}
+
+TEST(Messages, HoldRoundTrip) {
+  const Hold sent{60'000};
+  const Header header = sent.make();
+  EXPECT_EQ(header.kind, Kind::hold);
+  EXPECT_EQ(header.priority, kFirstPriority) << "it overtakes data";
+  EXPECT_EQ(Hold::read(header), sent);
 }
 
 TEST(Messages, ErrorRoundTrip) {
