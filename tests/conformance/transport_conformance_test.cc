@@ -349,29 +349,6 @@ TEST_P(TransportTest, CloseSendsWhatIsQueuedFirst) {
   EXPECT_EQ(pair.client->sends.codes()[ErrorCode::ok], 24u);
 }
 
-TEST_P(TransportTest, WhatIsHeldComesLaterAndInOrder) {
-  const Bytes payload = pattern(kMiB, 1);
-  Pair pair = receiving_pair();
-  const auto hold = [&pair](milliseconds time) { pair.client->loop().call([&] { pair.client->flow().hold(time); }); };
-  for (std::uint32_t i = 0; i < 8; ++i) {
-    pair.client->send(push_header(i), payload);
-    hold(milliseconds(i % 2 == 0 ? 5 : 0));
-  }
-  ASSERT_TRUE(pair.server->recorder.wait_messages(8));
-  const auto messages = pair.server->recorder.messages();
-  for (std::uint32_t i = 0; i < 8; ++i) {
-    EXPECT_EQ(messages[i].header.chunk, i);
-    EXPECT_EQ(messages[i].payload, payload);
-  }
-  hold(seconds(600));
-  pair.client->send(push_header(8), payload);
-  const auto before = Clock::now();
-  pair.client->close(seconds(20));
-  EXPECT_EQ(pair.server->recorder.wait_closed().code(), ErrorCode::peer_lost);
-  EXPECT_LT(Clock::now() - before, seconds(10)) << "who leaves waits for no hold";
-  EXPECT_EQ(pair.server->recorder.messages().size(), 9u);
-}
-
 TEST_P(TransportTest, BothEndsMayCloseAtOnce) {
   const Bytes payload = pattern(1000, 1);
   Pair pair = receiving_pair();
