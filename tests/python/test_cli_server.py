@@ -21,6 +21,7 @@ import poseidon
 import workers
 from poseidon.errors import PoseidonError
 from poseidon.launch import free_port
+from poseidon.launch.environment import own_job_name
 from server_process import server_process
 
 pytest.importorskip("poseidon._core", reason="the compiled core is not built")
@@ -159,3 +160,53 @@ def test_a_wrong_option_is_one_line() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert re.fullmatch(r"poseidon: --aggregation is 'tall': it must be one of .*\n", done.stderr)
+
+
+MEETING = """
+import pathlib, sys, time
+import numpy as np
+import poseidon
+
+here, there = (pathlib.Path(path) for path in sys.argv[1:])
+with poseidon.connect(chunk_bytes=4096, timeout=20) as exchange:
+    exchange.declare({"w": np.zeros(10)})
+    exchange.push_pull("w", np.ones(10))
+    here.touch()
+    deadline = time.monotonic() + 20
+    while not there.exists():
+        assert time.monotonic() < deadline, "the other run is not here"
+        time.sleep(0.05)
+    exchange.push_pull("w", np.ones(10))
+"""
+
+
+def name_on_the_servers(run: subprocess.Popen[str]) -> str:
+    _, error = run.communicate(timeout=60)
+    assert run.returncode == 0, error
+    match = re.search(r"on the servers this job is '([^']+)'", error)
+    assert match, error
+    return match[1]
+
+
+def test_runs_that_give_no_name_share_a_server(tmp_path: Path) -> None:
+    script, a, b = tmp_path / "my train.py", tmp_path / "a", tmp_path / "b"
+    script.write_text(MEETING)
+    with serving() as (address, _):
+
+        def start(*files: Path) -> subprocess.Popen[str]:
+            command = [sys.executable, "-m", "poseidon", "run", "--servers", address, str(script), *map(str, files)]
+            return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+        both = [start(a, b), start(b, a)]
+        first, second = (name_on_the_servers(run) for run in both)
+        assert first != second
+        assert re.fullmatch(r"my-train-[0-9a-f]{8}", first)
+        assert name_on_the_servers(start(a, b)) == first, "so that it finds its checkpoints"
+
+
+def test_a_name_that_was_given_stays() -> None:
+    command = ["python", "train.py"]
+    servers = {"POSEIDON_SERVERS": "10.0.0.1:7000"}
+    assert own_job_name(command, {}) is None, "nobody shares the servers of its own workers"
+    assert own_job_name(command, servers) is not None
+    assert own_job_name(command, {**servers, "POSEIDON_JOB": "default"}) is None

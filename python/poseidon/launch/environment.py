@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import random
+import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from poseidon.errors import InvalidArgument
-from poseidon.options import BY_NAME, available_cpu_count, fresh_secret
+from poseidon.options import BY_NAME, available_cpu_count, fresh_secret, is_given, resolve_option
 from poseidon.options.secret import VARIABLE as SECRET_VARIABLE
 from poseidon.testbed import HOST_DEVICE, Testbed
 
+_NAME_LENGTH = 32  # of the script's name in a job's
 # Below the ports that Linux gives to outgoing connections, one of which could otherwise take the port first.
 _PORTS = range(20000, 30000)
 # Processes that have seeded Python's generator alike, as programs do at their start, would all try the same ports.
@@ -49,3 +53,17 @@ def environments_of(
     shared["MASTER_PORT"] = str(port)
     shared["WORLD_SIZE"] = shared["LOCAL_WORLD_SIZE"] = str(count)
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+
+
+def own_job_name(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """A name for the job of a run on dedicated servers, which other jobs share. None if the job needs none.
+
+    It has the script's name and a digest of what was started, by whom and where. So jobs that run at the same time do
+    not meet, and one that is started again finds its checkpoints.
+    """
+    if not resolve_option("servers", environment) or is_given("job", environment):
+        return None
+    script = next((Path(part).stem for part in command if part.endswith(".py")), Path(command[0]).name)
+    about = "\0".join([socket.gethostname(), str(os.getuid()), str(Path.cwd()), *command])
+    stem = re.sub(r"[^A-Za-z0-9._-]", "-", script)[:_NAME_LENGTH]
+    return f"{stem}-{hashlib.sha256(about.encode(errors='surrogateescape')).hexdigest()[:8]}"

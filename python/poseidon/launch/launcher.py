@@ -11,7 +11,7 @@ from pathlib import Path
 
 from poseidon.dscp import default_classes
 from poseidon.errors import InvalidArgument
-from poseidon.launch.environment import environments_of
+from poseidon.launch.environment import environments_of, own_job_name
 from poseidon.launch.outcome import Outcome, Recovery
 from poseidon.launch.run import OnLine, Run, tell
 from poseidon.launch.signals import caught_signals
@@ -87,6 +87,10 @@ def run_workers(
             classes = variables.get(_CLASSES.variable) or default_classes(count)
             testbed = stack.enter_context(Testbed(count, link, priorities=int(classes)))
         environments = environments_of(count, variables, testbed, master_port)
+        if name := own_job_name(command, environments[0]):
+            tell(f"on the servers this job is '{name}'; choose another name with --job NAME")
+            for environment in environments:
+                environment[BY_NAME["job"].variable] = name
         check_environment(environments[0])  # once here, instead of an exception in each worker
         marks = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="poseidon-run-")))
         for rank, environment in enumerate(environments):

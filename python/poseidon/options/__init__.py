@@ -19,6 +19,7 @@ from poseidon.options.workers import (
     check_environment,
     failure_mark,
     fresh_secret,
+    is_given,
     resolve_option,
     to_environment,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "check_environment",
     "failure_mark",
     "fresh_secret",
+    "is_given",
     "parse_bytes",
     "resolve",
     "resolve_option",

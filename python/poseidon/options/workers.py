@@ -18,6 +18,12 @@ def resolve_option(name: str, environment: Mapping[str, str]) -> Any:
     return value
 
 
+def is_given(name: str, environment: Mapping[str, str]) -> bool:
+    """Whether such processes find a value for the option, so that it does not have its default."""
+    _, source = _workers_value(BY_NAME[name], environment, *read_config())
+    return source != "default"
+
+
 def check_environment(environment: Mapping[str, str]) -> None:
     """InvalidArgument for what processes that get this environment, and read the same configuration file, refuse."""
     path, config = read_config()
