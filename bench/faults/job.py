@@ -129,9 +129,9 @@ class FaultJob:
         self._arguments = list(arguments)
         self._testbed = testbed
         meeting_port, *self._server_ports = _free_ports(1 + servers)
+        self.server_addresses = ",".join(f"127.0.0.1:{port}" for port in self._server_ports)
         if servers:
-            addresses = ",".join(f"127.0.0.1:{port}" for port in self._server_ports)
-            options = {"servers": addresses, "server_cores": 1, **options}
+            options = {"servers": self.server_addresses, "server_cores": 1, **options}
         self._records = tempfile.TemporaryDirectory(prefix="poseidon-records-")
         self._variables = {
             **os.environ,

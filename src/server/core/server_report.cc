@@ -14,6 +14,7 @@ namespace poseidon {
 namespace {
 
 constexpr std::size_t kMostChunks = 64;  // in a flight record
+constexpr std::size_t kMostRanks = 8;    // in a sentence
 
 /// A connection's report, for another thread.
 struct ConnectionReport {
@@ -43,6 +44,15 @@ Status departed_status(std::uint32_t rank) {
   return {ErrorCode::peer_lost, "rank " + std::to_string(rank) +
                                     " has shut down and will not push this; give every rank the same number of steps, "
                                     "or use join()"};
+}
+
+/// Such as "1, 2, 3" or, of many, "1, 2, 3, 4, 5, 6, 7, 8 and 400 more".
+std::string text_of(const std::vector<std::uint32_t>& ranks) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(ranks.size(), kMostRanks); ++i)
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  if (ranks.size() > kMostRanks) text += " and " + std::to_string(ranks.size() - kMostRanks) + " more";
+  return text;
 }
 
 void write_chunk(JsonWriter& json, const OpenChunk& chunk, std::int64_t time_ns) {
@@ -94,12 +104,10 @@ std::vector<std::uint32_t> ServerCore::silent_ranks(const Job& job, const OpenCh
 }
 
 void ServerCore::tell_overdue(Job& job, const OpenChunk& chunk, const std::vector<std::uint32_t>& silent) {
-  std::string ranks;
-  for (const auto rank : silent) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
   const Status status(
       ErrorCode::timeout,
-      std::string("waiting for the push of ") + (chunk.by_host ? "the machine of rank " : "rank ") + ranks + " since " +
-          std::to_string((now_ns() - chunk.started_ns) / 1'000'000) +
+      std::string("waiting for the push of ") + (chunk.by_host ? "the machine of rank " : "rank ") + text_of(silent) +
+          " since " + std::to_string((now_ns() - chunk.started_ns) / 1'000'000) +
           " ms; the rank is stopped, far behind or disconnected: see its output, or raise POSEIDON_TIMEOUT");
   FlightEvent event;
   event.kind = FlightEvent::Kind::overdue;

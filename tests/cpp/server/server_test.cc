@@ -283,6 +283,17 @@ TEST_F(ServerTest, AMissingPushIsNamedShortlyBeforeTheTimeout) {
   }
 }
 
+TEST_F(ServerTest, OfManyMissingPushesAFewAreNamed) {
+  start(20, std::chrono::milliseconds(300));
+  std::vector<std::unique_ptr<testing::End>> workers;
+  for (std::uint32_t rank = 0; rank < 20; ++rank) workers.push_back(join(rank, 20));
+  push(*workers[0], push_of(0, 20), {1});
+  const Received refusal = message(*workers[0], 2);
+  const Status status = wire::Refuse::read(refusal.header, refusal.payload).status;
+  EXPECT_NE(status.message().find("rank 1, 2, 3, 4, 5, 6, 7, 8 and 11 more since"), std::string::npos)
+      << status.message();
+}
+
 wire::Header goodbye_of(std::uint32_t rank) {
   wire::Header header;
   header.kind = wire::Kind::goodbye;
