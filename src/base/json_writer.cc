@@ -5,24 +5,13 @@
 #include <cstdint>
 #include <cstdio>
 
+#include "base/utf8.h"
+
 namespace poseidon {
 
 namespace {
 
 constexpr std::string_view kReplacement = "\xef\xbf\xbd";  // U+FFFD
-
-/// The number of bytes of the UTF-8 sequence at the beginning of `text`, or 0 if there is none.
-std::size_t sequence_bytes(std::string_view text) {
-  const auto byte = [text](std::size_t i) { return static_cast<std::uint8_t>(text[i]); };
-  const std::uint8_t lead = byte(0);
-  const std::size_t size = lead < 0x80 ? 1 : lead >= 0xc2 && lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : lead < 0xf5 ? 4 : 0;
-  if ((lead >= 0x80 && lead < 0xc2) || size == 0 || size > text.size()) return 0;
-  for (std::size_t i = 1; i < size; ++i)
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-  if ((lead == 0xe0 && byte(1) < 0xa0) || (lead == 0xed && byte(1) >= 0xa0)) return 0;  // too long; a surrogate
-  if ((lead == 0xf0 && byte(1) < 0x90) || (lead == 0xf4 && byte(1) >= 0x90)) return 0;  // too long; past U+10FFFF
-  return size;
-}
 
 }  // namespace
 
@@ -74,7 +63,7 @@ JsonWriter& JsonWriter::raw(std::string_view json) {
 void JsonWriter::append_quoted(std::string_view text) {
   text_ += '"';
   while (!text.empty()) {
-    const std::size_t size = sequence_bytes(text);
+    const std::size_t size = utf8_sequence_bytes(text);
     const char c = text[0];
     if (size == 0) {
       text_ += kReplacement;

@@ -35,7 +35,8 @@ std::size_t wanted_cores(const Options& options) {
 
 }  // namespace
 
-ServerImpl::ServerImpl(const Options& options, std::vector<std::shared_ptr<Loop>> loops) {
+ServerImpl::ServerImpl(const Options& options, std::vector<std::shared_ptr<Loop>> loops)
+    : tenants_(std::make_shared<Tenants>(options)) {
   if (options.aggregation == Aggregation::wide)
     wide_ = std::make_unique<WideAggregation>(std::max(1, options.server_cores));
   if (loops.empty()) {
@@ -51,17 +52,16 @@ ServerImpl::ServerImpl(const Options& options, std::vector<std::shared_ptr<Loop>
     checkpoints_ = std::make_unique<CheckpointWriter>(options.checkpoint_dir,
                                                       static_cast<std::size_t>(std::max(1, options.checkpoint_keep)));
   }
-  const auto tenants = std::make_shared<Tenants>(options);
   for (std::size_t core = 0; core < loops.size(); ++core) {
     ServerCore::Surroundings surroundings;
     surroundings.index = core;
-    surroundings.tenants = tenants;
+    surroundings.tenants = tenants_;
     surroundings.core_count = loops.size();
     surroundings.wide = wide_.get();
     surroundings.checkpoints = checkpoints_.get();
     if (records_) surroundings.on_failure = [this](const JobFailure& failure) { records_->write(failure); };
-    surroundings.on_late_rank = [this, tenants](const JobName& job, std::uint32_t rank, const std::string& text) {
-      if (!tenants->first_notice(job, rank)) return;
+    surroundings.on_late_rank = [this](const JobName& job, std::uint32_t rank, const std::string& text) {
+      if (!tenants_->first_notice(job, rank)) return;
       const std::lock_guard lock(mutex_);
       if (late_notice_count_ == limits::kNotices) return;
       ++late_notice_count_;

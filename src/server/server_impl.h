@@ -49,6 +49,14 @@ class ServerImpl final : public Server {
   /// Shuts down, but gives messages that are queued for the workers up to `linger` to leave.
   void shutdown(std::chrono::milliseconds linger);
 
+  ServerReport report() override;
+  void drain() override { tenants_->drain(); }
+  bool draining() const override { return tenants_->draining(); }
+  bool drained() const override { return tenants_->drained(); }
+  bool evict(const std::string& job, std::size_t secret) override;
+  /// Sets the names of the secrets (wire::Key::name), for JobReport::secret. Call it before `listen`.
+  void name_secrets(std::vector<std::string> key_ids) { key_ids_ = std::move(key_ids); }
+
   /// Adds one value to a flight record: what the cores know. Any thread but theirs may call it. It waits for them.
   void report(JsonWriter& json, std::int64_t time_ns);
 
@@ -60,6 +68,10 @@ class ServerImpl final : public Server {
   std::pair<std::uint64_t, std::uint64_t> traffic();
 
  private:
+  std::size_t secret_of(const JobName& job) const;
+
+  const std::shared_ptr<Tenants> tenants_;
+  std::vector<std::string> key_ids_;
   std::unique_ptr<Transport> owned_transport_;     // null if the caller owns it
   std::unique_ptr<ThreadedSum> wide_;              // with Aggregation::wide only
   std::unique_ptr<ServerRecords> records_;         // of a dedicated server only

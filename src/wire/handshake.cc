@@ -1,6 +1,7 @@
 #include "wire/handshake.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/hexadecimal.h"
@@ -76,6 +77,12 @@ Result<Credentials> Credentials::from_text(std::string_view secrets) {
 const Key* Credentials::find(const KeyId& id) const {
   const auto found = std::ranges::find(*keys_, id, &Key::id);
   return found == keys_->end() ? nullptr : &*found;
+}
+
+std::vector<std::string> Credentials::names() const {
+  std::vector<std::string> names;
+  if (has_secret()) std::ranges::transform(*keys_, std::back_inserter(names), &Key::name);
+  return names;
 }
 
 Handshake::Handshake(Role role, Purpose purpose, Credentials credentials, const Nonce& nonce, Encryption encryption)

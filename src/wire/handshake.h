@@ -53,6 +53,8 @@ class Credentials {
   const Key& own() const { return keys_->front(); }
   /// Returns null if the secret is not known.
   const Key* find(const KeyId& id) const;
+  /// Returns the names of the keys, in the order of the secrets. Empty if there is no secret.
+  std::vector<std::string> names() const;
   bool has_secret() const { return !own().name.empty(); }
 
  private:

@@ -37,8 +37,8 @@ Status check(const Options& options) {
     return {ErrorCode::invalid_argument,
             "rank " + std::to_string(options.rank) + " of " + std::to_string(options.world_size) + " does not exist"};
   if (!wire::is_job_name(options.job))
-    return {ErrorCode::invalid_argument,
-            "the name of a job must be one line of 1 to " + std::to_string(wire::kMaxJobNameBytes) + " bytes"};
+    return {ErrorCode::invalid_argument, "the name of a job must be 1 to " + std::to_string(wire::kMaxJobNameBytes) +
+                                             " bytes of UTF-8 without control characters"};
   if (Status status = check_pace(options); !status.ok()) return status;
   const bool shrinks = options.on_failure == OnFailure::shrink;
   if (shrinks && (options.min_workers < 1 || options.min_workers > options.world_size))

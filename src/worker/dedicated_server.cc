@@ -52,6 +52,7 @@ Result<std::unique_ptr<Server>> Server::listen(const Options& options, std::uint
     hosts = std::move(found.value());
   }
   auto server = std::make_unique<ServerImpl>(any_job);
+  server->name_secrets(admission.value().credentials.names());
   if (port != 0 && port + server->core_count() - 1 > UINT16_MAX)
     return Status(ErrorCode::invalid_argument, "a server of " + std::to_string(server->core_count()) +
                                                    " cores takes as many ports from " + std::to_string(port) +

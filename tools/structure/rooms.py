@@ -78,6 +78,7 @@ PYTHON_DOORS: Doors = {
     "report": {"errors", "adapter", "schemes", "torch"},
     "testbed": {"errors", "dscp"},
     "doctor": {"errors"},
+    "admin": {"errors", "options"},
     "launch": {"dscp", "errors", "options", "failure_marks", "testbed"},
     "cli": None,
     "bench": None,

@@ -8,7 +8,7 @@ import typer
 
 from poseidon.cli import checkpoint, doctor, options, run, server, testbed, version
 from poseidon.cli.lazy import lazy_group
-from poseidon.cli.settings import RunCommand, ServerCommand
+from poseidon.cli.settings import RunCommand
 from poseidon.errors import PoseidonError
 
 app = typer.Typer(
@@ -21,7 +21,7 @@ app = typer.Typer(
 )
 app.command("run", cls=RunCommand, epilog=run.EPILOG, context_settings={"allow_interspersed_args": False})(run.run)
 app.add_typer(testbed.app, name="testbed")
-app.command("server", cls=ServerCommand, epilog=server.EPILOG)(server.server)
+app.add_typer(server.app, name="server")
 app.command("options", epilog=options.EPILOG)(options.options)
 app.add_typer(
     typer.Typer(),

@@ -1,4 +1,4 @@
-"""`poseidon server`: a parameter server that stands alone."""
+"""`poseidon server`: a parameter server that stands alone, and what its operator asks it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,35 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from poseidon.cli.output import JsonFlag, print_json, print_line
+from poseidon.cli.server_admin import AdminTokenFile, add_admin_commands
+from poseidon.cli.settings import ServerGroup
+from poseidon.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from poseidon.admin import AdminServer, Served
     from poseidon.options import Settings
 
-EPILOG = "Example: poseidon server --interfaces 10.0.0.1 --port 7000"
+EPILOG = "Example: poseidon server --interfaces 10.0.0.1 --port 7000 --admin 7070"
 _MOST_CORES = 8  # of the default: as many saturate a machine's memory
 
+app = typer.Typer(cls=ServerGroup, epilog=EPILOG)
+add_admin_commands(app)
 
+
+@app.callback(invoke_without_command=True)
 def server(
     ctx: typer.Context,
     port: Annotated[
         int,
         typer.Option(min=0, max=65535, help="Port of the first core, the others take the next ones; 0: free ports."),
     ] = 0,
+    admin: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="A port for the operator, as PORT on this machine or HOST:PORT. Default: none."
+        ),
+    ] = "",
+    admin_token_file: AdminTokenFile = None,
     json: JsonFlag = False,
 ) -> None:
     """Serve until Ctrl-C; give the printed address to the workers as --servers.
@@ -35,7 +50,19 @@ def server(
     it; a file with several, one a line, makes tenants that do not notice each other. With --tls on what they exchange
     is encrypted; the workers need it, too. Options of the named groups can also be given as POSEIDON_<NAME> or in
     poseidon.toml.
+
+    With --admin the commands below, and HTTP, say what the server's jobs do, drain the server and evict a job
+    (docs/server.md).
     """
+    if ctx.invoked_subcommand is not None:
+        if ctx.obj or port or admin or admin_token_file or json:
+            raise InvalidArgument(
+                f"options before `{ctx.invoked_subcommand}` are of a server that starts: put those of the command "
+                f"behind it, as in `poseidon server {ctx.invoked_subcommand} --admin 7070`"
+            )
+        return
+    if admin_token_file and not admin:
+        raise InvalidArgument("--admin-token-file is the token of an admin port: give --admin, too")
     # Help does not wait for the compiled core.
     from poseidon._core import Server
     from poseidon.options import available_cpu_count, resolve_with
@@ -51,21 +78,36 @@ def server(
     options = settings.core()
     options.secret = "\n".join(settings.secrets)
     listening = Server.listen(options, port)
-    try:
-        if json:
-            print_json({"address": listening.address, "secret_count": len(settings.secrets)})
-        else:
-            print_line(f"Serving at {listening.address} until Ctrl-C.")
-            print_line(f"Workers use it with:  poseidon run --servers {listening.address} …")
-            print_line(_who_is_let_in(settings))
+    with contextlib.ExitStack() as stack:
+        stack.callback(listening.shutdown)
+        admin_server = _admin_server(listening, admin, admin_token_file) if admin else None
+        if admin_server is not None:
+            stack.callback(admin_server.close)
+        _print_start(listening.address, settings, admin_server, json)
         told = 0
-        while not _has_one_within(signals, 1.0):
+        while not _has_one_within(signals, 1.0) and not listening.drained():
             notices = listening.notices()
             for text in notices[told:]:
                 print(f"poseidon server: {text}", file=sys.stderr, flush=True)
             told = len(notices)
-    finally:
-        listening.shutdown()
+
+
+def _admin_server(listening: Served, admin: str, token_file: str | None) -> AdminServer:
+    from poseidon.admin import Address, AdminServer, AdminService, read_token
+
+    return AdminServer(AdminService(listening), Address.parse(admin), read_token(token_file))
+
+
+def _print_start(address: str, settings: Settings, admin_server: AdminServer | None, as_json: bool) -> None:
+    if as_json:
+        admin = {} if admin_server is None else {"admin": str(admin_server.address)}
+        print_json({"address": address, "secret_count": len(settings.secrets), **admin})
+        return
+    print_line(f"Serving at {address} until Ctrl-C.")
+    print_line(f"Workers use it with:  poseidon run --servers {address} …")
+    print_line(_who_is_let_in(settings))
+    if admin_server is not None:
+        print_line(f"Operators use it with:  poseidon server jobs --admin {admin_server.address}")
 
 
 def _has_one_within(signals: queue.SimpleQueue[int], seconds: float) -> bool:

@@ -8,13 +8,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 if TYPE_CHECKING:
     from poseidon.options import Option
 
+    Command = TyperCommand
+else:
+    Command = object
 
-class RunCommand(TyperCommand):
+
+class _WithFlags(Command):
     """A command with a flag for every option. Its function finds what was given, name to text, in `ctx.obj`.
 
     The table is read when the command is used or its help is asked for: it needs the compiled core.
@@ -39,8 +43,12 @@ class RunCommand(TyperCommand):
         return _flags(self.options())
 
 
-class ServerCommand(RunCommand):
-    """The same with the options that a dedicated server takes."""
+class RunCommand(_WithFlags, TyperCommand):
+    """`poseidon run`."""
+
+
+class ServerGroup(_WithFlags, TyperGroup):
+    """`poseidon server`: a group that starts a server where no command of it is named."""
 
     def options(self) -> Sequence[Option]:
         return [option for option in super().options() if option.on_server]

@@ -31,27 +31,31 @@ def choose(keyword: object, variable: str | None, path: str, path_source: str) -
             raise InvalidArgument(f"the keyword secret is of type {type(keyword).__name__}: give it as text")
         return _parse(keyword, "the keyword secret"), "keyword"
     if path and path_source in ("keyword", "command line"):
-        return _read(path), path_source
+        return read(path), path_source
     if variable:
         return _parse(variable, VARIABLE), "environment"
     if path:
-        return _read(path), path_source
+        return read(path), path_source
     return (), "default"
 
 
-def _read(path: str) -> tuple[str, ...]:
+def read(path: str, name: str = "secret_file") -> tuple[str, ...]:
+    """The secrets in a file that only its owner can read, one a line. `name`: what messages call the file.
+
+    Raises InvalidArgument for a file that others can read, and for a text that is no secret.
+    """
     try:
         with open(path, "rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & _OTHERS:
                 raise InvalidArgument(
-                    f"the secret_file {path} can be read or written by others (mode {mode:04o}): chmod 600 {path}"
+                    f"the {name} {path} can be read or written by others (mode {mode:04o}): chmod 600 {path}"
                 )
             text = file.read().decode()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-        raise InvalidArgument(f"the secret_file {path} cannot be read: {why}") from None
-    return _parse(text, f"the secret_file {path}")
+        raise InvalidArgument(f"the {name} {path} cannot be read: {why}") from None
+    return _parse(text, f"the {name} {path}")
 
 
 def _parse(text: str, origin: str) -> tuple[str, ...]:

@@ -154,6 +154,15 @@ struct ServerCore::Job {
   /// The open chunks of both shards that began before the given time. All ranks of a missing machine are missing.
   std::vector<OpenChunk> open_chunks(std::int64_t started_before_ns) const;
 
+  /// Forgets a connection that has closed, but not what it has sent and received.
+  void leave(Connection& connection) {
+    connections.erase(&connection);
+    lost_worker = lost_worker || !connection.said_goodbye;
+    last_progress_ns = std::max(last_progress_ns, connection.last_progress_ns);
+    closed_bytes_sent += connection.flow().bytes_sent();
+    closed_bytes_received += connection.flow().bytes_received();
+  }
+
   /// The connections of one rank.
   auto of_rank(std::uint32_t rank) const {
     const auto [begin, end] = connections.equal_range(rank);
@@ -179,9 +188,14 @@ struct ServerCore::Job {
   std::vector<std::string> earlier_runs;  // the last runs whose place this run has taken
   const wire::Pace pace;
   std::set<Connection*, ByRank> connections;
-  std::set<Connection*> waiting;     // those whose next contribution may not come yet
-  bool failing = false;              // its open chunks have been remembered
-  bool passed_on = false;            // its workers have been told why one of them has failed
+  std::set<Connection*> waiting;  // those whose next contribution may not come yet
+  bool failing = false;           // its open chunks have been remembered
+  bool passed_on = false;         // its workers have been told why one of them has failed
+  bool lost_worker = false;       // a connection has ended without a goodbye
+  const std::int64_t began_ns = now_ns();
+  std::int64_t last_progress_ns = began_ns;  // of the connections that have closed
+  std::uint64_t closed_bytes_sent = 0;       // by them
+  std::uint64_t closed_bytes_received = 0;
   std::set<std::uint32_t> departed;  // ranks that have said goodbye over all their connections
   std::size_t guests = 0;            // workers of other cores that push to chunks here (chunk_handover.h)
   FairShare share;

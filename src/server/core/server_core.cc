@@ -351,7 +351,7 @@ void ServerCore::on_closed(Flow& flow, const Status& status) {
     job->waiting.erase(&connection);
     resume_waiting(*job);
     if (connection.receiving) job->shard.pool().give_back(std::move(connection.receiving));
-    job->connections.erase(&connection);
+    job->leave(connection);
     if (connection.said_goodbye) note_departure(*job, connection.rank);
     if (handover_ != nullptr) handover_->closed(job->name, connection.id());
     end_if_empty(*job);
@@ -362,10 +362,12 @@ void ServerCore::on_closed(Flow& flow, const Status& status) {
 
 void ServerCore::end_if_empty(Job& job) {
   if (!job.connections.empty() || job.guests > 0) return;
-  if (const auto found = jobs_.find(job.name); found != jobs_.end() && found->second.get() == &job)
+  if (const auto found = jobs_.find(job.name); found != jobs_.end() && found->second.get() == &job) {
+    if (job.lost_worker) surroundings_.tenants->note_lost(job.name, {job.generation, job.run});
     jobs_.erase(found);
-  else
+  } else {
     std::erase_if(replaced_jobs_, [&job](const auto& replaced) { return replaced.get() == &job; });
+  }
 }
 
 void ServerCore::check_overdue() {

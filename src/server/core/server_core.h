@@ -14,6 +14,7 @@
 #include "base/flight_recorder.h"
 #include "poseidon/options.h"
 #include "server/core/chunk_handover.h"
+#include "server/core/core_job_report.h"
 #include "server/core/job_failure.h"
 #include "server/core/port_share.h"
 #include "server/core/shard.h"
@@ -68,6 +69,10 @@ class ServerCore final : public HandoverCore, private Receiver {
   std::pair<std::uint64_t, std::uint64_t> traffic();
   /// Returns the ranks without which steps of the jobs' chunks here have ended. Any thread but the loop's may call it.
   std::vector<LateRank> late_ranks();
+  /// Returns what this core knows of each job. Any thread but the loop's may call it.
+  std::vector<CoreJobReport> jobs();
+  /// Ends a job here, if there is one of this name: its workers are told `why`. Any thread but the loop's may call it.
+  void evict(const JobName& job, const Status& why);
 
  private:
   static constexpr auto kLinger = std::chrono::seconds(2);  // how long a flow that is closed may still send
@@ -103,7 +108,8 @@ class ServerCore final : public HandoverCore, private Receiver {
   std::string objection(const JobName& name, const wire::Hello& hello) const;
   std::string pace_objection(const Job* job, const wire::Hello& hello) const;
   Result<Job*> job_of(const JobName& name, const wire::Hello& hello);
-  void end_generation(std::unique_ptr<Job> job, const wire::Hello& next);
+  static Status replaced_by(const wire::Hello& next, const Job& job);
+  void end_generation(std::unique_ptr<Job> job, const Status& why);
   /// A dedicated server outlives the runs of a job. An embedded server belongs to one run.
   bool embedded() const { return options_.world_size > 0; }
   void end_if_empty(Job& job);
@@ -114,6 +120,9 @@ class ServerCore final : public HandoverCore, private Receiver {
   Result<Shard*> values_of(Connection& connection, const wire::Envelope& request) const;
   void check_overdue();
   static void resume_waiting(Job& job);
+
+  // Defined in server_jobs.cc:
+  static CoreJobReport report_of(const Job& job);
 
   // Defined in server_port.cc:
   void watch_port();

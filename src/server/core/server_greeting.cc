@@ -21,12 +21,15 @@ std::size_t most_connections(std::size_t core_count) {
   return descriptors.rlim_cur / 2 / core_count;
 }
 
+JobRun run_of(const wire::Hello& hello) { return {hello.generation, hello.run}; }
+
 }  // namespace
 
 /// The text names no job but the one of the hello, and tells nothing about it to peers without its secret.
 std::string ServerCore::objection(const JobName& name, const wire::Hello& hello) const {
   if (!wire::is_job_name(hello.job) || !hello.other_cores.empty())
-    return "the name of a job must be one line of 1 to " + std::to_string(wire::kMaxJobNameBytes) + " bytes";
+    return "the name of a job must be 1 to " + std::to_string(wire::kMaxJobNameBytes) +
+           " bytes of UTF-8 without control characters";
   if (hello.run.size() > wire::kMaxRunBytes)
     return "the name of a run has at most " + std::to_string(wire::kMaxRunBytes) + " bytes";
   const std::string of_job = " of job '" + hello.job + "'";
@@ -40,6 +43,7 @@ std::string ServerCore::objection(const JobName& name, const wire::Hello& hello)
            "; the process has been replaced, or an earlier run of the job is still connected";
   if (job != nullptr && std::ranges::find(job->earlier_runs, hello.run) != job->earlier_runs.end())
     return "another run" + of_job + " has replaced this one";
+  if (std::string why = surroundings_.tenants->objection(name, run_of(hello)); !why.empty()) return why;
   if (job != nullptr && job->ends_with(hello, !embedded())) job = nullptr;
   const auto most = embedded() ? static_cast<std::uint32_t>(options_.world_size) : limits::kWorkers;
   const bool all = embedded() && options_.on_failure != OnFailure::shrink;
@@ -88,17 +92,16 @@ Result<ServerCore::Job*> ServerCore::job_of(const JobName& name, const wire::Hel
     earlier_runs = found->second->earlier_runs;
     if (found->second->run != hello.run) earlier_runs.push_back(found->second->run);
     if (earlier_runs.size() > limits::kEarlierRuns) earlier_runs.erase(earlier_runs.begin());
-    end_generation(std::move(found->second), hello);
+    const Status why = replaced_by(hello, *found->second);
+    end_generation(std::move(found->second), why);
     jobs_.erase(found);
     found = jobs_.end();
   }
   if (found != jobs_.end()) return found->second.get();
-  auto budget = surroundings_.tenants->admit(name);
-  if (!budget)
-    return Status(ErrorCode::refused, "this server already serves max_jobs=" + std::to_string(options_.max_jobs) +
-                                          " jobs; start it with a higher max_jobs");
+  auto budget = surroundings_.tenants->admit(name, run_of(hello));
+  if (!budget.ok()) return budget.status();
   auto job = std::make_unique<Job>(name, hello, Reduction{options_.aggregation, options_.reduce_order},
-                                   ShardThreads{loop_.get(), surroundings_.wide}, std::move(budget));
+                                   ShardThreads{loop_.get(), surroundings_.wide}, std::move(budget.value()));
   job->earlier_runs = std::move(earlier_runs);
   job->shard.set_pace(job->pace, loop_.get(), [this, name](std::uint32_t rank, const std::string& text) {
     if (surroundings_.on_late_rank) surroundings_.on_late_rank(name, rank, text);
@@ -112,17 +115,20 @@ Result<ServerCore::Job*> ServerCore::job_of(const JobName& name, const wire::Hel
   return jobs_.emplace(name, std::move(job)).first->second.get();
 }
 
-/// Ends a generation because the job has gone on to its next one or has been started again. It tells the workers that
-/// are still connected and closes their connections. Until these are closed, the transport may write to the shard's
-/// memory.
-void ServerCore::end_generation(std::unique_ptr<Job> job, const wire::Hello& next) {
-  const std::string of_job = " of job '" + job->name.name + "' has ";
-  const Status why(ErrorCode::aborted, job->generation < next.generation
-                                           ? "generation " + std::to_string(job->generation) + of_job +
-                                                 "been replaced by generation " + std::to_string(next.generation)
-                                           : "another run" + of_job +
-                                                 "replaced this one; give jobs that run at the same time "
-                                                 "different names (--job NAME or POSEIDON_JOB)");
+/// Says that the job has gone on to its next generation or has been started again.
+Status ServerCore::replaced_by(const wire::Hello& next, const Job& job) {
+  const std::string of_job = " of job '" + job.name.name + "' has ";
+  return {ErrorCode::aborted, job.generation < next.generation
+                                  ? "generation " + std::to_string(job.generation) + of_job +
+                                        "been replaced by generation " + std::to_string(next.generation)
+                                  : "another run" + of_job +
+                                        "replaced this one; give jobs that run at the same time different names "
+                                        "(--job NAME or POSEIDON_JOB)"};
+}
+
+/// Ends a generation. It tells the workers that are still connected and closes their connections. Until these are
+/// closed, the transport may write to the shard's memory.
+void ServerCore::end_generation(std::unique_ptr<Job> job, const Status& why) {
   for (Connection* connection : job->connections) {
     connection->left = true;
     connection->send_text(wire::Abort{why}.make(), [] {});

@@ -2,6 +2,7 @@
 // on a chunk is done on its core (Parameter Hub §3.2.4).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <future>
@@ -53,6 +54,7 @@ class Shard {
   ShardPace& pace() { return *pace_; }
 
   BufferPool& pool() { return *pool_; }
+  const MemoryBudget& budget() const { return pool_->budget(); }
   /// Returns the refusal of `size_bytes` more.
   Status no_room(std::uint64_t size_bytes) const;
 
@@ -86,6 +88,11 @@ class Shard {
   bool has_open(const wire::Envelope& about) const {
     const auto found = entries_.find(key_of(about));
     return found != entries_.end() && found->second.state.started();
+  }
+  /// Returns how many chunks have a step that has begun and not ended.
+  std::size_t open_chunk_count() const {
+    return static_cast<std::size_t>(
+        std::ranges::count_if(entries_, [](const auto& entry) { return entry.second.state.started(); }));
   }
   /// Returns the open chunks that began before the given time.
   std::vector<OpenChunk> open_chunks(std::int64_t started_before_ns) const;

@@ -2,27 +2,87 @@
 
 #include <algorithm>
 
+#include "server/chunk/limits.h"
+
 namespace poseidon {
 
-std::shared_ptr<MemoryBudget> Tenants::admit(const JobName& job) {
+std::string evicted_text(const JobName& job) {
+  return "the operator of this server has evicted job '" + job.name +
+         "'; ask the operator why, then start the job again or give it other servers";
+}
+
+Result<std::shared_ptr<MemoryBudget>> Tenants::admit(const JobName& job, const JobRun& run) {
   const std::lock_guard lock(mutex_);
-  std::erase_if(tenants_, [](const auto& entry) { return entry.second.expired(); });
-  const auto found = tenants_.find(job);
-  auto tenant = found != tenants_.end() ? found->second.lock() : nullptr;
+  forget_gone();
+  if (std::string why = objection_locked(job, run); !why.empty()) return Status(ErrorCode::refused, std::move(why));
+  auto tenant = find(job);
   if (!tenant) {
     const auto count = std::ranges::count_if(tenants_, [&](const auto& e) { return e.first.key_id == job.key_id; });
-    if (count >= max_jobs_) return nullptr;
+    if (count >= max_jobs_)
+      return Status(ErrorCode::refused, "this server already serves max_jobs=" + std::to_string(max_jobs_) +
+                                            " jobs; start it with a higher max_jobs");
     tenant = std::make_shared<Tenant>(memory_limit_, server_memory_);
     tenants_[job] = tenant;
   }
-  return {tenant, &tenant->budget};
+  tenant->run = run;
+  lost_.erase(job);
+  evicted_.erase(job);
+  return std::shared_ptr<MemoryBudget>(tenant, &tenant->budget);
+}
+
+std::string Tenants::objection(const JobName& job, const JobRun& run) const {
+  const std::lock_guard lock(mutex_);
+  return objection_locked(job, run);
+}
+
+std::string Tenants::objection_locked(const JobName& job, const JobRun& run) const {
+  const auto evicted = evicted_.find(job);
+  if (evicted != evicted_.end() && evicted->second.goes_on_as(run)) return evicted_text(job);
+  if (!draining_) return "";
+  const auto tenant = find(job);
+  const auto lost = lost_.find(job);
+  const bool known = (tenant && tenant->run.goes_on_as(run)) ||
+                     (lost != lost_.end() && lost->second.latest > Clock::now() && lost->second.run.goes_on_as(run));
+  return known ? ""
+               : "this server is being drained and takes no new job; give job '" + job.name +
+                     "' other servers (--servers or POSEIDON_SERVERS)";
+}
+
+bool Tenants::drained() {
+  const std::lock_guard lock(mutex_);
+  forget_gone();
+  return draining_ && tenants_.empty() && lost_.empty();
+}
+
+void Tenants::note_lost(const JobName& job, const JobRun& run) {
+  const std::lock_guard lock(mutex_);
+  forget_gone();
+  if (lost_.size() < limits::kRememberedJobs) lost_[job] = {run, Clock::now() + timeout_};
+}
+
+bool Tenants::evict(const JobName& job) {
+  const std::lock_guard lock(mutex_);
+  const auto tenant = find(job);
+  if (!tenant) return false;
+  if (evicted_.size() >= limits::kRememberedJobs) evicted_.erase(evicted_.begin());
+  evicted_[job] = tenant->run;
+  return true;
 }
 
 bool Tenants::first_notice(const JobName& job, std::uint32_t rank) {
   const std::lock_guard lock(mutex_);
-  const auto found = tenants_.find(job);
-  const auto tenant = found != tenants_.end() ? found->second.lock() : nullptr;
+  const auto tenant = find(job);
   return tenant != nullptr && tenant->noticed.insert(rank).second;
+}
+
+std::shared_ptr<Tenants::Tenant> Tenants::find(const JobName& job) const {
+  const auto found = tenants_.find(job);
+  return found == tenants_.end() ? nullptr : found->second.lock();
+}
+
+void Tenants::forget_gone() {
+  std::erase_if(tenants_, [](const auto& entry) { return entry.second.expired(); });
+  std::erase_if(lost_, [now = Clock::now()](const auto& entry) { return entry.second.latest <= now; });
 }
 
 }  // namespace poseidon

@@ -1,6 +1,8 @@
 // Tenants: the jobs that the cores of one server share.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
@@ -11,8 +13,10 @@
 #include <string>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/memory_budget.h"
 #include "poseidon/options.h"
+#include "poseidon/status.h"
 
 namespace poseidon {
 
@@ -25,6 +29,18 @@ struct JobName {
   auto operator<=>(const JobName&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
+/// One generation of one run of a job.
+struct JobRun {
+  std::uint32_t generation = 0;
+  std::string run;
+  /// Whether `other` is the same or a later generation of the same job. Every generation has a run name of its own, and
+  /// a job that is started again counts its generations from the beginning.
+  bool goes_on_as(const JobRun& other) const { return run == other.run || generation < other.generation; }
+};
+
+/// What the workers of an evicted job are told.
+std::string evicted_text(const JobName& job);
+
 /// Limits the number of jobs, the memory that each job holds on all cores together, and the memory that all jobs hold.
 /// Thread-safe.
 class Tenants {
@@ -32,11 +48,27 @@ class Tenants {
   explicit Tenants(const Options& options)
       : max_jobs_(options.max_jobs),
         memory_limit_(options.memory_limit),
-        server_memory_(std::make_shared<MemoryBudget>(options.server_memory)) {}
+        server_memory_(std::make_shared<MemoryBudget>(options.server_memory)),
+        timeout_(options.timeout) {}
 
-  /// Returns the job's memory budget. Every core gets the same budget for as long as one of them keeps it. Returns null
-  /// if there are already max_jobs other jobs with this secret.
-  std::shared_ptr<MemoryBudget> admit(const JobName& job);
+  /// Returns the job's memory budget. Every core gets the same budget for as long as one of them keeps it.
+  /// ErrorCode::refused: what `objection` says, or there are already max_jobs other jobs with this secret.
+  Result<std::shared_ptr<MemoryBudget>> admit(const JobName& job, const JobRun& run);
+  /// Says why the server's operator does not let this run of a job in. Empty if the operator does.
+  std::string objection(const JobName& job, const JobRun& run) const;
+
+  /// From now on no job enters that is not here. One that has lost a worker may come back within the timeout.
+  void drain() { draining_ = true; }
+  bool draining() const { return draining_; }
+  /// Whether the server is being drained, and its last job has given back all memory and does not come back.
+  bool drained();
+  /// Notes that a job has lost workers and has gone from a core. It may come back as its next generation.
+  void note_lost(const JobName& job, const JobRun& run);
+  /// Keeps the job out, also its later generations. It may come back when it is started again. Returns false if it is
+  /// not here.
+  bool evict(const JobName& job);
+
+  const MemoryBudget& server_memory() const { return *server_memory_; }
 
   /// Returns true for the first call with this rank since the job has been on this server, and false after that. Use it
   /// for notices that are to be given once.
@@ -47,12 +79,25 @@ class Tenants {
     Tenant(std::size_t memory_limit, std::shared_ptr<MemoryBudget> whole) : budget(memory_limit, std::move(whole)) {}
     MemoryBudget budget;
     std::set<std::uint32_t> noticed;  // ranks; under mutex_
+    JobRun run;                       // the last one that has entered; under mutex_
   };
+  struct Lost {
+    JobRun run;
+    Clock::time_point latest;  // until when it may come back
+  };
+  std::string objection_locked(const JobName& job, const JobRun& run) const;
+  std::shared_ptr<Tenant> find(const JobName& job) const;
+  void forget_gone();
+
   const int max_jobs_;
   const std::size_t memory_limit_;
   const std::shared_ptr<MemoryBudget> server_memory_;
-  std::mutex mutex_;
+  const std::chrono::milliseconds timeout_;
+  std::atomic<bool> draining_{false};
+  mutable std::mutex mutex_;
   std::map<JobName, std::weak_ptr<Tenant>> tenants_;
+  std::map<JobName, Lost> lost_;
+  std::map<JobName, JobRun> evicted_;
 };
 
 }  // namespace poseidon

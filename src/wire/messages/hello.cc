@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/utf8.h"
 #include "wire/body.h"
 
 namespace poseidon::wire {
@@ -55,7 +56,7 @@ constexpr auto kHelloFields = [](auto& body, auto& message) {
 constinit const BodyShape BodyShapes::hello = shape_of<HelloBody>(kHelloFields);
 
 bool is_job_name(const std::string& name) {
-  return !name.empty() && name.size() <= kMaxJobNameBytes && name.find('\n') == std::string::npos;
+  return !name.empty() && name.size() <= kMaxJobNameBytes && is_printable(name);
 }
 
 TextMessage Hello::make() const {

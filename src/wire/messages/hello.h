@@ -17,7 +17,8 @@ inline constexpr std::size_t kMaxJobNameBytes = 256;
 /// The longest name of a run of a job.
 inline constexpr std::size_t kMaxRunBytes = 64;
 
-/// Whether `name` is a valid name of a job: one line of 1 to kMaxJobNameBytes bytes.
+/// Whether `name` is a valid name of a job: 1 to kMaxJobNameBytes bytes of UTF-8 without control characters, because
+/// operators read it in tables and logs.
 bool is_job_name(const std::string& name);
 
 /// The header has the rank of the worker. The payload is lines of text: the job, the run, "host 0 of 2" if it may

@@ -75,11 +75,15 @@ TEST(Hello, HasTheJobsGeneration) {
   EXPECT_EQ(Hello::read(last.make().header, {}).generation, last.generation);
 }
 
-TEST(Hello, AJobsNameIsOneLine) {
-  for (const std::string& name : {std::string("a"), std::string("a job.1"), std::string(kMaxJobNameBytes, 'x')})
+TEST(Hello, AJobsNameIsTextThatATerminalCanShow) {
+  for (const std::string& name :
+       {std::string("a"), std::string("a job.1"), std::string("ünicode 模型/1"), std::string(kMaxJobNameBytes, 'x')})
     EXPECT_TRUE(is_job_name(name)) << name;
-  for (const std::string& name : {std::string(), std::string("a\nb"), std::string("a\n"), std::string(257, 'x')})
-    EXPECT_FALSE(is_job_name(name)) << name;
+  for (const std::string& name :
+       {std::string(), std::string("a\nb"), std::string("a\n"), std::string("a\tb"), std::string("a\0b", 3),
+        std::string("\x1b[2J"), std::string("\x7f"), std::string("\xff"), std::string("\xc2\x9b"),
+        std::string("\xe2\x82"), std::string(257, 'x')})
+    EXPECT_FALSE(is_job_name(name)) << ::testing::PrintToString(name);
 }
 
 TEST(Messages, HelloRoundTrip) {

@@ -1,0 +1,55 @@
+"""What `poseidon server jobs`, `drain` and `evict` ask an admin port."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import Any
+from urllib.parse import quote
+
+from poseidon.admin.address import Address
+from poseidon.errors import PoseidonError, Refused, Unreachable
+
+_TIMEOUT_S = 10.0
+
+
+class AdminClient:
+    """Asks one admin port. Its methods raise Unreachable if none answers there, and Refused with the port's reason."""
+
+    def __init__(self, address: Address, token: str | None = None) -> None:
+        self._address = address
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+
+    def jobs(self) -> dict[str, Any]:
+        """What the server knows of itself and its jobs."""
+        return self._ask("GET", "/jobs")
+
+    def drain(self) -> dict[str, Any]:
+        """Makes the server take no new job. The answer is as that of `jobs`."""
+        return self._ask("POST", "/drain")
+
+    def evict(self, job: str, secret: int | None = None) -> dict[str, Any]:
+        """Ends a job. `secret` says which one if several tenants have a job of this name."""
+        query = "" if secret is None else f"?secret={secret}"
+        return self._ask("POST", f"/jobs/{quote(job, safe='')}/evict{query}")
+
+    def _ask(self, method: str, path: str) -> dict[str, Any]:
+        connection = http.client.HTTPConnection(self._address.host, self._address.port, timeout=_TIMEOUT_S)
+        try:
+            connection.request(method, path, headers=self._headers)
+            response = connection.getresponse()
+            answer = json.loads(response.read())
+        except OSError as error:
+            raise Unreachable(
+                f"no admin port answers at {self._address} ({error.strerror or error}): start the server with "
+                "`poseidon server --admin PORT`, and give the same address to this command"
+            ) from None
+        except (http.client.HTTPException, ValueError):
+            raise PoseidonError(f"what answers at {self._address} is no admin port of `poseidon server`") from None
+        finally:
+            connection.close()
+        if not isinstance(answer, dict) or (response.status != http.client.OK and "error" not in answer):
+            raise PoseidonError(f"what answers at {self._address} is no admin port of `poseidon server`")
+        if response.status != http.client.OK:
+            raise Refused(str(answer["error"]))
+        return answer

@@ -1,0 +1,132 @@
+"""What an admin port answers, without HTTP: status, content type and text for a method and a path."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Protocol
+from urllib.parse import parse_qs, unquote
+
+from poseidon.admin.metrics import CONTENT_TYPE, metrics_text
+
+JOB_FIELDS = (
+    "name",
+    "secret",
+    "generation",
+    "worker_count",
+    "connected_count",
+    "bytes_received",
+    "bytes_sent",
+    "memory_bytes",
+    "memory_limit_bytes",
+    "open_chunk_count",
+    "age_s",
+    "silent_s",
+)
+SERVER_FIELDS = ("bytes_received", "bytes_sent", "memory_bytes", "memory_limit_bytes")
+
+
+class Served(Protocol):
+    """A parameter server (`_core.Server`). Any thread calls it."""
+
+    def report(self) -> Any: ...
+    def drain(self) -> None: ...
+    def draining(self) -> bool: ...
+    def evict(self, job: str, secret: int) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An HTTP answer."""
+
+    status: HTTPStatus
+    text: str
+    content_type: str = "application/json"
+
+
+class AdminService:
+    """Answers requests about one server. Thread-safe."""
+
+    # What does not need the token: it tells nothing of jobs, and those who ask often cannot send a token.
+    OPEN_PATHS = ("/healthz", "/readyz")
+
+    def __init__(self, server: Served) -> None:
+        self._server = server
+
+    def answer(self, method: str, path: str, query: str, source: str) -> Answer:
+        """The answer to a request. `path` is still quoted; `source` is who asks."""
+        parts = [unquote(part) for part in path.split("/")[1:]]
+        if len(parts) == 3 and parts[0] == "jobs" and parts[2] == "evict":
+            return self._post_only(method, lambda: self._evict(parts[1], query, source))
+        if path == "/drain":
+            return self._post_only(method, lambda: self._drain(source))
+        read: dict[str, Callable[[], Answer]] = {
+            "/healthz": lambda: Answer(HTTPStatus.OK, "ok\n", "text/plain"),
+            "/readyz": self._ready,
+            "/jobs": lambda: _json(HTTPStatus.OK, self._jobs()),
+            "/metrics": self._metrics,
+        }
+        if path not in read:
+            paths = ", ".join(read)
+            return error_answer(HTTPStatus.NOT_FOUND, f"there is no {path}: GET {paths}; POST /drain, /jobs/NAME/evict")
+        return (
+            read[path]() if method == "GET" else error_answer(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes GET only")
+        )
+
+    @staticmethod
+    def _post_only(method: str, act: Callable[[], Answer]) -> Answer:
+        return act() if method == "POST" else error_answer(HTTPStatus.METHOD_NOT_ALLOWED, "this path takes POST only")
+
+    def _ready(self) -> Answer:
+        if self._server.draining():
+            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, "draining\n", "text/plain")
+        return Answer(HTTPStatus.OK, "ready\n", "text/plain")
+
+    def _jobs(self) -> dict[str, Any]:
+        report = self._server.report()
+        return {
+            "draining": self._server.draining(),
+            **{name: getattr(report, name) for name in SERVER_FIELDS},
+            "jobs": [{name: getattr(job, name) for name in JOB_FIELDS} for job in report.jobs],
+        }
+
+    def _metrics(self) -> Answer:
+        return Answer(HTTPStatus.OK, metrics_text(self._jobs()), CONTENT_TYPE)
+
+    def _drain(self, source: str) -> Answer:
+        self._server.drain()
+        jobs = self._jobs()
+        _log(f"draining, as {source} asks; {len(jobs['jobs'])} jobs are here")
+        return _json(HTTPStatus.OK, jobs)
+
+    def _evict(self, name: str, query: str, source: str) -> Answer:
+        wanted = parse_qs(query).get("secret", [""])[0]
+        secrets = [job.secret for job in self._server.report().jobs if job.name == name]
+        if wanted:
+            secrets = [secret for secret in secrets if str(secret) == wanted]
+        if len(secrets) > 1:
+            told = " and ".join(str(secret) for secret in secrets)
+            why = f"jobs of the secrets {told} are named '{name}': say which one you mean with --secret N (?secret=N)"
+            return error_answer(HTTPStatus.CONFLICT, why)
+        if not secrets or not self._server.evict(name, secrets[0]):
+            of = f" of secret {wanted}" if wanted else ""
+            why = f"this server has no job '{name}'{of}: see `poseidon server jobs` for those that it has"
+            return error_answer(HTTPStatus.NOT_FOUND, why)
+        _log(f"job '{name}' is evicted, as {source} asks")
+        return _json(HTTPStatus.OK, {"evicted": name, "secret": secrets[0]})
+
+
+def _json(status: HTTPStatus, data: dict[str, Any]) -> Answer:
+    return Answer(status, json.dumps(data, indent=2) + "\n")
+
+
+def error_answer(status: HTTPStatus, why: str) -> Answer:
+    """An answer that says in one sentence why nothing was done."""
+    return _json(status, {"error": why})
+
+
+def _log(text: str) -> None:
+    print(f"poseidon server: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,50 @@
+// What a ServerCore tells its operator of its jobs, and how it ends one of them.
+#include <algorithm>
+#include <utility>
+
+#include "server/core/connection.h"
+#include "server/core/server_core.h"
+
+namespace poseidon {
+
+CoreJobReport ServerCore::report_of(const Job& job) {
+  const MemoryBudget& budget = job.shard.budget();
+  CoreJobReport core{job.name, {}, {}, job.began_ns, job.last_progress_ns};
+  JobReport& report = core.report;
+  report.name = job.name.name;
+  report.generation = job.generation;
+  report.worker_count = job.worker_count;
+  report.memory_bytes = budget.used_bytes();
+  report.memory_limit_bytes = budget.limit_bytes();
+  report.open_chunk_count = job.shard.open_chunk_count();
+  if (job.shard_of_hosts) report.open_chunk_count += job.shard_of_hosts->open_chunk_count();
+  report.bytes_sent = job.closed_bytes_sent;
+  report.bytes_received = job.closed_bytes_received;
+  for (Connection* connection : job.connections) {
+    core.connected_ranks.insert(connection->rank);
+    core.last_progress_ns = std::max(core.last_progress_ns, connection->last_progress_ns);
+    report.bytes_sent += connection->flow().bytes_sent();
+    report.bytes_received += connection->flow().bytes_received();
+  }
+  return core;
+}
+
+std::vector<CoreJobReport> ServerCore::jobs() {
+  std::vector<CoreJobReport> reports;
+  loop_->call([&] {
+    for (const auto& [name, job] : jobs_) reports.push_back(report_of(*job));
+  });
+  return reports;
+}
+
+void ServerCore::evict(const JobName& job, const Status& why) {
+  loop_->call([&] {
+    const auto found = jobs_.find(job);
+    if (found == jobs_.end()) return;
+    auto evicted = std::move(found->second);
+    jobs_.erase(found);
+    end_generation(std::move(evicted), why);
+  });
+}
+
+}  // namespace poseidon
