@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/memory_budget.h"
+#include "base/rate_limit.h"
 #include "poseidon/options.h"
 
 namespace poseidon {
@@ -25,34 +26,43 @@ struct JobName {
   auto operator<=>(const JobName&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
-/// Limits the number of jobs, the memory that each job holds on all cores together, and the memory that all jobs hold.
-/// Thread-safe.
+/// What all cores of a server count of one job together. Thread-safe.
+struct Tenant {
+  Tenant(std::size_t memory_limit, std::shared_ptr<MemoryBudget> whole, std::uint64_t job_rate)
+      : memory(memory_limit, std::move(whole)), incoming(job_rate), outgoing(job_rate) {}
+  MemoryBudget memory;
+  RateLimit incoming, outgoing;
+};
+
+/// Limits the number of jobs, the memory and the rate of each job on all cores together, and the memory that all jobs
+/// hold. Thread-safe.
 class Tenants {
  public:
   explicit Tenants(const Options& options)
       : max_jobs_(options.max_jobs),
         memory_limit_(options.memory_limit),
+        job_rate_(options.job_rate),
         server_memory_(std::make_shared<MemoryBudget>(options.server_memory)) {}
 
-  /// Returns the job's memory budget. Every core gets the same budget for as long as one of them keeps it. Returns null
-  /// if there are already max_jobs other jobs with this secret.
-  std::shared_ptr<MemoryBudget> admit(const JobName& job);
+  /// Returns the job's account. Every core gets the same one for as long as one of them keeps it. Returns null if there
+  /// are already max_jobs other jobs with this secret.
+  std::shared_ptr<Tenant> admit(const JobName& job);
 
   /// Returns true for the first call with this rank since the job has been on this server, and false after that. Use it
   /// for notices that are to be given once.
   bool first_notice(const JobName& job, std::uint32_t rank);
 
  private:
-  struct Tenant {
-    Tenant(std::size_t memory_limit, std::shared_ptr<MemoryBudget> whole) : budget(memory_limit, std::move(whole)) {}
-    MemoryBudget budget;
-    std::set<std::uint32_t> noticed;  // ranks; under mutex_
+  struct Entry {
+    std::weak_ptr<Tenant> tenant;
+    std::set<std::uint32_t> noticed;  // ranks
   };
   const int max_jobs_;
   const std::size_t memory_limit_;
+  const std::uint64_t job_rate_;
   const std::shared_ptr<MemoryBudget> server_memory_;
   std::mutex mutex_;
-  std::map<JobName, std::weak_ptr<Tenant>> tenants_;
+  std::map<JobName, Entry> tenants_;  // under mutex_
 };
 
 }  // namespace poseidon
