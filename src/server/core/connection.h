@@ -16,6 +16,7 @@
 #include "server/chunk/limits.h"
 #include "server/chunk/requester.h"
 #include "server/core/fair_share.h"
+#include "server/core/port_queue.h"
 #include "server/core/server_core.h"
 #include "wire/messages/ending.h"
 #include "wire/messages/hello.h"
@@ -25,16 +26,11 @@ namespace poseidon {
 /// Only the loop thread of its core uses it.
 class ServerCore::Connection final : public Requester {
  public:
-  Connection(std::uint64_t id, std::shared_ptr<Flow> flow, FlightRecorder& recorder)
-      : id_(id), flow_(std::move(flow)), recorder_(recorder) {}
+  Connection(std::uint64_t id, std::shared_ptr<Flow> flow, ServerCore& core)
+      : id_(id), flow_(std::move(flow)), core_(core) {}
 
-  void send(const wire::Header& header, std::shared_ptr<const Buffer> payload) override {
-    std::vector<std::span<const std::byte>> pieces;
-    if (payload) pieces.push_back(payload->span());
-    note(FlightEvent::Kind::sent, header, payload ? payload->size() : 0);
-    backlog_->add();
-    flow_->send(header, std::move(pieces), [payload, backlog = backlog_](const Status&) { backlog->remove(); });
-  }
+  /// What exceeds the job's rate or its share of the port leaves later.
+  void send(const wire::Header& header, std::shared_ptr<const Buffer> payload) override;
   void refuse(const wire::Envelope& about, const Status& status) override { refuse(about, {status, std::nullopt}); }
   void refuse(const wire::Envelope& about, const wire::Refuse& refusal_of_it) {
     note(FlightEvent::Kind::refused, about, 0);
@@ -48,6 +44,14 @@ class ServerCore::Connection final : public Requester {
 
   std::uint64_t id() const { return id_; }
   Flow& flow() { return *flow_; }
+
+  /// Whether a message may come in by its job's rate and share of the port. If not, the flow asks again in time.
+  bool has_turn(std::size_t size_bytes);
+  /// The message that had its turn comes in.
+  void use_turn() {
+    turn_ns_ = 0;
+    *port_turn_ = PortTurn::none;
+  }
 
   /// Makes it a connection of the job after its hello, which has said its rank. The job is charged for answers that the
   /// connection does not read.
@@ -72,6 +76,7 @@ class ServerCore::Connection final : public Requester {
   std::uint64_t rate = 0;                 // the worker's share of the port in bytes a second; 0: no limit
 
  private:
+  enum class PortTurn : std::uint8_t { none, waits, here };
   /// Counts messages that have been sent but have not left yet. A message may end after its connection has been
   /// destroyed.
   struct Backlog {
@@ -98,12 +103,15 @@ class ServerCore::Connection final : public Requester {
     event.chunk = about.chunk;
     event.step = about.step;
     event.bytes = bytes;
-    recorder_.note(event);
+    core_.recorder_.note(event);
   }
 
   const std::uint64_t id_;
   const std::shared_ptr<Flow> flow_;
-  FlightRecorder& recorder_;  // the core's recorder
+  ServerCore& core_;
+  std::int64_t turn_ns_ = 0;  // from when the next message may come by the job's rate; 0: nothing has been asked
+  // Of the next message. The port's queue may have it longer than the connection lives.
+  const std::shared_ptr<PortTurn> port_turn_ = std::make_shared<PortTurn>(PortTurn::none);
   const std::shared_ptr<Backlog> backlog_ = std::make_shared<Backlog>();
 };
 
@@ -111,15 +119,15 @@ class ServerCore::Connection final : public Requester {
 /// connection has closed.
 struct ServerCore::Job {
   Job(JobName job_name, const wire::Hello& first, Reduction reduction, ShardThreads threads,
-      std::shared_ptr<MemoryBudget> budget)
+      std::shared_ptr<Tenant> its_tenant)
       : name(std::move(job_name)),
         worker_count(first.worker_count),
         generation(first.generation),
         run(first.run),
         pace(first.pace.value_or(wire::Pace())),
-        shard(first.worker_count, reduction, threads, budget),
-        shard_of_hosts(first.host ? std::make_unique<Shard>(first.host->count, reduction, threads, std::move(budget))
-                                  : nullptr),
+        tenant(std::move(its_tenant)),
+        shard(first.worker_count, reduction, threads, memory()),
+        shard_of_hosts(first.host ? std::make_unique<Shard>(first.host->count, reduction, threads, memory()) : nullptr),
         host_count(first.host ? first.host->count : 0) {
     if (shard_of_hosts) shard_of_hosts->take_machines();
   }
@@ -145,6 +153,7 @@ struct ServerCore::Job {
   bool may_receive(const wire::Envelope& about) {
     return (shard_of_hosts && !by_host(about)) || shard_of(about).may_receive(inner(about));
   }
+  std::shared_ptr<MemoryBudget> memory() const { return {tenant, &tenant->memory}; }
   /// Whether others push the chunk the other way in this step: as workers instead of machines, or the reverse.
   bool pushed_otherwise(const wire::Envelope& about) const {
     return shard_of_hosts && (by_host(about) ? shard : *shard_of_hosts).has_open(about);
@@ -199,6 +208,8 @@ struct ServerCore::Job {
   std::set<std::uint32_t> departed;  // ranks that have said goodbye over all their connections
   std::size_t guests = 0;            // workers of other cores that push to chunks here (chunk_handover.h)
   FairShare share;
+  PortQueue::Account incoming, outgoing;
+  const std::shared_ptr<Tenant> tenant;
   Shard shard;
   const std::unique_ptr<Shard> shard_of_hosts;  // for what machines push; null: workers do not speak for them
   const std::uint32_t host_count;
@@ -240,6 +251,45 @@ inline std::string ServerCore::Job::objection(const wire::Hello& hello) const {
       return rank + " is connected already; two processes have the same RANK";
   }
   return count < limits::kConnectionsPerRank ? "" : rank + " has " + std::to_string(count) + " connections already";
+}
+
+inline void ServerCore::Connection::send(const wire::Header& header, std::shared_ptr<const Buffer> payload) {
+  const std::size_t size_bytes = wire::kHeaderBytes + (payload ? payload->size() : 0);
+  note(FlightEvent::Kind::sent, header, size_bytes - wire::kHeaderBytes);
+  backlog_->add();
+  const auto leave = [header, payload = std::move(payload), flow = flow_, backlog = backlog_] {
+    std::vector<std::span<const std::byte>> pieces;
+    if (payload) pieces.push_back(payload->span());
+    flow->send(header, std::move(pieces), [payload, backlog](const Status&) { backlog->remove(); });
+  };
+  const auto leave_by_rate = [leave, size_bytes, tenant = job->tenant, loop = core_.loop_.get()] {
+    const std::int64_t now = now_ns();
+    const std::int64_t from = tenant->outgoing.take(size_bytes, now);
+    if (from <= now) return leave();
+    loop->call_at(Clock::now() + std::chrono::nanoseconds(from - now), leave);
+  };
+  if (core_.outgoing_.queue.ask(job->outgoing, size_bytes, now_ns(), leave_by_rate)) return leave_by_rate();
+  core_.watch_queue(core_.outgoing_);
+}
+
+inline bool ServerCore::Connection::has_turn(std::size_t size_bytes) {
+  const std::int64_t now = now_ns();
+  size_bytes += wire::kHeaderBytes;
+  if (turn_ns_ == 0) turn_ns_ = job->tenant->incoming.take(size_bytes, now);
+  if (turn_ns_ > now) {
+    core_.loop_->call_at(Clock::now() + std::chrono::nanoseconds(turn_ns_ - now), [flow = flow_] { flow->resume(); });
+    return false;
+  }
+  if (*port_turn_ == PortTurn::none) {
+    const auto go = [turn = port_turn_, flow = flow_] {
+      *turn = PortTurn::here;
+      flow->resume();
+    };
+    const bool now_here = core_.incoming_.queue.ask(job->incoming, size_bytes, now, go);
+    *port_turn_ = now_here ? PortTurn::here : PortTurn::waits;
+    if (!now_here) core_.watch_queue(core_.incoming_);
+  }
+  return *port_turn_ == PortTurn::here;
 }
 
 inline void ServerCore::Connection::join(Job& its_job) {

@@ -39,7 +39,11 @@ std::string text_of_message(const wire::Header& header) {
 }  // namespace
 
 ServerCore::ServerCore(const Options& options, std::shared_ptr<Loop> loop, Surroundings surroundings)
-    : options_(options), surroundings_(std::move(surroundings)), loop_(std::move(loop)) {
+    : options_(options),
+      surroundings_(std::move(surroundings)),
+      incoming_(port_rate()),
+      outgoing_(port_rate()),
+      loop_(std::move(loop)) {
   loop_->post([this] { check_overdue(); });
 }
 
@@ -120,7 +124,7 @@ std::vector<LateRank> ServerCore::late_ranks() {
 void ServerCore::connected(std::shared_ptr<Flow> flow) {
   Flow& accepted = *flow;
   auto& connection = connections_[&accepted];
-  connection = std::make_unique<Connection>(next_connection_id_++, std::move(flow), recorder_);
+  connection = std::make_unique<Connection>(next_connection_id_++, std::move(flow), *this);
   note(FlightEvent::Kind::connected, *connection, "");
   accepted.set_context(connection.get());
   accepted.set_receiver(this);
@@ -179,12 +183,17 @@ bool ServerCore::may_receive(Flow& flow, const wire::Header& header) {
   Connection& connection = flow.context<Connection>();
   heard(connection);
   Job* job = connection.job;
-  const bool shards = is_contribution(header) && job != nullptr && !is_elsewhere(header) &&
+  if (job == nullptr) return true;
+  if (!connection.has_turn(header.payload_bytes)) return false;
+  const bool shards = is_contribution(header) && !is_elsewhere(header) &&
                       (header.rank == connection.rank || speaks_for_host(connection, header));
-  if (!shards || job->may_receive(header)) return true;
-  connection.waiting = header;
-  job->waiting.insert(&connection);
-  return false;
+  if (shards && !job->may_receive(header)) {
+    connection.waiting = header;
+    job->waiting.insert(&connection);
+    return false;
+  }
+  connection.use_turn();
+  return true;
 }
 
 /// Looks again at the waiting contributions of a job after a part of it has come or gone.

@@ -240,12 +240,12 @@ TEST(Tenants, AJobKeepsItsMemoryAsLongAsSomebodyHoldsIt) {
   options.memory_limit = 100;
   Tenants tenants(options);
   auto first = tenants.admit({"red", "a"}, {}).value();
-  EXPECT_EQ(first->limit_bytes(), 100u);
+  EXPECT_EQ(first->memory.limit_bytes(), 100u);
   EXPECT_EQ(tenants.admit({"red", "a"}, {}).value(), first);
   EXPECT_NE(tenants.admit({"blue", "a"}, {}).value(), first);
-  first->charge(60);
+  first->memory.charge(60);
   first.reset();
-  EXPECT_EQ(tenants.admit({"red", "a"}, {}).value()->used_bytes(), 0u);
+  EXPECT_EQ(tenants.admit({"red", "a"}, {}).value()->memory.used_bytes(), 0u);
 }
 
 TEST(Tenants, NoticeOfARankIsTheFirstOnceForAsLongAsItsJobIsHere) {
