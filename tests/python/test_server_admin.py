@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import re
+import select
 import socket
 import subprocess
 import sys
@@ -22,6 +24,8 @@ from typer.testing import CliRunner
 import poseidon
 import workers
 from poseidon.admin import Address, AdminClient
+from poseidon.admin.metrics import metrics_text
+from poseidon.admin.service import JOB_FIELDS, SERVER_FIELDS
 from poseidon.cli.main import app
 from poseidon.errors import InvalidArgument, PoseidonError, Refused, Unreachable
 from poseidon.launch import free_port
@@ -50,7 +54,7 @@ class Running:
     def jobs(self) -> dict[str, dict[str, Any]]:
         return {job["name"]: job for job in self.client.jobs()["jobs"]}
 
-    def wait_for(self, condition: Callable[[dict[str, dict[str, Any]]], bool], seconds: float = 20) -> None:
+    def wait_for(self, condition: Callable[[dict[str, dict[str, Any]]], bool], seconds: float = 60) -> None:
         latest = time.monotonic() + seconds
         while not condition(self.jobs()):
             assert time.monotonic() < latest, self.jobs()
@@ -63,46 +67,64 @@ def running(*arguments: str, token: str | None = None, stderr: int | None = None
         yield Running(process, start, token)
 
 
-def train(port: int, address: str, job: str, steps: int, pause_s: float = 0.05) -> str:
-    """Exchanges whole numbers; returns the error that ended it."""
+def train(port: int, address: str, job: str, until: str, secret: str | None = None) -> str:
+    """Exchanges whole numbers until the file is there; returns the error that ended it."""
+    given = {} if secret is None else {"secret": secret}
     try:
-        with poseidon.connect(servers=[address], master_port=port, job=job, timeout=20) as exchange:
-            exchange.declare({"w": np.zeros(VALUE_COUNT, "float32")})
-            for _ in range(steps):
+        with poseidon.connect(servers=[address], master_port=port, job=job, timeout=20, **given) as exchange:
+            exchange.declare({"w": np.zeros(VALUE_COUNT, "float32"), "is over": np.zeros(1, "float32")})
+            over = np.zeros(1, "float32")
+            while not over[0]:
                 array = np.full(VALUE_COUNT, exchange.rank + 1.0, "float32")
                 exchange.push_pull("w", array)
                 assert np.all(array == (exchange.world_size + 1) / 2)
-                time.sleep(pause_s)
+                time.sleep(0.02)
+                over[0] = os.path.exists(until)
+                exchange.push_pull("is over", over)  # on all ranks in the same step
     except PoseidonError as error:
         return str(error)
     return ""
 
 
 class Training(threading.Thread):
-    """A job of two workers that trains meanwhile."""
+    """A job that trains meanwhile."""
 
-    def __init__(self, server: Running, job: str, steps: int) -> None:
+    def __init__(self, server: Running, job: str, folder: Path, world_size: int = 2, secret: str | None = None) -> None:
         super().__init__()
         self.errors: list[str] = []
-        self._arguments = (free_port(), server.address, job, steps)
+        self._until = folder / f"until-{id(self)}"
+        self._arguments = (world_size, train, free_port(), server.address, job, str(self._until), secret)
         self.start()
 
     def run(self) -> None:
-        self.errors = workers.run_fresh(2, train, *self._arguments)
+        self.errors = workers.run_fresh(*self._arguments)
 
     def ended(self) -> list[str]:
+        """What each worker said when the job has ended by itself."""
         self.join(60)
         assert not self.is_alive()
         return self.errors
 
+    def end(self) -> list[str]:
+        """Lets the job end."""
+        self._until.touch()
+        return self.ended()
 
-def test_jobs_and_metrics_tell_what_workers_do() -> None:
+
+def wait_until_nothing_is_held(server: Running) -> None:
+    latest = time.monotonic() + 20
+    while server.client.jobs()["memory_bytes"]:  # the last answers leave after their job
+        assert time.monotonic() < latest
+        time.sleep(0.05)
+
+
+def test_jobs_and_metrics_tell_what_workers_do(tmp_path: Path) -> None:
     with running("--memory-limit", "100mb") as server:
         assert server.jobs() == {}
         assert server.ask("GET", "/healthz")[:2] == (200, "ok\n")
         assert server.ask("GET", "/readyz")[:2] == (200, "ready\n")
-        name = 'a "quoted" \\ job'
-        training = Training(server, name, 60)
+        name = "job"
+        training = Training(server, name, tmp_path)
         server.wait_for(lambda jobs: name in jobs and jobs[name]["bytes_sent"] > 8 * VALUE_COUNT)
         job = server.jobs()[name]
         assert (job["secret"], job["generation"], job["worker_count"], job["connected_count"]) == (0, 1, 2, 2)
@@ -113,12 +135,12 @@ def test_jobs_and_metrics_tell_what_workers_do() -> None:
         status, text, headers = server.ask("GET", "/metrics")
         assert (status, headers["Content-Type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
         check_metrics(text)
-        assert 'poseidon_job_connected_workers{job="a \\"quoted\\" \\\\ job",secret="0"} 2\n' in text
-        assert training.ended() == ["", ""]
+        assert 'poseidon_job_connected_workers{job="job",secret="0"} 2\n' in text
+        assert training.end() == ["", ""]
         server.wait_for(lambda jobs: not jobs)  # whose last worker has gone
+        wait_until_nothing_is_held(server)
         report = server.client.jobs()
-        assert report["memory_bytes"] == 0
-        assert report["bytes_received"] > 60 * 8 * VALUE_COUNT
+        assert report["bytes_received"] > job["bytes_received"]
 
 
 def check_metrics(text: str) -> None:
@@ -142,17 +164,24 @@ def check_metrics(text: str) -> None:
     assert all(name.endswith("_total") == (kind == "counter") for name, kind in kinds.items())
 
 
-def test_a_drained_server_takes_no_new_job_and_ends_with_its_last() -> None:
+def test_metrics_escape_what_a_cpp_program_calls_its_job() -> None:
+    job = {**dict.fromkeys(JOB_FIELDS, 0), "name": 'a "quoted" \\ job'}
+    text = metrics_text({**dict.fromkeys(SERVER_FIELDS, 0), "draining": False, "jobs": [job]})
+    check_metrics(text)
+    assert 'poseidon_job_workers{job="a \\"quoted\\" \\\\ job",secret="0"} 0\n' in text
+
+
+def test_a_drained_server_takes_no_new_job_and_ends_with_its_last(tmp_path: Path) -> None:
     with running() as server:
-        training = Training(server, "old", 60)
+        training = Training(server, "old", tmp_path)
         server.wait_for(lambda jobs: "old" in jobs and jobs["old"]["connected_count"] == 2)
         assert server.client.drain()["draining"] is True
         assert server.ask("GET", "/readyz")[:2] == (503, "draining\n")
         assert server.ask("GET", "/healthz")[0] == 200
-        (error,) = workers.run_fresh(1, train, free_port(), server.address, "new", 1)
+        (error,) = Training(server, "new", tmp_path, 1).ended()
         assert "this server is being drained and takes no new job; give job 'new' other servers" in error
         assert server.process.poll() is None
-        assert training.ended() == ["", ""]
+        assert training.end() == ["", ""]
         assert server.process.wait(timeout=20) == 0
 
 
@@ -162,37 +191,24 @@ def test_a_server_without_jobs_ends_when_it_is_drained() -> None:
         assert server.process.wait(timeout=20) == 0
 
 
-def test_an_evicted_job_fails_alone() -> None:
+def test_an_evicted_job_fails_alone(tmp_path: Path) -> None:
     with running(stderr=subprocess.PIPE) as server:
-        evicted, other = Training(server, "hog/1 ?", 400), Training(server, "other", 60)
+        evicted, other = Training(server, "hog_1.x", tmp_path), Training(server, "other", tmp_path)
         server.wait_for(lambda jobs: len(jobs) == 2 and all(job["bytes_sent"] > 0 for job in jobs.values()))
-        assert server.client.evict("hog/1 ?") == {"evicted": "hog/1 ?", "secret": 0}
+        assert server.client.evict("hog_1.x") == {"evicted": "hog_1.x", "secret": 0}
         server.wait_for(lambda jobs: list(jobs) == ["other"])
         for error in evicted.ended():
-            assert "the operator of this server has evicted job 'hog/1 ?'" in error
-        assert other.ended() == ["", ""]
+            assert "the operator of this server has evicted job 'hog_1.x'" in error
+        assert other.end() == ["", ""]
         server.wait_for(lambda jobs: not jobs)
-        assert server.client.jobs()["memory_bytes"] == 0
-        again = Training(server, "hog/1 ?", 1)  # another run may come
-        assert again.ended() == ["", ""]
+        wait_until_nothing_is_held(server)
+        again = Training(server, "hog_1.x", tmp_path)  # another run may come
+        assert again.end() == ["", ""]
         with pytest.raises(Refused, match="this server has no job 'nobody'"):
             server.client.evict("nobody")
         server.process.terminate()
         _, told = server.process.communicate(timeout=20)
-        assert "job 'hog/1 ?' is evicted, as 127.0.0.1 asks" in told
-
-
-def hold(port: int, address: str, secret: str) -> str:
-    settings = {"servers": [address], "master_port": port, "job": "same", "secret": secret, "timeout": 20}
-    try:
-        with poseidon.connect(**settings) as exchange:  # type: ignore[arg-type]
-            exchange.declare({"w": np.zeros(10)})
-            for _ in range(400):
-                exchange.push_pull("w", np.zeros(10))
-                time.sleep(0.02)
-    except PoseidonError as error:
-        return str(error)
-    return ""
+        assert "job 'hog_1.x' is evicted, as 127.0.0.1 asks" in told
 
 
 def test_tenants_with_jobs_of_one_name_are_told_apart(tmp_path: Path) -> None:
@@ -201,44 +217,34 @@ def test_tenants_with_jobs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     path.touch(mode=0o600)
     path.write_text("\n".join(secrets))
     with running("--secret-file", str(path)) as server:
-        errors: dict[str, list[str]] = {}
-        threads = [
-            threading.Thread(
-                target=lambda s=secret: errors.update({s: workers.run_fresh(1, hold, free_port(), server.address, s)})
-            )
-            for secret in secrets
-        ]
-        for thread in threads:
-            thread.start()
-        latest = time.monotonic() + 20
+        first, second = (Training(server, "same", tmp_path, 1, secret) for secret in secrets)
+        latest = time.monotonic() + 60
         while [job["secret"] for job in server.client.jobs()["jobs"]] != [1, 2]:
             assert time.monotonic() < latest
             time.sleep(0.05)
         with pytest.raises(Refused, match="jobs of the secrets 1 and 2 are named 'same'"):
             server.client.evict("same")
         assert server.client.evict("same", 2) == {"evicted": "same", "secret": 2}
-        for thread in threads:
-            thread.join(60)
-        assert errors[secrets[0]] == [""]
-        assert "has evicted job 'same'" in errors[secrets[1]][0]
+        assert "has evicted job 'same'" in second.ended()[0]
+        assert first.end() == [""]
 
 
-def test_the_commands_ask_the_admin_port() -> None:
+def test_the_commands_ask_the_admin_port(tmp_path: Path) -> None:
     with running() as server:
-        training = Training(server, "my [red]job", 100)
+        training = Training(server, "my-job", tmp_path)
         server.wait_for(lambda jobs: any(job["bytes_sent"] > 0 for job in jobs.values()))
         admin = ["--admin", str(server.admin)]
         table = CliRunner().invoke(app, ["server", "jobs", *admin])
         assert table.exit_code == 0
-        assert "my [red]job" in table.output
+        assert "my-job" in table.output
         assert "2 of 2" in table.output
         as_json = CliRunner().invoke(app, ["server", "jobs", *admin, "--json"])
-        assert [job["name"] for job in json.loads(as_json.output)["jobs"]] == ["my [red]job"]
+        assert [job["name"] for job in json.loads(as_json.output)["jobs"]] == ["my-job"]
         drained = CliRunner().invoke(app, ["server", "drain", *admin])
-        assert drained.output == "The server takes no new job. It ends when these jobs have: 'my [red]job'.\n"
+        assert drained.output == "The server takes no new job. It ends when these jobs have: 'my-job'.\n"
         assert "The server is draining" in CliRunner().invoke(app, ["server", "jobs", *admin]).output
-        evicted = CliRunner().invoke(app, ["server", "evict", "my [red]job", *admin])
-        assert evicted.output == "Job 'my [red]job' is evicted. It may come back when it is started again.\n"
+        evicted = CliRunner().invoke(app, ["server", "evict", "my-job", *admin])
+        assert evicted.output == "Job 'my-job' is evicted. It may come back when it is started again.\n"
         assert all("evicted" in error for error in training.ended())
         assert server.process.wait(timeout=20) == 0
     with pytest.raises(Unreachable, match="no admin port answers at 127"):
@@ -311,7 +317,7 @@ def test_requests_that_do_not_fit_are_refused() -> None:
         assert server.client.jobs()["draining"] is False
 
 
-def test_slow_and_hostile_clients_cannot_stop_it() -> None:
+def test_slow_and_hostile_clients_cannot_stop_it(tmp_path: Path) -> None:
     with running() as server, contextlib.ExitStack() as stack:
         address = (server.admin.host, server.admin.port)
 
@@ -326,16 +332,17 @@ def test_slow_and_hostile_clients_cannot_stop_it() -> None:
             for _ in range(200):
                 flood.sendall(b"x: " + b"y" * 1000 + b"\r\n")
         connect(b"\x16\x03\x01\x00\xff" * 100 + b"\r\n\r\n")
+        for _ in range(100):
+            connect(b"GET /jobs HT")
+        assert Training(server, "job", tmp_path, 1).end() == [""]  # what the server is for goes on
+        time.sleep(6)  # now the time of all of them is over
+        server.wait_for(lambda jobs: not jobs)
+        trickling = connect(b"GET /jobs HT")
         began = time.monotonic()
-        silent = [connect(b"GET /jobs HT") for _ in range(100)]
-        (error,) = workers.run_fresh(1, train, free_port(), server.address, "job", 3)
-        assert error == ""  # what the server is for goes on
-        with contextlib.suppress(OSError):
-            while time.monotonic() < began + 8:  # a byte now and then does not buy time
-                silent[0].sendall(b"x")
-                time.sleep(0.5)
-        assert time.monotonic() < began + 8
-        assert server.jobs() == {}
+        while not select.select([trickling], [], [], 0.5)[0]:  # a byte now and then does not buy time
+            assert time.monotonic() < began + 9
+            with contextlib.suppress(OSError):
+                trickling.sendall(b"x")
         for _ in range(3):
             connect(b"GET /jobs HTTP/1.0\r\n")
         server.process.terminate()

@@ -145,7 +145,7 @@ TEST_P(OperatorTest, AServerThatDrainsTakesNoNewJobAndIsDrainedWhenItsLastHasGon
   auto late = enter("job", 1, 2);  // of a job that is here
   push(*worker[0], push_of(0, 2), {1, 2});
   push(*late[0], push_of(1, 2), {3, 4});
-  if (GetParam() == Assignment::chunk) EXPECT_EQ(floats_of(message(*worker[0], 2)), (Floats{4, 6}));
+  EXPECT_EQ(floats_of(message(*worker[0], 2)), (Floats{4, 6}));
   EXPECT_FALSE(server->drained());
   leave(worker);
   leave(late);
@@ -168,7 +168,7 @@ TEST_P(OperatorTest, ADrainingServerWaitsForAJobThatHasLostAWorker) {
   wait_for_jobs(0);
   EXPECT_FALSE(server->drained());
   auto back = enter("job", 0, 1, 2, "second");  // its next generation
-  expect_refused("job", 1, "third", "being drained");
+  expect_refused("other", 1, "third", "being drained");
   back.clear();
   wait_for_jobs(0);
   EXPECT_FALSE(server->drained());
