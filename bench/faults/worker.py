@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+    import poseidon
+
 DIGEST_STEPS = 20  # a digest of the state is said at every multiple
 PICTURE, CLASSES, ROWS = 12, 10, 16
 
@@ -45,37 +47,42 @@ def end_with_parent() -> None:
 
 def exchange(arguments: argparse.Namespace) -> None:
     """Exchanges an array again and again until the job fails, or some rounds; or nothing more, as if it computed."""
-    import numpy as np
-
     import poseidon
-    from poseidon.notices import tell_notices
 
     def tell(message: Warning | str, *_: object, **__: object) -> None:
         say("told", text=str(message))
 
     warnings.showwarning = tell
     with poseidon.connect() as here:
-        here.declare({"w": np.zeros(arguments.bytes // 4, np.float32)})
-        gradient = np.ones(arguments.bytes // 4, np.float32)
-        here.push_pull("w", gradient)
-        say("ready")
-        if arguments.rounds:
-            began, cpu_began = time.perf_counter(), time.process_time()
-            for _ in range(arguments.rounds):
-                here.push_pull("w", gradient)
-            say("measured", seconds=time.perf_counter() - began, cpu_seconds=time.process_time() - cpu_began)
-            return
         try:
-            while True:
-                if arguments.computes:
-                    time.sleep(0.001)
-                    tell_notices(here._client)
-                    if here.failure is not None:
-                        raise here.failure
-                else:
-                    here.push_pull("w", gradient)
+            _exchange(here, arguments)
         except poseidon.PoseidonError as error:
             say("failed", code=error.code, text=str(error))
+
+
+def _exchange(here: poseidon.Exchange, arguments: argparse.Namespace) -> None:
+    import numpy as np
+
+    from poseidon.notices import tell_notices
+
+    here.declare({"w": np.zeros(arguments.bytes // 4, np.float32)})
+    gradient = np.ones(arguments.bytes // 4, np.float32)
+    here.push_pull("w", gradient)
+    say("ready")
+    if arguments.rounds:
+        began, cpu_began = time.perf_counter(), time.process_time()
+        for _ in range(arguments.rounds):
+            here.push_pull("w", gradient)
+        say("measured", seconds=time.perf_counter() - began, cpu_seconds=time.process_time() - cpu_began)
+        return
+    while True:
+        if arguments.computes:
+            time.sleep(0.001)
+            tell_notices(here._client)
+            if here.failure is not None:
+                raise here.failure
+        else:
+            here.push_pull("w", gradient)
 
 
 def serve(arguments: argparse.Namespace) -> None:

@@ -1,0 +1,1 @@
+"""Jobs that share a server: what `bench/tenants.py` is made of."""
