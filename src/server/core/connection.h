@@ -16,7 +16,6 @@
 #include "server/chunk/limits.h"
 #include "server/chunk/requester.h"
 #include "server/core/fair_share.h"
-#include "server/core/port_queue.h"
 #include "server/core/server_core.h"
 #include "wire/messages/ending.h"
 #include "wire/messages/hello.h"
@@ -26,10 +25,10 @@ namespace poseidon {
 /// Only the loop thread of its core uses it.
 class ServerCore::Connection final : public Requester {
  public:
-  Connection(std::uint64_t id, std::shared_ptr<Flow> flow, ServerCore& core)
-      : id_(id), flow_(std::move(flow)), core_(core) {}
+  Connection(std::uint64_t id, std::shared_ptr<Flow> flow, Loop& loop, FlightRecorder& recorder)
+      : id_(id), flow_(std::move(flow)), loop_(loop), recorder_(recorder) {}
 
-  /// What exceeds the job's rate or its share of the port leaves later.
+  /// What exceeds the job's rate leaves later.
   void send(const wire::Header& header, std::shared_ptr<const Buffer> payload) override;
   void refuse(const wire::Envelope& about, const Status& status) override { refuse(about, {status, std::nullopt}); }
   void refuse(const wire::Envelope& about, const wire::Refuse& refusal_of_it) {
@@ -45,13 +44,10 @@ class ServerCore::Connection final : public Requester {
   std::uint64_t id() const { return id_; }
   Flow& flow() { return *flow_; }
 
-  /// Whether a message may come in by its job's rate and share of the port. If not, the flow asks again in time.
+  /// Whether a message of its job may come in by the job's rate. If not, the flow asks again in time.
   bool has_turn(std::size_t size_bytes);
   /// The message that had its turn comes in.
-  void use_turn() {
-    turn_ns_ = 0;
-    *port_turn_ = PortTurn::none;
-  }
+  void use_turn() { turn_ns_ = 0; }
 
   /// Makes it a connection of the job after its hello, which has said its rank. The job is charged for answers that the
   /// connection does not read.
@@ -76,7 +72,6 @@ class ServerCore::Connection final : public Requester {
   std::uint64_t rate = 0;                 // the worker's share of the port in bytes a second; 0: no limit
 
  private:
-  enum class PortTurn : std::uint8_t { none, waits, here };
   /// Counts messages that have been sent but have not left yet. A message may end after its connection has been
   /// destroyed.
   struct Backlog {
@@ -103,15 +98,14 @@ class ServerCore::Connection final : public Requester {
     event.chunk = about.chunk;
     event.step = about.step;
     event.bytes = bytes;
-    core_.recorder_.note(event);
+    recorder_.note(event);
   }
 
   const std::uint64_t id_;
   const std::shared_ptr<Flow> flow_;
-  ServerCore& core_;
-  std::int64_t turn_ns_ = 0;  // from when the next message may come by the job's rate; 0: nothing has been asked
-  // Of the next message. The port's queue may have it longer than the connection lives.
-  const std::shared_ptr<PortTurn> port_turn_ = std::make_shared<PortTurn>(PortTurn::none);
+  Loop& loop_;
+  std::int64_t turn_ns_ = 0;  // from when the message that waits may come; 0: none waits
+  FlightRecorder& recorder_;  // the core's recorder
   const std::shared_ptr<Backlog> backlog_ = std::make_shared<Backlog>();
 };
 
@@ -208,7 +202,6 @@ struct ServerCore::Job {
   std::set<std::uint32_t> departed;  // ranks that have said goodbye over all their connections
   std::size_t guests = 0;            // workers of other cores that push to chunks here (chunk_handover.h)
   FairShare share;
-  PortQueue::Account incoming, outgoing;
   const std::shared_ptr<Tenant> tenant;
   Shard shard;
   const std::unique_ptr<Shard> shard_of_hosts;  // for what machines push; null: workers do not speak for them
@@ -254,42 +247,26 @@ inline std::string ServerCore::Job::objection(const wire::Hello& hello) const {
 }
 
 inline void ServerCore::Connection::send(const wire::Header& header, std::shared_ptr<const Buffer> payload) {
-  const std::size_t size_bytes = wire::kHeaderBytes + (payload ? payload->size() : 0);
-  note(FlightEvent::Kind::sent, header, size_bytes - wire::kHeaderBytes);
+  const std::size_t size_bytes = payload ? payload->size() : 0;
+  note(FlightEvent::Kind::sent, header, size_bytes);
   backlog_->add();
   const auto leave = [header, payload = std::move(payload), flow = flow_, backlog = backlog_] {
     std::vector<std::span<const std::byte>> pieces;
     if (payload) pieces.push_back(payload->span());
     flow->send(header, std::move(pieces), [payload, backlog](const Status&) { backlog->remove(); });
   };
-  const auto leave_by_rate = [leave, size_bytes, tenant = job->tenant, loop = core_.loop_.get()] {
-    const std::int64_t now = now_ns();
-    const std::int64_t from = tenant->outgoing.take(size_bytes, now);
-    if (from <= now) return leave();
-    loop->call_at(Clock::now() + std::chrono::nanoseconds(from - now), leave);
-  };
-  if (core_.outgoing_.queue.ask(job->outgoing, size_bytes, now_ns(), leave_by_rate)) return leave_by_rate();
-  core_.watch_queue(core_.outgoing_);
+  const std::int64_t now = now_ns();
+  const std::int64_t from = job->tenant->outgoing.take(size_bytes + wire::kHeaderBytes, now);
+  if (from <= now) return leave();
+  loop_.call_at(Clock::now() + std::chrono::nanoseconds(from - now), leave);
 }
 
 inline bool ServerCore::Connection::has_turn(std::size_t size_bytes) {
   const std::int64_t now = now_ns();
-  size_bytes += wire::kHeaderBytes;
-  if (turn_ns_ == 0) turn_ns_ = job->tenant->incoming.take(size_bytes, now);
-  if (turn_ns_ > now) {
-    core_.loop_->call_at(Clock::now() + std::chrono::nanoseconds(turn_ns_ - now), [flow = flow_] { flow->resume(); });
-    return false;
-  }
-  if (*port_turn_ == PortTurn::none) {
-    const auto go = [turn = port_turn_, flow = flow_] {
-      *turn = PortTurn::here;
-      flow->resume();
-    };
-    const bool now_here = core_.incoming_.queue.ask(job->incoming, size_bytes, now, go);
-    *port_turn_ = now_here ? PortTurn::here : PortTurn::waits;
-    if (!now_here) core_.watch_queue(core_.incoming_);
-  }
-  return *port_turn_ == PortTurn::here;
+  if (turn_ns_ == 0) turn_ns_ = job->tenant->incoming.take(size_bytes + wire::kHeaderBytes, now);
+  if (turn_ns_ <= now) return true;
+  loop_.call_at(Clock::now() + std::chrono::nanoseconds(turn_ns_ - now), [flow = flow_] { flow->resume(); });
+  return false;
 }
 
 inline void ServerCore::Connection::join(Job& its_job) {

@@ -39,11 +39,7 @@ std::string text_of_message(const wire::Header& header) {
 }  // namespace
 
 ServerCore::ServerCore(const Options& options, std::shared_ptr<Loop> loop, Surroundings surroundings)
-    : options_(options),
-      surroundings_(std::move(surroundings)),
-      incoming_(port_rate()),
-      outgoing_(port_rate()),
-      loop_(std::move(loop)) {
+    : options_(options), surroundings_(std::move(surroundings)), loop_(std::move(loop)) {
   loop_->post([this] { check_overdue(); });
 }
 
@@ -124,7 +120,7 @@ std::vector<LateRank> ServerCore::late_ranks() {
 void ServerCore::connected(std::shared_ptr<Flow> flow) {
   Flow& accepted = *flow;
   auto& connection = connections_[&accepted];
-  connection = std::make_unique<Connection>(next_connection_id_++, std::move(flow), *this);
+  connection = std::make_unique<Connection>(next_connection_id_++, std::move(flow), *loop_, recorder_);
   note(FlightEvent::Kind::connected, *connection, "");
   accepted.set_context(connection.get());
   accepted.set_receiver(this);

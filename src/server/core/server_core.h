@@ -16,7 +16,6 @@
 #include "server/core/chunk_handover.h"
 #include "server/core/core_job_report.h"
 #include "server/core/job_failure.h"
-#include "server/core/port_queue.h"
 #include "server/core/port_share.h"
 #include "server/core/shard.h"
 #include "server/core/tenants.h"
@@ -129,14 +128,6 @@ class ServerCore final : public HandoverCore, private Receiver {
   void watch_port();
   bool look_at_port(std::chrono::nanoseconds length);
   static void share_port(Connection& connection, std::uint64_t bytes_per_second);
-  struct PortDirection {
-    explicit PortDirection(double bytes_per_second) : queue(bytes_per_second) {}
-    PortQueue queue;
-    bool watched = false;
-  };
-  double port_rate() const;
-  void watch_queue(PortDirection& direction);
-  void run_queue(PortDirection& direction);
 
   // Defined in server_report.cc:
   static void heard(Connection& connection);
@@ -171,7 +162,6 @@ class ServerCore final : public HandoverCore, private Receiver {
   // Connections that have not said hello, by id, so that the oldest comes first.
   std::map<std::uint64_t, Connection*> pending_;
   bool pending_watched_ = false;
-  PortDirection incoming_, outgoing_;
   PortShare port_share_;
   bool port_watched_ = false;
   bool sharing_ = false;  // the current turn is counted, because there are several jobs

@@ -1,4 +1,4 @@
-// How a ServerCore shares its port among its workers (port_share.h) and among their jobs (port_queue.h).
+// How a ServerCore shares its port among its workers (port_share.h).
 #include <utility>
 
 #include "base/clock.h"
@@ -41,23 +41,6 @@ void ServerCore::share_port(Connection& connection, std::uint64_t bytes_per_seco
   if (connection.job == nullptr || std::exchange(connection.rate, bytes_per_second) == bytes_per_second) return;
   connection.flow().limit_rate(bytes_per_second);
   connection.flow().send(wire::Rate{bytes_per_second}.make(), {}, [](const Status&) {});
-}
-
-/// The core's part of the port in bytes a second; 0: it is not known. A job's chunks are spread over all cores alike.
-double ServerCore::port_rate() const {
-  return static_cast<double>(options_.port_rate) / static_cast<double>(surroundings_.core_count);
-}
-
-void ServerCore::watch_queue(PortDirection& direction) {
-  if (!std::exchange(direction.watched, true)) loop_->post([this, &direction] { run_queue(direction); });
-}
-
-void ServerCore::run_queue(PortDirection& direction) {
-  const std::int64_t now = now_ns();
-  const auto next = direction.queue.run(now);
-  direction.watched = next.has_value();
-  if (next)
-    loop_->call_at(Clock::now() + std::chrono::nanoseconds(*next - now), [this, &direction] { run_queue(direction); });
 }
 
 }  // namespace poseidon
