@@ -7,9 +7,7 @@ alone. The parts, with their bars:
 
     room   the server's port has 1.25 × the summed demand. Each job loses at most 5 % of its step time against being
            alone on the same port (Parameter Hub, Figure 18).
-    short  the port has half of the summed demand. Each job gets its share of what goes through, within 5 %. The
-           port is shared as TCP does, and then with the server's option `port_rate`, for which the bar holds.
-    unequal  the same where the first job has larger chunks and four times the connections of the others.
+    short  the port has half of the summed demand. Each job gets its share of what goes through, within 5 %.
     bad    a further job behaves badly beside them, on a port with 1.25 × all demands. The other jobs lose at most 5 %
            of their step time against the same job that behaves well, and their parameters are the same bits.
            floods: it sends tiny messages. stalls: it is stopped in the middle of a push. dies: it is killed there,
@@ -27,7 +25,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from signal import Signals
 from statistics import median
 from typing import Any
@@ -41,11 +39,8 @@ from tenancy.neighbour import Conduct, Neighbour
 
 BAR = 0.05  # of step time that a job may lose, and by which its share may deviate
 ROOM, SHORT = 1.25, 0.5  # of the summed demand
-SHARED = 0.86  # of the port's rate: nine tenths of what a plain TCP copy gets
 MEMORY = 32  # the server's memory_limit, in sizes of the model
-PARTS = ("room", "short", "unequal", "bad")
-FIRST_STEPS = 3  # times as many for a job that may be faster, so that it does not end first
-UNEQUAL = {"flows": 4, "chunk_bytes": 64 << 10}
+PARTS = ("room", "short", "bad")
 GOOD = Conduct("behaves well")
 BAD = (
     Conduct("floods", options={"chunk_bytes": 64}),
@@ -85,10 +80,7 @@ def together(running: Tenants, case: Case, step_seconds: float) -> tuple[list[Jo
     count = case.setup.job_count
     delays = [job * step_seconds / count for job in range(count)]
     cpu_seconds, began = running.server_cpu_seconds(), time.monotonic()
-    steps = dict.fromkeys(range(count), case.step_count)
-    if case.setup.first_options:
-        steps[0] *= FIRST_STEPS
-    runs = running.run(steps, delays)
+    runs = running.run(dict.fromkeys(range(count), case.step_count), delays)
     cpu = (running.server_cpu_seconds() - cpu_seconds) / (time.monotonic() - began)
     return list(runs.values()), cpu
 
@@ -128,18 +120,18 @@ def measure_room(running: Tenants, case: Case, demand: float) -> bool:
     return verdict("a job loses at most", max(lost))
 
 
-def measure_short(running: Tenants, case: Case, port: float, name: str) -> float:
-    """By how much the share of a job is off."""
+def measure_short(running: Tenants, case: Case, demand: float) -> bool:
+    port = SHORT * demand * case.setup.job_count
     running.set_port(port)
     runs, cpu = together(running, case, case.setup.compute_seconds)
     rates = [run.bits_per_second for run in runs]
     shares = [rate / sum(rates) * len(rates) - 1 for rate in rates]
     print(
-        f"  {name}: port {port / 1e6:.1f} Mb/s, of which the jobs get {sum(rates) / port:.0%}, "
+        f"  short: port {port / 1e6:.1f} Mb/s, of which the jobs get {sum(rates) / port:.0%}, "
         f"server's CPU {cpu:.0%} of a core"
     )
     print(f"    shares against equal ones: {percents(shares)}; Jain's index {jain_index(rates):.4f}", flush=True)
-    return max(map(abs, shares))
+    return verdict("a job's share is off by at most", max(map(abs, shares)))
 
 
 def digests(runs: Sequence[JobRun]) -> set[str]:
@@ -180,17 +172,6 @@ def measure_bad(running: Tenants, case: Case, demand: float) -> bool:
     return met
 
 
-def measure_shares(case: Case, demand: float, name: str, first_options: Mapping[str, Any]) -> bool:
-    """As TCP shares the port, and as the server does, for which the bar holds."""
-    port = SHORT * demand * case.setup.job_count
-    off = 0.0
-    for way, options in (("TCP", {}), ("port_rate", {"port_rate": str(round(port / 8 * SHARED))})):
-        setup = replace(case.setup, first_options=first_options, server={**case.setup.server, **options})
-        with tenants(setup) as running:
-            off = measure_short(running, replace(case, setup=setup), port, f"{name}, shared by {way}")
-    return verdict("a job's share is off by at most", off)
-
-
 def measure(case: Case, parts: Sequence[str]) -> bool:
     """Measures the parts of one model."""
     met = True
@@ -198,11 +179,10 @@ def measure(case: Case, parts: Sequence[str]) -> bool:
         demand = measure_demand(running, case)
         if "room" in parts:
             met &= measure_room(running, case, demand)
+        if "short" in parts:
+            met &= measure_short(running, case, demand)
         if "bad" in parts:
             met &= measure_bad(running, case, demand)
-    for name, first_options in (("short", {}), ("unequal", UNEQUAL)):
-        if name in parts:
-            met &= measure_shares(case, demand, name, first_options)
     return met
 
 

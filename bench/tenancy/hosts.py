@@ -8,10 +8,9 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import mean, median
-from typing import Any
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's store would warn of hosts without a name
 
@@ -38,9 +37,7 @@ _PATIENCE_SECONDS = 120.0  # for a step
 
 @dataclass(frozen=True)
 class Setup:
-    """What is replayed. `link` is the rate of every worker's port. `first_options` are further ones of the first job.
-    `server` has options of the server as text.
-    """
+    """What is replayed. `link` is the rate of every worker's port. `server` has options of the server as text."""
 
     table: ModelTable
     compute_seconds: float
@@ -49,7 +46,6 @@ class Setup:
     worker_count: int
     link: str
     server: Mapping[str, str]
-    first_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -251,7 +247,6 @@ def _host_setup(setup: Setup, job: int, server: str) -> HostSetup:
         "priority_classes": 1,
         "revise": "off",
         **scaled_sizes(setup.scale),
-        **(setup.first_options if job == 0 else {}),
     }
     bucket_bytes = max(1, BUCKET_BYTES // setup.scale**2)  # unused: no method here is torch's
     return HostSetup(setup.table, setup.compute_seconds, bucket_bytes, _PATIENCE_SECONDS, options)
