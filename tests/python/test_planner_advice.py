@@ -19,6 +19,9 @@ def test_the_verdict_names_the_limit_and_what_helps() -> None:
     assert "Compute is the limit" in fast.verdict
     two = make_report(model_table("VGG19"), ClusterSpec(2, 1e8), Exchange(scheme="ps"))
     assert "One host alone is faster" in two.verdict
+    many = make_report(model_table("VGG19"), ClusterSpec(1024, 1e11), Exchange())
+    assert many.verdict.startswith("1024 hosts on 100gbit: 1")
+    assert "e+" not in many.verdict
 
 
 def test_the_least_rate_is_where_scaling_becomes_linear() -> None:
@@ -39,3 +42,13 @@ def test_scheme_limits_are_those_of_the_rule() -> None:
     assert scheme == "sfb"
     assert last <= 4096 / 32
     assert report.scheme_limits["fc7.weight"][-1][1] == 10_000
+
+
+def test_smaller_clusters_keep_their_racks_and_servers() -> None:
+    """8 of 9 hosts in 3 racks cannot be spread evenly: they are left out, and not put into one rack."""
+    racks = make_report(model_table("AlexNet"), ClusterSpec(9, 1e9, racks=3, oversubscription=4.0), Exchange())
+    assert [row.hosts for row in racks.scaling] == [1, 2, 4, 9]
+    assert racks.scaling[2].step_s > racks.scaling[1].step_s, "two racks have an uplink between them"
+    servers = make_report(model_table("AlexNet"), ClusterSpec(8, 1e9, servers=4), Exchange(scheme="ps"))
+    assert [row.hosts for row in servers.scaling] == [1, 2, 4, 8]
+    assert servers.scaling[-1].step_s == pytest.approx(servers.scaling[-2].step_s, rel=0.05)

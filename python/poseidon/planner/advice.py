@@ -29,34 +29,34 @@ class Change:
     prediction: Prediction
 
 
-def over_one_host(prediction: Prediction, one_host: Prediction) -> float:
-    """How many times as many samples a second as one host."""
-    return prediction.samples_per_s / one_host.samples_per_s
-
-
-def one_host(table: ModelTable, cluster: ClusterSpec, exchange: Exchange) -> Prediction:
-    """The step of one of the hosts alone, with all its workers."""
-    alone = replace(cluster, hosts=1, servers=0, racks=1, oversubscription=1.0, rack_labels=False)
-    return Planner(table, alone, exchange).predict()
+def over_one_host(prediction: Prediction, alone: Prediction) -> float:
+    """How many times as many samples a second as one host, of which `alone` is the prediction."""
+    return prediction.samples_per_s / alone.samples_per_s
 
 
 def scaling(table: ModelTable, cluster: ClusterSpec, exchange: Exchange) -> list[Prediction]:
-    """Steps of 1, 2, 4, … hosts, up to those of the cluster. Racks and servers are in proportion where that goes."""
+    """Steps of 1, 2, 4, … hosts, up to those of the cluster. They fill one rack after another.
+
+    Counts that cannot be spread evenly over their racks are left out. There are servers in proportion.
+    """
     counts = [1]
     while counts[-1] * 2 < cluster.hosts:
         counts.append(counts[-1] * 2)
     counts += [cluster.hosts] if cluster.hosts > 1 else []
-    return [Planner(table, _resized(cluster, count), exchange).predict() for count in counts]
+    even = [count for count in counts if count % _racks_of(cluster, count) == 0]
+    return [Planner(table, _resized(cluster, count), exchange).predict() for count in even]
+
+
+def _racks_of(cluster: ClusterSpec, hosts: int) -> int:
+    return -(-hosts // cluster.hosts_per_rack)
 
 
 def _resized(cluster: ClusterSpec, hosts: int) -> ClusterSpec:
-    """The cluster with so many of its hosts: they fill one rack after another."""
     servers = -(-cluster.servers * hosts // cluster.hosts) if hosts > 1 else 0
-    racks = -(-hosts // cluster.hosts_per_rack)
-    racks = racks if hosts % racks == 0 else 1
-    if racks == 1:
-        return replace(cluster, hosts=hosts, servers=servers, racks=1, oversubscription=1.0, rack_labels=False)
-    return replace(cluster, hosts=hosts, servers=servers, racks=racks)
+    smaller = replace(cluster, oversubscription=1.0, rack_labels=False, racks=1, servers=0)
+    if (racks := _racks_of(cluster, hosts)) == 1:
+        return replace(smaller, hosts=hosts, servers=servers)
+    return replace(cluster, hosts=hosts, racks=racks)
 
 
 def limit(planner: Planner, prediction: Prediction) -> str:
@@ -161,16 +161,19 @@ def _least_rate(planner: Planner) -> float | None:
 
 def verdict(now: Prediction, alone: Prediction, limited_by: str, better: Sequence[Change]) -> str:
     """The prediction in words."""
-    words = [
-        f"{now.cluster}: {over_one_host(now, alone):.2g} x one host." if now.cluster.hosts > 1 else f"{now.cluster}."
-    ]
+    speed = over_one_host(now, alone)
+    words = [f"{now.cluster}: {_times(speed)} one host." if now.cluster.hosts > 1 else f"{now.cluster}."]
     if now.cluster.workers > 1:
         words.append(limited_by)
-    gains = [f"{change.words} gives {over_one_host(change.prediction, alone):.2g} x" for change in better]
+    gains = [f"{change.words} gives {_times(over_one_host(change.prediction, alone))}" for change in better]
     if gains:
         words.append("; ".join(gains) + ".")
     elif now.cluster.workers > 1:
         words.append("No change of links, wire format or optimizer gains 5 %.")
-    if now.cluster.hosts > 1 and over_one_host(now, alone) < 1:
+    if now.cluster.hosts > 1 and speed < 1:
         words.append("One host alone is faster: do not use more with these settings.")
     return " ".join(words)
+
+
+def _times(speed: float) -> str:
+    return f"{speed:.0f} x" if speed >= 100 else f"{speed:.3g} x" if speed >= 10 else f"{speed:.2g} x"

@@ -193,11 +193,11 @@ class Planner:
 
     def _durations(self, cluster: ClusterSpec, update_s: float) -> Durations:
         table = self.table
-        both = table.durations(table.iteration_seconds)
+        both, parameter_count = table.durations(table.iteration_seconds), table.parameter_count
         return Durations(
             [forward for forward, _ in both],
             [backward for _, backward in both],
-            [update_s * layer.parameter_count / table.parameter_count for layer in table.layers],
+            [update_s * layer.parameter_count / parameter_count for layer in table.layers],
             _products_per_s(table, cluster),
             cluster.products_per_s is None,
         )
