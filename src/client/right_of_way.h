@@ -1,7 +1,7 @@
 // RightOfWay: decides when the servers hold back what is less urgent, while something urgent comes to this worker.
 //
 // A plain switch sends what it has in the order in which it came. So an urgent result and a large one from another
-// server each get half of this worker's port. Only this worker sees both (docs/decisions/0042-right-of-way.md).
+// server each get half of this worker's port. Only this worker sees both (docs/decisions/0040-right-of-way.md).
 #pragma once
 
 #include <chrono>

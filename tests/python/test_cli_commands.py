@@ -23,6 +23,8 @@ COMMANDS = (
     ["run"],
     ["server"],
     ["options"],
+    ["plan"],
+    ["simulate"],
     ["doctor"],
     ["version"],
     ["testbed", "up"],

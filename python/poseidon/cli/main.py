@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from poseidon.cli import checkpoint, doctor, options, run, server, testbed, version
+from poseidon.cli import checkpoint, doctor, options, plan, run, server, simulate, testbed, version
 from poseidon.cli.lazy import lazy_group
 from poseidon.cli.settings import RunCommand
 from poseidon.errors import PoseidonError
@@ -22,6 +22,8 @@ app = typer.Typer(
 app.command("run", cls=RunCommand, epilog=run.EPILOG, context_settings={"allow_interspersed_args": False})(run.run)
 app.add_typer(testbed.app, name="testbed")
 app.add_typer(server.app, name="server")
+app.command("plan", epilog=plan.EPILOG)(plan.plan)
+app.command("simulate", epilog=simulate.EPILOG)(simulate.simulate)
 app.command("options", epilog=options.EPILOG)(options.options)
 app.add_typer(
     typer.Typer(),

@@ -1,0 +1,174 @@
+"""Predicted against measured training steps: how far off is the planner?
+
+Draws cells of model, method, rate, hosts and switches, replays each on a testbed, and predicts the same step. Prints
+both, and the errors of time and of bytes. With --documented it replays nothing and takes the steps that
+docs/benchmarks.md has in its tables of 8 and 16 hosts.
+
+    python bench/planner.py --cells 5 --seed 1      # root and iproute2; about 1 minute a cell
+    python bench/planner.py --documented
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from poseidon import _core
+from poseidon.bench.training.methods import METHODS, Method, scaled_sizes
+from poseidon.bench.training.results import TrainConfig, TrainResult
+from poseidon.bench.training.run import run_training
+from poseidon.planner import ClusterSpec, Exchange, Planner, Prediction
+from poseidon.testbed import parse_rate
+from poseidon.testbed.shaping import ETHERNET_HEADER_BYTES
+
+MODELS = ("VGG19", "AlexNet", "GoogLeNet", "ResNet-50", "BERT-base", "ViT-B/16", "GPT-2")
+CHOSEN = ("poseidon", "wfbp-ps", "overlap", "overlap-ps", "poseidon-bf16", "overlap-bf16", "poseidon-int8")
+LINKS = ("625mbit", "156.25mbit", "31.25mbit")
+HOSTS = (2, 4, 8, 16)
+SCALE = 4
+BATCH = 32  # of images; K is a fourth of it
+MEDIAN_BAR, WORST_BAR, BYTES_BAR = 0.03, 0.08, 0.01
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+_ROW = re.compile(r"\| ([\w-]+) \| (\d+) \| ([\d.]+) \| [\d.]+ \| ([\d.]+) \| ([\d.]+) \|")
+_COMPUTE_S = {"VGG19": 3.6, "VGG19-22K": 3.6}  # of the documented tables; others by the papers' times
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A predicted and a measured step. Bytes are sent plus received by one host; None: not measured."""
+
+    words: str
+    predicted_s: float
+    measured_s: float
+    predicted_bytes: float
+    measured_bytes: float | None
+
+    @property
+    def error(self) -> float:
+        """By which fraction the prediction is too long."""
+        return self.predicted_s / self.measured_s - 1
+
+    @property
+    def bytes_error(self) -> float | None:
+        """By which fraction the predicted bytes are too many."""
+        return None if self.measured_bytes is None else self.predicted_bytes / self.measured_bytes - 1
+
+
+def predict(config: TrainConfig, method: Method, without_exchange_s: float) -> Prediction:
+    """The step that `poseidon bench train` replays. What it takes without exchange beyond compute is its update."""
+    assert config.link is not None
+    cluster = ClusterSpec(
+        config.host_count,
+        parse_rate(config.link),
+        strict_priority=config.testbed.get("honour_dscp", False),
+        mtu=config.mtu,
+        frame_bytes=ETHERNET_HEADER_BYTES,
+        # All hosts multiply at the same time, on the cores of this machine.
+        products_per_s=_core.multiply_adds_per_second() * min(1.0, (os.cpu_count() or 1) / config.host_count),
+    )
+    exchange = Exchange(
+        scheme=method.scheme,
+        wire=method.wire,
+        overlap=method.overlap,
+        threshold="coarse",
+        by_time=False,
+        sizes=scaled_sizes(config.scale),
+        replayed=True,
+    )
+    table = replace(config.table, iteration_seconds=config.compute_seconds)
+    planner = Planner(table, cluster, exchange)
+    update_s = max(0.0, without_exchange_s - config.compute_seconds)
+    return planner.predict_by_message(update_s) if planner.has_messages else planner.predict(update_s=update_s)
+
+
+def drawn(count: int, seed: int) -> Iterator[TrainConfig]:
+    """Cells at random, none twice."""
+    generator = random.Random(seed)
+    cells = [
+        (model, method, link, hosts, honour)
+        for model in MODELS
+        for method in CHOSEN
+        for link in LINKS
+        for hosts in HOSTS
+        for honour in (False, True)
+    ]
+    for model, method, link, hosts, honour in generator.sample(cells, count):
+        yield config_of(model, hosts, link, (METHODS["none"], METHODS[method]), honour)
+
+
+def config_of(model: str, hosts: int, link: str, methods: tuple[Method, ...], honour: bool) -> TrainConfig:
+    """One step in each of two rounds at scale 4, with the options of the documented tables."""
+    network = {"priorities": 2, "honour_dscp": honour}
+    config = TrainConfig(model, hosts, link, SCALE, 1.0, methods, step_count=1, repeat_count=2, testbed=network)
+    table = config.full_table
+    seconds = _COMPUTE_S.get(model, table.iteration_seconds * SCALE)
+    batch = BATCH if table.sample == "image" else None
+    options = {"priority_classes": 2, "priority_threshold": "coarse"}
+    return replace(config, compute_seconds=seconds, batch=batch, options=options)
+
+
+def measured(config: TrainConfig) -> Cell:
+    """Replays a cell, and predicts it."""
+    result: TrainResult = run_training(config)
+    none, entry = result.methods
+    prediction = predict(config, METHODS[entry.method], none.iteration_seconds)
+    switches = "priority" if config.testbed["honour_dscp"] else "FIFO"
+    words = f"{config.model}, {entry.method}, {config.host_count} hosts, {config.link}, {switches}"
+    payload = entry.payload_bytes
+    return Cell(words, prediction.step_s, entry.iteration_seconds, prediction.port_bytes, payload)
+
+
+def documented() -> Iterator[Cell]:
+    """The rows of the page that have a step without exchange and Poseidon's efficiency."""
+    for model, hosts, rate, none_s, efficiency in _ROW.findall(PAGE.read_text(encoding="utf-8")):
+        method = METHODS["poseidon"]
+        config = config_of(model, int(hosts), f"{rate}mbit", (method,), honour=False)
+        prediction = predict(config, method, float(none_s))
+        words = f"{model}, {hosts} hosts, {rate} Mb/s"
+        yield Cell(words, prediction.step_s, float(none_s) / float(efficiency), prediction.port_bytes, None)
+
+
+def judge(cells: list[Cell]) -> dict[str, Any]:
+    """The errors over all cells, and whether they are within the bars."""
+    errors = [abs(cell.error) for cell in cells]
+    byte_errors = [abs(cell.bytes_error) for cell in cells if cell.bytes_error is not None]
+    return {
+        "median_error": median(errors),
+        "worst_error": max(errors),
+        "worst_bytes_error": max(byte_errors, default=None),
+        "ok": median(errors) <= MEDIAN_BAR and max(errors) <= WORST_BAR and max(byte_errors, default=0.0) <= BYTES_BAR,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cells", type=int, default=5, help="how many cells to replay")
+    parser.add_argument("--seed", type=int, default=1, help="which cells are drawn")
+    parser.add_argument("--documented", action="store_true", help="compare with docs/benchmarks.md instead")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    cells = []
+    for cell in documented() if args.documented else map(measured, drawn(args.cells, args.seed)):
+        cells.append(cell)
+        if not args.json:
+            counted = "" if cell.bytes_error is None else f", bytes {cell.bytes_error:+.2%}"
+            times = f"{cell.predicted_s:.3f} s predicted, {cell.measured_s:.3f} s measured"
+            print(f"{cell.words}: {times} ({cell.error:+.1%}){counted}", flush=True)
+    result = judge(cells)
+    if args.json:
+        print(json.dumps({"cells": [asdict(cell) for cell in cells], **result}, indent=2))
+        return
+    bars = "bars met" if result["ok"] else "bars MISSED"
+    print(f"{len(cells)} cells: median error {result['median_error']:.2%}, worst {result['worst_error']:.2%}; {bars}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""`poseidon bench paper`: headline figures of the papers, predicted at full scale."""

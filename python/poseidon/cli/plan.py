@@ -1,0 +1,108 @@
+"""`poseidon plan`: predicts training on a cluster before it is there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from poseidon.cli.output import JsonFlag, print_json, print_line, print_table
+from poseidon.cli.planning import (
+    BatchOption,
+    ClusterOption,
+    ComputeOption,
+    DeviceOption,
+    HostsOption,
+    LinkOption,
+    ModelArgument,
+    OverlapOption,
+    OversubscriptionOption,
+    RacksOption,
+    SchemeOption,
+    ServersOption,
+    WireOption,
+    WorkersOption,
+    read_cluster,
+    read_model,
+)
+
+if TYPE_CHECKING:
+    from poseidon.planner import PlanReport
+
+EPILOG = "Example: poseidon plan VGG19 --hosts 4 --link 1gbit"
+
+
+def plan(
+    model: ModelArgument,
+    cluster: ClusterOption = None,
+    hosts: HostsOption = None,
+    link: LinkOption = None,
+    workers_per_host: WorkersOption = None,
+    servers: ServersOption = None,
+    racks: RacksOption = None,
+    oversubscription: OversubscriptionOption = None,
+    device: DeviceOption = "titan-x",
+    compute: ComputeOption = None,
+    batch: BatchOption = None,
+    scheme: SchemeOption = "auto",
+    wire: WireOption = "fp32",
+    overlap: OverlapOption = False,
+    json: JsonFlag = False,
+) -> None:
+    """Predict training on a cluster: its speed, what limits it, what would help, and every layer's exchange.
+
+    Nothing is run: the plan is that of training, and the step is simulated. `poseidon simulate` has details of a step.
+    """
+    table = read_model(model, device, batch, compute)
+    described = read_cluster(
+        cluster,
+        hosts=hosts,
+        link=link,
+        workers_per_host=workers_per_host,
+        servers=servers,
+        racks=racks,
+        oversubscription=oversubscription,
+    )
+    from poseidon.planner import Exchange, make_report  # help does not wait for the compiled core
+
+    report = make_report(table, described, Exchange(scheme=scheme, wire=wire, overlap=overlap))
+    if json:
+        print_json(report.to_json())
+    else:
+        _print(report)
+
+
+def _print(report: PlanReport) -> None:
+    print_line(report.verdict)
+    print_table(
+        ["hosts", "workers", "step s", "samples/s", "x one host", "efficiency"],
+        [
+            [
+                row.hosts,
+                row.workers,
+                f"{row.step_s:.4g}",
+                f"{row.samples_per_s:.4g}",
+                f"{row.speedup:.2f}",
+                f"{row.efficiency:.3f}",
+            ]
+            for row in report.scaling
+        ],
+    )
+    print_table(
+        ["layer or group", "scheme", "MiB sent", "exchange ms", "hidden", "why"],
+        [
+            [
+                row.name,
+                row.scheme,
+                f"{row.sent_bytes / 2**20:.3g}",
+                f"{row.exchange_s * 1e3:.3g}",
+                _hidden(row.exposed_s),
+                row.why,
+            ]
+            for row in report.units
+        ],
+    )
+    for line in report.notes():
+        print_line(line)
+
+
+def _hidden(exposed_s: float) -> str:
+    return f"no: {exposed_s * 1e3:.3g} ms" if exposed_s >= 5e-5 else "yes"

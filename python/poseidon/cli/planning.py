@@ -1,0 +1,94 @@
+"""Options of `poseidon plan` and `poseidon simulate`: the model, the cluster, the exchange."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from poseidon.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from poseidon.models import ModelTable
+    from poseidon.planner import ClusterSpec
+
+_OF_THE_FILE = "Beats the cluster file."
+
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A network, such as VGG19. The error for an unknown one names all.")
+]
+ClusterOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(metavar="FILE", help="A cluster file (docs/planning.md). The options below stand for its lines."),
+]
+HostsOption = Annotated[Optional[int], typer.Option(help=f"Hosts with a port each. {_OF_THE_FILE}")]  # noqa: UP045
+LinkOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(metavar="RATE", help=f"Rate of each port and direction, such as 10gbit. {_OF_THE_FILE}"),
+]
+WorkersOption = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(help=f"Workers (accelerators) of each host, which share its port. {_OF_THE_FILE}"),
+]
+ServersOption = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(help=f"Dedicated servers on hosts of their own. Default: every worker hosts one. {_OF_THE_FILE}"),
+]
+RacksOption = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(help=f"Racks that the hosts are spread over. {_OF_THE_FILE}"),
+]
+OversubscriptionOption = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option(help=f"What a rack's hosts could send over what its uplink carries. {_OF_THE_FILE}"),
+]
+DeviceOption = Annotated[
+    str, typer.Option(help="Accelerator whose batch and time the papers give. The error for an unknown one names all.")
+]
+ComputeOption = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option(metavar="SECONDS", help="What a step takes on one of your accelerators alone. Default: the device's."),
+]
+BatchOption = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(min=1, help="Samples of one worker and step. Without --compute the time is in proportion."),
+]
+SchemeOption = Annotated[str, typer.Option(help="Poseidon's option of that name, such as auto, ps or sfb.")]
+WireOption = Annotated[str, typer.Option(help="Poseidon's option of that name: fp32, bf16, fp16 or int8.")]
+OverlapOption = Annotated[bool, typer.Option("--overlap", help="With a DistributedOptimizer.")]
+
+
+def read_model(name: str, device: str, batch: int | None, compute: float | None) -> ModelTable:
+    """The layer table for the options above. Raises InvalidArgument for what is no model, device or time."""
+    from poseidon.models import model_table  # help does not wait for numpy
+
+    try:
+        table = model_table(name, device)
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from None
+    if compute is not None and not 0 < compute < float("inf"):
+        raise InvalidArgument(f"--compute is {compute:g}: it must be above 0 seconds")
+    if batch is not None:
+        seconds = table.iteration_seconds * batch / table.batch
+        table = replace(
+            table,
+            batch=batch,
+            iteration_seconds=seconds,
+            iteration_source=f"{batch} samples of: " + table.iteration_source,
+        )
+    if compute is not None:
+        table = replace(table, iteration_seconds=compute, iteration_source="--compute")
+    return table
+
+
+def read_cluster(file: Path | None, **flags: object) -> ClusterSpec:
+    """The cluster of a file and of the options above, by the names that the file has for them."""
+    from poseidon.planner import Setting, make_cluster, read_settings  # help does not wait for the compiled core
+
+    settings = {} if file is None else read_settings(file)
+    settings |= {
+        name: Setting(value, f"--{name.replace('_', '-')}") for name, value in flags.items() if value is not None
+    }
+    return make_cluster(settings)

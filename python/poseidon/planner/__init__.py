@@ -1,0 +1,25 @@
+"""The planner: predicts training steps on described clusters, and gives advice. It runs nothing.
+
+`Planner` plans a model as training does and simulates its step, `make_report` makes what `poseidon plan` says.
+"""
+
+from poseidon.planner.cluster import ClusterSpec, InvalidCluster
+from poseidon.planner.cluster_file import Setting, make_cluster, read_settings
+from poseidon.planner.predict import Planner, Prediction
+from poseidon.planner.report import PlanReport, make_report
+from poseidon.planner.trace import write_prediction
+from poseidon.planner.workload import Exchange
+
+__all__ = [
+    "ClusterSpec",
+    "Exchange",
+    "InvalidCluster",
+    "PlanReport",
+    "Planner",
+    "Prediction",
+    "Setting",
+    "make_cluster",
+    "make_report",
+    "read_settings",
+    "write_prediction",
+]

@@ -1,0 +1,144 @@
+"""The cluster that a prediction is for: hosts, their ports, racks, servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from poseidon import _core
+from poseidon.errors import InvalidArgument
+from poseidon.testbed import format_rate
+
+MOST_WORKERS = 10_000
+WIRE_FRAME_BYTES = 38  # of Ethernet around an IP packet: header, checksum, preamble and the gap to the next frame
+_TCP_IP_BYTES = 52  # headers of a packet: IPv4, TCP and its time stamps
+_SEGMENTS_PER_ACKNOWLEDGEMENT = 2
+_LEAST_MTU, _MOST_MTU = 576, 9216
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """A cluster of equal hosts. Raises InvalidArgument if there can be none like it.
+
+    `bits_per_second` is the rate of a host's port in each direction, with all headers. `frame_bytes` are those that
+    the rate counts around an IP packet. `workers_per_host` workers share a host's port and add up before it. `servers`
+    dedicated servers have hosts of their own; with 0 every worker hosts a shard. Hosts are spread over the `racks` in
+    contiguous blocks. A rack's uplink has the sum of its hosts' rates over `oversubscription`. With `rack_labels` the
+    workers of a rack add up first (docs/hosts.md). `strict_priority`: switches serve marked packets first, as the
+    hosts' own ports always do. `latency_s` is that of a message beside its bytes. `memory_bytes_per_s` is what one
+    worker exchanges with the others of its host, in each direction.
+
+    `products_per_s`: multiply-adds per second of the processor that multiplies factors. None: the accelerator does it
+    between layers, as fast as it runs the layers.
+    """
+
+    hosts: int
+    bits_per_second: float
+    workers_per_host: int = 1
+    servers: int = 0
+    racks: int = 1
+    oversubscription: float = 1.0
+    rack_labels: bool = False
+    strict_priority: bool = False
+    mtu: int = 1500
+    frame_bytes: int = WIRE_FRAME_BYTES
+    latency_s: float = 1e-4
+    memory_bytes_per_s: float = 1e9  # 4 workers on 2 cores (docs/benchmarks.md, machines with several workers)
+    products_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, is_wrong, problem in (*self._host_problems(), *self._network_problems()):
+            if is_wrong:
+                raise InvalidCluster(name, problem)
+
+    def _host_problems(self) -> list[tuple[str, bool, str]]:
+        """What could be wrong with the hosts: the setting, whether it is, and what to say."""
+        hosts, each, servers = self.hosts, self.workers_per_host, self.servers
+        return [
+            ("hosts", hosts < 1, f"hosts is {hosts}: it must be 1 or more"),
+            ("workers_per_host", each < 1, f"workers_per_host is {each}: it must be 1 or more"),
+            ("hosts", self.workers > MOST_WORKERS, f"there are {self.workers} workers: give {MOST_WORKERS} at most"),
+            ("servers", servers < 0, f"servers is {servers}: it must be 0 (every worker hosts one) or more"),
+            ("servers", servers > 0 and each > 1, f"{servers} servers and {each} workers per host: give one of them"),
+            ("servers", servers > 0 and hosts == 1, f"{servers} servers and one host: one host needs no servers"),
+        ]
+
+    def _network_problems(self) -> list[tuple[str, bool, str]]:
+        """The same of the network."""
+        hosts, racks, over, rate = self.hosts, self.racks, self.oversubscription, self.bits_per_second
+        latency_ms, mtu, labels = self.latency_s * 1e3, self.mtu, self.rack_labels
+        several = self.workers_per_host > 1
+        return [
+            ("link", not 0 < rate < inf, f"the link's rate is {rate:g} bit/s: it must be above 0"),
+            ("racks", not 1 <= racks <= hosts, f"racks is {racks}: {hosts} hosts can stand in 1 to {hosts} racks"),
+            ("racks", racks > 1 and self.servers > 0, f"{racks} racks and {self.servers} servers: give one of them"),
+            ("racks", racks > 1 and hosts % racks > 0, f"{hosts} hosts cannot be spread evenly over {racks} racks"),
+            ("oversubscription", not 1 <= over < inf, f"oversubscription is {over:g}: it must be 1 or more"),
+            ("oversubscription", over > 1 and racks == 1, f"oversubscription is {over:g}, but one rack has no uplink"),
+            ("rack_labels", labels and racks == 1, "rack_labels is set, but there is one rack: give 2 or more"),
+            ("rack_labels", labels and several, "rack_labels is set, but workers of a host add up: leave it out"),
+            ("mtu", not _LEAST_MTU <= mtu <= _MOST_MTU, f"mtu is {mtu}: give {_LEAST_MTU} to {_MOST_MTU} bytes"),
+            ("latency_ms", not 0 <= latency_ms < inf, f"latency_ms is {latency_ms:g}: it must be 0 or more"),
+        ]
+
+    @property
+    def workers(self) -> int:
+        """The number of workers of all hosts."""
+        return self.hosts * self.workers_per_host
+
+    @property
+    def hosts_per_rack(self) -> int:
+        """The number of hosts of a rack."""
+        return self.hosts // self.racks
+
+    @property
+    def payload_bytes_per_s(self) -> float:
+        """What a port carries in one direction when both are busy, without the headers of Ethernet, IP and TCP.
+
+        The other direction's acknowledgements share the port.
+        """
+        segment = self.mtu - _TCP_IP_BYTES
+        headers = self.frame_bytes + _TCP_IP_BYTES
+        sent = segment + headers + headers / _SEGMENTS_PER_ACKNOWLEDGEMENT
+        return self.bits_per_second / 8 * segment / sent
+
+    @property
+    def uplink_bytes_per_s(self) -> float:
+        """The same of a rack's uplink."""
+        return self.payload_bytes_per_s * self.hosts_per_rack / self.oversubscription
+
+    def core(self) -> _core.Cluster:
+        """The cluster as plans see it."""
+        if self.workers_per_host > 1 and self.hosts > 1:
+            return self._together(self.workers_per_host)
+        if self.rack_labels:
+            return self._together(self.hosts_per_rack)
+        return self._alone()
+
+    def _alone(self) -> _core.Cluster:
+        if self.servers:
+            return _core.Cluster(self.workers, self.servers, "dedicated")
+        return _core.Cluster(self.workers, self.workers)
+
+    def _together(self, size: int) -> _core.Cluster:
+        """Neighbours of `size` workers add up among themselves."""
+        machines = [rank // size for rank in range(self.workers)]
+        return _core.Cluster(self.workers, self.workers, "colocated", machines)
+
+    def port_core(self) -> _core.Cluster:
+        """The cluster whose costs are what a host's port carries."""
+        return self._alone() if self.rack_labels else self.core()
+
+    def __str__(self) -> str:
+        words = f"{self.hosts} host{'s' * (self.hosts > 1)} on {format_rate(self.bits_per_second)}"
+        words += f" with {self.workers_per_host} workers each" if self.workers_per_host > 1 else ""
+        words += f" and {self.servers} dedicated servers" if self.servers else ""
+        return words + (f" in {self.racks} racks, oversubscribed {self.oversubscription:g}:1" if self.racks > 1 else "")
+
+
+class InvalidCluster(InvalidArgument):
+    """A cluster that cannot exist. `field` is the setting at fault, as a cluster file names it."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(problem)
+        self.field = field

@@ -1,0 +1,176 @@
+"""The compute of one worker in a simulated step: backward, products of factors, and the next forward pass."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from poseidon.planner.load import Load
+
+
+class Clock:
+    """Simulated time in seconds, and what happens in it, in order."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
+        self._count = 0
+
+    def after(self, seconds: float, action: Callable[..., None], *arguments: object) -> None:
+        """Calls `action` in `seconds`. Of actions of one time the one that was asked for first comes first."""
+        self._count += 1
+        heapq.heappush(self._events, (self.now + seconds, self._count, action, arguments))
+
+    def run(self) -> None:
+        """Runs until nothing is left to happen."""
+        while self._events:
+            self.now, _, action, arguments = heapq.heappop(self._events)
+            action(*arguments)
+
+
+@dataclass(frozen=True)
+class Durations:
+    """What each layer takes, in forward order, and who multiplies factors.
+
+    `products_per_s` multiply-adds per second are made by the accelerator, between two layers, or by a processor of its
+    own if `on_accelerator` is False.
+    """
+
+    forward_s: Sequence[float]
+    backward_s: Sequence[float]
+    update_s: Sequence[float]
+    products_per_s: float
+    on_accelerator: bool
+
+
+class Ran(NamedTuple):
+    """What an accelerator or a processor did: "backward" or "forward" of a layer, or the "product" of a unit."""
+
+    what: str
+    of: int
+    begin_s: float
+    end_s: float
+
+
+class Worker:
+    """One worker's step: from the begin of its backward pass, at time 0, to the end of the next forward pass.
+
+    `start(index)` is called when a unit's gradient exists. Call `arrived` when its result, or its last part, is there.
+    Afterwards `completed_s` has the time at which each unit's mean was there, and `exposed_s` how long the accelerator
+    waited for it alone, or for it as the last one.
+    """
+
+    def __init__(
+        self, clock: Clock, durations: Durations, loads: Sequence[Load], overlap: bool, start: Callable[[int], None]
+    ) -> None:
+        self._clock, self._durations, self._loads = clock, durations, loads
+        self._overlap, self._start = overlap, start
+        self._layer = len(durations.backward_s)  # that ran backward last
+        self._next_forward = 0
+        self._products: deque[int] = deque()
+        self._busy = self._multiplying = False
+        self._idle_since: float | None = None  # of an accelerator that waits for exchanges
+        self._ready: dict[int, list[int]] = {}  # units by the layer whose backward pass completes them
+        self._waited: dict[int, set[int]] = {}  # units by the layer that needs them in forward
+        for index, load in enumerate(loads):
+            self._ready.setdefault(min(load.unit.places), []).append(index)
+            for place in self._needed_by(index):
+                self._waited.setdefault(place, set()).add(index)
+        self.completed_s = [0.0] * len(loads)
+        self.exposed_s = [0.0] * len(loads)
+        self.ran: list[Ran] = []
+
+    @property
+    def end_s(self) -> float:
+        """When the step ended."""
+        return self.ran[-1].end_s
+
+    def begin(self) -> None:
+        """Begins the backward pass now."""
+        self._advance()
+
+    def arrived(self, index: int) -> None:
+        """The unit has arrived; its product is still to be made, if it has one."""
+        if not self._loads[index].worker_products:
+            self._complete(index)
+            return
+        self._products.append(index)
+        if self._durations.on_accelerator:
+            self._advance()
+        else:
+            self._multiply()
+
+    def _needed_by(self, index: int) -> Sequence[int]:
+        """The layers whose forward pass waits for a unit. Without overlap all wait for all."""
+        return self._loads[index].unit.places if self._overlap else (0,)
+
+    def _multiply(self) -> None:
+        """The processor beside the accelerator makes one product after another."""
+        if self._multiplying or not self._products:
+            return
+        self._multiplying = True
+        self._clock.after(self._product_s(self._products[0]), self._multiplied, self._clock.now)
+
+    def _multiplied(self, begin_s: float) -> None:
+        self._multiplying = False
+        index = self._products.popleft()
+        self.ran.append(Ran("product", index, begin_s, self._clock.now))
+        self._complete(index)
+        self._multiply()
+
+    def _product_s(self, index: int) -> float:
+        return self._loads[index].worker_products / self._durations.products_per_s
+
+    def _complete(self, index: int) -> None:
+        self.completed_s[index] = self._clock.now
+        if self._idle_since is not None and index in self._waited[self._next_forward]:
+            self.exposed_s[index] += self._clock.now - self._idle_since
+            self._idle_since = self._clock.now
+        for place in self._needed_by(index):
+            self._waited[place].discard(index)
+        self._advance()
+
+    def _advance(self) -> None:
+        """Gives the accelerator its next work, if it is idle and has some: a product, else a layer."""
+        if self._busy:
+            return
+        durations = self._durations
+        if durations.on_accelerator and self._products:
+            index = self._products.popleft()
+            self._run(Ran("product", index, self._clock.now, self._clock.now + self._product_s(index)))
+        elif self._layer > 0:
+            self._layer -= 1
+            self._run_layer("backward", self._layer, durations.backward_s[self._layer])
+        elif self._next_forward < len(durations.forward_s):
+            self._advance_forward()
+
+    def _advance_forward(self) -> None:
+        layer, durations = self._next_forward, self._durations
+        if self._waited.get(layer):
+            if self._idle_since is None:
+                self._idle_since = self._clock.now
+            return
+        self._idle_since = None
+        self._next_forward += 1
+        update_s = durations.update_s[layer] if self._overlap else (0.0 if layer else sum(durations.update_s))
+        self._run_layer("forward", layer, update_s + durations.forward_s[layer])
+
+    def _run_layer(self, what: str, layer: int, seconds: float) -> None:
+        self._run(Ran(what, layer, self._clock.now, self._clock.now + seconds))
+
+    def _run(self, work: Ran) -> None:
+        self._busy = True
+        self._clock.after(work.end_s - work.begin_s, self._ended, work)
+
+    def _ended(self, work: Ran) -> None:
+        self._busy = False
+        self.ran.append(work)
+        if work.what == "product":
+            self._complete(work.of)
+        elif work.what == "backward":
+            for index in self._ready.get(work.of, ()):
+                self._start(index)
+        self._advance()

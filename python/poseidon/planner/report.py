@@ -1,0 +1,137 @@
+"""What `poseidon plan` says of a model on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from poseidon.models import ModelTable
+from poseidon.planner import advice
+from poseidon.planner.cluster import ClusterSpec
+from poseidon.planner.load import Load
+from poseidon.planner.predict import Planner, Prediction
+from poseidon.planner.workload import Exchange
+from poseidon.testbed import format_rate
+
+
+@dataclass(frozen=True)
+class ScalingRow:
+    """A number of hosts, and what is predicted of it. `speedup` is over one host."""
+
+    hosts: int
+    workers: int
+    step_s: float
+    samples_per_s: float
+    speedup: float
+    efficiency: float
+
+
+@dataclass(frozen=True)
+class UnitRow:
+    """A layer, or a group of small ones. `sent_bytes`: what one host's port sends of it in a step, with headers.
+
+    `exchange_s` lasts from its gradient to its mean. `exposed_s`: how long the accelerator waits for it.
+    """
+
+    name: str
+    scheme: str
+    factor_count: int
+    sent_bytes: float
+    exchange_s: float
+    exposed_s: float
+    why: str
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """A plan. `least_bits_per_second`: the slowest ports with which scaling is linear, by exchange; None: there are
+    none. `scheme_limits`: each scheme that a layer takes by bytes, and up to how many workers."""
+
+    verdict: str
+    model: str
+    iteration_source: str
+    cluster: ClusterSpec
+    exchange: Exchange
+    scaling: tuple[ScalingRow, ...]
+    units: tuple[UnitRow, ...]
+    least_bits_per_second: Mapping[str, float | None]
+    scheme_limits: Mapping[str, list[tuple[str, int]]]
+
+    def notes(self) -> list[str]:
+        """Sentences below the tables."""
+        lines = [f"One worker's step without exchange: {self.iteration_source}."]
+        for words, rate in self.least_bits_per_second.items():
+            needed = f"needs ports of {format_rate(round(rate, -6))}" if rate else "is out of reach of any port"
+            lines.append(f"Linear scaling (an efficiency of {advice.LINEAR:g}) {needed} with {words}.")
+        for name, limits in self.scheme_limits.items():
+            schemes = [f"{scheme} up to {count} workers" for scheme, count in limits[:-1]] + [f"then {limits[-1][0]}"]
+            if len(limits) > 1:
+                lines.append(f"{name} has the fewest bytes by {', '.join(schemes)}.")
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        return {
+            "verdict": self.verdict,
+            "model": self.model,
+            "cluster": asdict(self.cluster),
+            "exchange": {name: value for name, value in vars(self.exchange).items() if name != "sizes"},
+            "scaling": [asdict(row) for row in self.scaling],
+            "layers": [asdict(row) for row in self.units],
+            "least_bits_per_second": dict(self.least_bits_per_second),
+            "scheme_limits": dict(self.scheme_limits),
+        }
+
+
+def make_report(table: ModelTable, cluster: ClusterSpec, exchange: Exchange) -> PlanReport:
+    """Plans. Raises InvalidArgument for an exchange that no prediction knows."""
+    steps = advice.scaling(table, cluster, exchange)
+    alone, now = steps[0], steps[-1]
+    planner = Planner(table, cluster, exchange)
+    better = advice.changes(table, cluster, exchange, now)
+    return PlanReport(
+        advice.verdict(now, alone, advice.limit(planner, now), better),
+        table.name,
+        table.iteration_source,
+        cluster,
+        exchange,
+        tuple(_scaling_row(step, alone) for step in steps),
+        tuple(_unit_rows(now)),
+        advice.least_rates(planner) if cluster.hosts > 1 else {},
+        planner.scheme_limits(),
+    )
+
+
+def _scaling_row(step: Prediction, alone: Prediction) -> ScalingRow:
+    cluster, speedup = step.cluster, advice.over_one_host(step, alone)
+    return ScalingRow(cluster.hosts, cluster.workers, step.step_s, step.samples_per_s, speedup, step.efficiency)
+
+
+def _unit_rows(step: Prediction) -> list[UnitRow]:
+    ready = {work.of: work.end_s for work in step.ran if work.what == "backward"}
+    return [
+        UnitRow(
+            load.unit.name,
+            load.scheme,
+            load.unit.factor_count,
+            load.sent_bytes,
+            completed_s - ready[min(load.unit.places)],
+            exposed_s,
+            _why(load, step),
+        )
+        for load, completed_s, exposed_s in zip(step.loads, step.completed_s, step.exposed_s, strict=True)
+    ]
+
+
+def _why(load: Load, step: Prediction) -> str:
+    unit = load.unit
+    if len(unit.members) > 1:
+        return f"{len(unit.members)} small tensors travel together"
+    if step.exchange.scheme != "auto":
+        return "asked for" if load.scheme == step.exchange.scheme else "it has no factors"
+    if len(unit.schemes) == 1:
+        return "its gradient has no factors and no rows"
+    if load.scheme != unit.schemes[0]:
+        return f"the step is shorter than with {unit.schemes[0]}, which has fewer bytes"
+    return "fewest bytes"

@@ -1,0 +1,35 @@
+"""Where a scheme stops paying: up to how many workers it has the fewest bytes for a layer."""
+
+from __future__ import annotations
+
+from poseidon import _core
+from poseidon.planner.cluster import MOST_WORKERS
+from poseidon.planner.workload import Workload
+
+
+def limits_by_layer(work: Workload) -> dict[str, list[tuple[str, int]]]:
+    """For each layer with a choice: the schemes with the fewest bytes, and up to how many workers each has them."""
+    found = {}
+    for unit in work.units:
+        if len(unit.schemes) > 1 and not unit.members[0].row_gradient:
+            found[unit.name] = _limits(unit.members[0].core_layer(), unit.factor_count)
+    return found
+
+
+def _limits(layer: _core.Layer, factor_count: int) -> list[tuple[str, int]]:
+    def best(count: int) -> str:
+        return _core.best_scheme(layer, factor_count, _core.Cluster(count, count))
+
+    limits, count = [], 2
+    while count <= MOST_WORKERS:
+        scheme, last = best(count), count
+        step = 1
+        while last + step <= MOST_WORKERS and best(last + step) == scheme:
+            last, step = last + step, 2 * step
+        while step > 1:
+            step //= 2
+            if last + step <= MOST_WORKERS and best(last + step) == scheme:
+                last += step
+        limits.append((scheme, last))
+        count = last + 1
+    return limits

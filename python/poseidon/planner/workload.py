@@ -1,0 +1,204 @@
+"""What a training step of a model exchanges: its units, with the schemes, chunks and costs that training gives them.
+
+Everything is decided by the code that decides it in training: the plan by the core, the layers, their priorities and
+their costs by `poseidon.adapter`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+
+from poseidon import _core
+from poseidon.adapter import cost
+from poseidon.adapter.choice.measurement import demand
+from poseidon.adapter.choice.prediction import Rates, StepModel, UnitWork
+from poseidon.adapter.layer import SyncedLayer
+from poseidon.adapter.priorities import Priorities
+from poseidon.models import LayerSpec, ModelTable
+from poseidon.options import Settings
+from poseidon.planner.cluster import ClusterSpec
+from poseidon.schemes import SCHEMES, takes_factors, takes_rows
+
+PRIORITY_CLASSES = 2
+_UPDATER = "DistributedOptimizer"
+_MOST_BYTES = 4  # a scheme with factors is not tried if it has so many times the fewest bytes
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """How gradients are exchanged. `scheme`, `wire` and `threshold` (`priority_threshold`) are Poseidon's options.
+
+    `overlap`: a DistributedOptimizer lets the next forward pass wait layer by layer. `by_time`: layers may take another
+    scheme than the one with the fewest bytes if the step is faster then (option `revise`). `sizes` has those of
+    `chunk_bytes`, `small_bytes` and `group_bytes` that are not their defaults. `replayed`: as `poseidon bench train`
+    replays a network: embeddings are dense, and so are layers whose factors would be larger than their gradients.
+    """
+
+    scheme: str = "auto"
+    wire: str = "fp32"
+    overlap: bool = False
+    threshold: str | float = "auto"
+    by_time: bool = True
+    sizes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    replayed: bool = False
+
+
+@dataclass(frozen=True)
+class PlannedUnit:
+    """One unit of the plan. `members` are its layers; `places` their places in the model's table; `facts` the core's
+    view of it. `factor_count` is K of one worker. Of two units the one of the lower `level` goes first."""
+
+    members: tuple[SyncedLayer, ...]
+    places: tuple[int, ...]
+    facts: _core.Unit
+    factor_count: int
+    level: int
+    schemes: tuple[str, ...]  # those that it may take; first the one with the fewest bytes
+
+    @property
+    def name(self) -> str:
+        """The layer's name, or the group's."""
+        return self.facts.name
+
+    @cached_property
+    def chunk_bytes(self) -> list[tuple[int, float]]:
+        """The server of each chunk, and its bytes on the way."""
+        layer = self.members[0]
+        value_bytes = layer.element_count and self.facts.size_bytes / _element_bytes(layer)
+        share = layer.bytes_per_value * value_bytes / self.facts.size_bytes
+        return [(chunk.server, chunk.size_bytes * share) for chunk in self.facts.chunks]
+
+
+def _element_bytes(layer: SyncedLayer) -> float:
+    return layer.core_layer().size_bytes / layer.element_count
+
+
+class Workload:
+    """The units of one step of `table` on `cluster`, in the order in which backward finishes them."""
+
+    def __init__(self, table: ModelTable, cluster: ClusterSpec, exchange: Exchange) -> None:
+        """Raises InvalidArgument if the plan refuses a layer, and ValueError for an unknown wire format or scheme."""
+        self.table, self.cluster, self.exchange = table, cluster, exchange
+        self.core = cluster.core()
+        self.layers, self._places = _layers(table, exchange)
+        plan = _core.make_plan(
+            [layer.core_layer() for layer in self.layers], self.core, _core.Options(**exchange.sizes)
+        )
+        for index, layer in enumerate(self.layers):
+            unit = plan.unit_of_layer[index]
+            layer.place(index, (0, unit), plan.units[unit], plan.layers[index], 0)
+        self.units = [self._unit(plan, facts) for facts in plan.units]
+        self.units.sort(key=lambda unit: -min(unit.places))
+
+    def classes(self, threshold: str | float) -> list[int]:
+        """The traffic class of each unit with this threshold, "coarse" or a number. Lower classes go first."""
+        options = {"priority_order": "urgency", "priority_classes": PRIORITY_CLASSES, "priority_threshold": threshold}
+        priorities = Priorities(Settings(options), self.layers)
+        return [min(map(priorities.class_of, unit.members)) for unit in self.units]
+
+    def _unit(self, plan: _core.Plan, facts: _core.Unit) -> PlannedUnit:
+        members = tuple(self.layers[index] for index in facts.layers)
+        count = self._factor_count(facts.layers[0])
+        levels = [layer.position if self.exchange.overlap else 0 for layer in members]
+        return PlannedUnit(
+            members,
+            tuple(self._places[index] for index in facts.layers),
+            facts,
+            count,
+            min(levels),
+            self._schemes(plan.layers[facts.layers[0]], members[0], count),
+        )
+
+    def _factor_count(self, index: int) -> int:
+        layer, spec = self.layers[index], self.table.layers[self._places[index]]
+        if layer.row_gradient:
+            return round(self.table.rows_touched(spec))
+        return self.table.factor_count(spec) if layer.factorable else 0
+
+    def _schemes(self, planned: _core.Layer, layer: SyncedLayer, count: int) -> tuple[str, ...]:
+        if layer.grouped or not count:
+            return ("ps" if layer.grouped else _core.best_scheme(planned, count, self.core),)
+        best = _core.best_scheme(planned, count, self.core)
+        least = cost.exchanged_bytes(layer, best, count, self.core)
+        others = [
+            scheme
+            for scheme in _core.automatic_schemes(planned, self.core)
+            if scheme == "ps" or cost.exchanged_bytes(layer, scheme, count, self.core) <= _MOST_BYTES * least
+        ]
+        return tuple(dict.fromkeys([best, *others]))
+
+    def model(self, cluster: ClusterSpec, products_per_s: float) -> StepModel:
+        """The model of this step with which training chooses its schemes (docs/choice.md)."""
+        backward_s = sum(backward for _, backward in self._durations)
+        rates = Rates(cluster.payload_bytes_per_s, cluster.latency_s, products_per_s)
+        return StepModel(self._unit_works, rates, backward_s, self.table.iteration_seconds - backward_s)
+
+    @cached_property
+    def _durations(self) -> list[tuple[float, float]]:
+        return self.table.durations(self.table.iteration_seconds)
+
+    @cached_property
+    def _unit_works(self) -> list[UnitWork]:
+        """The units of the model, which do not depend on rates."""
+        before_s, works = 0.0, []
+        for unit in self.units:
+            ready_s = sum(backward for _, backward in self._durations[min(unit.places) :])
+            demands = {name: demand(unit.members, name, unit.factor_count, self.core) for name in unit.schemes}
+            names = tuple(layer.name for layer in unit.members)
+            place = min(layer.position for layer in unit.members)
+            works.append(
+                UnitWork(names, ready_s, ready_s - before_s, place, self.exchange.overlap, unit.schemes[0], demands)
+            )
+            before_s = ready_s
+        return works
+
+    def multiply_adds(self, unit: PlannedUnit, scheme: str) -> float:
+        """Those of the process that makes most of them from the last part to the result."""
+        return sum(cost.multiply_adds(layer, scheme, unit.factor_count, self.core) for layer in unit.members)
+
+
+def _layers(table: ModelTable, exchange: Exchange) -> tuple[list[SyncedLayer], list[int]]:
+    """The parameters as an adapter adds them, in the order in which backward finishes them, and their places."""
+    layers, places = [], []
+    shared = {spec.shares for spec in table.layers}
+    for place in range(len(table.layers) - 1, -1, -1):
+        spec = table.layers[place]
+        for tensor, count in reversed(spec.tensors.items()):
+            layers.append(_layer(table, spec, tensor, count, spec.name in shared, exchange))
+            places.append(place)
+    for position, layer in enumerate(reversed(layers)):
+        layer.position, layer.urgency = position, 1.0
+        if exchange.overlap:
+            layer.urgency = 1 - position / len(layers)
+            layer.update_by(_UPDATER)
+    return layers, places
+
+
+def _layer(
+    table: ModelTable, spec: LayerSpec, tensor: str, count: int, shared: bool, exchange: Exchange
+) -> SyncedLayer:
+    weight = tensor == "weight"
+    connected = spec.kind == "fc" and (not exchange.replayed or table.factors_pay(spec))
+    factorable = weight and spec.factorable and connected
+    rows = weight and spec.kind == "embedding" and not shared and not exchange.replayed
+    scheme = exchange.scheme if factorable or not takes_factors(exchange.scheme) else "auto"
+    return SyncedLayer(
+        f"{spec.name}.{tensor}",
+        spec.weight_shape if weight else (count,),
+        "float32",
+        count,
+        scheme,
+        exchange.wire,
+        factorable=factorable,
+        fully_connected=connected,
+        row_gradient=rows,
+        zeros_are_missing=rows,
+    )
+
+
+def is_known(scheme: str) -> bool:
+    """Whether predictions know a scheme for all layers: those among which `auto` chooses for dense gradients."""
+    return scheme == "auto" or (scheme in SCHEMES and SCHEMES[scheme].automatic and not takes_rows(scheme))
