@@ -129,6 +129,8 @@ class ClientImpl final : public Client, private Receiver {
   void give_up_unreachable();
 
   // Loop side: what is less urgent waits on the servers (client_right_of_way.cc).
+  bool shares_port(const LinkState& link) const;
+  void note_part(const LinkState& link, std::size_t size_bytes);
   void note_payload(const LinkState& link, bool begins);
   void look_at_way();
   void watch_way();

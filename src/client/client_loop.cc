@@ -134,7 +134,7 @@ Result<std::span<std::byte>> ClientImpl::place_for(LinkState& link, const wire::
 void ClientImpl::on_progress(Flow& flow, const wire::Header&, std::size_t received_bytes) {
   LinkState& link = flow.context<LinkState>();
   connections_.heard(link);
-  right_of_way_.arrived(received_bytes - std::exchange(link.received_bytes, received_bytes), link.last_progress_ns);
+  note_part(link, received_bytes - std::exchange(link.received_bytes, received_bytes));
 }
 
 Status ClientImpl::reject(const LinkState& link, const Status& status) {
@@ -148,7 +148,7 @@ Status ClientImpl::on_message(Flow& flow, const wire::Header& header, std::span<
   LinkState& link = flow.context<LinkState>();
   note_arrival(link, header);
   if (std::exchange(link.in_payload, false)) {
-    right_of_way_.arrived(header.payload_bytes - link.received_bytes, link.last_sign_ns);
+    note_part(link, header.payload_bytes - link.received_bytes);
     note_payload(link, false);
   }
   if (!only_shows_life(header))

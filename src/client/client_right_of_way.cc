@@ -6,13 +6,22 @@
 
 namespace poseidon {
 
+/// Whether what comes over the connection takes a part of this machine's port that servers may leave to others.
+bool ClientImpl::shares_port(const LinkState& link) const {
+  const auto& links = connections_.links();
+  return link.kind == LinkKind::server && link.known() && links.class_count > 1 && !links.server_is_local[link.index];
+}
+
+/// A part of a payload has come.
+void ClientImpl::note_part(const LinkState& link, std::size_t size_bytes) {
+  if (shares_port(link)) right_of_way_.arrived(size_bytes, link.last_sign_ns);
+}
+
 /// A payload has begun to come over the network, or ended. Only what somebody has asked for is urgent. Results come
 /// from all servers at once, and the ports idle if some of them wait: AlexNet with overlap was 1.2 % slower.
 void ClientImpl::note_payload(const LinkState& link, bool begins) {
-  const auto& links = connections_.links();
-  if (link.kind != LinkKind::server || !link.known() || links.class_count == 1 || links.server_is_local[link.index])
-    return;
-  const bool first_class = link.lane % links.class_count == 0;
+  if (!shares_port(link)) return;
+  const bool first_class = link.lane % connections_.links().class_count == 0;
   const bool urgent = first_class && link.receiving.kind == wire::Kind::value;
   if (first_class && !urgent) return;
   if (begins)

@@ -38,7 +38,7 @@ RightOfWay::Change RightOfWay::look(std::int64_t time_ns) {
   }
   if (urgent_bytes_ == 0 || other_bytes_ == 0 || time_ns < not_before_ns_) return Change::none;
   const double rate = rate_.at(time_ns);
-  if (static_cast<double>(urgent_bytes_) < kLeastSeconds * rate) return Change::none;
+  if (rate <= 0 || static_cast<double>(urgent_bytes_) < kLeastSeconds * rate) return Change::none;
   before_ = held_ns_ == 0 ? rate : std::max(before_, rate);
   since_ns_ = time_ns;
   total_ = total;

@@ -61,8 +61,9 @@ ServerReport ServerImpl::report() {
 bool ServerImpl::evict(const std::string& job, std::size_t secret) {
   if (secret > key_ids_.size() || (secret == 0 && !key_ids_.empty())) return false;
   const JobName name{secret == 0 ? "" : key_ids_[secret - 1], job};
-  if (!tenants_->evict(name)) return false;  // first, so that no worker comes back to a core that has let it go
-  for (auto& core : cores_) core->evict(name, {ErrorCode::aborted, evicted_text(name)});
+  const auto run = tenants_->evict(name);  // first, so that no worker comes back to a core that has let it go
+  if (!run) return false;
+  for (auto& core : cores_) core->evict(name, *run, {ErrorCode::aborted, evicted_text(name)});
   return true;
 }
 

@@ -111,12 +111,15 @@ class AdminService:
             told = " and ".join(str(secret) for secret in secrets)
             why = f"jobs of the secrets {told} are named '{name}': say which one you mean with --secret N (?secret=N)"
             return error_answer(HTTPStatus.CONFLICT, why)
-        if not secrets or not self._server.evict(name, secrets[0]):
+        if not secrets:  # between two generations a job is not listed
+            secrets = [int(wanted)] if wanted.isdecimal() and len(wanted) < 6 else [0, 1]
+        evicted = next((secret for secret in secrets if self._server.evict(name, secret)), None)
+        if evicted is None:
             of = f" of secret {wanted}" if wanted else ""
             why = f"this server has no job '{name}'{of}: see `poseidon server jobs` for those that it has"
             return error_answer(HTTPStatus.NOT_FOUND, why)
         _log(f"job '{name}' is evicted, as {source} asks")
-        return _json(HTTPStatus.OK, {"evicted": name, "secret": secrets[0]})
+        return _json(HTTPStatus.OK, {"evicted": name, "secret": evicted})
 
 
 def _json(status: HTTPStatus, data: dict[str, Any]) -> Answer:

@@ -31,7 +31,7 @@ inline constexpr std::size_t kNodeBytes = 64;
 // How many runs of a job are remembered after another run has taken their place.
 inline constexpr std::size_t kEarlierRuns = 16;
 
-// How many evicted jobs are remembered, and how many that have lost workers and may come back.
+// How many evicted jobs are remembered.
 inline constexpr std::size_t kRememberedJobs = 256;
 
 // Notices about late ranks, and notices about checkpoints, that a server gives its owner. Further ones are not given.

@@ -25,11 +25,16 @@ namespace poseidon {
 /// Only the loop thread of its core uses it.
 class ServerCore::Connection final : public Requester {
  public:
-  Connection(std::uint64_t id, std::shared_ptr<Flow> flow, Loop& loop, FlightRecorder& recorder)
-      : id_(id), flow_(std::move(flow)), loop_(loop), recorder_(recorder) {}
+  Connection(std::uint64_t id, std::shared_ptr<Flow> flow, FlightRecorder& recorder)
+      : id_(id), flow_(std::move(flow)), recorder_(recorder) {}
 
-  /// What exceeds the job's rate leaves later.
-  void send(const wire::Header& header, std::shared_ptr<const Buffer> payload) override;
+  void send(const wire::Header& header, std::shared_ptr<const Buffer> payload) override {
+    std::vector<std::span<const std::byte>> pieces;
+    if (payload) pieces.push_back(payload->span());
+    note(FlightEvent::Kind::sent, header, payload ? payload->size() : 0);
+    backlog_->add();
+    flow_->send(header, std::move(pieces), [payload, backlog = backlog_](const Status&) { backlog->remove(); });
+  }
   void refuse(const wire::Envelope& about, const Status& status) override { refuse(about, {status, std::nullopt}); }
   void refuse(const wire::Envelope& about, const wire::Refuse& refusal_of_it) {
     note(FlightEvent::Kind::refused, about, 0);
@@ -43,11 +48,6 @@ class ServerCore::Connection final : public Requester {
 
   std::uint64_t id() const { return id_; }
   Flow& flow() { return *flow_; }
-
-  /// Whether a message of its job may come in by the job's rate. If not, the flow asks again in time.
-  bool has_turn(std::size_t size_bytes);
-  /// The message that had its turn comes in.
-  void use_turn() { turn_ns_ = 0; }
 
   /// Makes it a connection of the job after its hello, which has said its rank. The job is charged for answers that the
   /// connection does not read.
@@ -103,8 +103,6 @@ class ServerCore::Connection final : public Requester {
 
   const std::uint64_t id_;
   const std::shared_ptr<Flow> flow_;
-  Loop& loop_;
-  std::int64_t turn_ns_ = 0;  // from when the message that waits may come; 0: none waits
   FlightRecorder& recorder_;  // the core's recorder
   const std::shared_ptr<Backlog> backlog_ = std::make_shared<Backlog>();
 };
@@ -113,15 +111,15 @@ class ServerCore::Connection final : public Requester {
 /// connection has closed.
 struct ServerCore::Job {
   Job(JobName job_name, const wire::Hello& first, Reduction reduction, ShardThreads threads,
-      std::shared_ptr<Tenant> its_tenant)
+      std::shared_ptr<MemoryBudget> budget)
       : name(std::move(job_name)),
         worker_count(first.worker_count),
         generation(first.generation),
         run(first.run),
         pace(first.pace.value_or(wire::Pace())),
-        tenant(std::move(its_tenant)),
-        shard(first.worker_count, reduction, threads, memory()),
-        shard_of_hosts(first.host ? std::make_unique<Shard>(first.host->count, reduction, threads, memory()) : nullptr),
+        shard(first.worker_count, reduction, threads, budget),
+        shard_of_hosts(first.host ? std::make_unique<Shard>(first.host->count, reduction, threads, std::move(budget))
+                                  : nullptr),
         host_count(first.host ? first.host->count : 0) {
     if (shard_of_hosts) shard_of_hosts->take_machines();
   }
@@ -147,7 +145,6 @@ struct ServerCore::Job {
   bool may_receive(const wire::Envelope& about) {
     return (shard_of_hosts && !by_host(about)) || shard_of(about).may_receive(inner(about));
   }
-  std::shared_ptr<MemoryBudget> memory() const { return {tenant, &tenant->memory}; }
   /// Whether others push the chunk the other way in this step: as workers instead of machines, or the reverse.
   bool pushed_otherwise(const wire::Envelope& about) const {
     return shard_of_hosts && (by_host(about) ? shard : *shard_of_hosts).has_open(about);
@@ -202,7 +199,6 @@ struct ServerCore::Job {
   std::set<std::uint32_t> departed;  // ranks that have said goodbye over all their connections
   std::size_t guests = 0;            // workers of other cores that push to chunks here (chunk_handover.h)
   FairShare share;
-  const std::shared_ptr<Tenant> tenant;
   Shard shard;
   const std::unique_ptr<Shard> shard_of_hosts;  // for what machines push; null: workers do not speak for them
   const std::uint32_t host_count;
@@ -244,29 +240,6 @@ inline std::string ServerCore::Job::objection(const wire::Hello& hello) const {
       return rank + " is connected already; two processes have the same RANK";
   }
   return count < limits::kConnectionsPerRank ? "" : rank + " has " + std::to_string(count) + " connections already";
-}
-
-inline void ServerCore::Connection::send(const wire::Header& header, std::shared_ptr<const Buffer> payload) {
-  const std::size_t size_bytes = payload ? payload->size() : 0;
-  note(FlightEvent::Kind::sent, header, size_bytes);
-  backlog_->add();
-  const auto leave = [header, payload = std::move(payload), flow = flow_, backlog = backlog_] {
-    std::vector<std::span<const std::byte>> pieces;
-    if (payload) pieces.push_back(payload->span());
-    flow->send(header, std::move(pieces), [payload, backlog](const Status&) { backlog->remove(); });
-  };
-  const std::int64_t now = now_ns();
-  const std::int64_t from = job->tenant->outgoing.take(size_bytes + wire::kHeaderBytes, now);
-  if (from <= now) return leave();
-  loop_.call_at(Clock::now() + std::chrono::nanoseconds(from - now), leave);
-}
-
-inline bool ServerCore::Connection::has_turn(std::size_t size_bytes) {
-  const std::int64_t now = now_ns();
-  if (turn_ns_ == 0) turn_ns_ = job->tenant->incoming.take(size_bytes + wire::kHeaderBytes, now);
-  if (turn_ns_ <= now) return true;
-  loop_.call_at(Clock::now() + std::chrono::nanoseconds(turn_ns_ - now), [flow = flow_] { flow->resume(); });
-  return false;
 }
 
 inline void ServerCore::Connection::join(Job& its_job) {

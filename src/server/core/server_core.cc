@@ -120,7 +120,7 @@ std::vector<LateRank> ServerCore::late_ranks() {
 void ServerCore::connected(std::shared_ptr<Flow> flow) {
   Flow& accepted = *flow;
   auto& connection = connections_[&accepted];
-  connection = std::make_unique<Connection>(next_connection_id_++, std::move(flow), *loop_, recorder_);
+  connection = std::make_unique<Connection>(next_connection_id_++, std::move(flow), recorder_);
   note(FlightEvent::Kind::connected, *connection, "");
   accepted.set_context(connection.get());
   accepted.set_receiver(this);
@@ -179,17 +179,12 @@ bool ServerCore::may_receive(Flow& flow, const wire::Header& header) {
   Connection& connection = flow.context<Connection>();
   heard(connection);
   Job* job = connection.job;
-  if (job == nullptr) return true;
-  if (!connection.has_turn(header.payload_bytes)) return false;
-  const bool shards = is_contribution(header) && !is_elsewhere(header) &&
+  const bool shards = is_contribution(header) && job != nullptr && !is_elsewhere(header) &&
                       (header.rank == connection.rank || speaks_for_host(connection, header));
-  if (shards && !job->may_receive(header)) {
-    connection.waiting = header;
-    job->waiting.insert(&connection);
-    return false;
-  }
-  connection.use_turn();
-  return true;
+  if (!shards || job->may_receive(header)) return true;
+  connection.waiting = header;
+  job->waiting.insert(&connection);
+  return false;
 }
 
 /// Looks again at the waiting contributions of a job after a part of it has come or gone.

@@ -71,8 +71,9 @@ class ServerCore final : public HandoverCore, private Receiver {
   std::vector<LateRank> late_ranks();
   /// Returns what this core knows of each job. Any thread but the loop's may call it.
   std::vector<CoreJobReport> jobs();
-  /// Ends a job here, if there is one of this name: its workers are told `why`. Any thread but the loop's may call it.
-  void evict(const JobName& job, const Status& why);
+  /// Ends a job here, if it is this run or goes on as one of its later generations: its workers are told `why`. Any
+  /// thread but the loop's may call it.
+  void evict(const JobName& job, const JobRun& run, const Status& why);
 
  private:
   static constexpr auto kLinger = std::chrono::seconds(2);  // how long a flow that is closed may still send

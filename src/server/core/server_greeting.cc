@@ -98,10 +98,10 @@ Result<ServerCore::Job*> ServerCore::job_of(const JobName& name, const wire::Hel
     found = jobs_.end();
   }
   if (found != jobs_.end()) return found->second.get();
-  auto tenant = surroundings_.tenants->admit(name, run_of(hello));
-  if (!tenant.ok()) return tenant.status();
+  auto budget = surroundings_.tenants->admit(name, run_of(hello));
+  if (!budget.ok()) return budget.status();
   auto job = std::make_unique<Job>(name, hello, Reduction{options_.aggregation, options_.reduce_order},
-                                   ShardThreads{loop_.get(), surroundings_.wide}, std::move(tenant.value()));
+                                   ShardThreads{loop_.get(), surroundings_.wide}, std::move(budget.value()));
   job->earlier_runs = std::move(earlier_runs);
   job->shard.set_pace(job->pace, loop_.get(), [this, name](std::uint32_t rank, const std::string& text) {
     if (surroundings_.on_late_rank) surroundings_.on_late_rank(name, rank, text);

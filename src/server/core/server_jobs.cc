@@ -37,10 +37,10 @@ std::vector<CoreJobReport> ServerCore::jobs() {
   return reports;
 }
 
-void ServerCore::evict(const JobName& job, const Status& why) {
+void ServerCore::evict(const JobName& job, const JobRun& run, const Status& why) {
   loop_->call([&] {
     const auto found = jobs_.find(job);
-    if (found == jobs_.end()) return;
+    if (found == jobs_.end() || !run.goes_on_as({found->second->generation, found->second->run})) return;
     auto evicted = std::move(found->second);
     jobs_.erase(found);
     end_generation(std::move(evicted), why);

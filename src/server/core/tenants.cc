@@ -11,7 +11,7 @@ std::string evicted_text(const JobName& job) {
          "'; ask the operator why, then start the job again or give it other servers";
 }
 
-Result<std::shared_ptr<Tenant>> Tenants::admit(const JobName& job, const JobRun& run) {
+Result<std::shared_ptr<MemoryBudget>> Tenants::admit(const JobName& job, const JobRun& run) {
   const std::lock_guard lock(mutex_);
   forget_gone();
   if (std::string why = objection_locked(job, run); !why.empty()) return Status(ErrorCode::refused, std::move(why));
@@ -21,13 +21,13 @@ Result<std::shared_ptr<Tenant>> Tenants::admit(const JobName& job, const JobRun&
     if (count >= max_jobs_)
       return Status(ErrorCode::refused, "this server already serves max_jobs=" + std::to_string(max_jobs_) +
                                             " jobs; start it with a higher max_jobs");
-    tenant = std::make_shared<Tenant>(memory_limit_, server_memory_, job_rate_);
-    tenants_[job].tenant = tenant;
+    tenant = std::make_shared<Tenant>(memory_limit_, server_memory_);
+    tenants_[job] = tenant;
   }
-  tenants_[job].run = run;
+  tenant->run = run;
   lost_.erase(job);
   evicted_.erase(job);
-  return tenant;
+  return std::shared_ptr<MemoryBudget>(tenant, &tenant->budget);
 }
 
 std::string Tenants::objection(const JobName& job, const JobRun& run) const {
@@ -39,8 +39,9 @@ std::string Tenants::objection_locked(const JobName& job, const JobRun& run) con
   const auto evicted = evicted_.find(job);
   if (evicted != evicted_.end() && evicted->second.goes_on_as(run)) return evicted_text(job);
   if (!draining_) return "";
+  const auto tenant = find(job);
   const auto lost = lost_.find(job);
-  const bool known = (find(job) && tenants_.at(job).run.goes_on_as(run)) ||
+  const bool known = (tenant && tenant->run.goes_on_as(run)) ||
                      (lost != lost_.end() && lost->second.latest > Clock::now() && lost->second.run.goes_on_as(run));
   return known ? ""
                : "this server is being drained and takes no new job; give job '" + job.name +
@@ -56,29 +57,36 @@ bool Tenants::drained() {
 void Tenants::note_lost(const JobName& job, const JobRun& run) {
   const std::lock_guard lock(mutex_);
   forget_gone();
-  if (lost_.size() < limits::kRememberedJobs) lost_[job] = {run, Clock::now() + timeout_};
+  // One tenant cannot take the places of others.
+  const auto count = std::ranges::count_if(lost_, [&](const auto& e) { return e.first.key_id == job.key_id; });
+  if (count < max_jobs_ || lost_.contains(job)) lost_[job] = {run, Clock::now() + timeout_};
 }
 
-bool Tenants::evict(const JobName& job) {
+std::optional<JobRun> Tenants::evict(const JobName& job) {
   const std::lock_guard lock(mutex_);
-  if (!find(job)) return false;
+  forget_gone();
+  const auto tenant = find(job);
+  const auto lost = lost_.find(job);
+  if (!tenant && lost == lost_.end()) return std::nullopt;
   if (evicted_.size() >= limits::kRememberedJobs) evicted_.erase(evicted_.begin());
-  evicted_[job] = tenants_.at(job).run;
-  return true;
+  evicted_[job] = tenant ? tenant->run : lost->second.run;
+  if (lost != lost_.end()) lost_.erase(lost);
+  return evicted_[job];
 }
 
 bool Tenants::first_notice(const JobName& job, std::uint32_t rank) {
   const std::lock_guard lock(mutex_);
-  return find(job) && tenants_.at(job).noticed.insert(rank).second;
+  const auto tenant = find(job);
+  return tenant != nullptr && tenant->noticed.insert(rank).second;
 }
 
-std::shared_ptr<Tenant> Tenants::find(const JobName& job) const {
+std::shared_ptr<Tenants::Tenant> Tenants::find(const JobName& job) const {
   const auto found = tenants_.find(job);
-  return found == tenants_.end() ? nullptr : found->second.tenant.lock();
+  return found == tenants_.end() ? nullptr : found->second.lock();
 }
 
 void Tenants::forget_gone() {
-  std::erase_if(tenants_, [](const auto& entry) { return entry.second.tenant.expired(); });
+  std::erase_if(tenants_, [](const auto& entry) { return entry.second.expired(); });
   std::erase_if(lost_, [now = Clock::now()](const auto& entry) { return entry.second.latest <= now; });
 }
 

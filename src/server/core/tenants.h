@@ -9,13 +9,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/memory_budget.h"
-#include "base/rate_limit.h"
 #include "poseidon/options.h"
 #include "poseidon/status.h"
 
@@ -42,28 +42,19 @@ struct JobRun {
 /// What the workers of an evicted job are told.
 std::string evicted_text(const JobName& job);
 
-/// What all cores of a server count of one job together. Thread-safe.
-struct Tenant {
-  Tenant(std::size_t memory_limit, std::shared_ptr<MemoryBudget> whole, std::uint64_t job_rate)
-      : memory(memory_limit, std::move(whole)), incoming(job_rate), outgoing(job_rate) {}
-  MemoryBudget memory;
-  RateLimit incoming, outgoing;
-};
-
-/// Limits the number of jobs, the memory and the rate of each job on all cores together, and the memory that all jobs
-/// hold. Thread-safe.
+/// Limits the number of jobs, the memory that each job holds on all cores together, and the memory that all jobs hold.
+/// Thread-safe.
 class Tenants {
  public:
   explicit Tenants(const Options& options)
       : max_jobs_(options.max_jobs),
         memory_limit_(options.memory_limit),
-        job_rate_(options.job_rate),
         server_memory_(std::make_shared<MemoryBudget>(options.server_memory)),
         timeout_(options.timeout) {}
 
-  /// Returns the job's account. Every core gets the same one for as long as one of them keeps it.
+  /// Returns the job's memory budget. Every core gets the same budget for as long as one of them keeps it.
   /// ErrorCode::refused: what `objection` says, or there are already max_jobs other jobs with this secret.
-  Result<std::shared_ptr<Tenant>> admit(const JobName& job, const JobRun& run);
+  Result<std::shared_ptr<MemoryBudget>> admit(const JobName& job, const JobRun& run);
   /// Says why the server's operator does not let this run of a job in. Empty if the operator does.
   std::string objection(const JobName& job, const JobRun& run) const;
 
@@ -74,9 +65,9 @@ class Tenants {
   bool drained();
   /// Notes that a job has lost workers and has gone from a core. It may come back as its next generation.
   void note_lost(const JobName& job, const JobRun& run);
-  /// Keeps the job out, also its later generations. It may come back when it is started again. Returns false if it is
-  /// not here.
-  bool evict(const JobName& job);
+  /// Keeps the job out, also its later generations. It may come back when it is started again. Returns the run that is
+  /// here, or that may come back; nothing if there is none.
+  std::optional<JobRun> evict(const JobName& job);
 
   const MemoryBudget& server_memory() const { return *server_memory_; }
 
@@ -85,10 +76,11 @@ class Tenants {
   bool first_notice(const JobName& job, std::uint32_t rank);
 
  private:
-  struct Entry {
-    std::weak_ptr<Tenant> tenant;
-    std::set<std::uint32_t> noticed;  // ranks
-    JobRun run;                       // the last one that has entered
+  struct Tenant {
+    Tenant(std::size_t memory_limit, std::shared_ptr<MemoryBudget> whole) : budget(memory_limit, std::move(whole)) {}
+    MemoryBudget budget;
+    std::set<std::uint32_t> noticed;  // ranks; under mutex_
+    JobRun run;                       // the last one that has entered; under mutex_
   };
   struct Lost {
     JobRun run;
@@ -100,12 +92,11 @@ class Tenants {
 
   const int max_jobs_;
   const std::size_t memory_limit_;
-  const std::uint64_t job_rate_;
   const std::shared_ptr<MemoryBudget> server_memory_;
   const std::chrono::milliseconds timeout_;
   std::atomic<bool> draining_{false};
   mutable std::mutex mutex_;
-  std::map<JobName, Entry> tenants_;
+  std::map<JobName, std::weak_ptr<Tenant>> tenants_;
   std::map<JobName, Lost> lost_;
   std::map<JobName, JobRun> evicted_;
 };

@@ -240,12 +240,28 @@ TEST(Tenants, AJobKeepsItsMemoryAsLongAsSomebodyHoldsIt) {
   options.memory_limit = 100;
   Tenants tenants(options);
   auto first = tenants.admit({"red", "a"}, {}).value();
-  EXPECT_EQ(first->memory.limit_bytes(), 100u);
+  EXPECT_EQ(first->limit_bytes(), 100u);
   EXPECT_EQ(tenants.admit({"red", "a"}, {}).value(), first);
   EXPECT_NE(tenants.admit({"blue", "a"}, {}).value(), first);
-  first->memory.charge(60);
+  first->charge(60);
   first.reset();
-  EXPECT_EQ(tenants.admit({"red", "a"}, {}).value()->memory.used_bytes(), 0u);
+  EXPECT_EQ(tenants.admit({"red", "a"}, {}).value()->used_bytes(), 0u);
+}
+
+TEST(Tenants, AJobThatMayComeBackCanBeEvicted) {
+  Options options;
+  options.max_jobs = 1;
+  Tenants tenants(options);
+  EXPECT_FALSE(tenants.evict({"red", "a"}));
+  ASSERT_TRUE(tenants.admit({"red", "a"}, {1, "first"}).ok());
+  tenants.note_lost({"red", "a"}, {1, "first"});
+  tenants.note_lost({"red", "b"}, {1, "other"});
+  tenants.drain();
+  EXPECT_NE(tenants.objection({"red", "b"}, {2, "next"}), "") << "max_jobs of a secret may come back";
+  EXPECT_EQ(tenants.objection({"red", "a"}, {2, "next"}), "");
+  ASSERT_TRUE(tenants.evict({"red", "a"}));
+  EXPECT_NE(tenants.objection({"red", "a"}, {2, "next"}).find("evicted"), std::string::npos);
+  EXPECT_TRUE(tenants.drained());
 }
 
 TEST(Tenants, NoticeOfARankIsTheFirstOnceForAsLongAsItsJobIsHere) {
