@@ -297,7 +297,8 @@ def test_beyond_this_machine_it_takes_a_token(tmp_path: Path) -> None:
             for method, path_of_request in (("GET", "/jobs"), ("GET", "/metrics"), ("POST", "/drain")):
                 status, text, headers = server.ask(method, path_of_request, **given)
                 assert (status, headers["WWW-Authenticate"]) == (401, "Bearer")
-                assert "needs its token" in json.loads(text)["error"]
+                why = "the token is not that of" if given else "needs its token"
+                assert why in json.loads(text)["error"]
         assert server.ask("GET", "/healthz")[0] == 200
         assert server.ask("GET", "/readyz")[:2] == (200, "ready\n")  # nothing has drained it
         with pytest.raises(Refused, match="needs its token"):
@@ -309,7 +310,9 @@ def test_requests_that_do_not_fit_are_refused() -> None:
         assert server.ask("GET", "/nothing")[0] == 404
         assert server.ask("GET", "/drain")[0] == 405
         assert server.ask("POST", "/jobs")[0] == 405
-        assert server.ask("PUT", "/drain")[0] == 501
+        assert server.ask("PUT", "/drain")[0] == 405
+        assert server.ask("PATCH", "/drain")[0] == 501
+        assert server.ask("HEAD", "/readyz")[:2] == (200, "")
         assert server.ask("POST", "/drain", Origin="http://evil.example")[0] == 403
         assert server.ask("POST", "/drain", Content_Length="99999999999999")[0] == 413
         assert server.ask("POST", "/drain", Content_Length="-1")[0] == 400

@@ -102,8 +102,17 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._respond("GET")
 
+    def do_HEAD(self) -> None:
+        self._respond("GET")
+
     def do_POST(self) -> None:
         self._respond("POST")
+
+    def do_PUT(self) -> None:
+        self._respond("PUT")
+
+    def do_DELETE(self) -> None:
+        self._respond("DELETE")
 
     def _respond(self, method: str) -> None:
         path, _, query = self.path.partition("?")
@@ -127,9 +136,8 @@ class _Handler(BaseHTTPRequestHandler):
         given = self.headers.get("Authorization", "").encode(errors="surrogateescape")
         if hmac.compare_digest(given, expected):
             return None
-        return error_answer(
-            HTTPStatus.UNAUTHORIZED, "the admin port needs its token: give it with --admin-token-file FILE"
-        )
+        why = "the token is not that of this admin port" if given else "the admin port needs its token"
+        return error_answer(HTTPStatus.UNAUTHORIZED, f"{why}: give it with --admin-token-file FILE")
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """What the standard library calls for a request that it cannot read."""

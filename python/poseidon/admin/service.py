@@ -60,9 +60,9 @@ class AdminService:
         """The answer to a request. `path` is still quoted; `source` is who asks."""
         parts = [unquote(part) for part in path.split("/")[1:]]
         if len(parts) == 3 and parts[0] == "jobs" and parts[2] == "evict":
-            return self._post_only(method, lambda: self._evict(parts[1], query, source))
+            return self._post_only(path, method, lambda: self._evict(parts[1], query, source))
         if path == "/drain":
-            return self._post_only(method, lambda: self._drain(source))
+            return self._post_only(path, method, lambda: self._drain(source))
         read: dict[str, Callable[[], Answer]] = {
             "/healthz": lambda: Answer(HTTPStatus.OK, "ok\n", "text/plain"),
             "/readyz": self._ready,
@@ -77,8 +77,8 @@ class AdminService:
         )
 
     @staticmethod
-    def _post_only(method: str, act: Callable[[], Answer]) -> Answer:
-        return act() if method == "POST" else error_answer(HTTPStatus.METHOD_NOT_ALLOWED, "this path takes POST only")
+    def _post_only(path: str, method: str, act: Callable[[], Answer]) -> Answer:
+        return act() if method == "POST" else error_answer(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes POST only")
 
     def _ready(self) -> Answer:
         if self._server.draining():
@@ -99,7 +99,7 @@ class AdminService:
     def _drain(self, source: str) -> Answer:
         self._server.drain()
         jobs = self._jobs()
-        _log(f"draining, as {source} asks; {len(jobs['jobs'])} jobs are here")
+        _log(f"draining, as {source} asks; jobs here: {len(jobs['jobs'])}")
         return _json(HTTPStatus.OK, jobs)
 
     def _evict(self, name: str, query: str, source: str) -> Answer:

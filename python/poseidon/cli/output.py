@@ -35,7 +35,9 @@ def make_console() -> Console:
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Prints rows under their column names."""
-    table = Table(*columns)
+    table = Table()
+    for column in columns:
+        table.add_column(column, overflow="fold")  # a name that is cut off cannot be used
     for row in rows:
         table.add_row(*map(str, row))
     make_console().print(table)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from poseidon.admin import AdminServer, Served
     from poseidon.options import Settings
 
-EPILOG = "Example: poseidon server --interfaces 10.0.0.1 --port 7000 --admin 7070"
+EPILOG = "Example: poseidon server --port 7000 --admin 7070"
 _MOST_CORES = 8  # of the default: as many saturate a machine's memory
 
 app = typer.Typer(cls=ServerGroup, epilog=EPILOG)

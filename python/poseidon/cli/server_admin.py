@@ -37,11 +37,14 @@ def jobs(admin: Admin = _DEFAULT_ADMIN, admin_token_file: AdminTokenFile = None,
     if json:
         print_json(report)
         return
-    print_table(_COLUMNS, [_row(job) for job in report["jobs"]])
+    if report["jobs"]:
+        print_table(_COLUMNS, [_row(job) for job in report["jobs"]])
+    else:
+        print_line("No jobs.")
     limit = _megabytes(report["memory_limit_bytes"])
     print_line(f"All jobs hold {_megabytes(report['memory_bytes'])} of {limit}.")
     if report["draining"]:
-        print_line("The server is draining: it takes no new job, and ends with the last of these.")
+        print_line("The server is draining: it takes no new job, and ends when none is here or may come back.")
 
 
 def drain(admin: Admin = _DEFAULT_ADMIN, admin_token_file: AdminTokenFile = None, json: JsonFlag = False) -> None:
@@ -51,7 +54,7 @@ def drain(admin: Admin = _DEFAULT_ADMIN, admin_token_file: AdminTokenFile = None
         print_json(report)
         return
     names = ", ".join(f"'{job['name']}'" for job in report["jobs"])
-    left = f"It ends when these jobs have: {names}." if names else "It has no job and ends."
+    left = f"It ends when these jobs have: {names}." if names else "No job is here: it ends, or waits for a lost one."
     print_line(f"The server takes no new job. {left}")
 
 

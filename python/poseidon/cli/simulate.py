@@ -26,6 +26,7 @@ from poseidon.cli.planning import (
     read_cluster,
     read_model,
 )
+from poseidon.errors import InvalidArgument
 
 EPILOG = "Example: poseidon simulate VGG19-22K --hosts 1024 --link 25gbit --trace step.json"
 
@@ -71,7 +72,10 @@ def simulate(
     by_message = planner.has_messages
     step = planner.predict_by_message() if by_message else planner.predict()
     if trace is not None:
-        write_prediction(step, trace)
+        try:
+            write_prediction(step, trace)
+        except OSError as error:
+            raise InvalidArgument(f"--trace {trace} cannot be written: {error.strerror}") from None
     if json:
         print_json({"by": "message" if by_message else "class", **step.to_json()})
         return

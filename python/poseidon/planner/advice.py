@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from poseidon.models import ModelTable
-from poseidon.planner.cluster import ClusterSpec
+from poseidon.planner.cluster import MOST_RATE, ClusterSpec
 from poseidon.planner.predict import Planner, Prediction
 from poseidon.planner.workload import Exchange
 from poseidon.testbed import format_rate
-from poseidon.testbed.rate import LEAST_RATE, MOST_RATE
+from poseidon.testbed.rate import LEAST_RATE
 
 LINEAR = 0.95
 """The efficiency from which on scaling counts as linear."""
@@ -102,7 +102,9 @@ def _other_exchanges(table: ModelTable, cluster: ClusterSpec, exchange: Exchange
     if not exchange.overlap:
         yield Change("DistributedOptimizer", Planner(table, cluster, overlapping).predict())
     if not exchange.overlap and exchange.wire == "fp32":
-        yield Change("both", Planner(table, cluster, replace(overlapping, wire="bf16")).predict())
+        yield Change(
+            "bf16 with a DistributedOptimizer", Planner(table, cluster, replace(overlapping, wire="bf16")).predict()
+        )
 
 
 def _other_hosts(table: ModelTable, cluster: ClusterSpec, exchange: Exchange) -> Iterator[Change]:
@@ -167,7 +169,7 @@ def verdict(now: Prediction, alone: Prediction, limited_by: str, better: Sequenc
         words.append(limited_by)
     gains = [f"{change.words} gives {_times(over_one_host(change.prediction, alone))}" for change in better]
     if gains:
-        words.append("; ".join(gains) + ".")
+        words.append("What would help: " + "; ".join(gains) + ".")
     elif now.cluster.workers > 1:
         words.append("No change of links, wire format or optimizer gains 5 %.")
     if now.cluster.hosts > 1 and speed < 1:
@@ -176,4 +178,4 @@ def verdict(now: Prediction, alone: Prediction, limited_by: str, better: Sequenc
 
 
 def _times(speed: float) -> str:
-    return f"{speed:.0f} x" if speed >= 100 else f"{speed:.3g} x" if speed >= 10 else f"{speed:.2g} x"
+    return f"{speed:.0f} x" if speed >= 100 else f"{speed:.1f} x"

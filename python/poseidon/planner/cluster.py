@@ -10,6 +10,8 @@ from poseidon.errors import InvalidArgument
 from poseidon.testbed import format_rate
 
 MOST_WORKERS = 10_000
+MOST_RATE = 1_600_000_000_000  # bits per second of a port
+MEMORY_BYTES_PER_S = 1e9  # measured with 4 workers on 2 cores (docs/benchmarks.md, machines with several workers)
 WIRE_FRAME_BYTES = 38  # of Ethernet around an IP packet: header, checksum, preamble and the gap to the next frame
 _TCP_IP_BYTES = 52  # headers of a packet: IPv4, TCP and its time stamps
 _SEGMENTS_PER_ACKNOWLEDGEMENT = 2
@@ -43,7 +45,7 @@ class ClusterSpec:
     mtu: int = 1500
     frame_bytes: int = WIRE_FRAME_BYTES
     latency_s: float = 1e-4
-    memory_bytes_per_s: float = 1e9  # 4 workers on 2 cores (docs/benchmarks.md, machines with several workers)
+    memory_bytes_per_s: float = MEMORY_BYTES_PER_S
     products_per_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -54,12 +56,14 @@ class ClusterSpec:
     def _host_problems(self) -> list[tuple[str, bool, str]]:
         """What could be wrong with the hosts: the setting, whether it is, and what to say."""
         hosts, each, servers = self.hosts, self.workers_per_host, self.servers
+        memory = self.memory_bytes_per_s / 1e9
         return [
             ("hosts", hosts < 1, f"hosts is {hosts}: it must be 1 or more"),
             ("workers_per_host", each < 1, f"workers_per_host is {each}: it must be 1 or more"),
             ("hosts", self.workers > MOST_WORKERS, f"there are {self.workers} workers: give {MOST_WORKERS} at most"),
             ("servers", servers < 0, f"servers is {servers}: it must be 0 (every worker hosts one) or more"),
             ("servers", servers > 0 and each > 1, f"{servers} servers and {each} workers per host: give one of them"),
+            ("host_memory", not 0 < memory < inf, f"host_memory is {memory:g} GB/s: it must be above 0"),
             ("servers", servers > 0 and hosts == 1, f"{servers} servers and one host: one host needs no servers"),
         ]
 
@@ -131,7 +135,8 @@ class ClusterSpec:
 
     def __str__(self) -> str:
         words = f"{self.hosts} host{'s' * (self.hosts > 1)} on {format_rate(self.bits_per_second)}"
-        words += f" with {self.workers_per_host} workers each" if self.workers_per_host > 1 else ""
+        each = " each" * (self.hosts > 1)
+        words += f" with {self.workers_per_host} workers{each}" if self.workers_per_host > 1 else ""
         words += f" and {self.servers} dedicated servers" if self.servers else ""
         return words + (f" in {self.racks} racks, oversubscribed {self.oversubscription:g}:1" if self.racks > 1 else "")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from poseidon.errors import InvalidArgument
-from poseidon.planner.cluster import ClusterSpec, InvalidCluster
+from poseidon.planner.cluster import MOST_RATE, ClusterSpec, InvalidCluster
 from poseidon.testbed import parse_rate
 
 if sys.version_info >= (3, 11):
@@ -29,6 +29,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "strict_priority": ((bool,), "true or false"),
     "mtu": ((int,), "a whole number of bytes"),
     "latency_ms": ((int, float), "a number of milliseconds"),
+    "host_memory": ((int, float), "a number of GB per second"),
 }
 
 
@@ -46,7 +47,8 @@ def read_settings(path: Path) -> dict[str, Setting]:
         text = path.read_text(encoding="utf-8")
         content = tomllib.loads(text)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidArgument(f"the cluster file {path} cannot be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InvalidArgument(f"the cluster file {path} cannot be read: {why}") from None
     settings = {}
     for name, value in content.items():
         origin = f"{path}, line {_line_of(name, text)}"
@@ -66,13 +68,15 @@ def make_cluster(settings: Mapping[str, Setting]) -> ClusterSpec:
         if not isinstance(setting.value, kinds) or (isinstance(setting.value, bool) and bool not in kinds):
             raise InvalidArgument(f"{setting.origin}: {name} is {setting.value!r}: it must be {words}")
     values = {name: setting.value for name, setting in settings.items()}
-    link, latency_ms = values.pop("link"), values.pop("latency_ms", None)
+    link, latency_ms, memory = values.pop("link"), values.pop("latency_ms", None), values.pop("host_memory", None)
     try:
-        rate = parse_rate(link)
+        rate = parse_rate(link, MOST_RATE)
     except InvalidArgument as error:
         raise InvalidArgument(f"{settings['link'].origin}: {error}") from None
     if latency_ms is not None:
         values["latency_s"] = latency_ms / 1e3
+    if memory is not None:
+        values["memory_bytes_per_s"] = memory * 1e9
     try:
         return ClusterSpec(bits_per_second=rate, **values)
     except InvalidCluster as error:

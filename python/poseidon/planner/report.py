@@ -8,7 +8,7 @@ from typing import Any
 
 from poseidon.models import ModelTable
 from poseidon.planner import advice
-from poseidon.planner.cluster import ClusterSpec
+from poseidon.planner.cluster import MEMORY_BYTES_PER_S, MOST_RATE, ClusterSpec
 from poseidon.planner.load import Load
 from poseidon.planner.predict import Planner, Prediction
 from poseidon.planner.workload import Exchange
@@ -61,8 +61,18 @@ class PlanReport:
     def notes(self) -> list[str]:
         """Sentences below the tables."""
         lines = [f"One worker's step without exchange: {self.iteration_source}."]
+        if self.cluster.workers_per_host > 1:
+            memory = self.cluster.memory_bytes_per_s
+            measured = ", which was measured on 2 cores" if memory == MEMORY_BYTES_PER_S else ""
+            lines.append(
+                f"Workers of one host exchange {memory / 1e9:g} GB/s each{measured}: host_memory in a cluster file."
+            )
         for words, rate in self.least_bits_per_second.items():
-            needed = f"needs ports of {format_rate(round(rate, -6))}" if rate else "is out of reach of any port"
+            needed = (
+                f"needs ports of {format_rate(round(rate, -6))}"
+                if rate
+                else f"needs more than {format_rate(MOST_RATE)}"
+            )
             lines.append(f"Linear scaling (an efficiency of {advice.LINEAR:g}) {needed} with {words}.")
         for name, limits in self.scheme_limits.items():
             schemes = [f"{scheme} up to {count} workers" for scheme, count in limits[:-1]] + [f"then {limits[-1][0]}"]
@@ -131,7 +141,7 @@ def _why(load: Load, step: Prediction) -> str:
     if step.exchange.scheme != "auto":
         return "asked for" if load.scheme == step.exchange.scheme else "it has no factors"
     if len(unit.schemes) == 1:
-        return "its gradient has no factors and no rows"
+        return "dense gradient"
     if load.scheme != unit.schemes[0]:
         return f"the step is shorter than with {unit.schemes[0]}, which has fewer bytes"
     return "fewest bytes"

@@ -57,6 +57,8 @@ bool Tenants::drained() {
 void Tenants::note_lost(const JobName& job, const JobRun& run) {
   const std::lock_guard lock(mutex_);
   forget_gone();
+  const auto evicted = evicted_.find(job);
+  if (evicted != evicted_.end() && evicted->second.goes_on_as(run)) return;
   // One tenant cannot take the places of others.
   const auto count = std::ranges::count_if(lost_, [&](const auto& e) { return e.first.key_id == job.key_id; });
   if (count < max_jobs_ || lost_.contains(job)) lost_[job] = {run, Clock::now() + timeout_};

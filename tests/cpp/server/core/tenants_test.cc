@@ -261,6 +261,7 @@ TEST(Tenants, AJobThatMayComeBackCanBeEvicted) {
   EXPECT_EQ(tenants.objection({"red", "a"}, {2, "next"}), "");
   ASSERT_TRUE(tenants.evict({"red", "a"}));
   EXPECT_NE(tenants.objection({"red", "a"}, {2, "next"}).find("evicted"), std::string::npos);
+  tenants.note_lost({"red", "a"}, {1, "first"});  // a core that the eviction reaches last
   EXPECT_TRUE(tenants.drained());
 }
 
