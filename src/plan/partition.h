@@ -23,9 +23,9 @@ std::size_t spread_chunk_bytes(std::size_t size_bytes, int server_count, std::si
 /// How many bytes each worker may push to a dedicated server without a result (scheme/push_window.h): its share of what
 /// all workers may together. Chunks are not larger.
 inline std::size_t window_bytes(int worker_count) {
-  constexpr std::size_t kTogether = std::size_t{1} << 20;
-  constexpr std::size_t kLeast = std::size_t{64} << 10;
-  return std::max(kLeast, kTogether / static_cast<std::size_t>(std::max(worker_count, 1)));
+  constexpr std::size_t together = std::size_t{1} << 20;
+  constexpr std::size_t least = std::size_t{64} << 10;
+  return std::max(least, together / static_cast<std::size_t>(std::max(worker_count, 1)));
 }
 
 /// The upper limit of chunks where `chunk_bytes` is asked for. A chunk fits the worker's share of a dedicated server's

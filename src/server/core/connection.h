@@ -163,10 +163,17 @@ struct ServerCore::Job {
     closed_bytes_received += connection.flow().bytes_received();
   }
 
+  /// clang 14 cannot read the subrange of its standard library.
+  template <typename Iterator>
+  struct OfRank {
+    Iterator first, last;
+    Iterator begin() const { return first; }
+    Iterator end() const { return last; }
+  };
   /// The connections of one rank.
   auto of_rank(std::uint32_t rank) const {
-    const auto [begin, end] = connections.equal_range(rank);
-    return std::ranges::subrange(begin, end);
+    const auto [first, last] = connections.equal_range(rank);
+    return OfRank<decltype(first)>{first, last};
   }
   /// Says why a connection cannot join this job. Empty if it can.
   std::string objection(const wire::Hello& hello) const;
