@@ -49,30 +49,30 @@ def read_settings(path: Path) -> dict[str, Setting]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise InvalidArgument(f"the cluster file {path} cannot be read: {why}") from None
-    settings = {}
+    given = {}
     for name, value in content.items():
         origin = f"{path}, line {_line_of(name, text)}"
         if name not in _KINDS:
             raise InvalidArgument(f"{origin}: {name!r} is no setting of a cluster: known are {', '.join(_KINDS)}")
-        settings[name] = Setting(value, origin)
-    return settings
+        given[name] = Setting(value, origin)
+    return given
 
 
-def make_cluster(settings: Mapping[str, Setting]) -> ClusterSpec:
+def make_cluster(given: Mapping[str, Setting]) -> ClusterSpec:
     """The cluster of these settings; others have their defaults. Raises InvalidArgument that names what is wrong."""
     for name in ("hosts", "link"):
-        if name not in settings:
+        if name not in given:
             raise InvalidArgument(f"{name} is missing: give --{name}, or {name} in a cluster file with --cluster")
-    for name, setting in settings.items():
+    for name, setting in given.items():
         kinds, words = _KINDS[name]
         if not isinstance(setting.value, kinds) or (isinstance(setting.value, bool) and bool not in kinds):
             raise InvalidArgument(f"{setting.origin}: {name} is {setting.value!r}: it must be {words}")
-    values = {name: setting.value for name, setting in settings.items()}
+    values = {name: setting.value for name, setting in given.items()}
     link, latency_ms, memory = values.pop("link"), values.pop("latency_ms", None), values.pop("host_memory", None)
     try:
         rate = parse_rate(link, MOST_RATE)
     except InvalidArgument as error:
-        raise InvalidArgument(f"{settings['link'].origin}: {error}") from None
+        raise InvalidArgument(f"{given['link'].origin}: {error}") from None
     if latency_ms is not None:
         values["latency_s"] = latency_ms / 1e3
     if memory is not None:
@@ -80,7 +80,7 @@ def make_cluster(settings: Mapping[str, Setting]) -> ClusterSpec:
     try:
         return ClusterSpec(bits_per_second=rate, **values)
     except InvalidCluster as error:
-        at_fault = settings.get(error.field)
+        at_fault = given.get(error.field)
         raise InvalidArgument(f"{at_fault.origin}: {error}" if at_fault else str(error)) from None
 
 
