@@ -30,6 +30,7 @@ std::uint32_t Hosts::leader(std::uint32_t host, const Unit& unit, const Chunk& c
 std::vector<std::uint32_t> number_hosts(const std::vector<std::string>& names) {
   std::map<std::string_view, std::uint32_t> known;
   std::vector<std::uint32_t> hosts;
+  hosts.reserve(names.size());
   for (const std::string& name : names)
     hosts.push_back(known.emplace(name, static_cast<std::uint32_t>(known.size())).first->second);
   if (known.size() <= 1 || known.size() == names.size()) hosts.clear();
