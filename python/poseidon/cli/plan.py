@@ -5,24 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from poseidon.cli.output import JsonFlag, print_json, print_line, print_table
-from poseidon.cli.planning import (
-    BatchOption,
-    ClusterOption,
-    ComputeOption,
-    DeviceOption,
-    HostsOption,
-    LinkOption,
-    ModelArgument,
-    OverlapOption,
-    OversubscriptionOption,
-    RacksOption,
-    SchemeOption,
-    ServersOption,
-    WireOption,
-    WorkersOption,
-    read_cluster,
-    read_model,
-)
+from poseidon.cli.planning import Described, planning_command
 
 if TYPE_CHECKING:
     from poseidon.planner import PlanReport
@@ -30,40 +13,18 @@ if TYPE_CHECKING:
 EPILOG = "Example: poseidon plan VGG19 --hosts 4 --link 1gbit"
 
 
+@planning_command
 def plan(
-    model: ModelArgument,
-    cluster: ClusterOption = None,
-    hosts: HostsOption = None,
-    link: LinkOption = None,
-    workers_per_host: WorkersOption = None,
-    servers: ServersOption = None,
-    racks: RacksOption = None,
-    oversubscription: OversubscriptionOption = None,
-    device: DeviceOption = "titan-x",
-    compute: ComputeOption = None,
-    batch: BatchOption = None,
-    scheme: SchemeOption = "auto",
-    wire: WireOption = "fp32",
-    overlap: OverlapOption = False,
+    described: Described,
     json: JsonFlag = False,
 ) -> None:
     """Predict training on a cluster: its speed, what limits it, what would help, and every layer's exchange.
 
     Nothing is run: the plan is that of training, and the step is simulated. `poseidon simulate` has details of a step.
     """
-    table = read_model(model, device, batch, compute)
-    described = read_cluster(
-        cluster,
-        hosts=hosts,
-        link=link,
-        workers_per_host=workers_per_host,
-        servers=servers,
-        racks=racks,
-        oversubscription=oversubscription,
-    )
-    from poseidon.planner import Exchange, make_report  # help does not wait for the compiled core
+    from poseidon.planner import make_report  # help does not wait for the compiled core
 
-    report = make_report(table, described, Exchange(scheme=scheme, wire=wire, overlap=overlap))
+    report = make_report(described.table, described.cluster, described.exchange)
     if json:
         print_json(report.to_json())
     else:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional, get_type_hints
 
 import typer
 
@@ -12,7 +14,7 @@ from poseidon.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from poseidon.models import ModelTable
-    from poseidon.planner import ClusterSpec
+    from poseidon.planner import ClusterSpec, Exchange
 
 _OF_THE_FILE = "Beats the cluster file."
 
@@ -92,3 +94,60 @@ def read_cluster(file: Path | None, **flags: object) -> ClusterSpec:
         name: Setting(value, f"--{name.replace('_', '-')}") for name, value in flags.items() if value is not None
     }
     return make_cluster(settings)
+
+
+def planning_command(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives `command(described, …)` the options above. It gets what they describe, and its own options by name."""
+    shared = inspect.signature(_described).parameters.values()
+    _, *own = inspect.signature(command).parameters.values()
+    hints = {**get_type_hints(_described, include_extras=True), **get_type_hints(command, include_extras=True)}
+
+    def with_options(**given: Any) -> None:
+        values = {parameter.name: given.pop(parameter.name) for parameter in shared}
+        command(_described(**values), **given)
+
+    with_options.__doc__ = command.__doc__
+    parameters = [parameter.replace(annotation=hints[parameter.name]) for parameter in (*shared, *own)]
+    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return with_options
+
+
+@dataclass(frozen=True)
+class Described:
+    """What the options describe."""
+
+    table: ModelTable
+    cluster: ClusterSpec
+    exchange: Exchange
+
+
+def _described(
+    model: ModelArgument,
+    cluster: ClusterOption = None,
+    hosts: HostsOption = None,
+    link: LinkOption = None,
+    workers_per_host: WorkersOption = None,
+    servers: ServersOption = None,
+    racks: RacksOption = None,
+    oversubscription: OversubscriptionOption = None,
+    device: DeviceOption = "titan-x",
+    compute: ComputeOption = None,
+    batch: BatchOption = None,
+    scheme: SchemeOption = "auto",
+    wire: WireOption = "fp32",
+    overlap: OverlapOption = False,
+) -> Described:
+    table = read_model(model, device, batch, compute)
+    spec = read_cluster(
+        cluster,
+        hosts=hosts,
+        link=link,
+        workers_per_host=workers_per_host,
+        servers=servers,
+        racks=racks,
+        oversubscription=oversubscription,
+    )
+    from poseidon.planner import Exchange  # help does not wait for the compiled core
+
+    return Described(table, spec, Exchange(scheme=scheme, wire=wire, overlap=overlap))

@@ -8,44 +8,15 @@ from typing import Annotated, Optional
 import typer
 
 from poseidon.cli.output import JsonFlag, print_json, print_line
-from poseidon.cli.planning import (
-    BatchOption,
-    ClusterOption,
-    ComputeOption,
-    DeviceOption,
-    HostsOption,
-    LinkOption,
-    ModelArgument,
-    OverlapOption,
-    OversubscriptionOption,
-    RacksOption,
-    SchemeOption,
-    ServersOption,
-    WireOption,
-    WorkersOption,
-    read_cluster,
-    read_model,
-)
+from poseidon.cli.planning import Described, planning_command
 from poseidon.errors import InvalidArgument
 
 EPILOG = "Example: poseidon simulate VGG19-22K --hosts 1024 --link 25gbit --trace step.json"
 
 
+@planning_command
 def simulate(
-    model: ModelArgument,
-    cluster: ClusterOption = None,
-    hosts: HostsOption = None,
-    link: LinkOption = None,
-    workers_per_host: WorkersOption = None,
-    servers: ServersOption = None,
-    racks: RacksOption = None,
-    oversubscription: OversubscriptionOption = None,
-    device: DeviceOption = "titan-x",
-    compute: ComputeOption = None,
-    batch: BatchOption = None,
-    scheme: SchemeOption = "auto",
-    wire: WireOption = "fp32",
-    overlap: OverlapOption = False,
+    described: Described,
     trace: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(metavar="FILE", help="Write the step for ui.perfetto.dev here."),
@@ -56,19 +27,9 @@ def simulate(
 
     Dedicated servers, and workers that add up by host or by rack, are simulated by classes, too.
     """
-    table = read_model(model, device, batch, compute)
-    described = read_cluster(
-        cluster,
-        hosts=hosts,
-        link=link,
-        workers_per_host=workers_per_host,
-        servers=servers,
-        racks=racks,
-        oversubscription=oversubscription,
-    )
-    from poseidon.planner import Exchange, Planner, write_prediction  # help does not wait for the compiled core
+    from poseidon.planner import Planner, write_prediction  # help does not wait for the compiled core
 
-    planner = Planner(table, described, Exchange(scheme=scheme, wire=wire, overlap=overlap))
+    planner = Planner(described.table, described.cluster, described.exchange)
     by_message = planner.has_messages
     step = planner.predict_by_message() if by_message else planner.predict()
     if trace is not None:
@@ -79,9 +40,10 @@ def simulate(
     if json:
         print_json({"by": "message" if by_message else "class", **step.to_json()})
         return
+    how = "message by message" if by_message else "by classes of equal workers"
     print_line(
-        f"{table.name} on {described}, {'message by message' if by_message else 'by classes of equal workers'}: "
+        f"{described.table.name} on {described.cluster}, {how}: "
         f"a step takes {step.step_s:.4g} s, of which the accelerator waits {sum(step.exposed_s):.3g} s. "
-        f"{step.speedup:.4g} x one worker, {step.samples_per_s:.5g} {table.sample}s a second. "
+        f"{step.speedup:.4g} x one worker, {step.samples_per_s:.5g} {described.table.sample}s a second. "
         f"The busiest port moves {step.port_bytes / 2**20:.4g} MiB; what carries most is busy for {step.busy_s:.3g} s."
     )
