@@ -160,10 +160,12 @@ bool run(int workers) {
   each([&](auto& client, int rank) { client = join_crowd(registry, rank, workers); });
   Report report;
   if (::read(results[0], &report, sizeof report) != sizeof report) return false;
+  const bool met = judge(workers, report);
+  std::fflush(stdout);
   ::close(done[1]);
   each([](auto& client, int) { client.reset(); });
   ::waitpid(child, nullptr, 0);
-  return judge(workers, report);
+  return met;
 }
 
 }  // namespace

@@ -34,7 +34,8 @@ struct Cluster {
   // By rank: the machine of the worker, from 0 in the order in which they come. Empty: each worker is for itself, also
   // if it shares a machine.
   std::vector<std::uint32_t> hosts{};
-  bool hosts_are_racks = false;  // these are racks of machines: what is added up there has crossed the rack's network
+  // By rank: the rack of its machine, numbered likewise. Empty: machines do not add up by rack. Only with `hosts`.
+  std::vector<std::uint32_t> racks{};
 
   /// How many cores a server has.
   int core_count(int server) const { return core_counts.empty() ? 1 : core_counts[static_cast<std::size_t>(server)]; }

@@ -160,6 +160,7 @@ void bind_plan(nb::module_& module) {
           nb::arg("hosts") = std::vector<std::uint32_t>(),
           "`hosts` has the machine of each worker, if workers of one machine add up among themselves.")
       .def_ro("hosts", &Cluster::hosts)
+      .def_ro("racks", &Cluster::racks)
       .def_ro("worker_count", &Cluster::worker_count)
       .def_ro("server_count", &Cluster::server_count)
       .def_prop_ro("placement", [](const Cluster& cluster) {

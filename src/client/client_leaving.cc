@@ -15,7 +15,7 @@ namespace {
 /// Whether the exchange still needs what this peer has to contribute to all. What comes through a gate may come after
 /// the peer's goodbye. If it does not come at all, the gate tells.
 bool lacks_part_of(const Exchange& exchange, const Links& links, std::size_t peer) {
-  if (!links.hosts.reaches(static_cast<std::uint32_t>(peer), links.rank)) return false;
+  if (links.hosts.source_of(links.rank, static_cast<std::uint32_t>(peer)) != peer) return false;
   const Progress& progress = exchange.progress;
   const auto& parts = progress.inbox.parts;
   return progress.running && !progress.received && peer < parts.size() && !parts[peer].arrived;
@@ -69,7 +69,7 @@ bool ClientImpl::needs(const LinkState& link) const {
     for (std::size_t i = 0; i < progress.chunks.size(); ++i) {
       const Chunk& chunk = exchange.unit().chunks[i];
       const bool led_by_other =
-          host_reduction::applies(exchange, links) && !host_reduction::leads(exchange, links, chunk);
+          host_reduction::applies(exchange, links) && !host_reduction::pushes(exchange, links, chunk);
       const bool comes_here = static_cast<std::size_t>(chunk.server) == link.index && !led_by_other &&
                               links.lane_of(chunk, exchange.priority.priority_class) == link.lane;
       if (comes_here && progress.chunks[i] != ChunkArrival::received) return true;

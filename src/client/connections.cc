@@ -100,7 +100,7 @@ void Connections::connect(Endpoints endpoints) {
 
 bool Connections::is_neighbour(std::size_t rank) const {
   const auto other = static_cast<std::uint32_t>(rank);
-  const bool near = rank != links_.rank && links_.hosts.together() && links_.hosts.share_host(links_.rank, other);
+  const bool near = rank != links_.rank && links_.hosts.together() && links_.hosts.share_rack(links_.rank, other);
   return near || are_neighbours(links_.rank, rank, links_.worker_count);
 }
 
@@ -218,10 +218,10 @@ void Connections::send_hello(Flow& flow, std::size_t lane) {
   flow.send(hello.header, {hello.payload()}, [text = hello.text](const Status&) {});
 }
 
-/// This rank's machine, if its workers add up their gradients among themselves.
+/// This rank's rack (its machine without racks), if its workers add up their gradients among themselves.
 std::optional<wire::Hello::Host> Connections::own_host() const {
   if (!links_.hosts.together()) return std::nullopt;
-  return wire::Hello::Host{links_.hosts.host_of(links_.rank), links_.hosts.count()};
+  return wire::Hello::Host{links_.hosts.rack_of(links_.rank), links_.hosts.rack_count()};
 }
 
 void Connections::mark(Flow& flow, std::size_t priority_class) {
@@ -293,11 +293,8 @@ void Connections::greeted_by_server(LinkState& link, const wire::Hello& hello) {
 }
 
 bool Connections::may_bring(const LinkState& link, const wire::Header& header) const {
-  const Hosts& hosts = links_.hosts;
-  const auto from = static_cast<std::uint32_t>(link.index);
-  if (header.rank == from) return true;
-  return hosts.together() && header.rank < links_.worker_count && hosts.share_host(from, links_.rank) &&
-         !hosts.share_host(header.rank, links_.rank) && hosts.gate(hosts.host_of(links_.rank), header.rank) == from;
+  if (header.rank == link.index) return true;
+  return header.rank < links_.worker_count && links_.hosts.source_of(links_.rank, header.rank) == link.index;
 }
 
 std::vector<int> Connections::core_counts() const {

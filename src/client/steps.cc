@@ -133,8 +133,9 @@ Status Steps::set_rule(std::uint32_t layer, const UpdateRule& rule) {
   // Every rank sets the same rule. Only rank 0 sends it, before its own push, because no step ends without that push.
   // Where a step may end without rank 0, every rank sends the rule.
   const bool ends_without_0 = options_.stragglers == Stragglers::drop || options_.consistency != Consistency::bsp;
-  // Where machines push, those send it that push for rank 0's machine.
-  const auto& hosts = plan_base_.cluster.hosts;
+  // Where machines or racks push, those send it that push for rank 0's.
+  const Cluster& cluster = plan_base_.cluster;
+  const auto& hosts = cluster.racks.empty() ? cluster.hosts : cluster.racks;
   if (!hosts.empty() && rule.aggregator != kSumAggregator)
     return {ErrorCode::invalid_argument, "aggregator " + rule.aggregator +
                                              " needs each worker's own gradient, but workers of one machine add " +

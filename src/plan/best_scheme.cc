@@ -113,10 +113,10 @@ std::size_t kept_count(const Layer& layer) {
 
 SchemeCost scheme_cost(Scheme scheme, std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster) {
   const SchemeTraits& traits = traits_of(scheme);
-  // A worker's port carries as much with racks as without: only their uplinks carry less.
-  if (cluster.hosts.empty() || cluster.hosts_are_racks) return traits.cost(rows, cols, factor_count, cluster);
+  if (cluster.hosts.empty()) return traits.cost(rows, cols, factor_count, cluster);
   Cluster machines = cluster;
   machines.hosts.clear();
+  machines.racks.clear();  // a machine's port carries as much with them as without: only uplinks carry less
   machines.worker_count = static_cast<int>(*std::ranges::max_element(cluster.hosts)) + 1;
   if (cluster.placement == Placement::colocated) machines.server_count = machines.worker_count;
   const double workers_of_each = static_cast<double>(cluster.worker_count) / machines.worker_count;

@@ -40,8 +40,11 @@ Status check_cluster(const Cluster& cluster, const Options& options) {
   for (const int count : cluster.core_counts) {
     if (count < 1) return invalid("a server needs a core");
   }
-  if (!cluster.hosts.empty() && cluster.hosts.size() != static_cast<std::size_t>(cluster.worker_count))
+  const auto count = static_cast<std::size_t>(cluster.worker_count);
+  if (!cluster.hosts.empty() && cluster.hosts.size() != count)
     return invalid("a cluster has a machine for each of its workers, or does not name them");
+  if (!cluster.racks.empty() && (cluster.hosts.empty() || cluster.racks.size() != count))
+    return invalid("a cluster has a rack and a machine for each of its workers, or names no racks");
   if (options.chunk_bytes < kChunkAlignmentBytes) {
     return invalid("chunk_bytes is " + std::to_string(options.chunk_bytes) + "; it must be at least " +
                    std::to_string(kChunkAlignmentBytes));
@@ -277,6 +280,13 @@ std::string layer_text(const Plan& plan, std::uint32_t index) {
          (layer.row_gradient ? " rows" : "") + (layer.zeros_are_missing ? " or dense" : "") + compression_text(layer);
 }
 
+/// Text such as " on machines 0 0 1 1", for the lines that all ranks compare.
+std::string numbers_text(const char* what, const std::vector<std::uint32_t>& numbers) {
+  std::string text;
+  for (const std::uint32_t number : numbers) text += " " + std::to_string(number);
+  return text.empty() ? text : what + text;
+}
+
 }  // namespace
 
 DType wire_dtype(WireFormat format, DType dtype) {
@@ -324,12 +334,8 @@ std::vector<std::string> plan_lines(const Plan& plan) {
   const std::string cluster = std::to_string(plan.cluster.worker_count) + " workers, " +
                               std::to_string(plan.cluster.server_count) +
                               (colocated ? " colocated shards" : " dedicated shards");
-  std::string hosts;
-  for (const std::uint32_t host : plan.cluster.hosts)
-    hosts += (!hosts.empty()                 ? " "
-              : plan.cluster.hosts_are_racks ? " in racks "
-                                             : " on machines ") +
-             std::to_string(host);
+  const std::string hosts =
+      numbers_text(" on machines", plan.cluster.hosts) + numbers_text(" in racks", plan.cluster.racks);
   std::vector<std::string> lines;
   for (const Unit& unit : plan.units) {
     std::string line = "unit ";

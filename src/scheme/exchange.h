@@ -31,7 +31,7 @@ struct Part {
   Buffer buffer;                          // the memory of `terms` and `rows`; empty if this worker's own part has none
 };
 
-/// The gradient of a chunk from another worker of this machine, at the chunk's leader (host_reduction.h).
+/// What another worker has given to a chunk's leader: its gradient, or its machine's sum (host_reduction.h).
 struct LocalPart {
   bool accepted = false;  // its header has been checked, and it has its memory
   bool arrived = false;
@@ -39,7 +39,7 @@ struct LocalPart {
   Buffer buffer;
 };
 struct LocalChunk {
-  std::vector<LocalPart> parts;  // by the place of their ranks on the machine; empty if none has come
+  std::vector<LocalPart> parts;  // by their numbers (Hosts::part_of); empty if none has come
   std::size_t arrived_count = 0;
 };
 

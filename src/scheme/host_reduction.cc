@@ -14,42 +14,48 @@ namespace poseidon::host_reduction {
 
 namespace {
 
-std::uint32_t own_host(const Links& links) { return links.hosts.host_of(links.rank); }
-
-std::uint32_t leader_of(const Exchange& exchange, const Links& links, const Chunk& chunk) {
-  return links.hosts.leader(own_host(links), exchange.unit(), chunk);
-}
-
-/// Returns the parts of a chunk, by the place of their ranks. There is room for this worker's own, which is not used.
+/// The parts that a leader adds up, by the numbers of Hosts. There is room for this worker's own, which is not used.
 LocalChunk& local_chunk(PeerInbox& inbox, const Exchange& exchange, const Links& links, std::uint32_t chunk) {
   inbox.local_chunks.resize(exchange.unit().chunks.size());
   LocalChunk& local = inbox.local_chunks[chunk];
-  local.parts.resize(links.hosts.ranks_of(own_host(links)).size());
+  local.parts.resize(links.hosts.part_count(links.rank));
   return local;
+}
+
+/// How many parts of other workers are in the chunk's sum.
+std::size_t awaited_parts(const Exchange& exchange, const Links& links, const Chunk& chunk) {
+  const std::size_t of_machine = links.hosts.mates_of(links.rank).size() - 1;
+  const bool of_rack = pushes(exchange, links, chunk);
+  return of_machine + (of_rack ? links.hosts.machine_count(links.rank) - 1 : 0);
 }
 
 void send_to_peer(Exchange& exchange, const Links& links, std::uint32_t rank, const wire::Header& header,
                   std::vector<std::span<const std::byte>> payload) {
   Flow* const flow = links.peers[rank][exchange.priority.priority_class];
   if (flow == nullptr) return;  // it has left, and needs nothing any more
-  send_counted(exchange, links, *flow, {FlightEvent::Party::peer, links.hosts.over_network()}, header,
+  send_counted(exchange, links, *flow, {FlightEvent::Party::peer, links.hosts.crosses(links.rank, rank)}, header,
                std::move(payload));
 }
 
-/// How a sum is divided: partly here and then by the server.
+/// How a sum is divided: partly by the machine, by the rack and by the server.
 struct Divisors {
-  unsigned local = 1;
+  unsigned machine = 1;
+  unsigned rack = 1;
   unsigned server = 1;
 };
 
 /// The server divides alone, so that a float32 mean is rounded once. A sum that travels in 16 or 8 bits must not be
-/// larger than the gradients are, so there a mean over all workers is a mean of the machines' means, or a sum of their
-/// parts of it if they have different numbers of workers.
+/// larger than the gradients are, so there a mean over all workers is a mean of means, or a sum of the machines' parts
+/// of it if machines or racks differ in size.
 Divisors divisors_of(const Exchange& exchange, const Links& links) {
   const unsigned divisor = exchange.push()->divisor;
-  if (!kernel::sums_in_float32(exchange.unit().wire_dtype) || divisor % links.worker_count != 0) return {1, divisor};
-  if (!links.hosts.even()) return {divisor, 1};
-  return {links.worker_count / links.hosts.count(), divisor / (links.worker_count / links.hosts.count())};
+  if (!kernel::sums_in_float32(exchange.unit().wire_dtype) || divisor % links.worker_count != 0)
+    return {.server = divisor};
+  if (!links.hosts.even()) return {.machine = divisor};
+  Divisors divisors{static_cast<unsigned>(links.hosts.mates_of(links.rank).size()),
+                    static_cast<unsigned>(links.hosts.machine_count(links.rank))};
+  divisors.server = divisor / (divisors.machine * divisors.rack);
+  return divisors;
 }
 
 /// ErrorCode::mismatch: another worker's part does not fit this worker's.
@@ -61,53 +67,72 @@ Status check_fit(const wire::Contribution& own, const wire::Contribution& part) 
                                    ", but rank " + std::to_string(own.rank) + " by " + std::to_string(own.divisor)};
 }
 
-/// What the machine pushes. `inputs` are the gradients that are present, in rank order.
+/// What is pushed for a machine, or for a rack.
 struct Together {
-  std::vector<const std::byte*> inputs;
+  std::vector<std::span<const std::byte>> payload;  // empty if all are absent
   std::uint64_t factor_count = 0;
-  std::span<std::byte> memory;  // of one of the inputs, which the sum may take; empty if there is none
 };
 
+/// Returns the sum of the inputs, in memory that stays until the exchange ends. `spare` is one of the inputs' memory,
+/// which the sum may take; it may be empty.
+const std::byte* sum_of(Exchange& exchange, const Links& links, const Chunk& chunk,
+                        const std::vector<const std::byte*>& inputs, unsigned divisor, std::span<std::byte> spare) {
+  if (inputs.size() == 1 && divisor == 1) return inputs.front();
+  if (spare.empty()) spare = exchange.progress.converted.emplace_back(links.pool->take(chunk.size_bytes)).span();
+  const DType dtype = exchange.unit().dtype;
+  kernel::sum(inputs, spare.data(), chunk.size_bytes / dtype_bytes(dtype), dtype, divisor);
+  return spare.data();
+}
+
+/// Adds up the parts from `begin` to `end`, this worker's `own` included, whose number is `own_part`. Returns null if
+/// all are absent.
+const std::byte* sum_of_parts(Exchange& exchange, const Links& links, const Chunk& chunk, std::span<LocalPart> parts,
+                              std::size_t own_part, const std::byte* own, unsigned divisor) {
+  std::vector<const std::byte*> inputs;
+  std::span<std::byte> spare;
+  for (std::size_t index = 0; index < parts.size(); ++index) {
+    if (index == own_part && own != nullptr) inputs.push_back(own);
+    if (index == own_part || parts[index].push.absent) continue;
+    spare = parts[index].buffer.span();
+    inputs.push_back(spare.data());
+  }
+  return inputs.empty() ? nullptr : sum_of(exchange, links, chunk, inputs, divisor, spare);
+}
+
+/// Adds up what this worker leads: the parts of its machine, and then the sums of its rack's machines if it leads that.
 Result<Together> gather(Exchange& exchange, const Links& links, const Chunk& chunk, const wire::Contribution& own) {
-  Together together{.factor_count = own.factor_count};
+  Together together{{}, own.factor_count};
   LocalChunk& local = local_chunk(exchange.progress.inbox, exchange, links, chunk.index);
-  for (std::size_t place = 0; place < local.parts.size(); ++place) {
-    LocalPart& part = local.parts[place];
-    if (place == links.hosts.place_of(links.rank)) {
-      if (!own.absent && chunk.size_bytes > 0)
-        together.inputs.push_back(in_one_piece(exchange, chunk_payload(exchange, chunk), links).data());
-      continue;
-    }
+  for (const LocalPart& part : local.parts) {
+    if (!part.arrived) continue;  // this worker's own, or a machine's if another worker leads the rack
     if (Status status = check_fit(own, part.push); !status.ok()) return status;
     together.factor_count += part.push.factor_count;
-    if (links.hosts.over_network()) exchange.outcome.bytes_received += wire::kHeaderBytes + part.push.payload_bytes;
-    if (part.push.absent || chunk.size_bytes == 0) continue;
-    together.memory = part.buffer.span();
-    together.inputs.push_back(part.buffer.data());
+    if (links.hosts.crosses(part.push.rank, links.rank))
+      exchange.outcome.bytes_received += wire::kHeaderBytes + part.push.payload_bytes;
   }
+  const Divisors divisors = divisors_of(exchange, links);
+  const Hosts& hosts = links.hosts;
+  const auto parts = std::span(local.parts);
+  const std::size_t mates = hosts.mates_of(links.rank).size();
+  const std::byte* sum = nullptr;
+  if (!own.absent) sum = in_one_piece(exchange, chunk_payload(exchange, chunk), links).data();
+  sum = sum_of_parts(exchange, links, chunk, parts.first(mates), hosts.part_of(links.rank, links.rank), sum,
+                     divisors.machine);
+  if (pushes(exchange, links, chunk))
+    sum =
+        sum_of_parts(exchange, links, chunk, parts.subspan(mates), hosts.place_in_rack(links.rank), sum, divisors.rack);
+  if (sum != nullptr) together.payload = {{sum, chunk.size_bytes}};
   return together;
 }
 
-/// Returns the sum of the inputs, in memory that stays until the exchange ends.
-std::span<const std::byte> sum_of(Exchange& exchange, const Links& links, const Chunk& chunk, const Together& together,
-                                  unsigned divisor) {
-  if (together.inputs.size() == 1 && divisor == 1) return {together.inputs.front(), chunk.size_bytes};
-  std::span<std::byte> out = together.memory;
-  if (out.empty()) out = exchange.progress.converted.emplace_back(links.pool->take(chunk.size_bytes)).span();
-  const DType dtype = exchange.unit().dtype;
-  kernel::sum(together.inputs, out.data(), chunk.size_bytes / dtype_bytes(dtype), dtype, divisor);
-  return out;
-}
-
-/// What a rank of this machine still has to send for the chunk. Empty if it has to send nothing.
+/// What a rank of this rack still has to send for the chunk. Empty if it has to send nothing.
 std::string awaited_of(const Exchange& exchange, const Links& links, const Chunk& chunk, std::uint32_t rank) {
   if (rank == links.rank || exchange.progress.chunks[chunk.index] == ChunkArrival::received) return "";
-  const std::uint32_t leader = leader_of(exchange, links, chunk);
-  if (leader == rank) return "the result";
-  if (leader != links.rank) return "";
+  if (links.hosts.next(links.rank, exchange.unit(), chunk) == rank) return "the result";
+  if (links.hosts.next(rank, exchange.unit(), chunk) != links.rank) return "";
   const auto& chunks = exchange.progress.inbox.local_chunks;
   const bool none = chunk.index >= chunks.size() || chunks[chunk.index].parts.empty();
-  return none || !chunks[chunk.index].parts[links.hosts.place_of(rank)].arrived ? "the gradient" : "";
+  return none || !chunks[chunk.index].parts[links.hosts.part_of(links.rank, rank)].arrived ? "the gradient" : "";
 }
 
 }  // namespace
@@ -117,24 +142,24 @@ bool applies(const Exchange& exchange, const Links& links) {
          links.hosts.together();
 }
 
-bool leads(const Exchange& exchange, const Links& links, const Chunk& chunk) {
-  return leader_of(exchange, links, chunk) == links.rank;
+bool pushes(const Exchange& exchange, const Links& links, const Chunk& chunk) {
+  return !links.hosts.next(links.rank, exchange.unit(), chunk);
 }
 
 wire::Envelope envelope_to_server(const Exchange& exchange, const Links& links) {
   wire::Envelope about = envelope_of(exchange, links);
   if (exchange.about.by_host && exchange.protocol->traits().reduces_by_host)
-    about.rank = links.worker_count + own_host(links);
+    about.rank = links.worker_count + links.hosts.rack_of(links.rank);
   return about;
 }
 
 void contribute(Exchange& exchange, const Links& links, const Chunk& chunk) {
-  const std::uint32_t leader = leader_of(exchange, links, chunk);
-  if (leader == links.rank) return push_if_whole(exchange, links, chunk);
+  if (links.hosts.leads(links.rank, exchange.unit(), chunk)) return push_if_whole(exchange, links, chunk);
   wire::Contribution body = contribution_of(exchange, links, wire::Kind::local_push);
   body.dtype = exchange.unit().dtype;
   body.chunk = chunk.index;
-  send_to_peer(exchange, links, leader, body.make(), chunk_payload(exchange, chunk));
+  send_to_peer(exchange, links, *links.hosts.next(links.rank, exchange.unit(), chunk), body.make(),
+               chunk_payload(exchange, chunk));
 }
 
 Result<std::span<std::byte>> make_room(PeerInbox& inbox, const Exchange& exchange, const wire::Header& header,
@@ -145,13 +170,14 @@ Result<std::span<std::byte>> make_room(PeerInbox& inbox, const Exchange& exchang
   };
   const Unit& unit = exchange.unit();
   if (!exchange.about.by_host || header.chunk >= unit.chunks.size() ||
-      !links.hosts.share_host(header.rank, links.rank) || !leads(exchange, links, unit.chunks[header.chunk]))
+      links.hosts.next(header.rank, unit, unit.chunks[header.chunk]) != links.rank)
     return refuse("belongs to another worker");
   const auto body = wire::Contribution::read(header);
   const std::size_t size_bytes = body.absent ? 0 : unit.chunks[header.chunk].size_bytes;
   if (body.dtype != unit.dtype || header.payload_bytes != size_bytes)
     return refuse("has a size or dtype that does not match the layer's");
-  LocalPart& part = local_chunk(inbox, exchange, links, header.chunk).parts[links.hosts.place_of(header.rank)];
+  LocalPart& part =
+      local_chunk(inbox, exchange, links, header.chunk).parts[links.hosts.part_of(links.rank, header.rank)];
   if (part.accepted) return refuse("came twice");
   part.buffer = links.pool->take(header.payload_bytes);
   part.accepted = true;
@@ -161,7 +187,7 @@ Result<std::span<std::byte>> make_room(PeerInbox& inbox, const Exchange& exchang
 
 void store_part(PeerInbox& inbox, const wire::Header& header, std::span<const std::byte> payload, const Links& links) {
   LocalChunk& local = inbox.local_chunks[header.chunk];
-  LocalPart& part = local.parts[links.hosts.place_of(header.rank)];
+  LocalPart& part = local.parts[links.hosts.part_of(links.rank, header.rank)];
   if (!payload.empty() && payload.data() != part.buffer.data())
     std::memcpy(part.buffer.data(), payload.data(), payload.size());
   part.arrived = true;
@@ -170,29 +196,31 @@ void store_part(PeerInbox& inbox, const wire::Header& header, std::span<const st
 
 void push_if_whole(Exchange& exchange, const Links& links, const Chunk& chunk) {
   LocalChunk& local = local_chunk(exchange.progress.inbox, exchange, links, chunk.index);
-  if (local.arrived_count + 1 < local.parts.size()) return;
-  wire::Contribution body = contribution_of(exchange, links, wire::Kind::push);
+  if (local.arrived_count < awaited_parts(exchange, links, chunk)) return;
+  const auto above = links.hosts.next(links.rank, exchange.unit(), chunk);
+  wire::Contribution body = contribution_of(exchange, links, above ? wire::Kind::local_push : wire::Kind::push);
   body.chunk = chunk.index;
-  auto together = gather(exchange, links, chunk, body);
-  if (!together.ok()) {
-    exchange.progress.status = together.status();
+  auto gathered = gather(exchange, links, chunk, body);
+  if (!gathered.ok()) {
+    exchange.progress.status = gathered.status();
     return exchange.complete_if_done();
   }
-  const auto [local_divisor, server_divisor] = divisors_of(exchange, links);
-  const Together& parts = together.value();
-  // A machine is a worker of the server.
-  body.rank = envelope_to_server(exchange, links).rank;
+  Together& together = gathered.value();
   body.wants_result = body.wants_result || others_want_result(exchange, links, chunk.index);
-  body.worker_count = links.hosts.count();
-  body.divisor = server_divisor;
-  body.absent = parts.inputs.empty();
-  body.factor_count = static_cast<std::uint32_t>(std::min<std::uint64_t>(parts.factor_count, wire::kUnboundedFactors));
-  std::vector<std::span<const std::byte>> payload;
-  if (!parts.inputs.empty()) {
-    payload = {sum_of(exchange, links, chunk, parts, local_divisor)};
-    if (exchange.unit().converts()) payload = {encode_chunk(exchange, chunk, payload, links)};
+  body.absent = together.payload.empty();
+  body.factor_count =
+      static_cast<std::uint32_t>(std::min<std::uint64_t>(together.factor_count, wire::kUnboundedFactors));
+  if (above) {
+    body.dtype = exchange.unit().dtype;
+    return send_to_peer(exchange, links, *above, body.make(), std::move(together.payload));
   }
-  send_to_server(exchange, links, chunk, body.make(), std::move(payload));
+  // A rack is a worker of the server, or a machine without racks.
+  body.rank = envelope_to_server(exchange, links).rank;
+  body.worker_count = links.hosts.rack_count();
+  body.divisor = divisors_of(exchange, links).server;
+  if (!together.payload.empty() && exchange.unit().converts())
+    together.payload = {encode_chunk(exchange, chunk, together.payload, links)};
+  send_to_server(exchange, links, chunk, body.make(), std::move(together.payload));
 }
 
 void pass_on(Exchange& exchange, const Links& links, const wire::Header& result, std::span<const std::byte> values) {
@@ -201,12 +229,13 @@ void pass_on(Exchange& exchange, const Links& links, const wire::Header& result,
   wire::StepResult body = wire::StepResult::read(result);
   body.dtype = exchange.unit().dtype;
   const wire::Header header = body.make(about, wire::Kind::local_result);
-  const LocalChunk& local = exchange.progress.inbox.local_chunks[result.chunk];
-  for (const std::uint32_t rank : links.hosts.ranks_of(own_host(links))) {
-    if (rank == links.rank) continue;
+  const auto& chunks = exchange.progress.inbox.local_chunks;
+  if (result.chunk >= chunks.size()) return;  // this worker leads none
+  for (const LocalPart& part : chunks[result.chunk].parts) {
+    if (!part.arrived) continue;
     std::vector<std::span<const std::byte>> payload;
-    if (!values.empty() && local.parts[links.hosts.place_of(rank)].push.wants_result) payload.push_back(values);
-    send_to_peer(exchange, links, rank, header, std::move(payload));
+    if (!values.empty() && part.push.wants_result) payload.push_back(values);
+    send_to_peer(exchange, links, part.push.rank, header, std::move(payload));
   }
 }
 
@@ -218,20 +247,21 @@ bool others_want_result(const Exchange& exchange, const Links& links, std::uint3
 }
 
 bool is_from_leader(const Exchange& exchange, const Links& links, const wire::Header& header) {
-  return leader_of(exchange, links, exchange.unit().chunks[header.chunk]) == header.rank;
+  return links.hosts.next(links.rank, exchange.unit(), exchange.unit().chunks[header.chunk]) == header.rank;
 }
 
 bool lacks_gradient(const Exchange& exchange, const Links& links, std::size_t peer) {
   const auto rank = static_cast<std::uint32_t>(peer);
-  return exchange.progress.running && applies(exchange, links) && links.hosts.share_host(rank, links.rank) &&
+  return exchange.progress.running && applies(exchange, links) && links.hosts.share_rack(rank, links.rank) &&
          std::ranges::any_of(exchange.unit().chunks, [&](const Chunk& chunk) {
-           return leads(exchange, links, chunk) && !awaited_of(exchange, links, chunk, rank).empty();
+           return links.hosts.next(rank, exchange.unit(), chunk) == links.rank &&
+                  !awaited_of(exchange, links, chunk, rank).empty();
          });
 }
 
 bool lacks(const Exchange& exchange, const Links& links, std::size_t peer) {
   const auto rank = static_cast<std::uint32_t>(peer);
-  return applies(exchange, links) && links.hosts.share_host(rank, links.rank) &&
+  return applies(exchange, links) && links.hosts.share_rack(rank, links.rank) &&
          std::ranges::any_of(exchange.unit().chunks,
                              [&](const Chunk& chunk) { return !awaited_of(exchange, links, chunk, rank).empty(); });
 }
@@ -239,9 +269,10 @@ bool lacks(const Exchange& exchange, const Links& links, std::size_t peer) {
 std::string missing(const Exchange& exchange, const Links& links) {
   if (!applies(exchange, links)) return "";
   for (const Chunk& chunk : exchange.unit().chunks)
-    for (const std::uint32_t rank : links.hosts.ranks_of(own_host(links)))
+    for (const std::uint32_t rank : links.hosts.rack_mates_of(links.rank))
       if (const std::string what = awaited_of(exchange, links, chunk, rank); !what.empty())
-        return what + " of chunk " + std::to_string(chunk.index) + " from rank " + std::to_string(rank);
+        return what + " of chunk " + std::to_string(chunk.index) + " from rank " + std::to_string(rank) +
+               (links.hosts.share_host(rank, links.rank) ? " on this machine" : " of this rack");
   return "";
 }
 

@@ -1,9 +1,10 @@
-// The workers of one machine add up their gradients of a chunk among themselves. The chunk's leader (plan/hosts.h)
-// pushes the sum to the chunk's server, and gives the result to the others (Poseidon §5.1, "Multi-GPU Settings").
+// The workers of one machine add up their gradients of a chunk among themselves, and then the machines of one rack do.
+// Whoever leads the chunk there (plan/hosts.h) pushes the sum to the chunk's server, and gives the result to the others
+// (Poseidon §5.1, "Multi-GPU Settings"; Parameter Hub §3.4).
 //
-// The parts are added in rank order, and a server adds the machines' sums in the order of the machines. So the bits do
-// not depend on the timing. Inside a machine numbers travel as they are. A narrower wire format begins at the leader,
-// which also keeps what it rounds off.
+// A machine's parts are added in rank order, a rack's sums in the order of its machines, and a server's in the order of
+// the racks. So the bits do not depend on the timing. Numbers travel as they are inside a rack. A narrower wire format
+// begins at the leader that pushes, which also keeps what it rounds off.
 #pragma once
 
 #include <cstddef>
@@ -16,30 +17,32 @@ namespace poseidon::host_reduction {
 
 /// Whether the running exchange goes by machine.
 bool applies(const Exchange& exchange, const Links& links);
-/// Whether this worker leads the chunk.
-bool leads(const Exchange& exchange, const Links& links, const Chunk& chunk);
+/// Whether this worker exchanges the chunk with its server, for its whole rack.
+bool pushes(const Exchange& exchange, const Links& links, const Chunk& chunk);
 
-/// The envelope of what a unit sends to its servers. A unit that goes by machine speaks for the machine, whose number
-/// follows those of the ranks.
+/// The envelope of what a unit sends to its servers. A unit that goes by machine speaks for the rack (a machine without
+/// racks), whose number follows those of the ranks.
 wire::Envelope envelope_to_server(const Exchange& exchange, const Links& links);
 
 /// Begins to contribute this worker's part of the chunk.
 void contribute(Exchange& exchange, const Links& links, const Chunk& chunk);
 
-/// accept() and receive() for another worker's part of a chunk that this worker leads. Such a part may be of the next
-/// step, whose inbox is kept for it. Once the exchange of `inbox` runs, call push_if_whole() after store_part().
+/// accept() and receive() for another worker's part of a chunk that this worker leads, or a machine's sum of it. Such a
+/// part may be of the next step, whose inbox is kept for it. Once the exchange of `inbox` runs, call push_if_whole()
+/// after store_part().
 Result<std::span<std::byte>> make_room(PeerInbox& inbox, const Exchange& exchange, const wire::Header& header,
                                        const Links& links);
 void store_part(PeerInbox& inbox, const wire::Header& header, std::span<const std::byte> payload, const Links& links);
-/// Pushes the chunk's sum to its server when all parts of this machine are here, this worker's own included.
+/// Sends the chunk's sum on when all parts of it are here, this worker's own included: to its server, or to whoever
+/// leads the rack.
 void push_if_whole(Exchange& exchange, const Links& links, const Chunk& chunk);
 
-/// Gives a chunk's result to the other workers of this machine that want it, and tells the rest that the step has
-/// ended. `values` are in the unit's dtype, and stay where they are until the exchange ends; they are empty if nobody
-/// has contributed.
+/// Gives a chunk's result to those whose parts are in this worker's sum of it, if they want it, and tells the rest that
+/// the step has ended. `values` are in the unit's dtype, and stay where they are until the exchange ends; they are
+/// empty if nobody has contributed.
 void pass_on(Exchange& exchange, const Links& links, const wire::Header& result, std::span<const std::byte> values);
 
-/// Whether other workers of this machine want the result of a chunk that this worker leads. Known once it is pushed.
+/// Whether other workers want the result of a chunk that this worker leads. Known once its sum has been sent.
 bool others_want_result(const Exchange& exchange, const Links& links, std::uint32_t chunk);
 
 /// Whether a local_result about a chunk of the unit is from the chunk's leader.

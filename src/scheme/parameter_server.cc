@@ -57,10 +57,9 @@ bool decodes(const Exchange& exchange, const wire::Header& answer) {
   return answer_dtype(exchange, answer) != exchange.unit().dtype;
 }
 
-/// Whether a result is for other workers of this machine, and not for this one.
+/// Whether a result is for others whose leader this worker is, and not for this one.
 bool passes_on_only(const Exchange& exchange, const wire::Header& answer, const Links& links) {
-  return answer.kind == wire::Kind::result && !wants_result(exchange) &&
-         host_reduction::others_want_result(exchange, links, answer.chunk);
+  return !wants_result(exchange) && host_reduction::others_want_result(exchange, links, answer.chunk);
 }
 
 /// Returns where the result of a chunk is written.
@@ -116,7 +115,7 @@ void ParameterServer::send_rule(const Exchange& exchange, const UpdateRule& rule
   const wire::TextMessage message = wire::Rule{rule}.make(host_reduction::envelope_to_server(exchange, links));
   std::set<Flow*> told;  // each flow gets the rule once, before the chunks that follow on it
   for (const Chunk& chunk : exchange.unit().chunks) {
-    if (host_reduction::applies(exchange, links) && !host_reduction::leads(exchange, links, chunk)) continue;
+    if (host_reduction::applies(exchange, links) && !host_reduction::pushes(exchange, links, chunk)) continue;
     Flow& flow = links.flow_of(chunk, exchange.priority.priority_class);
     if (!told.insert(&flow).second) continue;
     flow.send(message.header, {message.payload()}, [text = message.text](const Status&) {});
@@ -176,11 +175,11 @@ std::uint32_t array_of(const Operation& operation) {
   return pull == nullptr ? 0 : pull->array;
 }
 
-/// From whom the result of a step's chunk comes: its server, or its leader on this machine.
+/// From whom the result of a step's chunk comes: its server, or whoever leads it here.
 wire::Kind result_kind(const Exchange& exchange, const wire::Header& header, const Links& links) {
   const auto& chunks = exchange.unit().chunks;
   const bool local = header.chunk < chunks.size() && host_reduction::applies(exchange, links) &&
-                     !host_reduction::leads(exchange, links, chunks[header.chunk]);
+                     !host_reduction::pushes(exchange, links, chunks[header.chunk]);
   return local ? wire::Kind::local_result : wire::Kind::result;
 }
 
@@ -308,8 +307,7 @@ Status ParameterServer::receive(Exchange& exchange, const wire::Header& header, 
     values = scatters(exchange) || passes_on_only(exchange, header, links)
                  ? take_staged(exchange, header, payload, links)
                  : take_placed(exchange, header, payload);
-  const bool from_server = header.kind == wire::Kind::result;
-  if (from_server && host_reduction::applies(exchange, links)) host_reduction::pass_on(exchange, links, header, values);
+  if (host_reduction::applies(exchange, links)) host_reduction::pass_on(exchange, links, header, values);
   note_received(exchange, header, links);
   return {};
 }
@@ -318,7 +316,7 @@ void ParameterServer::note_received(Exchange& exchange, const wire::Header& head
   const bool absent = Answer(header).absent;
   Progress& progress = exchange.progress;
   LayerStats& outcome = exchange.outcome;
-  const bool crossed = header.kind == wire::Kind::local_result ? links.hosts.over_network()
+  const bool crossed = header.kind == wire::Kind::local_result ? links.hosts.crosses(header.rank, links.rank)
                                                                : !links.is_local(exchange.unit().chunks[header.chunk]);
   if (crossed) outcome.bytes_received += wire::kHeaderBytes + header.payload_bytes;
   progress.chunks[header.chunk] = ChunkArrival::received;
@@ -331,8 +329,7 @@ void ParameterServer::note_received(Exchange& exchange, const wire::Header& head
 }
 
 std::string ParameterServer::waiting_for(const Exchange& exchange, const Links& links) const {
-  if (const std::string local = host_reduction::missing(exchange, links); !local.empty())
-    return "waiting for " + local + " on this machine";
+  if (const std::string local = host_reduction::missing(exchange, links); !local.empty()) return "waiting for " + local;
   const auto& arrivals = exchange.progress.chunks;
   const auto first = std::ranges::find_if(arrivals, [](auto arrival) { return arrival != ChunkArrival::received; });
   if (first == arrivals.end()) return "sending its push";

@@ -16,17 +16,10 @@ std::size_t dense_bytes(const Unit& unit) {
   return array_bytes(unit.factor_dtype, unit.size_bytes / dtype_bytes(unit.dtype));
 }
 
-/// Whether what one worker sends another one crosses a network.
-bool crosses(const Links& links, std::uint32_t from, std::uint32_t to) {
-  const Hosts& hosts = links.hosts;
-  return !hosts.together() || hosts.over_network() || !hosts.share_host(from, to);
-}
-
 /// Counts what has come over the network.
 void count_received(Exchange& exchange, const Links& links, std::uint32_t rank, std::size_t payload_bytes) {
-  const bool crossed =
-      links.hosts.over_network() || (crosses(links, rank, links.rank) && links.hosts.reaches(rank, links.rank));
-  if (crossed) exchange.outcome.bytes_received += wire::kHeaderBytes + payload_bytes;
+  if (links.hosts.crosses(links.hosts.source_of(links.rank, rank), links.rank))
+    exchange.outcome.bytes_received += wire::kHeaderBytes + payload_bytes;
 }
 
 /// The result is written to the memory of the gradient, perhaps while slow peers still receive it. So the dense part,
@@ -71,9 +64,9 @@ void PeerBroadcast::send_part(Exchange& exchange, const Links& links, const wire
   // Every worker starts after its own rank, which spreads the senders over the receivers' ports.
   for (std::uint32_t i = 1; i < links.worker_count; ++i) {
     const std::uint32_t rank = (links.rank + i) % links.worker_count;
-    if (!links.hosts.reaches(links.rank, rank)) continue;
+    if (links.hosts.source_of(rank, links.rank) != links.rank) continue;
     Flow& flow = *links.peers[rank][exchange.priority.priority_class];
-    const bool crosses_network = crosses(links, links.rank, rank);
+    const bool crosses_network = links.hosts.crosses(links.rank, rank);
     send_counted(exchange, links, flow, {FlightEvent::Party::peer, crosses_network}, header, payload);
   }
   finish_if_complete(exchange, links);
@@ -170,17 +163,17 @@ Status PeerBroadcast::receive(Exchange& exchange, const wire::Header& header, st
   return {};
 }
 
-/// Gives what has come from another machine to the other workers of this one.
+/// Gives what has come from another machine or rack to the other workers of this one.
 void PeerBroadcast::pass_on(PeerInbox& inbox, Exchange& exchange, const wire::Header& header, const Links& links) {
   const Hosts& hosts = links.hosts;
   if (!hosts.together() || hosts.share_host(header.rank, links.rank)) return;
-  if (!hosts.reaches(header.rank, links.rank)) return;  // it has been passed on to this worker
   std::vector<std::span<const std::byte>> payload;
   if (header.payload_bytes > 0) payload.push_back(inbox.parts[header.rank].buffer.span().first(header.payload_bytes));
-  for (const std::uint32_t rank : hosts.ranks_of(hosts.host_of(links.rank))) {
-    Flow* const flow = rank == links.rank ? nullptr : links.peers[rank][exchange.priority.priority_class];
-    if (flow == nullptr) continue;  // this worker, or one that has left and needs nothing any more
-    if (hosts.over_network()) inbox.passed_on_bytes += wire::kHeaderBytes + header.payload_bytes;
+  for (const std::uint32_t rank : hosts.rack_mates_of(links.rank)) {
+    if (rank == links.rank || hosts.source_of(rank, header.rank) != links.rank) continue;
+    Flow* const flow = links.peers[rank][exchange.priority.priority_class];
+    if (flow == nullptr) continue;  // it has left, and needs nothing any more
+    if (hosts.crosses(links.rank, rank)) inbox.passed_on_bytes += wire::kHeaderBytes + header.payload_bytes;
     ++exchange.passed_on_pending;
     flow->send(header, payload, [&exchange](const Status&) {
       --exchange.passed_on_pending;

@@ -24,10 +24,6 @@ namespace {
 constexpr std::size_t kShmFlowDescriptors = 3;  // a socket and one eventfd for each end
 constexpr const char* kOwnServer = "server";    // the embedded server's in-process address
 
-constexpr const char* kRacksUnused =
-    "the racks are not used: where machines have several workers, these add up by machine, and racks do not add up "
-    "again";
-
 /// Appends one transport's address to those of other transports (members.h).
 void append(std::string& addresses, const std::string& address) {
   addresses += (addresses.empty() ? "" : "|") + address;
@@ -120,8 +116,6 @@ class JobJoin {
     const Cluster made_of = cluster();
     client_ = std::make_unique<ClientImpl>(options_, made_of, seat, std::move(parts), loop, std::move(lobby));
     if (!membership_) return client_->fail_to_join(membership.status());
-    if (!made_of.hosts.empty() && !made_of.hosts_are_racks && !given_.rack.empty() && options_.rank == 0)
-      parts_->add_notice(kRacksUnused);
     if (ServerImpl* server = parts_->server())
       client_->set_server_report([server](JsonWriter& json, std::int64_t time_ns) { server->report(json, time_ns); });
     auto found = endpoints();
@@ -144,10 +138,9 @@ class JobJoin {
     cluster.placement = options_.servers.empty() ? Placement::colocated : Placement::dedicated;
     cluster.server_count = options_.servers.empty() ? options_.world_size : static_cast<int>(options_.servers.size());
     if (!reduces_by_host()) return cluster;
-    cluster.hosts = number_hosts(names_of(&Member::host_id));
-    if (!cluster.hosts.empty()) return cluster;
-    cluster.hosts = number_hosts(names_of(&Member::rack));
-    cluster.hosts_are_racks = !cluster.hosts.empty();
+    auto numbers = number_hosts(names_of(&Member::host_id), names_of(&Member::rack));
+    cluster.hosts = std::move(numbers.hosts);
+    cluster.racks = std::move(numbers.racks);
     return cluster;
   }
 

@@ -136,6 +136,8 @@ def test_rack_labels_help_where_uplinks_are_the_limit() -> None:
     flat = predict(table, ClusterSpec(8, 1e8), replace(EXACT, scheme="ps"))
     assert alone.step_s - COMPUTE_S > 2 * (together.step_s - COMPUTE_S)
     assert together.step_s >= flat.step_s
+    several = replace(with_labels, workers_per_host=2)
+    assert predict(table, several, replace(EXACT, scheme="ps")).step_s == pytest.approx(together.step_s, rel=0.1)
 
 
 def test_products_take_the_accelerators_time() -> None:

@@ -100,7 +100,9 @@ Status SimulatedWorker::form(Generation& generation) {
   set_phase("connecting");
   Options options = cluster_.options;
   options.rank = slot_;
-  options.machine = std::to_string(slot_ % cluster_.host_count);
+  const int machine = slot_ % cluster_.host_count;
+  options.machine = std::to_string(machine);
+  if (cluster_.in_racks) options.rack = machine == 0 ? "first" : "second";
   options.generation = generation_;
   const auto keep_waiting = [this] { return alive(); };
   WorkerTransports transports;

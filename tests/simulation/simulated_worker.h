@@ -24,6 +24,7 @@ struct SimulatedCluster {
   const std::uint64_t seed;
   const Options options;  // of slot 0; a worker sets its rank, generation and machine
   int host_count = 1;     // machines, which the slots take in turn
+  bool in_racks = false;  // the first machine is in a rack of its own
   std::shared_ptr<FaultyNetwork> network;
   std::shared_ptr<SimulatedStore> store;
   ClosedForm closed_form;

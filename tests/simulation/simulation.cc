@@ -41,6 +41,7 @@ enum Salt : std::uint64_t {
   kAssignment,
   kWorkerCores,
   kHosts,
+  kRacks,
 };
 
 /// One scenario's choices.
@@ -67,6 +68,7 @@ class Cluster {
     shared_.network = std::make_shared<FaultyNetwork>(
         FaultyNetwork::Settings{scenario.seed, scenario.rates, scenario.longest_delay, scenario.longest_partition});
     shared_.host_count = scenario.host_count;
+    shared_.in_racks = scenario.in_racks;
     shared_.store = std::make_shared<SimulatedStore>(shared_.network, scenario.options.timeout);
     for (int slot = 0; slot < scenario.options.world_size; ++slot)
       slots_.push_back(std::make_unique<SimulatedSlot>(shared_, slot));
@@ -182,6 +184,7 @@ Scenario make_scenario(std::uint64_t seed, std::size_t fault_budget) {
   Options& options = scenario.options;
   options.world_size = 2 + static_cast<int>(choice.below(4, kWorkers));
   scenario.host_count = choice.of({1, 2, 3}, kHosts);
+  scenario.in_racks = choice.below(2, kRacks) == 0;
   options.interfaces = {"127.0.0.1"};
   options.transport = Medium::tcp;  // its place is the network's
   options.on_failure = choice.below(4, kOnFailure) == 0 ? OnFailure::shrink : OnFailure::rejoin;
@@ -223,7 +226,7 @@ std::string describe(const Scenario& scenario) {
   const auto number = [](const char* name, std::size_t value) { return std::string(name) + std::to_string(value); };
   return number("SIMULATION_SEED=", scenario.seed) +
          number(": workers ", static_cast<std::size_t>(options.world_size)) +
-         number(", machines ", static_cast<std::size_t>(scenario.host_count)) +
+         number(", machines ", static_cast<std::size_t>(scenario.host_count)) + (scenario.in_racks ? " in racks" : "") +
          number(", dedicated servers ", options.servers.size()) +
          (options.on_failure == OnFailure::shrink ? ", shrink" : ", rejoin") +
          number(", timeout ms ", static_cast<std::size_t>(options.timeout.count())) +

@@ -22,7 +22,8 @@ inline constexpr int kSlowness = 1;
 struct Scenario {
   std::uint64_t seed = 0;
   int host_count = 1;  // machines
-  Options options;     // world_size, on_failure, timeout and what chunks, flows and cores there are
+  bool in_racks = false;
+  Options options;  // world_size, on_failure, timeout and what chunks, flows and cores there are
   FaultRates rates;
   std::size_t fault_budget = 0;
   std::chrono::milliseconds longest_delay{0};

@@ -42,10 +42,12 @@ class PlanTable(list[PlanRow]):
     """The rows in registration order; `str()` gives a table.
 
     Below it is a sentence about `LocalSGD` if the exchange takes `_LONG_SECONDS` or more on links of this rate.
-    `link_bits_per_s` is the rate that was given or measured; None without one.
+    `link_bits_per_s` is the rate that was given or measured; None without one. `tree` has a line for each machine or
+    rack whose workers add up among themselves, and is empty if none do.
     """
 
     link_bits_per_s: float | None = None
+    tree: Sequence[str] = ()
 
     @property
     def exchange_seconds(self) -> float | None:
@@ -94,6 +96,7 @@ class PlanTable(list[PlanRow]):
             ).rstrip()
             for line in cells
         ]
+        lines += self.tree
         seconds = self.exchange_seconds
         if seconds is not None and seconds >= _LONG_SECONDS:
             lines.append(
@@ -134,10 +137,25 @@ def make_plan_table(
         )
         for entry in entries
     )
+    table.tree = _tree(here.client.cluster)
     table.link_bits_per_s = link_bits_per_s
     if link_bits_per_s is None and choices is not None and (model := choices.model()) is not None:
         table.link_bits_per_s = 8 * model.rates.link_bytes_per_s
     return table
+
+
+def _tree(cluster: _core.Cluster) -> list[str]:
+    """Who adds up with whom before the servers do (docs/hosts.md)."""
+    ranks: dict[int, list[int]] = {}
+    racks: dict[int, list[int]] = {}
+    for rank, host in enumerate(cluster.hosts):
+        ranks.setdefault(host, []).append(rank)
+    for host, of_host in ranks.items():
+        racks.setdefault(cluster.racks[of_host[0]] if cluster.racks else host, []).append(host)
+    machines = {host: f"machine {host} (ranks {', '.join(map(str, of_host))})" for host, of_host in ranks.items()}
+    if not cluster.racks:
+        return [f"adds up: {machine}" for machine in machines.values()]
+    return [f"adds up: rack {rack}: {', '.join(machines[host] for host in hosts)}" for rack, hosts in racks.items()]
 
 
 def _row(

@@ -71,7 +71,6 @@ class ClusterSpec:
         """The same of the network."""
         hosts, racks, over, rate = self.hosts, self.racks, self.oversubscription, self.bits_per_second
         latency_ms, mtu, labels = self.latency_s * 1e3, self.mtu, self.rack_labels
-        several = self.workers_per_host > 1
         return [
             ("link", not 0 < rate < inf, f"the link's rate is {rate:g} bit/s: it must be above 0"),
             ("racks", not 1 <= racks <= hosts, f"racks is {racks}: {hosts} hosts can stand in 1 to {hosts} racks"),
@@ -80,7 +79,6 @@ class ClusterSpec:
             ("oversubscription", not 1 <= over < inf, f"oversubscription is {over:g}: it must be 1 or more"),
             ("oversubscription", over > 1 and racks == 1, f"oversubscription is {over:g}, but one rack has no uplink"),
             ("rack_labels", labels and racks == 1, "rack_labels is set, but there is one rack: give 2 or more"),
-            ("rack_labels", labels and several, "rack_labels is set, but workers of a host add up: leave it out"),
             ("mtu", not _LEAST_MTU <= mtu <= _MOST_MTU, f"mtu is {mtu}: give {_LEAST_MTU} to {_MOST_MTU} bytes"),
             ("latency_ms", not 0 <= latency_ms < inf, f"latency_ms is {latency_ms:g}: it must be 0 or more"),
         ]
@@ -112,12 +110,14 @@ class ClusterSpec:
         return self.payload_bytes_per_s * self.hosts_per_rack / self.oversubscription
 
     def core(self) -> _core.Cluster:
-        """The cluster as plans see it."""
+        """The cluster as plans see it, whose costs are what a host's port carries: racks make no difference to it."""
         if self.workers_per_host > 1 and self.hosts > 1:
             return self._together(self.workers_per_host)
-        if self.rack_labels:
-            return self._together(self.hosts_per_rack)
         return self._alone()
+
+    def rack_core(self) -> _core.Cluster:
+        """The cluster whose costs are what a rack's uplink carries if workers add up by rack."""
+        return self._together(self.workers_per_host * self.hosts_per_rack)
 
     def _alone(self) -> _core.Cluster:
         if self.servers:
@@ -128,10 +128,6 @@ class ClusterSpec:
         """Neighbours of `size` workers add up among themselves."""
         machines = [rank // size for rank in range(self.workers)]
         return _core.Cluster(self.workers, self.workers, "colocated", machines)
-
-    def port_core(self) -> _core.Cluster:
-        """The cluster whose costs are what a host's port carries."""
-        return self._alone() if self.rack_labels else self.core()
 
     def __str__(self) -> str:
         words = f"{self.hosts} host{'s' * (self.hosts > 1)} on {format_rate(self.bits_per_second)}"

@@ -63,7 +63,7 @@ class Carrier:
 
 def carriers(cluster: ClusterSpec) -> list[Carrier]:
     """What exchanges pass. The first is the one whose bytes are reported: a port, or the memory of a single host."""
-    each, core, rate = cluster.workers_per_host, cluster.port_core(), cluster.payload_bytes_per_s
+    each, core, rate = cluster.workers_per_host, cluster.core(), cluster.payload_bytes_per_s
     if cluster.servers:
         per_server = cluster.workers / cluster.servers  # what a server moves over what a worker moves
         busiest = max(1.0, per_server)
@@ -76,7 +76,7 @@ def carriers(cluster: ClusterSpec) -> list[Carrier]:
     if each > 1:
         found.append(Carrier("memory", "memory", _core.Cluster(each, each), cluster.memory_bytes_per_s))
     if cluster.racks > 1 and cluster.rack_labels:
-        found.append(Carrier("uplink", "uplink", cluster.core(), cluster.uplink_bytes_per_s))
+        found.append(Carrier("uplink", "uplink", cluster.rack_core(), cluster.uplink_bytes_per_s))
     elif cluster.racks > 1:  # of what a port sends, a part stays in the rack
         rack, hosts = cluster.hosts_per_rack, cluster.hosts
         leaving = rack * (hosts - rack) / (hosts - 1)

@@ -16,10 +16,13 @@
 namespace poseidon::testing {
 namespace {
 
-/// One rank for each letter, which names its machine.
-std::vector<Options> on_hosts(const std::string& hosts) {
+/// One rank for each letter, which names its machine, and its rack if there are racks.
+std::vector<Options> on_hosts(const std::string& hosts, const std::string& racks = "") {
   auto all = cluster_options(static_cast<int>(hosts.size()));
-  for (std::size_t rank = 0; rank < hosts.size(); ++rank) all[rank].machine = hosts.substr(rank, 1);
+  for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
+    all[rank].machine = hosts.substr(rank, 1);
+    if (!racks.empty()) all[rank].rack = racks.substr(rank, 1);
+  }
   return all;
 }
 
@@ -83,7 +86,7 @@ TEST(Racks, AddUpAndCountTheBytesOfTheirOwnNetwork) {
     const auto bytes_in = [&](const std::string& racks) {
       TestCluster cluster(in_racks(racks));
       EXPECT_TRUE(cluster.connected());
-      EXPECT_EQ(cluster.clients.front()->cluster().hosts_are_racks, racks != "        ");
+      EXPECT_EQ(cluster.clients.front()->cluster().racks.empty(), racks == "        ");
       const auto layer = cluster.add({matrix_layer("layer", kSide, kSide, scheme)});
       return static_cast<double>(bytes_of_step(cluster, layer, kSide * kSide, scheme == Scheme::sfb));
     };
@@ -120,9 +123,28 @@ TEST(Racks, OfOneWorkerAndOfUnequalSizesWork) {
   }
 }
 
+TEST(Racks, OfMachinesOfSeveralWorkersPushOnce) {
+  constexpr std::size_t kSide = 512;
+  for (const Scheme scheme : {Scheme::ps, Scheme::sfb}) {
+    const auto bytes_in = [&](const std::string& racks) {
+      TestCluster cluster(on_hosts("aabbccdd", racks));
+      EXPECT_TRUE(cluster.connected());
+      const auto layer = cluster.add({matrix_layer("layer", kSide, kSide, scheme)});
+      return static_cast<double>(bytes_of_step(cluster, layer, kSide * kSide, scheme == Scheme::sfb));
+    };
+    // Without racks each machine pushes 3/4 of the layer. With them it gives half of it to the other machine of its
+    // rack, pushes a quarter of it for the rack, and gives half of the result back. Factors go to three machines.
+    EXPECT_NEAR(bytes_in("xxxxyyyy") / bytes_in(""), scheme == Scheme::sfb ? 1.0 : 1.25 / 0.75, 0.02);
+  }
+}
+
 TEST(HostReduction, DividesLikeOneSumWhateverTheMachines) {
-  for (const std::string hosts : {"aabb", "abab", "aaab", "aabbc", "abacab"}) {
-    TestCluster cluster(on_hosts(hosts));
+  const std::vector<std::pair<std::string, std::string>> all = {
+      {"aabb", ""},         {"abab", ""},         {"aaab", ""},   {"aabbc", ""},        {"abacab", ""},
+      {"aabbcc", "xxxxyy"}, {"aabbcc", "xxyyxx"}, {"abc", "xxy"}, {"abcabd", "xyxxyx"}, {"aabbccdd", "xxxxyyyy"},
+  };
+  for (const auto& [hosts, racks] : all) {
+    TestCluster cluster(on_hosts(hosts, racks));
     ASSERT_TRUE(cluster.connected()) << hosts;
     Layer narrow = vector_layer("narrow", 5000);
     narrow.wire = WireFormat::fp16;
@@ -179,8 +201,10 @@ void expect_done(Client& client, std::uint32_t layer, const Status& started) {
   ASSERT_TRUE(status.ok()) << status.message();
 }
 
-TEST(HostReduction, UpdatesValuesAlsoForWorkersThatDoNotWantThem) {
-  TestCluster cluster(on_hosts("aabb"));
+class Groups : public ::testing::TestWithParam<std::pair<const char*, const char*>> {};
+
+TEST_P(Groups, UpdateValuesAlsoForWorkersThatDoNotWantThem) {
+  TestCluster cluster(on_hosts(GetParam().first, GetParam().second));
   ASSERT_TRUE(cluster.connected());
   const auto layer = cluster.add({kept_layer(100'000)});
   cluster.each([&](std::size_t rank, Client& client) {
@@ -233,9 +257,9 @@ TEST(HostReduction, RefusesAnAggregatorThatNeedsEachGradient) {
   });
 }
 
-TEST(HostReduction, EndsWhenAllLeaveRightAfterTheLastStep) {
+TEST_P(Groups, EndWhenAllLeaveRightAfterTheLastStep) {
   for (int round = 0; round < 10; ++round) {
-    TestCluster cluster(on_hosts("aabb"));
+    TestCluster cluster(on_hosts(GetParam().first, GetParam().second));
     ASSERT_TRUE(cluster.connected());
     const auto first = cluster.add({matrix_layer("factors", 400, 400, Scheme::sfb), vector_layer("dense", 50'000)});
     cluster.each([&](std::size_t rank, Client& client) {
@@ -255,8 +279,8 @@ TEST(HostReduction, EndsWhenAllLeaveRightAfterTheLastStep) {
   }
 }
 
-TEST(HostReduction, TellsAtOnceThatALeaverLacksAPart) {
-  TestCluster cluster(on_hosts("aabb"));
+TEST_P(Groups, TellAtOnceThatALeaverLacksAPart) {
+  TestCluster cluster(on_hosts(GetParam().first, GetParam().second));
   ASSERT_TRUE(cluster.connected());
   const auto first = cluster.add({vector_layer("first", 100'000), vector_layer("second", 100'000)});
   cluster.each([&](std::size_t rank, Client& client) {
@@ -273,8 +297,8 @@ TEST(HostReduction, TellsAtOnceThatALeaverLacksAPart) {
   });
 }
 
-TEST(HostReduction, TellsWhoHasLeftBeforeTheStep) {
-  TestCluster cluster(on_hosts("aabb"));
+TEST_P(Groups, TellWhoHasLeftBeforeTheStep) {
+  TestCluster cluster(on_hosts(GetParam().first, GetParam().second));
   ASSERT_TRUE(cluster.connected());
   const auto layer = cluster.add({vector_layer("layer", 100'000)});
   cluster.each([&](std::size_t rank, Client& client) {
@@ -286,6 +310,11 @@ TEST(HostReduction, TellsWhoHasLeftBeforeTheStep) {
     EXPECT_TRUE(contains(status, "rank 1")) << status.message();
   });
 }
+
+// Machines and racks of four workers.
+INSTANTIATE_TEST_SUITE_P(All, Groups,
+                         ::testing::Values(std::pair("aabb", ""), std::pair("abcd", "xxyy"), std::pair("aabc", "xxxy"),
+                                           std::pair("abca", "xyyx")));
 
 }  // namespace
 }  // namespace poseidon::testing

@@ -194,14 +194,25 @@ struct RandomJob {
     return shared.transport == Medium::shm ? "" : std::to_string(place % host_count);
   }
 
-  /// The machines whose workers add up among themselves, by rank. Empty: none.
-  std::vector<std::uint32_t> hosts() const {
+  /// Which rack the rank's machine is in. In half of the jobs there are none.
+  std::string rack_of(int rank) const {
+    const std::string machine = host_of(rank);
+    if (machine.empty() || Random(seed + 81'000)() % 2 == 0) return "";
+    return machine == "0" ? "first" : "second";
+  }
+
+  /// The machines, and the racks, whose workers add up among themselves. Empty: none.
+  HostNumbers hosts() const {
     if (!shared.reduce_by_host || shared.aggregation == Aggregation::wide ||
         shared.reduce_order == ReduceOrder::arrival || shared.assignment == Assignment::worker)
       return {};
-    std::vector<std::string> names;
-    for (int rank = 0; rank < world_size; ++rank) names.push_back(host_of(rank));
-    return number_hosts(names);
+    std::vector<std::string> machines;
+    std::vector<std::string> racks;
+    for (int rank = 0; rank < world_size; ++rank) {
+      machines.push_back(host_of(rank));
+      racks.push_back(rack_of(rank));
+    }
+    return number_hosts(machines, racks);
   }
 
   /// Returns the options with which one rank connects. `own` has its rank, port and timeout.
@@ -209,6 +220,7 @@ struct RandomJob {
     Options options = with_place_of(own, shared);
     options.compute_threads = 1 + (own.rank + static_cast<int>(seed)) % 3;
     options.machine = host_of(own.rank);
+    options.rack = rack_of(own.rank);
     return options;
   }
 

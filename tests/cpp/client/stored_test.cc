@@ -79,12 +79,22 @@ class StoredJob {
     return pointers;
   }
 
-  /// What the servers add: the sums of machines in rank order, or all ranks' arrays.
+  /// What the servers add: the sums of racks, which are those of their machines, or all ranks' arrays.
   std::vector<Bytes> sums_of_hosts(const std::vector<Bytes>& all, const Layer& layer) const {
-    const auto hosts = model.hosts();
+    const auto [hosts, racks] = model.hosts();
     if (hosts.empty()) return all;
-    std::vector<std::vector<Bytes>> parts(*std::ranges::max_element(hosts) + 1);
-    for (std::size_t rank = 0; rank < all.size(); ++rank) parts[hosts[rank]].push_back(all[rank]);
+    const auto machines = sums_by(hosts, all, layer);
+    if (racks.empty()) return machines;
+    std::vector<std::uint32_t> rack_of(machines.size());
+    for (std::size_t rank = 0; rank < all.size(); ++rank) rack_of[hosts[rank]] = racks[rank];
+    return sums_by(rack_of, machines, layer);
+  }
+
+  /// The sums of the arrays that have the same number.
+  static std::vector<Bytes> sums_by(const std::vector<std::uint32_t>& numbers, const std::vector<Bytes>& all,
+                                    const Layer& layer) {
+    std::vector<std::vector<Bytes>> parts(*std::ranges::max_element(numbers) + 1);
+    for (std::size_t index = 0; index < all.size(); ++index) parts[numbers[index]].push_back(all[index]);
     std::vector<Bytes> sums;
     for (const auto& part : parts) {
       Bytes& sum = sums.emplace_back(layer.size_bytes());
