@@ -155,6 +155,8 @@ class ServerCore final : public HandoverCore, private Receiver {
 
   const Options options_;
   const Surroundings surroundings_;
+  // It outlives the connections. It is shared, because the first owner to end stops it, after all have shut down.
+  const std::shared_ptr<Loop> loop_;
   std::vector<std::unique_ptr<Listener>> listeners_;  // only the owner's thread uses it
   std::unique_ptr<ChunkHandover> handover_;           // null: this core owns every chunk that it receives
   std::map<JobName, std::unique_ptr<Job>> jobs_;
@@ -176,7 +178,6 @@ class ServerCore final : public HandoverCore, private Receiver {
   bool stopping_ = false;   // only the loop uses it
   std::promise<void> all_closed_;
   std::future<void> closed_ = all_closed_.get_future();
-  const std::shared_ptr<Loop> loop_;  // shared, because the first owner to end stops it, after all have shut down
 };
 
 }  // namespace poseidon
