@@ -189,7 +189,7 @@ TEST(Plan, EveryLargeLayerIsSpreadEvenlyOverAllShards) {
 
 TEST(Plan, ChunksOfADedicatedServerFitTheWindowOfAWorker) {
   const auto largest = [](const Cluster& cluster) {
-    return plan_of({vector_layer("w", 4 << 20)}, cluster).units.at(0).chunks.at(0).size_bytes;
+    return plan_of({vector_layer("w", 8 << 20)}, cluster).units.at(0).chunks.at(0).size_bytes;
   };
   EXPECT_EQ(largest(colocated(16)), 256u << 10);
   EXPECT_EQ(largest({16, 2, Placement::dedicated}), 64u << 10);
@@ -207,8 +207,8 @@ TEST(Plan, ADedicatedServerHasManyChunksOfASmallPlan) {
   };
   // Shares of a group of somewhat more than 1 MiB, cut into pieces.
   EXPECT_EQ(largest(colocated(8)), (128u << 10) + 64);
-  EXPECT_EQ(largest({16, 8, Placement::dedicated}), (32u << 10) + 64);
-  EXPECT_EQ(largest({16, 64, Placement::dedicated}), (16u << 10) + 64);
+  EXPECT_EQ(largest({16, 8, Placement::dedicated}), (16u << 10) + 64);
+  EXPECT_EQ(largest({16, 64, Placement::dedicated}), (8u << 10) + 64);
 }
 
 TEST(Plan, DenseLoadsAreBalancedWithoutTheFactorableLayers) {
