@@ -6,6 +6,8 @@
 #include <functional>
 #include <memory>
 
+#include "poseidon/client.h"
+#include "poseidon/plugin.h"
 #include "poseidon/status.h"
 #include "poseidon/store.h"
 
@@ -26,6 +28,9 @@ void bind_measure(nb::module_& module);
 nb::object to_exception(const Status& status);
 /// Raises the PoseidonError subclass for a failed status, and returns for ok. Needs the GIL.
 void raise_if_failed(const Status& status);
+
+/// The functions by which plugins call `client`, as long as it lives.
+PoseidonPluginClient plugin_client(Client& client);
 
 /// Converts the store that a caller gives: one from open_store, or a Python object with set and get. None becomes null.
 /// Needs the GIL.

@@ -40,7 +40,8 @@ struct Arrays {
 /// The client, and the arrays that its running exchanges read and write. The GIL guards the arrays.
 class PyClient {
  public:
-  explicit PyClient(std::unique_ptr<Client> client) : client_(std::move(client)) {}
+  explicit PyClient(std::unique_ptr<Client> client)
+      : client_(std::move(client)), plugin_client_(bindings::plugin_client(*client_)) {}
   ~PyClient() {
     const nb::gil_scoped_release unlocked;
     client_.reset();
@@ -49,6 +50,7 @@ class PyClient {
   PyClient& operator=(const PyClient&) = delete;
 
   Client& get() { return *client_; }
+  nb::capsule plugin_client() { return {&plugin_client_, POSEIDON_PLUGIN_CLIENT}; }
 
   void start(std::uint32_t layer, Array array, std::uint32_t divisor, std::optional<std::uint64_t> factor_count) {
     check_dtype(layer, array);
@@ -315,6 +317,7 @@ class PyClient {
   }
 
   std::unique_ptr<Client> client_;
+  PoseidonPluginClient plugin_client_;
   std::unordered_map<std::uint32_t, Layer> layers_;  // the layers that were added here; the core has other layers, too
   using Held = std::shared_ptr<const std::vector<Array>>;
   static Held hold(std::vector<Array> arrays) { return std::make_shared<const std::vector<Array>>(std::move(arrays)); }
@@ -369,6 +372,7 @@ void bind_client(nb::module_& module) {
       .def_prop_ro("rank", [](PyClient& self) { return self.get().rank(); })
       .def_prop_ro("world_size", [](PyClient& self) { return self.get().world_size(); })
       .def_prop_ro("cluster", [](PyClient& self) { return self.get().cluster(); })
+      .def_prop_ro("plugin_client", &PyClient::plugin_client, "A capsule for plugins (include/poseidon/plugin.h).")
       .def_prop_ro("generation", [](PyClient& self) { return self.get().generation(); })
       .def_prop_ro("joining", [](PyClient& self) { return self.get().joining(); })
       .def("add_layers", &PyClient::add_layers, nb::arg("layers"), nb::arg("transient") = false)
