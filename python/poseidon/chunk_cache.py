@@ -42,12 +42,16 @@ def settle_chunk_bytes(client: _core.Client, settings: Settings, known: int = 0)
     return chosen
 
 
+def cache_folder() -> Path:
+    """The folder of this user in which Poseidon keeps what can be made again. It need not exist."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "poseidon"
+
+
 def _path(facts: dict[str, object]) -> Path:
     """The file for a set of facts. Each set has its own, so that jobs that start together keep all their results."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    folder = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
     text = json.dumps(facts, sort_keys=True)
-    return folder / "poseidon" / "chunk_bytes" / f"{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.json"
+    return cache_folder() / "chunk_bytes" / f"{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.json"
 
 
 def _load(facts: dict[str, object]) -> int:

@@ -1,0 +1,24 @@
+"""Poseidon for JAX: gradients that are means over all ranks, exchanged while backward still runs.
+
+    import poseidon.jax as poseidon
+
+    poseidon.init()
+    params = poseidon.broadcast(params)
+    loss, grads = poseidon.value_and_grad(loss_fn)(params, batch)
+"""
+
+from poseidon.errors import PoseidonError
+from poseidon.jax.gradients import value_and_grad
+from poseidon.jax.process import barrier, broadcast, failure, init, rank, shutdown, world_size
+
+__all__ = [
+    "PoseidonError",
+    "barrier",
+    "broadcast",
+    "failure",
+    "init",
+    "rank",
+    "shutdown",
+    "value_and_grad",
+    "world_size",
+]

@@ -1,0 +1,195 @@
+// XLA's handlers for poseidon.jax: push and pull of one layer. JAX's headers and poseidon/plugin.h are all it needs.
+//
+// Neither handler blocks. A push copies the gradient out, because XLA uses its memory again, and starts the exchange.
+// A pull is asynchronous: the port's thread waits for the exchange, writes the result, and completes the Future.
+#include <condition_variable>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "poseidon/plugin.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace {
+
+constexpr std::size_t kTextBytes = 1024;
+
+struct Layer {
+  std::vector<std::byte> staging;
+  bool in_flight = false;  // from its push until its result is written
+};
+
+struct PullRequest {
+  std::uint32_t layer;
+  void* destination;
+  std::size_t size_bytes;
+  ffi::Promise promise;
+};
+
+/// One client. Its thread completes pulls in the order in which they came.
+class Port {
+ public:
+  Port(const PoseidonPluginClient& client, std::uint32_t divisor)
+      : client_(client), divisor_(divisor), thread_([this] { complete_pulls(); }) {}
+
+  /// Completes what is under way, and ends the thread.
+  ~Port() {
+    {
+      const std::lock_guard lock(mutex_);
+      closing_ = true;
+    }
+    wake_.notify_one();
+    thread_.join();
+  }
+
+  ffi::Error push(std::uint32_t layer, const void* gradient, std::size_t size_bytes) {
+    Layer* of = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      of = &layers_[layer];  // references stay valid
+      if (of->in_flight)
+        return ffi::Error::Internal(
+            "poseidon: a gradient was pushed again before its mean was there; two steps on the same parameters run at "
+            "the same time: let the second depend on what the first returns");
+      of->in_flight = true;
+    }
+    of->staging.resize(size_bytes);
+    if (size_bytes != 0) std::memcpy(of->staging.data(), gradient, size_bytes);
+    char text[kTextBytes];
+    if (client_.start(client_.client, layer, of->staging.data(), size_bytes, divisor_, POSEIDON_NOT_FACTORABLE, text,
+                      kTextBytes) == 0)
+      return ffi::Error::Success();
+    const std::lock_guard lock(mutex_);
+    of->in_flight = false;
+    return ffi::Error::Internal("poseidon: " + std::string(text));
+  }
+
+  ffi::Future pull(std::uint32_t layer, void* destination, std::size_t size_bytes) {
+    ffi::Promise promise;
+    ffi::Future future(promise);
+    {
+      const std::lock_guard lock(mutex_);
+      requests_.push_back({layer, destination, size_bytes, std::move(promise)});
+    }
+    wake_.notify_one();
+    return future;
+  }
+
+ private:
+  void complete_pulls() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      wake_.wait(lock, [this] { return closing_ || !requests_.empty(); });
+      if (requests_.empty()) return;
+      PullRequest request = std::move(requests_.front());
+      requests_.pop_front();
+      Layer& layer = layers_[request.layer];
+      lock.unlock();
+      complete(request, layer);
+      lock.lock();
+    }
+  }
+
+  void complete(PullRequest& request, Layer& layer) {
+    char text[kTextBytes];
+    const bool failed = client_.wait(client_.client, request.layer, text, kTextBytes) != 0;
+    if (!failed && request.size_bytes != 0)
+      std::memcpy(request.destination, layer.staging.data(), request.size_bytes);
+    {
+      const std::lock_guard lock(mutex_);
+      layer.in_flight = false;  // before anything that depends on the result can push again
+    }
+    if (failed)
+      request.promise.SetError(ffi::Error::Internal("poseidon: " + std::string(text)));
+    else
+      request.promise.SetAvailable();
+  }
+
+  const PoseidonPluginClient client_;
+  const std::uint32_t divisor_;
+  std::mutex mutex_;  // guards what follows, except the staging memory of a layer in flight
+  std::condition_variable wake_;
+  std::unordered_map<std::uint32_t, Layer> layers_;
+  std::deque<PullRequest> requests_;
+  bool closing_ = false;
+  std::thread thread_;
+};
+
+std::mutex ports_mutex;
+std::unordered_map<std::int64_t, std::shared_ptr<Port>> ports;
+
+std::shared_ptr<Port> port_of(std::int64_t number) {
+  const std::lock_guard lock(ports_mutex);
+  const auto found = ports.find(number);
+  return found == ports.end() ? nullptr : found->second;
+}
+
+ffi::Error left_job() {
+  return ffi::Error::Internal(
+      "poseidon: shut_down: this function was compiled for a job that this process has left; call jax.clear_caches() "
+      "after poseidon.init()");
+}
+
+ffi::Error push(ffi::AnyBuffer gradient, ffi::AnyBuffer, ffi::Result<ffi::AnyBuffer> same, ffi::Result<ffi::AnyBuffer> token,
+                std::int64_t port, std::int64_t layer) {
+  const auto to = port_of(port);
+  if (to == nullptr) return left_job();
+  if (same->untyped_data() != gradient.untyped_data())
+    std::memcpy(same->untyped_data(), gradient.untyped_data(), gradient.size_bytes());
+  std::memset(token->untyped_data(), 0, token->size_bytes());
+  return to->push(static_cast<std::uint32_t>(layer), gradient.untyped_data(), gradient.size_bytes());
+}
+
+ffi::Future pull(ffi::AnyBuffer, ffi::AnyBuffer, ffi::Result<ffi::AnyBuffer> mean, std::int64_t port, std::int64_t layer) {
+  const auto from = port_of(port);
+  if (from != nullptr) return from->pull(static_cast<std::uint32_t>(layer), mean->untyped_data(), mean->size_bytes());
+  ffi::Promise promise;
+  ffi::Future future(promise);
+  promise.SetError(left_job());
+  return future;
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(poseidon_push, push,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Attr<std::int64_t>("port")
+                                  .Attr<std::int64_t>("layer"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(poseidon_pull, pull,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Attr<std::int64_t>("port")
+                                  .Attr<std::int64_t>("layer"));
+
+/// Opens a port to `client`, whose sums are divided by `divisor`, under a number that was not used before.
+extern "C" void poseidon_open(std::int64_t number, const PoseidonPluginClient* client, std::uint32_t divisor) {
+  const std::lock_guard lock(ports_mutex);
+  ports[number] = std::make_shared<Port>(*client, divisor);
+}
+
+/// Closes a port when its pulls are complete. Its client must live until then.
+extern "C" void poseidon_close(std::int64_t number) {
+  std::shared_ptr<Port> closing;
+  {
+    const std::lock_guard lock(ports_mutex);
+    if (const auto found = ports.find(number); found != ports.end()) {
+      closing = std::move(found->second);
+      ports.erase(found);
+    }
+  }
+}

@@ -1,0 +1,146 @@
+"""This process's place in its job: init, rank, world size, barrier, broadcast, shutdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from poseidon.adapter.arrays import ArrayKind, Arrays, Bytes
+from poseidon.adapter.membership import Membership
+from poseidon.adapter.process import Process
+from poseidon.errors import InvalidArgument, PoseidonError
+from poseidon.jax.plugin import close_port, open_port
+
+
+class _HostArrays(Arrays):
+    """JAX's arrays are never written, so what crosses to other ranks are NumPy copies of them."""
+
+    dtypes: Mapping[str, Any] = {
+        name: jnp.dtype(name) for name in ("float32", "float64", "float16", "bfloat16", "uint8", "int32", "int64")
+    }
+
+    def kind_of(self, value: Any) -> ArrayKind | None:
+        return (value.dtype.name, value.shape) if isinstance(value, np.ndarray) else None
+
+    def describe(self, value: Any) -> str:
+        return type(value).__name__
+
+    def size_bytes(self, array: Any) -> int:
+        return int(array.nbytes)
+
+    def bytes_of(self, array: Any) -> Bytes:
+        return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+    def overwrite(self, array: Any, data: Bytes) -> None:
+        array[...] = data.view(array.dtype).reshape(array.shape)
+
+    def make(self, kind: ArrayKind, data: bytearray | None = None) -> Any:
+        name, shape = kind
+        dtype = self.dtypes[name]
+        return np.empty(shape, dtype) if data is None else np.frombuffer(data, dtype).reshape(shape)
+
+    def host_copy(self, array: Any) -> Any:
+        return np.array(array)
+
+    copy = host_copy
+
+    def kind_size_bytes(self, kind: ArrayKind) -> int:
+        return math.prod(kind[1]) * int(self.dtypes[kind[0]].itemsize)
+
+
+class _JaxProcess(Process):
+    """The job, and the plugin's port to its client."""
+
+    port = 0
+
+    def join(self, place: Any, options: Mapping[str, Any]) -> None:
+        super().join(place, options)
+        here = self.joined()
+        if here.recovers:
+            self.end()
+            raise InvalidArgument("poseidon.jax does not replace lost workers yet: use on_failure=abort")
+        if here.client is not None:
+            if jax.default_backend() != "cpu":
+                self.end()
+                raise InvalidArgument("poseidon.jax exchanges gradients on JAX's CPU platform only: set JAX_PLATFORMS=cpu")
+            self.port = open_port(here.client)
+
+    def end(self) -> None:
+        port, self.port = self.port, 0
+        if port:
+            close_port(port)
+        super().end()
+
+    def _abort(self, error: BaseException) -> None:
+        # JAX wraps the failure in an error of its own, which says nothing of its cause to the launcher.
+        own = self.own
+        failure = own.client.failure if own is not None and own.client is not None else None
+        super()._abort(failure if failure is not None and isinstance(error, jax.errors.JaxRuntimeError) else error)
+
+
+_process = _JaxProcess(_HostArrays())
+
+
+def init(**options: Any) -> None:
+    """Joins the job. Waits for all ranks, up to `timeout`.
+
+    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe the job (`poseidon run` and torchrun set them). `options` are
+    those of `poseidon.options`. With one worker it connects to nothing. Raises a PoseidonError.
+    """
+    if _process.own is not None:
+        raise InvalidArgument("poseidon.init() was called twice: call shutdown() in between, or leave one out")
+    _process.join(None, options)
+
+
+def context() -> Membership:
+    """The job of this process; ShutDown before `init()` and after `shutdown()`."""
+    return _process.joined()
+
+
+def port() -> int:
+    """The number of the plugin's port to the job's client; 0 with one worker."""
+    return _process.port
+
+
+def rank() -> int:
+    """This worker's number, from 0 to world_size() - 1."""
+    return context().rank
+
+
+def world_size() -> int:
+    """Number of workers in the job."""
+    return context().world_size
+
+
+def failure() -> PoseidonError | None:
+    """The error that has ended the job, here or on another rank, or None. JAX raises it as a JaxRuntimeError."""
+    client = context().client
+    return None if client is None else client.failure
+
+
+def barrier() -> None:
+    """Returns once every rank has called it."""
+    control = _process.collective_control("barrier")
+    if control is not None:
+        control.barrier()
+
+
+def broadcast(tree: Any, root: int = 0) -> Any:
+    """A copy of rank `root`'s arrays, in a tree of the same form. The given arrays stay as they are. Collective."""
+    control = _process.collective_control("broadcast")
+    if control is None:
+        return tree
+    leaves, form = jax.tree_util.tree_flatten(tree)
+    copies = [np.array(leaf) for leaf in leaves]
+    control.broadcast(copies, root)
+    return jax.tree_util.tree_unflatten(form, [jnp.asarray(copy) for copy in copies])
+
+
+def shutdown() -> None:
+    """Leaves the job when nothing is in flight any more. It runs by itself when the process ends."""
+    _process.end()

@@ -1,0 +1,67 @@
+"""poseidon.jax: exactness, jit, scan and remat, and failures, in several processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import workers
+from poseidon.launch import free_port
+
+pytest.importorskip("poseidon._core", reason="the compiled core is not built")
+pytest.importorskip("jax")
+
+
+def answers(case: str, world_size: int = 2) -> list[Any]:
+    """Each rank's answer; None of one that has failed."""
+    port = free_port()
+    command = [sys.executable, str(Path(__file__).with_name("jax_training.py")), case]
+    processes = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **workers.job_variables(rank, world_size, port), "JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        outputs = [process.communicate(timeout=100)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [json.loads(output) if output else None for output in outputs]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_gradients_are_the_means_in_rank_order_bit_by_bit(world_size: int) -> None:
+    found = answers("exact", world_size)
+    for answer in found:
+        assert answer["equal"]
+        assert answer["unwritten"]
+        assert answer["params"] == found[0]["params"]
+
+
+def test_steps_in_a_scan_with_remat_leave_equal_replicas() -> None:
+    first, second = answers("scan")
+    assert first == second
+    assert first["b"] != [0.0, 0.0, 0.0]
+
+
+def test_a_lost_peer_ends_the_step_with_an_error() -> None:
+    survivor, lost = answers("lost_peer")
+    assert lost is None
+    assert "peer_lost" in survivor["error"]
+    assert survivor["failure"] == "PeerLost"
+
+
+def test_different_models_are_refused() -> None:
+    for answer in answers("different"):
+        assert "different models" in answer["error"]
+        assert answer["error"].startswith("Mismatch")
