@@ -22,7 +22,7 @@ STEPS = 3
 def make_params(width: int = 33) -> dict[str, Any]:
     draw = np.random.default_rng(0)
     sizes = [(7, width), (width, 65), (65, 3)]
-    weights = {f"w{i}": jnp.asarray(draw.normal(size=size, scale=0.3), jnp.float32) for i, size in enumerate(sizes)}
+    weights = {f"w{i}": jnp.asarray(draw.normal(size=size, scale=0.1), jnp.float32) for i, size in enumerate(sizes)}
     return weights | {"b": jnp.zeros(3, jnp.float32)}
 
 
@@ -57,7 +57,7 @@ def exact() -> Any:
         _, grads = step(params, batch(number, poseidon.rank()))
         wanted = mean_of_all(params, number, poseidon.world_size())
         equal &= all(np.array_equal(grads[name], wanted[name]) for name in wanted)
-        params = jax.tree.map(lambda one, slope: one - 0.1 * slope, params, grads)
+        params = jax.tree.map(lambda one, slope: one - 0.01 * slope, params, grads)
     unwritten = all(np.array_equal(before[name], kept[name]) for name in kept)
     return {"equal": equal, "unwritten": unwritten, "params": {name: one.tolist() for name, one in params.items()}}
 
@@ -68,7 +68,7 @@ def scan() -> Any:
 
     def one_step(params: Any, rows: Any) -> Any:
         value, grads = poseidon.value_and_grad(jax.checkpoint(loss_fn))(params, rows)
-        return jax.tree.map(lambda one, slope: one - 0.1 * slope, params, grads), value
+        return jax.tree.map(lambda one, slope: one - 0.01 * slope, params, grads), value
 
     params, _ = jax.jit(lambda params: jax.lax.scan(one_step, params, batches))(poseidon.broadcast(make_params()))
     return {name: one.tolist() for name, one in params.items()}
