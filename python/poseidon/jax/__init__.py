@@ -1,10 +1,10 @@
 """Poseidon for JAX: gradients that are means over all ranks, exchanged while backward still runs.
 
-    import poseidon.jax as poseidon
+import poseidon.jax as poseidon
 
-    poseidon.init()
-    params = poseidon.broadcast(params)
-    loss, grads = poseidon.value_and_grad(loss_fn)(params, batch)
+poseidon.init()
+params = poseidon.broadcast(params)
+loss, grads = poseidon.value_and_grad(loss_fn)(params, batch)
 """
 
 from poseidon.errors import PoseidonError

@@ -68,7 +68,9 @@ def _built() -> Path:
 def _compile(include: Path, library: Path) -> None:
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
-        raise PoseidonError("poseidon.jax compiles a small plugin at first use, and there is no C++ compiler: install g++")
+        raise PoseidonError(
+            "poseidon.jax compiles a small plugin at first use, and there is no C++ compiler: install g++"
+        )
     command = [compiler, "-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", "-w"]
     command += [f"-I{include}", f"-I{jax.ffi.include_dir()}", "-o", str(library), str(_SOURCE)]
     ended = subprocess.run(command, capture_output=True, text=True)

@@ -67,7 +67,9 @@ class _JaxProcess(Process):
         if here.client is not None:
             if jax.default_backend() != "cpu":
                 self.end()
-                raise InvalidArgument("poseidon.jax exchanges gradients on JAX's CPU platform only: set JAX_PLATFORMS=cpu")
+                raise InvalidArgument(
+                    "poseidon.jax exchanges gradients on JAX's CPU platform only: set JAX_PLATFORMS=cpu"
+                )
             self.port = open_port(here.client)
 
     def end(self) -> None:
