@@ -35,7 +35,8 @@ std::int32_t start_factors(void* client, std::uint32_t layer, std::uint8_t dtype
                            char* text, std::size_t text_bytes) {
   std::vector<FactorRows> rows;
   for (const auto& given : std::span(segments, segment_count))
-    rows.push_back({static_cast<const std::byte*>(given.left), static_cast<const std::byte*>(given.right), given.count});
+    rows.push_back(
+        {static_cast<const std::byte*>(given.left), static_cast<const std::byte*>(given.right), given.count});
   const std::span bytes(static_cast<std::byte*>(destination), size_bytes);
   return told(client_of(client).start_factors(layer, static_cast<DType>(dtype), std::move(rows), bytes, divisor, false),
               text, text_bytes);

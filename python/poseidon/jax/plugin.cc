@@ -2,6 +2,8 @@
 //
 // Neither handler blocks. A push copies the gradient out, because XLA uses its memory again, and starts the exchange.
 // A pull is asynchronous: the port's thread waits for the exchange, writes the result, and completes the Future.
+#include "poseidon/plugin.h"
+
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
@@ -14,7 +16,6 @@
 #include <utility>
 #include <vector>
 
-#include "poseidon/plugin.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -102,8 +103,7 @@ class Port {
   void complete(PullRequest& request, Layer& layer) {
     char text[kTextBytes];
     const bool failed = client_.wait(client_.client, request.layer, text, kTextBytes) != 0;
-    if (!failed && request.size_bytes != 0)
-      std::memcpy(request.destination, layer.staging.data(), request.size_bytes);
+    if (!failed && request.size_bytes != 0) std::memcpy(request.destination, layer.staging.data(), request.size_bytes);
     {
       const std::lock_guard lock(mutex_);
       layer.in_flight = false;  // before anything that depends on the result can push again
@@ -139,8 +139,8 @@ ffi::Error left_job() {
       "after poseidon.init()");
 }
 
-ffi::Error push(ffi::AnyBuffer gradient, ffi::AnyBuffer, ffi::Result<ffi::AnyBuffer> same, ffi::Result<ffi::AnyBuffer> token,
-                std::int64_t port, std::int64_t layer) {
+ffi::Error push(ffi::AnyBuffer gradient, ffi::AnyBuffer, ffi::Result<ffi::AnyBuffer> same,
+                ffi::Result<ffi::AnyBuffer> token, std::int64_t port, std::int64_t layer) {
   const auto to = port_of(port);
   if (to == nullptr) return left_job();
   if (same->untyped_data() != gradient.untyped_data())
@@ -149,7 +149,8 @@ ffi::Error push(ffi::AnyBuffer gradient, ffi::AnyBuffer, ffi::Result<ffi::AnyBuf
   return to->push(static_cast<std::uint32_t>(layer), gradient.untyped_data(), gradient.size_bytes());
 }
 
-ffi::Future pull(ffi::AnyBuffer, ffi::AnyBuffer, ffi::Result<ffi::AnyBuffer> mean, std::int64_t port, std::int64_t layer) {
+ffi::Future pull(ffi::AnyBuffer, ffi::AnyBuffer, ffi::Result<ffi::AnyBuffer> mean, std::int64_t port,
+                 std::int64_t layer) {
   const auto from = port_of(port);
   if (from != nullptr) return from->pull(static_cast<std::uint32_t>(layer), mean->untyped_data(), mean->size_bytes());
   ffi::Promise promise;
