@@ -40,7 +40,7 @@ struct Arrays {
 /// The client, and the arrays that its running exchanges read and write. The GIL guards the arrays.
 class PyClient {
  public:
-  explicit PyClient(std::unique_ptr<Client> client) : client_(std::move(client)) {}
+  explicit PyClient(std::unique_ptr<Client> client) : client_(std::move(client)), c_exchange_(bindings::c_exchange(*client_)) {}
   ~PyClient() {
     const nb::gil_scoped_release unlocked;
     client_.reset();
@@ -49,6 +49,7 @@ class PyClient {
   PyClient& operator=(const PyClient&) = delete;
 
   Client& get() { return *client_; }
+  const PoseidonExchange& c_exchange() const { return c_exchange_; }
 
   void start(std::uint32_t layer, Array array, std::uint32_t divisor, std::optional<std::uint64_t> factor_count) {
     check_dtype(layer, array);
@@ -315,6 +316,7 @@ class PyClient {
   }
 
   std::unique_ptr<Client> client_;
+  PoseidonExchange c_exchange_;
   std::unordered_map<std::uint32_t, Layer> layers_;  // the layers that were added here; the core has other layers, too
   using Held = std::shared_ptr<const std::vector<Array>>;
   static Held hold(std::vector<Array> arrays) { return std::make_shared<const std::vector<Array>>(std::move(arrays)); }
@@ -371,6 +373,9 @@ void bind_client(nb::module_& module) {
       .def_prop_ro("cluster", [](PyClient& self) { return self.get().cluster(); })
       .def_prop_ro("generation", [](PyClient& self) { return self.get().generation(); })
       .def_prop_ro("joining", [](PyClient& self) { return self.get().joining(); })
+      .def_prop_ro(
+          "c_exchange", [](const PyClient& self) { return reinterpret_cast<std::uintptr_t>(&self.c_exchange()); },
+          "The address of the C interface for plugins (include/poseidon/c_exchange.h), valid as long as this object.")
       .def("add_layers", &PyClient::add_layers, nb::arg("layers"), nb::arg("transient") = false)
       .def("start", &PyClient::start, nb::arg("layer"), nb::arg("array").noconvert(), nb::arg("divisor"),
            nb::arg("factor_count").none() = nb::none())
