@@ -10,6 +10,7 @@ from poseidon.adapter.process import Process
 from poseidon.errors import InvalidArgument
 from poseidon.options import Settings, World, resolve
 from poseidon.tensorflow.arrays import VARIABLES
+from poseidon.tensorflow.plugin import release_client
 
 # What a step that is compiled into one graph cannot do. The values are the only ones that work.
 _FIXED = {"on_failure": "abort", "stragglers": "wait", "consistency": "bsp", "schedule": "wait_free"}
@@ -24,6 +25,14 @@ class _TensorFlowProcess(Process):
         _check(resolve(place, **options))
         self.job_number += 1
         super().join(place, options)
+
+    def end(self) -> None:
+        """Leaves the job. Optimizers, which outlive it, do not keep its client."""
+        leaving = self.all()
+        super().end()
+        release_client()
+        for one in leaving:
+            one.client = one.control = None
 
 
 def _check(settings: Settings) -> None:

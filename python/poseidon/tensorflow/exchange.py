@@ -92,7 +92,7 @@ class GradientExchange:
             layer.take_next_scheme(here.client)
         _make_equal([*variables, *state], control, in_graph=_reads_variables_later(gradients))
         own = frozenset(id(variables[index]) for index in used if gradients[index] is not None)
-        transfer = Transfer(here.client, here.world_size, job_number(), own)
+        transfer = Transfer(here, job_number(), own)
         return _Connected(job_number(), here, transfer, {id(layer.variable): layer for layer in layers}, own)
 
     @staticmethod

@@ -43,9 +43,11 @@ class Waiter {
     return waiter;
   }
 
+  /// Returns when no exchange of an earlier job is under way. Its client must have been shut down.
   void set_job(Job job) {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     job_ = job;
+    none_left_.wait(lock, [this] { return pending_.empty() && !finishing_; });
   }
 
   Job job() {
@@ -72,7 +74,12 @@ class Waiter {
   Waiter() { std::thread([this] { run(); }).detach(); }
 
   [[noreturn]] void run() {
-    while (true) finish(next());
+    while (true) {
+      finish(next());
+      const std::lock_guard lock(mutex_);
+      finishing_ = false;
+      none_left_.notify_all();
+    }
   }
 
   /// One that is over already, or else the oldest.
@@ -87,6 +94,7 @@ class Waiter {
       }
     Pending found = std::move(*chosen);
     pending_.erase(chosen);
+    finishing_ = true;
     return found;
   }
 
@@ -98,8 +106,9 @@ class Waiter {
   }
 
   std::mutex mutex_;
-  std::condition_variable some_pending_;
+  std::condition_variable some_pending_, none_left_;
   std::deque<Pending> pending_;
+  bool finishing_ = false;  // the thread waits for one that is not in `pending_` any more
   Job job_;
 };
 
@@ -222,8 +231,8 @@ REGISTER_KERNEL_BUILDER(Name("PoseidonExchangeFactors").Device(tensorflow::DEVIC
 
 }  // namespace
 
-/// Makes `exchange` (null: none) the job of all operations that know its `number`. It must stay valid from then on.
-/// Returns whether the plugin knows this version of the interface.
+/// Makes `exchange` (null: none) the job of all operations that know its `number`. It must stay valid until the next
+/// call returns. Returns whether the plugin knows this version of the interface.
 extern "C" int poseidon_set_exchange(const PoseidonExchange* exchange, int number) {
   if (exchange != nullptr && exchange->version != POSEIDON_EXCHANGE_VERSION) return 0;
   Waiter::get().set_job({exchange, number});

@@ -31,19 +31,16 @@ class _Distributed:
         """The scheme and the bytes of each variable (poseidon.adapter.plan_table). After the first step."""
         return self._poseidon_exchange.plan()
 
-    @property
-    def loss_scale_factor(self: Any) -> Any:
-        return self.__dict__["loss_scale_factor"]
-
-    @loss_scale_factor.setter
-    def loss_scale_factor(self, value: Any) -> None:
-        # LossScaleOptimizer sets it on what it is put around. It leaves out steps in which the gradients of its own
+    def __setattr__(self, name: str, value: Any) -> None:
+        # LossScaleOptimizer sets this on what it is put around. It leaves out steps in which the gradients of its own
         # rank are not finite, and the other ranks would wait for this one.
-        raise InvalidArgument(
-            "LossScaleOptimizer (which Keras adds with mixed_float16) must be inside of DistributedOptimizer: compile "
-            "the model with poseidon.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)); set a "
-            "loss_scale_factor before that"
-        )
+        if name == "loss_scale_factor":
+            raise InvalidArgument(
+                "LossScaleOptimizer (which Keras adds with mixed_float16) must be inside of DistributedOptimizer: "
+                "compile the model with poseidon.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)); "
+                "set a loss_scale_factor before that"
+            )
+        super().__setattr__(name, value)
 
 
 def DistributedOptimizer(

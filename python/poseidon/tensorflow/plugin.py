@@ -32,11 +32,18 @@ class Plugin:
         self.ops: Any = tf.load_op_library(str(path))
         self._library = ctypes.CDLL(str(path))
         self._library.poseidon_set_exchange.argtypes = (ctypes.c_void_p, ctypes.c_int)
+        self._client: _core.Client | None = None
 
-    def set_exchange(self, address: int, job: int) -> None:
-        """Makes the client with this C interface (0: none) the one of operations that carry the number `job`."""
-        if not self._library.poseidon_set_exchange(address or None, job):
+    def use(self, client: _core.Client, job: int) -> None:
+        """Makes this client the one of operations that carry the number `job`, and keeps it until `release`."""
+        if not self._library.poseidon_set_exchange(client.c_exchange, job):
             raise RuntimeError("the compiled operations know another version of Poseidon's C interface")
+        self._client = client
+
+    def release(self) -> None:
+        """Lets go of the client, after its shutdown. Operations that run from now on fail."""
+        self._library.poseidon_set_exchange(None, 0)
+        self._client = None
 
 
 @cache
@@ -58,6 +65,13 @@ def plugin() -> Plugin | None:
             stacklevel=2,
         )
         return None
+
+
+def release_client() -> None:
+    """Makes the operations, if they are loaded, let go of their client."""
+    loaded = plugin() if plugin.cache_info().currsize else None
+    if loaded is not None:
+        loaded.release()
 
 
 def _command() -> list[str]:

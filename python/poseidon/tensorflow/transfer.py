@@ -9,7 +9,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from poseidon import _core
+from poseidon.adapter.membership import Membership
+from poseidon.errors import ShutDown
 from poseidon.schemes import takes_factors
 from poseidon.tensorflow.plugin import plugin
 from poseidon.tensorflow.variables import SyncedVariable, factors_of
@@ -21,12 +22,13 @@ class Transfer:
     The others' gradients are given as zeros, and this rank takes part in their exchanges without a contribution.
     """
 
-    def __init__(self, client: _core.Client, world_size: int, job: int, own: frozenset[int]) -> None:
-        self._client, self._divisor, self._job, self._own = client, world_size, job, own
+    def __init__(self, here: Membership, job: int, own: frozenset[int]) -> None:
+        assert here.client is not None
+        self._here, self._divisor, self._job, self._own = here, here.world_size, job, own
         self._functions: dict[tuple[int, ...], Any] = {}  # for eager execution, by the numbers of the layers
         self._plugin = plugin()
         if self._plugin is not None:
-            self._plugin.set_exchange(client.c_exchange, job)
+            self._plugin.use(here.client, job)
 
     def means(self, gradients: Sequence[Any], layers: Sequence[SyncedVariable]) -> list[Any]:
         """The means over all workers, of the same shapes and dtypes. Eagerly it blocks until all are there."""
@@ -64,12 +66,15 @@ class Transfer:
         """The same without the plugin: in one call of Python, when all gradients exist."""
 
         def exchange(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
+            client = self._here.client
+            if client is None:
+                raise ShutDown("this training step was compiled in a job that this process has left: compile it again")
             means = [np.array(array) for array in arrays]  # the core writes into them
             for mean, layer in zip(means, layers, strict=True):
-                start = self._client.start if self._is_present(layer) else self._client.start_absent
+                start = client.start if self._is_present(layer) else client.start_absent
                 start(layer.layer, mean, self._divisor)
             for layer in layers:
-                self._client.wait(layer.layer)
+                client.wait(layer.layer)
             return means
 
         means = tf.numpy_function(exchange, list(gradients), [gradient.dtype for gradient in gradients])

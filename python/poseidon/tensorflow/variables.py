@@ -58,7 +58,7 @@ def factors_of(gradient: Any) -> tuple[Any, Any] | None:
 
     None for any other gradient, and outside of a graph.
     """
-    if tf.executing_eagerly() or not isinstance(gradient, tf.Tensor) or gradient.dtype != tf.float32:
+    if not tf.is_symbolic_tensor(gradient) or gradient.dtype != tf.float32:
         return None
     operation = gradient.op
     if operation.type != "MatMul" or not operation.get_attr("transpose_a") or operation.get_attr("transpose_b"):
