@@ -74,6 +74,7 @@ PYTHON_DOORS: Doors = {
     "torch/drop_in": {"replace"},
     "torch/lightning": {"process", "ddp", "optimizer"},
     "torch/hugging_face": {"ddp", "optimizer"},
+    "tensorflow": {*_FOR_ADAPTERS, "adapter"},
     "models": {"errors"},
     "planner": {"errors", "options", "schemes", "adapter", "models", "report", "testbed", "_core"},
     "report": {"errors", "adapter", "schemes", "torch"},

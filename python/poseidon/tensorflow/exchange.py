@@ -83,7 +83,11 @@ class GradientExchange:
         counts = control.sum([int(gradient is not None) for gradient in gradients])
         used = [index for index, count in enumerate(counts) if count]
         layers = collect_variables(
-            [variables[index] for index in used], [gradients[index] for index in used], self._scheme, self._wire, settings
+            [variables[index] for index in used],
+            [gradients[index] for index in used],
+            self._scheme,
+            self._wire,
+            settings,
         )
         settle_schemes(layers, control, here.client.cluster, settings)
         table = LayerTable(layers)
