@@ -158,7 +158,9 @@ def automatic() -> list[str]:
     def step(x: Any, y: Any) -> None:
         with tf.GradientTape() as tape:
             loss = LOSS(y, model(x, training=True))
-        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
+        )
 
     draw = np.random.default_rng(poseidon.rank())
     for _ in range(3):
@@ -208,7 +210,7 @@ def train_in_a_loop(wrap: Callable[[Any], Any], part: Callable[[Any], Any], opti
     def step(x: Any, y: Any) -> None:
         with tf.GradientTape() as tape:
             loss = LOSS(y, model(x, training=True))
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
     x, y = data(3)
     for one, other in zip(np.split(part(x), 3), np.split(part(y), 3), strict=True):
@@ -240,7 +242,7 @@ def step_with_half_used(wrap: Callable[[Any], Any]) -> list[Any]:
             loss = tf.reduce_sum(variables[0] * 1.0)
             if poseidon.rank() == 1:
                 loss += tf.reduce_sum(variables[1] * 4.0)
-        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
     step()
     step()
@@ -263,7 +265,7 @@ def loss_scale() -> dict[str, Any]:
     def step(factor: Any) -> None:
         with tf.GradientTape() as tape:
             loss = optimizer.scale_loss(tf.reduce_sum(variable * factor))
-        optimizer.apply_gradients(zip(tape.gradient(loss, [variable]), [variable]))
+        optimizer.apply_gradients(zip(tape.gradient(loss, [variable]), [variable], strict=True))
 
     first = np.inf if poseidon.rank() == 1 else 1.0
     for factor in (first, 0.25):
@@ -327,7 +329,7 @@ def refusals() -> None:
     with pytest.raises(InvalidArgument, match="in some training steps and not in others"):
         optimizer.apply([gradient], [one])
     different = keras.Variable(np.full(2, poseidon.rank(), np.float32))
-    with pytest.raises(InvalidArgument, match="poseidon.broadcast_variables"):
+    with pytest.raises(InvalidArgument, match="call poseidon"):
         poseidon.DistributedOptimizer(kinds.SGD()).apply([gradient], [different])
     x, y = data()
     lazy = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(10)])

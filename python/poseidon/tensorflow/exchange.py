@@ -128,8 +128,8 @@ def _check_initialized(variables: Sequence[Any]) -> None:
         variable = one if isinstance(one, tf.Variable) else one.value
         if not variable.is_initialized():
             raise InvalidArgument(
-                f"variable {name_of(one)} has no value yet, so that the ranks cannot be given the same: build the model "
-                "before it is trained, by a keras.Input as its first layer or by model.build(input_shape)"
+                f"variable {name_of(one)} has no value yet, so that the ranks cannot be given the same: build the "
+                "model before it is trained, by a keras.Input as its first layer or by model.build(input_shape)"
             )
 
 

@@ -15,6 +15,8 @@ from poseidon.schemes import takes_factors
 from poseidon.tensorflow.plugin import plugin
 from poseidon.tensorflow.variables import SyncedVariable, factors_of
 
+_OPERATION = "PoseidonExchange_needs_jit_compile_False"  # XLA's error shows this name
+
 
 class Transfer:
     """The exchanges of one model in one job. `own`: the identities of the variables of which this rank has gradients.
@@ -52,7 +54,7 @@ class Transfer:
 
     def _operation(self, gradient: Any, layer: SyncedVariable) -> Any:
         assert self._plugin is not None
-        common = {"layer": layer.layer, "divisor": self._divisor, "job": self._job}
+        common = {"layer": layer.layer, "divisor": self._divisor, "job": self._job, "name": _OPERATION}
         present = self._is_present(layer)
         factors = factors_of(gradient) if takes_factors(layer.next_scheme) and present else None
         if factors is None:
