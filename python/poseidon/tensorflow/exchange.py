@@ -140,7 +140,7 @@ def _make_equal(variables: Sequence[Any], control: Control, in_graph: bool) -> N
         return
     digest = hashlib.blake2b(digest_size=16)
     for one in variables:
-        digest.update(control.arrays.bytes_of(one))
+        digest.update(control.arrays.bytes_of(one).tobytes())
     if control.texts_if_different(digest.hexdigest()) is not None:
         control.barrier()  # nobody ends before all know
         raise InvalidArgument(
