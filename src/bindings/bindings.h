@@ -6,10 +6,13 @@
 #include <functional>
 #include <memory>
 
-#include "poseidon/client.h"
-#include "poseidon/plugin.h"
+#include "poseidon/c_exchange.h"
 #include "poseidon/status.h"
 #include "poseidon/store.h"
+
+namespace poseidon {
+class Client;
+}
 
 namespace poseidon::bindings {
 
@@ -29,12 +32,12 @@ nb::object to_exception(const Status& status);
 /// Raises the PoseidonError subclass for a failed status, and returns for ok. Needs the GIL.
 void raise_if_failed(const Status& status);
 
-/// The functions by which plugins call `client`, as long as it lives.
-PoseidonPluginClient plugin_client(Client& client);
-
 /// Converts the store that a caller gives: one from open_store, or a Python object with set and get. None becomes null.
 /// Needs the GIL.
 std::shared_ptr<Store> store_from(nb::object store);
+
+/// The C interface to this client, which must outlive it.
+PoseidonExchange c_exchange(Client& client);
 
 /// Runs `call(keep_waiting)` without the GIL. Ctrl-C makes keep_waiting return false, and is raised after the call.
 template <typename Call>

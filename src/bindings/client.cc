@@ -40,8 +40,7 @@ struct Arrays {
 /// The client, and the arrays that its running exchanges read and write. The GIL guards the arrays.
 class PyClient {
  public:
-  explicit PyClient(std::unique_ptr<Client> client)
-      : client_(std::move(client)), plugin_client_(bindings::plugin_client(*client_)) {}
+  explicit PyClient(std::unique_ptr<Client> client) : client_(std::move(client)), c_exchange_(bindings::c_exchange(*client_)) {}
   ~PyClient() {
     const nb::gil_scoped_release unlocked;
     client_.reset();
@@ -50,7 +49,7 @@ class PyClient {
   PyClient& operator=(const PyClient&) = delete;
 
   Client& get() { return *client_; }
-  nb::capsule plugin_client() { return {&plugin_client_, POSEIDON_PLUGIN_CLIENT}; }
+  const PoseidonExchange& c_exchange() const { return c_exchange_; }
 
   void start(std::uint32_t layer, Array array, std::uint32_t divisor, std::optional<std::uint64_t> factor_count) {
     check_dtype(layer, array);
@@ -317,7 +316,7 @@ class PyClient {
   }
 
   std::unique_ptr<Client> client_;
-  PoseidonPluginClient plugin_client_;
+  PoseidonExchange c_exchange_;
   std::unordered_map<std::uint32_t, Layer> layers_;  // the layers that were added here; the core has other layers, too
   using Held = std::shared_ptr<const std::vector<Array>>;
   static Held hold(std::vector<Array> arrays) { return std::make_shared<const std::vector<Array>>(std::move(arrays)); }
@@ -372,9 +371,11 @@ void bind_client(nb::module_& module) {
       .def_prop_ro("rank", [](PyClient& self) { return self.get().rank(); })
       .def_prop_ro("world_size", [](PyClient& self) { return self.get().world_size(); })
       .def_prop_ro("cluster", [](PyClient& self) { return self.get().cluster(); })
-      .def_prop_ro("plugin_client", &PyClient::plugin_client, "A capsule for plugins (include/poseidon/plugin.h).")
       .def_prop_ro("generation", [](PyClient& self) { return self.get().generation(); })
       .def_prop_ro("joining", [](PyClient& self) { return self.get().joining(); })
+      .def_prop_ro(
+          "c_exchange", [](const PyClient& self) { return reinterpret_cast<std::uintptr_t>(&self.c_exchange()); },
+          "The address of the C interface for plugins (include/poseidon/c_exchange.h), valid as long as this object.")
       .def("add_layers", &PyClient::add_layers, nb::arg("layers"), nb::arg("transient") = false)
       .def("start", &PyClient::start, nb::arg("layer"), nb::arg("array").noconvert(), nb::arg("divisor"),
            nb::arg("factor_count").none() = nb::none())

@@ -75,6 +75,7 @@ PYTHON_DOORS: Doors = {
     "torch/lightning": {"process", "ddp", "optimizer"},
     "torch/hugging_face": {"ddp", "optimizer"},
     "jax": {*_FOR_ADAPTERS, "adapter"},
+    "tensorflow": {*_FOR_ADAPTERS, "adapter"},
     "models": {"errors"},
     "planner": {"errors", "options", "schemes", "adapter", "models", "report", "testbed", "_core"},
     "report": {"errors", "adapter", "schemes", "torch"},

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Collection
 
 import torch
 from torch import nn
 
 from poseidon.adapter.layer import Compression, LossyChoice, SchemeChoice, WireChoice
+from poseidon.adapter.wishes import Wishes
 from poseidon.errors import InvalidArgument
 from poseidon.options import BY_NAME, Settings
 from poseidon.schemes import SCHEME_CHOICES, SCHEMES, is_lossy, takes_factors, takes_rows
@@ -32,9 +32,9 @@ def collect_parameters(
     that cannot be synchronized.
     """
     owners = _owners(module)
-    schemes = _Wishes("scheme", SCHEME_CHOICES, scheme, settings.scheme)
-    formats = _Wishes("wire format", BY_NAME["wire"].choices, wire, settings.wire)
-    allowances = _Wishes("choice of lossy", BY_NAME["lossy"].choices, lossy, settings.lossy)
+    schemes = Wishes("scheme", SCHEME_CHOICES, scheme, settings.scheme)
+    formats = Wishes("wire format", BY_NAME["wire"].choices, wire, settings.wire)
+    allowances = Wishes("choice of lossy", BY_NAME["lossy"].choices, lossy, settings.lossy)
     wire_is_given = wire is not None or settings.sources.get("wire", "default") != "default"
     entries = []
     for name, param in module.named_parameters():
@@ -174,33 +174,3 @@ def _is_plain_linear(module: nn.Linear) -> bool:
         # MultiheadAttention reads the weight of this one without calling it.
         and not isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
     )
-
-
-class _Wishes:
-    """What the user wants for each parameter, such as its scheme. The first pattern that matches decides."""
-
-    def __init__(self, what: str, known: Collection[str], wish: str | Mapping[str, str] | None, default: str) -> None:
-        self._what, self._default, self.known = what, default, known
-        self._patterns = dict(wish) if isinstance(wish, Mapping) else {"*": default if wish is None else wish}
-        self._unused = set(self._patterns) - {"*"}
-        for name in (*self._patterns.values(), default):
-            if name not in known:
-                raise InvalidArgument(f"{name!r} is no {what}: known are {', '.join(known)}")
-
-    def of(self, names: list[str]) -> str:
-        for pattern, wanted in self._patterns.items():
-            if any(_matches(pattern, name) for name in names):
-                self._unused.discard(pattern)
-                return wanted
-        return self._default
-
-    def check_used(self) -> None:
-        if self._unused:
-            patterns = ", ".join(sorted(map(repr, self._unused)))
-            raise InvalidArgument(f"no parameter or module is called {patterns}: correct the mapping of {self._what}s")
-
-
-def _matches(pattern: str, name: str) -> bool:
-    """Whether `pattern` names the parameter `name` or a module that contains it."""
-    parts = name.split(".")
-    return any(fnmatchcase(".".join(parts[:end]), pattern) for end in range(1, len(parts) + 1))

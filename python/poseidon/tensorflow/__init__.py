@@ -1,0 +1,24 @@
+"""Poseidon for TensorFlow 2 and Keras 3.
+
+import poseidon.tensorflow as poseidon
+
+poseidon.init()
+model.compile(poseidon.DistributedOptimizer(keras.optimizers.Adam()), loss)
+"""
+
+from poseidon.errors import PoseidonError
+from poseidon.tensorflow.callbacks import MetricAverage
+from poseidon.tensorflow.context import barrier, broadcast_variables, init, rank, shutdown, world_size
+from poseidon.tensorflow.optimizer import DistributedOptimizer
+
+__all__ = [
+    "DistributedOptimizer",
+    "MetricAverage",
+    "PoseidonError",
+    "barrier",
+    "broadcast_variables",
+    "init",
+    "rank",
+    "shutdown",
+    "world_size",
+]

@@ -1,0 +1,102 @@
+"""This process's place in its job: init, rank, world size, barrier, shutdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from poseidon.adapter.membership import Membership
+from poseidon.adapter.process import Process
+from poseidon.errors import InvalidArgument
+from poseidon.options import Settings, World, resolve
+from poseidon.tensorflow.arrays import VARIABLES
+from poseidon.tensorflow.plugin import release_client
+
+# What a step that is compiled into one graph cannot do. The values are the only ones that work.
+_FIXED = {"on_failure": "abort", "stragglers": "wait", "consistency": "bsp", "schedule": "wait_free"}
+
+
+class _TensorFlowProcess(Process):
+    def __init__(self) -> None:
+        super().__init__(VARIABLES)
+        self.job_number = 0  # of the jobs that this process has joined, for graphs that outlive one
+
+    def join(self, place: World | None, options: Mapping[str, Any]) -> None:
+        _check(resolve(place, **options))
+        self.job_number += 1
+        super().join(place, options)
+
+    def end(self) -> None:
+        """Leaves the job. Optimizers, which outlive it, do not keep its client."""
+        leaving = self.all()
+        super().end()
+        release_client()
+        for one in leaving:
+            one.client = one.control = None
+
+
+def _check(settings: Settings) -> None:
+    for name, value in _FIXED.items():
+        given = getattr(settings, name)
+        if given != value:
+            raise InvalidArgument(
+                f"poseidon.tensorflow does not support {name}={given}: leave {name} out (it is {value}), or use "
+                "poseidon.torch"
+            )
+
+
+_process = _TensorFlowProcess()
+
+
+def init(**options: Any) -> None:
+    """Joins the job that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe. Waits for all ranks, up to `timeout`.
+
+    `options` are those of `poseidon.options`, e.g. `timeout=60`; a keyword beats the environment. With one worker it
+    connects to nothing. Raises a PoseidonError that names what is missing or who did not come.
+    """
+    if _process.own is not None:
+        raise InvalidArgument("poseidon.init() was called twice: call shutdown() in between, or leave one out")
+    _process.join(None, options)
+
+
+def context() -> Membership:
+    """The job of this process. Raises ShutDown before `init()` and after `shutdown()`."""
+    return _process.joined()
+
+
+def job_number() -> int:
+    """A number that no earlier job of this process has had."""
+    return _process.job_number
+
+
+def rank() -> int:
+    """This worker's number, from 0 to world_size() - 1."""
+    return context().rank
+
+
+def world_size() -> int:
+    """Number of workers in the job."""
+    return context().world_size
+
+
+def barrier() -> None:
+    """Returns once every rank has called it. Raises a PoseidonError if a rank fails or is too late."""
+    control = _process.collective_control("barrier")
+    if control is not None:
+        control.barrier()
+
+
+def broadcast_variables(variables: Iterable[Any], root: int = 0) -> None:
+    """Gives these variables (of Keras or TensorFlow) the values that they have on rank `root`.
+
+    Collective: every rank passes variables of the same shapes and dtypes in the same order. Call it outside of
+    tf.function.
+    """
+    control = _process.collective_control("broadcast_variables")
+    if control is not None:
+        control.broadcast(list(variables), root)
+
+
+def shutdown() -> None:
+    """Leaves the job. It does nothing if there is no job. It runs by itself when the process ends."""
+    _process.end()

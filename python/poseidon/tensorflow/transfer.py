@@ -1,0 +1,93 @@
+"""Transfer: gradients to the client and their means back, as operations of a graph, eagerly, or by Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from poseidon.adapter.membership import Membership
+from poseidon.errors import ShutDown
+from poseidon.schemes import takes_factors
+from poseidon.tensorflow.plugin import plugin
+from poseidon.tensorflow.variables import SyncedVariable, factors_of
+
+_OPERATION = "PoseidonExchange_needs_jit_compile_False"  # XLA's error shows this name
+
+
+class Transfer:
+    """The exchanges of one model in one job. `own`: the identities of the variables of which this rank has gradients.
+
+    The others' gradients are given as zeros, and this rank takes part in their exchanges without a contribution.
+    """
+
+    def __init__(self, here: Membership, job: int, own: frozenset[int]) -> None:
+        assert here.client is not None
+        self._here, self._divisor, self._job, self._own = here, here.world_size, job, own
+        self._functions: dict[tuple[int, ...], Any] = {}  # for eager execution, by the numbers of the layers
+        self._plugin = plugin()
+        if self._plugin is not None:
+            self._plugin.use(here.client, job)
+
+    def means(self, gradients: Sequence[Any], layers: Sequence[SyncedVariable]) -> list[Any]:
+        """The means over all workers, of the same shapes and dtypes. Eagerly it blocks until all are there."""
+        if self._plugin is None:
+            return self._after_backward(gradients, layers)
+        if not tf.executing_eagerly():
+            return self._operations(gradients, layers)
+        # All must start before one may be waited for, and eager execution runs one operation at a time.
+        key = tuple(layer.layer for layer in layers)
+        if key not in self._functions:
+            self._functions[key] = tf.function(lambda *values: self._operations(values, layers))
+        return list(self._functions[key](*gradients))
+
+    def _is_present(self, layer: SyncedVariable) -> bool:
+        return id(layer.variable) in self._own
+
+    def _operations(self, gradients: Sequence[Any], layers: Sequence[SyncedVariable]) -> list[Any]:
+        """Operations of the plugin in the present graph, each of which runs as soon as its gradient exists."""
+        with tf.device("CPU:0"):
+            return [self._operation(gradient, layer) for gradient, layer in zip(gradients, layers, strict=True)]
+
+    def _operation(self, gradient: Any, layer: SyncedVariable) -> Any:
+        assert self._plugin is not None
+        common = {"layer": layer.layer, "divisor": self._divisor, "job": self._job, "name": _OPERATION}
+        present = self._is_present(layer)
+        factors = factors_of(gradient) if takes_factors(layer.next_scheme) and present else None
+        if factors is None:
+            mean = self._plugin.ops.poseidon_exchange(gradient, present=present, **common)
+        else:
+            mean = self._plugin.ops.poseidon_exchange_factors(*factors, **common)
+        _run_independently(mean.op)
+        return tf.ensure_shape(mean, layer.shape)
+
+    def _after_backward(self, gradients: Sequence[Any], layers: Sequence[SyncedVariable]) -> list[Any]:
+        """The same without the plugin: in one call of Python, when all gradients exist."""
+
+        def exchange(*arrays: NDArray[Any]) -> list[NDArray[Any]]:
+            client = self._here.client
+            if client is None:
+                raise ShutDown("this training step was compiled in a job that this process has left: compile it again")
+            means = [np.array(array) for array in arrays]  # the core writes into them
+            for mean, layer in zip(means, layers, strict=True):
+                start = client.start if self._is_present(layer) else client.start_absent
+                start(layer.layer, mean, self._divisor)
+            for layer in layers:
+                client.wait(layer.layer)
+            return means
+
+        means = tf.numpy_function(exchange, list(gradients), [gradient.dtype for gradient in gradients])
+        return [tf.ensure_shape(mean, layer.shape) for mean, layer in zip(means, layers, strict=True)]
+
+
+def _run_independently(operation: Any) -> None:
+    """Takes an operation out of the order in which a graph runs operations that have effects.
+
+    In that order each exchange would wait for the one before it, and tensors of one group for ever.
+    """
+    manager = getattr(operation.graph, "experimental_acd_manager", None)
+    if manager is not None:
+        manager.run_independently(operation)

@@ -1,0 +1,129 @@
+"""Trainable variables as layers of the client."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from poseidon import _core
+from poseidon.adapter.control import Control
+from poseidon.adapter.layer import Compression, SchemeChoice, SyncedLayer, WireChoice
+from poseidon.adapter.wishes import Wishes
+from poseidon.errors import InvalidArgument
+from poseidon.options import BY_NAME, Settings
+from poseidon.schemes import SCHEME_CHOICES, is_lossy, takes_factors, takes_rows
+
+_DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+
+class SyncedVariable(SyncedLayer):
+    """One trainable variable. `factors`: its gradients are products of two matrices in the graph of this rank."""
+
+    def __init__(
+        self, variable: Any, scheme: str, wire: str, settings: Settings, factors: tuple[Any, Any] | None
+    ) -> None:
+        shape = tuple(variable.shape)
+        self.variable = variable
+        factorable = factors is not None and (scheme == "auto" or takes_factors(scheme))
+        super().__init__(
+            name_of(variable),
+            shape,
+            tf.as_dtype(variable.dtype).name,
+            math.prod(shape),
+            scheme if scheme == "auto" or is_lossy(scheme) or factorable else "ps",
+            wire,
+            factorable=factorable,
+            fully_connected=factorable,
+            compression=Compression(
+                topk_fraction=settings.topk_fraction,
+                powersgd_rank=settings.powersgd_rank,
+                rows=shape[0] if len(shape) > 1 else 0,
+                error_feedback=settings.error_feedback == "on",
+            ),
+        )
+        if factors is not None:
+            self.count_forward_rows(factors[0].shape[0] or 0)
+
+
+def name_of(variable: Any) -> str:
+    """A variable's name, as Keras has it: with the layers that it lies in."""
+    return str(getattr(variable, "path", None) or variable.name)
+
+
+def factors_of(gradient: Any) -> tuple[Any, Any] | None:
+    """The matrices of which a gradient is the product transpose(left) x right, as that of a `Dense` kernel is.
+
+    None for any other gradient, and outside of a graph.
+    """
+    if not tf.is_symbolic_tensor(gradient) or gradient.dtype != tf.float32:
+        return None
+    operation = gradient.op
+    if operation.type != "MatMul" or not operation.get_attr("transpose_a") or operation.get_attr("transpose_b"):
+        return None
+    left, right = operation.inputs
+    return left, right
+
+
+def collect_variables(
+    variables: Sequence[Any],
+    gradients: Sequence[Any],
+    scheme: SchemeChoice | None,
+    wire: WireChoice | None,
+    settings: Settings,
+) -> list[SyncedVariable]:
+    """The variables as layers, in the order in which backward finishes them.
+
+    Raises InvalidArgument naming the variable that cannot be synchronized.
+    """
+    schemes = Wishes("scheme", SCHEME_CHOICES, _with_dots(scheme), settings.scheme)
+    formats = Wishes("wire format", BY_NAME["wire"].choices, _with_dots(wire), settings.wire)
+    layers = []
+    for variable, gradient in zip(variables, gradients, strict=True):
+        name = name_of(variable)
+        wanted = schemes.of([name.replace("/", ".")])
+        wanted_wire = formats.of([name.replace("/", ".")])
+        dtype = tf.as_dtype(variable.dtype).name
+        if dtype not in _DTYPES:
+            raise InvalidArgument(
+                f"variable {name} has dtype {dtype}, which cannot be synchronized (only {', '.join(_DTYPES)} can): "
+                "convert it, or make it not trainable"
+            )
+        if dtype != "float32" and (wanted_wire != "fp32" or is_lossy(wanted)):
+            raise InvalidArgument(
+                f"variable {name} has dtype {dtype}, and only float32 gradients take wire {wanted_wire} and scheme "
+                f"{wanted}: use wire fp32 and scheme ps for it"
+            )
+        if takes_rows(wanted) and not takes_factors(wanted):
+            wanted = "ps"  # rows of embeddings are made dense
+        layers.append(SyncedVariable(variable, wanted, wanted_wire, settings, factors_of(gradient)))
+    schemes.check_used()
+    formats.check_used()
+    return layers[::-1]
+
+
+def settle_schemes(
+    layers: Sequence[SyncedVariable], control: Control, cluster: _core.Cluster, settings: Settings
+) -> None:
+    """Collective: chooses what "auto" is, for good, because a compiled training step cannot change it.
+
+    A layer takes factors only if all ranks have them, and know how many from the shapes in their graphs.
+    """
+    rows = control.one_hot([layer.forward_rows if layer.factorable else -1 for layer in layers])
+    for layer, counts in zip(layers, zip(*rows, strict=True), strict=True):
+        if layer.asked_scheme != "auto":
+            continue
+        scheme = "ps"
+        if min(counts) > 0 and layer.element_count * 4 > settings.small_bytes:
+            mean_count = sum(counts) / len(counts)
+            scheme = _core.best_scheme(layer.core_layer(), mean_count, cluster)
+        layer.ask_for(scheme)
+
+
+def _with_dots(wish: SchemeChoice | None) -> SchemeChoice | None:
+    """Patterns with a dot where Keras has a slash."""
+    if wish is None or isinstance(wish, str):
+        return wish
+    return {pattern.replace("/", "."): value for pattern, value in wish.items()}

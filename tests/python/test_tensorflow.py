@@ -1,0 +1,137 @@
+"""The TensorFlow adapter: every rank runs `tensorflow_cases.py`, several cases in one job."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+import workers
+from poseidon.launch import free_port
+
+pytest.importorskip("poseidon._core", reason="the compiled core is not built")
+pytest.importorskip("tensorflow")
+
+CASES = workers.__file__.replace("workers.py", "tensorflow_cases.py")
+TOGETHER = (
+    "fits",
+    "optimizers",
+    "factors",
+    "automatic",
+    "embeddings",
+    "several_steps_at_once",
+    "loops",
+    "unused_on_one_rank",
+    "loss_scale",
+    "averages",
+    "saves",
+    "refusals",
+)
+TIMEOUT_S = 110
+
+
+def answers(world_size: int, *cases: str, **environment: str) -> list[dict[str, Any]]:
+    """Each rank's answers to these cases."""
+    port, second = free_port(), free_port()
+    common = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1", "SECOND_PORT": str(second)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, CASES, *cases],
+            env={**common, **workers.job_variables(rank, world_size, port), **environment},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * world_size
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def together() -> list[dict[str, Any]]:
+    return answers(2, *TOGETHER)
+
+
+# What is compared with one process is compared by the cases themselves.
+@pytest.mark.parametrize("case", ["fits", "optimizers", "embeddings", "several_steps_at_once", "loops"])
+def test_all_ranks_have_the_parameters_of_one_process(together: list[dict[str, Any]], case: str) -> None:
+    assert together[0][case] == together[1][case]
+
+
+def test_kernels_of_dense_layers_take_factors(together: list[dict[str, Any]]) -> None:
+    first, second = (answer["factors"] for answer in together)
+    assert first == second
+    assert ["sfb", 16] in first["used"]
+
+
+def test_auto_takes_factors_where_they_are_fewer_bytes(together: list[dict[str, Any]]) -> None:
+    first, second = (answer["automatic"] for answer in together)
+    assert first == second
+    assert first[:-1] == ["sfb", "ps", "ps", "ps"]
+
+
+def test_a_rank_without_a_gradient_counts_as_zeros(together: list[dict[str, Any]]) -> None:
+    for answer in together:
+        assert answer["unused_on_one_rank"] == [[[-1, -1], [-3, -3]]] * 2
+
+
+def test_all_ranks_leave_out_a_step_that_is_not_finite_on_one(together: list[dict[str, Any]]) -> None:
+    for answer in together:
+        assert answer["loss_scale"] == {"value": [0.75, 0.75], "scale": 2.0}
+
+
+def test_metrics_are_averaged_before_later_callbacks_see_them(together: list[dict[str, Any]]) -> None:
+    first, second = (answer["averages"] for answer in together)
+    assert first == second
+    assert first["seen"] == first["history"]["loss"]
+
+
+def test_saved_models_and_refusals(together: list[dict[str, Any]]) -> None:
+    for answer in together:
+        assert answer["saves"] is answer["refusals"] is None
+
+
+def test_four_workers_train_a_cnn_as_one_process_and_send_what_was_planned() -> None:
+    found = [
+        answer["convolutions"]
+        for answer in answers(4, "convolutions", POSEIDON_TRANSPORT="tcp", POSEIDON_SMALL_BYTES="0")
+    ]
+    assert len({answer["digest"] for answer in found}) == 1
+    for answer in found:
+        assert answer["steps"] == [4]
+        assert answer["plan"] == ["kernel", "bias"] * 3
+        # Headers, and small tensors that do not divide evenly among the workers.
+        assert answer["sent"] == pytest.approx(answer["planned"], rel=0.15)
+
+
+def test_without_a_compiler_training_gives_the_same_parameters() -> None:
+    with_plugin = answers(2, "fits", "loops", "unused_on_one_rank")
+    without = answers(2, "fits", "loops", "unused_on_one_rank", CXX="/no/compiler")
+    assert with_plugin == without
+
+
+def test_a_rank_that_makes_fewer_steps_is_told_of_at_once() -> None:
+    began = time.monotonic()
+    first, _ = answers(2, "one_leaves")
+    assert "rank 1" in first["one_leaves"]
+    assert time.monotonic() - began < workers.JOB_TIMEOUT_S + 15
+
+
+def test_xla_is_refused_by_name() -> None:
+    for answer in answers(2, "compiled_by_xla"):
+        assert "jit_compile" in answer["compiled_by_xla"]
+
+
+def test_a_second_job_needs_a_step_that_is_compiled_again() -> None:
+    first, second = answers(2, "another_job")
+    assert first == second
