@@ -74,6 +74,59 @@ def scan() -> Any:
     return {name: one.tolist() for name, one in params.items()}
 
 
+def two_calls() -> Any:
+    """Two calls in one program, which XLA may run in any order, against the means of each."""
+    params, rank, count = poseidon.broadcast(make_params()), poseidon.rank(), poseidon.world_size()
+
+    @jax.jit
+    def both(params: Any, first: Any, second: Any) -> Any:
+        gradient = poseidon.value_and_grad(loss_fn)
+        return gradient(params, first)[1], gradient(params, second)[1]
+
+    equal = True
+    for number in (0, 2, 4):
+        found = both(params, batch(number, rank), batch(number + 1, rank))
+        for part, wanted in zip(found, (mean_of_all(params, number + i, count) for i in (0, 1)), strict=True):
+            equal &= all(np.array_equal(part[name], wanted[name]) for name in wanted)
+    return equal
+
+
+def optax_and_flax() -> Any:
+    """A convolutional network of Flax with Adam of Optax, on batches of one size, against one process."""
+    import optax
+    from flax import linen
+
+    class Network(linen.Module):
+        @linen.compact
+        def __call__(self, images: Any) -> Any:
+            hidden = linen.relu(linen.Conv(8, (3, 3))(images))
+            return linen.Dense(10)(linen.relu(linen.Dense(64)(hidden.reshape(len(images), -1))))
+
+    network, rank, count, rows = Network(), poseidon.rank(), poseidon.world_size(), 4
+    draw = np.random.default_rng(3)
+    images = jnp.asarray(draw.normal(size=(STEPS, count * rows, 8, 8, 1)), jnp.float32)
+    labels = jnp.asarray(draw.integers(0, 10, (STEPS, count * rows)))
+
+    def loss(params: Any, inputs: Any, targets: Any) -> Any:
+        return optax.softmax_cross_entropy_with_integer_labels(network.apply(params, inputs), targets).mean()
+
+    def train(gradient: Any, params: Any, own: slice) -> Any:
+        optimizer = optax.adam(1e-2)
+        state = optimizer.init(params)
+        step = jax.jit(gradient)
+        for number in range(STEPS):
+            _, grads = step(params, images[number, own], labels[number, own])
+            updates, state = optimizer.update(grads, state)
+            params = optax.apply_updates(params, updates)
+        return params
+
+    start = poseidon.broadcast(network.init(jax.random.key(rank), images[0]))
+    mine = train(poseidon.value_and_grad(loss), start, slice(rank * rows, (rank + 1) * rows))
+    alone = train(jax.value_and_grad(loss), start, slice(None))
+    gap = max(float(jnp.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, (mine, alone)), strict=True))
+    return {"gap": gap, "params": [one.tolist() for one in jax.tree.leaves(mine)]}
+
+
 def lost_peer() -> Any:
     params = poseidon.broadcast(make_params())
     step = jax.jit(poseidon.value_and_grad(loss_fn))
@@ -98,4 +151,5 @@ def different() -> Any:
 
 if __name__ == "__main__":
     poseidon.init(timeout=20)
-    print(json.dumps({"exact": exact, "scan": scan, "lost_peer": lost_peer, "different": different}[sys.argv[1]]()))
+    cases = (exact, scan, two_calls, optax_and_flax, lost_peer, different)
+    print(json.dumps({case.__name__: case for case in cases}[sys.argv[1]]()))

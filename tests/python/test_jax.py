@@ -54,6 +54,27 @@ def test_steps_in_a_scan_with_remat_leave_equal_replicas() -> None:
     assert first["b"] != [0.0, 0.0, 0.0]
 
 
+def test_two_calls_in_one_program_do_not_mix() -> None:
+    assert answers("two_calls") == [True, True]
+
+
+def test_a_network_of_flax_with_optax_on_four_workers_equals_one_process() -> None:
+    pytest.importorskip("flax")
+    pytest.importorskip("optax")
+    found = answers("optax_and_flax", 4)
+    for answer in found:
+        assert answer["gap"] < 2e-4
+        assert answer["params"] == found[0]["params"]
+
+
+@pytest.mark.parametrize("option", [{"scheme": "sfb"}, {"lossy": "topk"}, {"on_failure": "rejoin"}])
+def test_what_it_cannot_do_is_refused_in_one_sentence(option: dict[str, str]) -> None:
+    from poseidon import jax as poseidon_jax
+
+    with pytest.raises(poseidon_jax.PoseidonError, match=f"poseidon.jax does not support {next(iter(option))}="):
+        poseidon_jax.init(rank=0, world_size=2, **option)
+
+
 def test_a_lost_peer_ends_the_step_with_an_error() -> None:
     survivor, lost = answers("lost_peer")
     assert lost is None

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import get_opaque_trace_state
 
 from poseidon.adapter.agreement import check_same
 from poseidon.adapter.layer import SyncedLayer
@@ -24,7 +25,32 @@ from poseidon.errors import InvalidArgument
 from poseidon.jax.process import context, port
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
-_tables: WeakKeyDictionary[Membership, dict[str, list[SyncedLayer]]] = WeakKeyDictionary()
+_Tables = dict[tuple[str, int], list[SyncedLayer]]
+_tables: WeakKeyDictionary[Membership, _Tables] = WeakKeyDictionary()
+
+
+class _Trace:
+    """Numbers the calls of one trace.
+
+    XLA may run two calls of one compiled program in any order, and ranks in different ones. So each has layers of its
+    own. Without a trace calls run in the order of the program.
+    """
+
+    def __init__(self) -> None:
+        self._state: Any = None
+        self._count = 0
+
+    def next_number(self, leaves: Sequence[Any]) -> int:
+        """How many calls of the present trace came before this one."""
+        if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            return 0
+        state = get_opaque_trace_state(convention="flax")
+        self._count = self._count + 1 if state == self._state else 0
+        self._state = state
+        return self._count
+
+
+_trace = _Trace()
 
 
 def value_and_grad(function: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
@@ -40,7 +66,7 @@ def value_and_grad(function: Callable[..., Any], has_aux: bool = False) -> Calla
         if here.client is None:
             return jax.value_and_grad(function, has_aux=has_aux)(params, *arguments, **keywords)
         leaves, form = jax.tree_util.tree_flatten(params)
-        layers = _layers_of(here, params)
+        layers = _layers_of(here, params, _trace.next_number(leaves))
 
         def tagged(leaves: Sequence[Any], token: Any) -> Any:
             sent = [_tag(leaf, token, port(), one.layer) for leaf, one in zip(leaves, layers, strict=True)]
@@ -53,8 +79,8 @@ def value_and_grad(function: Callable[..., Any], has_aux: bool = False) -> Calla
     return local_and_mean
 
 
-def _layers_of(here: Membership, params: Any) -> list[SyncedLayer]:
-    """The layers of these parameters. Collective for shapes that are new."""
+def _layers_of(here: Membership, params: Any, number: int) -> list[SyncedLayer]:
+    """The layers of these parameters in the call of this number. Collective for shapes and numbers that are new."""
     assert here.client is not None
     assert here.control is not None
     layers = []
@@ -67,11 +93,12 @@ def _layers_of(here: Membership, params: Any) -> list[SyncedLayer]:
         layers.append(SyncedLayer(name, shape, dtype, size, "ps", wire, factorable=False, fully_connected=False))
     description = "\n".join(f"{one.name}: {one.dtype} {one.shape}" for one in layers)
     tables = _tables.setdefault(here, {})
-    if description not in tables:
-        check_same(here.control, description, "model")
+    key = description, number
+    if key not in tables:
+        check_same(here.control, f"{description}\ncall {number} of a trace", "model")
         LayerTable(layers[::-1]).connect(here.client, here.control)  # as backward finishes them
-        tables[description] = layers
-    return tables[description]
+        tables[key] = layers
+    return tables[key]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))

@@ -1,9 +1,8 @@
-// XLA's handlers for poseidon.jax: push and pull of one layer. JAX's headers and poseidon/plugin.h are all it needs.
+// XLA's handlers for poseidon.jax: push and pull of one layer. It reaches the client by c_exchange.h
+// alone.
 //
 // Neither handler blocks. A push copies the gradient out, because XLA uses its memory again, and starts the exchange.
 // A pull is asynchronous: the port's thread waits for the exchange, writes the result, and completes the Future.
-#include "poseidon/plugin.h"
-
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
@@ -16,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "poseidon/c_exchange.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -39,7 +39,7 @@ struct PullRequest {
 /// One client. Its thread completes pulls in the order in which they came.
 class Port {
  public:
-  Port(const PoseidonPluginClient& client, std::uint32_t divisor)
+  Port(const PoseidonExchange& client, std::uint32_t divisor)
       : client_(client), divisor_(divisor), thread_([this] { complete_pulls(); }) {}
 
   /// Completes what is under way, and ends the thread.
@@ -114,7 +114,7 @@ class Port {
       request.promise.SetAvailable();
   }
 
-  const PoseidonPluginClient client_;
+  const PoseidonExchange client_;
   const std::uint32_t divisor_;
   std::mutex mutex_;  // guards what follows, except the staging memory of a layer in flight
   std::condition_variable wake_;
@@ -177,10 +177,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(poseidon_pull, pull,
                                   .Attr<std::int64_t>("port")
                                   .Attr<std::int64_t>("layer"));
 
-/// Opens a port to `client`, whose sums are divided by `divisor`, under a number that was not used before.
-extern "C" void poseidon_open(std::int64_t number, const PoseidonPluginClient* client, std::uint32_t divisor) {
+/// Opens a port to `client`, whose sums are divided by `divisor`, under a number that was not used before. Returns
+/// whether the plugin knows this version of the interface.
+extern "C" int poseidon_open(std::int64_t number, const PoseidonExchange* client, std::uint32_t divisor) {
+  if (client->version != POSEIDON_EXCHANGE_VERSION) return 0;
   const std::lock_guard lock(ports_mutex);
   ports[number] = std::make_shared<Port>(*client, divisor);
+  return 1;
 }
 
 /// Closes a port when its pulls are complete. Its client must live until then.

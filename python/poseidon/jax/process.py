@@ -13,8 +13,21 @@ import numpy as np
 from poseidon.adapter.arrays import ArrayKind, Arrays, Bytes
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.process import Process
+from poseidon.adapter.supported import check_supported
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.jax.plugin import close_port, open_port
+from poseidon.options import World, resolve
+
+# A step that is compiled into one program can do no more. All gradients are dense.
+_SUPPORTED = {
+    "on_failure": ["abort"],
+    "stragglers": ["wait"],
+    "consistency": ["bsp"],
+    "schedule": ["wait_free"],
+    "scheme": ["auto", "ps"],
+    "lossy": [""],
+    "error_feedback": ["off"],
+}
 
 
 class _HostArrays(Arrays):
@@ -58,12 +71,10 @@ class _JaxProcess(Process):
 
     port = 0
 
-    def join(self, place: Any, options: Mapping[str, Any]) -> None:
+    def join(self, place: World | None, options: Mapping[str, Any]) -> None:
+        check_supported(resolve(place, **options), "jax", _SUPPORTED)
         super().join(place, options)
         here = self.joined()
-        if here.recovers:
-            self.end()
-            raise InvalidArgument("poseidon.jax does not replace lost workers yet: use on_failure=abort")
         if here.client is not None:
             if jax.default_backend() != "cpu":
                 self.end()

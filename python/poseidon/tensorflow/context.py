@@ -7,13 +7,20 @@ from typing import Any
 
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.process import Process
+from poseidon.adapter.supported import check_supported
 from poseidon.errors import InvalidArgument
-from poseidon.options import Settings, World, resolve
+from poseidon.options import World, resolve
 from poseidon.tensorflow.arrays import VARIABLES
 from poseidon.tensorflow.plugin import release_client
 
-# What a step that is compiled into one graph cannot do. The values are the only ones that work.
-_FIXED = {"on_failure": "abort", "stragglers": "wait", "consistency": "bsp", "schedule": "wait_free"}
+# A step that is compiled into one graph can do no more.
+_SUPPORTED = {
+    "on_failure": ["abort"],
+    "stragglers": ["wait"],
+    "consistency": ["bsp"],
+    "schedule": ["wait_free"],
+    "lossy": [""],
+}
 
 
 class _TensorFlowProcess(Process):
@@ -22,7 +29,7 @@ class _TensorFlowProcess(Process):
         self.job_number = 0  # of the jobs that this process has joined, for graphs that outlive one
 
     def join(self, place: World | None, options: Mapping[str, Any]) -> None:
-        _check(resolve(place, **options))
+        check_supported(resolve(place, **options), "tensorflow", _SUPPORTED)
         self.job_number += 1
         super().join(place, options)
 
@@ -33,16 +40,6 @@ class _TensorFlowProcess(Process):
         release_client()
         for one in leaving:
             one.client = one.control = None
-
-
-def _check(settings: Settings) -> None:
-    for name, value in _FIXED.items():
-        given = getattr(settings, name)
-        if given != value:
-            raise InvalidArgument(
-                f"poseidon.tensorflow does not support {name}={given}: leave {name} out (it is {value}), or use "
-                "poseidon.torch"
-            )
 
 
 _process = _TensorFlowProcess()
