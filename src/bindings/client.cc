@@ -40,7 +40,8 @@ struct Arrays {
 /// The client, and the arrays that its running exchanges read and write. The GIL guards the arrays.
 class PyClient {
  public:
-  explicit PyClient(std::unique_ptr<Client> client) : client_(std::move(client)), c_exchange_(bindings::c_exchange(*client_)) {}
+  explicit PyClient(std::unique_ptr<Client> client)
+      : client_(std::move(client)), c_exchange_(bindings::c_exchange(*client_)) {}
   ~PyClient() {
     const nb::gil_scoped_release unlocked;
     client_.reset();

@@ -44,7 +44,7 @@ class _Trace:
         """How many calls of the present trace came before this one."""
         if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             return 0
-        state = get_opaque_trace_state(convention="flax")
+        state = get_opaque_trace_state()
         self._count = self._count + 1 if state == self._state else 0
         self._state = state
         return self._count
