@@ -19,7 +19,7 @@ test: $(STAMP)
 test-frameworks: $(STAMP)
 	$(BIN)/python -m pip --disable-pip-version-check -q install -c constraints.txt -r tests/frameworks/requirements.txt
 	$(BIN)/python -m pip --disable-pip-version-check -q install --no-deps -r tests/frameworks/without_torchvision.txt
-	$(BIN)/python -m pytest tests/torch_ddp tests/frameworks
+	$(BIN)/python -m pytest tests/torch_ddp tests/frameworks tests/python/test_jax.py tests/python/test_tensorflow.py
 
 # The extension is rebuilt when its sources change; Python files are used where they lie.
 $(STAMP): constraints.txt $(SOURCES)

@@ -72,7 +72,7 @@ def test_what_it_cannot_do_is_refused_in_one_sentence(option: dict[str, str]) ->
     from poseidon import jax as poseidon_jax
 
     with pytest.raises(poseidon_jax.PoseidonError, match=f"poseidon.jax does not support {next(iter(option))}="):
-        poseidon_jax.init(rank=0, world_size=2, master_addr="127.0.0.1", **option)
+        poseidon_jax.init(rank=0, world_size=2, master_addr="127.0.0.1", master_port=29_999, **option)
 
 
 def test_a_lost_peer_ends_the_step_with_an_error() -> None:
