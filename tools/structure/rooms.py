@@ -72,6 +72,7 @@ PYTHON_DOORS: Doors = {
     "torch/recovery": {"tensors", "process", "model", "exchange", "ddp", "optimizer", "local_sgd"},
     "torch/replace": {"ddp"},
     "torch/drop_in": {"replace"},
+    "torch/measure_script": set(),
     "torch/lightning": {"process", "ddp", "optimizer"},
     "torch/hugging_face": {"ddp", "optimizer"},
     "jax": {*_FOR_ADAPTERS, "adapter"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional, get_type_hints
@@ -19,7 +19,15 @@ if TYPE_CHECKING:
 _OF_THE_FILE = "Beats the cluster file."
 
 ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A network, such as VGG19. The error for an unknown one names all.")
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A network, such as VGG19 (the error for an unknown one names all), or a training script: train.py.",
+    ),
+]
+ScriptArguments = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Argument(metavar="[-- ARGUMENTS]", help="The script's own arguments, after a --."),
 ]
 ClusterOption = Annotated[
     Optional[Path],  # noqa: UP045
@@ -62,14 +70,19 @@ WireOption = Annotated[str, typer.Option(help="Poseidon's option of that name: f
 OverlapOption = Annotated[bool, typer.Option("--overlap", help="With a DistributedOptimizer.")]
 
 
-def read_model(name: str, device: str, batch: int | None, compute: float | None) -> ModelTable:
-    """The layer table for the options above. Raises InvalidArgument for what is no model, device or time."""
-    from poseidon.models import model_table  # help does not wait for numpy
+def read_model(
+    name: str, arguments: Sequence[str], device: str, batch: int | None, compute: float | None
+) -> ModelTable:
+    """The layer table for the options above. Raises InvalidArgument for what is no model, device or time.
 
-    try:
-        table = model_table(name, device)
-    except ValueError as error:
-        raise InvalidArgument(str(error)) from None
+    A script is run for a few steps.
+    """
+    is_script = name.endswith(".py")
+    if is_script and batch is not None:
+        raise InvalidArgument(f"--batch {batch} with a script: give {name} the batch by its own arguments")
+    if arguments and not is_script:
+        raise InvalidArgument(f"{' '.join(arguments)} after {name}, which is no script: leave it out")
+    table = _measured(name, arguments) if is_script else _known(name, device)
     if compute is not None and not 0 < compute < float("inf"):
         raise InvalidArgument(f"--compute is {compute:g}: it must be above 0 seconds")
     if batch is not None:
@@ -83,6 +96,21 @@ def read_model(name: str, device: str, batch: int | None, compute: float | None)
     if compute is not None:
         table = replace(table, iteration_seconds=compute, iteration_source="--compute")
     return table
+
+
+def _measured(script: str, arguments: Sequence[str]) -> ModelTable:
+    from poseidon.cli.measured_script import measure_script  # help does not wait for numpy
+
+    return measure_script(Path(script), arguments)
+
+
+def _known(name: str, device: str) -> ModelTable:
+    from poseidon.models import model_table  # help does not wait for numpy
+
+    try:
+        return model_table(name, device)
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from None
 
 
 def read_cluster(file: Path | None, **flags: object) -> ClusterSpec:
@@ -124,6 +152,7 @@ class Described:
 
 def _described(
     model: ModelArgument,
+    arguments: ScriptArguments = None,
     cluster: ClusterOption = None,
     hosts: HostsOption = None,
     link: LinkOption = None,
@@ -138,7 +167,6 @@ def _described(
     wire: WireOption = "fp32",
     overlap: OverlapOption = False,
 ) -> Described:
-    table = read_model(model, device, batch, compute)
     spec = read_cluster(
         cluster,
         hosts=hosts,
@@ -150,4 +178,5 @@ def _described(
     )
     from poseidon.planner import Exchange  # help does not wait for the compiled core
 
+    table = read_model(model, arguments or [], device, batch, compute)  # last, because a script runs for it
     return Described(table, spec, Exchange(scheme=scheme, wire=wire, overlap=overlap))

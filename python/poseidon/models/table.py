@@ -75,7 +75,8 @@ class ModelTable:
 
     batch: samples per worker and iteration. iteration_seconds: of one iteration of `batch` samples on one device
     without exchange, from iteration_source; the unscaled value also on a scaled table. scale: the divisor `scaled`
-    applied. sample: what a sample is. forward_share: the forward pass's part of an iteration's compute.
+    applied. sample: what a sample is. forward_share: the forward pass's part of an iteration's compute. seconds: what
+    each layer's forward and backward pass take, where that was measured; empty: in proportion to their FLOPs.
     """
 
     name: str
@@ -86,6 +87,7 @@ class ModelTable:
     scale: int = 1
     sample: str = "image"
     forward_share: float = FORWARD_SHARE
+    seconds: tuple[tuple[float, float], ...] = ()
 
     @property
     def parameter_count(self) -> int:
@@ -119,7 +121,10 @@ class ModelTable:
         return distinct_rows(rows, self.batch * layer.positions, layer.row_exponent)
 
     def durations(self, compute_seconds: float) -> list[tuple[float, float]]:
-        """Spreads `compute_seconds` over the layers by FLOPs: (forward, backward) seconds of each, in forward order."""
+        """Spreads `compute_seconds` over the layers: (forward, backward) seconds of each, in forward order."""
+        if self.seconds:
+            stretch = compute_seconds / sum(map(sum, self.seconds))
+            return [(forward * stretch, backward * stretch) for forward, backward in self.seconds]
         total = self.flops
         return [
             (compute_seconds * self.forward_share * share, compute_seconds * (1 - self.forward_share) * share)
