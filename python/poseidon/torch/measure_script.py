@@ -160,8 +160,8 @@ def _count(watched: Watched, given: torch.Tensor, output: torch.Tensor) -> None:
     elif isinstance(module, nn.Embedding):
         watched.rows += given.numel()
         watched.positions += given.numel()
-    elif isinstance(getattr(module, "weight", None), torch.Tensor):
-        watched.positions += output.numel() // max(1, len(module.weight))
+    elif isinstance(weight := getattr(module, "weight", None), torch.Tensor) and weight.dim() > 0:
+        watched.positions += output.numel() // max(1, len(weight))
 
 
 def _layers(seen: Pass) -> Iterator[dict[str, Any]]:
