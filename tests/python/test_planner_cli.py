@@ -38,6 +38,22 @@ def test_plan_as_json_has_the_same() -> None:
     assert {row["scheme"] for row in document["layers"]} == {"ps", "sfb"}
 
 
+def test_a_price_gives_samples_per_dollar(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text('hosts = 4\nlink = "1gbit"\nprice = 2.5\n')
+    rows = json.loads(run("plan", "AlexNet", "--cluster", str(file), "--json"))["scaling"]
+    for row in rows:
+        assert row["samples_per_dollar"] == pytest.approx(row["samples_per_s"] * 3600 / (2.5 * row["hosts"]))
+    text = run("plan", "AlexNet", "--cluster", str(file))
+    ratio = rows[0]["samples_per_dollar"] / rows[-1]["samples_per_dollar"]
+    assert f"A sample costs {ratio:.2f} times what it costs on one host." in text
+    assert "samples/$" in text
+    assert "samples/$" not in run("plan", *SMALL)
+    file.write_text('hosts = 4\nlink = "1gbit"\nprice = -1\n')
+    with pytest.raises(InvalidArgument, match=r"cluster.toml, line 3: price is -1: it must be 0"):
+        make_cluster(read_settings(file))
+
+
 def test_simulate_by_message_and_by_class() -> None:
     few = json.loads(run("simulate", *SMALL, "--json"))
     many = json.loads(run("simulate", "AlexNet", "--hosts", "10000", "--link", "10gbit", "--json"))

@@ -33,8 +33,9 @@ def plan(
 
 def _print(report: PlanReport) -> None:
     print_line(report.verdict)
+    priced = report.cluster.price > 0
     print_table(
-        ["hosts", "workers", "step s", "samples/s", "x one host", "efficiency"],
+        ["hosts", "workers", "step s", "samples/s", "x one host", "efficiency", *["samples/$"] * priced],
         [
             [
                 row.hosts,
@@ -43,6 +44,7 @@ def _print(report: PlanReport) -> None:
                 f"{row.samples_per_s:.4g}",
                 f"{row.speedup:.2f}",
                 f"{row.efficiency:.3f}",
+                *([] if row.samples_per_dollar is None else [f"{row.samples_per_dollar:,.0f}"]),
             ]
             for row in report.scaling
         ],

@@ -17,7 +17,10 @@ from poseidon.testbed import format_rate
 
 @dataclass(frozen=True)
 class ScalingRow:
-    """A number of hosts, and what is predicted of it. `speedup` is over one host."""
+    """A number of hosts, and what is predicted of it. `speedup` is over one host.
+
+    `samples_per_dollar`: None without a price (Parameter Hub §4.9).
+    """
 
     hosts: int
     workers: int
@@ -25,6 +28,7 @@ class ScalingRow:
     samples_per_s: float
     speedup: float
     efficiency: float
+    samples_per_dollar: float | None
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,9 @@ class PlanReport:
             schemes = [f"{scheme} up to {count} workers" for scheme, count in limits[:-1]] + [f"then {limits[-1][0]}"]
             if len(limits) > 1:
                 lines.append(f"{name} has the fewest bytes by {', '.join(schemes)}.")
+        first, last = self.scaling[0].samples_per_dollar, self.scaling[-1].samples_per_dollar
+        if first and last and len(self.scaling) > 1:
+            lines.append(f"A sample costs {first / last:.2f} times what it costs on one host.")
         return lines
 
     def to_json(self) -> dict[str, Any]:
@@ -115,7 +122,11 @@ def make_report(table: ModelTable, cluster: ClusterSpec, exchange: Exchange) -> 
 
 def _scaling_row(step: Prediction, alone: Prediction) -> ScalingRow:
     cluster, speedup = step.cluster, advice.over_one_host(step, alone)
-    return ScalingRow(cluster.hosts, cluster.workers, step.step_s, step.samples_per_s, speedup, step.efficiency)
+    an_hour = cluster.price * (cluster.hosts + cluster.servers)
+    per_dollar = step.samples_per_s * 3600 / an_hour if an_hour else None
+    return ScalingRow(
+        cluster.hosts, cluster.workers, step.step_s, step.samples_per_s, speedup, step.efficiency, per_dollar
+    )
 
 
 def _unit_rows(step: Prediction) -> list[UnitRow]:
