@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import workers
+from page_programs import ROOT, first_program, output_on_two
 from poseidon.launch import free_port
 
 pytest.importorskip("poseidon._core", reason="the compiled core is not built")
@@ -86,3 +88,14 @@ def test_different_models_are_refused() -> None:
     for answer in answers("different"):
         assert "different models" in answer["error"]
         assert answer["error"].startswith("Mismatch")
+
+
+def test_the_program_of_the_page_and_the_example(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(first_program("jax.md"), encoding="utf-8")
+    parameters = re.findall(r"\[-?[0-9][^\]]*\.[^\]]*\]", output_on_two(program))
+    assert len(parameters) == 2
+    assert parameters[0] == parameters[1], "both ranks have the same"
+    accuracy = re.search(r"trained on ([0-9.]+)%", output_on_two(ROOT / "examples" / "jax_mlp.py"))
+    assert accuracy is not None
+    assert float(accuracy.group(1)) > 80

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import workers
+from page_programs import ROOT, first_program, output_on_two
 from poseidon.launch import free_port
 
 pytest.importorskip("poseidon._core", reason="the compiled core is not built")
@@ -135,3 +138,12 @@ def test_xla_is_refused_by_name() -> None:
 def test_a_second_job_needs_a_step_that_is_compiled_again() -> None:
     first, second = answers(2, "another_job")
     assert first == second
+
+
+def test_the_program_of_the_page_and_the_example(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(first_program("tensorflow.md"), encoding="utf-8")
+    for path in (program, ROOT / "examples" / "keras_digits.py"):
+        accuracies = re.findall(r"accuracy: ([0-9.]+)", output_on_two(path))
+        assert len(accuracies) == 5
+        assert float(accuracies[-1]) > 0.7
