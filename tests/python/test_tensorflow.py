@@ -147,3 +147,14 @@ def test_the_program_of_the_page_and_the_example(tmp_path: Path) -> None:
         accuracies = re.findall(r"accuracy: ([0-9.]+)", output_on_two(path))
         assert len(accuracies) == 5
         assert float(accuracies[-1]) > 0.7
+
+
+def test_variables_without_names_are_told_apart() -> None:
+    import tensorflow as tf
+
+    from poseidon.options import resolve
+    from poseidon.tensorflow.variables import collect_variables
+
+    variables = [tf.Variable([1.0]), tf.Variable([2.0])]
+    layers = collect_variables(variables, [tf.constant([0.0])] * 2, None, None, resolve(rank=0, world_size=1))
+    assert [layer.name for layer in layers[::-1]] == ["Variable:0", "Variable:0 (2)"]

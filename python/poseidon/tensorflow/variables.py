@@ -23,13 +23,13 @@ class SyncedVariable(SyncedLayer):
     """One trainable variable. `factors`: its gradients are products of two matrices in the graph of this rank."""
 
     def __init__(
-        self, variable: Any, scheme: str, wire: str, settings: Settings, factors: tuple[Any, Any] | None
+        self, name: str, variable: Any, scheme: str, wire: str, settings: Settings, factors: tuple[Any, Any] | None
     ) -> None:
         shape = tuple(variable.shape)
         self.variable = variable
         factorable = factors is not None and (scheme == "auto" or takes_factors(scheme))
         super().__init__(
-            name_of(variable),
+            name,
             shape,
             tf.as_dtype(variable.dtype).name,
             math.prod(shape),
@@ -80,9 +80,8 @@ def collect_variables(
     """
     schemes = Wishes("scheme", SCHEME_CHOICES, _with_dots(scheme), settings.scheme)
     formats = Wishes("wire format", BY_NAME["wire"].choices, _with_dots(wire), settings.wire)
-    layers = []
-    for variable, gradient in zip(variables, gradients, strict=True):
-        name = name_of(variable)
+    layers: list[SyncedVariable] = []
+    for name, variable, gradient in zip(_unique_names(variables), variables, gradients, strict=True):
         wanted = schemes.of([name.replace("/", ".")])
         wanted_wire = formats.of([name.replace("/", ".")])
         dtype = tf.as_dtype(variable.dtype).name
@@ -98,10 +97,20 @@ def collect_variables(
             )
         if takes_rows(wanted) and not takes_factors(wanted):
             wanted = "ps"  # rows of embeddings are made dense
-        layers.append(SyncedVariable(variable, wanted, wanted_wire, settings, factors_of(gradient)))
+        layers.append(SyncedVariable(name, variable, wanted, wanted_wire, settings, factors_of(gradient)))
     schemes.check_used()
     formats.check_used()
     return layers[::-1]
+
+
+def _unique_names(variables: Sequence[Any]) -> list[str]:
+    """The variables' names, with a number after those that came before: TensorFlow calls all "Variable:0" by itself."""
+    counts: dict[str, int] = {}
+    names = []
+    for name in map(name_of, variables):
+        counts[name] = counts.get(name, 0) + 1
+        names.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
+    return names
 
 
 def settle_schemes(

@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""TensorFlow with Poseidon, with its own MultiWorkerMirroredStrategy, and alone: `python bench/tensorflow_peers.py`.
+
+The same perceptron trains in a `tf.function` on workers of this machine: `model.fit` of Keras 3 does not take the
+strategy. The methods take turns. Printed are the medians of their steps, and the ratio. TensorFlow has to be installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from statistics import median
+from typing import Any
+
+from poseidon.launch import free_port
+
+_METHODS = ("poseidon", "strategy", "alone")
+_WARM_UP = 10
+_RATE = 0.01
+_TIMEOUT_S = 300.0
+
+
+def train(method: str, args: argparse.Namespace) -> None:
+    """Trains as one worker. The first one prints its seconds for each step after the first `_WARM_UP`."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy() if method == "strategy" else None  # before all else
+    draw = np.random.default_rng(0)
+
+    def make_weights() -> list[Any]:
+        sizes = [args.width] * 4 + [10]
+        shapes = itertools.pairwise(sizes)
+        return [tf.Variable(draw.normal(0, args.width**-0.5, shape).astype(np.float32)) for shape in shapes]
+
+    def gradients_of(weights: list[Any], inputs: Any, labels: Any) -> list[Any]:
+        with tf.GradientTape() as tape:
+            hidden = inputs
+            for weight in weights[:-1]:
+                hidden = tf.nn.relu(hidden @ weight)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, hidden @ weights[-1])
+            loss = tf.reduce_mean(losses)
+        return list(tape.gradient(loss, weights))
+
+    if strategy is not None:
+        with strategy.scope():
+            weights = make_weights()
+
+        def update(_: Any, means: list[Any]) -> None:
+            for weight, mean in zip(weights, means, strict=True):
+                strategy.extended.update(weight, lambda one, by: one.assign_sub(_RATE * by), args=(mean,))
+
+        def on_replica(inputs: Any, labels: Any) -> None:
+            here = tf.distribute.get_replica_context()
+            found = gradients_of(weights, inputs, labels)
+            here.merge_call(update, args=(here.all_reduce(tf.distribute.ReduceOp.MEAN, found),))
+
+        step = tf.function(lambda inputs, labels: strategy.run(on_replica, args=(inputs, labels)))
+    else:
+        weights = make_weights()
+        optimizer = keras.optimizers.SGD(_RATE)
+        if method == "poseidon":
+            import poseidon.tensorflow as poseidon
+
+            poseidon.init()
+            optimizer = poseidon.DistributedOptimizer(optimizer)
+        optimizer.build(weights)
+        step = tf.function(lambda inputs, labels: optimizer.apply(gradients_of(weights, inputs, labels), weights))
+    inputs = tf.constant(draw.normal(size=(args.batch, args.width)).astype(np.float32))
+    labels = tf.constant(draw.integers(0, 10, args.batch))
+    ended = []
+    for _ in range(args.steps + _WARM_UP):
+        step(inputs, labels)
+        weights[0].read_value() if strategy is None else strategy.experimental_local_results(weights[0])[0].read_value()
+        ended.append(time.perf_counter())
+    if os.environ["RANK"] == "0":
+        print(
+            json.dumps([after - before for before, after in zip(ended[_WARM_UP:], ended[_WARM_UP + 1 :], strict=False)])
+        )
+
+
+def run(method: str, args: argparse.Namespace) -> float:
+    """The median step of the first worker, in seconds."""
+    count = 1 if method == "alone" else args.workers
+    port = free_port()
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(count)]
+    command = [sys.executable, __file__, *sys.argv[1:], "--worker", method]
+    processes = []
+    for rank in range(count):
+        place = {"RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_RANK": rank}
+        environment = {**os.environ, **{name: str(value) for name, value in place.items()}, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        environment["LOCAL_WORLD_SIZE"] = str(count)
+        if method == "strategy":
+            task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
+            environment["TF_CONFIG"] = json.dumps(task)
+        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    try:
+        outputs = [process.communicate(timeout=_TIMEOUT_S)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    if any(process.returncode for process in processes):
+        sys.exit(f"{method} failed: its message is above")
+    return median(json.loads(outputs[0].splitlines()[-1]))
+
+
+def main() -> None:
+    """Prints a line for each method."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--width", type=int, default=1024, help="of the layers; the gradient has about 12 width² bytes")
+    parser.add_argument("--batch", type=int, default=32, help="of one worker")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--worker", choices=_METHODS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker is not None:
+        return train(args.worker, args)
+    steps: dict[str, list[float]] = {method: [] for method in _METHODS}
+    for _ in range(args.repeats):
+        for method in _METHODS:
+            steps[method].append(run(method, args))
+    seconds = {method: median(found) for method, found in steps.items()}
+    for method in _METHODS:
+        each = ", ".join(f"{1e3 * one:.1f}" for one in steps[method])
+        print(f"{method:10} {1e3 * seconds[method]:7.1f} ms a step ({each})")
+    print(f"poseidon takes {seconds['poseidon'] / seconds['strategy']:.3f} of the strategy's step (bar 1)")
+    return None
+
+
+if __name__ == "__main__":
+    main()
