@@ -38,8 +38,9 @@ class Receiver {
   virtual bool begin_turn(Flow& /*flow*/) { return true; }
   virtual void end_turn(Flow& /*flow*/) {}
 
-  /// Whether the payload of `header` may be received now. Return false to delay it: the flow then delivers nothing more
-  /// until Flow::resume, and calls this again. Later messages wait as well, in the end in the sender.
+  /// Whether the message of `header` may be received now. Return false to delay it: the flow then delivers nothing more
+  /// until Flow::resume, and calls this again. Later messages wait as well, in the end in the sender. Called for every
+  /// message from a network, and within a host for payloads that are copied.
   virtual bool may_receive(Flow& /*flow*/, const wire::Header& /*header*/) { return true; }
 
   /// A message's header has arrived. Every transport calls this once for each message, before anything else of it is

@@ -33,6 +33,7 @@ class ServerCore::Connection final : public Requester {
     if (payload) pieces.push_back(payload->span());
     note(FlightEvent::Kind::sent, header, payload ? payload->size() : 0);
     backlog_->add();
+    charge_sent(payload ? payload->size() : 0);
     flow_->send(header, std::move(pieces), [payload, backlog = backlog_](const Status&) { backlog->remove(); });
   }
   void refuse(const wire::Envelope& about, const Status& status) override { refuse(about, {status, std::nullopt}); }
@@ -65,11 +66,11 @@ class ServerCore::Connection final : public Requester {
   Buffer text;                // the text of a hello, rule or abort
   // Memory from the pool for an assignment, and for a contribution that is refused or belongs to others.
   Buffer receiving;
-  Status refusal;                         // the refusal of the contribution that is being received
-  std::optional<wire::Envelope> waiting;  // the contribution that may not come yet
-  bool in_shard = false;                  // the contribution that is being received goes to this core's shard
-  Flow::Delivery delivery;                // at the last look at the port
-  std::uint64_t rate = 0;                 // the worker's share of the port in bytes a second; 0: no limit
+  Status refusal;                       // the refusal of the contribution that is being received
+  std::optional<wire::Header> waiting;  // of the message that may not come yet
+  bool in_shard = false;                // the contribution that is being received goes to this core's shard
+  Flow::Delivery delivery;              // at the last look at the port
+  std::uint64_t rate = 0;               // the worker's share of the port in bytes a second; 0: no limit
 
  private:
   /// Counts messages that have been sent but have not left yet. A message may end after its connection has been
@@ -101,6 +102,8 @@ class ServerCore::Connection final : public Requester {
     recorder_.note(event);
   }
 
+  void charge_sent(std::size_t payload_bytes) const;
+
   const std::uint64_t id_;
   const std::shared_ptr<Flow> flow_;
   FlightRecorder& recorder_;  // the core's recorder
@@ -110,15 +113,15 @@ class ServerCore::Connection final : public Requester {
 /// One generation of one run of a job, with its chunks and workers. It exists from its first hello until its last
 /// connection has closed.
 struct ServerCore::Job {
-  Job(JobName job_name, const wire::Hello& first, Reduction reduction, ShardThreads threads,
-      std::shared_ptr<MemoryBudget> budget)
+  Job(JobName job_name, const wire::Hello& first, Reduction reduction, ShardThreads threads, Allowance allowance)
       : name(std::move(job_name)),
         worker_count(first.worker_count),
         generation(first.generation),
         run(first.run),
         pace(first.pace.value_or(wire::Pace())),
-        shard(first.worker_count, reduction, threads, budget),
-        shard_of_hosts(first.host ? std::make_unique<Shard>(first.host->count, reduction, threads, std::move(budget))
+        rate(std::move(allowance.rate)),
+        shard(first.worker_count, reduction, threads, allowance.memory),
+        shard_of_hosts(first.host ? std::make_unique<Shard>(first.host->count, reduction, threads, allowance.memory)
                                   : nullptr),
         host_count(first.host ? first.host->count : 0) {
     if (shard_of_hosts) shard_of_hosts->take_machines();
@@ -148,6 +151,11 @@ struct ServerCore::Job {
   /// Whether others push the chunk the other way in this step: as workers instead of machines, or the reverse.
   bool pushed_otherwise(const wire::Envelope& about) const {
     return shard_of_hosts && (by_host(about) ? shard : *shard_of_hosts).has_open(about);
+  }
+  /// Whether the job has moved more than its rate permits.
+  bool is_ahead() const { return rate && rate->free_at_ns() > now_ns(); }
+  void charge_received(const wire::Header& header) const {
+    if (rate) rate->charge_received(wire::kHeaderBytes + header.payload_bytes, now_ns());
   }
   /// The shard whose chunks have values.
   Shard& shard_of_values() { return shard_of_hosts ? *shard_of_hosts : shard; }
@@ -206,6 +214,7 @@ struct ServerCore::Job {
   std::set<std::uint32_t> departed;  // ranks that have said goodbye over all their connections
   std::size_t guests = 0;            // workers of other cores that push to chunks here (chunk_handover.h)
   FairShare share;
+  const std::shared_ptr<RateLimit> rate;  // null: no limit
   Shard shard;
   const std::unique_ptr<Shard> shard_of_hosts;  // for what machines push; null: workers do not speak for them
   const std::uint32_t host_count;
@@ -247,6 +256,10 @@ inline std::string ServerCore::Job::objection(const wire::Hello& hello) const {
       return rank + " is connected already; two processes have the same RANK";
   }
   return count < limits::kConnectionsPerRank ? "" : rank + " has " + std::to_string(count) + " connections already";
+}
+
+inline void ServerCore::Connection::charge_sent(std::size_t payload_bytes) const {
+  if (job != nullptr && job->rate) job->rate->charge_sent(wire::kHeaderBytes + payload_bytes, now_ns());
 }
 
 inline void ServerCore::Connection::join(Job& its_job) {

@@ -179,18 +179,29 @@ bool ServerCore::may_receive(Flow& flow, const wire::Header& header) {
   Connection& connection = flow.context<Connection>();
   heard(connection);
   Job* job = connection.job;
-  const bool shards = is_contribution(header) && job != nullptr && !is_elsewhere(header) &&
-                      (header.rank == connection.rank || speaks_for_host(connection, header));
-  if (!shards || job->may_receive(header)) return true;
+  if (job == nullptr || handling_of(header) == wire::Handling::handled || stopping_) return true;
+  if (job->is_ahead())
+    resume_at(job->rate->free_at_ns());
+  else if (!waits_for_others(connection, header))
+    return true;
   connection.waiting = header;
   job->waiting.insert(&connection);
   return false;
 }
 
-/// Looks again at the waiting contributions of a job after a part of it has come or gone.
+/// Whether the message is a contribution that its shard does not take yet.
+bool ServerCore::waits_for_others(const Connection& connection, const wire::Header& header) const {
+  const bool shards = is_contribution(header) && header.payload_bytes > 0 && !is_elsewhere(header) &&
+                      (header.rank == connection.rank || speaks_for_host(connection, header));
+  return shards && !connection.job->may_receive(header);
+}
+
+/// Looks again at what waits of a job: after a part of a contribution has come or gone, and after some time.
 void ServerCore::resume_waiting(Job& job) {
-  std::erase_if(job.waiting, [&job](Connection* connection) {
-    if (!job.may_receive(*connection->waiting)) return false;
+  if (job.waiting.empty()) return;
+  if (job.is_ahead()) return resume_at(job.rate->free_at_ns());
+  std::erase_if(job.waiting, [this](Connection* connection) {
+    if (waits_for_others(*connection, *connection->waiting)) return false;
     connection->waiting.reset();
     connection->flow().resume();
     return true;
@@ -266,6 +277,7 @@ Status ServerCore::take(Flow& flow, const wire::Header& header, std::span<const 
   Connection& connection = flow.context<Connection>();
   heard(connection);
   note(FlightEvent::Kind::message, connection, wire::kind_name(header.kind), &header);
+  if (connection.job != nullptr) connection.job->charge_received(header);
   if (is_contribution(header)) {
     watch_port();
     if (Status status = contribute(connection, header, payload, std::move(release)); !status.ok())

@@ -120,7 +120,11 @@ class ServerCore final : public HandoverCore, private Receiver {
   void answer(Connection& connection, const wire::Header& header, std::span<const std::byte> payload);
   Result<Shard*> values_of(Connection& connection, const wire::Envelope& request) const;
   void check_overdue();
-  static void resume_waiting(Job& job);
+  void resume_waiting(Job& job);
+  bool waits_for_others(const Connection& connection, const wire::Header& header) const;
+
+  // Defined in server_rate.cc:
+  void resume_at(std::int64_t time_ns);
 
   // Defined in server_jobs.cc:
   static CoreJobReport report_of(const Job& job);
@@ -167,6 +171,7 @@ class ServerCore final : public HandoverCore, private Receiver {
   bool pending_watched_ = false;
   PortShare port_share_;
   bool port_watched_ = false;
+  bool resumption_planned_ = false;
   bool sharing_ = false;  // the current turn is counted, because there are several jobs
   std::uint64_t next_connection_id_ = 1;
   std::vector<std::string> other_cores_;

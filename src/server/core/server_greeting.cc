@@ -98,10 +98,10 @@ Result<ServerCore::Job*> ServerCore::job_of(const JobName& name, const wire::Hel
     found = jobs_.end();
   }
   if (found != jobs_.end()) return found->second.get();
-  auto budget = surroundings_.tenants->admit(name, run_of(hello));
-  if (!budget.ok()) return budget.status();
+  auto allowance = surroundings_.tenants->admit(name, run_of(hello));
+  if (!allowance.ok()) return allowance.status();
   auto job = std::make_unique<Job>(name, hello, Reduction{options_.aggregation, options_.reduce_order},
-                                   ShardThreads{loop_.get(), surroundings_.wide}, std::move(budget.value()));
+                                   ShardThreads{loop_.get(), surroundings_.wide}, std::move(allowance.value()));
   job->earlier_runs = std::move(earlier_runs);
   job->shard.set_pace(job->pace, loop_.get(), [this, name](std::uint32_t rank, const std::string& text) {
     if (surroundings_.on_late_rank) surroundings_.on_late_rank(name, rank, text);

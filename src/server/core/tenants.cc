@@ -11,7 +11,7 @@ std::string evicted_text(const JobName& job) {
          "'; ask the operator why, then start the job again or give it other servers";
 }
 
-Result<std::shared_ptr<MemoryBudget>> Tenants::admit(const JobName& job, const JobRun& run) {
+Result<Allowance> Tenants::admit(const JobName& job, const JobRun& run) {
   const std::lock_guard lock(mutex_);
   forget_gone();
   if (std::string why = objection_locked(job, run); !why.empty()) return Status(ErrorCode::refused, std::move(why));
@@ -21,13 +21,13 @@ Result<std::shared_ptr<MemoryBudget>> Tenants::admit(const JobName& job, const J
     if (count >= max_jobs_)
       return Status(ErrorCode::refused, "this server already serves max_jobs=" + std::to_string(max_jobs_) +
                                             " jobs; start it with a higher max_jobs");
-    tenant = std::make_shared<Tenant>(memory_limit_, server_memory_);
+    tenant = std::make_shared<Tenant>(memory_limit_, server_memory_, rate_limit_);
     tenants_[job] = tenant;
   }
   tenant->run = run;
   lost_.erase(job);
   evicted_.erase(job);
-  return std::shared_ptr<MemoryBudget>(tenant, &tenant->budget);
+  return Allowance{std::shared_ptr<MemoryBudget>(tenant, &tenant->budget), tenant->rate};
 }
 
 std::string Tenants::objection(const JobName& job, const JobRun& run) const {

@@ -18,6 +18,7 @@
 #include "base/memory_budget.h"
 #include "poseidon/options.h"
 #include "poseidon/status.h"
+#include "server/core/rate_limit.h"
 
 namespace poseidon {
 
@@ -42,19 +43,24 @@ struct JobRun {
 /// What the workers of an evicted job are told.
 std::string evicted_text(const JobName& job);
 
-/// Limits the number of jobs, the memory that each job holds on all cores together, and the memory that all jobs hold.
-/// Thread-safe.
+/// What a job may use on all cores together. Every core of a server gets the same, for as long as one of them keeps it.
+struct Allowance {
+  std::shared_ptr<MemoryBudget> memory;
+  std::shared_ptr<RateLimit> rate;  // null: no limit
+};
+
+/// Limits the number of jobs, what each job may use, and the memory that all jobs hold. Thread-safe.
 class Tenants {
  public:
   explicit Tenants(const Options& options)
       : max_jobs_(options.max_jobs),
         memory_limit_(options.memory_limit),
+        rate_limit_(options.rate_limit),
         server_memory_(std::make_shared<MemoryBudget>(options.server_memory)),
         timeout_(options.timeout) {}
 
-  /// Returns the job's memory budget. Every core gets the same budget for as long as one of them keeps it.
   /// ErrorCode::refused: what `objection` says, or there are already max_jobs other jobs with this secret.
-  Result<std::shared_ptr<MemoryBudget>> admit(const JobName& job, const JobRun& run);
+  Result<Allowance> admit(const JobName& job, const JobRun& run);
   /// Says why the server's operator does not let this run of a job in. Empty if the operator does.
   std::string objection(const JobName& job, const JobRun& run) const;
 
@@ -77,8 +83,11 @@ class Tenants {
 
  private:
   struct Tenant {
-    Tenant(std::size_t memory_limit, std::shared_ptr<MemoryBudget> whole) : budget(memory_limit, std::move(whole)) {}
+    Tenant(std::size_t memory_limit, std::shared_ptr<MemoryBudget> whole, std::uint64_t rate_limit)
+        : budget(memory_limit, std::move(whole)),
+          rate(rate_limit > 0 ? std::make_shared<RateLimit>(rate_limit) : nullptr) {}
     MemoryBudget budget;
+    const std::shared_ptr<RateLimit> rate;
     std::set<std::uint32_t> noticed;  // ranks; under mutex_
     JobRun run;                       // the last one that has entered; under mutex_
   };
@@ -92,6 +101,7 @@ class Tenants {
 
   const int max_jobs_;
   const std::size_t memory_limit_;
+  const std::uint64_t rate_limit_;  // bytes a second; 0: no limit
   const std::shared_ptr<MemoryBudget> server_memory_;
   const std::chrono::milliseconds timeout_;
   std::atomic<bool> draining_{false};

@@ -43,7 +43,7 @@ class FarEnd final : public Receiver, public std::enable_shared_from_this<FarEnd
   }
 
   bool may_receive(Flow&, const wire::Header& header) override {
-    if (place_) return true;
+    if (place_ || header.payload_bytes == 0) return true;
     if (!std::exchange(asked_, true)) near_.post([header](SpreadFlow& flow) { flow.ask_for_place(header); });
     return false;
   }

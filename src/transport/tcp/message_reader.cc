@@ -56,7 +56,7 @@ Status MessageReader::start_message(Flow& flow, Receiver& receiver) {
   const auto bytes = std::span<const std::byte>(buffer_.span()).subspan(begin_).first<wire::kHeaderBytes>();
   if (Status status = wire::decode(bytes, header_); !status.ok())
     return status.with_context("message from " + flow.peer_name());
-  waiting_ = header_.payload_bytes > 0 && !receiver.may_receive(flow, header_);
+  waiting_ = !receiver.may_receive(flow, header_);
   if (waiting_ || stopped_) return {};
   begin_ += wire::kHeaderBytes;
   in_payload_ = true;

@@ -343,7 +343,7 @@ void UcxFlow::resume() {
 
 void UcxFlow::deliver_next() {
   const Arrival& next = *arrivals_.front();
-  may_deliver_ = next.data == nullptr || receiver_->may_receive(*this, next.header);
+  may_deliver_ = receiver_->may_receive(*this, next.header);
   if (!may_deliver_ || state_ != State::open) return;
   const Arrival arrival = arrivals_.take();
   const auto place = receiver_->accept(*this, arrival.header, false);

@@ -239,13 +239,13 @@ TEST(Tenants, AJobKeepsItsMemoryAsLongAsSomebodyHoldsIt) {
   Options options;
   options.memory_limit = 100;
   Tenants tenants(options);
-  auto first = tenants.admit({"red", "a"}, {}).value();
+  auto first = tenants.admit({"red", "a"}, {}).value().memory;
   EXPECT_EQ(first->limit_bytes(), 100u);
-  EXPECT_EQ(tenants.admit({"red", "a"}, {}).value(), first);
-  EXPECT_NE(tenants.admit({"blue", "a"}, {}).value(), first);
+  EXPECT_EQ(tenants.admit({"red", "a"}, {}).value().memory, first);
+  EXPECT_NE(tenants.admit({"blue", "a"}, {}).value().memory, first);
   first->charge(60);
   first.reset();
-  EXPECT_EQ(tenants.admit({"red", "a"}, {}).value()->used_bytes(), 0u);
+  EXPECT_EQ(tenants.admit({"red", "a"}, {}).value().memory->used_bytes(), 0u);
 }
 
 TEST(Tenants, AJobThatMayComeBackCanBeEvicted) {
@@ -267,15 +267,15 @@ TEST(Tenants, AJobThatMayComeBackCanBeEvicted) {
 
 TEST(Tenants, NoticeOfARankIsTheFirstOnceForAsLongAsItsJobIsHere) {
   Tenants tenants{Options()};
-  auto job = tenants.admit({"red", "a"}, {}).value();
-  const auto other = tenants.admit({"blue", "a"}, {}).value();
+  auto job = tenants.admit({"red", "a"}, {}).value().memory;
+  const auto other = tenants.admit({"blue", "a"}, {}).value().memory;
   EXPECT_TRUE(tenants.first_notice({"red", "a"}, 1));
   EXPECT_FALSE(tenants.first_notice({"red", "a"}, 1));
   EXPECT_TRUE(tenants.first_notice({"red", "a"}, 2));
   EXPECT_TRUE(tenants.first_notice({"blue", "a"}, 1));
   job.reset();
   EXPECT_FALSE(tenants.first_notice({"red", "a"}, 3)) << "it has gone";
-  job = tenants.admit({"red", "a"}, {}).value();
+  job = tenants.admit({"red", "a"}, {}).value().memory;
   EXPECT_TRUE(tenants.first_notice({"red", "a"}, 1));
 }
 
