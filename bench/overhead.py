@@ -1,7 +1,7 @@
 """What wrapping a model costs when there is only one worker: wrapped against bare, step by step in turns.
 
-The step is real computation on one thread, with a batch for which it takes about --step-ms. The result is the median of
-the paired differences of neighbouring steps, as a share of the median bare step.
+The step is real computation, on the CPU on one thread, with a batch for which it takes about --step-ms. The result is
+the median of the paired differences of neighbouring steps, as a share of the median bare step.
 
     python bench/overhead.py
 """
@@ -22,10 +22,11 @@ import poseidon.torch as poseidon
 class Subject:
     """A model, wrapped or not, with its optimizer."""
 
-    def __init__(self, wrapped: bool, width: int, depth: int) -> None:
+    def __init__(self, wrapped: bool, width: int, depth: int, device: torch.device) -> None:
         torch.manual_seed(0)
         layers = [nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width), nn.ReLU()) for _ in range(depth)]
-        model = nn.Sequential(*layers)
+        model = nn.Sequential(*layers).to(device)
+        self.device = device
         self.module: nn.Module = poseidon.DistributedDataParallel(model) if wrapped else model
         self.optimizer = torch.optim.SGD(self.module.parameters(), lr=1e-6, momentum=0.9)
 
@@ -34,6 +35,8 @@ class Subject:
         self.optimizer.zero_grad()
         self.module(batch).square().mean().backward()
         self.optimizer.step()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         return time.perf_counter() - start
 
 
@@ -41,13 +44,13 @@ def fitting_batch(subject: Subject, width: int, seconds: float) -> torch.Tensor:
     """Rows such that a step takes about `seconds`."""
     count = 16
     for _ in range(6):
-        batch = torch.randn(count, width)
+        batch = torch.randn(count, width, device=subject.device)
         subject.step_seconds(batch)
         measured = median(subject.step_seconds(batch) for _ in range(5))
         if abs(measured / seconds - 1) < 0.05:
             break
         count = max(1, round(count * seconds / measured))
-    return torch.randn(count, width)
+    return torch.randn(count, width, device=subject.device)
 
 
 def main() -> None:
@@ -56,12 +59,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="steps of each")
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--depth", type=int, default=16, help="blocks of Linear, LayerNorm and ReLU")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu or cuda")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
 
     torch.set_num_threads(1)
     poseidon.init(rank=0, world_size=1)
-    bare, wrapped = (Subject(choice, args.width, args.depth) for choice in (False, True))
+    bare, wrapped = (Subject(choice, args.width, args.depth, args.device) for choice in (False, True))
     batch = fitting_batch(bare, args.width, args.step_ms / 1e3)
     pairs = []
     for step in range(args.steps):

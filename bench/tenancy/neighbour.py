@@ -94,7 +94,7 @@ class Neighbour:
         self.starts += 1
         place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-        options = to_environment({"job": f"{self._conduct.name}-{self.starts}", **self._options})
+        options = to_environment({"job": f"{self._conduct.name.replace(' ', '-')}-{self.starts}", **self._options})
         command = self._tenants.testbed.command(
             self._tenants.spare_host, ["nice", "-n", "19", sys.executable, str(_WORKER), *self._arguments]
         )

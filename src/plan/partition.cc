@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 
 namespace poseidon {
 namespace {
@@ -39,9 +40,9 @@ void cut(Unit& unit, std::size_t chunk_bytes) {
   }
 }
 
-/// Assigns each chunk to the least loaded shard. On a tie it prefers a shard that has no chunk of the unit yet, and
-/// then the lowest index.
-void assign_least_loaded(Unit& unit, std::vector<std::size_t>& server_bytes) {
+/// Assigns each chunk to the least loaded of the shards. On a tie it prefers a shard that has no chunk of the unit yet,
+/// and then the lowest index.
+void assign_least_loaded(Unit& unit, std::span<std::size_t> server_bytes) {
   std::vector<std::size_t> chunk_count(server_bytes.size(), 0);
   for (Chunk& chunk : unit.chunks) {
     std::size_t best = 0;
@@ -95,24 +96,25 @@ void assign_lanes(Plan& plan) {
 /// nothing while the last one goes out. So a small plan has smaller chunks: 16 workers and 8 servers exchange 400
 /// tensors of 16 KiB at 0.94 of a plain copy instead of 0.87. Half as many chunks reach 0.92 behind queues of 1 MB, and
 /// 0.73 to 0.83 instead of 0.90 behind queues of 64 KB.
-std::size_t chunk_limit_bytes(const Plan& plan, std::size_t chunk_bytes) {
+std::size_t chunk_limit_bytes(const Plan& plan, std::size_t chunk_bytes, std::size_t server_count) {
   constexpr std::size_t chunks_for_a_server = 48;
   const std::size_t most = most_chunk_bytes(plan.cluster, chunk_bytes);
   if (plan.cluster.placement == Placement::colocated) return most;
   std::size_t bytes = 0;
   for (const Unit& unit : plan.units) bytes += unit.size_bytes;
-  const std::size_t share = bytes / static_cast<std::size_t>(plan.cluster.server_count) / chunks_for_a_server;
+  const std::size_t share = bytes / server_count / chunks_for_a_server;
   return std::min(most, std::max(share, kMinChunkBytes));  // what is just above the limit is halved
 }
 
 void assign_balanced(Plan& plan, const Options& options) {
-  const std::size_t chunk_bytes = chunk_limit_bytes(plan, options.chunk_bytes);
+  const std::size_t server_count = options.partition == Partition::central ? 1 : plan.server_bytes.size();
+  const std::size_t chunk_bytes = chunk_limit_bytes(plan, options.chunk_bytes, server_count);
   std::vector<std::size_t> order(plan.units.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   for (Unit& unit : plan.units) {
     cut(unit, needs_one_shard(plan, unit)
                   ? unit.size_bytes
-                  : spread_chunk_bytes(unit.size_bytes, plan.cluster.server_count, chunk_bytes, alignment_bytes(unit)));
+                  : spread_chunk_bytes(unit.size_bytes, server_count, chunk_bytes, alignment_bytes(unit)));
   }
   // Units whose chunks always travel come first, so that their loads alone are balanced. Among those, the largest
   // chunks come first. A unit's chunks stay together, because the unit would not be spread evenly otherwise.
@@ -122,7 +124,8 @@ void assign_balanced(Plan& plan, const Options& options) {
     return std::pair(usually_factors(plan, unit), ~largest);
   };
   std::stable_sort(order.begin(), order.end(), [&rank](std::size_t a, std::size_t b) { return rank(a) < rank(b); });
-  for (const std::size_t index : order) assign_least_loaded(plan.units[index], plan.server_bytes);
+  const auto servers = std::span(plan.server_bytes).first(server_count);
+  for (const std::size_t index : order) assign_least_loaded(plan.units[index], servers);
 }
 
 /// Cuts the matrix of a layer whose gradient may be factors along its longer side, into one block for each server that
@@ -157,14 +160,13 @@ std::size_t most_chunk_bytes(const Cluster& cluster, std::size_t chunk_bytes) {
                                                    : std::min(chunk_bytes, window_bytes(cluster.worker_count));
 }
 
-std::size_t spread_chunk_bytes(std::size_t size_bytes, int server_count, std::size_t chunk_bytes,
+std::size_t spread_chunk_bytes(std::size_t size_bytes, std::size_t server_count, std::size_t chunk_bytes,
                                std::size_t alignment_bytes) {
   // Every shard gets an equal share of every layer, so that all ports are busy for each layer, as in a ring. If one
   // shard held more than the others, the layer would wait for that shard's port. A share above `chunk_bytes` is cut
   // further, into the same number of pieces on every shard.
-  const auto servers = static_cast<std::size_t>(server_count);
   const std::size_t cap = std::max(alignment_bytes, chunk_bytes / alignment_bytes * alignment_bytes);
-  const std::size_t share = std::max(kMinChunkBytes, divide_up(size_bytes, servers));
+  const std::size_t share = std::max(kMinChunkBytes, divide_up(size_bytes, server_count));
   const std::size_t piece = divide_up(share, divide_up(share, cap));
   return std::min(cap, divide_up(piece, alignment_bytes) * alignment_bytes);
 }

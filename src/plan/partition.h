@@ -17,7 +17,7 @@ inline constexpr std::size_t kChunkAlignmentBytes = 64;
 
 /// The size of the chunks into which a unit of `size_bytes` is cut, a multiple of `alignment_bytes`. `chunk_bytes` is
 /// the upper limit.
-std::size_t spread_chunk_bytes(std::size_t size_bytes, int server_count, std::size_t chunk_bytes,
+std::size_t spread_chunk_bytes(std::size_t size_bytes, std::size_t server_count, std::size_t chunk_bytes,
                                std::size_t alignment_bytes = kChunkAlignmentBytes);
 
 /// How many bytes each worker may push to a dedicated server without a result (scheme/push_window.h): its share of what

@@ -65,7 +65,7 @@ def test_training_with_more_workers(scheme: str, world_size: int) -> None:
 
 
 @pytest.mark.parametrize("scheme", EXACT_SCHEMES)
-@pytest.mark.parametrize("option", [{"schedule": "sequential"}, {"partition": "coarse"}])
+@pytest.mark.parametrize("option", [{"schedule": "sequential"}, {"partition": "coarse"}, {"partition": "central"}])
 def test_training_with_baselines(scheme: str, option: dict[str, str]) -> None:
     assert all_equal(workers.run(2, train, scheme, torch.float32, "sgd", 2, True, 4, **option))
 

@@ -296,6 +296,19 @@ TEST(Plan, CoarseAndAdamKeepALayerWhole) {
   EXPECT_NE(adam.units[0].chunks[0].server, adam.units[1].chunks[0].server);
 }
 
+TEST(Plan, CentralGivesEverythingToTheFirstServer) {
+  Options central;
+  central.partition = Partition::central;
+  const Plan plan = plan_of({vector_layer("a", 5'000'000), vector_layer("b", 90'000), matrix_layer("c", 2000, 1000)},
+                            colocated(4), central);
+  std::size_t bytes = 0;
+  for (const Unit& unit : plan.units) {
+    bytes += unit.size_bytes;
+    for (const Chunk& chunk : unit.chunks) EXPECT_EQ(chunk.server, 0);
+  }
+  EXPECT_EQ(plan.server_bytes, (std::vector<std::size_t>{bytes, 0, 0, 0}));
+}
+
 TEST(Plan, NothingToSend) {
   EXPECT_TRUE(plan_of({}, colocated(4)).units.empty());
   const Plan empty = plan_of({vector_layer("empty", 0)}, colocated(4));

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from poseidon.errors import InvalidArgument
 from poseidon.schemes import workers_multiply
 from poseidon.torch.exchange.core_rows import read_rows, start_rows
 from poseidon.torch.exchange.transfer import Rows, Transfer
@@ -63,6 +64,8 @@ class CudaCopies(Copies):
         return torch.empty(element_count, dtype=dtype, pin_memory=True)
 
     def to_host(self, source: torch.Tensor, host: torch.Tensor) -> Callable[[], None]:
+        if torch.cuda.is_current_stream_capturing():
+            raise InvalidArgument("an exchange cannot be a part of a CUDA graph: run backward outside the capture")
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         copied = torch.cuda.Event()
         with torch.cuda.stream(self._stream):

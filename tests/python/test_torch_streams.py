@@ -1,0 +1,70 @@
+"""The order of copies, products and exchanges of device tensors, on streams whose clocks are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import workers
+from poseidon.torch.exchange.mover import CudaCopies
+from stream_races import races
+from test_torch_gradients import OneLinear, Reused, gradients_of
+from test_torch_training import train
+from torch_cases import all_equal
+
+
+def in_order(function: Callable[..., Any], *args: Any) -> Any:
+    found, side_access_count, result = races(CudaCopies, function, *args)
+    assert not found, "\n".join(found[:10])
+    assert side_access_count > 0
+    return result
+
+
+@pytest.mark.parametrize("scheme", ["auto", "ps", "sfb"])
+def test_training_has_no_races(scheme: str) -> None:
+    assert all_equal(workers.run(2, in_order, train, scheme, torch.float32, "sgd", 3, True, 6))
+
+
+@pytest.mark.parametrize("kind", [OneLinear, Reused])
+def test_gradients_have_no_races(kind: type[torch.nn.Module]) -> None:
+    assert all_equal(workers.run(2, in_order, gradients_of, kind, "auto"))
+
+
+class CopiesTooEarly(CudaCopies):
+    def to_host(self, source: torch.Tensor, host: torch.Tensor) -> Callable[[], None]:
+        copied = torch.cuda.Event()
+        with torch.cuda.stream(self._stream):
+            host.copy_(source.reshape(-1), non_blocking=True)
+            copied.record(self._stream)
+        return copied.synchronize
+
+
+class StartsTooEarly(CudaCopies):
+    def to_host(self, source: torch.Tensor, host: torch.Tensor) -> Callable[[], None]:
+        super().to_host(source, host)
+        return lambda: None
+
+
+class GoesOnTooEarly(CudaCopies):
+    def join(self) -> None:
+        pass
+
+
+def races_with(copies: type[CudaCopies], *args: Any) -> list[str]:
+    return races(copies, train, *args)[0]
+
+
+@pytest.mark.parametrize(
+    ("copies", "told"),
+    [
+        (CopiesTooEarly, "copy_.default on the side stream is not ordered after"),
+        (StartsTooEarly, "on the core is not ordered after aten.copy_.default on the side stream"),
+        (GoesOnTooEarly, "on the main stream is not ordered after aten.copy_.default on the side stream"),
+    ],
+)
+def test_a_missing_wait_is_found(copies: type[CudaCopies], told: str) -> None:
+    for found in workers.run(2, races_with, copies, "ps", torch.float32, "sgd", 2, True, 6):
+        assert any(told in race for race in found), found[:5]
