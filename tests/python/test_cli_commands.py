@@ -26,6 +26,8 @@ COMMANDS = (
     ["plan"],
     ["simulate"],
     ["doctor"],
+    ["top"],
+    ["metrics"],
     ["version"],
     ["testbed", "up"],
     ["testbed", "down"],

@@ -11,6 +11,7 @@ from poseidon import _core
 from poseidon.adapter.arrays import Arrays
 from poseidon.adapter.control import Control
 from poseidon.adapter.drift import check_options, ranks_drift
+from poseidon.adapter.meter import Meter
 from poseidon.adapter.store import agents_store, default_store, shared_store
 from poseidon.chunk_cache import settle_chunk_bytes
 from poseidon.errors import InvalidArgument, PoseidonError
@@ -40,6 +41,7 @@ class Membership:
         self.is_world = is_world  # whether this is the process's own job, not one of a part of its ranks
         self.client: _core.Client | None = None
         self.control: Control | None = None
+        self.meter: Meter | None = None  # of the present membership
         self.in_flight: weakref.WeakSet[Settles] = weakref.WeakSet()  # of every model that is trained in the job
         self._arrays = arrays
         self.recovers = settings.world_size > 1 and settings.on_failure != "abort"
@@ -90,6 +92,7 @@ class Membership:
         self._chunk_bytes = settle_chunk_bytes(self.client, self.settings, self._chunk_bytes)
         tell_notices(self.client)
         self.control = Control(self.client, self._arrays)
+        self.meter = Meter(self.settings.job, self.client)
         if self._serves_store:
             # Rank 0 has closed its store before this: whoever goes on to dist.init_process_group() finds torch's.
             self.control.barrier()
@@ -104,6 +107,7 @@ class Membership:
         """Ends the present client, if there is one. Afterwards no operation of it is under way."""
         if self.client is not None:
             self.client.shutdown()
+        self._close_meter()
         self.client = self.control = None
 
     def end(self) -> None:
@@ -118,7 +122,12 @@ class Membership:
                 with contextlib.suppress(PoseidonError):
                     self.control.barrier()
             self.client.shutdown()
+        self._close_meter()
         self._store = None
+
+    def _close_meter(self) -> None:
+        if self.meter is not None:
+            self.meter.close()
 
     def someone_joins(self) -> bool:
         """Whether a worker waits for the next generation of the job. It asks the store and does not wait."""

@@ -15,6 +15,7 @@ class BackwardPass(Protocol):
 
     begin_ns: int
     end_ns: int
+    waited_ns: int  # for results, by the thread that trains
 
     def recorded(self) -> Iterable[tuple[SyncedLayer, int]]:
         """The layers in the order in which their exchanges were started, and when each gradient was complete."""

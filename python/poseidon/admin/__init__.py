@@ -1,8 +1,24 @@
-"""The admin port of a dedicated server: what its operator can see and do, over HTTP (docs/server.md)."""
+"""Admin ports: what operators see of dedicated servers (docs/server.md) and workers (docs/watching.md), over HTTP."""
 
 from poseidon.admin.address import Address, read_token
-from poseidon.admin.client import AdminClient
+from poseidon.admin.answer import Answer, error_answer, json_answer
+from poseidon.admin.client import AdminClient, HttpClient
 from poseidon.admin.http_server import AdminServer
+from poseidon.admin.prometheus import CONTENT_TYPE, family, labels
 from poseidon.admin.service import AdminService, Served
 
-__all__ = ["Address", "AdminClient", "AdminServer", "AdminService", "Served", "read_token"]
+__all__ = [
+    "CONTENT_TYPE",
+    "Address",
+    "AdminClient",
+    "AdminServer",
+    "AdminService",
+    "Answer",
+    "HttpClient",
+    "Served",
+    "error_answer",
+    "family",
+    "json_answer",
+    "labels",
+    "read_token",
+]

@@ -20,17 +20,20 @@ class Address:
     port: int
 
     @classmethod
-    def parse(cls, text: str) -> Address:
-        """The address for PORT (on loopback), HOST:PORT or [IPV6]:PORT. Raises InvalidArgument for any other text."""
+    def parse(cls, text: str, what: str = "--admin") -> Address:
+        """The address for PORT (on loopback), HOST:PORT or [IPV6]:PORT.
+
+        Raises InvalidArgument for any other text, which is then called `what`.
+        """
         host, colon, port = text.rpartition(":")
         if colon == "":
             host = _LOOPBACK
         if not (port.isascii() and port.isdigit() and int(port) <= 65535) or host in ("", "[]"):
-            raise InvalidArgument(f"--admin is '{text}': give a port, or an address and a port such as 127.0.0.1:7070")
+            raise InvalidArgument(f"{what} is '{text}': give a port, or an address and a port such as 127.0.0.1:7070")
         try:
             found = socket.getaddrinfo(host.removeprefix("[").removesuffix("]"), int(port), type=socket.SOCK_STREAM)
         except OSError as error:
-            raise InvalidArgument(f"--admin is '{text}': {host} is no address: {error.strerror}") from None
+            raise InvalidArgument(f"{what} is '{text}': {host} is no address: {error.strerror}") from None
         return cls(str(found[0][4][0]), int(port))
 
     @property

@@ -1,4 +1,4 @@
-"""What `poseidon server jobs`, `drain` and `evict` ask an admin port."""
+"""What commands ask an admin port."""
 
 from __future__ import annotations
 
@@ -13,27 +13,19 @@ from poseidon.errors import PoseidonError, Refused, Unreachable
 _TIMEOUT_S = 10.0
 
 
-class AdminClient:
-    """Asks one admin port. Its methods raise Unreachable if none answers there, and Refused with the port's reason."""
+class HttpClient:
+    """Asks one admin port. Raises Unreachable if none answers there, and Refused with the port's reason.
 
-    def __init__(self, address: Address, token: str | None = None) -> None:
+    `program` is the command that has such a port, for errors.
+    """
+
+    def __init__(self, address: Address, token: str | None, program: str) -> None:
         self._address = address
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._program = program
 
-    def jobs(self) -> dict[str, Any]:
-        """What the server knows of itself and its jobs."""
-        return self._ask("GET", "/jobs")
-
-    def drain(self) -> dict[str, Any]:
-        """Makes the server take no new job. The answer is as that of `jobs`."""
-        return self._ask("POST", "/drain")
-
-    def evict(self, job: str, secret: int | None = None) -> dict[str, Any]:
-        """Ends a job. `secret` says which one if several tenants have a job of this name."""
-        query = "" if secret is None else f"?secret={secret}"
-        return self._ask("POST", f"/jobs/{quote(job, safe='')}/evict{query}")
-
-    def _ask(self, method: str, path: str) -> dict[str, Any]:
+    def ask(self, method: str, path: str) -> dict[str, Any]:
+        """The answer to a request, an object of JSON."""
         connection = http.client.HTTPConnection(self._address.host, self._address.port, timeout=_TIMEOUT_S)
         try:
             connection.request(method, path, headers=self._headers)
@@ -41,15 +33,35 @@ class AdminClient:
             answer = json.loads(response.read())
         except OSError as error:
             raise Unreachable(
-                f"no admin port answers at {self._address} ({error.strerror or error}): start the server with "
-                "`poseidon server --admin PORT`, and give the same address to this command"
+                f"no admin port answers at {self._address} ({error.strerror or error}): start "
+                f"`{self._program} --admin PORT` there, and give the same address to this command"
             ) from None
         except (http.client.HTTPException, ValueError):
-            raise PoseidonError(f"what answers at {self._address} is no admin port of `poseidon server`") from None
+            raise PoseidonError(f"what answers at {self._address} is no admin port of `{self._program}`") from None
         finally:
             connection.close()
         if not isinstance(answer, dict) or (response.status != http.client.OK and "error" not in answer):
-            raise PoseidonError(f"what answers at {self._address} is no admin port of `poseidon server`")
+            raise PoseidonError(f"what answers at {self._address} is no admin port of `{self._program}`")
         if response.status != http.client.OK:
             raise Refused(str(answer["error"]))
         return answer
+
+
+class AdminClient(HttpClient):
+    """Asks the admin port of a dedicated server."""
+
+    def __init__(self, address: Address, token: str | None = None) -> None:
+        super().__init__(address, token, "poseidon server")
+
+    def jobs(self) -> dict[str, Any]:
+        """What the server knows of itself and its jobs."""
+        return self.ask("GET", "/jobs")
+
+    def drain(self) -> dict[str, Any]:
+        """Makes the server take no new job. The answer is as that of `jobs`."""
+        return self.ask("POST", "/drain")
+
+    def evict(self, job: str, secret: int | None = None) -> dict[str, Any]:
+        """Ends a job. `secret` says which one if several tenants have a job of this name."""
+        query = "" if secret is None else f"?secret={secret}"
+        return self.ask("POST", f"/jobs/{quote(job, safe='')}/evict{query}")

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from poseidon.admin.address import Address
-from poseidon.admin.service import AdminService, Answer, error_answer
+from poseidon.admin.answer import Answer, Service, error_answer
 from poseidon.errors import InvalidArgument, Unreachable
 
 _MOST_REQUESTS = 16  # at once
@@ -27,12 +27,12 @@ _MOST_BODY_BYTES = 4 << 10  # no request needs a body
 class AdminServer:
     """An admin port that listens until `close`."""
 
-    def __init__(self, service: AdminService, address: Address, token: str | None) -> None:
+    def __init__(self, service: Service, address: Address, token: str | None) -> None:
         """Raises InvalidArgument for an address beyond this machine without a token, Unreachable for one in use."""
         if token is None and not address.is_loopback:
             raise InvalidArgument(
-                f"--admin {address} can be reached from other machines, which could stop every job: give it a token "
-                f"with --admin-token-file FILE, or listen on this machine alone with --admin {address.port}"
+                f"--admin {address} can be reached from other machines, which could {service.risk}: give it a "
+                f"token with --admin-token-file FILE, or listen on this machine alone with --admin {address.port}"
             )
         try:
             self._http = _HttpServer(service, address, token)
@@ -52,7 +52,7 @@ class AdminServer:
 class _HttpServer(ThreadingHTTPServer):
     daemon_threads = False  # server_close() waits for them
 
-    def __init__(self, service: AdminService, address: Address, token: str | None) -> None:
+    def __init__(self, service: Service, address: Address, token: str | None) -> None:
         self.service = service
         self.expected = None if token is None else f"Bearer {token}".encode()
         self._lock = threading.Lock()
@@ -131,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
         if "Origin" in self.headers:
             return error_answer(HTTPStatus.FORBIDDEN, "pages of a browser may not use the admin port")
         expected = self.server.expected
-        if expected is None or path in AdminService.OPEN_PATHS:
+        if expected is None or path in self.server.service.open_paths:
             return None
         given = self.headers.get("Authorization", "").encode(errors="surrogateescape")
         if hmac.compare_digest(given, expected):
@@ -156,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Requests are not logged; what changes the server is (service.py)."""
+        """Requests are not logged; what changes a server is (service.py)."""
 
 
 class _BoundedInput(io.RawIOBase):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+from poseidon.admin.prometheus import family, labels
 
 
 @dataclass(frozen=True)
@@ -41,25 +41,10 @@ _OF_A_JOB = (
 def metrics_text(report: Mapping[str, Any]) -> str:
     """The text for the answer of /jobs. The labels of a job are its name and the number of its secret."""
     jobs = report["jobs"]
-    lines = [*_family("poseidon_server_jobs", "gauge", "Jobs that have workers here.", [("", len(jobs))])]
+    lines = [*family("poseidon_server_jobs", "gauge", "Jobs that have workers here.", [("", len(jobs))])]
     for metric in _OF_THE_SERVER:
-        lines += _family(f"poseidon_server_{metric.name}", metric.kind, metric.help, [("", report[metric.field])])
+        lines += family(f"poseidon_server_{metric.name}", metric.kind, metric.help, [("", report[metric.field])])
     for metric in _OF_A_JOB:
-        samples = [(_labels(job=job["name"], secret=job["secret"]), job[metric.field]) for job in jobs]
-        lines += _family(f"poseidon_job_{metric.name}", metric.kind, metric.help, samples)
+        samples = [(labels(job=job["name"], secret=job["secret"]), job[metric.field]) for job in jobs]
+        lines += family(f"poseidon_job_{metric.name}", metric.kind, metric.help, samples)
     return "\n".join(lines) + "\n"
-
-
-def _family(name: str, kind: str, text: str, samples: Iterable[tuple[str, float]]) -> Iterator[str]:
-    yield f"# HELP {name} {text}"
-    yield f"# TYPE {name} {kind}"
-    for labels, value in samples:
-        yield f"{name}{labels} {int(value) if isinstance(value, bool) else value}"
-
-
-def _labels(**values: object) -> str:
-    return "{" + ",".join(f'{name}="{_escaped(str(value))}"' for name, value in values.items()) + "}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,16 +1,16 @@
-"""What an admin port answers, without HTTP: status, content type and text for a method and a path."""
+"""What the admin port of a dedicated server answers for a method and a path."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Protocol
 from urllib.parse import parse_qs, unquote
 
-from poseidon.admin.metrics import CONTENT_TYPE, metrics_text
+from poseidon.admin.answer import Answer, error_answer, json_answer
+from poseidon.admin.metrics import metrics_text
+from poseidon.admin.prometheus import CONTENT_TYPE
 
 JOB_FIELDS = (
     "name",
@@ -38,20 +38,12 @@ class Served(Protocol):
     def evict(self, job: str, secret: int) -> bool: ...
 
 
-@dataclass(frozen=True)
-class Answer:
-    """An HTTP answer."""
-
-    status: HTTPStatus
-    text: str
-    content_type: str = "application/json"
-
-
 class AdminService:
     """Answers requests about one server. Thread-safe."""
 
     # What does not need the token: it tells nothing of jobs, and those who ask often cannot send a token.
-    OPEN_PATHS = ("/healthz", "/readyz")
+    open_paths: tuple[str, ...] = ("/healthz", "/readyz")
+    risk = "stop every job"
 
     def __init__(self, server: Served) -> None:
         self._server = server
@@ -66,7 +58,7 @@ class AdminService:
         read: dict[str, Callable[[], Answer]] = {
             "/healthz": lambda: Answer(HTTPStatus.OK, "ok\n", "text/plain"),
             "/readyz": self._ready,
-            "/jobs": lambda: _json(HTTPStatus.OK, self._jobs()),
+            "/jobs": lambda: json_answer(HTTPStatus.OK, self._jobs()),
             "/metrics": self._metrics,
         }
         if path not in read:
@@ -100,7 +92,7 @@ class AdminService:
         self._server.drain()
         jobs = self._jobs()
         _log(f"draining, as {source} asks; jobs here: {len(jobs['jobs'])}")
-        return _json(HTTPStatus.OK, jobs)
+        return json_answer(HTTPStatus.OK, jobs)
 
     def _evict(self, name: str, query: str, source: str) -> Answer:
         wanted = parse_qs(query).get("secret", [""])[0]
@@ -119,16 +111,7 @@ class AdminService:
             why = f"this server has no job '{name}'{of}: see `poseidon server jobs` for those that it has"
             return error_answer(HTTPStatus.NOT_FOUND, why)
         _log(f"job '{name}' is evicted, as {source} asks")
-        return _json(HTTPStatus.OK, {"evicted": name, "secret": evicted})
-
-
-def _json(status: HTTPStatus, data: dict[str, Any]) -> Answer:
-    return Answer(status, json.dumps(data, indent=2) + "\n")
-
-
-def error_answer(status: HTTPStatus, why: str) -> Answer:
-    """An answer that says in one sentence why nothing was done."""
-    return _json(status, {"error": why})
+        return json_answer(HTTPStatus.OK, {"evicted": name, "secret": evicted})
 
 
 def _log(text: str) -> None:

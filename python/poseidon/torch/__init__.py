@@ -13,7 +13,7 @@ from poseidon.torch.local_sgd.local_sgd import LocalSGD
 from poseidon.torch.local_sgd.outer import OuterNesterov
 from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer
 from poseidon.torch.process.collectives import all_gather, all_reduce, balance_rows, broadcast, reduce
-from poseidon.torch.process.context import barrier, init, rank, shutdown, straggler_report, world_size
+from poseidon.torch.process.context import barrier, init, rank, scalars, shutdown, straggler_report, world_size
 from poseidon.torch.recovery.recovery import Recovery
 from poseidon.torch.replace import replace_ddp
 
@@ -33,6 +33,7 @@ __all__ = [
     "rank",
     "reduce",
     "replace_ddp",
+    "scalars",
     "shutdown",
     "straggler_report",
     "world_size",

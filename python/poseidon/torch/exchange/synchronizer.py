@@ -65,6 +65,7 @@ class BackwardRun:
     ready_ns: dict[SyncedParameter, int] = field(default_factory=dict)  # when each gradient was complete
     fires: dict[SyncedParameter, int] = field(default_factory=dict)  # how often each got a gradient
     end_ns: int = 0
+    waited_ns: int = 0  # for results
     dropped: Any = None  # what tells that backward has failed
 
     def recorded(self) -> Iterator[tuple[SyncedParameter, int]]:
@@ -395,7 +396,11 @@ class Synchronizer(InFlight):
         """Waits for results and puts them where they belong."""
         for pending in exchanges:
             pending.check_untouched()
+        since_ns = time.monotonic_ns()
         self._transfer.wait([pending.entry.layer for pending in exchanges])
+        run = self._run or self._flying
+        if run is not None:
+            run.waited_ns += time.monotonic_ns() - since_ns
         # Autograd has to know that these have changed; one call for all, since each is slow.
         increment_version([pending.grad for pending in exchanges if pending.in_place and pending.grad is not None])
         for pending in exchanges:

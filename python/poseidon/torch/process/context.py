@@ -170,6 +170,16 @@ def straggler_report() -> list[LateRank]:
     return [] if client is None else client.straggler_report()
 
 
+def scalars() -> dict[str, float]:
+    """This worker's newest figures by name, for TensorBoard's `add_scalar` and the like (docs/watching.md).
+
+    They are at most about two seconds or one step old. Empty before the first step, and with one worker.
+    """
+    meter = context().meter
+    latest = None if meter is None else meter.latest
+    return {} if latest is None else latest.scalars
+
+
 def shutdown() -> None:
     """Leaves the job, and the jobs of process groups, when nothing is in flight any more.
 

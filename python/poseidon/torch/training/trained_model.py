@@ -98,6 +98,8 @@ class TrainedModel:
         self._first_fires = run.fires if self._first_fires is None else self._first_fires
         self.same_graph = self.same_graph and run.fires.keys() == self._first_fires.keys()
         self.recorder.step_finished(run, self.context.client)
+        if self.context.meter is not None:
+            self.context.meter.step_finished(run)
         self.context.tell_notices()
         if self._in_backward is not None:
             self._in_backward.step()

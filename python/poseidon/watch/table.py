@@ -1,0 +1,70 @@
+"""The table of `poseidon top`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from rich.markup import escape
+from rich.table import Table
+
+from poseidon.live import LinkFigures, WorkerFigures
+from poseidon.watch.lateness import latest_worker
+
+_COLUMNS = ("rank", "host", "step", "step time", "stall", "bytes a step, by scheme", "slowest link", "late")
+_SILENT_S = 5.0
+
+
+def is_silent(worker: WorkerFigures) -> bool:
+    """Whether its last step lasts, or its pause after it, far longer than steps did."""
+    return time.time() - worker.written_at > max(_SILENT_S, 3 * worker.step_s)
+
+
+def tables(workers: Sequence[WorkerFigures]) -> Iterator[Table]:
+    """One for each job."""
+    for job, group in groupby(workers, key=lambda one: one.job):
+        yield _table(job, list(group))
+
+
+def _table(job: str, workers: list[WorkerFigures]) -> Table:
+    active = [worker for worker in workers if not is_silent(worker)]
+    late = latest_worker(active) if active else None
+    first = workers[0]
+    title = f"job {escape(job)}, generation {first.generation}: {len(workers)} of {first.world_size} workers"
+    table = Table(title=title, title_justify="left")
+    for column in _COLUMNS:
+        table.add_column(column, overflow="fold")
+    for worker in workers:
+        text = ""
+        if worker not in active:
+            text = f"silent for {time.time() - worker.written_at:.0f} s"
+        elif late is not None and late.rank == worker.rank:
+            where = f"before {late.layer}" if late.layer else "before the first gradient"
+            text = f"{_milliseconds(late.seconds)}, {where}"
+        table.add_row(*_cells(worker), escape(text))
+    return table
+
+
+def _cells(worker: WorkerFigures) -> tuple[str, ...]:
+    share = worker.stall_s / worker.step_s if worker.step_s else 0.0
+    return (
+        str(worker.rank),
+        escape(worker.host),
+        str(worker.step),
+        _milliseconds(worker.step_s),
+        f"{_milliseconds(worker.stall_s)} ({100 * share:.0f} %)",
+        ", ".join(f"{scheme} {size / 1e6:.2f} MB" for scheme, size in sorted(worker.bytes_by_scheme.items())),
+        _link(worker.slowest_link),
+    )
+
+
+def _link(link: LinkFigures | None) -> str:
+    if link is None or link.bits_per_s is None:
+        return ""
+    resent = f", {link.resent_packets} resent" if link.resent_packets else ""
+    return f"{link.peer} {link.bits_per_s / 1e6:.0f} Mb/s{resent}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
