@@ -24,6 +24,7 @@ COMMANDS = (
     ["server"],
     ["options"],
     ["plan"],
+    ["racks"],
     ["simulate"],
     ["doctor"],
     ["top"],

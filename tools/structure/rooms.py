@@ -83,6 +83,7 @@ PYTHON_DOORS: Doors = {
     "report": {"errors", "adapter", "schemes", "torch"},
     "testbed": {"errors", "dscp"},
     "doctor": {"errors"},
+    "racks": {"errors", "options", "exchange"},
     "live": set(),
     "admin": {"errors", "options"},
     "watch": {"errors", "admin", "live"},

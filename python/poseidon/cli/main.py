@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from poseidon.cli import checkpoint, doctor, options, plan, run, server, simulate, testbed, version, watch
+from poseidon.cli import checkpoint, doctor, options, plan, racks, run, server, simulate, testbed, version, watch
 from poseidon.cli.lazy import lazy_group
 from poseidon.cli.settings import RunCommand
 from poseidon.errors import PoseidonError
@@ -23,6 +23,7 @@ app.command("run", cls=RunCommand, epilog=run.EPILOG, context_settings={"allow_i
 app.add_typer(testbed.app, name="testbed")
 app.add_typer(server.app, name="server")
 app.command("plan", epilog=plan.EPILOG)(plan.plan)
+app.command("racks", epilog=racks.EPILOG)(racks.racks)
 app.command("simulate", epilog=simulate.EPILOG)(simulate.simulate)
 app.command("top", epilog=watch.TOP_EPILOG)(watch.top)
 app.command("metrics", epilog=watch.METRICS_EPILOG)(watch.metrics)
