@@ -75,6 +75,7 @@ class LoopbackCapture {
     loopback.sll_ifindex = static_cast<int>(::if_nametoindex("lo"));
     if (!socket_) return;
     keep_port();
+    hold_all();
     if (::bind(socket_.get(), reinterpret_cast<const sockaddr*>(&loopback), sizeof loopback) != 0) socket_.reset();
   }
 
@@ -119,6 +120,13 @@ class LoopbackCapture {
     }};
     const sock_fprog program{filter.size(), filter.data()};
     EXPECT_EQ(::setsockopt(socket_.get(), SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program), 0);
+  }
+
+  /// Each packet is charged with all memory that belongs to it, which the default of 200 KB may be too small for.
+  void hold_all() {
+    const int bytes = 4 << 20;
+    if (::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVBUFFORCE, &bytes, sizeof bytes) != 0)
+      ::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes);
   }
 
   const int port_;
