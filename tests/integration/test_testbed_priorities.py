@@ -131,6 +131,7 @@ def test_connections_of_both_ends_have_the_congestion_control(congestion: str) -
         assert [connecting.stdout, accepting.communicate(timeout=20)[0]] == [congestion, congestion]
 
 
+@judges_rates
 def test_a_switch_drops_what_does_not_fit_its_queue() -> None:
     packets = {}
     for queue_ms in (4.0, 40.0):
