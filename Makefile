@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 SOURCES := $(shell find src include -name '*.cc' -o -name '*.h' -o -name '*.def') CMakeLists.txt pyproject.toml
 CPP_FILES = $(shell git ls-files 'src/*.cc' 'src/*.h' 'include/*.h' 'tests/*.cc' 'tests/*.h' 'bench/*.cc')
 
-.PHONY: demo test test-frameworks check format cpp-test core-bench sanitize fuzz clean
+.PHONY: demo test test-frameworks test-deploy check format cpp-test core-bench sanitize fuzz clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -20,6 +20,10 @@ test-frameworks: $(STAMP)
 	$(BIN)/python -m pip --disable-pip-version-check -q install -c constraints.txt -r tests/frameworks/requirements.txt
 	$(BIN)/python -m pip --disable-pip-version-check -q install --no-deps -r tests/frameworks/without_torchvision.txt
 	$(BIN)/python -m pytest tests/torch_ddp tests/frameworks tests/python/test_jax.py tests/python/test_tensorflow.py
+
+# The service on a booted Debian without a compiler. Needs root and debootstrap; minutes.
+test-deploy: $(STAMP)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest tests/deploy
 
 # The extension is rebuilt when its sources change; Python files are used where they lie.
 $(STAMP): constraints.txt $(SOURCES)
