@@ -271,6 +271,14 @@ class Options:
     @server_memory.setter
     def server_memory(self, arg: object, /) -> None: ...
     @property
+    def rate_limit(self) -> Any:
+        """
+        Maximum bytes a second of one job on one server, in each direction. With 0 there is no limit.
+        """
+
+    @rate_limit.setter
+    def rate_limit(self, arg: object, /) -> None: ...
+    @property
     def max_jobs(self) -> Any:
         """Maximum concurrent jobs per secret on a dedicated server."""
 
