@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 SOURCES := $(shell find src include -name '*.cc' -o -name '*.h' -o -name '*.def') CMakeLists.txt pyproject.toml
 CPP_FILES = $(shell git ls-files 'src/*.cc' 'src/*.h' 'include/*.h' 'tests/*.cc' 'tests/*.h' 'bench/*.cc')
 
-.PHONY: demo test test-frameworks check format cpp-test core-bench sanitize fuzz clean
+.PHONY: demo test test-frameworks docs check format cpp-test core-bench sanitize fuzz clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -25,6 +25,10 @@ test-frameworks: $(STAMP)
 $(STAMP): constraints.txt $(SOURCES)
 	PYTHON="$(PYTHON)" tools/setup.sh $(VENV)
 	touch $(STAMP)
+
+# The documentation site, in build/site. It needs npm, and no build of Poseidon.
+docs:
+	tools/docs/build.sh
 
 # TESTS: a filter, such as 'Simulation.*'.
 cpp-test: $(STAMP)
