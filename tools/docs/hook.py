@@ -28,7 +28,7 @@ PAGES = {
     "SECURITY.md": "security.md",
     "examples/README.md": "examples.md",
 }
-LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
+LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s:]+)(?=[)#])")
 LANGUAGES = {".py": "python", ".cc": "cpp", ".h": "cpp", ".def": "cpp", ".json": "json", ".service": "ini"}
 # Files of the site that are no pages, and where build.sh or the repository has them.
 ASSETS = {
@@ -58,14 +58,16 @@ def on_files(files: Files, *, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turns links to the repository's files into links to the site's pages."""
+    """Turns links to the repository's files into links to the site's pages, and names of files into titles."""
     path = next((path for path, uri in PAGES.items() if uri == page.file.src_uri), DOCS + page.file.src_uri)
 
     def moved(link: re.Match[str]) -> str:
-        target = _target(path, link[1])
+        text, target = link[1], _target(path, link[2])
         if target is None:
-            return link[1]
-        return posixpath.relpath(_page_of(target), posixpath.dirname(page.file.src_uri))
+            return link[0]
+        if text.endswith(".md"):
+            text = _text(target).partition("\n")[0].lstrip("# ")
+        return f"[{text}]({posixpath.relpath(_page_of(target), posixpath.dirname(page.file.src_uri))}"
 
     return LINK.sub(moved, markdown)
 
@@ -82,7 +84,7 @@ def _target(page: str, link: str) -> str | None:
 
 def _linked(page: str) -> set[str]:
     """All files to which a page links."""
-    return {target for link in LINK.findall(_text(page)) if (target := _target(page, link)) is not None}
+    return {target for _, link in LINK.findall(_text(page)) if (target := _target(page, link)) is not None}
 
 
 def _page_of(path: str) -> str:
