@@ -16,10 +16,12 @@ test: $(STAMP)
 	tools/tests.sh
 
 # What others have written: torch's tests of its own class, and programs with each framework, which are installed first.
+# And the examples of the commands' help that take minutes.
 test-frameworks: $(STAMP)
 	$(BIN)/python -m pip --disable-pip-version-check -q install -c constraints.txt -r tests/frameworks/requirements.txt
 	$(BIN)/python -m pip --disable-pip-version-check -q install --no-deps -r tests/frameworks/without_torchvision.txt
-	$(BIN)/python -m pytest tests/torch_ddp tests/frameworks tests/python/test_jax.py tests/python/test_tensorflow.py
+	SLOW_EXAMPLES=1 $(BIN)/python -m pytest tests/torch_ddp tests/frameworks tests/python/test_jax.py \
+	  tests/python/test_tensorflow.py tests/python/test_help_examples.py
 
 # The extension is rebuilt when its sources change; Python files are used where they lie.
 $(STAMP): constraints.txt $(SOURCES)
