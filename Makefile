@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 SOURCES := $(shell find src include -name '*.cc' -o -name '*.h' -o -name '*.def') CMakeLists.txt pyproject.toml
 CPP_FILES = $(shell git ls-files 'src/*.cc' 'src/*.h' 'include/*.h' 'tests/*.cc' 'tests/*.h' 'bench/*.cc')
 
-.PHONY: demo test test-frameworks test-deploy check format cpp-test core-bench sanitize fuzz clean
+.PHONY: demo test test-frameworks test-deploy docs check format cpp-test core-bench sanitize fuzz clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -16,10 +16,12 @@ test: $(STAMP)
 	tools/tests.sh
 
 # What others have written: torch's tests of its own class, and programs with each framework, which are installed first.
+# And the examples of the commands' help that take minutes.
 test-frameworks: $(STAMP)
 	$(BIN)/python -m pip --disable-pip-version-check -q install -c constraints.txt -r tests/frameworks/requirements.txt
 	$(BIN)/python -m pip --disable-pip-version-check -q install --no-deps -r tests/frameworks/without_torchvision.txt
-	$(BIN)/python -m pytest tests/torch_ddp tests/frameworks tests/python/test_jax.py tests/python/test_tensorflow.py
+	SLOW_EXAMPLES=1 $(BIN)/python -m pytest tests/torch_ddp tests/frameworks tests/python/test_jax.py \
+	  tests/python/test_tensorflow.py tests/python/test_help_examples.py
 
 # The service on a booted Debian without a compiler. Needs root and debootstrap; minutes.
 test-deploy: $(STAMP)
@@ -29,6 +31,10 @@ test-deploy: $(STAMP)
 $(STAMP): constraints.txt $(SOURCES)
 	PYTHON="$(PYTHON)" tools/setup.sh $(VENV)
 	touch $(STAMP)
+
+# The documentation site, in build/site. It needs npm, and no build of Poseidon.
+docs:
+	tools/docs/build.sh
 
 # TESTS: a filter, such as 'Simulation.*'.
 cpp-test: $(STAMP)

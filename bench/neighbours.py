@@ -20,9 +20,9 @@ from multiprocessing.synchronize import Event
 from statistics import median
 
 import numpy as np
-from poseidon._core import Server
 
 import poseidon
+from poseidon._core import Server
 from poseidon.bench.hosts.fleet import LOOPBACK, Fleet, start_fleet
 from poseidon.launch import free_port
 from poseidon.options import resolve

@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from poseidon._core import tls_available
-
 import poseidon
 from faults.job import Event, FaultJob, FaultJobError, SlotProcess
+from poseidon._core import tls_available
 from poseidon.launch import free_port
 from poseidon.testbed import Host, Testbed
 from poseidon.testbed.network import missing_requirements

@@ -30,6 +30,6 @@ fi
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check -q "$@"; }
 # Building without isolation keeps build/ between runs: only what changed is compiled again.
-pip install "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.22,<4" ninja
+pip install -c constraints.txt "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.22,<4" ninja
 pip install -c constraints.txt torch
 pip install -c constraints.txt --no-build-isolation -e ".[torch,dev]"

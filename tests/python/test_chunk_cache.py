@@ -21,7 +21,6 @@ LAYER_BYTES = 12 << 20
 def start(port: int, cache: str, flows: int) -> tuple[list[int], float, list[str]]:
     """The chunks of a layer that was added after the start, how long it took, and what was warned of."""
     from poseidon._core import Client, Layer
-
     from poseidon.chunk_cache import settle_chunk_bytes
     from poseidon.options import resolve
 

@@ -19,32 +19,11 @@ from poseidon.options import OPTIONS
 from poseidon.testbed import format_rate, parse_rate
 from poseidon.testbed.shaping import Shape
 
-COMMANDS = (
-    ["run"],
-    ["server"],
-    ["options"],
-    ["plan"],
-    ["racks"],
-    ["simulate"],
-    ["doctor"],
-    ["top"],
-    ["metrics"],
-    ["version"],
-    ["testbed", "up"],
-    ["testbed", "down"],
-    ["testbed", "status"],
-)
-
 
 def help_of(*command: str) -> str:
     result = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
     assert result.exit_code == 0, result.output
     return re.sub(r"\x1b\[[0-9;]*m", "", result.output)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_an_example(command: list[str]) -> None:
-    assert f"Example: poseidon {' '.join(command)}" in help_of(*command)
 
 
 def test_run_takes_every_option() -> None:

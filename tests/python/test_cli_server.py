@@ -73,7 +73,6 @@ def listening_ports(process_id: int) -> list[int]:
 def sums(port: int, address: str, assignment: str) -> None:
     """Whole numbers, whose sum does not depend on the order of adding; in gradient mode, which all servers know."""
     from poseidon._core import Client, Layer
-
     from poseidon.options import resolve
 
     given = {"servers": [address], "assignment": assignment, "master_port": port, "chunk_bytes": 4096, "timeout": 20}

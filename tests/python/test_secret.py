@@ -146,9 +146,8 @@ def test_a_file_on_the_command_line_beats_a_secret_of_the_environment(
 
 
 def test_a_worker_with_another_secret_is_refused_by_a_server_at_once() -> None:
-    from poseidon._core import Server
-
     import poseidon
+    from poseidon._core import Server
 
     served = options.resolve(secret=SECRET).core()
     served.secret = f"{SECRET}\n{OTHER}"

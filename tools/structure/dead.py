@@ -9,8 +9,9 @@ from pathlib import Path
 from structure.edges import PACKAGE, Edge
 from structure.tree import Tree
 
-# Modules that only users import or start.
+# Modules that only users, or their tools, import or start.
 ENTRY_POINTS = {
+    "hook.py",  # of the documentation site; mkdocs.yml names it
     "poseidon.__main__",
     "poseidon.torch.hugging_face",
     "poseidon.torch.lightning",

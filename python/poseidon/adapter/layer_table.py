@@ -75,10 +75,11 @@ class LayerTable:
 
     def resume(self, attempt: int) -> None:
         """Makes the next exchanges take the schemes that they would take without a failure. Call it after `connect`."""
-        sums = [layer.factor_sum_before(attempt) for layer in self._counted]
-        if None in sums:
+        sums = [(layer, layer.factor_sum_before(attempt)) for layer in self._counted]
+        known = [(layer, factor_sum) for layer, factor_sum in sums if factor_sum is not None]
+        if len(known) < len(sums):
             return
-        for layer, factor_sum in zip(self._counted, sums, strict=True):
+        for layer, factor_sum in known:
             self._client.set_factor_count(layer.layer, factor_sum)
         self._agreed = True
 

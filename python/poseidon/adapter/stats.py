@@ -96,7 +96,8 @@ class Recorder:
         self.enabled = False
         self.steps: list[StepRecord] = []
 
-    def step_finished(self, run: BackwardPass, client: _core.Client) -> None:
+    def step_finished(self, run: BackwardPass, client: _core.Client | None) -> None:
         """Called after every synchronizing backward."""
         if self.enabled:
+            assert client is not None
             self.steps.append(StepRecord.of(run, client))

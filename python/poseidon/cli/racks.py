@@ -8,9 +8,12 @@ from typing import Annotated
 
 import typer
 
-EPILOG = (
-    "Example: poseidon racks --seconds 5. On 8 machines: torchrun --nnodes 8 --nproc-per-node 1 "
-    "--rdzv-endpoint first-machine:29500 --no-python poseidon racks"
+EPILOG = "\n\n".join(
+    (
+        "Example: poseidon racks --seconds 5",
+        "On 8 machines: torchrun --nnodes 8 --nproc-per-node 1 --rdzv-endpoint first-machine:29500 --no-python "
+        "poseidon racks",
+    )
 )
 
 

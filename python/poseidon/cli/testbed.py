@@ -19,7 +19,11 @@ from poseidon.cli.output import JsonFlag, print_json, print_line, print_table
 from poseidon.dscp import MOST_CLASSES, default_dscp
 from poseidon.errors import InvalidArgument
 
-app = typer.Typer(no_args_is_help=True, help="Hosts on one machine, with shaped links (needs root and iproute2).")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Hosts on one machine, with shaped links (needs root and iproute2).",
+    epilog="Example: poseidon testbed up 8 --link 100mbit",
+)
 
 
 @app.command(epilog="Example: poseidon testbed up 8 --link 100mbit --priorities 2 --racks 2 --oversubscription 4")

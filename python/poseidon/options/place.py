@@ -1,4 +1,4 @@
-"""This worker's place in its job: from keywords, the launcher's variables, torch.distributed or Slurm."""
+"""This worker's place in its job: from keywords, the launcher's variables, torch.distributed, mpirun or Slurm."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from poseidon.errors import InvalidArgument
+from poseidon.options.mpi import mpi_place
 from poseidon.options.slurm import slurm_place
 from poseidon.options.sources import first_given
 from poseidon.options.table import PLACE
@@ -28,7 +29,7 @@ def find_place(keywords: Mapping[str, Any], world: World | None) -> tuple[dict[s
     alone = world is None and not any(
         keywords.get(name) is not None or os.environ.get(name.upper()) for name in ("rank", "world_size")
     )
-    slurm = slurm_place(os.environ) if alone else {}
+    mpi, slurm = (mpi_place(os.environ), slurm_place(os.environ)) if alone else ({}, {})
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for option in PLACE:
@@ -38,6 +39,8 @@ def find_place(keywords: Mapping[str, Any], world: World | None) -> tuple[dict[s
             ("keyword", name, keywords.get(name)),
             ("environment", option.variable, os.environ.get(option.variable) or None),
             ("torch.distributed", name, getattr(world, name, None)),
+            # Within a Slurm job all processes of mpirun have the SLURM_PROCID of the script that started it.
+            ("MPI", *mpi.get(name, (name, None))),
             ("Slurm", *slurm.get(name, (name, None))),
         )
     if world is not None:
@@ -64,7 +67,7 @@ def _check_place(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
         return sources[name] == "default"
 
     rank, world_size = values["rank"], values["world_size"]
-    start = "start the workers with torchrun, srun or `poseidon run`"
+    start = "start the workers with torchrun, srun, mpirun or `poseidon run`"
     if missing("rank") != missing("world_size"):
         lacks, has = ("RANK", "WORLD_SIZE") if missing("rank") else ("WORLD_SIZE", "RANK")
         raise InvalidArgument(

@@ -31,7 +31,7 @@ class Settings:
     `secrets`: one, or for a dedicated server one for each tenant; none where whoever can connect is let in.
     `use_agent_store`: torchrun's agent serves the store where ranks meet. `restart_count`: how often that agent has
     restarted the workers. `sources` says for each name where its value came from: "keyword", "command line",
-    "environment", "configuration file" or "default"; for the place also "torch.distributed" or "Slurm".
+    "environment", "configuration file" or "default"; for the place also "torch.distributed", "MPI" or "Slurm".
     """
 
     values: Mapping[str, Any]

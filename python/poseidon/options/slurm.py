@@ -82,4 +82,9 @@ def _task_counts(text: str, variable: str) -> list[int]:
 def _port(job: str, step: str) -> str:
     """The same for all processes of a step."""
     numbers = [int(text) if text.isdigit() else 0 for text in (job, step)]
-    return str(_FIRST_PORT + (numbers[0] + _STEPS_APART * numbers[1]) % _PORT_COUNT)
+    return port_of(numbers[0] + _STEPS_APART * numbers[1])
+
+
+def port_of(job: int) -> str:
+    """The same for all processes that know the number."""
+    return str(_FIRST_PORT + job % _PORT_COUNT)

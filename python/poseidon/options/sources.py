@@ -1,6 +1,6 @@
 """Where the values of options come from: keywords, the command line, the environment, the configuration file.
 
-Only this package reads `POSEIDON_*` and the variables of launchers (torchrun, Slurm).
+Only this package reads `POSEIDON_*` and the variables of launchers (torchrun, MPI, Slurm).
 """
 
 from __future__ import annotations

@@ -37,8 +37,9 @@ _DEFAULT_METHODS = "poseidon,gloo,mpi,tcp-copy"
 
 EPILOG = "\n\n".join(
     (
-        "Examples. Line rate: dense exchange against plain copies and Gloo on shaped ports (needs root):",
-        "poseidon bench exchange --model VGG19 --model ResNet-50 --hosts 8 --link 625mbit",
+        "Example: poseidon bench exchange --model VGG19 --model ResNet-50 --hosts 8 --link 625mbit",
+        "That is the line rate: dense exchange against plain copies and Gloo on shaped ports (needs root). With other "
+        "numbers of hosts:",
         "poseidon bench exchange --model VGG19 --model ResNet-50 --hosts 2 --hosts 4 --hosts 16 --link 156mbit",
         "Two processes on loopback: TCP, and shared memory, against Gloo and two plain copies at once; processor time "
         "and memory are columns of every table:",

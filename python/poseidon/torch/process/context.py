@@ -106,10 +106,10 @@ def init(**options: Any) -> None:
     """Joins the job. Waits for all ranks, up to `timeout`.
 
     torch.distributed describes the job, if it is initialized; otherwise RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
-    do (torchrun sets them), or Slurm's variables. `options` are those of `poseidon.options`, e.g. `timeout=60`. A
-    keyword beats the environment. With one worker it connects to nothing. With on_failure=rejoin or shrink `Recovery`
-    connects later. Raises a PoseidonError that names what is missing or who did not come. It may be called again then,
-    and after `shutdown()`. dist.init_process_group() may come before or after it.
+    do (torchrun sets them), or the variables of mpirun or Slurm. `options` are those of `poseidon.options`, e.g.
+    `timeout=60`. A keyword beats the environment. With one worker it connects to nothing. With on_failure=rejoin or
+    shrink `Recovery` connects later. Raises a PoseidonError that names what is missing or who did not come. It may be
+    called again then, and after `shutdown()`. dist.init_process_group() may come before or after it.
     """
     if _process.own is not None:
         raise InvalidArgument("poseidon.init() was called twice: call shutdown() in between, or leave one out")
