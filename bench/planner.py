@@ -25,10 +25,11 @@ from statistics import median
 from typing import Any
 
 from poseidon import _core
-from poseidon.bench.training.methods import METHODS, Method, scaled_sizes
+from poseidon.bench.training.methods import METHODS, Method
+from poseidon.bench.training.planned import exchange_of
 from poseidon.bench.training.results import TrainConfig, TrainResult
 from poseidon.bench.training.run import run_training
-from poseidon.planner import ClusterSpec, Exchange, Planner, Prediction
+from poseidon.planner import ClusterSpec, Planner, Prediction
 from poseidon.testbed import parse_rate
 from poseidon.testbed.shaping import ETHERNET_HEADER_BYTES
 
@@ -78,17 +79,8 @@ def predict(config: TrainConfig, method: Method, without_exchange_s: float) -> P
         # All hosts multiply at the same time, on the cores of this machine.
         products_per_s=_core.multiply_adds_per_second() * min(1.0, (os.cpu_count() or 1) / config.host_count),
     )
-    exchange = Exchange(
-        scheme=method.scheme,
-        wire=method.wire,
-        overlap=method.overlap,
-        threshold="coarse",
-        by_time=False,
-        sizes=scaled_sizes(config.scale),
-        replayed=True,
-    )
     table = replace(config.table, iteration_seconds=config.compute_seconds)
-    planner = Planner(table, cluster, exchange)
+    planner = Planner(table, cluster, exchange_of(method, config.scale, "coarse"))
     update_s = max(0.0, without_exchange_s - config.compute_seconds)
     return planner.predict_by_message(update_s) if planner.has_messages else planner.predict(update_s=update_s)
 
