@@ -1,10 +1,12 @@
 """Predicted against measured training steps: how far off is the planner?
 
-Draws cells of model, method, rate, hosts and switches, replays each on a testbed, and predicts the same step. Prints
-both, and the errors of time and of bytes. With --documented it replays nothing and takes the steps that
-docs/benchmarks.md has in its tables of 8 and 16 hosts.
+Draws a sample of 100 cells of model, method, rate, hosts and switches. Of these it replays --cells, from --first on, on
+a testbed, and predicts the same steps. Prints both, and the errors of time and of bytes. With --record it appends what
+was measured to a file, and --recorded predicts the cells of such a file again. With --documented it takes the steps
+that docs/benchmarks.md has in its tables of 8 and 16 hosts.
 
-    python bench/planner.py --cells 5 --seed 1      # root and iproute2; about 1 minute a cell
+    python bench/planner.py --cells 3 --first 6 --record cells.jsonl      # root and iproute2; about 1 minute a cell
+    python bench/planner.py --recorded cells.jsonl
     python bench/planner.py --documented
 """
 
@@ -17,15 +19,17 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from poseidon import _core
-from poseidon.bench.training.methods import METHODS, Method, scaled_sizes
+from poseidon.bench.training.methods import METHODS, Method
+from poseidon.bench.training.planned import exchange_of
 from poseidon.bench.training.results import TrainConfig, TrainResult
 from poseidon.bench.training.run import run_training
-from poseidon.planner import ClusterSpec, Exchange, Planner, Prediction
+from poseidon.planner import ClusterSpec, Planner, Prediction
 from poseidon.testbed import parse_rate
 from poseidon.testbed.shaping import ETHERNET_HEADER_BYTES
 
@@ -35,6 +39,7 @@ LINKS = ("625mbit", "156.25mbit", "31.25mbit")
 HOSTS = (2, 4, 8, 16)
 SCALE = 4
 BATCH = 32  # of images; K is a fourth of it
+SAMPLE = 100  # cells that a seed draws
 MEDIAN_BAR, WORST_BAR, BYTES_BAR = 0.03, 0.08, 0.01
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 _ROW = re.compile(r"\| ([\w-]+) \| (\d+) \| ([\d.]+) \| [\d.]+ \| ([\d.]+) \| ([\d.]+) \|")
@@ -74,23 +79,31 @@ def predict(config: TrainConfig, method: Method, without_exchange_s: float) -> P
         # All hosts multiply at the same time, on the cores of this machine.
         products_per_s=_core.multiply_adds_per_second() * min(1.0, (os.cpu_count() or 1) / config.host_count),
     )
-    exchange = Exchange(
-        scheme=method.scheme,
-        wire=method.wire,
-        overlap=method.overlap,
-        threshold="coarse",
-        by_time=False,
-        sizes=scaled_sizes(config.scale),
-        replayed=True,
-    )
     table = replace(config.table, iteration_seconds=config.compute_seconds)
-    planner = Planner(table, cluster, exchange)
+    planner = Planner(table, cluster, exchange_of(method, config.scale, "coarse"))
     update_s = max(0.0, without_exchange_s - config.compute_seconds)
     return planner.predict_by_message(update_s) if planner.has_messages else planner.predict(update_s=update_s)
 
 
-def drawn(count: int, seed: int) -> Iterator[TrainConfig]:
-    """Cells at random, none twice."""
+@dataclass(frozen=True)
+class Measured:
+    """A replayed cell: `step_s`, and `none_s` without exchange. `payload_bytes`: those of a host, sent plus received.
+
+    `honour`: the switches serve marked packets first.
+    """
+
+    model: str
+    method: str
+    link: str
+    hosts: int
+    honour: bool
+    none_s: float
+    step_s: float
+    payload_bytes: float | None
+
+
+def drawn(seed: int) -> Iterator[TrainConfig]:
+    """A sample of cells at random, none twice."""
     generator = random.Random(seed)
     cells = [
         (model, method, link, hosts, honour)
@@ -100,7 +113,7 @@ def drawn(count: int, seed: int) -> Iterator[TrainConfig]:
         for hosts in HOSTS
         for honour in (False, True)
     ]
-    for model, method, link, hosts, honour in generator.sample(cells, count):
+    for model, method, link, hosts, honour in generator.sample(cells, SAMPLE):
         yield config_of(model, hosts, link, (METHODS["none"], METHODS[method]), honour)
 
 
@@ -115,15 +128,46 @@ def config_of(model: str, hosts: int, link: str, methods: tuple[Method, ...], ho
     return replace(config, compute_seconds=seconds, batch=batch, options=options)
 
 
-def measured(config: TrainConfig) -> Cell:
-    """Replays a cell, and predicts it."""
+def measure(config: TrainConfig) -> Measured:
+    """Replays a cell."""
     result: TrainResult = run_training(config)
     none, entry = result.methods
-    prediction = predict(config, METHODS[entry.method], none.iteration_seconds)
-    switches = "priority" if config.testbed["honour_dscp"] else "FIFO"
-    words = f"{config.model}, {entry.method}, {config.host_count} hosts, {config.link}, {switches}"
-    payload = entry.payload_bytes
-    return Cell(words, prediction.step_s, entry.iteration_seconds, prediction.port_bytes, payload)
+    return Measured(
+        config.model,
+        entry.method,
+        str(config.link),
+        config.host_count,
+        config.testbed["honour_dscp"],
+        none.iteration_seconds,
+        entry.iteration_seconds,
+        entry.payload_bytes,
+    )
+
+
+def predicted(cell: Measured) -> Cell:
+    """Predicts a replayed cell."""
+    method = METHODS[cell.method]
+    config = config_of(cell.model, cell.hosts, cell.link, (METHODS["none"], method), cell.honour)
+    prediction = predict(config, method, cell.none_s)
+    switches = "priority" if cell.honour else "FIFO"
+    words = f"{cell.model}, {cell.method}, {cell.hosts} hosts, {cell.link}, {switches}"
+    return Cell(words, prediction.step_s, cell.step_s, prediction.port_bytes, cell.payload_bytes)
+
+
+def recorded(file: Path) -> Iterator[Measured]:
+    """The cells of a file that --record has written."""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        yield Measured(**json.loads(line))
+
+
+def replayed(seed: int, first: int, count: int, record: Path | None) -> Iterator[Measured]:
+    """Replays cells of the sample, and appends them to the file `record`."""
+    for config in islice(drawn(seed), first, first + count):
+        cell = measure(config)
+        if record is not None:
+            with record.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(cell)) + "\n")
+        yield cell
 
 
 def documented() -> Iterator[Cell]:
@@ -150,13 +194,22 @@ def judge(cells: list[Cell]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", type=int, default=5, help="how many cells to replay")
-    parser.add_argument("--seed", type=int, default=1, help="which cells are drawn")
+    parser.add_argument("--cells", type=int, default=5, help="how many cells of the sample to replay")
+    parser.add_argument("--first", type=int, default=0, help="the first of them, from 0")
+    parser.add_argument("--seed", type=int, default=1, help="which sample is drawn")
+    parser.add_argument("--record", type=Path, help="append what was measured to this file")
+    parser.add_argument("--recorded", type=Path, help="predict the cells of this file instead")
     parser.add_argument("--documented", action="store_true", help="compare with docs/benchmarks.md instead")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if args.documented:
+        found = documented()
+    elif args.recorded:
+        found = map(predicted, recorded(args.recorded))
+    else:
+        found = map(predicted, replayed(args.seed, args.first, args.cells, args.record))
     cells = []
-    for cell in documented() if args.documented else map(measured, drawn(args.cells, args.seed)):
+    for cell in found:
         cells.append(cell)
         if not args.json:
             counted = "" if cell.bytes_error is None else f", bytes {cell.bytes_error:+.2%}"

@@ -167,6 +167,25 @@ def test_a_thousand_workers_take_seconds() -> None:
     assert 1 < step.speedup <= 1024
 
 
+def test_order_and_classes_are_those_of_the_options() -> None:
+    """In a random order an unfortunate layer holds up forward; with one class switches know no urgency."""
+    table, cluster = model_table("AlexNet", "k40"), ClusterSpec(8, 5e9, strict_priority=True)
+    urgent = Exchange(scheme="ps", overlap=True, threshold=0.5, by_time=False)
+    steps = [predict(table, cluster, exchange) for exchange in (urgent, replace(urgent, order="random", classes=1))]
+    assert steps[0].step_s < steps[1].step_s
+    assert {load.traffic_class for load in steps[0].loads} == {0, 1}
+    assert {load.traffic_class for load in steps[1].loads} == {0}
+    levels = [[load.unit.level for load in step.loads if len(load.unit.members) == 1] for step in steps]
+    assert levels[0] == sorted(levels[0], reverse=True)
+    assert levels[1] != sorted(levels[1], reverse=True)
+
+
+def test_a_whole_tensor_on_one_server_takes_longer() -> None:
+    table, cluster = model_table("AlexNet"), ClusterSpec(8, 1e9)
+    coarse = Planner(table, cluster, replace(EXACT, scheme="ps", partition="coarse")).predict_by_message()
+    assert coarse.step_s > 2 * Planner(table, cluster, replace(EXACT, scheme="ps")).predict_by_message().step_s
+
+
 def test_unknown_schemes_and_wires_are_refused() -> None:
     for exchange in (Exchange(scheme="project_adam"), Exchange(scheme="magic"), Exchange(wire="fp8")):
         with pytest.raises(InvalidArgument):

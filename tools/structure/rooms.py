@@ -91,7 +91,7 @@ PYTHON_DOORS: Doors = {
     "cli": None,
     "bench": None,
     "bench/hosts": set(),
-    "bench/paper": set(),
+    "bench/paper": {"training", "priority"},
     "bench/exchange": {"hosts", "colours", "network_options", "progress"},
     "bench/training": {"hosts", "colours", "network_options", "progress"},
     "bench/priority": {"hosts", "training", "network_options", "progress"},

@@ -129,11 +129,7 @@ class Priorities:
         positions = self._control.sum(own)
         for entry, position in zip(self._entries, positions, strict=True):
             entry.position = position
-        places = list(range(len(positions)))
-        if self._order == "reverse":
-            places.reverse()
-        elif self._order == "random":
-            random.Random(0).shuffle(places)
+        places = ordered_places(self._order, len(positions))
         for entry in self._entries:
             # At the end of backward all wait for what no DistributedOptimizer updates.
             entry.urgency = 1.0 if entry.updater is None else 1 - places[entry.position] / len(places)
@@ -171,3 +167,13 @@ class Priorities:
         if self.threshold is None:
             return self._last_class if entry.fully_connected and entry.updater is not None else 0
         return _core.priority_class(entry.urgency, self.threshold, self._last_class + 1)
+
+
+def ordered_places(order: str, count: int) -> list[int]:
+    """The place of each of `count` layers in the order in which they are urgent, by their position in forward."""
+    places = list(range(count))
+    if order == "reverse":
+        places.reverse()
+    elif order == "random":
+        random.Random(0).shuffle(places)
+    return places

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
 
 from poseidon.cli.output import JsonFlag, print_json, print_line, print_table
 from poseidon.cli.planning import Described, planning_command
+from poseidon.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from poseidon.planner import PlanReport
@@ -16,15 +20,24 @@ EPILOG = "Example: poseidon plan VGG19 --hosts 4 --link 1gbit"
 @planning_command
 def plan(
     described: Described,
+    html: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FILE", help="Write the plan as a page with charts here, which needs no other file."),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Predict training on a cluster: its speed, what limits it, what would help, and every layer's exchange.
 
     Nothing is run: the plan is that of training, and the step is simulated. `poseidon simulate` has details of a step.
     """
-    from poseidon.planner import make_report  # help does not wait for the compiled core
+    from poseidon.planner import make_report, write_page  # help does not wait for the compiled core
 
     report = make_report(described.table, described.cluster, described.exchange)
+    if html is not None:
+        try:
+            write_page(report, html)
+        except OSError as error:
+            raise InvalidArgument(f"--html {html} cannot be written: {error.strerror}") from None
     if json:
         print_json(report.to_json())
     else:
@@ -57,7 +70,7 @@ def _print(report: PlanReport) -> None:
                 row.scheme,
                 f"{row.sent_bytes / 2**20:.3g}",
                 f"{row.exchange_s * 1e3:.3g}",
-                _hidden(row.exposed_s),
+                row.hidden,
                 row.why,
             ]
             for row in report.units
@@ -65,7 +78,3 @@ def _print(report: PlanReport) -> None:
     )
     for line in report.notes():
         print_line(line)
-
-
-def _hidden(exposed_s: float) -> str:
-    return f"no: {exposed_s * 1e3:.3g} ms" if exposed_s >= 5e-5 else "yes"

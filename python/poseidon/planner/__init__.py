@@ -5,6 +5,7 @@
 
 from poseidon.planner.cluster import ClusterSpec, InvalidCluster
 from poseidon.planner.cluster_file import Setting, make_cluster, read_settings
+from poseidon.planner.page import write_page
 from poseidon.planner.predict import Planner, Prediction
 from poseidon.planner.report import PlanReport, make_report
 from poseidon.planner.trace import write_prediction
@@ -21,5 +22,6 @@ __all__ = [
     "make_cluster",
     "make_report",
     "read_settings",
+    "write_page",
     "write_prediction",
 ]

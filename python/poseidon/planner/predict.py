@@ -63,6 +63,11 @@ class Prediction:
         one_way = sum(load.push_bytes + load.result_bytes for load in self.loads)
         return one_way if self.cluster.servers else 2 * one_way
 
+    @property
+    def ready_s(self) -> dict[int, float]:
+        """When each layer's backward pass ended, by its place."""
+        return {work.of: work.end_s for work in self.ran if work.what == "backward"}
+
     def to_json(self) -> dict[str, Any]:
         """The figures as plain data."""
         return {

@@ -14,6 +14,8 @@ from poseidon.planner.predict import Planner, Prediction
 from poseidon.planner.workload import Exchange
 from poseidon.testbed import format_rate
 
+_NOTICED_S = 5e-5  # shorter waits are none
+
 
 @dataclass(frozen=True)
 class ScalingRow:
@@ -46,10 +48,15 @@ class UnitRow:
     exposed_s: float
     why: str
 
+    @property
+    def hidden(self) -> str:
+        """Whether computation hides its exchange, in words."""
+        return f"no: {self.exposed_s * 1e3:.3g} ms" if self.exposed_s >= _NOTICED_S else "yes"
+
 
 @dataclass(frozen=True)
 class PlanReport:
-    """A plan. `least_bits_per_second`: the slowest ports with which scaling is linear, by exchange; None: there are
+    """A plan. `step`: the whole cluster's; `changes` make it faster. `least_bits_per_second`: the slowest ports with which scaling is linear, by exchange; None: there are
     none. `scheme_limits`: each scheme that a layer takes by bytes, and up to how many workers."""
 
     verdict: str
@@ -61,6 +68,8 @@ class PlanReport:
     units: tuple[UnitRow, ...]
     least_bits_per_second: Mapping[str, float | None]
     scheme_limits: Mapping[str, list[tuple[str, int]]]
+    step: Prediction
+    changes: tuple[advice.Change, ...]
 
     def notes(self) -> list[str]:
         """Sentences below the tables."""
@@ -117,6 +126,8 @@ def make_report(table: ModelTable, cluster: ClusterSpec, exchange: Exchange) -> 
         tuple(_unit_rows(now)),
         advice.least_rates(planner) if cluster.hosts > 1 else {},
         planner.scheme_limits(),
+        now,
+        tuple(better),
     )
 
 
@@ -130,7 +141,7 @@ def _scaling_row(step: Prediction, alone: Prediction) -> ScalingRow:
 
 
 def _unit_rows(step: Prediction) -> list[UnitRow]:
-    ready = {work.of: work.end_s for work in step.ran if work.what == "backward"}
+    ready = step.ready_s
     return [
         UnitRow(
             load.unit.name,

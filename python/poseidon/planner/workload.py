@@ -16,7 +16,7 @@ from poseidon.adapter import cost
 from poseidon.adapter.choice.measurement import demand
 from poseidon.adapter.choice.prediction import Rates, StepModel, UnitWork
 from poseidon.adapter.layer import SyncedLayer
-from poseidon.adapter.priorities import Priorities
+from poseidon.adapter.priorities import Priorities, ordered_places
 from poseidon.models import LayerSpec, ModelTable
 from poseidon.options import Settings
 from poseidon.planner.cluster import ClusterSpec
@@ -29,7 +29,8 @@ _MOST_BYTES = 4  # a scheme with factors is not tried if it has so many times th
 
 @dataclass(frozen=True)
 class Exchange:
-    """How gradients are exchanged. `scheme`, `wire` and `threshold` (`priority_threshold`) are Poseidon's options.
+    """How gradients are exchanged. `scheme`, `wire` and `partition` are Poseidon's options of these names, `threshold`,
+    `order` and `classes` those that begin with `priority_`.
 
     `overlap`: a DistributedOptimizer lets the next forward pass wait layer by layer. `by_time`: layers may take another
     scheme than the one with the fewest bytes if the step is faster then (option `revise`). `sizes` has those of
@@ -41,6 +42,9 @@ class Exchange:
     wire: str = "fp32"
     overlap: bool = False
     threshold: str | float = "auto"
+    order: str = "urgency"
+    classes: int = PRIORITY_CLASSES
+    partition: str = "balanced"
     by_time: bool = True
     sizes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     replayed: bool = False
@@ -84,9 +88,8 @@ class Workload:
         self.table, self.cluster, self.exchange = table, cluster, exchange
         self.core = cluster.core()
         self.layers, self._places = _layers(table, exchange)
-        plan = _core.make_plan(
-            [layer.core_layer() for layer in self.layers], self.core, _core.Options(**exchange.sizes)
-        )
+        options = _core.Options(partition=exchange.partition, **exchange.sizes)
+        plan = _core.make_plan([layer.core_layer() for layer in self.layers], self.core, options)
         for index, layer in enumerate(self.layers):
             unit = plan.unit_of_layer[index]
             layer.place(index, (0, unit), plan.units[unit], plan.layers[index], 0)
@@ -95,20 +98,25 @@ class Workload:
 
     def classes(self, threshold: str | float) -> list[int]:
         """The traffic class of each unit with this threshold, "coarse" or a number. Lower classes go first."""
-        options = {"priority_order": "urgency", "priority_classes": PRIORITY_CLASSES, "priority_threshold": threshold}
+        exchange = self.exchange
+        options = {
+            "priority_order": exchange.order,
+            "priority_classes": exchange.classes,
+            "priority_threshold": threshold,
+        }
         priorities = Priorities(Settings(options), self.layers)
         return [min(map(priorities.class_of, unit.members)) for unit in self.units]
 
     def _unit(self, plan: _core.Plan, facts: _core.Unit) -> PlannedUnit:
         members = tuple(self.layers[index] for index in facts.layers)
         count = self._factor_count(facts.layers[0])
-        levels = [layer.position if self.exchange.overlap else 0 for layer in members]
+        most = max(layer.urgency or 0.0 for layer in members)
         return PlannedUnit(
             members,
             tuple(self._places[index] for index in facts.layers),
             facts,
             count,
-            min(levels),
+            round((1 - most) * len(self.layers)),
             self._schemes(plan.layers[facts.layers[0]], members[0], count),
         )
 
@@ -169,10 +177,11 @@ def _layers(table: ModelTable, exchange: Exchange) -> tuple[list[SyncedLayer], l
         for tensor, count in reversed(spec.tensors.items()):
             layers.append(_layer(table, spec, tensor, count, spec.name in shared, exchange))
             places.append(place)
+    ordered = ordered_places(exchange.order, len(layers))
     for position, layer in enumerate(reversed(layers)):
         layer.position, layer.urgency = position, 1.0
         if exchange.overlap:
-            layer.urgency = 1 - position / len(layers)
+            layer.urgency = 1 - ordered[position] / len(layers)
             layer.update_by(_UPDATER)
     return layers, places
 

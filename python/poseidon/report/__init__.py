@@ -4,26 +4,40 @@ Every rank makes a `RankRecord` (`rank_record` makes it from what an adapter rec
 One process loads all records with `load_ranks`, makes a `Report` and writes both files.
 """
 
+from poseidon.report.charts import bars_chart, scheme_style, scheme_title, timeline_chart
 from poseidon.report.data import Epoch, LayerRow, RankRecord, Report, Span, hidden_share, load_ranks, save_rank
+from poseidon.report.layout import PAGE_WIDTH, document, figure, figures, head, legend, section, table
 from poseidon.report.page import headlines, html, write_html
 from poseidon.report.steps import rank_record
 from poseidon.report.svg import bytes_text, percent_text
 from poseidon.report.trace import trace_events, write_trace
 
 __all__ = [
+    "PAGE_WIDTH",
     "Epoch",
     "LayerRow",
     "RankRecord",
     "Report",
     "Span",
+    "bars_chart",
     "bytes_text",
+    "document",
+    "figure",
+    "figures",
+    "head",
     "headlines",
     "hidden_share",
     "html",
+    "legend",
     "load_ranks",
     "percent_text",
     "rank_record",
     "save_rank",
+    "scheme_style",
+    "scheme_title",
+    "section",
+    "table",
+    "timeline_chart",
     "trace_events",
     "write_html",
     "write_trace",

@@ -81,12 +81,41 @@ def bytes_chart(layers: Sequence[LayerRow], width: float) -> Canvas:
         tip = f"{row.name} ({row.scheme}): {value}"
         canvas.rect(left, top, across(row.dense_bytes) - left, BAR, "dense", tip)
         canvas.rect(left, top, max(1.5, across(row.bytes_sent) - left), BAR, scheme_style(row.scheme), tip)
-        if narrow:
-            canvas.text(0, top - 5, shortened(row.name, width - value_width), "label")
-            canvas.text(width, top - 5, value, "tick", "end")
-        else:
-            canvas.text(left - 10, top + 10, shortened(row.name, left - 10), "label", "end")
-            canvas.text(max(across(row.dense_bytes), across(row.bytes_sent)) + 8, top + 10, value, "tick")
+        name = shortened(row.name, width - value_width if narrow else left - 10)
+        _bar_texts(canvas, top, left, max(across(row.dense_bytes), across(row.bytes_sent)), name, value)
+    return canvas
+
+
+def _bar_texts(canvas: Canvas, top: float, left: float, end: float, name: str, value: str) -> None:
+    """The texts of a bar: left and right of it, or above it on a phone."""
+    if left:
+        canvas.text(left - 10, top + 10, name, "label", "end")
+        canvas.text(end + 8, top + 10, value, "tick")
+    else:
+        canvas.text(0, top - 5, name, "label")
+        canvas.text(canvas.width, top - 5, value, "tick", "end")
+
+
+def bars_chart(rows: Sequence[tuple[str, float, str]], width: float, label: str, most: float = 0.0) -> Canvas:
+    """One bar per row: its name, its value, and the value in words. The axis ends at `most`, or at the largest."""
+    narrow = width < NARROW
+    row_height, left = (TALL_ROW, 0.0) if narrow else (ROW, float(LABEL_WIDTH))
+    value_width = 148.0
+    canvas = Canvas(width, row_height * len(rows) + 8, label)
+    across = Scale(0, max([most, *(value for _, value, _ in rows)]), left, width - (2 if narrow else value_width))
+    for index, (name, value, words) in enumerate(rows):
+        top = row_height * index + (18 if narrow else (ROW - BAR) / 2)
+        if most:
+            canvas.rect(left, top, across(most) - left, BAR, "dense", f"{name}: {words}")
+        canvas.rect(left, top, max(1.5, across(value) - left), BAR, "scheme-1", f"{name}: {words}")
+        _bar_texts(
+            canvas,
+            top,
+            left,
+            max(across(most), across(value)),
+            shortened(name, width - value_width if narrow else left - 10),
+            words,
+        )
     return canvas
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 
 from poseidon.report.charts import (
@@ -18,15 +17,15 @@ from poseidon.report.charts import (
     timeline_chart,
 )
 from poseidon.report.data import LayerRow, Report, hidden_share
-from poseidon.report.svg import Canvas, bytes_text, number_text, percent_text, seconds_text
+from poseidon.report.layout import HALF_WIDTH, PAGE_WIDTH, cells, document, figure, figures, head, legend
+from poseidon.report.svg import bytes_text, number_text, percent_text, seconds_text
 
-PAGE_WIDTH, HALF_WIDTH, PHONE_WIDTH = 952, 460, 360
 _LATE_SHOWN = 3  # late workers that are named
 
 
 def html(report: Report) -> str:
     """The whole page."""
-    sections = [_head(report), _figures(report)]
+    sections = [head(report.title, report.subtitle), figures(headlines(report))]
     if report.epochs:
         sections.append(_learning(report))
     if report.layers:
@@ -36,14 +35,7 @@ def html(report: Report) -> str:
     if report.layers:
         sections.append(_table(report.layers))
     sections.append(_environment(report))
-    style = (files("poseidon.report") / "style.css").read_text()
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
-        f"<title>{escape(report.title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
-        + "\n".join(sections)
-        + "\n</body>\n</html>\n"
-    )
+    return document(report.title, sections)
 
 
 def write_html(report: Report, path: str | os.PathLike[str]) -> None:
@@ -117,36 +109,14 @@ def overall_hidden(report: Report) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _head(report: Report) -> str:
-    return f"<header><h1>{escape(report.title)}</h1><p>{escape(report.subtitle)}</p></header>"
-
-
-def _figures(report: Report) -> str:
-    cells = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(against)}</small></dd></div>"
-        for name, value, against in headlines(report)
-    )
-    return f'<dl class="figures">{cells}</dl>'
-
-
-def _figure(draw: Callable[[float], Canvas], wide: float) -> str:
-    """One picture in two widths. The style sheet shows the one that fits."""
-    return f"<figure>{draw(wide).render('wide')}{draw(PHONE_WIDTH).render('narrow')}</figure>"
-
-
 def _learning(report: Report) -> str:
-    loss = _figure(lambda width: loss_chart(report.losses, report.epochs, width), HALF_WIDTH)
-    accuracy = _figure(lambda width: accuracy_chart(report.epochs, width), HALF_WIDTH)
+    loss = figure(lambda width: loss_chart(report.losses, report.epochs, width), HALF_WIDTH)
+    accuracy = figure(lambda width: accuracy_chart(report.epochs, width), HALF_WIDTH)
     return (
         '<section class="pair">'
         f"<div><h2>Training loss</h2><p>Rank 0’s share of the examples.</p>{loss}</div>"
         f"<div><h2>Test accuracy</h2><p>After each epoch, on the whole test set.</p>{accuracy}</div></section>"
     )
-
-
-def _legend(entries: Iterable[tuple[str, str]]) -> str:
-    items = "".join(f'<li><i class="{style}"></i>{escape(text)}</li>' for style, text in entries)
-    return f'<ul class="legend">{items}</ul>'
 
 
 def _scheme_entries(layers: Iterable[LayerRow]) -> list[tuple[str, str]]:
@@ -156,10 +126,10 @@ def _scheme_entries(layers: Iterable[LayerRow]) -> list[tuple[str, str]]:
 
 def _bytes(layers: list[LayerRow]) -> str:
     note = f" The {ROW_LIMIT} largest of {len(layers)} layers." if len(layers) > ROW_LIMIT else ""
-    legend = _legend([*_scheme_entries(layers), ("dense", "what dense gradients would take")])
+    colours = legend([*_scheme_entries(layers), ("dense", "what dense gradients would take")])
     return (
         "<section><h2>Bytes by layer</h2><p>Sent per step by one worker together with its shard, headers included."
-        f"{note}</p>{legend}{_figure(lambda width: bytes_chart(layers, width), PAGE_WIDTH)}</section>"
+        f"{note}</p>{colours}{figure(lambda width: bytes_chart(layers, width), PAGE_WIDTH)}</section>"
     )
 
 
@@ -169,11 +139,11 @@ def _timeline(report: Report) -> str:
     names = [("forward", "forward"), ("backward", "backward"), ("wait", "wait for exchanges"), ("update", "update")]
     entries = [entry for entry in names if entry[0] in kinds]
     schemes = [(style, f"synchronization: {name}") for style, name in _scheme_entries(report.layers)]
-    legend = _legend([*entries, *schemes, ("limit", "end of backward")])
+    colours = legend([*entries, *schemes, ("limit", "end of backward")])
     return (
         f"<section><h2>One step</h2><p>A step of median length on rank {record.rank}. A layer’s synchronization starts "
         "as soon as its backward is done; what lies left of the dashed line is hidden behind computation.</p>"
-        f"{legend}{_figure(lambda width: timeline_chart(record, width), PAGE_WIDTH)}</section>"
+        f"{colours}{figure(lambda width: timeline_chart(record, width), PAGE_WIDTH)}</section>"
     )
 
 
@@ -186,13 +156,9 @@ def _table(layers: list[LayerRow]) -> str:
         "<section><h2>Layers</h2><p>In the order in which backward finishes them. Bytes are those of one step; "
         "“hidden” is the share of a layer’s synchronization during which the model still computed. Predicted and "
         "measured are the time of a layer’s synchronization from when its gradient exists.</p>"
-        f'<div class="scroll"><table><thead><tr>{_cells(heads, "th")}</tr></thead>'
-        f"<tbody>{rows}</tbody><tfoot><tr>{_cells((*total, '', '', '', ''), 'td')}</tr></tfoot></table></div></section>"
+        f'<div class="scroll"><table><thead><tr>{cells(heads, "th")}</tr></thead>'
+        f"<tbody>{rows}</tbody><tfoot><tr>{cells((*total, '', '', '', ''), 'td')}</tr></tfoot></table></div></section>"
     )
-
-
-def _cells(texts: Iterable[str], tag: str) -> str:
-    return "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts)
 
 
 def _table_row(row: LayerRow) -> str:
@@ -201,9 +167,9 @@ def _table_row(row: LayerRow) -> str:
     texts = (bytes_text(row.bytes_sent), bytes_text(row.dense_bytes), percent_text(share), percent_text(row.hidden))
     return (
         f'<tr><td class="name">{escape(row.name)}</td>'
-        + _cells((row.shape_text, str(row.factor_count) if row.factor_count else "–"), "td")
+        + cells((row.shape_text, str(row.factor_count) if row.factor_count else "–"), "td")
         + f'<td><i class="{scheme_style(row.scheme)}"></i>{escape(row.scheme)}</td>'
-        + _cells((*texts, *times, row.reason), "td")
+        + cells((*texts, *times, row.reason), "td")
         + "</tr>"
     )
 

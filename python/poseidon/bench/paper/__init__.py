@@ -1,1 +1,1 @@
-"""`poseidon bench paper`: headline figures of the papers, predicted at full scale."""
+"""`poseidon bench paper`: figures of the papers, predicted at full scale."""

@@ -1,0 +1,104 @@
+"""What Parameter Hub's tables and prose say, and the same by its closed forms, with its models' sizes and times.
+
+A PBox counts as servers with a port each (§3.3: its interfaces form micro-shards), which have no other limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from poseidon import _core
+from poseidon.bench.paper.datacenter import throughput_figures
+from poseidon.bench.paper.figure import Figure
+
+_WORKERS = 8
+_PBOX_PORTS = 10
+_GBIT = 1e9
+_FAST, _CLOUD = 56 * _GBIT, 10 * _GBIT
+
+PLACEMENTS: Mapping[str, tuple[int, str]] = {
+    "CC": (1, "colocated"),
+    "CS": (_WORKERS, "colocated"),
+    "NCC": (1, "dedicated"),
+    "NCS": (_WORKERS, "dedicated"),
+}
+"""The number of servers and where they run, by the paper's names (Figure 4)."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """A row of Table 3: megabytes of the model, and milliseconds of an iteration on one GTX 1080 Ti."""
+
+    megabytes: float
+    milliseconds: float
+
+    def bits(self, servers: int, placement: str) -> float:
+        """What the busiest host sends plus receives in an iteration, with so many servers."""
+        cluster = _core.Cluster(_WORKERS, servers, placement)
+        return 8 * _core.scheme_cost("ps", round(self.megabytes * 1e6), 1, 0, cluster).busiest(cluster)
+
+    def step_s(self, servers: int, placement: str, bits_per_second: float) -> float:
+        """An iteration whose exchange hides as far as its bytes allow."""
+        exchange_s = self.bits(servers, placement) / 2 / bits_per_second
+        return max(self.milliseconds / 1e3, exchange_s)
+
+
+NETWORKS = {
+    "AlexNet": Network(194, 16),
+    "VGG 11": Network(505, 121),
+    "GoogleNet": Network(38, 100),
+    "Inception V3": Network(91, 225),
+    "ResNet 18": Network(45, 54),
+    "ResNet 50": Network(97, 161),
+    "ResNet 269": Network(390, 350),
+    "ResNext 269": Network(390, 386),
+}
+_TABLE_2 = {
+    "ResNet 269": (122, 31, 140, 17),
+    "Inception V3": (44, 11, 50, 6),
+    "GoogleNet": (40, 10, 46, 6),
+    "AlexNet": (1232, 308, 1408, 176),
+}
+_COMPUTE_BOUND = ("GoogleNet", "Inception V3", "ResNet 18", "ResNet 50", "ResNet 269", "ResNext 269")
+
+
+def figures() -> Iterator[Figure]:
+    """All figures, in the order of the paper."""
+    yield from _least_bandwidth()
+    yield from _training()
+    yield from throughput_figures()
+
+
+def _least_bandwidth() -> Iterator[Figure]:
+    """Table 2, by the formulas of Figure 4, which are Poseidon's Table 1 for dense gradients."""
+    for name, row in _TABLE_2.items():
+        network = NETWORKS[name]
+        for (words, placement), paper in zip(PLACEMENTS.items(), row, strict=True):
+            needed = network.bits(*placement) / (network.milliseconds / 1e3) / _GBIT
+            yield Figure("§2.3.1, Table 2", f"{name}, {words}: least bandwidth", "Gb/s", paper, needed)
+
+
+def _training() -> Iterator[Figure]:
+    """Speed-ups of the PBox over colocated shards, and its sharing."""
+    gains = {name: _pbox_gain(network, _CLOUD) for name, network in NETWORKS.items()}
+    yield Figure("Abstract", "the largest gain of PHub over the state of the art", "times", 2.7, max(gains.values()))
+    for name in _COMPUTE_BOUND:
+        gain = _pbox_gain(NETWORKS[name], _FAST)
+        yield Figure("§4.3.2, Figure 13", f"{name} at 56 Gb/s: PBox over shards", "times", 1.0, gain)
+    endless = Network(NETWORKS["ResNet 18"].megabytes, 0.0)
+    yield Figure(
+        "§4.4, Figure 15", "8 workers over one, infinitely fast compute", "times", _WORKERS, _WORKERS * _share(_WORKERS)
+    )
+    yield Figure("§4.4, Figure 15", "PBox over PShard, the same", "times", 2.0, _pbox_gain(endless, _FAST))
+    yield Figure("§4.8, Figure 18", "AlexNet: throughput of a job if 8 share a PBox", "of it alone", 0.95, _share(8))
+
+
+def _pbox_gain(network: Network, bits_per_second: float) -> float:
+    shards = network.step_s(*PLACEMENTS["CS"], bits_per_second)
+    return shards / network.step_s(_PBOX_PORTS, "dedicated", bits_per_second)
+
+
+def _share(workers: int) -> float:
+    """Which part of its port each of so many workers can use if all send to a PBox, whose ports are as fast."""
+    return min(1.0, _PBOX_PORTS / workers)
