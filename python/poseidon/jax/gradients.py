@@ -3,19 +3,19 @@
 Each parameter passes through an identity whose backward pushes the gradient and returns at once. Every push also gives
 a token, and autodiff adds the tokens up. Each pull depends on that sum, so no rank waits for a result before it has
 pushed everything: whatever order XLA chooses, ranks cannot wait for each other in a circle.
+
+A call pushes when all pulls of the call before it in the program are done, so that ranks never mix two calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import get_opaque_trace_state
 
 from poseidon.adapter.agreement import check_same
 from poseidon.adapter.layer import SyncedLayer
@@ -23,34 +23,10 @@ from poseidon.adapter.layer_table import LayerTable
 from poseidon.adapter.membership import Membership
 from poseidon.errors import InvalidArgument
 from poseidon.jax.process import context, port
+from poseidon.jax.turns import take_turn
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
-_Tables = dict[tuple[str, int], list[SyncedLayer]]
-_tables: WeakKeyDictionary[Membership, _Tables] = WeakKeyDictionary()
-
-
-class _Trace:
-    """Numbers the calls of one trace.
-
-    XLA may run two calls of one compiled program in any order, and ranks in different ones. So each has layers of its
-    own. Without a trace calls run in the order of the program.
-    """
-
-    def __init__(self) -> None:
-        self._state: Any = None
-        self._count = 0
-
-    def next_number(self, leaves: Sequence[Any]) -> int:
-        """How many calls of the present trace came before this one."""
-        if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            return 0
-        state = get_opaque_trace_state()
-        self._count = self._count + 1 if state == self._state else 0
-        self._state = state
-        return self._count
-
-
-_trace = _Trace()
+_tables: WeakKeyDictionary[Membership, dict[str, list[SyncedLayer]]] = WeakKeyDictionary()
 
 
 def value_and_grad(function: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
@@ -66,21 +42,22 @@ def value_and_grad(function: Callable[..., Any], has_aux: bool = False) -> Calla
         if here.client is None:
             return jax.value_and_grad(function, has_aux=has_aux)(params, *arguments, **keywords)
         leaves, form = jax.tree_util.tree_flatten(params)
-        layers = _layers_of(here, params, _trace.next_number(leaves))
+        layers = _layers_of(here, params)
+        exchange = _Exchange(port())
 
         def tagged(leaves: Sequence[Any], token: Any) -> Any:
-            sent = [_tag(leaf, token, port(), one.layer) for leaf, one in zip(leaves, layers, strict=True)]
+            sent = [exchange.tag(leaf, token, one.layer) for leaf, one in zip(leaves, layers, strict=True)]
             return function(jax.tree_util.tree_unflatten(form, sent), *arguments, **keywords)
 
         value, (grads, token) = jax.value_and_grad(tagged, argnums=(0, 1), has_aux=has_aux)(leaves, jnp.float32(0))
-        means = [_pull(grad, token, port(), one.layer) for grad, one in zip(grads, layers, strict=True)]
+        means = exchange.means(grads, token, [one.layer for one in layers])
         return value, jax.tree_util.tree_unflatten(form, means)
 
     return local_and_mean
 
 
-def _layers_of(here: Membership, params: Any, number: int) -> list[SyncedLayer]:
-    """The layers of these parameters in the call of this number. Collective for shapes and numbers that are new."""
+def _layers_of(here: Membership, params: Any) -> list[SyncedLayer]:
+    """The layers of these parameters. Collective for a tree of shapes that is new."""
     assert here.client is not None
     assert here.control is not None
     layers = []
@@ -93,34 +70,59 @@ def _layers_of(here: Membership, params: Any, number: int) -> list[SyncedLayer]:
         layers.append(SyncedLayer(name, shape, dtype, size, "ps", wire, factorable=False, fully_connected=False))
     description = "\n".join(f"{one.name}: {one.dtype} {one.shape}" for one in layers)
     tables = _tables.setdefault(here, {})
-    key = description, number
-    if key not in tables:
-        check_same(here.control, f"{description}\ncall {number} of a trace", "model")
+    if description not in tables:
+        check_same(here.control, description, "model")
         LayerTable(layers[::-1]).connect(here.client, here.control)  # as backward finishes them
-        tables[key] = layers
-    return tables[key]
+        tables[description] = layers
+    return tables[description]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _tag(leaf: Any, token: Any, port: int, layer: int) -> Any:
-    return leaf
+class _Exchange:
+    """The exchange of one call of `value_and_grad`."""
 
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._begin = take_turn(jnp.float32(0), port)
+        self._pushed: set[int] = set()
 
-def _tag_forward(leaf: Any, token: Any, port: int, layer: int) -> tuple[Any, None]:
-    return leaf, None
+    def tag(self, leaf: Any, token: Any, layer: int) -> Any:
+        """The same parameter, whose gradient is pushed by backward."""
 
+        @jax.custom_vjp
+        def identity(leaf: Any, token: Any, begin: Any) -> Any:
+            return leaf
 
-def _push(port: int, layer: int, _: None, grad: Any) -> tuple[Any, Any]:
-    kinds = (jax.ShapeDtypeStruct(grad.shape, grad.dtype), jax.ShapeDtypeStruct((), jnp.float32))
-    call = jax.ffi.ffi_call("poseidon_push", kinds, has_side_effect=True, input_output_aliases={0: 0})
-    same, token = call(grad, jnp.float32(0), port=np.int64(port), layer=np.int64(layer))
-    return same, token
+        def forward(leaf: Any, token: Any, begin: Any) -> tuple[Any, Any]:
+            return leaf, begin
 
+        def backward(begin: Any, grad: Any) -> tuple[Any, Any, None]:
+            return *self._push(grad, begin, layer), None
 
-_tag.defvjp(_tag_forward, _push)
+        identity.defvjp(forward, backward)
+        return identity(leaf, token, self._begin)
 
+    def means(self, grads: Sequence[Any], token: Any, layers: Sequence[int]) -> list[Any]:
+        """The means of these gradients. `token`: what their pushes have given."""
+        own = list(grads)
+        for index, layer in enumerate(layers):
+            if layer not in self._pushed:  # the loss does not use it, so that its gradient is zeros
+                own[index], sent = self._push(own[index], self._begin, layer)
+                token += sent
+        means, end = [], token
+        for grad, layer in zip(own, layers, strict=True):
+            mean, done = self._call("poseidon_pull", grad, token, layer)
+            means.append(mean)
+            end += done
+        take_turn(end, self._port)
+        return means
 
-def _pull(grad: Any, token: Any, port: int, layer: int) -> Any:
-    kind = jax.ShapeDtypeStruct(grad.shape, grad.dtype)
-    call = jax.ffi.ffi_call("poseidon_pull", kind, has_side_effect=True, input_output_aliases={0: 0})
-    return call(grad, token, port=np.int64(port), layer=np.int64(layer))
+    def _push(self, grad: Any, begin: Any, layer: int) -> tuple[Any, Any]:
+        self._pushed.add(layer)
+        return self._call("poseidon_push", grad, begin, layer)
+
+    def _call(self, target: str, grad: Any, after: Any, layer: int) -> tuple[Any, Any]:
+        """An array in the gradient's place, and a zero that depends on it, after `after`."""
+        kinds = (jax.ShapeDtypeStruct(grad.shape, grad.dtype), jax.ShapeDtypeStruct((), jnp.float32))
+        call = jax.ffi.ffi_call(target, kinds, has_side_effect=True, input_output_aliases={0: 0})
+        found, zero = call(grad, after, port=np.int64(self._port), layer=np.int64(layer))
+        return found, zero

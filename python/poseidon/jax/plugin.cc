@@ -24,6 +24,13 @@ namespace {
 
 constexpr std::size_t kTextBytes = 1024;
 
+ffi::Future failed(const std::string& text) {
+  ffi::Promise promise;
+  ffi::Future future(promise);
+  promise.SetError(ffi::Error::Internal(text));
+  return future;
+}
+
 struct Layer {
   std::vector<std::byte> staging;
   bool in_flight = false;  // from its push until its result is written
@@ -79,6 +86,7 @@ class Port {
     ffi::Future future(promise);
     {
       const std::lock_guard lock(mutex_);
+      if (!layers_[layer].in_flight) return failed("poseidon: a mean was pulled of a gradient that was not pushed");
       requests_.push_back({layer, destination, size_bytes, std::move(promise)});
     }
     wake_.notify_one();
@@ -133,30 +141,32 @@ std::shared_ptr<Port> port_of(std::int64_t number) {
   return found == ports.end() ? nullptr : found->second;
 }
 
-ffi::Error left_job() {
-  return ffi::Error::Internal(
-      "poseidon: shut_down: this function was compiled for a job that this process has left; call jax.clear_caches() "
-      "after poseidon.init()");
-}
+constexpr const char* kLeftJob =
+    "poseidon: shut_down: this function was compiled for a job that this process has left; compile it again";
 
 ffi::Error push(ffi::AnyBuffer gradient, ffi::AnyBuffer, ffi::Result<ffi::AnyBuffer> same,
                 ffi::Result<ffi::AnyBuffer> token, std::int64_t port, std::int64_t layer) {
   const auto to = port_of(port);
-  if (to == nullptr) return left_job();
+  if (to == nullptr) return ffi::Error::Internal(kLeftJob);
   if (same->untyped_data() != gradient.untyped_data())
     std::memcpy(same->untyped_data(), gradient.untyped_data(), gradient.size_bytes());
   std::memset(token->untyped_data(), 0, token->size_bytes());
   return to->push(static_cast<std::uint32_t>(layer), gradient.untyped_data(), gradient.size_bytes());
 }
 
-ffi::Future pull(ffi::AnyBuffer, ffi::AnyBuffer, ffi::Result<ffi::AnyBuffer> mean, std::int64_t port,
-                 std::int64_t layer) {
+ffi::Future pull(ffi::AnyBuffer, ffi::AnyBuffer, ffi::Result<ffi::AnyBuffer> mean, ffi::Result<ffi::AnyBuffer> done,
+                 std::int64_t port, std::int64_t layer) {
   const auto from = port_of(port);
+  std::memset(done->untyped_data(), 0, done->size_bytes());
   if (from != nullptr) return from->pull(static_cast<std::uint32_t>(layer), mean->untyped_data(), mean->size_bytes());
-  ffi::Promise promise;
-  ffi::Future future(promise);
-  promise.SetError(left_job());
-  return future;
+  return failed(kLeftJob);
+}
+
+ffi::Error turn(ffi::AnyBuffer value, ffi::Token, ffi::Result<ffi::AnyBuffer> same, ffi::Result<ffi::Token>,
+                std::int64_t port) {
+  if (port_of(port) == nullptr) return ffi::Error::Internal(kLeftJob);
+  std::memcpy(same->untyped_data(), value.untyped_data(), value.size_bytes());
+  return ffi::Error::Success();
 }
 
 }  // namespace
@@ -174,8 +184,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(poseidon_pull, pull,
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Ret<ffi::AnyBuffer>()
+                                  .Ret<ffi::AnyBuffer>()
                                   .Attr<std::int64_t>("port")
                                   .Attr<std::int64_t>("layer"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    poseidon_turn, turn,
+    ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Arg<ffi::Token>().Ret<ffi::AnyBuffer>().Ret<ffi::Token>().Attr<std::int64_t>(
+        "port"));
 
 /// Opens a port to `client`, whose sums are divided by `divisor`, under a number that was not used before. Returns
 /// whether the plugin knows this version of the interface.
