@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,26 @@ def test_plan_as_json_has_the_same() -> None:
     assert [row["hosts"] for row in document["scaling"]] == [1, 2, 4]
     assert document["scaling"][0]["speedup"] == 1
     assert {row["scheme"] for row in document["layers"]} == {"ps", "sfb"}
+
+
+def test_the_page_has_the_verdict_charts_and_every_layer(tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    document = json.loads(run("plan", *SMALL, "--html", str(page), "--json"))
+    text = unescape(page.read_text(encoding="utf-8"))
+    assert document["verdict"] in text
+    assert "prefers-color-scheme: dark" in text
+    for row in document["layers"]:
+        assert f"<td>{row['name']}</td><td>{row['scheme']}</td>" in text
+    for title in ("Efficiency by number of hosts", "What would help", "One step"):
+        assert text.split(f"<h2>{title}</h2>")[1].split("</section>")[0].count("<svg") == 2, title  # wide and narrow
+    assert not re.search(r"(src|href)=|@import|url\(", text)  # it needs no other file
+    run("plan", "AlexNet", "--hosts", "1", "--link", "1gbit", "--html", str(page))
+    assert "<h2>Layers</h2>" not in page.read_text(encoding="utf-8")
+
+
+def test_a_page_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"--html .*nowhere/plan.html cannot be written: No such file"):
+        run("plan", *SMALL, "--html", str(tmp_path / "nowhere" / "plan.html"))
 
 
 def test_a_price_gives_samples_per_dollar(tmp_path: Path) -> None:

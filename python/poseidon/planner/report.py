@@ -56,8 +56,9 @@ class UnitRow:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """A plan. `step`: the whole cluster's; `changes` make it faster. `least_bits_per_second`: the slowest ports with which scaling is linear, by exchange; None: there are
-    none. `scheme_limits`: each scheme that a layer takes by bytes, and up to how many workers."""
+    """A plan. `least_bits_per_second`: the slowest ports with which scaling is linear, by exchange; None: there are
+    none. `scheme_limits`: each scheme that a layer takes by bytes, and up to how many workers. `step` is that of the
+    whole cluster, and `changes` make it faster."""
 
     verdict: str
     model: str
