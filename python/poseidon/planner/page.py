@@ -45,6 +45,12 @@ def write_page(report: PlanReport, path: Path) -> None:
         sections.append(_changes(report))
     if report.units:
         sections += [_timeline(report.step), _layers(report)]
+    if report.racks is not None:
+        words = (
+            "The slowest ports, in each direction, with which dense gradients hide behind computation, by where the "
+            "parameter server stands (Parameter Hub, Figure 4)."
+        )
+        sections.append(section("Where servers stand", words, table(*report.racks.table())))
     sections.append(_notes(report))
     path.write_text(document(title, sections), encoding="utf-8")
 
