@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ import pytest
 pytest.importorskip("poseidon._core")
 pytest.importorskip("torch")
 
-from poseidon.cli.measured_script import measure_script
+from poseidon.cli.measured_script import measure_object, measure_script
 from poseidon.errors import InvalidArgument
+from poseidon.torch.measure_model import train
 
 SCRIPT = """
 import sys, torch
@@ -54,7 +56,7 @@ def script(tmp_path: Path) -> Path:
 def test_layers_batch_and_times_of_a_script(script: Path, micro_batches: int) -> None:
     table = measure_script(script, [str(micro_batches), "1000"])
     assert table.batch == 4 * micro_batches, "a checkpointed forward pass that runs again counts once"
-    assert 0 < table.iteration_seconds < 5
+    assert 0 < table.iteration_seconds < 60
     assert 0 < table.forward_share < 1
     layers = {layer.name: layer for layer in table.layers}
     assert set(layers) == {"network.scale", "table", "body.0", "body.1", "wide", "head"}
@@ -75,3 +77,48 @@ def test_what_cannot_be_measured_is_told(script: Path, tmp_path: Path) -> None:
         measure_script(tmp_path / "bad.py", [])
     with pytest.raises(InvalidArgument, match="there is no script"):
         measure_script(tmp_path / "none.py", [])
+
+
+MODEL = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 4))
+bare = model, None
+no_gradient = nn.Linear(4, 4).requires_grad_(False), torch.zeros(3, 4)
+
+def with_batch():
+    return model, torch.zeros(24, 32)
+"""
+
+
+def test_a_model_and_a_batch_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_model.py").write_text(MODEL, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    table = measure_object("own_model:with_batch")
+    assert [(layer.name, layer.kind, layer.weight_shape) for layer in table.layers] == [
+        ("0", "fc", (16, 32)),
+        ("2", "fc", (4, 16)),
+    ]
+    assert table.batch == 24
+    assert table.name == "own_model:with_batch"
+    assert 0 < table.iteration_seconds < 60
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("own_model:nothing", "the module own_model has no 'nothing'"),
+        ("no_such_module:model", "cannot be imported: No module named 'no_such_module'"),
+        ("own_model:model", "is no model with a batch: give a tuple"),
+        ("own_model:bare", "is no model with a batch: give a tuple"),
+        ("own_model:no_gradient", "has no parameter that is trained"),
+    ],
+)
+def test_what_is_no_model_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str) -> None:
+    (tmp_path / "own_model.py").write_text(MODEL, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_model", raising=False)
+    with pytest.raises(InvalidArgument, match=words):
+        train(name)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,46 @@ def test_plan_as_json_has_the_same() -> None:
     assert [row["hosts"] for row in document["scaling"]] == [1, 2, 4]
     assert document["scaling"][0]["speedup"] == 1
     assert {row["scheme"] for row in document["layers"]} == {"ps", "sfb"}
+
+
+def test_the_page_has_the_verdict_charts_and_every_layer(tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    document = json.loads(run("plan", *SMALL, "--html", str(page), "--json"))
+    text = unescape(page.read_text(encoding="utf-8"))
+    assert document["verdict"] in text
+    assert "prefers-color-scheme: dark" in text
+    for row in document["layers"]:
+        assert f"<td>{row['name']}</td><td>{row['scheme']}</td>" in text
+    for title in ("Efficiency by number of hosts", "What would help", "One step"):
+        assert text.split(f"<h2>{title}</h2>")[1].split("</section>")[0].count("<svg") == 2, title  # wide and narrow
+    assert not re.search(r"(src|href)=|@import|url\(", text)  # it needs no other file
+    run("plan", "AlexNet", "--hosts", "1", "--link", "1gbit", "--html", str(page))
+    assert "<h2>Layers</h2>" not in page.read_text(encoding="utf-8")
+
+
+def test_racks_have_the_placements_of_servers_and_the_rule_of_racks() -> None:
+    racks = ["--racks", "2", "--oversubscription", "4"]
+    document = json.loads(run("plan", *SMALL, *racks, "--json"))["racks"]
+    least = document["least_bits_per_second"]
+    workers, share = 4, 3 / 4
+    assert least["NCS"] / least["NCC"] == pytest.approx(1 / workers)
+    assert least["CC"] / least["NCC"] == pytest.approx(share)
+    assert least["CS"] / least["NCS"] == pytest.approx(2 * share)
+    assert document["least_oversubscription"] == pytest.approx(4.0)  # 1 / (1/2 · 1/2)
+    assert document["by_rack_s"] < document["plain_s"]
+    text = run("plan", *SMALL, *racks)
+    assert "above an oversubscription of 4:1" in text
+    assert "adding up by rack gives" in text
+    for words in ("NCC", "a shard on every worker's host"):
+        assert words in text
+        assert words not in run("plan", *SMALL)
+    alone = run("plan", *SMALL, "--racks", "4")
+    assert "Adding up by rack cannot pay with one host a rack" in alone
+
+
+def test_a_page_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"--html .*nowhere/plan.html cannot be written: No such file"):
+        run("plan", *SMALL, "--html", str(tmp_path / "nowhere" / "plan.html"))
 
 
 def test_a_price_gives_samples_per_dollar(tmp_path: Path) -> None:

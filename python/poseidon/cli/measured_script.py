@@ -1,4 +1,4 @@
-"""The layer table of a user's own training script, measured in a few steps of it."""
+"""The layer table of a user's own training script or model, measured in a few steps of it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +28,27 @@ def measure_script(script: Path, arguments: Sequence[str]) -> ModelTable:
     """
     if not script.is_file():
         raise InvalidArgument(f"there is no script {script}")
+    return _measure(str(script), script.name, [str(script), *arguments])
+
+
+def measure_object(name: str) -> ModelTable:
+    """The same of a model and a batch that are an object of Python, `module:object`."""
+    return _measure(name, name, [str(files("poseidon.torch") / "measure_model.py"), name])
+
+
+def _measure(called: str, title: str, program: Sequence[str]) -> ModelTable:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "layers.json"
-        command = [sys.executable, "-m", _MEASURE, str(result), str(script), *arguments]
+        command = [sys.executable, "-m", _MEASURE, str(result), *program]
         code = subprocess.run(command, env=_alone(), stdout=_STANDARD_ERROR, check=False).returncode
         if not result.exists():
             raise InvalidArgument(
-                f"{script} failed (exit code {code}): its own message is above"
+                f"{called} failed (exit code {code}): its own message is above"
                 if code
-                else f"{script} ended before its optimizer had made the steps that are measured: let it train longer"
+                else f"{called} ended before its optimizer had made the steps that are measured: let it train longer"
             )
         document = json.loads(result.read_text(encoding="utf-8"))
-    return table_of(script.name, document)
+    return table_of(title, document)
 
 
 def table_of(name: str, measured: Mapping[str, Any]) -> ModelTable:

@@ -76,5 +76,7 @@ def _print(report: PlanReport) -> None:
             for row in report.units
         ],
     )
+    if report.racks is not None:
+        print_table(*report.racks.table())
     for line in report.notes():
         print_line(line)

@@ -22,7 +22,10 @@ ModelArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A network, such as VGG19 (the error for an unknown one names all), or a training script: train.py.",
+        help=(
+            "A network, such as VGG19 (the error for an unknown one names all), a training script: train.py, or a "
+            "model with a batch in Python: module:object."
+        ),
     ),
 ]
 ScriptArguments = Annotated[
@@ -75,14 +78,16 @@ def read_model(
 ) -> ModelTable:
     """The layer table for the options above. Raises InvalidArgument for what is no model, device or time.
 
-    A script is run for a few steps.
+    A script is run for a few steps, and so is a model from Python.
     """
-    is_script = name.endswith(".py")
+    is_script, is_object = name.endswith(".py"), ":" in name
     if is_script and batch is not None:
         raise InvalidArgument(f"--batch {batch} with a script: give {name} the batch by its own arguments")
+    if is_object and batch is not None:
+        raise InvalidArgument(f"--batch {batch} with {name}: it has a batch of its own")
     if arguments and not is_script:
         raise InvalidArgument(f"{' '.join(arguments)} after {name}, which is no script: leave it out")
-    table = _measured(name, arguments) if is_script else _known(name, device)
+    table = _measured(name, arguments) if is_script or is_object else _known(name, device)
     if compute is not None and not 0 < compute < float("inf"):
         raise InvalidArgument(f"--compute is {compute:g}: it must be above 0 seconds")
     if batch is not None:
@@ -98,10 +103,10 @@ def read_model(
     return table
 
 
-def _measured(script: str, arguments: Sequence[str]) -> ModelTable:
-    from poseidon.cli.measured_script import measure_script  # help does not wait for numpy
+def _measured(name: str, arguments: Sequence[str]) -> ModelTable:
+    from poseidon.cli.measured_script import measure_object, measure_script  # help does not wait for numpy
 
-    return measure_script(Path(script), arguments)
+    return measure_script(Path(name), arguments) if name.endswith(".py") else measure_object(name)
 
 
 def _known(name: str, device: str) -> ModelTable:

@@ -6,12 +6,14 @@
 from poseidon.planner.cluster import ClusterSpec, InvalidCluster
 from poseidon.planner.cluster_file import Setting, make_cluster, read_settings
 from poseidon.planner.page import write_page
+from poseidon.planner.placement import PLACEMENTS, ps_bits
 from poseidon.planner.predict import Planner, Prediction
 from poseidon.planner.report import PlanReport, make_report
 from poseidon.planner.trace import write_prediction
 from poseidon.planner.workload import Exchange
 
 __all__ = [
+    "PLACEMENTS",
     "ClusterSpec",
     "Exchange",
     "InvalidCluster",
@@ -21,6 +23,7 @@ __all__ = [
     "Setting",
     "make_cluster",
     "make_report",
+    "ps_bits",
     "read_settings",
     "write_page",
     "write_prediction",

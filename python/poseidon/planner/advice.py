@@ -97,6 +97,8 @@ def _gains(prediction: Prediction, before: Prediction) -> bool:
 
 def _other_exchanges(table: ModelTable, cluster: ClusterSpec, exchange: Exchange) -> Iterator[Change]:
     overlapping = replace(exchange, overlap=True)
+    if cluster.racks > 1 and not cluster.rack_labels:
+        yield Change("adding up by rack", Planner(table, replace(cluster, rack_labels=True), exchange).predict())
     if exchange.wire == "fp32":
         yield Change("bf16", Planner(table, cluster, replace(exchange, wire="bf16")).predict())
     if not exchange.overlap:

@@ -20,6 +20,7 @@ from poseidon.report import (
     figures,
     head,
     legend,
+    paragraphs,
     percent_text,
     scheme_style,
     scheme_title,
@@ -44,6 +45,12 @@ def write_page(report: PlanReport, path: Path) -> None:
         sections.append(_changes(report))
     if report.units:
         sections += [_timeline(report.step), _layers(report)]
+    if report.racks is not None:
+        words = (
+            "The slowest ports, in each direction, with which dense gradients hide behind computation, by where the "
+            "parameter server stands (Parameter Hub, Figure 4)."
+        )
+        sections.append(section("Where servers stand", words, table(*report.racks.table())))
     sections.append(_notes(report))
     path.write_text(document(title, sections), encoding="utf-8")
 
@@ -57,7 +64,10 @@ def _headlines(report: PlanReport) -> Iterator[tuple[str, str, str]]:
 
 
 def _efficiency(report: PlanReport) -> str:
-    rows = [(f"{row.hosts} hosts", row.efficiency, f"{row.speedup:.3g} × one host") for row in report.scaling]
+    rows = [
+        (f"{row.hosts} host{'s' * (row.hosts > 1)}", row.efficiency, f"{row.speedup:.3g} × one host")
+        for row in report.scaling
+    ]
     picture = figure(lambda width: bars_chart(rows, width, "Efficiency by number of hosts", 1.0), PAGE_WIDTH)
     priced = report.cluster.price > 0
     heads = ["Hosts", "Workers", "Step", "Samples/s", "× one host", "Efficiency", *["Samples/$"] * priced]
@@ -134,4 +144,5 @@ def _layers(report: PlanReport) -> str:
 
 def _notes(report: PlanReport) -> str:
     """The sentences below the tables; the first says where the step's own time is from."""
-    return section("Notes", " ".join(report.notes()), "")
+    first, *others = report.notes()
+    return section("Notes", first, paragraphs(others))

@@ -10,6 +10,7 @@ from poseidon.models import ModelTable
 from poseidon.planner import advice
 from poseidon.planner.cluster import MEMORY_BYTES_PER_S, MOST_RATE, ClusterSpec
 from poseidon.planner.load import Load
+from poseidon.planner.placement import RackPlan, plan_racks
 from poseidon.planner.predict import Planner, Prediction
 from poseidon.planner.workload import Exchange
 from poseidon.testbed import format_rate
@@ -56,8 +57,9 @@ class UnitRow:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """A plan. `step`: the whole cluster's; `changes` make it faster. `least_bits_per_second`: the slowest ports with which scaling is linear, by exchange; None: there are
-    none. `scheme_limits`: each scheme that a layer takes by bytes, and up to how many workers."""
+    """A plan. `least_bits_per_second`: the slowest ports with which scaling is linear, by exchange; None: there are
+    none. `scheme_limits`: each scheme that a layer takes by bytes, and up to how many workers. `step` is that of the
+    whole cluster, and `changes` make it faster. `racks` is there if there are several."""
 
     verdict: str
     model: str
@@ -70,6 +72,7 @@ class PlanReport:
     scheme_limits: Mapping[str, list[tuple[str, int]]]
     step: Prediction
     changes: tuple[advice.Change, ...]
+    racks: RackPlan | None
 
     def notes(self) -> list[str]:
         """Sentences below the tables."""
@@ -91,6 +94,7 @@ class PlanReport:
             schemes = [f"{scheme} up to {count} workers" for scheme, count in limits[:-1]] + [f"then {limits[-1][0]}"]
             if len(limits) > 1:
                 lines.append(f"{name} has the fewest bytes by {', '.join(schemes)}.")
+        lines += [] if self.racks is None else self.racks.notes()
         first, last = self.scaling[0].samples_per_dollar, self.scaling[-1].samples_per_dollar
         if first and last and len(self.scaling) > 1:
             lines.append(f"A sample costs {first / last:.2f} times what it costs on one host.")
@@ -107,6 +111,7 @@ class PlanReport:
             "layers": [asdict(row) for row in self.units],
             "least_bits_per_second": dict(self.least_bits_per_second),
             "scheme_limits": dict(self.scheme_limits),
+            "racks": None if self.racks is None else asdict(self.racks),
         }
 
 
@@ -128,6 +133,7 @@ def make_report(table: ModelTable, cluster: ClusterSpec, exchange: Exchange) -> 
         planner.scheme_limits(),
         now,
         tuple(better),
+        plan_racks(planner) if cluster.racks > 1 else None,
     )
 
 

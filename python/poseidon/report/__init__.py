@@ -6,7 +6,7 @@ One process loads all records with `load_ranks`, makes a `Report` and writes bot
 
 from poseidon.report.charts import bars_chart, scheme_style, scheme_title, timeline_chart
 from poseidon.report.data import Epoch, LayerRow, RankRecord, Report, Span, hidden_share, load_ranks, save_rank
-from poseidon.report.layout import PAGE_WIDTH, document, figure, figures, head, legend, section, table
+from poseidon.report.layout import PAGE_WIDTH, document, figure, figures, head, legend, paragraphs, section, table
 from poseidon.report.page import headlines, html, write_html
 from poseidon.report.steps import rank_record
 from poseidon.report.svg import bytes_text, percent_text
@@ -30,6 +30,7 @@ __all__ = [
     "html",
     "legend",
     "load_ranks",
+    "paragraphs",
     "percent_text",
     "rank_record",
     "save_rank",

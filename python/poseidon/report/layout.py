@@ -39,7 +39,12 @@ def figures(entries: Iterable[tuple[str, str, str]]) -> str:
 
 def section(title: str, words: str, content: str) -> str:
     """A section: its title, a paragraph, and what it shows."""
-    return f"<section><h2>{escape(title)}</h2><p>{escape(words)}</p>{content}</section>"
+    return f"<section><h2>{escape(title)}</h2>{paragraphs([words])}{content}</section>"
+
+
+def paragraphs(texts: Iterable[str]) -> str:
+    """A paragraph for each text."""
+    return "".join(f"<p>{escape(text)}</p>" for text in texts)
 
 
 def figure(draw: Callable[[float], Canvas], wide: float) -> str:

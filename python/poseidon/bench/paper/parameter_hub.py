@@ -5,24 +5,19 @@ A PBox counts as servers with a port each (§3.3: its interfaces form micro-shar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from poseidon import _core
 from poseidon.bench.paper.datacenter import throughput_figures
 from poseidon.bench.paper.figure import Figure
+from poseidon.planner import PLACEMENTS, ps_bits
 
 _WORKERS = 8
 _PBOX_PORTS = 10
 _GBIT = 1e9
 _FAST, _CLOUD = 56 * _GBIT, 10 * _GBIT
 
-PLACEMENTS: Mapping[str, tuple[int, str]] = {
-    "CC": (1, "colocated"),
-    "CS": (_WORKERS, "colocated"),
-    "NCC": (1, "dedicated"),
-    "NCS": (_WORKERS, "dedicated"),
-}
+_PLACES = {name: (_WORKERS if place.sharded else 1, place.runs) for name, place in PLACEMENTS.items()}
 """The number of servers and where they run, by the paper's names (Figure 4)."""
 
 
@@ -35,8 +30,7 @@ class Network:
 
     def bits(self, servers: int, placement: str) -> float:
         """What the busiest host sends plus receives in an iteration, with so many servers."""
-        cluster = _core.Cluster(_WORKERS, servers, placement)
-        return 8 * _core.scheme_cost("ps", round(self.megabytes * 1e6), 1, 0, cluster).busiest(cluster)
+        return ps_bits(round(self.megabytes * 1e6), _WORKERS, servers, placement)
 
     def step_s(self, servers: int, placement: str, bits_per_second: float) -> float:
         """An iteration whose exchange hides as far as its bytes allow."""
@@ -74,7 +68,7 @@ def _least_bandwidth() -> Iterator[Figure]:
     """Table 2, by the formulas of Figure 4, which are Poseidon's Table 1 for dense gradients."""
     for name, row in _TABLE_2.items():
         network = NETWORKS[name]
-        for (words, placement), paper in zip(PLACEMENTS.items(), row, strict=True):
+        for (words, placement), paper in zip(_PLACES.items(), row, strict=True):
             needed = network.bits(*placement) / (network.milliseconds / 1e3) / _GBIT
             yield Figure("§2.3.1, Table 2", f"{name}, {words}: least bandwidth", "Gb/s", paper, needed)
 
@@ -95,7 +89,7 @@ def _training() -> Iterator[Figure]:
 
 
 def _pbox_gain(network: Network, bits_per_second: float) -> float:
-    shards = network.step_s(*PLACEMENTS["CS"], bits_per_second)
+    shards = network.step_s(*_PLACES["CS"], bits_per_second)
     return shards / network.step_s(_PBOX_PORTS, "dedicated", bits_per_second)
 
 

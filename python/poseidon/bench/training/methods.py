@@ -144,6 +144,7 @@ METHODS = {
         Method("none", "none", "the same processes in step, without any exchange"),
         Method("poseidon", "poseidon", "wait-free, the cheapest of ps, sfb and sharded_factors for every layer"),
         Method("wfbp-ps", "poseidon", "wait-free, every layer through the parameter server", scheme="ps"),
+        Method("wfbp-sfb", "poseidon", "wait-free, every fully connected layer by its factors", scheme="sfb"),
         Method(
             "wfbp-ps-alone",
             "poseidon",
