@@ -20,7 +20,7 @@ _KEY = "_extra_state"  # torch's name of it
 def keep_in_state_dict(model: nn.Module) -> None:
     """Makes `state_dict()` and `load_state_dict()` of this wrapper include the residuals of this rank."""
     model._register_state_dict_hook(_add)
-    model.register_load_state_dict_pre_hook(_take)
+    model._register_load_state_dict_pre_hook(_take, with_module=True)  # torch 2.4 has no public name for it
 
 
 def _add(model: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
