@@ -54,9 +54,9 @@ def missing() -> str:
     return ", ".join(tool for tool in tools if shutil.which(tool) is None)
 
 
-def make_root(folder: Path) -> None:
+def make_root(folder: Path, packages: str = PACKAGES) -> None:
     """Installs Debian into a folder."""
-    command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(folder)]
+    command = ["debootstrap", "--variant=minbase", f"--include={packages}", SUITE, str(folder)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
