@@ -138,9 +138,14 @@ class Recovery:
 
         The next attempt or `until` of this worker does not begin: what is in flight is completed, rank 0 writes a
         snapshot if there is a `directory`, the job is left in order, and SystemExit(143) is raised. The others go on
-        as after a loss, from the same step. SIGTERM asks likewise, unless the program handles it. With
-        on_failure=abort nobody could go on, so this has no effect.
+        as after a loss, from the same step. SIGTERM asks likewise, unless the program handles it. Raises
+        InvalidArgument where nobody could go on: with on_failure=abort, or alone.
         """
+        if not self._context.recovers:
+            raise InvalidArgument(
+                "drain() needs on_failure=rejoin or shrink and several workers, because otherwise nobody goes on: set "
+                "on_failure, or end the program after a snapshot"
+            )
         self._drain.ask()
 
     # An attempt.
@@ -150,7 +155,7 @@ class Recovery:
         failure, self._own_failure = self._own_failure, None
         if failure is not None and here.recovers:
             raise failure
-        if self._drain.asked and here.recovers:
+        if self._drain.asked:
             self._leave()
         self._state.begin(self._step, here.rank)
         if here.recovers and time.monotonic() >= self._next_look:
