@@ -76,6 +76,7 @@ class Faults:
             time.sleep(0.0001)
         if fault.server is None:
             os.kill(os.getpid(), fault.signal)
+            return
         while not _kill_server(self._folder, fault.server or 0):
             time.sleep(0.01)  # the one before is dead already, until it has been replaced
 
