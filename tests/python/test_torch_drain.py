@@ -17,8 +17,7 @@ from recovery_cases import Fault, Supervisor, train
 STEPS = 7
 
 
-@pytest.mark.parametrize("kind", ["sgd dropout", "adamw overlap dropout"])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("kind", "rank"), [("sgd dropout", 0), ("adamw overlap dropout", 1)])
 def test_the_others_go_on_with_the_next_step(tmp_path: Path, kind: str, rank: int) -> None:
     """The replacement gets the state, and the end has the bits of a training that nobody left."""
     (tmp_path / "undisturbed").mkdir()
