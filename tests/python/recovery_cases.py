@@ -25,6 +25,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 import poseidon.torch as poseidon
 from forked import FORK
 from poseidon.adapter.control import Control
+from poseidon.adapter.drain import EXIT_STATUS
 from poseidon.launch import free_port
 from poseidon.options import resolve
 from poseidon.schemes import is_lossy
@@ -40,7 +41,7 @@ class Fault:
     """Worker `rank` (the one it was started as) kills itself once, at `phase` of `step`, or a dedicated `server`.
 
     `delay` seconds later, if that is not 0; it `stalls` meanwhile, or goes on. `writing`: when next a server writes a
-    checkpoint.
+    checkpoint. `signal`: what a worker sends itself; after SIGTERM it leaves in order.
     """
 
     rank: int
@@ -50,6 +51,7 @@ class Fault:
     stalls: bool = False
     server: int | None = None
     writing: bool = False
+    signal: int = signal.SIGKILL
 
 
 class Faults:
@@ -73,7 +75,8 @@ class Faults:
         while fault.writing and not any(self._folder.glob("checkpoints/*.tmp")):
             time.sleep(0.0001)
         if fault.server is None:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), fault.signal)
+            return
         while not _kill_server(self._folder, fault.server or 0):
             time.sleep(0.01)  # the one before is dead already, until it has been replaced
 
@@ -203,7 +206,9 @@ class Supervisor:
                     process.join()
                     if process.exitcode == 0:
                         continue
-                    assert process.exitcode == -signal.SIGKILL, f"rank {rank} ended with {process.exitcode}"
+                    assert process.exitcode in (-signal.SIGKILL, EXIT_STATUS), (
+                        f"rank {rank} ended with {process.exitcode}"
+                    )
                     if self._left[rank]:
                         self._left[rank] -= 1
                         self.restarted += 1

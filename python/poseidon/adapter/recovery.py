@@ -11,6 +11,7 @@ from typing import Any
 
 from poseidon.adapter.agreement import check_same
 from poseidon.adapter.control import Control
+from poseidon.adapter.drain import Drain
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.own_versions import OwnVersions
 from poseidon.adapter.snapshots import Snapshots, tell
@@ -73,7 +74,9 @@ class Recovery:
         self._next_look = 0.0
         self._written = -1
         self.history: list[RecoveryEvent] = []
+        self._drain = Drain()
         if here.recovers:
+            self._drain.listen()
             self._form()
         elif isinstance(self._versions, OwnVersions):
             self._step, self._finished = self._versions.agree(self._context, all_new=True)
@@ -130,6 +133,21 @@ class Recovery:
             self._survived(self._complete)
         return self._step < step
 
+    def drain(self) -> None:
+        """Asks this worker to end between two steps. Any thread may call it, for example one that waits for notices.
+
+        The next attempt or `until` of this worker does not begin: what is in flight is completed, rank 0 writes a
+        snapshot if there is a `directory`, the job is left in order, and SystemExit(143) is raised. The others go on
+        as after a loss, from the same step. SIGTERM asks likewise, unless the program handles it. Raises
+        InvalidArgument where nobody could go on: with on_failure=abort, or alone.
+        """
+        if not self._context.recovers:
+            raise InvalidArgument(
+                "drain() needs on_failure=rejoin or shrink and several workers, because otherwise nobody goes on: set "
+                "on_failure, or end the program after a snapshot"
+            )
+        self._drain.ask()
+
     # An attempt.
 
     def _begin(self) -> None:
@@ -137,6 +155,8 @@ class Recovery:
         failure, self._own_failure = self._own_failure, None
         if failure is not None and here.recovers:
             raise failure
+        if self._drain.asked:
+            self._leave()
         self._state.begin(self._step, here.rank)
         if here.recovers and time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_SECONDS
@@ -147,6 +167,16 @@ class Recovery:
             self._versions.take(self._step, self._finished, here.rank == 0)
         elif self._step % self._every == 0:
             self._write_snapshot()
+
+    def _leave(self) -> None:
+        """This worker has made the step before, with all others, and ends."""
+        self._state.settle()
+        if self._state.residuals() is None:  # otherwise a snapshot takes all ranks
+            self._write_snapshot()
+        rank = self._context.rank
+        self._context.leave()  # when all others have contributed to that step, too
+        tell(f"rank {rank} leaves before step {self._step}, because it was asked to end")
+        self._drain.leave()
 
     def _complete(self) -> None:
         self._begin()
@@ -202,7 +232,8 @@ class Recovery:
         """Joins the job's next generation, or the one after it if that fails, too. Returns the ranks that are new."""
         told: set[str] = set()
         while True:
-            self._context.meet()
+            with self._drain.meeting():
+                self._context.meet()
             try:
                 self._context.prepare()
                 return self._agree()
