@@ -23,7 +23,7 @@ test-frameworks: $(STAMP)
 	SLOW_EXAMPLES=1 $(BIN)/python -m pytest tests/torch_ddp tests/frameworks tests/python/test_jax.py \
 	  tests/python/test_tensorflow.py tests/python/test_help_examples.py
 
-# The service on a booted Debian without a compiler. Needs root and debootstrap; minutes.
+# The service on a booted Debian without a compiler, and as a container. Needs root, debootstrap and buildah; minutes.
 test-deploy: $(STAMP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest tests/deploy
 

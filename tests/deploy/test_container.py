@@ -60,12 +60,23 @@ def image() -> str:
 
 
 @pytest.fixture
-def server(image: str) -> Iterator[subprocess.Popen[bytes]]:
+def secret(tmp_path: Path) -> Path:
+    """Of the image's user, who alone may read it."""
+    path = tmp_path / "secret"
+    path.write_text("5" * 64 + "\n")
+    path.chmod(0o400)
+    os.chown(path, 1000, 1000)
+    return path
+
+
+@pytest.fixture
+def server(image: str, secret: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The image's own command on a network of its own."""
     container = buildah("from", "--pull-never", image)
     config = json.loads(buildah("inspect", container))["OCIv1"]["config"]
     assert config["User"] == "poseidon"
-    run = ["buildah", "run", "--isolation", "chroot", container, "--", *config["Entrypoint"], *config["Cmd"]]
+    run = ["buildah", "run", "--isolation", "chroot", "-v", f"{secret}:/run/secrets/poseidon:ro"]
+    run += [container, "--", *config["Entrypoint"], *config["Cmd"]]
     process = subprocess.Popen(["unshare", "--net", "bash", "-c", 'ip link set lo up && exec "$@"', "run", *run])
     try:
         yield process
@@ -80,7 +91,7 @@ def answer(server: subprocess.Popen[bytes]) -> str:
     return subprocess.run(ask, capture_output=True, text=True).stdout.strip()
 
 
-def test_the_image_serves_a_job(server: subprocess.Popen[bytes]) -> None:
+def test_the_image_serves_a_job(server: subprocess.Popen[bytes], secret: Path) -> None:
     deadline = time.monotonic() + 30
     while answer(server) != "200":
         assert server.poll() is None, "the server has ended"
@@ -88,5 +99,9 @@ def test_the_image_serves_a_job(server: subprocess.Popen[bytes]) -> None:
         time.sleep(0.2)
     job = ["nsenter", "-t", str(server.pid), "-n", sys.executable, "-m", "poseidon", "run", "-n", "2"]
     script = [str(PROJECT / "examples/push_pull.py")]
-    done = subprocess.run([*job, "--servers", "127.0.0.1:7000", *script], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    job += ["--servers", "127.0.0.1:7000", "--timeout", "20"]
+    told = subprocess.run([*job, "--secret-file", str(secret), *script], capture_output=True, text=True, timeout=60)
+    assert told.returncode == 0, told.stderr
+    stranger = subprocess.run([*job, *script], capture_output=True, text=True, timeout=60)
+    assert stranger.returncode != 0
+    assert "secret" in stranger.stderr
