@@ -91,6 +91,58 @@ def two_calls() -> Any:
     return equal
 
 
+def delayed(rows: Any, rounds: Any) -> Any:
+    """The same rows, after `rounds` products of matrices: XLA runs what is ready first."""
+    slow = jax.lax.fori_loop(0, rounds, lambda _, one: jnp.tanh(one @ one), jnp.ones((256, 256)))
+    return rows + 0 * slow.sum()
+
+
+def opposite_orders() -> Any:
+    """Pairs of independent calls of which each rank is ready for another one first, against the means of each."""
+    params, rank, count = poseidon.broadcast(make_params()), poseidon.rank(), poseidon.world_size()
+    gradient = poseidon.value_and_grad(lambda *given: loss_fn(given[0], delayed(*given[1:])))
+
+    def inner(params: Any, rows: Any, rounds: Any) -> Any:
+        return gradient(params, rows, rounds)[1]
+
+    def in_scan(params: Any, rows: Any, rounds: Any) -> Any:
+        found = jax.lax.scan(lambda _, one: (0, inner(params, one, rounds)), 0, rows[None])[1]
+        return jax.tree.map(lambda one: one[0], found)
+
+    shared, first, second = jax.jit(inner), jax.jit(inner), jax.jit(lambda *given: inner(*given))
+
+    def pair(one: Any, other: Any) -> Any:
+        return lambda params, a, b, c, d: (one(params, a, b), other(params, c, d))
+
+    pairs = {
+        "one inner program twice": jax.jit(pair(shared, shared)),
+        "a call and one in a scan": jax.jit(pair(inner, in_scan)),
+        "two programs at once": pair(first, second),
+    }
+    wanted = [mean_of_all(params, step, count) for step in (0, 1)]
+    rounds = (100, 0) if rank == 0 else (0, 100)
+    return {
+        name: all(
+            np.allclose(part[key], mean[key], atol=1e-6)
+            for part, mean in zip(
+                both(params, batch(0, rank), rounds[0], batch(1, rank), rounds[1]), wanted, strict=True
+            )
+            for key in mean
+        )
+        for name, both in pairs.items()
+    }
+
+
+def unused_on_one() -> Any:
+    """A parameter that only rank 1's loss uses, and one that none uses."""
+    params = {"all": jnp.ones(2), "none": jnp.ones(2), "one": jnp.ones(2)}
+
+    def loss(params: Any) -> Any:
+        return params["all"].sum() + (params["one"].sum() if poseidon.rank() == 1 else 0)
+
+    return {name: one.tolist() for name, one in jax.jit(poseidon.value_and_grad(loss))(params)[1].items()}
+
+
 def optax_and_flax() -> Any:
     """A convolutional network of Flax with Adam of Optax, on batches of one size, against one process."""
     import optax
@@ -151,5 +203,5 @@ def different() -> Any:
 
 if __name__ == "__main__":
     poseidon.init(timeout=20)
-    cases = (exact, scan, two_calls, optax_and_flax, lost_peer, different)
+    cases = (exact, scan, two_calls, opposite_orders, unused_on_one, optax_and_flax, lost_peer, different)
     print(json.dumps({case.__name__: case for case in cases}[sys.argv[1]]()))

@@ -231,6 +231,23 @@ def loops() -> list[str]:
     return digests
 
 
+def applied_twice() -> list[float]:
+    """Two gradients of one variable that are independent of each other, in one graph. What each rank has is 1 + rank
+    and 10 times that, so the means are known."""
+    variable = tf.Variable([0.0])
+    optimizer = poseidon.DistributedOptimizer(keras.optimizers.SGD(1.0, momentum=0.5))
+    optimizer.build([variable])
+
+    @tf.function
+    def step(gradient: Any) -> None:
+        optimizer.apply([gradient], [variable])
+        optimizer.apply([10 * gradient], [variable])
+
+    step(tf.constant([1.0 + poseidon.rank()]))
+    found: list[float] = variable.numpy().tolist()
+    return found
+
+
 def step_with_half_used(wrap: Callable[[Any], Any]) -> list[Any]:
     """Two steps, in which only rank 1 uses the second variable. Returns what becomes of both."""
     variables = [keras.Variable(np.ones(2, np.float32)), keras.Variable(np.ones(2, np.float32))]

@@ -60,6 +60,17 @@ def test_two_calls_in_one_program_do_not_mix() -> None:
     assert answers("two_calls") == [True, True]
 
 
+def test_calls_exchange_in_the_order_of_the_program_whatever_is_ready_first() -> None:
+    first, second = answers("opposite_orders")
+    assert first == second
+    assert len(first) == 3
+    assert all(first.values()), first
+
+
+def test_a_parameter_that_a_loss_does_not_use_counts_as_zeros() -> None:
+    assert answers("unused_on_one") == [{"all": [1.0, 1.0], "none": [0.0, 0.0], "one": [0.5, 0.5]}] * 2
+
+
 def test_a_network_of_flax_with_optax_on_four_workers_equals_one_process() -> None:
     pytest.importorskip("flax")
     pytest.importorskip("optax")

@@ -29,6 +29,7 @@ TOGETHER = (
     "embeddings",
     "several_steps_at_once",
     "loops",
+    "applied_twice",
     "unused_on_one_rank",
     "loss_scale",
     "averages",
@@ -81,6 +82,11 @@ def test_auto_takes_factors_where_they_are_fewer_bytes(together: list[dict[str, 
     first, second = (answer["automatic"] for answer in together)
     assert first == second
     assert first[:-1] == ["sfb", "ps", "ps", "ps"]
+
+
+def test_a_variable_is_trained_twice_in_one_graph(together: list[dict[str, Any]]) -> None:
+    # means 1.5 and 15 with momentum 0.5: -1.5, then -(0.5 * 1.5 + 15)
+    assert [answer["applied_twice"] for answer in together] == [[-17.25]] * 2
 
 
 def test_a_rank_without_a_gradient_counts_as_zeros(together: list[dict[str, Any]]) -> None:

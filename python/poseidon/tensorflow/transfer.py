@@ -50,7 +50,15 @@ class Transfer:
     def _operations(self, gradients: Sequence[Any], layers: Sequence[SyncedVariable]) -> list[Any]:
         """Operations of the plugin in the present graph, each of which runs as soon as its gradient exists."""
         with tf.device("CPU:0"):
-            return [self._operation(gradient, layer) for gradient, layer in zip(gradients, layers, strict=True)]
+            return [self._in_turn(gradient, layer) for gradient, layer in zip(gradients, layers, strict=True)]
+
+    def _in_turn(self, gradient: Any, layer: SyncedVariable) -> Any:
+        """The operation of a gradient, after that of the same layer before it in the graph, on all ranks alike."""
+        earlier = tf.compat.v1.get_default_graph().get_collection_ref(f"{_OPERATION} {layer.layer}")
+        with tf.control_dependencies(earlier[-1:]):
+            mean = self._operation(gradient, layer)
+        earlier.append(mean)
+        return mean
 
     def _operation(self, gradient: Any, layer: SyncedVariable) -> Any:
         assert self._plugin is not None
