@@ -46,6 +46,10 @@ def test_best_scheme_follows_algorithm_1() -> None:
     assert layer_scheme(thin, 128, 16, "auto") == "ps"
     assert layer_scheme(conv, 0, 8, "auto") == "ps"
     assert layer_scheme(conv, 0, 8, "project_adam") == "ps"
+    assert layer_scheme(SQUARE, 2048, 8, "sfb") == "sfb"
+    assert layer_scheme(SQUARE, 2049, 8, "sfb") == "ps", "one worker's factors are larger than its gradient"
+    assert layer_scheme(SQUARE, 32, 8, "sfb", Format(small_bytes=4 * 4096**2)) == "ps", "groups have no factors"
+    assert layer_scheme(conv, 0, 8, "sfb") == "ps"
     # The tie K·P = 2MN/(M + N) goes to factors.
     assert layer_scheme(SQUARE, 512, 8, "auto") == "sfb"
     assert layer_scheme(SQUARE, 513, 8, "auto") == "ps"

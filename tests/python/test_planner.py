@@ -97,6 +97,19 @@ def test_classes_agree_with_messages(model: str, name: str, scheme: str, overlap
     assert by_class.step_s == pytest.approx(by_message.step_s, rel=0.01)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(("model", "rate"), [("ResNet-50", 1e9), ("ResNet-50", 1e10), ("VGG19", 1e9), ("VGG19", 1e10)])
+def test_a_slow_worker_holds_up_all(model: str, rate: float, overlap: bool) -> None:
+    table, exchange = model_table(model), Exchange(overlap=overlap)
+    even = Planner(table, ClusterSpec(8, rate), exchange).predict()
+    planner = Planner(table, ClusterSpec(8, rate, slowest=1.5), exchange)
+    by_class, by_message = planner.predict(), planner.predict_by_message()
+    assert by_class.step_s == pytest.approx(by_message.step_s, rel=0.01)
+    assert even.step_s < by_class.step_s < 1.51 * even.step_s
+    if rate == 1e10:
+        assert by_class.step_s == pytest.approx(1.5 * even.step_s, rel=0.02), "compute is the limit"
+
+
 @pytest.mark.parametrize("model", ["AlexNet", "VGG19"])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_dedicated_servers_are_near_the_bound(model: str, overlap: bool) -> None:

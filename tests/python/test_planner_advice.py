@@ -52,3 +52,13 @@ def test_smaller_clusters_keep_their_racks_and_servers() -> None:
     servers = make_report(model_table("AlexNet"), ClusterSpec(8, 1e9, servers=4), Exchange(scheme="ps"))
     assert [row.hosts for row in servers.scaling] == [1, 2, 4, 8]
     assert servers.scaling[-1].step_s == pytest.approx(servers.scaling[-2].step_s, rel=0.05)
+
+
+def test_the_verdict_names_a_slow_worker() -> None:
+    report = make_report(model_table("ResNet-50"), ClusterSpec(4, 1e10, slowest=1.5), Exchange())
+    assert "The slowest worker is the limit." in report.verdict
+    assert "no slow worker gives 4.0 x" in report.verdict
+    assert [round(row.speedup, 2) for row in report.scaling] == [1.0, 1.33, 2.67]
+    least = report.least_bits_per_second["these settings"]
+    assert least is not None, "ports are asked for as if no worker were slow"
+    assert least < 1e10

@@ -122,6 +122,8 @@ def test_a_cluster_file_and_an_option_that_beats_it(tmp_path: Path) -> None:
         ('hosts = 4\nlink = "-1gbit"\n', 2, "the link rate is '-1gbit'"),
         ('link = "1gbit"\n\nhosts = 0\n', 3, "hosts is 0: it must be 1 or more"),
         ('hosts = 4\nlink = "1gbit"\nracks = 3\n', 3, "4 hosts cannot be spread evenly over 3 racks"),
+        ('hosts = 4\nlink = "1gbit"\nslowest = 0.5\n', 3, "slowest is 0.5: it must be 1"),
+        ('hosts = 1\nlink = "1gbit"\nslowest = 2\n', 3, "slowest is set, but there is one worker"),
         ('hosts = 4\nlink = "1gbit"\noversubscription = 4\n', 3, "one rack has no uplink"),
         ('hosts = "4"\nlink = "1gbit"\n', 1, "it must be a whole number"),
         ('hosts = true\nlink = "1gbit"\n', 1, "it must be a whole number"),

@@ -55,7 +55,8 @@ def _resized(cluster: ClusterSpec, hosts: int) -> ClusterSpec:
     servers = -(-cluster.servers * hosts // cluster.hosts) if hosts > 1 else 0
     smaller = replace(cluster, oversubscription=1.0, rack_labels=False, racks=1, servers=0)
     if (racks := _racks_of(cluster, hosts)) == 1:
-        return replace(smaller, hosts=hosts, servers=servers)
+        slowest = cluster.slowest if hosts * cluster.workers_per_host > 1 else 1.0
+        return replace(smaller, hosts=hosts, servers=servers, slowest=slowest)
     return replace(cluster, hosts=hosts, racks=racks)
 
 
@@ -73,6 +74,7 @@ def limit(planner: Planner, prediction: Prediction) -> str:
         "The racks' uplink": replace(cluster, oversubscription=_scaled(cluster, 0.5)),
         "The memory of the hosts": replace(cluster, memory_bytes_per_s=2 * cluster.memory_bytes_per_s),
         "The product of factors": replace(cluster, products_per_s=float("inf")),
+        "The slowest worker": replace(cluster, slowest=1.0),
         "The latency of messages": replace(cluster, latency_s=0.0),
     }
     steps = {words: planner.predict(other).step_s for words, other in faster.items()}
@@ -97,6 +99,8 @@ def _gains(prediction: Prediction, before: Prediction) -> bool:
 
 def _other_exchanges(table: ModelTable, cluster: ClusterSpec, exchange: Exchange) -> Iterator[Change]:
     overlapping = replace(exchange, overlap=True)
+    if cluster.slowest > 1:
+        yield Change("no slow worker", Planner(table, replace(cluster, slowest=1.0), exchange).predict())
     if cluster.racks > 1 and not cluster.rack_labels:
         yield Change("adding up by rack", Planner(table, replace(cluster, rack_labels=True), exchange).predict())
     if exchange.wire == "fp32":
@@ -151,8 +155,8 @@ def least_rates(planner: Planner) -> dict[str, float | None]:
 
 
 def _least_rate(planner: Planner) -> float | None:
-    def is_linear(rate: float) -> bool:
-        return planner.predict(replace(planner.cluster, bits_per_second=rate)).efficiency >= LINEAR
+    def is_linear(rate: float) -> bool:  # of workers as fast as each other: no port makes up for a slow one
+        return planner.predict(replace(planner.cluster, bits_per_second=rate, slowest=1.0)).efficiency >= LINEAR
 
     low, high = float(LEAST_RATE), float(MOST_RATE)
     if not is_linear(high):

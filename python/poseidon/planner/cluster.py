@@ -31,7 +31,8 @@ class ClusterSpec:
     worker exchanges with the others of its host, in each direction.
 
     `products_per_s`: multiply-adds per second of the processor that multiplies factors. None: the accelerator does it
-    between layers, as fast as it runs the layers. `price` is that of a host or server for one hour; 0: unknown.
+    between layers, as fast as it runs the layers. `price` is that of a host or server for one hour; 0: unknown. One
+    worker, the slowest, computes `slowest` times as long as each of the others.
     """
 
     hosts: int
@@ -48,6 +49,7 @@ class ClusterSpec:
     memory_bytes_per_s: float = MEMORY_BYTES_PER_S
     products_per_s: float | None = None
     price: float = 0.0
+    slowest: float = 1.0
 
     def __post_init__(self) -> None:
         for name, is_wrong, problem in (*self._host_problems(), *self._network_problems()):
@@ -66,6 +68,8 @@ class ClusterSpec:
             ("servers", servers > 0 and each > 1, f"{servers} servers and {each} workers per host: give one of them"),
             ("host_memory", not 0 < memory < inf, f"host_memory is {memory:g} GB/s: it must be above 0"),
             ("price", not 0 <= self.price < inf, f"price is {self.price:g}: it must be 0 (unknown) or more"),
+            ("slowest", not 1 <= self.slowest < inf, f"slowest is {self.slowest:g}: it must be 1 (none is) or more"),
+            ("slowest", self.slowest > 1 and self.workers == 1, "slowest is set, but there is one worker"),
             ("servers", servers > 0 and hosts == 1, f"{servers} servers and one host: one host needs no servers"),
         ]
 

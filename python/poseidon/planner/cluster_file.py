@@ -30,6 +30,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "mtu": ((int,), "a whole number of bytes"),
     "latency_ms": ((int, float), "a number of milliseconds"),
     "host_memory": ((int, float), "a number of GB per second"),
+    "slowest": ((int, float), "a number of times"),
     "price": ((int, float), "a number of dollars for a host and hour"),
 }
 

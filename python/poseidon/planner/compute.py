@@ -45,6 +45,16 @@ class Durations:
     products_per_s: float
     on_accelerator: bool
 
+    def slowed(self, times: float) -> Durations:
+        """Those of a worker that takes so many times as long for its layers and products."""
+        return Durations(
+            [seconds * times for seconds in self.forward_s],
+            [seconds * times for seconds in self.backward_s],
+            [seconds * times for seconds in self.update_s],
+            self.products_per_s / times,
+            self.on_accelerator,
+        )
+
 
 class Ran(NamedTuple):
     """What an accelerator or a processor did: "backward" or "forward" of a layer, or the "product" of a unit."""

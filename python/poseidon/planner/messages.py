@@ -118,7 +118,7 @@ class MessageStep:
     """One step of all workers. `run` simulates it; then `workers` have its times."""
 
     def __init__(self, loads: Sequence[Load], durations: Durations, cluster: ClusterSpec, overlap: bool) -> None:
-        """Each host has one worker, which hosts a server, too."""
+        """Each host has one worker, which hosts a server, too. The first worker is the slowest, if there is one."""
         self.loads, self._durations, self._cluster = loads, durations, cluster
         self.clock = Clock()
         rate, strict = cluster.payload_bytes_per_s, cluster.strict_priority
@@ -129,7 +129,13 @@ class MessageStep:
             [_Queue(self, cluster.uplink_bytes_per_s, strict) for _ in range(cluster.racks)] for _ in range(2)
         )
         self.workers = [
-            Worker(self.clock, durations, loads, overlap, partial(self._start, worker))
+            Worker(
+                self.clock,
+                durations if worker else durations.slowed(cluster.slowest),
+                loads,
+                overlap,
+                partial(self._start, worker),
+            )
             for worker in range(cluster.workers)
         ]
         self._pushes = [self._pushes_of(load) for load in loads]

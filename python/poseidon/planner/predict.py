@@ -98,9 +98,10 @@ class Planner:
         self._made: dict[tuple[str | float, tuple[str, ...]], tuple[Load, ...]] = {}
 
     def predict(self, cluster: ClusterSpec | None = None, update_s: float = 0.0) -> Prediction:
-        """The step by classes of equal workers. `update_s`: what the update of all parameters takes on a worker.
+        """The step by classes of equal workers: all are as slow as the slowest, for which they would wait anyway.
 
-        `cluster` may differ from this planner's in rates, because plans do not depend on them.
+        `update_s`: what the update of all parameters takes on a worker. `cluster` may differ from this planner's in
+        rates, because plans do not depend on them.
         """
         cluster = self.cluster if cluster is None else cluster
         found = [self._simulate(cluster, loads, update_s) for loads in self._candidates(cluster)]
@@ -181,7 +182,7 @@ class Planner:
         return self._made[key]
 
     def _simulate(self, cluster: ClusterSpec, loads: Sequence[Load], update_s: float) -> Prediction:
-        durations = self._durations(cluster, update_s)
+        durations = self._durations(cluster, update_s).slowed(cluster.slowest)
         step = ClassStep(loads, durations, cluster, self.exchange.overlap)
         step.run()
         return Prediction(

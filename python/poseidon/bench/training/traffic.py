@@ -72,23 +72,24 @@ def adam_floats(rows: int, cols: int, factor_count: int, worker_count: int) -> f
 
 
 _AUTOMATIC = {"sfb": sfb_floats, "sharded_factors": sharded_floats}
-_ASKED = ("auto", "ps", "project_adam")
+_ASKED = ("auto", "ps", "sfb", "project_adam")
 
 
 def layer_scheme(layer: LayerSpec, factor_count: int, worker_count: int, scheme: str, form: Format = _AS_IT_IS) -> str:
-    """The scheme of a layer's weight when `scheme` ("auto", "ps", "project_adam") is asked for.
+    """The scheme of a layer's weight when `scheme` ("auto", "ps", "sfb", "project_adam") is asked for.
 
-    "auto" is Algorithm 1 with `sharded_factors`, for weights outside groups. Adam's strategy pushes factors only where
-    they are smaller than the dense gradient. ValueError for a scheme whose bytes are not known here.
+    "auto" is Algorithm 1 with `sharded_factors`, for weights outside groups. Factors are asked for only where a
+    worker's are smaller than the dense gradient. ValueError for a scheme whose bytes are not known here.
     """
     if scheme not in _ASKED:
         raise ValueError(f"the closed forms know no bytes of scheme {scheme!r}, only of {', '.join(_ASKED)}")
     if not layer.factorable or scheme == "ps":
         return "ps"
     rows, cols = layer.weight_shape
-    if scheme == "project_adam":
-        return "project_adam" if factor_count * (rows + cols) <= rows * cols else "ps"
-    if form.grouped(rows * cols):
+    grouped = form.grouped(rows * cols)
+    if scheme == "project_adam" or (scheme == "sfb" and not grouped):
+        return scheme if factor_count * (rows + cols) <= rows * cols else "ps"
+    if grouped:
         return "ps"
     floats = {name: count(rows, cols, factor_count, worker_count) for name, count in _AUTOMATIC.items()}
     cheapest = min(floats, key=floats.__getitem__)  # the first of several
