@@ -1,10 +1,12 @@
 """Poseidon for JAX: gradients that are means over all ranks, exchanged while backward still runs.
 
-import poseidon.jax as poseidon
+In a program:
 
-poseidon.init()
-params = poseidon.broadcast(params)
-loss, grads = poseidon.value_and_grad(loss_fn)(params, batch)
+    import poseidon.jax as poseidon
+
+    poseidon.init()
+    params = poseidon.broadcast(params)
+    loss, grads = poseidon.value_and_grad(loss_fn)(params, batch)
 """
 
 from poseidon.errors import PoseidonError

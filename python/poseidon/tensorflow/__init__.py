@@ -1,9 +1,11 @@
 """Poseidon for TensorFlow 2 and Keras 3.
 
-import poseidon.tensorflow as poseidon
+In a program:
 
-poseidon.init()
-model.compile(poseidon.DistributedOptimizer(keras.optimizers.Adam()), loss)
+    import poseidon.tensorflow as poseidon
+
+    poseidon.init()
+    model.compile(poseidon.DistributedOptimizer(keras.optimizers.Adam()), loss)
 """
 
 from poseidon.errors import PoseidonError

@@ -1,10 +1,12 @@
 """Poseidon for PyTorch.
 
-import poseidon.torch as poseidon
+In a program:
 
-poseidon.init()
-model = poseidon.DistributedDataParallel(model)
-opt = poseidon.DistributedOptimizer(opt, model)  # optional: see docs/distributed-optimizer.md
+    import poseidon.torch as poseidon
+
+    poseidon.init()
+    model = poseidon.DistributedDataParallel(model)
+    opt = poseidon.DistributedOptimizer(opt, model)  # optional: see docs/distributed-optimizer.md
 """
 
 from poseidon.errors import PoseidonError
