@@ -12,6 +12,7 @@ from poseidon import _core
 from poseidon.adapter.control import Control
 from poseidon.adapter.layer_table import LayerTable
 from poseidon.errors import InvalidArgument, Mismatch
+from poseidon.torch.exchange.weights import Weight
 from poseidon.torch.local_sgd.outer import OuterNesterov
 from poseidon.torch.model.gradient_form import form_of
 from poseidon.torch.model.parameters import SyncedParameter
@@ -46,7 +47,10 @@ class Averaging(ABC):
 
     @abstractmethod
     def start(self, overlaps: bool) -> None:
-        """Collective: sends the parameters. `overlaps`: they are trained on before `finish`."""
+        """Collective: sends the parameters. `overlaps`: they are trained on before `finish`.
+
+        Raises InvalidArgument if the ranks' weights have no mean.
+        """
 
     @abstractmethod
     def settle(self) -> None:
@@ -83,12 +87,18 @@ class Averaging(ABC):
 class MeanOfParameters(Averaging):
     """The mean of the ranks' parameters: their sum in rank order, divided once. Every rank gets the same bits."""
 
-    def __init__(self, found: Sequence[SyncedParameter]) -> None:
+    def __init__(self, found: Sequence[SyncedParameter], weight: Weight) -> None:
         super().__init__(found, [entry.param for entry in found])
+        self._weight = weight
         self._buffers: list[torch.Tensor] = []
 
     def start(self, overlaps: bool) -> None:
+        scale = self._weight.scale()
         self._buffers = [_exchanged(entry, copies=overlaps) for entry in self.entries]
+        if scale != 1:
+            # Where the parameters are exchanged from their own memory, the mean is written there, too.
+            for buffer in self._buffers:
+                buffer.mul_(scale)
         if self._client is not None:
             for entry, buffer in zip(self.entries, self._buffers, strict=True):
                 self._client.start(entry.layer, borrowed(flat_view(buffer)), self._client.world_size)
@@ -132,7 +142,9 @@ class OuterUpdate(Averaging):
     pseudo-gradient there, and the new global parameters are received in the same place.
     """
 
-    def __init__(self, found: Sequence[SyncedParameter], outer: OuterNesterov, parameter_wire: str) -> None:
+    def __init__(
+        self, found: Sequence[SyncedParameter], weight: Weight, outer: OuterNesterov, parameter_wire: str
+    ) -> None:
         for entry in found:
             if entry.param.dtype not in UPDATED_DTYPES:
                 raise InvalidArgument(
@@ -142,6 +154,7 @@ class OuterUpdate(Averaging):
         held = [torch.nn.Parameter(entry.param.detach().to("cpu", copy=True)) for entry in found]
         super().__init__(found, held)
         self._held = held
+        self._weight = weight
         self._is_under_way = False
         self._outer = outer.optimizer(held)
         algorithm = algorithm_of(self._outer)
@@ -176,10 +189,13 @@ class OuterUpdate(Averaging):
             self._outer.step()
             self._outer.zero_grad()
             return
+        scale = self._weight.scale()
         self._update.begin()
         self._is_under_way = True
         for entry, held, param in zip(self.entries, self._held, self.trained, strict=True):
             held.sub_(param.to(held.device))
+            if scale != 1:
+                held.mul_(scale)
             memory = flat_view(held)
             client.push_pull(entry.layer, borrowed(memory), borrowed(memory), client.world_size)
 

@@ -14,6 +14,7 @@ from poseidon.adapter.agreement import check_same, first_difference
 from poseidon.adapter.drift import drift_option, ranks_drift
 from poseidon.adapter.layer import WireChoice
 from poseidon.errors import InvalidArgument, Mismatch, PoseidonError
+from poseidon.torch.exchange.weights import Weight
 from poseidon.torch.local_sgd.averaging import Averaging, MeanOfParameters, OuterUpdate
 from poseidon.torch.local_sgd.fragments import Fragments, Streaming
 from poseidon.torch.local_sgd.outer import PLAIN_MEAN, OuterNesterov
@@ -94,6 +95,8 @@ class LocalSGD(OptimizerWrapper):
         self._context = here
         self._model = model
         self._every = every
+        self._weight = Weight()
+        self._weights_given = 0  # since the last averaging
         self._found = collect_parameters(model, "ps", wire, settings, ())
         _check_parameters(model, optimizer, self._found)
         rounds = settings.parameter_wire != "fp32" or any(entry.wire != "fp32" for entry in self._found)
@@ -113,8 +116,8 @@ class LocalSGD(OptimizerWrapper):
 
     def _averaging_of(self, found: list[SyncedParameter]) -> Averaging:
         if self._outer is None:
-            return MeanOfParameters(found)
-        return OuterUpdate(found, self._outer, self._context.settings.parameter_wire)
+            return MeanOfParameters(found, self._weight)
+        return OuterUpdate(found, self._weight, self._outer, self._context.settings.parameter_wire)
 
     def connect(self) -> None:
         """Collective: averages in the job's present membership from now on. For `Recovery`.
@@ -122,11 +125,13 @@ class LocalSGD(OptimizerWrapper):
         The outer optimizer has no values then, until `push_parameters` or `load_state_dict`.
         """
         client, control = self._context.client, self._context.control
+        self._weights_given = 0
         if client is not None:
             assert control is not None
             options = f"LocalSGD {self._plan}, outer {self._outer}"
             check_same(control, describe(self._model, self._found, options, ()), "model")
             self._fragments.connect(client, control)
+            self._weight.connect(control)
 
     def _check_same_optimizer(self) -> None:
         if self._context.control is not None:
@@ -206,6 +211,16 @@ class LocalSGD(OptimizerWrapper):
                         param.grad.mul_(inverse.to(param.grad.device))
         return self._inner.step(closure)  # type: ignore[no-any-return]
 
+    def set_weight(self, weight: int) -> None:
+        """Says how many rows this rank trains on from one averaging to the next, until the next call.
+
+        Then averagings take the mean over rows, Σ(w·θ)/Σw, and not over the ranks. Collective: all ranks call it
+        between the same two averagings. With Recovery, call it in the attempts in which `steps_alone` is 0. Raises
+        InvalidArgument for a negative weight, and before Recovery.
+        """
+        self._weight.set(weight, self._context)
+        self._weights_given += 1
+
     def average(self) -> None:
         """Averages now, at the end of training or of an epoch, and begins to count to `every` again.
 
@@ -225,6 +240,7 @@ class LocalSGD(OptimizerWrapper):
         control = self._context.control
         if control is not None:
             text = f"averaging {self._averagings + 1} of LocalSGD, {why}, {self._model_loads} loads of the model before"
+            text += f", {self._weights_given} calls of set_weight" if self._weights_given else ""
             difference = first_difference(control, text)
             if difference is not None:
                 rank, theirs, ours = difference
@@ -237,7 +253,7 @@ class LocalSGD(OptimizerWrapper):
     def _end_period(self, equal: bool) -> None:
         self._send_buffers()
         self._averagings += 1
-        self._steps_alone = self._model_loads = 0
+        self._steps_alone = self._model_loads = self._weights_given = 0
         if equal:
             self._steps_apart = 0
         self._context.tell_notices()
@@ -273,7 +289,7 @@ class LocalSGD(OptimizerWrapper):
             self._context.control.broadcast(params, 0)
             self._send_buffers()
         self._fragments.take_over()
-        self._steps_alone = self._steps_apart = self._model_loads = 0
+        self._steps_alone = self._steps_apart = self._model_loads = self._weights_given = 0
         self._model_is_new = False
 
     def _note_model_load(self, *_: Any) -> None:

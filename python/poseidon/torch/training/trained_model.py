@@ -122,23 +122,22 @@ class TrainedModel:
         if init_sync:
             self.broadcast_state(0, buffers_too)
         transfer = make_transfer(here.client, self.entries[0].param.device)
+        self.weight.connect(here.control)
         sync.connect(here.client, here.control, WeightedTransfer(transfer, self.weight))
         here.in_flight.add(sync)
 
     def set_weight(self, weight: int) -> None:
         """See DistributedDataParallel.set_weight."""
         here, sync = self.context, self.sync
-        if sync is None or here.control is None:
+        if sync is None:
             return  # a mean over one worker
-        if here.recovers:
-            raise InvalidArgument("set_weight with on_failure=rejoin or shrink is not supported: leave one of them out")
         if self.join is not None:
             raise InvalidArgument("set_weight inside join() is not supported: give ranks without rows weight 0 instead")
         if sync.hooked is not None:
             raise InvalidArgument("the model has a communication hook, which knows no weights: leave one of them out")
         if sync.aggregator != "sum":
             raise InvalidArgument(f"aggregator {sync.aggregator} knows no weights: leave one of them out")
-        self.weight.set(weight, here.control, here.settings.world_size)
+        self.weight.set(weight, here)
 
     def detach(self) -> None:
         """Takes its hooks from the parameters: backward passes are the module's own again."""

@@ -19,7 +19,8 @@ class WeightedModel:
 
         Then each result is the mean over all rows of all ranks, Σ(w·g)/Σw, and not over the ranks. So ranks may take
         batches of different sizes. Collective: all ranks call it before the same forward pass. It waits for nobody. A
-        rank without rows has weight 0 and takes part in the backward pass. Raises InvalidArgument for a negative
-        weight, with a communication hook, inside join(), and with on_failure=rejoin or shrink.
+        rank without rows has weight 0 and takes part in the backward pass. With Recovery, call it in each attempt.
+        Raises InvalidArgument for a negative weight, with a communication hook, inside join(), and with
+        stragglers=drop, consistency=ssp or async.
         """
         self.trained_model().set_weight(weight)
