@@ -112,7 +112,8 @@ def train_with_weights_of_before(folder: Path) -> str:
 
 
 def test_weights_of_workers_before_a_replacement_are_refused(tmp_path: Path) -> None:
-    survivor, _ = Supervisor(tmp_path, 2).run(train_with_weights_of_before)
+    # The replacement waits in vain for the one that has failed.
+    survivor, _ = Supervisor(tmp_path, 2, POSEIDON_TIMEOUT="3").run(train_with_weights_of_before)
     assert "workers were replaced since set_weight: call it in each attempt" in survivor
 
 
@@ -177,6 +178,7 @@ def test_local_sgd_at_every_step_is_one_process_on_all_rows() -> None:
 
 
 def only_one_gives_a_weight() -> str:
+    poseidon.init()
     model = mlp()
     optimizer = poseidon.LocalSGD(model, torch.optim.SGD(model.parameters(), lr=0.1), every=1)
     if poseidon.rank() == 0:
