@@ -69,7 +69,7 @@ PYTHON_DOORS: Doors = {
     "torch/training": {"tensors", "process", "model", "exchange"},
     "torch/ddp": {"tensors", "process", "model", "exchange", "training"},
     "torch/optimizer": {"tensors", "process", "model", "exchange", "ddp"},
-    "torch/local_sgd": {"tensors", "process", "model", "training", "optimizer"},
+    "torch/local_sgd": {"tensors", "process", "model", "exchange", "training", "optimizer"},
     "torch/recovery": {"tensors", "process", "model", "exchange", "ddp", "optimizer", "local_sgd"},
     "torch/replace": {"ddp"},
     "torch/drop_in": {"replace"},
