@@ -84,6 +84,7 @@ PYTHON_DOORS: Doors = {
     "testbed": {"errors", "dscp"},
     "doctor": {"errors"},
     "racks": {"errors", "options", "exchange"},
+    "check": {"errors", "options", "exchange", "racks"},
     "live": set(),
     "admin": {"errors", "options"},
     "watch": {"errors", "admin", "live"},

@@ -1,9 +1,11 @@
-"""`poseidon doctor`: says from flight records who started a failure."""
+"""`poseidon doctor`: says from flight records who started a failure, and looks before a run at what may cause one."""
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -13,7 +15,15 @@ from poseidon.cli.output import JsonFlag, print_json, print_line, print_table
 from poseidon.doctor import Record, diagnose, group, load
 from poseidon.errors import InvalidArgument
 
-EPILOG = "Example: poseidon doctor /tmp/poseidon-default-rank*.json"
+EPILOG = "\n\n".join(
+    (
+        "Example: poseidon doctor /tmp/poseidon-default-rank*.json",
+        "poseidon doctor --before",
+        "On 8 machines: torchrun --nnodes 8 --nproc-per-node 1 --rdzv-endpoint first-machine:29500 "
+        "--no-python poseidon doctor --before",
+    )
+)
+_SECONDS = 2.0
 
 
 def doctor(
@@ -21,13 +31,25 @@ def doctor(
         Optional[list[Path]],  # noqa: UP045
         typer.Argument(help="Flight records, or directories of them; default: the newest failure on this machine."),
     ] = None,
+    before: Annotated[
+        bool,
+        typer.Option(
+            "--before", help="Look at this machine instead, and, where a launcher starts it on several, at the network."
+        ),
+    ] = False,
     json: JsonFlag = False,
 ) -> None:
     """Read the flight records of a job and say who started its failure and why.
 
     Every process of a job that fails writes a record and names it at the end of its error message. Bring those of all
-    machines together: a process that has left none is as telling as one that has.
+    machines together: a process that has left none is as telling as one that has. With --before it looks for what may
+    make a run slow or fail, and says how to mend it; the status is 1 if it finds something.
     """
+    if before:
+        if records:
+            raise typer.BadParameter("--before reads no records: leave one of the two out")
+        _look_before(json)
+        return
     try:
         failures = group(load(records if records else [_default_directory()]))
     except InvalidArgument as error:
@@ -39,6 +61,25 @@ def doctor(
         return
     for one in failures:
         _print(one)
+
+
+def _look_before(json: bool) -> None:
+    """Status 1 if anything is found."""
+    from poseidon.check.before import check_before  # help does not wait for the compiled core
+
+    own, between = check_before(_SECONDS)
+    if json:
+        print_json(
+            {"host": socket.gethostname(), "machine": list(map(asdict, own)), "between": list(map(asdict, between))}
+        )
+    else:
+        for where, findings in ((socket.gethostname(), own), ("the network", between)):
+            for one in findings:
+                print_line(f"{where}: {one.about}: {one.text}.\n    {one.mend}")
+        if not own and not between:
+            print_line(f"{socket.gethostname()}: nothing found.")
+    if own or between:
+        raise typer.Exit(1)
 
 
 def _default_directory() -> Path:

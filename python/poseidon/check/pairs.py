@@ -1,0 +1,121 @@
+"""Checks of the network between the machines of a job. They are collective: every worker calls `check_pairs`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from poseidon.check.finding import Finding
+from poseidon.check.interfaces import Interface
+from poseidon.check.probe import Responder, ask
+from poseidon.exchange import Exchange, connect
+from poseidon.racks.grouping import Rates
+from poseidon.racks.machines import Machines, find_machines, make_token, share_rows
+from poseidon.racks.measure import rates_between
+
+_MARK = 46  # the code point of the most urgent class
+_MOST_SKEW_S = 0.1
+_SLOW = 0.7  # of the median rate, or of the way back
+
+# What one machine learns about another.
+ANSWERS, MARKED, LARGE, SKEW_S = range(4)
+
+
+def check_pairs(address: str, interface: Interface | None, seconds: float) -> list[Finding]:
+    """What is wrong between machines, the same on every worker. Raises PoseidonError: they do not find each other."""
+    mtu = interface.mtu if interface is not None else 0
+    with connect(reduce_by_host="off") as exchange:
+        token = make_token(exchange)
+        with contextlib.closing(Responder(address, token)) as responder:
+            machines = find_machines(exchange, "responders", address, responder.port)
+            exchange.barrier()
+            about, mtus = _ask_all(machines, token, mtu)
+            share_rows(exchange, "answers", about)
+            share_rows(exchange, "mtus", mtus)
+        findings = list(judge_answers(machines.addresses, about, [int(one) for one in mtus]))
+        if about[..., ANSWERS].sum() == len(mtus) * (len(mtus) - 1):
+            findings += _check_rates(exchange, address, token, seconds)
+        return findings
+
+
+def _ask_all(machines: Machines, token: bytes, mtu: int) -> tuple[np.ndarray, np.ndarray]:
+    """What this machine learns about each, in its own row."""
+    count = len(machines.places)
+    about, mtus = np.zeros((count, count, 4)), np.zeros(count)
+    if machines.own is None:
+        return about, mtus
+    mtus[machines.own] = mtu
+    for other, place in enumerate(machines.places):
+        answer = ask(place, token, _MARK) if other != machines.own else None
+        if answer is not None:
+            large = mtu == 0 or ask(place, token, packet_bytes=mtu) is not None
+            about[machines.own, other] = (1, answer.dscp == _MARK, large, answer.skew_s)
+    return about, mtus
+
+
+def _check_rates(exchange: Exchange, address: str, token: bytes, seconds: float) -> Iterator[Finding]:
+    hosts, rates = rates_between(exchange, address, token, seconds)
+    return judge_rates(hosts, rates)
+
+
+def judge_answers(hosts: Sequence[str], about: np.ndarray, mtus: Sequence[int]) -> Iterator[Finding]:
+    """One finding for each kind, about the first pair that shows it and how many others do."""
+    pairs = [(here, there) for here in range(len(hosts)) for there in range(len(hosts)) if here != there]
+    silent = [pair for pair in pairs if not about[pair][ANSWERS]]
+    if silent:
+        yield Finding(
+            "firewall",
+            f"no datagram {_told(hosts, silent)} is answered",
+            f"iptables -I INPUT -s {hosts[silent[0][0]]} -j ACCEPT   # on {hosts[silent[0][1]]}",
+        )
+    answered = [pair for pair in pairs if about[pair][ANSWERS]]
+    if stripped := [pair for pair in answered if not about[pair][MARKED]]:
+        yield Finding(
+            "DSCP",
+            f"the network takes the mark of urgency (DSCP {_MARK}) off packets {_told(hosts, stripped)}",
+            "trust DSCP at the switches' ports, or let them be: export POSEIDON_PRIORITY_CLASSES=1",
+        )
+    smallest = min(mtus)
+    if len(set(mtus)) > 1:
+        names = ", ".join(f"{host} {mtu}" for host, mtu in zip(hosts, mtus, strict=True))
+        yield Finding(
+            "MTU",
+            f"the machines' largest packets differ: {names}",
+            f"ip link set dev INTERFACE mtu {smallest}   # on all, or raise the others",
+        )
+    elif cut := [pair for pair in answered if not about[pair][LARGE]]:
+        yield Finding(
+            "MTU",
+            f"packets of {smallest} bytes, the interface's MTU, get lost {_told(hosts, cut)}",
+            "ip link set dev INTERFACE mtu 1500   # or raise the MTU of the switches between",
+        )
+    if skewed := [pair for pair in answered if pair[0] < pair[1] and abs(about[pair][SKEW_S]) > _MOST_SKEW_S]:
+        here, there = max(skewed, key=lambda pair: abs(about[pair][SKEW_S]))
+        yield Finding(
+            "clocks",
+            f"the clocks of {hosts[here]} and {hosts[there]} differ by {abs(about[here, there][SKEW_S]):.2f} s, so "
+            "their logs cannot be compared",
+            "timedatectl set-ntp true",
+        )
+
+
+def judge_rates(hosts: Sequence[str], rates: Rates) -> Iterator[Finding]:
+    """`rates[to][from]`, while all send to all."""
+    pairs = [(to, sender) for to in range(len(hosts)) for sender in range(len(hosts)) if to != sender]
+    median = float(np.median([rates[to][sender] for to, sender in pairs]))
+    to, sender = min(pairs, key=lambda pair: rates[pair[0]][pair[1]])
+    slowest, back = rates[to][sender], rates[sender][to]
+    told = f"{hosts[sender]} sends {hosts[to]} {slowest / 1e6:.1f} Mb/s"
+    mend = f"ethtool INTERFACE   # on both: speed, duplex; then change cable or port, or leave {hosts[sender]} out"
+    if slowest < _SLOW * back:
+        yield Finding("asymmetric pair", f"{told}, and gets {back / 1e6:.1f} Mb/s back", mend)
+    elif slowest < _SLOW * median:
+        yield Finding("slow pair", f"{told}, while half of the pairs have {median / 1e6:.1f} Mb/s or more", mend)
+
+
+def _told(hosts: Sequence[str], pairs: Sequence[tuple[int, int]]) -> str:
+    here, there = pairs[0]
+    more = f" and between {len(pairs) - 1} more pairs" if len(pairs) > 1 else ""
+    return f"from {hosts[here]} to {hosts[there]}{more}"

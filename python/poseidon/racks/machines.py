@@ -1,0 +1,81 @@
+"""The machines of a job, as its workers tell each other. All of it is collective: every worker calls it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from dataclasses import dataclass
+
+import numpy as np
+
+from poseidon.errors import InvalidArgument
+from poseidon.exchange import Exchange
+from poseidon.options import Settings
+from poseidon.racks.traffic import own_address
+
+_ADDRESS_BYTES = 64
+_TOKEN_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Machines:
+    """`places`: the address of each machine, and the port of its first worker. `own`: None for the other workers."""
+
+    places: list[tuple[str, int]]
+    own: int | None
+
+    @property
+    def addresses(self) -> list[str]:
+        """One of each machine."""
+        return [address for address, _ in self.places]
+
+
+def listening_address(settings: Settings) -> str:
+    """The address of this machine in the job's network."""
+    named = settings.interfaces[0] if settings.interfaces else ""
+    return named if _is_address(named) else own_address(settings.master_addr, settings.master_port)
+
+
+def make_token(exchange: Exchange) -> bytes:
+    """16 bytes that only the workers of this job know."""
+    return _gather(exchange, "token", os.urandom(_TOKEN_BYTES) if exchange.rank == 0 else b"", _TOKEN_BYTES)[0]
+
+
+def find_machines(exchange: Exchange, key: str, address: str, port: int) -> Machines:
+    """The first worker of each machine takes part, at the port that it gives. Raises InvalidArgument if one is all.
+
+    `key`: of the exchange, not used before.
+    """
+    texts = _gather(exchange, key, f"{address} {port}".encode(), _ADDRESS_BYTES)
+    places = [text.rstrip(b"\0").decode().split() for text in texts]
+    hosts = list(dict.fromkeys(host for host, _ in places))
+    if len(hosts) < 2:
+        raise InvalidArgument("all workers are on one machine: start one on each machine of the cluster")
+    firsts = [next(rank for rank, place in enumerate(places) if place[0] == host) for host in hosts]
+    own = firsts.index(exchange.rank) if exchange.rank in firsts else None
+    return Machines([(places[rank][0], int(places[rank][1])) for rank in firsts], own)
+
+
+def share_rows(exchange: Exchange, key: str, table: np.ndarray) -> None:
+    """Everyone gets the rows of all: each has filled its own and left zeros elsewhere. Ends when all have them."""
+    exchange.declare({key: table})
+    exchange.push_pull(key, table, out=table, average=False)
+    exchange.barrier()
+
+
+def _gather(exchange: Exchange, key: str, own: bytes, size_bytes: int) -> list[bytes]:
+    """What every rank gives, by rank, filled up with zeros."""
+    rows = np.zeros((exchange.world_size, size_bytes), np.uint8)
+    rows[exchange.rank, : len(own)] = np.frombuffer(own, np.uint8)
+    exchange.declare({key: rows})
+    exchange.push_pull(key, rows, out=rows, average=False)
+    return [row.tobytes() for row in rows]
+
+
+def _is_address(text: str) -> bool:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with contextlib.suppress(OSError):
+            socket.inet_pton(family, text)
+            return True
+    return False
