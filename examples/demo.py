@@ -3,6 +3,8 @@
 With root and iproute2 each worker is in its own network namespace with a 200 Mb/s port. Otherwise all use loopback.
 It writes report.html and trace.json.
 
+Afterwards plain DDP trains for some steps on the same ports, and the report has both times of a step.
+
     python examples/demo.py [--ddp] [--link 200mbit] [--workers 4] [--epochs 3]
 """
 
@@ -33,6 +35,8 @@ from poseidon.launch import launch
 from poseidon.testbed import Testbed, TestbedError
 
 WORKER = Path(__file__).with_name("demo_worker.py")
+DDP = "plain DDP (Gloo)"
+DDP_STEPS = 30
 # One thread each: the workers share this machine. Gloo warns about hosts without a name service.
 WORKER_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
@@ -124,19 +128,34 @@ def hosts(count: int, link: str) -> Iterator[tuple[Testbed | None, str]]:
         testbed.down()
 
 
-def train(args: argparse.Namespace, console: Console, records: str) -> report.Report:
+def worker_command(args: argparse.Namespace, records: str | Path, *options: str) -> list[str]:
+    """What starts a worker."""
+    return [sys.executable, str(WORKER), "--records", str(records), "--dataset", args.dataset, *options]
+
+
+def ddp_step_s(args: argparse.Namespace, testbed: Testbed | None, records: Path) -> float | None:
+    """The time of a step of plain DDP, from a few steps; None if it does not run here."""
+    records.mkdir()
+    command = worker_command(args, records, "--ddp", "--epochs", "1", "--steps", str(DDP_STEPS))
+    codes = launch(command, args.workers, testbed=testbed, env=WORKER_ENVIRONMENT, on_line=lambda rank, text: None)
+    return None if any(codes) else report.slowest_step_s(report.load_ranks(records))
+
+
+def train(args: argparse.Namespace, console: Console, records: Path) -> report.Report:
     """Runs the workers and returns what they recorded. Exits if one of them failed."""
-    command = [sys.executable, str(WORKER), "--records", records, "--dataset", args.dataset]
-    command += ["--epochs", str(args.epochs)]
-    if args.ddp:
-        command.append("--ddp")
+    command = worker_command(args, records, "--epochs", str(args.epochs), *(["--ddp"] if args.ddp else []))
+    others = {}
     with hosts(args.workers, args.link) as (testbed, link):
         console.print(f"{args.workers} workers on {link}", soft_wrap=True)
         with View(console) as view:
             codes = launch(command, args.workers, testbed=testbed, env=WORKER_ENVIRONMENT, on_line=view.line)
-    if any(codes):
-        sys.exit(1)
-    method = "plain DDP (Gloo)" if args.ddp else "Poseidon"
+        if any(codes):
+            sys.exit(1)
+        if not args.ddp:
+            console.print(f"{DDP_STEPS} steps with {DDP}, to compare", soft_wrap=True)
+            if (step_s := ddp_step_s(args, testbed, records / "ddp")) is not None:
+                others[DDP] = step_s
+    method = DDP if args.ddp else "Poseidon"
     count = view.start["parameter_count"]
     return report.Report(
         title="Poseidon demo",
@@ -154,6 +173,7 @@ def train(args: argparse.Namespace, console: Console, records: str) -> report.Re
         epochs=view.epochs,
         losses=view.losses,
         ranks=report.load_ranks(records),
+        other_step_s=others,
     )
 
 
@@ -172,7 +192,7 @@ def main() -> None:
         datasets.fetch_fashion_mnist()  # once, before the workers, which may have no way out of their namespaces
 
     with tempfile.TemporaryDirectory() as records:
-        result = train(args, console, records)
+        result = train(args, console, Path(records))
     page, trace = Path(args.output, "report.html"), Path(args.output, "trace.json")
     report.write_html(result, page)
     report.write_trace(result, trace)

@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import torch
@@ -89,7 +90,8 @@ class Training:
         self.epoch_count = args.epochs
         self.images_per_step = args.batch * parallel.world_size
         self.batches = common.loader(data.train_images, data.train_labels, args.batch, parallel, args.seed)
-        step_count = args.epochs * len(self.batches)
+        self.steps_per_epoch = min(len(self.batches), args.steps or len(self.batches))
+        step_count = args.epochs * self.steps_per_epoch
         parameters = model.parameters()
         self.optimizer = torch.optim.SGD(parameters, lr=args.lr, momentum=0.9, nesterov=True, weight_decay=5e-4)
         self.rates = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, args.lr, total_steps=step_count, pct_start=0.2)
@@ -108,11 +110,11 @@ class Training:
     def _epoch(self, epoch: int) -> tuple[list[float], float]:
         losses: list[float] = []
         started = time.monotonic()
-        for images, labels in self.batches:
+        for images, labels in islice(self.batches, self.steps_per_epoch):
             losses.append(self._step(images, labels))
             if self.parallel.rank == 0 and (len(losses) % STEPS_BETWEEN_EVENTS == 0 or len(losses) == 1):
                 rate = self.images_per_step * len(losses) / (time.monotonic() - started)
-                total = len(self.batches)
+                total = self.steps_per_epoch
                 tell("step", epoch=epoch, step=len(losses), step_count=total, loss=losses[-1], images_per_s=rate)
         return losses, time.monotonic() - started
 
@@ -145,6 +147,7 @@ def record_of(training: Training) -> RankRecord:
 
 def main() -> None:
     parser = common.picture_parser(__doc__, epochs=3, batch=32, lr=0.1)
+    parser.add_argument("--steps", type=int, default=0, help="of an epoch; 0: all")
     parser.add_argument("--records", required=True, help="folder for what each rank recorded")
     args = parser.parse_args()
     torch.manual_seed(args.seed)

@@ -129,6 +129,16 @@ def test_text_is_escaped() -> None:
     assert checker.text.count(bad) >= 2
 
 
+def test_another_methods_step_stands_beside_the_runs_own() -> None:
+    shown = whole_report()
+    assert [record.step_s for record in shown.ranks] == [0.02, 0.02]
+    assert all(name != "Time of a step" for name, *_ in report.headlines(shown))
+    shown.other_step_s["plain DDP"] = 0.05
+    assert ("Time of a step", "20 ms", "50 ms with plain DDP, 2.5 times as long") in report.headlines(shown)
+    shown.ranks.append(rank_record(2, steps=1))
+    assert (shown.ranks[2].step_s, shown.step_s) == (None, 0.02)
+
+
 def test_page_of_a_run_without_layers_or_epochs() -> None:
     empty = Report("Nothing", "", [], [], [], [RankRecord(0, "host", 0)])
     assert "Nothing" in parsed(report.html(empty)).text

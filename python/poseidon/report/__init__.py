@@ -5,7 +5,17 @@ One process loads all records with `load_ranks`, makes a `Report` and writes bot
 """
 
 from poseidon.report.charts import bars_chart, scheme_style, scheme_title, timeline_chart
-from poseidon.report.data import Epoch, LayerRow, RankRecord, Report, Span, hidden_share, load_ranks, save_rank
+from poseidon.report.data import (
+    Epoch,
+    LayerRow,
+    RankRecord,
+    Report,
+    Span,
+    hidden_share,
+    load_ranks,
+    save_rank,
+    slowest_step_s,
+)
 from poseidon.report.layout import PAGE_WIDTH, document, figure, figures, head, legend, paragraphs, section, table
 from poseidon.report.page import headlines, html, write_html
 from poseidon.report.steps import rank_record
@@ -37,6 +47,7 @@ __all__ = [
     "scheme_style",
     "scheme_title",
     "section",
+    "slowest_step_s",
     "table",
     "timeline_chart",
     "trace_events",

@@ -11,6 +11,7 @@ import os
 import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,13 @@ class RankRecord:
         """The recorded steps, in order."""
         return sorted({span.step for span in self.spans})
 
+    @property
+    def step_s(self) -> float | None:
+        """The median time from the begin of a recorded step to that of the next; None with fewer than two steps."""
+        begins = sorted(span.start_ns for span in self.spans if span.kind == "forward" and not span.layer)
+        times = [later - earlier for earlier, later in pairwise(begins)]
+        return statistics.median(times) / 1e9 if times else None
+
 
 @dataclass
 class Report:
@@ -105,11 +113,22 @@ class Report:
     epochs: list[Epoch]
     losses: list[float]  # of every step of the reporting rank
     ranks: list[RankRecord]
+    other_step_s: dict[str, float] = field(default_factory=dict)  # of other methods, measured in the same run
+
+    @property
+    def step_s(self) -> float | None:
+        """The time of a step on the slowest rank; None if no rank has recorded two."""
+        return slowest_step_s(self.ranks)
 
     @property
     def layers(self) -> list[LayerRow]:
         """The per-layer table: means over the ranks, in the first rank's order."""
         return merge_layers([record.layers for record in self.ranks])
+
+
+def slowest_step_s(ranks: Iterable[RankRecord]) -> float | None:
+    """The time of a step on the slowest of these ranks; None if none has recorded two."""
+    return max((record.step_s for record in ranks if record.step_s is not None), default=None)
 
 
 def merge_layers(tables: list[list[LayerRow]]) -> list[LayerRow]:

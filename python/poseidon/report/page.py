@@ -55,6 +55,7 @@ def headlines(report: Report) -> list[tuple[str, str, str]]:
         rate = sum(epoch.images_per_s * epoch.duration_s for epoch in report.epochs)
         rate /= sum(epoch.duration_s for epoch in report.epochs) or 1
         shown.append(("Images per second", number_text(rate), f"{len(report.ranks)} workers together"))
+    shown += _step(report)
     sent, dense = totals(report.layers)
     if sent:
         against = (
@@ -73,6 +74,17 @@ def headlines(report: Report) -> list[tuple[str, str, str]]:
             )
         )
     return shown
+
+
+def _step(report: Report) -> list[tuple[str, str, str]]:
+    own = report.step_s
+    if own is None or not report.other_step_s:
+        return []
+    others = (
+        f"{seconds_text(other)} with {name}, {number_text(other / own)} times as long"
+        for name, other in report.other_step_s.items()
+    )
+    return [("Time of a step", seconds_text(own), "; ".join(others))]
 
 
 def _optimizer_memory(report: Report) -> list[tuple[str, str, str]]:
