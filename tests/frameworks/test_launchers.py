@@ -1,4 +1,7 @@
-"""Every launcher starts a job that trains to the same parameters: the real programs, on this machine alone."""
+"""Every launcher starts a job that trains to the same parameters: the real programs, on this machine alone.
+
+docs/launchers.md shows what they do; Ray's program there is that of programs/ray_train.py.
+"""
 
 from __future__ import annotations
 

@@ -93,10 +93,10 @@ RUN = {
     "poseidon testbed status --json": r"^\[",
     "poseidon doctor /tmp/poseidon-default-rank*.json": r"rank 2",
     "poseidon bench train --help": r"Example: poseidon bench train",
+    "poseidon bench paper parameter-hub --json": r'"what": "ResNet 269, CC',
 }
 SLOW = {
     "poseidon plan VGG19 --hosts 4 --link 1gbit": r"4 hosts on 1gbit",
-    "poseidon bench paper --json": r'"model": "VGG19-22K"',
     "poseidon bench priority cost --chunks 320 --chunks 1000000": r"1,?000,?000",
     "poseidon run -n 4 --link 100mbit --chunk-bytes 1MiB train.py --epochs 3": r"mean 2\.5 \['--epochs', '3'\]",
     "poseidon bench train --model VGG19 --hosts 8 --link 156.25mbit --scale 4 --compute 3.6 --methods poseidon,ddp": (

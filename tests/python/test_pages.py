@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ELSEWHERE = {
     "frameworks.md": "tests/frameworks/test_frameworks_page.py",
     "jax.md": "tests/python/test_jax.py",
+    "launchers.md": "tests/frameworks/test_launchers.py",
     "tensorflow.md": "tests/python/test_tensorflow.py",
 }
 # Whose lines are alternatives of each other.
