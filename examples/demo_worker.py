@@ -147,7 +147,6 @@ def record_of(training: Training) -> RankRecord:
 
 def main() -> None:
     parser = common.picture_parser(__doc__, epochs=3, batch=32, lr=0.1)
-    parser.add_argument("--steps", type=int, default=0, help="of an epoch; 0: all")
     parser.add_argument("--records", required=True, help="folder for what each rank recorded")
     args = parser.parse_args()
     torch.manual_seed(args.seed)
