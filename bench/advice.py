@@ -15,13 +15,12 @@ what was found is appended to a file, and the verdict is over all of the file.
 from __future__ import annotations
 
 import argparse
-import json
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from planner import MODELS, SCALE, predict
+from planner import MODELS, SCALE, append, predict, recorded
 from poseidon.bench.training.methods import METHODS, Method
 from poseidon.bench.training.results import TrainConfig
 from poseidon.bench.training.run import run_training
@@ -137,11 +136,6 @@ def try_advice(config: TrainConfig) -> Outcome:
     return Outcome(words, (names[0], names[1]), said, (measured(first), measured(second)))
 
 
-def recorded(file: Path) -> list[Outcome]:
-    """The outcomes of a file that --record has written."""
-    return [Outcome(**json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=int, default=SAMPLE, help="how many clusters to try")
@@ -155,10 +149,9 @@ def main() -> None:
         print(outcome, flush=True)
         outcomes.append(outcome)
         if args.record is not None:
-            with args.record.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(outcome)) + "\n")
+            append(args.record, outcome)
     if args.record is not None:
-        outcomes = recorded(args.record)
+        outcomes = recorded(args.record, Outcome)
     right, ties = sum(outcome.is_right for outcome in outcomes), sum(outcome.is_tie for outcome in outcomes)
     bar = "met" if right * SAMPLE >= BAR * len(outcomes) else "MISSED"
     print(f"{len(outcomes)} clusters: right for {right}, of which {ties} are ties; bar {BAR} of {SAMPLE}: {bar}")

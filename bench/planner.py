@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from poseidon import _core
 from poseidon.bench.training.methods import METHODS, Method
@@ -42,6 +42,7 @@ BATCH = 32  # of images; K is a fourth of it
 SAMPLE = 100  # cells that a seed draws
 MEDIAN_BAR, WORST_BAR, BYTES_BAR = 0.03, 0.08, 0.01
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+_Found = TypeVar("_Found")
 _ROW = re.compile(r"\| ([\w-]+) \| (\d+) \| ([\d.]+) \| [\d.]+ \| ([\d.]+) \| ([\d.]+) \|")
 _COMPUTE_S = {"VGG19": 3.6, "VGG19-22K": 3.6}  # of the documented tables; others by the papers' times
 
@@ -154,10 +155,15 @@ def predicted(cell: Measured) -> Cell:
     return Cell(words, prediction.step_s, cell.step_s, prediction.port_bytes, cell.payload_bytes)
 
 
-def recorded(file: Path) -> Iterator[Measured]:
-    """The cells of a file that --record has written."""
-    for line in file.read_text(encoding="utf-8").splitlines():
-        yield Measured(**json.loads(line))
+def append(file: Path, found: Any) -> None:
+    """Writes a dataclass as one more line of a file."""
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(asdict(found)) + "\n")
+
+
+def recorded(file: Path, kind: type[_Found]) -> list[_Found]:
+    """What `append` has written to a file."""
+    return [kind(**json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def replayed(seed: int, first: int, count: int, record: Path | None) -> Iterator[Measured]:
@@ -165,8 +171,7 @@ def replayed(seed: int, first: int, count: int, record: Path | None) -> Iterator
     for config in islice(drawn(seed), first, first + count):
         cell = measure(config)
         if record is not None:
-            with record.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(cell)) + "\n")
+            append(record, cell)
         yield cell
 
 
@@ -205,7 +210,7 @@ def main() -> None:
     if args.documented:
         found = documented()
     elif args.recorded:
-        found = map(predicted, recorded(args.recorded))
+        found = map(predicted, recorded(args.recorded, Measured))
     else:
         found = map(predicted, replayed(args.seed, args.first, args.cells, args.record))
     cells = []

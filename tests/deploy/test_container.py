@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 import debian
+from places import PROJECT
 
-PROJECT = Path(__file__).resolve().parents[2]
 BASE = "docker.io/library/python:3.11-slim"
 IMAGE = "localhost/poseidon-server"
 ASK = "from urllib.request import urlopen; print(urlopen('http://127.0.0.1:7070/readyz').status)"

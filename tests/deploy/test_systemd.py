@@ -6,11 +6,10 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from debian import Machine
+from places import PROJECT, SECRET
 
-PROJECT = Path(__file__).resolve().parents[2]
 UNIT = "poseidon-server"
 
 
@@ -27,7 +26,7 @@ def trains(machine: Machine, *arguments: str) -> subprocess.Popen[str]:
     """A job of two workers, from a machine that has PyTorch."""
     run = [sys.executable, "-m", "poseidon", "run", "-n", "2", "--on-failure", "rejoin", "--servers", "127.0.0.1:7000"]
     script = [str(PROJECT / "examples/recovery.py"), "--dataset", "digits", "--log-every", "10", *arguments]
-    command = machine.from_outside([*run, "--secret-file", str(PROJECT / "build/deploy/root/etc/poseidon/secret")])
+    command = machine.from_outside([*run, "--secret-file", str(SECRET)])
     return subprocess.Popen([*command, *script], stdout=subprocess.PIPE, text=True)
 
 

@@ -6,8 +6,10 @@ import os
 
 import pytest
 
+import launcher_variables
 import poseidon.torch as poseidon
 import workers
+from launcher_variables import given
 from poseidon.errors import InvalidArgument
 from poseidon.options import resolve
 
@@ -24,13 +26,7 @@ ONE_MACHINE = {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "8", "OMPI_COMM_WORLD_L
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-
-
-def given(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+    launcher_variables.remove(monkeypatch)
 
 
 def test_several_machines_need_the_address_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:

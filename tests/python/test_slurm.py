@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+import launcher_variables
 import poseidon.torch as poseidon
 import workers
 from poseidon.errors import InvalidArgument
@@ -27,13 +28,11 @@ STEP = {
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
+    launcher_variables.remove(monkeypatch)
 
 
 def settings(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> Settings:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+    launcher_variables.given(monkeypatch, variables)
     return resolve()
 
 

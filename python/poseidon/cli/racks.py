@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
+
+from poseidon.cli.output import JsonFlag, print_json, print_line
 
 EPILOG = "\n\n".join(
     (
@@ -19,7 +20,7 @@ EPILOG = "\n\n".join(
 
 def racks(
     seconds: Annotated[float, typer.Option(min=0.5, max=60, help="How long all machines send to all others.")] = 3.0,
-    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: JsonFlag = False,
 ) -> None:
     """Finds which machines share a rack, and whether adding up by rack pays.
 
@@ -34,25 +35,27 @@ def racks(
     if rank != 0:
         return
     found = find_racks(rates)
-    if json_output:
+    if json:
         labels = None if found is None else [[hosts[machine] for machine in rack] for rack in found.machines]
         result = {"machines": hosts, "bits_per_second": rates, "racks": labels}
         if found is not None:
             result |= {key: value for key, value in asdict(found).items() if key != "machines"} | {"pays": found.pays}
-        print(json.dumps(result, indent=2))
+        print_json(result)
         return
     if found is None:
-        print(f"no racks found: the rates between {len(hosts)} machines show no slow uplinks. Leave `rack` out.")
+        print_line(f"no racks found: the rates between {len(hosts)} machines show no slow uplinks. Leave `rack` out.")
         return
-    print(
+    print_line(
         f"{len(found.machines)} racks found: while all send to all, a pair of machines has "
         f"{found.within / 1e6:.1f} Mb/s within a rack and {found.between / 1e6:.1f} Mb/s between racks."
     )
     for index, rack in enumerate(found.machines):
-        print(f"  rack r{index}: {', '.join(hosts[machine] for machine in rack)}")
-    print(f"An exchange of 1 GB takes about {found.flat_s:.2f} s all to all, and {found.by_rack_s:.2f} s by rack.")
+        print_line(f"  rack r{index}: {', '.join(hosts[machine] for machine in rack)}")
+    print_line(f"An exchange of 1 GB takes about {found.flat_s:.2f} s all to all, and {found.by_rack_s:.2f} s by rack.")
     if found.pays:
-        print('Adding up by rack pays: set rack = "r0" in poseidon.toml (or POSEIDON_RACK=r0) on the machines of rack')
-        print("r0, and so on.")
+        print_line(
+            'Adding up by rack pays: set rack = "r0" in poseidon.toml (or POSEIDON_RACK=r0) on the machines of rack\n'
+            "r0, and so on."
+        )
     else:
-        print("Adding up by rack does not pay here. Leave `rack` out.")
+        print_line("Adding up by rack does not pay here. Leave `rack` out.")

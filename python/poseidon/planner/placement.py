@@ -9,7 +9,7 @@ from typing import NamedTuple
 from poseidon import _core
 from poseidon.models import ModelTable
 from poseidon.planner.cluster import ClusterSpec
-from poseidon.planner.predict import Planner
+from poseidon.planner.predict import Planner, Prediction
 
 
 class Placement(NamedTuple):
@@ -66,19 +66,20 @@ class RackPlan:
         return heads, [[name, PLACEMENTS[name].words, f"{rate / 1e9:.3g}"] for name, rate in rates]
 
 
-def plan_racks(planner: Planner) -> RackPlan:
-    """What is said of a cluster of several racks."""
+def plan_racks(planner: Planner, now: Prediction) -> RackPlan:
+    """What is said of a cluster of several racks. `now`: the step of this planner's cluster."""
     cluster = planner.cluster
-    plain, by_rack = (
-        Planner(planner.table, replace(cluster, rack_labels=labels), planner.exchange).predict().step_s
-        for labels in (False, True)
-    )
+    other = replace(cluster, rack_labels=not cluster.rack_labels)
+    step_s = {
+        cluster.rack_labels: now.step_s,
+        other.rack_labels: Planner(planner.table, other, planner.exchange).predict().step_s,
+    }
     return RackPlan(
         least_by_placement(planner.table, cluster),
         cluster.oversubscription,
         least_oversubscription(cluster),
-        plain,
-        by_rack,
+        step_s[False],
+        step_s[True],
     )
 
 

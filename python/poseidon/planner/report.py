@@ -133,7 +133,7 @@ def make_report(table: ModelTable, cluster: ClusterSpec, exchange: Exchange) -> 
         planner.scheme_limits(),
         now,
         tuple(better),
-        plan_racks(planner) if cluster.racks > 1 else None,
+        plan_racks(planner, now) if cluster.racks > 1 else None,
     )
 
 

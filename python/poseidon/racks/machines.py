@@ -59,17 +59,20 @@ def find_machines(exchange: Exchange, key: str, address: str, port: int) -> Mach
 
 def share_rows(exchange: Exchange, key: str, table: np.ndarray) -> None:
     """Everyone gets the rows of all: each has filled its own and left zeros elsewhere. Ends when all have them."""
+    _add_up(exchange, key, table)
+    exchange.barrier()
+
+
+def _add_up(exchange: Exchange, key: str, table: np.ndarray) -> None:
     exchange.declare({key: table})
     exchange.push_pull(key, table, out=table, average=False)
-    exchange.barrier()
 
 
 def _gather(exchange: Exchange, key: str, own: bytes, size_bytes: int) -> list[bytes]:
     """What every rank gives, by rank, filled up with zeros."""
     rows = np.zeros((exchange.world_size, size_bytes), np.uint8)
     rows[exchange.rank, : len(own)] = np.frombuffer(own, np.uint8)
-    exchange.declare({key: rows})
-    exchange.push_pull(key, rows, out=rows, average=False)
+    _add_up(exchange, key, rows)
     return [row.tobytes() for row in rows]
 
 
