@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed._composable.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 import poseidon.torch as poseidon
@@ -53,6 +56,27 @@ def nested_in_turn() -> str:
 
 def test_two_wrappers_side_by_side() -> None:
     assert all_equal(workers.run(2, nested_in_turn))
+
+
+# A model of which each rank has a part.
+
+
+def of_shares() -> list[str]:
+    torch.distributed.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    sharded, by_columns = mlp(), mlp()
+    fully_shard(sharded[0], mesh=mesh)
+    parallelize_module(by_columns, mesh, {"2": ColwiseParallel()})
+    texts = [message_of(lambda model=model: poseidon.DistributedDataParallel(model)) for model in (sharded, by_columns)]
+    torch.distributed.destroy_process_group()
+    return texts
+
+
+def test_a_model_of_distributed_tensors_is_refused() -> None:
+    for sharded, by_columns in workers.run(2, of_shares):
+        assert "parameter 0.weight is a DTensor" in sharded
+        assert "parameter 2.weight is a DTensor" in by_columns
+        assert "whole parameters" in sharded
 
 
 # What is changed after wrapping.

@@ -316,6 +316,9 @@ def _check_entries(entries: list[SyncedParameter]) -> None:
 def check_module(module: nn.Module, world_size: int) -> None:
     """InvalidArgument for modules inside `module` that would train wrong or not at all."""
     fully_sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
+    # torch 2.4 has the class in the private module alone
+    homes = [sys.modules.get(f"torch.distributed.{home}") for home in ("tensor", "_tensor")]
+    distributed = tuple({home.DTensor for home in homes if hasattr(home, "DTensor")})
     if not isinstance(module, nn.Module):
         raise InvalidArgument(
             f"module must be a torch.nn.Module, and is of type {type(module).__name__}: pass the model"
@@ -337,6 +340,12 @@ def check_module(module: nn.Module, world_size: int) -> None:
             raise InvalidArgument(
                 f"the module must be whole on every rank, and {where} is sharded by FullyShardedDataParallel: use one "
                 "of the two wrappers"
+            )
+        placed = next((own for own, p in part._parameters.items() if isinstance(p, distributed)), None)
+        if placed is not None:
+            raise InvalidArgument(
+                f"parameter {name + '.' if name else ''}{placed} is a DTensor, as fully_shard (FSDP2) and tensor "
+                "parallelism make them, and Poseidon replicates whole parameters: train this model without Poseidon"
             )
         if world_size > 1 and isinstance(part, nn.SyncBatchNorm) and default_group() is None:
             raise InvalidArgument(
