@@ -20,6 +20,10 @@ namespace poseidon::kernel {
 void sum(std::span<const std::byte* const> inputs, std::byte* out, std::size_t element_count, DType dtype,
          unsigned divisor);
 
+/// out = in, for an `out` that nobody reads soon: where the CPU can, it is written to memory without being read into
+/// the caches first. The arrays do not overlap.
+void copy_past_caches(std::span<const std::byte> in, std::byte* out);
+
 /// Whether sums of `dtype` are made in float32 and rounded at the end.
 constexpr bool sums_in_float32(DType dtype) {
   return dtype == DType::float16 || dtype == DType::bfloat16 || dtype == DType::int8_blocks;
