@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -47,8 +48,8 @@ def test_few_file_handles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_small_buffers_are_judged_by_the_port(tmp_path: Path) -> None:
     root = system(tmp_path, **{f"{TCP}/tcp_rmem": "4096 131072 6291456", f"{TCP}/tcp_wmem": "4096 16384 4194304"})
-    assert check_buffers(root, Interface("eth0", "10.0.0.1", 1500, 10_000)) is None
-    found = check_buffers(root, Interface("eth0", "10.0.0.1", 1500, 40_000))
+    assert check_buffers(root, Interface("eth0", ("10.0.0.1",), 1500, 10_000)) is None
+    found = check_buffers(root, Interface("eth0", ("10.0.0.1",), 1500, 40_000))
     assert found is not None
     assert found.mend == 'sysctl -w net.ipv4.tcp_wmem="4096 16384 5000000"'
 
@@ -86,13 +87,13 @@ def test_the_name_of_rank_0() -> None:
 
 
 def test_a_faster_port_that_lies_idle() -> None:
-    slow, fast = Interface("eth0", "10.0.0.1", 1500, 1000), Interface("eth1", "10.1.0.1", 1500, 25_000)
-    bridge = Interface("docker0", "172.17.0.1", 1500, 0, own_port=False)
-    found = check_interface([slow, fast, bridge], slow.address)
+    slow, fast = Interface("eth0", ("10.0.0.1",), 1500, 1000), Interface("eth1", ("10.1.0.1",), 1500, 25_000)
+    bridge = Interface("docker0", ("172.17.0.1",), 1500, 0, own_port=False)
+    found = check_interface([slow, fast, bridge], slow.addresses[0])
     assert found is not None
     assert "POSEIDON_INTERFACES=eth1" in found.mend
-    assert check_interface([slow, fast, bridge], fast.address) is None
-    on_bridge = check_interface([bridge, slow], bridge.address)
+    assert check_interface([slow, fast, bridge], fast.addresses[0]) is None
+    on_bridge = check_interface([bridge, slow], bridge.addresses[0])
     assert on_bridge is not None
     assert "docker0, a bridge" in on_bridge.text
 
@@ -109,14 +110,16 @@ def test_a_busy_neighbour_is_named() -> None:
     assert "cores, process" in found.text or "hypervisor" in found.text
 
 
-def test_a_probe_tells_the_mark_the_clock_and_what_fits() -> None:
-    with contextlib.closing(Responder("127.0.0.1", TOKEN, clock=lambda: time.time() + 3)) as responder:
-        place = ("127.0.0.1", responder.port)
+@pytest.mark.parametrize("loopback", ["127.0.0.1", "::1"])
+def test_a_probe_tells_the_mark_the_clock_and_what_fits(loopback: str) -> None:
+    with contextlib.closing(Responder(loopback, TOKEN, clock=lambda: time.time() + 3)) as responder:
+        place = (loopback, responder.port)
         answer = ask(place, TOKEN, dscp=46)
         assert answer is not None
         assert answer.dscp == 46
         assert answer.skew_s == pytest.approx(3, abs=0.5)
         assert ask(place, TOKEN, packet_bytes=9000) is not None
+        assert ask(place, TOKEN, packet_bytes=65_500) is not None
         assert ask(place, TOKEN, packet_bytes=100_000) is None
         assert ask(place, b"another token...") is None
 
@@ -159,25 +162,35 @@ def test_machines_that_do_not_meet_say_so(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.skipif(bool(missing), reason="shaped links need " + " and ".join(missing))
-def test_troubles_of_a_testbed_are_found() -> None:
+@pytest.mark.parametrize("version", [4, 6])
+def test_troubles_of_a_testbed_are_found(version: int) -> None:
     """One host takes off the marks of what it sends, and another has packets of its own size."""
     with Testbed(3, "100mbit") as bed, contextlib.ExitStack() as stack:
-        strip = "iptables -t mangle -A POSTROUTING -j DSCP --set-dscp 0"
-        for host, command in ((1, strip), (2, "ip link set dev eth0 mtu 1400")):
-            with bed.exec(host, command.split()) as process:
-                assert process.wait(10) == 0
+        addresses = [host.address if version == 4 else f"fd00::{at + 1}" for at, host in enumerate(bed.hosts)]
+        if version == 6:
+            for host, address in enumerate(addresses):
+                _on_host(bed, host, f"ip -6 addr add {address}/64 dev eth0 nodad")
+        strip = shutil.which("iptables" if version == 4 else "ip6tables")
+        if strip is not None:
+            _on_host(bed, 1, f"{strip} -t mangle -A POSTROUTING -j DSCP --set-dscp 0")
+        _on_host(bed, 2, "ip link set dev eth0 mtu 1400")
         job = {VARIABLE: fresh(), "WORLD_SIZE": "3", "MASTER_PORT": str(free_port()), "LOCAL_WORLD_SIZE": "1"}
         processes = []
         for host in range(3):
-            variables = {**os.environ, **job, "RANK": str(host), "MASTER_ADDR": bed.hosts[0].address}
+            variables = {**os.environ, **job, "RANK": str(host), "MASTER_ADDR": addresses[0]}
             command_line = [sys.executable, "-m", "poseidon", "doctor", "--before", "--json"]
             processes.append(
                 stack.enter_context(bed.exec(host, command_line, env=variables, stdout=subprocess.PIPE, text=True))
             )
         told: list[dict[str, Any]] = [json.loads(process.communicate(timeout=60)[0]) for process in processes]
-        addresses = [host.address for host in bed.hosts]
     found = {one["about"]: one["text"] for one in told[0]["between"]}
-    assert f"off packets from {addresses[1]} to {addresses[0]}" in found["DSCP"]
+    if strip is not None:
+        assert f"off packets from {addresses[1]} to {addresses[0]}" in found["DSCP"]
     assert f"{addresses[2]} 1400" in found["MTU"]
     assert "firewall" not in found
     assert [one["between"] for one in told[1:]] == [[], []]
+
+
+def _on_host(bed: Testbed, host: int, command: str) -> None:
+    with bed.exec(host, command.split()) as process:
+        assert process.wait(10) == 0

@@ -8,7 +8,7 @@ from poseidon.check.finding import Finding
 from poseidon.check.interfaces import check_interface, interfaces
 from poseidon.check.machine import check_buffers, check_congestion, check_files, check_frequency, check_name
 from poseidon.check.neighbours import check_neighbours
-from poseidon.check.pairs import check_pairs
+from poseidon.check.pairs import allow, check_pairs
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.options import resolve
 from poseidon.racks.machines import listening_address
@@ -28,13 +28,11 @@ def check_before(seconds: float) -> tuple[list[Finding], list[Finding]]:
     address, used = "", None
     if several and found == [None]:
         address = listening_address(settings)
-    if address.startswith("127."):  # all are on this machine, as the launcher has not said
+    if address.startswith("127.") or address == "::1":  # all are on this machine, as the launcher has not said
         address = ""
-    if ":" in address:
-        raise InvalidArgument("`poseidon doctor --before` knows IPv4 only: set MASTER_ADDR to an address of it")
     if address:
         all_of_them = interfaces()
-        used = next((one for one in all_of_them if one.address == address), None)
+        used = next((one for one in all_of_them if address in one.addresses), None)
         found.append(check_interface(all_of_them, address))
     found += [check_files(), check_buffers(_ROOT, used), check_congestion(_ROOT), check_frequency(_ROOT)]
     found.append(check_neighbours())
@@ -46,6 +44,6 @@ def check_before(seconds: float) -> tuple[list[Finding], list[Finding]]:
     except InvalidArgument:
         raise
     except PoseidonError as error:
-        allow = f"iptables -I INPUT -s {settings.master_addr} -j ACCEPT   # and so for all machines, on each of them"
-        return own, [Finding("reach", str(error), allow)]
+        mend = f"{allow(settings.master_addr)}   # and so for all machines, on each of them"
+        return own, [Finding("reach", str(error), mend)]
     return own, between if settings.rank == 0 else []

@@ -60,6 +60,11 @@ def _check_rates(exchange: Exchange, address: str, token: bytes, seconds: float)
     return judge_rates(hosts, rates)
 
 
+def allow(sender: str) -> str:
+    """The command that lets in what this machine, an address or a name, sends."""
+    return f"{'ip6tables' if ':' in sender else 'iptables'} -I INPUT -s {sender} -j ACCEPT"
+
+
 def judge_answers(hosts: Sequence[str], about: np.ndarray, mtus: Sequence[int]) -> Iterator[Finding]:
     """One finding for each kind, about the first pair that shows it and how many others do."""
     pairs = [(here, there) for here in range(len(hosts)) for there in range(len(hosts)) if here != there]
@@ -68,7 +73,7 @@ def judge_answers(hosts: Sequence[str], about: np.ndarray, mtus: Sequence[int]) 
         yield Finding(
             "firewall",
             f"no datagram {_told(hosts, silent)} is answered",
-            f"iptables -I INPUT -s {hosts[silent[0][0]]} -j ACCEPT   # on {hosts[silent[0][1]]}",
+            f"{allow(hosts[silent[0][0]])}   # on {hosts[silent[0][1]]}",
         )
     answered = [pair for pair in pairs if about[pair][ANSWERS]]
     if stripped := [pair for pair in answered if not about[pair][MARKED]]:

@@ -10,14 +10,35 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# Of linux/in.h; Python has no names for them.
-_IP_MTU_DISCOVER, _PMTUDISC_PROBE = 10, 3
-_HEADERS_BYTES = 28  # of IPv4 and UDP
+_PMTUDISC_PROBE = 3  # of linux/in.h
 _QUESTION = struct.Struct("!16sI")  # token, number
 _ANSWER = struct.Struct("!16sIBd")  # token, number, the TOS byte that came, the time of day
 _MOST_BYTES = 65535
 _PATIENCE_S = 0.5
 _TRIES = 5
+
+
+@dataclass(frozen=True)
+class _Protocol:
+    """What a version of IP calls the same things. `headers_bytes`: its own and UDP's."""
+
+    family: socket.AddressFamily
+    level: int
+    receive_mark: int
+    mark: int
+    mtu_discover: int  # Python has no name for it
+    headers_bytes: int
+
+    def open(self) -> socket.socket:
+        return socket.socket(self.family, socket.SOCK_DGRAM)
+
+
+_IPV4 = _Protocol(socket.AF_INET, socket.IPPROTO_IP, socket.IP_RECVTOS, socket.IP_TOS, 10, 28)
+_IPV6 = _Protocol(socket.AF_INET6, socket.IPPROTO_IPV6, socket.IPV6_RECVTCLASS, socket.IPV6_TCLASS, 23, 48)
+
+
+def _protocol_of(address: str) -> _Protocol:
+    return _IPV6 if ":" in address else _IPV4
 
 
 @dataclass(frozen=True)
@@ -34,9 +55,10 @@ class Responder:
 
     def __init__(self, address: str, token: bytes, clock: Callable[[], float] = time.time) -> None:
         self._token, self._clock = token, clock
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._protocol = _protocol_of(address)
+        self._socket = self._protocol.open()
         self._socket.bind((address, 0))
-        self._socket.setsockopt(socket.IPPROTO_IP, socket.IP_RECVTOS, 1)
+        self._socket.setsockopt(self._protocol.level, self._protocol.receive_mark, 1)
         self._socket.settimeout(_PATIENCE_S)
         self.port = int(self._socket.getsockname()[1])
         self._closing = threading.Event()
@@ -50,7 +72,7 @@ class Responder:
                 if question[:16] != self._token or len(question) < _QUESTION.size:
                     continue
                 _, number = _QUESTION.unpack_from(question)
-                tos = next((data[0] for _, kind, data in about if kind == socket.IP_TOS), 0)
+                tos = next((data[0] for _, kind, data in about if kind == self._protocol.mark), 0)
                 self._socket.sendto(_ANSWER.pack(self._token, number, tos, self._clock()), sender)
 
     def close(self) -> None:
@@ -62,11 +84,12 @@ class Responder:
 
 def ask(address: tuple[str, int], token: bytes, dscp: int = 0, packet_bytes: int = 0) -> Answer | None:
     """The best of some answers; None if none comes. `packet_bytes`: of a packet that must not be split."""
-    size = max(_QUESTION.size, packet_bytes - _HEADERS_BYTES)
+    protocol = _protocol_of(address[0])
+    size = max(_QUESTION.size, packet_bytes - protocol.headers_bytes)
     best: Answer | None = None
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
-        one.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, dscp << 2)
-        one.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_PROBE)
+    with protocol.open() as one:
+        one.setsockopt(protocol.level, protocol.mark, dscp << 2)
+        one.setsockopt(protocol.level, protocol.mtu_discover, _PMTUDISC_PROBE)
         one.settimeout(_PATIENCE_S)
         one.connect(address)
         for number in range(_TRIES):

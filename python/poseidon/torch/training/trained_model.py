@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import warnings
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -317,8 +318,8 @@ def check_module(module: nn.Module, world_size: int) -> None:
     """InvalidArgument for modules inside `module` that would train wrong or not at all."""
     fully_sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
     # torch 2.4 has the class in the private module alone
-    homes = [sys.modules.get(f"torch.distributed.{home}") for home in ("tensor", "_tensor")]
-    distributed = tuple({home.DTensor for home in homes if hasattr(home, "DTensor")})
+    homes: Iterator[Any] = (sys.modules.get(f"torch.distributed.{home}") for home in ("tensor", "_tensor"))
+    distributed = tuple(home.DTensor for home in homes if hasattr(home, "DTensor"))
     if not isinstance(module, nn.Module):
         raise InvalidArgument(
             f"module must be a torch.nn.Module, and is of type {type(module).__name__}: pass the model"
