@@ -15,11 +15,12 @@ from poseidon.errors import InvalidArgument
 
 
 def test_the_papers_headlines_are_in_reach() -> None:
-    """The products of factors of VGG19-22K keep 16 nodes 3 % below what the paper reports."""
+    """The products of factors of VGG19-22K keep 16 nodes at 10 GbE 2 % below what the paper reports."""
     for cell in map(predicted, CELLS):
-        assert cell.speedup <= cell.overlap_speedup * 1.001 <= cell.paper.nodes * 1.001
-        if cell.paper.scheme == "auto":
-            assert cell.speedup >= 0.97 * cell.paper.speedup
+        assert cell.speedup <= cell.overlap_speedup * 1.001 <= cell.best_speedup * 1.002 <= cell.paper.nodes * 1.003
+        assert cell.overlap_speedup >= 0.995 * cell.best_speedup, "the choice is nearly the best one"
+        if cell.paper.scheme == "auto" and cell.paper.speedup is not None:
+            assert cell.speedup >= 0.98 * cell.paper.speedup
 
 
 def test_parameter_hubs_least_bandwidths_are_within_15_percent() -> None:

@@ -31,5 +31,6 @@ def test_the_choice_is_never_slower_than_one_scheme_for_all() -> None:
     rows = [line.strip("| ").split(" | ") for line in answer.stdout.splitlines()[2:]]
     assert len(rows) == 24
     assert all(float(auto) <= min(float(ps), float(sfb)) for _, _, _, _, ps, sfb, auto, *_ in rows)
+    assert all(gain == best for *_, gain, best, _ in rows), "no other choice is faster"
     page = (BENCH.parent / "docs" / "planning.md").read_text(encoding="utf-8")
     assert answer.stdout in page, "run it again and put its table into the page"

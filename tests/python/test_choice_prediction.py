@@ -39,6 +39,21 @@ def test_products_run_one_after_another_when_parts_have_arrived() -> None:
     assert StepModel(units, elsewhere, 0.0, 0.0).predict(("sfb", "sfb")).completed_s == pytest.approx((0.1, 0.2))
 
 
+def test_products_on_the_accelerator_delay_its_layers() -> None:
+    factors, dense = Demand(10.0, 1, 10.0), Demand(100.0, 2, 0.0)  # products, and the port of dense ones, take a second
+    units = [unit("last", 1.0, 1, sfb=factors), unit("first", 3.0, 0, ps=dense)]
+    beside = StepModel(units, RATES, 3.0, 1.0)
+    assert beside.predict(("sfb", "ps")).completed_s == (2.1, 4.0)
+    between = replace(beside, products_on_accelerator=True)
+    # The factors are there at 1.1, while the first layer computes. Their product comes after that.
+    assert between.predict(("sfb", "ps")).completed_s == (4.0, 4.0)
+    assert between.predict(("sfb", "ps")).seconds == 5.0
+    three = [units[0], unit("middle", 2.0, 1, ps=Demand(0.0, 2, 0.0)), units[1]]
+    later = StepModel(three, RATES, 3.0, 1.0, products_on_accelerator=True).predict(("sfb", "ps", "ps"))
+    assert later.completed_s[0] == 3.0, "between two layers"
+    assert later.completed_s[2] == 5.0, "the first layer's gradient exists a second later"
+
+
 def test_what_forward_uses_first_stops_other_units() -> None:
     dense = Demand(100.0, 2, 0.0)
     units = [unit("last", 0.0, 1, at_use=True, ps=dense), unit("first", 0.5, 0, at_use=True, ps=dense)]

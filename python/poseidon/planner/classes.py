@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 from poseidon.planner.cluster import ClusterSpec
 from poseidon.planner.compute import Clock, Durations, Worker
 from poseidon.planner.load import Load, carriers
+from poseidon.planner.workload import Exchange
 from poseidon.schemes import SCHEMES
 
 _PUSH, _RESULT, _TO_PEERS = range(3)
@@ -70,7 +71,7 @@ class _Carrying:
 class ClassStep:
     """One step. `run` simulates it; then `worker` has its times."""
 
-    def __init__(self, loads: Sequence[Load], durations: Durations, cluster: ClusterSpec, overlap: bool) -> None:
+    def __init__(self, loads: Sequence[Load], durations: Durations, cluster: ClusterSpec, exchange: Exchange) -> None:
         self.loads = loads
         self.clock = Clock()
         self._durations, self._latency_s = durations, cluster.latency_s
@@ -81,7 +82,7 @@ class ClassStep:
         }
         self.carriers = {name: _Carrying(self) for name in self._rates}
         self._left = [load.stages for load in loads]
-        self.worker = Worker(self.clock, durations, loads, overlap, self._start)
+        self.worker = Worker(self.clock, durations, loads, exchange, self._start)
 
     def run(self) -> None:
         """Simulates the step."""

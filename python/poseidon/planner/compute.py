@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from poseidon.planner.load import Load
+from poseidon.planner.workload import Exchange
 
 
 class Clock:
@@ -68,25 +69,31 @@ class Ran(NamedTuple):
 class Worker:
     """One worker's step: from the begin of its backward pass, at time 0, to the end of the next forward pass.
 
-    `start(index)` is called when a unit's gradient exists. Call `arrived` when its result, or its last part, is there.
-    Afterwards `completed_s` has the time at which each unit's mean was there, and `exposed_s` how long the accelerator
-    waited for it alone, or for it as the last one.
+    `start(index)` is called when a unit's gradient exists, or at the end of the backward pass if the exchange's
+    schedule is sequential. Call `arrived` when its result, or its last part, is there. Afterwards `completed_s` has the
+    time at which each unit's mean was there, and `exposed_s` how long the accelerator waited for it alone, or for it as
+    the last one.
     """
 
     def __init__(
-        self, clock: Clock, durations: Durations, loads: Sequence[Load], overlap: bool, start: Callable[[int], None]
+        self,
+        clock: Clock,
+        durations: Durations,
+        loads: Sequence[Load],
+        exchange: Exchange,
+        start: Callable[[int], None],
     ) -> None:
         self._clock, self._durations, self._loads = clock, durations, loads
-        self._overlap, self._start = overlap, start
+        self._overlap, self._sequential, self._start = exchange.overlap, exchange.schedule == "sequential", start
         self._layer = len(durations.backward_s)  # that ran backward last
         self._next_forward = 0
         self._products: deque[int] = deque()
         self._busy = self._multiplying = False
         self._idle_since: float | None = None  # of an accelerator that waits for exchanges
-        self._ready: dict[int, list[int]] = {}  # units by the layer whose backward pass completes them
+        self._ready: dict[int, list[int]] = {}  # units by the layer after whose backward pass they start
         self._waited: dict[int, set[int]] = {}  # units by the layer that needs them in forward
         for index, load in enumerate(loads):
-            self._ready.setdefault(min(load.unit.places), []).append(index)
+            self._ready.setdefault(0 if self._sequential else min(load.unit.places), []).append(index)
             for place in self._needed_by(index):
                 self._waited.setdefault(place, set()).add(index)
         self.completed_s = [0.0] * len(loads)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from poseidon.planner.cluster import ClusterSpec
 from poseidon.planner.compute import Clock, Durations, Worker
 from poseidon.planner.load import HEADER_BYTES, Load
-from poseidon.planner.workload import PRIORITY_CLASSES
+from poseidon.planner.workload import PRIORITY_CLASSES, Exchange
 from poseidon.schemes import SCHEMES, takes_factors
 
 # Connections share a port, so a large message does not hold up the others. It goes in pieces of this size.
@@ -117,7 +117,7 @@ class _HostPort(_Queue):
 class MessageStep:
     """One step of all workers. `run` simulates it; then `workers` have its times."""
 
-    def __init__(self, loads: Sequence[Load], durations: Durations, cluster: ClusterSpec, overlap: bool) -> None:
+    def __init__(self, loads: Sequence[Load], durations: Durations, cluster: ClusterSpec, exchange: Exchange) -> None:
         """Each host has one worker, which hosts a server, too. The first worker is the slowest, if there is one."""
         self.loads, self._durations, self._cluster = loads, durations, cluster
         self.clock = Clock()
@@ -133,7 +133,7 @@ class MessageStep:
                 self.clock,
                 durations if worker else durations.slowed(cluster.slowest),
                 loads,
-                overlap,
+                exchange,
                 partial(self._start, worker),
             )
             for worker in range(cluster.workers)

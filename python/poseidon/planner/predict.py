@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 from poseidon.adapter.choice.decision import best_schemes
@@ -21,6 +23,7 @@ from poseidon.planner.scheme_limits import limits_by_layer
 from poseidon.planner.workload import Exchange, Workload, is_known
 
 MOST_MESSAGE_WORKERS = 64
+_MOST_CHOICES = 1000
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,19 @@ class Planner:
         found = [self._simulate(cluster, loads, update_s) for loads in self._candidates(cluster)]
         return min(found, key=lambda prediction: prediction.step_s)
 
+    def predict_best(self) -> Prediction:
+        """The fastest step of all choices of schemes, each of which is simulated: the bound of what `predict` can find.
+
+        For models with few layers that have a choice. Raises InvalidArgument for those with many.
+        """
+        schemes = [unit.schemes for unit in self._work.units] if self._work is not None else []
+        if math.prod(map(len, schemes)) > _MOST_CHOICES:
+            raise InvalidArgument(f"{self.table.name} has more than {_MOST_CHOICES} choices of schemes")
+        found = [
+            self._simulate(self.cluster, self._loads(self._threshold, choice), 0.0) for choice in product(*schemes)
+        ]
+        return min(found, key=lambda prediction: prediction.step_s)
+
     @property
     def has_messages(self) -> bool:
         """Whether `predict_by_message` knows the cluster."""
@@ -129,7 +145,7 @@ class Planner:
                 "workers at most, no dedicated servers, and no workers that add up by host or rack"
             )
         chosen = self.predict(update_s=update_s)
-        step = MessageStep(chosen.loads, self._durations(self.cluster, update_s), self.cluster, self.exchange.overlap)
+        step = MessageStep(chosen.loads, self._durations(self.cluster, update_s), self.cluster, self.exchange)
         step.run()
         slowest = max(step.workers, key=lambda worker: worker.end_s)
         return replace(
@@ -183,7 +199,7 @@ class Planner:
 
     def _simulate(self, cluster: ClusterSpec, loads: Sequence[Load], update_s: float) -> Prediction:
         durations = self._durations(cluster, update_s).slowed(cluster.slowest)
-        step = ClassStep(loads, durations, cluster, self.exchange.overlap)
+        step = ClassStep(loads, durations, cluster, self.exchange)
         step.run()
         return Prediction(
             self.table,

@@ -29,8 +29,8 @@ _MOST_BYTES = 4  # a scheme with factors is not tried if it has so many times th
 
 @dataclass(frozen=True)
 class Exchange:
-    """How gradients are exchanged. `scheme`, `wire` and `partition` are Poseidon's options of these names, `threshold`,
-    `order` and `classes` those that begin with `priority_`.
+    """How gradients are exchanged. `scheme`, `wire`, `partition` and `schedule` are Poseidon's options of these names,
+    `threshold`, `order` and `classes` those that begin with `priority_`.
 
     `overlap`: a DistributedOptimizer lets the next forward pass wait layer by layer. `by_time`: layers may take another
     scheme than the one with the fewest bytes if the step is faster then (option `revise`). `sizes` has those of
@@ -45,6 +45,7 @@ class Exchange:
     order: str = "urgency"
     classes: int = PRIORITY_CLASSES
     partition: str = "balanced"
+    schedule: str = "wait_free"
     by_time: bool = True
     sizes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     replayed: bool = False
@@ -142,7 +143,8 @@ class Workload:
         """The model of this step with which training chooses its schemes (docs/choice.md)."""
         backward_s = sum(backward for _, backward in self._durations)
         rates = Rates(cluster.payload_bytes_per_s, cluster.latency_s, products_per_s)
-        return StepModel(self._unit_works, rates, backward_s, self.table.iteration_seconds - backward_s)
+        rest_s = self.table.iteration_seconds - backward_s
+        return StepModel(self._unit_works, rates, backward_s, rest_s, cluster.products_per_s is None)
 
     @cached_property
     def _durations(self) -> list[tuple[float, float]]:

@@ -2,14 +2,16 @@
 
 A step begins with its backward pass. A unit (a layer, or a group of small ones) is ready when its gradient exists. Then
 three things happen one after the other: the busiest port carries its bytes, one unit after another; its last message is
-on its way; and a processor multiplies its factors, again one unit after another. The step goes on with the next forward
-pass when the results are in, or, for parameters of a worker-side DistributedOptimizer, when forward uses them.
+on its way; and its factors are multiplied, again one unit after another. A processor of its own does that, or the
+accelerator between two layers, which then come later. The step goes on with the next forward pass when the results are
+in, or, for parameters of a worker-side DistributedOptimizer, when forward uses them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -61,6 +63,7 @@ class StepModel:
     rates: Rates
     backward_s: float
     rest_s: float  # forward pass, updates and everything else, without waits for exchanges
+    products_on_accelerator: bool = False  # between two layers; otherwise beside them
 
     @property
     def schemes(self) -> tuple[str, ...]:
@@ -70,49 +73,59 @@ class StepModel:
     def predict(self, schemes: Sequence[str]) -> Timeline:
         """The step in which the units take these schemes."""
         demands = [unit.demands[scheme] for unit, scheme in zip(self.units, schemes, strict=True)]
-        completed = self._completed(demands)
-        ends = [end for unit, end in zip(self.units, completed, strict=True) if not unit.awaited_at_use]
-        now = max([self.backward_s, *ends])
-        total = sum(unit.backward_s for unit in self.units)
+        product_s = [demand.multiply_adds / self.rates.multiply_adds_per_s for demand in demands]
+        ready = [unit.ready_s for unit in self.units]
+        arrived = self._arrived(demands, ready)
+        if not self.products_on_accelerator:
+            return self._run(_one_by_one(arrived, product_s), [0.0] * len(product_s))[0]
+        step, ready = self._run(arrived, product_s)
+        if any(product_s):  # layers that a product has delayed send later
+            step, _ = self._run(self._arrived(demands, ready), product_s)
+        return step
+
+    def _run(self, arrived: Sequence[float], product_s: Sequence[float]) -> tuple[Timeline, list[float]]:
+        """The step on the accelerator, and when it has made each unit's gradient."""
+        units, accelerator = self.units, _Accelerator(arrived, product_s)
+        ready, before_s = [0.0] * len(units), 0.0
+        for index in sorted(range(len(units)), key=lambda index: units[index].ready_s):
+            accelerator.compute(units[index].ready_s - before_s)
+            ready[index], before_s = accelerator.now, units[index].ready_s
+        accelerator.compute(max(0.0, self.backward_s - before_s))
+        accelerator.wait_for(index for index, unit in enumerate(units) if not unit.awaited_at_use)
+        total = sum(unit.backward_s for unit in units)
         # Forward passes take as long as the layers' backward passes, in proportion.
-        for index in sorted(range(len(self.units)), key=lambda index: self.units[index].place):
-            unit = self.units[index]
-            if unit.awaited_at_use:
-                now = max(now, completed[index])
-            now += self.rest_s * (unit.backward_s / total if total else 1 / len(self.units))
-        return Timeline(now, tuple(completed))
+        for index in sorted(range(len(units)), key=lambda index: units[index].place):
+            if units[index].awaited_at_use:
+                accelerator.wait_for([index])
+            accelerator.compute(self.rest_s * (units[index].backward_s / total if total else 1 / len(units)))
+        return Timeline(accelerator.now, tuple(accelerator.completed)), ready
 
-    def _completed(self, demands: Sequence[Demand]) -> list[float]:
-        """When each unit's result is there. Products run one after the other, as their parts arrive."""
-        arrived = [
+    def _arrived(self, demands: Sequence[Demand], ready: Sequence[float]) -> list[float]:
+        """When all that a unit's result is made of is there, if gradients exist at `ready`."""
+        return [
             end + demand.hops * self.rates.latency_s
-            for end, demand in zip(self._carried(demands), demands, strict=True)
+            for end, demand in zip(self._carried(demands, ready), demands, strict=True)
         ]
-        completed = list(arrived)
-        free = 0.0
-        for index in sorted(range(len(arrived)), key=arrived.__getitem__):
-            if demands[index].multiply_adds:
-                free = max(free, arrived[index]) + demands[index].multiply_adds / self.rates.multiply_adds_per_s
-                completed[index] = free
-        return completed
 
-    def _carried(self, demands: Sequence[Demand]) -> list[float]:
+    def _carried(self, demands: Sequence[Demand], ready: Sequence[float]) -> list[float]:
         """When the port has carried each unit. The most urgent goes first and stops others; of equal ones the first."""
         units = self.units
         left = [demand.carried_bytes / self.rates.link_bytes_per_s for demand in demands]
-        by_ready = sorted(range(len(units)), key=lambda index: units[index].ready_s)
+        by_ready = sorted(range(len(units)), key=ready.__getitem__)
         ends = [0.0] * len(units)
         waiting: list[tuple[int, float, int]] = []  # urgency, ready, index
         now, coming = 0.0, 0
         while waiting or coming < len(units):
             if not waiting:
-                now = max(now, units[by_ready[coming]].ready_s)
-            while coming < len(units) and units[by_ready[coming]].ready_s <= now:
+                now = max(now, ready[by_ready[coming]])
+            while coming < len(units) and ready[by_ready[coming]] <= now:
                 unit = units[by_ready[coming]]
-                heappush(waiting, (unit.place if unit.awaited_at_use else -1, unit.ready_s, by_ready[coming]))
+                heappush(
+                    waiting, (unit.place if unit.awaited_at_use else -1, ready[by_ready[coming]], by_ready[coming])
+                )
                 coming += 1
             index = waiting[0][2]
-            until = units[by_ready[coming]].ready_s if coming < len(units) else math.inf
+            until = ready[by_ready[coming]] if coming < len(units) else math.inf
             if now + left[index] <= until:
                 now += left[index]
                 ends[index] = now
@@ -121,6 +134,42 @@ class StepModel:
                 left[index] -= until - now
                 now = until
         return ends
+
+
+class _Accelerator:
+    """What computes layers, and products of what has arrived between them. `completed` has the units' results."""
+
+    def __init__(self, arrived: Sequence[float], product_s: Sequence[float]) -> None:
+        self.now = 0.0
+        self.completed = list(arrived)
+        self._arrived, self._product_s = arrived, product_s
+        self._products = deque(sorted((index for index, own in enumerate(product_s) if own), key=arrived.__getitem__))
+
+    def compute(self, seconds: float) -> None:
+        """Makes the products that can be made, and then works on a layer for so long."""
+        while self._products and self._arrived[self._products[0]] <= self.now:
+            self._multiply()
+        self.now += seconds
+
+    def wait_for(self, indices: Iterable[int]) -> None:
+        """Works on nothing but products until these units' results are there."""
+        for index in indices:
+            while index in self._products:
+                self._multiply()
+            self.now = max(self.now, self.completed[index])
+
+    def _multiply(self) -> None:
+        index = self._products.popleft()
+        self.now = self.completed[index] = max(self.now, self._arrived[index]) + self._product_s[index]
+
+
+def _one_by_one(arrived: Sequence[float], product_s: Sequence[float]) -> list[float]:
+    """When a processor has made the products of all, in the order in which they arrive."""
+    completed, free = list(arrived), 0.0
+    for index in sorted(range(len(arrived)), key=arrived.__getitem__):
+        if product_s[index]:
+            free = completed[index] = max(free, arrived[index]) + product_s[index]
+    return completed
 
 
 def fitted(units: Sequence[UnitWork], rates: Rates, backward_s: float, step_s: float) -> StepModel:

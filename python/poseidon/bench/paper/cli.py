@@ -63,7 +63,7 @@ def _print_speedups(as_json: bool) -> None:
         print_json([asdict(cell) for cell in cells])
         return
     print_table(
-        ["from", "model", "nodes", "GbE", "scheme", "paper", "ours", "with overlap", "free products"],
+        ["from", "model", "nodes", "GbE", "scheme", "paper", "ours", "with overlap", "best choice"],
         [
             [
                 cell.paper.section,
@@ -71,10 +71,10 @@ def _print_speedups(as_json: bool) -> None:
                 cell.paper.nodes,
                 f"{cell.paper.gbit_per_s:g}",
                 cell.paper.scheme,
-                f"{cell.paper.speedup:g}",
+                "–" if cell.paper.speedup is None else f"{cell.paper.speedup:g}",
                 f"{cell.speedup:.2f}",
                 f"{cell.overlap_speedup:.2f}",
-                f"{cell.without_products:.2f}",
+                f"{cell.best_speedup:.2f}",
             ]
             for cell in cells
         ],

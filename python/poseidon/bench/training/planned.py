@@ -5,7 +5,7 @@ from __future__ import annotations
 from poseidon.bench.training.methods import Method, scaled_sizes
 from poseidon.planner import Exchange
 
-_FIELDS = {"partition": "partition", "priority_order": "order", "priority_classes": "classes"}
+_FIELDS = {"partition": "partition", "schedule": "schedule", "priority_order": "order", "priority_classes": "classes"}
 
 
 def exchange_of(method: Method, scale: int = 1, threshold: str | float = "auto") -> Exchange:
