@@ -16,16 +16,30 @@ from poseidon.report.data import (
     save_rank,
     slowest_step_s,
 )
-from poseidon.report.layout import PAGE_WIDTH, document, figure, figures, head, legend, paragraphs, section, table
+from poseidon.report.layout import (
+    HALF_WIDTH,
+    PAGE_WIDTH,
+    document,
+    figure,
+    figures,
+    head,
+    legend,
+    paragraphs,
+    section,
+    table,
+)
+from poseidon.report.lines import Line, speedup_chart
 from poseidon.report.page import headlines, html, write_html
 from poseidon.report.steps import rank_record
 from poseidon.report.svg import bytes_text, percent_text
 from poseidon.report.trace import trace_events, write_trace
 
 __all__ = [
+    "HALF_WIDTH",
     "PAGE_WIDTH",
     "Epoch",
     "LayerRow",
+    "Line",
     "RankRecord",
     "Report",
     "Span",
@@ -48,6 +62,7 @@ __all__ = [
     "scheme_title",
     "section",
     "slowest_step_s",
+    "speedup_chart",
     "table",
     "timeline_chart",
     "trace_events",

@@ -1,0 +1,138 @@
+"""The curves of Poseidon's Figures 5 to 10, predicted: speed-ups by nodes, stalls, and the traffic of each node.
+
+The paper's text gives no numbers for most points of its curves. `SAID` has those that a sentence gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+from poseidon.bench.training.traffic import FLOAT_BYTES, layer_bytes, layer_scheme
+from poseidon.models import model_table
+from poseidon.planner import ClusterSpec, Exchange, Planner
+
+NODES = (1, 2, 4, 8, 16, 32)
+GBIT = 1e9
+_BUSY_NODES = 8  # of Figures 7 and 10
+
+SYSTEMS: Mapping[str, Exchange] = MappingProxyType(
+    {
+        "Poseidon": Exchange(),
+        "WFBP": Exchange(scheme="ps"),
+        "PS": Exchange(scheme="ps", schedule="sequential"),
+        "TensorFlow": Exchange(scheme="ps", partition="coarse"),
+    }
+)
+"""By the paper's names: hybrid and wait-free; wait-free with servers alone; servers after the backward pass; a whole
+tensor on one server. All wait at the end of the backward pass."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot of a figure: the speed-up over one node, by system and number of nodes (`NODES`)."""
+
+    figure: str
+    model: str
+    gbit_per_s: float
+    speedups: Mapping[str, Sequence[float]]
+    said: Mapping[str, Mapping[int, float]]  # what a sentence of the paper gives, by system and nodes
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        return {**asdict(self), "nodes": NODES}
+
+
+@dataclass(frozen=True)
+class Stall:
+    """Figure 7: which part of a step an accelerator waits, on 8 nodes at 40 GbE."""
+
+    model: str
+    system: str
+    share: float
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Figure 10: bytes that each of 8 nodes sends and receives in a step of VGG19, the busiest first."""
+
+    system: str
+    node_bytes: Sequence[float]
+
+
+_CAFFE, _TENSORFLOW = ("Poseidon", "WFBP", "PS"), ("Poseidon", "WFBP", "TensorFlow")
+_FIGURES: Sequence[tuple[str, Sequence[str], Sequence[tuple[str, Sequence[float]]]]] = (
+    ("Figure 5", _CAFFE, (("GoogLeNet", (40,)), ("VGG19", (40,)), ("VGG19-22K", (40,)))),
+    ("Figure 6", _TENSORFLOW, (("Inception-V3", (40,)), ("VGG19", (40,)), ("VGG19-22K", (40,)))),
+    (
+        "Figure 8",
+        ("Poseidon", "WFBP"),
+        (("GoogLeNet", (2, 5, 10)), ("VGG19", (10, 20, 30)), ("VGG19-22K", (10, 20, 30))),
+    ),
+    ("Figure 9", ("Poseidon", "TensorFlow"), (("ResNet-152", (40,)),)),
+)
+_SAID: Mapping[tuple[str, str, float], Mapping[str, Mapping[int, float]]] = {
+    ("Figure 5", "VGG19-22K", 40): {"Poseidon": {32: 29.5}, "WFBP": {32: 21.5}},
+    ("Figure 6", "Inception-V3", 40): {"Poseidon": {32: 31.5}, "TensorFlow": {32: 10}},
+    ("Figure 6", "VGG19", 40): {"Poseidon": {32: 30}, "WFBP": {32: 22}},
+    ("Figure 8", "VGG19", 10): {"WFBP": {16: 8}},
+    ("Figure 8", "VGG19-22K", 10): {"Poseidon": {16: 15.5}},
+    ("Figure 9", "ResNet-152", 40): {"Poseidon": {32: 31}},
+}
+
+
+def panels() -> Iterator[Panel]:
+    """All plots of speed-ups, in the order of the paper."""
+    for figure, systems, models in _FIGURES:
+        for model, rates in models:
+            for rate in rates:
+                curves = {system: [speedup(model, nodes, rate, system) for nodes in NODES] for system in systems}
+                yield Panel(figure, model, rate, curves, _SAID.get((figure, model, rate), {}))
+
+
+@cache
+def speedup(model: str, nodes: int, gbit_per_s: float, system: str) -> float:
+    """Of so many nodes over one, which has the paper's Titan X."""
+    return Planner(model_table(model), ClusterSpec(nodes, gbit_per_s * GBIT), SYSTEMS[system]).predict().speedup
+
+
+def stalls() -> Iterator[Stall]:
+    """Figure 7."""
+    for model in ("Inception-V3", "VGG19", "VGG19-22K"):
+        for system in reversed(_TENSORFLOW):
+            yield Stall(model, system, 1 - speedup(model, _BUSY_NODES, 40, system) / _BUSY_NODES)
+
+
+def traffic() -> Iterator[Traffic]:
+    """Figure 10, by the closed forms of Table 1. Adam's servers are chosen so that the busiest has least to do."""
+    for system, scheme in (("WFBP", "ps"), ("Poseidon", "auto")):
+        yield Traffic(system, [_shared_bytes(scheme)] * _BUSY_NODES)
+    yield Traffic("Adam", _adam_bytes())
+
+
+def _shared_bytes(scheme: str) -> float:
+    table = model_table("VGG19")
+    return sum(layer_bytes(layer, table.factor_count(layer), _BUSY_NODES, scheme) for layer in table.layers)
+
+
+def _adam_bytes() -> list[float]:
+    """A layer's server takes the factors of the others and gives each the matrix; its host is a worker, too."""
+    table, peers = model_table("VGG19"), _BUSY_NODES - 1
+    node_bytes, layers = [0.0] * _BUSY_NODES, []
+    for layer in table.layers:
+        count = table.factor_count(layer)
+        if layer_scheme(layer, count, _BUSY_NODES, "project_adam") == "ps":
+            shared = layer_bytes(layer, count, _BUSY_NODES, "ps")
+            node_bytes = [one + shared for one in node_bytes]
+            continue
+        rows, cols = layer.weight_shape
+        layers.append(FLOAT_BYTES * (rows * cols + count * (rows + cols)))
+        biases = 2 * peers / _BUSY_NODES * 2 * FLOAT_BYTES * rows  # sharded, sent and received
+        node_bytes = [one + biases for one in node_bytes]
+    for size in sorted(layers, reverse=True):
+        server = min(range(_BUSY_NODES), key=node_bytes.__getitem__)
+        node_bytes = [one + size * (peers if node == server else 1) for node, one in enumerate(node_bytes)]
+    return sorted(node_bytes, reverse=True)
