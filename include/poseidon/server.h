@@ -16,6 +16,7 @@ namespace poseidon {
 struct JobReport {
   std::string name;
   std::size_t secret = 0;  // which of the secrets in Options::secret its workers know, from 1; 0: the server has none
+  bool lost = false;  // it has lost workers and has none here: it may come back, until the server's timeout has passed
   std::uint32_t generation = 0;       // of the job (docs/glossary.md)
   std::uint32_t worker_count = 0;     // workers that belong to the job
   std::uint32_t connected_count = 0;  // workers that are connected to this server
@@ -25,7 +26,7 @@ struct JobReport {
   std::size_t memory_limit_bytes = 0;  // 0: the job has no limit of its own
   std::size_t open_chunk_count = 0;    // chunks whose step has begun and not ended
   double age_s = 0;                    // since the first worker of this generation came
-  double silent_s = 0;                 // since anything came from any of its workers
+  double silent_s = 0;                 // since anything came from any of its workers, or since it was lost
 };
 
 /// What a server knows of all its jobs.

@@ -23,6 +23,7 @@ enum class ErrorCode : unsigned char {
   unreachable,       // connecting failed, or an address cannot be bound
   aborted,           // another rank failed first and said why
   shut_down,         // the operation came after shutdown()
+  evicted,           // the operator of a server has ended the job there
 };
 
 /// The name used in messages and in Python, e.g. "peer_lost".

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from poseidon.errors import (
     Aborted,
+    Evicted,
     InvalidArgument,
     Mismatch,
     PeerLost,
@@ -23,6 +24,7 @@ __version__ = VERSION
 
 __all__ = [
     "Aborted",
+    "Evicted",
     "Exchange",
     "Handle",
     "InvalidArgument",

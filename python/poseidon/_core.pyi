@@ -741,6 +741,10 @@ class JobReport:
         """Which secret its workers know, from 1; 0 if the server has none."""
 
     @property
+    def state(self) -> str:
+        """running, or lost: it has no worker here, and may come back."""
+
+    @property
     def generation(self) -> int: ...
     @property
     def worker_count(self) -> int: ...

@@ -60,9 +60,15 @@ class ShutDown(PoseidonError):
     code = "shut_down"
 
 
+class Evicted(PoseidonError):
+    """The operator of a server has ended the job there. It is not to start again by itself."""
+
+    code = "evicted"
+
+
 _BY_CODE: dict[str, type[PoseidonError]] = {
     cls.code: cls
-    for cls in (InvalidArgument, PoseidonTimeout, PeerLost, Mismatch, Refused, Unreachable, Aborted, ShutDown)
+    for cls in (InvalidArgument, PoseidonTimeout, PeerLost, Mismatch, Refused, Unreachable, Aborted, ShutDown, Evicted)
 }
 
 

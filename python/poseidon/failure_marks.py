@@ -2,7 +2,7 @@
 
 The worker that fails first need not end first. While it still prints its error, the others may learn of the failure
 and end with their own errors. So each worker writes to a file that the launcher has named: when its failure began,
-and whether the failure of another worker was the cause.
+and whether the failure of another worker was the cause, or an operator has evicted the job.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import contextlib
 import time
 from pathlib import Path
 
-from poseidon.errors import Aborted, PeerLost
+from poseidon.errors import Aborted, Evicted, PeerLost
 from poseidon.options import failure_mark
 
-_OWN, _OF_ANOTHER = "own", "of another"
+_OWN, _OF_ANOTHER, _EVICTED = "own", "of another", "evicted"
 
 
 def leave_mark(error: BaseException) -> None:
@@ -24,7 +24,9 @@ def leave_mark(error: BaseException) -> None:
     """
     path = failure_mark()
     if path is not None:
-        kind = _OF_ANOTHER if _stems_from_another(error) else _OWN
+        kind = (
+            _EVICTED if _stems_from(error, Evicted) else _OF_ANOTHER if _stems_from(error, Aborted, PeerLost) else _OWN
+        )
         # Where it cannot be written the launcher goes by when the workers end.
         with contextlib.suppress(OSError), open(path, "x", encoding="utf-8") as file:
             file.write(f"{time.monotonic_ns()} {kind}")
@@ -42,10 +44,17 @@ def mark_order(path: Path, ended_ns: int) -> tuple[bool, int]:
     return False, ended_ns
 
 
-def _stems_from_another(error: BaseException | None) -> bool:
+def tells_of_eviction(path: Path) -> bool:
+    """Whether the worker has failed because an operator has evicted its job."""
+    with contextlib.suppress(OSError):
+        return path.read_text(encoding="utf-8").endswith(f" {_EVICTED}")
+    return False
+
+
+def _stems_from(error: BaseException | None, *kinds: type[BaseException]) -> bool:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
-        if isinstance(error, (Aborted, PeerLost)):
+        if isinstance(error, kinds):
             return True
         seen.add(id(error))
         error = error.__cause__ or error.__context__

@@ -24,6 +24,8 @@ std::string_view error_code_name(ErrorCode code) {
       return "aborted";
     case ErrorCode::shut_down:
       return "shut_down";
+    case ErrorCode::evicted:
+      return "evicted";
   }
   return "unknown";
 }

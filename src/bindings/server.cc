@@ -13,6 +13,9 @@ void bind_server(nb::module_& module) {
   nb::class_<JobReport>(module, "JobReport", "What a server knows of one job. Bytes are those on the network.")
       .def_ro("name", &JobReport::name)
       .def_ro("secret", &JobReport::secret, "Which secret its workers know, from 1; 0 if the server has none.")
+      .def_prop_ro(
+          "state", [](const JobReport& job) { return job.lost ? "lost" : "running"; },
+          "running, or lost: it has no worker here, and may come back.")
       .def_ro("generation", &JobReport::generation)
       .def_ro("worker_count", &JobReport::worker_count)
       .def_ro("connected_count", &JobReport::connected_count)

@@ -1,5 +1,6 @@
 // What a server tells its operator of its jobs, and how it ends one of them: over all cores.
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -51,7 +52,18 @@ ServerReport ServerImpl::report() {
     job.report.silent_s = seconds_since(job.last_progress_ns);
     report.jobs.push_back(std::move(job.report));
   }
-  std::ranges::stable_sort(report.jobs, {}, &JobReport::secret);  // those of one secret are in the order of their names
+  for (const auto& [name, lost] : tenants_->lost_jobs()) {
+    if (jobs.contains(name)) continue;  // it has come back, or some core has it still
+    JobReport job;
+    job.name = name.name;
+    job.secret = secret_of(name);
+    job.lost = true;
+    job.generation = lost.run.generation;
+    job.worker_count = lost.worker_count;
+    job.silent_s = std::chrono::duration<double>(Clock::now() - lost.since).count();
+    report.jobs.push_back(std::move(job));
+  }
+  std::ranges::sort(report.jobs, {}, [](const JobReport& job) { return std::tie(job.secret, job.name); });
   std::tie(report.bytes_sent, report.bytes_received) = traffic();
   report.memory_bytes = tenants_->server_memory().used_bytes();
   report.memory_limit_bytes = tenants_->server_memory().limit_bytes();
@@ -63,7 +75,7 @@ bool ServerImpl::evict(const std::string& job, std::size_t secret) {
   const JobName name{secret == 0 ? "" : key_ids_[secret - 1], job};
   const auto run = tenants_->evict(name);  // first, so that no worker comes back to a core that has let it go
   if (!run) return false;
-  for (auto& core : cores_) core->evict(name, *run, {ErrorCode::aborted, evicted_text(name)});
+  for (auto& core : cores_) core->evict(name, *run, {ErrorCode::evicted, evicted_text(name)});
   return true;
 }
 

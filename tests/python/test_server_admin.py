@@ -8,6 +8,7 @@ import json
 import os
 import re
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -82,7 +83,7 @@ def train(port: int, address: str, job: str, until: str, secret: str | None = No
                 over[0] = os.path.exists(until)
                 exchange.push_pull("is over", over)  # on all ranks in the same step
     except PoseidonError as error:
-        return str(error)
+        return f"{error.code}: {error}"
     return ""
 
 
@@ -165,7 +166,7 @@ def check_metrics(text: str) -> None:
 
 
 def test_metrics_escape_what_a_cpp_program_calls_its_job() -> None:
-    job = {**dict.fromkeys(JOB_FIELDS, 0), "name": 'a "quoted" \\ job'}
+    job = {**dict.fromkeys(JOB_FIELDS, 0), "name": 'a "quoted" \\ job', "state": "running"}
     text = metrics_text({**dict.fromkeys(SERVER_FIELDS, 0), "draining": False, "jobs": [job]})
     check_metrics(text)
     assert 'poseidon_job_workers{job="a \\"quoted\\" \\\\ job",secret="0"} 0\n' in text
@@ -198,6 +199,7 @@ def test_an_evicted_job_fails_alone(tmp_path: Path) -> None:
         assert server.client.evict("hog_1.x") == {"evicted": "hog_1.x", "secret": 0}
         server.wait_for(lambda jobs: list(jobs) == ["other"])
         for error in evicted.ended():
+            assert error.startswith("evicted: ")
             assert "the operator of this server has evicted job 'hog_1.x'" in error
         assert other.end() == ["", ""]
         server.wait_for(lambda jobs: not jobs)
@@ -209,6 +211,58 @@ def test_an_evicted_job_fails_alone(tmp_path: Path) -> None:
         server.process.terminate()
         _, told = server.process.communicate(timeout=20)
         assert "job 'hog_1.x' is evicted, as 127.0.0.1 asks" in told
+
+
+KILLED = """
+import os, signal, sys, numpy as np, poseidon
+with poseidon.connect(servers=[sys.argv[1]], job="lost") as exchange:
+    exchange.declare({"w": np.zeros(4, "float32")})
+    exchange.push_pull("w", np.zeros(4, "float32"))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_job_that_has_lost_its_worker_is_listed_and_can_be_evicted() -> None:
+    with running() as server:
+        ended = subprocess.run([sys.executable, "-c", KILLED, server.address], timeout=60, check=False)
+        assert ended.returncode == -signal.SIGKILL
+        server.wait_for(lambda jobs: [job["state"] for job in jobs.values()] == ["lost"])
+        (lost,) = server.jobs().values()
+        assert (lost["connected_count"], lost["worker_count"]) == (0, 1)
+        assert 0 <= lost["silent_s"] < 60
+        text = server.ask("GET", "/metrics")[1]
+        assert "poseidon_server_lost_jobs 1\n" in text
+        assert "poseidon_server_jobs 0\n" in text
+        server.client.evict("lost")
+        assert server.jobs() == {}
+
+
+RECOVERING = """
+import numpy as np, pathlib, poseidon.torch as poseidon, sys, time, torch
+poseidon.init()
+model = poseidon.DistributedDataParallel(torch.nn.Linear(4, 4))
+recovery = poseidon.Recovery(model)
+while recovery.until(10**6):
+    with recovery.attempt():
+        model(torch.ones(1, 4)).sum().backward()
+        time.sleep(0.02)
+"""
+
+
+def test_the_launcher_does_not_start_an_evicted_job_again(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RECOVERING)
+    with running() as server:
+        command = [sys.executable, "-m", "poseidon", "run", "-n", "2", "--job", "evicted", "--on-failure", "rejoin"]
+        command += ["--servers", server.address, str(script)]
+        secretless = {**os.environ, "POSEIDON_SECRET": ""}
+        with subprocess.Popen(command, env=secretless, stderr=subprocess.PIPE, text=True) as launcher:
+            server.wait_for(lambda jobs: any(job["bytes_sent"] > 0 for job in jobs.values()))
+            server.client.evict("evicted")
+            _, told = launcher.communicate(timeout=60)
+    assert launcher.returncode == 1
+    assert "the operator of this server has evicted job 'evicted'" in told
+    assert "started again (restart" not in told
 
 
 def test_tenants_with_jobs_of_one_name_are_told_apart(tmp_path: Path) -> None:

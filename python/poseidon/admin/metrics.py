@@ -40,8 +40,12 @@ _OF_A_JOB = (
 
 def metrics_text(report: Mapping[str, Any]) -> str:
     """The text for the answer of /jobs. The labels of a job are its name and the number of its secret."""
-    jobs = report["jobs"]
+    jobs = [job for job in report["jobs"] if job["state"] == "running"]
+    lost = len(report["jobs"]) - len(jobs)
     lines = [*family("poseidon_server_jobs", "gauge", "Jobs that have workers here.", [("", len(jobs))])]
+    lines += family(
+        "poseidon_server_lost_jobs", "gauge", "Jobs that have lost workers and may come back.", [("", lost)]
+    )
     for metric in _OF_THE_SERVER:
         lines += family(f"poseidon_server_{metric.name}", metric.kind, metric.help, [("", report[metric.field])])
     for metric in _OF_A_JOB:

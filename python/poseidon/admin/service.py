@@ -15,6 +15,7 @@ from poseidon.admin.prometheus import CONTENT_TYPE
 JOB_FIELDS = (
     "name",
     "secret",
+    "state",
     "generation",
     "worker_count",
     "connected_count",
@@ -103,7 +104,7 @@ class AdminService:
             told = " and ".join(str(secret) for secret in secrets)
             why = f"jobs of the secrets {told} are named '{name}': say which one you mean with --secret N (?secret=N)"
             return error_answer(HTTPStatus.CONFLICT, why)
-        if not secrets:  # between two generations a job is not listed
+        if not secrets:
             secrets = [int(wanted)] if wanted.isdecimal() and len(wanted) < 6 else [0, 1]
         evicted = next((secret for secret in secrets if self._server.evict(name, secret)), None)
         if evicted is None:

@@ -19,7 +19,7 @@ AdminTokenFile = Annotated[
 ]
 _DEFAULT_ADMIN = "7070"
 _COLUMNS = (
-    *("job", "secret", "workers", "generation", "received", "sent", "memory", "limit", "open chunks"),
+    *("job", "secret", "state", "workers", "generation", "received", "sent", "memory", "limit", "open chunks"),
     *("here for", "silent for"),
 )
 
@@ -86,6 +86,7 @@ def _row(job: dict[str, Any]) -> tuple[object, ...]:
     return (
         escape(job["name"]),
         job["secret"] or "none",
+        job["state"],
         f"{job['connected_count']} of {job['worker_count']}",
         job["generation"],
         _megabytes(job["bytes_received"]),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from poseidon.errors import InvalidArgument
-from poseidon.failure_marks import mark_order
+from poseidon.failure_marks import mark_order, tells_of_eviction
 from poseidon.launch.outcome import Failure, Outcome, Recovery
 from poseidon.launch.signals import Signals
 from poseidon.launch.worker import MOST_LINE_BYTES, Lines, Worker, die_with_parent
@@ -133,7 +133,8 @@ class Run:
     def _react_to_failure(self, failure: Failure, now_ns: int) -> None:
         rank, most = failure.rank, self._recovery.most_restarts
         what = f"rank {rank} failed, {failure.how}"
-        if not self._finished and self._outcome.restart_counts[rank] < most:
+        evicted = tells_of_eviction(self._mark_of(rank))
+        if not self._finished and not evicted and self._outcome.restart_counts[rank] < most:
             self._outcome.restart_counts[rank] += 1
             tell(f"{what}; it is started again (restart {self._outcome.restart_counts[rank]} of {most})")
             self._mark_of(rank).unlink(missing_ok=True)

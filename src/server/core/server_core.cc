@@ -375,7 +375,7 @@ void ServerCore::on_closed(Flow& flow, const Status& status) {
 void ServerCore::end_if_empty(Job& job) {
   if (!job.connections.empty() || job.guests > 0) return;
   if (const auto found = jobs_.find(job.name); found != jobs_.end() && found->second.get() == &job) {
-    if (job.lost_worker) surroundings_.tenants->note_lost(job.name, {job.generation, job.run});
+    if (job.lost_worker) surroundings_.tenants->note_lost(job.name, {job.generation, job.run}, job.worker_count);
     jobs_.erase(found);
   } else {
     std::erase_if(replaced_jobs_, [&job](const auto& replaced) { return replaced.get() == &job; });

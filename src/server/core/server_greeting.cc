@@ -62,6 +62,11 @@ std::string ServerCore::objection(const JobName& name, const wire::Hello& hello)
   return job != nullptr ? job->objection(hello) : "";
 }
 
+Status ServerCore::refusal(const JobName& name, const wire::Hello& hello, const std::string& why) const {
+  const bool evicted = surroundings_.tenants->keeps_out(name, run_of(hello));
+  return {evicted ? ErrorCode::evicted : ErrorCode::refused, why};
+}
+
 /// Says why this server cannot do what the job's options `stragglers` and `consistency` ask for. `job` is null before
 /// the job is known here.
 std::string ServerCore::pace_objection(const Job* job, const wire::Hello& hello) const {

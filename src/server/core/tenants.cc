@@ -14,7 +14,8 @@ std::string evicted_text(const JobName& job) {
 Result<Allowance> Tenants::admit(const JobName& job, const JobRun& run) {
   const std::lock_guard lock(mutex_);
   forget_gone();
-  if (std::string why = objection_locked(job, run); !why.empty()) return Status(ErrorCode::refused, std::move(why));
+  if (std::string why = objection_locked(job, run); !why.empty())
+    return Status(keeps_out_locked(job, run) ? ErrorCode::evicted : ErrorCode::refused, std::move(why));
   auto tenant = find(job);
   if (!tenant) {
     const auto count = std::ranges::count_if(tenants_, [&](const auto& e) { return e.first.key_id == job.key_id; });
@@ -36,13 +37,12 @@ std::string Tenants::objection(const JobName& job, const JobRun& run) const {
 }
 
 std::string Tenants::objection_locked(const JobName& job, const JobRun& run) const {
-  const auto evicted = evicted_.find(job);
-  if (evicted != evicted_.end() && evicted->second.goes_on_as(run)) return evicted_text(job);
+  if (keeps_out_locked(job, run)) return evicted_text(job);
   if (!draining_) return "";
   const auto tenant = find(job);
   const auto lost = lost_.find(job);
   const bool known = (tenant && tenant->run.goes_on_as(run)) ||
-                     (lost != lost_.end() && lost->second.latest > Clock::now() && lost->second.run.goes_on_as(run));
+                     (lost != lost_.end() && may_come_back(lost->second) && lost->second.run.goes_on_as(run));
   return known ? ""
                : "this server is being drained and takes no new job; give job '" + job.name +
                      "' other servers (--servers or POSEIDON_SERVERS)";
@@ -54,14 +54,29 @@ bool Tenants::drained() {
   return draining_ && tenants_.empty() && lost_.empty();
 }
 
-void Tenants::note_lost(const JobName& job, const JobRun& run) {
+bool Tenants::keeps_out(const JobName& job, const JobRun& run) const {
+  const std::lock_guard lock(mutex_);
+  return keeps_out_locked(job, run);
+}
+
+bool Tenants::keeps_out_locked(const JobName& job, const JobRun& run) const {
+  const auto evicted = evicted_.find(job);
+  return evicted != evicted_.end() && evicted->second.goes_on_as(run);
+}
+
+void Tenants::note_lost(const JobName& job, const JobRun& run, std::uint32_t worker_count) {
   const std::lock_guard lock(mutex_);
   forget_gone();
-  const auto evicted = evicted_.find(job);
-  if (evicted != evicted_.end() && evicted->second.goes_on_as(run)) return;
+  if (keeps_out_locked(job, run)) return;
   // One tenant cannot take the places of others.
   const auto count = std::ranges::count_if(lost_, [&](const auto& e) { return e.first.key_id == job.key_id; });
-  if (count < max_jobs_ || lost_.contains(job)) lost_[job] = {run, Clock::now() + timeout_};
+  if (count < max_jobs_ || lost_.contains(job)) lost_[job] = {run, worker_count, Clock::now()};
+}
+
+std::map<JobName, Tenants::Lost> Tenants::lost_jobs() {
+  const std::lock_guard lock(mutex_);
+  forget_gone();
+  return lost_;
 }
 
 std::optional<JobRun> Tenants::evict(const JobName& job) {
@@ -89,7 +104,7 @@ std::shared_ptr<Tenants::Tenant> Tenants::find(const JobName& job) const {
 
 void Tenants::forget_gone() {
   std::erase_if(tenants_, [](const auto& entry) { return entry.second.expired(); });
-  std::erase_if(lost_, [now = Clock::now()](const auto& entry) { return entry.second.latest <= now; });
+  std::erase_if(lost_, [this](const auto& entry) { return !may_come_back(entry.second); });
 }
 
 }  // namespace poseidon

@@ -63,14 +63,24 @@ class Tenants {
   Result<Allowance> admit(const JobName& job, const JobRun& run);
   /// Says why the server's operator does not let this run of a job in. Empty if the operator does.
   std::string objection(const JobName& job, const JobRun& run) const;
+  /// Whether the objection is that the operator has evicted the job.
+  bool keeps_out(const JobName& job, const JobRun& run) const;
 
   /// From now on no job enters that is not here. One that has lost a worker may come back within the timeout.
   void drain() { draining_ = true; }
   bool draining() const { return draining_; }
   /// Whether the server is being drained, and its last job has given back all memory and does not come back.
   bool drained();
-  /// Notes that a job has lost workers and has gone from a core. It may come back as its next generation.
-  void note_lost(const JobName& job, const JobRun& run);
+  /// Notes that a job of so many workers has lost some and has gone from a core. It may come back as its next
+  /// generation.
+  void note_lost(const JobName& job, const JobRun& run, std::uint32_t worker_count);
+  /// A job that may come back.
+  struct Lost {
+    JobRun run;
+    std::uint32_t worker_count = 0;
+    Clock::time_point since;
+  };
+  std::map<JobName, Lost> lost_jobs();
   /// Keeps the job out, also its later generations. It may come back when it is started again. Returns the run that is
   /// here, or that may come back; nothing if there is none.
   std::optional<JobRun> evict(const JobName& job);
@@ -91,11 +101,9 @@ class Tenants {
     std::set<std::uint32_t> noticed;  // ranks; under mutex_
     JobRun run;                       // the last one that has entered; under mutex_
   };
-  struct Lost {
-    JobRun run;
-    Clock::time_point latest;  // until when it may come back
-  };
   std::string objection_locked(const JobName& job, const JobRun& run) const;
+  bool keeps_out_locked(const JobName& job, const JobRun& run) const;
+  bool may_come_back(const Lost& lost) const { return Clock::now() < lost.since + timeout_; }
   std::shared_ptr<Tenant> find(const JobName& job) const;
   void forget_gone();
 

@@ -27,7 +27,7 @@ constexpr auto kAbortFields = [](auto& body, auto& message) {
 };
 
 Status status_of(std::uint8_t code, std::span<const std::byte> payload) {
-  const bool known = code > 0 && code <= static_cast<std::uint8_t>(ErrorCode::shut_down);
+  const bool known = code > 0 && code <= static_cast<std::uint8_t>(ErrorCode::evicted);
   return {known ? static_cast<ErrorCode>(code) : ErrorCode::aborted, as_text(payload)};
 }
 

@@ -152,7 +152,7 @@ TEST(Messages, AnAbortSaysWhetherItIsPlanned) {
 
 TEST(Messages, UnknownErrorCodesBecomeAborted) {
   Header header;
-  for (const std::uint8_t code : {0, 9, 255}) {
+  for (const std::uint8_t code : {0, 10, 255}) {
     header.body[2] = std::byte{code};
     EXPECT_EQ(Refuse::read(header, {}).status.code(), ErrorCode::aborted);
     EXPECT_EQ(Abort::read(header, {}).status.code(), ErrorCode::aborted);

@@ -13,7 +13,7 @@ Status ServerCore::Handlers::hello(ServerCore& core, Connection& from, const wir
   const JobName name{from.flow().key_id(), hello.job};
   core.pending_.erase(from.id());
   const std::string why = from.job != nullptr ? "a second hello" : core.objection(name, hello);
-  const auto job = why.empty() ? core.job_of(name, hello) : Result<Job*>(Status(ErrorCode::refused, why));
+  const auto job = why.empty() ? core.job_of(name, hello) : Result<Job*>(core.refusal(name, hello, why));
   if (!job.ok()) {
     from.refuse(header, job.status());
     from.flow().close(kLinger);

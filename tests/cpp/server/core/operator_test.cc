@@ -131,7 +131,7 @@ TEST_P(OperatorTest, AJobWhoseWorkersHaveGoneHoldsNothing) {
   wait_until([&] { return server->report().bytes_received > 400'000; });
   EXPECT_GE(server->report().memory_bytes, 400'000u);
   ends.clear();  // without a goodbye
-  wait_for_jobs(0);
+  wait_until([&] { return server->report().jobs.at(0).lost; });
   wait_until([&] { return server->report().memory_bytes == 0; });
   EXPECT_GT(server->report().bytes_received, 400'000u) << "what has ended counts in the whole";
 }
@@ -166,14 +166,17 @@ TEST_P(OperatorTest, ADrainingServerWaitsForAJobThatHasLostAWorker) {
   auto worker = enter("job", 0, 1, 1, "first");
   server->drain();
   worker.clear();  // without a goodbye
-  wait_for_jobs(0);
+  wait_until([&] { return server->report().jobs.at(0).lost; });
+  EXPECT_EQ(server->report().jobs[0].worker_count, 1u);
   EXPECT_FALSE(server->drained());
   auto back = enter("job", 0, 1, 2, "second");  // its next generation
   expect_refused("other", 1, "third", "being drained");
+  EXPECT_FALSE(server->report().jobs.at(0).lost);
   back.clear();
-  wait_for_jobs(0);
+  wait_until([&] { return server->report().jobs.at(0).lost; });
   EXPECT_FALSE(server->drained());
   wait_until([&] { return server->drained(); });  // it does not come back within the timeout
+  EXPECT_TRUE(server->report().jobs.empty());
 }
 
 TEST_P(OperatorTest, AnEvictedJobEndsAloneAndGivesItsMemoryBack) {

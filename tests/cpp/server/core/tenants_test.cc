@@ -254,14 +254,18 @@ TEST(Tenants, AJobThatMayComeBackCanBeEvicted) {
   Tenants tenants(options);
   EXPECT_FALSE(tenants.evict({"red", "a"}));
   ASSERT_TRUE(tenants.admit({"red", "a"}, {1, "first"}).ok());
-  tenants.note_lost({"red", "a"}, {1, "first"});
-  tenants.note_lost({"red", "b"}, {1, "other"});
+  tenants.note_lost({"red", "a"}, {1, "first"}, 2);
+  tenants.note_lost({"red", "b"}, {1, "other"}, 2);
+  ASSERT_EQ(tenants.lost_jobs().size(), 1u);
+  EXPECT_EQ(tenants.lost_jobs().at({"red", "a"}).worker_count, 2u);
   tenants.drain();
   EXPECT_NE(tenants.objection({"red", "b"}, {2, "next"}), "") << "max_jobs of a secret may come back";
   EXPECT_EQ(tenants.objection({"red", "a"}, {2, "next"}), "");
   ASSERT_TRUE(tenants.evict({"red", "a"}));
   EXPECT_NE(tenants.objection({"red", "a"}, {2, "next"}).find("evicted"), std::string::npos);
-  tenants.note_lost({"red", "a"}, {1, "first"});  // a core that the eviction reaches last
+  EXPECT_TRUE(tenants.keeps_out({"red", "a"}, {2, "next"}));
+  EXPECT_TRUE(tenants.lost_jobs().empty());
+  tenants.note_lost({"red", "a"}, {1, "first"}, 2);  // a core that the eviction reaches last
   EXPECT_TRUE(tenants.drained());
 }
 
