@@ -110,3 +110,18 @@ def test_the_program_of_the_page_and_the_example(tmp_path: Path) -> None:
     accuracy = re.search(r"trained on ([0-9.]+)%", output_on_two(ROOT / "examples" / "jax_mlp.py"))
     assert accuracy is not None
     assert float(accuracy.group(1)) > 80
+
+
+OTHER_JAX = """
+import sys, jax, jax.extend.core, jax.interpreters.mlir
+sys.modules["jax._src.effects"] = None
+del jax._src.effects
+import poseidon.jax
+"""
+
+
+def test_a_version_of_jax_with_other_effects_is_told() -> None:
+    done = subprocess.run([sys.executable, "-c", OTHER_JAX], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "keeps its effects elsewhere" in done.stderr.splitlines()[-1]
+    assert "docs/compatibility.md" in done.stderr.splitlines()[-1]

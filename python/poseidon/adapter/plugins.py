@@ -5,6 +5,7 @@ They reach a client by `include/poseidon/c_exchange.h`, whose address is `_core.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -12,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from poseidon.errors import PoseidonError
 _HEADERS = Path(_core.__file__).parent / "include"
 _COMPILERS = ("c++", "g++", "clang++")
 _COMPILE_SECONDS = 600.0
+_PARTIAL = "partial-"  # the names of files that are being compiled begin so
 
 
 class PluginError(PoseidonError):
@@ -67,9 +70,19 @@ def _folder() -> Path:
     return folder
 
 
+def _remove_remains(folder: Path) -> None:
+    """Removes what processes have left that were killed while they compiled."""
+    latest = time.time() - 2 * _COMPILE_SECONDS
+    for remains in folder.glob(f"{_PARTIAL}*.so"):
+        with contextlib.suppress(FileNotFoundError):  # another process does the same
+            if remains.stat().st_mtime < latest:
+                remains.unlink()
+
+
 def _compile(command: Sequence[str], path: Path) -> None:
     """Makes the file as a whole or not at all."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".so")
+    _remove_remains(path.parent)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=_PARTIAL, suffix=".so")
     os.close(descriptor)
     try:
         done = subprocess.run(

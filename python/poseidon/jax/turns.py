@@ -12,13 +12,25 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import effects  # jax.extend has no effects yet
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from poseidon.errors import PoseidonError
+
+try:
+    from jax._src import effects  # jax.extend has no effects yet
+
+    _EFFECT = effects.Effect
+    _KINDS = (effects.lowerable_effects, effects.ordered_effects, effects.control_flow_allowed_effects)
+except (ImportError, AttributeError) as error:
+    raise PoseidonError(
+        f"JAX {jax.__version__} keeps its effects elsewhere than Poseidon looks for them ({error}): use a version of "
+        "JAX that docs/compatibility.md names"
+    ) from error
+
 
 @dataclass(frozen=True)
-class _Turns(effects.Effect):
+class _Turns(_EFFECT):
     """The order of one port: one that failed in an earlier job holds nobody up."""
 
     port: int
@@ -56,5 +68,5 @@ def _lower(context: Any, value: Any, *, port: int) -> list[Any]:
 
 
 mlir.register_lowering(_take_turn, _lower, platform="cpu")
-for kinds in (effects.lowerable_effects, effects.ordered_effects, effects.control_flow_allowed_effects):
+for kinds in _KINDS:
     kinds.add_type(_Turns)
