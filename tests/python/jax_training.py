@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import poseidon.jax as poseidon
+from poseidon.jax import process
 
 STEPS = 3
 
@@ -60,6 +61,94 @@ def exact() -> Any:
         params = jax.tree.map(lambda one, slope: one - 0.01 * slope, params, grads)
     unwritten = all(np.array_equal(before[name], kept[name]) for name in kept)
     return {"equal": equal, "unwritten": unwritten, "params": {name: one.tolist() for name, one in params.items()}}
+
+
+def dense_loss(params: dict[str, Any], batch: Any) -> Any:
+    hidden = jnp.tanh(poseidon.dense(batch[None], params["w0"]) + 0.1)
+    hidden = jnp.tanh(poseidon.dense(hidden, params["w1"]))
+    return jnp.mean((poseidon.dense(hidden, params["w2"]) + params["b"]) ** 2)
+
+
+def factors() -> Any:
+    """Training with `dense`: its gradients against those of ordinary products, and what each parameter goes by."""
+    wide, rank, count = 160, poseidon.rank(), poseidon.world_size()
+    params = poseidon.broadcast(make_params(wide))
+    step, alone = jax.jit(poseidon.value_and_grad(dense_loss)), jax.jit(jax.grad(dense_loss))
+    worst = 0.0
+    for number in range(STEPS):
+        _, grads = step(params, batch(number, rank))
+        parts = [alone(params, batch(number, other)) for other in range(count)]
+        wanted = jax.tree.map(lambda *each: sum(each) / count, *parts)
+        worst = max(worst, *(float(jnp.abs(grads[name] - wanted[name]).max()) for name in wanted))
+        params = jax.tree.map(lambda one, slope: one - 0.01 * slope, params, grads)
+    _, eager = poseidon.value_and_grad(dense_loss)(params, batch(0, rank))  # not compiled as a whole
+    _, compiled = step(params, batch(0, rank))
+    worst = max(worst, *(float(jnp.abs(eager[name] - compiled[name]).max()) for name in eager))
+    table, client = poseidon.plan(), process.context().client
+    before, steps = client.traffic(), 20
+    for _ in range(steps):
+        jax.block_until_ready(step(params, batch(0, rank)))
+    after = client.traffic()
+    moved = after.bytes_sent + after.bytes_received - before.bytes_sent - before.bytes_received
+    schemes = {row.layer: row.scheme for row in table}
+    planned = sum(row.bytes for row in table)
+    return {
+        "worst": worst,
+        "schemes": schemes,
+        "moved": moved / steps / planned,
+        "params": {name: one.tolist() for name, one in params.items()},
+    }
+
+
+def factors_elsewhere() -> Any:
+    """Where one call of `dense` is not a parameter's whole gradient it is an ordinary product."""
+    params, rows = poseidon.broadcast(make_params(160)), batch(0, 0)  # the same on all ranks
+
+    def twice(params: Any, rows: Any) -> Any:
+        return dense_loss(params, rows) + dense_loss(params, rows + 1)
+
+    def scanned(params: Any, rows: Any) -> Any:
+        return jax.lax.scan(lambda total, one: (total + dense_loss(params, one[None]), 0), 0.0, rows)[0]
+
+    def mapped(params: Any, rows: Any) -> Any:
+        return jax.vmap(lambda one: dense_loss(params, one[None]))(rows).sum()
+
+    def unused(params: Any, rows: Any) -> Any:
+        poseidon.dense(rows, params["w0"])
+        return params["b"].sum()
+
+    def half(params: Any, rows: Any) -> Any:
+        return dense_loss(jax.tree.map(lambda one: one.astype(jnp.bfloat16), params), rows.astype(jnp.bfloat16))
+
+    cases = {
+        "twice": twice,
+        "scan": scanned,
+        "vmap": mapped,
+        "checkpoint": jax.checkpoint(dense_loss),
+        "jit": jax.jit(dense_loss),
+        "unused": unused,
+        "half": half,
+    }
+    worst = {}
+    for name, loss in cases.items():
+        _, grads = jax.jit(poseidon.value_and_grad(loss))(params, rows)
+        wanted = jax.jit(jax.grad(loss))(params, rows)
+        worst[name] = max(float(jnp.abs(grads[key] - wanted[key]).max()) for key in wanted)
+    return worst
+
+
+def tied() -> Any:
+    """A kernel of `dense` that something else uses, too."""
+    params = poseidon.broadcast(make_params(160))
+
+    def loss(params: Any, rows: Any) -> Any:
+        return dense_loss(params, rows) + params["w1"].sum()
+
+    try:
+        jax.jit(poseidon.value_and_grad(loss))(params, batch(0, 0))
+    except poseidon.PoseidonError as error:
+        return str(error)
+    return "no error"
 
 
 def scan() -> Any:
@@ -203,5 +292,8 @@ def different() -> Any:
 
 if __name__ == "__main__":
     poseidon.init(timeout=20)
-    cases = (exact, scan, two_calls, opposite_orders, unused_on_one, optax_and_flax, lost_peer, different)
+    cases = (
+        *(exact, scan, two_calls, opposite_orders, unused_on_one, optax_and_flax, lost_peer, different),
+        *(factors, factors_elsewhere, tied),
+    )
     print(json.dumps({case.__name__: case for case in cases}[sys.argv[1]]()))

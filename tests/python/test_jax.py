@@ -20,14 +20,14 @@ pytest.importorskip("poseidon._core", reason="the compiled core is not built")
 pytest.importorskip("jax")
 
 
-def answers(case: str, world_size: int = 2) -> list[Any]:
+def answers(case: str, world_size: int = 2, **environment: str) -> list[Any]:
     """Each rank's answer; None of one that has failed."""
     port = free_port()
     command = [sys.executable, str(Path(__file__).with_name("jax_training.py")), case]
     processes = [
         subprocess.Popen(
             command,
-            env={**os.environ, **workers.job_variables(rank, world_size, port), "JAX_PLATFORMS": "cpu"},
+            env={**os.environ, **workers.job_variables(rank, world_size, port), "JAX_PLATFORMS": "cpu", **environment},
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -54,6 +54,25 @@ def test_steps_in_a_scan_with_remat_leave_equal_replicas() -> None:
     first, second = answers("scan")
     assert first == second
     assert first["b"] != [0.0, 0.0, 0.0]
+
+
+def test_kernels_of_dense_travel_as_factors() -> None:
+    found = answers("factors", POSEIDON_TRANSPORT="tcp")
+    for answer in found:
+        assert answer["worst"] < 1e-6, "float32 sums in another order"
+        assert answer["params"] == found[0]["params"]
+        assert answer["moved"] == pytest.approx(1, rel=0.15), "the bytes of the plan, and headers of small messages"
+        assert answer["schemes"] == {"['b']": "ps", "['w0']": "ps", "['w1']": "sfb", "['w2']": "ps"}
+
+
+def test_dense_is_an_ordinary_product_where_one_call_is_not_all() -> None:
+    for worst in answers("factors_elsewhere"):
+        assert max(worst.values()) < 1e-5, worst
+
+
+def test_a_kernel_of_dense_that_is_used_elsewhere_is_refused() -> None:
+    for text in answers("tied"):
+        assert "parameter ['w1'] is the kernel of poseidon.jax.dense and is used elsewhere" in text
 
 
 def test_two_calls_in_one_program_do_not_mix() -> None:

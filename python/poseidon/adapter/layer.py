@@ -77,6 +77,7 @@ class SyncedLayer:
         self.fully_connected = fully_connected  # only fully connected layers have it
         self.asked_scheme = scheme
         self.scheme = scheme  # as asked for, or ps where the plan settled on it
+        self.settled_count: float | None = None  # the mean K by which "auto" was settled for good
         self.compression = compression or Compression()
         self.wire = wire  # the format in which the numbers of a float32 gradient travel
         self.next_scheme = ""  # the one that the next exchange takes, the same on every rank
@@ -164,6 +165,11 @@ class SyncedLayer:
     def ask_for(self, scheme: str) -> None:
         """Sets the only scheme that the job can use, whatever the user has asked for."""
         self.asked_scheme = self.scheme = scheme
+
+    def settle(self, scheme: str, factor_count: float) -> None:
+        """Sets what "auto" is from now on, chosen by this mean number of factors of a worker."""
+        self.ask_for(scheme)
+        self.settled_count = factor_count
 
     def compress_by(self, scheme: str, compression: Compression) -> None:
         """Asks for a lossy scheme. It holds when the layer is next added to a client."""

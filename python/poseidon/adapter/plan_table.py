@@ -194,7 +194,8 @@ def _row(
 def _factor_count(entry: SyncedLayer, client: _core.Client, worker_count: int) -> int | None:
     if not entry.factorable and not entry.row_gradient:
         return None
-    return cost.mean_factor_count(client.layer_stats(entry.layer).factor_count, worker_count)
+    seen = cost.mean_factor_count(client.layer_stats(entry.layer).factor_count, worker_count)
+    return round(entry.settled_count) if seen is None and entry.settled_count is not None else seen
 
 
 def _reason_of_rows(scheme: str, row_count: int | None) -> str:
@@ -222,6 +223,8 @@ def _reason(
         return f"{drift_option(settings)}: servers complete the steps"
     if entry.grouped:
         return "so small that it travels with others"
+    if entry.settled_count is not None:
+        return f"the fewest bytes for K = {entry.settled_count:g}, for good"
     if entry.scheme != "auto":
         return "chosen by the user"
     if factor_count is None:

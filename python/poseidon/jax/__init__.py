@@ -10,15 +10,18 @@ In a program:
 """
 
 from poseidon.errors import PoseidonError
-from poseidon.jax.gradients import value_and_grad
+from poseidon.jax.dense import dense
+from poseidon.jax.gradients import plan, value_and_grad
 from poseidon.jax.process import barrier, broadcast, failure, init, rank, shutdown, world_size
 
 __all__ = [
     "PoseidonError",
     "barrier",
     "broadcast",
+    "dense",
     "failure",
     "init",
+    "plan",
     "rank",
     "shutdown",
     "value_and_grad",

@@ -4,12 +4,15 @@ Each parameter passes through an identity whose backward pushes the gradient and
 a token, and autodiff adds the tokens up. Each pull depends on that sum, so no rank waits for a result before it has
 pushed everything: whatever order XLA chooses, ranks cannot wait for each other in a circle.
 
+A kernel that `dense` has multiplied with is pushed as factors, where these are less (dense.py).
+
 A call pushes when all pulls of the call before it in the program are done, so that ranks never mix two calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,9 +24,14 @@ from poseidon.adapter.agreement import check_same
 from poseidon.adapter.layer import SyncedLayer
 from poseidon.adapter.layer_table import LayerTable
 from poseidon.adapter.membership import Membership
+from poseidon.adapter.plan_table import PlanTable, make_plan_table
+from poseidon.adapter.settled import settle_schemes
 from poseidon.errors import InvalidArgument
+from poseidon.jax.dense import Kernel, tracing
 from poseidon.jax.process import context, port
 from poseidon.jax.turns import take_turn
+from poseidon.options import Settings
+from poseidon.schemes import takes_factors
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 _tables: WeakKeyDictionary[Membership, dict[str, list[SyncedLayer]]] = WeakKeyDictionary()
@@ -42,52 +50,89 @@ def value_and_grad(function: Callable[..., Any], has_aux: bool = False) -> Calla
         if here.client is None:
             return jax.value_and_grad(function, has_aux=has_aux)(params, *arguments, **keywords)
         leaves, form = jax.tree_util.tree_flatten(params)
-        layers = _layers_of(here, params)
         exchange = _Exchange(port())
 
         def tagged(leaves: Sequence[Any], token: Any) -> Any:
-            sent = [exchange.tag(leaf, token, one.layer) for leaf, one in zip(leaves, layers, strict=True)]
-            return function(jax.tree_util.tree_unflatten(form, sent), *arguments, **keywords)
+            kernels = exchange.tag(leaves, token)
+            sent = [kernel.tagged for kernel in kernels]
+            with tracing(kernels, token):
+                answer = function(jax.tree_util.tree_unflatten(form, sent), *arguments, **keywords)
+            # Forward is traced, and so it is known what has factors. Backward, which pushes, is not traced yet.
+            exchange.layers = _layers_of(here, params, kernels)
+            return answer
 
         value, (grads, token) = jax.value_and_grad(tagged, argnums=(0, 1), has_aux=has_aux)(leaves, jnp.float32(0))
-        means = exchange.means(grads, token, [one.layer for one in layers])
-        return value, jax.tree_util.tree_unflatten(form, means)
+        return value, jax.tree_util.tree_unflatten(form, exchange.means(grads, token))
 
     return local_and_mean
 
 
-def _layers_of(here: Membership, params: Any) -> list[SyncedLayer]:
-    """The layers of these parameters. Collective for a tree of shapes that is new."""
+def plan() -> PlanTable:
+    """The scheme and the bytes of each parameter of the latest `value_and_grad` that was traced for new shapes.
+
+    It is empty with one worker. Raises InvalidArgument before one was traced.
+    """
+    here = context()
+    if here.client is None:
+        return PlanTable()
+    tables = list(_tables.get(here, {}).values())
+    if not tables:
+        raise InvalidArgument("plan() before the first step: call it when value_and_grad has been traced")
+    return make_plan_table(tables[-1], here)
+
+
+def _layers_of(here: Membership, params: Any, kernels: Sequence[Kernel]) -> list[SyncedLayer]:
+    """The layers of these parameters. Collective for a tree of shapes, and of kernels with factors, that is new."""
     assert here.client is not None
     assert here.control is not None
-    layers = []
-    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
-        name, dtype, shape = jax.tree_util.keystr(path) or "params", jnp.result_type(leaf).name, jnp.shape(leaf)
-        if dtype not in _DTYPES:
-            raise InvalidArgument(f"parameter {name} is {dtype}, and a mean is made of {', '.join(_DTYPES)} only")
-        wire = here.settings.wire if dtype == "float32" else "fp32"
-        size = int(np.prod(shape))
-        layers.append(SyncedLayer(name, shape, dtype, size, "ps", wire, factorable=False, fully_connected=False))
-    description = "\n".join(f"{one.name}: {one.dtype} {one.shape}" for one in layers)
+    layers = [
+        _layer(here.settings, jax.tree_util.keystr(path) or "params", leaf, kernel)
+        for (path, leaf), kernel in zip(jax.tree_util.tree_flatten_with_path(params)[0], kernels, strict=True)
+    ]
+    description = "\n".join(f"{one.name}: {one.dtype} {one.shape}{' dense' * one.factorable}" for one in layers)
     tables = _tables.setdefault(here, {})
     if description not in tables:
         check_same(here.control, description, "model")
+        if any(layer.factorable for layer in layers):
+            settle_schemes(layers, here.control, here.client.cluster, here.settings)
         LayerTable(layers[::-1]).connect(here.client, here.control)  # as backward finishes them
+        for layer in layers:
+            layer.take_next_scheme(here.client)
         tables[description] = layers
     return tables[description]
 
 
+def _layer(settings: Settings, name: str, leaf: Any, kernel: Kernel) -> SyncedLayer:
+    dtype, shape = jnp.result_type(leaf).name, jnp.shape(leaf)
+    if dtype not in _DTYPES:
+        raise InvalidArgument(f"parameter {name} is {dtype}, and a mean is made of {', '.join(_DTYPES)} only")
+    wire = settings.wire if dtype == "float32" else "fp32"
+    takes = kernel.has_factors and settings.scheme != "ps"
+    scheme = settings.scheme if takes else "ps"
+    layer = SyncedLayer(name, shape, dtype, int(np.prod(shape)), scheme, wire, factorable=takes, fully_connected=takes)
+    if takes:
+        layer.count_forward_rows(kernel.row_counts[0])
+    return layer
+
+
 class _Exchange:
-    """The exchange of one call of `value_and_grad`."""
+    """The exchange of one call of `value_and_grad`. `layers`: of its parameters; given before backward is traced."""
+
+    layers: Sequence[SyncedLayer]
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._begin = take_turn(jnp.float32(0), port)
         self._pushed: set[int] = set()
 
-    def tag(self, leaf: Any, token: Any, layer: int) -> Any:
-        """The same parameter, whose gradient is pushed by backward."""
+    def tag(self, leaves: Sequence[Any], token: Any) -> list[Kernel]:
+        """The same parameters, whose gradients are pushed by backward."""
+        return [
+            Kernel(self._tagged(leaf, token, index), leaf, partial(self._push_product, index))
+            for index, leaf in enumerate(leaves)
+        ]
 
+    def _tagged(self, leaf: Any, token: Any, index: int) -> Any:
         @jax.custom_vjp
         def identity(leaf: Any, token: Any, begin: Any) -> Any:
             return leaf
@@ -96,33 +141,55 @@ class _Exchange:
             return leaf, begin
 
         def backward(begin: Any, grad: Any) -> tuple[Any, Any, None]:
-            return *self._push(grad, begin, layer), None
+            return *self._push(grad, begin, index), None
 
         identity.defvjp(forward, backward)
         return identity(leaf, token, self._begin)
 
-    def means(self, grads: Sequence[Any], token: Any, layers: Sequence[int]) -> list[Any]:
+    def means(self, grads: Sequence[Any], token: Any) -> list[Any]:
         """The means of these gradients. `token`: what their pushes have given."""
         own = list(grads)
-        for index, layer in enumerate(layers):
-            if layer not in self._pushed:  # the loss does not use it, so that its gradient is zeros
-                own[index], sent = self._push(own[index], self._begin, layer)
-                token += sent
+        for index, layer in enumerate(self.layers):
+            if index in self._pushed:
+                continue
+            if takes_factors(layer.next_scheme):  # the loss does not use it
+                rows, columns = layer.shape
+                own[index], sent = self._push_product(index, jnp.zeros((0, rows)), jnp.zeros((0, columns)))
+            else:  # the same, with zeros, or several products have given a part each
+                own[index], sent = self._push(own[index], self._begin, index)
+            token += sent
         means, end = [], token
-        for grad, layer in zip(own, layers, strict=True):
-            mean, done = self._call("poseidon_pull", grad, token, layer)
+        for grad, layer in zip(own, self.layers, strict=True):
+            mean, done = self._call("poseidon_pull", grad, token, layer, aliases={0: 0})
             means.append(mean)
             end += done
         take_turn(end, self._port)
         return means
 
-    def _push(self, grad: Any, begin: Any, layer: int) -> tuple[Any, Any]:
-        self._pushed.add(layer)
-        return self._call("poseidon_push", grad, begin, layer)
+    def _push(self, grad: Any, begin: Any, index: int) -> tuple[Any, Any]:
+        self._note_push(index)
+        return self._call("poseidon_push", grad, begin, self.layers[index], aliases={0: 0})
 
-    def _call(self, target: str, grad: Any, after: Any, layer: int) -> tuple[Any, Any]:
-        """An array in the gradient's place, and a zero that depends on it, after `after`."""
-        kinds = (jax.ShapeDtypeStruct(grad.shape, grad.dtype), jax.ShapeDtypeStruct((), jnp.float32))
-        call = jax.ffi.ffi_call(target, kinds, has_side_effect=True, input_output_aliases={0: 0})
-        found, zero = call(grad, after, port=np.int64(self._port), layer=np.int64(layer))
+    def _push_product(self, index: int, left: Any, right: Any) -> tuple[Any, Any]:
+        """Pushes the gradient transpose(left) x right."""
+        layer = self.layers[index]
+        if not takes_factors(layer.next_scheme):
+            return self._push(left.T @ right, self._begin, index)
+        self._note_push(index)
+        return self._call("poseidon_push_factors", left, right, self._begin, layer)
+
+    def _note_push(self, index: int) -> None:
+        if index in self._pushed:
+            raise InvalidArgument(
+                f"parameter {self.layers[index].name} is the kernel of poseidon.jax.dense and is used elsewhere, too: "
+                "write inputs @ kernel in the place of dense"
+            )
+        self._pushed.add(index)
+
+    def _call(self, target: str, *given: Any, aliases: dict[int, int] | None = None) -> tuple[Any, Any]:
+        """An array of the gradient's kind, and a zero that depends on it. The last of what is given is the layer."""
+        *arrays, layer = given
+        kinds = (jax.ShapeDtypeStruct(layer.shape, layer.dtype), jax.ShapeDtypeStruct((), jnp.float32))
+        call = jax.ffi.ffi_call(target, kinds, has_side_effect=True, input_output_aliases=aliases or {})
+        found, zero = call(*arrays, port=np.int64(self._port), layer=np.int64(layer.layer))
         return found, zero

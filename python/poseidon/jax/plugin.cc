@@ -33,6 +33,7 @@ ffi::Future failed(const std::string& text) {
 
 struct Layer {
   std::vector<std::byte> staging;
+  std::vector<std::byte> left, right;  // factors
   bool in_flight = false;  // from its push until its result is written
 };
 
@@ -59,26 +60,26 @@ class Port {
     thread_.join();
   }
 
-  ffi::Error push(std::uint32_t layer, const void* gradient, std::size_t size_bytes) {
-    Layer* of = nullptr;
-    {
-      const std::lock_guard lock(mutex_);
-      of = &layers_[layer];  // references stay valid
-      if (of->in_flight)
-        return ffi::Error::Internal(
-            "poseidon: a gradient was pushed again before its mean was there; two steps on the same parameters run at "
-            "the same time: let the second depend on what the first returns");
-      of->in_flight = true;
-    }
-    of->staging.resize(size_bytes);
-    if (size_bytes != 0) std::memcpy(of->staging.data(), gradient, size_bytes);
-    char text[kTextBytes];
-    if (client_.start(client_.client, layer, of->staging.data(), size_bytes, divisor_, POSEIDON_NOT_FACTORABLE, text,
-                      kTextBytes) == 0)
-      return ffi::Error::Success();
-    const std::lock_guard lock(mutex_);
-    of->in_flight = false;
-    return ffi::Error::Internal("poseidon: " + std::string(text));
+  ffi::Error push(std::uint32_t layer, ffi::AnyBuffer gradient) {
+    return start(layer, [&](Layer& of, char* text) {
+      copy(gradient, of.staging);
+      return client_.start(client_.client, layer, of.staging.data(), of.staging.size(), divisor_,
+                           POSEIDON_NOT_FACTORABLE, text, kTextBytes);
+    });
+  }
+
+  /// The gradient transpose(left) x right. Without rows this rank takes part and contributes nothing.
+  ffi::Error push_factors(std::uint32_t layer, ffi::AnyBuffer left, ffi::AnyBuffer right, std::size_t size_bytes) {
+    const auto count = static_cast<std::uint64_t>(left.dimensions()[0]);
+    return start(layer, [&](Layer& of, char* text) {
+      of.staging.assign(size_bytes, std::byte{});
+      if (count == 0)
+        return client_.start_absent(client_.client, layer, of.staging.data(), size_bytes, divisor_, text, kTextBytes);
+      copy(left, of.left);
+      copy(right, of.right);
+      return client_.start_factors(client_.client, layer, of.left.data(), of.right.data(), count, of.staging.data(),
+                                   size_bytes, divisor_, text, kTextBytes);
+    });
   }
 
   ffi::Future pull(std::uint32_t layer, void* destination, std::size_t size_bytes) {
@@ -94,6 +95,32 @@ class Port {
   }
 
  private:
+  /// XLA uses the memory of its arrays again.
+  static void copy(ffi::AnyBuffer from, std::vector<std::byte>& to) {
+    to.resize(from.size_bytes());
+    if (!to.empty()) std::memcpy(to.data(), from.untyped_data(), to.size());
+  }
+
+  /// `begin(layer, text)` starts the exchange, and returns 0 or writes why it cannot.
+  template <typename Begin>
+  ffi::Error start(std::uint32_t layer, const Begin& begin) {
+    Layer* of = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      of = &layers_[layer];  // references stay valid
+      if (of->in_flight)
+        return ffi::Error::Internal(
+            "poseidon: a gradient was pushed again before its mean was there; two steps on the same parameters run at "
+            "the same time: let the second depend on what the first returns");
+      of->in_flight = true;
+    }
+    char text[kTextBytes];
+    if (begin(*of, text) == 0) return ffi::Error::Success();
+    const std::lock_guard lock(mutex_);
+    of->in_flight = false;
+    return ffi::Error::Internal("poseidon: " + std::string(text));
+  }
+
   void complete_pulls() {
     std::unique_lock lock(mutex_);
     while (true) {
@@ -151,7 +178,16 @@ ffi::Error push(ffi::AnyBuffer gradient, ffi::AnyBuffer, ffi::Result<ffi::AnyBuf
   if (same->untyped_data() != gradient.untyped_data())
     std::memcpy(same->untyped_data(), gradient.untyped_data(), gradient.size_bytes());
   std::memset(token->untyped_data(), 0, token->size_bytes());
-  return to->push(static_cast<std::uint32_t>(layer), gradient.untyped_data(), gradient.size_bytes());
+  return to->push(static_cast<std::uint32_t>(layer), gradient);
+}
+
+/// `place` is as large as the gradient. A pull writes the mean there; until then it has no value.
+ffi::Error push_factors(ffi::AnyBuffer left, ffi::AnyBuffer right, ffi::AnyBuffer, ffi::Result<ffi::AnyBuffer> place,
+                        ffi::Result<ffi::AnyBuffer> token, std::int64_t port, std::int64_t layer) {
+  const auto to = port_of(port);
+  if (to == nullptr) return ffi::Error::Internal(kLeftJob);
+  std::memset(token->untyped_data(), 0, token->size_bytes());
+  return to->push_factors(static_cast<std::uint32_t>(layer), left, right, place->size_bytes());
 }
 
 ffi::Future pull(ffi::AnyBuffer, ffi::AnyBuffer, ffi::Result<ffi::AnyBuffer> mean, ffi::Result<ffi::AnyBuffer> done,
@@ -173,6 +209,15 @@ ffi::Error turn(ffi::AnyBuffer value, ffi::Token, ffi::Result<ffi::AnyBuffer> sa
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(poseidon_push, push,
                               ffi::Ffi::Bind()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Attr<std::int64_t>("port")
+                                  .Attr<std::int64_t>("layer"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(poseidon_push_factors, push_factors,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Ret<ffi::AnyBuffer>()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -18,13 +19,13 @@ from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.jax.plugin import close_port, open_port
 from poseidon.options import World, resolve
 
-# A step that is compiled into one program can do no more. All gradients are dense.
+# A step that is compiled into one program can do no more.
 _SUPPORTED = {
     "on_failure": ["abort"],
     "stragglers": ["wait"],
     "consistency": ["bsp"],
     "schedule": ["wait_free"],
-    "scheme": ["auto", "ps"],
+    "scheme": ["auto", "ps", "sfb", "sharded_factors"],
     "lossy": [""],
     "error_feedback": ["off"],
 }
@@ -86,6 +87,8 @@ class _JaxProcess(Process):
     def end(self) -> None:
         port, self.port = self.port, 0
         if port:
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # of a job that has failed
+                jax.effects_barrier()  # steps that are still under way need the port
             close_port(port)
         super().end()
 

@@ -15,10 +15,11 @@ from poseidon.adapter.layer import SchemeChoice, WireChoice
 from poseidon.adapter.layer_table import LayerTable
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.plan_table import PlanTable, make_plan_table
+from poseidon.adapter.settled import settle_schemes
 from poseidon.errors import InvalidArgument
 from poseidon.tensorflow.context import context, job_number
 from poseidon.tensorflow.transfer import Transfer
-from poseidon.tensorflow.variables import SyncedVariable, collect_variables, name_of, settle_schemes
+from poseidon.tensorflow.variables import SyncedVariable, collect_variables, name_of
 
 
 @dataclass(frozen=True)

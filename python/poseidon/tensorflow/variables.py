@@ -8,8 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from poseidon import _core
-from poseidon.adapter.control import Control
 from poseidon.adapter.layer import Compression, SchemeChoice, SyncedLayer, WireChoice
 from poseidon.adapter.wishes import Wishes
 from poseidon.errors import InvalidArgument
@@ -111,24 +109,6 @@ def _unique_names(variables: Sequence[Any]) -> list[str]:
         counts[name] = counts.get(name, 0) + 1
         names.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
     return names
-
-
-def settle_schemes(
-    layers: Sequence[SyncedVariable], control: Control, cluster: _core.Cluster, settings: Settings
-) -> None:
-    """Collective: chooses what "auto" is, for good, because a compiled training step cannot change it.
-
-    A layer takes factors only if all ranks have them, and know how many from the shapes in their graphs.
-    """
-    rows = control.one_hot([layer.forward_rows if layer.factorable else -1 for layer in layers])
-    for layer, counts in zip(layers, zip(*rows, strict=True), strict=True):
-        if layer.asked_scheme != "auto":
-            continue
-        scheme = "ps"
-        if min(counts) > 0 and layer.element_count * 4 > settings.small_bytes:
-            mean_count = sum(counts) / len(counts)
-            scheme = _core.best_scheme(layer.core_layer(), mean_count, cluster)
-        layer.ask_for(scheme)
 
 
 def _with_dots(wish: SchemeChoice | None) -> SchemeChoice | None:
