@@ -12,8 +12,11 @@ namespace poseidon::kernel {
 
 #if defined(__SSE2__)
 
+namespace {
+constexpr std::size_t kLineBytes = 64;  // of the caches
+}
+
 void copy_past_caches(std::span<const std::byte> in, std::byte* out) {
-  constexpr std::size_t kLineBytes = 64;
   const std::size_t to_line = (kLineBytes - reinterpret_cast<std::uintptr_t>(out) % kLineBytes) % kLineBytes;
   const std::size_t head_bytes = std::min(to_line, in.size());
   if (head_bytes > 0) std::memcpy(out, in.data(), head_bytes);

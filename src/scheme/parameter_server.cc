@@ -68,10 +68,12 @@ std::span<std::byte> place_of(const Exchange& exchange, const Chunk& chunk) {
   return exchange.progress.result.subspan(chunk.offset_bytes, chunk.size_bytes);
 }
 
+/// Of a layer whose result is copied past the caches: with it, 4 processes of a machine exchange 256 MB in 0.33 s, and
+/// in 0.36 s without.
+constexpr std::size_t kLargeBytes = 1u << 20;
+
 /// Copies a chunk's values to their place. Nobody reads a large layer before much else has come.
 void copy_result(const Exchange& exchange, std::span<const std::byte> values, std::span<std::byte> place) {
-  // 4 processes of a machine exchange 256 MB in 0.32 s with it, and in 0.35 s without.
-  constexpr std::size_t kLargeBytes = 1u << 20;
   if (exchange.unit().size_bytes >= kLargeBytes)
     kernel::copy_past_caches(values, place.data());
   else
