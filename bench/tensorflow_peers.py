@@ -10,23 +10,19 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
-import subprocess
-import sys
 import time
-from statistics import median
+from functools import partial
 from typing import Any
 
+from peer_runs import WARM_UP, in_turn, print_steps, run
 from poseidon.launch import free_port
 
 _METHODS = ("poseidon", "strategy", "alone")
-_WARM_UP = 10
 _RATE = 0.01
-_TIMEOUT_S = 300.0
 
 
 def train(method: str, args: argparse.Namespace) -> None:
-    """Trains as one worker. The first one prints its seconds for each step after the first `_WARM_UP`."""
+    """Trains as one worker. The first one prints its seconds for each step."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -75,39 +71,23 @@ def train(method: str, args: argparse.Namespace) -> None:
     inputs = tf.constant(draw.normal(size=(args.batch, args.width)).astype(np.float32))
     labels = tf.constant(draw.integers(0, 10, args.batch))
     ended = []
-    for _ in range(args.steps + _WARM_UP):
+    for _ in range(args.steps + WARM_UP):
         step(inputs, labels)
         weights[0].read_value() if strategy is None else strategy.experimental_local_results(weights[0])[0].read_value()
         ended.append(time.perf_counter())
-    if os.environ["RANK"] == "0":
-        print(
-            json.dumps([after - before for before, after in zip(ended[_WARM_UP:], ended[_WARM_UP + 1 :], strict=False)])
-        )
+    print_steps(ended)
 
 
-def run(method: str, args: argparse.Namespace) -> float:
+def run_one(method: str, args: argparse.Namespace) -> float:
     """The median step of the first worker, in seconds."""
     count = 1 if method == "alone" else args.workers
-    port = free_port()
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(count)]
-    command = [sys.executable, __file__, *sys.argv[1:], "--worker", method]
-    processes = []
-    for rank in range(count):
-        place = {"RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_RANK": rank}
-        environment = {**os.environ, **{name: str(value) for name, value in place.items()}, "TF_CPP_MIN_LOG_LEVEL": "3"}
-        environment["LOCAL_WORLD_SIZE"] = str(count)
-        if method == "strategy":
-            task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
-            environment["TF_CONFIG"] = json.dumps(task)
-        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-    try:
-        outputs = [process.communicate(timeout=_TIMEOUT_S)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    if any(process.returncode for process in processes):
-        sys.exit(f"{method} failed: its message is above")
-    return median(json.loads(outputs[0].splitlines()[-1]))
+
+    def variables(rank: int) -> dict[str, str]:
+        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
+        return {"TF_CPP_MIN_LOG_LEVEL": "3"} | ({"TF_CONFIG": json.dumps(task)} if method == "strategy" else {})
+
+    return run(__file__, method, count, variables)
 
 
 def main() -> None:
@@ -122,14 +102,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.worker is not None:
         return train(args.worker, args)
-    steps: dict[str, list[float]] = {method: [] for method in _METHODS}
-    for _ in range(args.repeats):
-        for method in _METHODS:
-            steps[method].append(run(method, args))
-    seconds = {method: median(found) for method, found in steps.items()}
-    for method in _METHODS:
-        each = ", ".join(f"{1e3 * one:.1f}" for one in steps[method])
-        print(f"{method:10} {1e3 * seconds[method]:7.1f} ms a step ({each})")
+    seconds = in_turn(_METHODS, args.repeats, partial(run_one, args=args))
     print(f"poseidon takes {seconds['poseidon'] / seconds['strategy']:.3f} of the strategy's step (bar 1)")
     return None
 

@@ -1,0 +1,55 @@
+"""Runs of one training script by several methods in turn, each as workers of this machine."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+
+from poseidon.launch import free_port
+
+_TIMEOUT_S = 300.0
+WARM_UP = 10  # steps that are not counted
+
+
+def print_steps(ended: Sequence[float]) -> None:
+    """What the first worker says: the seconds of each step after the first `WARM_UP`, by when they ended."""
+    if os.environ["RANK"] == "0":
+        counted = ended[WARM_UP:]
+        print(json.dumps([after - before for before, after in itertools.pairwise(counted)]))
+
+
+def run(script: str, method: str, count: int, variables: Callable[[int], Mapping[str, str]]) -> float:
+    """The median step of the first of `count` workers, in seconds. `variables`: of the environment, by rank."""
+    port = free_port()
+    command = [sys.executable, script, *sys.argv[1:], "--worker", method]
+    processes = []
+    for rank in range(count):
+        place = {"RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_RANK": rank}
+        place["LOCAL_WORLD_SIZE"] = count
+        environment = {**os.environ, **{name: str(value) for name, value in place.items()}, **variables(rank)}
+        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    try:
+        outputs = [process.communicate(timeout=_TIMEOUT_S)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    if any(process.returncode for process in processes):
+        sys.exit(f"{method} failed: its message is above")
+    return median(json.loads(outputs[0].splitlines()[-1]))
+
+
+def in_turn(methods: Sequence[str], repeats: int, run_one: Callable[[str], float]) -> dict[str, float]:
+    """Each method's median step, which is printed with those of all its runs."""
+    steps: dict[str, list[float]] = {method: [] for method in methods}
+    for _ in range(repeats):
+        for method in methods:
+            steps[method].append(run_one(method))
+    for method, found in steps.items():
+        each = ", ".join(f"{1e3 * one:.1f}" for one in found)
+        print(f"{method:10} {1e3 * median(found):7.1f} ms a step ({each})")
+    return {method: median(found) for method, found in steps.items()}
