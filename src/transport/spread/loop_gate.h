@@ -16,7 +16,7 @@ class LoopGate {
  public:
   /// Any thread. The gate is open when the loop has run this task.
   static std::shared_ptr<LoopGate> of(Loop& loop) {
-    const auto gate = std::make_shared<LoopGate>(loop);
+    auto gate = std::make_shared<LoopGate>(loop);
     loop.post([gate] {
       // The loop drops this timer, and with it the guard, when it ends.
       const std::shared_ptr<void> guard(nullptr, [gate](void*) { gate->close(); });
