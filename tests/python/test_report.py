@@ -15,7 +15,16 @@ import pytest
 from poseidon import report
 from poseidon.report import Epoch, LayerRow, RankRecord, Report, Span
 from poseidon.report.data import merge_layers, typical_step
-from poseidon.report.svg import bytes_text, number_text, percent_text, seconds_text, shortened, ticks
+from poseidon.report.svg import (
+    CHARACTER_WIDTH,
+    bytes_text,
+    number_text,
+    percent_text,
+    seconds_text,
+    short_names,
+    shortened,
+    ticks,
+)
 
 MS = 1_000_000
 VOID = {"meta", "br", "link", "img", "input"}
@@ -331,3 +340,26 @@ def test_ticks_are_round_and_inside() -> None:
     assert ticks(0, 1, 4) == pytest.approx([0, 0.25, 0.5, 0.75, 1.0])
     assert ticks(0, 63, 8) == pytest.approx([0, 10, 20, 30, 40, 50, 60])
     assert ticks(2, 2) == [2]
+
+
+@pytest.mark.parametrize("width", [40, 60, 110, 160, 400])
+def test_no_two_names_look_the_same(width: float) -> None:
+    names = [f"transformer.encoder.layers.{layer}.self_attention.out_projection.weight" for layer in range(24)]
+    names += ["fc6", "fc7", "transformer.decoder.layers.3.self_attention.out_projection.weight"]
+    short = short_names(names, width)
+    assert set(short) == set(names)
+    assert len(set(short.values())) == len(names)
+    assert all(len(text) <= max(2, width / CHARACTER_WIDTH) for text in short.values())
+    assert short["fc6"] == "fc6"
+
+
+def test_names_that_differ_in_the_middle_show_where() -> None:
+    names = [f"encoder.layers.{layer}.attention.out_projection.weight" for layer in (3, 11)]
+    assert list(short_names(names, 100).values()) == ["…3…ction.weight", "…11…tion.weight"]
+
+
+def test_large_numbers_and_times_have_no_exponent() -> None:
+    assert number_text(1040) == "1,040"
+    assert number_text(65536.4, 4) == "65,536"
+    assert number_text(93.554, 4) == "93.55"
+    assert seconds_text(1.04) == "1.04 s"

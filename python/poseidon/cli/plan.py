@@ -45,6 +45,8 @@ def plan(
 
 
 def _print(report: PlanReport) -> None:
+    from poseidon.report import number_text
+
     print_line(report.verdict)
     priced = report.cluster.price > 0
     print_table(
@@ -54,7 +56,7 @@ def _print(report: PlanReport) -> None:
                 row.hosts,
                 row.workers,
                 f"{row.step_s:.4g}",
-                f"{row.samples_per_s:.4g}",
+                number_text(row.samples_per_s, 4),
                 f"{row.speedup:.2f}",
                 f"{row.efficiency:.3f}",
                 *([] if row.samples_per_dollar is None else [f"{row.samples_per_dollar:,.0f}"]),
@@ -68,8 +70,8 @@ def _print(report: PlanReport) -> None:
             [
                 row.name,
                 row.scheme,
-                f"{row.sent_bytes / 2**20:.3g}",
-                f"{row.exchange_s * 1e3:.3g}",
+                number_text(row.sent_bytes / 2**20),
+                number_text(row.exchange_s * 1e3),
                 row.hidden,
                 row.why,
             ]

@@ -20,10 +20,12 @@ from poseidon.report import (
     figures,
     head,
     legend,
+    number_text,
     paragraphs,
     percent_text,
     scheme_style,
     scheme_title,
+    seconds_text,
     section,
     table,
     timeline_chart,
@@ -57,15 +59,15 @@ def write_page(report: PlanReport, path: Path) -> None:
 
 def _headlines(report: PlanReport) -> Iterator[tuple[str, str, str]]:
     last, sample = report.scaling[-1], report.step.table.sample
-    yield "Speed", f"{last.speedup:.3g} ×", f"one host, with {last.hosts}"
+    yield "Speed", f"{number_text(last.speedup)} ×", f"one host, with {last.hosts}"
     yield "Efficiency", percent_text(last.efficiency), "a worker's own step over this step"
-    yield "Step", f"{last.step_s * 1e3:.4g} ms", f"{last.workers} workers"
+    yield "Step", seconds_text(last.step_s), f"{last.workers} workers"
     yield "Samples per second", f"{last.samples_per_s:,.0f}", f"a sample is one {sample}"
 
 
 def _efficiency(report: PlanReport) -> str:
     rows = [
-        (f"{row.hosts} host{'s' * (row.hosts > 1)}", row.efficiency, f"{row.speedup:.3g} × one host")
+        (f"{row.hosts} host{'s' * (row.hosts > 1)}", row.efficiency, f"{number_text(row.speedup)} × one host")
         for row in report.scaling
     ]
     picture = figure(lambda width: bars_chart(rows, width, "Efficiency by number of hosts", 1.0), PAGE_WIDTH)
@@ -75,8 +77,8 @@ def _efficiency(report: PlanReport) -> str:
         [
             str(row.hosts),
             str(row.workers),
-            f"{row.step_s * 1e3:.4g} ms",
-            f"{row.samples_per_s:,.4g}",
+            seconds_text(row.step_s),
+            number_text(row.samples_per_s, 4),
             f"{row.speedup:.2f}",
             f"{row.efficiency:.3f}",
             *([] if row.samples_per_dollar is None else [f"{row.samples_per_dollar:,.0f}"]),
@@ -92,7 +94,7 @@ def _changes(report: PlanReport) -> str:
     each = report.scaling[-1].speedup / report.step.samples_per_s
     gains = [("as described", report.step), *((change.words, change.prediction) for change in report.changes)]
     speeds = [(words, step.samples_per_s * each) for words, step in gains]
-    rows = [(words, speed, f"{speed:.3g} × one host") for words, speed in speeds]
+    rows = [(words, speed, f"{number_text(speed)} × one host") for words, speed in speeds]
     picture = figure(lambda width: bars_chart(rows, width, "What would help"), PAGE_WIDTH)
     return section("What would help", "Samples per second over those of one host.", picture)
 
@@ -135,7 +137,7 @@ def _with_passes(step: Prediction) -> RankRecord:
 def _layers(report: PlanReport) -> str:
     heads = ["Layer or group", "Scheme", "Sent", "Exchange", "Hidden", "Why"]
     rows = [
-        [row.name, row.scheme, bytes_text(row.sent_bytes), f"{row.exchange_s * 1e3:.3g} ms", row.hidden, row.why]
+        [row.name, row.scheme, bytes_text(row.sent_bytes), seconds_text(row.exchange_s), row.hidden, row.why]
         for row in report.units
     ]
     words = "In the order in which the backward pass finishes them. Bytes are those that one host's port sends."

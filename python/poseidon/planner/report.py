@@ -13,6 +13,7 @@ from poseidon.planner.load import Load
 from poseidon.planner.placement import RackPlan, plan_racks
 from poseidon.planner.predict import Planner, Prediction
 from poseidon.planner.workload import Exchange
+from poseidon.report import seconds_text
 from poseidon.testbed import format_rate
 
 _NOTICED_S = 5e-5  # shorter waits are none
@@ -52,7 +53,7 @@ class UnitRow:
     @property
     def hidden(self) -> str:
         """Whether computation hides its exchange, in words."""
-        return f"no: {self.exposed_s * 1e3:.3g} ms" if self.exposed_s >= _NOTICED_S else "yes"
+        return f"no: {seconds_text(self.exposed_s)}" if self.exposed_s >= _NOTICED_S else "yes"
 
 
 @dataclass(frozen=True)

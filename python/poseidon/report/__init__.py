@@ -31,7 +31,7 @@ from poseidon.report.layout import (
 from poseidon.report.lines import Line, speedup_chart
 from poseidon.report.page import headlines, html, write_html
 from poseidon.report.steps import rank_record
-from poseidon.report.svg import bytes_text, percent_text
+from poseidon.report.svg import bytes_text, number_text, percent_text, seconds_text
 from poseidon.report.trace import trace_events, write_trace
 
 __all__ = [
@@ -54,12 +54,14 @@ __all__ = [
     "html",
     "legend",
     "load_ranks",
+    "number_text",
     "paragraphs",
     "percent_text",
     "rank_record",
     "save_rank",
     "scheme_style",
     "scheme_title",
+    "seconds_text",
     "section",
     "slowest_step_s",
     "speedup_chart",

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from poseidon.report.data import Epoch, LayerRow, RankRecord, Span, typical_step
-from poseidon.report.svg import Canvas, Scale, bytes_text, number_text, shortened, ticks
+from poseidon.report.svg import Canvas, Scale, bytes_text, number_text, short_names, ticks
 from poseidon.schemes import SCHEMES
 
 LINE_POINTS = 160  # a curve is thinned to so many means
@@ -75,14 +75,15 @@ def bytes_chart(layers: Sequence[LayerRow], width: float) -> Canvas:
     canvas = Canvas(width, row_height * len(shown) + 8, "Bytes sent by layer, against dense")
     most = max([max(row.bytes_sent, row.dense_bytes) for row in shown] + [1.0])
     across = Scale(0, most, left, width - (2 if narrow else value_width))
+    names = short_names((row.name for row in shown), width - value_width if narrow else left - 10)
     for index, row in enumerate(shown):
         top = row_height * index + (18 if narrow else (ROW - BAR) / 2)
         value = f"{bytes_text(row.bytes_sent)} of {bytes_text(row.dense_bytes)}"
         tip = f"{row.name} ({row.scheme}): {value}"
         canvas.rect(left, top, across(row.dense_bytes) - left, BAR, "dense", tip)
         canvas.rect(left, top, max(1.5, across(row.bytes_sent) - left), BAR, scheme_style(row.scheme), tip)
-        name = shortened(row.name, width - value_width if narrow else left - 10)
-        _bar_texts(canvas, top, left, max(across(row.dense_bytes), across(row.bytes_sent)), name, value)
+        end = max(across(row.dense_bytes), across(row.bytes_sent))
+        _bar_texts(canvas, top, left, end, names[row.name], value)
     return canvas
 
 
@@ -103,6 +104,7 @@ def bars_chart(rows: Sequence[tuple[str, float, str]], width: float, label: str,
     value_width = 148.0
     canvas = Canvas(width, row_height * len(rows) + 8, label)
     across = Scale(0, max([most, *(value for _, value, _ in rows)]), left, width - (2 if narrow else value_width))
+    names = short_names((name for name, _, _ in rows), width - value_width if narrow else left - 10)
     for index, (name, value, words) in enumerate(rows):
         top = row_height * index + (18 if narrow else (ROW - BAR) / 2)
         if most:
@@ -113,7 +115,7 @@ def bars_chart(rows: Sequence[tuple[str, float, str]], width: float, label: str,
             top,
             left,
             max(across(most), across(value)),
-            shortened(name, width - value_width if narrow else left - 10),
+            names[name],
             words,
         )
     return canvas
@@ -139,10 +141,11 @@ def timeline_chart(record: RankRecord, width: float) -> Canvas:
             across(time_ms), bottom + 16, number_text(time_ms), "tick", "middle" if time_ms or not narrow else "start"
         )
     canvas.text((left + width - 16) / 2, height - 4, "milliseconds", "tick", "middle")
+    names = short_names((name for name, _ in rows), width if narrow else left - 10)
     for index, (name, parts) in enumerate(rows):
         top = row_height * index + (18 if narrow else (ROW - BAR) / 2)
         anchor, x = ("start", 0.0) if narrow else ("end", left - 10)
-        canvas.text(x, top - 5 if narrow else top + 10, shortened(name, width if narrow else x), "label", anchor)
+        canvas.text(x, top - 5 if narrow else top + 10, names[name], "label", anchor)
         for span in parts:
             style = scheme_style(schemes.get(name, "")) if span.kind == "synchronization" else span.kind
             from_ms, to_ms = ((at - start) / 1e6 for at in (span.start_ns, span.end_ns))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from os.path import commonprefix
 
 CHARACTER_WIDTH = 6.6  # of the 12 px text, a little more than most fonts need
 
@@ -88,11 +89,51 @@ def shortened(text: str, width: float) -> str:
     return text if len(text) <= fits else "…" + text[1 - fits :]
 
 
-def number_text(value: float) -> str:
-    """A number with three significant digits, without trailing zeros."""
+def short_names(names: Iterable[str], width: float) -> dict[str, str]:
+    """Each name as `shortened` cuts it to `width` pixels, but so that no two names look the same.
+
+    Names with equal ends keep the part in which they differ. Where that does not fit they are numbered.
+    """
+    fits = max(2, int(width / CHARACTER_WIDTH))
+    alike = dict[str, list[str]]()
+    for name in dict.fromkeys(names):
+        alike.setdefault(shortened(name, width), []).append(name)
+    short, taken = dict[str, str](), set[str]()
+    for cut, group in alike.items():
+        texts = [cut] if len(group) == 1 else _cut_apart(group, fits)
+        for name, text in zip(group, texts, strict=True):
+            number, unique = 1, text
+            while unique in taken:
+                number += 1
+                mark = f" #{number}"
+                unique = text[: max(0, fits - len(mark))] + mark
+            taken.add(unique)
+            short[name] = unique
+    return short
+
+
+def _cut_apart(names: list[str], fits: int) -> list[str]:
+    """Names with equal ends, cut to `fits` characters around the part in which they differ."""
+    begin = _common_begin(names).rfind(".") + 1
+    same_end = _common_begin([name[begin:][::-1] for name in names])
+    texts = list[str]()
+    for name in names:
+        differs, end = name[begin : len(name) - len(same_end)], name[len(name) - len(same_end) :]
+        head = ("…" if begin else "") + differs
+        room = fits - len(head)
+        texts.append((head + (end if len(end) <= room else "…" + end[len(end) - max(0, room - 1) :]))[:fits])
+    return texts
+
+
+def _common_begin(texts: list[str]) -> str:
+    return commonprefix(texts)  # noqa: RUF071 - texts, not paths
+
+
+def number_text(value: float, significant: int = 3) -> str:
+    """A number with `significant` digits, without trailing zeros and never with an exponent."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    digits = max(0, significant - 1 - math.floor(math.log10(abs(value))))
     text = f"{value:,.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
