@@ -93,6 +93,7 @@ PYTHON_DOORS: Doors = {
     "bench": None,
     "bench/hosts": set(),
     "bench/paper": {"training", "priority"},
+    "bench/suite": {"training"},
     "bench/exchange": {"hosts", "colours", "network_options", "progress"},
     "bench/training": {"hosts", "colours", "network_options", "progress"},
     "bench/priority": {"hosts", "training", "network_options", "progress"},

@@ -1,0 +1,111 @@
+"""What the suite has measured: one line of JSON for each method of each group, which are kept as they come."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from poseidon.bench.suite.grid import Group
+from poseidon.bench.training.methods import Method
+from poseidon.bench.training.results import TrainResult
+from poseidon.bench.training.run import run_training
+from poseidon.errors import InvalidArgument
+
+FILE = "cells.jsonl"
+BUSY = 0.85  # of the processor: more limits what it replays
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method of a group. `step_seconds` has every measured step, on the stretched clock, and `step_s` their median.
+
+    `efficiency` is the same processes' step without exchange over this one. `cpu` is the share of the machine's cores
+    that was busy while the whole group ran. Bytes are those of one host's port in a step, sent plus received.
+    """
+
+    model: str
+    gbit_per_s: float
+    hosts: int
+    method: str
+    stretch: float
+    scale: int
+    step_seconds: list[float]
+    step_s: float
+    efficiency: float
+    samples_per_s: float
+    port_bytes: float
+    cpu: float
+
+    @property
+    def group(self) -> Group:
+        """Where it was measured."""
+        return Group(self.model, self.gbit_per_s, self.hosts)
+
+    @property
+    def limited(self) -> bool:
+        """Whether the processor was the limit, and not the ports that the cell stands for."""
+        return self.cpu >= BUSY
+
+
+def measure(group: Group, methods: Sequence[Method]) -> list[Cell]:
+    """Runs a group. Needs root and iproute2. Raises PoseidonError."""
+    before = _processor()
+    result = run_training(group.config(methods))
+    busy, whole = (after - then for after, then in zip(_processor(), before, strict=True))
+    return list(_cells(group, result, busy / whole if whole else 0.0))
+
+
+def _cells(group: Group, result: TrainResult, cpu: float) -> Iterator[Cell]:
+    for entry in result.methods:
+        yield Cell(
+            group.model,
+            group.gbit_per_s,
+            group.hosts,
+            entry.method,
+            group.stretch,
+            result.scale,
+            entry.step_seconds,
+            entry.iteration_seconds,
+            entry.efficiency,
+            entry.samples_per_second,
+            entry.interface_bytes,
+            cpu,
+        )
+
+
+def _processor() -> tuple[int, int]:
+    """The time that all cores were busy, and all time, in ticks."""
+    times = [int(text) for text in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    idle = times[3] + times[4]  # and waiting for disks
+    return sum(times) - idle, sum(times)
+
+
+def load(folder: Path) -> list[Cell]:
+    """What was measured before. Raises InvalidArgument for a line that is none of the suite's."""
+    path, found = folder / FILE, []
+    if not path.exists():
+        return []
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        try:
+            found.append(Cell(**json.loads(line)))
+        except (ValueError, TypeError):
+            raise InvalidArgument(f"{path}, line {number} is no cell of the suite: remove it") from None
+    return found
+
+
+def append(folder: Path, cells: Iterable[Cell]) -> None:
+    """Adds to the file at once and as a whole: a run that is cut off goes on after these."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / FILE, "a", encoding="utf-8") as file:
+        file.write("".join(json.dumps(asdict(cell)) + "\n" for cell in cells))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def missing(group: Group, methods: Sequence[Method], known: Iterable[Cell]) -> bool:
+    """Whether some method of the group was not measured yet."""
+    there = {cell.method for cell in known if cell.group == group}
+    return not {method.name for method in methods} <= there

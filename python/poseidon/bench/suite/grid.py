@@ -1,0 +1,106 @@
+"""What the suite measures: its groups, each of which is one run of `poseidon bench train`, and how long each takes.
+
+A group stands for a model on hosts with ports of 1, 10 or 25 GbE. Dimensions of weights are divided by `SCALE`, so
+bytes and rate by its square. Two cores replay all hosts. So time is stretched: computation and the ports' rate alike,
+which changes no ratio, until a step computes long enough and all ports together carry what the cores can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from poseidon.bench.training.methods import Method, parse_methods
+from poseidon.bench.training.results import TrainConfig
+from poseidon.errors import InvalidArgument
+from poseidon.models import ModelTable, model_table
+
+MODELS = ("VGG19", "ResNet-50", "BERT-base", "GPT-2", "ViT-B/16", "Llama-1B LoRA", "DLRM")
+RATES = (1.0, 10.0, 25.0)  # Gb/s
+HOSTS = (2, 4, 8)
+METHODS = ("poseidon", "overlap", "ddp", "ddp-fp16", "ddp-bf16", "ddp-powersgd")
+SCALE = 8
+STEPS, ROUNDS = 2, 2
+_GBIT = 1e9
+_LEAST_COMPUTE_S = 0.2
+_MOST_BITS_PER_S = 1e9  # of all ports together
+_STEPS_IN_ALL = 8  # of one method: measured, and for warming up
+_STARTS_S = 15.0  # processes, connections, and the plain copy
+# As users run: the system's TCP, and switches that are plain queues.
+_TESTBED = {"priorities": 2, "honour_dscp": False, "congestion": "system"}
+
+
+@dataclass(frozen=True)
+class Group:
+    """One model on one cluster, by all methods in turn."""
+
+    model: str
+    gbit_per_s: float
+    hosts: int
+
+    @property
+    def table(self) -> ModelTable:
+        """The whole network, which a Titan X computes."""
+        return model_table(self.model)
+
+    @property
+    def stretch(self) -> float:
+        """How many times slower than the hardware it stands for everything is."""
+        by_rate = self.hosts * self.gbit_per_s * _GBIT / SCALE**2 / _MOST_BITS_PER_S
+        return max(1.0, by_rate, _LEAST_COMPUTE_S / self.table.iteration_seconds)
+
+    @property
+    def bits_per_second(self) -> float:
+        """The rate of a replayed port."""
+        return self.gbit_per_s * _GBIT / SCALE**2 / self.stretch
+
+    def config(self, methods: Sequence[Method]) -> TrainConfig:
+        """The run."""
+        return TrainConfig(
+            model=self.model,
+            host_count=self.hosts,
+            link=f"{self.bits_per_second / 1e6:.4g}mbit",
+            scale=SCALE,
+            compute_seconds=self.table.iteration_seconds * self.stretch,
+            methods=tuple(methods),
+            step_count=STEPS,
+            repeat_count=ROUNDS,
+            testbed=dict(_TESTBED),
+        )
+
+    def seconds(self, methods: Sequence[Method]) -> float:
+        """About how long it takes to run."""
+        config = self.config(methods)
+        total = _STARTS_S
+        for method in methods:
+            carried = method.scaled(SCALE).closed_form_bytes(config.table, self.hosts) / 2
+            total += _STEPS_IN_ALL * max(config.compute_seconds, carried * 8 / self.bits_per_second)
+        return total
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.hosts} hosts, {self.gbit_per_s:g} GbE"
+
+
+def groups(models: str, rates: str, hosts: str) -> list[Group]:
+    """Those of comma-separated lists. Raises InvalidArgument for what the suite does not know."""
+    chosen = _chosen("models", models, MODELS)
+    found_rates = [float(rate) for rate in _chosen("rates", rates, [f"{rate:g}" for rate in RATES])]
+    counts = [int(count) for count in _chosen("hosts", hosts, [str(count) for count in HOSTS])]
+    return [Group(model, rate, count) for count, model, rate in product(counts, chosen, found_rates)]
+
+
+def methods_of(text: str) -> list[Method]:
+    """Those of a comma-separated list, with "none", which efficiency needs, and "ddp", to which all are compared."""
+    wanted = _chosen("methods", text, METHODS)
+    return parse_methods(",".join(dict.fromkeys([*wanted, "ddp"])))
+
+
+def _chosen(what: str, text: str, known: Sequence[str]) -> list[str]:
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    for name in names:
+        if name not in known:
+            raise InvalidArgument(f"the suite has no {what} {name!r}: it has {', '.join(known)}")
+    if not names:
+        raise InvalidArgument(f"no {what} are given: choose from {', '.join(known)}")
+    return names
