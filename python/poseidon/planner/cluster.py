@@ -59,7 +59,7 @@ class ClusterSpec:
     def _host_problems(self) -> list[tuple[str, bool, str]]:
         """What could be wrong with the hosts: the setting, whether it is, and what to say."""
         hosts, each, servers = self.hosts, self.workers_per_host, self.servers
-        memory = self.memory_bytes_per_s / 1e9
+        memory, products = self.memory_bytes_per_s / 1e9, inf if self.products_per_s is None else self.products_per_s
         return [
             ("hosts", hosts < 1, f"hosts is {hosts}: it must be 1 or more"),
             ("workers_per_host", each < 1, f"workers_per_host is {each}: it must be 1 or more"),
@@ -67,6 +67,7 @@ class ClusterSpec:
             ("servers", servers < 0, f"servers is {servers}: it must be 0 (every worker hosts one) or more"),
             ("servers", servers > 0 and each > 1, f"{servers} servers and {each} workers per host: give one of them"),
             ("host_memory", not 0 < memory < inf, f"host_memory is {memory:g} GB/s: it must be above 0"),
+            ("products", products <= 0, f"products is {products / 1e9:g}: it must be above 0"),
             ("price", not 0 <= self.price < inf, f"price is {self.price:g}: it must be 0 (unknown) or more"),
             ("slowest", not 1 <= self.slowest < inf, f"slowest is {self.slowest:g}: it must be 1 (none is) or more"),
             ("slowest", self.slowest > 1 and self.workers == 1, "slowest is set, but there is one worker"),

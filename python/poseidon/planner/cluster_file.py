@@ -30,9 +30,13 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "mtu": ((int,), "a whole number of bytes"),
     "latency_ms": ((int, float), "a number of milliseconds"),
     "host_memory": ((int, float), "a number of GB per second"),
+    "products": ((int, float), "a number of 10⁹ multiply-adds a second"),
     "slowest": ((int, float), "a number of times"),
     "price": ((int, float), "a number of dollars for a host and hour"),
 }
+
+
+_OTHERWISE_NAMED = ("link", "latency_ms", "host_memory", "products")  # in a ClusterSpec, which has other units
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ def make_cluster(given: Mapping[str, Setting]) -> ClusterSpec:
         if not isinstance(setting.value, kinds) or (isinstance(setting.value, bool) and bool not in kinds):
             raise InvalidArgument(f"{setting.origin}: {name} is {setting.value!r}: it must be {words}")
     values = {name: setting.value for name, setting in given.items()}
-    link, latency_ms, memory = values.pop("link"), values.pop("latency_ms", None), values.pop("host_memory", None)
+    link, latency_ms, memory, products = (values.pop(name, None) for name in _OTHERWISE_NAMED)
     try:
         rate = parse_rate(link, MOST_RATE)
     except InvalidArgument as error:
@@ -79,6 +83,8 @@ def make_cluster(given: Mapping[str, Setting]) -> ClusterSpec:
         values["latency_s"] = latency_ms / 1e3
     if memory is not None:
         values["memory_bytes_per_s"] = memory * 1e9
+    if products is not None:
+        values["products_per_s"] = products * 1e9
     try:
         return ClusterSpec(bits_per_second=rate, **values)
     except InvalidCluster as error:
