@@ -37,7 +37,6 @@ def digests(folder: Path, restarts: int, *place: Any) -> list[str]:
     ("machines", "racks", "kind", "faults"),
     [
         pytest.param("aabb", "xxyy", "sgd", [Fault(0, 2, "exchange", DIES)], id="the leader of a machine and rack"),
-        pytest.param("aabc", "xxyy", "adam overlap", [Fault(1, 2, "backward")], id="another worker of a machine"),
         pytest.param("abcd", "xxyy", "sgd server", [Fault(2, 3, "before step")], id="a worker with a rack's server"),
         pytest.param(
             "aabb", "xxyy", "sgd overlap", [Fault(2, 2, "exchange", DIES), Fault(3, 2, "exchange")], id="a whole rack"
