@@ -125,6 +125,39 @@ def test_weights_of_workers_before_a_replacement_are_refused(tmp_path: Path) -> 
 # LocalSGD.
 
 
+def periods_with_weights(folder: Path, fragments: int, overlap_steps: int, faults: list[Fault]) -> list[Any]:
+    """Periods of 4 steps, each with other weights, of which snapshots lie within."""
+    dies = Faults(folder, faults)
+    poseidon.init()
+    model = mlp()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = poseidon.LocalSGD(model, inner, 4, fragments=fragments, overlap_steps=overlap_steps)
+    recovery = poseidon.Recovery(optimizer, directory=folder / "snapshots", every=3)
+    while recovery.until(12):
+        with recovery.attempt():
+            step, rank = recovery.step, poseidon.rank()
+            if optimizer.steps_alone == 0:
+                optimizer.set_weight(1 + (rank + step // 4) % 2)
+            optimizer.zero_grad()
+            inputs, targets = mlp_batch(2 * step + rank, 2)
+            F.mse_loss(model(inputs), targets).backward()
+            dies.reached("backward", step)
+            optimizer.step()
+    optimizer.average()
+    return [param.tolist() for param in model.parameters()]
+
+
+@pytest.mark.parametrize(("fragments", "overlap_steps"), [(1, 0), (2, 1)])
+def test_a_loss_within_a_period_keeps_its_weights(tmp_path: Path, fragments: int, overlap_steps: int) -> None:
+    found = []
+    for name, faults in (("whole", []), ("lost", [Fault(1, 6, "backward")])):
+        (tmp_path / name).mkdir()
+        supervisor = Supervisor(tmp_path / name, 2)
+        found += supervisor.run(periods_with_weights, fragments, overlap_steps, faults)
+        assert supervisor.restarted == len(faults)
+    assert all_equal(found)
+
+
 def local_sgd(every: int, outer: bool, fragments: int) -> str:
     """Each rank's rows change from period to period. After each averaging the parameters are those of an emulation."""
     rank, size = poseidon.rank(), poseidon.world_size()
