@@ -43,7 +43,10 @@ SAMPLE = 100  # cells that a seed draws
 MEDIAN_BAR, WORST_BAR, BYTES_BAR = 0.03, 0.08, 0.01
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 _Found = TypeVar("_Found")
-_ROW = re.compile(r"\| ([\w-]+) \| (\d+) \| ([\d.]+) \| [\d.]+ \| ([\d.]+) \| ([\d.]+) \|")
+# A row of a table of efficiencies. Its last column, the bytes beyond the plan, tells it from rows of other tables.
+_ROW = re.compile(
+    r"^\| ([\w-]+) \| (\d+) \| ([\d.]+) \| [\d.]+ \| ([\d.]+) \| ([\d.]+) \| [^|]+ \| [^|]+ \| [+-][\d.]+ % \|$", re.M
+)
 _COMPUTE_S = {"VGG19": 3.6, "VGG19-22K": 3.6}  # of the documented tables; others by the papers' times
 
 
