@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from peer_runs import WARM_UP, in_turn, print_steps, run
+from peer_runs import WARM_UP, arguments, in_turn, print_steps, run
 
 _METHODS = ("poseidon", "dense", "gloo", "alone", "one")
 _RATE = 0.01
@@ -77,14 +77,7 @@ def run_one(method: str, args: argparse.Namespace) -> float:
 
 def main() -> None:
     """Prints a line for each method."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--width", type=int, default=1024, help="of the layers; the gradient has about 12 width² bytes")
-    parser.add_argument("--batch", type=int, default=32, help="of one worker")
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--worker", choices=_METHODS, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = arguments(__doc__, _METHODS)
     if args.worker is not None:
         return train(args.worker, args)
     seconds = in_turn(_METHODS, args.repeats, partial(run_one, args=args))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import os
@@ -14,6 +15,18 @@ from poseidon.launch import free_port
 
 _TIMEOUT_S = 300.0
 WARM_UP = 10  # steps that are not counted
+
+
+def arguments(described: str | None, methods: Sequence[str]) -> argparse.Namespace:
+    """The arguments of a script that compares `methods`, from the command line. `worker` is None, or its method."""
+    parser = argparse.ArgumentParser(description=described, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--width", type=int, default=1024, help="of the layers; the gradient has about 12 width² bytes")
+    parser.add_argument("--batch", type=int, default=32, help="of one worker")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--worker", choices=methods, help=argparse.SUPPRESS)
+    return parser.parse_args()
 
 
 def print_steps(ended: Sequence[float]) -> None:

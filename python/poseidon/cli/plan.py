@@ -55,7 +55,7 @@ def _print(report: PlanReport) -> None:
             [
                 row.hosts,
                 row.workers,
-                f"{row.step_s:.4g}",
+                number_text(row.step_s, 4),
                 number_text(row.samples_per_s, 4),
                 f"{row.speedup:.2f}",
                 f"{row.efficiency:.3f}",

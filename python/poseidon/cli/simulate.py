@@ -28,6 +28,7 @@ def simulate(
     Dedicated servers, and workers that add up by host or by rack, are simulated by classes, too.
     """
     from poseidon.planner import Planner, write_prediction  # help does not wait for the compiled core
+    from poseidon.report import number_text
 
     planner = Planner(described.table, described.cluster, described.exchange)
     by_message = planner.has_messages
@@ -43,7 +44,8 @@ def simulate(
     how = "message by message" if by_message else "by classes of equal workers"
     print_line(
         f"{described.table.name} on {described.cluster}, {how}: "
-        f"a step takes {step.step_s:.4g} s, of which the accelerator waits {sum(step.exposed_s):.3g} s. "
-        f"{step.speedup:.4g} x one worker, {step.samples_per_s:.5g} {described.table.sample}s a second. "
-        f"The busiest port moves {step.port_bytes / 2**20:.4g} MiB; what carries most is busy for {step.busy_s:.3g} s."
+        f"a step takes {number_text(step.step_s, 4)} s, of which the accelerator waits "
+        f"{number_text(sum(step.exposed_s))} s. {number_text(step.speedup, 4)} x one worker, "
+        f"{number_text(step.samples_per_s, 5)} {described.table.sample}s a second. The busiest port moves "
+        f"{number_text(step.port_bytes / 2**20, 4)} MiB; what carries most is busy for {number_text(step.busy_s)} s."
     )

@@ -10,6 +10,7 @@ from poseidon import _core
 from poseidon.models import ModelTable
 from poseidon.planner.cluster import ClusterSpec
 from poseidon.planner.predict import Planner, Prediction
+from poseidon.report import number_text
 
 
 class Placement(NamedTuple):
@@ -50,12 +51,15 @@ class RackPlan:
 
     def notes(self) -> list[str]:
         """Sentences about adding up by rack."""
-        steps = f"The simulated step takes {self.plain_s:.4g} s without it and {self.by_rack_s:.4g} s with it."
+        steps = (
+            f"The simulated step takes {number_text(self.plain_s, 4)} s without it and "
+            f"{number_text(self.by_rack_s, 4)} s with it."
+        )
         if self.least_oversubscription is None:
             return [f"Adding up by rack cannot pay with one host a rack (Parameter Hub, section 3.4). {steps}"]
         rule = (
-            f"Adding up by rack pays above an oversubscription of {self.least_oversubscription:.3g}:1 by the rule of "
-            f"Parameter Hub, section 3.4; here it is {self.oversubscription:g}:1."
+            f"Adding up by rack pays above an oversubscription of {number_text(self.least_oversubscription)}:1 by the "
+            f"rule of Parameter Hub, section 3.4; here it is {self.oversubscription:g}:1."
         )
         return [f"{rule} {steps}"]
 
@@ -63,7 +67,7 @@ class RackPlan:
         """The placements as a table: its heads and its rows."""
         heads = ["parameter server", "where", "least port Gb/s"]
         rates = self.least_bits_per_second.items()
-        return heads, [[name, PLACEMENTS[name].words, f"{rate / 1e9:.3g}"] for name, rate in rates]
+        return heads, [[name, PLACEMENTS[name].words, number_text(rate / 1e9)] for name, rate in rates]
 
 
 def plan_racks(planner: Planner, now: Prediction) -> RackPlan:

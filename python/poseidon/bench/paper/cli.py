@@ -16,6 +16,7 @@ from poseidon.bench.paper.figure import Figure
 from poseidon.bench.paper.page import write_page
 from poseidon.cli.output import JsonFlag, print_json, print_line, print_table
 from poseidon.errors import InvalidArgument
+from poseidon.report import number_text
 
 EPILOG = "Example: poseidon bench paper parameter-hub --json"
 
@@ -85,7 +86,7 @@ def _print_figures(figures: list[Figure], as_json: bool) -> None:
                 figure.what,
                 figure.unit,
                 f"{figure.paper:g}",
-                f"{figure.ours:.4g}",
+                number_text(figure.ours, 4),
                 "given" if figure.given else f"{figure.difference:+.1%}",
             ]
             for figure in figures

@@ -19,6 +19,7 @@ from poseidon.report import (
     figure,
     head,
     legend,
+    number_text,
     percent_text,
     section,
     speedup_chart,
@@ -116,7 +117,8 @@ def _figures(paper: str, found: Iterable[Figure]) -> Iterator[str]:
     for name, group in groupby(found, key=lambda one: one.section):
         rows = list(group)
         texts = [
-            [one.what, f"{one.paper:g} {one.unit}", f"{one.ours:.4g} {one.unit}", _difference(one)] for one in rows
+            [one.what, f"{one.paper:g} {one.unit}", f"{number_text(one.ours, 4)} {one.unit}", _difference(one)]
+            for one in rows
         ]
         yield section(f"{paper}, {name}", "", table(["", "paper", "ours", "difference"], texts))
 

@@ -12,6 +12,7 @@ from poseidon.bench.suite.grid import Group
 from poseidon.bench.training.methods import Method
 from poseidon.bench.training.results import TrainResult
 from poseidon.bench.training.run import run_training
+from poseidon.check.processor import ProcessorTime
 from poseidon.errors import InvalidArgument
 
 FILE = "cells.jsonl"
@@ -52,10 +53,9 @@ class Cell:
 
 def measure(group: Group, methods: Sequence[Method]) -> list[Cell]:
     """Runs a group. Needs root and iproute2. Raises PoseidonError."""
-    before = _processor()
+    before = ProcessorTime.now()
     result = run_training(group.config(methods))
-    busy, whole = (after - then for after, then in zip(_processor(), before, strict=True))
-    return list(_cells(group, result, busy / whole if whole else 0.0))
+    return list(_cells(group, result, ProcessorTime.now().since(before).busy_share))
 
 
 def _cells(group: Group, result: TrainResult, cpu: float) -> Iterator[Cell]:
@@ -74,13 +74,6 @@ def _cells(group: Group, result: TrainResult, cpu: float) -> Iterator[Cell]:
             entry.interface_bytes,
             cpu,
         )
-
-
-def _processor() -> tuple[int, int]:
-    """The time that all cores were busy, and all time, in ticks."""
-    times = [int(text) for text in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    idle = times[3] + times[4]  # and waiting for disks
-    return sum(times) - idle, sum(times)
 
 
 def load(folder: Path) -> list[Cell]:

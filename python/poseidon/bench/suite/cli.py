@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +17,8 @@ EPILOG = "Example: poseidon bench suite --models VGG19,GPT-2 --rates 10 --hosts 
 _PAGE = "suite.html"
 
 
-def _all(values: object) -> str:
-    return ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)  # type: ignore[attr-defined]
+def _all(values: Iterable[str | float]) -> str:
+    return ",".join(value if isinstance(value, str) else f"{value:g}" for value in values)
 
 
 def suite(

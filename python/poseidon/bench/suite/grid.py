@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from poseidon.bench.training.methods import Method, parse_methods
+from poseidon.bench.training.methods import Method, methods_named
 from poseidon.bench.training.results import TrainConfig
 from poseidon.errors import InvalidArgument
 from poseidon.models import ModelTable, model_table
@@ -92,8 +92,7 @@ def groups(models: str, rates: str, hosts: str) -> list[Group]:
 
 def methods_of(text: str) -> list[Method]:
     """Those of a comma-separated list, with "none", which efficiency needs, and "ddp", to which all are compared."""
-    wanted = _chosen("methods", text, METHODS)
-    return parse_methods(",".join(dict.fromkeys([*wanted, "ddp"])))
+    return methods_named([*_chosen("methods", text, METHODS), "ddp"])
 
 
 def _chosen(what: str, text: str, known: Sequence[str]) -> list[str]:

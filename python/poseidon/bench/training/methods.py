@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -221,11 +221,15 @@ METHODS = {
 
 
 def parse_methods(text: str) -> list[Method]:
-    """Returns the methods of a comma-separated list. "none" comes first, since efficiency needs it.
+    """Those of a comma-separated list, as `methods_named` returns them."""
+    return methods_named([name.strip() for name in text.split(",") if name.strip()])
+
+
+def methods_named(names: Sequence[str]) -> list[Method]:
+    """The methods of these names, each once. "none" comes first, since efficiency needs it.
 
     Raises ValueError for an unknown name.
     """
-    names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in METHODS:
             raise ValueError(f"unknown method {name!r}; known are {', '.join(METHODS)}")
