@@ -80,7 +80,7 @@ PYTHON_DOORS: Doors = {
     "tensorflow": {*_FOR_ADAPTERS, "adapter"},
     "models": {"errors"},
     "planner": {"errors", "options", "schemes", "adapter", "models", "report", "testbed", "_core"},
-    "report": {"errors", "adapter", "schemes", "torch"},
+    "report": {"errors", "adapter", "schemes", "torch", "version"},
     "testbed": {"errors", "dscp"},
     "doctor": {"errors"},
     "racks": {"errors", "options", "exchange"},

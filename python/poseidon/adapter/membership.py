@@ -42,6 +42,7 @@ class Membership:
         self.client: _core.Client | None = None
         self.control: Control | None = None
         self.meter: Meter | None = None  # of the present membership
+        self.is_recorded = False  # some model's steps are (run_record.py)
         self.in_flight: weakref.WeakSet[Settles] = weakref.WeakSet()  # of every model that is trained in the job
         self._arrays = arrays
         self.recovers = settings.world_size > 1 and settings.on_failure != "abort"

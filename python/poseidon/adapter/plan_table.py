@@ -36,6 +36,7 @@ class PlanRow:
     urgency: float | None  # 1 for what forward uses first, towards 0; None: no DistributedOptimizer, or no step yet
     priority_class: int | None  # of the flow that carries it, 0 being brought first; None where urgency is
     reason: str
+    counts_rows: bool = False  # factor_count is that of its gradient's rows
 
 
 class PlanTable(list[PlanRow]):
@@ -188,6 +189,7 @@ def _row(
         urgency=entry.urgency,
         priority_class=None if priorities is None or entry.urgency is None else priorities.class_of(entry),
         reason=chosen or _reason(entry, scheme, here.settings, factor_count, cluster),
+        counts_rows=entry.row_gradient,
     )
 
 

@@ -13,6 +13,7 @@ from poseidon.adapter.layer import SyncedLayer
 class BackwardPass(Protocol):
     """A synchronizing backward pass. Times are of the monotonic clock."""
 
+    forward_begin_ns: int  # of the forward pass before it
     begin_ns: int
     end_ns: int
     waited_ns: int  # for results, by the thread that trains
@@ -59,11 +60,13 @@ class LayerSynchronization:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """All layers of one step, in the order of backward."""
+    """All layers of one step, in the order of backward. `waited_ns`: for results, by the thread that trains."""
 
     backward_begin_ns: int
     backward_end_ns: int
     layers: list[LayerSynchronization]
+    forward_begin_ns: int = 0
+    waited_ns: int = 0
 
     @staticmethod
     def of(run: BackwardPass, client: _core.Client) -> StepRecord:
@@ -86,7 +89,7 @@ class StepRecord:
                     backward_end_ns=run.end_ns,
                 )
             )
-        return StepRecord(run.begin_ns, run.end_ns, layers)
+        return StepRecord(run.begin_ns, run.end_ns, layers, run.forward_begin_ns, run.waited_ns)
 
 
 class Recorder:

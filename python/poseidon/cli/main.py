@@ -6,7 +6,20 @@ import sys
 
 import typer
 
-from poseidon.cli import checkpoint, doctor, options, plan, racks, run, server, simulate, testbed, version, watch
+from poseidon.cli import (
+    checkpoint,
+    doctor,
+    options,
+    plan,
+    racks,
+    run,
+    server,
+    simulate,
+    testbed,
+    version,
+    watch,
+    what_if,
+)
 from poseidon.cli.lazy import lazy_group
 from poseidon.cli.settings import RunCommand
 from poseidon.errors import PoseidonError
@@ -25,6 +38,8 @@ app.add_typer(server.app, name="server")
 app.command("plan", epilog=plan.EPILOG)(plan.plan)
 app.command("racks", epilog=racks.EPILOG)(racks.racks)
 app.command("simulate", epilog=simulate.EPILOG)(simulate.simulate)
+app.command("what-if", epilog=what_if.WHAT_IF_EPILOG)(what_if.what_if)
+app.command("report", epilog=what_if.REPORT_EPILOG)(what_if.report)
 app.command("top", epilog=watch.TOP_EPILOG)(watch.top)
 app.command("metrics", epilog=watch.METRICS_EPILOG)(watch.metrics)
 app.command("options", epilog=options.EPILOG)(options.options)

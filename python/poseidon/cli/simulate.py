@@ -28,6 +28,7 @@ def simulate(
     Dedicated servers, and workers that add up by host or by rack, are simulated by classes, too.
     """
     from poseidon.planner import Planner, write_prediction  # help does not wait for the compiled core
+    from poseidon.planner.critical_path import critical_path, path_words, shares
     from poseidon.report import number_text
 
     planner = Planner(described.table, described.cluster, described.exchange)
@@ -39,7 +40,8 @@ def simulate(
         except OSError as error:
             raise InvalidArgument(f"--trace {trace} cannot be written: {error.strerror}") from None
     if json:
-        print_json({"by": "message" if by_message else "class", **step.to_json()})
+        found = {"by": "message" if by_message else "class", **step.to_json()}
+        print_json({**found, "critical_path_s": shares(critical_path(step))})
         return
     how = "message by message" if by_message else "by classes of equal workers"
     print_line(
@@ -49,3 +51,4 @@ def simulate(
         f"{number_text(step.samples_per_s, 5)} {described.table.sample}s a second. The busiest port moves "
         f"{number_text(step.port_bytes / 2**20, 4)} MiB; what carries most is busy for {number_text(step.busy_s)} s."
     )
+    print_line(f"Critical path: {path_words(critical_path(step))}.")

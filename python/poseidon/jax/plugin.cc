@@ -205,33 +205,25 @@ ffi::Error turn(ffi::AnyBuffer value, ffi::Token, ffi::Result<ffi::AnyBuffer> sa
   return ffi::Error::Success();
 }
 
+/// The rest of what every handler of a layer takes: two results, the port's number and the layer's.
+template <typename Arguments>
+auto of_layer(Arguments arguments) {
+  return std::move(arguments)
+      .template Ret<ffi::AnyBuffer>()
+      .template Ret<ffi::AnyBuffer>()
+      .template Attr<std::int64_t>("port")
+      .template Attr<std::int64_t>("layer");
+}
+
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(poseidon_push, push,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Attr<std::int64_t>("port")
-                                  .Attr<std::int64_t>("layer"));
-XLA_FFI_DEFINE_HANDLER_SYMBOL(poseidon_push_factors, push_factors,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Attr<std::int64_t>("port")
-                                  .Attr<std::int64_t>("layer"));
+                              of_layer(ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    poseidon_push_factors, push_factors,
+    of_layer(ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(poseidon_pull, pull,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Ret<ffi::AnyBuffer>()
-                                  .Attr<std::int64_t>("port")
-                                  .Attr<std::int64_t>("layer"));
+                              of_layer(ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     poseidon_turn, turn,
     ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Arg<ffi::Token>().Ret<ffi::AnyBuffer>().Ret<ffi::Token>().Attr<std::int64_t>(

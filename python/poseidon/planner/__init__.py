@@ -6,25 +6,34 @@
 from poseidon.planner.cluster import ClusterSpec, InvalidCluster
 from poseidon.planner.cluster_file import Setting, make_cluster, read_settings
 from poseidon.planner.page import write_page
+from poseidon.planner.path_page import write_what_if
 from poseidon.planner.placement import PLACEMENTS, ps_bits
 from poseidon.planner.predict import Planner, Prediction
+from poseidon.planner.recorded import RecordedRun, read_run
 from poseidon.planner.report import PlanReport, make_report
 from poseidon.planner.trace import write_prediction
+from poseidon.planner.what_if import Change, WhatIf, what_if
 from poseidon.planner.workload import Exchange
 
 __all__ = [
     "PLACEMENTS",
+    "Change",
     "ClusterSpec",
     "Exchange",
     "InvalidCluster",
     "PlanReport",
     "Planner",
     "Prediction",
+    "RecordedRun",
     "Setting",
+    "WhatIf",
     "make_cluster",
     "make_report",
     "ps_bits",
+    "read_run",
     "read_settings",
+    "what_if",
     "write_page",
     "write_prediction",
+    "write_what_if",
 ]

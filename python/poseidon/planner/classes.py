@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
+from poseidon.planner.clock import FACTORS, NETWORK, PUSHES, RESULTS, SERVERS, Clock
 from poseidon.planner.cluster import ClusterSpec
-from poseidon.planner.compute import Clock, Durations, Worker
+from poseidon.planner.compute import Durations, Worker
 from poseidon.planner.load import Load, carriers
 from poseidon.planner.workload import Exchange
 from poseidon.schemes import SCHEMES
 
 _PUSH, _RESULT, _TO_PEERS = range(3)
+_WORDS = (PUSHES, RESULTS, FACTORS)
 _BEGUN = -1  # the level of a message of which a part has left: no other of its class overtakes it
 
 
@@ -31,8 +33,8 @@ class _Carrying:
     """A carrier. Each kind has connections of its own, which take turns. On each the most urgent goes first, and lower
     classes before all others."""
 
-    def __init__(self, step: ClassStep) -> None:
-        self._step = step
+    def __init__(self, step: ClassStep, name: str) -> None:
+        self._step, self._name = step, name
         self._waiting: tuple[list[tuple[int, int, int, float, _Stage]], ...] = ([], [], [])
         self._busy = False
         self._count = 0
@@ -53,7 +55,7 @@ class _Carrying:
             self._last = kind
             _, _, _, seconds, stage = heappop(self._waiting[kind])
             self.busy_s += seconds
-            self._step.clock.after(seconds, self._carried, stage)
+            self._step.clock.spend(seconds, self._name, self._step.word(stage), stage.index, self._carried, stage)
 
     def _kind(self) -> int | None:
         lowest = min((waiting[0][0] for waiting in self._waiting if waiting), default=None)
@@ -80,7 +82,7 @@ class ClassStep:
         self._rates = {
             name: carrier.bytes_per_s for carrier in carriers(cluster) for name in (carrier.push, carrier.result)
         }
-        self.carriers = {name: _Carrying(self) for name in self._rates}
+        self.carriers = {name: _Carrying(self, name) for name in self._rates}
         self._left = [load.stages for load in loads]
         self.worker = Worker(self.clock, durations, loads, exchange, self._start)
 
@@ -104,6 +106,10 @@ class ClassStep:
         for name, size in sizes.items():
             self.carriers[name].put(stage, load.traffic_class, level, size / load.stages / self._rates[name])
 
+    def word(self, stage: _Stage) -> str:
+        """What a stage carries, in a word."""
+        return _WORDS[stage.kind if SCHEMES[self.loads[stage.index].scheme].uses_servers else _TO_PEERS]
+
     def _excess_s(self, load: Load) -> float:
         """How much longer than the others the port takes that has most of a stage."""
         return (
@@ -124,11 +130,11 @@ class ClassStep:
         elif stage.kind == _PUSH:
             product_s = load.server_products / self._durations.products_per_s
             after_s = self._latency_s + self._excess_s(load) + product_s
-            self.clock.after(after_s, self._send, _RESULT, stage.index, load.unit.level)
+            self.clock.spend(after_s, SERVERS, "", stage.index, self._send, _RESULT, stage.index, load.unit.level)
         else:
             self._ended(stage.index, self._excess_s(load))
 
     def _ended(self, index: int, excess_s: float) -> None:
         self._left[index] -= 1
         if not self._left[index]:
-            self.clock.after(self._latency_s + excess_s, self.worker.arrived, index)
+            self.clock.spend(self._latency_s + excess_s, NETWORK, "", index, self.worker.arrived, index)

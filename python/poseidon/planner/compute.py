@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from poseidon.planner.clock import BACKWARD, FORWARD, PRODUCT, Activity, Clock
 from poseidon.planner.load import Load
 from poseidon.planner.workload import Exchange
-
-
-class Clock:
-    """Simulated time in seconds, and what happens in it, in order."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._events: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
-        self._count = 0
-
-    def after(self, seconds: float, action: Callable[..., None], *arguments: object) -> None:
-        """Calls `action` in `seconds`. Of actions of one time the one that was asked for first comes first."""
-        self._count += 1
-        heapq.heappush(self._events, (self.now + seconds, self._count, action, arguments))
-
-    def run(self) -> None:
-        """Runs until nothing is left to happen."""
-        while self._events:
-            self.now, _, action, arguments = heapq.heappop(self._events)
-            action(*arguments)
 
 
 @dataclass(frozen=True)
@@ -57,15 +36,6 @@ class Durations:
         )
 
 
-class Ran(NamedTuple):
-    """What an accelerator or a processor did: "backward" or "forward" of a layer, or the "product" of a unit."""
-
-    what: str
-    of: int
-    begin_s: float
-    end_s: float
-
-
 class Worker:
     """One worker's step: from the begin of its backward pass, at time 0, to the end of the next forward pass.
 
@@ -82,7 +52,10 @@ class Worker:
         loads: Sequence[Load],
         exchange: Exchange,
         start: Callable[[int], None],
+        name: str = "",
     ) -> None:
+        """`name` is that of the worker; empty: it stands for all."""
+        self._of_worker = f" of {name}" if name else ""
         self._clock, self._durations, self._loads = clock, durations, loads
         self._overlap, self._sequential, self._start = exchange.overlap, exchange.schedule == "sequential", start
         self._layer = len(durations.backward_s)  # that ran backward last
@@ -98,7 +71,7 @@ class Worker:
                 self._waited.setdefault(place, set()).add(index)
         self.completed_s = [0.0] * len(loads)
         self.exposed_s = [0.0] * len(loads)
-        self.ran: list[Ran] = []
+        self.ran: list[Activity] = []
 
     @property
     def end_s(self) -> float:
@@ -129,14 +102,19 @@ class Worker:
         if self._multiplying or not self._products:
             return
         self._multiplying = True
-        self._clock.after(self._product_s(self._products[0]), self._multiplied, self._clock.now)
+        index = self._products[0]
+        where = f"processor{self._of_worker}"
+        self._clock.spend(self._product_s(index), where, PRODUCT, index, self._multiplied)
 
-    def _multiplied(self, begin_s: float) -> None:
+    def _multiplied(self) -> None:
         self._multiplying = False
-        index = self._products.popleft()
-        self.ran.append(Ran("product", index, begin_s, self._clock.now))
-        self._complete(index)
+        self._note()
+        self._complete(self._products.popleft())
         self._multiply()
+
+    def _note(self) -> None:
+        assert self._clock.ended is not None
+        self.ran.append(self._clock.ended)
 
     def _product_s(self, index: int) -> float:
         return self._loads[index].worker_products / self._durations.products_per_s
@@ -157,10 +135,10 @@ class Worker:
         durations = self._durations
         if durations.on_accelerator and self._products:
             index = self._products.popleft()
-            self._run(Ran("product", index, self._clock.now, self._clock.now + self._product_s(index)))
+            self._run(PRODUCT, index, self._product_s(index))
         elif self._layer > 0:
             self._layer -= 1
-            self._run_layer("backward", self._layer, durations.backward_s[self._layer])
+            self._run(BACKWARD, self._layer, durations.backward_s[self._layer])
         elif self._next_forward < len(durations.forward_s):
             self._advance_forward()
 
@@ -173,21 +151,18 @@ class Worker:
         self._idle_since = None
         self._next_forward += 1
         update_s = durations.update_s[layer] if self._overlap else (0.0 if layer else sum(durations.update_s))
-        self._run_layer("forward", layer, update_s + durations.forward_s[layer])
+        self._run(FORWARD, layer, update_s + durations.forward_s[layer])
 
-    def _run_layer(self, what: str, layer: int, seconds: float) -> None:
-        self._run(Ran(what, layer, self._clock.now, self._clock.now + seconds))
-
-    def _run(self, work: Ran) -> None:
+    def _run(self, what: str, of: int, seconds: float) -> None:
         self._busy = True
-        self._clock.after(work.end_s - work.begin_s, self._ended, work)
+        self._clock.spend(seconds, f"accelerator{self._of_worker}", what, of, self._ended, what, of)
 
-    def _ended(self, work: Ran) -> None:
+    def _ended(self, what: str, of: int) -> None:
         self._busy = False
-        self.ran.append(work)
-        if work.what == "product":
-            self._complete(work.of)
-        elif work.what == "backward":
-            for index in self._ready.get(work.of, ()):
+        self._note()
+        if what == PRODUCT:
+            self._complete(of)
+        elif what == BACKWARD:
+            for index in self._ready.get(of, ()):
                 self._start(index)
         self._advance()

@@ -8,8 +8,9 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from poseidon.planner.clock import FACTORS, NETWORK, PUSHES, RESULTS, SERVERS, Clock
 from poseidon.planner.cluster import ClusterSpec
-from poseidon.planner.compute import Clock, Durations, Worker
+from poseidon.planner.compute import Durations, Worker
 from poseidon.planner.load import HEADER_BYTES, Load
 from poseidon.planner.workload import PRIORITY_CLASSES, Exchange
 from poseidon.schemes import SCHEMES, takes_factors
@@ -46,8 +47,8 @@ class _Piece(NamedTuple):
 class _Queue:
     """A port in one direction, which sends one piece after another: first come, first served, or by class."""
 
-    def __init__(self, step: MessageStep, bytes_per_s: float, strict: bool) -> None:
-        self._step, self._rate = step, bytes_per_s
+    def __init__(self, step: MessageStep, name: str, bytes_per_s: float, strict: bool) -> None:
+        self._step, self._name, self._rate = step, name, bytes_per_s
         self._classes: tuple[deque[_Piece], ...] = tuple(deque() for _ in range(PRIORITY_CLASSES if strict else 1))
         self._busy = False
         self.busy_s = 0.0
@@ -64,7 +65,8 @@ class _Queue:
         if piece is not None:
             seconds = piece.size / self._rate
             self.busy_s += seconds
-            self._step.clock.after(seconds, self._sent, piece)
+            what = self._step.kind_of(piece.message)
+            self._step.clock.spend(seconds, self._name, what, piece.message.load, self._sent, piece)
 
     def _take(self) -> _Piece | None:
         for waiting in self._classes:
@@ -81,8 +83,8 @@ class _HostPort(_Queue):
     """A host's own port. Connections of the lowest class take turns. On each the most urgent message goes first, when
     the one that has begun is through."""
 
-    def __init__(self, step: MessageStep, bytes_per_s: float) -> None:
-        super().__init__(step, bytes_per_s, True)
+    def __init__(self, step: MessageStep, name: str, bytes_per_s: float) -> None:
+        super().__init__(step, name, bytes_per_s, True)
         self._flows: dict[_FlowKey, list[tuple[int, int, _Message, int]]] = {}
         self._turns: tuple[deque[_FlowKey], ...] = tuple(deque() for _ in range(PRIORITY_CLASSES))
         self._count = 0
@@ -117,26 +119,39 @@ class _HostPort(_Queue):
 class MessageStep:
     """One step of all workers. `run` simulates it; then `workers` have its times."""
 
-    def __init__(self, loads: Sequence[Load], durations: Durations, cluster: ClusterSpec, exchange: Exchange) -> None:
-        """Each host has one worker, which hosts a server, too. The first worker is the slowest, if there is one."""
+    def __init__(
+        self,
+        loads: Sequence[Load],
+        durations: Sequence[Durations],
+        cluster: ClusterSpec,
+        exchange: Exchange,
+        names: Sequence[str],
+    ) -> None:
+        """Each host has one worker, which hosts a server, too. `durations` are those of each, `names` the hosts'."""
         self.loads, self._durations, self._cluster = loads, durations, cluster
         self.clock = Clock()
         rate, strict = cluster.payload_bytes_per_s, cluster.strict_priority
         self._piece_bytes = min(max(rate * _PIECE_S, _LEAST_PIECE_BYTES), _MOST_PIECE_BYTES)
-        self._out = [_HostPort(self, rate) for _ in range(cluster.workers)]
-        self._in = [_Queue(self, rate, strict) for _ in range(cluster.workers)]
+        ports = [f"port of {name}" for name in names]
+        self._out = [_HostPort(self, port, rate) for port in ports]
+        self._in = [_Queue(self, port, rate, strict) for port in ports]
         self._up, self._down = (
-            [_Queue(self, cluster.uplink_bytes_per_s, strict) for _ in range(cluster.racks)] for _ in range(2)
+            [
+                _Queue(self, f"uplink of rack {rack}", cluster.uplink_bytes_per_s, strict)
+                for rack in range(cluster.racks)
+            ]
+            for _ in range(2)
         )
         self.workers = [
             Worker(
                 self.clock,
-                durations if worker else durations.slowed(cluster.slowest),
+                durations[worker],
                 loads,
                 exchange,
                 partial(self._start, worker),
+                name,
             )
-            for worker in range(cluster.workers)
+            for worker, name in enumerate(names)
         ]
         self._pushes = [self._pushes_of(load) for load in loads]
         self._missing: dict[tuple[int, int], int] = {}  # parts of a chunk that its server has not got
@@ -158,6 +173,10 @@ class MessageStep:
     def class_of(self, message: _Message) -> int:
         """The traffic class of a message."""
         return self.loads[message.load].traffic_class
+
+    def kind_of(self, message: _Message) -> str:
+        """What a message carries, in a word."""
+        return PUSHES if message.is_push and self._pushes[message.load] else FACTORS if message.is_push else RESULTS
 
     def _pushes_of(self, load: Load) -> list[tuple[int, float]]:
         """The server of each push of one worker, and the push's bytes. Empty if peers send to each other."""
@@ -213,7 +232,8 @@ class MessageStep:
         if piece.hop < len(piece.message.path):
             piece.message.path[piece.hop].put(piece._replace(hop=piece.hop + 1))
         elif piece.is_last:
-            self.clock.after(self._cluster.latency_s, self._arrived, piece.message)
+            message = piece.message
+            self.clock.spend(self._cluster.latency_s, NETWORK, "", message.load, self._arrived, message)
 
     def _arrived(self, message: _Message) -> None:
         if not message.is_push or not self._pushes[message.load]:
@@ -222,8 +242,8 @@ class MessageStep:
         key = (message.load, message.chunk)
         self._missing[key] = self._missing.get(key, self._cluster.workers) - 1
         if not self._missing[key]:
-            product_s = self.loads[message.load].server_products / self._durations.products_per_s
-            self.clock.after(product_s, self._answer, message)
+            product_s = self.loads[message.load].server_products / self._durations[message.receiver].products_per_s
+            self.clock.spend(product_s, SERVERS, "", message.load, self._answer, message)
 
     def _answer(self, push: _Message) -> None:
         """The server has all parts of a chunk, and sends its result to every worker."""

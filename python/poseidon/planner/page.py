@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from poseidon.planner.clock import PRODUCT
+from poseidon.planner.critical_path import critical_path, path_words
+from poseidon.planner.path_page import path_picture
 from poseidon.planner.predict import Prediction
 from poseidon.planner.report import PlanReport
 from poseidon.planner.trace import record_of, span_of
@@ -46,7 +49,7 @@ def write_page(report: PlanReport, path: Path) -> None:
     if report.changes:
         sections.append(_changes(report))
     if report.units:
-        sections += [_timeline(report.step), _layers(report)]
+        sections += [_timeline(report.step), _path(report.step), _layers(report)]
     if report.racks is not None:
         words = (
             "The slowest ports, in each direction, with which dense gradients hide behind computation, by where the "
@@ -117,12 +120,18 @@ def _timeline(step: Prediction) -> str:
     return section("One step", words, colours + figure(lambda width: timeline_chart(record, width), PAGE_WIDTH))
 
 
+def _path(step: Prediction) -> str:
+    parts = critical_path(step)
+    words = "What the step waits for, one after the other: only a change of these makes it shorter. "
+    return section("Critical path", words + path_words(parts) + ".", path_picture(parts))
+
+
 def _with_passes(step: Prediction) -> RankRecord:
     """The step's record with what the accelerator does as a whole, and where it waits."""
     passes, now = list[Span](), 0.0
-    own = [work for work in step.ran if work.what != "product" or step.cluster.products_per_s is None]
+    own = [work for work in step.ran if work.what != PRODUCT or step.cluster.products_per_s is None]
     for work in sorted(own, key=lambda work: work.begin_s):
-        kind = "update" if work.what == "product" else work.what
+        kind = "update" if work.what == PRODUCT else work.what
         if work.begin_s - now > 1e-9:
             passes.append(span_of("wait", now, work.begin_s, ""))
         now = work.end_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -15,8 +15,9 @@ from poseidon.errors import InvalidArgument
 from poseidon.models import ModelTable
 from poseidon.options import BY_NAME
 from poseidon.planner.classes import ClassStep
+from poseidon.planner.clock import BACKWARD, Activity
 from poseidon.planner.cluster import ClusterSpec
-from poseidon.planner.compute import Durations, Ran
+from poseidon.planner.compute import Durations
 from poseidon.planner.load import Load, carriers, make_load
 from poseidon.planner.messages import MessageStep
 from poseidon.planner.scheme_limits import limits_by_layer
@@ -43,7 +44,12 @@ class Prediction:
     busy_s: float
     completed_s: tuple[float, ...]
     exposed_s: tuple[float, ...]
-    ran: tuple[Ran, ...]
+    ran: tuple[Activity, ...]
+
+    @property
+    def last(self) -> Activity:
+        """What the step ends with; `chain()` of it says why it took so long."""
+        return self.ran[-1]
 
     @property
     def efficiency(self) -> float:
@@ -69,7 +75,7 @@ class Prediction:
     @property
     def ready_s(self) -> dict[int, float]:
         """When each layer's backward pass ended, by its place."""
-        return {work.of: work.end_s for work in self.ran if work.what == "backward"}
+        return {work.of: work.end_s for work in self.ran if work.what == BACKWARD}
 
     def to_json(self) -> dict[str, Any]:
         """The figures as plain data."""
@@ -123,6 +129,13 @@ class Planner:
         ]
         return min(found, key=lambda prediction: prediction.step_s)
 
+    def predict_as(self, schemes: Mapping[str, str]) -> Prediction:
+        """The step in which layers have these schemes, by name, as far as a prediction knows them there."""
+        units = [] if self._work is None else self._work.units
+        chosen = [(schemes.get(unit.members[0].name, ""), unit.schemes) for unit in units]
+        taken = tuple(name if name in known else known[0] for name, known in chosen)
+        return self._simulate(self.cluster, self._loads(self._threshold, taken) if units else (), 0.0)
+
     @property
     def has_messages(self) -> bool:
         """Whether `predict_by_message` knows the cluster."""
@@ -134,18 +147,30 @@ class Planner:
         """For each layer with a choice: the schemes with the fewest bytes, and up to how many workers each is it."""
         return {} if self._work is None else limits_by_layer(self._work)
 
-    def predict_by_message(self, update_s: float = 0.0) -> Prediction:
-        """The step, with every message of every worker. The schemes are those of `predict`.
+    def predict_by_message(
+        self,
+        update_s: float = 0.0,
+        chosen: Prediction | None = None,
+        hosts: Sequence[str] = (),
+        slow: ModelTable | None = None,
+    ) -> Prediction:
+        """The step, with every message of every worker. The schemes are those of `chosen`, or of `predict`.
 
-        Raises InvalidArgument for clusters for which only classes are known.
+        `hosts` are names of the hosts, the slowest first; without them they have numbers. `slow` has the times of the
+        slowest worker; without it they are those of the others times the cluster's `slowest`. Raises InvalidArgument
+        for clusters for which only classes are known.
         """
         if not self.has_messages:
             raise InvalidArgument(
                 f"{self.cluster} can be simulated by classes only: by message there may be {MOST_MESSAGE_WORKERS} "
                 "workers at most, no dedicated servers, and no workers that add up by host or rack"
             )
-        chosen = self.predict(update_s=update_s)
-        step = MessageStep(chosen.loads, self._durations(self.cluster, update_s), self.cluster, self.exchange)
+        chosen = chosen or self.predict(update_s=update_s)
+        names = hosts or [f"host {number}" for number in range(self.cluster.hosts)]
+        usual = self._durations(self.cluster, update_s)
+        of_slow = usual.slowed(self.cluster.slowest) if slow is None else self._durations(self.cluster, update_s, slow)
+        durations = [of_slow, *[usual] * (self.cluster.workers - 1)]
+        step = MessageStep(chosen.loads, durations, self.cluster, self.exchange, names)
         step.run()
         slowest = max(step.workers, key=lambda worker: worker.end_s)
         return replace(
@@ -213,8 +238,8 @@ class Planner:
             tuple(step.worker.ran),
         )
 
-    def _durations(self, cluster: ClusterSpec, update_s: float) -> Durations:
-        table = self.table
+    def _durations(self, cluster: ClusterSpec, update_s: float, table: ModelTable | None = None) -> Durations:
+        table = table or self.table
         both, parameter_count = table.durations(table.iteration_seconds), table.parameter_count
         return Durations(
             [forward for forward, _ in both],

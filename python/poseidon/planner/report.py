@@ -9,6 +9,7 @@ from typing import Any
 from poseidon.models import ModelTable
 from poseidon.planner import advice
 from poseidon.planner.cluster import MEMORY_BYTES_PER_S, MOST_RATE, ClusterSpec
+from poseidon.planner.critical_path import critical_path, path_words, shares
 from poseidon.planner.load import Load
 from poseidon.planner.placement import RackPlan, plan_racks
 from poseidon.planner.predict import Planner, Prediction
@@ -77,7 +78,10 @@ class PlanReport:
 
     def notes(self) -> list[str]:
         """Sentences below the tables."""
-        lines = [f"One worker's step without exchange: {self.iteration_source}."]
+        lines = [
+            f"One worker's step without exchange: {self.iteration_source}.",
+            f"Critical path of a step: {path_words(critical_path(self.step))}.",
+        ]
         if self.cluster.workers_per_host > 1:
             memory = self.cluster.memory_bytes_per_s
             measured = ", which was measured on 2 cores" if memory == MEMORY_BYTES_PER_S else ""
@@ -112,6 +116,7 @@ class PlanReport:
             "layers": [asdict(row) for row in self.units],
             "least_bits_per_second": dict(self.least_bits_per_second),
             "scheme_limits": dict(self.scheme_limits),
+            "critical_path_s": shares(critical_path(self.step)),
             "racks": None if self.racks is None else asdict(self.racks),
         }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from poseidon.planner.clock import PRODUCT
 from poseidon.planner.predict import Prediction
 from poseidon.report import LayerRow, RankRecord, Report, Span, write_trace
 
@@ -22,8 +23,8 @@ def record_of(prediction: Prediction) -> RankRecord:
     ready = prediction.ready_s
     spans, rows = [], []
     for work in prediction.ran:
-        kind = "update" if work.what == "product" else work.what
-        name = prediction.loads[work.of].unit.name if work.what == "product" else names[work.of]
+        kind = "update" if work.what == PRODUCT else work.what
+        name = prediction.loads[work.of].unit.name if work.what == PRODUCT else names[work.of]
         spans.append(span_of(kind, work.begin_s, work.end_s, name))
     for load, completed_s in zip(prediction.loads, prediction.completed_s, strict=True):
         spans.append(span_of("synchronization", ready[min(load.unit.places)], completed_s, load.unit.name))

@@ -30,6 +30,8 @@ from poseidon.report.layout import (
 )
 from poseidon.report.lines import Line, speedup_chart
 from poseidon.report.page import headlines, html, write_html
+from poseidon.report.path_chart import Link, path_chart
+from poseidon.report.run import report_of_run
 from poseidon.report.steps import rank_record
 from poseidon.report.svg import bytes_text, number_text, percent_text, seconds_text
 from poseidon.report.trace import trace_events, write_trace
@@ -40,6 +42,7 @@ __all__ = [
     "Epoch",
     "LayerRow",
     "Line",
+    "Link",
     "RankRecord",
     "Report",
     "Span",
@@ -56,8 +59,10 @@ __all__ = [
     "load_ranks",
     "number_text",
     "paragraphs",
+    "path_chart",
     "percent_text",
     "rank_record",
+    "report_of_run",
     "save_rank",
     "scheme_style",
     "scheme_title",

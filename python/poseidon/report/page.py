@@ -78,13 +78,13 @@ def headlines(report: Report) -> list[tuple[str, str, str]]:
 
 def _step(report: Report) -> list[tuple[str, str, str]]:
     own = report.step_s
-    if own is None or not report.other_step_s:
+    if own is None:
         return []
     others = (
         f"{seconds_text(other)} with {name}, {number_text(other / own)} times as long"
         for name, other in report.other_step_s.items()
     )
-    return [("Time of a step", seconds_text(own), "; ".join(others))]
+    return [("Time of a step", seconds_text(own), "; ".join(others) or "median, of the slowest rank")]
 
 
 def _optimizer_memory(report: Report) -> list[tuple[str, str, str]]:

@@ -20,6 +20,7 @@ _SUPPORTED = {
     "consistency": ["bsp"],
     "schedule": ["wait_free"],
     "lossy": [""],
+    "record": [""],
 }
 
 

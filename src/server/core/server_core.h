@@ -106,8 +106,7 @@ class ServerCore final : public HandoverCore, private Receiver {
   void dismiss_oldest_pending();
   static bool speaks_for_host(const Connection& connection, const wire::Header& header);
   static Status check_place(Connection& connection, const wire::Header& header);
-  std::string objection(const JobName& name, const wire::Hello& hello) const;
-  Status refusal(const JobName& name, const wire::Hello& hello, const std::string& why) const;
+  Status objection(const JobName& name, const wire::Hello& hello) const;
   std::string pace_objection(const Job* job, const wire::Hello& hello) const;
   Result<Job*> job_of(const JobName& name, const wire::Hello& hello);
   static Status replaced_by(const wire::Hello& next, const Job& job);

@@ -23,48 +23,46 @@ std::size_t most_connections(std::size_t core_count) {
 
 JobRun run_of(const wire::Hello& hello) { return {hello.generation, hello.run}; }
 
+Status refused(std::string why) { return why.empty() ? Status() : Status(ErrorCode::refused, std::move(why)); }
+
 }  // namespace
 
 /// The text names no job but the one of the hello, and tells nothing about it to peers without its secret.
-std::string ServerCore::objection(const JobName& name, const wire::Hello& hello) const {
+Status ServerCore::objection(const JobName& name, const wire::Hello& hello) const {
   if (!wire::is_job_name(hello.job) || !hello.other_cores.empty())
-    return "the name of a job must be 1 to " + std::to_string(wire::kMaxJobNameBytes) +
-           " bytes of UTF-8 without control characters";
+    return refused("the name of a job must be 1 to " + std::to_string(wire::kMaxJobNameBytes) +
+                   " bytes of UTF-8 without control characters");
   if (hello.run.size() > wire::kMaxRunBytes)
-    return "the name of a run has at most " + std::to_string(wire::kMaxRunBytes) + " bytes";
+    return refused("the name of a run has at most " + std::to_string(wire::kMaxRunBytes) + " bytes");
   const std::string of_job = " of job '" + hello.job + "'";
-  if (embedded() && hello.job != options_.job) return "this server takes no part" + of_job;
+  if (embedded() && hello.job != options_.job) return refused("this server takes no part" + of_job);
   const auto found = jobs_.find(name);
   const Job* job = found == jobs_.end() ? nullptr : found->second.get();
   const std::uint32_t generation = job != nullptr ? job->generation : embedded() ? options_.generation : 0;
   if (hello.generation < generation)
-    return "generation " + std::to_string(hello.generation) + of_job + " has ended, this is generation " +
-           std::to_string(generation) +
-           "; the process has been replaced, or an earlier run of the job is still connected";
+    return refused("generation " + std::to_string(hello.generation) + of_job + " has ended, this is generation " +
+                   std::to_string(generation) +
+                   "; the process has been replaced, or an earlier run of the job is still connected");
   if (job != nullptr && std::ranges::find(job->earlier_runs, hello.run) != job->earlier_runs.end())
-    return "another run" + of_job + " has replaced this one";
-  if (std::string why = surroundings_.tenants->objection(name, run_of(hello)); !why.empty()) return why;
+    return refused("another run" + of_job + " has replaced this one");
+  if (Status why = surroundings_.tenants->objection(name, run_of(hello)); !why.ok()) return why;
   if (job != nullptr && job->ends_with(hello, !embedded())) job = nullptr;
   const auto most = embedded() ? static_cast<std::uint32_t>(options_.world_size) : limits::kWorkers;
   const bool all = embedded() && options_.on_failure != OnFailure::shrink;
   const std::uint32_t expected = job != nullptr ? job->worker_count : all ? most : hello.worker_count;
   if (hello.worker_count != expected || hello.rank >= expected || expected > most)
-    return "this server serves " + std::to_string(std::min(expected, most)) + " workers" + of_job + ", not rank " +
-           std::to_string(hello.rank) + " of " + std::to_string(hello.worker_count);
+    return refused("this server serves " + std::to_string(std::min(expected, most)) + " workers" + of_job +
+                   ", not rank " + std::to_string(hello.rank) + " of " + std::to_string(hello.worker_count));
   if (job != nullptr && !embedded() && job->connections.size() >= most_connections(surroundings_.core_count))
-    return "the job has " + std::to_string(job->connections.size()) +
-           " connections to a core of this server, which is the limit: half of the descriptors that its process may "
-           "open; raise its `ulimit -n`";
+    return refused(
+        "the job has " + std::to_string(job->connections.size()) +
+        " connections to a core of this server, which is the limit: half of the descriptors that its process may "
+        "open; raise its `ulimit -n`");
   if (const auto& host = hello.host; host && (host->count < 2 || host->count >= expected || host->index >= host->count))
-    return "a machine " + std::to_string(host->index) + " of " + std::to_string(host->count) + " does not fit " +
-           std::to_string(expected) + " workers";
-  if (std::string why = pace_objection(job, hello); !why.empty()) return why;
-  return job != nullptr ? job->objection(hello) : "";
-}
-
-Status ServerCore::refusal(const JobName& name, const wire::Hello& hello, const std::string& why) const {
-  const bool evicted = surroundings_.tenants->keeps_out(name, run_of(hello));
-  return {evicted ? ErrorCode::evicted : ErrorCode::refused, why};
+    return refused("a machine " + std::to_string(host->index) + " of " + std::to_string(host->count) +
+                   " does not fit " + std::to_string(expected) + " workers");
+  if (std::string why = pace_objection(job, hello); !why.empty()) return refused(std::move(why));
+  return refused(job != nullptr ? job->objection(hello) : "");
 }
 
 /// Says why this server cannot do what the job's options `stragglers` and `consistency` ask for. `job` is null before

@@ -14,8 +14,7 @@ std::string evicted_text(const JobName& job) {
 Result<Allowance> Tenants::admit(const JobName& job, const JobRun& run) {
   const std::lock_guard lock(mutex_);
   forget_gone();
-  if (std::string why = objection_locked(job, run); !why.empty())
-    return Status(keeps_out_locked(job, run) ? ErrorCode::evicted : ErrorCode::refused, std::move(why));
+  if (Status why = objection_locked(job, run); !why.ok()) return why;
   auto tenant = find(job);
   if (!tenant) {
     const auto count = std::ranges::count_if(tenants_, [&](const auto& e) { return e.first.key_id == job.key_id; });
@@ -31,21 +30,21 @@ Result<Allowance> Tenants::admit(const JobName& job, const JobRun& run) {
   return Allowance{std::shared_ptr<MemoryBudget>(tenant, &tenant->budget), tenant->rate};
 }
 
-std::string Tenants::objection(const JobName& job, const JobRun& run) const {
+Status Tenants::objection(const JobName& job, const JobRun& run) const {
   const std::lock_guard lock(mutex_);
   return objection_locked(job, run);
 }
 
-std::string Tenants::objection_locked(const JobName& job, const JobRun& run) const {
-  if (keeps_out_locked(job, run)) return evicted_text(job);
-  if (!draining_) return "";
+Status Tenants::objection_locked(const JobName& job, const JobRun& run) const {
+  if (keeps_out(job, run)) return {ErrorCode::evicted, evicted_text(job)};
+  if (!draining_) return {};
   const auto tenant = find(job);
   const auto lost = lost_.find(job);
   const bool known = (tenant && tenant->run.goes_on_as(run)) ||
                      (lost != lost_.end() && may_come_back(lost->second) && lost->second.run.goes_on_as(run));
-  return known ? ""
-               : "this server is being drained and takes no new job; give job '" + job.name +
-                     "' other servers (--servers or POSEIDON_SERVERS)";
+  if (known) return {};
+  return {ErrorCode::refused, "this server is being drained and takes no new job; give job '" + job.name +
+                                  "' other servers (--servers or POSEIDON_SERVERS)"};
 }
 
 bool Tenants::drained() {
@@ -55,11 +54,6 @@ bool Tenants::drained() {
 }
 
 bool Tenants::keeps_out(const JobName& job, const JobRun& run) const {
-  const std::lock_guard lock(mutex_);
-  return keeps_out_locked(job, run);
-}
-
-bool Tenants::keeps_out_locked(const JobName& job, const JobRun& run) const {
   const auto evicted = evicted_.find(job);
   return evicted != evicted_.end() && evicted->second.goes_on_as(run);
 }
@@ -67,7 +61,7 @@ bool Tenants::keeps_out_locked(const JobName& job, const JobRun& run) const {
 void Tenants::note_lost(const JobName& job, const JobRun& run, std::uint32_t worker_count) {
   const std::lock_guard lock(mutex_);
   forget_gone();
-  if (keeps_out_locked(job, run)) return;
+  if (keeps_out(job, run)) return;
   // One tenant cannot take the places of others.
   const auto count = std::ranges::count_if(lost_, [&](const auto& e) { return e.first.key_id == job.key_id; });
   if (count < max_jobs_ || lost_.contains(job)) lost_[job] = {run, worker_count, Clock::now()};

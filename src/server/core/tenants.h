@@ -59,12 +59,12 @@ class Tenants {
         server_memory_(std::make_shared<MemoryBudget>(options.server_memory)),
         timeout_(options.timeout) {}
 
-  /// ErrorCode::refused: what `objection` says, or there are already max_jobs other jobs with this secret.
+  /// Fails with what `objection` says, or with ErrorCode::refused if there are already max_jobs other jobs with this
+  /// secret.
   Result<Allowance> admit(const JobName& job, const JobRun& run);
-  /// Says why the server's operator does not let this run of a job in. Empty if the operator does.
-  std::string objection(const JobName& job, const JobRun& run) const;
-  /// Whether the objection is that the operator has evicted the job.
-  bool keeps_out(const JobName& job, const JobRun& run) const;
+  /// Why the server's operator does not let this run of a job in: ErrorCode::evicted, or ErrorCode::refused while the
+  /// server is being drained. OK if the operator does.
+  Status objection(const JobName& job, const JobRun& run) const;
 
   /// From now on no job enters that is not here. One that has lost a worker may come back within the timeout.
   void drain() { draining_ = true; }
@@ -101,8 +101,8 @@ class Tenants {
     std::set<std::uint32_t> noticed;  // ranks; under mutex_
     JobRun run;                       // the last one that has entered; under mutex_
   };
-  std::string objection_locked(const JobName& job, const JobRun& run) const;
-  bool keeps_out_locked(const JobName& job, const JobRun& run) const;
+  Status objection_locked(const JobName& job, const JobRun& run) const;
+  bool keeps_out(const JobName& job, const JobRun& run) const;
   bool may_come_back(const Lost& lost) const { return Clock::now() < lost.since + timeout_; }
   std::shared_ptr<Tenant> find(const JobName& job) const;
   void forget_gone();

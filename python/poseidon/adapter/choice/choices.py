@@ -17,7 +17,7 @@ from poseidon.adapter.agreement import check_same
 from poseidon.adapter.choice.decision import Decider, Decision
 from poseidon.adapter.choice.log import ChoiceLog, LoggedChoice
 from poseidon.adapter.choice.measurement import Processor, make_model
-from poseidon.adapter.choice.prediction import StepModel
+from poseidon.adapter.choice.prediction import Rates, StepModel
 from poseidon.adapter.control import Control
 from poseidon.adapter.layer import SyncedLayer
 from poseidon.adapter.state_text import broadcast
@@ -160,6 +160,14 @@ class Choices:
         layers = list(self._layers.values())
         step_s = sorted(self._durations_s)[len(self._durations_s) // 2]
         return make_model(layers, self.open_layers, self._records, step_s, self._cluster, self._processor)
+
+    def rates(self, records: Sequence[StepRecord]) -> Rates | None:
+        """What these steps show of ports and of the library's products. None if they have sent nothing."""
+        processor = self._processor if self._measures else Processor(float("inf"), 0.0)
+        begins = [record.backward_begin_ns for record in records]
+        step_s = (begins[-1] - begins[0]) / 1e9 / max(1, len(begins) - 1)
+        model = make_model(list(self._layers.values()), self.open_layers, records, step_s, self._cluster, processor)
+        return None if model is None else model.rates
 
     def _proposal(self, step: int) -> list[int]:
         """What rank 0 tells the others, and zeros on the others."""

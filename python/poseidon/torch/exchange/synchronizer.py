@@ -59,6 +59,7 @@ class BackwardRun:
     """One synchronizing backward pass. Times are of the monotonic clock."""
 
     begin_ns: int
+    forward_begin_ns: int
     missed: bool = False  # made without backward: this rank is in none of its means
     exchanges: dict[SyncedParameter, PendingExchange] = field(default_factory=dict)
     started: list[SyncedParameter] = field(default_factory=list)
@@ -301,7 +302,7 @@ class Synchronizer(InFlight):
         for update in self.updates:
             update.begin()
         self._agree()
-        self._run = BackwardRun(begin_ns)
+        self._run = BackwardRun(begin_ns, self.passes.began_ns)
         return self._run
 
     def check_forward(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from enum import Enum
 from functools import partial
@@ -28,12 +29,14 @@ class Passes:
 
     def __init__(self) -> None:
         self.armed = False  # a forward pass waits for its backward
+        self.began_ns = 0  # the forward pass that began last
         self._synchronizing = True  # that one
         self._reached: bool | None = None  # by the backward pass that runs: whether a synchronizing one
 
     def begin(self, synchronizing: bool) -> None:
         """A forward pass begins, or a backward pass is to come that counts as one's."""
         self.armed, self._synchronizing, self._reached = True, synchronizing, None
+        self.began_ns = time.monotonic_ns()
 
     def end(self, output: Any) -> None:
         """The forward pass that began last has returned this."""

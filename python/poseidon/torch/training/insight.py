@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from poseidon.adapter.plan_table import PlanTable, make_plan_table
+from poseidon.adapter.plan_table import PlanTable
 from poseidon.adapter.stats import LayerSynchronization, StepRecord
 from poseidon.torch.training.trained_model import TrainedModel
 
@@ -24,12 +24,7 @@ class ModelInsight:
         The prediction is for the rates that were measured or, with a link rate, for ports of that rate. With updates on
         the workers the plan also has the urgency and priority class of each layer.
         """
-        trained = self.trained_model()
-        if trained.sync is None:
-            return make_plan_table(trained.entries, trained.context)
-        return make_plan_table(
-            trained.entries, trained.context, trained.sync.priorities, link_bits_per_s, trained.sync.choices
-        )
+        return self.trained_model().plan(link_bits_per_s)
 
     def choices(self) -> list[dict[str, Any]]:
         """The log of the schemes that were chosen by time (docs/choice.md), as plain data: step, layer, scheme, reason.

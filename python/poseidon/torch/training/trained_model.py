@@ -18,6 +18,8 @@ from poseidon.adapter.drift import check_model, check_rounding, drift_option, ra
 from poseidon.adapter.join import JoinedTraining
 from poseidon.adapter.layer import LossyChoice, SchemeChoice, WireChoice
 from poseidon.adapter.membership import Membership
+from poseidon.adapter.plan_table import PlanTable, make_plan_table
+from poseidon.adapter.run_record import RunRecorder, recorder_of
 from poseidon.adapter.stats import Recorder
 from poseidon.errors import InvalidArgument
 from poseidon.torch.exchange.comm_hooks import HookedTransfer
@@ -57,6 +59,7 @@ class TrainedModel:
         self.context = here
         self.module = module
         self.recorder = Recorder()
+        self._run_recorder: RunRecorder | None = None
         self.join: JoinedTraining | None = None
         self.last_joined: int | None = None  # whose model all took over at the end of the last join()
         self.sync: Synchronizer | None = None
@@ -74,6 +77,7 @@ class TrainedModel:
         if here.settings.world_size > 1:
             _take_over(self.entries)
             self.sync = self._make_synchronizer()
+            self._run_recorder = recorder_of(here)
 
     def _make_synchronizer(self) -> Synchronizer:
         here, reference = self.context, weakref.ref(self)  # no cycle: without its wrapper a module is at once plain
@@ -99,6 +103,8 @@ class TrainedModel:
         self._first_fires = run.fires if self._first_fires is None else self._first_fires
         self.same_graph = self.same_graph and run.fires.keys() == self._first_fires.keys()
         self.recorder.step_finished(run, self.context.client)
+        if self._run_recorder is not None and self.sync is not None:
+            self._run_recorder.step_finished(run, self.context, self.plan, self.sync.choices.rates)
         if self.context.meter is not None:
             self.context.meter.step_finished(run)
         self.context.tell_notices()
@@ -139,6 +145,13 @@ class TrainedModel:
         if sync.aggregator != "sum":
             raise InvalidArgument(f"aggregator {sync.aggregator} knows no weights: leave one of them out")
         self.weight.set(weight, here)
+
+    def plan(self, link_bits_per_s: float | None = None) -> PlanTable:
+        """See ModelInsight.plan."""
+        sync = self.sync
+        if sync is None:
+            return make_plan_table(self.entries, self.context)
+        return make_plan_table(self.entries, self.context, sync.priorities, link_bits_per_s, sync.choices)
 
     def detach(self) -> None:
         """Takes its hooks from the parameters: backward passes are the module's own again."""

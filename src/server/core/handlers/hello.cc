@@ -1,5 +1,5 @@
 // hello: a worker says who it is, and joins its job.
-#include <string>
+#include <utility>
 
 #include "server/core/connection.h"
 #include "server/core/server_core.h"
@@ -12,8 +12,8 @@ Status ServerCore::Handlers::hello(ServerCore& core, Connection& from, const wir
   const wire::Hello hello = wire::Hello::read(header, payload);
   const JobName name{from.flow().key_id(), hello.job};
   core.pending_.erase(from.id());
-  const std::string why = from.job != nullptr ? "a second hello" : core.objection(name, hello);
-  const auto job = why.empty() ? core.job_of(name, hello) : Result<Job*>(core.refusal(name, hello, why));
+  Status why = from.job != nullptr ? Status(ErrorCode::refused, "a second hello") : core.objection(name, hello);
+  const auto job = why.ok() ? core.job_of(name, hello) : Result<Job*>(std::move(why));
   if (!job.ok()) {
     from.refuse(header, job.status());
     from.flow().close(kLinger);

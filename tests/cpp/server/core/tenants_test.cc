@@ -259,10 +259,10 @@ TEST(Tenants, AJobThatMayComeBackCanBeEvicted) {
   ASSERT_EQ(tenants.lost_jobs().size(), 1u);
   EXPECT_EQ(tenants.lost_jobs().at({"red", "a"}).worker_count, 2u);
   tenants.drain();
-  EXPECT_NE(tenants.objection({"red", "b"}, {2, "next"}), "") << "max_jobs of a secret may come back";
-  EXPECT_EQ(tenants.objection({"red", "a"}, {2, "next"}), "");
+  EXPECT_FALSE(tenants.objection({"red", "b"}, {2, "next"}).ok()) << "max_jobs of a secret may come back";
+  EXPECT_TRUE(tenants.objection({"red", "a"}, {2, "next"}).ok());
   ASSERT_TRUE(tenants.evict({"red", "a"}));
-  EXPECT_NE(tenants.objection({"red", "a"}, {2, "next"}).find("evicted"), std::string::npos);
+  EXPECT_EQ(tenants.objection({"red", "a"}, {2, "next"}).code(), ErrorCode::evicted);
   EXPECT_TRUE(tenants.keeps_out({"red", "a"}, {2, "next"}));
   EXPECT_TRUE(tenants.lost_jobs().empty());
   tenants.note_lost({"red", "a"}, {1, "first"}, 2);  // a core that the eviction reaches last

@@ -1,0 +1,179 @@
+"""Some steps of a run as one worker has seen them: what the option `record` writes (docs/what-if.md).
+
+Every worker writes rank-R.json into the folder. `poseidon report` and `poseidon what-if` read them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from poseidon import _core
+from poseidon.adapter.choice.prediction import Rates
+from poseidon.adapter.membership import Membership
+from poseidon.adapter.plan_table import PlanRow
+from poseidon.adapter.stats import BackwardPass, LayerSynchronization, StepRecord
+from poseidon.errors import InvalidArgument
+from poseidon.options import Settings
+
+VERSION = 1
+STEPS = 10
+_FIRST_STEPS = (5, 55)  # of the recorded ones: the later, with settled choices, replace the earlier
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_OPTIONS = (
+    *("scheme", "wire", "lossy", "small_bytes", "group_bytes", "partition", "schedule", "revise"),
+    *("priority_classes", "priority_order", "priority_threshold", "stragglers", "consistency"),
+)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What one worker has recorded. Times of steps are those of its machine's clock, which `boot` names.
+
+    `machines` has the machine of each rank, and `racks` the rack of each if the job knows them. `link_bytes_per_s` is
+    what the busiest port carried while it was busy, without headers. None: not known. `multiply_adds_per_s`: of the
+    library's products; None: the framework makes them. `forward_begin_ns` has the begin of each step's forward pass.
+    """
+
+    title: str
+    job: str
+    rank: int
+    world_size: int
+    host: str
+    boot: str
+    machines: list[int]
+    racks: list[int]
+    servers: int
+    placement: str
+    options: dict[str, Any]
+    overlap: bool
+    first_step: int
+    link_bytes_per_s: float | None
+    latency_s: float
+    multiply_adds_per_s: float | None
+    plan: list[PlanRow]
+    steps: list[StepRecord]
+    version: int = VERSION
+
+
+def recorder_of(here: Membership) -> RunRecorder | None:
+    """What records the steps of the job's next model. None if it is not the first, or the option `record` is not set.
+
+    A process group of some ranks of the job has no records.
+    """
+    if not here.settings.record or here.is_recorded or not here.is_world:
+        return None
+    here.is_recorded = True
+    return RunRecorder(here.settings)
+
+
+class RunRecorder:
+    """Records steps of one model, and writes them as soon as there are enough."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._folder, self._settings = Path(settings.record), settings
+        self._count = 0
+        self._steps: list[StepRecord] = []
+
+    def step_finished(
+        self,
+        run: BackwardPass,
+        here: Membership,
+        plan: Callable[[], Sequence[PlanRow]],
+        rates: Callable[[Sequence[StepRecord]], Rates | None],
+    ) -> None:
+        """The gradients of a step of the job `here` have all arrived.
+
+        `plan` makes its plan, and `rates` says what recorded steps show of ports.
+        """
+        self._count += 1
+        first = max((step for step in _FIRST_STEPS if step <= self._count), default=self._count + 1)
+        if not first <= self._count < first + STEPS:
+            return
+        assert here.client is not None
+        self._steps = [*(self._steps if self._count > first else []), StepRecord.of(run, here.client)]
+        if len(self._steps) == STEPS:
+            try:
+                self._write(here.client, list(plan()), rates(self._steps))
+            except OSError as error:
+                warnings.warn(f"record={self._folder}: this worker's steps cannot be written: {error}", stacklevel=2)
+
+    def _write(self, client: _core.Client, plan: list[PlanRow], rates: Rates | None) -> None:
+        cluster = client.cluster
+        products = None if rates is None or math.isinf(rates.multiply_adds_per_s) else rates.multiply_adds_per_s
+        options = {name: getattr(self._settings, name) for name in _OPTIONS}
+        record = RunRecord(
+            Path(sys.argv[0]).name or "run",
+            self._settings.job,
+            client.rank,
+            client.world_size,
+            socket.gethostname(),
+            _BOOT.read_text().strip() if _BOOT.exists() else socket.gethostname(),
+            list(cluster.hosts),
+            list(cluster.racks),
+            cluster.server_count,
+            cluster.placement,
+            {name: value if isinstance(value, (int, float, str)) else str(value) for name, value in options.items()},
+            any(row.urgency is not None for row in plan),
+            self._count - STEPS + 1,
+            None if rates is None else rates.link_bytes_per_s,
+            0.0 if rates is None else rates.latency_s,
+            products,
+            plan,
+            self._steps,
+        )
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"rank-{record.rank}.json"
+        scratch = path.with_suffix(f".{os.getpid()}.part")
+        scratch.write_text(json.dumps(asdict(record)), encoding="utf-8")
+        scratch.replace(path)
+
+
+def load_run(folder: str | os.PathLike[str]) -> list[RunRecord]:
+    """The records of all workers, by rank. Raises InvalidArgument if there are none, or some are missing or foreign."""
+    paths = sorted(Path(folder).glob("rank-*.json"))
+    if not paths:
+        raise InvalidArgument(
+            f"{folder} has no records of a run: start one with `poseidon run --record {folder}` or with "
+            f"POSEIDON_RECORD={folder}; a worker writes them after {_FIRST_STEPS[0] + STEPS} steps"
+        )
+    records = sorted((_read(path) for path in paths), key=lambda record: record.rank)
+    first = records[0]
+    if any((one.job, one.world_size) != (first.job, first.world_size) for one in records):
+        raise InvalidArgument(f"{folder} has records of different runs: give each run a folder of its own")
+    missing = sorted(set(range(first.world_size)) - {one.rank for one in records})
+    if missing:
+        raise InvalidArgument(
+            f"{folder} lacks the records of {len(missing)} of {first.world_size} ranks, such as rank {missing[0]}: "
+            "copy those of all machines into one folder"
+        )
+    common = {one.first_step for one in records}
+    if len(common) > 1:
+        raise InvalidArgument(f"{folder} has records of different steps ({sorted(common)}): the run ended in between")
+    return records
+
+
+def _read(path: Path) -> RunRecord:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values["version"] != VERSION:
+            raise InvalidArgument(f"{path} is of another version of poseidon-dl: read it with that one")
+        values["plan"] = [PlanRow(**{**row, "shape": tuple(row["shape"])}) for row in values["plan"]]
+        values["steps"] = [_step(step) for step in values["steps"]]
+        return RunRecord(**{field.name: values[field.name] for field in fields(RunRecord)})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, InvalidArgument):
+            raise
+        raise InvalidArgument(f"{path} is no record of a run: {error!r}") from None
+
+
+def _step(values: dict[str, Any]) -> StepRecord:
+    return StepRecord(**{**values, "layers": [LayerSynchronization(**layer) for layer in values["layers"]]})

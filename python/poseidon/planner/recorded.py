@@ -1,0 +1,188 @@
+"""What a recorded run (`poseidon.adapter.run_record`) was: its layers and their times, its cluster, its exchange."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
+
+from poseidon.adapter.plan_table import PlanRow
+from poseidon.adapter.run_record import RunRecord
+from poseidon.adapter.stats import StepRecord
+from poseidon.errors import InvalidArgument
+from poseidon.models import LayerSpec, ModelTable
+from poseidon.planner.cluster import ClusterSpec
+from poseidon.planner.workload import Exchange, is_known
+
+_ALIKE = 1.1  # times of workers that differ by less are the same
+_WHOLE_BITS = 8e9  # of a port of which nothing is known; it is replaced by what was measured
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run. `step_s` is the median of the recorded steps, from the begin of one backward pass to the next.
+
+    `schemes` has each layer's. `slow_host` is the host whose worker computes longest, if it does so for longer than the
+    others; None: none does. `slow_table` has its times. `knows_factors`: the run has told K of layers that have one.
+    A step of one worker stands for a sample, because the run has told no batch.
+    """
+
+    title: str
+    step_s: float
+    table: ModelTable
+    cluster: ClusterSpec
+    exchange: Exchange
+    schemes: dict[str, str]
+    slow_host: str | None
+    slow_table: ModelTable
+    knows_factors: bool
+
+
+def read_run(records: Sequence[RunRecord]) -> RecordedRun:
+    """The run that these are the records of. Raises InvalidArgument for one that no prediction knows."""
+    first = records[0]
+    _check(first)
+    works = [_work_s(one.steps) for one in records]
+    usual_s = median(works)
+    slowest = max(works) / usual_s
+    slow = records[works.index(max(works))] if slowest > _ALIKE else None
+    typical = records[works.index(min(works, key=lambda work_s: abs(work_s - usual_s)))]
+    return RecordedRun(
+        first.title,
+        max(median(_periods_s(one.steps)) for one in records),
+        _table(typical, usual_s),
+        _cluster(records, 1.0 if slow is None else slowest),
+        _exchange(first),
+        {row.layer: row.scheme for row in first.plan},
+        None if slow is None else _name(slow, records),
+        _table(slow or typical, max(works)),
+        any(row.factor_count for row in first.plan),
+    )
+
+
+def _name(record: RunRecord, records: Sequence[RunRecord]) -> str:
+    """What tells the record's host from the others."""
+    hosts = [one.host for one in records]
+    return record.host if hosts.count(record.host) == 1 else f"rank {record.rank}"
+
+
+def _check(record: RunRecord) -> None:
+    options = record.options
+    lossy = sorted({row.scheme for row in record.plan if not is_known(row.scheme)} - {"rows"})
+    if lossy:
+        raise InvalidArgument(f"this run has layers with {', '.join(lossy)}, of which no prediction knows the times")
+    for name, usual in (("stragglers", "wait"), ("consistency", "bsp")):
+        if options[name] != usual:
+            raise InvalidArgument(f"this run has {name}={options[name]}, of which no prediction knows the times")
+
+
+def _periods_s(steps: Sequence[StepRecord]) -> list[float]:
+    """From the begin of each backward pass to that of the next."""
+    return [(later.backward_begin_ns - step.backward_begin_ns) / 1e9 for step, later in pairwise(steps)]
+
+
+def _backward_s(step: StepRecord) -> float:
+    return (step.backward_end_ns - step.backward_begin_ns) / 1e9
+
+
+def _work_s(steps: Sequence[StepRecord]) -> float:
+    """A step without its waits for results."""
+    return median(period - step.waited_ns / 1e9 for period, step in zip(_periods_s(steps), steps, strict=False))
+
+
+def _table(record: RunRecord, work_s: float) -> ModelTable:
+    """The layers of a run. What is not backward counts as forward: the optimizer, the input, and all else."""
+    own_s = _own_backward_s(record.steps)
+    backward_s = min(median(_backward_s(step) for step in record.steps), work_s)
+    known_s = sum(own_s.values())
+    layers, seconds = [], []
+    for name, rows in _modules(record.plan).items():
+        part = sum(own_s[row.layer] for row in rows) / known_s if known_s else 1 / len(record.plan)
+        layers.append(_layer(name, rows))
+        seconds.append(((work_s - backward_s) * part, backward_s * part))
+    return ModelTable(
+        record.title,
+        tuple(layers),
+        1,
+        work_s,
+        f"{record.title}, the median of {len(record.steps)} steps",
+        sample="step",
+        forward_share=1 - backward_s / work_s,
+        seconds=tuple(seconds),
+    )
+
+
+def _own_backward_s(steps: Sequence[StepRecord]) -> dict[str, float]:
+    """What backward takes from the gradient before to that of each layer, the median of the steps."""
+    found: dict[str, list[float]] = {}
+    for step in steps:
+        before_ns = step.backward_begin_ns
+        for layer in sorted(step.layers, key=lambda layer: layer.gradient_ready_ns):
+            found.setdefault(layer.name, []).append(max(0, layer.gradient_ready_ns - before_ns) / 1e9)
+            before_ns = max(before_ns, layer.gradient_ready_ns)
+    return {name: median(times) for name, times in found.items()}
+
+
+def _modules(plan: Sequence[PlanRow]) -> dict[str, list[PlanRow]]:
+    """The parameters of each module in which the planner knows them: a weight with its bias, all others alone."""
+    found: dict[str, list[PlanRow]] = {}
+    rows_of = {row.layer: row.shape[:1] for row in plan}
+    for row in plan:
+        module, _, own = row.layer.rpartition(".")
+        together = own == "weight" or (own == "bias" and rows_of.get(f"{module}.weight") == row.shape)
+        found.setdefault(module if together else row.layer, []).append(row)
+    return found
+
+
+def _layer(name: str, rows: Sequence[PlanRow]) -> LayerSpec:
+    weight = rows[0]
+    shape, count = weight.shape or (1,), weight.factor_count or 0
+    bias = len(rows) > 1
+    flops = 2.0 * math.prod(shape) * max(1, count)
+    if not count:
+        return LayerSpec(name, "plain", shape, bias, flops)
+    if weight.counts_rows:
+        look_ups = math.log1p(-min(count, shape[0] - 1) / shape[0]) / math.log1p(-1 / shape[0])
+        return LayerSpec(name, "embedding", shape, bias, flops, max(1, round(look_ups)))
+    return LayerSpec(name, "fc", shape, bias, flops, count)
+
+
+def _cluster(records: Sequence[RunRecord], slowest: float) -> ClusterSpec:
+    first = records[0]
+    hosts = len(set(first.machines)) if first.machines else first.world_size
+    known = [one.link_bytes_per_s for one in records if one.link_bytes_per_s is not None]
+    if not known:
+        raise InvalidArgument("this run has sent nothing between its workers, so nothing is known of its network")
+    if first.world_size % hosts:
+        raise InvalidArgument("this run has machines with different numbers of workers, which no prediction knows")
+    dedicated = first.servers if first.placement == "dedicated" else 0
+    products = [one.multiply_adds_per_s for one in records if one.multiply_adds_per_s is not None]
+    spec = ClusterSpec(
+        hosts=hosts,
+        bits_per_second=_WHOLE_BITS,
+        workers_per_host=first.world_size // hosts,
+        servers=dedicated,
+        slowest=slowest,
+        latency_s=max(one.latency_s for one in records),
+        products_per_s=min(products) if products else None,
+    )
+    return replace(spec, bits_per_second=_WHOLE_BITS * min(known) / spec.payload_bytes_per_s)
+
+
+def _exchange(record: RunRecord) -> Exchange:
+    options = record.options
+    threshold = options["priority_threshold"]
+    return Exchange(
+        scheme=options["scheme"],
+        wire=options["wire"],
+        overlap=record.overlap,
+        threshold=threshold if isinstance(threshold, str) else float(threshold),
+        order=options["priority_order"],
+        classes=options["priority_classes"],
+        partition=options["partition"],
+        schedule=options["schedule"],
+        by_time=options["revise"] == "auto",
+        sizes={name: options[name] for name in ("small_bytes", "group_bytes", "chunk_bytes") if options.get(name)},
+    )
