@@ -14,7 +14,7 @@ SERVERS, NETWORK = "servers", "network"
 """Where the rest of the time goes: products of servers, and latencies."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Activity:
     """What an accelerator, a port or another resource did: `what`, for the layer or the unit of number `of`.
 

@@ -33,6 +33,7 @@ class _Message(NamedTuple):
     size: float
     is_push: bool
     path: tuple[_Queue, ...]  # after the sender's port
+    what: str  # it carries
 
 
 class _Piece(NamedTuple):
@@ -65,8 +66,8 @@ class _Queue:
         if piece is not None:
             seconds = piece.size / self._rate
             self.busy_s += seconds
-            what = self._step.kind_of(piece.message)
-            self._step.clock.spend(seconds, self._name, what, piece.message.load, self._sent, piece)
+            message = piece.message
+            self._step.clock.spend(seconds, self._name, message.what, message.load, self._sent, piece)
 
     def _take(self) -> _Piece | None:
         for waiting in self._classes:
@@ -174,10 +175,6 @@ class MessageStep:
         """The traffic class of a message."""
         return self.loads[message.load].traffic_class
 
-    def kind_of(self, message: _Message) -> str:
-        """What a message carries, in a word."""
-        return PUSHES if message.is_push and self._pushes[message.load] else FACTORS if message.is_push else RESULTS
-
     def _pushes_of(self, load: Load) -> list[tuple[int, float]]:
         """The server of each push of one worker, and the push's bytes. Empty if peers send to each other."""
         if not SCHEMES[load.scheme].uses_servers:
@@ -209,7 +206,8 @@ class MessageStep:
                 self._send(index, chunk, worker, *pushes[chunk], True)
 
     def _send(self, load: int, chunk: int, sender: int, receiver: int, size: float, is_push: bool) -> None:
-        message = _Message(load, chunk, sender, receiver, size, is_push, self._path(sender, receiver))
+        what = PUSHES if is_push and self._pushes[load] else FACTORS if is_push else RESULTS
+        message = _Message(load, chunk, sender, receiver, size, is_push, self._path(sender, receiver), what)
         if not message.path:
             self._arrived(message)
             return

@@ -41,7 +41,7 @@ def write_what_if(found: WhatIf, path: Path) -> None:
     """Writes what was predicted of a run as HTML. Raises OSError if the file cannot be written."""
     title = f"What if: {found.run.title}"
     sections = [head(title, " ".join(found.sentences())), figures(_headlines(found)), _speeds(found)]
-    sections += [_path(outcome) for outcome in (found.now, *found.changes)]
+    sections += [_path(outcome) for outcome in (found.now, found.best)]
     path.write_text(document(title, sections), encoding="utf-8")
 
 
@@ -50,8 +50,7 @@ def _headlines(found: WhatIf) -> Iterator[tuple[str, str, str]]:
     yield "Simulated", seconds_text(found.now.step.step_s), f"{found.error:+.1%}"
     waits = sum(found.now.step.exposed_s) / found.now.step.step_s
     yield "Waits for exchanges", percent_text(waits), "of the simulated step"
-    best = max(found.changes, key=found.speed)
-    yield "The best change", f"{number_text(found.speed(best))} ×", best.words
+    yield "The best change", f"{number_text(found.speed(found.best))} ×", found.best.words
 
 
 def _speeds(found: WhatIf) -> str:

@@ -16,7 +16,7 @@ from poseidon.models import LayerSpec, ModelTable
 from poseidon.planner.cluster import ClusterSpec
 from poseidon.planner.workload import Exchange, is_known
 
-_ALIKE = 1.1  # times of workers that differ by less are the same
+_ALIKE = 0.05  # of a step: workers whose times differ by less are alike
 _WHOLE_BITS = 8e9  # of a port of which nothing is known; it is replaced by what was measured
 
 
@@ -46,14 +46,14 @@ def read_run(records: Sequence[RunRecord]) -> RecordedRun:
     _check(first)
     works = [_work_s(one.steps) for one in records]
     usual_s = median(works)
-    slowest = max(works) / usual_s
-    slow = records[works.index(max(works))] if slowest > _ALIKE else None
+    step_s = max(median(_periods_s(one.steps)) for one in records)
+    slow = records[works.index(max(works))] if max(works) - usual_s > _ALIKE * step_s else None
     typical = records[works.index(min(works, key=lambda work_s: abs(work_s - usual_s)))]
     return RecordedRun(
         first.title,
-        max(median(_periods_s(one.steps)) for one in records),
+        step_s,
         _table(typical, usual_s),
-        _cluster(records, 1.0 if slow is None else slowest),
+        _cluster(records, 1.0 if slow is None else max(works) / usual_s),
         _exchange(first),
         {row.layer: row.scheme for row in first.plan},
         None if slow is None else _name(slow, records),
@@ -126,13 +126,14 @@ def _own_backward_s(steps: Sequence[StepRecord]) -> dict[str, float]:
 
 
 def _modules(plan: Sequence[PlanRow]) -> dict[str, list[PlanRow]]:
-    """The parameters of each module in which the planner knows them: a weight with its bias, all others alone."""
+    """The parameters of each module in which the planner knows them: a weight and then its bias, all others alone."""
     found: dict[str, list[PlanRow]] = {}
     rows_of = {row.layer: row.shape[:1] for row in plan}
     for row in plan:
         module, _, own = row.layer.rpartition(".")
         together = own == "weight" or (own == "bias" and rows_of.get(f"{module}.weight") == row.shape)
-        found.setdefault(module if together else row.layer, []).append(row)
+        rows = found.setdefault(module if together else row.layer, [])
+        rows.insert(0 if own == "weight" else len(rows), row)
     return found
 
 

@@ -13,7 +13,7 @@ from poseidon.planner.predict import Planner, Prediction
 from poseidon.planner.recorded import RecordedRun
 from poseidon.planner.workload import Exchange
 from poseidon.report import number_text, seconds_text
-from poseidon.testbed import format_rate, parse_rate
+from poseidon.testbed import parse_rate
 
 _MOST_NAMED_HOSTS = 16  # more are simulated by classes, in which all are alike
 _MOST_FITTED, _PRECISION = 100.0, 1.005  # of the rate of ports beside a slow worker
@@ -51,7 +51,7 @@ class Change:
         """The change in words."""
         parts = []
         if self.link is not None:
-            parts.append(f"ports of {format_rate(round(self.cluster(run.cluster).bits_per_second, -3))}")
+            parts.append(f"ports of {_rate_words(self.cluster(run.cluster))}")
         if self.hosts is not None:
             parts.append(f"{self.hosts} host{'s' * (self.hosts != 1)}")
         parts += [f"scheme={self.scheme}"] if self.scheme is not None else []
@@ -60,6 +60,12 @@ class Change:
             parts.append("a DistributedOptimizer" if self.overlap else "no DistributedOptimizer")
         parts += [] if self.straggler else [f"{run.slow_host or 'all'} as fast as the others"]
         return ", ".join(parts) or "as it was"
+
+
+def _rate_words(cluster: ClusterSpec) -> str:
+    """The rate of a port, as people say it."""
+    rate = cluster.bits_per_second
+    return f"{number_text(rate / 1e9)} Gb/s" if rate >= 1e9 else f"{number_text(rate / 1e6)} Mb/s"
 
 
 def _rate(text: str, now: float) -> float:
@@ -111,13 +117,17 @@ class WhatIf:
         now, then = self.now.step, outcome.step
         return then.cluster.workers / then.step_s / (now.cluster.workers / now.step_s)
 
+    @property
+    def best(self) -> Outcome:
+        """The change that gives most samples a second."""
+        return max(self.changes, key=self.speed)
+
     def sentences(self) -> list[str]:
         """What the run was, and where its time went."""
         run, step = self.run, self.now.step
-        ports = format_rate(round(run.cluster.bits_per_second, -3))
         words = (
-            f"{run.title} on {run.cluster.workers} workers, ports that carried {ports}: a step took "
-            f"{seconds_text(run.step_s)}; simulated, {seconds_text(step.step_s)} ({self.error:+.1%})."
+            f"{run.title} on {run.cluster.workers} workers, with ports that carried {_rate_words(run.cluster)}: a step "
+            f"took {seconds_text(run.step_s)}; simulated, {seconds_text(step.step_s)} ({self.error:+.1%})."
         )
         slow = [
             f"{run.slow_host} computes {number_text(run.cluster.slowest)} times as long as the others. So exchanges do "
@@ -183,11 +193,16 @@ def _outcome(run: RecordedRun, change: Change) -> Outcome:
         )
     cluster = change.cluster(run.cluster)
     planner = Planner(run.table, cluster, change.exchange(run.exchange))
-    as_it_was = change.scheme is None and change.wire is None and cluster.hosts == run.cluster.hosts
-    step = planner.predict_as(run.schemes) if as_it_was else planner.predict()
+    step = planner.predict_as(run.schemes) if _keeps_schemes(run, change) else planner.predict()
     if cluster.slowest > 1 and planner.has_messages and cluster.workers <= _MOST_NAMED_HOSTS:
         step = planner.predict_by_message(chosen=step, hosts=_names(run, cluster), slow=run.slow_table)
     return Outcome(change.words(run), step, critical_path(step))
+
+
+def _keeps_schemes(run: RecordedRun, change: Change) -> bool:
+    """Whether layers have the schemes of the run. On other ports training would choose them again, by time."""
+    chooses = run.exchange.scheme == "auto" and run.exchange.by_time
+    return change.scheme is None and change.wire is None and change.hosts is None and not (change.link and chooses)
 
 
 def _names(run: RecordedRun, cluster: ClusterSpec) -> list[str]:

@@ -263,7 +263,6 @@ TEST(Tenants, AJobThatMayComeBackCanBeEvicted) {
   EXPECT_TRUE(tenants.objection({"red", "a"}, {2, "next"}).ok());
   ASSERT_TRUE(tenants.evict({"red", "a"}));
   EXPECT_EQ(tenants.objection({"red", "a"}, {2, "next"}).code(), ErrorCode::evicted);
-  EXPECT_TRUE(tenants.keeps_out({"red", "a"}, {2, "next"}));
   EXPECT_TRUE(tenants.lost_jobs().empty());
   tenants.note_lost({"red", "a"}, {1, "first"}, 2);  // a core that the eviction reaches last
   EXPECT_TRUE(tenants.drained());
