@@ -83,7 +83,6 @@ def main() -> None:
     seconds = in_turn(_METHODS, args.repeats, partial(run_one, args=args))
     for method in ("poseidon", "dense"):
         print(f"{method} takes {seconds[method] / seconds['gloo']:.3f} of the step over Gloo (bar 1)")
-    print(f"with one worker the adapter adds {seconds['one'] / seconds['alone'] - 1:+.1%} to a step (bar +2 %)")
     return None
 
 

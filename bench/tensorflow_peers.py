@@ -2,7 +2,8 @@
 """TensorFlow with Poseidon, with its own MultiWorkerMirroredStrategy, and alone: `python bench/tensorflow_peers.py`.
 
 The same perceptron trains in a `tf.function` on workers of this machine: `model.fit` of Keras 3 does not take the
-strategy. The methods take turns. Printed are the medians of their steps, and the ratio. TensorFlow has to be installed.
+strategy. "one" is Poseidon with one worker: what the adapter costs. The methods take turns. Printed are the medians of
+their steps, and the ratios. TensorFlow has to be installed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from peer_runs import WARM_UP, arguments, in_turn, print_steps, run
 from poseidon.launch import free_port
 
-_METHODS = ("poseidon", "strategy", "alone")
+_METHODS = ("poseidon", "strategy", "alone", "one")
 _RATE = 0.01
 
 
@@ -61,7 +62,7 @@ def train(method: str, args: argparse.Namespace) -> None:
     else:
         weights = make_weights()
         optimizer = keras.optimizers.SGD(_RATE)
-        if method == "poseidon":
+        if method in ("poseidon", "one"):
             import poseidon.tensorflow as poseidon
 
             poseidon.init()
@@ -80,7 +81,7 @@ def train(method: str, args: argparse.Namespace) -> None:
 
 def run_one(method: str, args: argparse.Namespace) -> float:
     """The median step of the first worker, in seconds."""
-    count = 1 if method == "alone" else args.workers
+    count = 1 if method in ("alone", "one") else args.workers
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(count)]
 
     def variables(rank: int) -> dict[str, str]:
