@@ -801,3 +801,14 @@ def multiply_adds_per_second() -> float:
     """
     The rate of one thread that multiplies factors (include/poseidon/measure.h).
     """
+
+class DropRule:
+    """
+    When servers end steps with stragglers=drop, for simulations (include/poseidon/drop_rule.h).
+    """
+
+    def __init__(self, worker_count: int, factor: float) -> None: ...
+    def end_step(self, arrivals_ns: Sequence[int], waits_until_ns: int) -> int:
+        """
+        When the next step ends; arrivals by rank. Until waits_until_ns it ends for all ranks only.
+        """

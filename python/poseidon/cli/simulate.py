@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
 from poseidon.cli.output import JsonFlag, print_json, print_line
 from poseidon.cli.planning import Described, planning_command
 from poseidon.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from poseidon.planner import Exchange, Pace, PaceResult, Prediction
 
 EPILOG = "Example: poseidon simulate VGG19-22K --hosts 1024 --link 25gbit --trace step.json"
 
@@ -21,17 +26,40 @@ def simulate(
         Optional[Path],  # noqa: UP045
         typer.Option(metavar="FILE", help="Write the step for ui.perfetto.dev here."),
     ] = None,
+    slow: Annotated[float, typer.Option(help="The last worker takes so many times as long for its layers.")] = 1.0,
+    slow_share: Annotated[float, typer.Option(help="In this part of its steps.")] = 1.0,
+    jitter: Annotated[float, typer.Option(help="Standard deviation of all workers' steps over their mean.")] = 0.0,
+    stragglers: Annotated[str, typer.Option(help="Poseidon's option of that name: wait or drop.")] = "wait",
+    straggler_factor: Annotated[float, typer.Option(help="Poseidon's option of that name.")] = 3.0,
+    straggler_steps: Annotated[int, typer.Option(help="Poseidon's option of that name.")] = 8,
+    catches_up: Annotated[
+        bool, typer.Option("--catches-up", help="With --stragglers drop: its loop calls missed_steps().")
+    ] = False,
+    consistency: Annotated[str, typer.Option(help="Poseidon's option of that name: bsp, ssp or async.")] = "bsp",
+    staleness: Annotated[int, typer.Option(help="Poseidon's option of that name.")] = 3,
+    steps: Annotated[int, typer.Option(help="Of workers that differ in speed, so many steps.")] = 300,
+    mtbf: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(metavar="HOURS", help="Mean time between failures of one worker: what they cost."),
+    ] = None,
+    rejoin: Annotated[float, typer.Option(metavar="SECONDS", help="What a worker that is replaced costs.")] = 5.1,
     json: JsonFlag = False,
 ) -> None:
     """Simulate one training step: message by message up to 64 workers, by classes of equal workers above.
 
-    Dedicated servers, and workers that add up by host or by rack, are simulated by classes, too.
+    Dedicated servers, and workers that add up by host or by rack, are simulated by classes, too. The options from
+    --slow on simulate many steps: what a slow worker costs, what it costs not to wait for it, and failures
+    (docs/planning.md).
     """
-    from poseidon.planner import Planner, write_prediction  # help does not wait for the compiled core
+    from poseidon.planner import Pace, Planner, write_prediction  # help does not wait for the compiled core
     from poseidon.planner.critical_path import critical_path, path_words, shares
     from poseidon.report import number_text
 
-    planner = Planner(described.table, described.cluster, described.exchange)
+    pace = Pace(
+        *(slow, slow_share, jitter, stragglers, straggler_factor, straggler_steps),
+        *(catches_up, consistency, staleness, steps),
+    )
+    planner = Planner(described.table, described.cluster, _exchange(described.exchange, pace))
     by_message = planner.has_messages
     step = planner.predict_by_message() if by_message else planner.predict()
     if trace is not None:
@@ -39,9 +67,10 @@ def simulate(
             write_prediction(step, trace)
         except OSError as error:
             raise InvalidArgument(f"--trace {trace} cannot be written: {error.strerror}") from None
+    further = _further(step, pace, mtbf, rejoin)
     if json:
         found = {"by": "message" if by_message else "class", **step.to_json()}
-        print_json({**found, "critical_path_s": shares(critical_path(step))})
+        print_json({**found, "critical_path_s": shares(critical_path(step)), **further})
         return
     how = "message by message" if by_message else "by classes of equal workers"
     print_line(
@@ -52,3 +81,68 @@ def simulate(
         f"{number_text(step.port_bytes / 2**20, 4)} MiB; what carries most is busy for {number_text(step.busy_s)} s."
     )
     print_line(f"Critical path: {path_words(critical_path(step))}.")
+    for line in _further_words(step, pace, further):
+        print_line(line)
+
+
+def _exchange(exchange: Exchange, pace: Pace) -> Exchange:
+    """Where not all workers are waited for, all layers go through the servers, as in training."""
+    if pace.waits_for_all:
+        return exchange
+    if exchange.scheme not in ("auto", "ps"):
+        raise InvalidArgument(
+            f"with scheme={exchange.scheme} every worker waits for all others: leave --stragglers and --consistency out"
+        )
+    return replace(exchange, scheme="ps")
+
+
+def _paced(step: Prediction, pace: Pace) -> PaceResult | None:
+    from poseidon.planner import simulate_pace
+
+    if pace.waits_for_all and pace.slow == 1 and not pace.jitter:
+        return None
+    compute_s = step.table.iteration_seconds
+    return simulate_pace(pace, step.cluster.workers, compute_s, max(0.0, step.step_s - compute_s))
+
+
+def _further(step: Prediction, pace: Pace, mtbf: float | None, rejoin: float) -> dict[str, Any]:
+    """What many steps and failures come to, as plain data."""
+    from poseidon.planner import time_lost
+
+    found: dict[str, Any] = {}
+    if (paced := _paced(step, pace)) is not None:
+        found["steps"] = paced.to_json()
+    if mtbf is not None:
+        every_h, lost = time_lost(mtbf, step.cluster.workers, step.step_s, rejoin)
+        found["failures"] = {"every_h": every_h, "time_lost": lost}
+    return found
+
+
+def _further_words(step: Prediction, pace: Pace, found: Mapping[str, Any]) -> Iterator[str]:
+    """The same in sentences."""
+    from poseidon.report import number_text, percent_text
+
+    if (paced := found.get("steps")) is not None:
+        times = paced["step_s"] / step.step_s
+        yield (
+            f"Over {pace.steps} steps: {number_text(paced['step_s'], 4)} s a step, {number_text(times)} times the one "
+            f"above, and {number_text(paced['all_done_s'], 4)} s until the slow worker is done, too."
+        )
+        if pace.stragglers == "drop":
+            yield (
+                f"The slow worker's gradients are in {percent_text(paced['counted'])} of the steps. So its examples "
+                f"count {number_text(paced['counted'], 2)} times as much as in a mean over all, and the others' "
+                f"{number_text(paced['others_weight'])} times. It computes {percent_text(paced['computed'])} of its "
+                "batches."
+            )
+        if pace.consistency != "bsp":
+            mean, most = paced["age"]
+            yield (
+                f"Gradients are computed with parameters that lack {number_text(mean, 2)} steps of the others in the "
+                f"mean, and {number_text(most, 2)} at most."
+            )
+    if (failures := found.get("failures")) is not None:
+        yield (
+            f"A worker fails every {number_text(failures['every_h'])} hours, which takes "
+            f"{number_text(100 * failures['time_lost'], 2)} % of the time."
+        )

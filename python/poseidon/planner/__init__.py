@@ -5,6 +5,7 @@
 
 from poseidon.planner.cluster import ClusterSpec, InvalidCluster
 from poseidon.planner.cluster_file import Setting, make_cluster, read_settings
+from poseidon.planner.pace import Pace, PaceResult, simulate_pace, time_lost
 from poseidon.planner.page import write_page
 from poseidon.planner.path_page import write_what_if
 from poseidon.planner.placement import PLACEMENTS, ps_bits
@@ -21,6 +22,8 @@ __all__ = [
     "ClusterSpec",
     "Exchange",
     "InvalidCluster",
+    "Pace",
+    "PaceResult",
     "PlanReport",
     "Planner",
     "Prediction",
@@ -32,6 +35,8 @@ __all__ = [
     "ps_bits",
     "read_run",
     "read_settings",
+    "simulate_pace",
+    "time_lost",
     "what_if",
     "write_page",
     "write_prediction",

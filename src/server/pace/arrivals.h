@@ -39,6 +39,8 @@ class ArrivalSpread {
   /// How long after the median arrival a step waits: `factor` deviations, but no less than kLeastWaitNs.
   std::int64_t wait_ns(double factor) const;
 
+  /// How many steps of a chunk wait for every rank, while the chunk learns how far apart the ranks usually are.
+  static constexpr std::uint64_t kLearningSteps = 10;
   /// The shortest wait. Smaller differences are noise.
   static constexpr std::int64_t kLeastWaitNs = 5'000'000;
 

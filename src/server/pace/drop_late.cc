@@ -12,8 +12,6 @@ namespace poseidon {
 
 namespace {
 
-// How many steps of a chunk wait for every rank, while the chunk learns how far apart the ranks usually are.
-constexpr std::uint64_t kLearningSteps = 10;
 // A rank is reported if it is late in more than one of this many steps, once there have been this many.
 constexpr std::uint64_t kRarely = 10;
 constexpr std::uint64_t kStepsToJudge = 20;
@@ -81,7 +79,7 @@ void DropLate::arrived(PacedChunk& chunk, std::uint32_t rank) {
     const std::int64_t time_ns = now_ns();
     const bool counts = !chunk.state.parts()[rank]->push.excluded_from_mean;
     const bool decides = counts && arrivals_.add(rank, time_ns);
-    if (decides && chunk.state.shape().step > kLearningSteps && !chunk.state.all_here())
+    if (decides && chunk.state.shape().step > ArrivalSpread::kLearningSteps && !chunk.state.all_here())
       shard_.set_deadline(*this, time_ns + shard_.spread_.wait_ns(shard_.factor_));
   }
   chunk.finish_if_all_here();
@@ -183,7 +181,7 @@ void DroppingShard::count_late(DropLate& chunk, std::uint32_t rank, std::uint64_
   ++counted.late_chunks;
   counted.last_step = std::max(counted.last_step, step);
   counted.late_steps = std::max(counted.late_steps, late_steps);
-  const std::uint64_t judged_steps = step - kLearningSteps;
+  const std::uint64_t judged_steps = step - ArrivalSpread::kLearningSteps;
   if (!surroundings_.on_notice || noticed_[rank] || judged_steps < kStepsToJudge ||
       late_steps * kRarely <= judged_steps)
     return;
