@@ -133,6 +133,9 @@ def test_what_no_record_tells_is_refused() -> None:
     lossy = [replace(one, plan=[replace(row, scheme="topk") for row in one.plan]) for one in records]
     with pytest.raises(InvalidArgument, match="topk"):
         read_run(lossy)
+    hooked = [replace(one, steps=[replace(step, layers=[]) for step in one.steps]) for one in records]
+    with pytest.raises(InvalidArgument, match="communication hook"):
+        read_run(hooked)
     with pytest.raises(InvalidArgument, match="nothing is known of its network"):
         read_run([replace(one, link_bytes_per_s=None) for one in records])
     dense = [replace(one, plan=[replace(row, factor_count=None, scheme="ps") for row in one.plan]) for one in records]

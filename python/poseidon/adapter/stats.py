@@ -71,25 +71,38 @@ class StepRecord:
     @staticmethod
     def of(run: BackwardPass, client: _core.Client) -> StepRecord:
         """The client's figures for the exchanges of `run`, the latest step."""
-        layers = []
-        for entry, ready_ns in run.recorded():
-            stats = client.layer_stats(entry.layer)
-            layers.append(
-                LayerSynchronization(
-                    name=entry.name,
-                    scheme=stats.scheme,
-                    factor_count=stats.factor_count if entry.factorable or entry.row_gradient else 0,
-                    bytes_sent=stats.bytes_sent,
-                    bytes_received=stats.bytes_received,
-                    gradient_ready_ns=ready_ns,
-                    started_ns=stats.started_ns,
-                    completed_ns=stats.completed_ns,
-                    compute_ns=stats.compute_ns,
-                    backward_begin_ns=run.begin_ns,
-                    backward_end_ns=run.end_ns,
-                )
-            )
+        layers = [
+            _synchronization(entry, client.layer_stats(entry.layer), ready_ns, run.begin_ns, run.end_ns)
+            for entry, ready_ns in run.recorded()
+        ]
         return StepRecord(run.begin_ns, run.end_ns, layers, run.forward_begin_ns, run.waited_ns)
+
+
+def latest_synchronization(layers: Iterable[SyncedLayer], client: _core.Client) -> list[LayerSynchronization]:
+    """The figures of the layers' latest exchanges, where nobody has seen the backward pass: it is taken to last from
+    the begin of the first exchange to that of the last one."""
+    found = [(layer, client.layer_stats(layer.layer)) for layer in layers]
+    starts = [stats.started_ns for _, stats in found] or [0]
+    order = sorted(found, key=lambda pair: pair[1].started_ns)
+    return [_synchronization(layer, stats, stats.started_ns, min(starts), max(starts)) for layer, stats in order]
+
+
+def _synchronization(
+    layer: SyncedLayer, stats: _core.LayerStats, ready_ns: int, begin_ns: int, end_ns: int
+) -> LayerSynchronization:
+    return LayerSynchronization(
+        name=layer.name,
+        scheme=stats.scheme,
+        factor_count=stats.factor_count if layer.factorable or layer.row_gradient else 0,
+        bytes_sent=stats.bytes_sent,
+        bytes_received=stats.bytes_received,
+        gradient_ready_ns=ready_ns,
+        started_ns=stats.started_ns,
+        completed_ns=stats.completed_ns,
+        compute_ns=stats.compute_ns,
+        backward_begin_ns=begin_ns,
+        backward_end_ns=end_ns,
+    )
 
 
 class Recorder:

@@ -11,7 +11,7 @@ In a program:
 
 from poseidon.errors import PoseidonError
 from poseidon.jax.dense import dense
-from poseidon.jax.gradients import plan, value_and_grad
+from poseidon.jax.gradients import plan, synchronization_stats, value_and_grad
 from poseidon.jax.process import barrier, broadcast, failure, init, rank, shutdown, world_size
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "plan",
     "rank",
     "shutdown",
+    "synchronization_stats",
     "value_and_grad",
     "world_size",
 ]

@@ -26,6 +26,7 @@ from poseidon.adapter.layer_table import LayerTable
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.plan_table import PlanTable, make_plan_table
 from poseidon.adapter.settled import settle_schemes
+from poseidon.adapter.stats import LayerSynchronization, latest_synchronization
 from poseidon.errors import InvalidArgument
 from poseidon.jax.dense import Kernel, tracing
 from poseidon.jax.process import context, port
@@ -73,12 +74,25 @@ def plan() -> PlanTable:
     It is empty with one worker. Raises InvalidArgument before one was traced.
     """
     here = context()
+    return PlanTable() if here.client is None else make_plan_table(_latest_layers(here, "plan()"), here)
+
+
+def synchronization_stats() -> list[LayerSynchronization]:
+    """When each parameter of `plan()` was exchanged last, by which scheme, and its bytes, as backward has pushed them.
+
+    It is empty with one worker. Wait for the step's results first. Raises InvalidArgument before one was traced.
+    """
+    here = context()
     if here.client is None:
-        return PlanTable()
+        return []
+    return latest_synchronization(_latest_layers(here, "synchronization_stats()"), here.client)
+
+
+def _latest_layers(here: Membership, what: str) -> list[SyncedLayer]:
     tables = list(_tables.get(here, {}).values())
     if not tables:
-        raise InvalidArgument("plan() before the first step: call it when value_and_grad has been traced")
-    return make_plan_table(tables[-1], here)
+        raise InvalidArgument(f"{what} before the first step: call it when value_and_grad has been traced")
+    return tables[-1]
 
 
 def _layers_of(here: Membership, params: Any, kernels: Sequence[Kernel]) -> list[SyncedLayer]:

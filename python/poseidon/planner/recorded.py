@@ -73,6 +73,12 @@ def _check(record: RunRecord) -> None:
     lossy = sorted({row.scheme for row in record.plan if not is_known(row.scheme)} - {"rows"})
     if lossy:
         raise InvalidArgument(f"this run has layers with {', '.join(lossy)}, of which no prediction knows the times")
+    exchanged = {layer.name for step in record.steps for layer in step.layers}
+    if not {row.layer for row in record.plan} <= exchanged:
+        raise InvalidArgument(
+            "this run's gradients went through a communication hook, or its plan has changed: nothing is known of the "
+            "exchange of some layers"
+        )
     for name, usual in (("stragglers", "wait"), ("consistency", "bsp")):
         if options[name] != usual:
             raise InvalidArgument(f"this run has {name}={options[name]}, of which no prediction knows the times")

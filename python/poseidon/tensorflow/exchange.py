@@ -16,6 +16,7 @@ from poseidon.adapter.layer_table import LayerTable
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.plan_table import PlanTable, make_plan_table
 from poseidon.adapter.settled import settle_schemes
+from poseidon.adapter.stats import LayerSynchronization, latest_synchronization
 from poseidon.errors import InvalidArgument
 from poseidon.tensorflow.context import context, job_number
 from poseidon.tensorflow.transfer import Transfer
@@ -72,6 +73,12 @@ class GradientExchange:
         if self._connected is None:
             raise InvalidArgument("plan() before the first step: the layers are not known yet")
         return make_plan_table(list(self._connected.layers.values())[::-1], self._connected.here)
+
+    def synchronization_stats(self) -> list[LayerSynchronization]:
+        """When each variable was exchanged last, and its bytes. Raises InvalidArgument before the first step."""
+        if self._connected is None or self._connected.here.client is None:
+            raise InvalidArgument("synchronization_stats() before the first step, or after the job has ended")
+        return latest_synchronization(self._connected.layers.values(), self._connected.here.client)
 
     def _connect(
         self, here: Membership, gradients: Sequence[Any], variables: Sequence[Any], state: Sequence[Any]

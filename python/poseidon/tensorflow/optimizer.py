@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from poseidon.adapter.layer import SchemeChoice, WireChoice
 from poseidon.adapter.plan_table import PlanTable
+from poseidon.adapter.stats import LayerSynchronization
 from poseidon.errors import InvalidArgument
 from poseidon.tensorflow.context import context
 from poseidon.tensorflow.exchange import GradientExchange
@@ -30,6 +31,13 @@ class _Distributed:
     def plan(self) -> PlanTable:
         """The scheme and the bytes of each variable (poseidon.adapter.plan_table). After the first step."""
         return self._poseidon_exchange.plan()
+
+    def synchronization_stats(self) -> list[LayerSynchronization]:
+        """When each variable was exchanged last, by which scheme, and its bytes, as backward has made the gradients.
+
+        With several workers, after a step whose results are in.
+        """
+        return self._poseidon_exchange.synchronization_stats()
 
     def __setattr__(self, name: str, value: Any) -> None:
         # LossScaleOptimizer sets this on what it is put around. It leaves out steps in which the gradients of its own
