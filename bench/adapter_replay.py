@@ -93,7 +93,7 @@ def with_jax(layers: Sequence[Layer], rows: int, exchanges: bool) -> tuple[Calla
                 signal = run(signal, jnp.zeros(()))
             else:
                 signal = run(signal, weight)
-        return signal.mean()
+        return jnp.square(signal).mean()  # so that backward begins when forward has ended
 
     gradient = poseidon.value_and_grad(loss) if exchanges else jax.value_and_grad(loss)
     state = [jnp.zeros(layer.shape, jnp.float32) for layer in layers]
@@ -158,7 +158,7 @@ def with_tensorflow(layers: Sequence[Layer], rows: int, exchanges: bool) -> tupl
                     signal = run(tf.reduce_mean(product, axis=1, keepdims=True), tf.zeros(()))
                 else:
                     signal = run(signal, tf.convert_to_tensor(weight))
-            loss = tf.reduce_mean(signal)
+            loss = tf.reduce_mean(tf.square(signal))
         optimizer.apply(tape.gradient(loss, weights), weights)
 
     def one() -> None:

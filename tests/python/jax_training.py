@@ -95,6 +95,7 @@ def factors() -> Any:
     return {
         "worst": worst,
         "schemes": schemes,
+        "told": {one.name: one.scheme for one in poseidon.synchronization_stats()},
         "moved": moved / steps / planned,
         "params": {name: one.tolist() for name, one in params.items()},
     }

@@ -118,6 +118,7 @@ def convolutions() -> dict[str, Any]:
     return {
         "digest": digest(model),
         "sent": sum(one.bytes_sent + one.bytes_received for one in stats),
+        "told": sum(one.bytes for one in optimizer.synchronization_stats()),
         "steps": sorted({one.step for one in stats}),
         "planned": sum(row.bytes for row in optimizer.plan()),
         "plan": [row.layer.rpartition("/")[2] for row in optimizer.plan()],

@@ -63,6 +63,7 @@ def test_kernels_of_dense_travel_as_factors() -> None:
         assert answer["params"] == found[0]["params"]
         assert answer["moved"] == pytest.approx(1, rel=0.15), "the bytes of the plan, and headers of small messages"
         assert answer["schemes"] == {"['b']": "ps", "['w0']": "ps", "['w1']": "sfb", "['w2']": "ps"}
+        assert answer["told"] == answer["schemes"]
 
 
 def test_dense_is_an_ordinary_product_where_one_call_is_not_all() -> None:

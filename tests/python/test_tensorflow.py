@@ -121,6 +121,7 @@ def test_four_workers_train_a_cnn_as_one_process_and_send_what_was_planned() -> 
         assert answer["plan"] == ["kernel", "bias"] * 3
         # Headers, and small tensors that do not divide evenly among the workers.
         assert answer["sent"] == pytest.approx(answer["planned"], rel=0.15)
+        assert answer["told"] == answer["sent"]
 
 
 def test_without_a_compiler_training_gives_the_same_parameters() -> None:
