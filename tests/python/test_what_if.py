@@ -80,7 +80,8 @@ def _record(step: Prediction, rank: int, workers: int, times: float) -> RunRecor
         ]
         waited_ns = max(0, round((step.step_s - compute_s) * 1e9))
         steps.append(StepRecord(begin_ns, round(begin_ns + backward_s * 1e9), times, begin_ns - 1_000_000, waited_ns))
-    options = {"scheme": "auto", "wire": "fp32", "lossy": "", "partition": "balanced", "schedule": "wait_free",
+    options = {"scheme": "auto", "wire": "fp32", "lossy": "", "parameter_wire": "fp32", "small_bytes": 32768,
+               "group_bytes": 1048576, "chunk_bytes": "auto", "partition": "balanced", "schedule": "wait_free",
                "revise": "auto", "priority_classes": 2, "priority_order": "urgency", "priority_threshold": "auto",
                "stragglers": "wait", "consistency": "bsp"}  # fmt: skip
     cluster = step.cluster
@@ -133,6 +134,19 @@ def test_what_no_record_tells_is_refused() -> None:
     lossy = [replace(one, plan=[replace(row, scheme="topk") for row in one.plan]) for one in records]
     with pytest.raises(InvalidArgument, match="topk"):
         read_run(lossy)
+    halves = [_with_rows(one, wire="bf16") for one in records]
+    assert read_run(halves).exchange.wire == "bf16", "as the program has wrapped its model, whatever the option says"
+    assert read_run([_with_rows(one, dtype="bfloat16") for one in records]).exchange.wire == "bf16"
+    with pytest.raises(InvalidArgument, match="gradients of float64 that travel as fp32"):
+        read_run([_with_rows(one, dtype="float64") for one in records])
+    mixed = [replace(one, plan=[replace(one.plan[0], wire="int8", scheme="ps"), *one.plan[1:]]) for one in records]
+    with pytest.raises(InvalidArgument, match="travel as fp32, int8"):
+        read_run(mixed)
+    chosen = [_with_rows(one, reason="chosen by the user", scheme="sfb") for one in records]
+    assert read_run(chosen).exchange.scheme == "sfb"
+    narrow = [replace(one, options={**one.options, "parameter_wire": "bf16"}) for one in records]
+    with pytest.raises(InvalidArgument, match="parameter_wire=bf16"):
+        read_run(narrow)
     hooked = [replace(one, steps=[replace(step, layers=[]) for step in one.steps]) for one in records]
     with pytest.raises(InvalidArgument, match="communication hook"):
         read_run(hooked)
@@ -147,6 +161,10 @@ def test_what_no_record_tells_is_refused() -> None:
             what_if(read_run(records), [Change(link=link)])
     with pytest.raises(InvalidArgument, match="no prediction knows the scheme"):
         what_if(read_run(records), [Change(scheme="best")])
+
+
+def _with_rows(record: RunRecord, **changes: str) -> RunRecord:
+    return replace(record, plan=[replace(row, **changes) for row in record.plan])  # type: ignore[arg-type]
 
 
 def save(records: list[RunRecord], folder: Path) -> None:

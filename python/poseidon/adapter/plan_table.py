@@ -17,6 +17,8 @@ from poseidon.schemes import is_lossy, takes_rows
 
 _ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _LONG_SECONDS = 1.0
+CHOSEN_BY_USER = "chosen by the user"
+"""The reason of a layer whose scheme was asked for by name."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class PlanRow:
     priority_class: int | None  # of the flow that carries it, 0 being brought first; None where urgency is
     reason: str
     counts_rows: bool = False  # factor_count is that of its gradient's rows
+    dtype: str = "float32"
 
 
 class PlanTable(list[PlanRow]):
@@ -190,6 +193,7 @@ def _row(
         priority_class=None if priorities is None or entry.urgency is None else priorities.class_of(entry),
         reason=chosen or _reason(entry, scheme, here.settings, factor_count, cluster),
         counts_rows=entry.row_gradient,
+        dtype=entry.dtype,
     )
 
 
@@ -228,7 +232,7 @@ def _reason(
     if entry.settled_count is not None:
         return f"the fewest bytes for K = {entry.settled_count:g}, for good"
     if entry.scheme != "auto":
-        return "chosen by the user"
+        return CHOSEN_BY_USER
     if factor_count is None:
         return "factor count not known yet"
     costs = {

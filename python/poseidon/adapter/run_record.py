@@ -29,7 +29,8 @@ STEPS = 10
 _FIRST_STEPS = (5, 55)  # of the recorded ones: the later, with settled choices, replace the earlier
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _OPTIONS = (
-    *("scheme", "wire", "lossy", "small_bytes", "group_bytes", "partition", "schedule", "revise"),
+    *("scheme", "wire", "lossy", "parameter_wire", "chunk_bytes", "small_bytes", "group_bytes"),
+    *("partition", "schedule", "revise"),
     *("priority_classes", "priority_order", "priority_threshold", "stragglers", "consistency"),
 )
 

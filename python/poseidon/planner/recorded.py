@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
-from poseidon.adapter.plan_table import PlanRow
+from poseidon.adapter.plan_table import CHOSEN_BY_USER, PlanRow
 from poseidon.adapter.run_record import RunRecord
 from poseidon.adapter.stats import StepRecord
 from poseidon.errors import InvalidArgument
@@ -17,6 +17,8 @@ from poseidon.planner.cluster import ClusterSpec
 from poseidon.planner.workload import Exchange, is_known
 
 _ALIKE = 0.05  # of a step: workers whose times differ by less are alike
+_NARROW = {"bfloat16", "float16"}
+_SIZES = ("small_bytes", "group_bytes", "chunk_bytes")
 _WHOLE_BITS = 8e9  # of a port of which nothing is known; it is replaced by what was measured
 
 
@@ -79,7 +81,7 @@ def _check(record: RunRecord) -> None:
             "this run's gradients went through a communication hook, or its plan has changed: nothing is known of the "
             "exchange of some layers"
         )
-    for name, usual in (("stragglers", "wait"), ("consistency", "bsp")):
+    for name, usual in (("stragglers", "wait"), ("consistency", "bsp"), ("parameter_wire", "fp32")):
         if options[name] != usual:
             raise InvalidArgument(f"this run has {name}={options[name]}, of which no prediction knows the times")
 
@@ -178,12 +180,34 @@ def _cluster(records: Sequence[RunRecord], slowest: float) -> ClusterSpec:
     return replace(spec, bits_per_second=_WHOLE_BITS * min(known) / spec.payload_bytes_per_s)
 
 
+def _wire(plan: Sequence[PlanRow]) -> str:
+    """How numbers travel, the same for all layers. What counts is their bytes, so gradients of 16 bits are as bf16."""
+    dtypes = {row.dtype for row in plan}
+    if dtypes <= _NARROW:
+        return "bf16"
+    wires = {row.wire for row in plan if row.scheme == "ps"} or {row.wire for row in plan}
+    if dtypes != {"float32"} or len(wires) > 1:
+        raise InvalidArgument(
+            f"this run has gradients of {', '.join(sorted(dtypes))} that travel as {', '.join(sorted(wires))}: only "
+            "runs in which all gradients travel alike can be predicted"
+        )
+    return wires.pop()
+
+
+def _scheme(record: RunRecord) -> str:
+    """The scheme that the program has asked for, by an option or as it wrapped its model."""
+    asked = {row.scheme for row in record.plan if row.reason == CHOSEN_BY_USER}
+    if len(asked) > 1:
+        raise InvalidArgument(f"this run has layers for which {' and '.join(sorted(asked))} were asked: none is known")
+    return asked.pop() if asked else str(record.options["scheme"])
+
+
 def _exchange(record: RunRecord) -> Exchange:
     options = record.options
     threshold = options["priority_threshold"]
     return Exchange(
-        scheme=options["scheme"],
-        wire=options["wire"],
+        scheme=_scheme(record),
+        wire=_wire(record.plan),
         overlap=record.overlap,
         threshold=threshold if isinstance(threshold, str) else float(threshold),
         order=options["priority_order"],
@@ -191,5 +215,5 @@ def _exchange(record: RunRecord) -> Exchange:
         partition=options["partition"],
         schedule=options["schedule"],
         by_time=options["revise"] == "auto",
-        sizes={name: options[name] for name in ("small_bytes", "group_bytes", "chunk_bytes") if options.get(name)},
+        sizes={name: options[name] for name in _SIZES if isinstance(options[name], int)},
     )
