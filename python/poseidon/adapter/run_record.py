@@ -12,7 +12,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,8 @@ class RunRecorder:
         if not first <= self._count < first + STEPS:
             return
         assert here.client is not None
-        self._steps = [*(self._steps if self._count > first else []), StepRecord.of(run, here.client)]
+        step = replace(StepRecord.of(run, here.client), forward_begin_ns=run.forward_begin_ns, waited_ns=run.waited_ns)
+        self._steps = [*(self._steps if self._count > first else []), step]
         if len(self._steps) == STEPS:
             try:
                 self._write(here.client, list(plan()), rates(self._steps))

@@ -60,7 +60,11 @@ class LayerSynchronization:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """All layers of one step, in the order of backward. `waited_ns`: for results, by the thread that trains."""
+    """All layers of one step, in the order of backward.
+
+    The last two are of the runs that the option `record` records: the begin of the forward pass before it, and how long
+    the thread that trains has waited for results.
+    """
 
     backward_begin_ns: int
     backward_end_ns: int
@@ -75,7 +79,7 @@ class StepRecord:
             _synchronization(entry, client.layer_stats(entry.layer), ready_ns, run.begin_ns, run.end_ns)
             for entry, ready_ns in run.recorded()
         ]
-        return StepRecord(run.begin_ns, run.end_ns, layers, run.forward_begin_ns, run.waited_ns)
+        return StepRecord(run.begin_ns, run.end_ns, layers)
 
 
 def latest_synchronization(layers: Iterable[SyncedLayer], client: _core.Client) -> list[LayerSynchronization]:
