@@ -55,4 +55,10 @@ std::int64_t ArrivalSpread::wait_ns(double factor) const {
   return std::max(kLeastWaitNs, static_cast<std::int64_t>(std::min(wait_ns, 1e15)));
 }
 
+std::optional<std::int64_t> ArrivalSpread::deadline_ns(std::uint64_t step, std::int64_t median_ns,
+                                                       double factor) const {
+  if (step <= kLearningSteps) return std::nullopt;
+  return median_ns + wait_ns(factor);
+}
+
 }  // namespace poseidon

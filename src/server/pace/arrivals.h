@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace poseidon {
@@ -38,6 +39,9 @@ class ArrivalSpread {
   void add(std::int64_t deviation_ns);
   /// How long after the median arrival a step waits: `factor` deviations, but no less than kLeastWaitNs.
   std::int64_t wait_ns(double factor) const;
+  /// Until when a step waits for late ranks whose median rank came at `median_ns`. Nothing: the step, counted from 1,
+  /// is one of the first, which wait for all.
+  std::optional<std::int64_t> deadline_ns(std::uint64_t step, std::int64_t median_ns, double factor) const;
 
   /// How many steps of a chunk wait for every rank, while the chunk learns how far apart the ranks usually are.
   static constexpr std::uint64_t kLearningSteps = 10;

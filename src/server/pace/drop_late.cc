@@ -79,8 +79,9 @@ void DropLate::arrived(PacedChunk& chunk, std::uint32_t rank) {
     const std::int64_t time_ns = now_ns();
     const bool counts = !chunk.state.parts()[rank]->push.excluded_from_mean;
     const bool decides = counts && arrivals_.add(rank, time_ns);
-    if (decides && chunk.state.shape().step > ArrivalSpread::kLearningSteps && !chunk.state.all_here())
-      shard_.set_deadline(*this, time_ns + shard_.spread_.wait_ns(shard_.factor_));
+    if (decides && !chunk.state.all_here())
+      if (const auto deadline = shard_.spread_.deadline_ns(chunk.state.shape().step, time_ns, shard_.factor_))
+        shard_.set_deadline(*this, *deadline);
   }
   chunk.finish_if_all_here();
 }

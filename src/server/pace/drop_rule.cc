@@ -25,12 +25,12 @@ std::int64_t DropRule::end_step(std::span<const std::int64_t> arrivals_ns, std::
   std::ranges::stable_sort(order, {}, [&](std::uint32_t rank) { return arrivals_ns[rank]; });
   const std::int64_t all_ns = arrivals_ns[order.back()];
   std::int64_t end_ns = all_ns;
-  const bool may_drop = ++state_->step > ArrivalSpread::kLearningSteps;
+  ++state_->step;
   for (const std::uint32_t rank : order) {
     if (arrivals_ns[rank] > end_ns) break;
-    const bool decides = state_->arrivals.add(rank, arrivals_ns[rank]);
-    if (decides && may_drop)
-      end_ns = std::min(all_ns, std::max(waits_until_ns, arrivals_ns[rank] + state_->spread.wait_ns(state_->factor)));
+    if (!state_->arrivals.add(rank, arrivals_ns[rank])) continue;
+    if (const auto deadline = state_->spread.deadline_ns(state_->step, arrivals_ns[rank], state_->factor))
+      end_ns = std::min(all_ns, std::max(waits_until_ns, *deadline));
   }
   state_->spread.add(state_->arrivals.deviation_ns());
   state_->arrivals.reset();
