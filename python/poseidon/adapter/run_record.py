@@ -113,24 +113,26 @@ class RunRecorder:
         products = None if rates is None or math.isinf(rates.multiply_adds_per_s) else rates.multiply_adds_per_s
         options = {name: getattr(self._settings, name) for name in _OPTIONS}
         record = RunRecord(
-            Path(sys.argv[0]).name or "run",
-            self._settings.job,
-            client.rank,
-            client.world_size,
-            socket.gethostname(),
-            _BOOT.read_text().strip() if _BOOT.exists() else socket.gethostname(),
-            list(cluster.hosts),
-            list(cluster.racks),
-            cluster.server_count,
-            cluster.placement,
-            {name: value if isinstance(value, (int, float, str)) else str(value) for name, value in options.items()},
-            any(row.urgency is not None for row in plan),
-            self._count - STEPS + 1,
-            None if rates is None else rates.link_bytes_per_s,
-            0.0 if rates is None else rates.latency_s,
-            products,
-            plan,
-            self._steps,
+            title=Path(sys.argv[0]).name or "run",
+            job=self._settings.job,
+            rank=client.rank,
+            world_size=client.world_size,
+            host=socket.gethostname(),
+            boot=_BOOT.read_text().strip() if _BOOT.exists() else socket.gethostname(),
+            machines=list(cluster.hosts),
+            racks=list(cluster.racks),
+            servers=cluster.server_count,
+            placement=cluster.placement,
+            options={
+                name: value if isinstance(value, (int, float, str)) else str(value) for name, value in options.items()
+            },
+            overlap=any(row.urgency is not None for row in plan),
+            first_step=self._count - STEPS + 1,
+            link_bytes_per_s=None if rates is None else rates.link_bytes_per_s,
+            latency_s=0.0 if rates is None else rates.latency_s,
+            multiply_adds_per_s=products,
+            plan=plan,
+            steps=self._steps,
         )
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"rank-{record.rank}.json"
@@ -145,7 +147,7 @@ def load_run(folder: str | os.PathLike[str]) -> list[RunRecord]:
     if not paths:
         raise InvalidArgument(
             f"{folder} has no records of a run: start one with `poseidon run --record {folder}` or with "
-            f"POSEIDON_RECORD={folder}; a worker writes them after {_FIRST_STEPS[0] + STEPS} steps"
+            f"POSEIDON_RECORD={folder}; a worker writes them after {_FIRST_STEPS[0] + STEPS - 1} steps"
         )
     records = sorted((_read(path) for path in paths), key=lambda record: record.rank)
     first = records[0]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import typer
 from rich.console import Console, RenderableType
 from rich.table import Table
+
+from poseidon.errors import InvalidArgument
 
 _PIPE_WIDTH = 160
 
@@ -25,6 +29,15 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of a 
 def print_json(data: Any) -> None:
     """Prints `data` as one JSON document."""
     print(json.dumps(data, indent=2), flush=True)
+
+
+@contextmanager
+def written(option: str, path: Path) -> Iterator[None]:
+    """While what an option names is written. InvalidArgument says so if it cannot be."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidArgument(f"{option} {path} cannot be written: {error.strerror}") from None
 
 
 def make_console() -> Console:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from poseidon.cli.output import JsonFlag, print_json, print_line, print_table
+from poseidon.cli.output import JsonFlag, print_json, print_line, print_table, written
 from poseidon.cli.planning import Described, planning_command
-from poseidon.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from poseidon.planner import PlanReport
@@ -34,10 +33,8 @@ def plan(
 
     report = make_report(described.table, described.cluster, described.exchange)
     if html is not None:
-        try:
+        with written("--html", html):
             write_page(report, html)
-        except OSError as error:
-            raise InvalidArgument(f"--html {html} cannot be written: {error.strerror}") from None
     if json:
         print_json(report.to_json())
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from poseidon.cli.output import JsonFlag, print_json, print_line
+from poseidon.cli.output import JsonFlag, print_json, print_line, written
 from poseidon.cli.planning import Described, planning_command
 from poseidon.errors import InvalidArgument
 
@@ -63,10 +63,8 @@ def simulate(
     by_message = planner.has_messages
     step = planner.predict_by_message() if by_message else planner.predict()
     if trace is not None:
-        try:
+        with written("--trace", trace):
             write_prediction(step, trace)
-        except OSError as error:
-            raise InvalidArgument(f"--trace {trace} cannot be written: {error.strerror}") from None
     further = _further(step, pace, mtbf, rejoin)
     if json:
         found = {"by": "message" if by_message else "class", **step.to_json()}

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from poseidon.cli.output import JsonFlag, print_json, print_line, print_table
-from poseidon.errors import InvalidArgument
+from poseidon.cli.output import JsonFlag, print_json, print_line, print_table, written
 
 if TYPE_CHECKING:
     from poseidon.planner import WhatIf
@@ -58,10 +57,8 @@ def what_if(
     change = Change(link, hosts, scheme, wire, overlap, straggler)
     found = predict(read_run(load_run(folder)), [] if change == Change() else [change])
     if html is not None:
-        try:
+        with written("--html", html):
             write_what_if(found, html)
-        except OSError as error:
-            raise InvalidArgument(f"--html {html} cannot be written: {error.strerror}") from None
     if as_json:
         print_json(found.to_json())
     else:
@@ -97,10 +94,8 @@ def report(
     from poseidon.report import report_of_run, write_html, write_trace
 
     found = report_of_run(load_run(folder))
-    try:
+    with written("--out", out):
         out.mkdir(parents=True, exist_ok=True)
         write_html(found, out / "report.html")
         write_trace(found, out / "trace.json")
-    except OSError as error:
-        raise InvalidArgument(f"--out {out} cannot be written to: {error.strerror}") from None
     print_line(f"{out / 'report.html'} and {out / 'trace.json'}")

@@ -55,7 +55,8 @@ class Worker:
         name: str = "",
     ) -> None:
         """`name` is that of the worker; empty: it stands for all."""
-        self._of_worker = f" of {name}" if name else ""
+        of_worker = f" of {name}" if name else ""
+        self._accelerator, self._processor = f"accelerator{of_worker}", f"processor{of_worker}"
         self._clock, self._durations, self._loads = clock, durations, loads
         self._overlap, self._sequential, self._start = exchange.overlap, exchange.schedule == "sequential", start
         self._layer = len(durations.backward_s)  # that ran backward last
@@ -103,8 +104,7 @@ class Worker:
             return
         self._multiplying = True
         index = self._products[0]
-        where = f"processor{self._of_worker}"
-        self._clock.spend(self._product_s(index), where, PRODUCT, index, self._multiplied)
+        self._clock.spend(self._product_s(index), self._processor, PRODUCT, index, self._multiplied)
 
     def _multiplied(self) -> None:
         self._multiplying = False
@@ -155,7 +155,7 @@ class Worker:
 
     def _run(self, what: str, of: int, seconds: float) -> None:
         self._busy = True
-        self._clock.spend(seconds, f"accelerator{self._of_worker}", what, of, self._ended, what, of)
+        self._clock.spend(seconds, self._accelerator, what, of, self._ended, what, of)
 
     def _ended(self, what: str, of: int) -> None:
         self._busy = False

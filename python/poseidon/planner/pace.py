@@ -161,20 +161,22 @@ class _Steps:
 
     def _end_dropping(self, step: int, arrivals: list[float]) -> float:
         """When a step ends that may drop the slow worker. One that catches up computes nothing for steps before it."""
-        bound = step - self._pace.straggler_steps
-        waits_until = max(self._arrived[bound]) if bound >= 0 else 0.0
+        waits_until = self._all_arrived(step - self._pace.straggler_steps)
         end = float(self._rule.end_step([round(time) for time in arrivals], round(waits_until)))
         if self._pace.catches_up and self._begin[-1] >= end:
             self._computed -= 1
             arrivals[-1] = self._begin[-1] + self._half_ns(self._workers - 1)
         return end
 
+    def _all_arrived(self, step: int) -> float:
+        """When all workers' contributions to an earlier step were there; 0 for one before the first."""
+        return max(self._arrived[step]) if step >= 0 else 0.0
+
     def _push_each(self, step: int, arrivals: list[float]) -> None:
         """Servers apply every push as it comes. With ssp the answer waits for the slowest worker's earlier step."""
         self._computed += 1
         self._arrived.append(arrivals)
-        bound = step - self._pace.staleness
-        waits_until = max(self._arrived[bound]) if self._pace.consistency == "ssp" and bound >= 0 else 0.0
+        waits_until = self._all_arrived(step - self._pace.staleness) if self._pace.consistency == "ssp" else 0.0
         for rank, arrived in enumerate(arrivals):
             answered = max(arrived, waits_until)
             self._pushes[rank].append((arrived, answered))

@@ -38,7 +38,7 @@ class RecordedRun:
     exchange: Exchange
     schemes: dict[str, str]
     slow_host: str | None
-    slow_table: ModelTable
+    slow_table: ModelTable | None
     knows_factors: bool
 
 
@@ -59,7 +59,7 @@ def read_run(records: Sequence[RunRecord]) -> RecordedRun:
         _exchange(first),
         {row.layer: row.scheme for row in first.plan},
         None if slow is None else _name(slow, records),
-        _table(slow or typical, max(works)),
+        None if slow is None else _table(slow, max(works)),
         any(row.factor_count for row in first.plan),
     )
 

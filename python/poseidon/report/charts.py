@@ -15,6 +15,7 @@ NARROW = 500  # below this width a row's label stands above its bar
 TOP, BOTTOM, LEFT, RIGHT = 14, 40, 46, 14  # margins of the two curves
 ROW, TALL_ROW, BAR = 26, 38, 12
 LABEL_WIDTH = 190
+_TIME_AXIS = 40  # the height of what is below the rows
 
 
 def loss_chart(losses: Sequence[float], epochs: Sequence[Epoch], width: float) -> Canvas:
@@ -127,25 +128,11 @@ def timeline_chart(record: RankRecord, width: float) -> Canvas:
     spans = [span for span in record.spans if span.step == step]
     schemes = {row.name: row.scheme for row in record.layers}
     rows = _timeline_rows(spans)
-    narrow = width < NARROW
-    row_height, left = (TALL_ROW, 0.0) if narrow else (ROW, float(LABEL_WIDTH))
     start = min(span.start_ns for span in spans)
     end = max(span.end_ns for span in spans)
-    height = row_height * len(rows) + 44
-    canvas = Canvas(width, height, "Timeline of a typical step")
-    across = Scale(0, (end - start) / 1e6, left, width - 16)
-    bottom = height - 40
-    for time_ms in ticks(0, (end - start) / 1e6, count=4 if narrow else 8):
-        canvas.line(across(time_ms), 0, across(time_ms), bottom, "grid")
-        canvas.text(
-            across(time_ms), bottom + 16, number_text(time_ms), "tick", "middle" if time_ms or not narrow else "start"
-        )
-    canvas.text((left + width - 16) / 2, height - 4, "milliseconds", "tick", "middle")
-    names = short_names((name for name, _ in rows), width if narrow else left - 10)
-    for index, (name, parts) in enumerate(rows):
-        top = row_height * index + (18 if narrow else (ROW - BAR) / 2)
-        anchor, x = ("start", 0.0) if narrow else ("end", left - 10)
-        canvas.text(x, top - 5 if narrow else top + 10, names[name], "label", anchor)
+    names = [name for name, _ in rows]
+    canvas, across, tops = rows_in_time(names, (end - start) / 1e6, width, "Timeline of a typical step")
+    for (name, parts), top in zip(rows, tops, strict=True):
         for span in parts:
             style = scheme_style(schemes.get(name, "")) if span.kind == "synchronization" else span.kind
             from_ms, to_ms = ((at - start) / 1e6 for at in (span.start_ns, span.end_ns))
@@ -154,8 +141,29 @@ def timeline_chart(record: RankRecord, width: float) -> Canvas:
     passed = [span.end_ns for span in spans if span.kind == "backward" and not span.layer]
     if passed:
         x = across((max(passed) - start) / 1e6)
-        canvas.line(x, 0, x, bottom, "limit")
+        canvas.line(x, 0, x, canvas.height - _TIME_AXIS, "limit")
     return canvas
+
+
+def rows_in_time(names: Sequence[str], end_ms: float, width: float, label: str) -> tuple[Canvas, Scale, list[float]]:
+    """A picture with a row for each name over milliseconds from 0 to `end_ms`: the canvas, the scale of its time axis,
+    and where each row's bar begins from above."""
+    narrow = width < NARROW
+    row_height, left = (TALL_ROW, 0.0) if narrow else (ROW, float(LABEL_WIDTH))
+    canvas = Canvas(width, row_height * len(names) + _TIME_AXIS + 4, label)
+    across = Scale(0, end_ms, left, width - 16)
+    bottom = canvas.height - _TIME_AXIS
+    for time_ms in ticks(0, end_ms, count=4 if narrow else 8):
+        canvas.line(across(time_ms), 0, across(time_ms), bottom, "grid")
+        anchor = "middle" if time_ms or not narrow else "start"
+        canvas.text(across(time_ms), bottom + 16, number_text(time_ms), "tick", anchor)
+    canvas.text((left + width - 16) / 2, canvas.height - 4, "milliseconds", "tick", "middle")
+    tops = [row_height * row + (18 if narrow else (ROW - BAR) / 2) for row in range(len(names))]
+    short = short_names(names, width if narrow else left - 10)
+    x, anchor = (0.0, "start") if narrow else (left - 10, "end")
+    for name, top in zip(names, tops, strict=True):
+        canvas.text(x, top - 5 if narrow else top + 10, short[name], "label", anchor)
+    return canvas, across, tops
 
 
 def _timeline_rows(spans: Sequence[Span]) -> list[tuple[str, list[Span]]]:

@@ -16,7 +16,7 @@ from poseidon.adapter import cost
 from poseidon.adapter.agreement import check_same
 from poseidon.adapter.choice.decision import Decider, Decision
 from poseidon.adapter.choice.log import ChoiceLog, LoggedChoice
-from poseidon.adapter.choice.measurement import Processor, make_model
+from poseidon.adapter.choice.measurement import Processor, make_model, measured_rates
 from poseidon.adapter.choice.prediction import Rates, StepModel
 from poseidon.adapter.control import Control
 from poseidon.adapter.layer import SyncedLayer
@@ -164,10 +164,7 @@ class Choices:
     def rates(self, records: Sequence[StepRecord]) -> Rates | None:
         """What these steps show of ports and of the library's products. None if they have sent nothing."""
         processor = self._processor if self._measures else Processor(float("inf"), 0.0)
-        begins = [record.backward_begin_ns for record in records]
-        step_s = (begins[-1] - begins[0]) / 1e9 / max(1, len(begins) - 1)
-        model = make_model(list(self._layers.values()), self.open_layers, records, step_s, self._cluster, processor)
-        return None if model is None else model.rates
+        return measured_rates(list(self._layers.values()), records, self._cluster, processor)
 
     def _proposal(self, step: int) -> list[int]:
         """What rank 0 tells the others, and zeros on the others."""

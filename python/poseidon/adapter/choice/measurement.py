@@ -89,25 +89,46 @@ def make_model(
 
     `choices` has the schemes that layers may take, by name. `step_s` is the time of a step.
     """
+    steps = _seen_works(layers, choices, records, cluster)
+    rates = _rates(steps, processor)
+    if rates is None:
+        return None
+    latest = records[-1]
+    backward_s = (latest.backward_end_ns - latest.backward_begin_ns) / 1e9
+    return fitted(steps[-1][1], rates, backward_s, step_s)
+
+
+def measured_rates(
+    layers: Sequence[SyncedLayer], records: Sequence[StepRecord], cluster: _core.Cluster, processor: Processor
+) -> Rates | None:
+    """The rates that all records show. None if the latest step has sent nothing."""
+    return _rates(_seen_works(layers, {}, records, cluster), processor)
+
+
+def _seen_works(
+    layers: Sequence[SyncedLayer],
+    choices: Mapping[str, Sequence[str]],
+    records: Sequence[StepRecord],
+    cluster: _core.Cluster,
+) -> list[tuple[list[SeenUnit], list[UnitWork]]]:
+    """The units of each step, and what their exchanges needed."""
     by_name = {layer.name: layer for layer in layers}
     steps = [seen_units(by_name, record, cluster.worker_count) for record in records]
-    if not steps or not steps[-1]:
+    return [(step, _works(step, choices, cluster)) for step in steps]
+
+
+def _rates(steps: Sequence[tuple[list[SeenUnit], list[UnitWork]]], processor: Processor) -> Rates | None:
+    if not steps or not steps[-1][0]:
         return None
-    works = [_works(step, choices, cluster) for step in steps]
-    link = [_link_rate(seen, work, processor) for seen, work in zip(steps, works, strict=True)]
-    known = [rate for rate in link if rate is not None]
+    known = [rate for seen, works in steps if (rate := _link_rate(seen, works, processor)) is not None]
     if not known:
         return None
-    products = [_product_rate(seen, work) for seen, work in zip(steps, works, strict=True)]
-    measured = [rate for rate in products if rate is not None]
-    rates = Rates(
+    measured = [rate for seen, works in steps if (rate := _product_rate(seen, works)) is not None]
+    return Rates(
         statistics.median(known),
         processor.latency_s,
         statistics.median(measured) if measured else processor.multiply_adds_per_s,
     )
-    latest = records[-1]
-    backward_s = (latest.backward_end_ns - latest.backward_begin_ns) / 1e9
-    return fitted(works[-1], rates, backward_s, step_s)
 
 
 def _works(seen: Sequence[SeenUnit], choices: Mapping[str, Sequence[str]], cluster: _core.Cluster) -> list[UnitWork]:
