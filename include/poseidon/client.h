@@ -274,6 +274,11 @@ class Client {
 
   /// How the layer's last completed exchange went, and what this process has sent and received. Cheap.
   virtual LayerStats layer_stats(std::uint32_t layer) const = 0;
+  /// Keeps how every layer's pushes from number `first` to `first + count - 1` go, which are LayerStats::step. What was
+  /// kept before is forgotten. For those who look at steps later than they end. Any thread.
+  virtual void record_pushes(std::uint64_t first, std::uint32_t count) = 0;
+  /// What is kept of a layer's pushes that have completed, in their order. Any thread.
+  virtual std::vector<LayerStats> recorded_pushes(std::uint32_t layer) const = 0;
   virtual TrafficStats traffic() const = 0;
 
   /// Ok as long as the job runs. Afterwards it is the first failure that ended the job, here or on another rank. Cheap,

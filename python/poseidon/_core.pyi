@@ -727,6 +727,16 @@ class Client:
         """
 
     def layer_stats(self, arg: int, /) -> LayerStats: ...
+    def record_pushes(self, first: int, count: int) -> None:
+        """
+        Keeps how every layer's pushes from number `first` on go, which are LayerStats.step. What was kept before is forgotten. Any thread.
+        """
+
+    def recorded_pushes(self, layer: int) -> list[LayerStats]:
+        """
+        What is kept of a layer's pushes that have completed, in their order. Any thread.
+        """
+
     def traffic(self) -> TrafficStats: ...
     def abort(self, reason: str, planned: bool = False) -> None: ...
     def shutdown(self) -> None: ...

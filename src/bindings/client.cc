@@ -436,6 +436,15 @@ void bind_client(nb::module_& module) {
           "The ranks that have been late, as LateRank, by rank: this one, and those that the server of this process "
           "knows of.")
       .def("layer_stats", [](PyClient& self, std::uint32_t layer) { return self.get().layer_stats(layer); })
+      .def(
+          "record_pushes",
+          [](PyClient& self, std::uint64_t first, std::uint32_t count) { self.get().record_pushes(first, count); },
+          nb::arg("first"), nb::arg("count"),
+          "Keeps how every layer's pushes from number `first` on go, which are LayerStats.step. What was kept before "
+          "is forgotten. Any thread.")
+      .def(
+          "recorded_pushes", [](PyClient& self, std::uint32_t layer) { return self.get().recorded_pushes(layer); },
+          nb::arg("layer"), "What is kept of a layer's pushes that have completed, in their order. Any thread.")
       .def("traffic",
            [](PyClient& self) {
              const nb::gil_scoped_release unlocked;

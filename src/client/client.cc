@@ -276,6 +276,10 @@ bool ClientImpl::done(std::uint32_t layer) const { return steps_.done(layer); }
 
 LayerStats ClientImpl::layer_stats(std::uint32_t layer) const { return steps_.stats(layer); }
 
+void ClientImpl::record_pushes(std::uint64_t first, std::uint32_t count) { steps_.record(first, count); }
+
+std::vector<LayerStats> ClientImpl::recorded_pushes(std::uint32_t layer) const { return steps_.recorded(layer); }
+
 Status ClientImpl::status() const { return steps_.status(); }
 
 std::uint64_t ClientImpl::behind() const { return steps_.behind(); }

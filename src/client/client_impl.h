@@ -92,6 +92,8 @@ class ClientImpl final : public Client, private Receiver {
   std::uint64_t behind() const override;
   std::vector<LateRank> straggler_report() const override;
   LayerStats layer_stats(std::uint32_t layer) const override;
+  void record_pushes(std::uint64_t first, std::uint32_t count) override;
+  std::vector<LayerStats> recorded_pushes(std::uint32_t layer) const override;
   TrafficStats traffic() const override;
   Status status() const override;
   void abort(const std::string& reason, bool planned) override;

@@ -208,6 +208,19 @@ LayerStats Steps::stats(std::uint32_t layer) const {
   return layer < layers_.size() ? layers_[layer]->stats : LayerStats();
 }
 
+void Steps::record(std::uint64_t first, std::uint32_t count) {
+  const std::lock_guard lock(mutex_);
+  first_recorded_ = first;
+  recorded_count_ = count;
+  recorded_.clear();
+}
+
+std::vector<LayerStats> Steps::recorded(std::uint32_t layer) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = layer < layers_.size() ? recorded_.find(layers_[layer]) : recorded_.end();
+  return found == recorded_.end() ? std::vector<LayerStats>() : found->second;
+}
+
 Scheme Steps::next_scheme(std::uint32_t layer) const {
   const std::lock_guard lock(mutex_);
   return layer < layers_.size() ? layers_[layer]->unit->next_scheme : Scheme::ps;
@@ -287,11 +300,14 @@ void Steps::complete(UnitState& unit) {
     lateness_[unit.plan.get()].note(exchange.step, outcome.late_chunks, std::exchange(unit.behind, outcome.behind),
                                     outcome.behind);
   const std::int64_t time_ns = now_ns();
+  const bool is_recorded = exchange.push() != nullptr && exchange.step >= first_recorded_ &&
+                           exchange.step - first_recorded_ < recorded_count_;
   for (auto* layer : unit.layers) {
     const std::int64_t started_ns = layer->stats.started_ns;
     layer->stats = unit.stats_of(*layer);
     layer->stats.started_ns = started_ns;
     layer->stats.completed_ns = time_ns;
+    if (is_recorded) recorded_[layer].push_back(layer->stats);
   }
   release_locked(unit);
   if (awaited_count_ == 0 || exchange.push() == nullptr) return;

@@ -61,6 +61,8 @@ class Steps {
   Status set_rule(std::uint32_t layer, const UpdateRule& rule);
   /// Whether Client::choose may set this scheme now. Errors are those of that method.
   Status check_choice(std::uint32_t layer, Scheme scheme) const;
+  /// See Client::record_pushes.
+  void record(std::uint64_t first, std::uint32_t count);
   /// These wait until all servers and peers have greeted, until every exchange has completed, or until one layer's
   /// exchange has completed. They return the failure that has ended the job, if there is one.
   Status wait_linked(const Look& look);
@@ -75,6 +77,7 @@ class Steps {
   // The state now. A layer that does not exist is treated like one that has never started.
   bool done(std::uint32_t layer) const;
   LayerStats stats(std::uint32_t layer) const;
+  std::vector<LayerStats> recorded(std::uint32_t layer) const;
   Scheme next_scheme(std::uint32_t layer) const;
   /// The unit of a layer, or null if there is no such layer.
   UnitState* unit_of(std::uint32_t layer) const;
@@ -134,6 +137,9 @@ class Steps {
   bool closed_ = false;
   Status status_;                             // the first failure, with which every later call fails
   std::map<const Plan*, Lateness> lateness_;  // by the plan with which the layers were added
+  std::uint64_t first_recorded_ = 0;          // of each layer's pushes
+  std::uint32_t recorded_count_ = 0;
+  std::map<const LayerState*, std::vector<LayerStats>> recorded_;
 };
 
 }  // namespace poseidon

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
+from dataclasses import asdict
 from typing import Any
 
 import jax
@@ -99,6 +101,18 @@ def factors() -> Any:
         "moved": moved / steps / planned,
         "params": {name: one.tolist() for name, one in params.items()},
     }
+
+
+def watched() -> Any:
+    """Steps that take 30 ms, and what `poseidon top` would show of them. Rank 1 is late."""
+    params, rank = poseidon.broadcast(make_params(160)), poseidon.rank()
+    step = jax.jit(poseidon.value_and_grad(dense_loss))
+    for _ in range(70):
+        time.sleep(0.01 + 0.02 * rank)
+        jax.block_until_ready(step(params, batch(0, rank)))
+    meter = process.context().meter
+    poseidon.barrier()
+    return asdict(meter.latest)
 
 
 def factors_elsewhere() -> Any:
@@ -295,6 +309,6 @@ if __name__ == "__main__":
     poseidon.init(timeout=20)
     cases = (
         *(exact, scan, two_calls, opposite_orders, unused_on_one, optax_and_flax, lost_peer, different),
-        *(factors, factors_elsewhere, tied),
+        *(factors, factors_elsewhere, tied, watched),
     )
     print(json.dumps({case.__name__: case for case in cases}[sys.argv[1]]()))

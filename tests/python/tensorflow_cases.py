@@ -104,6 +104,13 @@ def fits() -> str:
     return compare(mlp, lambda: keras.optimizers.Adam(0.01))
 
 
+def many_steps() -> int:
+    x, y = data(20)
+    optimizer = poseidon.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    fit(mlp(), optimizer, own(x), own(y), BATCH)
+    return int(optimizer.iterations)
+
+
 def convolutions() -> dict[str, Any]:
     """Also what each layer's last exchange has sent, and what the plan says."""
     x, y = data()

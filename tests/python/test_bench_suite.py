@@ -36,7 +36,8 @@ def test_time_is_stretched_alike_for_computation_and_ports() -> None:
         whole = group.gbit_per_s * 1e9 / grid.SCALE**2
         assert group.bits_per_second * group.stretch == pytest.approx(whole)
         assert group.hosts * group.bits_per_second <= 1.001e9
-        assert config.compute_seconds >= 0.199
+        ports_full = group.hosts * group.bits_per_second >= 0.999e9
+        assert config.compute_seconds <= 1.001 or ports_full, "a long step is shortened as far as the cores allow"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_ratios_are_over_ddp_of_the_same_group_and_busy_ones_do_not_count(tmp_pa
 @needs_testbed
 def test_a_group_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid, "STEPS", 1)
-    monkeypatch.setattr(grid, "ROUNDS", 1)
+    monkeypatch.setattr(grid, "_LONG_S", 0.0)  # one round
     methods = methods_of("poseidon")
     append(tmp_path, measure(TINY, methods))
     found = load(tmp_path)

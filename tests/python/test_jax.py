@@ -14,7 +14,11 @@ import pytest
 
 import workers
 from page_programs import ROOT, first_program, output_on_two
+from poseidon.adapter.run_record import load_run
 from poseidon.launch import free_port
+from poseidon.live import WorkerFigures
+from poseidon.planner import read_run, what_if
+from poseidon.report import report_of_run
 
 pytest.importorskip("poseidon._core", reason="the compiled core is not built")
 pytest.importorskip("jax")
@@ -100,14 +104,31 @@ def test_a_network_of_flax_with_optax_on_four_workers_equals_one_process() -> No
         assert answer["params"] == found[0]["params"]
 
 
-@pytest.mark.parametrize(
-    "option", [{"scheme": "topk"}, {"lossy": "topk"}, {"on_failure": "rejoin"}, {"record": "steps"}]
-)
+@pytest.mark.parametrize("option", [{"scheme": "topk"}, {"lossy": "topk"}, {"on_failure": "rejoin"}])
 def test_what_it_cannot_do_is_refused_in_one_sentence(option: dict[str, str]) -> None:
     from poseidon import jax as poseidon_jax
 
     with pytest.raises(poseidon_jax.PoseidonError, match=f"poseidon.jax does not support {next(iter(option))}="):
         poseidon_jax.init(rank=0, world_size=2, master_addr="127.0.0.1", master_port=29_999, **option)
+
+
+def test_steps_are_watched_and_recorded_although_no_python_runs_in_them(tmp_path: Path) -> None:
+    given = {"POSEIDON_RECORD": str(tmp_path), "POSEIDON_TRANSPORT": "tcp"}
+    shown = [WorkerFigures.from_json(answer) for answer in answers("watched", **given)]
+    assert [one.rank for one in shown] == [0, 1]
+    assert shown[0].step == shown[1].step > 16, "ranks show the same steps"
+    assert all(0.03 < one.step_s < 0.1 for one in shown)
+    assert shown[0].stall_s > 0.015 > shown[1].stall_s, "rank 0 waits for rank 1"
+    assert sorted(layer.name for layer in shown[0].layers) == [f"['{name}']" for name in ("b", "w0", "w1", "w2")]
+    records = load_run(tmp_path)
+    assert [(one.framework, one.first_step, len(one.steps)) for one in records] == [("jax", 5, 10)] * 2
+    assert records[0].plan[0].layer == "['w0']", "in the order of forward"
+    assert all(sum(layer.bytes for layer in step.layers) > 0 for one in records for step in one.steps)
+    found = what_if(read_run(records), [])
+    assert found.run.slow_host == "rank 1"
+    assert found.run.step_s == pytest.approx(0.031, rel=0.3)
+    assert not any("DistributedOptimizer" in one.words for one in found.changes), "it has none"
+    assert report_of_run(records).step_s == pytest.approx(found.run.step_s, rel=0.1)
 
 
 def test_a_lost_peer_ends_the_step_with_an_error() -> None:

@@ -15,7 +15,9 @@ import pytest
 
 import workers
 from page_programs import ROOT, first_program, output_on_two
+from poseidon.adapter.run_record import load_run
 from poseidon.launch import free_port
+from poseidon.planner import read_run, what_if
 
 pytest.importorskip("poseidon._core", reason="the compiled core is not built")
 pytest.importorskip("tensorflow")
@@ -59,6 +61,16 @@ def answers(world_size: int, *cases: str, **environment: str) -> list[dict[str, 
             process.kill()
     assert [process.returncode for process in processes] == [0] * world_size
     return [json.loads(output.splitlines()[-1]) for output in outputs]
+
+
+def test_steps_of_fit_are_recorded(tmp_path: Path) -> None:
+    first, second = answers(2, "many_steps", POSEIDON_RECORD=str(tmp_path))
+    assert first["many_steps"] == second["many_steps"] == 20
+    records = load_run(tmp_path)
+    assert [(one.framework, one.first_step, len(one.steps)) for one in records] == [("tensorflow", 5, 10)] * 2
+    names = [row.layer for row in records[0].plan]
+    assert sorted(name.rpartition("/")[2] for name in names) == ["bias", "bias", "kernel", "kernel"]
+    assert what_if(read_run(records), []).changes
 
 
 @pytest.fixture(scope="module")

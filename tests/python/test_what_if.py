@@ -86,7 +86,7 @@ def _record(step: Prediction, rank: int, workers: int, times: float) -> RunRecor
                "stragglers": "wait", "consistency": "bsp"}  # fmt: skip
     cluster = step.cluster
     return RunRecord(
-        *("train.py", "default", rank, workers, f"gpu-{rank}", "one boot", [], [], workers, "colocated"),
+        *("torch", "train.py", "default", rank, workers, f"gpu-{rank}", "one boot", [], [], workers, "colocated"),
         *(options, step.exchange.overlap, 5, cluster.payload_bytes_per_s, cluster.latency_s, cluster.products_per_s),
         *(plan[::-1], steps),
     )

@@ -28,6 +28,13 @@ class Settles(Protocol):
         """Waits until nothing is in flight."""
 
 
+class Watch(Protocol):
+    """Looks at the job from a thread of its own (step_watch.py)."""
+
+    def close(self) -> None:
+        """Ends the thread."""
+
+
 class Membership:
     """A process's membership of one job. `client` and `control` are None with one worker. `arrays`: the framework's.
 
@@ -42,6 +49,7 @@ class Membership:
         self.client: _core.Client | None = None
         self.control: Control | None = None
         self.meter: Meter | None = None  # of the present membership
+        self.watch: Watch | None = None
         self.is_recorded = False  # some model's steps are (run_record.py)
         self.in_flight: weakref.WeakSet[Settles] = weakref.WeakSet()  # of every model that is trained in the job
         self._arrays = arrays
@@ -106,9 +114,9 @@ class Membership:
 
     def leave(self) -> None:
         """Ends the present client, if there is one. Afterwards no operation of it is under way."""
+        self._close_meter()
         if self.client is not None:
             self.client.shutdown()
-        self._close_meter()
         self.client = self.control = None
 
     def end(self) -> None:
@@ -127,6 +135,9 @@ class Membership:
         self._store = None
 
     def _close_meter(self) -> None:
+        watch, self.watch = self.watch, None
+        if watch is not None:
+            watch.close()
         if self.meter is not None:
             self.meter.close()
 

@@ -7,10 +7,10 @@ import os
 import socket
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from poseidon import _core
-from poseidon.adapter.stats import BackwardPass, StepRecord
+from poseidon.adapter.stats import BackwardPass, LayerSynchronization, StepRecord
 from poseidon.live import Board, LayerFigures, LinkMeter, WorkerFigures
 
 # It looks at all layers and connections, which takes a millisecond: not oftener than that, nor much more seldom.
@@ -46,15 +46,24 @@ class Meter:
         self._waited_ns += run.waited_ns
         if self._steps % self._stride:
             return
-        now_ns = time.monotonic_ns()
-        self._latest = self._figures(run, now_ns)
-        self._try(self._show)
-        seconds = (now_ns - self._shown[2]) / 1e9
-        self._shown = (self._steps, self._waited_ns, now_ns)
+        layers = StepRecord.of(run, self._client).layers
+        seconds = self.show(self._steps, self._waited_ns, layers, time.monotonic_ns())
         if seconds < _LEAST_SECONDS:
             self._stride *= 2
         elif seconds > _MOST_SECONDS and self._stride > 1:
             self._stride //= 2
+
+    def show(self, steps: int, waited_ns: int, layers: Sequence[LayerSynchronization], now_ns: int) -> float:
+        """Shows the job after so many steps, for whose results training has waited so long in all.
+
+        `layers` are those of the last one, which was over at `now_ns`. Returns the seconds since the figures before.
+        """
+        self._steps, self._waited_ns = steps, waited_ns
+        self._latest = self._figures(layers, now_ns)
+        self._try(self._write)
+        seconds = (now_ns - self._shown[2]) / 1e9
+        self._shown = (steps, waited_ns, now_ns)
+        return seconds
 
     def close(self) -> None:
         """Shows nothing any more."""
@@ -63,7 +72,7 @@ class Meter:
             with contextlib.suppress(OSError):
                 board.close()
 
-    def _figures(self, run: BackwardPass, now_ns: int) -> WorkerFigures:
+    def _figures(self, layers: Sequence[LayerSynchronization], now_ns: int) -> WorkerFigures:
         steps, waited_ns, since_ns = self._shown
         count, client = self._steps - steps, self._client
         traffic = client.traffic()
@@ -83,7 +92,7 @@ class Meter:
             bytes_received=traffic.bytes_received,
             layers=tuple(
                 LayerFigures(layer.name, layer.scheme, layer.bytes_sent, layer.bytes_received, layer.seconds)
-                for layer in StepRecord.of(run, client).layers
+                for layer in layers
             ),
             links=self._links.links(),
         )
@@ -91,7 +100,7 @@ class Meter:
     def _open(self) -> None:
         self._board = Board()
 
-    def _show(self) -> None:
+    def _write(self) -> None:
         if self._board is not None and self._latest is not None:
             self._board.write(self._latest)
 

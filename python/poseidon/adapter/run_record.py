@@ -24,9 +24,9 @@ from poseidon.adapter.stats import BackwardPass, LayerSynchronization, StepRecor
 from poseidon.errors import InvalidArgument
 from poseidon.options import Settings
 
-VERSION = 1
+VERSION = 2
 STEPS = 10
-_FIRST_STEPS = (5, 55)  # of the recorded ones: the later, with settled choices, replace the earlier
+FIRST_STEPS = (5, 55)  # of the recorded ones: the later, with settled choices, replace the earlier
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _OPTIONS = (
     *("scheme", "wire", "lossy", "parameter_wire", "chunk_bytes", "small_bytes", "group_bytes"),
@@ -44,6 +44,7 @@ class RunRecord:
     library's products; None: the framework makes them. `forward_begin_ns` has the begin of each step's forward pass.
     """
 
+    framework: str
     title: str
     job: str
     rank: int
@@ -65,22 +66,24 @@ class RunRecord:
     version: int = VERSION
 
 
-def recorder_of(here: Membership) -> RunRecorder | None:
-    """What records the steps of the job's next model. None if it is not the first, or the option `record` is not set.
+def recorder_of(here: Membership, framework: str = "torch") -> RunRecorder | None:
+    """What records the steps of the job's next model, which `framework` trains.
+
+    None if it is not the first model, or the option `record` is not set.
 
     A process group of some ranks of the job has no records.
     """
     if not here.settings.record or here.is_recorded or not here.is_world:
         return None
     here.is_recorded = True
-    return RunRecorder(here.settings)
+    return RunRecorder(here.settings, framework)
 
 
 class RunRecorder:
     """Records steps of one model, and writes them as soon as there are enough."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._folder, self._settings = Path(settings.record), settings
+    def __init__(self, settings: Settings, framework: str) -> None:
+        self._folder, self._settings, self._framework = Path(settings.record), settings, framework
         self._count = 0
         self._steps: list[StepRecord] = []
 
@@ -96,23 +99,47 @@ class RunRecorder:
         `plan` makes its plan, and `rates` says what recorded steps show of ports.
         """
         self._count += 1
-        first = max((step for step in _FIRST_STEPS if step <= self._count), default=self._count + 1)
+        first = max((step for step in FIRST_STEPS if step <= self._count), default=self._count + 1)
         if not first <= self._count < first + STEPS:
             return
         assert here.client is not None
         step = replace(StepRecord.of(run, here.client), forward_begin_ns=run.forward_begin_ns, waited_ns=run.waited_ns)
         self._steps = [*(self._steps if self._count > first else []), step]
         if len(self._steps) == STEPS:
-            try:
-                self._write(here.client, list(plan()), rates(self._steps))
-            except OSError as error:
-                warnings.warn(f"record={self._folder}: this worker's steps cannot be written: {error}", stacklevel=2)
+            self.write(here.client, list(plan()), rates(self._steps), first, self._steps)
 
-    def _write(self, client: _core.Client, plan: list[PlanRow], rates: Rates | None) -> None:
+    def write(
+        self,
+        client: _core.Client,
+        plan: list[PlanRow],
+        rates: Rates | None,
+        first_step: int,
+        steps: Sequence[StepRecord],
+    ) -> None:
+        """Writes these steps. `plan` is in the order of forward. It warns if the file cannot be written."""
+        record = self._record(client, plan, rates, first_step, steps)
+        path = self._folder / f"rank-{record.rank}.json"
+        scratch = path.with_suffix(f".{os.getpid()}.part")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            scratch.write_text(json.dumps(asdict(record)), encoding="utf-8")
+            scratch.replace(path)
+        except OSError as error:
+            warnings.warn(f"record={self._folder}: this worker's steps cannot be written: {error}", stacklevel=2)
+
+    def _record(
+        self,
+        client: _core.Client,
+        plan: list[PlanRow],
+        rates: Rates | None,
+        first_step: int,
+        steps: Sequence[StepRecord],
+    ) -> RunRecord:
         cluster = client.cluster
         products = None if rates is None or math.isinf(rates.multiply_adds_per_s) else rates.multiply_adds_per_s
         options = {name: getattr(self._settings, name) for name in _OPTIONS}
-        record = RunRecord(
+        return RunRecord(
+            framework=self._framework,
             title=Path(sys.argv[0]).name or "run",
             job=self._settings.job,
             rank=client.rank,
@@ -127,18 +154,13 @@ class RunRecorder:
                 name: value if isinstance(value, (int, float, str)) else str(value) for name, value in options.items()
             },
             overlap=any(row.urgency is not None for row in plan),
-            first_step=self._count - STEPS + 1,
+            first_step=first_step,
             link_bytes_per_s=None if rates is None else rates.link_bytes_per_s,
             latency_s=0.0 if rates is None else rates.latency_s,
             multiply_adds_per_s=products,
             plan=plan,
-            steps=self._steps,
+            steps=list(steps),
         )
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"rank-{record.rank}.json"
-        scratch = path.with_suffix(f".{os.getpid()}.part")
-        scratch.write_text(json.dumps(asdict(record)), encoding="utf-8")
-        scratch.replace(path)
 
 
 def load_run(folder: str | os.PathLike[str]) -> list[RunRecord]:
@@ -147,7 +169,7 @@ def load_run(folder: str | os.PathLike[str]) -> list[RunRecord]:
     if not paths:
         raise InvalidArgument(
             f"{folder} has no records of a run: start one with `poseidon run --record {folder}` or with "
-            f"POSEIDON_RECORD={folder}; a worker writes them after {_FIRST_STEPS[0] + STEPS - 1} steps"
+            f"POSEIDON_RECORD={folder}; a worker writes them after {FIRST_STEPS[0] + STEPS - 1} steps"
         )
     records = sorted((_read(path) for path in paths), key=lambda record: record.rank)
     first = records[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -85,9 +85,14 @@ class StepRecord:
 def latest_synchronization(layers: Iterable[SyncedLayer], client: _core.Client) -> list[LayerSynchronization]:
     """The figures of the layers' latest exchanges, where nobody has seen the backward pass: it is taken to last from
     the begin of the first exchange to that of the last one."""
-    found = [(layer, client.layer_stats(layer.layer)) for layer in layers]
-    starts = [stats.started_ns for _, stats in found] or [0]
-    order = sorted(found, key=lambda pair: pair[1].started_ns)
+    own = list(layers)
+    return synchronization_of(own, [client.layer_stats(layer.layer) for layer in own])
+
+
+def synchronization_of(layers: Sequence[SyncedLayer], seen: Sequence[_core.LayerStats]) -> list[LayerSynchronization]:
+    """The figures of one step's exchanges, in the order in which they began: backward is taken to last as long."""
+    starts = [stats.started_ns for stats in seen] or [0]
+    order = sorted(zip(layers, seen, strict=True), key=lambda pair: pair[1].started_ns)
     return [_synchronization(layer, stats, stats.started_ns, min(starts), max(starts)) for layer, stats in order]
 
 

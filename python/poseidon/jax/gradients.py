@@ -27,6 +27,7 @@ from poseidon.adapter.membership import Membership
 from poseidon.adapter.plan_table import PlanTable, make_plan_table
 from poseidon.adapter.settled import settle_schemes
 from poseidon.adapter.stats import LayerSynchronization, latest_synchronization
+from poseidon.adapter.step_watch import watch_steps
 from poseidon.errors import InvalidArgument
 from poseidon.jax.dense import Kernel, tracing
 from poseidon.jax.process import context, port
@@ -113,6 +114,7 @@ def _layers_of(here: Membership, params: Any, kernels: Sequence[Kernel]) -> list
         for layer in layers:
             layer.take_next_scheme(here.client)
         tables[description] = layers
+        watch_steps(here, layers, "jax")
     return tables[description]
 
 

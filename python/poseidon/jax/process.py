@@ -27,7 +27,6 @@ _SUPPORTED = {
     "schedule": ["wait_free"],
     "scheme": ["auto", "ps", "sfb", "sharded_factors"],
     "lossy": [""],
-    "record": [""],
     "error_feedback": ["off"],
 }
 

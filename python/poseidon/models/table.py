@@ -31,6 +31,7 @@ class LayerSpec:
     row_exponent: an embedding's rows are looked up by a Zipf law with this exponent; with 0 all are equally likely.
     shares: the earlier layer whose weight this one uses, as its own. Its gradient is complete when both have run
     backward. Empty for a layer with a weight of its own.
+    is_parameter: the weight has the layer's own name, because the layer is no module but a single parameter.
     """
 
     name: str
@@ -41,6 +42,7 @@ class LayerSpec:
     positions: int = 1
     row_exponent: float = 0.0
     shares: str = ""
+    is_parameter: bool = False
 
     @property
     def weight_count(self) -> int:

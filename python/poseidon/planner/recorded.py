@@ -28,6 +28,7 @@ class RecordedRun:
 
     `schemes` has each layer's. `slow_host` is the host whose worker computes longest, if it does so for longer than the
     others; None: none does. `slow_table` has its times. `knows_factors`: the run has told K of layers that have one.
+    `can_overlap`: its framework can exchange a layer beside the next forward pass.
     A step of one worker stands for a sample, because the run has told no batch.
     """
 
@@ -40,6 +41,7 @@ class RecordedRun:
     slow_host: str | None
     slow_table: ModelTable | None
     knows_factors: bool
+    can_overlap: bool
 
 
 def read_run(records: Sequence[RunRecord]) -> RecordedRun:
@@ -61,6 +63,7 @@ def read_run(records: Sequence[RunRecord]) -> RecordedRun:
         None if slow is None else _name(slow, records),
         None if slow is None else _table(slow, max(works)),
         any(row.factor_count for row in first.plan),
+        first.framework == "torch",
     )
 
 
@@ -150,12 +153,13 @@ def _layer(name: str, rows: Sequence[PlanRow]) -> LayerSpec:
     shape, count = weight.shape or (1,), weight.factor_count or 0
     bias = len(rows) > 1
     flops = 2.0 * math.prod(shape) * max(1, count)
+    alone = name == weight.layer
     if not count:
-        return LayerSpec(name, "plain", shape, bias, flops)
+        return LayerSpec(name, "plain", shape, bias, flops, is_parameter=alone)
     if weight.counts_rows:
         look_ups = math.log1p(-min(count, shape[0] - 1) / shape[0]) / math.log1p(-1 / shape[0])
-        return LayerSpec(name, "embedding", shape, bias, flops, max(1, round(look_ups)))
-    return LayerSpec(name, "fc", shape, bias, flops, count)
+        return LayerSpec(name, "embedding", shape, bias, flops, max(1, round(look_ups)), is_parameter=alone)
+    return LayerSpec(name, "fc", shape, bias, flops, count, is_parameter=alone)
 
 
 def _cluster(records: Sequence[RunRecord], slowest: float) -> ClusterSpec:

@@ -167,7 +167,8 @@ def _usual(run: RecordedRun) -> Iterator[Change]:
     yield from (Change(scheme=scheme) for scheme in others if scheme != exchange.scheme)
     if exchange.wire == "fp32":
         yield Change(wire="bf16")
-    yield Change(overlap=not exchange.overlap)
+    if run.can_overlap:
+        yield Change(overlap=not exchange.overlap)
     if run.slow_host is not None:
         yield Change(straggler=False)
 

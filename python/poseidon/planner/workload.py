@@ -197,7 +197,7 @@ def _layer(
     rows = weight and spec.kind == "embedding" and not shared and not exchange.replayed
     scheme = exchange.scheme if factorable or not takes_factors(exchange.scheme) else "auto"
     return SyncedLayer(
-        f"{spec.name}.{tensor}",
+        spec.name if spec.is_parameter else f"{spec.name}.{tensor}",
         spec.weight_shape if weight else (count,),
         "float32",
         count,

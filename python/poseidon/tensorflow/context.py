@@ -20,7 +20,6 @@ _SUPPORTED = {
     "consistency": ["bsp"],
     "schedule": ["wait_free"],
     "lossy": [""],
-    "record": [""],
 }
 
 

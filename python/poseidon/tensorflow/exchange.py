@@ -17,6 +17,7 @@ from poseidon.adapter.membership import Membership
 from poseidon.adapter.plan_table import PlanTable, make_plan_table
 from poseidon.adapter.settled import settle_schemes
 from poseidon.adapter.stats import LayerSynchronization, latest_synchronization
+from poseidon.adapter.step_watch import watch_steps
 from poseidon.errors import InvalidArgument
 from poseidon.tensorflow.context import context, job_number
 from poseidon.tensorflow.transfer import Transfer
@@ -102,6 +103,7 @@ class GradientExchange:
         table.connect(here.client, control)
         for layer in layers:
             layer.take_next_scheme(here.client)
+        watch_steps(here, layers, "tensorflow")
         _make_equal([*variables, *state], control, in_graph=_reads_variables_later(gradients))
         own = frozenset(id(variables[index]) for index in used if gradients[index] is not None)
         transfer = Transfer(here, job_number(), own)

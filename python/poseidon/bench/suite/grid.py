@@ -2,7 +2,8 @@
 
 A group stands for a model on hosts with ports of 1, 10 or 25 GbE. Dimensions of weights are divided by `SCALE`, so
 bytes and rate by its square. Two cores replay all hosts. So time is stretched: computation and the ports' rate alike,
-which changes no ratio, until a step computes long enough and all ports together carry what the cores can.
+which changes no ratio, until a step takes long enough and all ports together carry what the cores can. Where they
+can carry more, a step that computes long is shortened in the same way.
 """
 
 from __future__ import annotations
@@ -11,21 +12,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from poseidon.bench.training.methods import METHODS as KNOWN_METHODS
 from poseidon.bench.training.methods import Method, methods_named
 from poseidon.bench.training.results import TrainConfig
 from poseidon.errors import InvalidArgument
-from poseidon.models import ModelTable, model_table
+from poseidon.models import ModelTable, model_table, scaled
 
 MODELS = ("VGG19", "ResNet-50", "BERT-base", "GPT-2", "ViT-B/16", "Llama-1B LoRA", "DLRM")
 RATES = (1.0, 10.0, 25.0)  # Gb/s
 HOSTS = (2, 4, 8)
-METHODS = ("poseidon", "overlap", "ddp", "ddp-fp16", "ddp-bf16", "ddp-powersgd")
+METHODS = ("poseidon", "overlap", "poseidon-bf16", "ddp", "ddp-fp16", "ddp-bf16", "ddp-powersgd")
+PEER = "ddp"  # to which all are compared
 SCALE = 8
-STEPS, ROUNDS = 2, 2
+STEPS = 2  # measured ones of a round
 _GBIT = 1e9
-_LEAST_COMPUTE_S = 0.2
+_MOST_COMPUTE_S = 1.0
+_LEAST_STEP_S, _LONG_S = 0.2, 2.0  # of DDP; above the second there is one round and not two
 _MOST_BITS_PER_S = 1e9  # of all ports together
-_STEPS_IN_ALL = 8  # of one method: measured, and for warming up
+_WARM_UPS = 2  # about, of one method in a round
 _STARTS_S = 15.0  # processes, connections, and the plain copy
 # As users run: the system's TCP, and switches that are plain queues.
 _TESTBED = {"priorities": 2, "honour_dscp": False, "congestion": "system"}
@@ -46,14 +50,15 @@ class Group:
 
     @property
     def stretch(self) -> float:
-        """How many times slower than the hardware it stands for everything is."""
-        by_rate = self.hosts * self.gbit_per_s * _GBIT / SCALE**2 / _MOST_BITS_PER_S
-        return max(1.0, by_rate, _LEAST_COMPUTE_S / self.table.iteration_seconds)
+        """How many times slower than the hardware it stands for everything is. Below 1 it is faster."""
+        by_rate = self.hosts * self._scaled_rate / _MOST_BITS_PER_S
+        short = _LEAST_STEP_S / self._step_s(KNOWN_METHODS[PEER])
+        return max(by_rate, short, min(1.0, _MOST_COMPUTE_S / self.table.iteration_seconds))
 
     @property
     def bits_per_second(self) -> float:
         """The rate of a replayed port."""
-        return self.gbit_per_s * _GBIT / SCALE**2 / self.stretch
+        return self._scaled_rate / self.stretch
 
     def config(self, methods: Sequence[Method]) -> TrainConfig:
         """The run."""
@@ -65,18 +70,27 @@ class Group:
             compute_seconds=self.table.iteration_seconds * self.stretch,
             methods=tuple(methods),
             step_count=STEPS,
-            repeat_count=ROUNDS,
+            repeat_count=self._rounds,
             testbed=dict(_TESTBED),
         )
 
+    @property
+    def _scaled_rate(self) -> float:
+        return self.gbit_per_s * _GBIT / SCALE**2
+
+    @property
+    def _rounds(self) -> int:
+        return 1 if self._step_s(KNOWN_METHODS[PEER]) * self.stretch > _LONG_S else 2
+
+    def _step_s(self, method: Method) -> float:
+        """About what a step takes before it is stretched."""
+        carried = method.scaled(SCALE).closed_form_bytes(scaled(self.table, SCALE), self.hosts) / 2
+        return max(self.table.iteration_seconds, carried * 8 / self._scaled_rate)
+
     def seconds(self, methods: Sequence[Method]) -> float:
         """About how long it takes to run."""
-        config = self.config(methods)
-        total = _STARTS_S
-        for method in methods:
-            carried = method.scaled(SCALE).closed_form_bytes(config.table, self.hosts) / 2
-            total += _STEPS_IN_ALL * max(config.compute_seconds, carried * 8 / self.bits_per_second)
-        return total
+        steps = (_WARM_UPS + STEPS) * self._rounds
+        return _STARTS_S + steps * self.stretch * sum(map(self._step_s, methods))
 
     def __str__(self) -> str:
         return f"{self.model}, {self.hosts} hosts, {self.gbit_per_s:g} GbE"
@@ -91,8 +105,8 @@ def groups(models: str, rates: str, hosts: str) -> list[Group]:
 
 
 def methods_of(text: str) -> list[Method]:
-    """Those of a comma-separated list, with "none", which efficiency needs, and "ddp", to which all are compared."""
-    return methods_named([*_chosen("methods", text, METHODS), "ddp"])
+    """Those of a comma-separated list, with "none", which efficiency needs, and the peer."""
+    return methods_named([*_chosen("methods", text, METHODS), PEER])
 
 
 def _chosen(what: str, text: str, known: Sequence[str]) -> list[str]:

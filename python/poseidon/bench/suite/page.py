@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from poseidon.bench.suite.cells import BUSY, Cell
-from poseidon.bench.suite.grid import SCALE
+from poseidon.bench.suite.grid import PEER, SCALE
 from poseidon.report import PAGE_WIDTH, bars_chart, document, figure, head, section, table
 
-_PEER = "ddp"
 _NONE = "none"
 _HEADS = ("hosts", "GbE", "method", "step", "samples/s", "efficiency", "× DDP")
 _METHOD = (
     "Layers are replayed: computation is slept, and gradients, exchange and update are real. Weights are divided by "
-    f"{SCALE} in each dimension, and rates by {SCALE**2}. Time is stretched where two cores could not keep up. Methods "
-    "of a group take turns in the same network namespaces, with plain queues and the system's TCP. Figures are "
-    f"medians. Where {BUSY:.0%} of the cores or more were busy (marked *), the processor is the limit and not the "
-    "network."
+    f"{SCALE} in each dimension, and rates by {SCALE**2}. Time is stretched where two cores could not keep up, "
+    "and shortened where a step would take long. Methods of a group take turns in the same network namespaces, with "
+    f"plain queues and the system's TCP. Figures are medians. Where {BUSY:.0%} of the cores or more were busy (marked "
+    "*), the processor is the limit and not the network."
 )
 
 
@@ -59,7 +58,7 @@ def rows_of(cells: Iterable[Cell]) -> list[Row]:
     for (group, method), cell in latest.items():
         if method == _NONE:
             continue
-        peer = latest.get((group, _PEER))
+        peer = latest.get((group, PEER))
         ratio = None if peer is None else peer.step_s / cell.step_s
         rows.append(
             Row(
@@ -107,12 +106,12 @@ def markdown(cells: Iterable[Cell]) -> str:
 
 
 def _markdown_lines(rows: Sequence[Row]) -> Iterator[str]:
-    names = list(dict.fromkeys(row.method for row in rows if row.method != _PEER))
+    names = list(dict.fromkeys(row.method for row in rows if row.method != PEER))
     yield f"| model | hosts | GbE | DDP's efficiency | {' | '.join(names)} |"
     yield "|---" * (4 + len(names)) + "|"
     for (model, hosts, rate), group in groupby(rows, key=lambda row: (row.model, row.hosts, row.gbit_per_s)):
         by_name = {row.method: row for row in group}
-        peer = by_name.get(_PEER)
+        peer = by_name.get(PEER)
         texts = [by_name[name].texts()[-1] if name in by_name else "" for name in names]
         efficiency = "" if peer is None else f"{peer.efficiency:.3f}"
         yield f"| {model} | {hosts} | {rate:g} | {efficiency} | {' | '.join(texts)} |"
