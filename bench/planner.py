@@ -3,11 +3,13 @@
 Draws a sample of 100 cells of model, method, rate, hosts and switches. Of these it replays --cells, from --first on, on
 a testbed, and predicts the same steps. Prints both, and the errors of time and of bytes. With --record it appends what
 was measured to a file, and --recorded predicts the cells of such a file again. With --documented it takes the steps
-that docs/benchmarks.md has in its tables of 8 and 16 hosts.
+that docs/benchmarks.md has in its tables of 8 and 16 hosts. With --suite it takes the cells of `poseidon bench suite`,
+those of torch's DDP and its hooks of 16 bits included.
 
     python bench/planner.py --cells 3 --first 6 --record cells.jsonl      # root and iproute2; about 1 minute a cell
     python bench/planner.py --recorded cells.jsonl
     python bench/planner.py --documented
+    python bench/planner.py --suite bench/results/suite
 """
 
 from __future__ import annotations
@@ -25,11 +27,13 @@ from statistics import median
 from typing import Any, TypeVar
 
 from poseidon import _core
+from poseidon.bench.suite.cells import load
 from poseidon.bench.training.methods import METHODS, Method
 from poseidon.bench.training.planned import exchange_of
 from poseidon.bench.training.results import TrainConfig, TrainResult
 from poseidon.bench.training.run import run_training
 from poseidon.planner import ClusterSpec, Planner, Prediction
+from poseidon.planner.ddp import ddp_step_s
 from poseidon.testbed import parse_rate
 from poseidon.testbed.shaping import ETHERNET_HEADER_BYTES
 
@@ -54,6 +58,7 @@ _COMPUTE_S = {"VGG19": 3.6, "VGG19-22K": 3.6}  # of the documented tables; other
 class Cell:
     """A predicted and a measured step. Bytes are sent plus received by one host; None: not measured."""
 
+    method: str
     words: str
     predicted_s: float
     measured_s: float
@@ -71,10 +76,10 @@ class Cell:
         return None if self.measured_bytes is None else self.predicted_bytes / self.measured_bytes - 1
 
 
-def predict(config: TrainConfig, method: Method, without_exchange_s: float) -> Prediction:
-    """The step that `poseidon bench train` replays. What it takes without exchange beyond compute is its update."""
+def cluster_of(config: TrainConfig) -> ClusterSpec:
+    """The hosts of a replay, whose processors share this machine."""
     assert config.link is not None
-    cluster = ClusterSpec(
+    return ClusterSpec(
         config.host_count,
         parse_rate(config.link),
         strict_priority=config.testbed.get("honour_dscp", False),
@@ -83,8 +88,12 @@ def predict(config: TrainConfig, method: Method, without_exchange_s: float) -> P
         # All hosts multiply at the same time, on the cores of this machine.
         products_per_s=_core.multiply_adds_per_second() * min(1.0, (os.cpu_count() or 1) / config.host_count),
     )
+
+
+def predict(config: TrainConfig, method: Method, without_exchange_s: float) -> Prediction:
+    """The step that `poseidon bench train` replays. What it takes without exchange beyond compute is its update."""
     table = replace(config.table, iteration_seconds=config.compute_seconds)
-    planner = Planner(table, cluster, exchange_of(method, config.scale, "coarse"))
+    planner = Planner(table, cluster_of(config), exchange_of(method, config.scale, "coarse"))
     update_s = max(0.0, without_exchange_s - config.compute_seconds)
     return planner.predict_by_message(update_s) if planner.has_messages else planner.predict(update_s=update_s)
 
@@ -155,7 +164,7 @@ def predicted(cell: Measured) -> Cell:
     prediction = predict(config, method, cell.none_s)
     switches = "priority" if cell.honour else "FIFO"
     words = f"{cell.model}, {cell.method}, {cell.hosts} hosts, {cell.link}, {switches}"
-    return Cell(words, prediction.step_s, cell.step_s, prediction.port_bytes, cell.payload_bytes)
+    return Cell(cell.method, words, prediction.step_s, cell.step_s, prediction.port_bytes, cell.payload_bytes)
 
 
 def append(file: Path, found: Any) -> None:
@@ -185,11 +194,36 @@ def documented() -> Iterator[Cell]:
         config = config_of(model, int(hosts), f"{rate}mbit", (method,), honour=False)
         prediction = predict(config, method, float(none_s))
         words = f"{model}, {hosts} hosts, {rate} Mb/s"
-        yield Cell(words, prediction.step_s, float(none_s) / float(efficiency), prediction.port_bytes, None)
+        measured_s = float(none_s) / float(efficiency)
+        yield Cell(method.name, words, prediction.step_s, measured_s, prediction.port_bytes, None)
+
+
+def of_suite(folder: Path) -> Iterator[Cell]:
+    """The cells of `poseidon bench suite` whose methods a prediction knows."""
+    latest = {(cell.group, cell.method): cell for cell in load(folder)}
+    for (group, name), cell in latest.items():
+        method = METHODS[name]
+        if method.library == "none" or method.powersgd_rank is not None:
+            continue
+        config, none_s = group.config([method]), latest[group, "none"].step_s
+        if method.library == "poseidon":
+            step_s = predict(config, method, none_s).step_s
+        else:
+            table = replace(config.table, iteration_seconds=none_s)
+            step_s = ddp_step_s(table, cluster_of(config), 4 if method.wire == "fp32" else 2, config.scale)
+        yield Cell(name, f"{group}, {name}", step_s, cell.step_s, 0.0, None)
+
+
+def judge_methods(cells: list[Cell]) -> Iterator[str]:
+    """A line about the errors of each method."""
+    for name in dict.fromkeys(cell.method for cell in cells):
+        errors = sorted(abs(cell.error) for cell in cells if cell.method == name)
+        yield f"{name}: {len(errors)} cells, median error {median(errors):.2%}, worst {errors[-1]:.2%}"
 
 
 def judge(cells: list[Cell]) -> dict[str, Any]:
-    """The errors over all cells, and whether they are within the bars."""
+    """The errors over Poseidon's cells, and whether they are within the bars."""
+    cells = [cell for cell in cells if METHODS[cell.method].library == "poseidon"]
     errors = [abs(cell.error) for cell in cells]
     byte_errors = [abs(cell.bytes_error) for cell in cells if cell.bytes_error is not None]
     return {
@@ -208,10 +242,13 @@ def main() -> None:
     parser.add_argument("--record", type=Path, help="append what was measured to this file")
     parser.add_argument("--recorded", type=Path, help="predict the cells of this file instead")
     parser.add_argument("--documented", action="store_true", help="compare with docs/benchmarks.md instead")
+    parser.add_argument("--suite", type=Path, help="predict the cells of this suite's results instead")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.documented:
         found = documented()
+    elif args.suite:
+        found = of_suite(args.suite)
     elif args.recorded:
         found = map(predicted, recorded(args.recorded, Measured))
     else:
@@ -227,8 +264,10 @@ def main() -> None:
     if args.json:
         print(json.dumps({"cells": [asdict(cell) for cell in cells], **result}, indent=2))
         return
+    for line in judge_methods(cells):
+        print(line)
     bars = "bars met" if result["ok"] else "bars MISSED"
-    print(f"{len(cells)} cells: median error {result['median_error']:.2%}, worst {result['worst_error']:.2%}; {bars}")
+    print(f"Poseidon: median error {result['median_error']:.2%}, worst {result['worst_error']:.2%}; {bars}")
 
 
 if __name__ == "__main__":

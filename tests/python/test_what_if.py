@@ -273,7 +273,9 @@ def test_workers_record_a_run(tmp_path: Path) -> None:
     assert "Critical path: " in told
     assert page.read_text().count("<svg") == 6
     subprocess.run([*CLI, "report", str(folder), "--out", str(tmp_path / "out")], check=True, capture_output=True)
-    assert "Time of a step" in (tmp_path / "out" / "report.html").read_text()
+    shown = (tmp_path / "out" / "report.html").read_text()
+    assert "Time of a step" in shown
+    assert "DDP over Gloo (predicted)" in shown
     assert json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]
 
 

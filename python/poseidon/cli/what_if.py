@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from poseidon.cli.output import JsonFlag, print_json, print_line, print_table, written
+from poseidon.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from poseidon.adapter.run_record import RunRecord
     from poseidon.planner import WhatIf
 
 WHAT_IF_EPILOG = "Example: poseidon what-if records --link 2x --overlap"
@@ -85,6 +88,17 @@ def _print(found: WhatIf) -> None:
     )
 
 
+def _predicted_ddp(records: Sequence[RunRecord]) -> dict[str, float]:
+    """What a step would take with torch's DDP; nothing of a run whose times no prediction knows."""
+    from poseidon.planner import Change, read_run
+    from poseidon.planner import what_if as predict
+
+    try:
+        return {"torch's DDP over Gloo (predicted)": predict(read_run(records), [Change()]).ddp_step_s}
+    except InvalidArgument:
+        return {}
+
+
 def report(
     folder: FolderArgument,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where report.html and trace.json are written.")] = Path(),
@@ -93,7 +107,8 @@ def report(
     from poseidon.adapter.run_record import load_run  # help does not wait for the compiled core
     from poseidon.report import report_of_run, write_html, write_trace
 
-    found = report_of_run(load_run(folder))
+    records = load_run(folder)
+    found = report_of_run(records, _predicted_ddp(records))
     with written("--out", out):
         out.mkdir(parents=True, exist_ok=True)
         write_html(found, out / "report.html")

@@ -28,7 +28,8 @@ class RecordedRun:
 
     `schemes` has each layer's. `slow_host` is the host whose worker computes longest, if it does so for longer than the
     others; None: none does. `slow_table` has its times. `knows_factors`: the run has told K of layers that have one.
-    `can_overlap`: its framework can exchange a layer beside the next forward pass.
+    `can_overlap`: its framework can exchange a layer beside the next forward pass. A gradient's elements have
+    `number_bytes` each.
     A step of one worker stands for a sample, because the run has told no batch.
     """
 
@@ -42,6 +43,7 @@ class RecordedRun:
     slow_table: ModelTable | None
     knows_factors: bool
     can_overlap: bool
+    number_bytes: int
 
 
 def read_run(records: Sequence[RunRecord]) -> RecordedRun:
@@ -64,6 +66,7 @@ def read_run(records: Sequence[RunRecord]) -> RecordedRun:
         None if slow is None else _table(slow, max(works)),
         any(row.factor_count for row in first.plan),
         first.framework == "torch",
+        2 if {row.dtype for row in first.plan} <= _NARROW else 4,
     )
 
 

@@ -10,6 +10,7 @@ from poseidon.models import ModelTable
 from poseidon.planner import advice
 from poseidon.planner.cluster import MEMORY_BYTES_PER_S, MOST_RATE, ClusterSpec
 from poseidon.planner.critical_path import critical_path, path_words, shares
+from poseidon.planner.ddp import ddp_step_s, ddp_words
 from poseidon.planner.load import Load
 from poseidon.planner.placement import RackPlan, plan_racks
 from poseidon.planner.predict import Planner, Prediction
@@ -61,7 +62,8 @@ class UnitRow:
 class PlanReport:
     """A plan. `least_bits_per_second`: the slowest ports with which scaling is linear, by exchange; None: there are
     none. `scheme_limits`: each scheme that a layer takes by bytes, and up to how many workers. `step` is that of the
-    whole cluster, and `changes` make it faster. `racks` is there if there are several."""
+    whole cluster, `ddp_step_s` that of torch's DDP there, and `changes` make it faster. `racks` is there if there are
+    several."""
 
     verdict: str
     model: str
@@ -73,12 +75,14 @@ class PlanReport:
     least_bits_per_second: Mapping[str, float | None]
     scheme_limits: Mapping[str, list[tuple[str, int]]]
     step: Prediction
+    ddp_step_s: float
     changes: tuple[advice.Change, ...]
     racks: RackPlan | None
 
     def notes(self) -> list[str]:
         """Sentences below the tables."""
         lines = [
+            *([ddp_words(self.ddp_step_s, self.step.step_s)] if self.cluster.workers > 1 else []),
             f"One worker's step without exchange: {self.iteration_source}.",
             f"Critical path of a step: {path_words(critical_path(self.step))}.",
         ]
@@ -117,6 +121,7 @@ class PlanReport:
             "least_bits_per_second": dict(self.least_bits_per_second),
             "scheme_limits": dict(self.scheme_limits),
             "critical_path_s": shares(critical_path(self.step)),
+            "ddp_step_s": self.ddp_step_s,
             "racks": None if self.racks is None else asdict(self.racks),
         }
 
@@ -138,6 +143,7 @@ def make_report(table: ModelTable, cluster: ClusterSpec, exchange: Exchange) -> 
         advice.least_rates(planner) if cluster.hosts > 1 else {},
         planner.scheme_limits(),
         now,
+        ddp_step_s(table, cluster),
         tuple(better),
         plan_racks(planner, now) if cluster.racks > 1 else None,
     )

@@ -9,6 +9,7 @@ from typing import Any
 from poseidon.errors import InvalidArgument
 from poseidon.planner.cluster import ClusterSpec
 from poseidon.planner.critical_path import Part, critical_path, path_words, shares
+from poseidon.planner.ddp import ddp_step_s, ddp_words
 from poseidon.planner.predict import Planner, Prediction
 from poseidon.planner.recorded import RecordedRun
 from poseidon.planner.workload import Exchange
@@ -118,6 +119,11 @@ class WhatIf:
         return then.cluster.workers / then.step_s / (now.cluster.workers / now.step_s)
 
     @property
+    def ddp_step_s(self) -> float:
+        """The step of the run with torch's DistributedDataParallel, predicted."""
+        return ddp_step_s(self.run.table, self.run.cluster, self.run.number_bytes)
+
+    @property
     def best(self) -> Outcome:
         """The change that gives most samples a second."""
         return max(self.changes, key=self.speed)
@@ -133,7 +139,8 @@ class WhatIf:
             f"{run.slow_host} computes {number_text(run.cluster.slowest)} times as long as the others. So exchanges do "
             "not show how fast ports are, and their rate is the one with which the simulated step is the measured one."
         ]
-        return [words, f"Critical path: {path_words(self.now.path)}.", *(slow if run.slow_host else [])]
+        path = f"Critical path: {path_words(self.now.path)}."
+        return [words, path, *(slow if run.slow_host else []), ddp_words(self.ddp_step_s, step.step_s)]
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
@@ -143,6 +150,7 @@ class WhatIf:
             "error": self.error,
             "slow_host": self.run.slow_host,
             "now": self.now.to_json(),
+            "ddp_step_s": self.ddp_step_s,
             "changes": [{**one.to_json(), "speed": self.speed(one)} for one in self.changes],
         }
 

@@ -113,7 +113,7 @@ class Report:
     epochs: list[Epoch]
     losses: list[float]  # of every step of the reporting rank
     ranks: list[RankRecord]
-    other_step_s: dict[str, float] = field(default_factory=dict)  # of other methods, measured in the same run
+    other_step_s: dict[str, float] = field(default_factory=dict)  # of other methods on the same hosts, by name
 
     @property
     def step_s(self) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from statistics import median
@@ -14,8 +14,11 @@ from poseidon.report.svg import number_text
 from poseidon.version import VERSION
 
 
-def report_of_run(records: Sequence[RunRecord]) -> Report:
-    """The report. `records` are those of all ranks, by rank (`load_run`)."""
+def report_of_run(records: Sequence[RunRecord], other_step_s: Mapping[str, float] | None = None) -> Report:
+    """The report. `records` are those of all ranks, by rank (`load_run`).
+
+    `other_step_s` has the steps of other methods beside which the run is shown, by name.
+    """
     first = records[0]
     origins = _origins(records)
     hosts = len({record.host for record in records})
@@ -34,6 +37,7 @@ def report_of_run(records: Sequence[RunRecord]) -> Report:
         ],
         epochs=[],
         losses=[],
+        other_step_s=dict(other_step_s or {}),
         ranks=[replace(_rank(record), origin_ns=origins[record.boot]) for record in records],
     )
 
