@@ -103,6 +103,17 @@ def factors() -> Any:
     }
 
 
+def several_devices() -> Any:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("device",))
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    params = jax.device_put(make_params(), whole)
+    try:
+        jax.jit(poseidon.value_and_grad(loss_fn))(params, jax.device_put(batch(0, 0), whole))
+    except ValueError as error:
+        return {"devices": len(jax.devices()), "error": str(error)}
+    return "no error"
+
+
 def watched() -> Any:
     """Steps that take 30 ms, and what `poseidon top` would show of them. Rank 1 is late."""
     params, rank = poseidon.broadcast(make_params(160)), poseidon.rank()
@@ -309,6 +320,6 @@ if __name__ == "__main__":
     poseidon.init(timeout=20)
     cases = (
         *(exact, scan, two_calls, opposite_orders, unused_on_one, optax_and_flax, lost_peer, different),
-        *(factors, factors_elsewhere, tied, watched),
+        *(factors, factors_elsewhere, tied, watched, several_devices),
     )
     print(json.dumps({case.__name__: case for case in cases}[sys.argv[1]]()))

@@ -131,6 +131,12 @@ def test_steps_are_watched_and_recorded_although_no_python_runs_in_them(tmp_path
     assert report_of_run(records).step_s == pytest.approx(found.run.step_s, rel=0.1)
 
 
+def test_several_devices_of_one_process_are_refused() -> None:
+    for answer in answers("several_devices", XLA_FLAGS="--xla_force_host_platform_device_count=2"):
+        assert answer["devices"] == 2
+        assert "poseidon.jax, which exchanges the gradients of one device in each process" in answer["error"]
+
+
 def test_a_lost_peer_ends_the_step_with_an_error() -> None:
     survivor, lost = answers("lost_peer")
     assert lost is None

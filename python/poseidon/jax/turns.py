@@ -35,6 +35,9 @@ class _Turns(_EFFECT):
 
     port: int
 
+    def __repr__(self) -> str:  # JAX says which effects it does not support
+        return "those of poseidon.jax, which exchanges the gradients of one device in each process"
+
 
 _take_turn = Primitive("poseidon_turn")
 
