@@ -24,8 +24,8 @@ for python in "${pythons[@]}"; do
   fi
   rm -rf "$work/raw" "$work/repaired"
   export PATH="$work/venv/bin:$PATH"
-  pip -q wheel . --no-deps --no-build-isolation -w "$work/raw" -C build-dir="$work/cmake" -C install.strip=true \
-    -C cmake.define.POSEIDON_UCX=OFF -C cmake.define.POSEIDON_TLS=ON
+  settings=(build-dir="$work/cmake" install.strip=true cmake.define.POSEIDON_UCX=OFF cmake.define.POSEIDON_TLS=ON)
+  pip -q wheel . --no-deps --no-build-isolation -w "$work/raw" "${settings[@]/#/--config-settings=}"
   auditwheel repair -w "$work/repaired" "$work"/raw/*.whl 2>&1 | grep -v '^INFO\|^$' || true
   "$python" -m venv --clear "$work/trial"
   "$work/trial/bin/pip" -q install "$work"/repaired/*.whl
