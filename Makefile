@@ -32,7 +32,7 @@ $(STAMP): constraints.txt $(SOURCES)
 	PYTHON="$(PYTHON)" tools/setup.sh $(VENV)
 	touch $(STAMP)
 
-# The documentation site, in build/site. It needs npm, and no build of Poseidon.
+# The documentation site of this version, in build/site/VERSION. It needs npm, and no build of Poseidon.
 docs:
 	tools/docs/build.sh
 

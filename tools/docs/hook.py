@@ -40,7 +40,7 @@ ASSETS = {
 
 def on_config(config: MkDocsConfig) -> None:
     """Every page's foot says which version it describes."""
-    version = re.search(r'^version = "(.*)"', _text("pyproject.toml"), re.MULTILINE)
+    version = re.search(r'^VERSION = "(.*)"', _text("python/poseidon/version.py"), re.MULTILINE)
     assert version is not None
     config.copyright = f"Poseidon {version[1]}, Apache-2.0"
 
