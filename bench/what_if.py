@@ -27,7 +27,7 @@ MEDIAN_BAR, WORST_BAR = 0.03, 0.08
 
 @dataclass(frozen=True)
 class Run:
-    """How a run is started. `slow_s`: what rank 1 sleeps in each step."""
+    """How a run is started. `slow_s`: what rank 1 sleeps in each step. `slow_port`: by how much host 2's is slower."""
 
     hosts: int = 4
     mbit: float = 40.0
@@ -35,6 +35,7 @@ class Run:
     wire: str = "fp32"
     overlap: bool = False
     slow_s: float = 0.0
+    slow_port: float = 1.0
 
 
 CASES: list[tuple[Run, Run, Change]] = [
@@ -50,6 +51,8 @@ CASES: list[tuple[Run, Run, Change]] = [
     (Run(overlap=True), replace(Run(overlap=True), mbit=80.0), Change(link="2x")),
     (Run(slow_s=0.2), Run(), Change(straggler=False)),
     (Run(slow_s=0.2), replace(Run(slow_s=0.2), mbit=80.0), Change(link="2x")),
+    (Run(slow_port=4.0), Run(), Change(slow_port=False)),
+    (Run(scheme="ps", mbit=200.0, slow_port=2.5), Run(scheme="ps", mbit=200.0), Change(slow_port=False)),
 ]
 
 
@@ -84,6 +87,8 @@ def recorded(run: Run) -> RecordedRun:
         environment = {f"POSEIDON_{name.upper()}": value for name, value in options.items()}
         command = [sys.executable, __file__, "--worker", str(int(run.overlap)), str(run.slow_s)]
         with Testbed(run.hosts, f"{run.mbit:g}mbit") as hosts:
+            if run.slow_port > 1:
+                hosts.set_rate(2, f"{run.mbit / run.slow_port:g}mbit")
             codes = launch(command, run.hosts, testbed=hosts, env={**environment, "OMP_NUM_THREADS": "1"})
         if any(codes):
             sys.exit(f"{run} failed: its message is above")

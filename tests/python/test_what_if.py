@@ -88,7 +88,7 @@ def _record(step: Prediction, rank: int, workers: int, times: float) -> RunRecor
     return RunRecord(
         *("torch", "train.py", "default", rank, workers, f"gpu-{rank}", "one boot", [], [], workers, "colocated"),
         *(options, step.exchange.overlap, 5, cluster.payload_bytes_per_s, cluster.latency_s, cluster.products_per_s),
-        *(plan[::-1], steps),
+        *([], {}, plan[::-1], steps),
     )
 
 
@@ -123,6 +123,45 @@ def test_a_straggler_is_named_and_taken_away() -> None:
     (without,) = found.changes
     assert without.step.step_s == pytest.approx(Planner(table, LAPTOP, Exchange()).predict().step_s, rel=0.05)
     assert without.words == "gpu-3 as fast as the others"
+
+
+def connected(records: list[RunRecord], slow: int | None, times: float) -> list[RunRecord]:
+    """The same with what ranks have sent to each other: 12 MB each, at 1 MB/s, or more slowly to and from one rank."""
+    found = []
+    for record in records:
+        others = [rank for rank in range(len(records)) if rank != record.rank]
+        seconds = {rank: 12.0 * (times if slow in (rank, record.rank) else 1.0) for rank in others}
+        sent = {f"10.0.0.{rank}": (12_000_000, seconds[rank]) for rank in others} | {"127.0.0.1": (9, 1.0)}
+        found.append(replace(record, addresses=["127.0.0.1", f"10.0.0.{record.rank}"], sent=sent))
+    return found
+
+
+def test_a_slow_port_is_named_and_taken_away() -> None:
+    table = model_table("VGG19")
+    step = Planner(table, LAPTOP, Exchange()).predict()
+    records = connected(recorded(step, 4), 2, 5.0)
+    found = what_if(read_run(records), [Change(slow_port=False), Change(link="4gbit"), Change(hosts=1)])
+    # A fast port carries 24 MB in 12 s beside what it carries of the slow one's, and that 36 MB in 60 s.
+    assert (found.run.slow_port, found.run.port_ratio) == ("gpu-2", pytest.approx(24 / 12 / (36 / 60)))
+    assert "The port of gpu-2 carries 3.33 times less than those of the others." in found.sentences()
+    assert "the port of gpu-2 (" in path_words(found.now.path)
+    assert found.now.step.step_s == pytest.approx(step.step_s, rel=0.05), "the slow port is the one that was measured"
+    without, all_fast, _ = (one.step.step_s for one in found.changes)
+    assert found.changes[0].words == "the port of gpu-2 as fast as the others'"
+    assert without == pytest.approx(
+        Planner(table, replace(LAPTOP, bits_per_second=1e9 * 24 / 12 / (36 / 60)), Exchange()).predict().step_s,
+        rel=0.02,
+    )
+    assert all_fast < without < found.now.step.step_s
+
+
+def test_equal_ports_two_hosts_and_unknown_addresses_name_no_port() -> None:
+    step = Planner(model_table("VGG19"), LAPTOP, Exchange()).predict()
+    assert read_run(connected(recorded(step, 4), None, 1.0)).slow_port is None
+    assert read_run(connected(recorded(step, 4), 2, 1.5)).slow_port is None, "that may be chance"
+    assert read_run(recorded(step, 4)).slow_port is None
+    two = Planner(model_table("VGG19"), replace(LAPTOP, hosts=2), Exchange()).predict()
+    assert read_run(connected(recorded(two, 2), 1, 5.0)).slow_port is None, "it may be the other's"
 
 
 def test_what_no_record_tells_is_refused() -> None:

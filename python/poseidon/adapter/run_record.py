@@ -22,6 +22,7 @@ from poseidon.adapter.membership import Membership
 from poseidon.adapter.plan_table import PlanRow
 from poseidon.adapter.stats import BackwardPass, LayerSynchronization, StepRecord
 from poseidon.errors import InvalidArgument
+from poseidon.live import LinkMeter, own_addresses
 from poseidon.options import Settings
 
 VERSION = 2
@@ -41,7 +42,9 @@ class RunRecord:
 
     `machines` has the machine of each rank, and `racks` the rack of each if the job knows them. `link_bytes_per_s` is
     what the busiest port carried while it was busy, without headers. None: not known. `multiply_adds_per_s`: of the
-    library's products; None: the framework makes them. `forward_begin_ns` has the begin of each step's forward pass.
+    library's products; None: the framework makes them. `addresses` are this worker's. `sent` has, for each address of
+    another one, the bytes that it has acknowledged, and for how many seconds some were on the way to it.
+    `forward_begin_ns` has the begin of each step's forward pass.
     """
 
     framework: str
@@ -61,6 +64,8 @@ class RunRecord:
     link_bytes_per_s: float | None
     latency_s: float
     multiply_adds_per_s: float | None
+    addresses: list[str]
+    sent: dict[str, tuple[int, float]]
     plan: list[PlanRow]
     steps: list[StepRecord]
     version: int = VERSION
@@ -86,6 +91,7 @@ class RunRecorder:
         self._folder, self._settings, self._framework = Path(settings.record), settings, framework
         self._count = 0
         self._steps: list[StepRecord] = []
+        self._links = LinkMeter()
 
     def step_finished(
         self,
@@ -103,6 +109,8 @@ class RunRecorder:
         if not first <= self._count < first + STEPS:
             return
         assert here.client is not None
+        if self._count == first:
+            self._links.sent()  # from here on
         step = replace(StepRecord.of(run, here.client), forward_begin_ns=run.forward_begin_ns, waited_ns=run.waited_ns)
         self._steps = [*(self._steps if self._count > first else []), step]
         if len(self._steps) == STEPS:
@@ -158,6 +166,8 @@ class RunRecorder:
             link_bytes_per_s=None if rates is None else rates.link_bytes_per_s,
             latency_s=0.0 if rates is None else rates.latency_s,
             multiply_adds_per_s=products,
+            addresses=own_addresses(),
+            sent=self._links.sent(),
             plan=plan,
             steps=list(steps),
         )

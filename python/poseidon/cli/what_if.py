@@ -42,6 +42,9 @@ def what_if(
     straggler: Annotated[
         bool, typer.Option("--straggler/--no-straggler", help="With the slow worker, if there was one, or without it.")
     ] = True,
+    slow_port: Annotated[
+        bool, typer.Option("--slow-port/--no-slow-port", help="With the slow port, if there was one, or without it.")
+    ] = True,
     html: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(metavar="FILE", help="Write a page with the critical paths here."),
@@ -57,7 +60,7 @@ def what_if(
     from poseidon.planner import Change, read_run, write_what_if
     from poseidon.planner import what_if as predict
 
-    change = Change(link, hosts, scheme, wire, overlap, straggler)
+    change = Change(link, hosts, scheme, wire, overlap, straggler, slow_port)
     found = predict(read_run(load_run(folder)), [] if change == Change() else [change])
     if html is not None:
         with written("--html", html):

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from poseidon.live.figures import LinkFigures
@@ -35,6 +36,13 @@ class LinkMeter:
 
     def links(self) -> tuple[LinkFigures, ...]:
         """One for each address to which this process has connections beyond itself."""
+        return tuple(_figures(peer, link) for peer, link in sorted(self._since_before().items()))
+
+    def sent(self) -> dict[str, tuple[int, float]]:
+        """To each of these addresses: the bytes that were acknowledged, and for how many seconds some were not yet."""
+        return {peer: (link.acknowledged, link.busiest_us / 1e6) for peer, link in self._since_before().items()}
+
+    def _since_before(self) -> dict[str, _Link]:
         links: dict[str, _Link] = {}
         now: dict[str, tuple[int, int]] = {}
         for name, peer, info in _connections():
@@ -47,7 +55,7 @@ class LinkMeter:
             link.round_trip_us = max(link.round_trip_us, _value(info, _ROUND_TRIP_US))
             link.resent += _value(info, _RESENT)
         self._before = now
-        return tuple(_figures(peer, link) for peer, link in sorted(links.items()))
+        return links
 
 
 def _figures(peer: str, link: _Link) -> LinkFigures:
@@ -64,17 +72,33 @@ def _value(info: bytes, place: tuple[int, str]) -> int:
 def _connections() -> list[tuple[str, str, bytes]]:
     """Of each: a name that no other has, the other end's address, and the kernel's tcp_info."""
     found = []
+    for name, connection in _sockets():
+        with contextlib.suppress(OSError):  # one that listens
+            peer = connection.getpeername()[0]
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+            if len(info) == _INFO_BYTES:
+                found.append((name, str(peer), info))
+    return found
+
+
+def own_addresses() -> list[str]:
+    """The addresses that connections of this process have on this machine."""
+    found = set()
+    for _, connection in _sockets():
+        with contextlib.suppress(OSError):
+            connection.getpeername()
+            found.add(str(connection.getsockname()[0]))
+    return sorted(found)
+
+
+def _sockets() -> Iterator[tuple[str, socket.socket]]:
+    """This process's sockets of IP, each with a name that no other has. Each is closed when the next is asked for."""
     for text in os.listdir("/proc/self/fd"):
         # It may be closed meanwhile, or be something else.
         with contextlib.suppress(OSError, ValueError):
             name = os.readlink(f"/proc/self/fd/{text}")
             if not name.startswith("socket:"):
                 continue
-            with socket.socket(fileno=os.dup(int(text))) as connection:
-                if connection.family not in (socket.AF_INET, socket.AF_INET6):
-                    continue
-                peer = connection.getpeername()[0]
-                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-            if len(info) == _INFO_BYTES:
-                found.append((name, str(peer), info))
-    return found
+            with socket.socket(fileno=os.dup(int(text))) as own:
+                if own.family in (socket.AF_INET, socket.AF_INET6):
+                    yield name, own

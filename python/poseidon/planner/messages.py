@@ -127,15 +127,19 @@ class MessageStep:
         cluster: ClusterSpec,
         exchange: Exchange,
         names: Sequence[str],
+        rates: Sequence[float],
     ) -> None:
-        """Each host has one worker, which hosts a server, too. `durations` are those of each, `names` the hosts'."""
+        """Each host has one worker, which hosts a server, too. `durations` are those of each, `names` the hosts'.
+
+        `rates` are the bytes of payload per second of each host's port.
+        """
         self.loads, self._durations, self._cluster = loads, durations, cluster
         self.clock = Clock()
-        rate, strict = cluster.payload_bytes_per_s, cluster.strict_priority
-        self._piece_bytes = min(max(rate * _PIECE_S, _LEAST_PIECE_BYTES), _MOST_PIECE_BYTES)
+        strict = cluster.strict_priority
+        self._piece_bytes = min(max(min(rates) * _PIECE_S, _LEAST_PIECE_BYTES), _MOST_PIECE_BYTES)
         ports = [f"port of {name}" for name in names]
-        self._out = [_HostPort(self, port, rate) for port in ports]
-        self._in = [_Queue(self, port, rate, strict) for port in ports]
+        self._out = [_HostPort(self, port, rate) for port, rate in zip(ports, rates, strict=True)]
+        self._in = [_Queue(self, port, rate, strict) for port, rate in zip(ports, rates, strict=True)]
         self._up, self._down = (
             [
                 _Queue(self, f"uplink of rack {rack}", cluster.uplink_bytes_per_s, strict)

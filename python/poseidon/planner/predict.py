@@ -153,12 +153,14 @@ class Planner:
         chosen: Prediction | None = None,
         hosts: Sequence[str] = (),
         slow: ModelTable | None = None,
+        port_times: Sequence[float] = (),
     ) -> Prediction:
         """The step, with every message of every worker. The schemes are those of `chosen`, or of `predict`.
 
         `hosts` are names of the hosts, the slowest first; without them they have numbers. `slow` has the times of the
-        slowest worker; without it they are those of the others times the cluster's `slowest`. Raises InvalidArgument
-        for clusters for which only classes are known.
+        slowest worker; without it they are those of the others times the cluster's `slowest`. `port_times`: how many
+        times as fast as the cluster's ports each host's is. Raises InvalidArgument for clusters for which only classes
+        are known.
         """
         if not self.has_messages:
             raise InvalidArgument(
@@ -170,7 +172,8 @@ class Planner:
         usual = self._durations(self.cluster, update_s)
         of_slow = usual.slowed(self.cluster.slowest) if slow is None else self._durations(self.cluster, update_s, slow)
         durations = [of_slow, *[usual] * (self.cluster.workers - 1)]
-        step = MessageStep(chosen.loads, durations, self.cluster, self.exchange, names)
+        rates = [self.cluster.payload_bytes_per_s * times for times in port_times or [1.0] * self.cluster.hosts]
+        step = MessageStep(chosen.loads, durations, self.cluster, self.exchange, names, rates)
         step.run()
         slowest = max(step.workers, key=lambda worker: worker.end_s)
         return replace(

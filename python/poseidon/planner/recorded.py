@@ -14,6 +14,7 @@ from poseidon.adapter.stats import StepRecord
 from poseidon.errors import InvalidArgument
 from poseidon.models import LayerSpec, ModelTable
 from poseidon.planner.cluster import ClusterSpec
+from poseidon.planner.recorded_ports import slow_port
 from poseidon.planner.workload import Exchange, is_known
 
 _ALIKE = 0.05  # of a step: workers whose times differ by less are alike
@@ -27,9 +28,10 @@ class RecordedRun:
     """A run. `step_s` is the median of the recorded steps, from the begin of one backward pass to the next.
 
     `schemes` has each layer's. `slow_host` is the host whose worker computes longest, if it does so for longer than the
-    others; None: none does. `slow_table` has its times. `knows_factors`: the run has told K of layers that have one.
-    `can_overlap`: its framework can exchange a layer beside the next forward pass. A gradient's elements have
-    `number_bytes` each.
+    others; None: none does. `slow_table` has its times. `slow_port` is the host whose port is slow, whose rate the
+    cluster has, and `port_ratio` says how many times as fast, at least, those of the others are. `knows_factors`: the
+    run has told K of layers that have one. `can_overlap`: its framework can exchange a layer beside the next forward
+    pass. A gradient's elements have `number_bytes` each.
     A step of one worker stands for a sample, because the run has told no batch.
     """
 
@@ -41,6 +43,8 @@ class RecordedRun:
     schemes: dict[str, str]
     slow_host: str | None
     slow_table: ModelTable | None
+    slow_port: str | None
+    port_ratio: float
     knows_factors: bool
     can_overlap: bool
     number_bytes: int
@@ -54,6 +58,7 @@ def read_run(records: Sequence[RunRecord]) -> RecordedRun:
     usual_s = median(works)
     step_s = max(median(_periods_s(one.steps)) for one in records)
     slow = records[works.index(max(works))] if max(works) - usual_s > _ALIKE * step_s else None
+    port = slow_port(records)
     typical = records[works.index(min(works, key=lambda work_s: abs(work_s - usual_s)))]
     return RecordedRun(
         first.title,
@@ -64,6 +69,8 @@ def read_run(records: Sequence[RunRecord]) -> RecordedRun:
         {row.layer: row.scheme for row in first.plan},
         None if slow is None else _name(slow, records),
         None if slow is None else _table(slow, max(works)),
+        None if port is None else _name(records[port[0]], records),
+        1.0 if port is None else port[1],
         any(row.factor_count for row in first.plan),
         first.framework == "torch",
         2 if {row.dtype for row in first.plan} <= _NARROW else 4,

@@ -24,7 +24,8 @@ _MOST_FITTED, _PRECISION = 100.0, 1.005  # of the rate of ports beside a slow wo
 class Change:
     """What is different from the run. `link` is a rate, such as 10gbit, or a factor, such as 2x.
 
-    None: as in the run. `straggler` False: no worker computes longer than the others.
+    None: as in the run. `straggler` False: no worker computes longer than the others. `slow_port` False: all ports are
+    as fast as those of the other hosts.
     """
 
     link: str | None = None
@@ -33,11 +34,14 @@ class Change:
     wire: str | None = None
     overlap: bool | None = None
     straggler: bool = True
+    slow_port: bool = True
 
-    def cluster(self, run: ClusterSpec) -> ClusterSpec:
+    def cluster(self, recorded: RecordedRun) -> ClusterSpec:
         """The changed cluster. Raises InvalidArgument for what cannot be."""
+        run = recorded.cluster
         hosts = run.hosts if self.hosts is None else self.hosts
-        rate = run.bits_per_second if self.link is None else _rate(self.link, run.bits_per_second)
+        now = run.bits_per_second * (1.0 if self.slow_port else recorded.port_ratio)
+        rate = now if self.link is None else _rate(self.link, now)
         alone = hosts * run.workers_per_host == 1
         slowest = run.slowest if self.straggler and not alone else 1.0
         servers = -(-run.servers * hosts // run.hosts) if hosts > 1 else 0
@@ -52,7 +56,7 @@ class Change:
         """The change in words."""
         parts = []
         if self.link is not None:
-            parts.append(f"ports of {_rate_words(self.cluster(run.cluster))}")
+            parts.append(f"ports of {_rate_words(self.cluster(run))}")
         if self.hosts is not None:
             parts.append(f"{self.hosts} host{'s' * (self.hosts != 1)}")
         parts += [f"scheme={self.scheme}"] if self.scheme is not None else []
@@ -60,6 +64,7 @@ class Change:
         if self.overlap is not None:
             parts.append("a DistributedOptimizer" if self.overlap else "no DistributedOptimizer")
         parts += [] if self.straggler else [f"{run.slow_host or 'all'} as fast as the others"]
+        parts += [] if self.slow_port else [f"the port of {run.slow_port or 'all'} as fast as the others'"]
         return ", ".join(parts) or "as it was"
 
 
@@ -139,8 +144,17 @@ class WhatIf:
             f"{run.slow_host} computes {number_text(run.cluster.slowest)} times as long as the others. So exchanges do "
             "not show how fast ports are, and their rate is the one with which the simulated step is the measured one."
         ]
+        port = [
+            f"The port of {run.slow_port} carries {number_text(run.port_ratio)} times less than those of the others."
+        ]
         path = f"Critical path: {path_words(self.now.path)}."
-        return [words, path, *(slow if run.slow_host else []), ddp_words(self.ddp_step_s, step.step_s)]
+        return [
+            words,
+            path,
+            *(slow if run.slow_host else []),
+            *(port if run.slow_port else []),
+            ddp_words(self.ddp_step_s, step.step_s),
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
@@ -149,6 +163,8 @@ class WhatIf:
             "measured_step_s": self.run.step_s,
             "error": self.error,
             "slow_host": self.run.slow_host,
+            "slow_port": self.run.slow_port,
+            "port_ratio": self.run.port_ratio,
             "now": self.now.to_json(),
             "ddp_step_s": self.ddp_step_s,
             "changes": [{**one.to_json(), "speed": self.speed(one)} for one in self.changes],
@@ -179,6 +195,8 @@ def _usual(run: RecordedRun) -> Iterator[Change]:
         yield Change(overlap=not exchange.overlap)
     if run.slow_host is not None:
         yield Change(straggler=False)
+    if run.slow_port is not None:
+        yield Change(slow_port=False)
 
 
 def _fitted(run: RecordedRun) -> RecordedRun:
@@ -200,11 +218,14 @@ def _outcome(run: RecordedRun, change: Change) -> Outcome:
             f"this run had scheme={run.exchange.scheme} and has told nothing of factors: record it with scheme=auto to "
             f"predict {change.scheme}"
         )
-    cluster = change.cluster(run.cluster)
+    cluster = change.cluster(run)
     planner = Planner(run.table, cluster, change.exchange(run.exchange))
     step = planner.predict_as(run.schemes) if _keeps_schemes(run, change) else planner.predict()
-    if cluster.slowest > 1 and planner.has_messages and cluster.workers <= _MOST_NAMED_HOSTS:
-        step = planner.predict_by_message(chosen=step, hosts=_names(run, cluster), slow=run.slow_table)
+    uneven = run.slow_port is not None and change.slow_port and change.link is None and cluster.hosts > 1
+    if (cluster.slowest > 1 or uneven) and planner.has_messages and cluster.workers <= _MOST_NAMED_HOSTS:
+        names = _names(run, cluster)
+        times = [run.port_ratio if uneven and name != run.slow_port else 1.0 for name in names]
+        step = planner.predict_by_message(chosen=step, hosts=names, slow=run.slow_table, port_times=times)
     return Outcome(change.words(run), step, critical_path(step))
 
 
@@ -215,5 +236,8 @@ def _keeps_schemes(run: RecordedRun, change: Change) -> bool:
 
 
 def _names(run: RecordedRun, cluster: ClusterSpec) -> list[str]:
-    """The slow host by its name. Of the others none differs."""
-    return [run.slow_host or "", *["another host"] * (cluster.hosts - 1)]
+    """The slow host by its name, and then that with the slow port. Of the others none differs."""
+    named = [run.slow_host or run.slow_port or ""]
+    if run.slow_port is not None and run.slow_port not in named:
+        named.append(run.slow_port)
+    return [*named[: cluster.hosts], *["another host"] * (cluster.hosts - len(named))]
