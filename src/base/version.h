@@ -3,6 +3,6 @@
 
 namespace poseidon {
 
-inline constexpr const char* kVersionText = "0.1.0";
+inline constexpr const char* kVersionText = "1.0.0";
 
 }  // namespace poseidon
