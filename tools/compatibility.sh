@@ -13,8 +13,9 @@ for torch in "${@:2}"; do
   pip() { $venv/bin/python -m pip --disable-pip-version-check -q "$@"; }
   pip install "torch==$torch" pytest pytest-rerunfailures hypothesis expecttest
   pip install --find-links dist --only-binary=:all: poseidon-dl
-  if $venv/bin/python -m pytest -q -p no:cacheprovider "${tests[@]/#/tests/python/}" >build/compatibility/output 2>&1; then
-    result=$(tail -n 1 build/compatibility/output)
+  if $venv/bin/python -m pytest -o addopts= -p no:cacheprovider "${tests[@]/#/tests/python/}" \
+    >build/compatibility/output 2>&1; then
+    result=$(tail -n 1 build/compatibility/output | tr -d =)
   else
     result="FAILED: $(grep -m 3 '^FAILED\|Error' build/compatibility/output | tr '\n' ' ')"
   fi

@@ -247,6 +247,27 @@ def test_workers_show_their_steps() -> None:
     assert not [one for one in read_boards() if one.job == "watched"]
 
 
+def averaged_now_and_then() -> dict[str, Any]:
+    poseidon.init(transport="tcp", job="averaged")
+    model = nn.Linear(64, 8)
+    optimizer = poseidon.LocalSGD(model, torch.optim.SGD(model.parameters(), lr=0.1), every=4)
+    for step in range(10):
+        time.sleep(0.02 * (step >= 8 and poseidon.rank() == 1))
+        model(torch.ones(4, 64)).sum().backward()
+        optimizer.step()
+    optimizer.average()
+    optimizer.average()  # nothing is left
+    return asdict(context().meter.latest)
+
+
+def test_workers_of_local_sgd_show_their_steps() -> None:
+    latest = [WorkerFigures.from_json(answer) for answer in workers.run_fresh(2, averaged_now_and_then)]
+    assert [one.step for one in latest] == [10, 10], "every step counts, and figures come with averagings"
+    assert [layer.name for layer in latest[0].layers] != []
+    assert sum(layer.bytes_sent for one in latest for layer in one.layers) > 0
+    assert latest[0].stall_s > 0.005 > latest[1].stall_s, "rank 0 waits for rank 1"
+
+
 def alone() -> dict[str, float]:
     poseidon.init()
     return poseidon.scalars()

@@ -57,7 +57,10 @@ class Meter:
         """Shows the job after so many steps, for whose results training has waited so long in all.
 
         `layers` are those of the last one, which was over at `now_ns`. Returns the seconds since the figures before.
+        Without a step since then nothing changes.
         """
+        if steps == self._shown[0]:
+            return 0.0
         self._steps, self._waited_ns = steps, waited_ns
         self._latest = self._figures(layers, now_ns)
         self._try(self._write)

@@ -103,6 +103,11 @@ class Fragments:
         for one in self._averagings:
             one.connect(client, control)
 
+    @property
+    def entries(self) -> list[SyncedParameter]:
+        """What is averaged, of all fragments."""
+        return [entry for one in self._averagings for entry in one.entries]
+
     def step(self) -> None:
         """A step has been made: takes what has overlapped with as many steps as it is to."""
         self._left -= 1

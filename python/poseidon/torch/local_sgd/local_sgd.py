@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -13,6 +15,7 @@ from torch.optim import Optimizer
 from poseidon.adapter.agreement import check_same, first_difference
 from poseidon.adapter.drift import drift_option, ranks_drift
 from poseidon.adapter.layer import WireChoice
+from poseidon.adapter.stats import latest_synchronization
 from poseidon.errors import InvalidArgument, Mismatch, PoseidonError
 from poseidon.torch.exchange.weights import Weight
 from poseidon.torch.local_sgd.averaging import Averaging, MeanOfParameters, OuterUpdate
@@ -103,6 +106,7 @@ class LocalSGD(OptimizerWrapper):
         self._outer = PLAIN_MEAN if outer is None and rounds else outer
         self._fragments = Fragments([self._averaging_of(part) for part in self._plan.cut(self._found)], self._plan)
         self._steps = self._steps_alone = self._averagings = 0
+        self._steps_here = self._waited_ns = 0  # in this membership; the second by averagings
         self._steps_apart = 0  # since all replicas were equal
         self._model_loads = 0  # since the last averaging
         self._model_is_new = self._loaded_itself = False  # by a load since the last step
@@ -126,6 +130,7 @@ class LocalSGD(OptimizerWrapper):
         """
         client, control = self._context.client, self._context.control
         self._weights_given = 0
+        self._steps_here = self._waited_ns = 0
         if client is not None:
             assert control is not None
             options = f"LocalSGD {self._plan}, outer {self._outer}"
@@ -170,13 +175,16 @@ class LocalSGD(OptimizerWrapper):
         self._check_ready()
         loss = self._local_step(closure)
         self._steps += 1
+        self._steps_here += 1
         self._steps_alone += 1
         self._steps_apart += 1
-        self._fragments.step()
+        with self._waiting():
+            self._fragments.step()
         number = self._plan.due(self._steps_alone)
         if number is not None:
-            self._check_together(f"fragment {number + 1} of {self._plan.count} on schedule")
-            self._fragments.send(number)
+            with self._waiting():
+                self._check_together(f"fragment {number + 1} of {self._plan.count} on schedule")
+                self._fragments.send(number)
         if self._steps_alone >= self._every:
             self._end_period(equal=self._plan.is_plain)
         return loss
@@ -228,12 +236,21 @@ class LocalSGD(OptimizerWrapper):
         Without a step of any rank since then it does nothing.
         """
         self._check_ready()
-        self._check_together("by average()")  # first, because a rank that averages on schedule does so, too
         control = self._context.control
-        apart = self._steps_apart if control is None else control.sum([self._steps_apart])[0]
+        with self._waiting():
+            self._check_together("by average()")  # first, because a rank that averages on schedule does so, too
+            apart = self._steps_apart if control is None else control.sum([self._steps_apart])[0]
+            if apart:
+                self._fragments.average()
         if apart:
-            self._fragments.average()
             self._end_period(equal=True)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Counts what is done inside as waiting for the other workers."""
+        begun_ns = time.monotonic_ns()
+        yield
+        self._waited_ns += time.monotonic_ns() - begun_ns
 
     def _check_together(self, why: str) -> None:
         self._check_parameters_now()
@@ -257,6 +274,10 @@ class LocalSGD(OptimizerWrapper):
         if equal:
             self._steps_apart = 0
         self._context.tell_notices()
+        here, client = self._context, self._context.client
+        if here.meter is not None and client is not None:
+            layers = latest_synchronization(self._fragments.entries, client)
+            here.meter.show(self._steps_here, self._waited_ns, layers, time.monotonic_ns())
 
     @torch.no_grad()
     def _send_buffers(self) -> None:
