@@ -379,7 +379,10 @@ def _as_numpy(name: str, array: Any) -> np.ndarray:
         if not hasattr(array, "__dlpack__"):
             return np.asarray(memoryview(array))
         if array.__dlpack_device__()[0] in _HOST_DEVICES:
-            return np.from_dlpack(array)
+            view = np.from_dlpack(array)
+            # NumPy takes what comes by a DLPack before 1.0, as of torch 2.4, for read-only. The array knows better.
+            same = np.asarray(array) if not view.flags.writeable and hasattr(array, "__array__") else view
+            return same if same.ctypes.data == view.ctypes.data else view
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
         kind = type(array).__name__
         raise InvalidArgument(f"the {kind} for key {name!r} is no array that can be exchanged: {error}") from error

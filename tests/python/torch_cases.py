@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 
 import poseidon.torch as poseidon
@@ -99,7 +98,7 @@ def _beside_torch(store: str, function: Callable[..., Any], *args: Any) -> Any:
 
 
 def mean_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return F.mse_loss(model(inputs), targets)
+    return (model(inputs) - targets).square().mean()  # torch 2.4 has no mse_loss of 16 bits on CPUs
 
 
 def wrap(module: nn.Module, **options: Any) -> tuple[poseidon.DistributedDataParallel, nn.Module]:
