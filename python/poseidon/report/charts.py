@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from poseidon.report.data import Epoch, LayerRow, RankRecord, Span, typical_step
 from poseidon.report.svg import Canvas, Scale, bytes_text, number_text, short_names, ticks
@@ -98,8 +98,13 @@ def _bar_texts(canvas: Canvas, top: float, left: float, end: float, name: str, v
         canvas.text(canvas.width, top - 5, value, "tick", "end")
 
 
-def bars_chart(rows: Sequence[tuple[str, float, str]], width: float, label: str, most: float = 0.0) -> Canvas:
-    """One bar per row: its name, its value, and the value in words. The axis ends at `most`, or at the largest."""
+def bars_chart(
+    rows: Sequence[tuple[str, float, str]], width: float, label: str, most: float = 0.0, grey: Collection[str] = ()
+) -> Canvas:
+    """One bar per row: its name, its value, and the value in words. The axis ends at `most`, or at the largest.
+
+    The rows of the names in `grey` are those beside which the others are shown.
+    """
     narrow = width < NARROW
     row_height, left = (TALL_ROW, 0.0) if narrow else (ROW, float(LABEL_WIDTH))
     value_width = 148.0
@@ -110,7 +115,14 @@ def bars_chart(rows: Sequence[tuple[str, float, str]], width: float, label: str,
         top = row_height * index + (18 if narrow else (ROW - BAR) / 2)
         if most:
             canvas.rect(left, top, across(most) - left, BAR, "dense", f"{name}: {words}")
-        canvas.rect(left, top, max(1.5, across(value) - left), BAR, "scheme-1", f"{name}: {words}")
+        canvas.rect(
+            left,
+            top,
+            max(1.5, across(value) - left),
+            BAR,
+            "backward" if name in grey else "scheme-1",
+            f"{name}: {words}",
+        )
         _bar_texts(
             canvas,
             top,

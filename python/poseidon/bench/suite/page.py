@@ -10,7 +10,8 @@ from typing import Any
 
 from poseidon.bench.suite.cells import BUSY, Cell
 from poseidon.bench.suite.grid import PEER, SCALE
-from poseidon.report import PAGE_WIDTH, bars_chart, document, figure, head, section, table
+from poseidon.bench.training.methods import METHODS
+from poseidon.report import PAGE_WIDTH, bars_chart, document, figure, head, legend, section, table
 
 _NONE = "none"
 _HEADS = ("hosts", "GbE", "method", "step", "samples/s", "efficiency", "× DDP")
@@ -92,12 +93,13 @@ def write_page(cells: Iterable[Cell], path: Path) -> None:
 
 
 def _of_model(model: str, rows: Sequence[Row]) -> str:
-    bars = [
-        (f"{row.hosts} × {row.gbit_per_s:g} GbE, {row.method}", row.efficiency, f"{row.efficiency:.3f}") for row in rows
-    ]
-    picture = figure(lambda width: bars_chart(bars, width, f"Efficiency of {model}", 1.0), PAGE_WIDTH)
+    names = [f"{row.hosts} × {row.gbit_per_s:g} GbE, {row.method}" for row in rows]
+    bars = [(name, row.efficiency, f"{row.efficiency:.3f}") for name, row in zip(names, rows, strict=True)]
+    peers = {name for name, row in zip(names, rows, strict=True) if METHODS[row.method].library != "poseidon"}
+    picture = figure(lambda width: bars_chart(bars, width, f"Efficiency of {model}", 1.0, peers), PAGE_WIDTH)
     words = "The step without exchange over the step with it. A full bar is linear scaling."
-    return section(model, words, picture + table(_HEADS, [row.texts() for row in rows]))
+    colours = legend([("scheme-1", "Poseidon"), ("backward", "torch's DDP, without and with its hooks")])
+    return section(model, words, colours + picture + table(_HEADS, [row.texts() for row in rows]))
 
 
 def markdown(cells: Iterable[Cell]) -> str:
