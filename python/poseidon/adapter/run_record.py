@@ -114,18 +114,10 @@ class RunRecorder:
         step = replace(StepRecord.of(run, here.client), forward_begin_ns=run.forward_begin_ns, waited_ns=run.waited_ns)
         self._steps = [*(self._steps if self._count > first else []), step]
         if len(self._steps) == STEPS:
-            self.write(here.client, list(plan()), rates(self._steps), first, self._steps)
+            self.write(self.made(here.client, list(plan()), rates(self._steps), first, self._steps))
 
-    def write(
-        self,
-        client: _core.Client,
-        plan: list[PlanRow],
-        rates: Rates | None,
-        first_step: int,
-        steps: Sequence[StepRecord],
-    ) -> None:
-        """Writes these steps. `plan` is in the order of forward. It warns if the file cannot be written."""
-        record = self._record(client, plan, rates, first_step, steps)
+    def write(self, record: RunRecord) -> None:
+        """Writes what `made` has made. It warns if the file cannot be written."""
         path = self._folder / f"rank-{record.rank}.json"
         scratch = path.with_suffix(f".{os.getpid()}.part")
         try:
@@ -135,7 +127,7 @@ class RunRecorder:
         except OSError as error:
             warnings.warn(f"record={self._folder}: this worker's steps cannot be written: {error}", stacklevel=2)
 
-    def _record(
+    def made(
         self,
         client: _core.Client,
         plan: list[PlanRow],
@@ -143,6 +135,7 @@ class RunRecorder:
         first_step: int,
         steps: Sequence[StepRecord],
     ) -> RunRecord:
+        """The record of these steps of `client`'s job. `plan` is in the order of forward."""
         cluster = client.cluster
         products = None if rates is None or math.isinf(rates.multiply_adds_per_s) else rates.multiply_adds_per_s
         options = {name: getattr(self._settings, name) for name in _OPTIONS}

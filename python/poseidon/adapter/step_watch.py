@@ -99,7 +99,7 @@ class StepWatch:
 
     def _write(self, recorder: RunRecorder, steps: Sequence[StepRecord]) -> None:
         rates = measured_rates(self._layers, steps, self._client.cluster, self._processor)
-        recorder.write(self._client, self._plan(steps), rates, self._first, steps)
+        recorder.write(recorder.made(self._client, self._plan(steps), rates, self._first, steps))
 
     def _plan(self, steps: Sequence[StepRecord]) -> list[PlanRow]:
         """The plan in the order of forward, which is that of backward turned round."""
