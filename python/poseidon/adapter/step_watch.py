@@ -24,7 +24,7 @@ def watch_steps(here: Membership, layers: Sequence[SyncedLayer], framework: str)
     Its figures go to `poseidon top` and `poseidon metrics`. With the option `record` some of its first steps are
     written. Notices of the client become warnings. Of several models of a job the first one is watched.
     """
-    if here.watch is None and here.client is not None:
+    if here.watch is None and here.client is not None and layers:
         here.watch = StepWatch(here, here.client, layers, framework)
 
 
