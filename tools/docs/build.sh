@@ -10,7 +10,7 @@ command -v npm >/dev/null || {
   exit 75
 }
 mkdir -p build/docs
-[ -x $venv/bin/python ] || "${PYTHON:-python3}" -m venv $venv
+[ -x $venv/bin/python ] || "${PYTHON:-python3}" -m venv $venv || exit 75
 $venv/bin/python -m pip --disable-pip-version-check -q install -r tools/docs/requirements.txt || exit 75
 # The theme would load these from another server; a site of its own has them.
 for package in mermaid@11 iframe-worker@1; do
