@@ -27,7 +27,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 from poseidon import _core
-from poseidon.bench.suite.cells import load
+from poseidon.bench.suite.cells import latest, load
 from poseidon.bench.training.methods import METHODS, Method
 from poseidon.bench.training.planned import exchange_of
 from poseidon.bench.training.results import TrainConfig, TrainResult
@@ -200,12 +200,12 @@ def documented() -> Iterator[Cell]:
 
 def of_suite(folder: Path) -> Iterator[Cell]:
     """The cells of `poseidon bench suite` whose methods a prediction knows."""
-    latest = {(cell.group, cell.method): cell for cell in load(folder)}
-    for (group, name), cell in latest.items():
+    found = latest(load(folder))
+    for (group, name), cell in found.items():
         method = METHODS[name]
         if method.library == "none" or method.powersgd_rank is not None:
             continue
-        config, none_s = group.config([method]), latest[group, "none"].step_s
+        config, none_s = group.config([method]), found[group, "none"].step_s
         if method.library == "poseidon":
             step_s = predict(config, method, none_s).step_s
         else:

@@ -114,7 +114,7 @@ class Membership:
 
     def leave(self) -> None:
         """Ends the present client, if there is one. Afterwards no operation of it is under way."""
-        self._close_meter()
+        self._close_watchers()
         if self.client is not None:
             self.client.shutdown()
         self.client = self.control = None
@@ -131,10 +131,10 @@ class Membership:
                 with contextlib.suppress(PoseidonError):
                     self.control.barrier()
             self.client.shutdown()
-        self._close_meter()
+        self._close_watchers()
         self._store = None
 
-    def _close_meter(self) -> None:
+    def _close_watchers(self) -> None:
         watch, self.watch = self.watch, None
         if watch is not None:
             watch.close()

@@ -93,11 +93,10 @@ def _print(found: WhatIf) -> None:
 
 def _predicted_ddp(records: Sequence[RunRecord]) -> dict[str, float]:
     """What a step would take with torch's DDP; nothing of a run whose times no prediction knows."""
-    from poseidon.planner import Change, read_run
-    from poseidon.planner import what_if as predict
+    from poseidon.planner import ddp_step_of, read_run
 
     try:
-        return {"torch's DDP over Gloo (predicted)": predict(read_run(records), [Change()]).ddp_step_s}
+        return {"torch's DDP over Gloo (predicted)": ddp_step_of(read_run(records))}
     except InvalidArgument:
         return {}
 

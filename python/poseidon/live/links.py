@@ -27,6 +27,11 @@ class _Link:
     round_trip_us: int = 0
     resent: int = 0
 
+    @property
+    def is_known(self) -> bool:
+        """Whether enough was sent to know a rate."""
+        return self.acknowledged >= _LEAST_BYTES and self.busiest_us > 0
+
 
 class LinkMeter:
     """Rates between one call of `links` and the next."""
@@ -39,8 +44,12 @@ class LinkMeter:
         return tuple(_figures(peer, link) for peer, link in sorted(self._since_before().items()))
 
     def sent(self) -> dict[str, tuple[int, float]]:
-        """To each of these addresses: the bytes that were acknowledged, and for how many seconds some were not yet."""
-        return {peer: (link.acknowledged, link.busiest_us / 1e6) for peer, link in self._since_before().items()}
+        """To each of these addresses: the bytes that were acknowledged, and for how many seconds some were not yet.
+
+        Addresses to which too little was sent for a rate are left out.
+        """
+        known = {peer: link for peer, link in self._since_before().items() if link.is_known}
+        return {peer: (link.acknowledged, link.busiest_us / 1e6) for peer, link in known.items()}
 
     def _since_before(self) -> dict[str, _Link]:
         links: dict[str, _Link] = {}
@@ -59,8 +68,7 @@ class LinkMeter:
 
 
 def _figures(peer: str, link: _Link) -> LinkFigures:
-    known = link.acknowledged >= _LEAST_BYTES and link.busiest_us > 0
-    rate = link.acknowledged * 8e6 / link.busiest_us if known else None
+    rate = link.acknowledged * 8e6 / link.busiest_us if link.is_known else None
     return LinkFigures(peer, rate, link.round_trip_us / 1e6, link.resent)
 
 

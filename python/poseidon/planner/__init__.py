@@ -13,7 +13,7 @@ from poseidon.planner.predict import Planner, Prediction
 from poseidon.planner.recorded import RecordedRun, read_run
 from poseidon.planner.report import PlanReport, make_report
 from poseidon.planner.trace import write_prediction
-from poseidon.planner.what_if import Change, WhatIf, what_if
+from poseidon.planner.what_if import Change, WhatIf, ddp_step_of, what_if
 from poseidon.planner.workload import Exchange
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "RecordedRun",
     "Setting",
     "WhatIf",
+    "ddp_step_of",
     "make_cluster",
     "make_report",
     "ps_bits",

@@ -9,7 +9,6 @@ from poseidon.adapter.run_record import RunRecord
 
 _LEAST_HOSTS = 3  # of two, both have the rate of the slower
 _SLOW = 0.6  # of what a usual host's best connection carries, or less
-_LEAST_BYTES = 64 << 10
 
 _Sent = dict[tuple[int, int], tuple[int, float]]  # from rank to rank: bytes, and seconds in which some were on the way
 
@@ -35,17 +34,17 @@ def slow_port(records: Sequence[RunRecord]) -> tuple[int, float] | None:
 
 
 def _sent(records: Sequence[RunRecord]) -> _Sent:
-    """What ranks have sent to each other, as far as addresses tell the ranks, and enough was sent."""
+    """What ranks have sent to each other, as far as addresses tell the ranks."""
     owners: dict[str, list[int]] = {}
     for rank, record in enumerate(records):
         for address in record.addresses:
             owners.setdefault(address, []).append(rank)
     found = {}
     for rank, record in enumerate(records):
-        for address, (size, seconds) in record.sent.items():
+        for address, flow in record.sent.items():
             owner = owners.get(address, [])
-            if len(owner) == 1 and owner != [rank] and size >= _LEAST_BYTES and seconds > 0:
-                found[rank, owner[0]] = (size, seconds)
+            if len(owner) == 1 and owner != [rank]:
+                found[rank, owner[0]] = flow
     return found
 
 

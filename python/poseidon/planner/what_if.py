@@ -126,7 +126,7 @@ class WhatIf:
     @property
     def ddp_step_s(self) -> float:
         """The step of the run with torch's DistributedDataParallel, predicted."""
-        return ddp_step_s(self.run.table, self.run.cluster, self.run.number_bytes)
+        return _ddp_step_s(self.run)
 
     @property
     def best(self) -> Outcome:
@@ -140,21 +140,17 @@ class WhatIf:
             f"{run.title} on {run.cluster.workers} workers, with ports that carried {_rate_words(run.cluster)}: a step "
             f"took {seconds_text(run.step_s)}; simulated, {seconds_text(step.step_s)} ({self.error:+.1%})."
         )
-        slow = [
-            f"{run.slow_host} computes {number_text(run.cluster.slowest)} times as long as the others. So exchanges do "
-            "not show how fast ports are, and their rate is the one with which the simulated step is the measured one."
-        ]
-        port = [
-            f"The port of {run.slow_port} carries {number_text(run.port_ratio)} times less than those of the others."
-        ]
-        path = f"Critical path: {path_words(self.now.path)}."
-        return [
-            words,
-            path,
-            *(slow if run.slow_host else []),
-            *(port if run.slow_port else []),
-            ddp_words(self.ddp_step_s, step.step_s),
-        ]
+        found = [words, f"Critical path: {path_words(self.now.path)}."]
+        if run.slow_host is not None:
+            found.append(
+                f"{run.slow_host} computes {number_text(run.cluster.slowest)} times as long as the others. So "
+                "exchanges do not show how fast ports are, and their rate is the one with which the simulated step is "
+                "the measured one."
+            )
+        if run.slow_port is not None:
+            times = number_text(run.port_ratio)
+            found.append(f"The port of {run.slow_port} carries {times} times less than those of the others.")
+        return [*found, ddp_words(self.ddp_step_s, step.step_s)]
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
@@ -173,10 +169,18 @@ class WhatIf:
 
 def what_if(run: RecordedRun, changes: Sequence[Change]) -> WhatIf:
     """Simulates the run as it was, and each change. Without changes those that are usual."""
-    if run.slow_host is not None:
-        run = _fitted(run)
+    run = _fitted(run)
     now = _outcome(run, Change())
     return WhatIf(run, now, tuple(_outcome(run, change) for change in changes or list(_usual(run))))
+
+
+def ddp_step_of(run: RecordedRun) -> float:
+    """The step of a run with torch's DistributedDataParallel, predicted."""
+    return _ddp_step_s(_fitted(run))
+
+
+def _ddp_step_s(fitted: RecordedRun) -> float:
+    return ddp_step_s(fitted.table, fitted.cluster, fitted.number_bytes)
 
 
 def _usual(run: RecordedRun) -> Iterator[Change]:
@@ -200,10 +204,12 @@ def _usual(run: RecordedRun) -> Iterator[Change]:
 
 
 def _fitted(run: RecordedRun) -> RecordedRun:
-    """The run with the rate of ports with which its simulated step is the measured one.
+    """A run with a slow worker with the rate of ports with which its simulated step is the measured one.
 
     Exchanges last until the slow worker takes part, so they do not show how fast ports are.
     """
+    if run.slow_host is None:
+        return run
     low, high = run.cluster.bits_per_second, run.cluster.bits_per_second * _MOST_FITTED
     while high / low > _PRECISION:
         middle = (low * high) ** 0.5

@@ -89,6 +89,11 @@ def load(folder: Path) -> list[Cell]:
     return found
 
 
+def latest(cells: Iterable[Cell]) -> dict[tuple[Group, str], Cell]:
+    """The cells by group and method. Of one that was measured again the last counts."""
+    return {(cell.group, cell.method): cell for cell in cells}
+
+
 def append(folder: Path, cells: Iterable[Cell]) -> None:
     """Adds to the file at once and as a whole: a run that is cut off goes on after these."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from poseidon.bench.suite.cells import BUSY, Cell
+from poseidon.bench.suite.cells import BUSY, Cell, latest
 from poseidon.bench.suite.grid import PEER, SCALE
 from poseidon.bench.training.methods import METHODS
 from poseidon.report import PAGE_WIDTH, bars_chart, document, figure, head, legend, section, table
@@ -54,12 +54,12 @@ class Row:
 
 def rows_of(cells: Iterable[Cell]) -> list[Row]:
     """By model, number of hosts and rate; the last measurement of each counts."""
-    latest = {(cell.group, cell.method): cell for cell in cells}
+    found = latest(cells)
     rows = []
-    for (group, method), cell in latest.items():
+    for (group, method), cell in found.items():
         if method == _NONE:
             continue
-        peer = latest.get((group, PEER))
+        peer = found.get((group, PEER))
         ratio = None if peer is None else peer.step_s / cell.step_s
         rows.append(
             Row(
