@@ -68,6 +68,9 @@ def test_bounds_are_efficiencies_and_shares_of_the_bounds_speed() -> None:
 def test_a_table_says_what_is_special_about_the_network() -> None:
     assert network_words({}) == "FIFO switches, reno"
     assert network_words(network_arguments(2, Switches.honour)) == "switches honour DSCP, reno"
+    assert network_words(network_arguments(2, Switches.honour, host_ports=Switches.ignore)) == (
+        "switches honour DSCP, FIFO host ports, reno"
+    )
     assert network_words(network_arguments(2, Switches.ignore, 2, 4.0, Congestion("bbr"), 20.0)) == (
         "2 racks, oversubscribed 4:1, FIFO switches, queues of 20 ms, bbr"
     )

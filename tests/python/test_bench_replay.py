@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from poseidon.bench.training.products import Product
 from poseidon.bench.training.replay import ReplayLinear, ReplayModel, ReplaySGD, Timeline, input_token
 from poseidon.models import LayerSpec, ModelTable, model_table, scaled
 
@@ -55,7 +56,7 @@ def test_every_parameter_gets_a_real_gradient() -> None:
     layer = model.layers["fc"]
     assert isinstance(layer, ReplayLinear)
     assert type(layer.linear) is nn.Linear
-    assert model.linear_weights() == ["layers.fc.linear.weight"]
+    assert model.linear_weights() == {"layers.fc.linear.weight": layer}
     torch.testing.assert_close(layer.linear.weight.grad, layer.output_gradient.T @ layer.input_rows)
 
 
@@ -73,13 +74,14 @@ def test_a_shared_weight_is_one_parameter_whose_gradient_comes_with_its_first_la
     assert sorted(arrivals[:2]) == names[1:][::-1]
     assert arrivals[2:] == names[:1]
     # Both uses contribute.
-    once = model.layers["block_fc"].weight.grad[0, 0]
-    torch.testing.assert_close(model.layers["wte"].weight.grad, (2 * once).expand(6, 4))
+    repeated = ReplayModel(TIED, 0.006).stock
+    head, _, _, wte = (repeated.draw(torch.Size(shape)) for shape in ((6, 4), (4, 4), (4,), (6, 4)))  # as backward does
+    torch.testing.assert_close(model.layers["wte"].weight.grad, head + wte)
 
 
 def test_layers_whose_factors_do_not_pay_form_no_products() -> None:
     model = ReplayModel(TIED, 0.006)
-    assert model.linear_weights() == []
+    assert not model.linear_weights()
     assert not any(isinstance(layer, ReplayLinear) for layer in model.layers.values())
 
 
@@ -96,6 +98,43 @@ def test_shared_memory_keeps_gradients_apart() -> None:
     for mine, other in zip(first.parameters(), second.parameters(), strict=True):
         assert mine.data_ptr() == other.data_ptr()
         assert other.grad is None
+
+
+def test_gradients_are_drawn_anew_for_each_layer_rank_and_step() -> None:
+    seen = []
+    for rank in range(2):
+        model = ReplayModel(scaled(model_table("AlexNet"), 8), 0.006, rank=rank)
+        for _ in range(2):
+            model.zero_grad()
+            model(input_token()).backward()
+            seen += [layer.weight.grad.flatten()[:64] for name, layer in model.layers.items() if "conv" in name]
+    assert len(seen) > 8
+    assert len({tuple(values.tolist()) for values in seen}) == len(seen)
+    values = torch.cat(seen)
+    assert float(values.mean().abs()) < 2e-3
+    assert float(values.std()) == pytest.approx(1e-2, rel=0.15)
+
+
+def test_drawing_is_hidden_behind_the_layers_sleep() -> None:
+    """A parameter of 40 MB, which takes some 10 ms to copy, in a layer that takes 200 ms."""
+    table = ModelTable("large", (LayerSpec("conv", "conv", (1000, 1000, 10, 1), False, flops=1.0),), 1, 0.3, "none")
+    model = ReplayModel(table, 0.3)
+    loss = model(input_token())
+    start = time.monotonic()
+    loss.backward()
+    assert 0.2 <= time.monotonic() - start < 0.25
+
+
+def test_products_that_have_arrived_delay_the_next_layer_and_late_ones_the_end() -> None:
+    timeline = Timeline()
+    timeline.begin()
+    timeline.products = iter([[Product(0.0, 0.05)], [], [Product(time.monotonic() + 0.1, 0.05)]]).__next__
+    start = time.monotonic()
+    timeline.run(0.01)
+    timeline.run(0.01)
+    assert time.monotonic() - start == pytest.approx(0.07, abs=0.02)
+    timeline.multiply()
+    assert time.monotonic() - start == pytest.approx(0.15, abs=0.02)
 
 
 def test_a_step_takes_the_compute_time() -> None:

@@ -71,6 +71,12 @@ def test_queues_of_switches_are_as_long_as_asked_for() -> None:
     assert layout.host_shape.queue_bytes == Shape(RATE).queue_bytes == 1 << 20
 
 
+def test_hosts_that_ignore_marks_have_one_queue_as_long_as_a_switchs() -> None:
+    layout = Layout(4, RATE, priorities=2, honour_dscp=True, queue_ms=20, fifo_hosts=True)
+    assert layout.host_shape == Shape(RATE, 1500, 1, 0.02)
+    assert layout.switch_shape == Shape(RATE, 1500, 2, 0.02)
+
+
 def test_bundles_of_packets_fit_the_slowest_link() -> None:
     assert Layout(4, RATE).segment_bytes == Shape(RATE).segment_bytes == 12_500
     assert Layout(4, RATE, racks=2).segment_bytes == 12_500

@@ -32,6 +32,8 @@ def network_words(arguments: Mapping[str, Any]) -> str:
         words.append(f"{arguments['racks']} racks, oversubscribed {arguments['oversubscription']:g}:1")
     strict = arguments.get("honour_dscp", False) and arguments.get("priorities", 1) > 1
     words.append("switches honour DSCP" if strict else "FIFO switches")
+    if arguments.get("fifo_hosts", False):
+        words.append("FIFO host ports")
     if (queue_ms := arguments.get("queue_ms")) is not None:
         words.append(f"queues of {queue_ms:g} ms")
     words.append(arguments.get("congestion", "reno"))

@@ -11,7 +11,7 @@ from poseidon.testbed import CONGESTION_CONTROLS
 
 
 class Switches(str, Enum):
-    """What the switches do with the packets' code points."""
+    """What the switches, or the hosts' own ports, do with the packets' code points."""
 
     honour = "honour"
     ignore = "ignore"
@@ -25,7 +25,14 @@ SwitchesOption = Annotated[
     Switches,
     typer.Option(
         help="Whether the switches honour the packets' code points in strict priority, or ignore them and are plain "
-        "FIFO queues. The hosts' own ports always honour them."
+        "FIFO queues."
+    ),
+]
+HostPortsOption = Annotated[
+    Switches,
+    typer.Option(
+        help="The same of the hosts' own ports. Linux's pfifo_fast honours code points; fq_codel, the default of most "
+        "distributions, does not."
     ),
 ]
 CongestionOption = Annotated[
@@ -48,6 +55,7 @@ def network_arguments(
     oversubscription: float = 1.0,
     congestion: Congestion = RENO,
     queue_ms: float | None = None,
+    host_ports: Switches = Switches.honour,
 ) -> dict[str, Any]:
     """Arguments of `Testbed` for the options above."""
     return {
@@ -57,4 +65,5 @@ def network_arguments(
         "oversubscription": oversubscription,
         "congestion": congestion.value,
         "queue_ms": queue_ms,
+        "fifo_hosts": host_ports is Switches.ignore,
     }

@@ -10,6 +10,7 @@ from poseidon import testbed
 from poseidon.cli.network import (
     RENO,
     CongestionOption,
+    HostPortsOption,
     QueueOption,
     Switches,
     SwitchesOption,
@@ -52,10 +53,11 @@ def up(
     ] = 1.0,
     congestion: CongestionOption = RENO,
     queue_ms: QueueOption = None,
+    host_ports: HostPortsOption = Switches.honour,
     json: JsonFlag = False,
 ) -> None:
     """Make a testbed that stays until `poseidon testbed down`."""
-    network = network_arguments(priorities, switches, racks, oversubscription, congestion, queue_ms)
+    network = network_arguments(priorities, switches, racks, oversubscription, congestion, queue_ms, host_ports)
     bed = testbed.Testbed(hosts, link, mtu=mtu, persistent=True, ports=ports, **network)
     bed.up()
     if json:
@@ -87,6 +89,7 @@ def _description(layout: testbed.Layout, hosts: list[testbed.Host]) -> dict[str,
         "oversubscription": layout.oversubscription,
         "congestion": layout.congestion,
         "queue_ms": layout.queue_ms,
+        "host_ports": (Switches.ignore if layout.fifo_hosts else Switches.honour).value,
         "hosts": [
             {
                 "host": host.name,

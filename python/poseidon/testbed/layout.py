@@ -23,8 +23,9 @@ class Layout:
     Hosts are spread over the racks in contiguous blocks, as evenly as can be. A rack's uplink has, in each direction,
     the sum of its hosts' rates divided by `oversubscription`; each of a host's `port_count` ports is in a network of
     its own that looks like this.
-    The hosts' own ports serve `priorities` classes in strict priority. The switches' ports do so with `honour_dscp`.
-    Otherwise they are plain FIFO queues. A switch's port holds what it sends in `queue_ms` milliseconds; None leaves
+    The hosts' own ports serve `priorities` classes in strict priority, as the queueing discipline pfifo_fast does; with
+    `fifo_hosts` they do not. The switches' ports do so with `honour_dscp`. Otherwise both are plain FIFO queues. A
+    switch's port and a host's FIFO port hold what they send in `queue_ms` milliseconds; None leaves
     the default of `Shape`. `congestion` is the congestion control of the hosts' TCP, one of CONGESTION_CONTROLS.
     """
 
@@ -38,6 +39,7 @@ class Layout:
     oversubscription: float = 1.0
     congestion: str = "reno"
     queue_ms: float | None = None
+    fifo_hosts: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.host_count <= MOST_HOSTS:
@@ -98,6 +100,8 @@ class Layout:
     @property
     def host_shape(self) -> Shape:
         """The shape of a host's own port, for what the host sends."""
+        if self.fifo_hosts:
+            return self._with_queue(self.bits_per_second, 1)
         return Shape(self.bits_per_second, self.mtu, self.priorities)
 
     @property
@@ -116,6 +120,8 @@ class Layout:
         return min([self.host_shape.segment_bytes, *uplinks])
 
     def _switch_port(self, bits_per_second: int) -> Shape:
-        priorities = self.priorities if self.honour_dscp else 1
+        return self._with_queue(bits_per_second, self.priorities if self.honour_dscp else 1)
+
+    def _with_queue(self, bits_per_second: int, priorities: int) -> Shape:
         queue_seconds = None if self.queue_ms is None else self.queue_ms / 1e3
         return Shape(bits_per_second, self.mtu, priorities, queue_seconds)

@@ -38,6 +38,7 @@ class Record:
     oversubscription: float = 1.0
     congestion: str = "reno"
     queue_ms: float | None = None
+    fifo_hosts: bool = False
 
     def layout(self) -> Layout:
         """The layout with which it was made."""
@@ -52,6 +53,7 @@ class Record:
             self.oversubscription,
             self.congestion,
             self.queue_ms,
+            self.fifo_hosts,
         )
 
     def is_stale(self) -> bool:

@@ -28,7 +28,8 @@ class Testbed:
 
     The switches' ports are FIFO queues. With `priorities` above 1 the hosts' own ports serve that many classes in
     strict priority, and with `honour_dscp` the switches' ports do so, too. The code points of the packets decide the
-    class (`poseidon.dscp.default_dscp`); other packets are in the last class. A switch's port drops what does not fit
+    class (`poseidon.dscp.default_dscp`); other packets are in the last class. With `fifo_hosts` the hosts' own ports
+    are FIFO queues, too. A switch's port drops what does not fit
     its queue, which is as long as what it sends in `queue_ms` milliseconds (None: 75 ms, at least 1 MiB).
 
     `congestion` is the congestion control of the hosts' TCP: "reno", "cubic", "bbr", or "system" for that of this
@@ -60,6 +61,7 @@ class Testbed:
         oversubscription: float = 1.0,
         congestion: str = "reno",
         queue_ms: float | None = None,
+        fifo_hosts: bool = False,
     ) -> None:
         """Raises InvalidArgument for an impossible count, rate (such as "31.25mbit"), mtu (bytes), ratio or queue."""
         self._layout = Layout(
@@ -73,6 +75,7 @@ class Testbed:
             oversubscription,
             congestion,
             queue_ms,
+            fifo_hosts,
         )
         self._persistent = persistent
         self._id: int | None = None
@@ -157,6 +160,7 @@ class Testbed:
             oversubscription=layout.oversubscription,
             congestion=layout.congestion,
             queue_ms=layout.queue_ms,
+            fifo_hosts=layout.fifo_hosts,
         )
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:

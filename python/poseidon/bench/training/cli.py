@@ -17,6 +17,7 @@ from poseidon.bench.training.run import run_training
 from poseidon.cli.network import (
     RENO,
     CongestionOption,
+    HostPortsOption,
     QueueOption,
     Switches,
     SwitchesOption,
@@ -78,6 +79,15 @@ def _training_table(result: TrainResult) -> Table:
     return table
 
 
+def _steps_table(result: TrainResult) -> Table:
+    table = Table(title="Efficiency of each step, from the first on", title_justify="left")
+    table.add_column("method")
+    table.add_column("steps")
+    for entry in result.methods:
+        table.add_row(entry.method, " ".join(f"{value:.2f}" for value in result.step_efficiencies(entry)))
+    return table
+
+
 def _method_help() -> str:
     return "Methods, separated by commas: " + "; ".join(
         f"{name}: {method.description}" for name, method in METHODS.items()
@@ -125,6 +135,14 @@ def train(
     methods: Annotated[str, typer.Option(help=_method_help())] = _DEFAULT_METHODS,
     steps: Annotated[int, typer.Option(min=1, help="Measured steps per round.")] = 3,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds per method; methods take turns.")] = 3,
+    cold: Annotated[
+        bool,
+        typer.Option(
+            "--cold",
+            help="Measure the first --steps steps of each method, once, with the searches and revisions that users "
+            "have, and print the efficiency of each step. An iteration is then their mean.",
+        ),
+    ] = False,
     chunk_bytes: Annotated[int | None, typer.Option(help=_SIZE_HELP)] = None,
     small_bytes: Annotated[int | None, typer.Option(help=_SIZE_HELP)] = None,
     group_bytes: Annotated[int | None, typer.Option(help=_SIZE_HELP)] = None,
@@ -134,6 +152,7 @@ def train(
     switches: SwitchesOption = Switches.ignore,
     congestion: CongestionOption = RENO,
     queue_ms: QueueOption = None,
+    host_ports: HostPortsOption = Switches.honour,
     racks: Annotated[int, typer.Option(min=1, help="Racks that the hosts are spread over, and the workers told.")] = 1,
     oversubscription: Annotated[
         float, typer.Option(min=1, help="What a rack's hosts could send over what its uplink carries.")
@@ -155,7 +174,7 @@ def train(
     given = {"chunk_bytes": chunk_bytes, "small_bytes": small_bytes, "group_bytes": group_bytes}
     options = {name: value for name, value in given.items() if value is not None}
     options |= priority_options(priorities, threshold)
-    network = network_arguments(priorities, switches, racks, oversubscription, congestion, queue_ms)
+    network = network_arguments(priorities, switches, racks, oversubscription, congestion, queue_ms, host_ports)
     configs = [
         TrainConfig(
             model=table.name,
@@ -165,7 +184,8 @@ def train(
             compute_seconds=compute if compute is not None else table.iteration_seconds * scale,
             methods=chosen,
             step_count=steps,
-            repeat_count=repeats,
+            repeat_count=1 if cold else repeats,
+            cold=cold,
             batch=batch,
             server_count=servers,
             workers_per_host=workers_per_host,
@@ -181,7 +201,7 @@ def train(
     results = [_run_with_progress(config) for config in configs]
     if plot is not None:
         plot.write_text(efficiency_plot(results), encoding="utf-8")
-    print_results(results, as_json, lambda result: [_training_table(result)])
+    print_results(results, as_json, lambda result: [_training_table(result), *([_steps_table(result)] if cold else [])])
 
 
 def _run_with_progress(config: TrainConfig) -> TrainResult:

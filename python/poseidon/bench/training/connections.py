@@ -19,6 +19,8 @@ from poseidon.bench.hosts.fleet import Place
 from poseidon.bench.hosts.measures import Counters
 from poseidon.bench.training.gloo_hooks import bf16_over_gloo, powersgd_over_gloo
 from poseidon.bench.training.methods import METHODS, Method
+from poseidon.bench.training.products import Products
+from poseidon.bench.training.replay import ReplayModel
 from poseidon.schemes import takes_factors
 
 BUCKET_BYTES = 25 << 20  # torch DDP's default
@@ -38,7 +40,8 @@ class Trainer:
 
     A DistributedOptimizer leaves a step's exchange under way. `plain_steps` steps are still to come in which the method
     does not compress yet. `barrier` is called when the worker has all results, and its server may still send those of
-    others.
+    others. `multiply` lets a replayed accelerator make the products that are left after a backward pass that has waited
+    for its exchanges.
     """
 
     def __init__(
@@ -47,16 +50,23 @@ class Trainer:
         optimizer: torch.optim.Optimizer,
         plain_steps: int = 0,
         barrier: Callable[[], None] | None = None,
+        multiply: Callable[[], None] | None = None,
     ) -> None:
         self.module = module
         self.optimizer = optimizer
         self.plain_steps = plain_steps
         self._barrier = barrier
+        self._multiply = multiply
 
     @property
     def searching(self) -> bool:
         """Whether the next step is still part of the search for a priority threshold. All ranks agree on it."""
         return not getattr(self.optimizer, "priority_threshold_found", True)
+
+    def multiply(self) -> None:
+        """Call it after each backward pass."""
+        if self._multiply is not None:
+            self._multiply()
 
     def settle(self) -> None:
         """Returns when nothing is under way and the parameters are updated."""
@@ -76,6 +86,18 @@ def _compress(wrapped: TorchDistributedDataParallel, method: Method) -> int:
     if method.wire != "fp32":
         wrapped.register_comm_hook(None, {"fp16": fp16_compress_hook, "bf16": bf16_over_gloo}[method.wire])
     return 0
+
+
+def _charge_products(module: Any, model: nn.Module) -> Callable[[], None] | None:
+    """Charges the accelerator of a replayed `model` for the products of factors that its wrapper's exchanges leave."""
+    if not isinstance(model, ReplayModel) or module.synchronizer is None:
+        return None
+    from poseidon.torch.process.context import context
+
+    layers = {entry.name: entry.layer for entry in module.synced_parameters}
+    rows = [(layers[name], linear.row_seconds) for name, linear in model.linear_weights().items()]
+    model.timeline.products = Products(context().client, rows).arrived
+    return model.timeline.multiply
 
 
 class HostConnections:
@@ -165,8 +187,10 @@ class HostConnections:
         module = poseidon.DistributedDataParallel(
             bare.model, scheme=scheme, wire=method.wire, init_sync=self._init_sync
         )
-        optimizer = poseidon.DistributedOptimizer(bare.optimizer, module) if method.overlap else bare.optimizer
-        return Trainer(module, optimizer)
+        multiply = _charge_products(module, bare.model)
+        if method.overlap:  # what has not arrived yet is multiplied in the next forward pass
+            return Trainer(module, poseidon.DistributedOptimizer(bare.optimizer, module))
+        return Trainer(module, bare.optimizer, multiply=multiply)
 
     def _join_poseidon(self, method: Method, master_port: int) -> None:
         options = {**self._places[self._rank].options, **self._options, **method.options}

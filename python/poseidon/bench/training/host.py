@@ -70,19 +70,23 @@ class TrainingHost:
         self._momentum = [torch.zeros_like(parameter) for parameter in self._memory.parameters()]
         self._token = input_token()
 
-    def run_round(self, method: Method, warmup_count: int, step_count: int, master_port: int) -> Round:
+    def run_round(
+        self, method: Method, warmup_count: int, step_count: int, master_port: int, cold: bool = False
+    ) -> Round:
         """Trains `warmup_count` + `step_count` steps, and between them those of a search for a priority threshold.
+
+        With `cold` the steps of that search, and those in which a method does not compress yet, are measured steps.
 
         `master_port` must be free on host 0, for a new Poseidon job.
         """
         trainer = self._connections.trainer(method, master_port, self._build)
         exchanges = method.library != "none"
-        while trainer.plain_steps:
+        while trainer.plain_steps and not cold:
             self._step(trainer, exchanges)
             trainer.plain_steps -= 1
         payload, interface = self._connections.payload(method), interface_counters(self._interface)
         lead_in = 0
-        while lead_in < warmup_count or trainer.searching:
+        while lead_in < warmup_count or (trainer.searching and not cold):
             self._step(trainer, exchanges)
             lead_in += 1
         ends = [time.monotonic()]
@@ -103,6 +107,7 @@ class TrainingHost:
     def _step(self, trainer: Trainer, exchanges: bool) -> None:
         trainer.optimizer.zero_grad(set_to_none=True)
         trainer.module(self._token).backward()
+        trainer.multiply()
         if not exchanges:
             # Synchronous training keeps step. Without this the updates of the hosts would spread out in time and get
             # more of the machine's few cores than they get with any exchange.
@@ -114,4 +119,4 @@ class TrainingHost:
         optimizer = ReplaySGD(model.parameters(), model.timeline, lr=_LEARNING_RATE, momentum=0.9, fused=True)
         for parameter, momentum in zip(model.parameters(), self._momentum, strict=True):
             optimizer.state[parameter]["momentum_buffer"] = momentum
-        return Bare(model, optimizer, model.linear_weights())
+        return Bare(model, optimizer, list(model.linear_weights()))

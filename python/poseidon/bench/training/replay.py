@@ -15,6 +15,13 @@ An update is the accelerator's work, wherever it happens. Between backward and t
 it takes, as a pass begins when it begins. Within a pass, where hooks update a layer before it runs, its processor time
 is charged to the accelerator (`ReplaySGD`). What it takes longer than that, because other hosts of this machine update
 at the same time, counts as blocked: so nothing is counted twice, and each way of updating pays the same.
+
+Products of received factors are the accelerator's work, too (`products.py`): its next layer, or the end of the backward
+pass, comes later by what they take. Casts for the wire and products of servers are work of the processor in reality.
+Here they take the processor's time.
+
+Gradients are drawn anew for each layer, rank and step, from a normal distribution. A layer copies its own out of a
+stock of numbers while it sleeps, so that drawing costs no time.
 """
 
 from __future__ import annotations
@@ -26,16 +33,35 @@ from typing import Any
 import torch
 from torch import nn
 
+from poseidon.bench.training.products import Product
 from poseidon.models import LayerSpec, ModelTable
 
 _PARAMETER_VALUE = 1e-2  # at the start; equal on all ranks
-_GRADIENT_VALUE = 1e-2  # of every element of a conv or norm gradient; normal in fp16 also when divided by hosts
+_GRADIENT_SCALE = 1e-2  # standard deviation; nearly all values are normal in fp16, also when divided by hosts
+_STOCK_SURPLUS = 1 << 16  # numbers more than the largest parameter has: so many different windows of it
+
+
+class GradientStock:
+    """Normal random numbers, of which every gradient is a window at a place of its own."""
+
+    def __init__(self, largest_count: int, rank: int) -> None:
+        """`largest_count`: the elements of the largest parameter."""
+        self._numbers = torch.randn(largest_count + _STOCK_SURPLUS, generator=torch.Generator().manual_seed(rank))
+        self._numbers *= _GRADIENT_SCALE
+        self._places = torch.Generator().manual_seed(rank)
+
+    def draw(self, shape: torch.Size) -> torch.Tensor:
+        """A new tensor of this shape."""
+        place = int(torch.randint(_STOCK_SURPLUS, (), generator=self._places))
+        return self._numbers[place : place + shape.numel()].view(shape).clone()
 
 
 class Timeline:
     """The accelerator's clock: when the layer that was launched last ends. One thread at a time."""
 
     def __init__(self) -> None:
+        self.products: Callable[[], list[Product]] = list
+        """Gives the products of exchanges that have ended since the last call."""
         self._end = 0.0
         self._charged = 0.0
         self._arrived = 0.0
@@ -64,8 +90,18 @@ class Timeline:
 
     def run(self, seconds: float) -> None:
         """Runs a layer for `seconds` behind the one before it; returns when it has ended."""
+        self._charged += sum(product.seconds for product in self.products())
         self._end += self._charged + seconds
         self._charged = 0.0
+        self._sleep()
+
+    def multiply(self) -> None:
+        """Makes the products that are left when backward and all exchanges have ended; returns when they are made."""
+        for product in self.products():
+            self._end = max(self._end, product.arrived) + product.seconds
+        self._sleep()
+
+    def _sleep(self) -> None:
         remaining = self._end - time.monotonic()
         if remaining > 0:
             time.sleep(remaining)  # releases the GIL
@@ -86,7 +122,7 @@ class ReplaySGD(torch.optim.SGD):
 
 
 class _Dense(torch.autograd.Function):
-    """Sleeps through a layer; the backward pass hands out gradients that cost nothing to form."""
+    """Sleeps through a layer; the backward pass draws its gradients meanwhile."""
 
     @staticmethod
     def forward(
@@ -99,10 +135,10 @@ class _Dense(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         layer: ReplayDense = ctx.layer
+        weight_gradient = layer.stock.draw(layer.weight.shape)
+        bias_gradient = None if layer.bias is None else layer.stock.draw(layer.bias.shape)
         layer.timeline.run(layer.backward_seconds)
-        # Autograd writes an expanded element out into a gradient of its own.
-        bias_gradient = None if layer.bias is None else layer.gradient.expand_as(layer.bias)
-        return gradients[0], layer.gradient.expand_as(layer.weight), bias_gradient, None
+        return gradients[0], weight_gradient, bias_gradient, None
 
 
 class _AfterLinear(torch.autograd.Function):
@@ -140,14 +176,19 @@ class ReplayDense(nn.Module):
     """
 
     def __init__(
-        self, spec: LayerSpec, timeline: Timeline, seconds: tuple[float, float], shared: nn.Parameter | None = None
+        self,
+        spec: LayerSpec,
+        timeline: Timeline,
+        seconds: tuple[float, float],
+        stock: GradientStock,
+        shared: nn.Parameter | None = None,
     ) -> None:
         super().__init__()
         self.timeline = timeline
+        self.stock = stock
         self.forward_seconds, self.backward_seconds = seconds
         self.weight = nn.Parameter(torch.empty(spec.weight_shape)) if shared is None else shared
         self.bias = nn.Parameter(torch.empty(spec.bias_count)) if spec.bias else None
-        self.gradient = torch.full((1,), _GRADIENT_VALUE)
 
     def forward(self, token: torch.Tensor) -> torch.Tensor:
         for parameter in self.parameters():
@@ -170,7 +211,8 @@ class ReplayLinear(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         # Plain attributes, not buffers: what a wrapper would broadcast must be empty.
         self.input_rows = torch.rand(factor_count, cols, generator=generator)
-        self.output_gradient = torch.rand(factor_count, rows, generator=generator) * _GRADIENT_VALUE
+        self.output_gradient = torch.randn(factor_count, rows, generator=generator) * _GRADIENT_SCALE
+        self.row_seconds = self.forward_seconds / factor_count
 
     def forward(self, token: torch.Tensor) -> torch.Tensor:
         return _AfterLinear.apply(token, self.linear(self.input_rows), self)
@@ -181,7 +223,8 @@ class ReplayModel(nn.Module):
 
     One iteration without exchange takes `compute_seconds`. `rank` makes the rows of fully connected layers differ
     between workers. `memory` is another model of the same table, whose parameters' memory this one uses as its own, so
-    that several wrapped copies fit a small machine. Only one of them may train at a time.
+    that several wrapped copies fit a small machine. They draw from one stock of gradients. One of them trains at
+    a time.
     """
 
     def __init__(
@@ -190,6 +233,8 @@ class ReplayModel(nn.Module):
         super().__init__()
         self.timeline = Timeline()
         self.layers = nn.ModuleDict()
+        largest = max(max(layer.weight_count, layer.bias_count) for layer in table.layers)
+        self.stock: GradientStock = GradientStock(largest, rank) if memory is None else memory.stock
         for index, (spec, seconds) in enumerate(zip(table.layers, table.durations(compute_seconds), strict=True)):
             layer: nn.Module
             if table.factors_pay(spec):
@@ -197,7 +242,7 @@ class ReplayModel(nn.Module):
                 layer = ReplayLinear(spec, self.timeline, seconds, table.factor_count(spec), seed)
             else:
                 shared = self.layers[_module_name(spec.shares)].get_parameter("weight") if spec.shares else None
-                layer = ReplayDense(spec, self.timeline, seconds, shared)
+                layer = ReplayDense(spec, self.timeline, seconds, self.stock, shared)
             self.layers[_module_name(spec.name)] = layer
         if memory is None:
             for parameter in self.parameters():
@@ -213,11 +258,13 @@ class ReplayModel(nn.Module):
             token = layer(token)
         return _BackwardStart.apply(token, self.timeline).sum()
 
-    def linear_weights(self) -> list[str]:
-        """Names of the weights that can go as factors, in forward order."""
-        return [
-            f"layers.{name}.linear.weight" for name, layer in self.layers.items() if isinstance(layer, ReplayLinear)
-        ]
+    def linear_weights(self) -> dict[str, ReplayLinear]:
+        """The layers whose weights can go as factors, by the weight's name, in forward order."""
+        return {
+            f"layers.{name}.linear.weight": layer
+            for name, layer in self.layers.items()
+            if isinstance(layer, ReplayLinear)
+        }
 
 
 def _module_name(layer: str) -> str:

@@ -23,6 +23,8 @@ class TrainConfig:
     Each host has `workers_per_host` workers, which share its port. What is said of a worker's bytes is then said of a
     port's.
 
+    With `cold` the first step of each method counts, too, and Poseidon searches and revises as it does for users.
+
     `server_count` dedicated servers have hosts of their own. With 0 every worker hosts a shard. `mtu` is the number of
     bytes of the largest IP packet. `options` are more of `poseidon.init`. `device` is the one whose batch and images
     per second the papers give. `testbed` has more arguments of `Testbed`, which have no effect on loopback.
@@ -37,6 +39,7 @@ class TrainConfig:
     step_count: int
     repeat_count: int
     batch: int | None = None
+    cold: bool = False
     server_count: int = 0
     workers_per_host: int = 1
     mtu: int = 1500
@@ -127,6 +130,11 @@ class TrainResult:
     def by_name(self, method: str) -> MethodResult:
         """Returns the result of one method."""
         return next(entry for entry in self.methods if entry.method == method)
+
+    def step_efficiencies(self, entry: MethodResult) -> list[float]:
+        """Returns the efficiency of each measured step, in their order."""
+        without_exchange = self.by_name("none").iteration_seconds
+        return [without_exchange / seconds for seconds in entry.step_seconds]
 
     def bound(self, entry: MethodResult) -> float | None:
         """Returns the efficiency that no schedule of the method's bytes can beat, or None without a shaped link."""

@@ -39,9 +39,10 @@ def run_training(config: TrainConfig, progress: Callable[[str, int, int], None] 
     from poseidon.bench.training.host import HostSetup, TrainingHost
 
     # Every host of a testbed shares this machine's cores, so each multiplies factors with one thread. The bytes are
-    # compared with those of the schemes that have the fewest.
+    # compared with those of the schemes that have the fewest, unless steps are to be as users have them.
     transport = "tcp" if config.workers_per_host == 1 else "auto"
-    options = {"compute_threads": 1, "transport": transport, "revise": "off", **_sizes_and_options(config)}
+    revise = "auto" if config.cold else "off"
+    options = {"compute_threads": 1, "transport": transport, "revise": revise, **_sizes_and_options(config)}
     count = config.host_count + config.server_count
     with ExitStack() as stack:
         all_places, tcp_copy = stack.enter_context(hosts_on(count, config.link, mtu=config.mtu, **config.testbed))
@@ -112,10 +113,12 @@ def _run_rounds(
             if progress is not None:
                 progress(method.name, done, config.repeat_count * len(config.methods))
             warmup = (_NEXT_WARMUP if repeat else _FIRST_WARMUP) + (_OVERLAP_WARMUP if method.overlap else 0)
+            if config.cold and method.library != "none":
+                warmup = 0
             steps = config.step_count
             if method.every > 1:  # whole periods, so that each has its averaging
                 warmup, steps = method.every, -(-steps // method.every) * method.every
-            arguments = (method.scaled(config.scale), warmup, steps, free_port())
+            arguments = (method.scaled(config.scale), warmup, steps, free_port(), config.cold)
             # The library's own timeout comes first, so that its error says what happened.
             limit = config.timeout_seconds * (warmup + steps) + 60
             rounds[method.name].append(fleet.call_same("run_round", *arguments, timeout_seconds=limit))
@@ -132,7 +135,8 @@ def _summarize(config: TrainConfig, rounds: dict[str, list[list[Round]]], tcp_co
     without_exchange = median(seconds["none"])
     results = []
     for method in config.methods:
-        iteration = mean(seconds[method.name]) if method.every > 1 else median(seconds[method.name])
+        takes_mean = method.every > 1 or (config.cold and method.library != "none")
+        iteration = mean(seconds[method.name]) if takes_mean else median(seconds[method.name])
         efficiency = without_exchange / iteration
         layer_bytes = _layer_bytes(config, method)
         sharers = _sharers(config, method)
