@@ -76,8 +76,12 @@ class Cell:
         return None if self.measured_bytes is None else self.predicted_bytes / self.measured_bytes - 1
 
 
-def cluster_of(config: TrainConfig) -> ClusterSpec:
-    """The hosts of a replay, whose processors share this machine."""
+def cluster_of(config: TrainConfig, charged: bool = True) -> ClusterSpec:
+    """The hosts of a replay, whose processors share this machine.
+
+    `charged`: products of factors take the accelerator's time. In replays of version 1.0.0 and before they took a
+    processor's.
+    """
     assert config.link is not None
     return ClusterSpec(
         config.host_count,
@@ -86,14 +90,16 @@ def cluster_of(config: TrainConfig) -> ClusterSpec:
         mtu=config.mtu,
         frame_bytes=ETHERNET_HEADER_BYTES,
         # All hosts multiply at the same time, on the cores of this machine.
-        products_per_s=_core.multiply_adds_per_second() * min(1.0, (os.cpu_count() or 1) / config.host_count),
+        products_per_s=None
+        if charged
+        else _core.multiply_adds_per_second() * min(1.0, (os.cpu_count() or 1) / config.host_count),
     )
 
 
-def predict(config: TrainConfig, method: Method, without_exchange_s: float) -> Prediction:
+def predict(config: TrainConfig, method: Method, without_exchange_s: float, charged: bool = True) -> Prediction:
     """The step that `poseidon bench train` replays. What it takes without exchange beyond compute is its update."""
     table = replace(config.table, iteration_seconds=config.compute_seconds)
-    planner = Planner(table, cluster_of(config), exchange_of(method, config.scale, "coarse"))
+    planner = Planner(table, cluster_of(config, charged), exchange_of(method, config.scale, "coarse"))
     update_s = max(0.0, without_exchange_s - config.compute_seconds)
     return planner.predict_by_message(update_s) if planner.has_messages else planner.predict(update_s=update_s)
 
@@ -192,7 +198,7 @@ def documented() -> Iterator[Cell]:
     for model, hosts, rate, none_s, efficiency in _ROW.findall(PAGE.read_text(encoding="utf-8")):
         method = METHODS["poseidon"]
         config = config_of(model, int(hosts), f"{rate}mbit", (method,), honour=False)
-        prediction = predict(config, method, float(none_s))
+        prediction = predict(config, method, float(none_s), charged=False)
         words = f"{model}, {hosts} hosts, {rate} Mb/s"
         measured_s = float(none_s) / float(efficiency)
         yield Cell(method.name, words, prediction.step_s, measured_s, prediction.port_bytes, None)
@@ -207,7 +213,7 @@ def of_suite(folder: Path) -> Iterator[Cell]:
             continue
         config, none_s = group.config([method]), found[group, "none"].step_s
         if method.library == "poseidon":
-            step_s = predict(config, method, none_s).step_s
+            step_s = predict(config, method, none_s, charged=False).step_s
         else:
             table = replace(config.table, iteration_seconds=none_s)
             step_s = ddp_step_s(table, cluster_of(config), 4 if method.wire == "fp32" else 2, config.scale)
