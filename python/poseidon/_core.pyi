@@ -247,6 +247,14 @@ class Options:
     @min_workers.setter
     def min_workers(self, arg: object, /) -> None: ...
     @property
+    def replica_check(self) -> Any:
+        """
+        How often the ranks compare a digest of their parameters, which have to be equal: every N steps. With auto they do so after steps 2 and 10, and then as seldom as it takes to cost at most a thousandth of the time (docs/errors.md).
+        """
+
+    @replica_check.setter
+    def replica_check(self, arg: object, /) -> None: ...
+    @property
     def flight_record(self) -> Any:
         """
         Directory for flight records, which say what a process knew when its job failed (docs/flight-records.md). With off none are written.
@@ -811,6 +819,9 @@ def multiply_adds_per_second() -> float:
     """
     The rate of one thread that multiplies factors (include/poseidon/measure.h).
     """
+
+def digest(array: _Array) -> int:
+    """A number that stands for an array's bytes (include/poseidon/digest.h)."""
 
 class DropRule:
     """

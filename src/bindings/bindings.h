@@ -26,6 +26,7 @@ void bind_update(nb::module_& module);
 void bind_client(nb::module_& module);
 void bind_server(nb::module_& module);
 void bind_measure(nb::module_& module);
+void bind_digest(nb::module_& module);
 void bind_drop_rule(nb::module_& module);
 
 /// Returns an instance of the PoseidonError subclass for a failed status, and None for ok. Needs the GIL.

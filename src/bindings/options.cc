@@ -112,6 +112,9 @@ nb::dict seconds(double least, double most) { return within("seconds", least, mo
 nb::dict bytes(std::int64_t least, std::int64_t most) { return within("bytes", least, most); }
 nb::dict bytes_or_auto(std::int64_t least, std::int64_t most) { return within("bytes_or_auto", least, most); }
 nb::dict port() { return within("port", 1, 65535); }
+nb::dict auto_off_or_whole(std::int64_t least) {
+  return within("auto_off_or_whole", least, std::int64_t{std::numeric_limits<int>::max()});
+}
 nb::dict threshold() { return of("threshold"); }
 nb::dict host() { return of("host"); }
 nb::dict path() { return of("path"); }

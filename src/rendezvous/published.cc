@@ -59,6 +59,8 @@ std::string text_of(const T& value) {
     return std::string(name_of(value));
   else if constexpr (std::is_integral_v<T>)
     return std::to_string(value);
+  else if constexpr (std::is_same_v<T, std::string>)
+    return value;
   else
     return joined(value);
 }

@@ -43,6 +43,11 @@ class Control:
             self._client.set_priorities(self._layers[key], [1.0], [0], 0.0)
         return self._layers[key]
 
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self._client.world_size
+
     def note_exchange(self) -> None:
         """Notes that the ranks are about to exchange something. Raises the error of `on_exchange`, if it has one."""
         if self.on_exchange is not None:

@@ -63,6 +63,10 @@ def _parse_bytes_or_auto(text: str) -> int | str:
     return AUTO if text.strip() == AUTO else parse_bytes(text)
 
 
+def _parse_auto_off_or_whole(text: str) -> int | str:
+    return text.strip() if text.strip() in (AUTO, OFF) else int(text)
+
+
 def _is_address(text: str) -> bool:
     host, colon, port = text.rpartition(":")
     return bool(colon and host and port.isdigit() and 1 <= int(port) <= 65535)
@@ -166,6 +170,13 @@ KINDS = {
         _is_whole,
         lambda limits: f"auto, or {_allowed_bytes(limits)}",
         to_core=lambda value: 0 if value == AUTO else value,
+    ),
+    "auto_off_or_whole": Kind(
+        "N|auto|off",
+        _parse_auto_off_or_whole,
+        _is_whole,
+        lambda limits: f"auto, off, or {_allowed_whole(limits)}",
+        to_core=str,
     ),
     "choice": Kind("TEXT", str, _is_text, lambda limits: "one of " + ", ".join(limits.names)),
     "threshold": _text("TEXT", "auto, coarse or a number from 0 to 1", _is_threshold),

@@ -38,6 +38,7 @@ from poseidon.torch.exchange.powersgd_hook import PowerSGDHook
 from poseidon.torch.exchange.transfer import Transfer
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.passes import Mode, Passes
+from poseidon.torch.model.replica import Unwatched
 from poseidon.torch.tensors.compatibility import increment_version
 
 
@@ -97,6 +98,7 @@ class Synchronizer(InFlight):
         self.updates: list[UpdateOnServers] = []
         self.hooked: HookedTransfer | None = None  # what gradients go through instead of the exchange, after backward
         self.powersgd: PowerSGDHook | None = None  # what has chosen the layers of that scheme
+        self.replica = Unwatched()
         self.aggregator = "sum"  # what servers make of the gradients
         self.static_graph = False  # all backward passes reach each parameter equally often
         self._fires: dict[SyncedParameter, int] | None = None  # so often
@@ -123,6 +125,7 @@ class Synchronizer(InFlight):
                 entry.attach(self)
             entry.capture(entry.uses_factors)
         self.connected = True
+        self.replica.connect(control)
         self._layers.set_residuals(self._loaded_residuals)
         self._loaded_residuals = {}
         if self.priorities is not None:
@@ -299,6 +302,7 @@ class Synchronizer(InFlight):
         self._control.note_exchange()
         begin_ns = time.monotonic_ns()
         self._settle_before_backward()
+        self.replica.begin_step()
         for update in self.updates:
             update.begin()
         self._agree()
@@ -392,6 +396,7 @@ class Synchronizer(InFlight):
             self._take_off(pending)
         if not later:
             self.all_landed()
+            self.replica.look()
 
     def deliver(self, exchanges: Sequence[PendingExchange]) -> None:
         """Waits for results and puts them where they belong."""

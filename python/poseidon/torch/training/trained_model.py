@@ -19,6 +19,7 @@ from poseidon.adapter.join import JoinedTraining
 from poseidon.adapter.layer import LossyChoice, SchemeChoice, WireChoice
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.plan_table import PlanTable, make_plan_table
+from poseidon.adapter.replica_check import replica_check
 from poseidon.adapter.run_record import RunRecorder, recorder_of
 from poseidon.adapter.stats import Recorder
 from poseidon.errors import InvalidArgument
@@ -32,6 +33,7 @@ from poseidon.torch.model.changes import ChangeWatch
 from poseidon.torch.model.collect import check_wire, collect_parameters
 from poseidon.torch.model.description import describe
 from poseidon.torch.model.parameters import SyncedParameter
+from poseidon.torch.model.replica import Replica, Unwatched
 from poseidon.torch.process.context import memberships
 from poseidon.torch.process.process_groups import default_group
 from poseidon.torch.tensors.compatibility import preserved_versions
@@ -88,6 +90,7 @@ class TrainedModel:
                 trained._finished_step(run)
 
         sync.on_finished = finished
+        sync.replica = self._make_replica(reference)
         if here.recovers and self._sends_buffers:
 
             def send_buffers() -> None:
@@ -97,6 +100,14 @@ class TrainedModel:
             # Not before the next forward: whoever has made a step has rank 0's buffers then, should rank 0 be lost.
             sync.before_results = send_buffers
         return sync
+
+    def _make_replica(self, reference: weakref.ref[TrainedModel]) -> Unwatched:
+        check = replica_check(self.context.settings)
+        if check is None:
+            return Unwatched()
+        replica = Replica(self.module, self._ignored, check)
+        replica.paused = lambda: (trained := reference()) is not None and trained.join is not None
+        return replica
 
     def _finished_step(self, run: BackwardRun) -> None:
         self.step_count += 1
@@ -284,6 +295,8 @@ class TrainedModel:
         for entry in self.entries:
             entry.capture(False)
         self.sync.hooked = hooked
+        if self.context.settings.replica_check == "auto":
+            self.sync.replica = Unwatched()  # the hook may average among some of the ranks, or not in every step
 
 
 def _take_over(entries: list[SyncedParameter]) -> None:
