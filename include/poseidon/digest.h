@@ -7,9 +7,9 @@
 
 namespace poseidon {
 
-/// A digest of `data`, at the speed of memory. The same bytes have the same digest on every machine of one byte order.
-/// Other bytes of the same size have another one, but for a chance of about 2^-64; arrays that differ in one aligned
-/// word of 8 bytes always do. It does not protect from attackers. Any thread.
+/// A digest of `data`, at the speed of memory: its XXH64 with the seed 0. Other bytes have another digest, but for a
+/// chance of 2^-64; arrays that differ within one aligned word of 8 bytes always do. It does not protect from
+/// attackers. Any thread.
 std::uint64_t digest(std::span<const std::byte> data);
 
 }  // namespace poseidon

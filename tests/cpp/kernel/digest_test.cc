@@ -5,6 +5,7 @@
 
 #include <random>
 #include <set>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,15 @@ std::vector<std::byte> random_bytes(std::size_t size) {
   std::vector<std::byte> data(size);
   for (auto& byte : data) byte = static_cast<std::byte>(random());
   return data;
+}
+
+// The check values of the algorithm.
+TEST(Digest, HasThePublishedValues) {
+  const auto of = [](std::string_view text) { return digest(std::as_bytes(std::span(text))); };
+  EXPECT_EQ(of(""), 0xef46db3751d8e999u);
+  EXPECT_EQ(of("abc"), 0x44bc2cf5ad770999u);
+  EXPECT_EQ(of("123456789"), 0x8cb841db40e6ae83u);
+  EXPECT_EQ(of("Call me Ishmael. Some years ago--never mind how long precisely-"), 0x02a2e85470d6fd96u);
 }
 
 TEST(Digest, NoticesEveryFlippedBitAndEveryPairOfHighestBits) {
