@@ -329,7 +329,7 @@ def test_core_options() -> None:
     """Every setting reaches the core; none is left at the core's own default."""
     given = {option.name: other_value(option) for option in CORE_OPTIONS} | {"secret": "0123456789abcdef"}
     core = options.resolve(**given).core()
-    assert {name: getattr(core, name) for name in given} == {**given, "dscp": [34, 10, 0]}
+    assert {name: getattr(core, name) for name in given} == {**given, "dscp": [34, 10, 0], "replica_check": "2"}
     assert options.resolve().core().dscp == [46, 0]
     assert {name for name in dir(core) if not name.startswith("_")} == {*given, "generation"}
     assert options.resolve(chunk_bytes="auto").core().chunk_bytes == 0

@@ -38,8 +38,8 @@ _MOST_NAMED = 8
 
 _CAUSES = (
     "Usual causes: parameters or the optimizer's state were loaded on one rank alone, a scheduler or a search has "
-    "followed this rank's own loss (average it over the ranks first), a parameter was changed outside the optimizer, or "
-    "an optimizer with a state went through a join() with uneven ranks. Do the same on every rank, or call broadcast() "
+    "followed this rank's own loss (average it over the ranks first), a parameter was changed outside the optimizer, "
+    "or an optimizer with a state went through an uneven join(). Do the same on every rank, or call broadcast() "
     "after the change. replica_check=off leaves this check out"
 )
 
