@@ -175,8 +175,10 @@ class Client {
   /// Receives the layer's value as it is now, or waits for its first value. `array`: 0 is the value, 1 and 2 are the
   /// rule's state (1 momentum or exp_avg, 2 exp_avg_sq). kGradientArray is the mean gradient of the last update, if the
   /// rule keeps it. layer_stats gives the update count. While steps wait for all ranks, the last update is that of the
-  /// last step to which this rank has contributed, whatever the others do meanwhile.
-  virtual Status pull(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t array = 0) = 0;
+  /// last step to which this rank has contributed, whatever the others do meanwhile. A value that a rule has made in a
+  /// step of this rank comes as steps bring it (Layer::parameter_wire), or, `exact`, as the servers keep it.
+  virtual Status pull(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t array = 0,
+                      bool exact = false) = 0;
   /// Sets the layer's value or a state array. One rank calls it. `update_count` is the number of updates that the value
   /// has seen. Setting the value discards the state. Later operations of this rank come after it. A pull of another
   /// rank waits for it if there is no value yet. Otherwise the ranks must agree on when it happens.

@@ -66,7 +66,7 @@ struct Layer {
   bool stored = false;  // servers keep its value (push, pull, updates); it takes scheme ps and is never in a group
   bool whole = false;   // it is one chunk on one server core (LAMB needs the norms of the whole layer)
   WireFormat wire = WireFormat::fp32;            // how the gradients of a float32 layer travel
-  WireFormat parameter_wire = WireFormat::fp32;  // stored float32: how the value comes back from a step; fp32 or bf16
+  WireFormat parameter_wire = WireFormat::fp32;  // stored float32: how a rule's value comes back; fp32 or bf16
   bool float32_value = false;      // stored bfloat16: servers keep the value and the states of its rule in float32
   bool row_gradient = false;       // the gradient has few of the layer's rows, as an embedding's has
   bool zeros_are_missing = false;  // row_gradient: a row that no worker has is the same as one of zeros, so that `auto`

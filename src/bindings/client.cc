@@ -82,9 +82,9 @@ class PyClient {
     held_[layer] = hold({std::move(array)});
   }
 
-  void pull(std::uint32_t layer, Array destination, std::uint32_t index) {
+  void pull(std::uint32_t layer, Array destination, std::uint32_t index, bool exact) {
     check_dtype(layer, destination);
-    raise_if_failed(client_->pull(layer, bytes_of(destination), index));
+    raise_if_failed(client_->pull(layer, bytes_of(destination), index, exact));
     held_[layer] = hold({std::move(destination)});
   }
 
@@ -384,7 +384,8 @@ void bind_client(nb::module_& module) {
       .def("push_pull", &PyClient::push_pull, nb::arg("layer"), nb::arg("array").noconvert(),
            nb::arg("destination").noconvert(), nb::arg("divisor"))
       .def("push", &PyClient::push, nb::arg("layer"), nb::arg("array").noconvert(), nb::arg("divisor"))
-      .def("pull", &PyClient::pull, nb::arg("layer"), nb::arg("destination").noconvert(), nb::arg("index") = 0)
+      .def("pull", &PyClient::pull, nb::arg("layer"), nb::arg("destination").noconvert(), nb::arg("index") = 0,
+           nb::arg("exact") = false)
       .def("assign", &PyClient::assign, nb::arg("layer"), nb::arg("array").noconvert(), nb::arg("index") = 0,
            nb::arg("update_count") = 0)
       .def("restore", &PyClient::restore, nb::arg("layer"), nb::arg("destination").noconvert(),

@@ -192,8 +192,8 @@ Status ClientImpl::push(std::uint32_t layer, std::span<const std::byte> data, st
   return steps_.submit(layer, Push{.gradient = DenseGradient{data}, .divisor = divisor, .wants_result = false});
 }
 
-Status ClientImpl::pull(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t array) {
-  return steps_.submit(layer, Pull{destination, array});
+Status ClientImpl::pull(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t array, bool exact) {
+  return steps_.submit(layer, Pull{destination, array, !exact});
 }
 
 Status ClientImpl::assign(std::uint32_t layer, std::span<const std::byte> data, std::uint32_t array,

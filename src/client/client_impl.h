@@ -72,7 +72,7 @@ class ClientImpl final : public Client, private Receiver {
   Status push_pull(std::uint32_t layer, std::span<const std::byte> data, std::span<std::byte> destination,
                    std::uint32_t divisor) override;
   Status push(std::uint32_t layer, std::span<const std::byte> data, std::uint32_t divisor) override;
-  Status pull(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t array) override;
+  Status pull(std::uint32_t layer, std::span<std::byte> destination, std::uint32_t array, bool exact) override;
   Status assign(std::uint32_t layer, std::span<const std::byte> data, std::uint32_t array,
                 std::uint64_t update_count) override;
   Status restore(std::uint32_t layer, std::span<std::byte> destination, std::uint64_t version_limit) override;

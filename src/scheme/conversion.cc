@@ -11,9 +11,10 @@ float* floats(std::byte* bytes) { return reinterpret_cast<float*>(bytes); }
 const float* floats(const std::byte* bytes) { return reinterpret_cast<const float*>(bytes); }
 
 /// Whether the chunk's memory holds what is sent and what is received side by side.
-bool fits_both(const Unit& unit, const Chunk& chunk) {
+bool fits_both(const Exchange& exchange, const Chunk& chunk) {
+  const Unit& unit = exchange.unit();
   const std::size_t sent_bytes = unit.bytes_as(unit.wire_dtype, chunk.size_bytes);
-  return sent_bytes + unit.bytes_as(unit.result_dtype, chunk.size_bytes) <= chunk.size_bytes;
+  return sent_bytes + unit.bytes_as(exchange.result_dtype(), chunk.size_bytes) <= chunk.size_bytes;
 }
 
 std::span<std::byte> pooled(Exchange& exchange, std::size_t size_bytes, const Links& links) {
@@ -37,7 +38,7 @@ std::span<const std::byte> encode_chunk(Exchange& exchange, const Chunk& chunk,
   const Unit& unit = exchange.unit();
   const std::size_t wire_bytes = unit.bytes_as(unit.wire_dtype, chunk.size_bytes);
   const std::span<std::byte> result = exchange.progress.result;
-  const bool in_place = pieces.size() == 1 && !result.empty() && fits_both(unit, chunk) &&
+  const bool in_place = pieces.size() == 1 && !result.empty() && fits_both(exchange, chunk) &&
                         pieces[0].data() == result.data() + chunk.offset_bytes;
   if (in_place) {
     std::byte* const memory = result.data() + chunk.offset_bytes;
@@ -57,14 +58,13 @@ std::span<const std::byte> encode_chunk(Exchange& exchange, const Chunk& chunk,
 }
 
 std::span<std::byte> place_for_encoded(Exchange& exchange, const Chunk& chunk, const Links& links) {
-  const Unit& unit = exchange.unit();
-  const std::size_t result_bytes = unit.bytes_as(unit.result_dtype, chunk.size_bytes);
-  if (!fits_both(unit, chunk)) return pooled(exchange, result_bytes, links);
+  const std::size_t result_bytes = exchange.unit().bytes_as(exchange.result_dtype(), chunk.size_bytes);
+  if (!fits_both(exchange, chunk)) return pooled(exchange, result_bytes, links);
   return exchange.progress.result.subspan(chunk.offset_bytes + chunk.size_bytes - result_bytes, result_bytes);
 }
 
 void decode_chunk(const Exchange& exchange, std::span<const std::byte> encoded, std::span<std::byte> values) {
-  kernel::decode(exchange.unit().result_dtype, encoded.data(), floats(values.data()), values.size() / sizeof(float));
+  kernel::decode(exchange.result_dtype(), encoded.data(), floats(values.data()), values.size() / sizeof(float));
 }
 
 void convert_factors(Exchange& exchange, const Links& links, NarrowFactors narrow) {

@@ -20,7 +20,7 @@ std::span<const std::byte> encode_chunk(Exchange& exchange, const Chunk& chunk,
 
 /// Returns where the converted result of a chunk is received: at the end of the chunk's own place in the result if the
 /// place has room for it beside what is being sent, and in memory of the pool otherwise. Here and below a result is
-/// what comes back from a step, in the unit's result_dtype.
+/// what comes back from a step, in the exchange's result_dtype.
 std::span<std::byte> place_for_encoded(Exchange& exchange, const Chunk& chunk, const Links& links);
 
 /// Converts the result of a chunk back. `encoded` may be what place_for_encoded returned.

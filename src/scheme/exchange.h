@@ -130,6 +130,12 @@ struct Exchange {
   const Unit& unit() const { return *about.unit; }
   /// Returns the operation if it contributes to a step, and null otherwise.
   const Push* push() const { return std::get_if<Push>(&operation); }
+  /// The type in which a server's answer brings values.
+  DType result_dtype() const {
+    if (const Push* pushed = push()) return about.stored && !pushed->rounds_result ? unit().dtype : unit().result_dtype;
+    const Pull* pull = std::get_if<Pull>(&operation);
+    return pull != nullptr && pull->rounds_result ? unit().result_dtype : unit().dtype;
+  }
   /// Returns the gradient that the operation contributes if it is of that kind, and null otherwise.
   template <typename Kind>
   const Kind* gradient() const {

@@ -47,6 +47,8 @@ struct Push {
   /// This rank is catching up. It sends nothing, and the mean does not count it.
   bool excluded_from_mean = false;
   bool wants_result = true;
+  /// A stored value comes back as the plan says (Unit::result_dtype). Otherwise it comes as the servers keep it.
+  bool rounds_result = true;
   std::span<std::byte> destination{};  // where the result goes; empty for a group, for gathered factors and for rows
   std::optional<UpdateRule> rule{};    // a rule for the servers, from this step on
 };
@@ -54,7 +56,8 @@ struct Push {
 /// Receives an array that the servers keep.
 struct Pull {
   std::span<std::byte> destination;
-  std::uint32_t array = 0;  // 0: the value; 1 and more: the update rule's state
+  std::uint32_t array = 0;     // 0: the value; 1 and more: the update rule's state
+  bool rounds_result = false;  // the value comes as a step would bring it (Unit::result_dtype)
 };
 
 /// Sets an array that the servers keep.

@@ -48,9 +48,10 @@ bool wants_result(const Exchange& exchange) {
   return exchange.push() == nullptr || exchange.push()->wants_result;
 }
 
-/// The type of an answer: that of the unit, unless it is a server's result of a step.
+/// The type of an answer: that of the unit, unless it comes from a server, which may send another one.
 DType answer_dtype(const Exchange& exchange, const wire::Header& answer) {
-  return answer.kind == wire::Kind::result ? exchange.unit().result_dtype : exchange.unit().dtype;
+  const bool from_server = answer.kind == wire::Kind::result || answer.kind == wire::Kind::value;
+  return from_server ? exchange.result_dtype() : exchange.unit().dtype;
 }
 
 /// Whether an answer has another type than the unit.
@@ -145,7 +146,8 @@ wire::Header ParameterServer::request_header(const Exchange& exchange, const Lin
     return wire::Assign{unit.dtype, assign->array, assign->update_count, narrower}.make(about);
   if (const auto* restore = std::get_if<Restore>(&exchange.operation))
     return wire::Restore{unit.value_dtype, restore->version_limit, narrower}.make(about);
-  return wire::Pull{std::get<Pull>(exchange.operation).array, narrower}.make(about);
+  const bool rounds = exchange.result_dtype() != unit.dtype;
+  return wire::Pull{std::get<Pull>(exchange.operation).array, narrower || rounds}.make(about);
 }
 
 /// Returns the header of a question whose answer tells that the chunk's assignment has been done.

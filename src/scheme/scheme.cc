@@ -48,7 +48,7 @@ wire::Contribution contribution_of(const Exchange& exchange, const Links& links,
   const Unit& unit = exchange.unit();
   const bool keeps_float32 = body.stored && unit.value_dtype == DType::float32;
   body.float32_value = keeps_float32 && unit.wire_dtype != DType::float32;
-  body.as_bfloat16 = keeps_float32 && unit.result_dtype == DType::bfloat16;
+  body.as_bfloat16 = keeps_float32 && exchange.result_dtype() == DType::bfloat16;
   body.wants_result = push.wants_result;
   body.excluded_from_mean = push.excluded_from_mean && !exchange.about.transient;
   body.worker_count = links.worker_count;

@@ -14,105 +14,12 @@ from torch.optim import LBFGS, SGD, AdamW, Optimizer
 
 import poseidon.torch as poseidon
 import workers
-from overlap_cases import Model, assert_same_training, own_batch, plain_loop, train_step, wrapped
+from overlap_cases import Model, assert_same_training, own_batch, train_step, wrapped
 from torch_cases import all_equal, mean_loss, mlp, parameters_digest
 
 
 def momentum(params: Any) -> Optimizer:
     return SGD(params, lr=0.05, momentum=0.9)
-
-
-# Optimizers that torch does not have.
-
-
-class Lion(Optimizer):
-    """Per parameter."""
-
-    def __init__(self, params: Any, lr: float = 0.01) -> None:
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for param in group["params"]:
-                if param.grad is None:
-                    continue
-                average = self.state[param].setdefault("exp_avg", torch.zeros_like(param))
-                param.sub_(average.lerp(param.grad, 0.1).sign_(), alpha=group["lr"])
-                average.lerp_(param.grad, 0.01)
-
-
-class Noisy(Lion):
-    """Takes random numbers, so the order of parameters counts."""
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        super().step()
-        for group in self.param_groups:
-            for param in group["params"]:
-                if param.grad is not None:
-                    param.data.add_(torch.randn_like(param), alpha=0.1)
-
-
-class Normed(Lion):
-    """Scales by the norm of all gradients."""
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        grads = [param.grad for group in self.param_groups for param in group["params"] if param.grad is not None]
-        torch._foreach_div_(grads, torch.stack([grad.norm() for grad in grads]).norm())
-        super().step()
-
-
-class Counting(Lion):
-    """Counts its steps in the parameter group."""
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            group["step_count"] = group.get("step_count", 0) + 1
-        super().step()
-
-
-class CountingItself(Lion):
-    """Counts its steps in an attribute, which its update follows."""
-
-    count = 0
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        self.count += 1
-        for group in self.param_groups:
-            group["lr"], lr = group["lr"] / self.count, group["lr"]
-        super().step()
-        for group in self.param_groups:
-            group["lr"] = lr
-
-
-class OwnStep(SGD):
-    """Calls the step() of its class, around which torch has put hooks."""
-
-    def step(self, closure: Any = None) -> Any:
-        return super().step(closure)
-
-
-class NeedsModel(Lion):
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        raise RuntimeError("this optimizer works with its own model only")
-
-
-def others_that_fit() -> str:
-    def with_hooks(params: Any) -> Optimizer:
-        optimizer = OwnStep(params, lr=0.05, momentum=0.9)
-        optimizer.register_step_pre_hook(lambda *_: calls.append(1))
-        return optimizer
-
-    momentum([torch.ones(1, requires_grad=True)])  # torch puts its hooks around step() of a class at its first use
-    calls: list[int] = []
-    digests = [assert_same_training(plain_loop, Lion), assert_same_training(plain_loop, with_hooks)]
-    # Where it is plain, the hooks around both step() run.
-    assert len(calls) == 6 + (6 * 2)
-    return " ".join(digests)
-
-
-def test_other_optimizers_that_update_each_parameter_on_its_own() -> None:
-    assert all_equal(workers.run(2, others_that_fit))
 
 
 def refused() -> None:
@@ -126,11 +33,6 @@ def refused() -> None:
         assert torch.equal(torch.get_rng_state(), state)
 
     check(lambda: LBFGS(params), "LBFGS searches along .*use the optimizer itself with the model, without")
-    check(lambda: Noisy(params), "Noisy does not update each parameter on its own")
-    check(lambda: Normed(params), "Normed does not update each parameter on its own")
-    check(lambda: Counting(params), "Counting is no .*trial.*keeps step_count of its parameter groups")
-    check(lambda: CountingItself(params), "CountingItself does not update each")
-    check(lambda: NeedsModel(params), "NeedsModel is no .*RuntimeError: this optimizer works with its own model only")
     check(lambda: momentum([torch.ones(3, requires_grad=True)]), "synchronizes no parameter of the optimizer")
     check(lambda: momentum(params), "update is 'workers': pass 'worker'", update="workers")
     check(lambda: momentum(params), "max_norm is 0.0", max_norm=0.0)
@@ -138,7 +40,7 @@ def refused() -> None:
     check(lambda: momentum(params), "clip with update='worker'", max_norm=1.0, update="server")
     patched = momentum(params)
     patched.step = lambda: None  # type: ignore[method-assign,assignment]
-    check(lambda: patched, "has a step\\(\\) of its own")
+    check(lambda: patched, "has a step\\(\\) of its own, .*: leave per_parameter out", per_parameter=True)
     with pytest.raises(poseidon.PoseidonError, match="not a Sequential"):
         poseidon.DistributedOptimizer(momentum(params), model.module)
     optimizer = poseidon.DistributedOptimizer(momentum(params[:2]), model)

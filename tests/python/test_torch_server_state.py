@@ -184,6 +184,7 @@ def kinds_refused() -> None:
     params = list(module.parameters())
     refused(lambda: torch.optim.RMSprop(params), "cannot run RMSprop: .*SGD, Adam and AdamW")
     refused(lambda: OwnStep(params, lr=0.1), "cannot run OwnStep")
+    refused(lambda: Renamed(params), "cannot run Renamed: .*not subclasses")
     refused(lambda: Adam(params, amsgrad=True), "group 0 has amsgrad=True")
     halves: list[dict[str, Any]] = [{"params": params[:1]}, {"params": params[1:], "differentiable": True}]
     refused(lambda: SGD(halves, lr=0.1), "parameter group 1 has differentiable=True")
@@ -197,12 +198,12 @@ def kinds_refused() -> None:
         shared.again = nn.Parameter(next(shared.parameters()).detach()[1:])
         other = poseidon.DistributedDataParallel(shared)
         refused(lambda: SGD(other.parameters(), lr=0.1), "share memory", target=other)  # noqa: B023
-    optimizer = poseidon.DistributedOptimizer(Renamed(params), model, update="server")
+    optimizer = poseidon.DistributedOptimizer(AdamW(params), model, update="server")
     with pytest.raises(poseidon.PoseidonError, match="add all parameter groups"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
     with pytest.raises(poseidon.PoseidonError, match=r"save state_dict\(\)"):
         copy.deepcopy(optimizer)
-    assert "Renamed" in repr(optimizer)
+    assert "AdamW" in repr(optimizer)
     if poseidon.world_size() > 1:
         refused(lambda: SGD(params, lr=0.1), "by another DistributedOptimizer")
         with pytest.raises(poseidon.PoseidonError, match="join"), model.join():

@@ -69,7 +69,7 @@ template <Decay decay>
 BuiltInRule adam_rule(const char* name) {
   UpdateKind kind;
   kind.name = name;
-  kind.values = moments_values();
+  kind.values = moments_values(1e-8, decay == Decay::of_parameters ? 1e-2 : 0);
   kind.state_count = [](std::span<const double>) { return std::size_t{2}; };
   return {std::move(kind), adam<decay, float>, adam<decay, double>};
 }

@@ -5,7 +5,8 @@
 // fused unset, amsgrad off). They do the same operations in the same order. They fuse multiply-adds where PyTorch's
 // AVX2 and AVX-512 kernels fuse them. They compute scalars in double and round them to the parameters' type. They use
 // the square root of square_root.h. An element's result depends on its own values alone. It does not depend on the
-// element's place, on how a tensor is cut into slices, or on the vector width.
+// element's place, on how a tensor is cut into slices, or on the vector width. Values that nobody sets are the defaults
+// of torch.optim; LAMB, which torch.optim lacks, has those of Adam with the eps of its usual implementations.
 #pragma once
 
 #include <span>
@@ -45,7 +46,7 @@ template <typename T>
 void lamb_apply(Isa isa, const LambNorms& norms, const UpdateCall<T>& call);
 
 inline UpdateValue flag(const char* name) { return {.name = name, .least = 0, .most = 1, .is_flag = true}; }
-inline UpdateValue number(const char* name) { return {.name = name}; }
+inline UpdateValue number(const char* name, double initial) { return {.name = name, .initial = initial}; }
 
 POSEIDON_INLINE float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 POSEIDON_INLINE double fused(double a, double b, double c) { return __builtin_fma(a, b, c); }

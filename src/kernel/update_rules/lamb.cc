@@ -109,7 +109,7 @@ template void lamb_apply(Isa isa, const LambNorms& norms, const UpdateCall<doubl
 BuiltInRule lamb() {
   UpdateKind kind;
   kind.name = "lamb";
-  kind.values = moments_values();
+  kind.values = moments_values(1e-6, 0);
   kind.state_count = [](std::span<const double>) { return std::size_t{2}; };  // exp_avg and exp_avg_sq
   kind.whole_layer = true;
   kind.needs_scratch = true;

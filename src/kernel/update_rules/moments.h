@@ -12,8 +12,13 @@ namespace poseidon::kernel {
 
 /// The rules' values, in this order.
 enum MomentsValue : std::size_t { kLr, kBeta1, kBeta2, kEps, kWeightDecay, kMaximize };
-inline std::vector<UpdateValue> moments_values() {
-  return {number("lr"), number("beta1"), number("beta2"), number("eps"), number("weight_decay"), flag("maximize")};
+inline std::vector<UpdateValue> moments_values(double eps, double weight_decay) {
+  return {number("lr", 1e-3),
+          number("beta1", 0.9),
+          number("beta2", 0.999),
+          number("eps", eps),
+          number("weight_decay", weight_decay),
+          flag("maximize")};
 }
 
 /// The scalars of one step.

@@ -74,8 +74,8 @@ void update_sgd(Isa isa, const UpdateCall<T>& call) {
 BuiltInRule sgd() {
   UpdateKind kind;
   kind.name = "sgd";
-  kind.values = {number("lr"),           number("momentum"), number("dampening"),
-                 number("weight_decay"), flag("nesterov"),   flag("maximize")};
+  kind.values = {number("lr", 1e-3),        number("momentum", 0), number("dampening", 0),
+                 number("weight_decay", 0), flag("nesterov"),      flag("maximize")};
   // One state: the momentum buffer.
   kind.state_count = [](std::span<const double> values) { return std::size_t{values[kMomentum] != 0 ? 1U : 0U}; };
   return {std::move(kind), update_sgd<float>, update_sgd<double>};

@@ -15,10 +15,13 @@ from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.model.parameters import SyncedParameter
-from poseidon.torch.optimizer.clipping import make_clipping
+from poseidon.torch.optimizer.arguments import check_arguments, refuse_what_is_lost
+from poseidon.torch.optimizer.clipping import Clipping, make_clipping
+from poseidon.torch.optimizer.known import updates_per_parameter
 from poseidon.torch.optimizer.rules import algorithm_of, check_aggregator, check_options, entries_of
 from poseidon.torch.optimizer.server_update import ServerUpdate
 from poseidon.torch.optimizer.undo import UpdateUndo
+from poseidon.torch.optimizer.whole_step import WholeStep
 from poseidon.torch.optimizer.worker_update import WorkerUpdate
 from poseidon.torch.optimizer.wrapper import STATE_HOOKS, STEP_HOOKS, OptimizerWrapper, described
 from poseidon.torch.process.context import context
@@ -58,9 +61,11 @@ class DistributedOptimizer(OptimizerWrapper):
 
     `update="worker"` (the default): neither the end of backward nor `step()` waits. Each parameter is updated when its
     gradient has arrived. The next use of a parameter, as a rule the next forward pass, waits for that parameter alone.
-    Gradients that are needed first are exchanged first. The bits are those of `optimizer` itself, for any optimizer
-    whose update is per parameter. `max_norm` clips the gradients by their total 2-norm: `clip="gathered"` waits for
-    all of them, and "previous" takes the norm of the step before. See docs/distributed-optimizer.md.
+    Gradients that are needed first are exchanged first. This is for optimizers that are known to update each parameter
+    on its own, and those of which `per_parameter=True` says so. Any other makes its whole `step()` when all gradients
+    are there, for which backward waits. The bits are those of `optimizer` itself. `max_norm` clips the gradients by
+    their total 2-norm: `clip="gathered"` waits for all of them, and "previous" takes the norm of the step before. See
+    docs/distributed-optimizer.md.
 
     `update="server"`: the servers hold the parameters and the optimizer's state, and update them. This is for
     torch.optim.SGD, Adam and AdamW. See docs/server-update.md. `resume` goes on from what the servers have saved in
@@ -83,53 +88,17 @@ class DistributedOptimizer(OptimizerWrapper):
         clip: str = "gathered",
         resume: bool = False,
         aggregator: str = "sum",
+        per_parameter: bool = False,
     ) -> None:
-        if update not in (None, "worker", "server"):
-            raise InvalidArgument(f"update is {update!r}: pass 'worker' (the default) or 'server'")
-        if isinstance(optimizer, DistributedOptimizer):
-            raise InvalidArgument(
-                "the optimizer is a poseidon.DistributedOptimizer already: wrap the torch optimizer itself, and once"
-            )
-        if isinstance(getattr(optimizer, "optimizer", None), Optimizer):
-            kind = type(optimizer).__name__
-            raise InvalidArgument(
-                f"the optimizer is another one's {kind}: pass the optimizer that is inside (.optimizer), and put the "
-                f"{kind} around the DistributedOptimizer"
-            )
-        if not isinstance(optimizer, Optimizer):
-            raise InvalidArgument(
-                f"optimizer is of type {type(optimizer).__name__} and must be a torch.optim.Optimizer: pass the "
-                "optimizer first, and then the model"
-            )
-        if not isinstance(model, DistributedDataParallel):
-            raise InvalidArgument(
-                f"DistributedOptimizer needs the poseidon.DistributedDataParallel, not a {type(model).__name__}"
-            )
-        if model.comm_hook_name and model.synchronizer is not None and model.synchronizer.hooked is not None:
-            raise InvalidArgument(
-                f"DistributedOptimizer and the communication hook {model.comm_hook_name} exclude each other: use the "
-                "optimizer itself, or leave register_comm_hook() out"
-            )
-        if update == "server" and max_norm is not None:
-            raise InvalidArgument(
-                "the servers see one gradient at a time: clip with update='worker', which has max_norm"
-            )
-        if resume and update != "server":
-            raise InvalidArgument(
-                "resume takes what servers have saved: with updates on the workers use load_state_dict()"
-            )
-        if aggregator != "sum" and (update != "server" or model.synchronizer is None):
-            raise InvalidArgument(
-                f"aggregator={aggregator!r} is what servers do with the gradients of several workers: pass "
-                "update='server', and leave it out with one worker"
-            )
+        check_arguments(optimizer, model, update, max_norm, resume, aggregator)
         self.resumed_version = 0
         self._server: ServerUpdate | None = None
         self._worker: WorkerUpdate | None = None
+        self._whole: WholeStep | None = None  # instead of `_worker`, for optimizers that need all gradients
         super().__init__(optimizer)
         self._model = model
         if context().recovers:
-            _refuse_what_is_lost(update, max_norm, clip, resume)
+            refuse_what_is_lost(update, max_norm, clip, resume)
         self._on_servers = update == "server"
         check_optimizer(
             context().settings, self._on_servers, type(optimizer).__name__, isinstance(optimizer, torch.optim.SGD)
@@ -138,7 +107,7 @@ class DistributedOptimizer(OptimizerWrapper):
         if self._on_servers and model.synchronizer is not None:
             self._update_on_servers(model.synchronizer, resume, aggregator)
         else:
-            self._update_on_workers(model.synchronizer, max_norm, clip)
+            self._update_on_workers(model.synchronizer, make_clipping(max_norm, clip), per_parameter)
         self.share_hooks(*STEP_HOOKS, *STATE_HOOKS)
         # On servers GradScaler would otherwise change gradients that have been used already; so it says what it wants.
         if self._on_servers or getattr(optimizer, "_step_supports_amp_scaling", False):
@@ -173,8 +142,8 @@ class DistributedOptimizer(OptimizerWrapper):
         else:
             self._hand_over_state()
 
-    def _update_on_workers(self, sync: Synchronizer | None, max_norm: float | None, clip: str) -> None:
-        worker = WorkerUpdate(self._inner, sync, make_clipping(max_norm, clip))
+    def _update_on_workers(self, sync: Synchronizer | None, clipping: Clipping | None, said: bool) -> None:
+        apart = updates_per_parameter(self._inner, said)
         if self._on_servers:  # which do not exist; what they could not do is refused all the same
             algorithm_of(self._inner)
             groups = entries_of(self._inner, self._model.module, self._model.synced_parameters)
@@ -186,7 +155,13 @@ class DistributedOptimizer(OptimizerWrapper):
         if sync is not None:
             control = context().control
             if control is not None and not context().recovers:
-                check_same(control, described(self._inner, _names(groups)), "optimizer")
+                check_same(control, f"{apart}\n{described(self._inner, _names(groups))}", "optimizer")
+        if not apart:
+            self._whole = WholeStep(self._inner, clipping)
+            self._whole.take(entries)
+            return
+        worker = WorkerUpdate(self._inner, sync, clipping)
+        if sync is not None:
             sync.prioritize()
         worker.take(entries)
         self._worker = worker
@@ -221,15 +196,29 @@ class DistributedOptimizer(OptimizerWrapper):
             entry.check_free()
         return entries
 
-    @torch._disable_dynamo
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """The optimizer's step(). It does not wait: each update is made when its gradient has arrived.
+    @property
+    def per_parameter(self) -> bool:
+        """Whether each parameter is updated when its own gradient has arrived, and `step()` does not wait."""
+        return self._worker is not None
 
-        `closure`, if given, is called once and runs the backward. With updates on the servers it raises PoseidonError
-        if the optimizer itself would now do something else than the servers did.
+    @torch._disable_dynamo
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """The optimizer's step(). If it is `per_parameter`, it does not wait.
+
+        `closure`, if given, runs the backward. It is called once, or as the optimizer does if it is not
+        `per_parameter`. With updates on the servers step() raises PoseidonError if the optimizer itself would now do
+        something else than the servers did.
         """
         self._inner._opt_called = True  # for schedulers that were made with it
+        if self._whole is not None:
+            loss: float | None = self._whole.step(closure)
+        else:
+            loss = self._step_apart(closure)
+        self._steps_made += 1
+        return loss
+
+    @torch.no_grad()
+    def _step_apart(self, closure: Callable[[], float] | None) -> float | None:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -237,7 +226,6 @@ class DistributedOptimizer(OptimizerWrapper):
         update = self._server or self._worker
         assert update is not None
         update.step()
-        self._steps_made += 1
         return loss
 
     @property
@@ -294,6 +282,9 @@ class DistributedOptimizer(OptimizerWrapper):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients, without waiting for those in flight."""
+        if self._whole is not None:
+            self._inner.zero_grad(set_to_none)
+            return
         if not set_to_none:
             super().zero_grad(set_to_none=False)
             return
@@ -313,6 +304,8 @@ class DistributedOptimizer(OptimizerWrapper):
 
     def state_dict(self) -> dict[str, Any]:
         """What the torch optimizer's own state_dict() would be. Any rank may call it alone."""
+        if self._whole is not None:
+            return self._inner.state_dict()  # type: ignore[no-any-return]
         if self._server is None or not self._server.connected:
             saved = super().state_dict()
             # Its order is that in which gradients first arrived, another one on every rank.
@@ -332,7 +325,10 @@ class DistributedOptimizer(OptimizerWrapper):
         """
         if self._on_servers:
             check_options(state_dict["param_groups"])
-        super().load_state_dict(state_dict)
+        if self._whole is not None:
+            self._inner.load_state_dict(state_dict)
+        else:
+            super().load_state_dict(state_dict)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # The last thing that Optimizer.load_state_dict does; each optimizer has its own way with old checkpoints.
@@ -415,6 +411,10 @@ class DistributedOptimizer(OptimizerWrapper):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group to the optimizer. Raises InvalidArgument with updates on the servers."""
+        if self._whole is not None:
+            self._inner.add_param_group(param_group)
+            self._whole.take(self._entries_in(self.param_groups[-1]["params"]))
+            return
         if self._worker is None and self._server is None:
             super().add_param_group(param_group)  # from Optimizer.__init__
             return
@@ -423,6 +423,12 @@ class DistributedOptimizer(OptimizerWrapper):
         assert self._worker is not None
         super().add_param_group(param_group)
         self._worker.take(self._entries_in(self.param_groups[-1]["params"]))
+
+    def __getattr__(self, name: str) -> Any:
+        # An optimizer of unknown kind may have calls of its own, such as train() and eval().
+        if name.startswith("_") or vars(self).get("_whole") is None:
+            raise AttributeError(f"a DistributedOptimizer has no attribute {name!r}")
+        return getattr(self._inner, name)
 
     grad_scale = _scaling("grad_scale", 1)
     found_inf = _scaling("found_inf", None)
@@ -434,30 +440,6 @@ class DistributedOptimizer(OptimizerWrapper):
         raise InvalidArgument(
             "a DistributedOptimizer cannot be copied or pickled, since it belongs to this process's job: "
             "save state_dict()"
-        )
-
-
-def _refuse_what_is_lost(update: str | None, max_norm: float | None, clip: str, resume: bool) -> None:
-    """Refuses, with on_failure=rejoin or shrink, settings whose state a replacement could not be given."""
-    settings = context().settings
-    if update == "server" and not settings.checkpoint_dir:
-        raise InvalidArgument(
-            "update='server' keeps parameters and optimizer state on the servers, which may be lost: with "
-            f"on_failure={settings.on_failure} set checkpoint_dir, from which they go on, or use update='worker'"
-        )
-    if update == "server" and settings.checkpoint_keep < 2:
-        raise InvalidArgument(
-            "checkpoint_keep=1 leaves nothing to go back to while the workers end the step of the newest checkpoint: "
-            f"with on_failure={settings.on_failure} keep 2 or more"
-        )
-    if resume:
-        raise InvalidArgument(
-            f"with on_failure={settings.on_failure} Recovery goes on from checkpoint_dir by itself: leave resume out"
-        )
-    if max_norm is not None and clip == "previous":
-        raise InvalidArgument(
-            "clip='previous' needs the norm of the step before, which a worker that replaces another does not have: "
-            "use clip='gathered' with on_failure=rejoin or shrink, or on_failure=abort"
         )
 
 

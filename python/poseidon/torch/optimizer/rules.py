@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,6 +14,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from poseidon import _core
 from poseidon.errors import InvalidArgument
 from poseidon.torch.model.parameters import SyncedParameter
+from poseidon.torch.optimizer.known import is_known
 from poseidon.torch.tensors.memory import is_dense
 
 # What each option asks for that servers do not do.
@@ -59,29 +59,23 @@ class Algorithm:
         return bool(group.get("decoupled_weight_decay", self.name == "AdamW"))
 
 
-_ALGORITHMS = {
+_ALGORITHMS: dict[type[Optimizer], Algorithm] = {
     SGD: Algorithm("SGD", ("momentum_buffer",), counts_steps=False),
-    AdamW: Algorithm("AdamW", ("exp_avg", "exp_avg_sq"), counts_steps=True),  # before Adam, which it may be one of
+    AdamW: Algorithm("AdamW", ("exp_avg", "exp_avg_sq"), counts_steps=True),
     Adam: Algorithm("Adam", ("exp_avg", "exp_avg_sq"), counts_steps=True),
 }
 
 
 def algorithm_of(optimizer: Optimizer) -> Algorithm:
     """The algorithm of a torch optimizer; InvalidArgument, saying what to use, where servers cannot run it."""
-    for kind, algorithm in _ALGORITHMS.items():
-        if isinstance(optimizer, kind) and _same_step(optimizer, kind):
-            check_options(optimizer.param_groups)
-            return algorithm
-    raise InvalidArgument(
-        f"servers cannot run {type(optimizer).__name__}: update='server' takes torch.optim.SGD, Adam and AdamW with "
-        "their own step(); use the optimizer itself, without DistributedOptimizer, for any other"
-    )
-
-
-def _same_step(optimizer: Optimizer, kind: type[Optimizer]) -> bool:
-    own = vars(optimizer).get("step")  # learning-rate schedulers put one there that only counts calls
-    unchanged = own is None or hasattr(own, "_wrapped_by_lr_sched")
-    return unchanged and inspect.unwrap(type(optimizer).step) is inspect.unwrap(kind.step)
+    algorithm = _ALGORITHMS.get(type(optimizer))
+    if algorithm is None or not is_known(optimizer):
+        raise InvalidArgument(
+            f"servers cannot run {type(optimizer).__name__}: update='server' takes torch.optim.SGD, Adam and AdamW "
+            "themselves, not subclasses, with their own step(); use update='worker' for any other"
+        )
+    check_options(optimizer.param_groups)
+    return algorithm
 
 
 def check_options(groups: list[dict[str, Any]]) -> None:

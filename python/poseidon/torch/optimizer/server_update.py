@@ -357,7 +357,7 @@ class ServerUpdate:
 
     def _pull(self, entries: Sequence[SyncedParameter], hosts: Sequence[torch.Tensor], array: int) -> None:
         for entry, host in zip(entries, hosts, strict=True):
-            self._client.pull(entry.layer, borrowed(flat_view(host)), array)
+            self._client.pull(entry.layer, borrowed(flat_view(host)), array, exact=True)
         self._wait(entries)
 
     def _wait(self, entries: Iterable[SyncedParameter]) -> None:

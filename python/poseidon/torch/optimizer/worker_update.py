@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch.optim import Optimizer
 
-from poseidon.errors import InvalidArgument, PoseidonError
+from poseidon.errors import PoseidonError
 from poseidon.torch.exchange.pending_exchange import PendingExchange
 from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.model.parameters import SyncedParameter
-from poseidon.torch.optimizer.clipping import Clipping, StepClipping
-from poseidon.torch.optimizer.partial_step import PartialStep, check_per_parameter
+from poseidon.torch.optimizer.clipping import Clipping, StepClipping, refuse_sparse
+from poseidon.torch.optimizer.partial_step import PartialStep
 from poseidon.torch.optimizer.undo import UpdateUndo
 
 
@@ -69,14 +69,12 @@ class PendingStep:
 
 
 class WorkerUpdate:
-    """The updates of one optimizer's parameters. Used from the thread that trains.
+    """The updates of one optimizer's parameters, each on its own. Used from the thread that trains.
 
-    `sync` is None with one worker: all gradients are there when step() is called. Raises InvalidArgument, saying
-    what to use instead, if the optimizer's update is not per parameter.
+    `sync` is None with one worker: all gradients are there when step() is called.
     """
 
     def __init__(self, optimizer: Optimizer, sync: Synchronizer | None, clipping: Clipping | None) -> None:
-        check_per_parameter(optimizer)
         self._optimizer = optimizer
         self._sync = sync
         self._clipping = clipping
@@ -85,12 +83,8 @@ class WorkerUpdate:
 
     def take(self, entries: Sequence[SyncedParameter]) -> None:
         """From now on the end of backward does not wait for these parameters. InvalidArgument for one it cannot."""
-        sparse = next((entry.name for entry in entries if entry.form.is_sparse), None)
-        if self._clipping is not None and sparse is not None:
-            raise InvalidArgument(
-                f"max_norm cannot clip parameter {sparse}, whose gradients are sparse: leave max_norm out, or create "
-                "the embedding with sparse=False"
-            )
+        if self._clipping is not None:
+            refuse_sparse(entries)
         self._entries += entries
         for entry in entries:
             entry.update_by(self)

@@ -1,0 +1,69 @@
+"""Rules of arrays that servers update: values that are not given, and what comes back in fewer bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import poseidon
+import workers
+from poseidon.launch import free_port
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam", "adamw"])
+def test_a_value_that_is_not_given_is_the_default_of_torch(kind: str) -> None:
+    make = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[kind]
+    begin, gradients = np.array([1.0, -2.0, 3.0]), ([1.0, 5.0, -1.0], [2.0, -5.0, 0.0], [3.0, 0.0, 1e-4])
+    values = begin.copy()
+    tensor = torch.tensor(begin).requires_grad_()
+    optimizer = make([tensor])
+    with poseidon.connect(master_port=free_port(), world_size=1, rank=0) as exchange:
+        exchange.declare({"w": values})
+        exchange.set_rule("w", poseidon.UpdateRule(kind))
+        for gradient in gradients:
+            exchange.push_pull("w", np.array(gradient), out=values)
+            tensor.grad = torch.tensor(gradient, dtype=torch.float64)
+            optimizer.step()
+    assert values.tolist() == tensor.tolist()
+    assert values.tolist() != begin.tolist()
+
+
+def returned_in_bfloat16(port: int) -> list[list[float]]:
+    """Rank 0 takes results with push_pull, and the others with push and pull. Thirds have more digits than bfloat16."""
+    seen = []
+    with poseidon.connect(master_port=port, chunk_bytes=1024, timeout=20, parameter_wire="bf16") as exchange:
+        part, out = np.full(1000, exchange.rank + 1 / 3, "float32"), np.zeros(1000, "float32")
+        exchange.declare({"sum": np.full(1000, 1 / 3, "float32"), "parameters": np.full(1000, 1 / 3, "float32")})
+
+        def value(name: str) -> float:
+            assert len(set(out.tolist())) == 1, name
+            return float(out[0])
+
+        exchange.pull("parameters", out)
+        assert value("parameters") == np.float32(1 / 3)  # nothing was rounded yet
+        exchange.barrier()
+        exchange.set_rule("parameters", poseidon.UpdateRule("sgd", lr=0.1))
+        for _ in range(2):
+            for name in ("sum", "parameters"):
+                if exchange.rank == 0:
+                    exchange.push_pull(name, part, out=out)
+                else:
+                    exchange.push(name, part)
+                    exchange.pull(name, out)
+                seen.append(value(name))
+        exchange.set_rule("parameters", poseidon.UpdateRule("none"))
+        exchange.push_pull("parameters", part, out=out)
+        seen.append(value("parameters"))
+    return seen
+
+
+def test_every_call_brings_the_same_rounded_parameters_and_exact_sums() -> None:
+    answers = workers.run(3, returned_in_bfloat16, free_port())
+    assert all(answer == answers[0] for answer in answers)
+    mean = sum(np.float32(rank + 1 / 3) for rank in range(3)) / np.float32(3)
+    first, second, third, fourth, last = map(np.float32, answers[0])
+    assert {first, third, last} == {mean}
+    for value, expected in ((second, 1 / 3 - 0.1 * mean), (fourth, 1 / 3 - 0.2 * mean)):
+        assert value.view("uint32") % (1 << 16) == 0  # the digits of bfloat16
+        assert abs(value - expected) < 2e-3
