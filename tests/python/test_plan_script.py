@@ -59,9 +59,10 @@ def test_layers_batch_and_times_of_a_script(script: Path, micro_batches: int) ->
     assert 0 < table.iteration_seconds < 60
     assert 0 < table.forward_share < 1
     layers = {layer.name: layer for layer in table.layers}
-    assert set(layers) == {"network.scale", "table", "body.0", "body.1", "wide", "head"}
+    assert set(layers) == {"network", "table", "body.0", "body.1", "wide", "head"}
+    assert [one.name for one in layers["network"].parameters or ()] == ["scale"]
     assert (layers["wide"].kind, layers["wide"].weight_shape, layers["wide"].bias) == ("fc", (16, 16), True)
-    assert table.factor_count(layers["wide"]) == 4 * micro_batches * 6
+    assert [one.factor_count for one in layers["wide"].parameters or ()] == [4 * micro_batches * 6, 0]
     assert layers["head"].shares == "table"
     assert layers["body.0"].weight_shape == (8, 16, 3)
     assert layers["body.0"].positions == layers["table"].positions == 6

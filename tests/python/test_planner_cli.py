@@ -152,7 +152,7 @@ def test_a_fault_of_a_file_is_told_with_its_line(tmp_path: Path, text: str, line
         (["AlexNet", "--hosts", "20000", "--link", "1gbit"], "give 10000 at most"),
         (["AlexNet", "--hosts", "4", "--link", "1gbit", "--compute", "-1"], "--compute is -1"),
         (["AlexNet", "--hosts", "4", "--link", "1gbit", "--wire", "fp8"], "wire"),
-        (["AlexNet", "--hosts", "4", "--link", "1gbit", "--scheme", "magic"], "scheme 'magic'"),
+        (["AlexNet", "--hosts", "4", "--link", "1gbit", "--scheme", "magic"], "--scheme is 'magic'"),
         (["AlexNet", "--cluster", "nowhere.toml"], "cannot be read"),
     ],
 )

@@ -8,6 +8,7 @@ from poseidon import _core
 from poseidon.adapter.layer import SyncedLayer
 from poseidon.schemes import SCHEMES, is_lossy, takes_factors, takes_rows
 
+_ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _UNBOUNDED = 2**32 - 1  # the core's K of a gradient that is no sum of factors
 
 
@@ -34,6 +35,16 @@ def carried_bytes(layer: SyncedLayer, scheme: str, factor_count: int | None, clu
     once; or all, if one direction follows the other."""
     one_way = SCHEMES[scheme].one_way_at_a_time and cluster.placement == "dedicated"
     return exchanged_bytes(layer, scheme, factor_count, cluster) / (1 if one_way else 2)
+
+
+def known_scheme(scheme: str, factor_count: int | None) -> str:
+    """The scheme by which a plan counts bytes: without a factor count a gradient goes whole."""
+    return scheme if scheme == "ps" or is_lossy(scheme) or factor_count is not None else "ps"
+
+
+def dense_bytes(layer: SyncedLayer, factor_count: int | None, cluster: _core.Cluster) -> float:
+    """The bytes that the busiest node would send plus receive with the parameter server, with numbers as they are."""
+    return numbers(layer, "ps", factor_count, cluster) * _ELEMENT_BYTES[layer.dtype]
 
 
 def multiply_adds(layer: SyncedLayer, scheme: str, factor_count: int | None, cluster: _core.Cluster) -> float:

@@ -95,6 +95,9 @@ class SyncedLayer:
         self.forward_rows = 0  # K as forward saw it, until the ranks first agreed on schemes
         self.position = 0  # in the order in which forward uses the parameters
         self.urgency: float | None = None  # of its exchange, once the ranks have agreed on the order
+        self.was_absent = False  # no rank had a gradient in the last exchange
+        self._absences = 0  # exchanges in which none had
+        self._returns = 0  # exchanges with a gradient after one of these
         self._factor_sums: dict[int, int] = {}  # K summed over the workers, by the attempts of the last exchanges
 
     def core_layer(self) -> _core.Layer:
@@ -192,8 +195,23 @@ class SyncedLayer:
         self.layer, self.unit, self.shard_bytes = layer, unit, shard_bytes
         self.bytes_per_value, self.bytes_per_factor = facts.bytes_per_value, facts.bytes_per_factor
         self._value_dtype, self._factor_dtype = facts.wire_dtype, facts.factor_dtype
+        self.was_absent, self._absences, self._returns = False, 0, 0
         if grouped:
             self.scheme, self.grouped = "ps", True
+
+    def note_absence(self, present: bool) -> None:
+        """An exchange is over in which no rank had a gradient, or, `present`, the first one after such exchanges."""
+        self._returns += present
+        self._absences += not present
+        self.was_absent = not present
+
+    def presence(self, exchanges: int) -> float:
+        """The part of these exchanges, all so far, in which some rank had a gradient. 1 before the first."""
+        return 1 - self._absences / exchanges if exchanges else 1.0
+
+    def mostly_returns(self, exchanges: int) -> bool:
+        """Whether gradients come mostly after an exchange without one. Then nothing is known of their factors."""
+        return 2 * self._returns > exchanges - self._absences
 
     def take_next_scheme(self, client: _core.Client) -> None:
         """Asks the client for the scheme of the next exchange."""

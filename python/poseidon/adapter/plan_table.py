@@ -15,7 +15,6 @@ from poseidon.adapter.priorities import Priorities
 from poseidon.options import Settings
 from poseidon.schemes import is_lossy, takes_rows
 
-_ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _LONG_SECONDS = 1.0
 CHOSEN_BY_USER = "chosen by the user"
 """The reason of a layer whose scheme was asked for by name."""
@@ -30,7 +29,9 @@ class PlanRow:
     factor_count: int | None  # mean K over the workers in the last step; None where there is none or not yet
     scheme: str
     wire: str  # how the numbers travel; "fp32": as they are
-    bytes: float  # that the busiest node sends and receives per step, by the cost model
+    bytes: (
+        float  # that the busiest node sends and receives per step, by the cost model, in the mean of the steps so far
+    )
     carried_bytes: float  # of these, what its port carries in one direction, or in both if they follow one another
     dense_bytes: float  # the same as `bytes` with the parameter server, with numbers as they are
     predicted_seconds: float | None  # of its exchange: with the measured rates, or on links of the given rate
@@ -129,6 +130,7 @@ def make_plan_table(
         )
     seconds = {} if choices is None else choices.seconds()
     reasons = {} if choices is None else choices.reasons()
+    presence = _presence_by_unit(entries, here.client)
     table = PlanTable(
         _row(
             entry,
@@ -138,6 +140,7 @@ def make_plan_table(
             link_bits_per_s,
             seconds.get(entry.name, (None, None)),
             reasons.get(entry.name),
+            presence[entry.unit],
         )
         for entry in entries
     )
@@ -170,14 +173,16 @@ def _row(
     link_bits_per_s: float | None,
     seconds: tuple[float | None, float | None],
     chosen: str | None,
+    presence: float,
 ) -> PlanRow:
     cluster = client.cluster
-    scheme = client.next_scheme(entry.layer)
+    steps = client.layer_stats(entry.layer).step
+    returns = presence < 1 and entry.mostly_returns(steps)
+    scheme = dense_scheme(entry) if returns else client.next_scheme(entry.layer)
     factor_count = _factor_count(entry, client, here.world_size)
-    dense = cost.numbers(entry, "ps", factor_count, cluster)
-    known = scheme == "ps" or is_lossy(scheme) or factor_count is not None
-    exchanged = cost.exchanged_bytes(entry, scheme if known else "ps", factor_count, cluster)
-    carried = cost.carried_bytes(entry, scheme if known else "ps", factor_count, cluster)
+    known = cost.known_scheme(scheme, factor_count)
+    exchanged = cost.exchanged_bytes(entry, known, factor_count, cluster) * presence
+    carried = cost.carried_bytes(entry, known, factor_count, cluster) * presence
     return PlanRow(
         layer=entry.name,
         shape=entry.shape,
@@ -186,15 +191,32 @@ def _row(
         wire=entry.wire_of(scheme),
         bytes=exchanged,
         carried_bytes=carried,
-        dense_bytes=dense * _ELEMENT_BYTES[entry.dtype],
+        dense_bytes=cost.dense_bytes(entry, factor_count, cluster) * presence,
         predicted_seconds=seconds[0] if link_bits_per_s is None else carried * 8 / link_bits_per_s,
         measured_seconds=seconds[1],
         urgency=entry.urgency,
         priority_class=None if priorities is None or entry.urgency is None else priorities.class_of(entry),
-        reason=chosen or _reason(entry, scheme, here.settings, factor_count, cluster),
+        reason=chosen or _reason_of(entry, scheme, here.settings, factor_count, cluster, presence),
         counts_rows=entry.row_gradient,
         dtype=entry.dtype,
     )
+
+
+def _presence_by_unit(entries: Sequence[SyncedLayer], client: _core.Client) -> dict[tuple[int, int], float]:
+    """The part of the steps so far in which each unit had a gradient on some rank.
+
+    A group travels whole if one of its layers has one: at most as often as their parts of the steps together.
+    """
+    found: dict[tuple[int, int], float] = {}
+    for entry in entries:
+        own = entry.presence(client.layer_stats(entry.layer).step)
+        found[entry.unit] = min(1.0, found.get(entry.unit, 0.0) + own)
+    return found
+
+
+def dense_scheme(entry: SyncedLayer) -> str:
+    """The scheme of a layer of whose factors nothing is known."""
+    return "ps" if entry.scheme == "auto" else entry.scheme
 
 
 def _factor_count(entry: SyncedLayer, client: _core.Client, worker_count: int) -> int | None:
@@ -208,6 +230,19 @@ def _reason_of_rows(scheme: str, row_count: int | None) -> str:
     if takes_rows(scheme):
         return "its gradient has few rows"
     return "row count not known yet" if row_count is None else "its gradient has many rows"
+
+
+def _reason_of(
+    entry: SyncedLayer,
+    scheme: str,
+    settings: Settings,
+    factor_count: int | None,
+    cluster: _core.Cluster,
+    presence: float,
+) -> str:
+    if presence < 1:
+        return f"no gradient in {100 * (1 - presence):.0f} % of the steps so far, in which it sends nothing"
+    return _reason(entry, scheme, settings, factor_count, cluster)
 
 
 def _reason(

@@ -15,7 +15,7 @@ from typing import Any
 
 from poseidon.errors import InvalidArgument
 from poseidon.launch import free_port
-from poseidon.models import LayerSpec, ModelTable
+from poseidon.models import LayerSpec, ModelTable, ParameterSpec
 
 _MEASURE = "poseidon.torch.measure_script"
 _STANDARD_ERROR = 2
@@ -55,7 +55,7 @@ def table_of(name: str, measured: Mapping[str, Any]) -> ModelTable:
     """The table of what `poseidon.torch.measure_script` has written."""
     batch = max(1, round(measured["samples"]))
     layers = tuple(_layer(layer, batch) for layer in measured["layers"])
-    if not layers:
+    if not any(layer.parameters for layer in layers):
         raise InvalidArgument(
             f"{name} has no module whose parameters are trained, or runs them where they cannot be seen: a model that "
             "is compiled (torch.compile) has to be measured without that"
@@ -88,6 +88,7 @@ def _layer(measured: Mapping[str, Any], batch: int) -> LayerSpec:
         2.0 * math.prod(shape) * times,
         positions,
         shares=measured["shares"],
+        parameters=tuple(ParameterSpec(**{**one, "shape": tuple(one["shape"])}) for one in measured["parameters"]),
     )
 
 

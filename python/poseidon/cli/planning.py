@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,8 +69,19 @@ BatchOption = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option(min=1, help="Samples of one worker and step. Without --compute the time is in proportion."),
 ]
-SchemeOption = Annotated[str, typer.Option(help="Poseidon's option of that name, such as auto, ps or sfb.")]
-WireOption = Annotated[str, typer.Option(help="Poseidon's option of that name: fp32, bf16, fp16 or int8.")]
+_AS_TRAINING = "Default: what training would take from its environment and poseidon.toml."
+SchemeOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help=f"Poseidon's option of that name, such as auto, ps or sfb. {_AS_TRAINING}"),
+]
+WireOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help=f"Poseidon's option of that name: fp32, bf16, fp16 or int8. {_AS_TRAINING}"),
+]
+ReviseOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help=f"Poseidon's option of that name: auto (by time) or off (by bytes). {_AS_TRAINING}"),
+]
 OverlapOption = Annotated[bool, typer.Option("--overlap", help="With a DistributedOptimizer.")]
 
 
@@ -168,8 +180,9 @@ def _described(
     device: DeviceOption = "titan-x",
     compute: ComputeOption = None,
     batch: BatchOption = None,
-    scheme: SchemeOption = "auto",
-    wire: WireOption = "fp32",
+    scheme: SchemeOption = None,
+    wire: WireOption = None,
+    revise: ReviseOption = None,
     overlap: OverlapOption = False,
 ) -> Described:
     spec = read_cluster(
@@ -181,7 +194,16 @@ def _described(
         racks=racks,
         oversubscription=oversubscription,
     )
-    from poseidon.planner import Exchange  # help does not wait for the compiled core
-
+    exchange = _exchange(overlap, scheme=scheme, wire=wire, revise=revise)
     table = read_model(model, arguments or [], device, batch, compute)  # last, because a script runs for it
-    return Described(table, spec, Exchange(scheme=scheme, wire=wire, overlap=overlap))
+    return Described(table, spec, exchange)
+
+
+def _exchange(overlap: bool, **flags: str | None) -> Exchange:
+    """The exchange of training with the options of this environment, of which these flags beat some."""
+    from poseidon.options import BY_NAME, resolve_option  # help does not wait for the compiled core
+    from poseidon.planner import EXCHANGE_OPTIONS, Exchange
+
+    options = {name: resolve_option(name, os.environ) for name in (*EXCHANGE_OPTIONS, "scheme", "wire")}
+    options |= {name: BY_NAME[name].read(text, BY_NAME[name].flag) for name, text in flags.items() if text is not None}
+    return Exchange.of_options(options, options["scheme"], options["wire"], overlap)

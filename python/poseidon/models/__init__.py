@@ -10,7 +10,7 @@ from poseidon.models.devices import DEVICES
 from poseidon.models.inception import googlenet, inception_v3
 from poseidon.models.recommendation import dlrm
 from poseidon.models.resnet import resnet50, resnet152
-from poseidon.models.table import LayerSpec, ModelTable, scaled
+from poseidon.models.table import LayerSpec, ModelTable, ParameterSpec, scaled
 from poseidon.models.transformer import bert_base, gpt2, llama_1b_lora, vit_b16
 
 MODELS: dict[str, Callable[[], ModelTable]] = {
@@ -30,7 +30,7 @@ MODELS: dict[str, Callable[[], ModelTable]] = {
     "DLRM": dlrm,
 }
 
-__all__ = ["DEVICES", "MODELS", "LayerSpec", "ModelTable", "model_table", "scaled"]
+__all__ = ["DEVICES", "MODELS", "LayerSpec", "ModelTable", "ParameterSpec", "model_table", "scaled"]
 
 
 def _simplified(name: str) -> str:

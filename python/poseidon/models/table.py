@@ -15,7 +15,32 @@ import numpy as np
 Kind = Literal["conv", "fc", "norm", "embedding", "plain"]
 Shape = tuple[int, int, int]  # channels, height, width of one image's activation
 
+_FLOAT32_BYTES = 4
 FORWARD_SHARE = 1 / 3  # of an iteration's compute; backward forms two products per layer where forward forms one
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """One parameter as it was seen in a real model.
+
+    name: as training calls it. count: the elements that are exchanged for its gradient, which
+    have size_bytes together, each of dtype. factorable: its gradient may travel as factors; fully_connected:
+    only fully connected modules have it; rows: "touched" if its gradient is an embedding's, "sparse" if it is a sparse
+    one, else empty. factor_count: K of one worker and step, or the rows of its gradient; 0: it goes whole. presence:
+    the part of the steps in which it got a gradient. place: in the order in which modules registered their parameters.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    count: int
+    size_bytes: int
+    factorable: bool
+    fully_connected: bool
+    rows: Literal["", "touched", "sparse"] = ""
+    factor_count: int = 0
+    presence: float = 1.0
+    place: int = 0
 
 
 @dataclass(frozen=True)
@@ -32,6 +57,7 @@ class LayerSpec:
     shares: the earlier layer whose weight this one uses, as its own. Its gradient is complete when both have run
     backward. Empty for a layer with a weight of its own.
     is_parameter: the weight has the layer's own name, because the layer is no module but a single parameter.
+    parameters: those that the layer owns, where they were seen; None: they follow from the shape.
     """
 
     name: str
@@ -43,6 +69,7 @@ class LayerSpec:
     row_exponent: float = 0.0
     shares: str = ""
     is_parameter: bool = False
+    parameters: tuple[ParameterSpec, ...] | None = None
 
     @property
     def weight_count(self) -> int:
@@ -56,14 +83,23 @@ class LayerSpec:
 
     @property
     def parameter_count(self) -> int:
-        """Elements of weight and bias."""
-        return self.weight_count + self.bias_count
+        """Elements of all that the layer owns."""
+        return sum(self.tensors.values())
 
     @property
     def tensors(self) -> dict[str, int]:
         """The elements of each parameter that the layer owns, by its name in the layer."""
+        if self.parameters is not None:
+            return {one.name: one.count for one in self.parameters}
         counts = {"weight": self.weight_count, "bias": self.bias_count}
         return {name: count for name, count in counts.items() if count}
+
+    @property
+    def tensor_bytes(self) -> list[int]:
+        """The bytes of the gradient of each."""
+        if self.parameters is not None:
+            return [one.size_bytes for one in self.parameters]
+        return [count * _FLOAT32_BYTES for count in self.tensors.values()]
 
     @property
     def factorable(self) -> bool:

@@ -5,6 +5,7 @@
 
 from poseidon.planner.cluster import ClusterSpec, InvalidCluster
 from poseidon.planner.cluster_file import Setting, make_cluster, read_settings
+from poseidon.planner.layers import EXCHANGE_OPTIONS, Exchange
 from poseidon.planner.pace import Pace, PaceResult, simulate_pace, time_lost
 from poseidon.planner.page import write_page
 from poseidon.planner.path_page import write_what_if
@@ -14,9 +15,9 @@ from poseidon.planner.recorded import RecordedRun, read_run
 from poseidon.planner.report import PlanReport, make_report
 from poseidon.planner.trace import write_prediction
 from poseidon.planner.what_if import Change, WhatIf, ddp_step_of, what_if
-from poseidon.planner.workload import Exchange
 
 __all__ = [
+    "EXCHANGE_OPTIONS",
     "PLACEMENTS",
     "Change",
     "ClusterSpec",

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from poseidon.models import ModelTable
 from poseidon.planner.cluster import MOST_RATE, ClusterSpec
+from poseidon.planner.layers import Exchange
 from poseidon.planner.predict import Planner, Prediction
-from poseidon.planner.workload import Exchange
 from poseidon.testbed import format_rate
 from poseidon.testbed.rate import LEAST_RATE
 

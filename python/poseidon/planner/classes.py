@@ -13,8 +13,8 @@ from heapq import heappop, heappush
 from poseidon.planner.clock import FACTORS, NETWORK, PUSHES, RESULTS, SERVERS, Clock
 from poseidon.planner.cluster import ClusterSpec
 from poseidon.planner.compute import Durations, Worker
+from poseidon.planner.layers import Exchange
 from poseidon.planner.load import Load, carriers
-from poseidon.planner.workload import Exchange
 from poseidon.schemes import SCHEMES
 
 _PUSH, _RESULT, _TO_PEERS = range(3)

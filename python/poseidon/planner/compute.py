@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from poseidon.planner.clock import BACKWARD, FORWARD, PRODUCT, Activity, Clock
+from poseidon.planner.layers import Exchange
 from poseidon.planner.load import Load
-from poseidon.planner.workload import Exchange
 
 
 @dataclass(frozen=True)

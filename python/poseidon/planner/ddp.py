@@ -12,8 +12,8 @@ from poseidon.report import number_text, seconds_text
 _FIRST_BUCKET_BYTES, _BUCKET_BYTES = 1 << 20, 25 << 20
 
 
-def ddp_step_s(table: ModelTable, cluster: ClusterSpec, number_bytes: int = 4, scale: int = 1) -> float:
-    """How long a step takes. `number_bytes` of each element travel: 2 with torch's hooks of 16 bits.
+def ddp_step_s(table: ModelTable, cluster: ClusterSpec, number_bytes: int | None = None, scale: int = 1) -> float:
+    """How long a step takes. `number_bytes` of each element travel: 2 with torch's hooks of 16 bits. None: all it has.
 
     Buckets fill as backward goes, and ring all-reduces add them up one after the other: a host's port carries
     2 (P - 1) / P of each in each direction. The next forward pass waits for all. `scale` divides the dimensions of
@@ -24,8 +24,8 @@ def ddp_step_s(table: ModelTable, cluster: ClusterSpec, number_bytes: int = 4, s
     free_s = 0.0
     filled, limit = 0.0, _FIRST_BUCKET_BYTES / scale**2
     tensors = _backward(table, cluster.slowest)
-    for place, (ready_s, count) in enumerate(tensors):
-        filled += count * number_bytes
+    for place, (ready_s, count, size_bytes) in enumerate(tensors):
+        filled += size_bytes if number_bytes is None else count * number_bytes
         if filled >= limit or place == len(tensors) - 1:
             hops = 2 * (workers - 1)
             free_s = max(ready_s, free_s) + hops * (filled / workers / rate + cluster.latency_s)
@@ -39,13 +39,15 @@ def ddp_words(ddp_s: float, step_s: float) -> str:
     return f"torch's DDP over Gloo: {seconds_text(ddp_s)} a step, {number_text(ddp_s / step_s)} x Poseidon's."
 
 
-def _backward(table: ModelTable, slowest: float) -> list[tuple[float, int]]:
-    """When each gradient is there, from the begin of the backward pass, and its elements."""
-    found, now_s = [], 0.0
+def _backward(table: ModelTable, slowest: float) -> list[tuple[float, int, int]]:
+    """When each gradient is there, from the begin of the backward pass, its elements and its bytes."""
+    found: list[tuple[float, int, int]] = []
+    now_s = 0.0
     both = table.durations(table.iteration_seconds)
     for layer, (_, backward_s) in zip(reversed(table.layers), reversed(both), strict=True):
         now_s += backward_s * slowest
-        found += [(now_s, count) for count in reversed(layer.tensors.values())]
+        tensors = zip(layer.tensors.values(), layer.tensor_bytes, strict=True)
+        found += [(now_s, count, size_bytes) for count, size_bytes in reversed(list(tensors))]
     return found
 
 

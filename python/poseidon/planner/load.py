@@ -90,14 +90,14 @@ def make_load(work: Workload, passed: Sequence[Carrier], unit: PlannedUnit, sche
     if not at_servers:
         passed = [replace(carrier, share=1.0) if work.cluster.servers else carrier for carrier in passed]
         passed = [carrier for carrier in passed if carrier.between_workers]
-    parts = [_directions(unit, scheme, carrier) for carrier in passed]
+    parts = [_directions(unit, scheme, carrier, unit.presence) for carrier in passed]
     push = {carrier.push: pushed for carrier, (pushed, _) in zip(passed, parts, strict=True)}
     result = {carrier.result: returned for carrier, (_, returned) in zip(passed, parts, strict=True)}
     stages, excess = _PIECES, 0.0
     if at_servers:
         stages = 1 if takes_factors(scheme) else _stages(unit)
         excess = _imbalance(unit, work.core.server_count) - 1
-    products = work.multiply_adds(unit, scheme)
+    products = work.multiply_adds(unit, scheme) * unit.presence
     own = 1 - 1 / work.cluster.workers
     worker_products, server_products = (0.0, products) if at_servers else (products * own, 0.0)
     return Load(unit, scheme, traffic_class, *parts[0], push, result, stages, excess, worker_products, server_products)
@@ -119,8 +119,11 @@ def _imbalance(unit: PlannedUnit, server_count: int) -> float:
     return max(by_server.values()) * server_count / sum(by_server.values())
 
 
-def _directions(unit: PlannedUnit, scheme: str, carrier: Carrier) -> tuple[float, float]:
-    """The bytes that a carrier carries in one direction before servers add up, and after."""
+def _directions(unit: PlannedUnit, scheme: str, carrier: Carrier, presence: float) -> tuple[float, float]:
+    """The bytes that a carrier carries in one direction before servers add up, and after, in the mean of the steps.
+
+    Where a unit has no gradient its headers travel.
+    """
     core, count = carrier.core, unit.factor_count
     dedicated = core.placement == "dedicated"
     one_way = sum(cost.exchanged_bytes(layer, scheme, count, core) for layer in unit.members) / 2
@@ -137,8 +140,8 @@ def _directions(unit: PlannedUnit, scheme: str, carrier: Carrier) -> tuple[float
         whole = sum(size for _, size in unit.chunk_bytes)
         messages = (len(unit.chunk_bytes) * pushed / whole,) * 2
     return (
-        (pushed + messages[0] * HEADER_BYTES) * carrier.share,
-        (result + messages[1] * HEADER_BYTES) * carrier.share,
+        (pushed * presence + messages[0] * HEADER_BYTES) * carrier.share,
+        (result * presence + messages[1] * HEADER_BYTES) * carrier.share,
     )
 
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from poseidon.planner.clock import FACTORS, NETWORK, PUSHES, RESULTS, SERVERS, Clock
 from poseidon.planner.cluster import ClusterSpec
 from poseidon.planner.compute import Durations, Worker
+from poseidon.planner.layers import PRIORITY_CLASSES, Exchange
 from poseidon.planner.load import HEADER_BYTES, Load
-from poseidon.planner.workload import PRIORITY_CLASSES, Exchange
 from poseidon.schemes import SCHEMES, takes_factors
 
 # Connections share a port, so a large message does not hold up the others. It goes in pieces of this size.

@@ -14,12 +14,12 @@ from poseidon.adapter.stats import StepRecord
 from poseidon.errors import InvalidArgument
 from poseidon.models import LayerSpec, ModelTable
 from poseidon.planner.cluster import ClusterSpec
+from poseidon.planner.layers import Exchange
 from poseidon.planner.recorded_ports import slow_port
-from poseidon.planner.workload import Exchange, is_known
+from poseidon.planner.workload import is_known
 
 _ALIKE = 0.05  # of a step: workers whose times differ by less are alike
 _NARROW = {"bfloat16", "float16"}
-_SIZES = ("small_bytes", "group_bytes", "chunk_bytes")
 _WHOLE_BITS = 8e9  # of a port of which nothing is known; it is replaced by what was measured
 
 
@@ -217,17 +217,4 @@ def _scheme(record: RunRecord) -> str:
 
 
 def _exchange(record: RunRecord) -> Exchange:
-    options = record.options
-    threshold = options["priority_threshold"]
-    return Exchange(
-        scheme=_scheme(record),
-        wire=_wire(record.plan),
-        overlap=record.overlap,
-        threshold=threshold if isinstance(threshold, str) else float(threshold),
-        order=options["priority_order"],
-        classes=options["priority_classes"],
-        partition=options["partition"],
-        schedule=options["schedule"],
-        by_time=options["revise"] == "auto",
-        sizes={name: options[name] for name in _SIZES if isinstance(options[name], int)},
-    )
+    return Exchange.of_options(record.options, _scheme(record), _wire(record.plan), record.overlap)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from poseidon.adapter import cost
 from poseidon.models import ModelTable
 from poseidon.planner import advice
 from poseidon.planner.cluster import MEMORY_BYTES_PER_S, MOST_RATE, ClusterSpec
 from poseidon.planner.critical_path import critical_path, path_words, shares
 from poseidon.planner.ddp import ddp_step_s, ddp_words
+from poseidon.planner.layers import Exchange
 from poseidon.planner.load import Load
 from poseidon.planner.placement import RackPlan, plan_racks
 from poseidon.planner.predict import Planner, Prediction
-from poseidon.planner.workload import Exchange
 from poseidon.report import seconds_text
 from poseidon.testbed import format_rate
 
@@ -59,6 +60,19 @@ class UnitRow:
 
 
 @dataclass(frozen=True)
+class ParameterRow:
+    """One parameter: what the plan of training says of it (`model.plan()`). Bytes are sent plus received, in a step."""
+
+    layer: str
+    shape: tuple[int, ...]
+    factor_count: int | None
+    scheme: str
+    wire: str
+    bytes: float
+    dense_bytes: float
+
+
+@dataclass(frozen=True)
 class PlanReport:
     """A plan. `least_bits_per_second`: the slowest ports with which scaling is linear, by exchange; None: there are
     none. `scheme_limits`: each scheme that a layer takes by bytes, and up to how many workers. `step` is that of the
@@ -72,6 +86,7 @@ class PlanReport:
     exchange: Exchange
     scaling: tuple[ScalingRow, ...]
     units: tuple[UnitRow, ...]
+    parameters: tuple[ParameterRow, ...]
     least_bits_per_second: Mapping[str, float | None]
     scheme_limits: Mapping[str, list[tuple[str, int]]]
     step: Prediction
@@ -83,6 +98,7 @@ class PlanReport:
         """Sentences below the tables."""
         lines = [
             *([ddp_words(self.ddp_step_s, self.step.step_s)] if self.cluster.workers > 1 else []),
+            *([self._bytes_words()] if self.parameters else []),
             f"One worker's step without exchange: {self.iteration_source}.",
             f"Critical path of a step: {path_words(critical_path(self.step))}.",
         ]
@@ -109,6 +125,10 @@ class PlanReport:
             lines.append(f"A sample costs {first / last:.2f} times what it costs on one host.")
         return lines
 
+    def _bytes_words(self) -> str:
+        whole = sum(row.bytes for row in self.parameters)
+        return f"The busiest node sends and receives {whole:,.0f} bytes of gradients a step: training's model.plan()."
+
     def to_json(self) -> dict[str, Any]:
         """All of it as plain data."""
         return {
@@ -118,6 +138,7 @@ class PlanReport:
             "exchange": {name: value for name, value in vars(self.exchange).items() if name != "sizes"},
             "scaling": [asdict(row) for row in self.scaling],
             "layers": [asdict(row) for row in self.units],
+            "parameters": [asdict(row) for row in self.parameters],
             "least_bits_per_second": dict(self.least_bits_per_second),
             "scheme_limits": dict(self.scheme_limits),
             "critical_path_s": shares(critical_path(self.step)),
@@ -140,6 +161,7 @@ def make_report(table: ModelTable, cluster: ClusterSpec, exchange: Exchange) -> 
         exchange,
         tuple(_scaling_row(step, alone) for step in steps),
         tuple(_unit_rows(now)),
+        tuple(_parameter_rows(now)),
         advice.least_rates(planner) if cluster.hosts > 1 else {},
         planner.scheme_limits(),
         now,
@@ -174,8 +196,30 @@ def _unit_rows(step: Prediction) -> list[UnitRow]:
     ]
 
 
+def _parameter_rows(step: Prediction) -> Iterator[ParameterRow]:
+    """In the order of registration where it is known, else in that of forward."""
+    core = step.cluster.core()
+    rows = {}
+    for load in step.loads:
+        for layer, index in zip(load.unit.members, load.unit.facts.layers, strict=True):
+            count = load.unit.factor_count or None
+            known = cost.known_scheme(load.scheme, count)
+            rows[index] = ParameterRow(
+                layer.name,
+                layer.shape,
+                count,
+                load.scheme,
+                layer.wire_of(load.scheme),
+                cost.exchanged_bytes(layer, known, count, core) * load.unit.presence,
+                cost.dense_bytes(layer, count, core) * load.unit.presence,
+            )
+    yield from (rows[index] for index in sorted(rows, reverse=True))
+
+
 def _why(load: Load, step: Prediction) -> str:
     unit = load.unit
+    if unit.presence < 1:
+        return f"no gradient in {100 * (1 - unit.presence):.0f} % of the steps"
     if len(unit.members) > 1:
         return f"{len(unit.members)} small tensors travel together"
     if step.exchange.scheme != "auto":

@@ -10,9 +10,9 @@ from poseidon.errors import InvalidArgument
 from poseidon.planner.cluster import ClusterSpec
 from poseidon.planner.critical_path import Part, critical_path, path_words, shares
 from poseidon.planner.ddp import ddp_step_s, ddp_words
+from poseidon.planner.layers import Exchange
 from poseidon.planner.predict import Planner, Prediction
 from poseidon.planner.recorded import RecordedRun
-from poseidon.planner.workload import Exchange
 from poseidon.report import number_text, seconds_text
 from poseidon.testbed import parse_rate
 

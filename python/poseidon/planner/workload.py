@@ -6,61 +6,36 @@ their costs by `poseidon.adapter`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from types import MappingProxyType
 
 from poseidon import _core
 from poseidon.adapter import cost
 from poseidon.adapter.choice.measurement import demand
 from poseidon.adapter.choice.prediction import Rates, StepModel, UnitWork
 from poseidon.adapter.layer import SyncedLayer
-from poseidon.adapter.priorities import Priorities, ordered_places
-from poseidon.models import LayerSpec, ModelTable
+from poseidon.adapter.priorities import Priorities
+from poseidon.models import ModelTable
 from poseidon.options import Settings
 from poseidon.planner.cluster import ClusterSpec
-from poseidon.schemes import SCHEMES, takes_factors, takes_rows
+from poseidon.planner.layers import Exchange, planned_layers
+from poseidon.schemes import SCHEMES, takes_rows
 
-PRIORITY_CLASSES = 2
-_UPDATER = "DistributedOptimizer"
 _MOST_BYTES = 4  # a scheme with factors is not tried if it has so many times the fewest bytes
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """How gradients are exchanged. `scheme`, `wire`, `partition` and `schedule` are Poseidon's options of these names,
-    `threshold`, `order` and `classes` those that begin with `priority_`.
-
-    `overlap`: a DistributedOptimizer lets the next forward pass wait layer by layer. `by_time`: layers may take another
-    scheme than the one with the fewest bytes if the step is faster then (option `revise`). `sizes` has those of
-    `chunk_bytes`, `small_bytes` and `group_bytes` that are not their defaults. `replayed`: as `poseidon bench train`
-    replays a network: embeddings are dense, and so are layers whose factors would be larger than their gradients.
-    """
-
-    scheme: str = "auto"
-    wire: str = "fp32"
-    overlap: bool = False
-    threshold: str | float = "auto"
-    order: str = "urgency"
-    classes: int = PRIORITY_CLASSES
-    partition: str = "balanced"
-    schedule: str = "wait_free"
-    by_time: bool = True
-    sizes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    replayed: bool = False
 
 
 @dataclass(frozen=True)
 class PlannedUnit:
     """One unit of the plan. `members` are its layers; `places` their places in the model's table; `facts` the core's
-    view of it. `factor_count` is K of one worker. Of two units the one of the lower `level` goes first."""
+    view of it. `factor_count` is K of one worker. Of two units the one of the lower `level` goes first. `presence`: the
+    part of the steps in which it is exchanged."""
 
     members: tuple[SyncedLayer, ...]
     places: tuple[int, ...]
     facts: _core.Unit
     factor_count: int
     level: int
+    presence: float
     schemes: tuple[str, ...]  # those that it may take; first the one with the fewest bytes
 
     @property
@@ -88,7 +63,8 @@ class Workload:
         """Raises InvalidArgument if the plan refuses a layer, and ValueError for an unknown wire format or scheme."""
         self.table, self.cluster, self.exchange = table, cluster, exchange
         self.core = cluster.core()
-        self.layers, self._places = _layers(table, exchange)
+        self._planned = planned_layers(table, exchange)
+        self.layers = [planned.layer for planned in self._planned]
         options = _core.Options(partition=exchange.partition, **exchange.sizes)
         plan = _core.make_plan([layer.core_layer() for layer in self.layers], self.core, options)
         for index, layer in enumerate(self.layers):
@@ -109,23 +85,19 @@ class Workload:
         return [min(map(priorities.class_of, unit.members)) for unit in self.units]
 
     def _unit(self, plan: _core.Plan, facts: _core.Unit) -> PlannedUnit:
-        members = tuple(self.layers[index] for index in facts.layers)
-        count = self._factor_count(facts.layers[0])
+        planned = [self._planned[index] for index in facts.layers]
+        members = tuple(one.layer for one in planned)
+        count = planned[0].factor_count
         most = max(layer.urgency or 0.0 for layer in members)
         return PlannedUnit(
             members,
-            tuple(self._places[index] for index in facts.layers),
+            tuple(one.place for one in planned),
             facts,
             count,
             round((1 - most) * len(self.layers)),
+            min(1.0, sum(one.presence for one in planned)),  # a group travels whole for any of them
             self._schemes(plan.layers[facts.layers[0]], members[0], count),
         )
-
-    def _factor_count(self, index: int) -> int:
-        layer, spec = self.layers[index], self.table.layers[self._places[index]]
-        if layer.row_gradient:
-            return round(self.table.rows_touched(spec))
-        return self.table.factor_count(spec) if layer.factorable else 0
 
     def _schemes(self, planned: _core.Layer, layer: SyncedLayer, count: int) -> tuple[str, ...]:
         if layer.grouped or not count:
@@ -168,46 +140,6 @@ class Workload:
     def multiply_adds(self, unit: PlannedUnit, scheme: str) -> float:
         """Those of the process that makes most of them from the last part to the result."""
         return sum(cost.multiply_adds(layer, scheme, unit.factor_count, self.core) for layer in unit.members)
-
-
-def _layers(table: ModelTable, exchange: Exchange) -> tuple[list[SyncedLayer], list[int]]:
-    """The parameters as an adapter adds them, in the order in which backward finishes them, and their places."""
-    layers, places = [], []
-    shared = {spec.shares for spec in table.layers}
-    for place in range(len(table.layers) - 1, -1, -1):
-        spec = table.layers[place]
-        for tensor, count in reversed(spec.tensors.items()):
-            layers.append(_layer(table, spec, tensor, count, spec.name in shared, exchange))
-            places.append(place)
-    ordered = ordered_places(exchange.order, len(layers))
-    for position, layer in enumerate(reversed(layers)):
-        layer.position, layer.urgency = position, 1.0
-        if exchange.overlap:
-            layer.urgency = 1 - ordered[position] / len(layers)
-            layer.update_by(_UPDATER)
-    return layers, places
-
-
-def _layer(
-    table: ModelTable, spec: LayerSpec, tensor: str, count: int, shared: bool, exchange: Exchange
-) -> SyncedLayer:
-    weight = tensor == "weight"
-    connected = spec.kind == "fc" and (not exchange.replayed or table.factors_pay(spec))
-    factorable = weight and spec.factorable and connected
-    rows = weight and spec.kind == "embedding" and not shared and not exchange.replayed
-    scheme = exchange.scheme if factorable or not takes_factors(exchange.scheme) else "auto"
-    return SyncedLayer(
-        spec.name if spec.is_parameter else f"{spec.name}.{tensor}",
-        spec.weight_shape if weight else (count,),
-        "float32",
-        count,
-        scheme,
-        exchange.wire,
-        factorable=factorable,
-        fully_connected=connected,
-        row_gradient=rows,
-        zeros_are_missing=rows,
-    )
 
 
 def is_known(scheme: str) -> bool:

@@ -60,8 +60,14 @@ def _tensors(output: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(one)
 
 
+def loss_of(model: nn.Module, batch: Any) -> torch.Tensor | None:
+    """The loss of the output's squares, which stands for any. None: the output has no gradient."""
+    losses = [output.float().square().mean() for output in _tensors(_run(model, batch))]
+    return torch.stack(losses).sum() if losses else None
+
+
 def train(name: str) -> None:
-    """Trains without an end: who measures ends it. The loss is that of the output's squares; it stands for any."""
+    """Trains without an end: who measures ends it."""
     model, batch = load(name)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
@@ -69,10 +75,10 @@ def train(name: str) -> None:
     optimizer = torch.optim.SGD(trained, lr=0.0)
     while True:
         optimizer.zero_grad()
-        losses = [output.float().square().mean() for output in _tensors(_run(model, batch))]
-        if not losses:
-            raise InvalidArgument(f"the output of {name} has no gradient")
-        torch.stack(losses).sum().backward()
+        loss = loss_of(model, batch)
+        if loss is None:
+            raise InvalidArgument(f"the output of {name} has no gradient: give a model whose parameters need one")
+        loss.backward()
         optimizer.step()
 
 

@@ -2,12 +2,15 @@
 
     python -m poseidon.torch.measure_script RESULT.json train.py [ARGUMENTS]
 
-The script is unchanged, and runs as the only worker of its job. It is ended after `STEPS` steps of its optimizer. The
-first are not counted. The next are timed as they are. The last are watched layer by layer, which slows them.
+The script is unchanged, and runs as the only worker of its job. It is ended after some steps of its optimizer. The
+first are not counted. The next are timed as they are. Then some are watched layer by layer, which slows them. In the
+last ones the parameters are followed as training does.
 """
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import os
 import runpy
@@ -22,21 +25,23 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules import module as hooks
+from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from poseidon.torch.census import LEAST_STEPS, Census
+from poseidon.torch.model.parameters import SyncedParameter
+
 WARM_UP, TIMED, WATCHED = 2, 5, 2
-STEPS = WARM_UP + TIMED + WATCHED
+_COUNTED_FROM = WARM_UP + TIMED + WATCHED
 
 
 @dataclass
 class Watched:
     """A module with parameters of its own. Times are those of all watched steps together."""
 
-    name: str
     module: nn.Module
     forward_s: float = 0.0
     backward_s: float = 0.0
-    rows: int = 0  # of its input, each a vector; of an embedding, the rows that it looks up
     positions: int = 0  # how often its weight is applied
 
 
@@ -46,7 +51,8 @@ class Pass:
 
     modules: dict[int, Watched] = field(default_factory=dict)  # by identity, in the order of their first use
     samples: int = 0
-    names: dict[int, str] = field(default_factory=dict)  # of all modules of the models that have run
+    hooked: dict[nn.Parameter, Any] = field(default_factory=dict)  # the hook of each parameter
+    roots: list[nn.Module] = field(default_factory=list)  # the models that have run, in the order of their first run
 
 
 class ScriptMeter:
@@ -58,7 +64,9 @@ class ScriptMeter:
         self._ended: list[float] = []  # when each step ended
         self._seen = Pass()
         self._depth = 0
-        self._models = 0  # that have run
+        self._census: Census | None = None
+        self._trained: set[nn.Parameter] = set()  # by optimizers
+        self._hooks: list[Any] = []
         self._since = 0.0
         self._running: Watched | None = None
         self._counts_samples = False
@@ -66,14 +74,31 @@ class ScriptMeter:
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._optimizer = self._optimizer or optimizer
+        self._trained.update(one for group in optimizer.param_groups for one in group["params"])
         if optimizer is not self._optimizer:
+            return
+        if self._census is not None:
+            if self._census.step_ended():
+                self._finish()
             return
         _synchronize()
         self._ended.append(time.perf_counter())
         if len(self._ended) == WARM_UP + TIMED:
-            hooks.register_module_forward_pre_hook(self._before)
-            hooks.register_module_forward_hook(self._after)
-        if len(self._ended) == STEPS:
+            self._hooks += [hooks.register_module_forward_pre_hook(self._before)]
+            self._hooks += [hooks.register_module_forward_hook(self._after)]
+        if len(self._ended) == _COUNTED_FROM:
+            self._count()
+
+    def _count(self) -> None:
+        """All is timed: from now on the parameters are followed."""
+        for hook in (*self._hooks, *self._seen.hooked.values()):
+            hook.remove()
+        self._census = Census(_models(self._seen.roots, self._trained))
+        atexit.register(self._finish_early)
+
+    def _finish_early(self) -> None:
+        """The script ends before enough is known of parameters that some steps do not reach."""
+        if self._census is not None and self._census.steps >= LEAST_STEPS:
             self._finish()
 
     def _before(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -104,20 +129,18 @@ class ScriptMeter:
         self._counts_samples = True
         self._since = _now()
         self._running = None
-        if id(module) not in self._seen.names:
-            self._models += 1
-            prefix = "" if self._models == 1 else f"{self._models}."
-            self._seen.names |= {id(one): prefix + name for name, one in module.named_modules()}
+        if not any(module is root for root in self._seen.roots):
+            self._seen.roots.append(module)
 
     def _watch(self, module: nn.Module) -> Watched:
         known = self._seen.modules.get(id(module))
         if known is None:
-            name = self._seen.names.get(id(module)) or type(module).__name__.lower()
-            known = self._seen.modules[id(module)] = Watched(name, module)
+            known = self._seen.modules[id(module)] = Watched(module)
             for _, parameter in _own_parameters(module):
-                if not hasattr(parameter, "_poseidon_watched"):
-                    parameter.register_post_accumulate_grad_hook(lambda _: self._has_gradient(known))
-                    parameter._poseidon_watched = True  # type: ignore[attr-defined]
+                if parameter not in self._seen.hooked:
+                    self._seen.hooked[parameter] = parameter.register_post_accumulate_grad_hook(
+                        lambda _: self._has_gradient(known)
+                    )
         return known
 
     def _switch_to(self, watched: Watched | None) -> None:
@@ -134,13 +157,13 @@ class ScriptMeter:
 
     def _finish(self) -> None:
         """Writes the result and ends the process at once: the script knows nothing of an end."""
-        assert self._optimizer is not None
+        assert self._census is not None
         times = self._ended[WARM_UP : WARM_UP + TIMED]
         before = self._ended[WARM_UP - 1 : WARM_UP + TIMED - 1]
         document = {
             "step_s": median(end - begin for begin, end in zip(before, times, strict=True)),
             "samples": self._seen.samples / WATCHED,
-            "layers": list(_layers(self._seen)),
+            "layers": list(_layers(self._seen, self._census, _models(self._seen.roots, self._trained))),
         }
         self._result.write_text(json.dumps(document), encoding="utf-8")
         sys.stdout.flush()
@@ -155,45 +178,73 @@ def _own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 def _count(watched: Watched, given: torch.Tensor, output: torch.Tensor) -> None:
     module = watched.module
     if isinstance(module, nn.Linear):
-        watched.rows += given.numel() // max(1, module.in_features)
         watched.positions += output.numel() // max(1, module.out_features)
     elif isinstance(module, nn.Embedding):
-        watched.rows += given.numel()
         watched.positions += given.numel()
     elif isinstance(weight := getattr(module, "weight", None), torch.Tensor) and weight.dim() > 0:
         watched.positions += output.numel() // max(1, len(weight))
 
 
-def _layers(seen: Pass) -> Iterator[dict[str, Any]]:
-    """Each layer in forward order, a module's parameters together where the planner knows its kind."""
-    owners: dict[int, str] = {}
-    for watched in seen.modules.values():
-        own = dict(_own_parameters(watched.module))
-        weight, kind = own.get("weight"), _kind_of(watched.module)
-        rest = {name: one for name, one in own.items() if name not in ("weight", "bias") or weight is None}
-        if kind == "plain" and weight is not None and weight.dim() > 0:
-            rest = own
-            weight = None
-        times = (watched.forward_s / WATCHED, watched.backward_s / WATCHED)
-        if weight is not None:
-            yield {
-                "name": watched.name,
-                "kind": kind,
-                "shape": list(weight.shape),
-                "bias": "bias" in own,
-                "shares": owners.get(id(weight), ""),
-                "positions": watched.positions / WATCHED,
-                "seconds": times,
-            }
-            owners.setdefault(id(weight), watched.name)
-            times = (0.0, 0.0)
-        for name, one in rest.items():
-            if id(one) not in owners:
-                owners[id(one)] = f"{watched.name}.{name}"
-                shape = list(one.shape) or [1]
-                yield {"name": owners[id(one)], "kind": "plain", "shape": shape, "bias": False, "shares": "",
-                       "positions": 0, "seconds": times}  # fmt: skip
-                times = (0.0, 0.0)
+def _models(roots: list[nn.Module], trained: set[nn.Parameter]) -> dict[str, nn.Module]:
+    """The models that an optimizer trains, by the prefix of their parameters' names. Parts of others are none."""
+    unknown = trained.difference(*(root.parameters() for root in roots))
+    if unknown:  # of models that are used by their parts only
+        everywhere = [one for one in gc.get_objects() if isinstance(one, nn.Module)]
+        roots = [*roots, *(one for one in everywhere if not unknown.isdisjoint(one.parameters()))]
+    parts = {id(part) for root in roots for part in root.modules() if part is not root}
+    found = [root for root in roots if id(root) not in parts and not trained.isdisjoint(root.parameters())]
+    return {"" if number == 1 else f"{number}.": root for number, root in enumerate(found, 1)}
+
+
+def _layers(seen: Pass, census: Census, models: dict[str, nn.Module]) -> Iterator[dict[str, Any]]:
+    """Each module with parameters of its own, in forward order, those that did not run after the one before them."""
+    places = {entry: place for place, entry in enumerate(census.entries)}
+    owned: dict[int, list[SyncedParameter]] = {}
+    by_parameter = {entry.param: entry for entry in places}
+    modules: dict[int, tuple[str, nn.Module]] = {}
+    for prefix, model in models.items():
+        for name, module in _inner(model).named_modules():
+            if _own_parameters(module):
+                modules[id(module)] = (prefix + (name or type(module).__name__.lower()), module)
+    order = _forward_order(list(modules), list(seen.modules))
+    shares: dict[nn.Parameter, str] = {}
+    for key in order:
+        name, module = modules[key]
+        for _, parameter in _own_parameters(module):
+            if parameter in by_parameter and parameter not in shares:
+                shares[parameter] = name
+                owned.setdefault(key, []).append(by_parameter[parameter])
+    for key in order:
+        name, module = modules[key]
+        watched = seen.modules.get(key) or Watched(module)
+        own = dict(_own_parameters(module))
+        weight = own.get("weight", next(iter(own.values())))
+        shared = shares.get(weight, name)
+        yield {
+            "name": name,
+            "kind": _kind_of(module) if "weight" in own else "plain",
+            "shape": list(weight.shape) or [1],
+            "bias": "bias" in own,
+            "shares": shared if shared != name else "",
+            "positions": watched.positions / WATCHED,
+            "seconds": (watched.forward_s / WATCHED, watched.backward_s / WATCHED),
+            "parameters": [census.found(entry, places[entry]) for entry in owned.get(key, ())],
+        }
+
+
+def _forward_order(registered: list[int], ran: list[int]) -> list[int]:
+    """The modules in the order in which they ran. The others follow the one that was registered before them."""
+    known = set(registered)
+    order = [key for key in ran if key in known]
+    for index, key in enumerate(registered):
+        if key not in order:
+            order.insert(order.index(registered[index - 1]) + 1 if index else 0, key)
+    return order
+
+
+def _inner(model: nn.Module) -> nn.Module:
+    """A wrapper's module, by which training names parameters."""
+    return model.module if isinstance(model, TorchDistributedDataParallel) else model
 
 
 def _kind_of(module: nn.Module) -> str:

@@ -81,6 +81,8 @@ class PendingExchange:
         with torch.no_grad():
             if present:
                 value = self.grad if self.in_place else self._read()
+        if entry.was_absent or not present:
+            entry.note_absence(present)
         self.value, self.stand_in = value, None  # what stands in refers to this object
         if kept:
             entry.param.grad = value
@@ -97,6 +99,8 @@ class PendingExchange:
     def land_update(self, present: bool) -> None:
         """The same for a parameter that the servers update."""
         param = self.entry.param
+        if self.entry.was_absent or not present:
+            self.entry.note_absence(present)
         if present and not self.in_place:
             with torch.no_grad():
                 param.copy_(self.buffer)
