@@ -47,7 +47,8 @@ from faults.worker import DIGEST_STEPS
 STRIKE_AGAIN = 0.3  # share of faults after which another comes before all have recovered
 MOST_PER_INCIDENT = 3
 MOST_PROBLEMS = 5
-EXIT_CODES = {0, -signal.SIGKILL, -signal.SIGTERM}  # of what was killed; a server ends in order on SIGTERM
+# Of what was killed or asked to end: a server ends in order on SIGTERM, and a worker leaves with 143.
+EXIT_CODES = {0, -signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGTERM}
 START_SECONDS = 120.0  # more for the first step: all workers import PyTorch at once
 
 
@@ -184,7 +185,8 @@ class Soak:
     # What is done to them.
 
     def _next_fault(self) -> None:
-        self._at(self._random.uniform(0.0, 2 * self._config.every), self._strike)
+        if self._config.faults:
+            self._at(self._random.uniform(0.0, 2 * self._config.every), self._strike)
 
     def _victims(self) -> list[SlotProcess]:
         """Processes that may be struck: one worker that has the state stays, unless the disk has it."""
@@ -345,10 +347,13 @@ def parse_arguments() -> tuple[SoakConfig, bool]:
     parser.add_argument("--seed", type=int, default=1, help="of the training and the faults")
     parser.add_argument("--timeout", type=float, default=15.0, help="Poseidon's; twice a restart or more")
     parser.add_argument("--every", type=float, default=3.0, help="mean seconds between a recovery and the next fault")
-    parser.add_argument("--faults", default=",".join(WEIGHTS), help="kinds, separated by commas")
+    parser.add_argument("--faults", default=",".join(WEIGHTS), help="kinds, separated by commas; none: no faults")
+    parser.add_argument(
+        "--children", type=int, default=0, help="workers of a DataLoader, and as many other forks, each"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    faults = tuple(arguments.faults.split(","))
+    faults = () if arguments.faults == "none" else tuple(arguments.faults.split(","))
     if unknown := set(faults) - set(WEIGHTS):
         parser.error(f"unknown faults: {', '.join(sorted(unknown))}")
     if arguments.ranks < 2:
@@ -363,6 +368,7 @@ def parse_arguments() -> tuple[SoakConfig, bool]:
         timeout=arguments.timeout,
         every=arguments.every,
         faults=faults,
+        children=arguments.children,
     )
     return config, arguments.json
 

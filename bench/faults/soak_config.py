@@ -16,7 +16,8 @@ SPARE_SECONDS = 60.0  # that no step may take, beyond what faults and timeouts e
 class SoakConfig:
     """What to run. seconds: with faults; every: mean seconds between a recovery and the next fault.
 
-    servers: that stand alone; 0: they are within the workers.
+    servers: that stand alone; 0: they are within the workers. children: workers of a DataLoader that each process has,
+    and as many other children of a fork, which outlive it.
     """
 
     seconds: float
@@ -28,6 +29,7 @@ class SoakConfig:
     timeout: float = 15.0
     every: float = 3.0
     pace: float = 0.02
+    children: int = 0
     faults: tuple[str, ...] = tuple(WEIGHTS)
 
     @property
@@ -38,7 +40,7 @@ class SoakConfig:
     def arguments(self, steps_file: Path, pace: float) -> list[str]:
         """Of the workers."""
         training = ["train", "--seed", str(self.seed), "--optimizer", self.optimizer, "--pace", str(pace)]
-        return [*training, "--steps-file", str(steps_file)]
+        return [*training, "--children", str(self.children), "--steps-file", str(steps_file)]
 
     def options(self, on_failure: str, checkpoints: Path) -> dict[str, object]:
         """Of Poseidon."""

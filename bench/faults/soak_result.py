@@ -32,6 +32,7 @@ class SoakResult:
     losses: list[float] = field(default_factory=list)
     compared: int = 0  # digests that were compared with the undisturbed run's
     problems: list[str] = field(default_factory=list)
+    memory: dict[int, list[tuple[float, int]]] = field(default_factory=dict)  # by process: when, and bytes in use
     choices: list[dict[str, Any]] | None = None  # the log of schemes, in the end the same on all workers
     _by_generation: dict[tuple[int, int], str] = field(default_factory=dict)
 
@@ -42,6 +43,16 @@ class SoakResult:
         if self._by_generation.setdefault((step, generation), value) != value:
             self.problems.append(f"wrong bit: slot {event.slot} has another state than others at step {step}")
         self.digests.setdefault(step, value)
+        self.memory.setdefault(event.pid, []).append((event.at, event.data["memory_bytes"]))
+
+    def growth_per_hour(self) -> float | None:
+        """Bytes by which the process that lived longest has grown, without its first quarter. None: too short."""
+        seen = max(self.memory.values(), key=lambda times: times[-1][0] - times[0][0], default=[])
+        seen = seen[len(seen) // 4 :]
+        if len(seen) < 2:
+            return None
+        (begin, before), (end, after) = seen[0], seen[-1]
+        return (after - before) / (end - begin) * 3600
 
     def note_choices(self, event: Event) -> None:
         """Logs are made by rank 0 and must have survived whatever happened to it."""
@@ -85,6 +96,7 @@ def document(config: SoakConfig, result: SoakResult) -> dict[str, object]:
         "faults": dict(result.faults),
         "recoveries_from_ended": spread(ended),
         "recoveries_from_frozen": spread(frozen),
+        "memory_growth_bytes_per_hour": result.growth_per_hour(),
         "digests": len(result.digests),
         "compared": result.compared,
         "schemes_changed": len(result.choices or ()),
@@ -111,6 +123,8 @@ def print_result(config: SoakConfig, result: SoakResult) -> None:
         text = ", ".join(f"{name} {value:.2f} s" for name, value in times.items() if name != "count")
         print(f"recoveries, {title}: {times['count']} {text}")
     print(f"states compared with the undisturbed run: {result.compared} of {len(result.digests)}")
+    if (growth := result.growth_per_hour()) is not None:
+        print(f"memory of the process that lived longest: {growth / 2**20:+.1f} MiB an hour")
     for problem in result.problems:
         print(f"PROBLEM: {problem}")
     print("no hang, no wrong bit" if not result.problems else f"{len(result.problems)} problems")

@@ -145,6 +145,11 @@ def digest_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return digest.hexdigest()
 
 
+def resident_bytes() -> int:
+    """The memory of this process that is in use."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def steps_to_do(path: Path) -> int:
     """How many steps the training has: what the file says, without end as long as there is none."""
     try:
@@ -156,6 +161,7 @@ def steps_to_do(path: Path) -> int:
 def train(arguments: argparse.Namespace) -> None:
     """Trains until --steps-file says that it is enough, and says which schemes were chosen when."""
     import torch
+    from children import Children
 
     import poseidon.torch as poseidon
     from poseidon.adapter.membership import Membership
@@ -185,6 +191,7 @@ def train(arguments: argparse.Namespace) -> None:
         optimizer = poseidon.DistributedOptimizer(optimizer, model, update="server")
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=500, gamma=0.9)
     batches = Batches(arguments.seed)
+    children = Children(arguments.children) if arguments.children else None
     say("prepared")
     recovery = poseidon.Recovery(model, optimizer, scheduler, seed=arguments.seed)
     say("joined", step=recovery.step, world_size=poseidon.world_size())
@@ -195,7 +202,11 @@ def train(arguments: argparse.Namespace) -> None:
         inputs, classes = batches.batch(step, poseidon.rank(), poseidon.world_size())
         if step % DIGEST_STEPS == 0:
             assert here.client is not None
-            say("digest", step=step, generation=here.client.generation, value=digest_of(module, optimizer))
+            digest = digest_of(module, optimizer)
+            generation = here.client.generation
+            say("digest", step=step, generation=generation, value=digest, memory_bytes=resident_bytes())
+        if children is not None:
+            children.feed()
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(inputs), classes)
         time.sleep(arguments.pace)  # as if the forward pass took as long
@@ -229,6 +240,7 @@ def main() -> None:
     training.add_argument("--width", type=int, default=64)
     training.add_argument("--optimizer", choices=["sgd", "adam", "overlap", "server"], default="sgd")
     training.add_argument("--pace", type=float, default=0.0, help="seconds that each forward pass takes longer")
+    training.add_argument("--children", type=int, default=0, help="workers of a DataLoader, and as many other forks")
     training.add_argument("--steps-file", type=Path, required=True)
     training.add_argument("--choices", type=Path, help="the log of schemes that a run from step 0 takes again")
     serving = modes.add_parser("serve")
