@@ -45,7 +45,12 @@ def settle_chunk_bytes(client: _core.Client, settings: Settings, known: int = 0)
 def cache_folder() -> Path:
     """The folder of this user in which Poseidon keeps what can be made again. It need not exist."""
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "poseidon"
+    if os.path.isabs(base):
+        return Path(base) / "poseidon"
+    try:
+        return Path.home() / ".cache" / "poseidon"
+    except RuntimeError:  # a container's user may have neither HOME nor an entry in the list of users
+        return Path(tempfile.gettempdir()) / f"poseidon-{os.getuid()}"
 
 
 def _path(facts: dict[str, object]) -> Path:

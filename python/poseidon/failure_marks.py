@@ -2,7 +2,11 @@
 
 The worker that fails first need not end first. While it still prints its error, the others may learn of the failure
 and end with their own errors. So each worker writes to a file that the launcher has named: when its failure began,
-and whether the failure of another worker was the cause, or an operator has evicted the job.
+and whether the failure of another worker was the cause, or an operator has evicted the job. Its text follows, so that
+the launcher's last line is the cause.
+
+Two more files say that the worker is a member of its job, and that it has left the job in order: with that the run has
+ended, and a worker that fails later needs no replacement.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ from poseidon.errors import Aborted, Evicted, PeerLost
 from poseidon.options import failure_mark
 
 _OWN, _OF_ANOTHER, _EVICTED = "own", "of another", "evicted"
+_MEMBER, _ENDED = ".member", ".ended"  # appended to the name of the file for failures
+_MOST_TEXT = 2000
 
 
 def leave_mark(error: BaseException) -> None:
@@ -24,12 +30,30 @@ def leave_mark(error: BaseException) -> None:
     """
     path = failure_mark()
     if path is not None:
-        kind = (
-            _EVICTED if _stems_from(error, Evicted) else _OF_ANOTHER if _stems_from(error, Aborted, PeerLost) else _OWN
-        )
+        kind = _EVICTED if _stems_from(error, Evicted) else _OF_ANOTHER if is_of_another(error) else _OWN
+        text = f"{type(error).__name__}: {error}".removesuffix(": ")[:_MOST_TEXT]
         # Where it cannot be written the launcher goes by when the workers end.
-        with contextlib.suppress(OSError), open(path, "x", encoding="utf-8") as file:
-            file.write(f"{time.monotonic_ns()} {kind}")
+        with contextlib.suppress(OSError), open(path, "x", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(f"{time.monotonic_ns()} {kind}\n{text}")
+
+
+def is_of_another(error: BaseException) -> bool:
+    """Whether the failure of another worker is the cause of this one's."""
+    return _stems_from(error, Aborted, PeerLost)
+
+
+def note_membership() -> None:
+    """Notes that this process is a member of its job now."""
+    _touch(_MEMBER)
+    path = failure_mark()
+    if path is not None:
+        with contextlib.suppress(OSError):
+            Path(path + _ENDED).unlink(missing_ok=True)
+
+
+def note_end() -> None:
+    """Notes that this process leaves its job in order, because the run has ended."""
+    _touch(_ENDED)
 
 
 def mark_order(path: Path, ended_ns: int) -> tuple[bool, int]:
@@ -38,17 +62,51 @@ def mark_order(path: Path, ended_ns: int) -> tuple[bool, int]:
     The smallest key is the first failure. `ended_ns` is the time at which the launcher saw the process end; it counts
     if the process has left no mark.
     """
-    with contextlib.suppress(OSError, ValueError):
-        began_ns, _, kind = path.read_text(encoding="utf-8").partition(" ")
+    head, _ = _read(path)
+    with contextlib.suppress(ValueError):
+        began_ns, _, kind = head.partition(" ")
         return kind == _OF_ANOTHER, int(began_ns)
     return False, ended_ns
 
 
+def text_of(path: Path) -> str:
+    """The error that the worker has failed with, in one line; empty if it has left no mark."""
+    return " ".join(_read(path)[1].split())
+
+
 def tells_of_eviction(path: Path) -> bool:
     """Whether the worker has failed because an operator has evicted its job."""
+    return _read(path)[0].endswith(f" {_EVICTED}")
+
+
+def is_member(path: Path) -> bool:
+    """Whether the worker, whose file for failures this is, has become a member of its job."""
+    return Path(f"{path}{_MEMBER}").exists()
+
+
+def tells_of_end(path: Path) -> bool:
+    """Whether the worker has left its job in order, so that the run has ended."""
+    return Path(f"{path}{_ENDED}").exists()
+
+
+def forget(path: Path) -> None:
+    """Removes what a worker has noted, before another process takes its place."""
+    for suffix in ("", _MEMBER, _ENDED):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
+def _read(path: Path) -> tuple[str, str]:
     with contextlib.suppress(OSError):
-        return path.read_text(encoding="utf-8").endswith(f" {_EVICTED}")
-    return False
+        head, _, text = path.read_text(encoding="utf-8", errors="replace").partition("\n")
+        return head, text
+    return "", ""
+
+
+def _touch(suffix: str) -> None:
+    path = failure_mark()
+    if path is not None:
+        with contextlib.suppress(OSError):
+            Path(path + suffix).touch()
 
 
 def _stems_from(error: BaseException | None, *kinds: type[BaseException]) -> bool:

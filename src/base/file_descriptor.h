@@ -1,8 +1,6 @@
 // File descriptors: ownership, and the texts of their errors.
 #pragma once
 
-#include <unistd.h>
-
 #include <cerrno>
 #include <string>
 #include <system_error>
@@ -11,10 +9,13 @@
 namespace poseidon {
 
 /// Owns one file descriptor. Move-only.
+///
+/// A child of fork() does not keep it: in the child its number is one of /dev/null. Otherwise the peers of a process
+/// that is killed would not notice it while one of its children lives, because the connections would stay open.
 class FileDescriptor {
  public:
   FileDescriptor() = default;
-  explicit FileDescriptor(int fd) : fd_(fd) {}
+  explicit FileDescriptor(int fd);
   FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   FileDescriptor& operator=(FileDescriptor&& other) noexcept {
     if (this != &other) {
@@ -27,9 +28,8 @@ class FileDescriptor {
 
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
-  void reset() {
-    if (fd_ >= 0) ::close(std::exchange(fd_, -1));
-  }
+  /// Closes it. A connection is shut down before, so that it ends even if another process has a copy.
+  void reset();
 
  private:
   int fd_ = -1;

@@ -15,6 +15,7 @@ from poseidon.adapter.meter import Meter
 from poseidon.adapter.store import agents_store, default_store, shared_store
 from poseidon.chunk_cache import settle_chunk_bytes
 from poseidon.errors import InvalidArgument, PoseidonError
+from poseidon.failure_marks import note_membership
 from poseidon.notices import tell_notices
 from poseidon.options import Settings
 
@@ -94,6 +95,7 @@ class Membership:
             self._store = agents_store(self.settings) or _core.open_store(options)
         self.client = _core.Client.connect(options, self._store)
         self._generation = self.client.generation
+        note_membership()
 
     def prepare(self) -> None:
         """Agrees on what all exchanges need. Collective; call it after `meet`."""

@@ -14,9 +14,9 @@ from typing import Any
 from poseidon.adapter.arrays import Arrays
 from poseidon.adapter.control import Control
 from poseidon.adapter.membership import Membership
-from poseidon.errors import InvalidArgument, PoseidonError, ShutDown
-from poseidon.failure_marks import leave_mark
-from poseidon.options import World, resolve
+from poseidon.errors import Aborted, InvalidArgument, PoseidonError, ShutDown
+from poseidon.failure_marks import is_of_another, leave_mark, note_end
+from poseidon.options import World, failure_mark, resolve
 
 
 class Process:
@@ -53,6 +53,15 @@ class Process:
     def all(self) -> list[Membership]:
         """All jobs of this process, in the same order on all ranks."""
         return [] if self.own is None else [self.own]
+
+    def finish(self) -> None:
+        """Leaves all jobs because the program says that its work is done."""
+        # Within `finally` it also says so after an error, and then a replacement is needed.
+        if sys.exc_info()[1] is None and any(
+            one.recovers and one.client is not None and one.client.failure is None for one in self.all()
+        ):
+            note_end()
+        self.end()
 
     def end(self) -> None:
         """Leaves all jobs."""
@@ -91,9 +100,18 @@ class Process:
     def _aborting(self, inner: _ExceptHook) -> _ExceptHook:
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             self._abort(error)
-            inner(kind, error, trace)
+            if not self._is_told(error):
+                inner(kind, error, trace)
 
         return hook
+
+    def _is_told(self, error: BaseException) -> bool:
+        """Whether one line is enough, because `poseidon run` shows the failure of the worker that failed first."""
+        if failure_mark() is None or not is_of_another(error) or self._id != os.getpid():
+            return False
+        why = "" if isinstance(error, Aborted) else f": {error}"
+        print(f"poseidon: this rank ends, because another has failed{why}", file=sys.stderr)
+        return True
 
     def _abort(self, error: BaseException) -> None:
         # A data loader's worker has the hooks, too.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Optional
@@ -58,9 +59,29 @@ def run(
     """
     if not module and not Path(script).exists():
         raise InvalidArgument(f"there is no script {script}: give its path, or the name of a module with -m")
+    source = ctx.get_parameter_source("workers")
+    if source is not None and source.name == "DEFAULT":
+        _refuse_a_number_after(script, arguments or [])
     runner = ["-m", "poseidon.torch.drop_in"] if drop_in else []
     command = [sys.executable, *runner, *(["-m"] if module else []), script, *(arguments or [])]
     from poseidon.launch import run_workers  # help does not wait for the compiled core
 
     outcome = run_workers(command, workers, link, options=ctx.obj, master_port=master_port, max_restarts=max_restarts)
     raise typer.Exit(outcome.exit_status)
+
+
+def _refuse_a_number_after(script: str, arguments: list[str]) -> None:
+    """Raises InvalidArgument where the number of workers was meant for this command, but comes after the script."""
+    for place, argument in enumerate(arguments):
+        if argument == "--":
+            return
+        found = re.fullmatch(r"(?:-n|-np|--workers)(?:=?(\d+))?", argument)
+        following = arguments[place + 1] if place + 1 < len(arguments) else ""
+        number = found and (found[1] or (following if following.isdigit() else None))
+        if number:
+            given = argument if found and found[1] else f"{argument} {number}"
+            raise InvalidArgument(
+                f"'{given}' comes after the script, so it is the script's, and one worker would train alone: write "
+                f"poseidon run -n {number} {script} …; if the script has such an option, write "
+                f"poseidon run -n 1 {script} …"
+            )

@@ -159,4 +159,4 @@ def broadcast(tree: Any, root: int = 0) -> Any:
 
 def shutdown() -> None:
     """Leaves the job when nothing is in flight any more. It runs by itself when the process ends."""
-    _process.end()
+    _process.finish()

@@ -11,10 +11,13 @@ from pathlib import Path
 
 from poseidon.dscp import default_classes
 from poseidon.errors import InvalidArgument
+from poseidon.failure_marks import text_of
 from poseidon.launch.environment import environments_of, own_job_name
+from poseidon.launch.guard import Guard
 from poseidon.launch.outcome import Outcome, Recovery
-from poseidon.launch.run import OnLine, Run, tell
+from poseidon.launch.run import OnLine, Run
 from poseidon.launch.signals import caught_signals
+from poseidon.launch.terminal import tell
 from poseidon.options import (
     BY_NAME,
     FAILURE_MARK_VARIABLE,
@@ -48,7 +51,7 @@ def launch(
 
     If a rank fails, the others are ended, and standard error says which rank failed first. With the option
     on_failure=rejoin or shrink the rank is started again instead, up to `max_restarts` times (None: 3), unless another
-    rank has finished. After that the run ends or, with shrink, goes on without the rank.
+    rank has come to the end. After that the run ends or, with shrink, goes on without the rank.
 
     Raises InvalidArgument if the workers cannot be started, TestbedError if the machine cannot have shaped links, and
     KeyboardInterrupt or SystemExit after a signal, once all workers have ended.
@@ -96,9 +99,13 @@ def run_workers(
         for rank, environment in enumerate(environments):
             environment[FAILURE_MARK_VARIABLE] = str(marks / str(rank))
         commands = [testbed.command(rank, command) if testbed else list(command) for rank in range(count)]
-        outcome = Run(commands, environments, on_line, signals, recovery).run()
+        guard = stack.enter_context(Guard(marks))
+        outcome = Run(commands, environments, on_line, signals, recovery, guard).run()
+        cause = text_of(marks / str(outcome.first_failure.rank)) if outcome.first_failure else ""
     if outcome.first_failure:
         ended = ", ".join(map(str, outcome.ended_ranks))
         tail = f"; these ranks did not end by themselves and were ended: {ended}" if ended else ""
         tell(f"{outcome.first_failure}{tail}")
+        if cause:
+            tell(f"the cause: {cause}")
     return outcome

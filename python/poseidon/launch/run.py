@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import IO
 
 from poseidon.errors import InvalidArgument
-from poseidon.failure_marks import mark_order, tells_of_eviction
+from poseidon.failure_marks import forget, is_member, mark_order, tells_of_end, tells_of_eviction
+from poseidon.launch.guard import Guard
 from poseidon.launch.outcome import Failure, Outcome, Recovery
 from poseidon.launch.signals import Signals
+from poseidon.launch.terminal import Terminal, tell
 from poseidon.launch.worker import MOST_LINE_BYTES, Lines, Worker, die_with_parent
 from poseidon.options import FAILURE_MARK_VARIABLE
 
@@ -24,11 +26,6 @@ _POLL_SECONDS = 0.05
 _DRAIN_SECONDS = 1.0  # for output of processes that a worker left behind
 
 OnLine = Callable[[int, str], None]
-
-
-def tell(text: str) -> None:
-    """Prints a sentence of the launcher itself on standard error."""
-    print(f"poseidon: {text}", file=sys.stderr, flush=True)
 
 
 class Run:
@@ -41,12 +38,15 @@ class Run:
         on_line: OnLine | None,
         signals: Signals,
         recovery: Recovery,
+        guard: Guard,
     ) -> None:
+        self._guard = guard
         self._recovery = recovery
         self._commands = commands
         self._environments = environments
         self._on_line = on_line
         self._signals = signals
+        self._terminal = Terminal()
         self._workers: list[Worker] = []
         self._selector = selectors.DefaultSelector()
         self._outcome = Outcome(codes=[0] * len(commands), restart_counts=[0] * len(commands))
@@ -64,12 +64,13 @@ class Run:
             while self._running():
                 self._pass_output(_POLL_SECONDS)
                 self._collect()
+                self._end_replacements_for_nobody()
                 self._react_to_signals()
                 self._climb_ladder()
             self._drain()
         finally:
             for worker in self._running():
-                worker.reap()
+                self._reap(worker)
             self._outcome.first_failure = self._first_failure()
             for key in list(self._selector.get_map().values()):
                 key.data.close()
@@ -80,7 +81,12 @@ class Run:
     def _running(self) -> list[Worker]:
         return [worker for worker in self._workers if not worker.ended]
 
-    def _start(self, rank: int) -> None:
+    def _reap(self, worker: Worker) -> int:
+        code = worker.reap()
+        self._guard.reaped(worker.process.pid)
+        return code
+
+    def _start(self, rank: int, replaces: Failure | None = None) -> None:
         piped = rank > 0 or self._on_line is not None
         command = self._commands[rank]
         try:
@@ -95,16 +101,17 @@ class Run:
             )
         except OSError as error:
             raise InvalidArgument(f"rank {rank} cannot be started: {command[0]!r}: {error.strerror}") from None
-        self._workers.append(Worker(rank, process))
+        self._guard.started(process.pid)
+        self._workers.append(Worker(rank, process, replaces))
         for pipe, stream in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
             if pipe is not None:
-                self._selector.register(pipe, selectors.EVENT_READ, Lines(self._emitter(rank, stream)))
+                self._selector.register(pipe, selectors.EVENT_READ, self._lines(rank, stream))
 
-    def _emitter(self, rank: int, stream: IO[str]) -> Callable[[str], None]:
+    def _lines(self, rank: int, stream: IO[str]) -> Lines:
         on_line = self._on_line
         if on_line is not None:
-            return lambda text: on_line(rank, text)
-        return lambda text: print(f"[{rank}] {text}", file=stream, flush=True)
+            return Lines(lambda text: on_line(rank, text))
+        return Lines(lambda text: self._terminal.show(rank, text, stream), errors="surrogateescape")
 
     def _pass_output(self, wait_seconds: float) -> None:
         for key, _ in self._selector.select(wait_seconds):
@@ -120,7 +127,7 @@ class Run:
         for worker in self._running():
             if not worker.has_ended():
                 continue
-            code = self._outcome.codes[worker.rank] = worker.reap()
+            code = self._outcome.codes[worker.rank] = self._reap(worker)
             self._finished |= code == 0
             if code == 0 or self._outcome.interrupted_by:
                 continue
@@ -134,18 +141,45 @@ class Run:
         rank, most = failure.rank, self._recovery.most_restarts
         what = f"rank {rank} failed, {failure.how}"
         evicted = tells_of_eviction(self._mark_of(rank))
-        if not self._finished and not evicted and self._outcome.restart_counts[rank] < most:
+        ended = self._has_ended()
+        if not ended and not evicted and self._outcome.restart_counts[rank] < most:
             self._outcome.restart_counts[rank] += 1
             tell(f"{what}; it is started again (restart {self._outcome.restart_counts[rank]} of {most})")
-            self._mark_of(rank).unlink(missing_ok=True)
-            self._start(rank)
-        elif self._recovery.spares_workers and (self._finished or self._running()):
-            tell(f"{what}; it is not started again, the others go on")
+            forget(self._mark_of(rank))
+            self._start(rank, failure)
+        elif self._recovery.spares_workers and (ended or self._running()):
+            tell(f"{what}; it is not started again, {'the run has ended' if ended else 'the others go on'}")
         else:
             self._failures.append((failure, now_ns))
+            if most > 0 and self._said_to_have_ended():
+                return  # the others need nobody any more, and may take long to save what they have
             now = time.monotonic()
             # The others normally notice the loss and end with an error of their own that says more.
             self._ladder = [(now + GRACE_SECONDS, signal.SIGTERM), (now + 2 * GRACE_SECONDS, signal.SIGKILL)]
+
+    def _end_replacements_for_nobody(self) -> None:
+        """Ends replacements that have not met the others before the run has ended: they would train alone, or wait."""
+        waiting = [one for one in self._running() if one.replaces and not is_member(self._mark_of(one.rank))]
+        if not waiting or not self._has_ended() or not any(map(is_member, map(self._mark_of, self._ranks()))):
+            return  # a program that is no job of Poseidon's may do without the others
+        for worker in waiting:
+            assert worker.replaces is not None
+            failure = worker.replaces
+            self._reap(worker)
+            self._outcome.codes[worker.rank] = failure.code
+            tell(f"rank {worker.rank} does not go on: the run has ended without it, as it failed, {failure.how}")
+            if not self._recovery.spares_workers:
+                self._failures.append((failure, time.monotonic_ns()))
+
+    def _has_ended(self) -> bool:
+        """Whether a worker has come to the end, so that a replacement would find nobody."""
+        return self._finished or self._said_to_have_ended()
+
+    def _said_to_have_ended(self) -> bool:
+        return any(map(tells_of_end, map(self._mark_of, self._ranks())))
+
+    def _ranks(self) -> range:
+        return range(len(self._environments))
 
     def _first_failure(self) -> Failure | None:
         """The worker that failed first by itself, if there is one. A signal leaves no mark, but it is quick."""

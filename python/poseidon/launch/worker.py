@@ -10,15 +10,21 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from poseidon.launch.outcome import Failure
+
 MOST_LINE_BYTES = 1 << 16
 _PR_SET_PDEATHSIG = 1
 
 
 class Lines:
-    """Cuts a worker's output into lines and passes them on as text."""
+    """Cuts a worker's output into lines and passes them on as text.
 
-    def __init__(self, emit: Callable[[str], None]) -> None:
+    `errors` says what becomes of bytes that are no UTF-8, as in `bytes.decode`.
+    """
+
+    def __init__(self, emit: Callable[[str], None], errors: str = "replace") -> None:
         self._emit = emit
+        self._errors = errors
         self._rest = b""
 
     def feed(self, data: bytes) -> None:
@@ -38,7 +44,7 @@ class Lines:
         self._rest = b""
 
     def _give(self, line: bytes) -> None:
-        self._emit(line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace"))
+        self._emit(line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors=self._errors))
 
 
 @dataclass
@@ -47,6 +53,7 @@ class Worker:
 
     rank: int
     process: subprocess.Popen[bytes]
+    replaces: Failure | None = None  # the failure of the process whose place it takes
     ended: bool = False
 
     def has_ended(self) -> bool:

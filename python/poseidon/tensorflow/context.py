@@ -96,4 +96,4 @@ def broadcast_variables(variables: Iterable[Any], root: int = 0) -> None:
 
 def shutdown() -> None:
     """Leaves the job. It does nothing if there is no job. It runs by itself when the process ends."""
-    _process.end()
+    _process.finish()

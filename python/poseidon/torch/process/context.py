@@ -186,4 +186,4 @@ def shutdown() -> None:
     It does nothing if there is no job. It runs by itself when the process ends. With stragglers=drop and with
     consistency=ssp or async it waits for all ranks, because ranks that are behind need this one's server.
     """
-    _process.end()
+    _process.finish()

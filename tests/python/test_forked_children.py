@@ -1,0 +1,99 @@
+"""What a worker has forked does not keep it alive for the others, nor anything of a run whose launcher was killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import poseidon.torch as poseidon
+from forked import FORK
+from poseidon.errors import PoseidonError
+from poseidon.launch import free_port
+from workers import job_variables
+
+CHILDREN = 8
+
+
+def _idle() -> None:
+    time.sleep(60)
+
+
+def _lose_a_parent(rank: int, port: int, transport: str, folder: Path) -> None:
+    os.environ.update(job_variables(rank, 2, port))
+    poseidon.init(transport=transport, flight_record="off")
+    poseidon.barrier()
+    if rank == 1:
+        fork = multiprocessing.get_context("fork")
+        multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # may have children
+        children = [fork.Process(target=_idle) for _ in range(CHILDREN)]
+        for child in children:
+            child.start()
+        (folder / "children").write_text(" ".join(str(child.pid) for child in children))
+        (folder / "killed").write_text(str(time.time()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        poseidon.barrier()
+    except PoseidonError as error:
+        (folder / "known").write_text(f"{time.time()} {error}")
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_a_killed_rank_is_known_although_its_children_live(transport: str, tmp_path: Path) -> None:
+    port = free_port()
+    ranks = [FORK.Process(target=_lose_a_parent, args=(rank, port, transport, tmp_path)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    ranks[0].join(20)
+    children = [int(pid) for pid in (tmp_path / "children").read_text().split()]
+    assert all(Path(f"/proc/{pid}").exists() for pid in children)  # as many as hold copies of everything
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    for process in ranks:
+        process.kill()
+        process.join()
+    known, _, error = (tmp_path / "known").read_text().partition(" ")
+    assert "lost rank 1" in error
+    assert float(known) - float((tmp_path / "killed").read_text()) < 1
+
+
+PARENT = """
+import multiprocessing, os, pathlib, sys, time
+children = [multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,)) for _ in range(2)]
+for child in children:
+    child.start()
+pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(" ".join(str(child.pid) for child in children))
+time.sleep(60)
+"""
+
+
+def test_a_killed_launcher_leaves_no_children_and_no_folder(tmp_path: Path) -> None:
+    script, pids, folders = tmp_path / "parent.py", tmp_path / "pids", tmp_path / "folders"
+    script.write_text(PARENT)
+    pids.mkdir()
+    folders.mkdir()
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "poseidon", "run", "-n", "2", str(script), str(pids)],
+        env={**os.environ, "TMPDIR": str(folders)},
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 20
+    while len([file for file in pids.iterdir() if file.read_text()]) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert any(folders.glob("poseidon-run-*"))
+    launcher.kill()
+    launcher.wait()
+    children = [int(pid) for file in pids.iterdir() for pid in file.read_text().split()]
+    assert len(children) == 4
+    while any(Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_text() for pid in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    while any(folders.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
