@@ -133,13 +133,13 @@ class Tenant(TrainingHost):
     def _begin_again(self) -> None:
         """Makes the parameters those of a new job, so that their bits at the end follow from the number of steps."""
         with torch.no_grad():
-            for parameter, momentum in zip(self._memory.parameters(), self._momentum, strict=True):
+            for parameter, momentum in zip(self._resting.parameters(), self._momentum, strict=True):
                 parameter.fill_(1.0)
                 momentum.zero_()
 
     def _digest(self) -> str:
         digest = hashlib.blake2b(digest_size=8)
-        for parameter in self._memory.parameters():
+        for parameter in self._resting.parameters():
             digest.update(parameter.detach().numpy().tobytes())
         return digest.hexdigest()
 

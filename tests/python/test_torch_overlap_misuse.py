@@ -15,6 +15,7 @@ from torch.optim import LBFGS, SGD, AdamW, Optimizer
 import poseidon.torch as poseidon
 import workers
 from overlap_cases import Model, assert_same_training, own_batch, train_step, wrapped
+from poseidon.torch.tensors.watched import raw_grad
 from torch_cases import all_equal, mean_loss, mlp, parameters_digest
 
 
@@ -79,24 +80,11 @@ def graph_from_before(model: Any, optimizer: Any) -> Callable[[], Any]:
     return loss.backward
 
 
-def read_past_pytorch(model: Any, optimizer: Any) -> Callable[[], Any]:
-    """A view from before step() is another tensor; its use leads to the parameter, which nobody touched."""
-    first = model.module[0]
-    view = first.bias.view_as(first.bias)
-    train_step(model, optimizer, 0)
-    return (view * 2).sum().backward
-
-
-def gradient_written_in_flight(model: Any, optimizer: Any) -> Callable[[], Any]:
-    train_step(model, optimizer, 0)
-    optimizer.synchronize()
-    grad = model.module[0].weight.grad
-    assert grad is not None
-    optimizer.zero_grad(set_to_none=False)
-    mean_loss(model, *own_batch(1)).backward()
-    grad.mul_(2)
-    optimizer.step()
-    return lambda: model(own_batch(2)[0])
+def gradient_written_in_backward(model: Any, optimizer: Any) -> Callable[[], Any]:
+    """By a hook of another layer, when the gradient is on its way already."""
+    model.module[0].bias.register_hook(lambda _: (raw_grad(model.module[4].bias).mul_(2), None)[1])
+    loss = mean_loss(model, *own_batch(0))
+    return loss.backward
 
 
 def inside_a_transform(model: Any, optimizer: Any) -> Callable[[], Any]:
@@ -106,8 +94,10 @@ def inside_a_transform(model: Any, optimizer: Any) -> Callable[[], Any]:
 
 MISUSES: list[tuple[Any, str]] = [
     (graph_from_before, "modified by an inplace operation|had perhaps not been made when the forward pass used it"),
-    (read_past_pytorch, r"parameter 0\.bias got a gradient, but .*call synchronize\(\) of the DistributedOptimizer"),
-    (gradient_written_in_flight, r"gradient of 0\.weight was changed in place.*call synchronize\(\)"),
+    (
+        gradient_written_in_backward,
+        r"gradient of 4\.bias was changed in place while.*change gradients after backward",
+    ),
     (inside_a_transform, r"inside a torch\.func transform.*call synchronize\(\)"),
 ]
 

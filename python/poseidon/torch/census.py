@@ -66,9 +66,8 @@ class Census:
         """All gradients are exchanged."""
         return Mode.EXCHANGED
 
-    def before_factors(self) -> bool:
+    def before_factors(self) -> None:
         """They are added to the gradient when it is complete."""
-        return False
 
     def before_accumulation(self, entry: SyncedParameter, dense: bool) -> None:
         """A gradient that is partly dense has no factors."""

@@ -49,7 +49,7 @@ class Round:
 
 
 class TrainingHost:
-    """A host's process. All methods share the memory of parameters and momentum."""
+    """A host's process. All methods use the same memory of parameters and momentum, by turns."""
 
     def __init__(self, setup: HostSetup, places: list[Place], rank: int, master_port: int, lockstep: Barrier) -> None:
         """Connects to the other hosts. `lockstep` is a barrier of all hosts' processes."""
@@ -66,9 +66,10 @@ class TrainingHost:
             bucket_bytes=setup.bucket_bytes,
             init_sync=False,
         )
-        self._memory = ReplayModel(setup.table, setup.compute_seconds, rank=rank)
-        self._momentum = [torch.zeros_like(parameter) for parameter in self._memory.parameters()]
+        self._resting = ReplayModel(setup.table, setup.compute_seconds, rank=rank)  # has the memory between rounds
+        self._momentum = [torch.zeros_like(parameter) for parameter in self._resting.parameters()]
         self._token = input_token()
+        self._is_taken = False
 
     def run_round(
         self, method: Method, warmup_count: int, step_count: int, master_port: int, cold: bool = False
@@ -80,6 +81,11 @@ class TrainingHost:
         `master_port` must be free on host 0, for a new Poseidon job.
         """
         trainer = self._connections.trainer(method, master_port, self._build)
+        wrapper: Any = trainer.module
+        model: ReplayModel = getattr(wrapper, "module", wrapper)
+        if not self._is_taken:  # a new trainer's model has taken it
+            model.take_memory(self._resting)
+        self._is_taken = True
         exchanges = method.library != "none"
         while trainer.plain_steps and not cold:
             self._step(trainer, exchanges)
@@ -97,6 +103,8 @@ class TrainingHost:
         interface = interface_counters(self._interface) - interface
         moved = self._connections.payload(method)
         trainer.optimizer.zero_grad(set_to_none=True)  # frees the gradients until the method's next round
+        self._resting.take_memory(model)
+        self._is_taken = False
         payload = moved - payload if moved is not None and payload is not None else None
         return Round(ends, lead_in + step_count, interface, payload)
 
@@ -115,7 +123,8 @@ class TrainingHost:
         trainer.optimizer.step()
 
     def _build(self) -> Bare:
-        model = ReplayModel(self._setup.table, self._setup.compute_seconds, rank=self._rank, memory=self._memory)
+        model = ReplayModel(self._setup.table, self._setup.compute_seconds, rank=self._rank, memory=self._resting)
+        self._is_taken = True
         optimizer = ReplaySGD(model.parameters(), model.timeline, lr=_LEARNING_RATE, momentum=0.9, fused=True)
         for parameter, momentum in zip(model.parameters(), self._momentum, strict=True):
             optimizer.state[parameter]["momentum_buffer"] = momentum

@@ -222,9 +222,9 @@ class ReplayModel(nn.Module):
     """A table's layers in order. `model(token)` returns a scalar whose `backward()` runs them in reverse.
 
     One iteration without exchange takes `compute_seconds`. `rank` makes the rows of fully connected layers differ
-    between workers. `memory` is another model of the same table, whose parameters' memory this one uses as its own, so
-    that several wrapped copies fit a small machine. They draw from one stock of gradients. One of them trains at
-    a time.
+    between workers. `memory` is another model of the same table, whose parameters' memory this one takes, so that
+    several wrapped copies fit a small machine. Only the one that has it may train. They draw from one stock of
+    gradients.
     """
 
     def __init__(
@@ -248,8 +248,14 @@ class ReplayModel(nn.Module):
             for parameter in self.parameters():
                 nn.init.constant_(parameter, _PARAMETER_VALUE)
         else:
-            for mine, other in zip(self.parameters(), memory.parameters(), strict=True):
-                mine.data = other.data
+            self.take_memory(memory)
+
+    def take_memory(self, other: ReplayModel) -> None:
+        """Takes the memory of another model's parameters, and the values in it. The other keeps none."""
+        # Not shared: an optimizer that updates a parameter when it is used can do so only where all uses are its own.
+        for mine, its in zip(self.parameters(), other.parameters(), strict=True):
+            mine.data = its.data
+            its.data = its.data.new_zeros(()).expand(its.shape)
 
     def forward(self, token: torch.Tensor) -> torch.Tensor:
         self.timeline.begin()

@@ -6,6 +6,7 @@ Code that needs a gradient, or after step() a parameter, first waits for it alon
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,8 +19,9 @@ from poseidon.torch.exchange.pending_exchange import PendingExchange, PendingUpd
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.tensors.compatibility import increment_version
 from poseidon.torch.tensors.modes import update_mode
+from poseidon.torch.tensors.ownership import reachable
 from poseidon.torch.tensors.pending_gradient import PendingGradient
-from poseidon.torch.tensors.watched import unnoticed, unwatch, watch
+from poseidon.torch.tensors.watched import unnoticed, unwatch, watch, without_torch_function
 
 
 class InFlight(ABC):
@@ -30,12 +32,15 @@ class InFlight(ABC):
     a gradient comes for it, it was used without being seen, perhaps with its old values.
     """
 
+    entries: list[SyncedParameter]
+
     def __init__(self) -> None:
         self.priorities: Priorities | None = None  # of a model with updates on the workers
         self._exchanges: dict[SyncedParameter, PendingExchange] = {}
         self._units: dict[tuple[int, int], list[PendingExchange]] = {}  # that arrive together
         self._overtaken: dict[SyncedParameter, bool] = {}  # whether it is known to be by a forward pass
         self._all_overtaken = False  # those whose update is due are in it
+        self._told_exposed = False
 
     # What ends exchanges.
 
@@ -104,6 +109,25 @@ class InFlight(ABC):
         for pending in exchanges:
             pending.step = step
             watch(pending.entry.param, self, pending.entry)
+        self._settle_exposed([pending.entry for pending in exchanges])
+
+    def _settle_exposed(self, entries: Sequence[SyncedParameter]) -> None:
+        """Waits for the updates of those parameters that the program can use unseen: past them, in their memory."""
+        with without_torch_function():
+            shared = set(reachable((entry.param for entry in entries), (entry.param for entry in self.entries)))
+            exposed = [entry for entry in entries if entry.param in shared or not entry.lies_in_own_memory()]
+        if not exposed:
+            return
+        if not self._told_exposed:
+            self._told_exposed = True
+            warnings.warn(
+                f"step() waits for the gradients of {len(exposed)} of {len(entries)} parameters, such as "
+                f"{exposed[0].name}: other tensors share their memory, or others than PyTorch have allocated it "
+                "(NumPy, torch.load), so that the program might use them unseen; `param.data = param.data.clone()` "
+                "before the model is wrapped gives a parameter memory of its own",
+                stacklevel=4,
+            )
+        self.settle(exposed)
 
     def settle(self, entries: Iterable[SyncedParameter] | None = None) -> None:
         """Waits until the gradients of these parameters (None: all) are in place, and updates that are due are made."""

@@ -15,6 +15,7 @@ from poseidon.torch.model.gradient_form import RowsForm
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.tensors.compatibility import increment_version
 from poseidon.torch.tensors.memory import exchangeable
+from poseidon.torch.tensors.ownership import Hold, fading_holders, holders, is_allocated
 from poseidon.torch.tensors.pending_gradient import PendingGradient
 from poseidon.torch.tensors.watched import raw_grad
 
@@ -35,7 +36,7 @@ class PendingExchange:
 
     entry: SyncedParameter
     buffer: torch.Tensor
-    grad: torch.Tensor | None = None  # what `.grad` was at the start
+    grad: torch.Tensor | None = None  # what `.grad` was at the start; of an update on servers None
     in_place: bool = False
     by_rows: bool = False  # the result comes as rows, and not in `buffer`
     rows: tuple[torch.Tensor | None, torch.Tensor] | None = None  # these: `Transfer.result_rows`
@@ -47,7 +48,8 @@ class PendingExchange:
     zeroed: bool = False  # the user has zeroed `.grad` since step()
     step: PendingUpdates | None = None  # the update to make of it
     attempt: int = -1  # of `Recovery`, in which backward ran; -1: there is none
-    _version: int = 0
+    hold: Hold | None = None  # of the gradient at the start, if there was one
+    sent: torch.Tensor | None = None  # that gradient, of an update on servers
 
     @property
     def kept(self) -> bool:
@@ -57,7 +59,13 @@ class PendingExchange:
     def stand_aside(self, stand_in: PendingGradient) -> None:
         """Backward is over and the exchange is not: `.grad` is `stand_in` until it is."""
         self.stand_in = self.entry.param.grad = stand_in
-        self._version = 0 if self.grad is None else self.grad._version
+
+    def may_outlive_backward(self) -> bool:
+        """Whether the rest of the program may go on before the result is there.
+
+        It may not where it could reach the gradient past `.grad`.
+        """
+        return self.entry.updater is not None and (self.hold is None or self.hold.is_sole(self))
 
     def zero_later(self) -> bool:
         """Notes that `.grad` is to be zeros once the update has used it; False if no update is still to be made."""
@@ -66,12 +74,12 @@ class PendingExchange:
         return waits
 
     def check_untouched(self) -> None:
-        """PoseidonError if the gradient was written to while it was exchanged."""
-        if self.stand_in is not None and self.grad is not None and self.grad._version != self._version:
+        """PoseidonError if the gradient was written to while it was exchanged from its own memory."""
+        grad = self.grad if self.in_place else self.sent
+        if self.hold is not None and grad is not None and not self.hold.is_untouched(grad):
             raise PoseidonError(
-                f"the gradient of {self.entry.name} was changed in place, through a reference kept from before, while "
-                "it was exchanged: reach gradients through the parameters' .grad, or call synchronize() of the "
-                "DistributedOptimizer before"
+                f"the gradient of {self.entry.name} was changed in place while it was exchanged: change gradients "
+                "after backward(), or in hooks of the parameter itself, which come before its exchange"
             )
 
     def land(self, present: bool) -> None:
@@ -112,23 +120,39 @@ def start_exchange(transfer: Transfer, entry: SyncedParameter, divisor: int, cou
 
     `counts`: whether this rank, if it has nothing, is among those that the mean is over.
     """
-    factors, grad = entry.factors, entry.param.grad
+    grad = entry.param.grad
     entry.form.check(entry.name, grad)
     with torch.no_grad():
-        if entry.on_servers:
-            return _start_update(transfer, entry, grad, divisor, counts)
-        if grad is None and not factors:
-            return start_absent(transfer, entry, divisor, counts)
-        if grad is not None and (rows := _rows_to_send(entry, grad)) is not None:
-            transfer.rows(entry.layer, rows, divisor)
-            return PendingExchange(entry, rows[1], grad, by_rows=True)
-        if factors and entry.may_send(factors.lefts[0].dtype) and (grad is None or not grad.any()):
-            pending = _in_place(entry, grad) or PendingExchange(entry, entry.new_buffer(), grad)
-            transfer.factors(entry.layer, factors, pending.buffer, divisor, entry.next_scheme)
-            return pending
-        if factors and grad is not None:
-            entry.note_added()
-        return _start_dense(transfer, entry, factors, grad, divisor)
+        if grad is None:
+            return _start(transfer, entry, None, divisor, counts, in_place=False)
+        fading = 0 if grad.is_sparse else fading_holders(grad, entry.arrived)
+        others = 0 if grad.is_sparse else holders(grad) - 1 - fading
+        alone = others == 0 and (grad.is_sparse or is_allocated(grad))
+        # Autograd may have made memory the gradient that it has yet to read for other parameters.
+        pending = _start(transfer, entry, grad, divisor, counts, in_place=not (fading and others))
+        pending.hold = Hold(grad, alone, fading)
+        return pending
+
+
+def _start(
+    transfer: Transfer, entry: SyncedParameter, grad: torch.Tensor | None, divisor: int, counts: bool, in_place: bool
+) -> PendingExchange:
+    factors = entry.factors
+    if entry.on_servers:
+        return _start_update(transfer, entry, grad, divisor, counts)
+    if grad is None and not factors:
+        return start_absent(transfer, entry, divisor, counts)
+    if grad is not None and (rows := _rows_to_send(entry, grad)) is not None:
+        transfer.rows(entry.layer, rows, divisor)
+        return PendingExchange(entry, rows[1], grad, by_rows=True)
+    pending = _in_place(entry, grad) if in_place else None
+    if factors and entry.may_send(factors.lefts[0].dtype) and (grad is None or not grad.any()):
+        pending = pending or PendingExchange(entry, entry.new_buffer(), grad)
+        transfer.factors(entry.layer, factors, pending.buffer, divisor, entry.next_scheme)
+        return pending
+    if factors and grad is not None:
+        entry.note_added()
+    return _start_dense(transfer, entry, pending, factors, grad, divisor)
 
 
 def start_absent(transfer: Transfer, entry: SyncedParameter, divisor: int, counts: bool = True) -> PendingExchange:
@@ -155,9 +179,13 @@ def _in_place(entry: SyncedParameter, grad: torch.Tensor | None) -> PendingExcha
 
 
 def _start_dense(
-    transfer: Transfer, entry: SyncedParameter, factors: Factors, grad: torch.Tensor | None, divisor: int
+    transfer: Transfer,
+    entry: SyncedParameter,
+    pending: PendingExchange | None,
+    factors: Factors,
+    grad: torch.Tensor | None,
+    divisor: int,
 ) -> PendingExchange:
-    pending = _in_place(entry, grad)
     if pending is None:
         pending = PendingExchange(entry, entry.new_buffer(), grad)
         if grad is None:
@@ -175,7 +203,9 @@ def _start_update(
 ) -> PendingExchange:
     param = entry.param.detach()
     in_place = exchangeable(param, entry.layout)
-    pending = PendingExchange(entry, param if in_place else entry.new_buffer(), None, in_place, absent=grad is None)
+    pending = PendingExchange(
+        entry, param if in_place else entry.new_buffer(), None, in_place, absent=grad is None, sent=grad
+    )
     # Before the memory changes: what still needs the parameter as it was must fail, not compute with another.
     increment_version([entry.param])
     if grad is None:

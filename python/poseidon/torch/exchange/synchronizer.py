@@ -233,12 +233,10 @@ class Synchronizer(InFlight):
         """What the backward pass that runs now does with gradients."""
         return self.passes.mode if self._run is None else Mode.EXCHANGED
 
-    def before_factors(self) -> bool:
-        """A use of the layer is about to hand over factors. Whether they outlive this backward."""
+    def before_factors(self) -> None:
+        """A use of the layer is about to hand over factors."""
         if self.mode is Mode.EXCHANGED:
             self._begin()
-            return False
-        return True
 
     def before_accumulation(self, entry: SyncedParameter, dense: bool) -> None:
         """All uses of the parameter have contributed; `.grad` does not yet hold the dense ones, if any."""
@@ -380,13 +378,16 @@ class Synchronizer(InFlight):
                     self._start(run, entry)
             if self.before_results is not None:
                 self.before_results()
-            self.deliver([pending for pending in run.exchanges.values() if pending.entry.updater is None])
+            now: list[PendingExchange] = []
+            later: list[PendingExchange] = []
+            for pending in run.exchanges.values():
+                (later if pending.may_outlive_backward() else now).append(pending)
+            self.deliver(now)
         except BaseException:
             self.backward_failed(run)
             raise
         for update in self.updates:
             update.finished({entry for entry, pending in run.exchanges.items() if pending.value is not None})
-        later = [pending for pending in run.exchanges.values() if pending.entry.updater is not None]
         self.passes.exchanged()
         if self.static_graph and self._fires is None:
             self._fires = run.fires

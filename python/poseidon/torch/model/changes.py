@@ -23,7 +23,7 @@ class ChangeWatch:
     def __init__(self, module: nn.Module, entries: Sequence[SyncedParameter], ignored: Collection[str]) -> None:
         self._module = module
         self._ignored = ignored
-        self._synced = {entry.param: (entry.param.dtype, entry.param.device) for entry in entries}
+        self._synced = {entry.param: (entry.param.dtype, entry.param.device, entry.param.shape) for entry in entries}
         self._remember()
 
     def _remember(self) -> None:
@@ -57,11 +57,11 @@ class ChangeWatch:
                         f"parameter {self._name_of(param)} requires a gradient now and did not when the module was "
                         f"wrapped, so that each rank would train it alone: {_AGAIN}"
                     )
-            for param, (dtype, device) in self._synced.items():
-                if param.dtype != dtype or param.device != device:
+            for param, (dtype, device, shape) in self._synced.items():
+                if param.dtype != dtype or param.device != device or param.shape != shape:
                     raise InvalidArgument(
-                        f"parameter {self._name_of(param)} has become {_what(param.dtype, param.device)}, and was "
-                        f"{_what(dtype, device)} when the module was wrapped: {_AGAIN}"
+                        f"parameter {self._name_of(param)} has become {_what(param.dtype, param.device, param.shape)}, "
+                        f"and was {_what(dtype, device, shape)} when the module was wrapped: {_AGAIN}"
                     )
 
     def _check_new(self) -> None:
@@ -86,5 +86,5 @@ def _is(one: object, other: object) -> bool:
     return one is other
 
 
-def _what(dtype: torch.dtype, device: torch.device) -> str:
-    return f"{str(dtype).removeprefix('torch.')} on {device}"
+def _what(dtype: torch.dtype, device: torch.device, shape: torch.Size) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {tuple(shape)} on {device}"

@@ -141,8 +141,10 @@ class SparseForm(RowsForm):
     def rows_of(self, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         if grad.layout == torch.strided:
             return None
-        grad = grad.coalesce()
-        return grad.indices()[0].to(torch.int32), grad.values().contiguous()
+        rows = grad.coalesce()
+        # The rows are sent from their memory, which must not be the gradient's: the program may write there.
+        values = rows.values().clone(memory_format=torch.contiguous_format) if rows is grad else rows.values()
+        return rows.indices()[0].to(torch.int32), values.contiguous()
 
     def from_rows(self, indices: torch.Tensor, rows: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
         index = indices.to(torch.int64).unsqueeze(0)

@@ -18,6 +18,7 @@ from poseidon.torch.model.passes import Mode
 from poseidon.torch.model.stored_parameter import StoredParameter
 from poseidon.torch.tensors.compatibility import compiler, leave_uncompiled
 from poseidon.torch.tensors.memory import DTYPE_NAMES
+from poseidon.torch.tensors.ownership import is_allocated, is_shared
 from poseidon.torch.tensors.pending_gradient import PendingGradient
 from poseidon.torch.tensors.watched import raw_grad
 
@@ -31,8 +32,8 @@ class BackwardListener(Protocol):
     def mode(self) -> Mode:
         """What the backward pass that runs now does with gradients."""
 
-    def before_factors(self) -> bool:
-        """A use of the layer is about to hand over factors. Whether they outlive this backward."""
+    def before_factors(self) -> None:
+        """A use of the layer is about to hand over factors."""
 
     def before_accumulation(self, entry: SyncedParameter, dense: bool) -> None:
         """All uses of the parameter have contributed; `.grad` does not yet hold the dense ones, if any."""
@@ -78,7 +79,9 @@ class SyncedParameter(SyncedLayer):
         self.shared = False  # with another wrapped model
         self.used_elsewhere = False  # the weight is also used outside its Linear modules
         self.factors = Factors()  # what of the gradient waits to be sent as such
+        self.arrived: torch.Tensor | None = None  # what autograd is just putting into, or adding to, `.grad`
         self.stored: StoredParameter | None = None  # where servers hold and update the parameter
+        self._allocated_at = param.data_ptr() if is_allocated(param) else None
         self._linears = linears  # the modules that may hand over factors; empty where the gradient is always dense
         self._factor_count = 0  # K of this rank since the last synchronization
         self._refused_factors = False  # some of these rows went into the dense gradient
@@ -87,6 +90,15 @@ class SyncedParameter(SyncedLayer):
         self._listener: Callable[[], BackwardListener | None] = lambda: None
         self._node: Any = None
         self._hooks: list[Any] = []
+
+    def lies_in_own_memory(self) -> bool:
+        """Whether PyTorch has allocated the parameter's memory, for this process alone.
+
+        It is not known of what NumPy was given before the model was wrapped, and of what `torch.load` has made.
+        """
+        if is_allocated(self.param):
+            return True
+        return self.param.data_ptr() == self._allocated_at and not is_shared(self.param)
 
     def new_buffer(self) -> torch.Tensor:
         """Uninitialized memory for what is exchanged, in the layout that all ranks agreed on."""
@@ -163,9 +175,14 @@ class SyncedParameter(SyncedLayer):
         if (listener := self._listener()) is not None:
             listener.before_accumulation(self, dense=grads[0] is not None)
 
-    def _after_accumulation(self, *_: Any) -> None:
-        if (listener := self._listener()) is not None:
+    def _after_accumulation(self, _: Any, arrived: tuple[torch.Tensor | None, ...]) -> None:
+        if (listener := self._listener()) is None:
+            return
+        self.arrived = arrived[0] if arrived else None
+        try:
             listener.after_accumulation(self)
+        finally:
+            self.arrived = None
 
     @property
     def armed(self) -> bool:
@@ -208,15 +225,14 @@ class SyncedParameter(SyncedLayer):
         except RuntimeError:  # torch.autograd.grad asks for this very gradient
             return False
         self.resume()
-        keep = listener.before_factors()
+        listener.before_factors()
         self._factor_count += left.shape[0]
         if self._must_be_dense(left):
             self._refused_factors = True
             return False
-        if keep:  # outlives this backward, while the owner of the rows may write into them
-            self.factors.append(_own_copy(left), _own_copy(right))
-        else:
-            self.factors.append(left.detach().contiguous(), right.detach().contiguous())
+        # Both are the program's: a batch that it fills again, a buffer given to backward(), rows that a hook or a
+        # reversible network rewrites, memory that autograd makes the gradient of another parameter.
+        self.factors.append(_own_copy(left), _own_copy(right))
         return True
 
     def known_factor_count(self, grad: torch.Tensor) -> int | None:

@@ -25,6 +25,7 @@ class Passes:
 
     A backward pass belongs to the outputs that it reaches. It may reach none, because the loss was not made of them, or
     because nobody could find them. Then the last forward pass counts, until a backward pass has exchanged gradients.
+    Whoever demands an exchange of the next backward pass gets it.
     """
 
     def __init__(self) -> None:
@@ -32,11 +33,17 @@ class Passes:
         self.began_ns = 0  # the forward pass that began last
         self._synchronizing = True  # that one
         self._reached: bool | None = None  # by the backward pass that runs: whether a synchronizing one
+        self._demanded = False  # the next backward pass exchanges gradients, whatever it reaches
 
     def begin(self, synchronizing: bool) -> None:
         """A forward pass begins, or a backward pass is to come that counts as one's."""
         self.armed, self._synchronizing, self._reached = True, synchronizing, None
         self.began_ns = time.monotonic_ns()
+
+    def demand(self) -> None:
+        """The next backward pass exchanges gradients, whichever forward passes it belongs to."""
+        self.begin(synchronizing=True)
+        self._demanded = True
 
     def end(self, output: Any) -> None:
         """The forward pass that began last has returned this."""
@@ -59,6 +66,8 @@ class Passes:
     @property
     def mode(self) -> Mode:
         """What the backward pass that runs now does. Of one that fails it may stay until the next forward pass."""
+        if self._demanded:
+            return Mode.EXCHANGED
         if self._reached is not None:
             return Mode.EXCHANGED if self._reached else Mode.LOCAL
         if not self.armed:
@@ -67,7 +76,7 @@ class Passes:
 
     def exchanged(self) -> None:
         """A backward pass that exchanged gradients is over."""
-        self.armed = False
+        self.armed = self._demanded = False
 
 
 # What autograd calls. Not closures: one that is new in every step would be made known to torch.compile in every step.

@@ -21,7 +21,7 @@ from poseidon.adapter.balance import balanced_rows
 from poseidon.errors import InvalidArgument, Mismatch
 from poseidon.torch.process.context import collective_control, world_size
 from poseidon.torch.process.context import rank as own_rank
-from poseidon.torch.tensors.memory import byte_view
+from poseidon.torch.tensors.memory import host_bytes
 
 if TYPE_CHECKING:
     from poseidon.adapter.control import Control
@@ -97,7 +97,7 @@ def all_gather(value: Value) -> list[Any]:
     _check_same(control, f"all_gather of {_kind(value)}")
     if control is None or value.numel() == 0:
         return [value.detach().clone() for _ in range(world_size())]
-    rows = torch.from_numpy(control.gather(byte_view(value).cpu().numpy()))
+    rows = torch.from_numpy(control.gather(host_bytes(value)))
     # Each with memory of its own, not a part of what all share.
     return [row.view(value.dtype).view(value.shape).to(value.device, copy=True) for row in rows]
 
@@ -199,7 +199,7 @@ def _compare(
 ) -> None:
     """Replaces the elements of a 1-D CPU tensor by what `combine` makes of all ranks', in rank order."""
     for piece in values.split(_PIECE_ELEMENTS):
-        rows = torch.from_numpy(control.gather(byte_view(piece).numpy())).view(values.dtype)
+        rows = torch.from_numpy(control.gather(host_bytes(piece))).view(values.dtype)
         piece.copy_(functools.reduce(combine, rows))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from poseidon.adapter.arrays import ArrayKind, Arrays, Bytes
-from poseidon.torch.tensors.memory import byte_view
+from poseidon.torch.tensors.memory import host_bytes
 
 DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
@@ -48,7 +48,7 @@ class TensorArrays(Arrays):
         return array.nbytes
 
     def bytes_of(self, array: torch.Tensor) -> Bytes:
-        return byte_view(array).cpu().numpy()  # type: ignore[no-any-return]
+        return host_bytes(array)  # type: ignore[no-any-return]
 
     def overwrite(self, array: torch.Tensor, data: Bytes) -> None:
         array.detach().copy_(torch.from_numpy(data).view(array.dtype).view(array.shape))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.dlpack import to_dlpack
 
@@ -27,6 +28,12 @@ def byte_view(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's elements, in the order of its indices, as a 1-D uint8 tensor: a view of its memory or a copy."""
     # Conjugate and negative views show other values than lie in their memory.
     return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+def host_bytes(tensor: torch.Tensor) -> Any:
+    """The same in the host's memory, as a NumPy array that is only read."""
+    # Not numpy(), which marks the memory for ever: nobody could tell it from memory that NumPy has (`ownership.py`).
+    return np.from_dlpack(byte_view(tensor).cpu())
 
 
 def held_bytes(tensor: torch.Tensor) -> int:

@@ -25,19 +25,18 @@ class Reducer:
 
     def __init__(self, model: HasTrainedModel) -> None:
         self._model = weakref.ref(model)
+        self._kept = model.trained_model()  # which goes on to exchange gradients when the wrapper is dropped
 
-    def _trained(self) -> TrainedModel | None:
+    def _trained(self) -> TrainedModel:
         model = self._model()
-        return None if model is None else model.trained_model()
+        return self._kept if model is None else model.trained_model()
 
     def prepare_for_forward(self) -> None:
         """Nothing has to be prepared."""
 
     def prepare_for_backward(self, output: Sequence[torch.Tensor]) -> None:
-        """The next backward pass exchanges gradients, whether or not a forward pass through the wrapper came before."""
-        trained = self._trained()
-        if trained is not None and trained.sync is not None:
-            trained.begin_training_pass(True)
+        """The next backward pass exchanges gradients, whichever forward pass it belongs to: one of `no_sync()`, too."""
+        self._trained().demand_exchange()
 
     def _rebuild_buckets(self) -> bool:
         """Whether buckets were made anew: there are none."""
@@ -52,20 +51,17 @@ class Reducer:
 
     def _remove_autograd_hooks(self) -> None:
         """Backward passes are the module's own again."""
-        trained = self._trained()
-        if trained is not None:
-            trained.detach()
+        self._trained().detach()
 
     def _check_reducer_finalized(self) -> None:
         """PoseidonError if the last backward failed half way."""
-        trained = self._trained()
-        if trained is not None and trained.sync is not None:
-            trained.sync.check_usable()
+        sync = self._trained().sync
+        if sync is not None:
+            sync.check_usable()
 
     def _ddp_graph_static(self) -> bool:
         """Whether all backward passes so far reached the same parameters."""
-        trained = self._trained()
-        return trained is None or trained.same_graph
+        return self._trained().same_graph
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         """Times are kept by `model.record()`, for every step."""

@@ -184,6 +184,12 @@ class TrainedModel:
         self.sync.check_forward()
         self.sync.passes.begin(synchronizing)
 
+    def demand_exchange(self) -> None:
+        """The next backward pass is to exchange gradients, whatever forward pass it belongs to."""
+        if self.sync is not None:
+            self.begin_training_pass(True)
+            self.sync.passes.demand()
+
     @property
     def takes_buffers_before_forward(self) -> bool:
         """Whether rank 0's buffers come when forward passes begin, not at the end of backward."""
