@@ -108,5 +108,5 @@ def no_gradient_at_all() -> str:
 
 def test_steps_without_gradients() -> None:
     assert all_equal(workers.run(2, no_gradient_at_all))
-    defaults = {"max_norm": None, "clip": "gathered", "resume": False, "aggregator": "sum"}
+    defaults = {"max_norm": None, "clip": "gathered", "resume": False, "aggregator": "sum", "per_parameter": False}
     assert poseidon.DistributedOptimizer.__init__.__kwdefaults__ == defaults

@@ -98,6 +98,7 @@ class SyncedLayer:
         self.was_absent = False  # no rank had a gradient in the last exchange
         self._absences = 0  # exchanges in which none had
         self._returns = 0  # exchanges with a gradient after one of these
+        self._forms = (factorable, row_gradient, zeros_are_missing)  # of its gradient where servers do not hold it
         self._factor_sums: dict[int, int] = {}  # K summed over the workers, by the attempts of the last exchanges
 
     def core_layer(self) -> _core.Layer:
@@ -223,12 +224,19 @@ class SyncedLayer:
         If it is float32 it comes back in the format `parameter_wire`.
         """
         self.parameter_wire = parameter_wire if self.dtype == "float32" else "fp32"
+        self._forms = (self.factorable, self.row_gradient, self.zeros_are_missing)
         self.on_servers, self.factorable = True, False
         self.row_gradient = self.zeros_are_missing = False
         self.scheme, self.next_scheme, self.grouped = "ps", "ps", False
 
-    def update_by(self, updater: object) -> None:
-        """Makes `updater` update the parameter when its gradient arrives, from now on."""
+    def leave_servers(self) -> None:
+        """Makes the gradient travel as before `hold_on_servers`, once the layer is next added to a client."""
+        self.on_servers, self.parameter_wire = False, "fp32"
+        self.factorable, self.row_gradient, self.zeros_are_missing = self._forms
+        self.forget_client()
+
+    def update_by(self, updater: object | None) -> None:
+        """Makes `updater` update the parameter when its gradient arrives, from now on. None: nobody does."""
         self.updater = updater
 
     def forget_client(self) -> None:

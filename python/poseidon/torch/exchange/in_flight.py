@@ -267,3 +267,13 @@ class InFlight(ABC):
         pending = self._exchanges.get(entry)
         if pending is not None and pending.absent:
             pending.dropped = True
+
+
+def stale(entry: SyncedParameter) -> PoseidonError:
+    """The error if a gradient comes for a parameter that was perhaps used before its last update."""
+    return PoseidonError(
+        f"parameter {entry.name} got a gradient, but its last update had perhaps not been made when the forward pass "
+        "used it: either that pass came before step(), or code that PyTorch does not dispatch used a reference to the "
+        "parameter that it had kept; in the latter case let it take the parameter from its module in every pass, or "
+        "call synchronize() of the DistributedOptimizer before the forward pass"
+    )

@@ -17,7 +17,7 @@ from poseidon.torch.tensors.compatibility import increment_version
 from poseidon.torch.tensors.memory import exchangeable
 from poseidon.torch.tensors.ownership import Hold, fading_holders, holders, is_allocated
 from poseidon.torch.tensors.pending_gradient import PendingGradient
-from poseidon.torch.tensors.watched import raw_grad
+from poseidon.torch.tensors.watched import raw_grad, unwatch
 
 
 class PendingUpdates(Protocol):
@@ -107,6 +107,7 @@ class PendingExchange:
     def land_update(self, present: bool) -> None:
         """The same for a parameter that the servers update."""
         param = self.entry.param
+        unwatch(param)  # whoever reads it now is to see the update
         if self.entry.was_absent or not present:
             self.entry.note_absence(present)
         if present and not self.in_place:
@@ -202,10 +203,12 @@ def _start_update(
     transfer: Transfer, entry: SyncedParameter, grad: torch.Tensor | None, divisor: int, counts: bool
 ) -> PendingExchange:
     param = entry.param.detach()
-    in_place = exchangeable(param, entry.layout)
+    in_place = exchangeable(param, entry.layout) and not (entry.rereads is not None and entry.rereads.apart)
     pending = PendingExchange(
         entry, param if in_place else entry.new_buffer(), None, in_place, absent=grad is None, sent=grad
     )
+    if entry.rereads is not None:
+        entry.rereads.watch(entry)
     # Before the memory changes: what still needs the parameter as it was must fail, not compute with another.
     increment_version([entry.param])
     if grad is None:

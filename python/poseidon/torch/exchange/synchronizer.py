@@ -24,15 +24,16 @@ import torch
 from poseidon import _core
 from poseidon.adapter.choice.choices import Choices
 from poseidon.adapter.control import Control
-from poseidon.adapter.drift import check_stored
+from poseidon.adapter.drift import check_stored, ranks_drift
 from poseidon.adapter.layer import SyncedLayer
 from poseidon.adapter.layer_table import LayerTable, Residual
 from poseidon.adapter.priorities import Priorities
+from poseidon.adapter.step_check import StepCheck
 from poseidon.errors import PoseidonError
 from poseidon.options import Settings
 from poseidon.schemes import takes_factors
 from poseidon.torch.exchange.comm_hooks import HookedTransfer
-from poseidon.torch.exchange.in_flight import InFlight
+from poseidon.torch.exchange.in_flight import InFlight, stale
 from poseidon.torch.exchange.pending_exchange import PendingExchange, start_absent, start_exchange
 from poseidon.torch.exchange.powersgd_hook import PowerSGDHook
 from poseidon.torch.exchange.transfer import Transfer
@@ -99,6 +100,7 @@ class Synchronizer(InFlight):
         self.hooked: HookedTransfer | None = None  # what gradients go through instead of the exchange, after backward
         self.powersgd: PowerSGDHook | None = None  # what has chosen the layers of that scheme
         self.replica = Unwatched()
+        self.step_check = StepCheck(enabled=not ranks_drift(settings))
         self.aggregator = "sum"  # what servers make of the gradients
         self.static_graph = False  # all backward passes reach each parameter equally often
         self._fires: dict[SyncedParameter, int] | None = None  # so often
@@ -126,6 +128,7 @@ class Synchronizer(InFlight):
             entry.capture(entry.uses_factors)
         self.connected = True
         self.replica.connect(control)
+        self.step_check.connect(control)
         self._layers.set_residuals(self._loaded_residuals)
         self._loaded_residuals = {}
         if self.priorities is not None:
@@ -242,15 +245,15 @@ class Synchronizer(InFlight):
         """All uses of the parameter have contributed; `.grad` does not yet hold the dense ones, if any."""
         pending = self.in_flight(entry)
         if pending is not None and pending.step is not None:
-            raise _stale(entry)
+            raise stale(entry)
         run = self._run
         if run is None and self.passes.mode is Mode.EXCHANGED:
             run = self._begin()
         if self._is_overtaken(entry):
-            raise _stale(entry)
+            raise stale(entry)
         if run is None:
             if entry.stored is not None:
-                entry.stored.show_own()
+                entry.stored.before_addition()
             self.settle([entry])
             return
         if entry in run.exchanges:
@@ -300,6 +303,7 @@ class Synchronizer(InFlight):
         self._control.note_exchange()
         begin_ns = time.monotonic_ns()
         self._settle_before_backward()
+        self.step_check.begin()
         self.replica.begin_step()
         for update in self.updates:
             update.begin()
@@ -397,6 +401,7 @@ class Synchronizer(InFlight):
             self._take_off(pending)
         if not later:
             self.all_landed()
+            self.step_check.end()
             self.replica.look()
 
     def deliver(self, exchanges: Sequence[PendingExchange]) -> None:
@@ -454,19 +459,20 @@ class Synchronizer(InFlight):
         self.settle()
         return max(self._client.layer_stats(entry.layer).behind for entry in self.entries)
 
-    def make_missed_step(self) -> None:
+    def exchange_nothing(self, missed: bool = False) -> None:
         """As a backward that reached no parameter: `.grad`, or a stored parameter, becomes what the others made of it.
 
-        Gradients must have been cleared before.
+        `missed`: this rank is in none of the means. Gradients must have been cleared before.
         """
         self.settle()
         run = self._open_run()
-        run.missed = True
+        run.missed = missed
         self._finish(run)
 
     def shadow(self) -> None:
         """Takes part in the other ranks' backward with nothing to contribute (`join()`)."""
         self.settle()
+        self.step_check.begin(contributes=False)
         self._agree()
         if self.hooked is not None:
             self.hooked.run(self.entries, self._control, contributes=False)
@@ -474,15 +480,6 @@ class Synchronizer(InFlight):
         for entry in self.entries:
             start_absent(self._transfer, entry, self.divisor)
         self._transfer.wait([entry.layer for entry in self.entries])
-
-
-def _stale(entry: SyncedParameter) -> PoseidonError:
-    return PoseidonError(
-        f"parameter {entry.name} got a gradient, but its last update had perhaps not been made when the forward pass "
-        "used it: either that pass came before step(), or code that PyTorch does not dispatch used a reference to the "
-        "parameter that it had kept; in the latter case let it take the parameter from its module in every pass, or "
-        "call synchronize() of the DistributedOptimizer before the forward pass"
-    )
 
 
 @torch._disable_dynamo  # and no closure, which would be made known to torch.compile in every step

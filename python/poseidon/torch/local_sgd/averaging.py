@@ -18,6 +18,7 @@ from poseidon.torch.model.gradient_form import form_of
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.optimizer.rules import UPDATED_DTYPES, algorithm_of, refuse_overlaps
 from poseidon.torch.optimizer.server_update import ServerUpdate
+from poseidon.torch.optimizer.succession import Tenure
 from poseidon.torch.tensors.compatibility import increment_version
 from poseidon.torch.tensors.memory import borrowed, exchangeable, flat_view
 
@@ -158,7 +159,9 @@ class OuterUpdate(Averaging):
         self._is_under_way = False
         self._outer = outer.optimizer(held)
         algorithm = algorithm_of(self._outer)
-        self._update = ServerUpdate(algorithm, [self.entries], self._outer.param_groups, shows_means=False)
+        self._update = ServerUpdate(
+            algorithm, [self.entries], self._outer.param_groups, shows_means=False, tenure=Tenure(self)
+        )
         self._parameter_wire = parameter_wire
 
     def connect(self, client: _core.Client, control: Control) -> None:

@@ -42,6 +42,16 @@ class BackwardListener(Protocol):
         """`.grad` holds the dense contributions, `entry.factors` the others."""
 
 
+class UpdateListener(Protocol):
+    """The object that is told when servers begin to update a parameter."""
+
+    apart: bool
+    """Whether the update is received beside the parameter, and copied when backward is over."""
+
+    def watch(self, entry: SyncedParameter) -> None:
+        """The update of this parameter has begun."""
+
+
 class SyncedParameter(SyncedLayer):
     """One parameter, its layer in the client, and the part of its gradient that waits to be exchanged.
 
@@ -81,8 +91,10 @@ class SyncedParameter(SyncedLayer):
         self.factors = Factors()  # what of the gradient waits to be sent as such
         self.arrived: torch.Tensor | None = None  # what autograd is just putting into, or adding to, `.grad`
         self.stored: StoredParameter | None = None  # where servers hold and update the parameter
+        self.rereads: UpdateListener | None = None  # what is told of such updates
         self._allocated_at = param.data_ptr() if is_allocated(param) else None
         self._linears = linears  # the modules that may hand over factors; empty where the gradient is always dense
+        self._all_linears = linears  # those of them where servers do not hold the parameter
         self._factor_count = 0  # K of this rank since the last synchronization
         self._refused_factors = False  # some of these rows went into the dense gradient
         self._dense_exchanges = 0  # to come, since gradients are added to what an exchange has left in `.grad`
@@ -148,14 +160,12 @@ class SyncedParameter(SyncedLayer):
         self.shared = True
 
     def check_free(self) -> None:
-        """InvalidArgument if a DistributedOptimizer has the parameter already, or cannot have it."""
+        """InvalidArgument if no DistributedOptimizer can have the parameter."""
         if self.shared:
             raise InvalidArgument(
                 f"parameter {self.name} is in two wrapped models, so that no DistributedOptimizer can update it: wrap "
                 "both models in one module, or use the optimizer itself"
             )
-        if self.on_servers or self.updater is not None:
-            raise InvalidArgument(f"parameter {self.name} is updated by another DistributedOptimizer already")
 
     def send_as(self, wire: str) -> None:
         super().send_as(self.form.wire_format(wire))
@@ -168,7 +178,12 @@ class SyncedParameter(SyncedLayer):
             if isinstance(linear.__dict__.get("forward"), FactorForward):
                 del linear.forward
         super().hold_on_servers(parameter_wire)
-        self.stored, self._linears = StoredParameter(self.param), []
+        self.stored, self._all_linears, self._linears = StoredParameter(self.param), self._linears, []
+
+    def leave_servers(self) -> None:
+        self.stored, self.rereads, self._linears = None, None, self._all_linears
+        super().leave_servers()
+        self.capture(self.uses_factors)
 
     def _before_accumulation(self, grads: tuple[torch.Tensor | None, ...]) -> None:
         self.resume()

@@ -30,6 +30,7 @@ class Passes:
 
     def __init__(self) -> None:
         self.armed = False  # a forward pass waits for its backward
+        self.exchange_count = 0  # of backward passes that exchanged gradients
         self.began_ns = 0  # the forward pass that began last
         self._synchronizing = True  # that one
         self._reached: bool | None = None  # by the backward pass that runs: whether a synchronizing one
@@ -77,6 +78,12 @@ class Passes:
     def exchanged(self) -> None:
         """A backward pass that exchanged gradients is over."""
         self.armed = self._demanded = False
+        self.exchange_count += 1
+
+    @property
+    def awaits_exchange(self) -> bool:
+        """Whether a forward pass waits for a backward pass that is to exchange gradients."""
+        return self.armed and self._synchronizing
 
 
 # What autograd calls. Not closures: one that is new in every step would be made known to torch.compile in every step.

@@ -20,9 +20,8 @@ class _Fetched:
 class StoredParameter:
     """One parameter that the servers hold.
 
-    After its update `.grad` can show the mean over the ranks, which is fetched from the servers when it is read. The
-    gradient that this rank has pushed is kept meanwhile: the tensor to which the next backward adds must not depend on
-    who has read the mean.
+    After its update `.grad` can show the mean over the ranks, which is fetched from the servers when it is read, or
+    when a backward pass is about to add to it. So all ranks add to the same, whoever has read it.
     """
 
     def __init__(self, param: torch.Tensor) -> None:
@@ -30,8 +29,7 @@ class StoredParameter:
         self.state_count = 0  # arrays beside the value that updates have filled
         self._param = param
         self._seen = (-1, -1)
-        self._own: torch.Tensor | None = None
-        self._shown: weakref.ref[torch.Tensor] | None = None  # what is in `.grad` instead of `_own`
+        self._shown: weakref.ref[torch.Tensor] | None = None  # what is in `.grad` instead of this rank's own gradient
         self._shown_version = 0
         self._fetched: weakref.ref[_Fetched] | None = None
 
@@ -55,7 +53,7 @@ class StoredParameter:
             grad._poseidon_pushed = grad._version
 
     def show_mean(self, fetch: Callable[[], torch.Tensor], may_zero: Callable[[], bool]) -> None:
-        """From now on `.grad` is the mean, which `fetch` returns and hands to `show_fetched`, until `show_own`.
+        """From now on `.grad` is the mean, which `fetch` returns and hands to `show_fetched`.
 
         `may_zero`: whether zeroing it is no change of a gradient that is still to be used.
         """
@@ -67,13 +65,13 @@ class StoredParameter:
         def zero_later() -> bool:
             if not may_zero():
                 return False
-            own = torch.zeros_like(self._param) if self._own is None else self._own.zero_()
-            self._own, self._shown, self._param.grad = None, None, own
+            self._shown, self._param.grad = None, torch.zeros_like(self._param)
             return True
 
-        self._own, self._fetched = self._param.grad, weakref.ref(fetched)
-        self._param.grad = stand_in = PendingGradient.make(self._param, resolve, zero_later)
+        self._fetched = weakref.ref(fetched)
+        stand_in = PendingGradient.make(self._param, resolve, zero_later)
         self._show(stand_in, 0)
+        self._param.grad = stand_in
 
     def shows_stand_in(self) -> bool:
         """Whether the mean has still to be fetched."""
@@ -85,21 +83,18 @@ class StoredParameter:
         if fetched is not None:
             fetched.value = mean
         if self.shows_stand_in() or self._param.grad is mean:
-            self._param.grad = mean
             self._show(mean, mean._version)
+            self._param.grad = mean
 
     def _show(self, grad: torch.Tensor, version: int) -> None:
-        def forget(gone: weakref.ref[torch.Tensor]) -> None:
-            if gone is self._shown:  # `.grad` was cleared; the gradient's memory is not to be kept either
-                self._own = self._shown = None
+        self._shown, self._shown_version = weakref.ref(grad), version
 
-        self._shown, self._shown_version = weakref.ref(grad, forget), version
-
-    def show_own(self) -> None:
-        """A gradient is about to be added: to this rank's own one, unless the user has put something else there."""
-        if self._shown is not None and not self.gradient_changed() and self._param.grad is not None:
-            self._param.grad = self._own
-        self._own = self._shown = None
+    def before_addition(self) -> None:
+        """A gradient is about to be added to `.grad`, which then is no stand-in."""
+        grad = self._param.grad
+        if isinstance(grad, PendingGradient):
+            self._param.grad = grad.resolve()
+        self._shown = None
 
     def gradient_changed(self) -> bool:
         """Whether `.grad` has been written to or replaced since; cleared it may be."""

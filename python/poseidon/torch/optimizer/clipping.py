@@ -65,10 +65,10 @@ class Clipping:
         return self._previous
 
 
-def refuse_sparse(entries: Sequence[SyncedParameter]) -> None:
-    """InvalidArgument for a parameter whose gradients have no norm."""
+def refuse_unclipped(clipping: Clipping | None, entries: Sequence[SyncedParameter]) -> None:
+    """InvalidArgument for a parameter that it cannot clip, because its gradients have no norm."""
     sparse = next((entry.name for entry in entries if entry.form.is_sparse), None)
-    if sparse is not None:
+    if clipping is not None and sparse is not None:
         raise InvalidArgument(
             f"max_norm cannot clip parameter {sparse}, whose gradients are sparse: leave max_norm out, or create "
             "the embedding with sparse=False"

@@ -16,10 +16,12 @@ from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.optimizer.arguments import check_arguments, refuse_what_is_lost
-from poseidon.torch.optimizer.clipping import Clipping, make_clipping
+from poseidon.torch.optimizer.clipping import Clipping, make_clipping, refuse_unclipped
+from poseidon.torch.optimizer.hyperparameters import ComparedHyperparameters
 from poseidon.torch.optimizer.known import updates_per_parameter
 from poseidon.torch.optimizer.rules import algorithm_of, check_aggregator, check_options, entries_of
 from poseidon.torch.optimizer.server_update import ServerUpdate
+from poseidon.torch.optimizer.succession import Tenure, enter, succeed
 from poseidon.torch.optimizer.undo import UpdateUndo
 from poseidon.torch.optimizer.whole_step import WholeStep
 from poseidon.torch.optimizer.worker_update import WorkerUpdate
@@ -104,6 +106,8 @@ class DistributedOptimizer(OptimizerWrapper):
             context().settings, self._on_servers, type(optimizer).__name__, isinstance(optimizer, torch.optim.SGD)
         )
         self._steps_made = 0
+        self._compared = ComparedHyperparameters(optimizer, counts=not context().recovers)
+        self._tenure = Tenure(self, self._compared)
         if self._on_servers and model.synchronizer is not None:
             self._update_on_servers(model.synchronizer, resume, aggregator)
         else:
@@ -125,17 +129,22 @@ class DistributedOptimizer(OptimizerWrapper):
             check_same(here.control, f"{aggregator}\n{described(self._inner, _names(groups))}", "optimizer")
         if aggregator != "sum" and self._model.trained_model().weight.given:
             raise InvalidArgument(f"set_weight was called, and aggregator {aggregator} knows no weights: leave one out")
+        entries = [entry for group in groups for entry in group]
+        succeed(self._model.trained_model(), entries, on_servers=True)
         sync.aggregator = aggregator
-        sync.store([entry for group in groups for entry in group])
-        self._server = ServerUpdate(
-            algorithm, groups, self.param_groups, shows_means=not ranks_drift(here.settings), aggregator=aggregator
-        )
+        new = [entry for entry in entries if not entry.on_servers]
+        sync.store(new)
+        means = not ranks_drift(here.settings)
+        self._server = ServerUpdate(algorithm, groups, self.param_groups, means, self._tenure, aggregator)
         sync.updates.append(self._server)
+        enter(self._model.trained_model(), self._server)
         if here.recovers:
             return  # the servers get their values when `Recovery` has found the others
         assert here.client is not None
         assert here.control is not None
         self._server.connect(here.client, here.control)
+        if not new:
+            self._server.has_values()
         if resume:
             self.resumed_version = self._server.resume(self.state)
             self.state.clear()
@@ -156,13 +165,17 @@ class DistributedOptimizer(OptimizerWrapper):
             control = context().control
             if control is not None and not context().recovers:
                 check_same(control, f"{apart}\n{described(self._inner, _names(groups))}", "optimizer")
+        refuse_unclipped(clipping, entries)
+        succeed(self._model.trained_model(), entries, on_servers=False)
         if not apart:
-            self._whole = WholeStep(self._inner, clipping)
+            self._whole = WholeStep(self._inner, clipping, self._tenure)
+            enter(self._model.trained_model(), self._whole)
             self._whole.take(entries)
             return
-        worker = WorkerUpdate(self._inner, sync, clipping)
+        worker = WorkerUpdate(self._inner, sync, clipping, self._tenure)
         if sync is not None:
             sync.prioritize()
+        enter(self._model.trained_model(), worker)
         worker.take(entries)
         self._worker = worker
 
@@ -210,11 +223,13 @@ class DistributedOptimizer(OptimizerWrapper):
         something else than the servers did.
         """
         self._inner._opt_called = True  # for schedulers that were made with it
+        self._tenure.check()
         if self._whole is not None:
             loss: float | None = self._whole.step(closure)
         else:
             loss = self._step_apart(closure)
         self._steps_made += 1
+        self._compared.stepped()
         return loss
 
     @torch.no_grad()
@@ -251,7 +266,7 @@ class DistributedOptimizer(OptimizerWrapper):
         while sync.steps_behind() > 0:
             before = self._steps_made
             self.zero_grad()
-            sync.make_missed_step()
+            sync.exchange_nothing(missed=True)
             yield before
             if self._steps_made == before and self._has_gradients_to_use():
                 raise PoseidonError("a missed step was not made: call step() for every item of missed_steps()")
@@ -306,6 +321,8 @@ class DistributedOptimizer(OptimizerWrapper):
         """What the torch optimizer's own state_dict() would be. Any rank may call it alone."""
         if self._whole is not None:
             return self._inner.state_dict()  # type: ignore[no-any-return]
+        if self._server is not None:
+            self._tenure.check()
         if self._server is None or not self._server.connected:
             saved = super().state_dict()
             # Its order is that in which gradients first arrived, another one on every rank.
@@ -325,6 +342,8 @@ class DistributedOptimizer(OptimizerWrapper):
         """
         if self._on_servers:
             check_options(state_dict["param_groups"])
+        self._tenure.check()
+        self._compared.loaded()
         if self._whole is not None:
             self._inner.load_state_dict(state_dict)
         else:
@@ -373,6 +392,7 @@ class DistributedOptimizer(OptimizerWrapper):
 
         Collective. It is needed after parameters were changed on the workers (`model.load_state_dict`, an edit).
         """
+        self._tenure.check()
         if self._server is not None:
             self._server.push_parameters()
 
@@ -383,6 +403,7 @@ class DistributedOptimizer(OptimizerWrapper):
         this when the ranks must agree, at the end of training or of an epoch. With parameter_wire=bf16 it brings the
         servers' float32 values, for a checkpoint. The next step rounds them again. Otherwise it changes nothing.
         """
+        self._tenure.check()
         if self._server is not None:
             self._server.pull_parameters()
 

@@ -17,8 +17,10 @@ from poseidon.adapter.control import Control
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.restore import restore
 from poseidon.torch.model.parameters import SyncedParameter
+from poseidon.torch.model.rereads import Rereads
 from poseidon.torch.model.stored_parameter import StoredParameter
 from poseidon.torch.optimizer.rules import Algorithm
+from poseidon.torch.optimizer.succession import Tenure
 from poseidon.torch.tensors.compatibility import increment_version
 from poseidon.torch.tensors.memory import borrowed, byte_view, exchangeable, flat_view
 
@@ -35,6 +37,7 @@ class ServerUpdate:
     what makes this mean of the ranks' gradients.
     """
 
+    exclusive = True
     _client: _core.Client
     _control: Control
 
@@ -44,8 +47,10 @@ class ServerUpdate:
         groups: Sequence[list[SyncedParameter]],
         param_groups: list[dict[str, Any]],
         shows_means: bool,
+        tenure: Tenure,
         aggregator: str = "sum",
     ) -> None:
+        self.tenure = tenure
         self.algorithm = algorithm
         self.param_groups = param_groups
         self.connected = False
@@ -58,6 +63,9 @@ class ServerUpdate:
         self._aggregator = aggregator
         self._step = 0  # distinguishes this step's means from those that the servers no longer have
         self._looked = False  # at one of this step's
+        self._rereads = Rereads()
+        for entry in self.entries:
+            entry.rereads = self._rereads
 
     def connect(self, client: _core.Client, control: Control) -> None:
         """The servers are those of this client, to which the layers have been added; what others were told is past."""
@@ -68,6 +76,19 @@ class ServerUpdate:
     def disconnect(self) -> None:
         """Until the next `connect` there are no servers."""
         self.connected = False
+
+    def end(self, kept: Collection[SyncedParameter]) -> None:
+        """See `Update`. The caller then adds the layers of the others again."""
+        for entry in self.entries:
+            _stored(entry).before_addition()
+        for entry in self.entries:
+            if entry not in kept:
+                entry.leave_servers()
+        self._step += 1
+
+    def has_values(self) -> None:
+        """The servers hold parameters already, of an earlier optimizer."""
+        self._has_values = True
 
     @property
     def entries(self) -> list[SyncedParameter]:
@@ -86,12 +107,21 @@ class ServerUpdate:
         self._check_unchanged()
 
     def _check_unchanged(self) -> None:
-        for entry in self.entries:
-            if _stored(entry).changed_here():
+        changed = [entry for entry in self.entries if _stored(entry).changed_here()]
+        if not changed:
+            return
+        hosts = [_new_host(entry) for entry in changed]
+        self._pull(changed, hosts, 0)
+        for entry, host in zip(changed, hosts, strict=True):
+            # What was written may be what it was, as where a checkpoint's optimizer is loaded before its model.
+            own = entry.param.detach().cpu()
+            held = _rounded(host) if entry.parameter_wire == "bf16" else host
+            if own.dtype != host.dtype or not torch.equal(own, held):
                 raise PoseidonError(
                     f"parameter {entry.name} was changed on this worker, not by an update: call push_parameters() of "
                     "the DistributedOptimizer on every rank after loading or editing the model's parameters"
                 )
+            _stored(entry).received()
 
     def begin(self) -> None:
         """A synchronizing backward has begun: tells the servers hyperparameters that have changed."""
@@ -101,9 +131,9 @@ class ServerUpdate:
                 "gradients; call step() in between, or accumulate gradients under no_sync()"
             )
         self._check_unchanged()  # the forward pass may have gone past the wrapper
-        self._step += 1
         for entry in self.entries:
-            _stored(entry).show_own()
+            _stored(entry).before_addition()
+        self._step += 1
         for index, param_group in enumerate(self.param_groups):
             rule, last = self._rule(param_group), self._rules[index]
             if last is not None and last == rule:
@@ -128,11 +158,17 @@ class ServerUpdate:
                 if entry in updated:
                     stored.updated(rule.state_count)
                     self._show_mean(entry)
+        self._rereads.end()
         self._updated, self._looked = True, False
         self.backward_count += 1
 
     def step(self) -> None:
         """The optimizer's step(): PoseidonError unless what the servers did is what it would do now."""
+        if not self._updated and self._only_makes_state():
+            for group, param_group in zip(self._groups, self.param_groups, strict=True):
+                for entry in group:
+                    _stored(entry).state_count = self._rule(param_group).state_count
+            return
         if not self._updated:
             for entry in self.entries:
                 if entry.param.grad is not None:
@@ -151,6 +187,12 @@ class ServerUpdate:
         if changed:
             self._check_equal(changed)
         self._updated = False
+
+    def _only_makes_state(self) -> bool:
+        """Whether step() is to change nothing, as where torch's distributed checkpoints call it to make state."""
+        grads = [entry.param.grad for entry in self.entries if entry.param.grad is not None]
+        still = all(float(param_group["lr"]) == 0 for param_group in self.param_groups)
+        return still and bool(grads) and not any(bool(grad.any()) for grad in grads)
 
     def _rule(self, param_group: Mapping[str, Any]) -> _core.UpdateRule:
         return self.algorithm.rule(param_group, self._shows_means, self._aggregator)

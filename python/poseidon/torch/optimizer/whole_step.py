@@ -7,28 +7,36 @@ optimizer: the end of backward waits for the exchange.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from poseidon.torch.model.parameters import SyncedParameter
-from poseidon.torch.optimizer.clipping import Clipping, refuse_sparse
+from poseidon.torch.optimizer.clipping import Clipping, refuse_unclipped
 from poseidon.torch.optimizer.partial_step import whole_step
+from poseidon.torch.optimizer.succession import Tenure
 
 
 class WholeStep:
     """The updates of one optimizer. Used from the thread that trains."""
 
-    def __init__(self, optimizer: Optimizer, clipping: Clipping | None) -> None:
+    exclusive = False
+
+    def __init__(self, optimizer: Optimizer, clipping: Clipping | None, tenure: Tenure) -> None:
+        self.tenure = tenure
+        self.entries: list[SyncedParameter] = []
         self._optimizer = optimizer
         self._clipping = clipping
 
     def take(self, entries: Sequence[SyncedParameter]) -> None:
         """InvalidArgument for a parameter that it cannot clip."""
-        if self._clipping is not None:
-            refuse_sparse(entries)
+        refuse_unclipped(self._clipping, entries)
+        self.entries += entries
+
+    def end(self, kept: Collection[SyncedParameter]) -> None:
+        """See `Update`."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The optimizer's step(), with what it returns."""

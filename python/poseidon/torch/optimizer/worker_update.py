@@ -7,7 +7,7 @@ and updates it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch.optim import Optimizer
@@ -16,8 +16,9 @@ from poseidon.errors import PoseidonError
 from poseidon.torch.exchange.pending_exchange import PendingExchange
 from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.model.parameters import SyncedParameter
-from poseidon.torch.optimizer.clipping import Clipping, StepClipping, refuse_sparse
+from poseidon.torch.optimizer.clipping import Clipping, StepClipping, refuse_unclipped
 from poseidon.torch.optimizer.partial_step import PartialStep
+from poseidon.torch.optimizer.succession import Tenure
 from poseidon.torch.optimizer.undo import UpdateUndo
 
 
@@ -74,20 +75,30 @@ class WorkerUpdate:
     `sync` is None with one worker: all gradients are there when step() is called.
     """
 
-    def __init__(self, optimizer: Optimizer, sync: Synchronizer | None, clipping: Clipping | None) -> None:
+    exclusive = True
+
+    def __init__(
+        self, optimizer: Optimizer, sync: Synchronizer | None, clipping: Clipping | None, tenure: Tenure
+    ) -> None:
+        self.tenure = tenure
         self._optimizer = optimizer
         self._sync = sync
         self._clipping = clipping
-        self._entries: list[SyncedParameter] = []
+        self.entries: list[SyncedParameter] = []
         self.undo: UpdateUndo | None = None  # what makes its updates undone, if anything has to
 
     def take(self, entries: Sequence[SyncedParameter]) -> None:
         """From now on the end of backward does not wait for these parameters. InvalidArgument for one it cannot."""
-        if self._clipping is not None:
-            refuse_sparse(entries)
-        self._entries += entries
+        refuse_unclipped(self._clipping, entries)
+        self.entries += entries
         for entry in entries:
             entry.update_by(self)
+
+    def end(self, kept: Collection[SyncedParameter]) -> None:
+        """See `Update`."""
+        for entry in self.entries:
+            if entry.updater is self:
+                entry.update_by(None)
 
     def step(self) -> None:
         """The optimizer's step(): now where gradients are there, and for the others when they are."""
@@ -114,7 +125,7 @@ class WorkerUpdate:
 
     def _check_alone(self, sync: Synchronizer) -> None:
         """PoseidonError if step() would use gradients of this rank alone."""
-        alone = next((entry for entry in self._entries if entry.trained_alone()), None)
+        alone = next((entry for entry in self.entries if entry.trained_alone()), None)
         if alone is not None:
             raise PoseidonError(
                 f"the gradient of {alone.name} is this rank's own, of a forward pass that went past the wrapper: call "
@@ -125,12 +136,12 @@ class WorkerUpdate:
     def _due(self) -> list[PendingExchange]:
         if self._sync is None:
             return []
-        exchanges = map(self._sync.in_flight, self._entries)
+        exchanges = map(self._sync.in_flight, self.entries)
         return [pending for pending in exchanges if pending is not None and pending.kept]
 
     def _finish_last_step(self) -> None:
         if self._sync is not None:
-            exchanges = [(entry, self._sync.in_flight(entry)) for entry in self._entries]
+            exchanges = [(entry, self._sync.in_flight(entry)) for entry in self.entries]
             self._sync.settle(
                 [entry for entry, pending in exchanges if pending is not None and pending.step is not None]
             )
@@ -138,4 +149,4 @@ class WorkerUpdate:
     def synchronize(self) -> None:
         """Waits until all gradients, and after step() all updates, are in place."""
         if self._sync is not None:
-            self._sync.settle(self._entries)
+            self._sync.settle(self.entries)

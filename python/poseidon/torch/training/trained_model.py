@@ -37,6 +37,7 @@ from poseidon.torch.model.replica import Replica, Unwatched
 from poseidon.torch.process.context import memberships
 from poseidon.torch.process.process_groups import default_group
 from poseidon.torch.tensors.compatibility import preserved_versions
+from poseidon.torch.training.empty_steps import EmptySteps
 from poseidon.torch.training.optimizers_in_backward import OptimizersInBackward
 
 
@@ -66,6 +67,7 @@ class TrainedModel:
         self.last_joined: int | None = None  # whose model all took over at the end of the last join()
         self.sync: Synchronizer | None = None
         self.weight = Weight()
+        self.optimizers: list[Any] = []  # what its DistributedOptimizers do, in the order in which they were made
         self.step_count = 0  # synchronizing backward passes so far
         self.same_graph = True  # whether all of them reached the same parameters
         self._first_fires: dict[SyncedParameter, int] | None = None  # of the first of them
@@ -91,6 +93,12 @@ class TrainedModel:
 
         sync.on_finished = finished
         sync.replica = self._make_replica(reference)
+
+        def in_join() -> bool:
+            return (trained := reference()) is not None and trained.join is not None
+
+        if not ranks_drift(here.settings):
+            self._empty_steps = EmptySteps(sync, here.rank, in_join)
         if here.recovers and self._sends_buffers:
 
             def send_buffers() -> None:
@@ -368,6 +376,12 @@ def check_module(module: nn.Module, world_size: int) -> None:
             raise InvalidArgument(
                 f"parameter {name + '.' if name else ''}{lazy} is uninitialized, as in lazy modules: run the module on "
                 "a batch before wrapping it"
+            )
+        empty = next((own for own, p in part._parameters.items() if p is not None and p.is_meta), None)
+        if empty is not None:
+            raise InvalidArgument(
+                f"parameter {name + '.' if name else ''}{empty} is on the meta device and has no values: call "
+                "module.to_empty(device=...), and initialize or load the module, before wrapping it"
             )
         if isinstance(part, fully_sharded):
             raise InvalidArgument(
