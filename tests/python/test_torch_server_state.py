@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
+import os
 import re
 import warnings
 from collections.abc import Callable
@@ -357,3 +359,28 @@ def test_differences_between_ranks_and_late_surprises() -> None:
 def _initialized(function: Callable[[], str]) -> str:
     poseidon.init()
     return function()
+
+
+def threads_and_descriptors() -> tuple[int, int]:
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+
+def jobs_one_after_the_other() -> list[tuple[int, int]]:
+    """Gradients stay uncleared, so that their stand-ins live as long as the parameters."""
+    counts = []
+    for _ in range(3):
+        poseidon.init()
+        model = poseidon.DistributedDataParallel(mlp())
+        optimizer = poseidon.DistributedOptimizer(SGD(model.parameters(), lr=0.1), model, update="server")
+        mean_loss(model, *map(own_rows, mlp_batch(0, 4 * poseidon.world_size()))).backward()
+        optimizer.step()
+        poseidon.shutdown()
+        del model, optimizer
+        gc.collect()
+        counts.append(threads_and_descriptors())
+    return counts
+
+
+def test_a_job_leaves_no_thread_or_descriptor() -> None:
+    for counts in workers.run_fresh(2, jobs_one_after_the_other):
+        assert counts[0] == counts[1] == counts[2]

@@ -55,17 +55,21 @@ class StoredParameter:
     def show_mean(self, fetch: Callable[[], torch.Tensor], may_zero: Callable[[], bool]) -> None:
         """From now on `.grad` is the mean, which `fetch` returns and hands to `show_fetched`.
 
-        `may_zero`: whether zeroing it is no change of a gradient that is still to be used.
+        `may_zero`: whether zeroing it is no change of a gradient that is still to be used. Neither may hold the
+        parameter.
         """
         fetched = _Fetched()
+        # The parameter holds what is in `.grad` where Python's garbage collector does not see it: no cycle through it.
+        reference = weakref.ref(self)
 
         def resolve(_: PendingGradient) -> torch.Tensor:
             return fetch() if fetched.value is None else fetched.value
 
         def zero_later() -> bool:
-            if not may_zero():
+            stored = reference()
+            if stored is None or not may_zero():
                 return False
-            self._shown, self._param.grad = None, torch.zeros_like(self._param)
+            stored._shown, stored._param.grad = None, torch.zeros_like(stored._param)
             return True
 
         self._fetched = weakref.ref(fetched)

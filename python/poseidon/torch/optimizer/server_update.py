@@ -7,6 +7,7 @@ backward ends and receives the updated parameter into its own memory (Parameter 
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -202,17 +203,22 @@ class ServerUpdate:
     def _show_mean(self, entry: SyncedParameter) -> None:
         if not self._shows_means:
             return
-        step = self._step
+        step, name, update, of = self._step, entry.name, weakref.ref(self), weakref.ref(entry)
 
         def fetch() -> torch.Tensor:
-            if step != self._step:
+            here, shown = update(), of()
+            if here is None or shown is None or step != here._step:
                 raise PoseidonError(
-                    f"the gradient of {entry.name} that is read is that of an earlier step, which the servers no "
-                    "longer have: read it before the next backward pass, and keep a clone if you need it later"
+                    f"the gradient of {name} that is read is that of an earlier step, which the servers no longer "
+                    "have: read it before the next backward pass, and keep a clone if you need it later"
                 )
-            return self._fetch_mean(entry)
+            return here._fetch_mean(shown)
 
-        _stored(entry).show_mean(fetch, may_zero=lambda: not self._updated)
+        def may_zero() -> bool:
+            here = update()
+            return here is not None and not here._updated
+
+        _stored(entry).show_mean(fetch, may_zero)
 
     def _fetch_mean(self, entry: SyncedParameter) -> torch.Tensor:
         # Who looks at a second one will look at all; to ask for each alone would take as many round trips.
