@@ -34,7 +34,7 @@ from typing import Any
 from poseidon.errors import PoseidonError
 from poseidon.models import MODELS, model_table, scaled
 from poseidon.options.secret import VARIABLE, fresh
-from poseidon.testbed.rate import parse_rate
+from poseidon.rates import parse_rate
 from tenancy.hosts import JobRun, Setup, Tenants, tenants
 from tenancy.neighbour import Conduct, Neighbour
 

@@ -124,6 +124,8 @@ class Client {
   /// The number of this membership of the job: 1, 2, …. It is higher than that of any membership of which a member was
   /// part before.
   virtual std::uint32_t generation() const = 0;
+  /// A text that the members of this generation share, and nobody else has, whatever their jobs are called.
+  virtual std::string run() const = 0;
   /// Whether this process is new, while others were in an earlier generation.
   virtual bool joining() const = 0;
 

@@ -670,6 +670,8 @@ class Client:
     @property
     def generation(self) -> int: ...
     @property
+    def run(self) -> str: ...
+    @property
     def joining(self) -> bool: ...
     @property
     def c_exchange(self) -> int:
@@ -811,6 +813,16 @@ class Server:
     def drained(self) -> bool: ...
     def evict(self, job: str, secret: int) -> bool: ...
     def shutdown(self) -> None: ...
+
+def container_memory_bytes(root: str = "") -> int | None:
+    """
+    The least limit of memory of the containers around this process (include/poseidon/machine.h).
+    """
+
+def container_processors(root: str = "") -> float | None:
+    """
+    How many processors their least quota is, maybe with a fraction (include/poseidon/machine.h).
+    """
 
 def scheduling_seconds(chunk_count: int, layer_count: int) -> float:
     """What scheduling so many chunks costs (include/poseidon/measure.h)."""

@@ -142,9 +142,9 @@ class Exchange:
         """
         for name in arrays:
             if not isinstance(name, str) or not name:
-                raise InvalidArgument(f"{name!r} is no key: a key is a text that is not empty")
+                raise InvalidArgument(f"{name!r} is no key: give a text that is not empty")
             if name in self._keys:
-                raise InvalidArgument(f"key {name!r} was declared before")
+                raise InvalidArgument(f"key {name!r} was declared before: declare each key once")
         self._check_open()
         views = {name: _view(name, array) for name, array in arrays.items()}
         if not views:
@@ -349,7 +349,7 @@ def _by_key(keys: Keys, arrays: Arrays, what: str) -> dict[str, Any]:
         return {keys: arrays[keys] if isinstance(arrays, Mapping) and keys in arrays else arrays}
     if isinstance(keys, Mapping):
         if arrays is not None:
-            raise InvalidArgument(f"{what} were given twice: in the mapping and apart from it")
+            raise InvalidArgument(f"{what} were given twice: leave out those beside the mapping")
         return dict(keys)
     names = list(keys)
     if isinstance(arrays, Mapping):
@@ -359,7 +359,7 @@ def _by_key(keys: Keys, arrays: Arrays, what: str) -> dict[str, Any]:
     if not isinstance(arrays, (list, tuple)) or len(arrays) != len(names):
         raise InvalidArgument(f"{what} must be a list of {len(names)} arrays, one for each key")
     if len(set(names)) != len(names):
-        raise InvalidArgument("a key was given twice in one call")
+        raise InvalidArgument("a key was given twice in one call: give each key once")
     return dict(zip(names, arrays, strict=True))
 
 
@@ -394,7 +394,7 @@ def _fitting(key: _Key, array: Any) -> np.ndarray:
     if view.shape != key.shape or view.dtype.name != key.dtype:
         raise InvalidArgument(
             f"key {key.name!r} was declared as {key.dtype} of shape {key.shape}, "
-            f"the given array is {view.dtype.name} of shape {view.shape}"
+            f"and the given array is {view.dtype.name} of shape {view.shape}: give one of the declared type and shape"
         )
     return view
 

@@ -25,6 +25,7 @@ void bind_checkpoint(nb::module_& module);
 void bind_update(nb::module_& module);
 void bind_client(nb::module_& module);
 void bind_server(nb::module_& module);
+void bind_machine(nb::module_& module);
 void bind_measure(nb::module_& module);
 void bind_digest(nb::module_& module);
 void bind_drop_rule(nb::module_& module);

@@ -373,6 +373,7 @@ void bind_client(nb::module_& module) {
       .def_prop_ro("world_size", [](PyClient& self) { return self.get().world_size(); })
       .def_prop_ro("cluster", [](PyClient& self) { return self.get().cluster(); })
       .def_prop_ro("generation", [](PyClient& self) { return self.get().generation(); })
+      .def_prop_ro("run", [](PyClient& self) { return self.get().run(); })
       .def_prop_ro("joining", [](PyClient& self) { return self.get().joining(); })
       .def_prop_ro(
           "c_exchange", [](const PyClient& self) { return reinterpret_cast<std::uintptr_t>(&self.c_exchange()); },

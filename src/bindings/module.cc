@@ -28,6 +28,7 @@ NB_MODULE(_core, module) {
   poseidon::bindings::bind_update(module);
   poseidon::bindings::bind_client(module);
   poseidon::bindings::bind_server(module);
+  poseidon::bindings::bind_machine(module);
   poseidon::bindings::bind_measure(module);
   poseidon::bindings::bind_digest(module);
   poseidon::bindings::bind_drop_rule(module);

@@ -54,6 +54,7 @@ class ClientImpl final : public Client, private Receiver {
   int world_size() const override { return options_.world_size; }
   Cluster cluster() const override { return steps_.cluster(); }
   std::uint32_t generation() const override { return options_.generation; }
+  std::string run() const override { return connections_.run(); }
   bool joining() const override { return seat_.joining; }
   Result<Added> add_layers(std::vector<Layer> layers, bool transient,
                            const std::function<bool()>& keep_waiting) override;

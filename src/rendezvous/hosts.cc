@@ -88,7 +88,9 @@ Result<std::vector<std::string>> listen_hosts(const Options& options) {
 std::string host_id() {
   std::error_code ignored;  // without /proc, only a different boot_id shows that processes are on different hosts
   const auto network = std::filesystem::read_symlink("/proc/self/ns/net", ignored);
-  return boot_id() + " " + network.string() + " " + std::to_string(::getuid());
+  // A user of another user namespace is a stranger, who may share no memory, even with the same number.
+  const auto users = std::filesystem::read_symlink("/proc/self/ns/user", ignored);
+  return boot_id() + " " + network.string() + " " + users.string() + " " + std::to_string(::getuid());
 }
 
 }  // namespace poseidon

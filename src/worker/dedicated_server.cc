@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "base/flight_record.h"
 #include "base/host.h"
 #include "base/wipe.h"
+#include "poseidon/machine.h"
 #include "poseidon/server.h"
 #include "rendezvous/hosts.h"
 #include "server/server_impl.h"
@@ -23,11 +23,9 @@ namespace {
 
 /// Returns half of the memory that this process may use: the machine's, or its container's if that is less.
 std::size_t default_server_memory() {
-  auto memory_bytes = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::getpagesize());
-  std::size_t container_bytes = 0;
-  if (std::ifstream("/sys/fs/cgroup/memory.max") >> container_bytes)  // "max" where there is no limit
-    memory_bytes = std::min(memory_bytes, container_bytes);
-  return memory_bytes / 2;
+  const auto memory_bytes =
+      static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::getpagesize());
+  return std::min(memory_bytes, container_memory_bytes().value_or(memory_bytes)) / 2;
 }
 
 }  // namespace

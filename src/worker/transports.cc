@@ -61,7 +61,14 @@ Result<WorkerTransports> make_transports(const Options& options) {
   if (options.worker_cores > 0)
     for (const auto& network : made.networks)
       made.spread.push_back(make_spread_transport(*network, static_cast<std::size_t>(options.worker_cores)));
-  if (row.shares_memory) made.shm = make_shm_transport(admission.value());
+  if (row.shares_memory) {
+    const Status usable = check_shared_memory();
+    // A container may forbid it. The others then reach this process over the network, because it names no address.
+    if (usable.ok())
+      made.shm = make_shm_transport(admission.value());
+    else if (options.transport == Medium::shm)
+      return Status(usable.code(), usable.message() + "; use transport=auto");
+  }
   return made;
 }
 

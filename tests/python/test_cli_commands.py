@@ -16,7 +16,7 @@ from poseidon.cli.lazy import lazy_group
 from poseidon.cli.main import app
 from poseidon.errors import InvalidArgument
 from poseidon.options import OPTIONS
-from poseidon.testbed import format_rate, parse_rate
+from poseidon.rates import format_rate, parse_rate
 from poseidon.testbed.shaping import Shape
 
 
@@ -97,17 +97,23 @@ def test_an_error_is_one_line_and_status_one() -> None:
 
 @pytest.mark.parametrize(
     ("text", "rate"),
-    [("100mbit", 10**8), ("1gbit", 10**9), ("31.25mbit", 31_250_000), ("500kbit", 500_000), ("100000bit", 100_000)],
+    [("100mbit", 10**8), ("1gbit", 10**9), ("31.25mbit", 31_250_000), ("500kbit", 500_000), ("100000bit", 100_000)]
+    + [(text, 10**10) for text in ("10gb", "10Gb", "10 Gb/s", "10gbps", "10G", "10GbE", "10 gbit/s", "10Gbits")],
 )
 def test_rates(text: str, rate: int) -> None:
     assert parse_rate(text) == rate
     assert parse_rate(format_rate(rate)) == rate
 
 
-@pytest.mark.parametrize("text", ["", "100", "100 Mb", "-1mbit", "1e3mbit", "0mbit", "1tbit", "1bit", "200gbit"])
+@pytest.mark.parametrize("text", ["", "100", "100 MB", "-1mbit", "1e3mbit", "0mbit", "1tbit", "1bit", "200gbit"])
 def test_bad_rates(text: str) -> None:
     with pytest.raises(InvalidArgument, match="the link rate is"):
         parse_rate(text)
+
+
+def test_bytes_are_told_from_bits() -> None:
+    with pytest.raises(InvalidArgument, match=r"'10GB', which is bytes: .*give 80gbit for it, or 10gbit if you mean b"):
+        parse_rate("10GB")
 
 
 def test_shape_grows_with_the_rate() -> None:

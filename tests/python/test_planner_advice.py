@@ -14,7 +14,7 @@ def test_the_verdict_names_the_limit_and_what_helps() -> None:
     slow = make_report(model_table("VGG19"), ClusterSpec(4, 1e9), Exchange(scheme="ps"))
     assert "The port is the limit" in slow.verdict
     assert "bf16 gives" in slow.verdict
-    assert "10 GbE gives" in slow.verdict
+    assert "10gbit gives" in slow.verdict
     fast = make_report(model_table("VGG19"), ClusterSpec(4, 1e11), Exchange())
     assert "Compute is the limit" in fast.verdict
     two = make_report(model_table("VGG19"), ClusterSpec(2, 1e8), Exchange(scheme="ps"))

@@ -40,6 +40,7 @@ def worker(rank: int, seconds: list[float], **changes: Any) -> WorkerFigures:
     """Figures with these times of exchange, in the order of backward."""
     figures = WorkerFigures(
         job="a job",
+        run="5c1f",
         rank=rank,
         world_size=3,
         generation=2,
@@ -281,7 +282,7 @@ def test_one_worker_has_no_scalars() -> None:
 
 
 def top(*arguments: str) -> str:
-    result = CliRunner().invoke(app, ["top", *arguments])
+    result = CliRunner().invoke(app, ["top", *arguments], env={"COLUMNS": "160"})
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -297,7 +298,7 @@ def test_top_prints_a_table(base: Path) -> None:
         text = top("--once")
         assert "job a job, generation 2: 3 of 3 workers" in text
         assert "20.0 ms (20 %)" in text
-        assert "10.0.0.2 900 Mb/s, 3 resent" in text
+        assert "10.0.0.2 900mbit, 3 resent" in text
         assert "40.0 ms, before the first gradient" in text
         assert "silent for 60 s" in text
         assert [one["rank"] for one in json.loads(top("--json"))] == [0, 1, 2]
@@ -391,14 +392,14 @@ def test_metrics_is_a_service_that_a_signal_ends() -> None:
 
 def test_metrics_have_labels_and_values() -> None:
     text = metrics_text([worker(0, [0.1, 0.2, 0.3]), worker(1, [0.3, 0.2, 0.1], job='"x"')])
-    assert 'poseidon_worker_step_seconds{job="a job",rank="0"} 0.1' in text
-    assert 'poseidon_worker_steps_total{job="\\"x\\"",rank="1"} 64' in text
-    assert 'poseidon_worker_step_bytes{job="a job",rank="0",scheme="sfb"} 300' in text
-    layer = 'poseidon_layer_exchange_seconds{job="a job",rank="0",layer="conv.weight",scheme="ps"} 0.3'
+    assert 'poseidon_worker_step_seconds{job="a job",run="5c1f",rank="0"} 0.1' in text
+    assert 'poseidon_worker_steps_total{job="\\"x\\"",run="5c1f",rank="1"} 64' in text
+    assert 'poseidon_worker_step_bytes{job="a job",run="5c1f",rank="0",scheme="sfb"} 300' in text
+    layer = 'poseidon_layer_exchange_seconds{job="a job",run="5c1f",rank="0",layer="conv.weight",scheme="ps"} 0.3'
     assert layer in text
-    assert 'poseidon_link_bits_per_second{job="a job",rank="0",peer="10.0.0.2"} 900000000.0' in text
-    assert 'poseidon_link_bits_per_second{job="a job",rank="0",peer="10.0.0.3"}' not in text
-    assert 'poseidon_link_resent_packets_total{job="a job",rank="0",peer="10.0.0.2"} 3' in text
+    assert 'poseidon_link_bits_per_second{job="a job",run="5c1f",rank="0",peer="10.0.0.2"} 900000000.0' in text
+    assert 'poseidon_link_bits_per_second{job="a job",run="5c1f",rank="0",peer="10.0.0.3"}' not in text
+    assert 'poseidon_link_resent_packets_total{job="a job",run="5c1f",rank="0",peer="10.0.0.2"} 3' in text
 
 
 def test_the_dashboard_uses_metrics_that_exist() -> None:

@@ -81,6 +81,7 @@ class Meter:
         traffic = client.traffic()
         return WorkerFigures(
             job=self._job,
+            run=client.run,
             rank=client.rank,
             world_size=client.world_size,
             generation=client.generation,

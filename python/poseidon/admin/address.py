@@ -33,7 +33,9 @@ class Address:
         try:
             found = socket.getaddrinfo(host.removeprefix("[").removesuffix("]"), int(port), type=socket.SOCK_STREAM)
         except OSError as error:
-            raise InvalidArgument(f"{what} is '{text}': {host} is no address: {error.strerror}") from None
+            raise InvalidArgument(
+                f"{what} is '{text}': {host} is no address ({error.strerror}): give HOST:PORT"
+            ) from None
         return cls(str(found[0][4][0]), int(port))
 
     @property

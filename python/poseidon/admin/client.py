@@ -11,6 +11,7 @@ from poseidon.admin.address import Address
 from poseidon.errors import PoseidonError, Refused, Unreachable
 
 _TIMEOUT_S = 10.0
+_MOST_BYTES = 256 << 20  # of an answer
 
 
 class HttpClient:
@@ -30,21 +31,27 @@ class HttpClient:
         try:
             connection.request(method, path, headers=self._headers)
             response = connection.getresponse()
-            answer = json.loads(response.read())
+            answer = json.loads(response.read(_MOST_BYTES))
         except OSError as error:
             raise Unreachable(
                 f"no admin port answers at {self._address} ({error.strerror or error}): start "
                 f"`{self._program} --admin PORT` there, and give the same address to this command"
             ) from None
-        except (http.client.HTTPException, ValueError):
-            raise PoseidonError(f"what answers at {self._address} is no admin port of `{self._program}`") from None
+        except (http.client.HTTPException, ValueError, RecursionError):
+            raise PoseidonError(self._stranger()) from None
         finally:
             connection.close()
         if not isinstance(answer, dict) or (response.status != http.client.OK and "error" not in answer):
-            raise PoseidonError(f"what answers at {self._address} is no admin port of `{self._program}`")
+            raise PoseidonError(self._stranger())
         if response.status != http.client.OK:
             raise Refused(str(answer["error"]))
         return answer
+
+    def _stranger(self) -> str:
+        return (
+            f"what answers at {self._address} is no admin port of `{self._program}`: give the address that this "
+            "command printed when it started"
+        )
 
 
 class AdminClient(HttpClient):

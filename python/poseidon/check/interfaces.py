@@ -49,7 +49,7 @@ def check_interface(all_of_them: Sequence[Interface], used: str) -> Finding | No
     others = [other for other in all_of_them if other is not one and other.own_port]
     faster = max(others, key=lambda other: other.mbit, default=None)
     if faster is not None and one.mbit and faster.mbit > one.mbit:
-        text = f"the job uses {one.name} ({one.mbit} Mb/s), while {faster.name} has {faster.mbit} Mb/s"
+        text = f"the job uses {one.name} ({one.mbit}mbit), while {faster.name} has {faster.mbit}mbit"
     elif faster is not None and not one.own_port:
         text = f"the job uses {one.name}, a bridge or tunnel, while {faster.name} is a port of the machine"
     else:

@@ -43,7 +43,7 @@ def check_buffers(root: Path, interface: Interface | None) -> Finding | None:
     told = " and ".join(f"{name} to {sizes[2]}" for name, sizes in small.items())
     return Finding(
         "kernel buffers",
-        f"the kernel limits {told} bytes; {mbit} Mb/s with a round trip of 0.5 ms need {needed}",
+        f"the kernel limits {told} bytes; {mbit}mbit with a round trip of 0.5 ms need {needed}",
         "sysctl -w " + " ".join(f'net.ipv4.{name}="{sizes[0]} {sizes[1]} {needed}"' for name, sizes in small.items()),
     )
 

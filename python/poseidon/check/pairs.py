@@ -14,6 +14,7 @@ from poseidon.exchange import Exchange, connect
 from poseidon.racks.grouping import Rates
 from poseidon.racks.machines import Machines, find_machines, make_token, share_rows
 from poseidon.racks.measure import rates_between
+from poseidon.rates import rate_text
 
 _MARK = 46  # the code point of the most urgent class
 _MOST_SKEW_S = 0.1
@@ -112,12 +113,12 @@ def judge_rates(hosts: Sequence[str], rates: Rates) -> Iterator[Finding]:
     median = float(np.median([rates[to][sender] for to, sender in pairs]))
     to, sender = min(pairs, key=lambda pair: rates[pair[0]][pair[1]])
     slowest, back = rates[to][sender], rates[sender][to]
-    told = f"{hosts[sender]} sends {hosts[to]} {slowest / 1e6:.1f} Mb/s"
+    told = f"{hosts[sender]} sends {hosts[to]} {rate_text(slowest)}"
     mend = f"ethtool INTERFACE   # on both: speed, duplex; then change cable or port, or leave {hosts[sender]} out"
     if slowest < _SLOW * back:
-        yield Finding("asymmetric pair", f"{told}, and gets {back / 1e6:.1f} Mb/s back", mend)
+        yield Finding("asymmetric pair", f"{told}, and gets {rate_text(back)} back", mend)
     elif slowest < _SLOW * median:
-        yield Finding("slow pair", f"{told}, while half of the pairs have {median / 1e6:.1f} Mb/s or more", mend)
+        yield Finding("slow pair", f"{told}, while half of the pairs have {rate_text(median)} or more", mend)
 
 
 def _told(hosts: Sequence[str], pairs: Sequence[tuple[int, int]]) -> str:

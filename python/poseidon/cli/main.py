@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
@@ -23,15 +24,29 @@ from poseidon.cli import (
 from poseidon.cli.lazy import lazy_group
 from poseidon.cli.settings import RunCommand
 from poseidon.errors import PoseidonError
+from poseidon.version import VERSION
 
 app = typer.Typer(
     name="poseidon",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    help="Synchronous data-parallel training on ordinary networks.",
     epilog="Example: poseidon run -n 4 train.py",
 )
+
+
+@app.callback(invoke_without_command=True)
+def poseidon(
+    version: Annotated[
+        bool, typer.Option("--version", "-V", is_eager=True, help="Print Poseidon's version and exit.")
+    ] = False,
+) -> None:
+    """Synchronous data-parallel training on ordinary networks."""
+    if version:
+        print(f"poseidon {VERSION}")
+        raise typer.Exit()
+
+
 app.command("run", cls=RunCommand, epilog=run.EPILOG, context_settings={"allow_interspersed_args": False})(run.run)
 app.add_typer(testbed.app, name="testbed")
 app.add_typer(server.app, name="server")

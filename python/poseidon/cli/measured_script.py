@@ -27,7 +27,7 @@ def measure_script(script: Path, arguments: Sequence[str]) -> ModelTable:
     What it prints goes to standard error. Raises InvalidArgument if it fails, ends before, or has no layers.
     """
     if not script.is_file():
-        raise InvalidArgument(f"there is no script {script}")
+        raise InvalidArgument(f"there is no script {script}: give the path of one")
     return _measure(str(script), script.name, [str(script), *arguments])
 
 

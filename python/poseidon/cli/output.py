@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import typer
+from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 
 from poseidon.errors import InvalidArgument
 
 _PIPE_WIDTH = 160
+_LONGEST_NAME = 36  # of a first column that leaves room for others
 
 
 class Result(Protocol):
@@ -41,16 +44,19 @@ def written(option: str, path: Path) -> Iterator[None]:
 
 
 def make_console() -> Console:
-    """The terminal; a pipe or file gets lines wide enough for every table."""
+    """The terminal. A pipe or file gets lines wide enough for every table, unless COLUMNS says how wide."""
     console = Console()
-    return console if console.is_terminal else Console(width=_PIPE_WIDTH)
+    return console if console.is_terminal or os.environ.get("COLUMNS") else Console(width=_PIPE_WIDTH)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Prints rows under their column names."""
-    table = Table()
-    for column in columns:
-        table.add_column(column, overflow="fold")  # a name that is cut off cannot be used
+    # Without lines between columns there is room in the 80 columns of a terminal.
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    names = max((len(str(row[0])) for row in rows), default=0)
+    for number, column in enumerate(columns):
+        # A name that is cut off cannot be used, and one in two lines not be searched.
+        table.add_column(column, overflow="fold", no_wrap=number == 0 and names <= _LONGEST_NAME)
     for row in rows:
         table.add_row(*map(str, row))
     make_console().print(table)

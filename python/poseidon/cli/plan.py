@@ -62,7 +62,7 @@ def _print(report: PlanReport) -> None:
         ],
     )
     print_table(
-        ["layer or group", "scheme", "MiB sent", "exchange ms", "hidden", "why"],
+        ["layer or group", "scheme", "MiB sent", "ms", "hidden", "why"],
         [
             [
                 row.name,

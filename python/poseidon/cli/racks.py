@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from poseidon.cli.output import JsonFlag, print_json, print_line
+from poseidon.rates import rate_text
 
 EPILOG = "\n\n".join(
     (
@@ -47,7 +48,7 @@ def racks(
         return
     print_line(
         f"{len(found.machines)} racks found: while all send to all, a pair of machines has "
-        f"{found.within / 1e6:.1f} Mb/s within a rack and {found.between / 1e6:.1f} Mb/s between racks."
+        f"{rate_text(found.within)} within a rack and {rate_text(found.between)} between racks."
     )
     for index, rack in enumerate(found.machines):
         print_line(f"  rack r{index}: {', '.join(hosts[machine] for machine in rack)}")

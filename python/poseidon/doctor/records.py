@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from poseidon.errors import InvalidArgument
+from poseidon.live import plain
 
 FORMAT = "poseidon flight record"
 _VERSION = 1
+_MOST_BYTES = 64 << 20  # of a record
+_MOST_FLOAT = 1e11
+_GIVE = "give the files that the error messages of the job's processes name"
+_MOST = defaultdict(lambda: 1 << 64, world_size=1 << 20, rank=1 << 20, about_rank=1 << 20)
 _PATTERN = "poseidon-*.json"
 _ONE_FAILURE_S = 60.0  # records without a common run belong to one failure if they are closer than this
 
@@ -97,7 +105,7 @@ def load(paths: Iterable[Path]) -> list[Record]:
         if path.is_dir():
             found = [record for file in sorted(path.glob(_PATTERN)) if (record := _read_if_record(file)) is not None]
             if not found:
-                raise InvalidArgument(f"there is no flight record ({_PATTERN}) in {path}")
+                raise InvalidArgument(f"there is no flight record ({_PATTERN}) in {path}: {_GIVE}")
             records += found
         else:
             records.append(_read(path))
@@ -142,19 +150,57 @@ def _read_if_record(path: Path) -> Record | None:
 
 def _read(path: Path) -> Record:
     try:
-        content = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        content = json.loads(_text(path))
     except OSError as error:
         raise InvalidArgument(f"cannot read {path}: {error.strerror}") from None
-    except ValueError:
-        raise InvalidArgument(f"{path} is no flight record: it is not JSON") from None
+    except (ValueError, RecursionError):
+        raise InvalidArgument(f"{path} is no flight record, because it is not JSON: {_GIVE}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise InvalidArgument(f"{path} is no flight record of Poseidon")
+        raise InvalidArgument(f"{path} is no flight record of Poseidon: {_GIVE}")
     if content.get("format_version") != _VERSION:
-        raise InvalidArgument(f"{path} was written by another version of Poseidon ({content.get('poseidon')})")
+        raise InvalidArgument(
+            f"{path} was written by another version of Poseidon ({content.get('poseidon')!r}): read it with that one"
+        )
     try:
-        return _record(str(path), content)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InvalidArgument(f"{path} is damaged: {type(error).__name__}: {error}") from None
+        record = _record(str(path), _plain(content))
+        for one in (record, *record.waiting, *record.links, *record.open_chunks):
+            _check(one)
+        return record
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        raise InvalidArgument(f"{path} is damaged ({type(error).__name__}: {error}): leave it out") from None
+
+
+def _text(path: Path) -> str:
+    """Raises OSError for what is no file: a pipe would be waited for. The folder may be everybody's."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(0, "it is no file")
+        return file.read(_MOST_BYTES).decode("utf-8", errors="replace")
+
+
+def _plain(content: Any) -> Any:
+    """The same with texts that cannot change a terminal: anybody may have written them."""
+    if isinstance(content, str):
+        return "\n".join(map(plain, content.split("\n")))
+    if isinstance(content, list):
+        return [_plain(one) for one in content]
+    if isinstance(content, dict):
+        return {name: _plain(value) for name, value in content.items()}
+    return content
+
+
+def _check(one: Any) -> None:
+    """Raises TypeError or ValueError where a field is none of its type, or a number of what there cannot be."""
+    for field in fields(one):
+        value, words = getattr(one, field.name), str(field.type)
+        several = value if words.startswith("tuple[int") else (value,)
+        for each in several:
+            if "int" in words and each is not None and (type(each) is not int or not -1 <= each < _MOST[field.name]):
+                raise ValueError(f"{field.name} is {each!r}")
+            if words == "float" and not (isinstance(each, float) and -_MOST_FLOAT < each < _MOST_FLOAT):
+                raise ValueError(f"{field.name} is {each!r}")
+            if words == "str" and not isinstance(each, str):
+                raise TypeError(f"{field.name} is no text")
 
 
 def _record(path: str, content: dict[str, Any]) -> Record:

@@ -15,12 +15,14 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from poseidon.live.figures import WorkerFigures
 
 _PREFIX = "poseidon-"
 _NEW = "new-"  # of a file that has no lock yet
 _READS = 5  # of a file that is being written
+_MOST_BYTES = 64 << 20  # of a file: some hundred bytes for each layer
 
 
 def _base() -> Path:
@@ -65,10 +67,10 @@ def read_boards() -> list[WorkerFigures]:
             continue
         for path in _files(folder):
             with contextlib.suppress(OSError):  # it ends just now
-                figures = _read(path)
+                figures = _read(path, int(uid))
                 if figures is not None:
                     found.append(figures)
-    return sorted(found, key=lambda one: (one.job, one.rank))
+    return sorted(found, key=lambda one: (one.run_key, one.rank))
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -79,22 +81,35 @@ def _files(folder: Path) -> Iterator[Path]:
     yield from (folder / name for name in names if not name.startswith(_NEW))
 
 
-def _read(path: Path) -> WorkerFigures | None:
-    """None where there are no figures yet, or none any more."""
-    with path.open("rb") as file:
-        if _is_abandoned(file.fileno()):
+def _read(path: Path, uid: int) -> WorkerFigures | None:
+    """None where there are no figures yet, or none any more, or the user has put something else there."""
+    with _opened(path) as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != uid or _is_abandoned(file.fileno()):
             return None
         for _ in range(_READS):
             file.seek(0)
-            digest, _, text = file.read().partition(b"\n")
+            digest, _, text = file.read(_MOST_BYTES).partition(b"\n")
             if digest == b"%08x" % zlib.crc32(text):
-                return WorkerFigures.from_json(json.loads(text))
+                return _figures(text)
     return None
+
+
+def _figures(text: bytes) -> WorkerFigures | None:
+    """None for what no worker has written: other users' files may be anything."""
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return WorkerFigures.from_json(json.loads(text))
+    return None
+
+
+def _opened(path: Path) -> BinaryIO:
+    """The file, without waiting for who may write into a pipe, and without following a link."""
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
 
 
 def _remove_abandoned(folder: Path) -> None:
     for path in _files(folder):
-        with contextlib.suppress(OSError), path.open("rb") as file:
+        with contextlib.suppress(OSError), _opened(path) as file:
             if _is_abandoned(file.fileno()):
                 path.unlink()
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 
@@ -36,11 +37,13 @@ class LinkFigures:
 class WorkerFigures:
     """What a worker is doing. Totals are of this generation of the job; `layers` are those of the step `step`.
 
+    `run` is the same for the workers of one generation, and tells it from other runs of a job of this name.
     `stall_s`: of a step, in which the training waited for results. `step_s` and `stall_s` are means since the figures
     before.
     """
 
     job: str
+    run: str
     rank: int
     world_size: int
     generation: int
@@ -57,11 +60,21 @@ class WorkerFigures:
     links: tuple[LinkFigures, ...]
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> WorkerFigures:
-        """What `dataclasses.asdict` has made plain data."""
-        layers = tuple(LayerFigures(**layer) for layer in fields["layers"])
-        links = tuple(LinkFigures(**link) for link in fields["links"])
-        return cls(**{**fields, "layers": layers, "links": links})
+    def from_json(cls, content: Mapping[str, Any]) -> WorkerFigures:
+        """What `dataclasses.asdict` has made plain data. Raises ValueError or TypeError for what it has not made."""
+        layers, links = content["layers"], content["links"]
+        if not isinstance(layers, Sequence) or not isinstance(links, Sequence):
+            raise TypeError("layers and links are lists")
+        return cls(
+            **_checked(cls, {name: value for name, value in content.items() if name not in ("layers", "links")}),
+            layers=tuple(LayerFigures(**_checked(LayerFigures, layer)) for layer in layers),
+            links=tuple(LinkFigures(**_checked(LinkFigures, link)) for link in links),
+        )
+
+    @property
+    def run_key(self) -> tuple[str, str]:
+        """What the workers of one run have in common: its job's name, and what tells it from others of this name."""
+        return self.job, self.run
 
     @property
     def bytes_by_scheme(self) -> dict[str, int]:
@@ -84,3 +97,29 @@ class WorkerFigures:
         """The link with the lowest rate; None where no rate is known."""
         known = [link for link in self.links if link.bits_per_s is not None]
         return min(known, key=lambda link: link.bits_per_s or 0.0, default=None)
+
+
+def _checked(kind: type, content: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a class of figures. Texts lose what would change a terminal, for anybody may have written them."""
+    checked: dict[str, Any] = {}
+    for one in fields(kind):
+        if one.name not in content:
+            continue  # the class says which one is missing
+        value, words = content[one.name], str(one.type)
+        if words == "str":
+            if not isinstance(value, str):
+                raise TypeError(f"{one.name} is no text")
+            value = plain(value)
+        elif value is not None or "None" not in words:
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise ValueError(f"{one.name} is no number")
+            value = int(value) if words == "int" else float(value)
+        checked[one.name] = value
+    if unknown := set(content) - set(checked):
+        raise ValueError(f"unknown {', '.join(map(repr, sorted(unknown)))}")
+    return checked
+
+
+def plain(text: str) -> str:
+    """The text without characters that change a terminal or a line."""
+    return "".join(character if character.isprintable() else "?" for character in text)

@@ -101,7 +101,11 @@ def own_addresses() -> list[str]:
 
 def _sockets() -> Iterator[tuple[str, socket.socket]]:
     """This process's sockets of IP, each with a name that no other has. Each is closed when the next is asked for."""
-    for text in os.listdir("/proc/self/fd"):
+    try:
+        texts = os.listdir("/proc/self/fd")
+    except OSError:  # no /proc: nothing is known
+        return
+    for text in texts:
         # It may be closed meanwhile, or be something else.
         with contextlib.suppress(OSError, ValueError):
             name = os.readlink(f"/proc/self/fd/{text}")

@@ -7,14 +7,15 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from poseidon import _core
 from poseidon.dscp import default_classes, default_dscp
 
 
 def available_cpu_count() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Cores that this process may use: those that it may run on, and no more than its containers' quotas pay for."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _core.container_processors()
+    return count if quota is None else max(1, min(count, int(quota)))
 
 
 def _compute_threads(values: Mapping[str, Any]) -> int:

@@ -9,8 +9,7 @@ from poseidon.models import ModelTable
 from poseidon.planner.cluster import MOST_RATE, ClusterSpec
 from poseidon.planner.layers import Exchange
 from poseidon.planner.predict import Planner, Prediction
-from poseidon.testbed import format_rate
-from poseidon.testbed.rate import LEAST_RATE
+from poseidon.rates import LEAST_RATE, format_rate
 
 LINEAR = 0.95
 """The efficiency from which on scaling counts as linear."""
@@ -126,15 +125,8 @@ def _faster_links(table: ModelTable, cluster: ClusterSpec, exchange: Exchange, n
         faster = planner.predict(replace(cluster, bits_per_second=rate))
         if not _gains(faster, found[-1].prediction if found else now):
             break
-        found.append(Change(link_name(rate), faster))
+        found.append(Change(format_rate(rate), faster))
     return found
-
-
-def link_name(bits_per_second: float) -> str:
-    """A rate as Ethernet is called, such as "10 GbE"."""
-    if bits_per_second >= 1e9:
-        return f"{bits_per_second / 1e9:g} GbE"
-    return format_rate(bits_per_second)
 
 
 def least_rates(planner: Planner) -> dict[str, float | None]:

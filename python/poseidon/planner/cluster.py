@@ -7,7 +7,7 @@ from math import inf
 
 from poseidon import _core
 from poseidon.errors import InvalidArgument
-from poseidon.testbed import format_rate
+from poseidon.rates import format_rate
 
 MOST_WORKERS = 10_000
 MOST_RATE = 1_600_000_000_000  # bits per second of a port

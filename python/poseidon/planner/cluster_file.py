@@ -11,7 +11,7 @@ from typing import Any
 
 from poseidon.errors import InvalidArgument
 from poseidon.planner.cluster import MOST_RATE, ClusterSpec, InvalidCluster
-from poseidon.testbed import parse_rate
+from poseidon.rates import parse_rate
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -10,6 +10,7 @@ from poseidon import _core
 from poseidon.models import ModelTable
 from poseidon.planner.cluster import ClusterSpec
 from poseidon.planner.predict import Planner, Prediction
+from poseidon.rates import rate_text
 from poseidon.report import number_text
 
 
@@ -65,9 +66,9 @@ class RackPlan:
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """The placements as a table: its heads and its rows."""
-        heads = ["parameter server", "where", "least port Gb/s"]
+        heads = ["parameter server", "where", "least port"]
         rates = self.least_bits_per_second.items()
-        return heads, [[name, PLACEMENTS[name].words, number_text(rate / 1e9)] for name, rate in rates]
+        return heads, [[name, PLACEMENTS[name].words, rate_text(rate)] for name, rate in rates]
 
 
 def plan_racks(planner: Planner, now: Prediction) -> RackPlan:

@@ -124,7 +124,7 @@ class Planner:
         """
         schemes = [unit.schemes for unit in self._work.units] if self._work is not None else []
         if math.prod(map(len, schemes)) > _MOST_CHOICES:
-            raise InvalidArgument(f"{self.table.name} has more than {_MOST_CHOICES} choices of schemes")
+            raise InvalidArgument(f"{self.table.name} has more than {_MOST_CHOICES} choices of schemes: use predict")
         found = [
             self._simulate(self.cluster, self._loads(self._threshold, choice), 0.0) for choice in product(*schemes)
         ]

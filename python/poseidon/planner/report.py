@@ -16,8 +16,8 @@ from poseidon.planner.layers import Exchange
 from poseidon.planner.load import Load
 from poseidon.planner.placement import RackPlan, plan_racks
 from poseidon.planner.predict import Planner, Prediction
+from poseidon.rates import format_rate
 from poseidon.report import seconds_text
-from poseidon.testbed import format_rate
 
 _NOTICED_S = 5e-5  # shorter waits are none
 
@@ -219,13 +219,13 @@ def _parameter_rows(step: Prediction) -> Iterator[ParameterRow]:
 def _why(load: Load, step: Prediction) -> str:
     unit = load.unit
     if unit.presence < 1:
-        return f"no gradient in {100 * (1 - unit.presence):.0f} % of the steps"
+        return f"absent in {100 * (1 - unit.presence):.0f} % of steps"
     if len(unit.members) > 1:
-        return f"{len(unit.members)} small tensors travel together"
+        return f"{len(unit.members)} small tensors together"
     if step.exchange.scheme != "auto":
         return "asked for" if load.scheme == step.exchange.scheme else "it has no factors"
     if len(unit.schemes) == 1:
         return "dense gradient"
     if load.scheme != unit.schemes[0]:
-        return f"the step is shorter than with {unit.schemes[0]}, which has fewer bytes"
+        return f"shorter step than {unit.schemes[0]}"
     return "fewest bytes"

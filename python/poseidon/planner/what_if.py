@@ -13,8 +13,8 @@ from poseidon.planner.ddp import ddp_step_s, ddp_words
 from poseidon.planner.layers import Exchange
 from poseidon.planner.predict import Planner, Prediction
 from poseidon.planner.recorded import RecordedRun
+from poseidon.rates import parse_rate, rate_text
 from poseidon.report import number_text, seconds_text
-from poseidon.testbed import parse_rate
 
 _MOST_NAMED_HOSTS = 16  # more are simulated by classes, in which all are alike
 _MOST_FITTED, _PRECISION = 100.0, 1.005  # of the rate of ports beside a slow worker
@@ -56,7 +56,7 @@ class Change:
         """The change in words."""
         parts = []
         if self.link is not None:
-            parts.append(f"ports of {_rate_words(self.cluster(run))}")
+            parts.append(f"ports of {rate_text(self.cluster(run).bits_per_second)}")
         if self.hosts is not None:
             parts.append(f"{self.hosts} host{'s' * (self.hosts != 1)}")
         parts += [f"scheme={self.scheme}"] if self.scheme is not None else []
@@ -66,12 +66,6 @@ class Change:
         parts += [] if self.straggler else [f"{run.slow_host or 'all'} as fast as the others"]
         parts += [] if self.slow_port else [f"the port of {run.slow_port or 'all'} as fast as the others'"]
         return ", ".join(parts) or "as it was"
-
-
-def _rate_words(cluster: ClusterSpec) -> str:
-    """The rate of a port, as people say it."""
-    rate = cluster.bits_per_second
-    return f"{number_text(rate / 1e9)} Gb/s" if rate >= 1e9 else f"{number_text(rate / 1e6)} Mb/s"
 
 
 def _rate(text: str, now: float) -> float:
@@ -137,8 +131,9 @@ class WhatIf:
         """What the run was, and where its time went."""
         run, step = self.run, self.now.step
         words = (
-            f"{run.title} on {run.cluster.workers} workers, with ports that carried {_rate_words(run.cluster)}: a step "
-            f"took {seconds_text(run.step_s)}; simulated, {seconds_text(step.step_s)} ({self.error:+.1%})."
+            f"{run.title} on {run.cluster.workers} workers, with ports that carried "
+            f"{rate_text(run.cluster.bits_per_second)}: a step took {seconds_text(run.step_s)}; "
+            f"simulated, {seconds_text(step.step_s)} ({self.error:+.1%})."
         )
         found = [words, f"Critical path: {path_words(self.now.path)}."]
         if run.slow_host is not None:

@@ -8,9 +8,9 @@ from itertools import zip_longest
 from statistics import median
 
 from poseidon.adapter.run_record import RunRecord
+from poseidon.rates import rate_text
 from poseidon.report.data import RankRecord, Report, Span
 from poseidon.report.steps import rank_record
-from poseidon.report.svg import number_text
 from poseidon.version import VERSION
 
 
@@ -31,7 +31,7 @@ def report_of_run(records: Sequence[RunRecord], other_step_s: Mapping[str, float
         environment=[
             ("Job", first.job),
             ("Hosts", ", ".join(dict.fromkeys(record.host for record in records))),
-            ("Ports carried", "not known" if rate is None else f"{number_text(rate / 1e6)} MB/s"),
+            ("Ports carried", "not known" if rate is None else rate_text(8 * rate)),
             *((name, str(value)) for name, value in given.items() if value != ""),
             ("Poseidon", VERSION),
         ],

@@ -1,8 +1,8 @@
 """Puts N hosts on one machine: network namespaces behind switches, with ports of limited rate and with priorities."""
 
+from poseidon.rates import format_rate, parse_rate
 from poseidon.testbed.layout import CONGESTION_CONTROLS, MOST_PORTS, Layout
 from poseidon.testbed.network import HOST_DEVICE, Host, TestbedError, make_hosts, missing_requirements
-from poseidon.testbed.rate import format_rate, parse_rate
 from poseidon.testbed.state import Record
 from poseidon.testbed.testbed import Testbed, records, remove, remove_all
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from poseidon.dscp import MOST_CLASSES
 from poseidon.errors import InvalidArgument
-from poseidon.testbed.rate import LEAST_RATE, MOST_RATE, format_rate
+from poseidon.rates import LEAST_RATE, MOST_RATE, format_rate
 from poseidon.testbed.shaping import Shape
 
 MOST_HOSTS = 250

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from poseidon.rates import parse_rate
 from poseidon.testbed import network
 from poseidon.testbed.layout import Layout
-from poseidon.testbed.rate import parse_rate
 
 _ID_COUNT = 255  # ids are the third byte of the addresses
 

@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Any
 
 from poseidon.errors import InvalidArgument
+from poseidon.rates import format_rate, parse_rate
 from poseidon.testbed import network, state
 from poseidon.testbed.layout import Layout
 from poseidon.testbed.network import Host, TestbedError
-from poseidon.testbed.rate import format_rate, parse_rate
 
 _TCP_COPY = Path(__file__).with_name("tcp_copy.py")
 

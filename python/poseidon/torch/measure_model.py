@@ -29,7 +29,9 @@ def load(name: str) -> tuple[nn.Module, Any]:
     except ImportError as error:
         raise InvalidArgument(f"{name} cannot be imported: {error}") from None
     except AttributeError:
-        raise InvalidArgument(f"{name}: the module {module_name} has no {attribute!r}") from None
+        raise InvalidArgument(
+            f"{name}: the module {module_name} has no {attribute!r}: give the name of a model or of a function"
+        ) from None
     if callable(found) and not isinstance(found, nn.Module):
         found = found()
     if isinstance(found, nn.Module):
@@ -71,7 +73,7 @@ def train(name: str) -> None:
     model, batch = load(name)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
-        raise InvalidArgument(f"{name} has no parameter that is trained")
+        raise InvalidArgument(f"{name} has no parameter that is trained: give a model with requires_grad")
     optimizer = torch.optim.SGD(trained, lr=0.0)
     while True:
         optimizer.zero_grad()

@@ -16,8 +16,8 @@ def fetch(addresses: Sequence[Address], token: str | None) -> list[WorkerFigures
         answer = HttpClient(address, token, "poseidon metrics").ask("GET", "/workers")
         try:
             found += [WorkerFigures.from_json(fields) for fields in answer["workers"]]
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, ValueError, AttributeError):
             raise PoseidonError(
                 f"what answers at {address} is no `poseidon metrics` of this version: use one version on all machines"
             ) from None
-    return sorted(found, key=lambda one: (one.job, one.rank))
+    return sorted(found, key=lambda one: (one.run_key, one.rank))

@@ -32,7 +32,7 @@ _OF_A_WORKER = (
 
 
 def metrics_text(workers: Sequence[WorkerFigures]) -> str:
-    """The text for these workers. All labels have the worker's job and rank."""
+    """The text for these workers. All labels have the worker's job, its run and its rank."""
     lines: list[str] = []
     for metric in _OF_A_WORKER:
         samples = [(_labels(one), metric.value(one)) for one in workers]
@@ -81,4 +81,4 @@ def _link_lines(workers: Sequence[WorkerFigures]) -> list[str]:
 
 
 def _labels(worker: WorkerFigures, **more: object) -> str:
-    return labels(job=worker.job, rank=worker.rank, **more)
+    return labels(job=worker.job, run=worker.run, rank=worker.rank, **more)

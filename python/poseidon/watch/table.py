@@ -6,14 +6,17 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from rich import box
 from rich.markup import escape
 from rich.table import Table
 
 from poseidon.live import LinkFigures, WorkerFigures
+from poseidon.rates import rate_text
 from poseidon.watch.lateness import latest_worker
 
-_COLUMNS = ("rank", "host", "step", "step time", "stall", "bytes a step, by scheme", "slowest link", "late")
+_COLUMNS = ("rank", "host", "step", "step time", "stall", "bytes a step", "slowest link", "late")
 _SILENT_S = 5.0
+_RUN_LETTERS = 8
 
 
 def is_silent(worker: WorkerFigures) -> bool:
@@ -22,9 +25,12 @@ def is_silent(worker: WorkerFigures) -> bool:
 
 
 def tables(workers: Sequence[WorkerFigures]) -> Iterator[Table]:
-    """One for each job."""
-    for job, group in groupby(workers, key=lambda one: one.job):
-        yield _table(job, list(group))
+    """One for each run: two runs may have a job of the same name."""
+    by_run = [list(group) for _, group in groupby(workers, key=lambda one: one.run_key)]
+    names = [group[0].job for group in by_run]
+    for group in by_run:
+        more = f" (run {group[0].run[:_RUN_LETTERS]})" if names.count(group[0].job) > 1 else ""
+        yield _table(group[0].job + more, group)
 
 
 def _table(job: str, workers: list[WorkerFigures]) -> Table:
@@ -32,7 +38,7 @@ def _table(job: str, workers: list[WorkerFigures]) -> Table:
     late = latest_worker(active) if active else None
     first = workers[0]
     title = f"job {escape(job)}, generation {first.generation}: {len(workers)} of {first.world_size} workers"
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for column in _COLUMNS:
         table.add_column(column, overflow="fold")
     for worker in workers:
@@ -63,7 +69,7 @@ def _link(link: LinkFigures | None) -> str:
     if link is None or link.bits_per_s is None:
         return ""
     resent = f", {link.resent_packets} resent" if link.resent_packets else ""
-    return f"{link.peer} {link.bits_per_s / 1e6:.0f} Mb/s{resent}"
+    return f"{link.peer} {rate_text(link.bits_per_s)}{resent}"
 
 
 def _milliseconds(seconds: float) -> str:

@@ -94,19 +94,25 @@ Result<SegmentFiles> receive_files(int socket) {
   const ssize_t got = ::recvmsg(socket, &parcel.message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   // Take ownership before any check: the files that came must be closed in any case.
   std::array<FileDescriptor, kFileCount> received;
-  const cmsghdr* const rights = got < 0 ? nullptr : CMSG_FIRSTHDR(&parcel.message);
-  if (rights != nullptr && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS) {
-    const std::size_t count = (rights->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    std::array<int, kFileCount> fds{};
-    std::memcpy(fds.data(), CMSG_DATA(rights), count * sizeof(int));  // the buffer has no room for more
-    for (std::size_t i = 0; i < count; ++i) received[i] = FileDescriptor(fds[i]);
+  std::size_t count = 0;
+  for (const cmsghdr* part = got < 0 ? nullptr : CMSG_FIRSTHDR(&parcel.message); part != nullptr;
+       part = CMSG_NXTHDR(&parcel.message, const_cast<cmsghdr*>(part))) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS || part->cmsg_len < CMSG_LEN(0)) continue;
+    const std::size_t bytes = part->cmsg_len - CMSG_LEN(0);
+    for (std::size_t at = 0; at + sizeof(int) <= bytes; at += sizeof(int), ++count) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(part) + at, sizeof(fd));
+      FileDescriptor file(fd);
+      if (count < kFileCount) received[count] = std::move(file);  // padding has room for more than were asked for
+    }
   }
   const Greeting expected;
   if (got != static_cast<ssize_t>(sizeof(expected)) ||
       std::memcmp(&parcel.greeting, &expected, sizeof(expected)) != 0 ||
-      (parcel.message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || !received[kFileCount - 1]) {
-    return Status(ErrorCode::mismatch,
-                  "the other process sets up shared memory in another way; install the same poseidon-dl in both");
+      (parcel.message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || count != kFileCount) {
+    return Status(
+        ErrorCode::mismatch,
+        "the other process sets up shared memory in another way; install the same version of Poseidon in both");
   }
   return SegmentFiles{std::move(received[0]), std::move(received[1]), std::move(received[2])};
 }

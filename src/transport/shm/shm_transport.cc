@@ -1,8 +1,10 @@
 #include "transport/shm/shm_transport.h"
 
+#include <cerrno>
 #include <utility>
 
 #include "transport/shm/local_socket.h"
+#include "transport/shm/segment.h"
 #include "transport/shm/shm_connector.h"
 #include "transport/shm/shm_listener.h"
 
@@ -38,6 +40,13 @@ class ShmTransport final : public Transport {
 };
 
 }  // namespace
+
+Status check_shared_memory() {
+  if (!shm::make_socket()) return {ErrorCode::unreachable, "shared memory: socket: " + errno_text(errno)};
+  auto files = shm::Segment::make_files();
+  if (!files.ok()) return files.status();
+  return shm::Segment::open(std::move(files.value()), true).status();
+}
 
 std::unique_ptr<Transport> make_shm_transport(const Admission& admission) {
   return std::make_unique<ShmTransport>(admission);

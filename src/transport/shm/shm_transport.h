@@ -20,4 +20,7 @@ namespace poseidon {
 std::unique_ptr<Transport> make_shm_transport(const Admission& admission);
 inline std::unique_ptr<Transport> make_shm_transport() { return make_shm_transport(Admission()); }
 
+/// Whether this process may share memory at all: a container or a filter of system calls may forbid it. It tries.
+Status check_shared_memory();
+
 }  // namespace poseidon

@@ -248,6 +248,32 @@ TEST_F(ShmRawPeer, WhoGreetsOtherwiseIsHungUpOn) {
   expect_hung_up();
 }
 
+TEST_F(ShmRawPeer, MoreFilesThanAskedForAreClosed) {
+  ASSERT_TRUE(connect_socket());
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::pipe2(ends.data(), O_CLOEXEC), 0);
+  const std::array<int, 4> files{ends[1], ends[1], ends[1], ends[1]};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(files))> control{};
+  std::array<char, 24> bytes{};
+  iovec text{bytes.data(), bytes.size()};
+  msghdr message{};
+  message.msg_iov = &text;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  cmsghdr* const rights = CMSG_FIRSTHDR(&message);
+  rights->cmsg_level = SOL_SOCKET;
+  rights->cmsg_type = SCM_RIGHTS;
+  rights->cmsg_len = CMSG_LEN(sizeof(files));
+  std::memcpy(CMSG_DATA(rights), files.data(), sizeof(files));
+  ASSERT_EQ(::sendmsg(peer_.get(), &message, MSG_NOSIGNAL), 24);
+  expect_hung_up();
+  ::close(ends[1]);
+  char byte = 0;
+  EXPECT_EQ(::read(ends[0], &byte, 1), 0) << "nobody holds the other end any more";
+  ::close(ends[0]);
+}
+
 TEST_F(ShmRawPeer, AnEventDescriptorThatIsNoneIsAMismatch) {
   end_.reset();
   listener_.reset();

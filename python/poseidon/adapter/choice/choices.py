@@ -24,6 +24,7 @@ from poseidon.adapter.state_text import broadcast
 from poseidon.adapter.stats import BackwardPass, StepRecord
 from poseidon.errors import InvalidArgument
 from poseidon.options import Settings
+from poseidon.rates import rate_text
 from poseidon.schemes import SCHEMES
 
 _PERIOD = 8  # steps from one decision to the next
@@ -201,7 +202,7 @@ class Choices:
             reason = f"taken again at step {step}: with the other scheme a step took {measured}, and {predicted} before"
         else:
             reason = f"chosen at step {step}: {predicted} predicted instead of {measured} a step"
-        reason += f", with {link / 1e6:.1f} MB/s on a port"
+        reason += f", with {rate_text(8 * link)} on a port"
         for name, code, count in zip(self.open_layers, numbers[_HEAD::2], numbers[_HEAD + 1 :: 2], strict=True):
             if code:
                 self._log.add(LoggedChoice(step, name, _CODES[code - 1], count, reason))

@@ -70,7 +70,9 @@ class Streaming:
     def cut(self, found: Sequence[SyncedParameter]) -> list[list[SyncedParameter]]:
         """The fragments: parameters side by side, of about equally many bytes."""
         if self.count > len(found):
-            raise InvalidArgument(f"fragments is {self.count}, and the model has {len(found)} parameters to average")
+            raise InvalidArgument(
+                f"fragments is {self.count}, and the model has {len(found)} parameters to average: give at most as many"
+            )
         left_bytes = sum(entry.param.nbytes for entry in found)  # with those of the last part
         parts: list[list[SyncedParameter]] = [[]]
         part_bytes = 0

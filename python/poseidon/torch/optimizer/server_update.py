@@ -175,7 +175,8 @@ class ServerUpdate:
                 if entry.param.grad is not None:
                     raise PoseidonError(
                         "step() without a synchronizing backward since the last one: the servers update during "
-                        "backward, so gradients that it did not push (under no_sync(), by hand) have no effect"
+                        "backward, so gradients that it did not push (under no_sync(), by hand) have no effect: "
+                        "call step() after a backward that synchronizes"
                     )
             return
         for index, (param_group, used) in enumerate(zip(self.param_groups, self._rules, strict=True)):

@@ -77,7 +77,9 @@ class TrainingObjects(TrainingState):
             if not undo:
                 one.register_step_pre_hook(self._note_step)
         if self._undos and not undo:
-            raise InvalidArgument("undo=False does not go with DistributedOptimizer, whose updates outlive their step")
+            raise InvalidArgument(
+                "undo=False does not go with DistributedOptimizer, whose updates outlive their step: leave undo out"
+            )
         self._check_optimizers()
 
     def _check_optimizers(self) -> None:
@@ -87,7 +89,9 @@ class TrainingObjects(TrainingState):
         for entry in self._entries():
             updated = entry.updater is not None or entry.on_servers
             if updated and not any(one.updates(entry) for one in distributed):
-                raise InvalidArgument(f"Recovery was not given the DistributedOptimizer that updates {entry.name}")
+                raise InvalidArgument(
+                    f"Recovery was not given the DistributedOptimizer that updates {entry.name}: give it that, too"
+                )
             if stray is None and entry.param not in given:
                 stray = entry.name
         if stray is not None:
@@ -377,7 +381,7 @@ def _check(objects: Sequence[Any], models: Sequence[DistributedDataParallel]) ->
         if isinstance(one, DistributedOptimizer) and one.model not in models:
             raise InvalidArgument("Recovery needs the model of each DistributedOptimizer that it is given")
     if len({id(one) for one in objects}) < len(objects):
-        raise InvalidArgument("Recovery was given the same object twice")
+        raise InvalidArgument("Recovery was given the same object twice: give it once")
 
 
 def _model_tensors(model: DistributedDataParallel, whole: bool) -> list[torch.Tensor]:
