@@ -14,10 +14,15 @@ TIMEOUT_S = 150
 
 def first_program(page: str) -> str:
     """The first Python program of a page of docs/."""
+    return programs(page)[0]
+
+
+def programs(page: str) -> list[str]:
+    """The complete Python programs of a page of docs/, which begin with imports."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    found = re.search(r"```python\n(.*?)```", text, re.DOTALL)
-    assert found is not None, page
-    return found.group(1)
+    found = re.findall(r"```python\n((?:import|from) .*?)```", text, re.DOTALL)
+    assert found, page
+    return list(found)
 
 
 def output_on_two(program: Path) -> str:

@@ -31,7 +31,7 @@ from poseidon.adapter.step_watch import watch_steps
 from poseidon.errors import InvalidArgument
 from poseidon.jax.dense import Kernel, tracing
 from poseidon.jax.process import context, port
-from poseidon.jax.turns import take_turn
+from poseidon.jax.turns import call_plugin, take_turn
 from poseidon.options import Settings
 from poseidon.schemes import takes_factors
 
@@ -52,13 +52,16 @@ def value_and_grad(function: Callable[..., Any], has_aux: bool = False) -> Calla
         if here.client is None:
             return jax.value_and_grad(function, has_aux=has_aux)(params, *arguments, **keywords)
         leaves, form = jax.tree_util.tree_flatten(params)
-        exchange = _Exchange(port())
+        _check_parameters(params)
+        exchange = _Exchange(port(), here.world_size)
 
         def tagged(leaves: Sequence[Any], token: Any) -> Any:
             kernels = exchange.tag(leaves, token)
-            sent = [kernel.tagged for kernel in kernels]
+            given = jax.tree_util.tree_unflatten(form, [kernel.tagged for kernel in kernels])
+            before = _held_by_objects(given)
             with tracing(kernels, token):
-                answer = function(jax.tree_util.tree_unflatten(form, sent), *arguments, **keywords)
+                answer = function(given, *arguments, **keywords)
+            _check_unchanged(before, _held_by_objects(given))
             # Forward is traced, and so it is known what has factors. Backward, which pushes, is not traced yet.
             exchange.layers = _layers_of(here, params, kernels)
             return answer
@@ -118,10 +121,37 @@ def _layers_of(here: Membership, params: Any, kernels: Sequence[Kernel]) -> list
     return tables[description]
 
 
+def _check_parameters(params: Any) -> None:
+    """Raises InvalidArgument for a leaf that has no mean: a counter, a random key, or no array at all."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        dtype = getattr(leaf, "dtype", None) or (np.dtype(type(leaf)) if isinstance(leaf, (float, int)) else None)
+        if dtype is None or dtype.name not in _DTYPES:
+            raise InvalidArgument(
+                f"parameter {jax.tree_util.keystr(path) or 'params'} is {dtype or type(leaf).__name__}, and a mean is "
+                f"made of {', '.join(_DTYPES)} only: pass what is trained as the first argument, and the rest as "
+                "another one (nnx.split(model, nnx.Param, ...), eqx.partition(model, eqx.is_inexact_array))"
+            )
+
+
+def _held_by_objects(tree: Any) -> dict[str, Any]:
+    """The leaves that lie in objects, such as modules of Flax NNX, which a function can change in place."""
+    nodes = jax.tree_util.tree_flatten(tree, is_leaf=lambda node: not isinstance(node, (dict, list, tuple)))[0]
+    found = [jax.tree_util.tree_flatten_with_path(node)[0] for node in nodes if not isinstance(node, jax.Array)]
+    return {f"{index}{jax.tree_util.keystr(path)}": leaf for index, one in enumerate(found) for path, leaf in one}
+
+
+def _check_unchanged(before: dict[str, Any], after: dict[str, Any]) -> None:
+    changed = [name.lstrip("0123456789") for name, leaf in before.items() if after.get(name) is not leaf]
+    if changed:
+        raise InvalidArgument(
+            f"the function has changed {changed[0]} of its parameters, such as a statistic of BatchNorm, and JAX would "
+            "lose that: split the model (nnx.split(model, nnx.Param, ...)), and return the changed state as an aux "
+            "value, as docs/jax.md#flax-nnx-and-equinox does"
+        )
+
+
 def _layer(settings: Settings, name: str, leaf: Any, kernel: Kernel) -> SyncedLayer:
     dtype, shape = jnp.result_type(leaf).name, jnp.shape(leaf)
-    if dtype not in _DTYPES:
-        raise InvalidArgument(f"parameter {name} is {dtype}, and a mean is made of {', '.join(_DTYPES)} only")
     wire = settings.wire if dtype == "float32" else "fp32"
     takes = kernel.has_factors and settings.scheme != "ps"
     scheme = settings.scheme if takes else "ps"
@@ -136,8 +166,8 @@ class _Exchange:
 
     layers: Sequence[SyncedLayer]
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, port: int, divisor: int) -> None:
+        self._port, self._divisor = port, divisor
         self._begin = take_turn(jnp.float32(0), port)
         self._pushed: set[int] = set()
 
@@ -205,7 +235,6 @@ class _Exchange:
     def _call(self, target: str, *given: Any, aliases: dict[int, int] | None = None) -> tuple[Any, Any]:
         """An array of the gradient's kind, and a zero that depends on it. The last of what is given is the layer."""
         *arrays, layer = given
-        kinds = (jax.ShapeDtypeStruct(layer.shape, layer.dtype), jax.ShapeDtypeStruct((), jnp.float32))
-        call = jax.ffi.ffi_call(target, kinds, has_side_effect=True, input_output_aliases=aliases or {})
-        found, zero = call(*arrays, port=np.int64(self._port), layer=np.int64(layer.layer))
-        return found, zero
+        kind = jax.ShapeDtypeStruct(layer.shape, layer.dtype)
+        divisor = self._divisor if target != "poseidon_pull" else None
+        return call_plugin(target, arrays, kind, self._port, layer.layer, divisor, aliases)

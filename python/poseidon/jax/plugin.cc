@@ -34,7 +34,7 @@ ffi::Future failed(const std::string& text) {
 struct Layer {
   std::vector<std::byte> staging;
   std::vector<std::byte> left, right;  // factors
-  bool in_flight = false;  // from its push until its result is written
+  bool in_flight = false;              // from its push until its result is written
 };
 
 struct PullRequest {
@@ -47,8 +47,7 @@ struct PullRequest {
 /// One client. Its thread completes pulls in the order in which they came.
 class Port {
  public:
-  Port(const PoseidonExchange& client, std::uint32_t divisor)
-      : client_(client), divisor_(divisor), thread_([this] { complete_pulls(); }) {}
+  explicit Port(const PoseidonExchange& client) : client_(client), thread_([this] { complete_pulls(); }) {}
 
   /// Completes what is under way, and ends the thread.
   ~Port() {
@@ -60,25 +59,26 @@ class Port {
     thread_.join();
   }
 
-  ffi::Error push(std::uint32_t layer, ffi::AnyBuffer gradient) {
+  ffi::Error push(std::uint32_t layer, std::uint32_t divisor, ffi::AnyBuffer gradient) {
     return start(layer, [&](Layer& of, char* text) {
       copy(gradient, of.staging);
-      return client_.start(client_.client, layer, of.staging.data(), of.staging.size(), divisor_,
+      return client_.start(client_.client, layer, of.staging.data(), of.staging.size(), divisor,
                            POSEIDON_NOT_FACTORABLE, text, kTextBytes);
     });
   }
 
   /// The gradient transpose(left) x right. Without rows this rank takes part and contributes nothing.
-  ffi::Error push_factors(std::uint32_t layer, ffi::AnyBuffer left, ffi::AnyBuffer right, std::size_t size_bytes) {
+  ffi::Error push_factors(std::uint32_t layer, std::uint32_t divisor, ffi::AnyBuffer left, ffi::AnyBuffer right,
+                          std::size_t size_bytes) {
     const auto count = static_cast<std::uint64_t>(left.dimensions()[0]);
     return start(layer, [&](Layer& of, char* text) {
       of.staging.assign(size_bytes, std::byte{});
       if (count == 0)
-        return client_.start_absent(client_.client, layer, of.staging.data(), size_bytes, divisor_, text, kTextBytes);
+        return client_.start_absent(client_.client, layer, of.staging.data(), size_bytes, divisor, text, kTextBytes);
       copy(left, of.left);
       copy(right, of.right);
       return client_.start_factors(client_.client, layer, of.left.data(), of.right.data(), count, of.staging.data(),
-                                   size_bytes, divisor_, text, kTextBytes);
+                                   size_bytes, divisor, text, kTextBytes);
     });
   }
 
@@ -150,7 +150,6 @@ class Port {
   }
 
   const PoseidonExchange client_;
-  const std::uint32_t divisor_;
   std::mutex mutex_;  // guards what follows, except the staging memory of a layer in flight
   std::condition_variable wake_;
   std::unordered_map<std::uint32_t, Layer> layers_;
@@ -172,22 +171,24 @@ constexpr const char* kLeftJob =
     "poseidon: shut_down: this function was compiled for a job that this process has left; compile it again";
 
 ffi::Error push(ffi::AnyBuffer gradient, ffi::AnyBuffer, ffi::Result<ffi::AnyBuffer> same,
-                ffi::Result<ffi::AnyBuffer> token, std::int64_t port, std::int64_t layer) {
+                ffi::Result<ffi::AnyBuffer> token, std::int64_t port, std::int64_t layer, std::int64_t divisor) {
   const auto to = port_of(port);
   if (to == nullptr) return ffi::Error::Internal(kLeftJob);
   if (same->untyped_data() != gradient.untyped_data())
     std::memcpy(same->untyped_data(), gradient.untyped_data(), gradient.size_bytes());
   std::memset(token->untyped_data(), 0, token->size_bytes());
-  return to->push(static_cast<std::uint32_t>(layer), gradient);
+  return to->push(static_cast<std::uint32_t>(layer), static_cast<std::uint32_t>(divisor), gradient);
 }
 
 /// `place` is as large as the gradient. A pull writes the mean there; until then it has no value.
 ffi::Error push_factors(ffi::AnyBuffer left, ffi::AnyBuffer right, ffi::AnyBuffer, ffi::Result<ffi::AnyBuffer> place,
-                        ffi::Result<ffi::AnyBuffer> token, std::int64_t port, std::int64_t layer) {
+                        ffi::Result<ffi::AnyBuffer> token, std::int64_t port, std::int64_t layer,
+                        std::int64_t divisor) {
   const auto to = port_of(port);
   if (to == nullptr) return ffi::Error::Internal(kLeftJob);
   std::memset(token->untyped_data(), 0, token->size_bytes());
-  return to->push_factors(static_cast<std::uint32_t>(layer), left, right, place->size_bytes());
+  return to->push_factors(static_cast<std::uint32_t>(layer), static_cast<std::uint32_t>(divisor), left, right,
+                          place->size_bytes());
 }
 
 ffi::Future pull(ffi::AnyBuffer, ffi::AnyBuffer, ffi::Result<ffi::AnyBuffer> mean, ffi::Result<ffi::AnyBuffer> done,
@@ -217,11 +218,13 @@ auto of_layer(Arguments arguments) {
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(poseidon_push, push,
-                              of_layer(ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    poseidon_push, push,
+    of_layer(ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>()).Attr<std::int64_t>("divisor"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     poseidon_push_factors, push_factors,
-    of_layer(ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>()));
+    of_layer(ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>())
+        .Attr<std::int64_t>("divisor"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(poseidon_pull, pull,
                               of_layer(ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>()));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
@@ -229,12 +232,12 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(
     ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Arg<ffi::Token>().Ret<ffi::AnyBuffer>().Ret<ffi::Token>().Attr<std::int64_t>(
         "port"));
 
-/// Opens a port to `client`, whose sums are divided by `divisor`, under a number that was not used before. Returns
-/// whether the plugin knows this version of the interface.
-extern "C" int poseidon_open(std::int64_t number, const PoseidonExchange* client, std::uint32_t divisor) {
+/// Opens a port to `client` under a number that was not used before. Returns whether the plugin knows this version of
+/// the interface.
+extern "C" int poseidon_open(std::int64_t number, const PoseidonExchange* client) {
   if (client->version != POSEIDON_EXCHANGE_VERSION) return 0;
   const std::lock_guard lock(ports_mutex);
-  ports[number] = std::make_shared<Port>(*client, divisor);
+  ports[number] = std::make_shared<Port>(*client);
   return 1;
 }
 

@@ -23,8 +23,7 @@ def open_port(client: _core.Client) -> int:
     Raises PluginError if the handlers cannot be compiled.
     """
     number = next(_numbers)
-    address, size = ctypes.c_void_p(client.c_exchange), ctypes.c_uint32(client.world_size)
-    if not _library().poseidon_open(ctypes.c_int64(number), address, size):
+    if not _library().poseidon_open(ctypes.c_int64(number), ctypes.c_void_p(client.c_exchange)):
         raise PluginError("the compiled handlers know another version of Poseidon's C interface")
     return number
 

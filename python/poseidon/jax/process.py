@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from poseidon.adapter.agreement import check_same
 from poseidon.adapter.arrays import ArrayKind, Arrays, Bytes
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.process import Process
@@ -147,14 +148,39 @@ def barrier() -> None:
 
 
 def broadcast(tree: Any, root: int = 0) -> Any:
-    """A copy of rank `root`'s arrays, in a tree of the same form. The given arrays stay as they are. Collective."""
+    """A copy of rank `root`'s arrays and random keys, in a tree of the same form.
+
+    What is neither stays each rank's own, such as functions in a module of Equinox. The given arrays stay as they are.
+    Collective. Raises Mismatch if the ranks' trees differ.
+    """
     control = _process.collective_control("broadcast")
     if control is None:
         return tree
-    leaves, form = jax.tree_util.tree_flatten(tree)
-    copies = [np.array(leaf) for leaf in leaves]
-    control.broadcast(copies, root)
-    return jax.tree_util.tree_unflatten(form, [jnp.asarray(copy) for copy in copies])
+    paths, form = jax.tree_util.tree_flatten_with_path(tree)
+    found = {index: _host_copy(leaf) for index, (_, leaf) in enumerate(paths) if _is_array(leaf)}
+    names = [f"{jax.tree_util.keystr(paths[at][0])} {one.dtype.name} {one.shape}" for at, one in found.items()]
+    check_same(control, "\n".join(names), "tree")
+    control.broadcast(list(found.values()), root)
+    leaves = [_like(leaf, found[at]) if at in found else leaf for at, (_, leaf) in enumerate(paths)]
+    return jax.tree_util.tree_unflatten(form, leaves)
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex))
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _host_copy(leaf: Any) -> Any:
+    return np.array(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+
+
+def _like(leaf: Any, received: Any) -> Any:
+    if _is_key(leaf):
+        return jax.random.wrap_key_data(jnp.asarray(received), impl=jax.random.key_impl(leaf))
+    return jnp.asarray(received)
 
 
 def shutdown() -> None:

@@ -6,11 +6,13 @@ programs, and from one program to the next.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
@@ -21,7 +23,12 @@ try:
     from jax._src import effects  # jax.extend has no effects yet
 
     _EFFECT = effects.Effect
-    _KINDS = (effects.lowerable_effects, effects.ordered_effects, effects.control_flow_allowed_effects)
+    _KINDS = (
+        effects.lowerable_effects,
+        effects.ordered_effects,
+        effects.control_flow_allowed_effects,
+        effects.custom_derivatives_allowed_effects,
+    )
 except (ImportError, AttributeError) as error:
     raise PoseidonError(
         f"JAX {jax.__version__} keeps its effects elsewhere than Poseidon looks for them ({error}): use a version of "
@@ -47,6 +54,23 @@ def take_turn(value: Any, port: int) -> Any:
     return _take_turn.bind(value, port=port)
 
 
+def call_plugin(
+    target: str,
+    given: Sequence[Any],
+    kind: jax.ShapeDtypeStruct,
+    port: int,
+    layer: int,
+    divisor: int | None = None,
+    aliases: Mapping[int, int] | None = None,
+) -> tuple[Any, Any]:
+    """What a handler of the plugin makes of a layer: an array of this kind, and a zero that depends on it."""
+    kinds = (kind, jax.ShapeDtypeStruct((), jnp.float32))
+    call = jax.ffi.ffi_call(target, kinds, has_side_effect=True, input_output_aliases=dict(aliases or {}))
+    more = {} if divisor is None else {"divisor": np.int64(divisor)}
+    found, zero = call(*given, port=np.int64(port), layer=np.int64(layer), **more)
+    return found, zero
+
+
 @_take_turn.def_effectful_abstract_eval
 def _result(value: Any, port: int) -> tuple[Any, set[_Turns]]:
     return value, {_Turns(port)}
@@ -54,7 +78,13 @@ def _result(value: Any, port: int) -> tuple[Any, set[_Turns]]:
 
 @_take_turn.def_impl
 def _run(value: Any, port: int) -> Any:
-    return jax.jit(partial(take_turn, port=port))(value)
+    with jax.disable_jit(False):  # in a program that has disabled it jit would come here again
+        return _compiled(port)(value)
+
+
+@lru_cache(maxsize=64)
+def _compiled(port: int) -> Callable[[Any], Any]:
+    return jax.jit(partial(take_turn, port=port))
 
 
 def _lower(context: Any, value: Any, *, port: int) -> list[Any]:
