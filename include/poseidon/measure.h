@@ -1,7 +1,10 @@
-// Measures the CPU time that the library needs on this machine.
+// Measures the CPU time that the library needs on this machine, and tells what the kernel knows of its connections.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
 
 namespace poseidon {
 
@@ -14,5 +17,19 @@ double scheduling_seconds(std::size_t chunk_count, std::size_t layer_count);
 /// How many multiply-adds one thread makes per second when it multiplies float32 factors (the scheme sfb). It takes a
 /// few milliseconds. Any thread.
 double multiply_adds_per_second();
+
+/// What the kernel knows of a TCP connection (its struct tcp_info).
+struct Connection {
+  std::uint64_t id = 0;     // that no other open socket of this machine has
+  std::string own_address;  // without a port, as is the next
+  std::string peer_address;
+  std::uint64_t acknowledged_bytes = 0;
+  std::uint64_t busy_us = 0;  // how long some bytes were not acknowledged yet
+  std::uint32_t round_trip_us = 0;
+  std::uint32_t resent_packets = 0;
+};
+
+/// The TCP connections that this library has in this process. It asks for no other library's. Any thread.
+std::vector<Connection> connections();
 
 }  // namespace poseidon

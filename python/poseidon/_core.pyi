@@ -832,6 +832,31 @@ def multiply_adds_per_second() -> float:
     The rate of one thread that multiplies factors (include/poseidon/measure.h).
     """
 
+class Connection:
+    """What the kernel knows of a TCP connection."""
+
+    @property
+    def id(self) -> int:
+        """That no other open socket of this machine has."""
+
+    @property
+    def own_address(self) -> str: ...
+    @property
+    def peer_address(self) -> str: ...
+    @property
+    def acknowledged_bytes(self) -> int: ...
+    @property
+    def busy_us(self) -> int:
+        """How long some bytes were not acknowledged yet."""
+
+    @property
+    def round_trip_us(self) -> int: ...
+    @property
+    def resent_packets(self) -> int: ...
+
+def connections() -> list[Connection]:
+    """The TCP connections that this library has in this process."""
+
 def digest(array: _Array) -> int:
     """A number that stands for an array's bytes (include/poseidon/digest.h)."""
 

@@ -57,6 +57,15 @@ void forget(int fd) {
 
 }  // namespace
 
+std::vector<int> owned_descriptors() {
+  std::vector<int> found;
+  const std::size_t end = used_words.load();
+  for (std::size_t word = 0; word < end; ++word)
+    for (std::uint64_t bits = owned[word].load(); bits != 0; bits &= bits - 1)
+      found.push_back(static_cast<int>(word * kBits) + std::countr_zero(bits));
+  return found;
+}
+
 FileDescriptor::FileDescriptor(int fd) : fd_(fd) {
   if (fd_ >= 0) track(fd_);
 }

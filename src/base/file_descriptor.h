@@ -5,6 +5,7 @@
 #include <string>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 namespace poseidon {
 
@@ -34,6 +35,9 @@ class FileDescriptor {
  private:
   int fd_ = -1;
 };
+
+/// The numbers that objects of FileDescriptor own at this moment. Any thread.
+std::vector<int> owned_descriptors();
 
 /// Whether a call on a non-blocking socket failed only because it would have had to block.
 inline bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK; }

@@ -1,6 +1,9 @@
 // Bindings of poseidon/measure.h.
 #include "poseidon/measure.h"
 
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
 #include "bindings/bindings.h"
 
 namespace poseidon::bindings {
@@ -11,6 +14,15 @@ void bind_measure(nb::module_& module) {
              "What scheduling so many chunks costs (include/poseidon/measure.h).");
   module.def("multiply_adds_per_second", &multiply_adds_per_second, nb::call_guard<nb::gil_scoped_release>(),
              "The rate of one thread that multiplies factors (include/poseidon/measure.h).");
+  nb::class_<Connection>(module, "Connection", "What the kernel knows of a TCP connection.")
+      .def_ro("id", &Connection::id, "That no other open socket of this machine has.")
+      .def_ro("own_address", &Connection::own_address)
+      .def_ro("peer_address", &Connection::peer_address)
+      .def_ro("acknowledged_bytes", &Connection::acknowledged_bytes)
+      .def_ro("busy_us", &Connection::busy_us, "How long some bytes were not acknowledged yet.")
+      .def_ro("round_trip_us", &Connection::round_trip_us)
+      .def_ro("resent_packets", &Connection::resent_packets);
+  module.def("connections", &connections, "The TCP connections that this library has in this process.");
 }
 
 }  // namespace poseidon::bindings

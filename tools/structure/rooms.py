@@ -88,7 +88,7 @@ PYTHON_DOORS: Doors = {
     "doctor": {"errors", "live"},
     "racks": {"errors", "options", "exchange"},
     "check": {"errors", "options", "exchange", "racks", "rates"},
-    "live": set(),
+    "live": {"_core"},
     "admin": {"errors", "options"},
     "watch": {"errors", "admin", "live", "rates"},
     "launch": {"dscp", "errors", "options", "failure_marks", "testbed"},

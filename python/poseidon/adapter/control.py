@@ -6,6 +6,7 @@ Every rank must make the same calls in the same order. Gradients may be in fligh
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ class Control:
     def __init__(self, client: _core.Client, arrays: Arrays) -> None:
         self.on_exchange: Callable[[], None] | None = None  # before anything is exchanged, gradients too
         self.arrays = arrays
+        self.threads: set[int] = set()  # that exchange, or train in order to
         self._client = client
         self._layers: dict[tuple[str, int], int] = {}
         self._sent: dict[int, NDArray[Any]] = {}  # by layer, what is on its way and nobody here waits for
@@ -50,8 +52,13 @@ class Control:
 
     def note_exchange(self) -> None:
         """Notes that the ranks are about to exchange something. Raises the error of `on_exchange`, if it has one."""
+        self.note_thread()
         if self.on_exchange is not None:
             self.on_exchange()
+
+    def note_thread(self) -> None:
+        """Notes that this thread trains: the other ranks wait for it, so they hear of its failure."""
+        self.threads.add(threading.get_ident())
 
     def _exchange(self, values: NDArray[Any], present: bool, divisor: int = 1, waits: bool = True) -> None:
         self.note_exchange()

@@ -27,6 +27,7 @@ class Process:
         self._arrays = arrays
         self._id = 0  # of the process that joined: a forked child inherits this, but not its threads
         self._watches = False
+        self._joining: set[int] = set()  # threads that have joined a job
 
     def join(self, place: World | None, options: Mapping[str, Any]) -> None:
         """Makes this process part of its own job, with this place in it. If it is None, the options give the place."""
@@ -71,6 +72,7 @@ class Process:
 
     def _prepare(self) -> None:
         self._id = os.getpid()
+        self._joining.add(threading.get_ident())
         self._watch_for_failures()  # already while joining: the others hear of it by the store, the launcher does not
 
     def _watch_for_failures(self) -> None:
@@ -84,11 +86,18 @@ class Process:
         inner = threading.excepthook
 
         def thread_hook(failure: threading.ExceptHookArgs) -> None:
-            if failure.exc_value is not None:
+            # Nobody waits for a thread that has never exchanged anything, such as one that uploads metrics.
+            if failure.exc_value is not None and self._trains(failure.thread):
                 self._abort(failure.exc_value)
             inner(failure)
 
         threading.excepthook = thread_hook
+
+    def _trains(self, thread: threading.Thread | None) -> bool:
+        number = None if thread is None else thread.ident
+        return number in self._joining or any(
+            one.control is not None and number in one.control.threads for one in self.all()
+        )
 
     def _leave_at_exit(self) -> None:
         for one in self.all():

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
-import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 
+from poseidon import _core
 from poseidon.live.figures import LinkFigures
 
-# In Linux's struct tcp_info (include/uapi/linux/tcp.h): the offset of each, and its form.
-_ROUND_TRIP_US = (68, "I")
-_RESENT = (100, "I")
-_ACKNOWLEDGED_BYTES = (120, "Q")
-_BUSY_US = (168, "Q")
-_INFO_BYTES = 192
 _LEAST_BYTES = 64 << 10  # below that a rate would be one of waiting
 
 
@@ -37,7 +27,7 @@ class LinkMeter:
     """Rates between one call of `links` and the next."""
 
     def __init__(self) -> None:
-        self._before: dict[str, tuple[int, int]] = {}  # by connection: bytes and µs so far
+        self._before: dict[int, tuple[int, int]] = {}  # by connection: bytes and µs so far
 
     def links(self) -> tuple[LinkFigures, ...]:
         """One for each address to which this process has connections beyond itself."""
@@ -53,16 +43,15 @@ class LinkMeter:
 
     def _since_before(self) -> dict[str, _Link]:
         links: dict[str, _Link] = {}
-        now: dict[str, tuple[int, int]] = {}
-        for name, peer, info in _connections():
-            acknowledged, busy_us = _value(info, _ACKNOWLEDGED_BYTES), _value(info, _BUSY_US)
-            acknowledged_before, busy_before_us = self._before.get(name, (0, 0))
-            now[name] = (acknowledged, busy_us)
-            link = links.setdefault(peer, _Link())
-            link.acknowledged += acknowledged - acknowledged_before
-            link.busiest_us = max(link.busiest_us, busy_us - busy_before_us)
-            link.round_trip_us = max(link.round_trip_us, _value(info, _ROUND_TRIP_US))
-            link.resent += _value(info, _RESENT)
+        now: dict[int, tuple[int, int]] = {}
+        for one in _core.connections():
+            acknowledged_before, busy_before_us = self._before.get(one.id, (0, 0))
+            now[one.id] = (one.acknowledged_bytes, one.busy_us)
+            link = links.setdefault(one.peer_address, _Link())
+            link.acknowledged += one.acknowledged_bytes - acknowledged_before
+            link.busiest_us = max(link.busiest_us, one.busy_us - busy_before_us)
+            link.round_trip_us = max(link.round_trip_us, one.round_trip_us)
+            link.resent += one.resent_packets
         self._before = now
         return links
 
@@ -72,45 +61,6 @@ def _figures(peer: str, link: _Link) -> LinkFigures:
     return LinkFigures(peer, rate, link.round_trip_us / 1e6, link.resent)
 
 
-def _value(info: bytes, place: tuple[int, str]) -> int:
-    offset, form = place
-    return int(struct.unpack_from(form, info, offset)[0])
-
-
-def _connections() -> list[tuple[str, str, bytes]]:
-    """Of each: a name that no other has, the other end's address, and the kernel's tcp_info."""
-    found = []
-    for name, connection in _sockets():
-        with contextlib.suppress(OSError):  # one that listens
-            peer = connection.getpeername()[0]
-            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-            if len(info) == _INFO_BYTES:
-                found.append((name, str(peer), info))
-    return found
-
-
 def own_addresses() -> list[str]:
     """The addresses that connections of this process have on this machine."""
-    found = set()
-    for _, connection in _sockets():
-        with contextlib.suppress(OSError):
-            connection.getpeername()
-            found.add(str(connection.getsockname()[0]))
-    return sorted(found)
-
-
-def _sockets() -> Iterator[tuple[str, socket.socket]]:
-    """This process's sockets of IP, each with a name that no other has. Each is closed when the next is asked for."""
-    try:
-        texts = os.listdir("/proc/self/fd")
-    except OSError:  # no /proc: nothing is known
-        return
-    for text in texts:
-        # It may be closed meanwhile, or be something else.
-        with contextlib.suppress(OSError, ValueError):
-            name = os.readlink(f"/proc/self/fd/{text}")
-            if not name.startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(text))) as own:
-                if own.family in (socket.AF_INET, socket.AF_INET6):
-                    yield name, own
+    return sorted({one.own_address for one in _core.connections()})

@@ -183,6 +183,8 @@ class TrainedModel:
     def begin_training_pass(self, synchronizing: bool) -> None:
         """A forward pass with gradients begins. `synchronizing`: its backward is to exchange them."""
         assert self.sync is not None
+        if self.context.control is not None:
+            self.context.control.note_thread()  # hooks of a device's backward run in a thread of autograd's
         self._changes.check()
         if self.sync.retired:
             _take_over(self.entries)
