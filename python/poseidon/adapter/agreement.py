@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from itertools import zip_longest
+from typing import Any
 
 from poseidon.adapter.control import Control
 from poseidon.errors import Mismatch, PoseidonError
@@ -18,6 +20,17 @@ def check_same(control: Control, description: str, what: str) -> None:
             f"the ranks built different {what}s: rank 0 has {ours!r}, rank {rank} has {theirs!r}; "
             f"build the {what} from the same code and options on every rank"
         )
+
+
+def broadcast_alike(control: Control, arrays: Mapping[str, Any], root: int, what: str) -> None:
+    """Overwrites these arrays, by name, with those of `root`. Collective.
+
+    Raises Mismatch on every rank, and changes nothing, unless all ranks have the same names, shapes and dtypes. `what`
+    is what users call all of them.
+    """
+    kinds = [f"{name}: shape {tuple(array.shape)}, dtype {array.dtype}" for name, array in arrays.items()]
+    check_same(control, "\n".join(kinds), what)
+    control.broadcast(list(arrays.values()), root)
 
 
 def first_difference(control: Control, text: str) -> tuple[int, str, str] | None:

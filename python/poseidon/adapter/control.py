@@ -33,17 +33,23 @@ class Control:
         self.arrays = arrays
         self.threads: set[int] = set()  # that exchange, or train in order to
         self._client = client
-        self._layers: dict[tuple[str, int], int] = {}
+        self._layers: dict[tuple[str, int, str], int] = {}
+        self._slot_count = 0
         self._sent: dict[int, NDArray[Any]] = {}  # by layer, what is on its way and nobody here waits for
 
-    def _layer(self, dtype: str, element_count: int) -> int:
-        key = (dtype, element_count)
+    def _layer(self, dtype: str, element_count: int, slot: str = "") -> int:
+        key = (dtype, element_count, slot)
         if key not in self._layers:
-            layer = _core.Layer(f"control {dtype} {element_count}", dtype, element_count, 0, 0, "ps")
+            layer = _core.Layer(f"control {dtype} {element_count} {slot}".strip(), dtype, element_count, 0, 0, "ps")
             self._layers[key], _ = self._client.add_layers([layer], transient=True)
             # Someone waits for each of these, so they overtake gradients that are in flight.
             self._client.set_priorities(self._layers[key], [1.0], [0], 0.0)
         return self._layers[key]
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._client.rank
 
     @property
     def world_size(self) -> int:
@@ -60,9 +66,11 @@ class Control:
         """Notes that this thread trains: the other ranks wait for it, so they hear of its failure."""
         self.threads.add(threading.get_ident())
 
-    def _exchange(self, values: NDArray[Any], present: bool, divisor: int = 1, waits: bool = True) -> None:
+    def _exchange(
+        self, values: NDArray[Any], present: bool, divisor: int = 1, waits: bool = True, slot: str = ""
+    ) -> None:
         self.note_exchange()
-        layer = self._layer(values.dtype.name, values.size)
+        layer = self._layer(values.dtype.name, values.size, slot)
         if layer in self._sent:
             self._client.wait(layer)
             del self._sent[layer]
@@ -149,57 +157,84 @@ class Control:
         self._exchange(block, present=True)
         return [block[starts[r] : starts[r + 1]].tobytes().decode() for r in range(len(lengths))]
 
-    def broadcast(self, arrays: Sequence[Any], root: int, root_waits: bool = True) -> None:
+    def broadcast(self, arrays: Sequence[Any], root: int) -> None:
         """Overwrites the framework's arrays (any dtype, device and layout) of all ranks with those of `root`.
 
-        Without `root_waits`, that rank goes on before the others have called it, unless there is more than 16 MiB.
+        The ranks have agreed on the number of arrays, their shapes and dtypes. Arrays that come back in every step are
+        `AgreedArrays`.
         """
         pending: list[Any] = []
         pending_bytes = 0
         for array in arrays:
             size_bytes = self.arrays.size_bytes(array)
             if pending and pending_bytes + size_bytes > _BLOCK_BYTES:
-                self._broadcast_arrays(pending, pending_bytes, root, root_waits)
+                self._broadcast_arrays(pending, pending_bytes, root)
                 pending, pending_bytes = [], 0
             pending.append(array)
-            pending_bytes += _aligned(size_bytes)
+            pending_bytes += aligned(size_bytes)
         if pending_bytes:
-            self._broadcast_arrays(pending, pending_bytes, root, root_waits)
+            self._broadcast_arrays(pending, pending_bytes, root)
 
     def broadcast_bytes(self, data: Bytes, root: int) -> None:
         """Overwrites `data`, of one size on all ranks, with that of `root`."""
-        block = np.zeros(_block_bytes(data.size), np.uint8)
+        block = self.new_block(data.size)
         block[: data.size] = data
-        self._broadcast_block(block, root)
+        self.broadcast_block(block, root)
         data[:] = block[: data.size]
 
-    def _broadcast_arrays(self, arrays: Sequence[Any], total_bytes: int, root: int, root_waits: bool) -> None:
+    def _broadcast_arrays(self, arrays: Sequence[Any], total_bytes: int, root: int) -> None:
         """The arrays lie one after the other in one block, each at an offset where any dtype may lie."""
-        block = np.zeros(_block_bytes(total_bytes), np.uint8)
+        block = self.new_block(total_bytes)
         places = []
         end = 0
         for array in arrays:
             size_bytes = self.arrays.size_bytes(array)
             if size_bytes:
                 places.append((array, block[end : end + size_bytes]))
-            end += _aligned(size_bytes)
+            end += aligned(size_bytes)
         is_root = self._client.rank == root
         if is_root:
             for array, place in places:
                 place[:] = self.arrays.bytes_of(array)
-        self._broadcast_block(block, root, root_waits)
+        self.broadcast_block(block, root)
         if not is_root:
             for array, place in places:
                 self.arrays.overwrite(array, place)
 
-    def _broadcast_block(self, block: Bytes, root: int, root_waits: bool = True) -> None:
+    # Blocks of bytes, each of a size that all ranks know.
+
+    def new_slot(self, what: str) -> str:
+        """The name of a series of blocks, for which the messages of others do not have to be over."""
+        self._slot_count += 1
+        return f"{what} {self._slot_count}"
+
+    def new_block(self, size_bytes: int) -> Bytes:
+        """A block of zeros for at least so many bytes."""
+        return np.zeros(_block_bytes(size_bytes), np.uint8)
+
+    def prepare_blocks(self, size_bytes: int, slot: str) -> None:
+        """Collective: makes known what `broadcast_block` with this slot needs, so that one rank may begin alone."""
+        for number, piece in enumerate(_pieces(np.empty(_block_bytes(size_bytes), np.uint8))):
+            self._layer(piece.dtype.name, piece.size, f"{slot} {number}")
+
+    def broadcast_block(self, block: Bytes, root: int, root_waits: bool = True, slot: str = "") -> None:
+        """Overwrites a block, of one size on all ranks, with that of `root`.
+
+        Without `root_waits` that rank goes on before the others have called it. It then waits for them only with the
+        next block of this slot, which is to be that of a series.
+        """
         is_root = self._client.rank == root
-        for start in range(0, block.size, _BLOCK_BYTES):
-            piece = block[start : start + _BLOCK_BYTES]
-            self._exchange(piece, present=is_root, waits=root_waits or not is_root)
+        for number, piece in enumerate(_pieces(block)):
+            place = f"{slot} {number}" if slot else ""
+            self._exchange(piece, present=is_root, waits=root_waits or not is_root, slot=place)
 
 
-def _aligned(size_bytes: int) -> int:
+def _pieces(block: Bytes) -> list[Bytes]:
+    return [block[start : start + _BLOCK_BYTES] for start in range(0, block.size, _BLOCK_BYTES)]
+
+
+def aligned(size_bytes: int) -> int:
+    """`size_bytes` rounded up so that any dtype may follow."""
     return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 

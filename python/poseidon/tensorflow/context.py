@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from poseidon.adapter.agreement import broadcast_alike
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.process import Process
 from poseidon.adapter.supported import check_supported
@@ -91,7 +92,8 @@ def broadcast_variables(variables: Iterable[Any], root: int = 0) -> None:
     """
     control = _process.collective_control("broadcast_variables")
     if control is not None:
-        control.broadcast(list(variables), root)
+        named = {f"variable {index}": variable for index, variable in enumerate(variables)}
+        broadcast_alike(control, named, root, "list of variable")
 
 
 def shutdown() -> None:

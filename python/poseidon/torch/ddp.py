@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistributedDataParallel
 
+from poseidon.adapter.agreement import broadcast_alike
 from poseidon.adapter.drift import refuse_join
 from poseidon.adapter.join import JoinedTraining
 from poseidon.adapter.layer import LossyChoice, SchemeChoice, WireChoice
@@ -224,7 +225,7 @@ class DistributedDataParallel(TorchDistributedDataParallel, ModelInsight, Weight
 
     def _send_buffers(self, trained: TrainedModel, synchronizing: bool) -> None:
         due = self.forward_sync_buffers and self.require_forward_param_sync and trained.takes_buffers_before_forward
-        due = due and not self._buffer_hook_is_after() and bool(trained.buffers())
+        due = due and not self._buffer_hook_is_after() and bool(trained.buffers.tensors())
         root = 0
         if trained.join is not None and torch.is_grad_enabled():
             root = trained.join.notify_forward(synchronizing, due)
@@ -250,7 +251,9 @@ class DistributedDataParallel(TorchDistributedDataParallel, ModelInsight, Weight
     ) -> None:
         control = self.trained_model().context.control
         if control is not None:
-            control.broadcast(self.modules_buffers if bufs is None else bufs, authoritative_rank)
+            found = self.modules_buffers if bufs is None else bufs
+            named = {f"buffer {index}": buffer for index, buffer in enumerate(found)}
+            broadcast_alike(control, named, authoritative_rank, "list of buffer")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients, without waiting for those in flight."""

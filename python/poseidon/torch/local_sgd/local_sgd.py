@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistributedDataParallel
 from torch.optim import Optimizer
 
-from poseidon.adapter.agreement import check_same, first_difference
+from poseidon.adapter.agreement import broadcast_alike, check_same, first_difference
 from poseidon.adapter.drift import drift_option, ranks_drift
 from poseidon.adapter.layer import WireChoice
 from poseidon.adapter.stats import latest_synchronization
@@ -26,6 +26,7 @@ from poseidon.torch.model.description import describe
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.optimizer.wrapper import STATE_HOOKS, OptimizerWrapper, described
 from poseidon.torch.process.context import context
+from poseidon.torch.training.buffers import ModelBuffers
 from poseidon.torch.training.trained_model import check_module
 
 _KEY = "local_sgd"  # of this class's part of a state_dict
@@ -98,6 +99,7 @@ class LocalSGD(OptimizerWrapper):
         self._context = here
         self._model = model
         self._every = every
+        self._buffers = ModelBuffers(model, ())
         self._weight = Weight()
         self._weights_given = 0  # since the last averaging
         self._found = collect_parameters(model, "ps", wire, settings, ())
@@ -133,8 +135,10 @@ class LocalSGD(OptimizerWrapper):
         self._steps_here = self._waited_ns = 0
         if client is not None:
             assert control is not None
+            self._buffers.check()
             options = f"LocalSGD {self._plan}, outer {self._outer}"
             check_same(control, describe(self._model, self._found, options, ()), "model")
+            self._buffers.connect(control)
             self._fragments.connect(client, control)
             self._weight.connect(control)
 
@@ -283,7 +287,7 @@ class LocalSGD(OptimizerWrapper):
     def _send_buffers(self) -> None:
         control = self._context.control
         if control is not None:
-            control.broadcast(list(self._model.buffers()), 0)
+            self._buffers.broadcast(control, 0, root_waits=True)
 
     def _check_parameters_now(self) -> None:
         known = {entry.param for entry in self._found}
@@ -306,8 +310,8 @@ class LocalSGD(OptimizerWrapper):
         `optimizer` stays.
         """
         if self._context.control is not None:
-            params = [param.detach() for param in self._model.parameters()]
-            self._context.control.broadcast(params, 0)
+            params = {name: param.detach() for name, param in self._model.named_parameters()}
+            broadcast_alike(self._context.control, params, 0, "list of parameter")
             self._send_buffers()
         self._fragments.take_over()
         self._steps_alone = self._steps_apart = self._model_loads = self._weights_given = 0

@@ -11,8 +11,13 @@ from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.version import VERSION
 
 
-def describe(module: nn.Module, entries: list[SyncedParameter], options: str, ignored: Collection[str]) -> str:
-    """One line for everything that must be the same on all ranks; `ignored` names what need not be."""
+def describe(
+    module: nn.Module, entries: list[SyncedParameter], options: str, ignored: Collection[str], buffers: bool = True
+) -> str:
+    """One line for everything that must be the same on all ranks; `ignored` names what need not be.
+
+    `buffers`: buffers must be the same, too.
+    """
     torch_version = ".".join(torch.__version__.split(".")[:2])
     lines = [f"versions: poseidon {VERSION}, torch {torch_version}", f"options: {options}"]
     synced = {entry.param: entry for entry in entries}
@@ -22,7 +27,8 @@ def describe(module: nn.Module, entries: list[SyncedParameter], options: str, ig
         entry = synced.get(param)
         how = "not synchronized" if entry is None else _exchange_of(entry)
         lines.append(f"parameter {name}: {_tensor(param)}, requires_grad {param.requires_grad}, {how}")
-    lines += [f"buffer {name}: {_tensor(buffer)}" for name, buffer in module.named_buffers() if name not in ignored]
+    found = module.named_buffers() if buffers else ()
+    lines += [f"buffer {name}: {_tensor(buffer)}" for name, buffer in found if name not in ignored]
     return "\n".join(lines)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from poseidon.adapter.arrays import ArrayKind, Arrays, Bytes
+from poseidon.torch.tensors.compatibility import unnamed
 from poseidon.torch.tensors.memory import host_bytes
 
 DTYPES: dict[str, torch.dtype] = {
@@ -51,7 +53,13 @@ class TensorArrays(Arrays):
         return host_bytes(array)  # type: ignore[no-any-return]
 
     def overwrite(self, array: torch.Tensor, data: Bytes) -> None:
-        array.detach().copy_(torch.from_numpy(data).view(array.dtype).view(array.shape))
+        target = unnamed(array.detach())
+        source = torch.from_numpy(data).view(array.dtype).view(array.shape)
+        for dim, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
+            if stride == 0 and size > 1:  # an expanded tensor has these elements once
+                target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
+        with torch.inference_mode() if target.is_inference() else nullcontext():
+            target.copy_(source)
 
     def make(self, kind: ArrayKind, data: bytearray | None = None) -> torch.Tensor:
         name, shape = kind

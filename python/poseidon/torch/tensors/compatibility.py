@@ -45,6 +45,11 @@ def preserved_versions(tensors: Sequence[torch.Tensor]) -> AbstractContextManage
     return contexts
 
 
+def unnamed(tensor: Any) -> torch.Tensor:
+    """The same tensor without names of its dimensions, which older versions of torch have."""
+    return tensor.rename(None) if getattr(tensor, "has_names", bool)() else tensor  # type: ignore[no-any-return]
+
+
 def leave_uncompiled(function: Any) -> None:
     """Has torch.compile leave this function's own code alone. It still looks at what the function calls."""
     from torch._dynamo.eval_frame import skip_code  # slow to import, as every optimizer of torch does

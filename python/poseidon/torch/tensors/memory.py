@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch.utils.dlpack import to_dlpack
 
+from poseidon.torch.tensors.compatibility import unnamed
+
 DTYPE_NAMES = {
     torch.float32: "float32",
     torch.float64: "float64",
@@ -27,7 +29,7 @@ def align(size_bytes: int) -> int:
 def byte_view(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's elements, in the order of its indices, as a 1-D uint8 tensor: a view of its memory or a copy."""
     # Conjugate and negative views show other values than lie in their memory.
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    return unnamed(tensor.detach()).resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def host_bytes(tensor: torch.Tensor) -> Any:

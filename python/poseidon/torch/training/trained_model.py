@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Collection, Iterator
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistributedDataParallel
 
@@ -22,7 +21,7 @@ from poseidon.adapter.plan_table import PlanTable, make_plan_table
 from poseidon.adapter.replica_check import replica_check
 from poseidon.adapter.run_record import RunRecorder, recorder_of
 from poseidon.adapter.stats import Recorder
-from poseidon.errors import InvalidArgument
+from poseidon.errors import InvalidArgument, Mismatch
 from poseidon.torch.exchange.comm_hooks import HookedTransfer
 from poseidon.torch.exchange.direct import make_transfer
 from poseidon.torch.exchange.powersgd_hook import SCHEME as POWERSGD
@@ -36,7 +35,7 @@ from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.replica import Replica, Unwatched
 from poseidon.torch.process.context import memberships
 from poseidon.torch.process.process_groups import default_group
-from poseidon.torch.tensors.compatibility import preserved_versions
+from poseidon.torch.training.buffers import ModelBuffers
 from poseidon.torch.training.empty_steps import EmptySteps
 from poseidon.torch.training.optimizers_in_backward import OptimizersInBackward
 
@@ -77,7 +76,8 @@ class TrainedModel:
         _check_entries(self.entries)
         self._changes = ChangeWatch(module, self.entries, self._ignored)
         self._in_backward: OptimizersInBackward | None = None
-        check_model(here.settings, self.entries, sends_buffers and bool(self.buffers()))
+        self.buffers = ModelBuffers(module, self._ignored)
+        check_model(here.settings, self.entries, sends_buffers and bool(self.buffers.tensors()))
         if here.settings.world_size > 1:
             _take_over(self.entries)
             self.sync = self._make_synchronizer()
@@ -141,10 +141,16 @@ class TrainedModel:
         assert sync is not None
         for entry in self.entries:
             entry.forget_client()
+        shares_buffers = self._sends_buffers or (init_sync and buffers_too)
+        if shares_buffers:
+            self.buffers.check()
         _agree_on_shared(self.entries, here.control)
         options = f"buffers in forward {self._sends_buffers}, at the start {buffers_too}, init_sync {init_sync}"
         options += f", {sync.powersgd.describe()}" if sync.powersgd is not None else ""
-        check_same(here.control, describe(self.module, self.entries, options, self._ignored), "model")
+        text = describe(self.module, self.entries, options, self._ignored, shares_buffers)
+        check_same(here.control, text, "model")
+        if self._sends_buffers:
+            self.buffers.connect(here.control)
         if init_sync:
             self.broadcast_state(0, buffers_too)
         transfer = make_transfer(here.client, self.entries[0].param.device)
@@ -205,26 +211,26 @@ class TrainedModel:
         """Whether rank 0's buffers come when forward passes begin, not at the end of backward."""
         return self.sync is not None and self.sync.before_results is None
 
-    def buffers(self) -> list[torch.Tensor]:
-        """The module's buffers that are not ignored."""
-        return [buffer for name, buffer in self.module.named_buffers() if name not in self._ignored]
-
     def broadcast_buffers(self, root: int, root_waits: bool = False) -> None:
         """Collective: overwrites the module's buffers with those of `root`, unseen by backward passes still to come.
 
         Unless `root_waits` that rank does not wait for the others: it may evaluate alone, and they take part when they
-        train on.
+        train on. Raises Mismatch, and ends the job, if this rank has other buffers than `root`.
         """
         assert self.context.control is not None
-        buffers = self.buffers()
-        with preserved_versions(buffers):
-            self.context.control.broadcast(buffers, root, root_waits=root_waits)
+        try:
+            self.buffers.broadcast(self.context.control, root, root_waits)
+        except Mismatch as difference:
+            self.context.abort(difference)
+            raise
 
     def broadcast_state(self, root: int, buffers_too: bool) -> None:
         """Collective: overwrites the module's parameters, and, `buffers_too`, its buffers, with those of `root`."""
         assert self.context.control is not None
         params = [param.detach() for name, param in self.module.named_parameters() if name not in self._ignored]
-        self.context.control.broadcast(params + (self.buffers() if buffers_too else []), root)
+        self.context.control.broadcast(params, root)
+        if buffers_too:
+            self.context.control.broadcast(list(self.buffers.tensors().values()), root)
 
     def broadcast_last_state(self, root: int) -> None:
         """Collective, at the end of a `join()`: the model of `root`, one of those that trained longest, for all."""
