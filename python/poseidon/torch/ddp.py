@@ -26,6 +26,7 @@ from poseidon.torch.process.context import context_of
 from poseidon.torch.process.process_groups import default_group, has_same_ranks
 from poseidon.torch.tensors.compatibility import compiler
 from poseidon.torch.training import torch_arguments
+from poseidon.torch.training.copies import ModelCopies
 from poseidon.torch.training.insight import ModelInsight
 from poseidon.torch.training.join_hook import ModelJoinHook
 from poseidon.torch.training.reducer import Reducer, logging_data
@@ -35,10 +36,9 @@ from poseidon.torch.training.weighted_model import WeightedModel
 
 _MIB = 1 << 20
 _set_compiler: Any = torch._C._dynamo.eval_frame.set_eval_frame
-_OF_THIS_PROCESS = ("_trained", "process_group", "device_mesh")  # not in copies and pickles
 
 
-class DistributedDataParallel(TorchDistributedDataParallel, ModelInsight, WeightedModel):
+class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelInsight, WeightedModel):
     """Trains `module` synchronously on all workers of the job: after backward every `.grad` is the
     mean over the workers.
 
@@ -57,7 +57,7 @@ class DistributedDataParallel(TorchDistributedDataParallel, ModelInsight, Weight
     Collective: every rank builds the same model in the same order. Raises Mismatch, naming the first difference, if
     the models differ. Raises InvalidArgument, naming the argument or parameter, if something is not supported.
     Forward and backward of one model must run in one thread at a time. A copy or a pickle of the object is a separate
-    model, which meets the other ranks in its first forward pass.
+    model, which meets the other ranks when it is first trained. Until then it evaluates alone.
     """
 
     @torch_arguments.in_torchs_order
@@ -163,6 +163,8 @@ class DistributedDataParallel(TorchDistributedDataParallel, ModelInsight, Weight
     @torch._disable_dynamo(recursive=False)  # as torch's: what is compiled is the module
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Runs the module's forward. Before it, rank 0's buffers reach all ranks, as torch's class sends them."""
+        if self._computes_alone():
+            return self._forward_alone(inputs, kwargs)
         # Asked here and not in a function, which would itself be compiled.
         if compiler is not None:
             compiles = compiler()
@@ -479,20 +481,3 @@ class DistributedDataParallel(TorchDistributedDataParallel, ModelInsight, Weight
     def synced_parameters(self) -> Sequence[SyncedParameter]:
         """The parameters whose gradients are exchanged, in registration order."""
         return self.trained_model().entries
-
-    def __getstate__(self) -> dict[str, Any]:
-        trained = self._trained
-        if trained is not None and trained.sync is not None:
-            trained.sync.settle()
-        if trained is not None and not trained.context.is_world:
-            raise InvalidArgument(
-                "a DistributedDataParallel of a process_group cannot be copied or pickled, since the group belongs to "
-                "this process: copy or save model.module, or save model.state_dict()"
-            )
-        return {key: value for key, value in self.__dict__.items() if key not in _OF_THIS_PROCESS}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        nn.Module.__setstate__(self, state)
-        self.process_group = default_group()
-        self.device_mesh = self._trained = None
-        self._comm_hooks, self._comm_hook_name = [], ""  # as torch's class, which makes copies without them
