@@ -149,7 +149,7 @@ class TrainedModel:
         options += f", {sync.powersgd.describe()}" if sync.powersgd is not None else ""
         text = describe(self.module, self.entries, options, self._ignored, shares_buffers)
         check_same(here.control, text, "model")
-        if self._sends_buffers:
+        if self._sends_buffers and self.buffers.tensors():
             self.buffers.connect(here.control)
         if init_sync:
             self.broadcast_state(0, buffers_too)
