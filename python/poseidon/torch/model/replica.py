@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from poseidon import _core
 from poseidon.adapter.control import Control
 from poseidon.adapter.replica_check import Parameters, ReplicaCheck, processor_name
-from poseidon.torch.tensors.memory import byte_view
+from poseidon.torch.tensors.memory import host_bytes
 from poseidon.torch.tensors.modes import update_mode
 from poseidon.torch.tensors.watched import unnoticed
 
@@ -93,7 +93,7 @@ class Replica(Unwatched, Parameters):
             device = torch.stack([_device_digest(tensor) for tensor in on_device]).tolist()
             from_device = iter([digest % (1 << 64) for digest in device])
         return [
-            _core.digest(byte_view(tensor).numpy()) if tensor.device.type == "cpu" else next(from_device)
+            _core.digest(host_bytes(tensor)) if tensor.device.type == "cpu" else next(from_device)
             for tensor in tensors
         ]
 
