@@ -93,8 +93,7 @@ class Replica(Unwatched, Parameters):
             device = torch.stack([_device_digest(tensor) for tensor in on_device]).tolist()
             from_device = iter([digest % (1 << 64) for digest in device])
         return [
-            _core.digest(host_bytes(tensor)) if tensor.device.type == "cpu" else next(from_device)
-            for tensor in tensors
+            _core.digest(host_bytes(tensor)) if tensor.device.type == "cpu" else next(from_device) for tensor in tensors
         ]
 
     def values(self, index: int) -> tuple[str, NDArray[np.float64]]:
