@@ -80,6 +80,24 @@ def test_what_cannot_be_measured_is_told(script: Path, tmp_path: Path) -> None:
         measure_script(tmp_path / "none.py", [])
 
 
+COMPILED = """
+import torch
+from torch import nn
+model = torch.compile(nn.Linear(8, 8), backend="eager")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(100):
+    optimizer.zero_grad()
+    model(torch.zeros(2, 8)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_compiled_model_is_told_to_be_measured_without_that(tmp_path: Path) -> None:
+    (tmp_path / "compiled.py").write_text(COMPILED)
+    with pytest.raises(InvalidArgument, match=r"a model that is compiled .* has to be measured without that"):
+        measure_script(tmp_path / "compiled.py", [])
+
+
 MODEL = """
 import torch
 from torch import nn

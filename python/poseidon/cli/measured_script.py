@@ -55,7 +55,7 @@ def table_of(name: str, measured: Mapping[str, Any]) -> ModelTable:
     """The table of what `poseidon.torch.measure_script` has written."""
     batch = max(1, round(measured["samples"]))
     layers = tuple(_layer(layer, batch) for layer in measured["layers"])
-    if not any(layer.parameters for layer in layers):
+    if not any(layer.parameters for layer in layers) or not any(sum(one["seconds"]) for one in measured["layers"]):
         raise InvalidArgument(
             f"{name} has no module whose parameters are trained, or runs them where they cannot be seen: a model that "
             "is compiled (torch.compile) has to be measured without that"
