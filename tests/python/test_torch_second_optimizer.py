@@ -134,3 +134,27 @@ def test_an_earlier_optimizer_has_ended() -> None:
     for texts in workers.run(2, ended):
         assert len(texts) == 4
         assert all("a later one has taken over some of its parameters: use the later one" in text for text in texts)
+
+
+def wrapped_again() -> list[str]:
+    """The module gets another wrapper, too. What its gradients show is still there."""
+    digests = []
+    for kind in ("worker", "server"):
+        results = []
+        for chosen in (kind, "plain"):
+            module = Net()
+            for number, make in enumerate((adam, momentum)):
+                model = poseidon.DistributedDataParallel(module, scheme="ps")
+                optimizer = distributed(make, model, chosen)
+                for step in range(3):  # never cleared
+                    rows = map(own_rows, mlp_batch(3 * number + step, 4 * poseidon.world_size()))
+                    mean_loss(model, *rows).backward()
+                    optimizer.step()
+            results.append(parameters_digest(model))
+        assert results[0] == results[1], kind
+        digests.append(results[0])
+    return digests
+
+
+def test_a_later_optimizer_of_another_wrapper() -> None:
+    assert all_equal(workers.run(2, wrapped_again))

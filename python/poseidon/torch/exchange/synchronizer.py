@@ -143,6 +143,8 @@ class Synchronizer(InFlight):
         """Another wrapper of the same parameters is used now: exchanges nothing before `revive`."""
         self.settle()
         for entry in self.entries:
+            if entry.stored is not None:
+                entry.stored.before_addition()
             entry.detach()
         self.retired = True
 

@@ -211,7 +211,7 @@ class ServerUpdate:
             if here is None or shown is None or step != here._step:
                 raise PoseidonError(
                     f"the gradient of {name} that is read is that of an earlier step, which the servers no longer "
-                    "have: read it before the next backward pass, and keep a clone if you need it later"
+                    "have: read it before the next backward pass, and keep a clone if you need it later, or clear it"
                 )
             return here._fetch_mean(shown)
 
