@@ -115,3 +115,21 @@ def test_a_snippet_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
                 given["exchange"] = stack.enter_context(poseidon.connect())
                 given["exchange"].declare({"w": np.zeros(3, np.float32), "b": np.zeros(3, np.float32)})
             exec(compile(part, name, "exec"), given)
+
+
+def test_no_page_installs_from_an_index_that_has_no_poseidon() -> None:
+    texts = {page: page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))}
+    assert not [page.name for page, text in texts.items() if re.search(r"pip install\S*\s+\"?poseidon", text)]
+
+
+def test_the_sites_search_finds_options_by_a_part_of_their_name() -> None:
+    (separator,) = re.findall(r"separator: '(.*?)'", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    assert re.split(separator, "priority_threshold") == ["priority", "threshold"]
+    assert re.split(separator, "--chunk-bytes")[1:] == ["chunk", "bytes"]
+
+
+def test_pages_that_promise_equal_bits_of_two_runs_name_the_switch() -> None:
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if re.search(r"\b(repeatable|two runs (?:have|give))\b", text, re.IGNORECASE) and page.name != "reliability.md":
+            assert re.search(r"revise|choice\.md#the-same-bits-again", text), page.name
