@@ -5,11 +5,19 @@ Each message names the rank, peer, layer and phase as far as they are known, and
 
 from __future__ import annotations
 
+_RECORD = "; flight record: "
+_READ_IT = " (bring those of all machines together: poseidon doctor FILE...)"
+
 
 class PoseidonError(RuntimeError):
     """Base of all errors of this package. `code` is the core's name of the kind of error."""
 
     code = "error"
+
+    def __str__(self) -> str:
+        """The message. One that names a flight record says what to run next."""
+        text = super().__str__()
+        return text + _READ_IT if _RECORD in text and _READ_IT not in text else text
 
 
 class InvalidArgument(PoseidonError, ValueError):

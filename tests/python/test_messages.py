@@ -10,6 +10,7 @@ import re
 import pytest
 
 from messages import Message, core_messages, python_messages
+from poseidon.errors import InvalidArgument, PeerLost, PoseidonTimeout
 
 # A clause that says what to do: its verb, or what is allowed.
 REMEDY = re.compile(
@@ -37,10 +38,15 @@ def test_there_are_as_many_as_a_reader_of_the_sources_would_find() -> None:
     assert len(list(core_messages())) > 120
 
 
+def _has_remedy(text: str) -> bool:
+    """Whether a clause says what to do. A value at the end may be that clause."""
+    return REMEDY.search(text) is not None or text.endswith("; {}")
+
+
 @pytest.mark.parametrize("place", sorted({one.place for one in MESSAGES}))
 def test_a_message_says_what_to_do(place: str) -> None:
     own = [one for one in MESSAGES if one.place == place]
-    silent = [one.text for one in own if one.text not in TOLD_ELSEWHERE and not REMEDY.search(one.text)]
+    silent = [one.text for one in own if one.text not in TOLD_ELSEWHERE and not _has_remedy(one.text)]
     assert not silent, "without a remedy: say what to do, or list it in TOLD_ELSEWHERE with a reason"
 
 
@@ -63,3 +69,12 @@ def test_the_collector_reads_all_forms() -> None:
     known = {one.text for one in python_messages()}
     assert any(text.startswith("rank ") or "{}" in text for text in known)
     assert Message("python/poseidon/cli/doctor.py", "InvalidArgument", "") not in MESSAGES
+
+
+def test_an_error_that_names_a_flight_record_says_what_to_run_next() -> None:
+    for kind in (PeerLost, PoseidonTimeout, InvalidArgument):
+        told = str(kind("rank 0 lost rank 1; flight record: /tmp/poseidon-a-rank0.json"))
+        assert told.startswith("rank 0 lost rank 1; flight record: /tmp/poseidon-a-rank0.json (bring")
+        assert "poseidon doctor" in told
+        assert str(kind(told)) == told
+        assert "doctor" not in str(kind("rank 0 lost rank 1"))
