@@ -32,6 +32,7 @@ from poseidon.adapter.step_check import StepCheck
 from poseidon.errors import PoseidonError
 from poseidon.options import Settings
 from poseidon.schemes import takes_factors
+from poseidon.torch.exchange.backward_end import BackwardEnd
 from poseidon.torch.exchange.comm_hooks import HookedTransfer
 from poseidon.torch.exchange.in_flight import InFlight, stale
 from poseidon.torch.exchange.pending_exchange import PendingExchange, start_absent, start_exchange
@@ -286,7 +287,7 @@ class Synchronizer(InFlight):
         if self._sequential or self.hooked is not None:
             return False
         if not self.static_graph:
-            return True
+            return not self.passes.nested  # otherwise another inner pass may add to the gradient
         # The first pass counts how often nested backward passes reach each parameter.
         return self._fires is not None and run.fires[entry] >= self._fires.get(entry, 0)
 
@@ -294,10 +295,10 @@ class Synchronizer(InFlight):
         if self._run is not None:
             return self._run
         run = self._open_run()
-        finish = partial(_over, self, run)
+        end = BackwardEnd(partial(self.end_backward, run), self.passes.began_in, self.passes.note_nested)
         # Autograd drops the callback unrun when backward fails.
-        run.dropped = weakref.finalize(finish, _dropped, weakref.ref(self), weakref.ref(run))
-        torch.autograd.Variable._execution_engine.queue_callback(finish)  # type: ignore[attr-defined]
+        run.dropped = weakref.finalize(end, _dropped, weakref.ref(self), weakref.ref(run))
+        end.await_end()
         return run
 
     def _open_run(self) -> BackwardRun:
@@ -315,6 +316,8 @@ class Synchronizer(InFlight):
 
     def check_forward(self) -> None:
         """Raises PoseidonError if no forward pass may begin now."""
+        if self._run is not None and torch._C._current_graph_task_id() < 0:
+            self.backward_failed(self._run)  # in the outer one of two backward passes, after the end of the inner one
         self.check_usable()
         check_stored(self._settings, self.entries)
         for update in self.updates:
@@ -482,11 +485,6 @@ class Synchronizer(InFlight):
         for entry in self.entries:
             start_absent(self._transfer, entry, self.divisor)
         self._transfer.wait([entry.layer for entry in self.entries])
-
-
-@torch._disable_dynamo  # and no closure, which would be made known to torch.compile in every step
-def _over(sync: Synchronizer, run: BackwardRun) -> None:
-    sync.end_backward(run)
 
 
 def _dropped(sync: weakref.ref[Synchronizer], run: weakref.ref[BackwardRun]) -> None:

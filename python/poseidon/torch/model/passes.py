@@ -33,13 +33,17 @@ class Passes:
         self.exchange_count = 0  # of backward passes that exchanged gradients
         self.began_ns = 0  # the forward pass that began last
         self._synchronizing = True  # that one
+        self.began_in: Any = None  # the node of autograd's whose backward has run it; None: it ran outside of all
         self._reached: bool | None = None  # by the backward pass that runs: whether a synchronizing one
         self._demanded = False  # the next backward pass exchanges gradients, whatever it reaches
+        self._task = -1  # autograd's number of that pass
+        self._nests = False  # backward passes have run inside others
 
     def begin(self, synchronizing: bool) -> None:
         """A forward pass begins, or a backward pass is to come that counts as one's."""
         self.armed, self._synchronizing, self._reached = True, synchronizing, None
         self.began_ns = time.monotonic_ns()
+        self.began_in = torch._C._current_autograd_node()
 
     def demand(self) -> None:
         """The next backward pass exchanges gradients, whichever forward passes it belongs to."""
@@ -56,6 +60,7 @@ class Passes:
     def reach(self, synchronizing: bool) -> None:
         """The backward pass that runs now is one of a forward pass of this kind."""
         if self._reached is None:
+            self._task = torch._C._current_graph_task_id()
             over = partial(_over, weakref.ref(self))
             torch.autograd.Variable._execution_engine.queue_callback(over)  # type: ignore[attr-defined]
         self._reached = synchronizing or bool(self._reached)
@@ -63,6 +68,17 @@ class Passes:
     def over(self) -> None:
         """The backward pass that has run is over."""
         self._reached = None
+
+    def note_nested(self) -> None:
+        """A backward pass inside another one is over."""
+        self._nests = True
+
+    @property
+    def nested(self) -> bool:
+        """Whether the backward pass that runs now is inside another one, or, where that cannot be known, may be."""
+        if self._reached is None:
+            return self._nests
+        return torch._C._current_graph_task_id() != self._task
 
     @property
     def mode(self) -> Mode:
@@ -77,7 +93,7 @@ class Passes:
 
     def exchanged(self) -> None:
         """A backward pass that exchanged gradients is over."""
-        self.armed = self._demanded = False
+        self.armed, self._demanded, self.began_in = False, False, None
         self.exchange_count += 1
 
     @property
