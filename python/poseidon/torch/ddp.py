@@ -207,7 +207,7 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
     def _surroundings(self, sync: Synchronizer | None, compiled: bool) -> AbstractContextManager[Any]:
         if sync is None or sync.priorities is None:
             return nullcontext()
-        if compiled:  # a use of a parameter would not be seen
+        if compiled or sync.is_compiled:  # a use of a parameter would not be seen
             sync.make_ready(sync.entries)
             return nullcontext()
         return forward_order(self.module, sync, sync.priorities)

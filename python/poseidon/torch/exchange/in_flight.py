@@ -6,7 +6,10 @@ Code that needs a gradient, or after step() a parameter, first waits for it alon
 
 from __future__ import annotations
 
+import functools
+import threading
 import warnings
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,11 +20,11 @@ from poseidon.adapter.priorities import Priorities
 from poseidon.errors import PoseidonError
 from poseidon.torch.exchange.pending_exchange import PendingExchange, PendingUpdates
 from poseidon.torch.model.parameters import SyncedParameter
-from poseidon.torch.tensors.compatibility import increment_version
+from poseidon.torch.tensors.compatibility import call_before_compiling, increment_version
 from poseidon.torch.tensors.modes import update_mode
 from poseidon.torch.tensors.ownership import reachable
 from poseidon.torch.tensors.pending_gradient import PendingGradient
-from poseidon.torch.tensors.watched import unnoticed, unwatch, watch, without_torch_function
+from poseidon.torch.tensors.watched import Watched, unnoticed, unwatch, watch, without_torch_function
 
 
 class InFlight(ABC):
@@ -41,6 +44,8 @@ class InFlight(ABC):
         self._overtaken: dict[SyncedParameter, bool] = {}  # whether it is known to be by a forward pass
         self._all_overtaken = False  # those whose update is due are in it
         self._told_exposed = False
+        self._thread = threading.get_ident()  # the one that trains
+        self.is_compiled = False  # code of the model's is, so that its uses of parameters are not seen
 
     # What ends exchanges.
 
@@ -88,6 +93,7 @@ class InFlight(ABC):
     def _take_off(self, pending: PendingExchange) -> None:
         """Backward is over and the exchange is not."""
         entry = pending.entry
+        self._thread = threading.get_ident()
         self._exchanges[entry] = pending
         self._units.setdefault(entry.unit, []).append(pending)
         if pending.absent:  # whether there will be a gradient is not known yet
@@ -145,6 +151,13 @@ class InFlight(ABC):
         for entry in wanted:
             self._overtaken.pop(entry, None)
             self.release(entry)
+
+    def compiling(self) -> None:
+        """torch.compile is about to look at a function, perhaps of the model's, and at what that uses."""
+        if threading.get_ident() != self._thread or not any(isinstance(entry.param, Watched) for entry in self.entries):
+            return
+        self.is_compiled = True
+        self.make_ready(self.entries)
 
     def _settle_before_backward(self) -> None:
         """`settle()` for a backward pass that begins: may be that of something that has used parameters unseen."""
@@ -277,3 +290,23 @@ def stale(entry: SyncedParameter) -> PoseidonError:
         "parameter that it had kept; in the latter case let it take the parameter from its module in every pass, or "
         "call synchronize() of the DistributedOptimizer before the forward pass"
     )
+
+
+_ALL: weakref.WeakSet[InFlight] = weakref.WeakSet()
+
+
+def note_compilations(one: InFlight) -> None:
+    """From now on `one` is told when torch.compile is about to look at a function."""
+    _listen()
+    _ALL.add(one)
+
+
+@functools.cache
+def _listen() -> None:
+    call_before_compiling(_tell_all)
+
+
+@torch._disable_dynamo
+def _tell_all() -> None:
+    for one in list(_ALL):
+        one.compiling()

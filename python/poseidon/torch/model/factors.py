@@ -78,7 +78,7 @@ class FactorTaker(Protocol):
 
     @property
     def armed(self) -> bool:
-        """Whether the forward pass that runs now is one whose backward may hand over factors."""
+        """Whether the rows of the forward pass that runs now count."""
 
     def count_forward_rows(self, row_count: int) -> None:
         """Notes K of one forward call."""
@@ -150,15 +150,21 @@ class FactorForward:
         if torch.is_autocast_enabled(input.device.type):
             # Cast here and in the Function: inside it autocast's own, cached casts could lose their history.
             input = input.to(torch.get_autocast_dtype(input.device.type))
-        entry.count_forward_rows(input.numel() // weight.shape[1])
+        if entry.armed:
+            entry.count_forward_rows(input.numel() // weight.shape[1])
         return _FactorLinear.apply(input, weight, bias, entry)
 
 
 def _capturable(entry: FactorTaker, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether this call can hand over factors; F.linear itself handles, or refuses, all other calls."""
+    """Whether this call can hand over factors; F.linear itself handles, or refuses, all other calls.
+
+    The answer must not depend on when the call is made: a checkpoint makes it again, and compares what both save.
+    """
     if weight is not entry.param or not weight.requires_grad or not torch.is_grad_enabled():
         return False
-    if not entry.armed or type(input) not in (torch.Tensor, nn.Parameter) or input.layout != torch.strided:
+    if type(input) not in (torch.Tensor, nn.Parameter) or input.layout != torch.strided:
+        return False
+    if torch._C._get_tracing_state() is not None:
         return False
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -48,6 +48,13 @@ def preserved_versions(tensors: Sequence[torch.Tensor]) -> AbstractContextManage
 def unnamed(tensor: Any) -> torch.Tensor:
     """The same tensor without names of its dimensions, which older versions of torch have."""
     return tensor.rename(None) if getattr(tensor, "has_names", bool)() else tensor  # type: ignore[no-any-return]
+
+
+def call_before_compiling(function: Callable[[], None]) -> None:
+    """Has torch.compile call this function whenever it begins to compile another one."""
+    from torch._dynamo.callback import callback_handler
+
+    callback_handler.register_start_callback(lambda *_: function())  # older versions pass no argument
 
 
 def leave_uncompiled(function: Any) -> None:
