@@ -12,7 +12,7 @@ import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -87,6 +87,15 @@ class InFlight(ABC):
         for entry in [*self._exchanges, *self._overtaken]:
             unwatch(entry.param)
         self._exchanges, self._units, self._overtaken = {}, {}, {}
+        _FLYING.discard(self)
+
+    def _land_others(self) -> None:
+        """Ends the flights of other models that wait for nothing any more; of dropped ones nobody else would."""
+        for other in _FLYING - {self}:
+            if other._thread == threading.get_ident() and all(map(other.done, other._exchanges.values())):
+                with suppress(PoseidonError):  # theirs, if anybody's
+                    other.settle()
+                _FLYING.discard(other)
 
     # Of one exchange, in the order of its life.
 
@@ -94,6 +103,7 @@ class InFlight(ABC):
         """Backward is over and the exchange is not."""
         entry = pending.entry
         self._thread = threading.get_ident()
+        _FLYING.add(self)
         self._exchanges[entry] = pending
         self._units.setdefault(entry.unit, []).append(pending)
         if pending.absent:  # whether there will be a gradient is not known yet
@@ -186,6 +196,7 @@ class InFlight(ABC):
                 self.half_landed()
                 raise
         if not self._exchanges:
+            _FLYING.discard(self)
             self.all_landed()
 
     def _finish_flights(self, exchanges: Sequence[PendingExchange]) -> None:
@@ -293,6 +304,7 @@ def stale(entry: SyncedParameter) -> PoseidonError:
 
 
 _ALL: weakref.WeakSet[InFlight] = weakref.WeakSet()
+_FLYING: set[InFlight] = set()  # those that have exchanges in flight, which need them also if the model is dropped
 
 
 def note_compilations(one: InFlight) -> None:

@@ -307,6 +307,7 @@ class Synchronizer(InFlight):
         self._control.note_exchange()
         begin_ns = time.monotonic_ns()
         self._settle_before_backward()
+        self._land_others()
         self.step_check.begin()
         self.replica.begin_step()
         for update in self.updates:
