@@ -163,7 +163,7 @@ class InFlight(ABC):
             self.release(entry)
 
     def compiling(self) -> None:
-        """torch.compile is about to look at a function, perhaps of the model's, and at what that uses."""
+        """Settles what is in flight: torch.compile is about to look at a function, perhaps at one of the model."""
         if threading.get_ident() != self._thread or not any(isinstance(entry.param, Watched) for entry in self.entries):
             return
         self.is_compiled = True
