@@ -19,6 +19,7 @@ from poseidon.adapter.layer import LossyChoice, SchemeChoice, WireChoice
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.torch.exchange.comm_hooks import HookedTransfer, check_hook, is_all_reduce, wire_format_of
 from poseidon.torch.exchange.forward_order import forward_order
+from poseidon.torch.exchange.in_flight import note_compilations
 from poseidon.torch.exchange.powersgd_hook import PowerSGDHook, is_powersgd, unlike_scheme
 from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.model.parameters import SyncedParameter
@@ -207,6 +208,7 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
     def _surroundings(self, sync: Synchronizer | None, compiled: bool) -> AbstractContextManager[Any]:
         if sync is None or sync.priorities is None:
             return nullcontext()
+        note_compilations(sync)
         if compiled or sync.is_compiled:  # a use of a parameter would not be seen
             sync.make_ready(sync.entries)
             return nullcontext()

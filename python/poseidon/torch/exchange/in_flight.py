@@ -6,13 +6,13 @@ Code that needs a gradient, or after step() a parameter, first waits for it alon
 
 from __future__ import annotations
 
-import functools
 import threading
 import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch
 
@@ -268,6 +268,7 @@ class InFlight(ABC):
         if not use_to_come:
             unwatch(entry.param)
 
+    @torch._disable_dynamo
     def _see(self, entries: Sequence[SyncedParameter]) -> None:
         if torch.is_grad_enabled():
             self.overtake(by_forward=False)
@@ -309,16 +310,11 @@ _FLYING: set[InFlight] = set()  # those that have exchanges in flight, which nee
 
 def note_compilations(one: InFlight) -> None:
     """From now on `one` is told when torch.compile is about to look at a function."""
-    _listen()
+    call_before_compiling(_tell_all)  # torch._dynamo.reset() forgets it
     _ALL.add(one)
 
 
-@functools.cache
-def _listen() -> None:
-    call_before_compiling(_tell_all)
-
-
 @torch._disable_dynamo
-def _tell_all() -> None:
+def _tell_all(*_: Any) -> None:  # older versions pass nothing
     for one in list(_ALL):
         one.compiling()

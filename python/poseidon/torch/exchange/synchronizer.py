@@ -34,7 +34,7 @@ from poseidon.options import Settings
 from poseidon.schemes import takes_factors
 from poseidon.torch.exchange.backward_end import BackwardEnd
 from poseidon.torch.exchange.comm_hooks import HookedTransfer
-from poseidon.torch.exchange.in_flight import InFlight, note_compilations, stale
+from poseidon.torch.exchange.in_flight import InFlight, stale
 from poseidon.torch.exchange.pending_exchange import PendingExchange, start_absent, start_exchange
 from poseidon.torch.exchange.powersgd_hook import PowerSGDHook
 from poseidon.torch.exchange.transfer import Transfer
@@ -229,7 +229,6 @@ class Synchronizer(InFlight):
         """From now on backward does not wait for the parameters that have an `update`, and urgent ones go first."""
         if self.priorities is None:
             self.priorities = Priorities(self._settings, self.entries)
-            note_compilations(self)
             if self.connected:
                 self.priorities.connect(self._client, self._control)
 

@@ -50,11 +50,12 @@ def unnamed(tensor: Any) -> torch.Tensor:
     return tensor.rename(None) if getattr(tensor, "has_names", bool)() else tensor  # type: ignore[no-any-return]
 
 
-def call_before_compiling(function: Callable[[], None]) -> None:
-    """Has torch.compile call this function whenever it begins to compile another one."""
+def call_before_compiling(function: Callable[..., None]) -> None:
+    """Has torch.compile call this function whenever it begins to compile another one, until it is reset."""
     from torch._dynamo.callback import callback_handler
 
-    callback_handler.register_start_callback(lambda *_: function())  # older versions pass no argument
+    if function not in callback_handler.start_callbacks:
+        callback_handler.register_start_callback(function)
 
 
 def leave_uncompiled(function: Any) -> None:
