@@ -13,7 +13,7 @@ from poseidon.adapter.membership import Membership
 from poseidon.adapter.process import Process
 from poseidon.errors import InvalidArgument
 from poseidon.options import World, resolve
-from poseidon.torch.process.process_groups import default_group, is_whole, part_of_job, world
+from poseidon.torch.process.process_groups import default_group, is_whole, part_of_job, program_timeout, world
 from poseidon.torch.tensors.arrays import TENSORS
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ class _TorchProcess(Process):
         """This process's own job, which it joins now if torch.distributed says where it belongs."""
         self._leave_former_world()
         if self.own is None and default_group() is not None:
-            self.join(world(), {})
+            self.join(world(), _words_of_the_program(default_group()))
             self._joined_alone = True
         return self.joined()
 
     def part(self, group: ProcessGroup) -> Membership:
         """The job of the ranks of `group`, which are not all. Collective among those at its first call."""
         self._leave_former_world()
-        base = resolve(world()) if self.own is None else self.own.settings
+        base = resolve(world(), **_words_of_the_program(group)) if self.own is None else self.own.settings
         if base.on_failure != "abort":
             raise InvalidArgument(
                 f"process_group has not all ranks, and on_failure is {base.on_failure}: workers are replaced in jobs "
@@ -97,6 +97,14 @@ class _TorchProcess(Process):
             part.end()
         self._parts = {}
         self._note_world()
+
+
+def _words_of_the_program(group: Any) -> dict[str, Any]:
+    """Options that torch.distributed was given, where nobody has set Poseidon's own."""
+    seconds = program_timeout(group)
+    if seconds is None or resolve(world()).sources.get("timeout", "default") != "default":
+        return {}
+    return {"timeout": seconds}
 
 
 _process = _TorchProcess()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,25 @@ def world() -> World | None:
     if isinstance(store, dist.TCPStore) and store.host not in _ANY_ADDRESS:
         return World(place.rank, place.world_size, store.host, store.port)
     return place
+
+
+def program_timeout(group: Any) -> float | None:
+    """The seconds that the program gave `init_process_group` or `new_group`; None where it left torch's default."""
+    default_of = getattr(dist.distributed_c10d, "_get_default_timeout", None)
+    for backend in _backends(group):
+        given = getattr(getattr(backend, "options", None), "_timeout", None)
+        name = str(getattr(backend, "name", lambda: "gloo")())
+        if given is not None and default_of is not None and given != default_of(name):
+            return float(given.total_seconds())
+    return None
+
+
+def _backends(group: Any) -> list[Any]:
+    found = []
+    for device in getattr(group, "_device_types", ()):
+        with contextlib.suppress(RuntimeError):  # a backend that is made at its first use
+            found.append(group._get_backend(device))
+    return found
 
 
 def is_whole(group: ProcessGroup) -> bool:
