@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import SGD, Adam
 
 import poseidon.torch as poseidon
@@ -89,6 +90,8 @@ def no_empty_steps() -> str:
             optimizer.step()
             if poseidon.rank() == 0:
                 loss(model, step)
+                optimizer.zero_grad()
+                get_optimizer_state_dict(model.module, optimizer)
             with model.no_sync():
                 loss(model, step).backward()
             loss(other, step).backward()

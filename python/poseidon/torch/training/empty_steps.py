@@ -46,13 +46,16 @@ class EmptySteps:
         if sync is None or not sync.connected or sync.retired or self._paused():
             return
         count = sync.passes.exchange_count
-        if self._seen.get(optimizer, 0) == count and sync.passes.awaits_exchange and self._has_some(optimizer):
+        if self._seen.get(optimizer, 0) == count and sync.passes.awaits_exchange and self._trains_some(optimizer):
             self._tell(optimizer)
             sync.exchange_nothing()
         self._seen[optimizer] = sync.passes.exchange_count
 
-    def _has_some(self, optimizer: Optimizer) -> bool:
-        return any(param in self._params for group in optimizer.param_groups for param in group["params"])
+    def _trains_some(self, optimizer: Optimizer) -> bool:
+        groups = optimizer.param_groups
+        if all("lr" in group and float(group["lr"] or 0) == 0 for group in groups):
+            return False  # torch's distributed checkpoints call it so, perhaps on one rank, to make state
+        return any(param in self._params for group in groups for param in group["params"])
 
     def _tell(self, optimizer: Optimizer) -> None:
         if self._told:
