@@ -224,6 +224,7 @@ class Exchange:
             source = destination if array is received[name] else _source(key, array)
             _check_overlap(key, source, destination)
             jobs.append((key, (source, destination)))
+        _check_apart(jobs)
         return self._contribute(jobs, self._client.push_pull, average, sync)
 
     def push(self, keys: Keys, arrays: Arrays = None, *, average: bool = True, sync: bool = True) -> Handle:
@@ -239,6 +240,7 @@ class Exchange:
         """Receives the keys' values as they are now into `out`. Other ranks need not take part."""
         received = _by_key(keys, out, "out")
         jobs = [(key, (_destination(key, received[key.name]),)) for key in map(self._key, received)]
+        _check_apart(jobs)
         return self._begin(jobs, self._client.pull, sync)
 
     def wait_all(self) -> None:
@@ -416,3 +418,22 @@ def _destination(key: _Key, array: Any) -> np.ndarray:
 def _check_overlap(key: _Key, source: np.ndarray, destination: np.ndarray) -> None:
     if source.ctypes.data != destination.ctypes.data and np.may_share_memory(source, destination):
         raise InvalidArgument(f"the two arrays for key {key.name!r} overlap: pass the same one, or two apart")
+
+
+def _check_apart(jobs: _Jobs) -> None:
+    """Raises InvalidArgument if the array that receives one key lies in memory that another key sends or receives."""
+    places = [
+        (begin, begin + array.nbytes, array is arrays[-1], key.name)
+        for key, arrays in (jobs if len(jobs) > 1 else ())
+        for begin, array in {array.ctypes.data: array for array in arrays if array.nbytes}.items()
+    ]
+    reach, received = (0, ""), (0, "")  # the furthest end so far, of any array and of those that receive
+    for begin, end, receives, name in sorted(places):
+        for until, other in (received, reach) if receives else (received,):
+            if begin < until:
+                raise InvalidArgument(
+                    f"the arrays for keys {other!r} and {name!r} overlap, and one of them receives: pass arrays that "
+                    "lie apart"
+                )
+        reach = max(reach, (end, name))
+        received = max(received, (end, name)) if receives else received

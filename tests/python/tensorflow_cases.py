@@ -372,6 +372,85 @@ def compiled_by_xla() -> str:
     return str(caught.value)
 
 
+def values_of_all() -> list[str]:
+    """all_reduce of every type and operation, in a graph and eagerly, against NumPy; what differs."""
+    wrong = []
+    for dtype in (tf.float32, tf.bfloat16, tf.int32, tf.uint32, tf.int8, tf.bool, tf.complex64):
+        every = [tf.cast(np.arange(6).reshape(2, 3) * (r + 1) % 5, dtype) for r in range(poseidon.world_size())]
+        own = {
+            "array": every[poseidon.rank()],
+            "number": every[poseidon.rank()][0, 1],
+            "empty": tf.zeros((0, 2), dtype),
+        }
+        for operation in ("mean", "sum", "min", "max"):
+            if dtype.is_complex and operation in ("min", "max"):
+                continue
+            wanted = getattr(np, operation)(np.stack([one.numpy() for one in every]), axis=0)
+
+            def call(operation: Any = operation, own: Any = own) -> Any:
+                return poseidon.all_reduce(own, operation)
+
+            for found in (call(), tf.function(call)()):
+                equal = np.array_equal(found["array"].numpy().astype(wanted.dtype), wanted)
+                if not equal or found["number"].numpy() != wanted[0, 1] or found["empty"].shape != (0, 2):
+                    wrong.append(f"{dtype.name} {operation}")
+    return wrong
+
+
+def statistics_in_the_loss() -> float:
+    """Statistics of the batches of all ranks, in a loss: gradients against those of one process."""
+    rows = [tf.constant(np.random.default_rng(r).normal(size=(4, 5)), tf.float32) for r in range(poseidon.world_size())]
+    weight = tf.Variable(np.random.default_rng(9).normal(size=(5, 3)), dtype=tf.float32)
+
+    @tf.function
+    def gradient() -> Any:
+        with tf.GradientTape() as tape:
+            hidden = rows[poseidon.rank()] @ weight
+            mean = poseidon.all_reduce(tf.reduce_mean(hidden, 0))
+            largest = poseidon.all_reduce(tf.reduce_max(hidden), "max")
+            loss = tf.reduce_mean((hidden - mean) ** 3) + largest
+        return poseidon.all_reduce(tape.gradient(loss, weight))
+
+    with tf.GradientTape() as tape:
+        hidden = tf.stack([one @ weight for one in rows])
+        loss = tf.reduce_mean((hidden - tf.reduce_mean(hidden, [0, 1])) ** 3) + tf.reduce_max(hidden)
+    return float(tf.reduce_max(tf.abs(gradient() - tape.gradient(loss, weight))))
+
+
+def callbacks_decide() -> dict[str, Any]:
+    """Callbacks that decide by a metric, which rank 0 alone would see otherwise. Labels are random."""
+    x, y = data(6)
+    model = mlp(0)
+    optimizer = poseidon.DistributedOptimizer(keras.optimizers.SGD(3.0))
+    model.compile(optimizer, LOSS)
+    callbacks = [
+        keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1),
+        keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True),
+    ]
+    validation = (x, y) if poseidon.rank() == 0 else None
+    history = model.fit(
+        own(x), own(y), batch_size=BATCH, epochs=12, verbose=0, callbacks=callbacks, validation_data=validation
+    ).history
+    # What changes in the memory of a batch after it was given does not matter.
+    batch, labels = own(x)[:BATCH].copy(), own(y)[:BATCH].copy()
+    for _ in range(3):
+        model.train_on_batch(batch, labels)
+        batch *= 0.5
+    assert any(rate < 3.0 for rate in history["learning_rate"])
+    return {"digest": digest(model), "history": history}
+
+
+def uneven() -> str:
+    """Rank 1 ends the first epoch a step before rank 0. Returns what each learns of it."""
+    x, y = data()
+    model = mlp(0)
+    model.compile(poseidon.DistributedOptimizer(keras.optimizers.SGD()), LOSS)
+    count = (STEPS - poseidon.rank()) * BATCH
+    with pytest.raises((InvalidArgument, tf.errors.AbortedError, tf.errors.UnknownError)) as caught:
+        model.fit(own(x)[:count], own(y)[:count], batch_size=BATCH, epochs=3, verbose=0)
+    return str(caught.value)
+
+
 def one_leaves() -> str:
     """Rank 1 makes fewer steps and ends. Returns what rank 0 learns of it."""
     x, y = data()
@@ -382,7 +461,8 @@ def one_leaves() -> str:
         with pytest.raises(tf.errors.AbortedError) as caught:
             model.fit(own(x)[: batches * BATCH], own(y)[: batches * BATCH], batch_size=BATCH, verbose=0)
         return str(caught.value)
-    model.fit(own(x)[: batches * BATCH], own(y)[: batches * BATCH], batch_size=BATCH, verbose=0)
+    for number in range(batches):
+        model.train_on_batch(own(x)[number * BATCH :][:BATCH], own(y)[number * BATCH :][:BATCH])
     return ""
 
 

@@ -321,7 +321,7 @@ def refusals(port: int) -> None:
 
     with joined(port) as exchange:
         good = np.zeros((4, 6), "float32")
-        exchange.declare({"w": good, "n": np.zeros(3, "int32")})
+        exchange.declare({"w": good, "n": np.zeros(3, "int32"), "m": np.zeros(24, "float32")})
         backwards = good.astype(">f4")
         locked = good.copy()
         locked.flags.writeable = False
@@ -331,7 +331,7 @@ def refusals(port: int) -> None:
         wrong: list[tuple[str, Callable[[], object]]] = [
             ("there is no key 'v'.*declared: w, n", lambda: exchange.push("v", good)),
             (
-                "float32 of shape .4, 6., the given array is float32 of shape .6, 4.",
+                "float32 of shape .4, 6., and the given array is float32 of shape .6, 4.",
                 lambda: exchange.push("w", good.reshape(6, 4)),
             ),
             ("the given array is float64", lambda: exchange.pull("w", good.astype("float64"))),
@@ -344,10 +344,15 @@ def refusals(port: int) -> None:
             ("is on a device", lambda: exchange.push("w", OnDevice())),
             ("the list for key 'w' is no array", lambda: exchange.push("w", [[0.0] * 6] * 4)),
             ("overlap", lambda: exchange.push_pull("w", memory[:24].reshape(4, 6), memory[6:30].reshape(4, 6))),
+            ("keys 'w' and 'm' overlap", lambda: exchange.pull(["w", "m"], (memory[:24].reshape(4, 6), memory[20:44]))),
+            (
+                "keys 'w' and 'm' overlap",
+                lambda: exchange.push_pull({"w": good, "m": memory[:24]}, out={"w": good + 1, "m": good.reshape(24)}),
+            ),
             ("has no mean: pass average=False", lambda: exchange.push("n", np.zeros(3, "int32"))),
             ("must be a list of 2 arrays", lambda: exchange.push(["w", "n"], [good])),
             ("must have the keys w", lambda: exchange.push_pull({"w": good}, out={"n": good})),
-            ("given twice: in the mapping", lambda: exchange.push({"w": good}, good)),
+            ("were given twice: leave out", lambda: exchange.push({"w": good}, good)),
             ("a key was given twice", lambda: exchange.push(["w", "w"], [good, good])),
             ("'w' was declared before", lambda: exchange.declare({"w": good})),
             ("'' is no key", lambda: exchange.declare({"": good})),
@@ -361,6 +366,7 @@ def refusals(port: int) -> None:
         for text, call in wrong:
             with pytest.raises(InvalidArgument, match=text):
                 call()
+        exchange.push({"w": good, "m": good.reshape(24)})  # both are only read
         exchange.push_pull("w", good + 1, out=good)  # none of it has done any harm
         assert np.all(good == 1)
     exchange.close()

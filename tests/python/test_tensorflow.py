@@ -35,10 +35,13 @@ TOGETHER = (
     "unused_on_one_rank",
     "loss_scale",
     "averages",
+    "values_of_all",
+    "statistics_in_the_loss",
+    "callbacks_decide",
     "saves",
     "refusals",
 )
-TIMEOUT_S = 110
+TIMEOUT_S = 170
 
 
 def answers(world_size: int, *cases: str, **environment: str) -> list[dict[str, Any]]:
@@ -115,6 +118,27 @@ def test_metrics_are_averaged_before_later_callbacks_see_them(together: list[dic
     first, second = (answer["averages"] for answer in together)
     assert first == second
     assert first["seen"] == first["history"]["loss"]
+
+
+def test_all_reduce_of_every_type_and_operation(together: list[dict[str, Any]]) -> None:
+    for answer in together:
+        assert answer["values_of_all"] == []
+        assert answer["statistics_in_the_loss"] < 1e-5
+
+
+def test_callbacks_that_decide_by_a_metric_decide_the_same_on_all_ranks(together: list[dict[str, Any]]) -> None:
+    first, second = (answer["callbacks_decide"] for answer in together)
+    assert first == second
+    assert len(first["history"]["val_loss"]) < 12, "it has stopped early"
+
+
+@pytest.mark.parametrize("compiler", [{}, {"CXX": "/no/compiler"}])
+def test_a_rank_with_fewer_batches_ends_the_job_at_the_end_of_its_epoch(compiler: dict[str, str]) -> None:
+    began = time.monotonic()
+    for answer in answers(2, "uneven", **compiler):
+        assert "rank 1 has come to the end of an epoch after 3 training steps" in answer["uneven"]
+        assert "give all ranks the same number of batches" in answer["uneven"]
+    assert time.monotonic() - began < 0.8 * TIMEOUT_S
 
 
 def test_saved_models_and_refusals(together: list[dict[str, Any]]) -> None:

@@ -1,29 +1,76 @@
-"""Callbacks for `model.fit`."""
+"""Callbacks for `model.fit`: metrics that are equal on all ranks, and ranks that do not make the same steps."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
 import numpy as np
 
-from poseidon.adapter.agreement import check_same
 from poseidon.tensorflow.context import context
 
 
 class MetricAverage(keras.callbacks.Callback):
-    """Replaces the metrics of each epoch by their means over all workers.
+    """Replaces the metrics of each epoch by their means over the workers that have them.
 
-    Put it before callbacks that decide by metrics, such as EarlyStopping and ReduceLROnPlateau: then all ranks decide
-    the same. Each rank counts the same, however many examples it has. Raises Mismatch if ranks have different metrics.
+    `fit` does so by itself for a model with a DistributedOptimizer. For another model put it before callbacks that
+    decide by metrics, such as EarlyStopping and ReduceLROnPlateau: then all ranks decide the same. Each rank counts the
+    same, however many examples it has. A metric that only some ranks have is given to all.
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        control = context().control
-        if control is None or not logs:
-            return
-        names = sorted(name for name, value in logs.items() if np.isscalar(value))
-        check_same(control, "\n".join(names), "list of metric")
-        values = np.array([logs[name] for name in names], np.float64)
-        control.add(values, context().world_size)
-        logs.update(zip(names, values.tolist(), strict=True))
+        if logs is not None:
+            _average(logs)
+
+
+class FitWatch(MetricAverage):
+    """What `fit` of a model with a DistributedOptimizer does besides: a rank that ends an epoch while another one makes
+    a further step ends the job with an error that says so."""
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        steps = self._steps()
+        if steps is not None:
+            steps.end_epoch(int(self.model.optimizer.iterations))
+            super().on_epoch_end(epoch, logs)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        steps = self._steps()
+        if steps is not None:
+            steps.end_fit(int(self.model.optimizer.iterations))
+
+    def _steps(self) -> Any:
+        return self.model.optimizer._poseidon_exchange.steps
+
+
+def watch_fits() -> None:
+    """Makes `fit` of every model with a DistributedOptimizer begin its list of callbacks with a FitWatch."""
+    if getattr(keras.callbacks.CallbackList.__init__, "watches_fits", False):
+        return
+    inner = keras.callbacks.CallbackList.__init__
+
+    @functools.wraps(inner)
+    def begin(
+        self: Any, callbacks: Any = None, add_history: bool = False, add_progbar: bool = False, *rest: Any, **more: Any
+    ) -> None:
+        model = rest[0] if rest else more.get("model")
+        # Of fit, evaluate and predict, only fit asks for a history.
+        if add_history and hasattr(getattr(model, "optimizer", None), "_poseidon_exchange"):
+            callbacks = [FitWatch(), *(keras.tree.flatten(callbacks) if callbacks else [])]
+        inner(self, callbacks, add_history, add_progbar, *rest, **more)
+
+    begin.watches_fits = True  # type: ignore[attr-defined]
+    keras.callbacks.CallbackList.__init__ = begin
+
+
+def _average(logs: dict[str, Any]) -> None:
+    """Collective: the means of these metrics over the ranks that have them."""
+    control = context().control
+    if control is None:
+        return
+    own = {name: float(value) for name, value in logs.items() if isinstance(value, (bool, int, float, np.number))}
+    texts = control.texts_if_different("\n".join(own))
+    names = list(own) if texts is None else sorted({name for text in texts for name in text.split("\n") if name})
+    found = np.array([[own.get(name, 0.0), name in own] for name in names], np.float64).reshape(-1)
+    control.add(found)
+    logs.update((name, float(total / count)) for name, (total, count) in zip(names, found.reshape(-1, 2), strict=True))

@@ -20,6 +20,7 @@ from poseidon.adapter.stats import LayerSynchronization, latest_synchronization
 from poseidon.adapter.step_watch import watch_steps
 from poseidon.errors import InvalidArgument
 from poseidon.tensorflow.context import context, job_number
+from poseidon.tensorflow.steps import StepLayer
 from poseidon.tensorflow.transfer import Transfer
 from poseidon.tensorflow.variables import SyncedVariable, collect_variables, name_of
 
@@ -33,6 +34,7 @@ class _Connected:
     transfer: Transfer
     layers: dict[int, SyncedVariable]  # by the identity of the variable
     own: frozenset[int]  # the same
+    steps: StepLayer
 
 
 class GradientExchange:
@@ -68,6 +70,12 @@ class GradientExchange:
         for (index, _), mean in zip(found, means, strict=True):
             result[index] = mean
         return result
+
+    @property
+    def steps(self) -> StepLayer | None:
+        """What the ranks tell each other of their steps; None before the first one of this job."""
+        connected = self._connected
+        return connected.steps if connected is not None and connected.job == job_number() else None
 
     def plan(self) -> PlanTable:
         """What each step does with each variable. Raises InvalidArgument before the first step."""
@@ -106,8 +114,9 @@ class GradientExchange:
         watch_steps(here, layers, "tensorflow")
         _make_equal([*variables, *state], control, in_graph=_reads_variables_later(gradients))
         own = frozenset(id(variables[index]) for index in used if gradients[index] is not None)
-        transfer = Transfer(here, job_number(), own)
-        return _Connected(job_number(), here, transfer, {id(layer.variable): layer for layer in layers}, own)
+        steps = StepLayer(here)
+        transfer = Transfer(here, job_number(), own, steps)
+        return _Connected(job_number(), here, transfer, {id(layer.variable): layer for layer in layers}, own, steps)
 
     @staticmethod
     def _check_same_gradients(connected: _Connected, gradients: Sequence[Any], variables: Sequence[Any]) -> None:

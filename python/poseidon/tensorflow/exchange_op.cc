@@ -71,7 +71,9 @@ class Waiter {
     Done done;
   };
 
-  Waiter() { std::thread([this] { run(); }).detach(); }
+  Waiter() {
+    std::thread([this] { run(); }).detach();
+  }
 
   [[noreturn]] void run() {
     while (true) {
@@ -202,7 +204,7 @@ class FactorExchange : public Exchange {
 REGISTER_OP("PoseidonExchange")
     .Input("gradient: T")
     .Output("mean: T")
-    .Attr("T: {float, double, half, bfloat16}")
+    .Attr("T: {float, double, half, bfloat16, int32, int64}")
     .Attr("layer: int")
     .Attr("divisor: int")
     .Attr("job: int")

@@ -12,6 +12,7 @@ from poseidon.adapter.layer import SchemeChoice, WireChoice
 from poseidon.adapter.plan_table import PlanTable
 from poseidon.adapter.stats import LayerSynchronization
 from poseidon.errors import InvalidArgument
+from poseidon.tensorflow.callbacks import watch_fits
 from poseidon.tensorflow.context import context
 from poseidon.tensorflow.exchange import GradientExchange
 
@@ -72,6 +73,7 @@ def DistributedOptimizer(
     if tf.distribute.has_strategy():
         raise InvalidArgument("DistributedOptimizer inside of a tf.distribute.Strategy: use one of the two")
     context()  # says what is missing before init()
+    watch_fits()
     kind = type(optimizer)
     optimizer._poseidon_exchange = GradientExchange(scheme, wire)
     # With the name of its own class, so that a saved model names that one and loads anywhere.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,22 @@ from poseidon.adapter.membership import Membership
 from poseidon.errors import ShutDown
 from poseidon.schemes import takes_factors
 from poseidon.tensorflow.plugin import plugin
+from poseidon.tensorflow.steps import STEP, StepLayer
 from poseidon.tensorflow.variables import SyncedVariable, factors_of
 
-_OPERATION = "PoseidonExchange_needs_jit_compile_False"  # XLA's error shows this name
+OPERATION = "PoseidonExchange_needs_jit_compile_False"  # XLA's error shows this name
 
 
 class Transfer:
     """The exchanges of one model in one job. `own`: the identities of the variables of which this rank has gradients.
 
     The others' gradients are given as zeros, and this rank takes part in their exchanges without a contribution.
+    `steps`: in every step it also exchanges that it makes one (steps.py).
     """
 
-    def __init__(self, here: Membership, job: int, own: frozenset[int]) -> None:
+    def __init__(self, here: Membership, job: int, own: frozenset[int], steps: StepLayer) -> None:
         assert here.client is not None
+        self._steps = steps
         self._here, self._divisor, self._job, self._own = here, here.world_size, job, own
         self._functions: dict[tuple[int, ...], Any] = {}  # for eager execution, by the numbers of the layers
         self._plugin = plugin()
@@ -50,19 +54,33 @@ class Transfer:
     def _operations(self, gradients: Sequence[Any], layers: Sequence[SyncedVariable]) -> list[Any]:
         """Operations of the plugin in the present graph, each of which runs as soon as its gradient exists."""
         with tf.device("CPU:0"):
+            self._step()
             return [self._in_turn(gradient, layer) for gradient, layer in zip(gradients, layers, strict=True)]
 
     def _in_turn(self, gradient: Any, layer: SyncedVariable) -> Any:
         """The operation of a gradient, after that of the same layer before it in the graph, on all ranks alike."""
-        earlier = tf.compat.v1.get_default_graph().get_collection_ref(f"{_OPERATION} {layer.layer}")
-        with tf.control_dependencies(earlier[-1:]):
-            mean = self._operation(gradient, layer)
-        earlier.append(mean)
+        with _turn_of(layer.layer) as turn:
+            turn.append(mean := self._operation(gradient, layer))
         return mean
+
+    def _step(self) -> None:
+        """The operation that tells the others of this step. Nothing waits for it, and it runs all the same."""
+        assert self._plugin is not None
+        with _turn_of(self._steps.layer) as turn:
+            told = self._plugin.ops.poseidon_exchange(
+                tf.constant(self._steps.row(STEP)),
+                layer=self._steps.layer,
+                divisor=1,
+                job=self._job,
+                present=True,
+                name=OPERATION,
+            )
+            _run_independently(told.op)
+            turn.append(told)
 
     def _operation(self, gradient: Any, layer: SyncedVariable) -> Any:
         assert self._plugin is not None
-        common = {"layer": layer.layer, "divisor": self._divisor, "job": self._job, "name": _OPERATION}
+        common = {"layer": layer.layer, "divisor": self._divisor, "job": self._job, "name": OPERATION}
         present = self._is_present(layer)
         factors = factors_of(gradient) if takes_factors(layer.next_scheme) and present else None
         if factors is None:
@@ -80,15 +98,25 @@ class Transfer:
             if client is None:
                 raise ShutDown("this training step was compiled in a job that this process has left: compile it again")
             means = [np.array(array) for array in arrays]  # the core writes into them
+            step = self._steps.row(STEP)
+            client.start(self._steps.layer, step, 1)
             for mean, layer in zip(means, layers, strict=True):
                 start = client.start if self._is_present(layer) else client.start_absent
                 start(layer.layer, mean, self._divisor)
-            for layer in layers:
-                client.wait(layer.layer)
+            for number in (self._steps.layer, *(layer.layer for layer in layers)):
+                client.wait(number)
             return means
 
         means = tf.numpy_function(exchange, list(gradients), [gradient.dtype for gradient in gradients])
         return [tf.ensure_shape(mean, layer.shape) for mean, layer in zip(means, layers, strict=True)]
+
+
+@contextlib.contextmanager
+def _turn_of(layer: int) -> Iterator[list[Any]]:
+    """What is made in it runs after the earlier operation of this layer in the graph. It must append itself."""
+    earlier = tf.compat.v1.get_default_graph().get_collection_ref(f"{OPERATION} {layer}")
+    with tf.control_dependencies(earlier[-1:]):
+        yield earlier
 
 
 def _run_independently(operation: Any) -> None:
