@@ -37,7 +37,7 @@ for step in range(4):
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
 assert LinkMeter().links() == () and own_addresses() == []
-print("trained", poseidon.rank())
+os.write(1, b"trained %d\\n" % poseidon.rank())  # two processes have this pipe
 poseidon.shutdown()
 """
 _MEMFD_CREATE = {"x86_64": 319, "aarch64": 279}
