@@ -307,6 +307,30 @@ def lost_peer() -> Any:
     return "no error"
 
 
+def drifting() -> Any:
+    """Rank 1 changes a parameter after two steps; the steps are those of one program, and then of another in a scan."""
+    params = poseidon.broadcast(make_params())
+    step = poseidon.value_and_grad(loss_fn)
+
+    def train(params: dict[str, Any], rows: Any) -> tuple[dict[str, Any], Any]:
+        loss, grads = step(params, rows)
+        return jax.tree.map(lambda one, grad: one - 0.1 * grad, params, grads), loss
+
+    steps = 0
+    try:
+        compiled = jax.jit(train, donate_argnums=0)
+        for number in range(3):
+            params, _ = jax.block_until_ready(compiled(params, batch(number, poseidon.rank())))
+            steps += 1
+        if poseidon.rank() == 1:
+            params["w1"] = params["w1"].at[2, 3].add(1e-6)
+        all_rows = jnp.stack([batch(number, 0) for number in range(4)])
+        params, _ = jax.block_until_ready(jax.jit(lambda params: jax.lax.scan(train, params, all_rows))(params))
+    except jax.errors.JaxRuntimeError as error:
+        return {"steps": steps, "error": str(error), "failure": str(poseidon.failure())}
+    return "no error"
+
+
 def different() -> Any:
     params = make_params(33 + poseidon.rank())
     try:
@@ -319,7 +343,7 @@ def different() -> Any:
 if __name__ == "__main__":
     poseidon.init(timeout=20)
     cases = (
-        *(exact, scan, two_calls, opposite_orders, unused_on_one, optax_and_flax, lost_peer, different),
-        *(factors, factors_elsewhere, tied, watched, several_devices),
+        *(exact, scan, two_calls, opposite_orders, unused_on_one, optax_and_flax, lost_peer, drifting),
+        *(different, factors, factors_elsewhere, tied, watched, several_devices),
     )
     print(json.dumps({case.__name__: case for case in cases}[sys.argv[1]]()))

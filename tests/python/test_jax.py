@@ -55,7 +55,7 @@ def test_gradients_are_the_means_in_rank_order_bit_by_bit(world_size: int) -> No
 
 
 def test_steps_in_a_scan_with_remat_leave_equal_replicas() -> None:
-    first, second = answers("scan")
+    first, second = answers("scan", POSEIDON_REPLICA_CHECK="1")
     assert first == second
     assert first["b"] != [0.0, 0.0, 0.0]
 
@@ -142,6 +142,13 @@ def test_a_lost_peer_ends_the_step_with_an_error() -> None:
     assert lost is None
     assert "lost rank 1" in survivor["error"]
     assert survivor["failure"] == "PeerLost"
+
+
+def test_parameters_that_one_rank_has_changed_end_the_job() -> None:
+    for answer in answers("drifting", POSEIDON_REPLICA_CHECK="1"):
+        assert answer["steps"] == 3
+        assert "the replicas differ after step 3: parameter ['w1'] has not the same values" in answer["error"]
+        assert "the replicas differ" in answer["failure"]
 
 
 def test_different_models_are_refused() -> None:

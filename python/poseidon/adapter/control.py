@@ -87,6 +87,10 @@ class Control:
         self._exchange(vector, present=True)
         return vector.tolist()  # type: ignore[no-any-return]
 
+    def prepare_sum(self, count: int) -> None:
+        """Collective: makes known what `start_sum` of so many integers needs, so that it does not block."""
+        self._layer("int64", count)
+
     def start_sum(self, values: Sequence[int]) -> Callable[[], list[int]]:
         """Starts `sum`, and returns what waits for it and returns the sums. Call that before any further exchange of as
         many integers."""

@@ -101,6 +101,7 @@ class ReplicaCheck:
     def connect(self, control: Control) -> None:
         """Begins anew among the ranks of `control`. Collective."""
         self._control = control
+        control.prepare_sum(2)  # now: steps may begin on a thread of the framework
         self._begun = 0  # steps
         self._next = _FIRST_STEPS[0] if self._every == "auto" else self._every
         self._awaited: _Awaited | None = None
@@ -109,17 +110,22 @@ class ReplicaCheck:
         self._spent_s = self._began_s = self._last_s = 0.0
         self._last = 0  # the step after which parameters were compared
 
-    def begin_step(self, parameters: Parameters) -> None:
-        """A step begins, and all updates of the step before are made. Raises as `look` does, now and ever after."""
+    def begin_step(self, parameters: Parameters, begun: int | None = None) -> int:
+        """A step begins, and all updates of the step before are made. Raises as `look` does, now and ever after.
+
+        `begun`: how many have begun before, where not every one comes here. Returns the number of the next one that has
+        to.
+        """
         if self._difference:
             raise Mismatch(self._difference)
         self.look(parameters)
-        completed = self._begun
-        self._begun += 1
+        completed = self._begun if begun is None else begun
+        self._begun = completed + 1
         if completed == 0:
             self._began_s = self._last_s = time.monotonic()
         if completed == self._next:
             self._take(parameters, completed)
+        return self._next if self._awaited is None else self._begun
 
     def _take(self, parameters: Parameters, completed: int) -> None:
         parameters.wait()

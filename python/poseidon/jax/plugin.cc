@@ -199,6 +199,23 @@ ffi::Future pull(ffi::AnyBuffer, ffi::AnyBuffer, ffi::Result<ffi::AnyBuffer> mea
   return failed(kLeftJob);
 }
 
+/// The parameters with which a call of value_and_grad begins are what they are to be.
+ffi::Error look(ffi::AnyBuffer, ffi::RemainingArgs params, ffi::Result<ffi::AnyBuffer> token, std::int64_t port,
+                std::int64_t address) {
+  if (port_of(port) == nullptr) return ffi::Error::Internal(kLeftJob);  // Python has given the memory at `address` back
+  std::memset(token->untyped_data(), 0, token->size_bytes());
+  std::vector<const void*> arrays;
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const auto param = params.get<ffi::AnyBuffer>(i);
+    if (!param.has_value()) return ffi::Error::Internal("poseidon: a parameter is no array");
+    arrays.push_back(param->untyped_data());
+  }
+  char text[kTextBytes];
+  if (poseidon_begin_step(reinterpret_cast<PoseidonLook*>(address), arrays.data(), text, sizeof text) == 0)
+    return ffi::Error::Success();
+  return ffi::Error::Internal("poseidon: " + std::string(text));
+}
+
 ffi::Error turn(ffi::AnyBuffer value, ffi::Token, ffi::Result<ffi::AnyBuffer> same, ffi::Result<ffi::Token>,
                 std::int64_t port) {
   if (port_of(port) == nullptr) return ffi::Error::Internal(kLeftJob);
@@ -227,6 +244,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(
         .Attr<std::int64_t>("divisor"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(poseidon_pull, pull,
                               of_layer(ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(poseidon_look, look,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .RemainingArgs()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Attr<std::int64_t>("port")
+                                  .Attr<std::int64_t>("look"));
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     poseidon_turn, turn,
     ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Arg<ffi::Token>().Ret<ffi::AnyBuffer>().Ret<ffi::Token>().Attr<std::int64_t>(

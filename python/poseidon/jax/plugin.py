@@ -37,6 +37,6 @@ def close_port(number: int) -> None:
 def _library() -> ctypes.CDLL:
     flags = ["-std=c++17", f"-I{jax.ffi.include_dir()}"]
     library = ctypes.CDLL(str(compiled(_SOURCE, f"jaxlib-{jaxlib.__version__}", flags)))
-    for name in ("poseidon_push", "poseidon_push_factors", "poseidon_pull", "poseidon_turn"):
+    for name in ("poseidon_push", "poseidon_push_factors", "poseidon_pull", "poseidon_look", "poseidon_turn"):
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
     return library

@@ -1,0 +1,78 @@
+"""`NativeLook`: the check of the replicas in steps that a framework runs without Python.
+
+The compiled step calls `poseidon_begin_step` (include/poseidon/c_exchange.h) with the memory of its parameters. That
+counts the steps, and calls Python in those few in which something is compared.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poseidon.adapter.layer import SyncedLayer
+from poseidon.adapter.membership import Membership
+from poseidon.adapter.replica_check import HostParameters, replica_check
+from poseidon.errors import PoseidonError
+
+_FUNCTION = ctypes.CFUNCTYPE(
+    ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_char), ctypes.c_uint64
+)
+
+
+class _Struct(ctypes.Structure):
+    _fields_ = (("begun", ctypes.c_int64), ("next", ctypes.c_int64), ("look", _FUNCTION))
+
+
+class NativeLook:
+    """The check of one model's parameters. Collective. It lives as long as compiled steps may run.
+
+    `dtypes` makes a dtype of NumPy from a layer's. `versions` says what the framework is.
+    """
+
+    def __init__(self, here: Membership, layers: Sequence[SyncedLayer], dtypes: Any, versions: str) -> None:
+        self._here, self._versions = here, versions
+        self._kinds = [(layer.name, layer.shape, np.dtype(dtypes(layer.dtype))) for layer in layers]
+        self._check = replica_check(here.settings)
+        if self._check is not None:
+            assert here.control is not None
+            self._check.connect(here.control)
+        self._struct = _Struct(0, 0, _FUNCTION(self._look))
+
+    @property
+    def address(self) -> int:
+        """The address of the struct; 0 where nothing is compared."""
+        return 0 if self._check is None else ctypes.addressof(self._struct)
+
+    def begin_step(self, arrays: Callable[[], Sequence[NDArray[Any]]]) -> None:
+        """The same for a step that Python runs. `arrays` is called if they are looked at. Raises Mismatch."""
+        begun = self._struct.begun
+        self._struct.begun += 1
+        if self._check is not None and begun >= self._struct.next:
+            parameters = HostParameters([name for name, _, _ in self._kinds], arrays(), self._versions)
+            self._struct.next = self._check.begin_step(parameters, begun)
+
+    def _look(self, begun: int, arrays: Any, text: Any, text_size: int) -> int:
+        try:
+            found = [_array(arrays[index], shape, dtype) for index, (_, shape, dtype) in enumerate(self._kinds)]
+            parameters = HostParameters([name for name, _, _ in self._kinds], found, self._versions)
+            assert self._check is not None
+            return self._check.begin_step(parameters, begun)
+        except BaseException as error:  # there is nobody above but C
+            if isinstance(error, PoseidonError):
+                self._here.abort(error)
+            told = f"{type(error).__name__}: {error}".encode()[: text_size - 1] + b"\0"
+            ctypes.memmove(text, told, len(told))
+            return -1
+
+
+def _array(address: int | None, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
+    size_bytes = math.prod(shape) * dtype.itemsize
+    if not size_bytes or address is None:
+        return np.empty(tuple(shape), dtype)
+    memory: Any = (ctypes.c_uint8 * size_bytes).from_address(address)
+    return np.frombuffer(memory, np.uint8).view(dtype).reshape(tuple(shape))
