@@ -42,10 +42,10 @@ typedef struct PoseidonExchange {
   int32_t (*done)(void* client, uint32_t layer);
 } PoseidonExchange;
 
-/* What looks at a model's parameters when a step begins, in steps that run without Python (adapter/native_look.py, which
- * owns the struct). Steps of one model begin one after the other. `look` takes Python's lock and may block. It gets the
- * number of steps that have begun before and the memory of the parameters. It returns the number of the step at which it
- * is to be called again, or -1 and a text that says what is wrong. */
+/* What looks at a model's parameters when a step begins, in steps that run without Python. adapter/native_look.py owns
+ * the struct. Steps of one model begin one after the other. `look` takes Python's lock and may block. It gets the
+ * number of steps that have begun before and the memory of the parameters. It returns the number of the step at which
+ * it is to be called again, or -1 and a text that says what is wrong. */
 typedef struct PoseidonLook {
   int64_t begun; /* steps so far */
   int64_t next;
