@@ -280,3 +280,37 @@ def usual() -> None:
 
 def test_what_nobody_else_reaches_is_not_waited_for() -> None:
     workers.run(2, usual)
+
+
+def tied_late() -> list[str]:
+    """Servers update each parameter on its own, and averages are received into each on its own."""
+    module = net()
+    model = Model(module, scheme="ps")
+    optimizer: Any = poseidon.DistributedOptimizer(momentum(module.parameters()), model, update="server")
+    texts = []
+    backward(model, 0)
+    optimizer.step()
+    module[2].weight.data = module[0].weight.data
+    with pytest.raises(poseidon.PoseidonError) as caught:
+        backward(model, 1)
+    texts.append(str(caught.value))
+    module = net()
+    local = poseidon.LocalSGD(module, momentum(module.parameters()), 1)
+    module[2].bias.data = module[0].bias.data
+    module(torch.ones(ROWS, WIDTH)).sum().backward()
+    with pytest.raises(poseidon.PoseidonError) as caught:
+        local.step()
+    texts.append(str(caught.value))
+    module = net()
+    model = Model(module)
+    module[4].bias.data = module[4].bias.data[:5]
+    with pytest.raises(poseidon.PoseidonError) as caught:
+        backward(model, 0)
+    return [*texts, str(caught.value)]
+
+
+def test_parameters_that_are_tied_or_resized_too_late_are_named() -> None:
+    for server, averaged, resized in workers.run(2, tied_late):
+        assert "parameters 0.weight and 2.weight share memory since the DistributedOptimizer was made" in server
+        assert "parameters 0.bias and 2.bias share memory" in averaged
+        assert "parameter 4.bias has become float32 (5,) on cpu, and was float32 (8,) on cpu" in resized

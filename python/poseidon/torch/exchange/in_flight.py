@@ -46,6 +46,7 @@ class InFlight(ABC):
         self._told_exposed = False
         self._thread = threading.get_ident()  # the one that trains
         self.is_compiled = False  # code of the model's is, so that its uses of parameters are not seen
+        self._trainer = threading.current_thread()
 
     # What ends exchanges.
 
@@ -72,6 +73,22 @@ class InFlight(ABC):
     def in_flight(self, entry: SyncedParameter) -> PendingExchange | None:
         """The parameter's exchange, if it is in flight."""
         return self._exchanges.get(entry)
+
+    def note_thread(self) -> None:
+        """The present thread is the one that trains."""
+        self._trainer = threading.current_thread()
+
+    def _check_thread(self) -> None:
+        """PoseidonError in a thread that may use the model at the same time as the one that trains."""
+        trainer = self._trainer
+        if threading.get_ident() == trainer.ident or not self._exchanges or not trainer.is_alive():
+            return
+        if torch._C._current_graph_task_id() < 0:  # otherwise it is a thread in which autograd runs backward
+            raise PoseidonError(
+                "another thread than the one that trains uses parameters or gradients while updates are in flight: "
+                "call state_dict() in the thread that trains, and hand copies of its tensors to the other, or call "
+                "synchronize() of the DistributedOptimizer and let the training wait for the other thread"
+            )
 
     def pending_updates(self) -> dict[torch.Tensor, int]:
         """The parameters whose update is still to be made, and the attempt in which step() was called."""
@@ -119,6 +136,7 @@ class InFlight(ABC):
 
     def postpone(self, exchanges: Sequence[PendingExchange], step: PendingUpdates) -> None:
         """Notes that step() has been called: these updates are due, and made when their gradients are in."""
+        self.note_thread()
         # What still needs the parameters as they were must fail, as after a step() that does not wait.
         increment_version([pending.entry.param for pending in exchanges])
         self._all_overtaken = False
@@ -147,6 +165,7 @@ class InFlight(ABC):
 
     def settle(self, entries: Iterable[SyncedParameter] | None = None) -> None:
         """Waits until the gradients of these parameters (None: all) are in place, and updates that are due are made."""
+        self._check_thread()
         wanted = list({**self._exchanges, **self._overtaken}) if entries is None else list(entries)
         self._bring(wanted)
         for entry in wanted:
@@ -179,6 +198,7 @@ class InFlight(ABC):
         if units:
             self._land([pending for unit in units for pending in self._units[unit]], meanwhile=True)
 
+    @torch._disable_dynamo
     def _land(self, exchanges: Sequence[PendingExchange], meanwhile: bool) -> None:
         """Ends the flight of whole units; `meanwhile`: waiting for them is used to update others."""
         self.check_usable()
@@ -252,6 +272,7 @@ class InFlight(ABC):
 
     def used(self, entries: Sequence[SyncedParameter]) -> None:
         """As a `Watcher`: the parameters' values are needed now."""
+        self._check_thread()
         if self.priorities is not None:
             self.priorities.note_use(entries)
         self._see(entries)
@@ -260,6 +281,7 @@ class InFlight(ABC):
 
     def taken(self, entry: SyncedParameter) -> None:
         """As a `Watcher`: someone has taken the parameter out of its module."""
+        self._check_thread()
         use_to_come = self.priorities is not None and self.priorities.note_taken(entry)
         if entry in self._exchanges:
             self._see([entry])

@@ -391,6 +391,7 @@ class Synchronizer(InFlight):
             now: list[PendingExchange] = []
             later: list[PendingExchange] = []
             for pending in run.exchanges.values():
+                pending.check_untouched()
                 (later if pending.may_outlive_backward() else now).append(pending)
             self.deliver(now)
         except BaseException:

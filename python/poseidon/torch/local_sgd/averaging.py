@@ -31,6 +31,7 @@ class Averaging(ABC):
 
     def __init__(self, found: Sequence[SyncedParameter], params: Sequence[torch.nn.Parameter]) -> None:
         refuse_overlaps(found, "give each its own memory")
+        self._found = found
         self.trained = [entry.param for entry in found]
         self.entries = [
             SyncedParameter(entry.name, param, form_of(param, sparse=False), "ps", entry.wire, [], [])
@@ -94,6 +95,7 @@ class MeanOfParameters(Averaging):
         self._buffers: list[torch.Tensor] = []
 
     def start(self, overlaps: bool) -> None:
+        refuse_overlaps(self._found, "give each its own memory")  # they may have been tied since
         scale = self._weight.scale()
         self._buffers = [_exchanged(entry, copies=overlaps) for entry in self.entries]
         if scale != 1:

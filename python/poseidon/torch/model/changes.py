@@ -12,6 +12,7 @@ from torch import nn
 
 from poseidon.errors import InvalidArgument
 from poseidon.torch.model.parameters import SyncedParameter
+from poseidon.torch.tensors.ownership import first_overlap
 from poseidon.torch.tensors.watched import without_torch_function
 
 _AGAIN = "make the change before wrapping, or wrap the module again, on all ranks"
@@ -23,6 +24,7 @@ class ChangeWatch:
     def __init__(self, module: nn.Module, entries: Sequence[SyncedParameter], ignored: Collection[str]) -> None:
         self._module = module
         self._ignored = ignored
+        self._entries = entries
         self._synced = {entry.param: (entry.param.dtype, entry.param.device, entry.param.shape) for entry in entries}
         self._remember()
 
@@ -63,6 +65,18 @@ class ChangeWatch:
                         f"parameter {self._name_of(param)} has become {_what(param.dtype, param.device, param.shape)}, "
                         f"and was {_what(dtype, device, shape)} when the module was wrapped: {_AGAIN}"
                     )
+
+            self._check_stored()
+
+    def _check_stored(self) -> None:
+        """The servers update each parameter on its own. InvalidArgument if two have come to lie in the same memory."""
+        overlap = first_overlap([entry.param for entry in self._entries if entry.on_servers])
+        if overlap is not None:
+            raise InvalidArgument(
+                f"parameters {' and '.join(map(self._name_of, overlap))} share memory since the DistributedOptimizer "
+                "was made, and the servers update each on its own: give each its own memory, or make the two one "
+                "parameter before wrapping"
+            )
 
     def _check_new(self) -> None:
         for name, param in self._own_parameters():

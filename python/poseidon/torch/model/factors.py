@@ -7,7 +7,9 @@ two and does not compute the product.
 
 from __future__ import annotations
 
+import copy
 import weakref
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -134,8 +136,11 @@ class FactorForward:
         """Whether `entry` is the one that gets the factors."""
         return self._entry() is entry
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return FactorForward, (self._module,)
+    def __deepcopy__(self, memo: dict[int, Any]) -> FactorForward:
+        return FactorForward(copy.deepcopy(self._module, memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:  # what is saved is loaded where there is no Poseidon
+        return partial, (_LINEAR_FORWARD, self._module)
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         if type(self._module).forward is not _LINEAR_FORWARD:  # changed since: another class, or a patched one

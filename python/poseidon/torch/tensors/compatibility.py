@@ -63,3 +63,12 @@ def leave_uncompiled(function: Any) -> None:
     from torch._dynamo.eval_frame import skip_code  # slow to import, as every optimizer of torch does
 
     skip_code(function.__code__)
+
+
+def leave_untraced(kind: type) -> None:
+    """Has torch.compile run operations on tensors of this class, and not trace them."""
+    from torch._dynamo import config  # slow to import
+
+    known: Any = getattr(config, "nontraceable_tensor_subclasses", None)  # since torch 2.7
+    if known is not None:
+        known.add(kind)

@@ -6,8 +6,9 @@ Version counters do not tell: NumPy, DLPack, `.data` and other processes write w
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -131,6 +132,12 @@ def _is_apart(param: torch.Tensor, neighbours: list[torch.Tensor]) -> bool:
         return False
     begin, end = _extent(param)
     return all(one is param or end <= _extent(one)[0] or _extent(one)[1] <= begin for one in neighbours)
+
+
+def first_overlap(params: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Two of these tensors that have elements in common, if there are such."""
+    suspects = sorted((param for param in params if holders(param) > 1), key=_extent)
+    return next((pair for pair in pairwise(suspects) if _extent(pair[0])[1] > _extent(pair[1])[0]), None)
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from poseidon.torch.tensors.compatibility import leave_uncompiled, leave_untraced
 from poseidon.torch.tensors.watched import METADATA, without_torch_function
 
 _LAYOUT = (torch.Tensor.layout.__get__, torch.Tensor.is_sparse.__get__)  # type: ignore[attr-defined]
@@ -38,6 +39,7 @@ class PendingGradient(torch.Tensor):
         `resolve` is called with the stand-in; `zero_later()`: whether zeroing it now needs no values, and is noted.
         `may_be_sparse`: whether it is sparse is known only when it is there.
         """
+        _leave_untraced()
         pending = _blank(param.shape, param.dtype, param.device).as_subclass(PendingGradient)
         pending._resolve, pending._zero_later, pending._may_be_sparse = resolve, zero_later, may_be_sparse
         return pending
@@ -53,12 +55,25 @@ class PendingGradient(torch.Tensor):
         if func in METADATA and not (func in _LAYOUT and args[0]._may_be_sparse):
             with without_torch_function():
                 return func(*args, **(kwargs or {}))
-        if func is torch.Tensor.zero_ and _zeroes_later(args[0]):
-            return args[0]
-        if func is torch._foreach_zero_:
-            args = ([grad for grad in args[0] if not _zeroes_later(grad)],)
-        args, kwargs = tree_map(_resolved, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        return _answered(func, args, kwargs or {})
+
+
+@torch._disable_dynamo  # what waits for a gradient is not to be compiled with who looks at it
+def _answered(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if func is torch.Tensor.zero_ and _zeroes_later(args[0]):
+        return args[0]
+    if func is torch._foreach_zero_:
+        args = ([grad for grad in args[0] if not _zeroes_later(grad)],)
+        if not args[0]:  # it refuses an empty list
+            return None
+    args, kwargs = tree_map(_resolved, (args, kwargs))
+    return func(*args, **kwargs)
+
+
+@functools.cache
+def _leave_untraced() -> None:
+    leave_untraced(PendingGradient)
+    leave_uncompiled(PendingGradient.__torch_function__.__func__)  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=4096)

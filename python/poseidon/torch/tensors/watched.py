@@ -20,6 +20,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import nn
 
+from poseidon.torch.tensors.compatibility import leave_uncompiled
+
 METADATA: frozenset[Any] = frozenset(
     [
         getattr(torch.Tensor, name).__get__
@@ -87,8 +89,7 @@ class Watched(nn.Parameter):
         if func in _PARAMETER_METADATA:
             with without_torch_function():
                 return func(*args, **kwargs)
-        touch((args, kwargs))
-        return func(*args, **kwargs)
+        return _after_touch(func, args, kwargs)
 
     @property
     def grad(self) -> torch.Tensor | None:  # type: ignore[override]
@@ -110,6 +111,12 @@ class Watched(nn.Parameter):
     def __reduce_ex__(self, protocol: Any) -> Any:
         touch(self)
         return self.__reduce_ex__(protocol)
+
+
+@torch._disable_dynamo  # what waits for an update is not to be compiled with who uses the parameter
+def _after_touch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    touch((args, kwargs))
+    return func(*args, **kwargs)
 
 
 class WatchedTable(dict[str, Any]):
@@ -153,6 +160,8 @@ def _unwatch_table(module: nn.Module) -> None:
 
 @functools.cache
 def _watched_class(kind: type) -> type:
+    for function in (Watched.__torch_function__.__func__, WatchedTable.__getitem__):  # type: ignore[attr-defined]
+        leave_uncompiled(function)
     return type(f"Watched{kind.__name__}", (Watched, kind), {"_poseidon_class": kind})
 
 

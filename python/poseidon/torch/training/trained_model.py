@@ -197,6 +197,7 @@ class TrainedModel:
             self.sync.revive()
         if self._in_backward is None:
             self._in_backward = OptimizersInBackward(self.entries)
+        self.sync.note_thread()
         self.sync.check_forward()
         self.sync.passes.begin(synchronizing)
 
