@@ -42,7 +42,9 @@ def run_training(config: TrainConfig, progress: Callable[[str, int, int], None] 
     # compared with those of the schemes that have the fewest, unless steps are to be as users have them.
     transport = "tcp" if config.workers_per_host == 1 else "auto"
     revise = "auto" if config.cold else "off"
-    options = {"compute_threads": 1, "transport": transport, "revise": revise, **_sizes_and_options(config)}
+    # Rounds without exchange leave every host with parameters of its own.
+    options = {"compute_threads": 1, "transport": transport, "revise": revise, "replica_check": "off"}
+    options |= _sizes_and_options(config)
     count = config.host_count + config.server_count
     with ExitStack() as stack:
         all_places, tcp_copy = stack.enter_context(hosts_on(count, config.link, mtu=config.mtu, **config.testbed))
