@@ -297,7 +297,11 @@ class Client {
   /// what ends the job then is no failure of this rank any more. Then it says goodbye to all and closes all flows.
   /// `keep_waiting` as above; if it returns false, the rank leaves at once. Further calls have no effect. After a
   /// failure, and in the destructor, nothing is waited for.
-  virtual void shutdown(const std::function<bool()>& keep_waiting) = 0;
+  ///
+  /// With `serves_on` the server in this process goes on after the goodbye for as long as it has values that the others
+  /// may ask for: until they have left, too, or are lost.
+  virtual void shutdown(const std::function<bool()>& keep_waiting, bool serves_on) = 0;
+  void shutdown(const std::function<bool()>& keep_waiting) { shutdown(keep_waiting, false); }
   void shutdown() {
     shutdown([] { return true; });
   }

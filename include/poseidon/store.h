@@ -33,6 +33,12 @@ Result<std::shared_ptr<Store>> open_store(const Options& options, const std::fun
 /// say. If it differs from Client::generation(), a process waits to join, and all members must end their clients and
 /// connect again. (A lower number means that the store is new and a process has begun again.) Does not wait. Call it on
 /// the thread of the store's other calls.
+///
+/// It also answers processes that nobody knows and that ask to take part: one in a slot that no member has gets in.
 std::uint32_t generation_wanted(Store& store, const std::string& job);
+
+/// The last process that was refused because it is of another job or run, and why; empty if there is none. Does not
+/// wait. Call it on the thread of the store's other calls.
+std::string last_refused(Store& store, const std::string& job);
 
 }  // namespace poseidon

@@ -360,6 +360,9 @@ class Store:
 def open_store(options: Options) -> Store:
     """The store at master_addr:master_port, for all generations of a job."""
 
+def last_refused(store: object, job: str) -> str:
+    """The last process that was refused, and why; empty if there is none."""
+
 def generation_wanted(store: object, job: str) -> int:
     """The highest generation of the job that some process has asked for."""
 
@@ -749,7 +752,7 @@ class Client:
 
     def traffic(self) -> TrafficStats: ...
     def abort(self, reason: str, planned: bool = False) -> None: ...
-    def shutdown(self) -> None: ...
+    def shutdown(self, serves_on: bool = False) -> None: ...
 
 class JobReport:
     """What a server knows of one job. Bytes are those on the network."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import socket
+import stat
 import tempfile
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +53,19 @@ def cache_folder() -> Path:
     try:
         return Path.home() / ".cache" / "poseidon"
     except RuntimeError:  # a container's user may have neither HOME nor an entry in the list of users
-        return Path(tempfile.gettempdir()) / f"poseidon-{os.getuid()}"
+        return _folder_without_home()
+
+
+@cache
+def _folder_without_home() -> Path:
+    """A folder that no other user can have prepared: what is in it may be loaded as a program."""
+    folder = Path(tempfile.gettempdir(), f"poseidon-cache-{os.getuid()}")
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
+            return folder
+    return Path(tempfile.mkdtemp(prefix="poseidon-cache-"))
 
 
 def _path(facts: dict[str, object]) -> Path:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +29,7 @@ from poseidon.adapter.store import shared_store
 from poseidon.chunk_cache import settle_chunk_bytes
 from poseidon.errors import InvalidArgument, PoseidonError, ShutDown
 from poseidon.notices import tell_notices
-from poseidon.options import resolve
+from poseidon.options import refuse_without_srun, resolve
 from poseidon.restore import restore
 
 Keys = str | Iterable[str] | Mapping[str, Any]  # one key, several, or keys with their arrays
@@ -47,6 +48,7 @@ def connect(**options: Any) -> Exchange:
     `servers` everything stays in this process. Raises a PoseidonError that says who or what is missing.
     """
     settings = resolve(**options)
+    refuse_without_srun(settings.sources, os.environ)
     if settings.error_feedback == "on":
         raise InvalidArgument("an exchange of arrays keeps nothing that `wire` rounds off: leave error_feedback out")
     client = Client.connect(settings.core(), None if settings.world_size == 1 else shared_store(settings))

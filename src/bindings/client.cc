@@ -211,9 +211,9 @@ class PyClient {
     return all;
   }
 
-  void shutdown() {
+  void shutdown(bool serves_on) {
     call_blocking([&](const std::function<bool()>& keep_waiting) {
-      client_->shutdown(keep_waiting);
+      client_->shutdown(keep_waiting, serves_on);
       return true;
     });
   }
@@ -459,7 +459,7 @@ void bind_client(nb::module_& module) {
             self.get().abort(reason, planned);
           },
           nb::arg("reason"), nb::arg("planned") = false)
-      .def("shutdown", &PyClient::shutdown);
+      .def("shutdown", &PyClient::shutdown, nb::arg("serves_on") = false);
 }
 
 }  // namespace poseidon::bindings

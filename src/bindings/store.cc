@@ -81,6 +81,14 @@ void bind_store(nb::module_& module) {
         return core ? generation_wanted(*core, job) : 0U;
       },
       nb::arg("store"), nb::arg("job"), "The highest generation of the job that some process has asked for.");
+  module.def(
+      "last_refused",
+      [](nb::object store, const std::string& job) {
+        const auto core = store_from(std::move(store));
+        const nb::gil_scoped_release unlocked;
+        return core ? last_refused(*core, job) : std::string();
+      },
+      nb::arg("store"), nb::arg("job"), "The last process that was refused, and why; empty if there is none.");
 }
 
 }  // namespace poseidon::bindings

@@ -60,7 +60,7 @@ ClientImpl::ClientImpl(const Options& options, const Cluster& cluster, const Sea
 }
 
 ClientImpl::~ClientImpl() {
-  if (!std::exchange(shut_down_, true)) end(steps_.failed());
+  if (!std::exchange(shut_down_, true)) end(steps_.failed(), [] { return false; });
   executor_.reset();
   loop_->stop();
 }

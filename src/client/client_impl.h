@@ -99,7 +99,7 @@ class ClientImpl final : public Client, private Receiver {
   Status status() const override;
   void abort(const std::string& reason, bool planned) override;
   using Client::shutdown;
-  void shutdown(const std::function<bool()>& keep_waiting) override;
+  void shutdown(const std::function<bool()>& keep_waiting, bool serves_on) override;
 
  private:
   /// What the client does with the messages that kinds.def gives to a handler: handlers/NAME.cc. An error ends the job.
@@ -120,7 +120,7 @@ class ClientImpl final : public Client, private Receiver {
   // Both sides: how a rank leaves, and what it does when others leave (client_leaving.cc).
   bool still_contributes();
   void finish_contributions(const std::function<bool()>& keep_waiting);
-  void end(bool had_failed);
+  void end(bool had_failed, const std::function<bool()>& keep_serving);
   void stop_in_order();
   void said_goodbye(LinkState& link);
   void check_parts_of_leavers(const UnitState& unit);

@@ -83,11 +83,11 @@ void ClientImpl::stop_in_order() {
        std::make_shared<const std::string>(), {});
 }
 
-void ClientImpl::shutdown(const std::function<bool()>& keep_waiting) {
+void ClientImpl::shutdown(const std::function<bool()>& keep_waiting, bool serves_on) {
   if (std::exchange(shut_down_, true)) return;
   const bool had_failed = steps_.failed();
   finish_contributions(keep_waiting);
-  end(had_failed);
+  end(had_failed, [&] { return serves_on && keep_waiting(); });
 }
 
 /// Whether a contribution that has started is still being made.
@@ -126,12 +126,13 @@ void ClientImpl::finish_contributions(const std::function<bool()>& keep_waiting)
 }
 
 /// Closes all connections and ends the parts. `had_failed`: the job has, so that nobody waits for the server.
-void ClientImpl::end(bool had_failed) {
+void ClientImpl::end(bool had_failed, const std::function<bool()>& keep_serving) {
   connections_.stop_accepting();
   loop_->call([this] { stop_in_order(); });
   // A send ends at the latest when its flow closes, after kLinger. A product ends when it is computed.
   steps_.wait_closed(2 * Connections::kLinger);
   report_.wait();
+  if (!had_failed) parts_->serve_on(keep_serving);
   parts_->shutdown(had_failed);
 }
 

@@ -218,7 +218,7 @@ void ClientImpl::on_closed(Flow& flow, const Status& status) {
                 FailureCause::of(FailureSource::found, link));
   fail({ErrorCode::peer_lost, connections_.here() + " lost " + connections_.describe(link) + " while " +
                                   report_.describe_waiting() + ": " + status.message() +
-                                  "; its process or host has died, see its output" + connections_.last_heard()},
+                                  connections_.what_to_check(status.message()) + connections_.last_heard()},
        FailureCause::of(FailureSource::lost, link));
 }
 

@@ -58,7 +58,7 @@ void ClientImpl::give_up_unreachable() {
     cause.index = static_cast<std::uint32_t>(rank);
     return fail({ErrorCode::peer_lost, connections_.here() + " lost " + connections_.name_of_rank(rank) +
                                            ": its machine has not answered for " + duration_text(silence.count()) +
-                                           connections_.last_heard()},
+                                           connections_.where_it_is_cut() + connections_.last_heard()},
                 cause);
   }
 }

@@ -186,6 +186,10 @@ class Connections {
   /// Text such as "; last heard of rank 2 31.2 s ago, rank 1 12 ms ago". It names each process once, and the one that
   /// has been silent for longest comes first.
   std::string last_heard() const;
+  /// What is to be looked at when a connection has ended for the transport's `reason`.
+  std::string what_to_check(const std::string& reason) const;
+  /// The same where nothing comes through to a machine any more.
+  std::string where_it_is_cut() const;
   /// All connections to known processes. Those that have ended come first.
   std::vector<LinkReport> reports() const;
   const std::string& run() const { return endpoints_.run; }

@@ -1,9 +1,12 @@
 // What a client says about its connections: events of the flight recorder, names in messages, reports for records.
 #include <algorithm>
+#include <cerrno>
+#include <initializer_list>
 #include <map>
 #include <string>
 #include <utility>
 
+#include "base/file_descriptor.h"
 #include "client/connections.h"
 #include "client/duration_text.h"
 
@@ -60,6 +63,32 @@ std::string Connections::not_linked() const {
     if (std::count(links_.peers[rank].begin(), links_.peers[rank].end(), nullptr) > 0)
       add("rank " + std::to_string(rank));
   return names;
+}
+
+std::string Connections::what_to_check(const std::string& reason) const {
+  const auto is = [&reason](std::initializer_list<int> errors) {
+    return std::ranges::any_of(errors, [&](int error) { return reason.find(errno_text(error)) != std::string::npos; });
+  };
+  // A process that dies before it has read everything resets its connections, too.
+  if (is({ECONNRESET, EPIPE}))
+    return "; its process has ended, or its machine or a firewall between has reset the connection; see its output";
+  if (is({ETIMEDOUT, EHOSTUNREACH, EHOSTDOWN, ENETUNREACH, ENETDOWN})) return where_it_is_cut();
+  return "; its process or host has died, see its output";
+}
+
+std::string Connections::where_it_is_cut() const {
+  constexpr std::int64_t kQuiet_ns = 2'000'000'000;
+  std::map<std::string, std::int64_t> heard_ns;  // by machine
+  for (const auto& [flow, link] : flows_) {
+    if (link.kind != LinkKind::peer || !link.known() || link.index >= endpoints_.peers.size()) continue;
+    const std::string& host = endpoints_.peers[link.index].host;
+    if (host != host_) heard_ns[host] = std::max(heard_ns[host], link.last_sign_ns);
+  }
+  const std::int64_t since_ns = now_ns() - kQuiet_ns;
+  const bool alone =
+      heard_ns.size() > 1 && std::ranges::all_of(heard_ns, [&](const auto& one) { return one.second < since_ns; });
+  if (alone) return "; this machine hears no other one: look at its own cable, port and network first";
+  return "; its machine is down, or the network is cut there, at this machine, or between";
 }
 
 std::string Connections::last_heard() const {

@@ -26,6 +26,8 @@ class WorkerParts {
   virtual std::vector<LateRank> late_ranks() const = 0;
   /// The bytes that the embedded server has sent and received over the network.
   virtual std::pair<std::uint64_t, std::uint64_t> server_traffic() const = 0;
+  /// Returns when no other worker may ask the embedded server for values any more, or `keep_serving` returns false.
+  virtual void serve_on(const std::function<bool()>& keep_serving) = 0;
   /// Ends the parts after the client's connections have been closed. `failed`: the job has failed, so that no other
   /// worker waits for results of the embedded server. The client calls this once.
   virtual void shutdown(bool failed) = 0;

@@ -4,6 +4,8 @@
 #include <thread>
 #include <utility>
 
+#include "rendezvous/store_protocol.h"
+
 namespace poseidon {
 
 namespace {
@@ -15,6 +17,8 @@ constexpr milliseconds kQuickLook{0};
 // this happens more often, the entry is from another living process, and one of the two has to end before both run out
 // of time. With a limit of 16, two processes went on for ever if the timeout was as short as 20 looks at the store.
 constexpr int kMostDisplacements = 4;
+// Members come to their slots within this time, if no step is under way. Then newcomers may have those that are left.
+constexpr milliseconds kMembersFirst{250};
 constexpr std::uint32_t kLostGenerations = 100;  // more generations than a lost store may have known without telling
 
 constexpr auto kFarewell = std::chrono::seconds(2);
@@ -40,10 +44,12 @@ Gathering::Gathering(Store& store, const Options& options, const Member& mine, s
       options_(options),
       facts_(shared_facts(options)),
       mine_{std::max(at_least, mine.last_generation + 1), make_nonce(), digest_of(facts_), mine},
+      newcomer_(store, options, mine_.nonce, mine.last_generation > 0 || at_least > 1),
       known_generation_(mine_.generation - 1),
       deadline_(Clock::now() + options.timeout),
       window_(window_of(options)),
       leader_patience_(window_),
+      begun_(Clock::now()),
       answered_(Clock::now()),
       last_arrival_(Clock::now()) {}
 
@@ -67,6 +73,7 @@ Result<Membership> Gathering::gather(const std::function<bool()>& keep_waiting) 
 
 /// Tells the others why. Rank 0's store ends with its process, so rank 0 waits a moment for them.
 void Gathering::leave(const Status& why) {
+  if (newcomer_.waits() || why.code() == ErrorCode::refused) return;  // the job is others'
   // A rank without a store cannot tell anyone, so the results of these calls do not matter.
   (void)quick_get(generation_key(options_.job));
   if (!away_.ok()) return;
@@ -84,6 +91,9 @@ void Gathering::leave(const Status& why) {
 
 Result<std::optional<Membership>> Gathering::look() {
   const std::optional<Membership> not_yet;
+  const auto may = may_claim();
+  if (!may.ok()) return may.status();
+  if (!may.value()) return not_yet;
   const auto wanted = quick_get(generation_key(options_.job));
   if (!away_.ok()) return not_yet;
   const std::uint32_t stored = wanted.ok() ? parse_generation(wanted.value()) : 0;
@@ -98,6 +108,8 @@ Result<std::optional<Membership>> Gathering::look() {
   const auto claimed = claim();
   if (!claimed.ok()) return claimed.status();
   if (!claimed.value()) return not_yet;
+  if (options_.on_failure != OnFailure::abort && Clock::now() - begun_ >= kMembersFirst)
+    admit_newcomers(store_, options_.job, mine_.generation);
   if (Status status = failure_of_another(); !status.ok()) return status;
   const auto text = quick_get(roster_key(options_.job));
   if (!away_.ok()) return not_yet;
@@ -108,6 +120,14 @@ Result<std::optional<Membership>> Gathering::look() {
   if (Status status = see_arrivals(); !status.ok()) return status;
   if (const auto written = lead()) return join(*written);
   return not_yet;
+}
+
+/// Whether this process may have its slot: it is of this run, or has been admitted.
+Result<bool> Gathering::may_claim() {
+  std::uint32_t generation = mine_.generation;
+  auto may = newcomer_.may_claim([this](const std::string& key) { return quick_get(key); }, generation);
+  if (generation > mine_.generation) move_to(generation);
+  return may;
 }
 
 /// The key's present value. Notes whether the store answers.
@@ -301,6 +321,12 @@ Status Gathering::missing() {
                                     std::to_string(options_.timeout.count()) + " ms in generation " +
                                     std::to_string(mine_.generation) + " for the others: " + away_.message() +
                                     "; if the process that serves the store is stopped, end it and start it again"};
+  if (newcomer_.waits())
+    return {ErrorCode::timeout, "rank " + std::to_string(mine_.member.slot) + " waited " +
+                                    std::to_string(options_.timeout.count()) + " ms for the members of job '" +
+                                    options_.job + "', which goes on at this address, to take it in" +
+                                    "; if this is another job, give it another MASTER_PORT; if it replaces a member, "
+                                    "raise POSEIDON_TIMEOUT above the time of a step"};
   std::string slots;
   for (int slot = 0; slot < options_.world_size; ++slot)
     if (slot != mine_.member.slot && !entry_of(slot)) slots += (slots.empty() ? "" : ", ") + std::to_string(slot);
@@ -315,15 +341,26 @@ Status Gathering::missing() {
                                   std::to_string(options_.world_size) + least +
                                   ", which did not come; see that lost ranks are started again with the same RANK, "
                                   "MASTER_ADDR, MASTER_PORT and WORLD_SIZE, "
-                                  "or raise POSEIDON_TIMEOUT"};
+                                  "or raise POSEIDON_TIMEOUT" +
+                                  with_another_secret()};
 }
 
-Status Gathering::missing_at_the_start(const std::string& slots) const {
+/// Who was not let in, as it is perhaps who is missing.
+std::string Gathering::with_another_secret() {
+  const auto last = quick_get(store_protocol::kOtherSecretKey);
+  return last.ok() ? "; a process at " + last.value() +
+                         " came with another secret or without one and was refused: give all processes the same "
+                         "POSEIDON_SECRET or secret_file"
+                   : "";
+}
+
+Status Gathering::missing_at_the_start(const std::string& slots) {
   return {ErrorCode::timeout, "rank " + std::to_string(mine_.member.slot) + " waited " +
                                   std::to_string(options_.timeout.count()) + " ms for rank " +
                                   (slots.empty() ? "0" : slots) + " of " + std::to_string(options_.world_size) +
                                   ", which never arrived; check that every rank was started with the same MASTER_ADDR, "
-                                  "MASTER_PORT and WORLD_SIZE, or raise POSEIDON_TIMEOUT"};
+                                  "MASTER_PORT and WORLD_SIZE, or raise POSEIDON_TIMEOUT" +
+                                  with_another_secret()};
 }
 
 }  // namespace poseidon

@@ -13,6 +13,7 @@
 #include "poseidon/options.h"
 #include "poseidon/store.h"
 #include "rendezvous/members.h"
+#include "rendezvous/newcomers.h"
 #include "rendezvous/published.h"
 
 namespace poseidon {
@@ -33,6 +34,7 @@ class Gathering {
   Result<std::string> quick_get(const std::string& key);
   std::optional<Entry> entry_of(int slot, std::string* text = nullptr);
   void move_to(std::uint32_t generation);
+  Result<bool> may_claim();
   Result<bool> claim();
   Status failure_of_another();
   Status see_arrivals();
@@ -42,19 +44,22 @@ class Gathering {
   Status difference(int slot);
   std::vector<Entry> entries_of(const Roster& roster);
   Status missing();
-  Status missing_at_the_start(const std::string& slots) const;
+  Status missing_at_the_start(const std::string& slots);
+  std::string with_another_secret();
 
   Store& store_;
   const Options& options_;
   const Facts facts_;
-  Entry mine_;                      // its generation rises if others ask for later ones
+  Entry mine_;  // its generation rises if others ask for later ones
+  Newcomer newcomer_;
   std::uint32_t known_generation_;  // the highest generation seen in the store
   const Clock::time_point deadline_;
   const std::chrono::milliseconds window_;
   std::chrono::milliseconds leader_patience_;
   std::vector<int> last_slots_;  // the slots of the last roster; empty: the store has no roster
   Status away_;                  // why the store did not answer the last time; ok: it answered
-  Clock::time_point answered_;   // when the store answered the last time
+  const Clock::time_point begun_;
+  Clock::time_point answered_;  // when the store answered the last time
   int displaced_count_ = 0;
   // Of this generation:
   std::map<int, std::uint32_t> arrivals_;  // each slot's last generation; only processes that may lead keep it

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "rendezvous/gathering.h"
+#include "rendezvous/newcomers.h"
 #include "rendezvous/published.h"
 
 namespace poseidon {
@@ -13,6 +14,11 @@ namespace {
 
 constexpr auto kQuickLook = std::chrono::milliseconds(0);
 constexpr std::uint32_t kOnlyGeneration = 1;  // with OnFailure::abort
+
+std::uint32_t stored_generation(Store& store, const std::string& job) {
+  const auto wanted = store.get(generation_key(job), kQuickLook);
+  return wanted.ok() ? parse_generation(wanted.value()) : 0;
+}
 
 }  // namespace
 
@@ -48,18 +54,23 @@ Result<Membership> meet(Store& store, const Options& options, const Member& mine
 }
 
 bool stands(Store& store, const std::string& job, const Membership& membership) {
-  if (generation_wanted(store, job) > membership.generation) return false;
+  if (stored_generation(store, job) > membership.generation) return false;
   const auto roster = store.get(roster_key(job), kQuickLook);
   return roster.ok() ? roster.value() == membership.roster : roster.status().code() != ErrorCode::timeout;
 }
 
 void want_generation(Store& store, const std::string& job, std::uint32_t generation) {
-  if (generation_wanted(store, job) < generation) (void)store.set(generation_key(job), std::to_string(generation));
+  if (stored_generation(store, job) < generation) (void)store.set(generation_key(job), std::to_string(generation));
 }
 
 std::uint32_t generation_wanted(Store& store, const std::string& job) {
-  const auto wanted = store.get(generation_key(job), kQuickLook);
-  return wanted.ok() ? parse_generation(wanted.value()) : 0;
+  answer_newcomers(store, job);
+  return stored_generation(store, job);
+}
+
+std::string last_refused(Store& store, const std::string& job) {
+  const auto refused = store.get(refused_key(job), kQuickLook);
+  return refused.ok() ? refused.value() : "";
 }
 
 }  // namespace poseidon

@@ -97,6 +97,20 @@ std::string left_key(const std::string& job, std::uint32_t generation, int slot)
   return "poseidon/" + job + "/left/" + std::to_string(generation) + "/" + std::to_string(slot);
 }
 
+std::string run_key(const std::string& job) { return "poseidon/" + job + "/run"; }
+
+std::string refused_key(const std::string& job) { return "poseidon/" + job + "/refused"; }
+
+std::string application_key(const std::string& job, int slot) {
+  return "poseidon/" + job + "/application/" + std::to_string(slot);
+}
+
+std::string answer_key(const std::string& job, int slot) {
+  return "poseidon/" + job + "/answer/" + std::to_string(slot);
+}
+
+std::string applied_key(const std::string& job) { return "poseidon/" + job + "/applied"; }
+
 std::uint32_t parse_generation(std::string_view text) {
   std::uint32_t generation = 0;
   return parse(text, generation) ? generation : 0;

@@ -22,6 +22,15 @@ std::string table_key(const std::string& job);
 /// The keys for a process that has given up before all had met, and for a slot that no longer needs the store.
 std::string failure_key(const std::string& job, std::uint32_t generation);
 std::string left_key(const std::string& job, std::uint32_t generation, int slot);
+/// The keys for the identity of the run that has this store, and for the last process that was refused, with the
+/// reason.
+std::string run_key(const std::string& job);
+std::string refused_key(const std::string& job);
+/// The keys for a newcomer that asks to have a slot, for the answer, and for the number of slots in which to look for
+/// newcomers.
+std::string application_key(const std::string& job, int slot);
+std::string answer_key(const std::string& job, int slot);
+std::string applied_key(const std::string& job);
 
 /// The number in `text`, or 0 if it is not a number.
 std::uint32_t parse_generation(std::string_view text);

@@ -14,6 +14,9 @@
 
 namespace poseidon::store_protocol {
 
+// Not set by processes: the server has there who was not let in because it has another secret.
+inline constexpr const char* kOtherSecretKey = "poseidon/other-secret";
+
 inline constexpr char kSet = 'S';
 inline constexpr char kGet = 'G';
 inline constexpr std::size_t kRequestHeaderBytes = 9;

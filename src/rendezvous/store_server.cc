@@ -38,6 +38,10 @@ StoreServer::StoreServer(FileDescriptor socket, const Admission& admission) {
       [this](FileDescriptor peer, ConnectionHandshake& handshake) {
         enter(ByteStream(std::move(peer), handshake.take_tls()));
       });
+  entrance_->on_other_secret([this](int peer) {
+    const std::string address = tcp::to_text(tcp::peer_address(peer));
+    values_.insert_or_assign(kOtherSecretKey, address.substr(0, address.rfind(':')));
+  });
 }
 
 StoreServer::~StoreServer() {

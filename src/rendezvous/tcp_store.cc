@@ -1,5 +1,6 @@
 #include "rendezvous/tcp_store.h"
 
+#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -13,10 +14,12 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/file_descriptor.h"
 #include "base/host.h"
+#include "base/wipe.h"
 #include "rendezvous/store_protocol.h"
 #include "rendezvous/store_server.h"
 #include "transport/admission.h"
@@ -40,10 +43,10 @@ constexpr std::chrono::seconds kAttemptTime{5};
 
 std::string where(const Options& options) { return host_and_port(options.master_addr, options.master_port); }
 
-/// The first address of `master_addr`.
-Result<tcp::SocketAddress> master_address(const Options& options) {
-  const auto found = tcp::resolve(where(options));
-  if (found.ok()) return found.value().front();
+/// The addresses of `master_addr` at this moment. A name may get one later, or another one with another machine.
+Result<std::vector<tcp::SocketAddress>> master_addresses(const Options& options) {
+  auto found = tcp::resolve(where(options));
+  if (found.ok()) return found;
   return Status(ErrorCode::unreachable, "MASTER_ADDR '" + options.master_addr + "' is not an address that resolves (" +
                                             found.status().message() + "); set it to rank 0's host name or address");
 }
@@ -83,9 +86,9 @@ Result<ByteStream> shake_hands(FileDescriptor socket, const Admission& admission
   }
 }
 
-/// Tries once to connect. ErrorCode::unreachable: another try may succeed.
-Result<ByteStream> dial(const tcp::SocketAddress& address, const Admission& admission, const std::string& who,
-                        Clock::time_point deadline) {
+/// Tries once to connect to an address. ErrorCode::unreachable: another try may succeed.
+Result<ByteStream> dial_one(const tcp::SocketAddress& address, const Admission& admission, const std::string& who,
+                            Clock::time_point deadline) {
   FileDescriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) return unreachable(errno);
   int error = ::connect(socket.get(), address.get(), address.size_bytes) == 0 ? 0 : errno;
@@ -101,26 +104,61 @@ Result<ByteStream> dial(const tcp::SocketAddress& address, const Admission& admi
   return shake_hands(std::move(socket), admission, who, deadline);
 }
 
+/// The same for one address after the other.
+Result<ByteStream> dial(const std::vector<tcp::SocketAddress>& addresses, const Admission& admission,
+                        const std::string& who, Clock::time_point deadline) {
+  Status status = unreachable(EADDRNOTAVAIL);
+  for (const auto& address : addresses) {
+    auto stream = dial_one(address, admission, who, deadline);
+    if (stream.ok() || stream.status().code() != ErrorCode::unreachable) return stream;
+    status = stream.status();
+  }
+  return status;
+}
+
+/// Whether MASTER_ADDR says itself that all ranks are on one machine.
+bool is_of_one_machine(const std::string& master_addr) {
+  in6_addr parsed{};
+  return master_addr.starts_with("localhost") || ::inet_pton(AF_INET, master_addr.c_str(), &parsed) == 1 ||
+         ::inet_pton(AF_INET6, master_addr.c_str(), &parsed) == 1;
+}
+
+/// Serves at the first address that is this machine's. Where that is a loopback address only because this machine's
+/// list of hosts says so for its own name, other machines know the name as another address: it is served at all.
+Result<std::unique_ptr<StoreServer>> serve_at(const std::vector<tcp::SocketAddress>& addresses, const Options& options,
+                                              const Admission& admission) {
+  Status status = unreachable(EADDRNOTAVAIL);
+  const bool open = !options.interfaces.empty() && !is_of_one_machine(options.master_addr);
+  for (const auto& address : addresses) {
+    const bool hidden = open && tcp::is_loopback(address);
+    auto server = StoreServer::listen(hidden ? tcp::any_address(address) : address, admission);
+    if (server.ok()) return server;
+    status = server.status();
+  }
+  return status;
+}
+
 /// One connection to the server. It asks again and again for a key that is not there yet, because ranks are few and
 /// meet once.
 class TcpStore final : public Store {
  public:
-  TcpStore(const Options& options, const tcp::SocketAddress& address, Admission admission,
-           std::unique_ptr<StoreServer> server)
+  TcpStore(const Options& options, Admission admission, std::unique_ptr<StoreServer> server)
       : server_(std::move(server)),
-        address_(address),
+        options_(options),
         admission_(std::move(admission)),
-        rank_(options.rank),
         timeout_(options.timeout),
-        where_("the rendezvous store at " + where(options)),
-        takes_over_(options.on_failure != OnFailure::abort) {}
+        where_("the rendezvous store at " + where(options)) {
+    wipe(options_.secret);  // which only the admission needs
+  }
 
   /// Connects. While nobody serves there, it tries again until the deadline.
   Status reach(Clock::time_point deadline, const std::function<bool()>& keep_waiting) {
     for (;;) {
       const auto now = Clock::now();
-      auto stream =
-          dial(address_, admission_, where_, std::min(std::max(deadline, now + quick_look_), now + kAttemptTime));
+      const auto addresses = master_addresses(options_);
+      auto stream = addresses.ok() ? dial(addresses.value(), admission_, where_,
+                                          std::min(std::max(deadline, now + quick_look_), now + kAttemptTime))
+                                   : Result<ByteStream>(addresses.status());
       if (stream.ok()) {
         stream_ = std::move(stream.value());
         reached_ = true;
@@ -128,10 +166,10 @@ class TcpStore final : public Store {
       }
       look_longer();
       if (stream.status().code() != ErrorCode::unreachable) return stream.status();
-      if (take_over()) continue;
+      if (addresses.ok() && take_over(addresses.value())) continue;
       if (!keep_waiting()) return {ErrorCode::aborted, "interrupted while connecting"};
       if (Clock::now() + kDialAgain > deadline)
-        return {ErrorCode::unreachable, "rank " + std::to_string(rank_) + " cannot reach " + where_ + ": " +
+        return {ErrorCode::unreachable, "rank " + std::to_string(options_.rank) + " cannot reach " + where_ + ": " +
                                             stream.status().message() +
                                             "; check that rank 0 runs, MASTER_ADDR and MASTER_PORT, and firewalls"};
       std::this_thread::sleep_for(kDialAgain);
@@ -162,9 +200,10 @@ class TcpStore final : public Store {
   using Answer = std::optional<std::string>;  // nullopt: no such key
 
   /// Starts to serve, if this is a process of rank 0's host and nobody else serves.
-  bool take_over() {
-    if (server_ || !takes_over_ || (rank_ != 0 && !reached_)) return false;
-    auto served = StoreServer::listen(address_, admission_);
+  bool take_over(const std::vector<tcp::SocketAddress>& addresses) {
+    const bool may = options_.on_failure != OnFailure::abort && (options_.rank == 0 || reached_);
+    if (server_ || !may) return false;
+    auto served = serve_at(addresses, options_, admission_);
     if (served.ok()) server_ = std::move(served.value());
     return served.ok();
   }
@@ -240,20 +279,19 @@ class TcpStore final : public Store {
   }
 
   std::unique_ptr<StoreServer> server_;  // null if another process serves
-  const tcp::SocketAddress address_;
+  Options options_;
   const Admission admission_;
-  const int rank_;
   const std::chrono::milliseconds timeout_;
   const std::string where_;
-  const bool takes_over_;
   ByteStream stream_;
   bool reached_ = false;
   std::chrono::milliseconds quick_look_ = kQuickLook;
 };
 
-Result<std::unique_ptr<StoreServer>> serve(const Options& options, const tcp::SocketAddress& address,
-                                           const Admission& admission) {
-  auto server = StoreServer::listen(address, admission);
+Result<std::unique_ptr<StoreServer>> serve(const Options& options, const Admission& admission) {
+  const auto addresses = master_addresses(options);
+  if (!addresses.ok()) return addresses.status();
+  auto server = serve_at(addresses.value(), options, admission);
   if (server.ok()) return server;
   return Status(ErrorCode::unreachable,
                 "rank 0 cannot serve the rendezvous at " + where(options) + ": " + server.status().message() +
@@ -263,21 +301,25 @@ Result<std::unique_ptr<StoreServer>> serve(const Options& options, const tcp::So
 }  // namespace
 
 Result<std::shared_ptr<Store>> open_tcp_store(const Options& options, const std::function<bool()>& keep_waiting) {
-  const auto address = master_address(options);
-  if (!address.ok()) return address.status();
   auto admission = admission_of(options);
   if (!admission.ok()) return admission.status();
   std::unique_ptr<StoreServer> server;
   Status cannot_serve;
   if (options.rank == 0) {
-    auto served = serve(options, address.value(), admission.value());
+    const auto deadline = Clock::now() + options.timeout;
+    auto served = serve(options, admission.value());
+    // A name may get its address only when this machine has started: MASTER_ADDR of a pod.
+    while (!served.ok() && !tcp::resolve(where(options)).ok() && Clock::now() + kDialAgain < deadline) {
+      if (!keep_waiting()) return Status(ErrorCode::aborted, "interrupted while MASTER_ADDR did not resolve");
+      std::this_thread::sleep_for(kDialAgain);
+      served = serve(options, admission.value());
+    }
     if (!served.ok()) cannot_serve = served.status();
     if (served.ok()) server = std::move(served.value());
   }
   // If rank 0 was lost before, another process of this host may already serve.
   if (!cannot_serve.ok() && options.on_failure == OnFailure::abort) return cannot_serve;
-  const auto store =
-      std::make_shared<TcpStore>(options, address.value(), std::move(admission.value()), std::move(server));
+  const auto store = std::make_shared<TcpStore>(options, std::move(admission.value()), std::move(server));
   const Status reached = store->reach(Clock::now() + options.timeout, keep_waiting);
   if (!reached.ok()) return cannot_serve.ok() ? reached : cannot_serve;
   return std::shared_ptr<Store>(store);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
+#include <thread>
 #include <utility>
 
 #include "server/baselines/wide_aggregation.h"
@@ -99,6 +100,12 @@ void ServerImpl::report(JsonWriter& json, std::int64_t time_ns) {
   json.begin_array();
   for (auto& core : cores_) core->report(json, time_ns);
   json.end_array();
+}
+
+void ServerImpl::serve_on(const std::function<bool()>& keep_serving) {
+  constexpr auto kLookAgain = std::chrono::milliseconds(10);
+  while (keep_serving() && std::ranges::any_of(cores_, [](auto& core) { return core->has_values_for_others(); }))
+    std::this_thread::sleep_for(kLookAgain);
 }
 
 void ServerImpl::shutdown() { shutdown(kLinger); }

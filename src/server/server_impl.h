@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -48,6 +49,9 @@ class ServerImpl final : public Server {
   void shutdown() override;
   /// Shuts down, but gives messages that are queued for the workers up to `linger` to leave.
   void shutdown(std::chrono::milliseconds linger);
+
+  /// Returns when all workers have left that may ask for values here, or `keep_serving` returns false.
+  void serve_on(const std::function<bool()>& keep_serving);
 
   ServerReport report() override;
   void drain() override { tenants_->drain(); }

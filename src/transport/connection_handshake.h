@@ -22,6 +22,7 @@ class ConnectionHandshake {
   HandshakeStep advance(int socket);
 
   wire::Handshake::State state() const { return proof_.state(); }
+  bool names_other_secret() const { return proof_.names_other_secret(); }
   /// wire::Handshake::key_name.
   const std::string& key_name() const { return proof_.key_name(); }
   /// Why the handshake has failed.

@@ -87,8 +87,10 @@ void Entrance::admit(FileDescriptor socket) {
 void Entrance::advance_one(Place place) {
   const HandshakeStep step = place->handshake.advance(place->socket.get());
   if (step == HandshakeStep::waiting) return;
-  if (step != HandshakeStep::over || place->handshake.state() != wire::Handshake::State::done)
+  if (step != HandshakeStep::over || place->handshake.state() != wire::Handshake::State::done) {
+    if (on_other_secret_ && place->handshake.names_other_secret()) on_other_secret_(place->socket.get());
     return close_pending(place);
+  }
   FileDescriptor socket = std::move(place->socket);
   ConnectionHandshake handshake = std::move(place->handshake);
   loop_.unwatch(socket.get());

@@ -47,6 +47,9 @@ class Entrance {
 
   Status start();
 
+  /// Sets what is called when a process of this version has named another secret.
+  void on_other_secret(std::function<void(int socket)> call) { on_other_secret_ = std::move(call); }
+
  private:
   struct Pending {
     FileDescriptor socket;
@@ -69,7 +72,8 @@ class Entrance {
   const Admission admission_;
   const SourceOf source_of_;
   const OnEnter on_enter_;
-  std::list<Pending> pending_;  // the oldest first
+  std::function<void(int socket)> on_other_secret_;  // may be empty
+  std::list<Pending> pending_;                       // the oldest first
   Loop::TimerId resume_timer_ = 0;
   Loop::TimerId patience_timer_ = 0;  // 0: no connection is pending
 };

@@ -102,6 +102,8 @@ class Handshake {
   /// Returns the Key::name of the secret that both ends have proved to know. It is empty before that, and if there is
   /// no secret.
   const std::string& key_name() const;
+  /// Whether the connector has named a secret that is not known here. Its proof can only be invalid, if it comes.
+  bool names_other_secret() const { return role_ == Role::acceptor && !prefix_expected_ && key_ == nullptr; }
   /// Returns the key of this connection's TLS session, once the handshake is done. Nobody can compute it without the
   /// secret.
   Digest tls_key() const;

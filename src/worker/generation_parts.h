@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <string>
@@ -45,6 +46,9 @@ class GenerationParts final : public WorkerParts {
   }
   std::pair<std::uint64_t, std::uint64_t> server_traffic() const override {
     return server_ ? server_->traffic() : std::pair<std::uint64_t, std::uint64_t>();
+  }
+  void serve_on(const std::function<bool()>& keep_serving) override {
+    if (server_) server_->serve_on(keep_serving);
   }
   void shutdown(bool failed) override {
     // This rank may have finished while its server still sends the last results over a slow link.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -77,9 +78,21 @@ def test_options_of_the_script_may_look_alike(tmp_path: Path) -> None:
     assert run(tmp_path, text, "SCRIPT", "-n", "name").stdout == b"['-n', 'name']\n"
 
 
-def test_without_a_home_it_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("taken", [False, True])
+def test_without_a_home_it_runs(taken: bool) -> None:
     text = "from poseidon.chunk_cache import cache_folder\nprint(cache_folder())"
     environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME")}
-    command = ["setpriv", "--reuid=4242", "--clear-groups"] if os.geteuid() == 0 else []
-    done = subprocess.run([*command, sys.executable, "-c", text], env=environment, capture_output=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    user = 4242 if os.geteuid() == 0 else os.getuid()
+    command = ["setpriv", f"--reuid={user}", "--clear-groups"] if os.geteuid() == 0 else []
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o1777)
+        usual = Path(name, f"poseidon-cache-{user}")
+        if taken:  # by somebody who would like to have programs run
+            usual.mkdir()
+            usual.chmod(0o777)
+        environment["TMPDIR"] = name
+        done = subprocess.run([*command, sys.executable, "-c", text], env=environment, capture_output=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        folder = Path(done.stdout.decode().strip())
+        assert (folder == usual) != taken
+        assert folder.stat().st_mode & 0o777 == 0o700

@@ -89,6 +89,20 @@ def test_a_machine_without_any_record_is_suspected(tmp_path: Path) -> None:
     assert "of host-b no rank has left a record" in verdict.text
 
 
+def test_a_machine_that_hears_nobody_accuses_nobody(tmp_path: Path) -> None:
+    cut = LOST.replace(
+        "Connection reset by peer); its process", "Connection timed out); this machine hears no other one"
+    )
+    links = (link(2, connected=False), link(3, connected=False))
+    alone = [record(rank, "lost", 2, message=cut, links=links) for rank in (0, 1)]
+    verdict = verdict_of(tmp_path / "own", *alone)
+    assert (verdict.kind, verdict.ranks) == ("cut", (0, 1))
+    assert "own cable" in verdict.text
+    assert "died" not in verdict.text
+    others = verdict_of(tmp_path / "all", *alone, record(2, "lost", 0, message=LOST), record(3, "told", 2))
+    assert "between ranks 0, 1 on host-a and ranks 2, 3 on host-b" in others.text
+
+
 def test_a_dedicated_server_that_died(tmp_path: Path) -> None:
     dead = [record(rank, "lost", message=LOST) for rank in range(4)]
     for one in dead:

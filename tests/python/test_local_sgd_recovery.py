@@ -84,6 +84,17 @@ def test_all_are_started_again(tmp_path: Path) -> None:
     assert all(answer["steps_made"] == STEPS - 7 for answer in answers)
 
 
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_another_number_of_workers_is_refused(tmp_path: Path, size: int) -> None:
+    """Whether it can train depends on the number alone; the files of the former ranks are kept."""
+    train_all(tmp_path, PLAIN, [], steps=4)
+    kept = sorted((tmp_path / "snapshots").glob("*/*"))
+    with pytest.raises(AssertionError, match="ended with 1"):
+        Supervisor(tmp_path, size, restarts=0).run(train, PLAIN, STEPS, [], str(tmp_path / "snapshots"))
+    assert sorted((tmp_path / "snapshots").glob("*/*")) == kept
+    assert len(train_all(tmp_path, PLAIN, [])) == SIZE
+
+
 def test_a_rank_that_has_lost_its_files(tmp_path: Path) -> None:
     train_all(tmp_path, PLAIN, [], steps=4)
     shutil.rmtree(tmp_path / "snapshots" / f"rank-00001-of-{SIZE}")

@@ -9,7 +9,8 @@ import pytest
 import launcher_variables
 import poseidon.torch as poseidon
 import workers
-from poseidon.errors import InvalidArgument
+from poseidon.errors import InvalidArgument, PoseidonError
+from poseidon.launch import free_port
 from poseidon.options import Settings, World, resolve
 from poseidon.options.slurm import slurm_place
 
@@ -114,6 +115,27 @@ def test_not_started_by_srun(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_cannot_be_read(monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], expected: str) -> None:
     with pytest.raises(InvalidArgument, match="^" + expected):
         settings(monkeypatch, {**STEP, **changes})
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"},  # in the shell of salloc
+        {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "ENVIRONMENT": "BATCH"},
+        {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967290"},
+        {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "POSEIDON_TIMEOUT": "0.5"},  # who knows
+    ],
+)
+def test_a_batch_script_that_forgets_srun_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    launcher_variables.given(monkeypatch, variables)
+    with pytest.raises(PoseidonError, match=r"SLURM_NTASKS is 4, and srun did not start this process.*srun python"):
+        poseidon.init(master_addr="127.0.0.1", master_port=free_port(), flight_record="off")
+    monkeypatch.setenv("SLURM_NTASKS", "1")
+    poseidon.init()  # one task needs no srun
+    assert poseidon.world_size() == 1
+    poseidon.shutdown()
 
 
 def under_srun() -> tuple[int, int]:

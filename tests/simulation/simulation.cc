@@ -187,6 +187,7 @@ Scenario make_scenario(std::uint64_t seed, std::size_t fault_budget) {
   scenario.in_racks = choice.below(2, kRacks) == 0;
   options.interfaces = {"127.0.0.1"};
   options.transport = Medium::tcp;  // its place is the network's
+  options.run = "a simulated run";  // whose processes may all be lost, while the store of their launcher is not
   options.on_failure = choice.below(4, kOnFailure) == 0 ? OnFailure::shrink : OnFailure::rejoin;
   options.timeout = milliseconds(70 + choice.below(130, kTimeout)) * kSlowness;
   options.server_cores = static_cast<int>(choice.below(3, kCores));

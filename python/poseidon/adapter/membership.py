@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 import weakref
 from typing import Any, Protocol
@@ -14,10 +15,10 @@ from poseidon.adapter.drift import check_options, ranks_drift
 from poseidon.adapter.meter import Meter
 from poseidon.adapter.store import agents_store, default_store, shared_store
 from poseidon.chunk_cache import settle_chunk_bytes
-from poseidon.errors import InvalidArgument, PoseidonError
+from poseidon.errors import InvalidArgument, PoseidonError, PoseidonTimeout
 from poseidon.failure_marks import note_membership
 from poseidon.notices import tell_notices
-from poseidon.options import Settings
+from poseidon.options import Settings, hint_of_srun, refuse_without_srun
 
 _SECONDS_BETWEEN_NOTICES = 5.0
 
@@ -44,6 +45,7 @@ class Membership:
     """
 
     def __init__(self, settings: Settings, arrays: Arrays, is_world: bool = True) -> None:
+        refuse_without_srun(settings.sources, os.environ)
         check_options(settings)
         self.settings = settings
         self.is_world = is_world  # whether this is the process's own job, not one of a part of its ranks
@@ -58,6 +60,7 @@ class Membership:
         self._store: Any = None  # with `recovers` one for all generations
         self._serves_store = False  # rank 0 did, on MASTER_PORT, until all had met
         self._generation = 0
+        self._refused = ""
         self._chunk_bytes = 0
         self._next_notices = 0.0  # when to look for more, by the monotonic clock
         if self.recovers:
@@ -88,7 +91,12 @@ class Membership:
         if not self.recovers:
             store = shared_store(self.settings)
             self._serves_store = store is None
-            self.client = _core.Client.connect(options, store)
+            try:
+                self.client = _core.Client.connect(options, store)
+            except PoseidonTimeout as error:
+                if hint := hint_of_srun(self.settings.sources, os.environ):
+                    raise PoseidonTimeout(f"{error}; {hint}") from None
+                raise
             return
         _refuse_recovery_with_torch(self.settings)
         if self._store is None:
@@ -132,7 +140,7 @@ class Membership:
                 # Whoever is behind still needs the server of this process.
                 with contextlib.suppress(PoseidonError):
                     self.control.barrier()
-            self.client.shutdown()
+            self.client.shutdown(serves_on=True)  # another rank may still save what this one's server keeps
         self._close_watchers()
         self._store = None
 
@@ -147,6 +155,11 @@ class Membership:
         """Whether a worker waits for the next generation of the job. It asks the store and does not wait."""
         # A lower one: the store was lost with rank 0, and others have begun again without this process.
         return _core.generation_wanted(self._store, self.settings.job) not in (0, self._generation)
+
+    def newly_refused(self) -> str:
+        """The process of another job or run that was refused since the last call, and why; empty if there is none."""
+        before, self._refused = self._refused, _core.last_refused(self._store, self.settings.job)
+        return self._refused if self._refused != before else ""
 
     def abort(self, error: BaseException) -> None:
         """Tells the other ranks that this one fails with `error`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from poseidon.adapter.training_state import OwnState
 from poseidon.errors import InvalidArgument, PoseidonError
 
 _LEAST_KEPT = 2
+_FOLDER = "rank-{:05}-of-{}"
+_FOLDER_NAME = re.compile(r"rank-\d{5}-of-(\d{1,9})")
 
 
 class OwnVersions:
@@ -73,12 +76,13 @@ class OwnVersions:
         self._is_alone = control is None
         self._finish()
         self._files = Snapshots(
-            self._directory / f"rank-{here.rank:05}-of-{here.world_size}", self._keep, self._state.arrays
+            self._directory / _FOLDER.format(here.rank, here.world_size), self._keep, self._state.arrays
         )
         step, state = self._newest_common(control, self._files)
         if control is not None:
             control.on_exchange = self._before_exchange
         if state is None:
+            self._refuse_versions_of_others(here)
             self._begin(control, all_new)
             return 0, 0
         # Of steps that are now made again. Nobody may find them later beside what others make of these steps.
@@ -111,6 +115,21 @@ class OwnVersions:
                 return step, state
             own = [number for number in own if number < step]
 
+    def _refuse_versions_of_others(self, here: Membership) -> None:
+        """Raises InvalidArgument on all ranks if one finds what another number of workers has saved. Collective.
+
+        Their states cannot be dealt out to other ranks, and to begin anew would throw that training away unseen.
+        """
+        found = [int(match[1]) for path in self._directory.iterdir() if (match := _folder_of_rank(path))]
+        own = max((count for count in found if count != here.world_size), default=0)
+        theirs = max(own if here.control is None else max(row[0] for row in here.control.one_hot([own])), 0)
+        if theirs:
+            raise InvalidArgument(
+                f"the directory of Recovery has the states of {theirs} workers, and this job has {here.world_size}: "
+                f"with LocalSGD each worker has its own, so start {theirs} workers; or save the model there and begin "
+                "with it and an empty directory"
+            )
+
     def _begin(self, control: Control | None, all_new: bool) -> None:
         if not all_new:
             raise PoseidonError(
@@ -125,6 +144,12 @@ class OwnVersions:
             raise InvalidArgument(f"the state at the start cannot be written to {self._directory}, see above")
         if control is not None:
             control.barrier()  # afterwards there always is a version of all ranks
+
+
+def _folder_of_rank(path: Path) -> re.Match[str] | None:
+    """The match of a rank's folder that has versions."""
+    match = _FOLDER_NAME.fullmatch(path.name)
+    return match if match and path.is_dir() and any(path.glob("*.snapshot")) else None
 
 
 def _gathered(control: Control | None, own: Sequence[int]) -> list[list[int]]:

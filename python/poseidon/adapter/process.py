@@ -109,7 +109,8 @@ class Process:
     def _aborting(self, inner: _ExceptHook) -> _ExceptHook:
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             self._abort(error)
-            if not self._is_told(error):
+            # Another program's hook may have more to do than to print.
+            if inner is not sys.__excepthook__ or not self._is_told(error):
                 inner(kind, error, trace)
 
         return hook

@@ -158,8 +158,12 @@ class Recovery:
         if self._drain.asked:
             self._leave()
         self._state.begin(self._step, here.rank)
-        if here.recovers and time.monotonic() >= self._next_look:
+        # After a failure the next exchange tells it. Until then nobody is refused because a member seems to live.
+        has_failed = here.client is not None and here.client.failure is not None
+        if here.recovers and not has_failed and time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + _LOOK_SECONDS
+            if here.rank == 0 and (refused := here.newly_refused()):
+                tell(refused)
             if here.someone_joins():
                 here.end_generation("a worker joins, so the job's next generation begins")
                 raise Aborted("a worker joins")

@@ -11,6 +11,7 @@ from poseidon.doctor.evidence import Evidence, waited_text
 from poseidon.doctor.records import Record
 
 _OWN_WORDS = re.compile(r"^.*? ended the job: ")
+_HEARS_NOBODY = "this machine hears no other one"  # src/client/connections_report.cc
 _DISAGREEMENT = re.compile(r"\bMismatch\b|built different models|same scheme on all ranks")
 
 
@@ -72,6 +73,18 @@ def _left_early(evidence: Evidence) -> Verdict | None:
         f"{evidence.name(left)} shut down while others went on; give every rank the same number of steps, or use join()"
     )
     return _verdict("left", text, left)
+
+
+def _cut_off(evidence: Evidence) -> Verdict | None:
+    """A machine that has heard no other one says nothing about them. Where they have no record, it is the suspect."""
+    alone = [record for record in evidence.learnt("lost", "unreachable") if _HEARS_NOBODY in record.message]
+    ranks = [record.rank for record in alone if record.rank is not None]
+    hosts = {evidence.hosts[rank] for rank in ranks if rank in evidence.hosts}
+    if not ranks or len(hosts) != 1 or {one.host for one in evidence.by_rank.values()} != hosts:
+        return None
+    text = f"{evidence.name(ranks)} is cut off: nothing came from any other machine. Look at this machine's own cable, "
+    text += "port and network; the others may have gone on living, and their records say so"
+    return _verdict("cut", text, ranks)
 
 
 def _killed(evidence: Evidence) -> Verdict | None:
@@ -193,6 +206,7 @@ def _unknown(evidence: Evidence) -> Verdict:
 _JUDGES: tuple[Callable[[Evidence], Verdict | None], ...] = (
     _ended_by_itself,
     _left_early,
+    _cut_off,
     _killed,
     _cut,
     _frozen,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from poseidon.errors import InvalidArgument
-from poseidon.options import BY_NAME, available_cpu_count, fresh_secret, is_given, resolve_option
+from poseidon.options import BY_NAME, available_cpu_count, fresh_run, fresh_secret, is_given, resolve_option
 from poseidon.options.secret import VARIABLE as SECRET_VARIABLE
 from poseidon.testbed import HOST_DEVICE, Testbed
 
@@ -40,6 +40,7 @@ def environments_of(
     if BY_NAME["secret_file"].variable in variables:  # which beats a secret that was there before
         shared.pop(SECRET_VARIABLE, None)
     shared.update(fresh_secret(shared))
+    shared.update(fresh_run())
     shared.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # there is no agent: rank 0 serves the store
     shared.setdefault("OMP_NUM_THREADS", str(max(1, available_cpu_count() // count)))
     shared.setdefault("PYTHONUNBUFFERED", "1")

@@ -12,7 +12,9 @@ POSEIDON_SECRET) is no row: it has no flag and is in no configuration file.
 from poseidon.options.defaults import available_cpu_count
 from poseidon.options.kinds import AUTO, parse_bytes
 from poseidon.options.place import World
+from poseidon.options.run_identity import fresh_run
 from poseidon.options.settings import Settings, resolve, resolve_with
+from poseidon.options.slurm import hint_of_srun, refuse_without_srun
 from poseidon.options.sources import FAILURE_MARK_VARIABLE
 from poseidon.options.table import BASELINES_GROUP, BY_NAME, GROUPS, OPTIONS, PLACE, Group, Option
 from poseidon.options.workers import (
@@ -39,9 +41,12 @@ __all__ = [
     "available_cpu_count",
     "check_environment",
     "failure_mark",
+    "fresh_run",
     "fresh_secret",
+    "hint_of_srun",
     "is_given",
     "parse_bytes",
+    "refuse_without_srun",
     "resolve",
     "resolve_option",
     "resolve_with",

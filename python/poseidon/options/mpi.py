@@ -16,7 +16,7 @@ _HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 _OPTIONS = ("rank", "world_size", "local_rank", "local_world_size")
 
 # What differs between two jobs of one machine.
-_JOBS = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE")
+JOBS = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE")
 
 
 def mpi_place(environment: Mapping[str, str]) -> Place:
@@ -34,7 +34,7 @@ def mpi_place(environment: Mapping[str, str]) -> Place:
     }
     if place["world_size"][1] == place["local_world_size"][1]:
         place["master_addr"] = (variables[3], "127.0.0.1")
-        for variable in _JOBS:
+        for variable in JOBS:
             if job := environment.get(variable):
                 place["master_port"] = (variable, port_of(zlib.crc32(job.encode())))
                 break

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from poseidon import _core
 from poseidon.options import secret
 from poseidon.options.defaults import BY_MACHINE
+from poseidon.options.interfaces import interfaces_of
 from poseidon.options.kinds import KINDS, MOST_WHOLE, Limits
 from poseidon.options.place import World, find_place
+from poseidon.options.run_identity import run_of
 from poseidon.options.sources import (
     check_together,
     first_given,
@@ -30,7 +32,8 @@ class Settings:
 
     `secrets`: one, or for a dedicated server one for each tenant; none where whoever can connect is let in.
     `use_agent_store`: torchrun's agent serves the store where ranks meet. `restart_count`: how often that agent has
-    restarted the workers. `sources` says for each name where its value came from: "keyword", "command line",
+    restarted the workers. `run`: what the launcher calls this run of the job; empty where it has no name for it.
+    `sources` says for each name where its value came from: "keyword", "command line",
     "environment", "configuration file" or "default"; for the place also "torch.distributed", "MPI" or "Slurm".
     """
 
@@ -38,6 +41,7 @@ class Settings:
     secrets: tuple[str, ...] = field(default=(), repr=False)
     use_agent_store: bool = False
     restart_count: int = 0
+    run: str = ""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -55,7 +59,8 @@ class Settings:
     def core(self) -> _core.Options:
         """These settings as the compiled core takes them."""
         values = {option.name: option.kind.to_core(self.values[option.name]) for option in CORE_OPTIONS}
-        return _core.Options(**values, secret=self.secrets[0] if self.secrets else "")
+        values["interfaces"] = list(interfaces_of(self.values, self.sources))
+        return _core.Options(**values, secret=self.secrets[0] if self.secrets else "", run=self.run)
 
 
 def resolve(world: World | None = None, /, **keywords: Any) -> Settings:
@@ -91,4 +96,4 @@ def resolve_with(command_line: Mapping[str, Any], world: World | None = None, /,
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT") or None
     restart_count, _ = first_given(_RESTART_COUNT, ("environment", "TORCHELASTIC_RESTART_COUNT", restarts))
     agent_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return Settings(values, secrets, agent_store, restart_count, sources)
+    return Settings(values, secrets, agent_store, restart_count, run_of(sources, os.environ), sources)

@@ -11,6 +11,9 @@ from poseidon.errors import InvalidArgument
 _FIRST_PORT, _PORT_COUNT = 15000, 15000
 _STEPS_APART = 61  # steps of one job that run at once do not share a port, nor do jobs that were started together
 
+# Numbers of steps from here on are those of a batch script or a shell, which srun has not started.
+_FIRST_OTHER_STEP = 4294967290
+
 Place = dict[str, tuple[str, str]]
 
 
@@ -40,6 +43,31 @@ def slurm_place(environment: Mapping[str, str]) -> Place:
     if job := environment.get("SLURM_JOB_ID"):
         place["master_port"] = ("SLURM_JOB_ID", _port(job, environment.get("SLURM_STEP_ID", "0")))
     return place
+
+
+def refuse_without_srun(sources: Mapping[str, str], environment: Mapping[str, str]) -> None:
+    """Raises InvalidArgument in a batch script or allocation for several tasks where srun did not start this process.
+
+    Nobody starts the other ranks there. `sources` says where the place in the job came from.
+    """
+    hint = hint_of_srun(sources, environment)
+    step = environment.get("SLURM_STEP_ID", "")
+    by_another = step.isdigit() or environment.get("ENVIRONMENT") == "BATCH" or not environment.get("SLURM_PROCID")
+    if hint and by_another:
+        raise InvalidArgument(hint)
+
+
+def hint_of_srun(sources: Mapping[str, str], environment: Mapping[str, str]) -> str:
+    """What to do where srun has not started this process, as far as one can tell; empty where it has."""
+    tasks, step = environment.get("SLURM_NTASKS", ""), environment.get("SLURM_STEP_ID", "")
+    by_srun = (step.isdigit() and int(step) < _FIRST_OTHER_STEP) or environment.get("SLURM_PROCID", "0") != "0"
+    several = environment.get("SLURM_JOB_ID") and tasks.isdigit() and int(tasks) > 1
+    if not several or by_srun or sources.get("rank") not in ("Slurm", "default"):
+        return ""
+    return (
+        f"SLURM_NTASKS is {tasks}, and srun did not start this process, so nobody starts the other workers: start the "
+        "script with srun, as in srun python train.py; or set RANK=0 and WORLD_SIZE=1 to train with one worker"
+    )
 
 
 def _first_host(hosts: str, variable: str) -> str:

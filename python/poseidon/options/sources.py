@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from poseidon.errors import InvalidArgument
+from poseidon.options.run_identity import VARIABLE as RUN_VARIABLE
 from poseidon.options.secret import VARIABLE as SECRET_VARIABLE
 from poseidon.options.table import BY_NAME, OPTIONS, Option
 
@@ -69,7 +70,13 @@ def reject_unknown(given: Mapping[str, Any], known: tuple[str, ...], what: str) 
 
 def warn_of_unknown_variables() -> None:
     """Warns of variables that look like options and are none."""
-    known = (*(option.variable for option in OPTIONS), CONFIG_VARIABLE, FAILURE_MARK_VARIABLE, SECRET_VARIABLE)
+    known = (
+        *(option.variable for option in OPTIONS),
+        CONFIG_VARIABLE,
+        FAILURE_MARK_VARIABLE,
+        RUN_VARIABLE,
+        SECRET_VARIABLE,
+    )
     for name in os.environ:
         if name.startswith("POSEIDON_") and name not in known:
             hint = _did_you_mean(name, known)

@@ -55,6 +55,9 @@ class ServerCore final : public HandoverCore, private Receiver {
   void begin_shutdown(std::chrono::milliseconds linger);
   void finish_shutdown(std::chrono::milliseconds linger);
 
+  /// Whether a worker that has not left may ask for a value that is kept here. Any thread but the loop's may call it.
+  bool has_values_for_others();
+
   /// Adds one value to a flight record: what the loop did last, its connections, and what its chunks wait for. Any
   /// thread but the loop's may call it. It waits for the loop.
   void report(JsonWriter& json, std::int64_t time_ns);

@@ -37,6 +37,16 @@ std::vector<CoreJobReport> ServerCore::jobs() {
   return reports;
 }
 
+bool ServerCore::has_values_for_others() {
+  bool has = false;
+  loop_->call([&] {
+    for (const auto& [name, job] : jobs_)
+      has = has || (job->shard_of_values().has_values() &&
+                    std::ranges::any_of(job->connections, [](const Connection* one) { return !one->left; }));
+  });
+  return has;
+}
+
 void ServerCore::evict(const JobName& job, const JobRun& run, const Status& why) {
   loop_->call([&] {
     const auto found = jobs_.find(job);

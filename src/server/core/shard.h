@@ -89,6 +89,11 @@ class Shard {
     const auto found = entries_.find(key_of(about));
     return found != entries_.end() && found->second.state.started();
   }
+  /// Whether a chunk has a value that a worker may ask for.
+  bool has_values() const {
+    return std::ranges::any_of(
+        entries_, [](const auto& entry) { return entry.second.stored != nullptr && entry.second.stored->has_value(); });
+  }
   /// Returns how many chunks have a step that has begun and not ended.
   std::size_t open_chunk_count() const {
     return static_cast<std::size_t>(

@@ -67,6 +67,22 @@ Result<std::vector<SocketAddress>> resolve(const std::string& address) {
   return found;
 }
 
+bool is_loopback(const SocketAddress& address) {
+  if (address.family() == AF_INET6)
+    return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address.storage).sin6_addr);
+  constexpr std::uint32_t kNetwork = 127;
+  return ntohl(reinterpret_cast<const sockaddr_in&>(address.storage).sin_addr.s_addr) >> 24 == kNetwork;
+}
+
+SocketAddress any_address(const SocketAddress& address) {
+  SocketAddress any = address;
+  if (address.family() == AF_INET6)
+    reinterpret_cast<sockaddr_in6&>(any.storage).sin6_addr = in6addr_any;
+  else
+    reinterpret_cast<sockaddr_in&>(any.storage).sin_addr.s_addr = INADDR_ANY;
+  return any;
+}
+
 std::string to_text(const SocketAddress& address) {
   std::array<char, NI_MAXHOST> host{};
   std::array<char, NI_MAXSERV> port{};

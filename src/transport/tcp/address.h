@@ -24,6 +24,12 @@ struct SocketAddress {
 /// unknown.
 Result<std::vector<SocketAddress>> resolve(const std::string& address);
 
+/// Whether only processes of this machine can connect to the address.
+bool is_loopback(const SocketAddress& address);
+
+/// Returns what stands for all addresses of this machine, of the same family and with the same port.
+SocketAddress any_address(const SocketAddress& address);
+
 /// Returns text such as "10.1.0.3:41234" or "[::1]:41234".
 std::string to_text(const SocketAddress& address);
 

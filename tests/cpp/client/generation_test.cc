@@ -36,6 +36,7 @@ Options options_of(int slot, int slot_count, OnFailure on_failure, std::uint32_t
   Options options = test_options(slot, slot_count, 1);
   options.on_failure = on_failure;
   options.generation = last;
+  options.run = "a run";
   return options;
 }
 

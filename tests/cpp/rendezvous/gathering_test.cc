@@ -33,6 +33,7 @@ Options options_of(int slot, int slot_count, OnFailure on_failure, std::uint32_t
   options.world_size = slot_count;
   options.on_failure = on_failure;
   options.generation = last;
+  options.run = "a run";
   options.timeout = std::chrono::seconds(20);
   return options;
 }
@@ -346,7 +347,7 @@ TEST(Shrink, WhoWasToLeadAndDiedHoldsNobodyUp) {
   auto dying = shrinking(0, 3, 1);
   dying.timeout = milliseconds(50);
   // Long enough for its entry to be seen, but too short to write the roster.
-  const auto view = store.open(6);
+  const auto view = store.open(9);
   EXPECT_FALSE(meet(*view, dying, {}, always).ok());
   EXPECT_TRUE(store.has(member_key("default", 0)));
   auto patient = std::vector{options_of(1, 3, kShrink, 1), options_of(2, 3, kShrink, 1)};

@@ -152,6 +152,7 @@ TEST(TcpStore, NobodyThereEndsAtTheTimeoutOrWhenInterrupted) {
 TEST(TcpStore, AddressThatDoesNotResolveIsNamed) {
   Options options = test_options(1, 2, free_port());
   options.master_addr = "no host has this name";
+  options.timeout = milliseconds(300);  // in which the name might get an address
   const auto store = open_tcp_store(options, always);
   EXPECT_EQ(store.status().code(), ErrorCode::unreachable);
   EXPECT_TRUE(contains(store.status(), "no host has this name"));

@@ -1,0 +1,157 @@
+// Which processes get into a job that goes on: those of the same run, and others only with its members.
+#include "rendezvous/newcomers.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <future>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "cpp/rendezvous/memory_store.h"
+#include "cpp/rendezvous/ports.h"
+#include "rendezvous/members.h"
+
+namespace poseidon {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::always;
+using testing::MemoryStore;
+using testing::run_ranks;
+
+struct Who {
+  int slot;
+  std::uint32_t last = 0;
+  std::string run = "";
+};
+
+Result<Membership> join(MemoryStore& store, const Who& who, OnFailure on_failure) {
+  Options options;
+  options.rank = who.slot;
+  options.world_size = 2;
+  options.on_failure = on_failure;
+  options.generation = who.last;
+  options.run = who.run;
+  options.timeout = milliseconds(6'000);
+  return meet(*store.open(), options, Member(), always);
+}
+
+std::future<Result<Membership>> begin_to_join(MemoryStore& store, const Who& who, OnFailure on_failure) {
+  return std::async(std::launch::async, [&store, who, on_failure] { return join(store, who, on_failure); });
+}
+
+void begin(MemoryStore& store, const std::string& run, OnFailure on_failure) {
+  run_ranks(2, [&](int slot) { ASSERT_TRUE(join(store, {slot, 0, run}, on_failure).ok()); });
+}
+
+/// What the members of generation 1 do between their steps, until nobody waits any more.
+void train_until(MemoryStore& store, const std::vector<std::future<Result<Membership>>*>& over) {
+  const auto view = store.open();
+  for (auto* one : over)
+    while (one->wait_for(milliseconds(20)) != std::future_status::ready)
+      ASSERT_EQ(generation_wanted(*view, "default"), 1u);
+}
+
+bool contains(const Status& status, const std::string& text) {
+  return status.message().find(text) != std::string::npos;
+}
+
+constexpr auto kRejoin = OnFailure::rejoin;
+constexpr auto kShrink = OnFailure::shrink;
+
+TEST(Newcomers, OfAnotherRunAreRefusedAtOnceAndTheMembersLearnOfIt) {
+  for (const OnFailure on_failure : {OnFailure::abort, kRejoin, kShrink}) {
+    MemoryStore store;
+    begin(store, "the first", kRejoin);
+    const auto begun = Clock::now();
+    for (const int slot : {0, 1}) {
+      const auto joined = join(store, {slot, 0, "the second"}, on_failure);
+      ASSERT_FALSE(joined.ok());
+      EXPECT_EQ(joined.status().code(), ErrorCode::refused);
+      EXPECT_TRUE(contains(joined.status(), "another run (the first")) << joined.status().message();
+      EXPECT_TRUE(contains(joined.status(), "MASTER_PORT"));
+    }
+    EXPECT_LT(Clock::now() - begun, milliseconds(500));
+    EXPECT_EQ(generation_wanted(*store.open(), "default"), 1u);
+    EXPECT_NE(last_refused(*store.open(), "default").find("the second"), std::string::npos);
+  }
+}
+
+TEST(Newcomers, OfTheSameRunNeedNobodysLeave) {
+  MemoryStore store;
+  begin(store, "the run", kRejoin);
+  auto replacement = begin_to_join(store, {1, 0, "the run"}, kRejoin);
+  while (generation_wanted(*store.open(), "default") < 2) std::this_thread::sleep_for(milliseconds(2));
+  EXPECT_TRUE(join(store, {0, 1, "the run"}, kRejoin).ok());
+  EXPECT_TRUE(replacement.get().value().joining);
+}
+
+TEST(Newcomers, OfNoRunAreRefusedWhileAllMembersLive) {
+  for (const OnFailure on_failure : {kRejoin, kShrink}) {
+    MemoryStore store;
+    begin(store, "", on_failure);
+    auto first = begin_to_join(store, {0}, on_failure);
+    auto second = begin_to_join(store, {1}, on_failure);
+    train_until(store, {&first, &second});
+    for (auto* one : {&first, &second}) {
+      const auto joined = one->get();
+      ASSERT_FALSE(joined.ok());
+      EXPECT_EQ(joined.status().code(), ErrorCode::refused);
+      EXPECT_TRUE(contains(joined.status(), "goes on at this address")) << joined.status().message();
+    }
+    EXPECT_NE(last_refused(*store.open(), "default").find("was refused"), std::string::npos);
+  }
+}
+
+TEST(Newcomers, OfNoRunGetInWhenTheSurvivorsFormTheirNextGeneration) {
+  for (const std::string run : {"", "the run"}) {  // the survivors', of which their replacement does not know
+    MemoryStore store;
+    begin(store, run, kRejoin);
+    auto replacement = begin_to_join(store, {1}, kRejoin);
+    std::this_thread::sleep_for(milliseconds(100));
+    EXPECT_EQ(generation_wanted(*store.open(), "default"), 1u);
+    const auto survivor = join(store, {0, 1, run}, kRejoin);
+    ASSERT_TRUE(survivor.ok()) << survivor.status().message();
+    EXPECT_EQ(survivor.value().generation, 2u);
+    EXPECT_TRUE(replacement.get().value().joining);
+  }
+}
+
+TEST(Newcomers, OfNoRunGetASlotThatNobodyHas) {
+  MemoryStore store;
+  begin(store, "", kShrink);
+  ASSERT_TRUE(join(store, {0, 1}, kShrink).ok());
+  auto late = begin_to_join(store, {1}, kShrink);
+  const auto view = store.open();
+  while (generation_wanted(*view, "default") == 2) std::this_thread::sleep_for(milliseconds(20));
+  EXPECT_TRUE(join(store, {0, 2}, kShrink).ok());
+  EXPECT_TRUE(late.get().value().joining);
+}
+
+TEST(Newcomers, AFullSetIsRefusedAlthoughASlotIsFree) {
+  MemoryStore store;
+  begin(store, "", kShrink);
+  ASSERT_TRUE(join(store, {0, 1}, kShrink).ok());
+  auto first = begin_to_join(store, {0}, kShrink);
+  auto second = begin_to_join(store, {1}, kShrink);
+  const auto view = store.open();
+  for (auto* one : {&first, &second}) {
+    while (one->wait_for(milliseconds(20)) != std::future_status::ready)
+      ASSERT_EQ(generation_wanted(*view, "default"), 2u);
+    EXPECT_EQ(one->get().status().code(), ErrorCode::refused);
+  }
+}
+
+TEST(Newcomers, WhomNobodyAnswersAreTold) {
+  MemoryStore store;
+  begin(store, "", kRejoin);
+  const auto joined = join(store, {1}, kRejoin);
+  EXPECT_EQ(joined.status().code(), ErrorCode::timeout);
+  EXPECT_TRUE(contains(joined.status(), "which goes on at this address, to take it in")) << joined.status().message();
+}
+
+}  // namespace
+}  // namespace poseidon
