@@ -41,7 +41,10 @@ void ClientImpl::begin(UnitState& unit, Operation&& operation) {
   if (closing_) return steps_.release(unit);  // the client has failed or shut down since the start was accepted
   if (leaving_) return;                       // it ends when the client does
   // A tensor without elements has no chunks and needs no other process, so others may have left before it.
-  if (departure_ && !unit.syncer.unit().chunks.empty()) {
+  // Values can be had from the server of a process whose worker has left.
+  const bool asks = std::holds_alternative<Pull>(operation);
+  const bool server_left = departure_ && departure_->cause.party == FlightEvent::Party::server;
+  if (departure_ && (server_left || !asks) && !unit.syncer.unit().chunks.empty()) {
     fail(departure_->status, departure_->cause);
     return steps_.release(unit);
   }
@@ -207,7 +210,7 @@ void ClientImpl::on_closed(Flow& flow, const Status& status) {
   if (closing_) return steps_.set_closed(connections_.empty());
   if (!link.known()) return;  // the process at the other end has not identified itself
   if (link.left) {
-    departure_ = departure_of(link);
+    if (!departure_ || link.kind == LinkKind::server) departure_ = departure_of(link);
     // Whoever leaves has not started what still waits for peers here.
     if (needs(link) || !waiting_for_peers_.empty()) fail(departure_->status, departure_->cause);
     return;
