@@ -194,5 +194,6 @@ def peer_leaves(kind: str) -> str:
 
 @pytest.mark.parametrize("kind", ["forward", "checkpoint"])
 def test_a_peer_that_leaves_is_an_error_at_the_next_use(kind: str) -> None:
-    answers = workers.run_fresh(2, peer_leaves, kind)
+    # The comparison of replicas after step 2 would hear of it before.
+    answers = workers.run_fresh(2, peer_leaves, kind, POSEIDON_REPLICA_CHECK="off")
     assert "rank 1" in answers[0]
