@@ -76,7 +76,17 @@ def test_steps_count_as_recovered_when_the_servers_are_back(tmp_path: Path) -> N
 
 
 def digest(slot: int, step: int, value: str, generation: int = 1) -> Event:
-    return Event(slot, 100 + slot, "digest", 0.0, {"step": step, "generation": generation, "value": value})
+    data = {"step": step, "generation": generation, "value": value, "memory_bytes": 1000 + step}
+    return Event(slot, 100 + slot, "digest", float(step), data)
+
+
+def test_a_soak_tells_how_memory_grows() -> None:
+    result = SoakResult()
+    assert result.growth_per_hour() is None
+    for step in range(0, 200, 20):  # a byte a second
+        result.note_digest(digest(0, step, "aa"), "rejoin")
+    result.note_digest(digest(1, 0, "aa"), "rejoin")
+    assert result.growth_per_hour() == pytest.approx(3600)
 
 
 def test_a_soak_tells_states_apart() -> None:

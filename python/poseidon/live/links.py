@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from poseidon import _core
 from poseidon.live.figures import LinkFigures
 
 _LEAST_BYTES = 64 << 10  # below that a rate would be one of waiting
@@ -44,7 +44,7 @@ class LinkMeter:
     def _since_before(self) -> dict[str, _Link]:
         links: dict[str, _Link] = {}
         now: dict[int, tuple[int, int]] = {}
-        for one in _core.connections():
+        for one in _connections():
             acknowledged_before, busy_before_us = self._before.get(one.id, (0, 0))
             now[one.id] = (one.acknowledged_bytes, one.busy_us)
             link = links.setdefault(one.peer_address, _Link())
@@ -63,4 +63,11 @@ def _figures(peer: str, link: _Link) -> LinkFigures:
 
 def own_addresses() -> list[str]:
     """The addresses that connections of this process have on this machine."""
-    return sorted({one.own_address for one in _core.connections()})
+    return sorted({one.own_address for one in _connections()})
+
+
+def _connections() -> list[Any]:
+    """Poseidon's own connections in this process."""
+    from poseidon import _core  # here: who only looks at others, as `poseidon top`, starts faster without it
+
+    return _core.connections()

@@ -189,7 +189,8 @@ class HostConnections:
         )
         multiply = _charge_products(module, bare.model)
         if method.overlap:  # what has not arrived yet is multiplied in the next forward pass
-            return Trainer(module, poseidon.DistributedOptimizer(bare.optimizer, module))
+            # A replay's optimizer is a subclass of torch's, with its arithmetic.
+            return Trainer(module, poseidon.DistributedOptimizer(bare.optimizer, module, per_parameter=True))
         return Trainer(module, bare.optimizer, multiply=multiply)
 
     def _join_poseidon(self, method: Method, master_port: int) -> None:
