@@ -134,7 +134,7 @@ def asynchronous(port: int) -> None:
             first = exchange.push_pull("a", mine, out=out, average=False, sync=False)
             assert not first.done  # rank 1 has not contributed
             with pytest.raises(InvalidArgument, match="'a' has an operation under way"):
-                exchange.push_pull(["b", "a"], [mine, mine])
+                exchange.push_pull(["b", "a"], [mine.copy(), mine])
             other = exchange.pull("b", np.zeros(shape), sync=False)  # nor was "b" started by that call
             other.wait()
             exchange.barrier()
