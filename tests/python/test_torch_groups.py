@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 import poseidon.torch as poseidon
 import workers
+from poseidon.adapter.control import Control
 from poseidon.adapter.membership import Membership
 from poseidon.errors import PoseidonError
 from poseidon.torch.process.context import context_of
@@ -167,17 +168,19 @@ def fails_in_a_part(folder: str) -> str:
     group = dist.new_group([0, 1])
     here = context_of(group)
     dist.barrier(group)  # until both have met; a failure before that is another error
-    if dist.get_rank() == 1:
-        raise_in_a_thread()
-        return ""
     assert here.control is not None
+    if dist.get_rank() == 1:
+        raise_in_a_thread(here.control)
+        return ""
+    here.control.barrier()
     return text_of(here.control.barrier)
 
 
-def raise_in_a_thread() -> None:
+def raise_in_a_thread(control: Control) -> None:
     import threading
 
     def fail() -> None:
+        control.barrier()  # it is a thread that the others wait for
         raise ValueError("the data of rank one is broken")
 
     thread = threading.Thread(target=fail)

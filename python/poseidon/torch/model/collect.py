@@ -12,7 +12,7 @@ from poseidon.adapter.wishes import Wishes
 from poseidon.errors import InvalidArgument
 from poseidon.options import BY_NAME, Settings
 from poseidon.schemes import SCHEME_CHOICES, SCHEMES, is_lossy, takes_factors, takes_rows
-from poseidon.torch.model.factors import FactorForward
+from poseidon.torch.model.factors import computes_plainly
 from poseidon.torch.model.gradient_form import form_of
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.tensors.memory import DTYPE_NAMES
@@ -167,10 +167,9 @@ def _capturing_linears(param: nn.Parameter, owners: list[_Owner]) -> list[nn.Lin
 
 
 def _is_plain_linear(module: nn.Linear) -> bool:
-    own_forward = module.__dict__.get("forward")
     return (
         type(module).forward is nn.Linear.forward
-        and (own_forward is None or isinstance(own_forward, FactorForward))
+        and computes_plainly(module)
         # MultiheadAttention reads the weight of this one without calling it.
         and not isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
     )

@@ -73,6 +73,14 @@ class Factors:
         return PendingGradient.make(param, resolve)
 
 
+def computes_plainly(module: nn.Linear) -> bool:
+    """Whether the module computes what nn.Linear does: it has no forward of its own, or one that came from here."""
+    forward = module.__dict__.get("forward")
+    if isinstance(forward, partial):  # what a saved FactorForward is loaded as
+        return forward.func is _LINEAR_FORWARD and forward.args == (module,) and not forward.keywords
+    return forward is None or isinstance(forward, FactorForward)
+
+
 class FactorTaker(Protocol):
     """The object that gets the factors of a weight's gradient."""
 
