@@ -49,6 +49,14 @@ class Options:
     @generation.setter
     def generation(self, arg: object, /) -> None: ...
     @property
+    def run(self) -> Any:
+        """
+        What the launcher calls this run of the job, equal for all its processes and for no other run's; empty: nothing.
+        """
+
+    @run.setter
+    def run(self, arg: object, /) -> None: ...
+    @property
     def job(self) -> Any:
         """Name of the job. Workers of different jobs never talk to each other."""
 
@@ -360,11 +368,11 @@ class Store:
 def open_store(options: Options) -> Store:
     """The store at master_addr:master_port, for all generations of a job."""
 
-def last_refused(store: object, job: str) -> str:
-    """The last process that was refused, and why; empty if there is none."""
-
 def generation_wanted(store: object, job: str) -> int:
     """The highest generation of the job that some process has asked for."""
+
+def last_refused(store: object, job: str) -> str:
+    """The last process that was refused, and why; empty if there is none."""
 
 class Cluster:
     """P1 workers, P2 servers and where the servers are."""

@@ -85,4 +85,4 @@ def test_a_port_that_is_cut_changes_the_schemes_of_all_ranks() -> None:
             train_until(fleet, lambda taken: taken == {"sfb"})
             (reasons, *_) = fleet.call_same("reasons", timeout_seconds=TIMEOUT_S)
             fleet.call_same("close", timeout_seconds=TIMEOUT_S)
-    assert "MB/s on a port" in reasons[0]
+    assert "bit on a port" in reasons[0]
