@@ -101,9 +101,8 @@ TEST_F(TcpRawPeer, AnOrderlyEndIsAPeerLostToo) {
 }
 
 TEST_F(TcpRawPeer, AResetIsAPeerLostThatSaysSo) {
-  const linger abort_on_close{1, 0};
-  ASSERT_EQ(::setsockopt(peer_.get(), SOL_SOCKET, SO_LINGER, &abort_on_close, sizeof(abort_on_close)), 0);
-  peer_.reset();
+  const sockaddr nobody{AF_UNSPEC, {}};  // a connection to nobody is given up at once
+  ASSERT_EQ(::connect(peer_.get(), &nobody, sizeof(nobody)), 0);
   const Status status = end_->recorder.wait_closed();
   EXPECT_EQ(status.code(), ErrorCode::peer_lost);
   EXPECT_NE(status.message().find("reset"), std::string::npos) << status.message();
