@@ -10,13 +10,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
 
-from poseidon import _core
 from poseidon.adapter.membership import Membership
+from poseidon.adapter.value_layers import value_layer
 from poseidon.errors import InvalidArgument
 from poseidon.jax.process import context, port
 from poseidon.jax.turns import call_plugin, take_turn
@@ -27,7 +26,6 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {"mean": jnp.mean, "sum": jnp.sum, 
 _CARRIED = {"uint32": jnp.int32, "uint64": jnp.int64}  # the same bits, and the same sums
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
 _REDUCED = (*_DTYPES, "uint8", "uint16", "uint32", "uint64", "int8", "int16", "bool")
-_layers: WeakKeyDictionary[Membership, dict[str, int]] = WeakKeyDictionary()
 
 
 def all_reduce(tree: Any, operation: Operation = "mean") -> Any:
@@ -120,7 +118,7 @@ def _exchange(here: Membership, flat: Any, divisor: int) -> Any:
     """The sum of these vectors over all ranks, divided. Its derivative is the same of the derivatives."""
     if flat.size == 0:
         return flat
-    layer, to = _layer(here, flat.dtype.name, flat.size, divisor), port()
+    layer, to = value_layer(here, flat.dtype.name, flat.size, divisor), port()
 
     def exchanged(flat: Any) -> Any:
         begin, kind = take_turn(jnp.float32(0), to), jax.ShapeDtypeStruct(flat.shape, flat.dtype)
@@ -138,13 +136,3 @@ def _exchange(here: Membership, flat: Any, divisor: int) -> Any:
 
     reduced.defvjp(lambda flat: (exchanged(flat), None), backward)
     return reduced(flat)
-
-
-def _layer(here: Membership, dtype: str, count: int, divisor: int) -> int:
-    """The client's layer for such vectors. Collective for new ones."""
-    assert here.client is not None
-    name = f"all_reduce of {count} {dtype}{' as a mean' * (divisor > 1)}"
-    known = _layers.setdefault(here, {})
-    if name not in known:
-        known[name], _ = here.client.add_layers([_core.Layer(name, dtype, count, 0, 0, "ps")], transient=True)
-    return known[name]

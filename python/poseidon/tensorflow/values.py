@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import tensorflow as tf
 
-from poseidon import _core
 from poseidon.adapter.membership import Membership
+from poseidon.adapter.value_layers import value_layer
 from poseidon.errors import InvalidArgument, ShutDown
 from poseidon.tensorflow.context import context, job_number
 from poseidon.tensorflow.plugin import plugin
@@ -26,7 +25,6 @@ _LAST: dict[str, Callable[..., Any]] = {"min": tf.reduce_min, "max": tf.reduce_m
 _EXCHANGED = (tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int32, tf.int64)
 _CARRIED = {tf.uint32: tf.int32, tf.uint64: tf.int64, tf.complex64: tf.float32, tf.complex128: tf.float64}
 _SMALL = (tf.bool, tf.int8, tf.int16, tf.uint8, tf.uint16)
-_layers: WeakKeyDictionary[Membership, dict[str, int]] = WeakKeyDictionary()
 
 
 def all_reduce(values: Any, operation: Operation = "mean") -> Any:
@@ -96,7 +94,7 @@ def _restored(rows: Any, value: Any, sent: Any, operation: str) -> Any:
 
 def _exchange(here: Membership, flat: Any, divisor: int) -> Any:
     """The sum of these vectors over all ranks, divided. Its derivative is the same of the derivatives."""
-    layer = _layer(here, flat.dtype.name, flat.shape[0], divisor)
+    layer = value_layer(here, flat.dtype.name, flat.shape[0], divisor)
 
     @tf.custom_gradient
     def exchanged(vector: Any) -> Any:
@@ -128,13 +126,3 @@ def _by_python(here: Membership, layer: int, divisor: int) -> Callable[[Any], An
         return total
 
     return exchange
-
-
-def _layer(here: Membership, dtype: str, count: int, divisor: int) -> int:
-    """The client's layer for such vectors. Collective for new ones."""
-    assert here.client is not None
-    name = f"all_reduce of {count} {dtype}{' as a mean' * (divisor > 1)}"
-    known = _layers.setdefault(here, {})
-    if name not in known:
-        known[name], _ = here.client.add_layers([_core.Layer(name, dtype, count, 0, 0, "ps")], transient=True)
-    return known[name]
