@@ -44,9 +44,8 @@ class InFlight(ABC):
         self._overtaken: dict[SyncedParameter, bool] = {}  # whether it is known to be by a forward pass
         self._all_overtaken = False  # those whose update is due are in it
         self._told_exposed = False
-        self._thread = threading.get_ident()  # the one that trains
         self.is_compiled = False  # code of the model's is, so that its uses of parameters are not seen
-        self._trainer = threading.current_thread()
+        self._trainer = threading.current_thread()  # the thread that trains
 
     # What ends exchanges.
 
@@ -78,10 +77,12 @@ class InFlight(ABC):
         """The present thread is the one that trains."""
         self._trainer = threading.current_thread()
 
+    def _is_trainer(self) -> bool:
+        return threading.get_ident() == self._trainer.ident
+
     def _check_thread(self) -> None:
         """PoseidonError in a thread that may use the model at the same time as the one that trains."""
-        trainer = self._trainer
-        if threading.get_ident() == trainer.ident or not self._exchanges or not trainer.is_alive():
+        if self._is_trainer() or not self._exchanges or not self._trainer.is_alive():
             return
         if torch._C._current_graph_task_id() < 0:  # otherwise it is a thread in which autograd runs backward
             raise PoseidonError(
@@ -109,7 +110,7 @@ class InFlight(ABC):
     def _land_others(self) -> None:
         """Ends the flights of other models that wait for nothing any more; of dropped ones nobody else would."""
         for other in _FLYING - {self}:
-            if other._thread == threading.get_ident() and all(map(other.done, other._exchanges.values())):
+            if other._trainer is self._trainer and all(map(other.done, other._exchanges.values())):
                 with suppress(PoseidonError):  # theirs, if anybody's
                     other.settle()
                 _FLYING.discard(other)
@@ -119,7 +120,6 @@ class InFlight(ABC):
     def _take_off(self, pending: PendingExchange) -> None:
         """Backward is over and the exchange is not."""
         entry = pending.entry
-        self._thread = threading.get_ident()
         _FLYING.add(self)
         self._exchanges[entry] = pending
         self._units.setdefault(entry.unit, []).append(pending)
@@ -183,7 +183,7 @@ class InFlight(ABC):
 
     def compiling(self) -> None:
         """Settles what is in flight: torch.compile is about to look at a function, perhaps at one of the model."""
-        if threading.get_ident() != self._thread or not any(isinstance(entry.param, Watched) for entry in self.entries):
+        if not self._is_trainer() or not any(isinstance(entry.param, Watched) for entry in self.entries):
             return
         self.is_compiled = True
         self.make_ready(self.entries)
