@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -98,6 +99,27 @@ def known_or_said() -> list[str]:
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_known_class_or_the_users_word_updates_layer_by_layer(world_size: int) -> None:
     assert all_equal(workers.run(world_size, known_or_said))
+
+
+class Derived(SGD):
+    """Its step() calls that of its parent class, around which torch runs the hooks of all optimizers."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+def derived() -> str:
+    SGD(mlp().parameters(), lr=0.1)  # torch puts its function around a class's step() when it makes the first object
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return assert_same_training(
+            plain_loop, lambda params: Derived(params, lr=0.05, momentum=0.9), per_parameter=True
+        )
+
+
+def test_parts_of_a_step_run_no_hooks_of_a_parent_class() -> None:
+    """Such a hook would take them for the step that follows a forward pass without a backward pass."""
+    assert all_equal(workers.run(2, derived))
 
 
 def patched_class() -> None:

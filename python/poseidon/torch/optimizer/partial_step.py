@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from poseidon.errors import PoseidonError
 from poseidon.torch.optimizer.known import INSTEAD
@@ -16,6 +17,7 @@ Hyperparameters = list[dict[str, Any]]
 """What each parameter group says beside its parameters."""
 
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_HOOKS_OF_ALL: tuple[dict[int, Any], ...] = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
 _NOT_HYPERPARAMETERS = ("params", "param_names")
 
 
@@ -81,7 +83,13 @@ def _unhooked(step: Any) -> Any:
 
 @contextmanager
 def without_hooks(optimizer: Optimizer) -> Iterator[None]:
-    """Within it, step() runs no hooks of this optimizer."""
+    """Within it, step() runs no hooks of this optimizer, nor those of all optimizers.
+
+    Where a subclass's step() calls that of its parent class, torch would run them again, in every part of a step.
+    """
+    of_all = [(hooks, dict(hooks)) for hooks in _HOOKS_OF_ALL if hooks]
+    for registered, _ in of_all:
+        registered.clear()
     hooks = {name: getattr(optimizer, name) for name in _HOOKS if getattr(optimizer, name)}
     for name in hooks:
         setattr(optimizer, name, {})
@@ -90,3 +98,5 @@ def without_hooks(optimizer: Optimizer) -> Iterator[None]:
     finally:
         for name, before in hooks.items():
             setattr(optimizer, name, before)
+        for registered, kept in of_all:
+            registered.update(kept)
