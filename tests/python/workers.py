@@ -2,6 +2,7 @@
 
 `run(world_size, function, *args)` uses kept processes, since each costs an import of PyTorch; they
 belong to one job of that size and are moved to another when the next call wants a different one.
+A `Crew` does the same with another adapter's processes.
 `run_fresh` starts processes for one call, which may break them.
 """
 
@@ -11,9 +12,12 @@ import atexit
 import contextlib
 import itertools
 import os
+import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -22,6 +26,7 @@ from poseidon.launch import free_port
 
 CASE_TIMEOUT_S = 60.0
 JOB_TIMEOUT_S = 30.0
+TORCH = "poseidon.torch"
 _job_ids = itertools.count(1)
 
 
@@ -54,15 +59,13 @@ def job_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
     }
 
 
-def _serve(pipe: Connection, environment: dict[str, str]) -> None:
+def _serve(pipe: Connection, environment: dict[str, str], adapter: str) -> None:
     """A worker's main: answers each (job id, variables, options, function, arguments)."""
     os.environ.clear()
     os.environ.update(environment)
-    import torch
-
-    import poseidon.torch as poseidon
-
-    torch.set_num_threads(1)
+    poseidon = import_module(adapter)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
     current = 0
     while True:
         try:
@@ -87,9 +90,12 @@ def _serve(pipe: Connection, environment: dict[str, str]) -> None:
 
 
 class _Worker:
-    def __init__(self, environment: dict[str, str]) -> None:
-        self.pipe, there = FORK.Pipe()
-        self.process = FORK.Process(target=_serve, args=(there, {**os.environ, **environment}), daemon=True)
+    """One process. That of PyTorch's adapter is forked from one that has imported it; others start without PyTorch."""
+
+    def __init__(self, environment: Mapping[str, str], adapter: str = TORCH) -> None:
+        context: Any = FORK if adapter == TORCH else get_context("spawn")
+        self.pipe, there = context.Pipe()
+        self.process = context.Process(target=_serve, args=(there, {**os.environ, **environment}, adapter), daemon=True)
         self.process.start()
         there.close()
         self.job = 0
@@ -137,52 +143,63 @@ def _answers(workers: list[_Worker], timeout_s: float, patience_s: float) -> lis
     return [answers[rank] for rank in range(len(workers))]
 
 
-_kept: list[_Worker] = []
-_specs: dict[int, tuple[int, dict[str, Any]]] = {}
-
-
-def _leave() -> None:
+def _leave(adapter: str) -> None:
     """Ends a worker's part in its job."""
-    import poseidon.torch as poseidon
-
-    poseidon.shutdown()
+    import_module(adapter).shutdown()
 
 
-def run(world_size: int, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-    """Runs `function(*args)` on every rank of a job that was initialized with `options`.
+class Crew:
+    """Kept processes that run functions in jobs of one adapter, which is a module with `init()` and `shutdown()`."""
 
-    Returns each rank's result; WorkerError if any rank raised, died or was too late.
-    """
-    # Test models are small: by default all their layers would travel in one group.
-    options = {"small_bytes": 256, **options}
-    while len(_kept) < world_size:
-        _kept.append(_Worker({}))
-    team = _kept[:world_size]
-    job = team[0].job
-    if any(worker.job != job for worker in team) or _specs.get(job) != (world_size, options):
-        job = next(_job_ids)
-        _specs[job] = (world_size, options)
-    leaving = [worker for worker in _kept[world_size:] if worker.job and team[0].job != job]
-    for worker in leaving:  # those of the team may wait for them
-        worker.job = 0
-        worker.pipe.send((0, {}, {}, _leave, ()))
-    port = free_port()
-    for rank, worker in enumerate(team):
-        worker.job = job
-        worker.pipe.send((job, job_variables(rank, world_size, port), options, function, args))
-    try:
-        answers = _answers(team, CASE_TIMEOUT_S, patience_s=5.0)
-        _answers(leaving, CASE_TIMEOUT_S, patience_s=5.0)
-    except WorkerError:
-        _end_all(_kept, 0)
-        raise
-    failures = [f"rank {rank}: {a.trace}" for rank, a in enumerate(answers) if isinstance(a, Failure)]
-    ended = [rank for rank, answer in enumerate(team) if not answer.process.is_alive()]
-    if failures or ended:
-        # A rank that failed leaves the others' exchange in the middle.
-        _end_all(_kept, 0)
-        raise WorkerError("\n".join([f"ranks {ended} ended"] * bool(ended) + failures))
-    return answers
+    def __init__(self, adapter: str, **environment: str) -> None:
+        self._adapter, self._environment = adapter, environment
+        self._kept: list[_Worker] = []
+        self._specs: dict[int, tuple[int, dict[str, Any]]] = {}
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Ends the kept processes."""
+        _end_all(self._kept, 10)
+
+    def run(self, world_size: int, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+        """Runs `function(*args)` on every rank of a job that was initialized with `options`.
+
+        Returns each rank's result; WorkerError if any rank raised, died or was too late.
+        """
+        # Test models are small: by default all their layers would travel in one group.
+        options = {"small_bytes": 256, **options}
+        while len(self._kept) < world_size:
+            self._kept.append(_Worker(self._environment, self._adapter))
+        team = self._kept[:world_size]
+        job = team[0].job
+        if any(worker.job != job for worker in team) or self._specs.get(job) != (world_size, options):
+            job = next(_job_ids)
+            self._specs[job] = (world_size, options)
+        leaving = [worker for worker in self._kept[world_size:] if worker.job and team[0].job != job]
+        for worker in leaving:  # those of the team may wait for them
+            worker.job = 0
+            worker.pipe.send((0, {}, {}, _leave, (self._adapter,)))
+        port = free_port()
+        for rank, worker in enumerate(team):
+            worker.job = job
+            worker.pipe.send((job, job_variables(rank, world_size, port), options, function, args))
+        try:
+            answers = _answers(team, CASE_TIMEOUT_S, patience_s=5.0)
+            _answers(leaving, CASE_TIMEOUT_S, patience_s=5.0)
+        except WorkerError:
+            _end_all(self._kept, 0)
+            raise
+        failures = [f"rank {rank}: {a.trace}" for rank, a in enumerate(answers) if isinstance(a, Failure)]
+        ended = [rank for rank, answer in enumerate(team) if not answer.process.is_alive()]
+        if failures or ended:
+            # A rank that failed leaves the others' exchange in the middle.
+            _end_all(self._kept, 0)
+            raise WorkerError("\n".join([f"ranks {ended} ended"] * bool(ended) + failures))
+        return answers
+
+
+CREW = Crew(TORCH)
+run = CREW.run
 
 
 def run_fresh(world_size: int, function: Callable[..., Any], *args: Any, **environment: str) -> list[Any]:
@@ -198,9 +215,3 @@ def run_fresh(world_size: int, function: Callable[..., Any], *args: Any, **envir
         return _answers(team, CASE_TIMEOUT_S, CASE_TIMEOUT_S)
     finally:
         _end_all(team, 10)
-
-
-@atexit.register
-def close_all() -> None:
-    """Ends the kept processes."""
-    _end_all(_kept, 10)
