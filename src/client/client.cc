@@ -248,15 +248,14 @@ std::vector<GatheredPart> ClientImpl::gathered(std::uint32_t layer) const {
 /// Runs about every 100 ms during a wait. Ends the job if the caller gives up, or if nothing moves for too long. The
 /// wait itself then ends with the job.
 void ClientImpl::look(Wait& wait) {
-  const std::int64_t timeout_ns = std::chrono::nanoseconds(options_.timeout).count();
-  const std::int64_t quiet_ns = now_ns() - std::max(wait.begun_ns, connections_.last_progress_ns());
+  const std::int64_t moved_ns = std::max(wait.begun_ns, connections_.last_progress_ns());
   // What has been sent counts, too. It is asked for only when nothing comes, because all connections are looked at.
-  if (quiet_ns > timeout_ns / kLooksOfATimeout) loop_->post([this] { connections_.note_traffic(); });
+  if (moved_ns < ran_since_ns(options_.timeout / kLooksOfATimeout)) loop_->post([this] { connections_.note_traffic(); });
   if (!wait.gave_up && !wait.keep_waiting()) {
     wait.gave_up = true;
     abort("interrupted", false);
   }
-  if (!wait.gave_up && quiet_ns > timeout_ns) {
+  if (!wait.gave_up && moved_ns < ran_since_ns(options_.timeout)) {
     wait.gave_up = true;
     loop_->post([this] { fail_silent(); });
   }

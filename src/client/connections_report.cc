@@ -77,14 +77,14 @@ std::string Connections::what_to_check(const std::string& reason) const {
 }
 
 std::string Connections::where_it_is_cut() const {
-  constexpr std::int64_t kQuiet_ns = 2'000'000'000;
+  constexpr std::chrono::seconds kQuiet{2};
   std::map<std::string, std::int64_t> heard_ns;  // by machine
   for (const auto& [flow, link] : flows_) {
     if (link.kind != LinkKind::peer || !link.known() || link.index >= endpoints_.peers.size()) continue;
     const std::string& host = endpoints_.peers[link.index].host;
     if (host != host_) heard_ns[host] = std::max(heard_ns[host], link.last_sign_ns);
   }
-  const std::int64_t since_ns = now_ns() - kQuiet_ns;
+  const std::int64_t since_ns = ran_since_ns(kQuiet);
   const bool alone =
       heard_ns.size() > 1 && std::ranges::all_of(heard_ns, [&](const auto& one) { return one.second < since_ns; });
   if (alone) return "; this machine hears no other one: look at its own cable, port and network first";

@@ -68,7 +68,7 @@ std::optional<Vigil::Finding> Vigil::judge_one(std::size_t rank, std::int64_t no
 }
 
 nanoseconds Vigil::unreachable_for(std::size_t rank, std::int64_t now_ns) const {
-  return nanoseconds(ranks_[rank].unreachable ? now_ns - ranks_[rank].heard_ns : 0);
+  return nanoseconds(ranks_[rank].unreachable ? now_ns - std::max(ranks_[rank].heard_ns, resumed_ns_) : 0);
 }
 
 }  // namespace poseidon

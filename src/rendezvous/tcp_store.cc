@@ -278,6 +278,7 @@ class TcpStore final : public Store {
     return {};
   }
 
+  const KeepsTime keeps_time_;
   std::unique_ptr<StoreServer> server_;  // null if another process serves
   Options options_;
   const Admission admission_;

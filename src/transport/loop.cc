@@ -44,6 +44,7 @@ struct Loop::State {
     std::function<void(std::uint32_t)> handler;
   };
 
+  const KeepsTime keeps_time;
   FileDescriptor epoll;
   FileDescriptor wake;
   std::thread thread;

@@ -385,7 +385,7 @@ void ServerCore::end_if_empty(Job& job) {
 void ServerCore::check_overdue() {
   // Workers give up after `timeout`. The server knows the missing ranks and reports them shortly before.
   const auto patience = options_.timeout * 9 / 10;
-  const std::int64_t before = now_ns() - std::chrono::nanoseconds(patience).count();
+  const std::int64_t before = ran_since_ns(patience);
   for (auto& [name, job] : jobs_) {
     for (const OpenChunk& chunk : job->open_chunks(before))
       if (const auto silent = silent_ranks(*job, chunk, before); !silent.empty()) tell_overdue(*job, chunk, silent);

@@ -12,7 +12,7 @@ namespace poseidon {
 /// for another job costs one look more.
 void ServerCore::resume_at(std::int64_t time_ns) {
   if (std::exchange(resumption_planned_, true)) return;
-  loop_->call_at(Clock::time_point(std::chrono::nanoseconds(time_ns)), [this] {
+  loop_->call_at(time_of(time_ns), [this] {
     resumption_planned_ = false;
     for (const auto& [name, job] : jobs_) resume_waiting(*job);
     for (const auto& job : replaced_jobs_) resume_waiting(*job);

@@ -162,7 +162,7 @@ void DroppingShard::wake_in_time() {
   wakes_ns_ = time_ns;
   if (deadlines_.empty()) return;
   wake_timer_ =
-      loop->call_at(Clock::time_point(std::chrono::nanoseconds(time_ns)), [this, alive = std::weak_ptr<bool>(alive_)] {
+      loop->call_at(time_of(time_ns), [this, alive = std::weak_ptr<bool>(alive_)] {
         if (alive.expired()) return;
         wakes_ns_ = INT64_MAX;
         end_late_steps(now_ns());

@@ -1,8 +1,6 @@
 #include "transport/tcp/tcp_flow.h"
 
 #include <linux/sockios.h>
-#include <linux/tcp.h>  // the C library's own header does not know tcpi_min_rtt
-#include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -10,11 +8,12 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <climits>
 #include <utility>
 
+#include "base/file_descriptor.h"
 #include "transport/tcp/address.h"
 #include "transport/tcp/congestion_control.h"
+#include "transport/tcp/kernel_info.h"
 #include "transport/tcp/retransmission.h"
 #include "transport/tcp/socket_option.h"
 
@@ -44,26 +43,12 @@ constexpr int kLeastUnsentBytes = 8 << 10;
 // How often the kernel should ask for more. Less often means that it holds too much, more often costs CPU time.
 constexpr std::chrono::microseconds kLongestRoomInterval{10'000};
 constexpr std::chrono::microseconds kShortestRoomInterval{2'500};
-// An idle connection to a dead machine is noticed after 15 + 6 × 5 seconds, unless `silence` sets another time.
-constexpr int kKeepIdleSeconds = 15;
-constexpr int kKeepIntervalSeconds = 5;
-constexpr int kKeepCount = 6;
 
-void set_flow_options(int fd, std::chrono::milliseconds silence) {
+void set_flow_options(int fd) {
   settle_congestion_control(fd);
   shorten_timeout(fd);
   set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
   set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kMostUnsentBytes);
-  set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, kKeepIdleSeconds);
-  set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, kKeepIntervalSeconds);
-  set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, kKeepCount);
-  if (silence.count() <= 0) return;
-  // For idle connections this time replaces the number of probes. The first probe has to come before it ends.
-  set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(std::min<std::int64_t>(silence.count(), INT_MAX)));
-  const auto half_seconds = std::chrono::duration_cast<std::chrono::seconds>(silence / 2).count();
-  set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE,
-             static_cast<int>(std::clamp<std::int64_t>(half_seconds, 1, kKeepIdleSeconds)));
 }
 
 std::size_t total_bytes(std::span<const iovec> pieces) {
@@ -72,22 +57,15 @@ std::size_t total_bytes(std::span<const iovec> pieces) {
   return total;
 }
 
-/// What the kernel knows of the connection. What it is too old to know is 0.
-tcp_info kernel_info(int fd) {
-  tcp_info info{};
-  socklen_t size = sizeof(info);
-  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return {};
-  return info;
-}
-
 }  // namespace
 
 TcpFlow::TcpFlow(Loop& loop, ByteStream stream, std::chrono::milliseconds silence)
     : loop_(loop),
       stream_(std::move(stream)),
       end_(to_text(peer_address(stream_.socket()))),
-      unsent_limit_bytes_(kMostUnsentBytes) {
-  set_flow_options(stream_.socket(), silence);
+      unsent_limit_bytes_(kMostUnsentBytes),
+      acknowledgements_(stream_.socket(), silence) {
+  set_flow_options(stream_.socket());
 }
 
 void TcpFlow::set_receiver(Receiver* receiver) {
@@ -109,6 +87,7 @@ void TcpFlow::send(wire::Header header, std::vector<std::span<const std::byte>> 
   }
   const bool idle = !has_unsent();
   queue_.push(header, std::move(payload), std::move(done));
+  watch_acknowledgements();
   if (!idle || held()) return;  // the rest is sent on EPOLLOUT, or when the hold ends
   flush();
   update_watch();
@@ -238,6 +217,21 @@ void TcpFlow::watch_unread() {
   unread_timer_ = loop_.call_at(Clock::now(), [self = shared_from_this()] { self->on_unread(); });
 }
 
+void TcpFlow::watch_acknowledgements() {
+  if (acknowledgement_timer_ != 0 || acknowledgements_.interval().count() <= 0) return;
+  acknowledgement_timer_ = loop_.call_at(Clock::now() + acknowledgements_.interval(), [self = shared_from_this()] {
+    self->acknowledgement_timer_ = 0;
+    switch (self->acknowledgements_.look(self->stream_.socket())) {
+      case AcknowledgementWatch::Finding::idle:
+        return;
+      case AcknowledgementWatch::Finding::waiting:
+        return self->watch_acknowledgements();
+      case AcknowledgementWatch::Finding::lost:
+        return self->end(self->end_.lost(errno_text(ETIMEDOUT)));
+    }
+  });
+}
+
 void TcpFlow::update_watch() {
   if (state_ == State::closed) return;
   std::uint32_t wanted = 0;
@@ -353,7 +347,8 @@ void TcpFlow::end(const Status& status) {
   watched_events_ = 0;
   if (linger_timer_ != 0) loop_.cancel(std::exchange(linger_timer_, 0));
   if (held()) loop_.cancel(std::exchange(hold_timer_, 0));
-  if (unread_timer_ != 0) loop_.cancel(std::exchange(unread_timer_, 0));
+  for (Loop::TimerId* timer : {&unread_timer_, &acknowledgement_timer_})
+    if (*timer != 0) loop_.cancel(std::exchange(*timer, 0));
   stream_.close();
 }
 

@@ -8,6 +8,7 @@
 
 #include "transport/byte_stream.h"
 #include "transport/flow_end.h"
+#include "transport/tcp/acknowledgement_watch.h"
 #include "transport/tcp/message_reader.h"
 #include "transport/tcp/send_queue.h"
 #include "transport/transport.h"
@@ -50,6 +51,7 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   void release();
   bool has_unsent() const { return !queue_.empty() || (stream_.has_unsent() && end_.send_error().ok()); }
   void update_watch();
+  void watch_acknowledgements();
   void adapt_unsent_limit();
   void flush();
   void fail_sends(const Status& status);
@@ -73,6 +75,8 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   bool end_of_stream_sent_ = false;
   Loop::TimerId linger_timer_ = 0;
   Loop::TimerId hold_timer_ = 0;  // not 0: nothing is sent until it ends
+  AcknowledgementWatch acknowledgements_;
+  Loop::TimerId acknowledgement_timer_ = 0;
 
   MessageReader reader_;
   std::size_t low_water_bytes_ = 1;  // the socket counts as readable when it has this many bytes
