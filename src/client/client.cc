@@ -250,7 +250,8 @@ std::vector<GatheredPart> ClientImpl::gathered(std::uint32_t layer) const {
 void ClientImpl::look(Wait& wait) {
   const std::int64_t moved_ns = std::max(wait.begun_ns, connections_.last_progress_ns());
   // What has been sent counts, too. It is asked for only when nothing comes, because all connections are looked at.
-  if (moved_ns < ran_since_ns(options_.timeout / kLooksOfATimeout)) loop_->post([this] { connections_.note_traffic(); });
+  if (moved_ns < ran_since_ns(options_.timeout / kLooksOfATimeout))
+    loop_->post([this] { connections_.note_traffic(); });
   if (!wait.gave_up && !wait.keep_waiting()) {
     wait.gave_up = true;
     abort("interrupted", false);

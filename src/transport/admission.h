@@ -27,8 +27,8 @@ struct Admission {
   wire::Credentials credentials;  // by default there is no secret
   std::chrono::milliseconds patience{5'000};
   PendingLimits pending_limits;  // high enough for all workers of the job at once, also from one machine
-  // How long the machine at the other end may acknowledge nothing of what is sent before the connection is lost. 0 means
-  // the system's setting, which is a quarter of an hour.
+  // How long the machine at the other end may acknowledge nothing of what is sent before the connection is lost. 0
+  // means the system's setting, which is a quarter of an hour.
   std::chrono::milliseconds silence{0};
   // What TCP connections use after the proof. Null: they are not encrypted. Other media do not use it.
   std::shared_ptr<const TlsContext> tls;

@@ -161,12 +161,11 @@ void DroppingShard::wake_in_time() {
   loop->cancel(std::exchange(wake_timer_, 0));
   wakes_ns_ = time_ns;
   if (deadlines_.empty()) return;
-  wake_timer_ =
-      loop->call_at(time_of(time_ns), [this, alive = std::weak_ptr<bool>(alive_)] {
-        if (alive.expired()) return;
-        wakes_ns_ = INT64_MAX;
-        end_late_steps(now_ns());
-      });
+  wake_timer_ = loop->call_at(time_of(time_ns), [this, alive = std::weak_ptr<bool>(alive_)] {
+    if (alive.expired()) return;
+    wakes_ns_ = INT64_MAX;
+    end_late_steps(now_ns());
+  });
 }
 
 void DroppingShard::end_late_steps(std::int64_t time_ns) {
