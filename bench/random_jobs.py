@@ -2,13 +2,13 @@
 """Trains random jobs on two workers beside one process, and says which of them differ.
 
     python bench/random_jobs.py --jobs 2000 --seed 1
-    python bench/random_jobs.py --framework arrays --jobs 1000
-    python bench/random_jobs.py --framework arrays --jobs 1 --seed 1234
+    python bench/random_jobs.py --framework jax --jobs 300
+    python bench/random_jobs.py --framework tensorflow --jobs 1 --seed 1234
 
 The seed of a job stands for its model, layers, type of numbers, optimizer, and for what the program does with its
-memory and parameters (tests/python/random_training.py, and random_arrays.py for push and pull). Jobs have the seeds
-from --seed on. The same processes train one job after the other. A job that fails prints its description, and the
-command that repeats it alone. The exit status is 1 if any job fails.
+memory and parameters: tests/python/random_training.py, random_jax.py, random_tensorflow.py, and random_arrays.py for
+push and pull. Jobs have the seeds from --seed on. The same processes train one job after the other. A job that fails
+prints its description, and the command that repeats it alone. The exit status is 1 if any job fails.
 """
 
 from __future__ import annotations

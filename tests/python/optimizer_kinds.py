@@ -29,6 +29,21 @@ class Signed(Optimizer):
                 average.lerp_(param.grad, 0.01)
 
 
+class Smooth(Signed):
+    """Per parameter, but nobody knows: steps by an average of gradients."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    average = self.state[param].setdefault("average", torch.zeros_like(param))
+                    param.sub_(average.lerp_(param.grad, 0.3), alpha=group["lr"])
+
+
 class Noisy(Signed):
     """Takes random numbers, so the order of parameters counts."""
 
@@ -91,8 +106,12 @@ class SkipsBad(Momentum):
 class ClipsTotal(Momentum):
     """Limits the norm of all gradients, which is large only later."""
 
+    def __init__(self, params: Any, limit: float = 0.01) -> None:
+        super().__init__(params)
+        self.limit = limit
+
     def step(self, closure: Any = None) -> Any:
-        torch.nn.utils.clip_grad_norm_(self.with_gradient(), 0.01)
+        torch.nn.utils.clip_grad_norm_(self.with_gradient(), self.limit)
         return super().step(closure)
 
 

@@ -29,6 +29,20 @@ class Framework:
 
 FRAMEWORKS = {
     "torch": Framework("random_training.py", workers.TORCH),
+    "jax": Framework(
+        "random_jax.py",
+        "poseidon.jax",
+        {
+            **_ONE_THREAD,
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false --xla_backend_optimization_level=0",
+        },
+    ),
+    "tensorflow": Framework(
+        "random_tensorflow.py",
+        "poseidon.tensorflow",
+        {**_ONE_THREAD, "TF_CPP_MIN_LOG_LEVEL": "3", "TF_NUM_INTRAOP_THREADS": "1"},
+    ),
     "arrays": Framework("random_arrays.py", "random_arrays"),
 }
 

@@ -7,31 +7,19 @@ from __future__ import annotations
 
 import random
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
-from torch.utils.checkpoint import checkpoint
 
 import poseidon.torch as poseidon
+from random_training_models import DTYPES, IN, OPTIMIZERS, OWN_CLASSES, Model
 from torch_cases import digest
 
 ROWS = 4  # of one micro-batch on one rank
-IN = 16
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-OPTIMIZERS: dict[str, Any] = {
-    "sgd": lambda params: torch.optim.SGD(params, lr=0.05),
-    "momentum": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=0.01, nesterov=True),
-    "adam": lambda params: torch.optim.Adam(params, lr=0.01, eps=1e-2),
-    "adamw": lambda params: torch.optim.AdamW(params, lr=0.01, eps=1e-2),
-    "foreach": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, foreach=True),
-    "fused": lambda params: torch.optim.AdamW(params, lr=0.01, eps=1e-2, fused=True),
-    "rmsprop": lambda params: torch.optim.RMSprop(params, lr=0.005, eps=1e-1),
-    "nadam": lambda params: torch.optim.NAdam(params, lr=0.005, eps=1e-2),
-    "groups": lambda params: _two_groups(list(params)),
-}
+KNOWN = [name for name in OPTIMIZERS if name not in (*OWN_CLASSES, "lbfgs")]
 
 
 @dataclass(frozen=True)
@@ -62,6 +50,11 @@ class Job:
     between: str  # what the program does between steps
     static_graph: bool
     steps: int
+    changes: str  # what changes in mid-run
+    at: int  # in this step
+    passes: str  # forward and backward passes of a micro-batch
+    closure: bool
+    scales_grads: bool  # the program changes gradients before step()
 
 
 def make(seed: int) -> Job:
@@ -73,7 +66,7 @@ def make(seed: int) -> Job:
 
     blocks = draw.randint(1, 4)
     width = draw.choice([4, 16, 33])
-    optimizer = draw.choice(list(OPTIMIZERS))
+    optimizer = draw.choice(KNOWN)
     update = draw.choice(["", "worker", "worker", "server"])
     dtype = often("float32", "float64", "bfloat16", share=0.7)
     wire = often("fp32", "bf16", "fp16", "int8", share=0.8) if dtype == "float32" else "fp32"
@@ -86,7 +79,7 @@ def make(seed: int) -> Job:
         checkpointing = ""  # made again it would count twice
     compiled = often("", "module", "method", share=0.96)
     drop = draw.random() < 0.25
-    return Job(
+    job = Job(
         widths=(width,) * blocks,
         kind=kind,
         dtype=dtype,
@@ -111,7 +104,59 @@ def make(seed: int) -> Job:
         between=often("", "evaluate", "evaluate past", "look", "edit", "reload", "state", "grads", share=0.4),
         static_graph=draw.random() < 0.1,
         steps=draw.randint(2, 5),
+        changes=often("", "unfreeze", "wrap again", "tie", "untie", "group", "optimizer", share=0.5),
+        at=draw.randint(1, 2),
+        passes=often("one", "two forwards", "retained", "penalty", share=0.7),
+        closure=draw.random() < 0.15,
+        scales_grads=draw.random() < 0.15,
     )
+    return _possible(replace(job, **_more(draw, job)))
+
+
+def _more(draw: random.Random, job: Job) -> dict[str, Any]:
+    """What seldom replaces something that is drawn above."""
+    found: dict[str, Any] = {}
+    if job.update != "server" and draw.random() < 0.25:
+        found["optimizer"] = draw.choice([*OWN_CLASSES, "lbfgs"])
+    if job.kind != "batchnorm" and not job.compiled and draw.random() < 0.1:
+        found["checkpointing"] = "own"
+    elif not (job.checkpointing or job.kind == "batchnorm" or job.drop) and draw.random() < 0.06:
+        found["compiled"] = draw.choice(["forward", "blocks"])
+    return found
+
+
+def _possible(job: Job) -> Job:
+    """The job without what its pages refuse, and without what is not the same arithmetic in one process."""
+    out: dict[str, Any] = {}
+    if job.update == "server":  # gradients are used in backward, and groups are fixed
+        out |= {"scales_grads": False, "changes": "" if job.changes in ("tie", "group") else job.changes}
+        out |= {"passes": "one" if job.passes == "retained" else job.passes}
+    if job.optimizer == "lbfgs":  # gradients and steps in its closure
+        out |= {
+            "update": "",
+            "amp": "",
+            "changes": "",
+            "frozen": -1,
+            "closure": True,
+            "wire": "fp32",
+            "dtype": "float64",
+        }
+        out |= {"unused": False, "drop": False, "scales_grads": False, "clip": False}
+    elif job.amp == "scaler" or job.given:
+        out["closure"] = False
+    if job.given or job.amp or job.checkpointing or job.compiled:
+        out["passes"] = "one"
+    if job.hook == "accumulated" and (job.accumulation > 1 or job.passes != "one" or job.optimizer == "lbfgs"):
+        out["hook"] = ""  # it would see the sum of other micro-batches
+    if job.changes in ("tie", "untie") and len(job.widths) == 1:
+        out["changes"] = ""
+    if job.checkpointing == "own":
+        out["amp"] = ""  # it does not keep the type of numbers
+    if job.changes in ("unfreeze", "wrap again") and len(job.widths) == 1:
+        out["hook"] = ""  # a frozen parameter takes none
+    if job.changes == "untie":
+        out["tied"] = True
+    return replace(job, **out)
 
 
 def describe(seed: int) -> str:
@@ -126,69 +171,9 @@ def options(seed: int) -> dict[str, Any]:
     )
 
 
-def _two_groups(params: list[Any]) -> torch.optim.Optimizer:
-    half = len(params) // 2
-    groups = [{"params": params[:half]}, {"params": params[half:], "lr": 0.01, "momentum": 0.5}]
-    return torch.optim.SGD([group for group in groups if group["params"]], lr=0.05)
-
-
-class Block(nn.Module):
-    def __init__(self, width: int, kind: str) -> None:
-        super().__init__()
-        self.kind = kind
-        self.linear = nn.Linear(width, width)
-        self.norm: nn.Module = nn.Identity()
-        if kind == "norm":
-            self.norm = nn.LayerNorm(width)
-        elif kind == "batchnorm":
-            self.norm = nn.BatchNorm1d(width)
-        elif kind == "conv":
-            self.conv = nn.Conv1d(1, 2, 3, padding=1)
-        elif kind == "bare":
-            self.scale = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.tanh(self.norm(self.linear(x)))
-        if self.kind == "twice":
-            y = torch.tanh(self.linear(y))
-        elif self.kind == "conv":
-            y = self.conv(y.unsqueeze(1)).mean(1)
-        elif self.kind == "bare":
-            y = y * self.scale
-        return x + y
-
-
-class Model(nn.Module):
-    def __init__(self, job: Job) -> None:
-        super().__init__()
-        torch.manual_seed(5)
-        width = job.widths[0]
-        self.first = nn.Linear(IN, width)
-        self.blocks = nn.ModuleList(Block(each, job.kind) for each in job.widths)
-        self.last = nn.Linear(width, 3)
-        if job.unused:
-            self.never = nn.Linear(5, 5)
-        if job.tied and len(self.blocks) > 1:
-            self.blocks[-1].linear.weight = self.blocks[0].linear.weight
-        self.checkpointing = job.checkpointing
-        self.to(DTYPES[job.dtype])
-        self.start: Any = self._start
-        if job.compiled == "method":
-            self.start = torch.compile(self._start, backend="eager")
-
-    def _start(self, x: torch.Tensor) -> torch.Tensor:
-        return self.first(x)
-
-    def forward(self, x: torch.Tensor, keep: list[bool]) -> torch.Tensor:
-        x = self.start(x)
-        for block, kept in zip(self.blocks, keep, strict=True):
-            if not kept:
-                continue
-            if self.checkpointing and torch.is_grad_enabled():
-                x = checkpoint(block, x, use_reentrant=self.checkpointing == "reentrant")
-            else:
-                x = block(x)
-        return self.last(x)
+def _halve(param: torch.Tensor) -> None:
+    if param.grad is not None:
+        param.grad.mul_(0.5)
 
 
 class Training:
@@ -197,79 +182,156 @@ class Training:
     def __init__(self, job: Job, ranks: list[int], size: int, alone: bool) -> None:
         self.job, self.ranks, self.size, self.alone = job, ranks, size, alone
         self.module = Model(job)
-        module: Any = self.module
-        if job.compiled == "module":
-            module = torch.compile(module, backend="eager")
-        self.model: Any = module
-        if not alone:
-            self.model = poseidon.DistributedDataParallel(
-                module, scheme=job.scheme, wire=job.wire, static_graph=job.static_graph and not job.drop
-            )
+        if job.changes == "wrap again":
+            self.module.blocks[0].requires_grad_(False)
+        self.model: Any = None
+        self._wrap()
         self._add_hooks()
-        self.optimizer: Any = OPTIMIZERS[job.optimizer](self.module.parameters())
-        if job.update and not alone:
-            self.optimizer = poseidon.DistributedOptimizer(self.optimizer, self.model, update=job.update)
+        self.optimizer: Any = None
+        self._make_optimizer(job.optimizer)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0) if job.amp == "scaler" else None
         dtype = DTYPES[job.dtype]
         self.batch, self.out_grad = torch.empty(ROWS, IN, dtype=dtype), torch.empty(ROWS, 3, dtype=dtype)
         self.seen: list[float] = []
 
+    def _wrap(self) -> None:
+        job, module = self.job, self.module
+        self.model = torch.compile(module, backend="eager") if job.compiled == "module" else module
+        if not self.alone:
+            static = job.static_graph and not job.drop
+            self.model = poseidon.DistributedDataParallel(
+                self.model, scheme=job.scheme, wire=job.wire, static_graph=static
+            )
+
+    def _make_optimizer(self, kind: str) -> None:
+        job, params = self.job, list(self.module.parameters())
+        later = {id(param) for param in self.module.last.parameters()} if job.changes == "group" else set()
+        self.optimizer = OPTIMIZERS[kind]([param for param in params if id(param) not in later])
+        if job.update and not self.alone:
+            own = {"per_parameter": True} if kind == "own" and job.update == "worker" else {}
+            self.optimizer = poseidon.DistributedOptimizer(self.optimizer, self.model, update=job.update, **own)
+
     def _add_hooks(self) -> None:
         block = self.module.blocks[-1]
         if self.job.hook == "tensor":
             block.linear.weight.register_hook(lambda grad: grad * 0.5)
+        elif self.job.hook == "accumulated" and not self.alone:  # alone it would see the sum of the ranks
+            block.linear.weight.register_post_accumulate_grad_hook(_halve)
         elif self.job.hook == "module":
             block.register_full_backward_hook(lambda *_: None)
 
-    def inputs(self, step: int, micro: int, rank: int) -> torch.Tensor:
+    def inputs(self, step: int, micro: int, rank: int, again: bool = False) -> torch.Tensor:
         generator = torch.Generator().manual_seed(1000 * step + 10 * micro + rank)
         values = torch.randn(ROWS, IN, generator=generator).to(self.batch.dtype)
-        return self.batch.copy_(values) if self.job.reused and not self.alone else values
+        return self.batch.copy_(values) if self.job.reused and not (self.alone or again) else values
 
     def keep(self, step: int, rank: int) -> list[bool]:
         count = len(self.job.widths)
         return [not self.job.drop or (step + index + rank) % 3 != 0 for index in range(count)]
 
-    def backward(self, step: int, micro: int, rank: int) -> None:
-        job = self.job
-        context = torch.autocast("cpu", dtype=torch.bfloat16) if job.amp else nullcontext()
+    def forward(self, step: int, micro: int, rank: int, again: bool = False) -> torch.Tensor:
+        context = torch.autocast("cpu", dtype=torch.bfloat16) if self.job.amp else nullcontext()
         with context:
-            output = self.model(self.inputs(step, micro, rank), self.keep(step, rank))
-        share = 1 / self.size if self.alone else 1.0
-        if job.given:
-            self.out_grad.fill_(0.1 * share).mul_(1 + rank)
-            output.backward(self.out_grad.to(output.dtype) if job.amp else self.out_grad)
-            self.out_grad.fill_(1e3)
-        else:
+            output: torch.Tensor = self.model(self.inputs(step, micro + 5 * again, rank, again), self.keep(step, rank))
+        return output
+
+    def backward(self, step: int, micro: int, rank: int, local: bool) -> None:
+        """All backward passes of a micro-batch. `local`: without exchange."""
+        job, share = self.job, 1 / self.size if self.alone else 1.0
+        with self.model.no_sync() if local else nullcontext():
+            output = self.forward(step, micro, rank)
             loss = output.float().square().mean() * share
-            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+            if job.passes == "two forwards":
+                loss = loss + self.forward(step, micro, rank, again=True).float().square().mean() * share
+            elif job.passes == "penalty":
+                loss = loss + self._penalty(step, micro, rank) * share
+        if job.passes == "retained":
+            with nullcontext() if self.alone else self.model.no_sync():
+                (0.5 * loss).backward(retain_graph=True)
+        with self.model.no_sync() if local else nullcontext():
+            if job.given:
+                self.out_grad.fill_(0.1 * share).mul_(1 + rank)
+                output.backward(self.out_grad.to(output.dtype) if job.amp else self.out_grad)
+                self.out_grad.fill_(1e3)
+            else:
+                (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         if job.reused and not self.alone:
             self.batch.fill_(1e3)
+
+    def _penalty(self, step: int, micro: int, rank: int) -> torch.Tensor:
+        """Of the gradient by the inputs: backward goes through a backward pass."""
+        inputs = self.inputs(step, micro + 5, rank, again=True).requires_grad_()
+        output = self.model(inputs, self.keep(step, rank))
+        (slope,) = torch.autograd.grad(output.float().sum(), inputs, create_graph=True)
+        return slope.float().square().mean()
+
+    def all_backward(self, step: int) -> float:
+        """What one step exchanges. Alone, the loss of all ranks."""
+        job = self.job
+        self.optimizer.zero_grad(set_to_none=job.set_to_none)
+        for micro in range(job.accumulation):
+            last = micro == job.accumulation - 1
+            buffers = {name: value.clone() for name, value in self.module.named_buffers()}
+            for rank in reversed(self.ranks):  # the buffers of rank 0 count
+                for name, value in self.module.named_buffers():
+                    value.copy_(buffers[name])
+                self.backward(step, micro, rank, local=job.no_sync and not last and not self.alone)
+        if job.hook == "accumulated" and self.alone:
+            _halve(self.module.blocks[-1].linear.weight)
+        return 0.0
 
     def step(self, step: int) -> None:
         job = self.job
         if step == job.frozen:
             self.module.blocks[0].requires_grad_(False)
-        self.optimizer.zero_grad(set_to_none=job.set_to_none)
-        for micro in range(job.accumulation):
-            last = micro == job.accumulation - 1
-            local = job.no_sync and not last and not self.alone
-            buffers = {name: value.clone() for name, value in self.module.named_buffers()}
-            for rank in reversed(self.ranks):  # the buffers of rank 0 count
-                for name, value in self.module.named_buffers():
-                    value.copy_(buffers[name])
-                with self.model.no_sync() if local else nullcontext():
-                    self.backward(step, micro, rank)
-        if self.scaler is not None and not job.given:
-            self.scaler.unscale_(self.optimizer)
+        if step == 0 and job.changes == "unfreeze":
+            self.module.blocks[0].requires_grad_(False)
+        if step == job.at:
+            self.change()
+        if job.closure:
+            with torch.enable_grad():
+                self.optimizer.step(lambda: self.all_backward(step))
+            self.between(step)
+            return
+        self.all_backward(step)
+        scaler = None if job.given else self.scaler
+        if scaler is not None:
+            scaler.unscale_(self.optimizer)
+        if job.scales_grads:
+            for param in self.module.parameters():
+                _halve(param)
         if job.clip:
             clip_grad_norm_(self.module.parameters(), 0.5)
-        if self.scaler is None or job.given:
+        if scaler is None:
             self.optimizer.step()
         else:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
+            scaler.step(self.optimizer)
+            scaler.update()
         self.between(step)
+
+    def _begin_again(self, kind: str) -> None:
+        """With another wrapper, for what the one before does not know."""
+        if self.job.at == 1:  # otherwise it lives until the later one is there
+            self.optimizer = None
+        self._wrap()
+        self._make_optimizer(kind)
+
+    def change(self) -> None:
+        what, blocks = self.job.changes, self.module.blocks
+        if what == "unfreeze":
+            blocks[0].requires_grad_(True)
+        elif what == "wrap again":
+            blocks[0].requires_grad_(True)
+            self._begin_again("adam")
+        elif what == "tie":
+            blocks[-1].linear.weight = blocks[0].linear.weight
+        elif what == "untie":
+            blocks[-1].linear.weight = nn.Parameter(blocks[0].linear.weight.detach().clone())
+            self._begin_again("momentum")
+        elif what == "group":
+            self.optimizer.add_param_group({"params": list(self.module.last.parameters()), "lr": 0.02})
+        elif what == "optimizer":
+            self._make_optimizer("adam")
 
     def between(self, step: int) -> None:
         what = self.job.between

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -227,8 +228,12 @@ def train_in_a_loop(wrap: Callable[[Any], Any], part: Callable[[Any], Any], opti
 
 
 def loops() -> list[str]:
-    """GradientTape, eagerly and in a function."""
+    """GradientTape, eagerly and in a function, of which AutoGraph says nothing."""
     digests = []
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    tf.get_logger().addHandler(handler)
     for wrap in (as_it_is, tf.function):
         model, reference = mlp(poseidon.rank()), mlp(0)
         poseidon.broadcast_variables(model.variables)
@@ -236,6 +241,8 @@ def loops() -> list[str]:
         train_in_a_loop(as_it_is, as_it_is, keras.optimizers.SGD(0.1), reference)
         check_close(model, reference)
         digests.append(digest(model))
+    tf.get_logger().removeHandler(handler)
+    assert not [text for text in said if "AutoGraph" in text]
     return digests
 
 

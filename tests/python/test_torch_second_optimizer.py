@@ -158,3 +158,33 @@ def wrapped_again() -> list[str]:
 
 def test_a_later_optimizer_of_another_wrapper() -> None:
     assert all_equal(workers.run(2, wrapped_again))
+
+
+def unfrozen(kind: str, keeps: bool, sets_to_none: bool) -> str:
+    """The body is frozen at first, so the module is wrapped again later. `keeps`: the first optimizer lives then."""
+    results = []
+    for chosen in (kind, "plain"):
+        module, kept = Net(), None
+        module.body.requires_grad_(False)
+        for number, make in enumerate((adam, momentum)):
+            model = poseidon.DistributedDataParallel(module, scheme="ps")
+            optimizer = distributed(make, model, chosen)
+            for step in range(2):
+                optimizer.zero_grad(set_to_none=sets_to_none)
+                rows = map(own_rows, mlp_batch(2 * number + step, 4 * poseidon.world_size()))
+                mean_loss(model, *rows).backward()
+                optimizer.step()
+            module.body.requires_grad_(True)
+            kept, optimizer = (optimizer if keeps else None), None
+            model = model if keeps else None
+        del kept
+        results.append(parameters_digest(module))
+    assert results[0] == results[1]
+    return results[0]
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("kind", ["worker", "server"])
+def test_a_module_that_is_unfrozen_is_wrapped_again(kind: str, keeps: bool) -> None:
+    for sets_to_none in (True, False):
+        assert all_equal(workers.run(2, unfrozen, kind, keeps, sets_to_none))

@@ -47,6 +47,7 @@ class GradientExchange:
         self._scheme, self._wire = scheme, wire
         self._connected: _Connected | None = None
 
+    @tf.autograph.experimental.do_not_convert  # it decides nothing by the values of tensors
     def mean(self, gradients: Sequence[Any], variables: Sequence[Any], state: Sequence[Any]) -> list[Any]:
         """The means over all workers of these gradients of `variables`. A gradient that no rank has stays None.
 
@@ -148,7 +149,8 @@ def _check_initialized(variables: Sequence[Any]) -> None:
         if not variable.is_initialized():
             raise InvalidArgument(
                 f"variable {name_of(one)} has no value yet, so that the ranks cannot be given the same: build the "
-                "model before it is trained, by a keras.Input as its first layer or by model.build(input_shape)"
+                "model before it is trained, by a keras.Input as its first layer, by model.build(input_shape), or by "
+                "calling it with one batch"
             )
 
 

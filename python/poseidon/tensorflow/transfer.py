@@ -45,7 +45,7 @@ class Transfer:
         # All must start before one may be waited for, and eager execution runs one operation at a time.
         key = tuple(layer.layer for layer in layers)
         if key not in self._functions:
-            self._functions[key] = tf.function(lambda *values: self._operations(values, layers))
+            self._functions[key] = tf.function(lambda *values: self._operations(values, layers), autograph=False)
         return list(self._functions[key](*gradients))
 
     def _is_present(self, layer: SyncedVariable) -> bool:

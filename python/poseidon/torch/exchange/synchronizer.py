@@ -42,6 +42,7 @@ from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.passes import Mode, Passes
 from poseidon.torch.model.replica import Unwatched
 from poseidon.torch.tensors.compatibility import increment_version
+from poseidon.torch.tensors.pending_gradient import GradientGone
 
 
 class UpdateOnServers(Protocol):
@@ -113,6 +114,7 @@ class Synchronizer(InFlight):
         self._flying: BackwardRun | None = None  # the one that is over but for exchanges in flight
         self._broken: str | None = None
         self._loaded_residuals: Mapping[SyncedLayer, Residual] = {}  # before `connect`
+        self.module: Callable[[], Any] = lambda: None  # what is wrapped, as long as it lives
         self.retired = False
         self.some_alone = False  # a backward past the wrapper has left gradients since the last step()
 
@@ -145,7 +147,8 @@ class Synchronizer(InFlight):
         self.settle()
         for entry in self.entries:
             if entry.stored is not None:
-                entry.stored.before_addition()
+                with suppress(GradientGone):  # which whoever reads it is told
+                    entry.stored.before_addition()
             entry.detach()
         self.retired = True
 

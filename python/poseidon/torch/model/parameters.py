@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +20,7 @@ from poseidon.torch.model.stored_parameter import StoredParameter
 from poseidon.torch.tensors.compatibility import compiler, leave_uncompiled
 from poseidon.torch.tensors.memory import DTYPE_NAMES
 from poseidon.torch.tensors.ownership import is_allocated, is_shared
-from poseidon.torch.tensors.pending_gradient import PendingGradient
+from poseidon.torch.tensors.pending_gradient import GradientGone, PendingGradient
 from poseidon.torch.tensors.watched import raw_grad
 
 _DENSE_EXCHANGES = 16
@@ -154,7 +155,8 @@ class SyncedParameter(SyncedLayer):
         if self.on_servers or self.updater is not None:
             raise InvalidArgument(
                 f"parameter {self.name} is in another wrapped model already, whose DistributedOptimizer updates it: "
-                "wrap both models in one module, or use the optimizers themselves"
+                "wrap both models in one module, or use the optimizers themselves; delete the earlier wrapper and its "
+                "optimizer if they are not used any more"
             )
         self.capture(False)
         self.shared = True
@@ -172,7 +174,8 @@ class SyncedParameter(SyncedLayer):
 
     def hold_on_servers(self, parameter_wire: str) -> None:
         if isinstance(self.param.grad, PendingGradient):
-            self.param.grad.resolve()
+            with suppress(GradientGone):  # of an optimizer that the program has dropped; whoever reads it is told
+                self.param.grad.resolve()
         self.resume()
         for linear in self._linears:
             if isinstance(linear.__dict__.get("forward"), FactorForward):

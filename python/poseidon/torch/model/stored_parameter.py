@@ -60,16 +60,18 @@ class StoredParameter:
         """
         fetched = _Fetched()
         # The parameter holds what is in `.grad` where Python's garbage collector does not see it: no cycle through it.
-        reference = weakref.ref(self)
+        reference, of = weakref.ref(self), weakref.ref(self._param)
 
         def resolve(_: PendingGradient) -> torch.Tensor:
             return fetch() if fetched.value is None else fetched.value
 
         def zero_later() -> bool:
-            stored = reference()
-            if stored is None or not may_zero():
+            stored, param = reference(), of()
+            if param is None or not may_zero():
                 return False
-            stored._shown, stored._param.grad = None, torch.zeros_like(stored._param)
+            if stored is not None:
+                stored._shown = None
+            param.grad = torch.zeros_like(param)
             return True
 
         self._fetched = weakref.ref(fetched)

@@ -24,6 +24,7 @@ from poseidon.torch.optimizer.rules import Algorithm
 from poseidon.torch.optimizer.succession import Tenure
 from poseidon.torch.tensors.compatibility import increment_version
 from poseidon.torch.tensors.memory import borrowed, byte_view, exchangeable, flat_view
+from poseidon.torch.tensors.pending_gradient import GradientGone
 
 States = Mapping[torch.Tensor, Mapping[str, Any]]
 """An optimizer's state by parameter, as torch keeps it."""
@@ -209,7 +210,7 @@ class ServerUpdate:
         def fetch() -> torch.Tensor:
             here, shown = update(), of()
             if here is None or shown is None or step != here._step:
-                raise PoseidonError(
+                raise GradientGone(
                     f"the gradient of {name} that is read is that of an earlier step, which the servers no longer "
                     "have: read it before the next backward pass, and keep a clone if you need it later, or clear it"
                 )
@@ -217,7 +218,7 @@ class ServerUpdate:
 
         def may_zero() -> bool:
             here = update()
-            return here is not None and not here._updated
+            return here is None or not here._updated
 
         _stored(entry).show_mean(fetch, may_zero)
 

@@ -9,10 +9,15 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from poseidon.errors import PoseidonError
 from poseidon.torch.tensors.compatibility import leave_uncompiled, leave_untraced
 from poseidon.torch.tensors.watched import METADATA, without_torch_function
 
 _LAYOUT = (torch.Tensor.layout.__get__, torch.Tensor.is_sparse.__get__)  # type: ignore[attr-defined]
+
+
+class GradientGone(PoseidonError):
+    """The gradient that a stand-in stood for cannot be had any more."""
 
 
 class PendingGradient(torch.Tensor):

@@ -79,13 +79,14 @@ class TrainedModel:
         self.buffers = ModelBuffers(module, self._ignored)
         check_model(here.settings, self.entries, sends_buffers and bool(self.buffers.tensors()))
         if here.settings.world_size > 1:
-            _take_over(self.entries)
+            _take_over(module, self.entries)
             self.sync = self._make_synchronizer()
             self._run_recorder = recorder_of(here)
 
     def _make_synchronizer(self) -> Synchronizer:
         here, reference = self.context, weakref.ref(self)  # no cycle: without its wrapper a module is at once plain
         sync = Synchronizer(self.entries, here.settings)
+        sync.module = weakref.ref(_plain(self.module))
 
         def finished(run: BackwardRun) -> None:
             if (trained := reference()) is not None:
@@ -193,7 +194,7 @@ class TrainedModel:
             self.context.control.note_thread()  # hooks of a device's backward run in a thread of autograd's
         self._changes.check()
         if self.sync.retired:
-            _take_over(self.entries)
+            _take_over(self.module, self.entries)
             self.sync.revive()
         if self._in_backward is None:
             self._in_backward = OptimizersInBackward(self.entries)
@@ -322,15 +323,23 @@ class TrainedModel:
             self.sync.replica = Unwatched()  # the hook may average among some of the ranks, or not in every step
 
 
-def _take_over(entries: list[SyncedParameter]) -> None:
-    """A model with the very same parameters is one that is wrapped again: of its wrappers one exchanges at a time.
+def _plain(module: nn.Module) -> nn.Module:
+    """The module itself, of one that torch.compile has made."""
+    inner = getattr(module, "_orig_mod", module)
+    return inner if isinstance(inner, nn.Module) else module
 
-    Of other models, the parameters that they have, too, are exchanged by each, from memory of its own.
+
+def _take_over(module: nn.Module, entries: list[SyncedParameter]) -> None:
+    """A module, or one with the very same parameters, that is wrapped again: of its wrappers one exchanges at a time.
+
+    When it was wrapped before it may have had other parameters, such as frozen ones. Of other models, the parameters
+    that they have, too, are exchanged by each, from memory of its own.
     """
     mine = {entry.param: entry for entry in entries}
     for sync in _synchronizers():
         common = [entry for entry in sync.entries if entry.param in mine and entry is not mine[entry.param]]
-        if len(common) == len(sync.entries) == len(entries):
+        again = common and sync.module() is _plain(module)
+        if again or len(common) == len(sync.entries) == len(entries):
             if not sync.retired:
                 sync.retire()
             continue
