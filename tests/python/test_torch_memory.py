@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import gc
 import random
+import subprocess
+import sys
 import weakref
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -72,3 +76,66 @@ def one_model_after_the_other() -> list[bool]:
 
 def test_models_dropped_with_updates_in_flight_are_freed() -> None:
     assert workers.run(2, one_model_after_the_other) == [[True, True]] * 2
+
+
+def dropped(kind: str) -> list[str]:
+    """What of a trained model is left when the program has dropped it, with Python's garbage collector off."""
+    module: Any = mlp()
+    model = poseidon.DistributedDataParallel(module, scheme="sfb")
+    optimizer: Any = torch.optim.SGD(module.parameters(), lr=0.1)
+    if kind != "plain":
+        optimizer = poseidon.DistributedOptimizer(optimizer, model, update=kind)
+    for step in range(3):
+        optimizer.zero_grad()
+        mean_loss(model, *mlp_batch(step, 4)).backward()
+        optimizer.step()
+    left = {type(one).__name__: weakref.ref(one) for one in (module, model, optimizer, model.synchronizer)}
+    left |= {name: weakref.ref(param) for name, param in module.named_parameters()}
+    if kind == "worker":
+        optimizer.synchronize()
+    del module, model, optimizer
+    return [name for name, one in left.items() if one() is not None]
+
+
+def all_dropped() -> list[list[str]]:
+    dropped("worker")  # the first optimizer of a process imports much of torch, whose frames refer to each other
+    gc.collect()
+    gc.disable()
+    try:
+        return [dropped(kind) for kind in ("plain", "worker", "server")]
+    finally:
+        gc.enable()
+
+
+def test_dropped_models_are_freed_at_once() -> None:
+    assert workers.run(2, all_dropped) == [[[], [], []]] * 2
+
+
+ENDS = """
+import sys, torch, poseidon.torch as poseidon
+poseidon.init()
+kept = []
+for kind in ("plain", "worker", "server"):
+    module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    model = poseidon.DistributedDataParallel(module, scheme="sfb")
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    if kind != "plain":
+        optimizer = poseidon.DistributedOptimizer(optimizer, model, update=kind)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 64)).square().mean()
+        loss.backward()
+        optimizer.step()
+    kept.append((module, model, optimizer, loss, module[0].weight.grad))
+if sys.argv[1:]:
+    poseidon.shutdown()
+"""
+
+
+@pytest.mark.parametrize("end", [[], ["shutdown"]])
+def test_a_script_that_ends_prints_nothing(end: list[str], tmp_path: Path) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text(ENDS)
+    command = [sys.executable, "-m", "poseidon", "run", "-n", "2", str(script), *end]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert (ended.stdout, ended.stderr) == ("", "")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from poseidon import _core
@@ -43,6 +44,10 @@ class Compression:
 
     error_feedback: bool = False
     """What the wire format rounds off a dense gradient is added to the next one."""
+
+
+def _nobody() -> None:
+    return None
 
 
 class SyncedLayer:
@@ -91,7 +96,7 @@ class SyncedLayer:
         self.on_servers = False  # servers hold and update the parameter
         self.parameter_wire = "fp32"  # the format in which such a parameter comes back
         self.shard_bytes = 0  # of such a parameter, on the shard of this process
-        self.updater: object | None = None  # what updates the parameter when its gradient arrives, after backward
+        self._updater: Callable[[], object | None] = _nobody
         self.forward_rows = 0  # K as forward saw it, until the ranks first agreed on schemes
         self.position = 0  # in the order in which forward uses the parameters
         self.urgency: float | None = None  # of its exchange, once the ranks have agreed on the order
@@ -124,6 +129,11 @@ class SyncedLayer:
             factor_wire=self.compression.factor_wire,
             error_feedback=self.compression.error_feedback,
         )
+
+    @property
+    def updater(self) -> object | None:
+        """What updates the parameter when its gradient arrives, after backward."""
+        return self._updater()
 
     @property
     def has_masters(self) -> bool:
@@ -237,7 +247,7 @@ class SyncedLayer:
 
     def update_by(self, updater: object | None) -> None:
         """Makes `updater` update the parameter when its gradient arrives, from now on. None: nobody does."""
-        self.updater = updater
+        self._updater = _nobody if updater is None else weakref.ref(updater)  # which has this layer
 
     def forget_client(self) -> None:
         """Forgets the client, before the layer is added to another one."""

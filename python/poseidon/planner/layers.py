@@ -22,7 +22,12 @@ EXCHANGE_OPTIONS = (
 )
 """What an exchange depends on, beside the scheme, the wire format and the optimizer."""
 
-_UPDATER = "DistributedOptimizer"
+
+class _DistributedOptimizer:
+    """Stands for the one that updates the parameters."""
+
+
+_UPDATER = _DistributedOptimizer()
 
 
 @dataclass(frozen=True)

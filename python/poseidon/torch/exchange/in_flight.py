@@ -102,6 +102,7 @@ class InFlight(ABC):
         for entry, pending in self._exchanges.items():
             if pending.stand_in is not None and pending.kept:
                 entry.param.grad = None
+            pending.stand_in = None  # what stands in refers to it
         for entry in [*self._exchanges, *self._overtaken]:
             unwatch(entry.param)
         self._exchanges, self._units, self._overtaken = {}, {}, {}
@@ -127,8 +128,11 @@ class InFlight(ABC):
             watch(entry.param, self, entry)
             return
 
+        reference = weakref.ref(self)
+
         def resolve(_: PendingGradient) -> torch.Tensor:
-            self.settle([entry])
+            if (flights := reference()) is not None:
+                flights.settle([entry])
             # Nobody's, where this rank's came too late and no other had one.
             return entry.form.zeros(entry.param) if pending.value is None else pending.value
 

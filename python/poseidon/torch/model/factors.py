@@ -138,11 +138,18 @@ class FactorForward:
 
     def __init__(self, module: nn.Linear, entry: FactorTaker | None = None) -> None:
         self._module = module
-        self._entry = (lambda: None) if entry is None else weakref.ref(entry)
+        self._entry = (
+            (lambda: None) if entry is None else weakref.ref(entry, partial(_become_plain, weakref.ref(module)))
+        )
 
     def serves(self, entry: FactorTaker) -> bool:
         """Whether `entry` is the one that gets the factors."""
         return self._entry() is entry
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody gets the factors any more."""
+        return self._entry() is None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FactorForward:
         return FactorForward(copy.deepcopy(self._module, memo))
@@ -166,6 +173,14 @@ class FactorForward:
         if entry.armed:
             entry.count_forward_rows(input.numel() // weight.shape[1])
         return _FactorLinear.apply(input, weight, bias, entry)
+
+
+def _become_plain(reference: weakref.ref[nn.Linear], _: Any) -> None:
+    """Takes its FactorForward from a module whose model is gone: the two refer to each other."""
+    module = reference()
+    forward = None if module is None else module.__dict__.get("forward")
+    if module is not None and isinstance(forward, FactorForward) and forward.is_idle:
+        del module.forward
 
 
 def _capturable(entry: FactorTaker, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -75,10 +76,21 @@ class Watcher(Protocol[_EntryOfWatcher]):
         """`.grad` has been set to something else."""
 
 
+class _Watch(NamedTuple):
+    """Whom a watched parameter tells of uses, and of what. It keeps nothing alive: who has the parameter owns no model.
+
+    Python's garbage collector cannot see through autograd's references to a parameter.
+    """
+
+    watcher: weakref.ref[Any]
+    entry: weakref.ref[Any]
+    owners: tuple[weakref.ref[nn.Module], ...]
+
+
 class Watched(nn.Parameter):
     """Mixed into the class of a parameter while it is watched."""
 
-    _poseidon_watch: tuple[Watcher[Any], Any]
+    _poseidon_watch: _Watch
 
     @classmethod
     def __torch_function__(
@@ -93,16 +105,16 @@ class Watched(nn.Parameter):
 
     @property
     def grad(self) -> torch.Tensor | None:  # type: ignore[override]
-        watcher, entry = self._poseidon_watch
-        watcher.gradient_wanted(entry)
+        if (told := _told(self)) is not None:
+            told[0].gradient_wanted(told[1])
         return raw_grad(self)
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
         with without_torch_function():
             _raw_grad.__set__(self, value)
-        watcher, entry = self._poseidon_watch
-        watcher.gradient_replaced(entry)
+        if (told := _told(self)) is not None:
+            told[0].gradient_replaced(told[1])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         touch(self)
@@ -129,9 +141,8 @@ class WatchedTable(dict[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         param = super().__getitem__(name)
-        if isinstance(param, Watched):
-            watcher, entry = param._poseidon_watch
-            watcher.taken(entry)
+        if isinstance(param, Watched) and (told := _told(param)) is not None:
+            told[0].taken(told[1])
         return param
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -167,13 +178,14 @@ def _watched_class(kind: type) -> type:
 
 def watch(param: Any, watcher: Watcher[_Entry], entry: _Entry) -> None:
     """Tells `watcher` of the next use of `param`, the parameter of `entry`."""
+    references = weakref.ref(watcher), weakref.ref(entry)
     if isinstance(param, Watched):
-        if param._poseidon_watch == (watcher, entry):
+        if param._poseidon_watch[:2] == references:
             return
         unwatch(param)
     kind: Any = type(param)
     param.__class__ = _watched_class(kind)
-    param._poseidon_watch = (watcher, entry)
+    param._poseidon_watch = _Watch(*references, tuple(map(weakref.ref, entry.owners)))
     for module in entry.owners:
         _watch_table(module)
 
@@ -181,11 +193,21 @@ def watch(param: Any, watcher: Watcher[_Entry], entry: _Entry) -> None:
 def unwatch(param: Any) -> None:
     """Gives a parameter its own class back, if it is watched."""
     if isinstance(param, Watched):
-        _, entry = param._poseidon_watch
+        owners = param._poseidon_watch.owners
         param.__class__ = param._poseidon_class  # type: ignore[attr-defined]
         del param._poseidon_watch
-        for module in entry.owners:
-            _unwatch_table(module)
+        for owner in owners:
+            if (module := owner()) is not None:
+                _unwatch_table(module)
+
+
+def _told(param: Watched) -> tuple[Watcher[Any], Any] | None:
+    """Whom to tell of a use, and of which entry; None if the model is gone, so that nobody watches any more."""
+    watcher, entry = param._poseidon_watch.watcher(), param._poseidon_watch.entry()
+    if watcher is None or entry is None:
+        unwatch(param)
+        return None
+    return watcher, entry
 
 
 @contextmanager
@@ -204,9 +226,9 @@ def unnoticed(params: Iterable[Any]) -> Iterator[None]:
 def touch(values: Any) -> None:
     """Tells the watchers of all watched parameters in `values` (nested lists, tuples and dicts) of a use."""
     found: dict[Watcher[Any], list[Any]] = {}
-    for param in _watched_in(values):
-        watcher, entry = param._poseidon_watch
-        found.setdefault(watcher, []).append(entry)
+    for param in list(_watched_in(values)):
+        if (told := _told(param)) is not None:
+            found.setdefault(told[0], []).append(told[1])
     for watcher, entries in found.items():
         watcher.used(entries)
 
