@@ -124,6 +124,33 @@ def test_a_learning_rate_and_a_frozen_parameter_of_one_rank_are_found() -> None:
         assert "after step 1: parameter 0.weight" in text
 
 
+def averaged(outer: bool) -> list[str]:
+    """LocalSGD: replicas may differ between averages, and not after them."""
+    net = mlp()
+    net[0].requires_grad_(False)
+    inner = torch.optim.SGD([param for param in net.parameters() if param.requires_grad], lr=0.05)
+    optimizer = poseidon.LocalSGD(net, inner, 2, outer=poseidon.OuterNesterov() if outer else None)
+
+    def steps(count: int) -> None:
+        for number in range(count):
+            optimizer.zero_grad()
+            mean_loss(net, *shard(number)).backward()
+            optimizer.step()
+
+    steps(5)
+    if poseidon.rank() == 1:
+        net[0].weight.data.view(-1).view(torch.int32)[3] ^= 1
+    return [message_of(lambda: steps(1), Mismatch), message_of(lambda: steps(2), Mismatch)]
+
+
+@pytest.mark.parametrize("outer", [False, True])
+def test_replicas_are_compared_right_after_an_average(outer: bool) -> None:
+    for first, again in workers.run(2, averaged, outer, replica_check=1):
+        assert "the replicas differ after average 3: parameter 0.weight" in first
+        assert "equal after average 2" in first
+        assert "0.weight" in again
+
+
 class Local(nn.Module):
     """A parameter that is each rank's own, an embedding that forward changes, and a buffer."""
 

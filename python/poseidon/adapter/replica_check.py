@@ -28,6 +28,7 @@ from poseidon.errors import Mismatch, PoseidonError
 from poseidon.options import Settings
 
 _FIRST_STEPS = (2, 10)
+_FIRST_AVERAGES = (1, 2)
 _SHARE = 0.0005  # of the run's time; half of what the option promises, since the ranks take the mean of their wishes
 _LEAST_GAP = 10
 _MOST_GAP = 1 << 30
@@ -92,10 +93,16 @@ class HostParameters(Parameters):
 
 
 class ReplicaCheck:
-    """The check of one model. Collective: all ranks make the same calls, from the thread that trains."""
+    """The check of one model. Collective: all ranks make the same calls, from the thread that trains.
 
-    def __init__(self, settings: Settings) -> None:
+    `of_averages`: what it counts are no steps but averages of the ranks' parameters, which are rare.
+    """
+
+    def __init__(self, settings: Settings, of_averages: bool = False) -> None:
         self._every = settings.replica_check
+        self._first = _FIRST_AVERAGES if of_averages else _FIRST_STEPS
+        self._least_gap = 1 if of_averages else _LEAST_GAP
+        self._what = "average" if of_averages else "step"
         self._warned = False
 
     def connect(self, control: Control) -> None:
@@ -103,11 +110,12 @@ class ReplicaCheck:
         self._control = control
         control.prepare_sum(2)  # now: steps may begin on a thread of the framework
         self._begun = 0  # steps
-        self._next = _FIRST_STEPS[0] if self._every == "auto" else self._every
+        self._next = self._first[0] if self._every == "auto" else self._every
         self._awaited: _Awaited | None = None
         self._difference = ""
         self._last_equal = 0
-        self._spent_s = self._began_s = self._last_s = 0.0
+        self._spent_s = 0.0
+        self._began_s = self._last_s = time.monotonic()
         self._last = 0  # the step after which parameters were compared
 
     def begin_step(self, parameters: Parameters, begun: int | None = None) -> int:
@@ -136,19 +144,19 @@ class ReplicaCheck:
         self._spent_s += now_s - began_s
         gap = self._gap(completed, now_s)
         result = self._control.start_sum([digest, gap])
-        self._awaited = _Awaited(completed, parameters.names(), digests, digest, result)
+        self._awaited = _Awaited(self._what, completed, parameters.names(), digests, digest, result)
         self._last, self._last_s = completed, now_s
 
     def _gap(self, completed: int, now_s: float) -> int:
         """Steps until this rank would compare again."""
         if self._every != "auto":
             return int(self._every)
-        later = [step for step in _FIRST_STEPS if step > completed]
+        later = [step for step in self._first if step > completed]
         if later:
             return later[0] - completed
         step_s = (now_s - self._last_s) / max(1, completed - self._last)
         wait_s = self._spent_s / _SHARE - (now_s - self._began_s)
-        return min(max(math.ceil(wait_s / max(step_s, 1e-9)), _LEAST_GAP), _MOST_GAP)
+        return min(max(math.ceil(wait_s / max(step_s, 1e-9)), self._least_gap), _MOST_GAP)
 
     def look(self, parameters: Parameters) -> None:
         """Ends the comparison that is under way, if there is one. Raises Mismatch on all ranks if it fails."""
@@ -172,7 +180,7 @@ class ReplicaCheck:
         others = control.texts_if_different("\n".join(awaited.names))
         if others is not None:
             raise self._failed(
-                f"the ranks' models have different parameters after step {awaited.completed}: change the model in the "
+                f"the ranks' models have different parameters after {awaited.when}: change the model in the "
                 "same way on every rank"
             )
         rows = control.gather(awaited.digests.view(np.uint8)).view(np.uint64)
@@ -204,24 +212,26 @@ class ReplicaCheck:
 
 
 class _Awaited:
-    """A comparison under way: of the parameters after `completed` steps."""
+    """A comparison under way: of the parameters after `completed` times `what`."""
 
     def __init__(
         self,
+        what: str,
         completed: int,
         names: list[str],
         digests: NDArray[np.uint64],
         digest: int,
         result: Callable[[], list[int]],
     ) -> None:
+        self.what, self.when = what, f"{what} {completed}"
         self.completed, self.names, self.digests, self.digest, self.result = completed, names, digests, digest, result
 
 
-def replica_check(settings: Settings) -> ReplicaCheck | None:
+def replica_check(settings: Settings, of_averages: bool = False) -> ReplicaCheck | None:
     """The check that the option asks for. None if it is off, and where ranks may be at different steps."""
     if settings.world_size < 2 or settings.replica_check == "off" or ranks_drift(settings):
         return None
-    return ReplicaCheck(settings)
+    return ReplicaCheck(settings, of_averages)
 
 
 def processor_name() -> str:
@@ -244,7 +254,7 @@ def _are_close(own: NDArray[np.float64], first: NDArray[np.float64], most: float
 def _rounding_text(awaited: _Awaited, differing: Sequence[int], surroundings: Sequence[str]) -> str:
     rank = next(rank for rank, text in enumerate(surroundings) if text != surroundings[0])
     return (
-        f"after step {awaited.completed} the ranks' parameters are equal but for rounding (parameter "
+        f"after {awaited.when} the ranks' parameters are equal but for rounding (parameter "
         f"{awaited.names[differing[0]]} is the first of {_count(awaited, differing)}), because the ranks "
         f"compute differently: rank 0 on {surroundings[0]}, rank {rank} on {surroundings[rank]}. For equal bits use "
         "equal machines and versions"
@@ -260,9 +270,9 @@ def _difference_text(awaited: _Awaited, differing: Sequence[int], rows: NDArray[
     who = " and ".join(map(_ranks, parties)) if len(parties) <= 3 else f"{len(parties)} groups of ranks"
     if len(parties) == 2 and len(parties[0]) < len(parties[1]):
         who = f"{_ranks(parties[0])} and on the others"
-    since = f"They were equal after step {last_equal}. " if last_equal else ""
+    since = f"They were equal after {awaited.what} {last_equal}. " if last_equal else ""
     return (
-        f"the replicas differ after step {awaited.completed}: parameter {awaited.names[differing[0]]} has not the same "
+        f"the replicas differ after {awaited.when}: parameter {awaited.names[differing[0]]} has not the same "
         f"values on {who}; it is the first of {_count(awaited, differing)}. {since}{_CAUSES}"
     )
 

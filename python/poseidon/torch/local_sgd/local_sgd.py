@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from poseidon.adapter.agreement import broadcast_alike, check_same, first_difference
 from poseidon.adapter.drift import drift_option, ranks_drift
 from poseidon.adapter.layer import WireChoice
+from poseidon.adapter.replica_check import replica_check
 from poseidon.adapter.stats import latest_synchronization
 from poseidon.errors import InvalidArgument, Mismatch, PoseidonError
 from poseidon.torch.exchange.weights import Weight
@@ -24,6 +25,7 @@ from poseidon.torch.local_sgd.outer import PLAIN_MEAN, OuterNesterov
 from poseidon.torch.model.collect import collect_parameters
 from poseidon.torch.model.description import describe
 from poseidon.torch.model.parameters import SyncedParameter
+from poseidon.torch.model.replica import Replica
 from poseidon.torch.optimizer.wrapper import STATE_HOOKS, OptimizerWrapper, described
 from poseidon.torch.process.context import context
 from poseidon.torch.training.buffers import ModelBuffers
@@ -110,6 +112,10 @@ class LocalSGD(OptimizerWrapper):
         self._steps = self._steps_alone = self._averagings = 0
         self._steps_here = self._waited_ns = 0  # in this membership; the second by averagings
         self._steps_apart = 0  # since all replicas were equal
+        check = replica_check(settings, of_averages=True)
+        ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+        self._replica = None if check is None else Replica(model, ignored, check)
+        self._times_equal = 0  # in this membership
         self._model_loads = 0  # since the last averaging
         self._model_is_new = self._loaded_itself = False  # by a load since the last step
         self._step_supports_amp_scaling = True  # so that a GradScaler calls step() also to skip it
@@ -132,9 +138,11 @@ class LocalSGD(OptimizerWrapper):
         """
         client, control = self._context.client, self._context.control
         self._weights_given = 0
-        self._steps_here = self._waited_ns = 0
+        self._steps_here = self._waited_ns = self._times_equal = 0
         if client is not None:
             assert control is not None
+            if self._replica is not None:
+                self._replica.connect(control)
             self._buffers.check()
             options = f"LocalSGD {self._plan}, outer {self._outer}"
             check_same(control, describe(self._model, self._found, options, ()), "model")
@@ -277,6 +285,9 @@ class LocalSGD(OptimizerWrapper):
         self._steps_alone = self._model_loads = self._weights_given = 0
         if equal:
             self._steps_apart = 0
+            self._times_equal += 1
+            if self._replica is not None:
+                self._replica.averaged(self._times_equal)
         self._context.tell_notices()
         here, client = self._context, self._context.client
         if here.meter is not None and client is not None:

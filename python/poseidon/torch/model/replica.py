@@ -68,6 +68,15 @@ class Replica(Unwatched, Parameters):
             with unnoticed(module.parameters()):
                 self._check.look(self)
 
+    def averaged(self, number: int) -> None:
+        """The ranks' parameters have become equal for the `number`-th time. Raises Mismatch if they have not."""
+        module = self._module()
+        if module is not None:
+            params = list(module.parameters())
+            with update_mode(params[0].device), unnoticed(params):
+                self._check.begin_step(self, number)
+                self._check.look(self)
+
     def _tensors(self) -> dict[str, torch.Tensor]:
         module = self._module()
         params = {} if module is None else dict(module.named_parameters())
