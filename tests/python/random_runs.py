@@ -15,6 +15,7 @@ from typing import Any
 
 import workers
 
+_TIMEOUT_S = 240.0  # on a machine with much else to do; the jobs' own timeout is shorter
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
 
 
@@ -54,7 +55,9 @@ class RandomJobs:
         framework = FRAMEWORKS[name]
         self._name, self._ranks = name, ranks
         self._generator: Any = import_module(Path(framework.generator).stem)
-        self._crew = workers.CREW if name == "torch" else workers.Crew(framework.adapter, **framework.environment)
+        self._crew = (
+            workers.CREW if name == "torch" else workers.Crew(framework.adapter, _TIMEOUT_S, **framework.environment)
+        )
 
     def failures(self, seeds: Iterable[int]) -> list[str]:
         """What is wrong with the jobs of these seeds."""

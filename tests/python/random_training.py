@@ -131,6 +131,8 @@ def _possible(job: Job) -> Job:
     if job.update == "server":  # gradients are used in backward, and groups are fixed
         out |= {"scales_grads": False, "changes": "" if job.changes in ("tie", "group") else job.changes}
         out |= {"passes": "one" if job.passes == "retained" else job.passes}
+        if job.changes == "untie" and job.frozen >= 0:
+            out["set_to_none"] = True  # a gradient that is left at a frozen parameter is an error
     if job.optimizer == "lbfgs":  # gradients and steps in its closure
         out |= {
             "update": "",
@@ -152,7 +154,7 @@ def _possible(job: Job) -> Job:
         out["changes"] = ""
     if job.checkpointing == "own":
         out["amp"] = ""  # it does not keep the type of numbers
-    if job.changes in ("unfreeze", "wrap again") and len(job.widths) == 1:
+    if job.changes in ("unfreeze", "wrap again") and (job.tied or len(job.widths) == 1):
         out["hook"] = ""  # a frozen parameter takes none
     if job.changes == "untie":
         out["tied"] = True
@@ -213,10 +215,11 @@ class Training:
 
     def _add_hooks(self) -> None:
         block = self.module.blocks[-1]
+        self.hooked = block.linear.weight  # which may leave the block
         if self.job.hook == "tensor":
-            block.linear.weight.register_hook(lambda grad: grad * 0.5)
+            self.hooked.register_hook(lambda grad: grad * 0.5)
         elif self.job.hook == "accumulated" and not self.alone:  # alone it would see the sum of the ranks
-            block.linear.weight.register_post_accumulate_grad_hook(_halve)
+            self.hooked.register_post_accumulate_grad_hook(_halve)
         elif self.job.hook == "module":
             block.register_full_backward_hook(lambda *_: None)
 
@@ -277,7 +280,7 @@ class Training:
                     value.copy_(buffers[name])
                 self.backward(step, micro, rank, local=job.no_sync and not last and not self.alone)
         if job.hook == "accumulated" and self.alone:
-            _halve(self.module.blocks[-1].linear.weight)
+            _halve(self.hooked)
         return 0.0
 
     def step(self, step: int) -> None:
@@ -363,7 +366,7 @@ class Training:
 
 def tolerance(job: Job) -> float:
     """How far from one process's parameters those of the workers may be."""
-    limits = [2e-3]
+    limits = [1e-6 if job.dtype == "float64" else 5e-4]
     limits += [0.1] * (job.dtype == "bfloat16") + [0.05] * bool(job.amp)
     limits += [{"fp32": 0.0, "bf16": 0.03, "fp16": 0.01, "int8": 0.05}[job.wire]]
     return max(limits)

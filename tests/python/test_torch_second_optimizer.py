@@ -14,7 +14,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 import poseidon.torch as poseidon
 import workers
 from optimizer_kinds import ClipsTotal
-from torch_cases import all_equal, digest, mean_loss, mlp_batch, own_rows, parameters_digest
+from poseidon.errors import PoseidonError
+from torch_cases import all_equal, digest, mean_loss, message_of, mlp_batch, own_rows, parameters_digest
 
 KINDS = ("worker", "server", "whole")
 
@@ -188,3 +189,25 @@ def unfrozen(kind: str, keeps: bool, sets_to_none: bool) -> str:
 def test_a_module_that_is_unfrozen_is_wrapped_again(kind: str, keeps: bool) -> None:
     for sets_to_none in (True, False):
         assert all_equal(workers.run(2, unfrozen, kind, keeps, sets_to_none))
+
+
+def left_over() -> str:
+    """A gradient is left where a parameter is frozen, and plain training would decay the weight."""
+    model = poseidon.DistributedDataParallel(Net(), scheme="ps")
+    rows = [own_rows(one) for one in mlp_batch(0, 4 * poseidon.world_size())]
+    mean_loss(model, *rows).backward()
+    model.zero_grad(set_to_none=False)
+    model.module.body.requires_grad_(False)
+    model = poseidon.DistributedDataParallel(model.module, scheme="ps")
+    inner = AdamW(model.parameters(), lr=0.01)
+    optimizer = poseidon.DistributedOptimizer(inner, model, update="server")
+    mean_loss(model, *rows).backward()
+    text = message_of(optimizer.step, PoseidonError)
+    model.module.body.zero_grad()
+    optimizer.step()
+    return text
+
+
+def test_a_gradient_left_at_a_frozen_parameter_is_an_error_on_servers() -> None:
+    for text in workers.run(2, left_over):
+        assert "parameter 0 of group 0 was frozen when the model was wrapped and has a gradient" in text

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import itertools
 import os
+import signal
 import sys
 import time
 import traceback
@@ -63,6 +65,7 @@ def _serve(pipe: Connection, environment: dict[str, str], adapter: str) -> None:
     """A worker's main: answers each (job id, variables, options, function, arguments)."""
     os.environ.clear()
     os.environ.update(environment)
+    faulthandler.register(signal.SIGUSR1)
     poseidon = import_module(adapter)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
@@ -100,6 +103,12 @@ class _Worker:
         there.close()
         self.job = 0
 
+    def show_stacks(self) -> None:
+        """Makes it print where its threads are, some of which may wait for ever."""
+        if self.process.is_alive() and self.process.pid is not None:
+            os.kill(self.process.pid, signal.SIGUSR1)
+            time.sleep(0.2)
+
     def ask_to_end(self) -> None:
         with contextlib.suppress(OSError):
             self.pipe.send(None)
@@ -130,6 +139,8 @@ def _answers(workers: list[_Worker], timeout_s: float, patience_s: float) -> lis
         missing = {worker.pipe: rank for rank, worker in enumerate(workers) if rank not in answers}
         ready = wait(list(missing), timeout=max(0.0, deadline - time.monotonic()))
         if not ready:
+            for rank in missing.values():
+                workers[rank].show_stacks()
             failures = [f"rank {rank}: {a.trace}" for rank, a in answers.items() if isinstance(a, Failure)]
             raise WorkerError("\n".join([f"ranks {sorted(missing.values())} did not answer in time", *failures]))
         for pipe in ready:
@@ -149,10 +160,13 @@ def _leave(adapter: str) -> None:
 
 
 class Crew:
-    """Kept processes that run functions in jobs of one adapter, which is a module with `init()` and `shutdown()`."""
+    """Kept processes that run functions in jobs of one adapter, which is a module with `init()` and `shutdown()`.
 
-    def __init__(self, adapter: str, **environment: str) -> None:
-        self._adapter, self._environment = adapter, environment
+    A function that takes longer than `timeout_s` has failed.
+    """
+
+    def __init__(self, adapter: str, timeout_s: float = CASE_TIMEOUT_S, **environment: str) -> None:
+        self._adapter, self._timeout_s, self._environment = adapter, timeout_s, environment
         self._kept: list[_Worker] = []
         self._specs: dict[int, tuple[int, dict[str, Any]]] = {}
         atexit.register(self.close)
@@ -184,8 +198,8 @@ class Crew:
             worker.job = job
             worker.pipe.send((job, job_variables(rank, world_size, port), options, function, args))
         try:
-            answers = _answers(team, CASE_TIMEOUT_S, patience_s=5.0)
-            _answers(leaving, CASE_TIMEOUT_S, patience_s=5.0)
+            answers = _answers(team, self._timeout_s, patience_s=5.0)
+            _answers(leaving, self._timeout_s, patience_s=5.0)
         except WorkerError:
             _end_all(self._kept, 0)
             raise

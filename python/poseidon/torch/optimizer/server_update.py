@@ -68,6 +68,13 @@ class ServerUpdate:
         self._rereads = Rereads()
         for entry in self.entries:
             entry.rereads = self._rereads
+        on_servers = {entry.param for entry in self.entries}
+        self._frozen = [
+            (param, group, f"parameter {index} of group {number}")
+            for number, group in enumerate(param_groups)
+            for index, param in enumerate(group.get("params", ()))
+            if param not in on_servers
+        ]
 
     def connect(self, client: _core.Client, control: Control) -> None:
         """The servers are those of this client, to which the layers have been added; what others were told is past."""
@@ -189,7 +196,20 @@ class ServerUpdate:
         changed = [entry for entry in self.entries if _stored(entry).gradient_changed()]
         if changed:
             self._check_equal(changed)
+        self._check_frozen()
         self._updated = False
+
+    def _check_frozen(self) -> None:
+        """PoseidonError if the optimizer would change a parameter that was frozen when the servers took the others.
+
+        It does where a gradient is left, even one of zeros: it decays the weight.
+        """
+        for param, group, what in self._frozen:
+            if param.grad is not None and (float(group.get("weight_decay", 0)) != 0 or bool(param.grad.any())):
+                raise PoseidonError(
+                    f"{what} was frozen when the model was wrapped and has a gradient all the same, which servers do "
+                    "not apply: clear it (param.grad = None), or leave the parameter out of the optimizer"
+                )
 
     def _only_makes_state(self) -> bool:
         """Whether step() is to change nothing, as where torch's distributed checkpoints call it to make state."""
