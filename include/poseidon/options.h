@@ -58,6 +58,11 @@ struct Options {
 #include "poseidon/options.def"
 };
 
+/// How long a process is waited for that runs and is late.
+inline std::chrono::milliseconds longest_wait(const Options& options) {
+  return options.late_timeout > options.timeout ? options.late_timeout : options.timeout;
+}
+
 /// Whether this build has OpenSSL, which Options::tls needs.
 bool tls_available();
 

@@ -87,6 +87,14 @@ class Options:
     @timeout.setter
     def timeout(self, arg: object, /) -> None: ...
     @property
+    def late_timeout(self) -> Any:
+        """
+        How long a process is waited for that runs and is late, if that is longer than `timeout`.
+        """
+
+    @late_timeout.setter
+    def late_timeout(self, arg: object, /) -> None: ...
+    @property
     def transport(self) -> Any:
         """
         What carries messages: the best for each pair of processes, or the same for all.

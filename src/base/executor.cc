@@ -35,7 +35,11 @@ void Executor::run(std::size_t part_count, std::function<void(std::size_t)> part
   auto job = std::make_shared<Job>();
   job->left = part_count;
   job->part = std::move(part);
-  job->done = std::move(done);
+  job->done = [this, then = std::move(done)] {
+    then();
+    unfinished_.fetch_sub(1, std::memory_order_acq_rel);
+  };
+  unfinished_.fetch_add(1, std::memory_order_acq_rel);
   {
     const std::lock_guard lock(mutex_);
     if (part_count == 0) queue_.emplace_back([job] { job->done(); });

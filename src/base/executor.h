@@ -1,6 +1,7 @@
 // Executor: a few threads for arithmetic that would take a loop too long (factor products).
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
@@ -26,9 +27,13 @@ class Executor {
   /// finished the last part. Never blocks.
   void run(std::size_t part_count, std::function<void(std::size_t)> part, std::function<void()> done);
 
+  /// Whether all jobs have ended.
+  bool idle() const { return unfinished_.load(std::memory_order_acquire) == 0; }
+
  private:
   void work();
 
+  std::atomic<std::size_t> unfinished_{0};  // jobs
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::function<void()>> queue_;

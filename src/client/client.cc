@@ -53,7 +53,8 @@ ClientImpl::ClientImpl(const Options& options, const Cluster& cluster, const Sea
              loop_),
       report_(options_, seat_, connections_, steps_, units_by_id_),
       vigil_(static_cast<std::size_t>(options_.world_size),
-             neighbour_count(static_cast<std::size_t>(options_.world_size))) {
+             neighbour_count(static_cast<std::size_t>(options_.world_size))),
+      standstill_(static_cast<std::size_t>(options_.world_size), connections_.neighbours(), 2 * vigil_.interval()) {
   if (const Status usable = report_.open_directory(); !usable.ok())
     notices_.add("no flight records will be written (flight_record=" + options_.flight_record +
                  "): " + usable.message());
@@ -256,9 +257,11 @@ void ClientImpl::look(Wait& wait) {
     wait.gave_up = true;
     abort("interrupted", false);
   }
-  if (!wait.gave_up && moved_ns < ran_since_ns(options_.timeout)) {
+  const bool silent = longest_silence_ns_.load(std::memory_order_relaxed) < ran_since_ns(options_.timeout);
+  const auto patience = silent ? options_.timeout : longest_wait(options_);
+  if (!wait.gave_up && moved_ns < ran_since_ns(patience)) {
     wait.gave_up = true;
-    loop_->post([this] { fail_silent(); });
+    loop_->post([this, patience] { fail_silent(patience); });
   }
 }
 

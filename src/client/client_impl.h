@@ -4,6 +4,8 @@
 // to the loop.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -19,6 +21,7 @@
 #include "client/lobby.h"
 #include "client/notices.h"
 #include "client/right_of_way.h"
+#include "client/standstill.h"
 #include "client/steps.h"
 #include "client/unit_announcer.h"
 #include "client/unit_state.h"
@@ -130,6 +133,8 @@ class ClientImpl final : public Client, private Receiver {
   void keep_vigil();
   void tell(const Vigil::Finding& finding);
   void give_up_unreachable();
+  void beat();
+  bool stands();
 
   // Loop side: what is less urgent waits on the servers (client_right_of_way.cc).
   bool shares_port(const LinkState& link) const;
@@ -155,7 +160,7 @@ class ClientImpl final : public Client, private Receiver {
   Syncer* addressee(const LinkState& link, const wire::Header& header) const;
   bool belongs(const LinkState& link, const Chunk& chunk) const;
   void fail(const Status& status, const FailureCause& cause);
-  void fail_silent();
+  void fail_silent(std::chrono::milliseconds patience);
   void stop(const Status& status, const wire::Header& last_message, const std::shared_ptr<const std::string>& text,
             const std::function<void()>& when_told);
 
@@ -184,8 +189,10 @@ class ClientImpl final : public Client, private Receiver {
   std::vector<std::pair<UnitState*, Operation>> waiting_for_peers_;  // contributions that cannot be sent yet
   FailureReport report_;
   Vigil vigil_;
-  int told_count_ = 0;  // findings of the vigil
-  bool beats_ = false;  // whether the last call of keep_vigil() has sent heartbeats
+  Standstill standstill_;
+  std::atomic<std::int64_t> longest_silence_ns_{now_ns()};  // Connections::longest_silence_ns(), for all threads
+  int told_count_ = 0;                                      // findings of the vigil
+  bool beats_ = false;                                      // whether the last call of keep_vigil() has sent heartbeats
   RightOfWay right_of_way_;
   bool watches_way_ = false;
   UnitAnnouncer announcer_;

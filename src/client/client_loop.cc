@@ -15,7 +15,7 @@ constexpr Priority kFirst{wire::kFirstPriority + 1, 0};
 std::string bytes_text(std::uint64_t count) { return std::to_string(count) + " bytes"; }
 
 bool only_shows_life(const wire::Header& header) {
-  return header.kind == wire::Kind::heartbeat || header.kind == wire::Kind::rate;
+  return header.kind == wire::Kind::heartbeat || header.kind == wire::Kind::waiting || header.kind == wire::Kind::rate;
 }
 }  // namespace
 
@@ -225,9 +225,10 @@ void ClientImpl::on_closed(Flow& flow, const Status& status) {
        FailureCause::of(FailureSource::lost, link));
 }
 
-void ClientImpl::fail_silent() {
-  fail({ErrorCode::timeout, connections_.here() + " heard nothing for " + std::to_string(options_.timeout.count()) +
+void ClientImpl::fail_silent(std::chrono::milliseconds patience) {
+  fail({ErrorCode::timeout, connections_.here() + " heard nothing for " + std::to_string(patience.count()) +
                                 " ms while " + report_.describe_waiting() + connections_.last_heard() +
+                                standstill_.others(now_ns()) +
                                 "; see whether the others still run, or raise POSEIDON_TIMEOUT"},
        {FailureSource::silent});
 }

@@ -11,6 +11,7 @@
 #include "plan/partition.h"
 #include "transport/traffic_class.h"
 #include "wire/messages/ending.h"
+#include "wire/messages/life.h"
 
 namespace poseidon {
 
@@ -368,22 +369,74 @@ TrafficStats Connections::traffic() const {
   return stats;
 }
 
-void Connections::beat() {
-  for (std::size_t rank = 0; rank < links_.worker_count; ++rank) {
-    if (!is_neighbour(rank) || links_.peers[rank].empty()) continue;
+std::vector<std::size_t> Connections::neighbours() const {
+  std::vector<std::size_t> ranks;
+  for (std::size_t rank = 0; rank < links_.worker_count; ++rank)
+    if (is_neighbour(rank)) ranks.push_back(rank);
+  return ranks;
+}
+
+/// Calls visit_link(link) for the first connection to each neighbour that stays.
+template <typename Visit>
+void Connections::visit_neighbours(const Visit& visit_link) {
+  for (const std::size_t rank : neighbours()) {
+    if (links_.peers[rank].empty()) continue;
     const auto found = flows_.find(links_.peers[rank].front());
-    if (found != flows_.end()) beat(found->second);
+    if (found == flows_.end()) continue;
+    LinkState& link = found->second;
+    if (link.kind == LinkKind::peer && !link.left && !link.leaving) visit_link(link);
   }
 }
 
-void Connections::beat(LinkState& link) {
-  if (link.kind != LinkKind::peer || link.left || link.leaving || link.beating) return;
-  link.beating = true;
-  link.flow->send(wire::Heartbeat::make(), {}, [this, &link](const Status& status) {
-    link.beating = false;
-    const bool counts_bytes = link.flow->bytes_sent() > 0;  // not within a host; a hello has been sent before
-    if (status.ok() && counts_bytes) heartbeat_bytes_sent_ += wire::kHeaderBytes;
+void Connections::beat(std::uint32_t level) {
+  visit_neighbours([&](LinkState& link) {
+    if (!link.beating) send_heartbeat(link, level);
   });
+}
+
+void Connections::send_heartbeat(LinkState& link, std::uint32_t level) {
+  link.beating = true;
+  send_uncounted(link, wire::Heartbeat{level}.make(), nullptr);
+}
+
+void Connections::tell_waiting(const std::string& text) {
+  const wire::TextMessage message = wire::Waiting{text}.make();
+  visit_neighbours([&](LinkState& link) { send_uncounted(link, message.header, message.text); });
+}
+
+/// Sends a message that is no progress of a step.
+void Connections::send_uncounted(LinkState& link, const wire::Header& header, std::shared_ptr<const std::string> text) {
+  std::vector<std::span<const std::byte>> payload;
+  if (text) payload.push_back(std::as_bytes(std::span(*text)));
+  link.flow->send(header, std::move(payload), [this, &link, header, text](const Status& status) {
+    if (!text) link.beating = false;
+    const bool counts_bytes = link.flow->bytes_sent() > 0;  // not within a host; a hello has been sent before
+    if (status.ok() && counts_bytes) heartbeat_bytes_sent_ += wire::kHeaderBytes + header.payload_bytes;
+  });
+}
+
+bool Connections::is_idle(bool ask) {
+  bool idle = all_greeted();
+  for (auto& [flow, link] : flows_) {
+    idle = idle && !link.limited && flow->bytes_delivered() == flow->bytes_sent();
+    if (link.kind != LinkKind::server || !link.greeted || link.left || link.lane % links_.lanes_per_core() != 0)
+      continue;
+    idle = std::exchange(link.idle, false) && idle;
+    if (!ask || link.asked_ns != 0) continue;
+    link.asked_ns = now_ns();
+    send_heartbeat(link, 0);
+  }
+  return idle;
+}
+
+std::int64_t Connections::longest_silence_ns() const {
+  std::int64_t oldest_ns = now_ns();
+  for (const std::int64_t sign_ns : signs_of_life())
+    if (sign_ns != 0) oldest_ns = std::min(oldest_ns, sign_ns);
+  for (const auto& [flow, link] : flows_)
+    if (link.kind == LinkKind::server && !colocated_ && link.asked_ns != 0)
+      oldest_ns = std::min(oldest_ns, link.asked_ns);
+  return oldest_ns;
 }
 
 std::vector<std::int64_t> Connections::signs_of_life() const {

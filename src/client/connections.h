@@ -72,6 +72,10 @@ struct LinkState {
   std::int64_t last_progress_ns = 0;
   std::int64_t last_sign_ns = 0;  // of life: progress or a heartbeat
   bool beating = false;           // a heartbeat is being sent
+  // Of servers:
+  std::int64_t asked_ns = 0;  // when a heartbeat was sent that it has not answered; 0: none
+  bool idle = false;          // it has answered the last one, and has nothing under way for this rank
+  bool limited = false;       // it limits this job's rate, so it may have something that it does not send yet
   bool in_payload = false;
   wire::Header receiving;  // valid while in_payload
   std::size_t received_bytes = 0;
@@ -157,7 +161,16 @@ class Connections {
     last_progress_ns_.store(link.last_progress_ns, std::memory_order_relaxed);
   }
   /// Sends a heartbeat to each neighbour, over the connection of the first class.
-  void beat();
+  void beat(std::uint32_t level);
+  /// Says to all neighbours what this rank waits for.
+  void tell_waiting(const std::string& text);
+  std::vector<std::size_t> neighbours() const;
+  /// Whether everything has arrived that was sent, and each server core has said since the last call that it has
+  /// nothing under way for this rank. If `ask`, asks them again.
+  bool is_idle(bool ask);
+  /// When the process last gave a sign of life that has been silent for longest: a neighbour, or a dedicated server
+  /// that was asked.
+  std::int64_t longest_silence_ns() const;
   /// Sends a message without payload to each core of the servers in other processes, over a connection of class 0.
   void tell_servers(const wire::Header& message);
   /// When each rank's process last gave a sign of life, over whatever connection. 0: ranks that are no neighbours, or
@@ -209,7 +222,10 @@ class Connections {
   void visit(LinkKind kind, std::size_t index, const Visit& visit_link) const;
   template <typename Visit>
   void visit(std::size_t rank, const Visit& visit_link) const;
-  void beat(LinkState& link);
+  template <typename Visit>
+  void visit_neighbours(const Visit& visit_link);
+  void send_heartbeat(LinkState& link, std::uint32_t level);
+  void send_uncounted(LinkState& link, const wire::Header& header, std::shared_ptr<const std::string> text);
   void dial_server(std::size_t index, const std::vector<std::string>& addresses);
   Status greeted_by_peer(LinkState& link, const wire::Hello& hello);
   void greeted_by_server(LinkState& link, const wire::Hello& hello);

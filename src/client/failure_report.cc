@@ -28,6 +28,10 @@ std::string FailureReport::describe_waiting() const {
     if (first == nullptr) first = unit;
     ++count;
   }
+  if (first == nullptr) {
+    const std::string lacks = steps_.lacks_of_group();
+    if (!lacks.empty()) return lacks;
+  }
   if (first == nullptr)
     return connections_.all_greeted() ? "nothing was in flight"
                                       : "waiting for a greeting from " + connections_.not_linked();

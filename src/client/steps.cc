@@ -84,6 +84,7 @@ Status Steps::submit_all(std::uint32_t first_layer, std::span<const std::span<st
 
 Status Steps::submit_locked(std::uint32_t layer, Operation operation, std::int64_t time_ns) {
   if (Status status = check_start_locked(layer, operation); !status.ok()) return status;
+  callers_.note();
   LayerState& state = *layers_[layer];
   UnitState& unit = *state.unit;
   state.running = true;
@@ -157,6 +158,9 @@ Status Steps::check_choice(std::uint32_t layer, Scheme scheme) const {
 /// `lock` is held at the call and at the return.
 template <typename Done>
 Status Steps::wait_until(std::unique_lock<std::mutex>& lock, const Done& done, const Look& look) {
+  callers_.note();
+  if (done()) return status_;
+  const Callers::Inside inside(callers_, done);
   auto next_look = Clock::now() + kLookInterval;
   while (!done()) {
     changed_.wait_until(lock, next_look);
@@ -200,6 +204,23 @@ void Steps::wait_closed(std::chrono::nanoseconds linger) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return running_count_ == 0; });
   changed_.wait_for(lock, linger, [this] { return closed_; });
+}
+
+bool Steps::all_wait_since(std::int64_t time_ns) {
+  const std::lock_guard lock(mutex_);
+  return running_count_ > 0 && callers_.all_wait_since(time_ns);
+}
+
+std::string Steps::lacks_of_group() const {
+  const std::lock_guard lock(mutex_);
+  for (const UnitState& unit : units_) {
+    const auto idle = std::ranges::find_if(unit.layers, [](const LayerState* layer) { return !layer->running; });
+    const auto started = std::ranges::find_if(unit.layers, [](const LayerState* layer) { return layer->running; });
+    if (unit.group && idle != unit.layers.end() && started != unit.layers.end())
+      return "layer '" + (*started)->layer->name + "' was waiting for layer '" + (*idle)->layer->name +
+             "' of its group to be started here";
+  }
+  return "";
 }
 
 bool Steps::done(std::uint32_t layer) const {

@@ -11,8 +11,10 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "client/callers.h"
 #include "client/lateness.h"
 #include "client/unit_state.h"
 #include "poseidon/client.h"
@@ -70,6 +72,11 @@ class Steps {
   Status wait(std::uint32_t layer, const Look& look);
   /// Waits until the contributions that await_contributions() has counted have completed.
   void wait_contributions(const Look& look);
+  /// Whether each thread that uses the client is inside a wait that has begun before this time, by now_ns(), and that
+  /// only an exchange can end.
+  bool all_wait_since(std::int64_t time_ns);
+  /// What a layer waits for that has been started, while others of its group have not; empty if there is none.
+  std::string lacks_of_group() const;
   /// Call it after end(). It waits until every exchange has completed, however long that takes, because a running
   /// exchange uses the callers' memory. Then it waits up to `linger` for the connections to close.
   void wait_closed(std::chrono::nanoseconds linger);
@@ -130,6 +137,7 @@ class Steps {
   std::vector<std::vector<LayerState>> layer_blocks_;  // one per plan
   std::vector<LayerState*> layers_;
   PlanBase plan_base_;
+  Callers callers_;
   std::size_t running_count_ = 0;
   std::size_t single_waiter_count_ = 0;  // threads that wait for one layer
   std::size_t awaited_count_ = 0;        // contributions that are waited for, by wait_contributions()

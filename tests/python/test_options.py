@@ -333,3 +333,14 @@ def test_core_options() -> None:
     assert options.resolve().core().dscp == [46, 0]
     assert {name for name in dir(core) if not name.startswith("_")} == {*given, "generation", "run"}
     assert options.resolve(chunk_bytes="auto").core().chunk_bytes == 0
+
+
+def test_a_late_rank_is_waited_for_half_an_hour_unless_somebody_sets_the_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = {"rank": 0, "world_size": 2, "master_addr": "127.0.0.1", "master_port": 1}
+    default = options.resolve(**place).core()
+    assert (default.timeout, default.late_timeout) == (300, 1800)
+    assert options.resolve(**place, timeout=300).core().late_timeout == 300
+    monkeypatch.setenv("POSEIDON_TIMEOUT", "7")
+    assert options.resolve(**place).core().late_timeout == 7

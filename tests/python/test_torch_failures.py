@@ -275,3 +275,24 @@ def test_factor_forward_without_a_wrapper_is_plain() -> None:
     linear = nn.Linear(3, 2)
     inputs = torch.randn(4, 3)
     assert torch.equal(FactorForward(linear)(inputs), linear(inputs))
+
+
+def other_exchange() -> tuple[str, str, float]:
+    model = poseidon.DistributedDataParallel(mlp())
+    began = time.monotonic()
+    try:
+        if poseidon.rank() == 0:
+            poseidon.barrier()
+        else:
+            mean_loss(model, *map(own_rows, mlp_batch(0, 6))).backward()
+    except poseidon.PoseidonError as error:
+        return error.code, str(error), time.monotonic() - began
+    return "", "", 0.0
+
+
+def test_ranks_that_wait_for_each_other_are_told_within_seconds() -> None:
+    for code, text, seconds in workers.run(3, other_exchange):
+        assert code == "mismatch"
+        assert "all ranks wait for each other" in text
+        assert text.count("was waiting for the result of chunk 0 from server 0") in (2, 3)
+        assert seconds < 20

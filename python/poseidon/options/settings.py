@@ -23,6 +23,9 @@ from poseidon.options.sources import (
 )
 from poseidon.options.table import BY_NAME, CORE_OPTIONS, OPTIONS, PLACE, Option
 
+# As torch waits for a rank that runs and is late. In silence, connecting and meeting, `timeout` holds.
+_LATE_SECONDS = 1800.0
+
 _RESTART_COUNT = Option("restart_count", KINDS["whole"], 0, "", limits=Limits(0, MOST_WHOLE))
 
 
@@ -60,7 +63,10 @@ class Settings:
         """These settings as the compiled core takes them."""
         values = {option.name: option.kind.to_core(self.values[option.name]) for option in CORE_OPTIONS}
         values["interfaces"] = list(interfaces_of(self.values, self.sources))
-        return _core.Options(**values, secret=self.secrets[0] if self.secrets else "", run=self.run)
+        # Whoever sets `timeout` means it. Nobody else's rank 0 is at fault when it evaluates for ten minutes.
+        late_s = values["timeout"] if self.sources.get("timeout", "default") != "default" else _LATE_SECONDS
+        secret = self.secrets[0] if self.secrets else ""
+        return _core.Options(**values, late_timeout=late_s, secret=secret, run=self.run)
 
 
 def resolve(world: World | None = None, /, **keywords: Any) -> Settings:

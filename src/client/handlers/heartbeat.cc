@@ -1,10 +1,18 @@
-// heartbeat: the peer's process runs. ClientImpl::accept has noted the sign of life.
+// heartbeat: the other process runs. ClientImpl::accept has noted the sign of life.
 #include "client/client_impl.h"
+#include "wire/messages/life.h"
 
 namespace poseidon {
 
-Status ClientImpl::Handlers::heartbeat(ClientImpl& /*client*/, LinkState& /*link*/, const wire::Header& /*header*/,
+Status ClientImpl::Handlers::heartbeat(ClientImpl& client, LinkState& link, const wire::Header& header,
                                        std::span<const std::byte> /*payload*/) {
+  const std::uint32_t level = wire::Heartbeat::read(header).level;
+  if (link.kind == LinkKind::peer) {
+    client.standstill_.heard(link.index, level, now_ns());
+  } else {
+    link.asked_ns = 0;
+    link.idle = level == 0;
+  }
   return {};
 }
 

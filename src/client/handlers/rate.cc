@@ -7,6 +7,7 @@ namespace poseidon {
 
 Status ClientImpl::Handlers::rate(ClientImpl& /*client*/, LinkState& link, const wire::Header& header,
                                   std::span<const std::byte> /*payload*/) {
+  link.limited = true;
   link.flow->limit_rate(wire::Rate::read(header).bytes_per_second);
   return {};
 }

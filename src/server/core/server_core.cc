@@ -177,7 +177,7 @@ void ServerCore::end_turn(Flow& flow) {
 
 bool ServerCore::may_receive(Flow& flow, const wire::Header& header) {
   Connection& connection = flow.context<Connection>();
-  heard(connection);
+  heard(connection, header);
   Job* job = connection.job;
   if (job == nullptr || handling_of(header) == wire::Handling::handled || stopping_) return true;
   if (job->is_ahead())
@@ -221,7 +221,7 @@ Result<std::span<std::byte>> ServerCore::accept(Flow& flow, const wire::Header& 
 
 Result<std::span<std::byte>> ServerCore::place_for(Flow& flow, const wire::Header& header, bool lent) {
   Connection& connection = flow.context<Connection>();
-  heard(connection);
+  heard(connection, header);
   if (Status status = check_place(connection, header); !status.ok()) return status;
   connection.refusal = Status();
   connection.in_shard = false;
@@ -252,7 +252,7 @@ Result<std::span<std::byte>> ServerCore::place_for(Flow& flow, const wire::Heade
 
 void ServerCore::on_progress(Flow& flow, const wire::Header& header, std::size_t received_bytes) {
   Connection& connection = flow.context<Connection>();
-  heard(connection);
+  heard(connection, header);
   if (!connection.in_shard) return;
   Job& job = *connection.job;
   job.shard_of(header).progress(job.inner(header), received_bytes);
@@ -275,8 +275,9 @@ Status ServerCore::on_message(Flow& flow, const wire::Header& header, std::span<
 Status ServerCore::take(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
                         std::function<void()> release) {
   Connection& connection = flow.context<Connection>();
-  heard(connection);
-  note(FlightEvent::Kind::message, connection, wire::kind_name(header.kind), &header);
+  heard(connection, header);
+  if (header.kind != wire::Kind::heartbeat)
+    note(FlightEvent::Kind::message, connection, wire::kind_name(header.kind), &header);
   if (connection.job != nullptr) connection.job->charge_received(header);
   if (is_contribution(header)) {
     watch_port();
@@ -383,8 +384,8 @@ void ServerCore::end_if_empty(Job& job) {
 }
 
 void ServerCore::check_overdue() {
-  // Workers give up after `timeout`. The server knows the missing ranks and reports them shortly before.
-  const auto patience = options_.timeout * 9 / 10;
+  // Workers give up after this time. The server knows the missing ranks and reports them shortly before.
+  const auto patience = longest_wait(options_) * 9 / 10;
   const std::int64_t before = ran_since_ns(patience);
   for (auto& [name, job] : jobs_) {
     for (const OpenChunk& chunk : job->open_chunks(before))

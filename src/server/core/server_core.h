@@ -138,7 +138,7 @@ class ServerCore final : public HandoverCore, private Receiver {
   static void share_port(Connection& connection, std::uint64_t bytes_per_second);
 
   // Defined in server_report.cc:
-  static void heard(Connection& connection);
+  static void heard(Connection& connection, const wire::Header& header);
   void note(FlightEvent::Kind kind, const Connection& connection, const char* what,
             const wire::Envelope* about = nullptr);
   static std::vector<std::uint32_t> silent_ranks(const Job& job, const OpenChunk& chunk, std::int64_t since_ns);

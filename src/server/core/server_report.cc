@@ -64,7 +64,10 @@ void write_chunk(JsonWriter& json, const OpenChunk& chunk, std::int64_t time_ns)
 
 }  // namespace
 
-void ServerCore::heard(Connection& connection) { connection.last_progress_ns = now_ns(); }
+/// A heartbeat is no progress: a rank that waits for others sends it.
+void ServerCore::heard(Connection& connection, const wire::Header& header) {
+  if (header.kind != wire::Kind::heartbeat) connection.last_progress_ns = now_ns();
+}
 
 void ServerCore::note(FlightEvent::Kind kind, const Connection& connection, const char* what,
                       const wire::Envelope* about) {

@@ -36,7 +36,6 @@ Status status_of(std::uint8_t code, std::span<const std::byte> payload) {
 constinit const BodyShape BodyShapes::refuse = shape_of<Ending>(kRefuseFields);
 constinit const BodyShape BodyShapes::abort = shape_of<Ending>(kAbortFields);
 constinit const BodyShape BodyShapes::goodbye{};
-constinit const BodyShape BodyShapes::heartbeat{};
 
 Refuse Refuse::read(const Header& header, std::span<const std::byte> payload) {
   const auto body = read_body<Ending>(header, kRefuseFields);
@@ -58,12 +57,6 @@ Abort Abort::read(const Header& header, std::span<const std::byte> payload) {
 TextMessage Abort::make() const {
   const Ending body{static_cast<std::uint8_t>(status.code()), planned, 0};
   return with_text(make_header({}, Kind::abort, body, kAbortFields), status.message());
-}
-
-Header Heartbeat::make() {
-  Header header;
-  header.kind = Kind::heartbeat;
-  return header;
 }
 
 Header Goodbye::make() {

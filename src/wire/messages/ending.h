@@ -36,9 +36,4 @@ struct Goodbye {
   static Header make();
 };
 
-/// heartbeat: the sender's process runs. It overtakes data, is no progress of a step, and has no payload.
-struct Heartbeat {
-  static Header make();
-};
-
 }  // namespace poseidon::wire

@@ -11,6 +11,7 @@
 #include "wire/messages/ending.h"
 #include "wire/messages/hello.h"
 #include "wire/messages/hold.h"
+#include "wire/messages/life.h"
 #include "wire/messages/rate.h"
 
 namespace poseidon::wire {
@@ -102,6 +103,15 @@ TEST(Messages, RateRoundTrip) {
   EXPECT_EQ(header.kind, Kind::rate);
   EXPECT_EQ(header.priority, kFirstPriority) << "it overtakes data";
   EXPECT_EQ(Rate::read(header), sent);
+}
+
+TEST(Messages, HeartbeatAndWaitingRoundTrip) {
+  const Heartbeat sent{7};
+  EXPECT_EQ(sent.make().priority, kFirstPriority) << "it overtakes data";
+  EXPECT_EQ(Heartbeat::read(sent.make()), sent);
+  const TextMessage message = Waiting{"in step 3"}.make();
+  EXPECT_EQ(message.header.kind, Kind::waiting);
+  EXPECT_EQ(Waiting::read(message.payload()).text, "in step 3");
 }
 
 TEST(Messages, HoldRoundTrip) {

@@ -1,0 +1,54 @@
+// Callers: the threads that use a client, and which of them are inside a wait.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+
+namespace poseidon {
+
+/// Its owner guards it with a mutex. A thread counts until it ends.
+class Callers {
+ private:
+  struct Wait {
+    std::function<bool()> done;
+    std::int64_t begun_ns = now_ns();
+  };
+  struct Caller {
+    std::thread::id id;
+    std::weak_ptr<const void> lives;
+    const Wait* wait = nullptr;
+  };
+
+ public:
+  /// This thread uses the client.
+  void note() { static_cast<void>(own()); }
+
+  /// The caller's thread is inside a wait as long as this lives, or until `done` returns true.
+  class Inside {
+   public:
+    Inside(Callers& callers, std::function<bool()> done);
+    ~Inside();
+    Inside(const Inside&) = delete;
+    Inside& operator=(const Inside&) = delete;
+
+   private:
+    Callers& callers_;
+    Wait wait_;
+    const Wait* outer_;  // a signal's handler may wait inside a wait
+  };
+
+  /// Whether there are callers, and all of them are inside waits that have begun before, by now_ns().
+  bool all_wait_since(std::int64_t time_ns);
+
+ private:
+  Caller& own();
+
+  std::vector<Caller> callers_;
+};
+
+}  // namespace poseidon
