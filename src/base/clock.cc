@@ -60,17 +60,18 @@ class Ticker {
     const std::lock_guard lock(mutex_);
     ++users_;
     if (thread_) return;
-    ending_ = false;
     stop_at(now_ns() + kLongestGapNs);
-    thread_.emplace([this] { tick(); });
+    thread_.emplace([this, number = ++thread_number_] { tick(number); });
   }
 
   void end() {
     std::unique_lock lock(mutex_);
     if (--users_ > 0 || !thread_) return;
-    ending_ = true;
     std::thread ended = std::move(*thread_);
     thread_.reset();
+    ++thread_number_;  // another thread may begin before this one has ended
+    look();
+    stop_at(kNever);
     wake_.notify_all();
     lock.unlock();
     ended.join();
@@ -82,14 +83,14 @@ class Ticker {
                      [] { instance().go_on_without_thread(); });
   }
 
-  void tick() {
+  void tick(std::uint64_t number) {
     ::pthread_setname_np(::pthread_self(), "psd-clock");
     std::unique_lock lock(mutex_);
-    while (!ending_) {
-      wake_.wait_for(lock, kTick);
-      const std::int64_t time_ns = now_ns();
-      if (time_ns > stops_ns_) note({stops_ns_, time_ns});
-      stop_at(ending_ ? kNever : time_ns + kLongestGapNs);
+    for (;;) {
+      wake_.wait_for(lock, kTick, [this, number] { return thread_number_ != number; });
+      if (thread_number_ != number) return;
+      look();
+      stop_at(now_ns() + kLongestGapNs);
     }
   }
 
@@ -102,6 +103,9 @@ class Ticker {
   }
 
   // Only with the mutex:
+  void look() {
+    if (const std::int64_t time_ns = now_ns(); time_ns > stops_ns_) note({stops_ns_, time_ns});
+  }
   void note(const Pause& pause) {
     missed_ns_.store(missed_ns_.load(std::memory_order_relaxed) + pause.end_ns - pause.begin_ns,
                      std::memory_order_release);
@@ -122,8 +126,8 @@ class Ticker {
   std::deque<Pause> pauses_;
   std::optional<std::thread> thread_;
   std::vector<std::thread> gone_;
+  std::uint64_t thread_number_ = 0;  // of the thread that ticks, or of the next one
   std::size_t users_ = 0;
-  bool ending_ = false;
 };
 
 }  // namespace
