@@ -331,7 +331,7 @@ def test_core_options() -> None:
     core = options.resolve(**given).core()
     assert {name: getattr(core, name) for name in given} == {**given, "dscp": [34, 10, 0], "replica_check": "2"}
     assert options.resolve().core().dscp == [46, 0]
-    assert {name for name in dir(core) if not name.startswith("_")} == {*given, "generation", "run"}
+    assert {name for name in dir(core) if not name.startswith("_")} == {*given, "generation", "late_timeout", "run"}
     assert options.resolve(chunk_bytes="auto").core().chunk_bytes == 0
 
 
