@@ -62,7 +62,7 @@ class PyClient {
     for (std::size_t i = 0; i < arrays->dtypes.size(); ++i)
       if (arrays->dtypes[i] != layer_dtype(first_layer + static_cast<std::uint32_t>(i)))
         check_dtype(first_layer + static_cast<std::uint32_t>(i), arrays->arrays[i]);
-    held_many_.push_back(arrays);
+    held_many_[first_layer] = arrays;
     const nb::gil_scoped_release unlocked;
     const Status status = client_->start_all(first_layer, arrays->spans, divisor);
     const nb::gil_scoped_acquire locked;
@@ -203,6 +203,18 @@ class PyClient {
     raise_if_failed(status);
   }
 
+  /// `wait` for so many layers, of which start_all was given the first.
+  void wait_range(std::uint32_t first_layer, std::uint32_t count) {
+    const Status status = call_blocking([&](const std::function<bool()>& keep_waiting) {
+      Status waited;
+      for (std::uint32_t i = 0; i < count && waited.ok(); ++i)
+        waited = client_->wait(first_layer + i, telling(keep_waiting));
+      return waited;
+    });
+    if (status.ok()) held_many_.erase(first_layer);
+    raise_if_failed(status);
+  }
+
   /// The notices that no call has returned yet.
   std::vector<std::string> fresh_notices() {
     auto all = client_->notices();
@@ -322,8 +334,8 @@ class PyClient {
   using Held = std::shared_ptr<const std::vector<Array>>;
   static Held hold(std::vector<Array> arrays) { return std::make_shared<const std::vector<Array>>(std::move(arrays)); }
   std::unordered_map<std::uint32_t, Held> held_;
-  std::vector<std::shared_ptr<const Arrays>> held_many_;
-  std::size_t told_count_ = 0;  // of notices
+  std::unordered_map<std::uint32_t, std::shared_ptr<const Arrays>> held_many_;  // by their first layer
+  std::size_t told_count_ = 0;                                                  // of notices
 };
 
 void bind_stats(nb::module_& module) {
@@ -420,6 +432,7 @@ void bind_client(nb::module_& module) {
       .def("gathered", &PyClient::gathered)
       .def("wait_all", &PyClient::wait_all)
       .def("wait", &PyClient::wait)
+      .def("wait_range", &PyClient::wait_range, nb::arg("first_layer"), nb::arg("count"))
       .def("done", [](PyClient& self, std::uint32_t layer) { return self.get().done(layer); })
       .def("set_priorities", &PyClient::set_priorities, nb::arg("first_layer"), nb::arg("urgencies"),
            nb::arg("priority_classes"), nb::arg("priority_threshold"))

@@ -35,10 +35,10 @@ class LayerTable:
     def add(self, layers: Sequence[SyncedLayer]) -> None:
         """Adds these layers. Collective."""
         first, plan = self._client.add_layers([layer.core_layer() for layer in layers])
-        for index, layer in enumerate(layers):
-            shard_bytes = self._shard_bytes(plan, index) if layer.on_servers else 0
-            unit = plan.unit_of_layer[index]
-            layer.place(first + index, (first, unit), plan.units[unit], plan.layers[index], shard_bytes)
+        units = plan.units  # each look at the plan copies the whole list
+        for index, (layer, unit, planned) in enumerate(zip(layers, plan.unit_of_layer, plan.layers, strict=True)):
+            shard_bytes = self._shard_bytes(plan, units[unit]) if layer.on_servers else 0
+            layer.place(first + index, (first, unit), units[unit], planned, shard_bytes)
         self._factorable = [layer for layer in self._layers if layer.uses_factors]
         self._counted = [layer for layer in self._layers if layer.counted]
 
@@ -62,11 +62,10 @@ class LayerTable:
             if layer.kept_count:
                 self._client.set_residual(layer.layer, residuals.get(layer))
 
-    def _shard_bytes(self, plan: _core.Plan, index: int) -> int:
+    def _shard_bytes(self, plan: _core.Plan, unit: _core.Unit) -> int:
         if plan.cluster.placement != "colocated":
             return 0
-        chunks = plan.units[plan.unit_of_layer[index]].chunks
-        return sum(chunk.size_bytes for chunk in chunks if chunk.server == self._client.rank)
+        return sum(chunk.size_bytes for chunk in unit.chunks if chunk.server == self._client.rank)
 
     def begin_attempt(self) -> None:
         """Begins an attempt: forgets the rows that forward has counted before."""

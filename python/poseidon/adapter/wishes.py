@@ -26,7 +26,7 @@ class Wishes:
     def of(self, names: list[str]) -> str:
         """What is wanted for the parameter with these names."""
         for pattern, wanted in self._patterns.items():
-            if any(_matches(pattern, name) for name in names):
+            if pattern == "*" or any(_matches(pattern, name) for name in names):
                 self._unused.discard(pattern)
                 return wanted
         return self._default

@@ -10,9 +10,9 @@ import threading
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -25,6 +25,19 @@ from poseidon.torch.tensors.modes import update_mode
 from poseidon.torch.tensors.ownership import reachable
 from poseidon.torch.tensors.pending_gradient import PendingGradient
 from poseidon.torch.tensors.watched import Watched, unnoticed, unwatch, watch, without_torch_function
+
+
+class UpdateOnServers(Protocol):
+    """The object that is told of the backward passes whose gradients servers turn into updates."""
+
+    def check_forward(self) -> None:
+        """PoseidonError if a forward pass would not see the parameters of the last step()."""
+
+    def begin(self) -> None:
+        """A synchronizing backward has begun."""
+
+    def finished(self, updated: Collection[SyncedParameter]) -> None:
+        """Backward has ended and the parameters are what they are to be; `updated` are those that got an update."""
 
 
 class InFlight(ABC):
@@ -327,6 +340,14 @@ def stale(entry: SyncedParameter) -> PoseidonError:
         "used it: either that pass came before step(), or code that PyTorch does not dispatch used a reference to the "
         "parameter that it had kept; in the latter case let it take the parameter from its module in every pass, or "
         "call synchronize() of the DistributedOptimizer before the forward pass"
+    )
+
+
+def reached_twice(entry: SyncedParameter) -> PoseidonError:
+    """The error if a gradient comes for a parameter whose exchange has started in the same backward."""
+    return PoseidonError(
+        f"parameter {entry.name} received a gradient twice in one backward pass: a nested backward "
+        "reached it after its exchange had started; use checkpoint(use_reentrant=False), or static_graph=True"
     )
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from poseidon.errors import PoseidonError
+from poseidon.torch.exchange.small_groups import changed_meanwhile
 from poseidon.torch.exchange.transfer import Rows, Transfer
 from poseidon.torch.model.factors import Factors
 from poseidon.torch.model.gradient_form import RowsForm
@@ -77,10 +77,7 @@ class PendingExchange:
         """PoseidonError if the gradient was written to while it was exchanged from its own memory."""
         grad = self.grad if self.in_place else self.sent
         if self.hold is not None and grad is not None and not self.hold.is_untouched(grad):
-            raise PoseidonError(
-                f"the gradient of {self.entry.name} was changed in place while it was exchanged: change gradients "
-                "after backward(), or in hooks of the parameter itself, which come before its exchange"
-            )
+            raise changed_meanwhile(self.entry)
 
     def land(self, present: bool) -> None:
         """The exchange is over: makes `value`, which becomes `.grad`. Not `present`: no rank contributed."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -34,28 +34,16 @@ from poseidon.options import Settings
 from poseidon.schemes import takes_factors
 from poseidon.torch.exchange.backward_end import BackwardEnd
 from poseidon.torch.exchange.comm_hooks import HookedTransfer
-from poseidon.torch.exchange.in_flight import InFlight, stale
+from poseidon.torch.exchange.in_flight import InFlight, UpdateOnServers, reached_twice, stale
 from poseidon.torch.exchange.pending_exchange import PendingExchange, start_absent, start_exchange
 from poseidon.torch.exchange.powersgd_hook import PowerSGDHook
+from poseidon.torch.exchange.small_groups import SmallGroups
 from poseidon.torch.exchange.transfer import Transfer
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.passes import Mode, Passes
 from poseidon.torch.model.replica import Unwatched
 from poseidon.torch.tensors.compatibility import increment_version
 from poseidon.torch.tensors.pending_gradient import GradientGone
-
-
-class UpdateOnServers(Protocol):
-    """The object that is told of the backward passes whose gradients servers turn into updates."""
-
-    def check_forward(self) -> None:
-        """PoseidonError if a forward pass would not see the parameters of the last step()."""
-
-    def begin(self) -> None:
-        """A synchronizing backward has begun."""
-
-    def finished(self, updated: Collection[SyncedParameter]) -> None:
-        """Backward has ended and the parameters are what they are to be; `updated` are those that got an update."""
 
 
 @dataclass(eq=False)
@@ -102,6 +90,7 @@ class Synchronizer(InFlight):
         self.hooked: HookedTransfer | None = None  # what gradients go through instead of the exchange, after backward
         self.powersgd: PowerSGDHook | None = None  # what has chosen the layers of that scheme
         self.replica = Unwatched()
+        self._groups = SmallGroups()
         self.step_check = StepCheck(enabled=not ranks_drift(settings))
         self.aggregator = "sum"  # what servers make of the gradients
         self.static_graph = False  # all backward passes reach each parameter equally often
@@ -130,6 +119,7 @@ class Synchronizer(InFlight):
                 entry.attach(self)
             entry.capture(entry.uses_factors)
         self.connected = True
+        self._groups.connect(client, transfer, enabled=not ranks_drift(self._settings))
         self.replica.connect(control)
         self.step_check.connect(control)
         self._layers.set_residuals(self._loaded_residuals)
@@ -224,6 +214,7 @@ class Synchronizer(InFlight):
         """Collective: adds these layers again, because they have changed. Before `connect` there is nothing to do."""
         if self.connected:
             self._layers.renew(entries)
+            self._groups.renew()
             self.choices.renew()
         if self.priorities is not None:
             self.priorities.renew()
@@ -262,11 +253,8 @@ class Synchronizer(InFlight):
                 entry.stored.before_addition()
             self.settle([entry])
             return
-        if entry in run.exchanges:
-            raise PoseidonError(
-                f"parameter {entry.name} received a gradient twice in one backward pass: a nested backward "
-                "reached it after its exchange had started; use checkpoint(use_reentrant=False), or static_graph=True"
-            )
+        if entry in run.exchanges or self._groups.has_started(entry):
+            raise reached_twice(entry)
         if dense and takes_factors(entry.next_scheme):
             entry.note_dense_contribution()
 
@@ -282,7 +270,7 @@ class Synchronizer(InFlight):
             run = self._begin()
         run.fires[entry] = run.fires.get(entry, 0) + 1
         run.ready_ns[entry] = time.monotonic_ns()
-        if self._is_complete(run, entry):
+        if self._is_complete(run, entry) and not self._groups.take(run, entry, self.divisor):
             self._start(run, entry)
 
     def _is_complete(self, run: BackwardRun, entry: SyncedParameter) -> bool:
@@ -315,6 +303,7 @@ class Synchronizer(InFlight):
         for update in self.updates:
             update.begin()
         self._agree()
+        self._groups.begin(self.entries)
         self._run = BackwardRun(begin_ns, self.passes.began_ns)
         return self._run
 
@@ -383,8 +372,9 @@ class Synchronizer(InFlight):
             self._finish_hooked(run, self.hooked)
             return
         try:
+            self._groups.take_rest(run, run.fires, self.divisor)
             for entry in self.entries:
-                if entry not in run.exchanges:
+                if entry not in run.exchanges and not self._groups.has_started(entry):
                     entry.resume()
                     if entry not in run.fires:
                         run.ready_ns[entry] = run.end_ns
@@ -397,6 +387,7 @@ class Synchronizer(InFlight):
                 pending.check_untouched()
                 (later if pending.may_outlive_backward() else now).append(pending)
             self.deliver(now)
+            run.waited_ns += self._groups.finish()
         except BaseException:
             self.backward_failed(run)
             raise

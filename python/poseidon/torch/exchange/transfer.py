@@ -47,6 +47,10 @@ class Transfer(Protocol):
     def update(self, layer: int, gradient: torch.Tensor, parameter: torch.Tensor, divisor: int) -> None:
         """Contributes `gradient` to a stored layer; `parameter` receives what the servers make of it."""
 
+    def scale(self) -> float:
+        """By what gradients are multiplied before they are sent."""
+        return 1.0
+
     def wait(self, layers: Sequence[int]) -> None:
         """Waits until the results of these layers are in place."""
 

@@ -111,6 +111,9 @@ class WeightedTransfer(Transfer):
             self._kept[layer] = gradient
         self._inner.update(layer, gradient, parameter, divisor)
 
+    def scale(self) -> float:
+        return self._weight.scale()
+
     def wait(self, layers: Sequence[int]) -> None:
         self._inner.wait(layers)
         for layer in layers:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from types import CodeType
 from typing import Any, Protocol
 
 import torch
@@ -356,6 +358,16 @@ def _calling(entry: SyncedParameter, method: Callable[..., None]) -> Callable[..
             method(target, *gradients)
 
     # Where a whole training step is compiled its hooks are not. To say so on every call takes 0.4 µs, to look 0.04.
-    uncompiled = torch._disable_dynamo(method)
-    leave_uncompiled(hook)
+    uncompiled = _uncompiled(method)
+    _leave_uncompiled(hook.__code__)
     return hook
+
+
+@functools.cache
+def _uncompiled(method: Callable[..., None]) -> Callable[..., None]:
+    return torch._disable_dynamo(method)
+
+
+@functools.cache
+def _leave_uncompiled(code: CodeType) -> None:  # which all hooks share
+    leave_uncompiled(code)

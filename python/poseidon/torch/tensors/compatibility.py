@@ -59,10 +59,10 @@ def call_before_compiling(function: Callable[..., None]) -> None:
 
 
 def leave_uncompiled(function: Any) -> None:
-    """Has torch.compile leave this function's own code alone. It still looks at what the function calls."""
+    """Has torch.compile leave this function's own code, or this code, alone. It still looks at what that calls."""
     from torch._dynamo.eval_frame import skip_code  # slow to import, as every optimizer of torch does
 
-    skip_code(function.__code__)
+    skip_code(getattr(function, "__code__", function))
 
 
 def leave_untraced(kind: type) -> None:
