@@ -148,7 +148,9 @@ def _possible(job: Job) -> Job:
         out["closure"] = False
     if job.given or job.amp or job.checkpointing or job.compiled:
         out["passes"] = "one"
-    if job.hook == "accumulated" and (job.accumulation > 1 or job.passes != "one" or job.optimizer == "lbfgs"):
+    nested = job.checkpointing in ("reentrant", "own")  # a tied parameter's gradient comes in several passes
+    several = job.accumulation > 1 or job.passes != "one" or job.optimizer == "lbfgs" or nested
+    if job.hook == "accumulated" and several:
         out["hook"] = ""  # it would see the sum of other micro-batches
     if job.changes in ("tie", "untie") and len(job.widths) == 1:
         out["changes"] = ""
