@@ -416,7 +416,7 @@ void Connections::send_uncounted(LinkState& link, const wire::Header& header, st
 }
 
 bool Connections::is_idle(bool ask) {
-  bool idle = all_greeted();
+  bool idle = ask && all_greeted();
   for (auto& [flow, link] : flows_) {
     idle = idle && !link.limited && flow->bytes_delivered() == flow->bytes_sent();
     if (link.kind != LinkKind::server || !link.greeted || link.left || link.lane % links_.lanes_per_core() != 0)

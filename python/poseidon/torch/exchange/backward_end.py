@@ -6,11 +6,18 @@ program's backward(). Autograd calls the callbacks of a graph task at its end, a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
+
+
+def in_compiled_backward() -> bool:
+    """Whether torch's compiled autograd runs hooks now. It calls no callbacks at the end."""
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(compiled, "in_compiled_autograd_region", False))
 
 
 class BackwardEnd:

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -32,7 +31,8 @@ from poseidon.adapter.step_check import StepCheck
 from poseidon.errors import PoseidonError
 from poseidon.options import Settings
 from poseidon.schemes import takes_factors
-from poseidon.torch.exchange.backward_end import BackwardEnd
+from poseidon.torch.exchange.backward_end import BackwardEnd, in_compiled_backward
+from poseidon.torch.exchange.backward_run import BackwardRun
 from poseidon.torch.exchange.comm_hooks import HookedTransfer
 from poseidon.torch.exchange.in_flight import InFlight, UpdateOnServers, reached_twice, stale
 from poseidon.torch.exchange.pending_exchange import PendingExchange, start_absent, start_exchange
@@ -44,26 +44,6 @@ from poseidon.torch.model.passes import Mode, Passes
 from poseidon.torch.model.replica import Unwatched
 from poseidon.torch.tensors.compatibility import increment_version
 from poseidon.torch.tensors.pending_gradient import GradientGone
-
-
-@dataclass(eq=False)
-class BackwardRun:
-    """One synchronizing backward pass. Times are of the monotonic clock."""
-
-    begin_ns: int
-    forward_begin_ns: int
-    missed: bool = False  # made without backward: this rank is in none of its means
-    exchanges: dict[SyncedParameter, PendingExchange] = field(default_factory=dict)
-    started: list[SyncedParameter] = field(default_factory=list)
-    ready_ns: dict[SyncedParameter, int] = field(default_factory=dict)  # when each gradient was complete
-    fires: dict[SyncedParameter, int] = field(default_factory=dict)  # how often each got a gradient
-    end_ns: int = 0
-    waited_ns: int = 0  # for results
-    dropped: Any = None  # what tells that backward has failed
-
-    def recorded(self) -> Iterator[tuple[SyncedParameter, int]]:
-        """The parameters in the order in which their exchanges were started, and when each gradient was complete."""
-        return ((entry, self.ready_ns[entry]) for entry in self.started)
 
 
 class Synchronizer(InFlight):
@@ -272,6 +252,8 @@ class Synchronizer(InFlight):
         run.ready_ns[entry] = time.monotonic_ns()
         if self._is_complete(run, entry) and not self._groups.take(run, entry, self.divisor):
             self._start(run, entry)
+        if run.compiled and len(run.fires) == len(self.entries):
+            self._finish(run)
 
     def _is_complete(self, run: BackwardRun, entry: SyncedParameter) -> bool:
         """Whether the exchange may start now, and not only at the end of backward."""
@@ -286,6 +268,9 @@ class Synchronizer(InFlight):
         if self._run is not None:
             return self._run
         run = self._open_run()
+        run.compiled = in_compiled_backward()
+        if run.compiled:
+            return run  # autograd calls nothing at its end, so the last parameter's hook is taken for it
         end = BackwardEnd(partial(self.end_backward, run), self.passes.began_in, self.passes.note_nested)
         # Autograd drops the callback unrun when backward fails.
         run.dropped = weakref.finalize(end, _dropped, weakref.ref(self), weakref.ref(run))
@@ -307,10 +292,15 @@ class Synchronizer(InFlight):
         self._run = BackwardRun(begin_ns, self.passes.began_ns)
         return self._run
 
-    def check_forward(self) -> None:
-        """Raises PoseidonError if no forward pass may begin now."""
+    def check_ended(self) -> None:
+        """Raises PoseidonError if a backward pass has ended in the middle of its exchange."""
         if self._run is not None and torch._C._current_graph_task_id() < 0:
             self.backward_failed(self._run)  # in the outer one of two backward passes, after the end of the inner one
+            self.check_usable()
+
+    def check_forward(self) -> None:
+        """Raises PoseidonError if no forward pass may begin now."""
+        self.check_ended()
         self.check_usable()
         check_stored(self._settings, self.entries)
         for update in self.updates:
@@ -333,6 +323,7 @@ class Synchronizer(InFlight):
             return
         self._run = None
         self._broken = f"rank {self._client.rank}: an earlier backward pass failed after its exchange had started"
+        self._broken += run.lacks(self.entries)
 
     def _agree(self) -> None:
         if self.powersgd is not None:

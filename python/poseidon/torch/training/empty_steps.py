@@ -45,6 +45,7 @@ class EmptySteps:
         sync = self._sync()
         if sync is None or not sync.connected or sync.retired or self._paused():
             return
+        sync.check_ended()
         count = sync.passes.exchange_count
         if self._seen.get(optimizer, 0) == count and sync.passes.awaits_exchange and self._trains_some(optimizer):
             self._tell(optimizer)

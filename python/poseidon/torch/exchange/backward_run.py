@@ -1,0 +1,41 @@
+"""What is known of one backward pass that exchanges gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from poseidon.torch.exchange.pending_exchange import PendingExchange
+from poseidon.torch.model.parameters import SyncedParameter
+
+
+@dataclass(eq=False)
+class BackwardRun:
+    """One synchronizing backward pass. Times are of the monotonic clock."""
+
+    begin_ns: int
+    forward_begin_ns: int
+    missed: bool = False  # made without backward: this rank is in none of its means
+    exchanges: dict[SyncedParameter, PendingExchange] = field(default_factory=dict)
+    started: list[SyncedParameter] = field(default_factory=list)
+    ready_ns: dict[SyncedParameter, int] = field(default_factory=dict)  # when each gradient was complete
+    fires: dict[SyncedParameter, int] = field(default_factory=dict)  # how often each got a gradient
+    end_ns: int = 0
+    waited_ns: int = 0  # for results
+    dropped: Any = None  # what tells that backward has failed
+    compiled: bool = False  # by torch's compiled autograd
+
+    def recorded(self) -> Iterator[tuple[SyncedParameter, int]]:
+        """The parameters in the order in which their exchanges were started, and when each gradient was complete."""
+        return ((entry, self.ready_ns[entry]) for entry in self.started)
+
+    def lacks(self, entries: Sequence[SyncedParameter]) -> str:
+        """What a compiled backward pass has left out, as part of a message; otherwise empty."""
+        missing = [entry.name for entry in entries if entry not in self.fires]
+        if not self.compiled or not missing:
+            return ""
+        return (
+            f". With compiled autograd it has to reach every parameter, and {len(missing)} were left out, "
+            f"{missing[0]} first: freeze them, or set torch._dynamo.config.compiled_autograd to False"
+        )
