@@ -41,16 +41,17 @@ TOGETHER = (
     "saves",
     "refusals",
 )
+REPLICAS = workers.__file__.replace("workers.py", "tensorflow_replicas.py")
 TIMEOUT_S = 170
 
 
-def answers(world_size: int, *cases: str, **environment: str) -> list[dict[str, Any]]:
+def answers(world_size: int, *cases: str, script: str = CASES, **environment: str) -> list[dict[str, Any]]:
     """Each rank's answers to these cases."""
     port, second = free_port(), free_port()
     common = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1", "SECOND_PORT": str(second)}
     processes = [
         subprocess.Popen(
-            [sys.executable, CASES, *cases],
+            [sys.executable, script, *cases],
             env={**common, **workers.job_variables(rank, world_size, port), **environment},
             stdout=subprocess.PIPE,
             text=True,
@@ -171,6 +172,16 @@ def test_a_rank_that_makes_fewer_steps_is_told_of_at_once() -> None:
     first, _ = answers(2, "one_leaves")
     assert "rank 1" in first["one_leaves"]
     assert time.monotonic() - began < workers.JOB_TIMEOUT_S + 15
+
+
+def test_variables_that_one_rank_has_changed_end_the_job() -> None:
+    found = answers(2, "two_in_one_graph", "drifting", script=REPLICAS, POSEIDON_REPLICA_CHECK="1")
+    assert found[0]["two_in_one_graph"] == found[1]["two_in_one_graph"]
+    for answer in found:
+        assert len(answer["drifting"]) == 2
+        for text in answer["drifting"]:
+            assert "the replicas differ after step" in text
+            assert "kernel" in text
 
 
 def test_xla_is_refused_by_name() -> None:

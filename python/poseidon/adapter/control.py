@@ -87,16 +87,16 @@ class Control:
         self._exchange(vector, present=True)
         return vector.tolist()  # type: ignore[no-any-return]
 
-    def prepare_sum(self, count: int) -> None:
+    def prepare_sum(self, count: int, slot: str) -> None:
         """Collective: makes known what `start_sum` of so many integers needs, so that it does not block."""
-        self._layer("int64", count)
+        self._layer("int64", count, slot)
 
-    def start_sum(self, values: Sequence[int]) -> Callable[[], list[int]]:
-        """Starts `sum`, and returns what waits for it and returns the sums. Call that before any further exchange of as
-        many integers."""
+    def start_sum(self, values: Sequence[int], slot: str = "") -> Callable[[], list[int]]:
+        """Starts `sum`, and returns what waits for it and returns the sums. Call that before the next one of this slot,
+        whose sums do not mix with those of others."""
         vector = np.array(values, np.int64)
-        self._exchange(vector, present=True, waits=False)
-        layer = self._layer("int64", vector.size)
+        self._exchange(vector, present=True, waits=False, slot=slot)
+        layer = self._layer("int64", vector.size, slot)
 
         def result() -> list[int]:
             if self._sent.get(layer) is vector:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from poseidon.errors import PoseidonError
 _FUNCTION = ctypes.CFUNCTYPE(
     ctypes.c_int64, ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_char), ctypes.c_uint64
 )
+
+_ONE_AT_A_TIME = threading.Lock()  # compiled steps of two models may run on two threads, which share the messages
 
 
 class _Struct(ctypes.Structure):
@@ -54,14 +57,16 @@ class NativeLook:
         self._struct.begun += 1
         if self._check is not None and begun >= self._struct.next:
             parameters = HostParameters([name for name, _, _ in self._kinds], arrays(), self._versions)
-            self._struct.next = self._check.begin_step(parameters, begun)
+            with _ONE_AT_A_TIME:
+                self._struct.next = self._check.begin_step(parameters, begun)
 
     def _look(self, begun: int, arrays: Any, text: Any, text_size: int) -> int:
         try:
             found = [_array(arrays[index], shape, dtype) for index, (_, shape, dtype) in enumerate(self._kinds)]
             parameters = HostParameters([name for name, _, _ in self._kinds], found, self._versions)
             assert self._check is not None
-            return self._check.begin_step(parameters, begun)
+            with _ONE_AT_A_TIME:
+                return self._check.begin_step(parameters, begun)
         except BaseException as error:  # there is nobody above but C
             if isinstance(error, PoseidonError):
                 self._here.abort(error)

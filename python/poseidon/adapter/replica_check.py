@@ -108,7 +108,8 @@ class ReplicaCheck:
     def connect(self, control: Control) -> None:
         """Begins anew among the ranks of `control`. Collective."""
         self._control = control
-        control.prepare_sum(2)  # now: steps may begin on a thread of the framework
+        self._slot = control.new_slot("replicas")  # compiled steps of two models may begin in any order
+        control.prepare_sum(2, self._slot)  # now: steps may begin on a thread of the framework
         self._begun = 0  # steps
         self._next = self._first[0] if self._every == "auto" else self._every
         self._awaited: _Awaited | None = None
@@ -143,7 +144,7 @@ class ReplicaCheck:
         now_s = time.monotonic()
         self._spent_s += now_s - began_s
         gap = self._gap(completed, now_s)
-        result = self._control.start_sum([digest, gap])
+        result = self._control.start_sum([digest, gap], self._slot)
         self._awaited = _Awaited(self._what, completed, parameters.names(), digests, digest, result)
         self._last, self._last_s = completed, now_s
 

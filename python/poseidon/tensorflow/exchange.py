@@ -14,6 +14,7 @@ from poseidon.adapter.control import Control
 from poseidon.adapter.layer import SchemeChoice, WireChoice
 from poseidon.adapter.layer_table import LayerTable
 from poseidon.adapter.membership import Membership
+from poseidon.adapter.native_look import NativeLook
 from poseidon.adapter.plan_table import PlanTable, make_plan_table
 from poseidon.adapter.settled import settle_schemes
 from poseidon.adapter.stats import LayerSynchronization, latest_synchronization
@@ -35,6 +36,7 @@ class _Connected:
     layers: dict[int, SyncedVariable]  # by the identity of the variable
     own: frozenset[int]  # the same
     steps: StepLayer
+    look: NativeLook
 
 
 class GradientExchange:
@@ -65,6 +67,8 @@ class GradientExchange:
         self._check_same_gradients(connected, gradients, variables)
         layers = [connected.layers.get(id(variable)) for variable in variables]
         found = [(index, layer) for index, layer in enumerate(layers) if layer is not None]
+        if connected.look.address:
+            connected.transfer.look([_plain(layer.variable) for layer in connected.layers.values()], connected.look)
         values = [_dense(gradients[index], layer) for index, layer in found]
         means = connected.transfer.means(values, [layer for _, layer in found])
         result: list[Any] = [None] * len(layers)
@@ -117,7 +121,11 @@ class GradientExchange:
         own = frozenset(id(variables[index]) for index in used if gradients[index] is not None)
         steps = StepLayer(here)
         transfer = Transfer(here, job_number(), own, steps)
-        return _Connected(job_number(), here, transfer, {id(layer.variable): layer for layer in layers}, own, steps)
+        look = NativeLook(
+            here, layers, lambda name: tf.as_dtype(name).as_numpy_dtype, f"tensorflow {tf.version.VERSION}"
+        )
+        by_variable = {id(layer.variable): layer for layer in layers}
+        return _Connected(job_number(), here, transfer, by_variable, own, steps, look)
 
     @staticmethod
     def _check_same_gradients(connected: _Connected, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
@@ -145,13 +153,21 @@ def _reads_variables_later(gradients: Sequence[Any]) -> bool:
 def _check_initialized(variables: Sequence[Any]) -> None:
     """Raises InvalidArgument for variables that get their values only when the graph that is being made has run."""
     for one in variables:
-        variable = one if isinstance(one, tf.Variable) else one.value
+        variable = _plain(one)
         if not variable.is_initialized():
             raise InvalidArgument(
                 f"variable {name_of(one)} has no value yet, so that the ranks cannot be given the same: build the "
                 "model before it is trained, by a keras.Input as its first layer, by model.build(input_shape), or by "
                 "calling it with one batch"
             )
+
+
+def _plain(variable: Any) -> tf.Variable:
+    """TensorFlow's own variable in one of Keras, whatever type Keras casts it to at this point."""
+    if isinstance(variable, tf.Variable):
+        return variable
+    held = getattr(variable, "_value", None)
+    return variable.value if held is None else held
 
 
 def _make_equal(variables: Sequence[Any], control: Control, in_graph: bool) -> None:

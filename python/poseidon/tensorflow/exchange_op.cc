@@ -9,6 +9,7 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "poseidon/c_exchange.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -19,6 +20,7 @@
 namespace {
 
 using tensorflow::AsyncOpKernel;
+using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
@@ -201,6 +203,71 @@ class FactorExchange : public Exchange {
   }
 };
 
+/// What the operations of the check of the replicas have in common: where it counts the steps of a model.
+class Check : public OpKernel {
+ public:
+  explicit Check(OpKernelConstruction* construction) : OpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("look", &address_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("job", &job_number_));
+  }
+
+ protected:
+  /// Null in a graph of another job, which has given the memory back. Its exchanges say so.
+  PoseidonLook* find() const {
+    const Job job = Waiter::get().job();
+    const bool is_of_job = job.exchange != nullptr && job.number == job_number_;
+    return is_of_job ? reinterpret_cast<PoseidonLook*>(address_) : nullptr;
+  }
+
+ private:
+  std::int64_t address_ = 0;
+  int job_number_ = 0;
+};
+
+/// A step begins. Gives whether it is one that looks at the parameters, by PoseidonLook, and counts it if not.
+class Due : public Check {
+ public:
+  using Check::Check;
+
+  void Compute(OpKernelContext* context) override {
+    Tensor* due = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, tensorflow::TensorShape({}), &due));
+    PoseidonLook* const look = find();
+    due->scalar<bool>()() = look != nullptr && look->begun >= look->next;
+    if (look != nullptr && look->begun < look->next) ++look->begun;
+  }
+};
+
+/// The same for a step that looks at these parameters, before it changes them. Calls Python.
+class Look : public Check {
+ public:
+  using Check::Check;
+
+  void Compute(OpKernelContext* context) override {
+    PoseidonLook* const look = find();
+    if (look == nullptr) return;
+    std::vector<const void*> arrays;
+    for (int i = 0; i < context->num_inputs(); ++i) arrays.push_back(context->input(i).data());
+    char error[kErrorBytes];
+    OP_REQUIRES(context, poseidon_begin_step(look, arrays.data(), error, sizeof error) == 0, absl::AbortedError(error));
+  }
+};
+
+REGISTER_OP("PoseidonDue")
+    .Output("due: bool")
+    .Attr("look: int")
+    .Attr("job: int")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+REGISTER_OP("PoseidonLook")
+    .Input("parameters: T")
+    .Attr("T: list({float, double, half, bfloat16})")
+    .Attr("look: int")
+    .Attr("job: int")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
 REGISTER_OP("PoseidonExchange")
     .Input("gradient: T")
     .Output("mean: T")
@@ -228,6 +295,8 @@ REGISTER_OP("PoseidonExchangeFactors")
       return absl::OkStatus();
     });
 
+REGISTER_KERNEL_BUILDER(Name("PoseidonDue").Device(tensorflow::DEVICE_CPU), Due);
+REGISTER_KERNEL_BUILDER(Name("PoseidonLook").Device(tensorflow::DEVICE_CPU), Look);
 REGISTER_KERNEL_BUILDER(Name("PoseidonExchange").Device(tensorflow::DEVICE_CPU), DenseExchange);
 REGISTER_KERNEL_BUILDER(Name("PoseidonExchangeFactors").Device(tensorflow::DEVICE_CPU), FactorExchange);
 

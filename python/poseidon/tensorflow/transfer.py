@@ -11,6 +11,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from poseidon.adapter.membership import Membership
+from poseidon.adapter.native_look import NativeLook
 from poseidon.errors import ShutDown
 from poseidon.schemes import takes_factors
 from poseidon.tensorflow.plugin import plugin
@@ -47,6 +48,37 @@ class Transfer:
         if key not in self._functions:
             self._functions[key] = tf.function(lambda *values: self._operations(values, layers), autograph=False)
         return list(self._functions[key](*gradients))
+
+    def look(self, variables: Sequence[tf.Variable], look: NativeLook) -> None:
+        """A step begins: compares the ranks' variables, before it changes them."""
+        if tf.executing_eagerly():
+            look.begin_step(lambda: [variable.numpy() for variable in variables])
+            return
+        graph = tf.compat.v1.get_default_graph()
+        graph.add_to_collection(f"{OPERATION} kept", look)  # operations know no more of it than where it lies
+        earlier = graph.get_collection_ref(f"{OPERATION} looks")
+        loaded = self._plugin
+        if loaded is None:
+            values = [variable.read_value() for variable in variables]
+
+            def begin(*arrays: NDArray[Any]) -> Any:
+                look.begin_step(lambda: arrays)
+                return np.True_
+
+            with tf.control_dependencies(earlier[-1:]):
+                earlier.append(tf.numpy_function(begin, values, tf.bool))
+            return
+        of = {"look": look.address, "job": self._job, "name": OPERATION}
+
+        def compare() -> Any:
+            with tf.device("CPU:0"):
+                loaded.ops.poseidon_look([variable.read_value() for variable in variables], **of)
+            return tf.constant(True)
+
+        # Models of one graph compare one after the other: all share the messages, and on all ranks in the same order.
+        with tf.device("CPU:0"), tf.control_dependencies(earlier[-1:]):
+            due = loaded.ops.poseidon_due(**of)
+        earlier.append(tf.cond(due, compare, lambda: tf.constant(False)))
 
     def _is_present(self, layer: SyncedVariable) -> bool:
         return id(layer.variable) in self._own
