@@ -30,6 +30,12 @@ KINDS = {
     "rows": 14,
     "topk": 15,
     "onebit": 16,
+    "heartbeat": 17,
+    "rate": 18,
+    "local_push": 19,
+    "local_result": 20,
+    "hold": 21,
+    "waiting": 22,
 }
 FLOAT32 = 1
 # How a stream is cut into reads (tcp_receive_fuzz.cc): by the first byte of its input.
@@ -114,6 +120,12 @@ def messages() -> dict[str, tuple[str, bytes, bytes]]:
         "abort": ("abort", body(code=7), b"out of memory"),
         "abort_planned": ("abort", body(flags=1, code=7), b"the next generation forms"),
         "goodbye": ("goodbye", body(), b""),
+        "heartbeat": ("heartbeat", body(numbers=struct.pack("<I", 3)), b""),
+        "rate": ("rate", body(numbers=struct.pack("<Q", 12_000_000)), b""),
+        "hold": ("hold", body(numbers=struct.pack("<Q", 60_000)), b""),
+        "local_push": ("local_push", contribution(), data),
+        "local_result": ("local_result", body(FLOAT32, numbers=struct.pack("<II", 12, 0)), data),
+        "waiting": ("waiting", body(), b"in step 3 layer 'w' was waiting for the result of chunk 0"),
         "rule_none": ("rule", body(), rule()),
         "rule_sgd": ("rule", body(), rule("sgd", **sgd)),
         "rule_adam": ("rule", body(), rule("adam", **adam)),

@@ -12,6 +12,9 @@
 #include "wire/messages/contribution.h"
 #include "wire/messages/ending.h"
 #include "wire/messages/hello.h"
+#include "wire/messages/hold.h"
+#include "wire/messages/life.h"
+#include "wire/messages/rate.h"
 #include "wire/messages/rows.h"
 #include "wire/messages/rule.h"
 #include "wire/messages/stored.h"
@@ -60,6 +63,19 @@ void fuzz_abort(const wire::Header& header, std::span<const std::byte> payload) 
   const auto message = abort.make();
   const wire::Abort again = wire::Abort::read(message.header, message.payload());
   if (again.planned != abort.planned || again.status.code() != abort.status.code()) std::abort();
+}
+
+/// Messages within a machine have the bodies of others.
+wire::Header as(wire::Kind kind, wire::Header header) {
+  header.kind = kind;
+  return header;
+}
+
+/// Messages that are about no unit.
+template <typename Message>
+void fuzz_own(const wire::Header& header) {
+  const Message message = Message::read(header);
+  if (!(Message::read(message.make()) == message)) std::abort();
 }
 
 /// What is read of the header's body is made again, byte by byte.
@@ -150,6 +166,19 @@ void fuzz_message(const wire::Header& header, std::span<const std::byte> payload
       return fuzz_units(payload);
     case wire::Kind::restore:
       return fuzz_body<wire::Restore>(header);
+    case wire::Kind::heartbeat:
+      return fuzz_own<wire::Heartbeat>(header);
+    case wire::Kind::rate:
+      return fuzz_own<wire::Rate>(header);
+    case wire::Kind::hold:
+      return fuzz_own<wire::Hold>(header);
+    case wire::Kind::waiting:
+      if (wire::Waiting::read(payload).text.size() != payload.size()) std::abort();
+      return;
+    case wire::Kind::local_push:
+      return fuzz_contribution(as(wire::Kind::push, header));
+    case wire::Kind::local_result:
+      return fuzz_body<wire::StepResult>(as(wire::Kind::result, header));
   }
 }
 
