@@ -50,7 +50,9 @@ AcknowledgementWatch::Finding AcknowledgementWatch::look(int socket) {
     looked_ns_ = 0;
     return info.tcpi_notsent_bytes == 0 ? Finding::idle : Finding::waiting;
   }
-  const bool answered = time_ns - last_ns > std::int64_t{info.tcpi_last_ack_recv} * 1'000'000;
+  // A peer that has no room is sent to ever more seldom. So what counts is whether the last packet was answered.
+  const bool answered = info.tcpi_last_ack_recv <= info.tcpi_last_data_sent ||
+                        time_ns - last_ns > std::int64_t{info.tcpi_last_ack_recv} * 1'000'000;
   if (last_ns == 0 || answered) unanswered_since_ = Clock::now();
   return Clock::now() - unanswered_since_ >= silence_ ? Finding::lost : Finding::waiting;
 }

@@ -35,10 +35,11 @@ class SmallGroup:
         self.fired: set[SyncedParameter] = set()  # in this backward
         ends = list(accumulate(entry.element_count for entry in entries))
         self._flat = torch.empty(ends[-1], dtype=entries[0].layout.dtype)
-        self._sent = torch.empty_like(self._flat)
+        self._sent, self._found = torch.empty_like(self._flat), torch.empty_like(self._flat)
         parts = [(entry, end - entry.element_count) for entry, end in zip(entries, ends, strict=True)]
         self._results = [_part(self._flat, entry, begin) for entry, begin in parts]
         self._copies = [_part(self._sent, entry, begin) for entry, begin in parts]
+        self._finds = [_part(self._found, entry, begin) for entry, begin in parts]
         self._arrays = _core.Arrays(
             [borrowed(self._flat[begin : begin + entry.element_count]) for entry, begin in parts]
         )
@@ -64,10 +65,9 @@ class SmallGroup:
     def finish(self, client: _core.Client) -> None:
         """Waits for the results and puts them into the gradients. PoseidonError if one was changed meanwhile."""
         client.wait_range(self.entries[0].layer, len(self.entries))
-        before = self._sent.clone()
-        torch._foreach_copy_(self._copies, self._grads)
-        if not torch.equal(before.view(torch.uint8), self._sent.view(torch.uint8)):
-            self._refuse_change(before)
+        torch._foreach_copy_(self._finds, self._grads)
+        if not torch.equal(self._found.view(torch.uint8), self._sent.view(torch.uint8)):
+            self._refuse_change()
         torch._foreach_copy_(self._grads, self._results)
         for entry, grad in zip(self.entries, self._grads, strict=True):
             if entry.param.grad is not grad:
@@ -76,8 +76,8 @@ class SmallGroup:
                 entry.note_absence(present=True)
         self._grads = []
 
-    def _refuse_change(self, before: torch.Tensor) -> None:
-        changed = (before.view(torch.uint8) != self._sent.view(torch.uint8)).nonzero()[0].item()
+    def _refuse_change(self) -> None:
+        changed = (self._found.view(torch.uint8) != self._sent.view(torch.uint8)).nonzero()[0].item()
         ends = accumulate(entry.layout.nbytes for entry in self.entries)
         raise changed_meanwhile(next(entry for entry, end in zip(self.entries, ends, strict=True) if changed < end))
 
