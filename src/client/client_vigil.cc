@@ -26,9 +26,10 @@ void ClientImpl::keep_vigil() {
   if (closing_) return;
   if (beats_ = !beats_; beats_) beat();
   if (closing_) return;
-  longest_silence_ns_.store(connections_.longest_silence_ns(), std::memory_order_relaxed);
-  const auto findings = vigil_.judge(now_ns(), connections_.signs_of_life(),
-                                     [this](std::size_t rank) { return connections_.answer_of(rank); });
+  const auto signs_ns = connections_.signs_of_life();
+  longest_silence_ns_.store(connections_.longest_silence_ns(signs_ns), std::memory_order_relaxed);
+  const auto findings =
+      vigil_.judge(now_ns(), signs_ns, [this](std::size_t rank) { return connections_.answer_of(rank); });
   for (const Vigil::Finding& finding : findings) tell(finding);
   if (options_.on_failure != OnFailure::abort) give_up_unreachable();
   loop_->call_at(Clock::now() + vigil_.interval(), [this] { keep_vigil(); });

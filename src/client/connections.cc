@@ -429,9 +429,9 @@ bool Connections::is_idle(bool ask) {
   return idle;
 }
 
-std::int64_t Connections::longest_silence_ns() const {
+std::int64_t Connections::longest_silence_ns(std::span<const std::int64_t> signs_ns) const {
   std::int64_t oldest_ns = now_ns();
-  for (const std::int64_t sign_ns : signs_of_life())
+  for (const std::int64_t sign_ns : signs_ns)
     if (sign_ns != 0) oldest_ns = std::min(oldest_ns, sign_ns);
   for (const auto& [flow, link] : flows_)
     if (link.kind == LinkKind::server && !colocated_ && link.asked_ns != 0)

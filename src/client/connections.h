@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -168,14 +169,14 @@ class Connections {
   /// Whether everything has arrived that was sent, and each server core has said since the last call that it has
   /// nothing under way for this rank. If `ask`, asks them again.
   bool is_idle(bool ask);
-  /// When the process last gave a sign of life that has been silent for longest: a neighbour, or a dedicated server
-  /// that was asked.
-  std::int64_t longest_silence_ns() const;
   /// Sends a message without payload to each core of the servers in other processes, over a connection of class 0.
   void tell_servers(const wire::Header& message);
   /// When each rank's process last gave a sign of life, over whatever connection. 0: ranks that are no neighbours, or
   /// leave.
   std::vector<std::int64_t> signs_of_life() const;
+  /// When the process last gave a sign of life that has been silent for longest: a rank, by signs_of_life(), or a
+  /// dedicated server that was asked.
+  std::int64_t longest_silence_ns(std::span<const std::int64_t> signs_ns) const;
   /// What the rank's machine has answered over the connection that has waited the least.
   Flow::Answer answer_of(std::size_t rank) const;
   /// Checks whether something has been sent since the last call. That counts as progress, too.

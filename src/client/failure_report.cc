@@ -29,12 +29,10 @@ std::string FailureReport::describe_waiting() const {
     ++count;
   }
   if (first == nullptr) {
-    const std::string lacks = steps_.lacks_of_group();
-    if (!lacks.empty()) return lacks;
-  }
-  if (first == nullptr)
+    if (const std::string lacks = steps_.lacks_of_group(); !lacks.empty()) return lacks;
     return connections_.all_greeted() ? "nothing was in flight"
                                       : "waiting for a greeting from " + connections_.not_linked();
+  }
   const Exchange& exchange = first->syncer.exchange();
   return "in step " + std::to_string(exchange.step) + " layer '" + exchange.unit().name + "' (" +
          std::string(scheme_name(exchange.outcome.scheme)) + ") was " + first->syncer.waiting_for() +
