@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -69,11 +69,6 @@ def _key(draw: random.Random, name: str, median: bool) -> Key:
         rule = "median"
     average = dtype.startswith("float") and (bool(rule) or draw.random() < 0.5)
     return Key(name, shape, dtype, rule, average)
-
-
-def describe(seed: int) -> str:
-    """The job in words."""
-    return f"seed {seed}: {asdict(make(seed))}"
 
 
 def options(seed: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -104,11 +104,6 @@ def make(seed: int) -> Job:
         between=draw.choice(["", "", "scale", "broadcast", "restore", "barrier", "values", "look", "late"]),
         steps=draw.randint(2, 4),
     )
-
-
-def describe(seed: int) -> str:
-    """The job in words."""
-    return f"seed {seed}: {asdict(make(seed))}"
 
 
 def options(seed: int) -> dict[str, Any]:

@@ -1,14 +1,14 @@
 """Runs random jobs of a framework on several workers. `bench/random_jobs.py` and the tests use it.
 
-A generator is a module with `describe(seed)`, what the job of a seed is; `options(seed)`, what init() gets; and
-`run_job(seed)`, which trains on every rank, raises where that differs from one process, and returns a digest that is
-equal on all ranks.
+A generator is a module with `make(seed)`, what the job of a seed is, as a dataclass; `options(seed)`, what init() gets;
+and `run_job(seed)`, which trains on every rank, raises where that differs from one process, and returns a digest that
+is equal on all ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -78,4 +78,5 @@ class RandomJobs:
                 return None
             text = "the workers have different parameters"
         command = f"python bench/random_jobs.py --framework {self._name} --ranks {self._ranks} --jobs 1 --seed {seed}"
-        return f"{self._generator.describe(seed)}, options {self._generator.options(seed)}\n{text}\nalone: {command}"
+        job, options = asdict(self._generator.make(seed)), self._generator.options(seed)
+        return f"seed {seed}: {job}, options {options}\n{text}\nalone: {command}"

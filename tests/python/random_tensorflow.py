@@ -6,7 +6,7 @@ import hashlib
 import random
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -90,11 +90,6 @@ def make(seed: int) -> Job:
         epochs=draw.choice([1, 2, 3]),
         steps=2 * draw.randint(1, 2),
     )
-
-
-def describe(seed: int) -> str:
-    """The job in words."""
-    return f"seed {seed}: {asdict(make(seed))}"
 
 
 def options(seed: int) -> dict[str, Any]:

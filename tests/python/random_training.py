@@ -1,13 +1,13 @@
 """Random training jobs: what a seed stands for, and its training on several workers beside one process that does all.
 
-`run_job(seed)` runs on every rank and raises where the two differ. `describe(seed)` is what the job is.
+`run_job(seed)` runs on every rank and raises where the two differ. `make(seed)` is what the job is.
 """
 
 from __future__ import annotations
 
 import random
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -161,11 +161,6 @@ def _possible(job: Job) -> Job:
     if job.changes == "untie":
         out["tied"] = True
     return replace(job, **out)
-
-
-def describe(seed: int) -> str:
-    """The job in words."""
-    return f"seed {seed}: {asdict(make(seed))}"
 
 
 def options(seed: int) -> dict[str, Any]:

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "cpp/client/child_rank.h"
 #include "cpp/client/cluster.h"
 #include "plan/mesh.h"
 #include "poseidon/server.h"
@@ -180,26 +179,6 @@ TEST_P(AllWait, NamesTheLayerOfAGroupThatNobodyHasStarted) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Servers, AllWait, ::testing::Bool());
-
-TEST(Late, AFrozenRankIsNoneAndEndsTheStepAfterTheTimeout) {
-  auto all = cluster_options(3, milliseconds(1'500));
-  for (auto& options : all) options.late_timeout = seconds(60);
-  const std::vector<Layer> layers{vector_layer("weights", 1000)};
-  ChildRank child(all.back(), layers);
-  all.pop_back();
-  TestCluster cluster(all);
-  ASSERT_TRUE(cluster.connected());
-  const auto layer = cluster.add(layers);
-  child.stop();
-  const auto begun = Clock::now();
-  cluster.each([&](std::size_t, Client& client) {
-    std::vector<float> gradient(1000);
-    EXPECT_TRUE(client.start(layer, bytes_of(gradient), 1).ok());
-    const Status status = client.wait_all(always);
-    EXPECT_EQ(status.code(), ErrorCode::timeout) << status.message();
-  });
-  EXPECT_LT(Clock::now() - begun, seconds(6));
-}
 
 }  // namespace
 }  // namespace poseidon::testing
