@@ -17,6 +17,8 @@ inline TrafficClass traffic_class_of(const Options& options, std::size_t priorit
   TrafficClass traffic_class;
   if (!options.dscp.empty()) traffic_class.dscp = options.dscp[std::min(known, options.dscp.size() - 1)];
   if (known < last) traffic_class.socket_priority = known == 0 ? 6 : 4;
+  traffic_class.shared = last > 0;
+  traffic_class.yields = last > 0 && known == last;
   return traffic_class;
 }
 

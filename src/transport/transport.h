@@ -26,6 +26,8 @@ class Flow;
 struct TrafficClass {
   int dscp = 0;             // IPv4's and IPv6's differentiated services code point, 0 to 63
   int socket_priority = 0;  // SO_PRIORITY: which queue of this host's card, 0 (best effort) to 6
+  bool shared = false;      // there are several classes, which share this host's port
+  bool yields = false;      // it is the last of them: its packets should not keep those of others waiting in this host
 };
 
 /// Takes the messages of a flow. It is called on the flow's loop, never from inside Flow::send.

@@ -8,7 +8,8 @@ from functools import cache
 import pytest
 
 from poseidon.bench.training.bound import Carried, least_seconds, least_step_seconds
-from poseidon.models import LayerSpec, ModelTable, model_table
+from poseidon.bench.training.methods import METHODS
+from poseidon.models import LayerSpec, ModelTable, model_table, scaled
 
 COMPUTE = 3.0  # forward 1, backward 2
 
@@ -71,6 +72,23 @@ def test_a_tied_head_moves_the_exchange_to_where_it_hides_least() -> None:
     owner = [0.0] * len(table.layers)
     owner[0] = 0.2
     assert least_step_seconds(table, 3.0, 0.0, owner, overlap=True) == pytest.approx(3.2)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_products_follow_their_exchange(overlap: bool) -> None:
+    table, carry = network(1.0, 1.0), [0.0, 3.0]  # the last layer's gradient is there after 1 of backward's 2 seconds
+    least_s = least_step_seconds(table, COMPUTE, 0.0, carry, [0.0, 0.4], overlap=overlap)
+    assert least_s == pytest.approx(least_step_seconds(table, COMPUTE, 0.0, carry, overlap=overlap) + 0.4)
+    assert least_step_seconds(table, COMPUTE, 0.0, [0.0, 0.1], [0.0, 0.4], overlap=overlap) == pytest.approx(3.4)
+
+
+def test_workers_multiply_the_rows_of_the_others() -> None:
+    table = scaled(model_table("VGG19"), 4)
+    rows = METHODS["poseidon"].product_rows(table, 8)
+    multiplied = {layer.name: count for layer, count in zip(table.layers, rows, strict=True) if count}
+    assert multiplied == dict.fromkeys(("fc6", "fc7", "fc8"), 7 * table.batch)
+    assert not any(METHODS["wfbp-ps"].product_rows(table, 8))
+    assert not any(METHODS["ddp"].product_rows(table, 8))
 
 
 def test_order_counts() -> None:

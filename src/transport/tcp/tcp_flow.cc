@@ -88,7 +88,7 @@ void TcpFlow::send(wire::Header header, std::vector<std::span<const std::byte>> 
   const bool idle = !has_unsent();
   queue_.push(header, std::move(payload), std::move(done));
   watch_acknowledgements();
-  if (!idle || held()) return;  // the rest is sent on EPOLLOUT, or when the hold ends
+  if (!idle || held()) return;  // the rest is sent on EPOLLOUT, or when a timer ends
   flush();
   update_watch();
   if (end_.has_finished()) post_finished();
@@ -96,6 +96,8 @@ void TcpFlow::send(wire::Header header, std::vector<std::span<const std::byte>> 
 
 Status TcpFlow::set_traffic_class(const TrafficClass& traffic_class) {
   if (state_ == State::closed) return {};
+  yields_ = traffic_class.yields;
+  if (traffic_class.shared && !place_) place_.emplace(stream_.socket());
   const int tos = traffic_class.dscp << 2;  // the low two bits belong to ECN
   const bool v6 = peer_address(stream_.socket()).family() == AF_INET6;
   // A socket for IPv6 may carry IPv4, whose packets have the mark of IPv4.
@@ -129,7 +131,7 @@ void TcpFlow::close(std::chrono::milliseconds linger) {
 void TcpFlow::on_events(std::uint32_t events) {
   const auto self = shared_from_this();
   const bool failed = (events & (EPOLLERR | EPOLLHUP)) != 0;
-  if ((failed || ((events & EPOLLOUT) != 0 && !held())) && has_unsent()) {
+  if ((failed || ((events & EPOLLOUT) != 0 && may_flush())) && has_unsent()) {
     adapt_unsent_limit();
     flush();
   }
@@ -237,7 +239,7 @@ void TcpFlow::update_watch() {
   std::uint32_t wanted = 0;
   // While nothing may be read, the flow waits only for failures. Their event comes in any case.
   if (receiver_ != nullptr || state_ == State::closing) wanted |= reader_.waiting() ? EPOLLERR : EPOLLIN;
-  if (has_unsent() && !held()) wanted |= EPOLLOUT;
+  if (has_unsent() && may_flush()) wanted |= EPOLLOUT;
   if (wanted == watched_events_) return;
   Status status;
   if (watched_events_ == 0) {
@@ -260,13 +262,17 @@ void TcpFlow::adapt_unsent_limit() {
   int wanted = unsent_limit_bytes_;
   if (now - last > kLongestRoomInterval) wanted = std::max(wanted / 2, kLeastUnsentBytes);
   if (now - last < kShortestRoomInterval) wanted = std::min(wanted * 2, kMostUnsentBytes);
-  if (wanted == unsent_limit_bytes_) return;
-  unsent_limit_bytes_ = wanted;
-  set_option(stream_.socket(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, wanted);
+  limit_unsent(wanted);
+}
+
+void TcpFlow::limit_unsent(int bytes) {
+  if (std::exchange(unsent_limit_bytes_, bytes) != bytes)
+    set_option(stream_.socket(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, bytes);
 }
 
 void TcpFlow::flush() {
-  std::size_t budget_bytes = kWriteBudgetBytes;
+  std::size_t budget_bytes = room();
+  if (budget_bytes == 0) return wait_for_room();
   while (has_unsent() && budget_bytes > 0) {
     std::array<iovec, kPiecesPerSend> pieces{};
     const auto used = std::span(pieces).first(queue_.fill(pieces, budget_bytes));
@@ -275,6 +281,7 @@ void TcpFlow::flush() {
     if (sent.outcome == Transfer::Outcome::failed) return fail_sends(end_.lost(stream_.failure()));
     bytes_sent_ += sent.bytes;
     budget_bytes -= sent.bytes;
+    if (place_) HostQueue::of_process().add(sent.bytes);
     std::vector<SendQueue::Done> complete;
     queue_.advance(sent.bytes, complete);
     for (auto& done : complete) end_.finish(std::move(done), Status());
@@ -282,6 +289,22 @@ void TcpFlow::flush() {
   }
   if (!has_unsent()) last_room_ = {};
   if (state_ == State::closing && queue_.empty() && !end_of_stream_sent_) end_of_stream_sent_ = stream_.finish();
+}
+
+/// How much one flush may send.
+std::size_t TcpFlow::room() const {
+  if (!yields_ || !has_unsent()) return kWriteBudgetBytes;
+  return std::min(HostQueue::of_process().room(), kWriteBudgetBytes);
+}
+
+void TcpFlow::wait_for_room() {
+  if (room_timer_ != 0) return;
+  limit_unsent(kLeastUnsentBytes);  // what the kernel holds enters the host's queue without asking
+  last_room_ = {};                  // the pause says nothing about the flow's rate
+  room_timer_ = loop_.call_at(Clock::now() + HostQueue::kPause, [self = shared_from_this()] {
+    self->room_timer_ = 0;
+    if (!self->held()) self->release();
+  });
 }
 
 void TcpFlow::fail_sends(const Status& status) {
@@ -347,7 +370,8 @@ void TcpFlow::end(const Status& status) {
   watched_events_ = 0;
   if (linger_timer_ != 0) loop_.cancel(std::exchange(linger_timer_, 0));
   if (held()) loop_.cancel(std::exchange(hold_timer_, 0));
-  for (Loop::TimerId* timer : {&unread_timer_, &acknowledgement_timer_})
+  place_.reset();
+  for (Loop::TimerId* timer : {&unread_timer_, &acknowledgement_timer_, &room_timer_})
     if (*timer != 0) loop_.cancel(std::exchange(*timer, 0));
   stream_.close();
 }

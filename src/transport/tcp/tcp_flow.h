@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "transport/byte_stream.h"
 #include "transport/flow_end.h"
 #include "transport/tcp/acknowledgement_watch.h"
+#include "transport/tcp/host_queue.h"
 #include "transport/tcp/message_reader.h"
 #include "transport/tcp/send_queue.h"
 #include "transport/transport.h"
@@ -48,12 +50,16 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   void on_unread();
   void go_on();
   bool held() const { return hold_timer_ != 0; }
+  bool may_flush() const { return !held() && room_timer_ == 0; }
   void release();
   bool has_unsent() const { return !queue_.empty() || (stream_.has_unsent() && end_.send_error().ok()); }
   void update_watch();
   void watch_acknowledgements();
   void adapt_unsent_limit();
+  void limit_unsent(int bytes);
   void flush();
+  std::size_t room() const;
+  void wait_for_room();
   void fail_sends(const Status& status);
   void take_turn();
   void receive();
@@ -74,7 +80,10 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   Clock::time_point last_room_{};  // when the kernel last asked for more, while bytes wait without a pause
   bool end_of_stream_sent_ = false;
   Loop::TimerId linger_timer_ = 0;
-  Loop::TimerId hold_timer_ = 0;  // not 0: nothing is sent until it ends
+  Loop::TimerId hold_timer_ = 0;            // not 0: nothing is sent until it ends
+  std::optional<HostQueue::Member> place_;  // in the host's queue, where there are several classes
+  bool yields_ = false;                     // TrafficClass::yields
+  Loop::TimerId room_timer_ = 0;            // not 0: nothing is sent until the host's queue is asked again
   AcknowledgementWatch acknowledgements_;
   Loop::TimerId acknowledgement_timer_ = 0;
 

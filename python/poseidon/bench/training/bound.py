@@ -53,24 +53,28 @@ def least_step_seconds(
     compute_seconds: float,
     update_seconds: float,
     carry_seconds: Sequence[float],
+    product_seconds: Sequence[float] = (),
     *,
     overlap: bool,
 ) -> float:
     """Returns the bound of a step in steady state.
 
     `carry_seconds` has each layer's bytes of one direction over the ports' rate, in forward order. The updates of all
-    parameters take `update_seconds` on the accelerator, by their numbers. A weight that a later layer shares counts to
-    the layer that owns it: that one runs last in backward and first in forward.
+    parameters take `update_seconds` on the accelerator, by their numbers. `product_seconds` has what the accelerator
+    takes for each layer's product of received factors, which follows the layer's exchange (none if it is empty). A
+    weight that a later layer shares counts to the layer that owns it: that one runs last in backward and first in
+    forward.
     """
     durations = table.durations(compute_seconds)
     updates = [update_seconds * layer.parameter_count / table.parameter_count for layer in table.layers]
     ready = sum(backward for _, backward in durations)  # when the gradient exists; that of the first layer comes last
     rest = all_rest = update_seconds + sum(forward for forward, _ in durations)  # from the layer's update on
-    compute = ready + all_rest
+    products = product_seconds or [0.0] * len(durations)
+    compute = ready + all_rest + sum(products)
     items = []
-    for (forward, backward), update, carry in zip(durations, updates, carry_seconds, strict=True):
+    for (forward, backward), update, carry, product in zip(durations, updates, carry_seconds, products, strict=True):
         if carry > 0:
-            items.append(Carried(ready, carry, rest if overlap else all_rest))
+            items.append(Carried(ready, carry, product + (rest if overlap else all_rest)))
         ready -= backward
         rest -= update + forward
     return max(compute, least_seconds(items))

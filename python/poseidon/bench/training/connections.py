@@ -95,7 +95,9 @@ def _charge_products(module: Any, model: nn.Module) -> Callable[[], None] | None
     from poseidon.torch.process.context import context
 
     layers = {entry.name: entry.layer for entry in module.synced_parameters}
-    rows = [(layers[name], linear.row_seconds) for name, linear in model.linear_weights().items()]
+    rows = [
+        (layers[name], linear.row_seconds, len(linear.input_rows)) for name, linear in model.linear_weights().items()
+    ]
     model.timeline.products = Products(context().client, rows).arrived
     return model.timeline.multiply
 

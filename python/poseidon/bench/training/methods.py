@@ -11,12 +11,14 @@ from poseidon.bench.training.traffic import (
     averaging_bytes,
     broadcast_bytes,
     layer_bytes,
+    layer_scheme,
     onebit_part_bytes,
     powersgd_bytes,
     topk_part_bytes,
 )
 from poseidon.models import ModelTable
 from poseidon.options import BY_NAME
+from poseidon.schemes import workers_multiply
 
 Library = Literal["none", "torch", "poseidon"]
 
@@ -105,6 +107,18 @@ class Method:
         torch = self.library == "torch"  # ring all-reduce moves what the sharded parameter server moves
         scheme, form = ("ps", Format(self.wire)) if torch else (self.scheme, Format(self.wire, small_bytes))
         return [layer_bytes(layer, table.factor_count(layer), worker_count, scheme, form) for layer in table.layers]
+
+    def product_rows(self, table: ModelTable, worker_count: int, small_bytes: int = 0) -> list[int]:
+        """Returns how many rows of received factors each worker multiplies for each layer, in forward order."""
+        if self.library != "poseidon" or self.powersgd_rank is not None or self.scheme in _PART_BYTES or self.every > 1:
+            return [0] * len(table.layers)
+        form = Format(self.wire, small_bytes)
+        rows = []
+        for layer in table.layers:
+            own = table.factor_count(layer)
+            chosen = layer_scheme(layer, own, worker_count, self.scheme, form)
+            rows.append(own * (worker_count - 1) if workers_multiply(chosen) else 0)
+        return rows
 
 
 def _overlapped_ps(name: str, description: str, chunk_bytes: int | None, **options: Any) -> Method:

@@ -22,6 +22,7 @@ class Product(NamedTuple):
 class _Layer(NamedTuple):
     number: int  # the client's
     row_seconds: float  # that the accelerator takes for the product of one row of factors
+    own_rows: int  # of one worker's batch
 
 
 class Products:
@@ -29,13 +30,13 @@ class Products:
 
     A row of the layer's own batch takes `forward_seconds / K` in the forward pass, which is M·N multiply-adds. A row of
     factors takes as many, at the same rate. The layer's backward pass keeps its whole duration, although it leaves out
-    the product of its own rows: so the charge is too high by one worker's part, not too low.
+    the product of its own rows. So these are not charged again.
     """
 
-    def __init__(self, client: Any, row_seconds: Sequence[tuple[int, float]]) -> None:
-        """`row_seconds` has each factorable layer's number in the client, and what one row takes."""
+    def __init__(self, client: Any, layers: Sequence[tuple[int, float, int]]) -> None:
+        """`layers` has each factorable layer's number in the client, what one row takes, and the rows of a batch."""
         self._client = client
-        self._layers = [_Layer(index, seconds) for index, seconds in row_seconds]
+        self._layers = [_Layer(*layer) for layer in layers]
         self._steps = [client.layer_stats(layer.number).step for layer in self._layers]
 
     def arrived(self) -> list[Product]:
@@ -48,5 +49,6 @@ class Products:
             self._steps[place] = stats.step
             if workers_multiply(stats.scheme):
                 arrived_ns = stats.completed_ns - stats.compute_ns  # the processor's own product came after it
-                found.append(Product(arrived_ns / 1e9, stats.factor_count * layer.row_seconds))
+                received_rows = stats.factor_count - layer.own_rows
+                found.append(Product(arrived_ns / 1e9, received_rows * layer.row_seconds))
         return sorted(found)

@@ -205,6 +205,17 @@ def _layer_bytes(config: TrainConfig, method: Method) -> list[float]:
     return [size * share for size in layer_bytes]
 
 
+def _product_seconds(config: TrainConfig, method: Method) -> list[float]:
+    """What the accelerator takes for each layer's product of received factors."""
+    small_bytes = {**_sizes_and_options(config), **method.scaled(config.scale).options}["small_bytes"]
+    rows = method.product_rows(config.table, config.worker_count, small_bytes)
+    table = config.table
+    return [
+        count * forward / table.factor_count(layer) if count else 0.0
+        for count, layer, (forward, _) in zip(rows, table.layers, table.durations(config.compute_seconds), strict=True)
+    ]
+
+
 def _bound_seconds(
     config: TrainConfig, method: Method, layer_bytes: list[float], without_exchange: float, tcp_copy: float | None
 ) -> float | None:
@@ -221,5 +232,6 @@ def _bound_seconds(
         config.compute_seconds,
         max(0.0, without_exchange - config.compute_seconds),
         [size * busiest / 2 * 8 / tcp_copy for size in layer_bytes],
+        _product_seconds(config, method),
         overlap=method.overlap,
     )
