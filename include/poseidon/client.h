@@ -253,6 +253,11 @@ class Client {
   virtual Status wait_all(const std::function<bool()>& keep_waiting) = 0;
   virtual Status wait(std::uint32_t layer, const std::function<bool()>& keep_waiting) = 0;
 
+  /// From now on this thread's calls count as those of another thread that uses the client and waits for this one, as
+  /// autograd's threads work for the one that has called backward(). `thread` is that thread's pthread_t, or 0: as its
+  /// own again. It matters for finding members that wait for each other (docs/decisions/0059-standstill.md).
+  virtual void act_for(std::uint64_t thread) = 0;
+
   /// Whether no exchange of the layer is under way. It is also true after a failure; `wait` then returns the failure.
   virtual bool done(std::uint32_t layer) const = 0;
 

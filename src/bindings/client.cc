@@ -430,6 +430,8 @@ void bind_client(nb::module_& module) {
            })
       .def("choose", &PyClient::choose, nb::arg("layer"), nb::arg("scheme"), nb::arg("factor_count"))
       .def("gathered", &PyClient::gathered)
+      .def(
+          "act_for", [](PyClient& self, std::uint64_t thread) { self.get().act_for(thread); }, nb::arg("thread"))
       .def("wait_all", &PyClient::wait_all)
       .def("wait", &PyClient::wait)
       .def("wait_range", &PyClient::wait_range, nb::arg("first_layer"), nb::arg("count"))

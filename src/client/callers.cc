@@ -7,6 +7,8 @@ namespace poseidon {
 
 namespace {
 
+thread_local pthread_t acts_for = 0;  // 0: this thread itself
+
 /// It is gone when this thread has ended.
 const std::shared_ptr<const int>& life_of_this_thread() {
   thread_local const std::shared_ptr<const int> life = std::make_shared<const int>(0);
@@ -16,11 +18,19 @@ const std::shared_ptr<const int>& life_of_this_thread() {
 }  // namespace
 
 Callers::Caller& Callers::own() {
-  const auto id = std::this_thread::get_id();
+  if (const auto owner = std::ranges::find(callers_, acts_for, &Caller::id);
+      acts_for != 0 && owner != callers_.end() && !owner->lives.expired())
+    return *owner;
+  const pthread_t id = ::pthread_self();
   const auto found = std::ranges::find(callers_, id, &Caller::id);
   if (found == callers_.end()) return callers_.emplace_back(Caller{id, life_of_this_thread()});
   if (found->lives.expired()) *found = {id, life_of_this_thread()};  // an earlier thread had the same id
   return *found;
+}
+
+void Callers::act_for(pthread_t owner) {
+  acts_for = owner;
+  if (owner != 0) std::erase_if(callers_, [](const Caller& caller) { return caller.id == ::pthread_self(); });
 }
 
 Callers::Inside::Inside(Callers& callers, std::function<bool()> done)

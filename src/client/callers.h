@@ -1,10 +1,11 @@
 // Callers: the threads that use a client, and which of them are inside a wait.
 #pragma once
 
+#include <pthread.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <thread>
 #include <vector>
 
 #include "base/clock.h"
@@ -19,7 +20,7 @@ class Callers {
     std::int64_t begun_ns = now_ns();
   };
   struct Caller {
-    std::thread::id id;
+    pthread_t id;
     std::weak_ptr<const void> lives;
     const Wait* wait = nullptr;
   };
@@ -27,6 +28,9 @@ class Callers {
  public:
   /// This thread uses the client.
   void note() { static_cast<void>(own()); }
+
+  /// From now on what this thread does counts as done by `owner`, which waits for it. 0: as its own again.
+  void act_for(pthread_t owner);
 
   /// The caller's thread is inside a wait as long as this lives, or until `done` returns true.
   class Inside {

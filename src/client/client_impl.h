@@ -87,6 +87,7 @@ class ClientImpl final : public Client, private Receiver {
   void set_factor_count(std::uint32_t layer, std::uint64_t factor_count) override;
   Status choose(std::uint32_t layer, const SchemeChoice& choice) override;
   std::vector<GatheredPart> gathered(std::uint32_t layer) const override;
+  void act_for(std::uint64_t thread) override { steps_.act_for(thread); }
   Status wait_all(const std::function<bool()>& keep_waiting) override;
   Status wait(std::uint32_t layer, const std::function<bool()>& keep_waiting) override;
   bool done(std::uint32_t layer) const override;

@@ -206,6 +206,11 @@ void Steps::wait_closed(std::chrono::nanoseconds linger) {
   changed_.wait_for(lock, linger, [this] { return closed_; });
 }
 
+void Steps::act_for(std::uint64_t thread) {
+  const std::lock_guard lock(mutex_);
+  callers_.act_for(static_cast<pthread_t>(thread));
+}
+
 bool Steps::all_wait_since(std::int64_t time_ns) {
   const std::lock_guard lock(mutex_);
   return running_count_ > 0 && callers_.all_wait_since(time_ns);

@@ -72,6 +72,8 @@ class Steps {
   Status wait(std::uint32_t layer, const Look& look);
   /// Waits until the contributions that await_contributions() has counted have completed.
   void wait_contributions(const Look& look);
+  /// See Client::act_for.
+  void act_for(std::uint64_t thread);
   /// Whether each thread that uses the client is inside a wait that has begun before this time, by now_ns(), and that
   /// only an exchange can end.
   bool all_wait_since(std::int64_t time_ns);

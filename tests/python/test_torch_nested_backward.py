@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import poseidon.torch as poseidon
 import workers
+from poseidon.torch.exchange.autograd_threads import caller_of_backward
 from torch_cases import all_equal, digest, own_rows
 
 STEPS = 4
@@ -195,3 +197,25 @@ def outer_fails() -> str:
 def test_failure_after_an_inner_backward_is_known_in_the_next_forward() -> None:
     for answer in workers.run_fresh(2, outer_fails):  # one rank may hear of it from the other
         assert "an earlier backward pass failed" in str(answer) + repr(answer)
+
+
+def test_the_caller_of_backward_is_known_in_a_thread_of_autograds() -> None:
+    """A backward inside many others runs in a thread of autograd's pool, as that on a device does in another one."""
+    found: list[tuple[int, int]] = []
+
+    def run_backward(depth: int) -> None:
+        leaf = torch.zeros((), requires_grad=True)
+        if depth:
+            leaf.register_hook(lambda _: run_backward(depth - 1))
+        else:
+            leaf.register_hook(lambda _: found.append((threading.get_ident(), caller_of_backward())))
+        with torch.enable_grad():
+            (leaf * 1).backward()
+
+    run_backward(0)
+    run_backward(100)  # of which the innermost ones run in the first of that pool's threads
+    own = threading.get_ident()
+    (here, nobody), (there, caller) = found
+    assert (here, nobody) == (own, 0)
+    assert there != own
+    assert caller == own

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <utility>
 
 namespace poseidon::tcp {
@@ -20,6 +21,11 @@ constexpr std::size_t kLeastBytes = std::size_t{16} << 10;
 // A connection that may send at all sends two full packets: fewer would cost too many calls.
 constexpr std::size_t kLeastRoomBytes = 3'000;
 constexpr milliseconds kWindow{30};
+// Longer than most steps: where each step sends something urgent, the rest of it comes soon after something urgent.
+constexpr std::chrono::seconds kLately{10};
+// Control messages are smaller, and travel also where no layer is urgent. There the limit would only cost: wait-free
+// backpropagation alone, bound by ports of 15.6 Mb/s, was 2.5 % slower with it.
+constexpr std::size_t kLeastUrgentBytes = 4'096;
 // A look at one connection takes about 0.15 µs.
 constexpr microseconds kLookInterval{500};
 constexpr microseconds kLookIntervalPerSocket{20};
@@ -48,11 +54,11 @@ void QueueLimit::look(Clock::time_point now, std::size_t queued_bytes, std::size
 }
 
 HostQueue& HostQueue::of_process() {
-  static HostQueue queue;
+  static HostQueue& queue = *new HostQueue;  // connections may close while the process ends
   return queue;
 }
 
-HostQueue::Member::Member(int socket) : socket_(socket) {
+HostQueue::Member::Member(int socket, bool yields) : socket_(socket), yields_(yields) {
   HostQueue& queue = of_process();
   const std::lock_guard lock(queue.mutex_);
   queue.sockets_.push_back(socket_);
@@ -64,17 +70,25 @@ HostQueue::Member::~Member() {
   std::erase(queue.sockets_, socket_);
 }
 
+std::size_t HostQueue::Member::room() const {
+  return yields_ ? of_process().room() : std::numeric_limits<std::size_t>::max();
+}
+
+void HostQueue::Member::add(std::size_t bytes) const {
+  HostQueue& queue = of_process();
+  const std::lock_guard lock(queue.mutex_);
+  queue.queued_bytes_ += bytes;
+  if (!yields_ && bytes >= kLeastUrgentBytes) queue.last_urgent_ = Clock::now();
+}
+
 std::size_t HostQueue::room() {
   const std::lock_guard lock(mutex_);
-  if (const auto now = Clock::now(); now >= next_look_) look(now);
+  const auto now = Clock::now();
+  if (now - last_urgent_ > kLately) return std::numeric_limits<std::size_t>::max();
+  if (now >= next_look_) look(now);
   if (queued_bytes_ < limit_.bytes()) return std::max(limit_.bytes() - queued_bytes_, kLeastRoomBytes);
   refused_ = true;
   return 0;
-}
-
-void HostQueue::add(std::size_t bytes) {
-  const std::lock_guard lock(mutex_);
-  queued_bytes_ += bytes;
 }
 
 void HostQueue::look(Clock::time_point now) {

@@ -36,34 +36,38 @@ class QueueLimit {
 /// There is one for the process, because all its connections share the host's port. Any thread.
 class HostQueue {
  public:
-  static HostQueue& of_process();
-
   /// A connection whose bytes count. It leaves with this object, which must be destroyed before the socket is closed.
   class Member {
    public:
-    explicit Member(int socket);
+    /// `yields`: its packets should not keep those of the others waiting.
+    Member(int socket, bool yields);
     ~Member();
     Member(const Member&) = delete;
     Member& operator=(const Member&) = delete;
 
+    /// How many bytes it may hand to the kernel now. 0: none; ask again after kPause. There is a limit only for who
+    /// yields, and only if others have sent more than control messages lately.
+    std::size_t room() const;
+    /// It did so.
+    void add(std::size_t bytes) const;
+
    private:
     const int socket_;
+    const bool yields_;
   };
-
-  /// How many bytes a connection that yields may hand to the kernel now. 0: none; ask again after kPause.
-  std::size_t room();
-  /// It did so.
-  void add(std::size_t bytes);
 
   static constexpr std::chrono::milliseconds kPause{1};
 
  private:
+  static HostQueue& of_process();
+  std::size_t room();
   void look(Clock::time_point now);
 
   std::mutex mutex_;  // guards all that follows
   std::vector<int> sockets_;
   QueueLimit limit_;
   Clock::time_point next_look_{};
+  Clock::time_point last_urgent_{};
   std::size_t queued_bytes_ = 0;  // at the last look, and what was added since
   bool refused_ = false;          // somebody, since the last look
 };

@@ -96,8 +96,10 @@ void TcpFlow::send(wire::Header header, std::vector<std::span<const std::byte>> 
 
 Status TcpFlow::set_traffic_class(const TrafficClass& traffic_class) {
   if (state_ == State::closed) return {};
-  yields_ = traffic_class.yields;
-  if (traffic_class.shared && !place_) place_.emplace(stream_.socket());
+  if (traffic_class.shared)
+    place_.emplace(stream_.socket(), traffic_class.yields);
+  else
+    place_.reset();
   const int tos = traffic_class.dscp << 2;  // the low two bits belong to ECN
   const bool v6 = peer_address(stream_.socket()).family() == AF_INET6;
   // A socket for IPv6 may carry IPv4, whose packets have the mark of IPv4.
@@ -275,13 +277,14 @@ void TcpFlow::flush() {
   if (budget_bytes == 0) return wait_for_room();
   while (has_unsent() && budget_bytes > 0) {
     std::array<iovec, kPiecesPerSend> pieces{};
-    const auto used = std::span(pieces).first(queue_.fill(pieces, budget_bytes));
-    const Transfer sent = stream_.send(used);
+    const auto [piece_count, more] = queue_.fill(pieces, budget_bytes);
+    const auto used = std::span(pieces).first(piece_count);
+    const Transfer sent = stream_.send(used, more);
     if (sent.outcome == Transfer::Outcome::blocked) break;
     if (sent.outcome == Transfer::Outcome::failed) return fail_sends(end_.lost(stream_.failure()));
     bytes_sent_ += sent.bytes;
     budget_bytes -= sent.bytes;
-    if (place_) HostQueue::of_process().add(sent.bytes);
+    if (place_) place_->add(sent.bytes);
     std::vector<SendQueue::Done> complete;
     queue_.advance(sent.bytes, complete);
     for (auto& done : complete) end_.finish(std::move(done), Status());
@@ -293,8 +296,7 @@ void TcpFlow::flush() {
 
 /// How much one flush may send.
 std::size_t TcpFlow::room() const {
-  if (!yields_ || !has_unsent()) return kWriteBudgetBytes;
-  return std::min(HostQueue::of_process().room(), kWriteBudgetBytes);
+  return place_ && has_unsent() ? std::min(place_->room(), kWriteBudgetBytes) : kWriteBudgetBytes;
 }
 
 void TcpFlow::wait_for_room() {

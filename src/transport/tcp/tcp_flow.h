@@ -82,7 +82,6 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   Loop::TimerId linger_timer_ = 0;
   Loop::TimerId hold_timer_ = 0;            // not 0: nothing is sent until it ends
   std::optional<HostQueue::Member> place_;  // in the host's queue, where there are several classes
-  bool yields_ = false;                     // TrafficClass::yields
   Loop::TimerId room_timer_ = 0;            // not 0: nothing is sent until the host's queue is asked again
   AcknowledgementWatch acknowledgements_;
   Loop::TimerId acknowledgement_timer_ = 0;

@@ -161,6 +161,35 @@ TEST_P(AllWait, IsNoneWhileOneComputesOrAThreadThatHasExchangedDoes) {
   });
 }
 
+TEST_P(AllWait, IsAFaultWhereAnotherThreadWaitsForTheOneThatUsesTheClient) {
+  connect(seconds(60));
+  const auto begun = Clock::now();
+  cluster->each([&](std::size_t rank, Client& client) {
+    EXPECT_TRUE(exchange(client, first, 1000).ok());
+    std::thread worker([&, owner = ::pthread_self()] {
+      client.act_for(owner);
+      const Status status = rank == 1 ? exchange(client, first + 1, 2000) : exchange(client, first, 1000);
+      EXPECT_EQ(status.code(), ErrorCode::mismatch) << status.message();
+    });
+    worker.join();
+  });
+  EXPECT_LT(Clock::now() - begun, seconds(15));
+}
+
+TEST_P(AllWait, IsNoneWhileTheThreadForWhichOthersActedComputes) {
+  connect(seconds(60));
+  cluster->each([&](std::size_t rank, Client& client) {
+    EXPECT_TRUE(exchange(client, first, 1000).ok());
+    std::thread worker([&, owner = ::pthread_self()] {
+      client.act_for(owner);
+      EXPECT_TRUE(exchange(client, first, 1000).ok());
+    });
+    worker.join();
+    if (rank == 1) std::this_thread::sleep_for(seconds(7));
+    EXPECT_TRUE(exchange(client, first, 1000).ok());
+  });
+}
+
 TEST_P(AllWait, ALateRankIsWaitedForLongerThanTheTimeoutWhereThatIsSaid) {
   connect(milliseconds(700), [](Options& options) { options.late_timeout = seconds(60); });
   cluster->each([&](std::size_t rank, Client& client) {

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <thread>
 
+#include "cpp/transport/connected_socket.h"
 #include "poseidon/options.h"
 #include "transport/traffic_class.h"
 
@@ -67,22 +68,35 @@ TEST(QueueLimit, StaysWhereTheQueueEmptiesByItself) {
   EXPECT_EQ(limit.bytes(), before);
 }
 
-TEST(HostQueue, WhatWasAddedCountsUntilItIsSeenElsewhere) {
-  HostQueue queue;
-  const std::size_t room = queue.room();
-  ASSERT_GT(room, 1'000'000u);
-  queue.add(1'000'000);
-  EXPECT_LE(queue.room(), room - 1'000'000);
-  std::this_thread::sleep_for(milliseconds(5));
-  EXPECT_GT(queue.room(), room - 1'000'000) << "nothing of it is in a queue any more";
+class HostQueueTest : public ConnectedSocket {
+ protected:
+  static constexpr std::size_t kPlenty = std::size_t{1} << 40;
+  static void pass_looks() { std::this_thread::sleep_for(milliseconds(5)); }
+};
+
+TEST_F(HostQueueTest, WhoYieldsHasALimitOnceOthersHaveSent) {
+  const HostQueue::Member urgent(socket_.get(), false);
+  const HostQueue::Member bulk(socket_.get(), true);
+  bulk.add(kPlenty);
+  urgent.add(1'000);
+  EXPECT_GT(bulk.room(), kPlenty) << "nobody else has sent more than control messages";
+  urgent.add(5'000);
+  pass_looks();
+  EXPECT_LT(bulk.room(), kPlenty);
+  EXPECT_GT(bulk.room(), 0u) << "nothing is in a queue any more";
+  EXPECT_GT(urgent.room(), kPlenty);
 }
 
-TEST(HostQueue, NothingIsGivenWhereItIsFull) {
-  HostQueue queue;
-  queue.add(queue.room());
-  EXPECT_EQ(queue.room(), 0u);
-  std::this_thread::sleep_for(milliseconds(5));
-  EXPECT_GT(queue.room(), 0u);
+TEST_F(HostQueueTest, NothingIsGivenWhereItIsFull) {
+  const HostQueue::Member urgent(socket_.get(), false);
+  const HostQueue::Member bulk(socket_.get(), true);
+  urgent.add(5'000);
+  pass_looks();
+  bulk.add(bulk.room());
+  EXPECT_EQ(bulk.room(), 0u);
+  EXPECT_GT(urgent.room(), 0u);
+  pass_looks();
+  EXPECT_GT(bulk.room(), 0u);
 }
 
 TEST(HostQueue, OnlyTheLastOfSeveralClassesYields) {

@@ -31,6 +31,7 @@ from poseidon.adapter.step_check import StepCheck
 from poseidon.errors import PoseidonError
 from poseidon.options import Settings
 from poseidon.schemes import takes_factors
+from poseidon.torch.exchange.autograd_threads import caller_of_backward
 from poseidon.torch.exchange.backward_end import BackwardEnd, in_compiled_backward
 from poseidon.torch.exchange.backward_run import BackwardRun
 from poseidon.torch.exchange.comm_hooks import HookedTransfer
@@ -279,6 +280,8 @@ class Synchronizer(InFlight):
 
     def _open_run(self) -> BackwardRun:
         self.check_usable()
+        if not self._is_trainer():
+            self._client.act_for(caller_of_backward())
         self._control.note_exchange()
         begin_ns = time.monotonic_ns()
         self._settle_before_backward()
