@@ -21,11 +21,11 @@ constexpr std::size_t kLeastBytes = std::size_t{16} << 10;
 // A connection that may send at all sends two full packets: fewer would cost too many calls.
 constexpr std::size_t kLeastRoomBytes = 3'000;
 constexpr milliseconds kWindow{30};
-// Longer than most steps: where each step sends something urgent, the rest of it comes soon after something urgent.
-constexpr std::chrono::seconds kLately{10};
-// Control messages are smaller, and travel also where no layer is urgent. There the limit would only cost: wait-free
-// backpropagation alone, bound by ports of 15.6 Mb/s, was 2.5 % slower with it.
-constexpr std::size_t kLeastUrgentBytes = 4'096;
+// Control messages and buffers are urgent, too, and travel also where no gradient is. There the limit would only cost:
+// wait-free backpropagation alone, bound by ports of 15.6 Mb/s, was 2.5 % slower with it.
+constexpr std::size_t kLeastUrgentBytes = std::size_t{64} << 10;
+constexpr std::size_t kLeastUrgentPart = 32;  // one of so many bytes
+constexpr std::chrono::seconds kHalfLife{5};
 // A look at one connection takes about 0.15 µs.
 constexpr microseconds kLookInterval{500};
 constexpr microseconds kLookIntervalPerSocket{20};
@@ -74,18 +74,24 @@ std::size_t HostQueue::Member::room() const {
   return yields_ ? of_process().room() : std::numeric_limits<std::size_t>::max();
 }
 
-void HostQueue::Member::add(std::size_t bytes) const {
-  HostQueue& queue = of_process();
-  const std::lock_guard lock(queue.mutex_);
-  queue.queued_bytes_ += bytes;
-  if (!yields_ && bytes >= kLeastUrgentBytes) queue.last_urgent_ = Clock::now();
+void HostQueue::Member::add(std::size_t bytes) const { of_process().add(bytes, yields_); }
+
+void HostQueue::add(std::size_t bytes, bool yields) {
+  const std::lock_guard lock(mutex_);
+  queued_bytes_ += bytes;
+  (yields ? yielding_bytes_ : urgent_bytes_) += bytes;
+  const auto now = Clock::now();
+  if (now < next_halving_) return;
+  next_halving_ = now + kHalfLife;
+  yielding_bytes_ /= 2;
+  urgent_bytes_ /= 2;
 }
 
 std::size_t HostQueue::room() {
   const std::lock_guard lock(mutex_);
-  const auto now = Clock::now();
-  if (now - last_urgent_ > kLately) return std::numeric_limits<std::size_t>::max();
-  if (now >= next_look_) look(now);
+  if (urgent_bytes_ < std::max(kLeastUrgentBytes, yielding_bytes_ / kLeastUrgentPart))
+    return std::numeric_limits<std::size_t>::max();
+  if (const auto now = Clock::now(); now >= next_look_) look(now);
   if (queued_bytes_ < limit_.bytes()) return std::max(limit_.bytes() - queued_bytes_, kLeastRoomBytes);
   refused_ = true;
   return 0;

@@ -46,7 +46,7 @@ class HostQueue {
     Member& operator=(const Member&) = delete;
 
     /// How many bytes it may hand to the kernel now. 0: none; ask again after kPause. There is a limit only for who
-    /// yields, and only if others have sent more than control messages lately.
+    /// yields, and only while others send a good part of all bytes.
     std::size_t room() const;
     /// It did so.
     void add(std::size_t bytes) const;
@@ -61,15 +61,18 @@ class HostQueue {
  private:
   static HostQueue& of_process();
   std::size_t room();
+  void add(std::size_t bytes, bool yields);
   void look(Clock::time_point now);
 
   std::mutex mutex_;  // guards all that follows
   std::vector<int> sockets_;
   QueueLimit limit_;
   Clock::time_point next_look_{};
-  Clock::time_point last_urgent_{};
   std::size_t queued_bytes_ = 0;  // at the last look, and what was added since
   bool refused_ = false;          // somebody, since the last look
+  // What has been sent lately: after each kHalfLife half of it counts.
+  std::size_t yielding_bytes_ = 0, urgent_bytes_ = 0;
+  Clock::time_point next_halving_{};
 };
 
 }  // namespace poseidon::tcp
