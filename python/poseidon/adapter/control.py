@@ -40,7 +40,7 @@ class Control:
     def _layer(self, dtype: str, element_count: int, slot: str = "") -> int:
         key = (dtype, element_count, slot)
         if key not in self._layers:
-            layer = _core.Layer(f"control {dtype} {element_count} {slot}".strip(), dtype, element_count, 0, 0, "ps")
+            layer = _core.Layer(_layer_name(dtype, element_count, slot), dtype, element_count, 0, 0, "ps")
             self._layers[key], _ = self._client.add_layers([layer], transient=True)
             # Someone waits for each of these, so they overtake gradients that are in flight.
             self._client.set_priorities(self._layers[key], [1.0], [0], 0.0)
@@ -246,3 +246,9 @@ def _block_bytes(size_bytes: int) -> int:
     """`size_bytes` rounded up to a power of two, or to a multiple of 16 MiB, so that few layers serve all blocks."""
     power = max(64, 1 << (size_bytes - 1).bit_length()) if size_bytes else 64
     return min(power, max(1, -(-size_bytes // _BLOCK_BYTES)) * _BLOCK_BYTES)
+
+
+def _layer_name(dtype: str, element_count: int, slot: str) -> str:
+    """What a message about a failed exchange calls it."""
+    what = slot or ("barrier() or a similar agreement" if element_count == 1 else "an agreement of the ranks")
+    return f"{what} ({element_count} x {dtype})"
