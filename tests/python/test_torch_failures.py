@@ -17,7 +17,6 @@ from torch import nn
 import poseidon.torch as poseidon
 import workers
 from poseidon.launch import free_port
-from poseidon.torch.model.factors import FactorForward
 from torch_cases import mean_loss, mlp, mlp_batch, own_rows, parameters_digest
 
 
@@ -269,12 +268,6 @@ def begins_again() -> int:
 
 def test_processes_may_begin_again_at_the_same_port() -> None:
     assert workers.run_fresh(2, begins_again) == [6, 6]
-
-
-def test_factor_forward_without_a_wrapper_is_plain() -> None:
-    linear = nn.Linear(3, 2)
-    inputs = torch.randn(4, 3)
-    assert torch.equal(FactorForward(linear)(inputs), linear(inputs))
 
 
 def other_exchange() -> tuple[str, str, float]:

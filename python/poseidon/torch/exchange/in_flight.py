@@ -22,7 +22,7 @@ from poseidon.torch.exchange.pending_exchange import PendingExchange, PendingUpd
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.tensors.compatibility import call_before_compiling, increment_version
 from poseidon.torch.tensors.modes import update_mode
-from poseidon.torch.tensors.ownership import reachable
+from poseidon.torch.tensors.ownership import is_held, reachable
 from poseidon.torch.tensors.pending_gradient import PendingGradient
 from poseidon.torch.tensors.watched import Watched, unnoticed, unwatch, watch, without_torch_function
 
@@ -166,6 +166,7 @@ class InFlight(ABC):
         """Waits for the updates of those parameters that the program can use unseen: past them, in their memory."""
         with without_torch_function():
             shared = set(reachable((entry.param for entry in entries), (entry.param for entry in self.entries)))
+            shared.update(filter(is_held, (entry.param for entry in entries)))
             exposed = [entry for entry in entries if entry.param in shared or not entry.lies_in_own_memory()]
         if not exposed:
             return
@@ -173,9 +174,10 @@ class InFlight(ABC):
             self._told_exposed = True
             warnings.warn(
                 f"step() waits for the gradients of {len(exposed)} of {len(entries)} parameters, such as "
-                f"{exposed[0].name}: other tensors share their memory, or others than PyTorch have allocated it "
-                "(NumPy, torch.load), so that the program might use them unseen; `param.data = param.data.clone()` "
-                "before the model is wrapped gives a parameter memory of its own",
+                f"{exposed[0].name}: other tensors share their memory, others than PyTorch have allocated it (NumPy, "
+                "torch.load), or others than Python hold them (a program of torch.jit's, a kept graph), so that "
+                "they might be used unseen; `param.data = param.data.clone()` before the model is wrapped gives a "
+                "parameter memory of its own",
                 stacklevel=4,
             )
         self.settle(exposed)

@@ -168,8 +168,7 @@ def _capturing_linears(param: nn.Parameter, owners: list[_Owner]) -> list[nn.Lin
 
 def _is_plain_linear(module: nn.Linear) -> bool:
     return (
-        type(module).forward is nn.Linear.forward
-        and computes_plainly(module)
+        computes_plainly(module)
         # MultiheadAttention reads the weight of this one without calling it.
         and not isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
     )

@@ -7,7 +7,6 @@ two and does not compute the product.
 
 from __future__ import annotations
 
-import copy
 import weakref
 from functools import partial
 from typing import Any, Protocol
@@ -20,7 +19,7 @@ from torch.autograd import forward_ad
 from poseidon.torch.tensors.pending_gradient import PendingGradient
 from poseidon.torch.tensors.watched import touch
 
-_LINEAR_FORWARD = nn.Linear.forward
+_TORCHS_FORWARD = nn.Linear.forward
 
 
 class Factors:
@@ -73,14 +72,6 @@ class Factors:
         return PendingGradient.make(param, resolve)
 
 
-def computes_plainly(module: nn.Linear) -> bool:
-    """Whether the module computes what nn.Linear does: it has no forward of its own, or one that came from here."""
-    forward = module.__dict__.get("forward")
-    if isinstance(forward, partial):  # what a saved FactorForward is loaded as
-        return forward.func is _LINEAR_FORWARD and forward.args == (module,) and not forward.keywords
-    return forward is None or isinstance(forward, FactorForward)
-
-
 class FactorTaker(Protocol):
     """The object that gets the factors of a weight's gradient."""
 
@@ -129,58 +120,75 @@ class _FactorLinear(torch.autograd.Function):
         return grad_input, grad_weight, grad_bias, None
 
 
-class FactorForward:
-    """The `forward` of one Linear module whose weight gradient may travel as factors.
+# Modules that hand over factors, by id, and who gets them. Nothing of this is in the module itself: it is copied, saved
+# and scripted as torch's.
+_Takers = dict[int, tuple["weakref.ref[nn.Linear]", "weakref.ref[FactorTaker]"]]
+_TAKERS: _Takers = {}
 
-    Without its parameter entry (after its model's wrapper is gone, in copies and in pickles) it is
-    plain `F.linear`.
+
+def hand_over_factors(module: nn.Linear, taker: FactorTaker) -> None:
+    """From now on the module's weight gradient may be handed over to `taker`, and to nobody else.
+
+    Where somebody has replaced nn.Linear's forward since, nothing is handed over.
     """
-
-    def __init__(self, module: nn.Linear, entry: FactorTaker | None = None) -> None:
-        self._module = module
-        self._entry = (
-            (lambda: None) if entry is None else weakref.ref(entry, partial(_become_plain, weakref.ref(module)))
-        )
-
-    def serves(self, entry: FactorTaker) -> bool:
-        """Whether `entry` is the one that gets the factors."""
-        return self._entry() is entry
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nobody gets the factors any more."""
-        return self._entry() is None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> FactorForward:
-        return FactorForward(copy.deepcopy(self._module, memo))
-
-    def __reduce__(self) -> tuple[Any, ...]:  # what is saved is loaded where there is no Poseidon
-        return partial, (_LINEAR_FORWARD, self._module)
-
-    def __call__(self, input: torch.Tensor) -> torch.Tensor:
-        if type(self._module).forward is not _LINEAR_FORWARD:  # changed since: another class, or a patched one
-            return type(self._module).forward(self._module, input)
-        weight, bias = self._module.weight, self._module.bias
-        if torch.compiler.is_compiling():
-            return F.linear(input, weight, bias)
-        touch((weight, bias))  # the Function below would do so where updates are no longer in place
-        entry = self._entry()
-        if entry is None or not _capturable(entry, input, weight, bias):
-            return F.linear(input, weight, bias)
-        if torch.is_autocast_enabled(input.device.type):
-            # Cast here and in the Function: inside it autocast's own, cached casts could lose their history.
-            input = input.to(torch.get_autocast_dtype(input.device.type))
-        if entry.armed:
-            entry.count_forward_rows(input.numel() // weight.shape[1])
-        return _FactorLinear.apply(input, weight, bias, entry)
+    if nn.Linear.forward is _TORCHS_FORWARD:
+        nn.Linear.forward = _Linear.forward  # type: ignore[method-assign, assignment]
+    forget = partial(_forget, _TAKERS, id(module))
+    _TAKERS[id(module)] = weakref.ref(module, forget), weakref.ref(taker)
 
 
-def _become_plain(reference: weakref.ref[nn.Linear], _: Any) -> None:
-    """Takes its FactorForward from a module whose model is gone: the two refer to each other."""
-    module = reference()
-    forward = None if module is None else module.__dict__.get("forward")
-    if module is not None and isinstance(forward, FactorForward) and forward.is_idle:
-        del module.forward
+def _forget(takers: _Takers, key: int, _: Any) -> None:
+    takers.pop(key, None)
+
+
+def keep_factors(module: nn.Linear, taker: FactorTaker) -> None:
+    """Ends `hand_over_factors`, unless the module's factors go to another one by now."""
+    if _taker_of(module) is taker:
+        del _TAKERS[id(module)]
+
+
+def _taker_of(module: nn.Linear) -> FactorTaker | None:
+    known = _TAKERS.get(id(module))
+    return known[1]() if known is not None and known[0]() is module else None
+
+
+def computes_plainly(module: nn.Linear) -> bool:
+    """Whether the module computes what torch's nn.Linear does, in a forward that can hand over factors."""
+    # A function of torch's own file: another library may have replaced it before this one was imported.
+    is_torchs = _TORCHS_FORWARD.__globals__ is vars(nn.modules.linear)
+    return is_torchs and type(module).forward in (_TORCHS_FORWARD, _Linear.forward) and "forward" not in vars(module)
+
+
+class _Linear(nn.Linear):
+    """Has the forward that nn.Linear gets as soon as a module hands over factors."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Runs the forward pass."""
+        # torch.jit.script compiles this source for every nn.Linear, and skips what follows `else`.
+        if torch.jit.is_scripting():
+            return F.linear(input, self.weight, self.bias)
+        else:  # noqa: RET505
+            return _forward(self, input)
+
+
+# By these it is pickled, and loaded where there is no Poseidon.
+_Linear.forward.__module__ = _TORCHS_FORWARD.__module__
+_Linear.forward.__qualname__ = _TORCHS_FORWARD.__qualname__
+
+
+def _forward(module: nn.Linear, input: torch.Tensor) -> torch.Tensor:
+    if torch.compiler.is_compiling() or (taker := _taker_of(module)) is None:
+        return F.linear(input, module.weight, module.bias)
+    weight, bias = module.weight, module.bias
+    touch((weight, bias))  # the Function below would do so where updates are no longer in place
+    if not _capturable(taker, input, weight, bias):
+        return F.linear(input, weight, bias)
+    if torch.is_autocast_enabled(input.device.type):
+        # Cast here and in the Function: inside it autocast's own, cached casts could lose their history.
+        input = input.to(torch.get_autocast_dtype(input.device.type))
+    if taker.armed:
+        taker.count_forward_rows(input.numel() // weight.shape[1])
+    return _FactorLinear.apply(input, weight, bias, taker)
 
 
 def _capturable(entry: FactorTaker, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:

@@ -15,7 +15,7 @@ from torch import nn
 from poseidon.adapter.layer import Compression, SyncedLayer
 from poseidon.errors import InvalidArgument
 from poseidon.schemes import converts, takes_factors, workers_multiply
-from poseidon.torch.model.factors import FactorForward, Factors
+from poseidon.torch.model.factors import Factors, hand_over_factors, keep_factors
 from poseidon.torch.model.gradient_form import DenseForm, TouchedRowsForm
 from poseidon.torch.model.passes import Mode
 from poseidon.torch.model.stored_parameter import StoredParameter
@@ -141,11 +141,10 @@ class SyncedParameter(SyncedLayer):
     def capture(self, wanted: bool) -> None:
         """Whether the modules that have the parameter are to hand over factors from now on."""
         for linear in self._linears:
-            forward = linear.__dict__.get("forward")
             if wanted and not self.shared:
-                linear.forward = FactorForward(linear, self)  # type: ignore[method-assign]
-            elif isinstance(forward, FactorForward) and forward.serves(self):
-                del linear.forward
+                hand_over_factors(linear, self)
+            else:
+                keep_factors(linear, self)
 
     def forget_client(self) -> None:
         super().forget_client()
@@ -179,9 +178,7 @@ class SyncedParameter(SyncedLayer):
             with suppress(GradientGone):  # of an optimizer that the program has dropped; whoever reads it is told
                 self.param.grad.resolve()
         self.resume()
-        for linear in self._linears:
-            if isinstance(linear.__dict__.get("forward"), FactorForward):
-                del linear.forward
+        self.capture(False)
         super().hold_on_servers(parameter_wire)
         self.stored, self._all_linears, self._linears = StoredParameter(self.param), self._linears, []
 

@@ -39,6 +39,21 @@ def _uses_of_a_base() -> int:
 _USES_OF_A_BASE = _uses_of_a_base()
 
 
+def _uses_of_a_parameter() -> int:
+    param: Any = torch.nn.Parameter(torch.empty(1))
+    node = torch.autograd.graph.get_gradient_edge(param).node
+    return param._use_count() if _COUNTS_USES and node is not None else 0
+
+
+_USES_OF_A_PARAMETER = _uses_of_a_parameter()
+
+
+def is_held(param: torch.Tensor) -> bool:
+    """Whether others than Python have the parameter, whose gradient's node exists, such as a program of torch.jit's."""
+    tensor: Any = param
+    return _COUNTS_USES and tensor._use_count() > _USES_OF_A_PARAMETER
+
+
 def is_allocated(tensor: torch.Tensor) -> bool:
     """Whether PyTorch has allocated the memory, for this process alone, and NumPy has never been given it.
 

@@ -1,0 +1,267 @@
+"""What programs and tools find in the Linear modules of a wrapped model: torch's own."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import poseidon.torch as poseidon
+import workers
+from overlap_cases import Model
+from torch_cases import all_equal, mlp_batch, own_rows, parameters_digest
+
+
+class Scaled(nn.Linear):
+    """A subclass that has no forward of its own."""
+
+
+class Doubled(nn.Linear):
+    """A subclass that calls that of its base."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+def net(*, scriptable: bool = False) -> nn.Sequential:
+    torch.manual_seed(0)
+    last = nn.Linear(64, 4) if scriptable else Doubled(64, 4)  # torch.jit compiles no super()
+    return nn.Sequential(nn.Linear(48, 64), nn.Tanh(), Scaled(64, 64, bias=False), nn.Tanh(), last)
+
+
+def sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1)
+
+
+def trained(overlap: bool = False, **options: Any) -> tuple[Any, Any]:
+    model = Model(net(**options), scheme="sfb")
+    optimizer: Any = sgd(model.parameters())
+    if overlap:
+        optimizer = poseidon.DistributedOptimizer(optimizer, model)
+    for step in range(2):
+        train_step(model, optimizer, step)
+    return model, optimizer
+
+
+def train_step(model: Any, optimizer: Any, step: int) -> None:
+    optimizer.zero_grad()
+    inputs, targets = map(own_rows, mlp_batch(step, 4 * poseidon.world_size()))
+    nn.functional.mse_loss(model(inputs), targets).backward()
+    optimizer.step()
+
+
+def sends_factors(model: Any) -> bool:
+    """Whether the first two Linear layers do. The last one's class may have a forward of its own."""
+    counts = {layer.name: layer.factor_count for layer in model.synchronization_stats()}
+    return counts["0.weight"] == counts["2.weight"] == 8
+
+
+# torch.jit.
+
+
+def scripted(overlap: bool) -> str:
+    model, optimizer = trained(overlap, scriptable=True)
+    inputs = torch.ones(3, 48)
+    program = torch.jit.script(model.module)
+    assert torch.equal(program(inputs), model.module(inputs))
+    file = io.BytesIO()
+    torch.jit.save(program, file)
+    file.seek(0)
+    assert torch.equal(torch.jit.load(file)(inputs), program(inputs))
+    train_step(model, optimizer, 2)
+    if overlap:
+        optimizer.synchronize()
+    assert torch.equal(program(inputs), model.module(inputs))  # they share parameters
+    assert sends_factors(model)
+    return parameters_digest(model)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_wrapped_module_is_scripted(overlap: bool) -> None:
+    assert all_equal(workers.run(2, scripted, overlap))
+
+
+def scripted_beside_training() -> list[float]:
+    """A program that was made once, and evaluates after each step before anybody else uses the parameters."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(1200, 1200), nn.Linear(1200, 1200), nn.Linear(1200, 4))
+    model = Model(module, scheme="ps")
+    optimizer = poseidon.DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=1e-3), model)
+    program, inputs, seen = torch.jit.script(module), torch.ones(2, 1200), []
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(inputs + poseidon.rank()).square().mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            seen.append(program(inputs).sum().item())
+            assert seen[-1] == pytest.approx(module(inputs).sum().item(), rel=1e-5)
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore:step. waits for the gradients")
+def test_a_scripted_module_sees_every_update() -> None:
+    assert all_equal(workers.run(2, scripted_beside_training))
+
+
+# Copies, and what looks at a module.
+
+
+def deep(module: nn.Module) -> nn.Module:
+    return copy.deepcopy(module)
+
+
+def pickled(module: nn.Module) -> nn.Module:
+    made = pickle.dumps(module)
+    assert b"poseidon" not in made
+    return pickle.loads(made)
+
+
+def by_a_graph(module: nn.Module) -> nn.Module:
+    traced = torch.fx.symbolic_trace(module)
+    assert [node.op for node in traced.graph.nodes].count("call_module") == 3  # of torch's own classes
+    return traced
+
+
+def by_a_trace(module: nn.Module) -> nn.Module:
+    return torch.jit.trace(module, torch.ones(3, 48))
+
+
+def by_the_compiler(module: nn.Module) -> nn.Module:
+    return torch.compile(module, backend="aot_eager", fullgraph=True)
+
+
+COPIES: list[Callable[[nn.Module], nn.Module]] = [deep, pickled, by_a_graph, by_a_trace, by_the_compiler]
+
+
+def copied() -> str:
+    model, optimizer = trained()
+    inputs = torch.ones(3, 48)
+    for make in COPIES:
+        torch.testing.assert_close(make(model.module)(inputs), model.module(inputs), msg=make.__name__)
+    train_step(model, optimizer, 2)
+    assert sends_factors(model)
+    return parameters_digest(model)
+
+
+def test_tools_take_a_wrapped_module_for_torchs() -> None:
+    assert all_equal(workers.run(2, copied))
+
+
+def shallow() -> float:
+    """A shallow copy has a table of parameters of its own, and computes with what is in it."""
+    model, _ = trained()
+    first = model.module[0]
+    assert vars(first).keys() == vars(nn.Linear(48, 64)).keys()
+    other = copy.copy(first)
+    other._parameters = dict(first._parameters)
+    other.weight = nn.Parameter(torch.zeros(64, 48))
+    assert torch.equal(other(torch.ones(1, 48))[0], first.bias)
+    return first(torch.ones(1, 48)).sum().item()
+
+
+def test_a_shallow_copy_computes_with_its_own_parameters() -> None:
+    assert all_equal(workers.run(2, shallow))
+
+
+WITHOUT_POSEIDON = """
+import sys
+sys.modules["poseidon"] = None
+import torch
+from torch import nn
+module = torch.load(sys.argv[1], weights_only=False)
+assert nn.Linear.forward.__globals__ is vars(nn.modules.linear)
+print(module(torch.ones(1, 48)).sum().item())
+program = torch.jit.script(module)
+print(program(torch.ones(1, 48)).sum().item())
+"""
+
+
+def saved(path: str) -> float:
+    model, _ = trained(scriptable=True)
+    module = nn.Sequential(model.module[0], nn.Tanh())
+    module.kept = [module[0].forward, nn.Linear.forward]  # saved by their names
+    if poseidon.rank() == 0:
+        torch.save(module, path)
+    return module(torch.ones(1, 48)).sum().item()
+
+
+def test_what_is_saved_runs_and_is_scripted_without_poseidon(tmp_path: Any) -> None:
+    path = str(tmp_path / "module.pt")
+    expected = workers.run(2, saved, path)[0]
+    said = subprocess.run([sys.executable, "-c", WITHOUT_POSEIDON, path], capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    assert [float(line) for line in said.stdout.split()] == pytest.approx([expected, expected])
+
+
+# Who else replaces a forward.
+
+
+def replaced_on_an_object() -> list[float]:
+    """After wrapping, as hooks of accelerate do, and put back as they do."""
+    model, optimizer = trained()
+    second = model.module[2]
+    before = second.forward
+    second.forward = lambda x: 3 * before(x)
+    inputs = torch.ones(2, 48)
+    tripled = model.module[:3](inputs)
+    train_step(model, optimizer, 2)
+    second.forward = before
+    train_step(model, optimizer, 3)
+    assert sends_factors(model)
+    del second.forward
+    train_step(model, optimizer, 4)
+    return [tripled.sum().item(), *(param.sum().item() for param in model.parameters())]
+
+
+def test_a_forward_that_is_replaced_on_a_module() -> None:
+    assert all_equal(workers.run(2, replaced_on_an_object))
+
+
+def replaced_in_the_class() -> list[float]:
+    """After wrapping, by a function that calls the one before; then a model is wrapped under it."""
+    model, optimizer = trained()
+    before, calls = nn.Linear.forward, []
+
+    def counting(self: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+        calls.append(self)
+        return before(self, x)
+
+    nn.Linear.forward = counting
+    try:
+        train_step(model, optimizer, 2)
+        assert len(calls) == 3
+        later = Model(net(), scheme="auto")
+        train_step(later, sgd(later.parameters()), 0)
+        assert len(calls) == 6
+        assert nn.Linear.forward is counting
+    finally:
+        nn.Linear.forward = before
+    train_step(model, optimizer, 3)
+    assert sends_factors(model)
+    return [param.sum().item() for made in (model, later) for param in made.parameters()]
+
+
+def test_a_forward_that_is_replaced_in_the_class() -> None:
+    assert all_equal(workers.run(2, replaced_in_the_class))
+
+
+BEFORE_POSEIDON = """
+from torch import nn
+plain = nn.Linear.forward
+nn.Linear.forward = lambda self, x: 2 * plain(self, x)
+from poseidon.torch.model.factors import computes_plainly
+assert not computes_plainly(nn.Linear(3, 2))
+"""
+
+
+def test_a_forward_that_was_replaced_before_poseidon_was_imported_is_not_torchs() -> None:
+    said = subprocess.run([sys.executable, "-c", BEFORE_POSEIDON], capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
