@@ -96,7 +96,7 @@ MISUSES: list[tuple[Any, str]] = [
     (graph_from_before, "modified by an inplace operation|had perhaps not been made when the forward pass used it"),
     (
         gradient_written_in_backward,
-        r"gradient of 4\.bias was changed in place while.*change gradients after backward",
+        r"gradient of 4\.bias was used while.*change gradients after backward",
     ),
     (inside_a_transform, r"inside a torch\.func transform.*call synchronize\(\)"),
 ]

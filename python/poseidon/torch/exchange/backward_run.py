@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from poseidon.torch.exchange.pending_exchange import PendingExchange
 from poseidon.torch.model.parameters import SyncedParameter
@@ -29,6 +31,21 @@ class BackwardRun:
     def recorded(self) -> Iterator[tuple[SyncedParameter, int]]:
         """The parameters in the order in which their exchanges were started, and when each gradient was complete."""
         return ((entry, self.ready_ns[entry]) for entry in self.started)
+
+    def in_progress(self) -> list[PendingExchange]:
+        """The exchanges that are not over."""
+        return [pending for pending in self.exchanges.values() if not pending.over]
+
+    def can_wait_for(self, entry: SyncedParameter, entries: Iterable[SyncedParameter]) -> bool:
+        """Whether a hook may wait for this exchange, which is one of the run's. `entries`: all of the model."""
+        # Of what travels together nothing is sent until all is there. Other threads must not wait beside autograd's.
+        complete = all(other in self.exchanges for other in entries if other.unit == entry.unit)
+        return complete and torch._C._current_graph_task_id() >= 0
+
+    def uncover(self) -> None:
+        """The run has failed: nothing is to stand in `.grad` any more."""
+        for pending in self.exchanges.values():
+            pending.uncover()
 
     def lacks(self, entries: Sequence[SyncedParameter]) -> str:
         """What a compiled backward pass has left out, as part of a message; otherwise empty."""

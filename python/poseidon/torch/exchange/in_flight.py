@@ -75,6 +75,10 @@ class InFlight(ABC):
         """Waits for results and puts them where they belong."""
 
     @abstractmethod
+    def land_in_backward(self, pending: PendingExchange) -> None:
+        """A hook of the program's uses the gradient, whose exchange is one of the backward that runs now."""
+
+    @abstractmethod
     def half_landed(self) -> None:
         """Some parameters have made the step and some will not."""
 
@@ -141,13 +145,21 @@ class InFlight(ABC):
             watch(entry.param, self, entry)
             return
 
-        reference = weakref.ref(self)
+        if pending.stand_in is None:
+            self.cover(pending)
+
+    def cover(self, pending: PendingExchange) -> None:
+        """Whoever uses the gradient from now on waits for the exchange, unless it is over."""
+        reference, entry = weakref.ref(self), pending.entry
 
         def resolve(_: PendingGradient) -> torch.Tensor:
-            if (flights := reference()) is not None:
-                flights.settle([entry])
-            # Nobody's, where this rank's came too late and no other had one.
-            return entry.form.zeros(entry.param) if pending.value is None else pending.value
+            flights = reference()
+            if flights is not None and not pending.over:
+                if flights.in_flight(entry) is pending:
+                    flights.settle([entry])
+                else:
+                    flights.land_in_backward(pending)
+            return pending.gradient()
 
         pending.stand_aside(PendingGradient.make(entry.param, resolve, pending.zero_later, entry.form.is_sparse))
 

@@ -15,7 +15,7 @@ from poseidon.torch.model.gradient_form import RowsForm
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.tensors.compatibility import increment_version
 from poseidon.torch.tensors.memory import exchangeable
-from poseidon.torch.tensors.ownership import Hold, fading_holders, holders, is_allocated
+from poseidon.torch.tensors.ownership import Hold, fading_holders, holders, is_allocated, is_referred_to, sample
 from poseidon.torch.tensors.pending_gradient import PendingGradient
 from poseidon.torch.tensors.watched import raw_grad, unwatch
 
@@ -42,8 +42,11 @@ class PendingExchange:
     rows: tuple[torch.Tensor | None, torch.Tensor] | None = None  # these: `Transfer.result_rows`
     absent: bool = False  # this rank contributes nothing
     value: torch.Tensor | None = None  # what came of it: the gradient, or the parameter; None: no rank contributed
+    over: bool = False  # `value` is what came of it
+    stand_in: PendingGradient | None = None  # what is in `.grad` meanwhile, where that alone reaches the gradient
+    covers: bool = False  # it does so from the start
+    sampled: torch.Tensor | None = None  # of the gradient at the start, where the program reaches it otherwise
     # Of one that outlives its backward:
-    stand_in: PendingGradient | None = None  # what is in `.grad` meanwhile, unless absent
     dropped: bool = False  # `.grad` of an absent one has been replaced meanwhile
     zeroed: bool = False  # the user has zeroed `.grad` since step()
     step: PendingUpdates | None = None  # the update to make of it
@@ -56,16 +59,36 @@ class PendingExchange:
         """Whether `.grad` is still to receive the result."""
         return not self.dropped if self.stand_in is None else raw_grad(self.entry.param) is self.stand_in
 
+    @property
+    def covered(self) -> torch.Tensor | None:
+        """The gradient at the start."""
+        return self.sent if self.grad is None else self.grad
+
+    def gradient(self) -> torch.Tensor:
+        """With the exchange over: the gradient. It is nobody's where this rank's came too late and no other had one."""
+        found = self.value if self.sent is None else self.sent
+        return self.entry.form.zeros(self.entry.param) if found is None else found
+
     def stand_aside(self, stand_in: PendingGradient) -> None:
-        """Backward is over and the exchange is not: `.grad` is `stand_in` until it is."""
+        """`.grad` is `stand_in` until the exchange is over."""
         self.stand_in = self.entry.param.grad = stand_in
+
+    def uncover(self) -> None:
+        """Puts the gradient back in place of what stands in for it, if that is still there."""
+        if self.stand_in is not None and raw_grad(self.entry.param) is self.stand_in:
+            self.entry.param.grad = self.covered
+        self.stand_in = None
 
     def may_outlive_backward(self) -> bool:
         """Whether the rest of the program may go on before the result is there.
 
         It may not where it could reach the gradient past `.grad`.
         """
-        return self.entry.updater is not None and (self.hold is None or self.hold.is_sole(self))
+        if self.entry.updater is None:
+            return False
+        if self.stand_in is not None:
+            return self.hold is None or self.hold.lost_others(self.covered)
+        return self.hold is None or self.hold.is_sole(self)
 
     def zero_later(self) -> bool:
         """Notes that `.grad` is to be zeros once the update has used it; False if no update is still to be made."""
@@ -74,10 +97,19 @@ class PendingExchange:
         return waits
 
     def check_untouched(self) -> None:
-        """PoseidonError if the gradient was written to while it was exchanged from its own memory."""
+        """PoseidonError if the gradient was written to while it was exchanged."""
         grad = self.grad if self.in_place else self.sent
-        if self.hold is not None and grad is not None and not self.hold.is_untouched(grad):
+        written = self.hold is not None and grad is not None and not self.hold.is_untouched(grad)
+        if self.sampled is not None and self.covered is not None:
+            written = written or not torch.equal(sample(self.covered), self.sampled)
+        if written:
             raise changed_meanwhile(self.entry)
+
+    def check_kept(self) -> None:
+        """With backward just over: PoseidonError if `.grad` was replaced since the exchange has begun."""
+        left = self.covered if self.stand_in is None else self.stand_in
+        if raw_grad(self.entry.param) is not left and not self.entry.shared:
+            raise changed_meanwhile(self.entry, "replaced")
 
     def land(self, present: bool) -> None:
         """The exchange is over: makes `value`, which becomes `.grad`. Not `present`: no rank contributed."""
@@ -88,7 +120,7 @@ class PendingExchange:
                 value = self.grad if self.in_place else self._read()
         if entry.was_absent or not present:
             entry.note_absence(present)
-        self.value, self.stand_in = value, None  # what stands in refers to this object
+        self.value, self.stand_in, self.over = value, None, True  # what stands in refers to this object
         if kept:
             entry.param.grad = value
             if entry.updater is not None and value is not None:
@@ -110,25 +142,35 @@ class PendingExchange:
         if present and not self.in_place:
             with torch.no_grad():
                 param.copy_(self.buffer)
-        self.value = param if present else None
+        self.value, self.over = param if present else None, True
 
 
-def start_exchange(transfer: Transfer, entry: SyncedParameter, divisor: int, counts: bool = True) -> PendingExchange:
+def start_exchange(
+    transfer: Transfer, entry: SyncedParameter, divisor: int, counts: bool = True, in_backward: bool = False
+) -> PendingExchange:
     """Starts the exchange of what the parameter has; InvalidArgument for a gradient that cannot be sent.
 
-    `counts`: whether this rank, if it has nothing, is among those that the mean is over.
+    `counts`: whether this rank, if it has nothing, is among those that the mean is over. `in_backward`: more hooks are
+    to come, which may write to whatever they can reach. A gradient that they reach past `.grad` is copied.
     """
+    in_backward = in_backward and not entry.shared  # with another model, whose exchange may be under way, too
+    referred = in_backward and raw_grad(entry.param) is not None and is_referred_to(entry.param)
     grad = entry.param.grad
     entry.form.check(entry.name, grad)
     with torch.no_grad():
         if grad is None:
-            return _start(transfer, entry, None, divisor, counts, in_place=False)
+            pending = _start(transfer, entry, None, divisor, counts, in_place=False)
+            pending.covers = in_backward and not pending.absent
+            return pending
         fading = 0 if grad.is_sparse else fading_holders(grad, entry.arrived)
         others = 0 if grad.is_sparse else holders(grad) - 1 - fading
         alone = others == 0 and (grad.is_sparse or is_allocated(grad))
+        reached = in_backward and (referred or not alone)
+        sampled = sample(grad) if reached and not grad.is_sparse else None
         # Autograd may have made memory the gradient that it has yet to read for other parameters.
-        pending = _start(transfer, entry, grad, divisor, counts, in_place=not (fading and others))
-        pending.hold = Hold(grad, alone, fading)
+        pending = _start(transfer, entry, grad, divisor, counts, in_place=not reached and not (fading and others))
+        pending.hold, pending.sampled = Hold(grad, alone, fading), sampled
+        pending.covers = in_backward and not reached
         return pending
 
 
@@ -137,7 +179,7 @@ def _start(
 ) -> PendingExchange:
     factors = entry.factors
     if entry.on_servers:
-        return _start_update(transfer, entry, grad, divisor, counts)
+        return _start_update(transfer, entry, grad, divisor, counts, in_place)
     if grad is None and not factors:
         return start_absent(transfer, entry, divisor, counts)
     if grad is not None and (rows := _rows_to_send(entry, grad)) is not None:
@@ -197,7 +239,7 @@ def _start_dense(
 
 
 def _start_update(
-    transfer: Transfer, entry: SyncedParameter, grad: torch.Tensor | None, divisor: int, counts: bool
+    transfer: Transfer, entry: SyncedParameter, grad: torch.Tensor | None, divisor: int, counts: bool, from_place: bool
 ) -> PendingExchange:
     param = entry.param.detach()
     in_place = exchangeable(param, entry.layout) and not (entry.rereads is not None and entry.rereads.apart)
@@ -211,6 +253,7 @@ def _start_update(
     if grad is None:
         transfer.absent(entry.layer, pending.buffer, divisor, entry.next_scheme, counts)
         return pending
-    gradient = grad.detach() if exchangeable(grad, entry.layout) else entry.new_buffer().copy_(grad)
+    from_place = from_place and exchangeable(grad, entry.layout)
+    gradient = grad.detach() if from_place else entry.new_buffer().copy_(grad)
     transfer.update(entry.layer, gradient, pending.buffer, divisor)
     return pending

@@ -71,7 +71,7 @@ class SmallGroup:
         torch._foreach_copy_(self._grads, self._results)
         for entry, grad in zip(self.entries, self._grads, strict=True):
             if entry.param.grad is not grad:
-                entry.param.grad = grad
+                raise changed_meanwhile(entry, "replaced")
             if entry.was_absent:
                 entry.note_absence(present=True)
         self._grads = []
@@ -86,10 +86,10 @@ def _part(flat: torch.Tensor, entry: SyncedParameter, begin: int) -> torch.Tenso
     return flat.as_strided(entry.layout.shape, entry.layout.stride(), begin)
 
 
-def changed_meanwhile(entry: SyncedParameter) -> PoseidonError:
-    """The error if a gradient was written to while it was exchanged."""
+def changed_meanwhile(entry: SyncedParameter, how: str = "changed in place") -> PoseidonError:
+    """The error if a gradient was written to, or otherwise used, while it was exchanged."""
     return PoseidonError(
-        f"the gradient of {entry.name} was changed in place while it was exchanged: change gradients "
+        f"the gradient of {entry.name} was {how} while it was exchanged: change gradients "
         "after backward(), or in hooks of the parameter itself, which come before its exchange"
     )
 

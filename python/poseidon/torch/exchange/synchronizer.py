@@ -38,7 +38,7 @@ from poseidon.torch.exchange.comm_hooks import HookedTransfer
 from poseidon.torch.exchange.in_flight import InFlight, UpdateOnServers, reached_twice, stale
 from poseidon.torch.exchange.pending_exchange import PendingExchange, start_absent, start_exchange
 from poseidon.torch.exchange.powersgd_hook import PowerSGDHook
-from poseidon.torch.exchange.small_groups import SmallGroups
+from poseidon.torch.exchange.small_groups import SmallGroups, changed_meanwhile
 from poseidon.torch.exchange.transfer import Transfer
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.passes import Mode, Passes
@@ -111,6 +111,8 @@ class Synchronizer(InFlight):
     def abandon(self) -> None:
         """Drops what is under way, after the client has failed: exchanges, and the updates that wait for them."""
         self._drop_flights()
+        if self._run is not None:
+            self._run.uncover()
         self._run = self._flying = self._broken = None
 
     def retire(self) -> None:
@@ -325,6 +327,7 @@ class Synchronizer(InFlight):
         if self._run is not run:
             return
         self._run = None
+        run.uncover()
         self._broken = f"rank {self._client.rank}: an earlier backward pass failed after its exchange had started"
         self._broken += run.lacks(self.entries)
 
@@ -339,8 +342,11 @@ class Synchronizer(InFlight):
     # Exchange.
 
     def _start(self, run: BackwardRun, entry: SyncedParameter) -> None:
-        pending = run.exchanges[entry] = start_exchange(self._transfer, entry, self.divisor, counts=not run.missed)
-        pending.attempt = self.attempt
+        goes_on = not run.end_ns and not run.compiled
+        pending = start_exchange(self._transfer, entry, self.divisor, not run.missed, in_backward=goes_on)
+        run.exchanges[entry], pending.attempt = pending, self.attempt
+        if pending.covers:
+            self.cover(pending)
         run.started.append(entry)
         entry.start_over()
 
@@ -377,9 +383,12 @@ class Synchronizer(InFlight):
                 self.before_results()
             now: list[PendingExchange] = []
             later: list[PendingExchange] = []
-            for pending in run.exchanges.values():
+            for pending in run.in_progress():
+                pending.check_kept()
                 pending.check_untouched()
                 (later if pending.may_outlive_backward() else now).append(pending)
+            for pending in now:
+                pending.uncover()
             self.deliver(now)
             run.waited_ns += self._groups.finish()
         except BaseException:
@@ -427,6 +436,16 @@ class Synchronizer(InFlight):
     def done(self, pending: PendingExchange) -> bool:
         """Whether the exchange is over."""
         return self._transfer.done(pending.entry.layer)
+
+    def land_in_backward(self, pending: PendingExchange) -> None:
+        """A hook of the program's uses the gradient, whose exchange is one of the backward that runs now."""
+        self.check_usable()
+        run, entry = self._run, pending.entry
+        # What is written to a gradient that servers have got has no effect.
+        if run is None or entry.on_servers or not run.can_wait_for(entry, self.entries):
+            raise changed_meanwhile(entry, "used")
+        pending.uncover()
+        self.deliver([pending])
 
     def half_landed(self) -> None:
         """The model cannot be used any more."""

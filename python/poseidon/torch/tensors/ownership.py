@@ -105,9 +105,10 @@ class Hold:
 
     def is_sole(self, holder: HasGradient) -> bool:
         """With backward over and the gradient still in `.grad`: whether nobody else can reach it."""
-        if not self._alone or _references(holder) != _SOLE:
-            return False
-        grad = holder.grad
+        return self._alone and _references(holder) == _SOLE and self.lost_others(holder.grad)
+
+    def lost_others(self, grad: torch.Tensor | None) -> bool:
+        """With backward over: whether the tensors that autograd was about to drop are gone."""
         return grad is None or grad.is_sparse or holders(grad) <= self._most_holders
 
 
@@ -120,6 +121,21 @@ def _references(holder: HasGradient) -> tuple[int, int]:
 @dataclass
 class _Holder:
     grad: torch.Tensor | None
+
+
+def is_referred_to(param: HasGradient) -> bool:
+    """Whether anybody but the parameter refers to the tensor in its `.grad`, which is not None."""
+    return _references(_Holder(param.grad)) != _SOLE
+
+
+_SAMPLES = 1024
+
+
+def sample(tensor: torch.Tensor) -> torch.Tensor:
+    """Copies of about so many numbers of a tensor that is not sparse, as bytes. They are from all rows and columns."""
+    places = torch.arange(0, tensor.numel(), tensor.numel() // _SAMPLES | 1, device=tensor.device)
+    found = tensor.detach()[torch.unravel_index(places, tensor.shape)] if tensor.dim() else tensor.detach().clone()
+    return found.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
 
 
 def _sole_references() -> tuple[int, int]:
