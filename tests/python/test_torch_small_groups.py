@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import poseidon.torch as poseidon
 import workers
-from poseidon.errors import PoseidonError
+from poseidon.errors import InvalidArgument, PoseidonError
 from torch_cases import all_equal
 
 COUNT = 40
@@ -64,6 +66,62 @@ def test_groups_train_as_one_process() -> None:
     assert ours == pytest.approx(alone, rel=1e-5, abs=1e-5)
 
 
+def told() -> int:
+    """How many of the parameters' hooks do more than count, in one backward pass."""
+    model = poseidon.DistributedDataParallel(Many())
+    sync: Any = model.synchronizer
+    tell, found = sync.after_accumulation, []
+
+    def listen(entry: Any) -> None:
+        found.append(entry)
+        tell(entry)
+
+    sync.after_accumulation = listen
+    model(torch.tensor(1.0)).backward()
+    return len(found)
+
+
+def test_hooks_only_count() -> None:
+    groups = 2  # one for each dtype
+    assert workers.run(2, told) == [groups + 1, groups + 1]  # the first one begins the exchange
+
+
+class Nested(Many):
+    """Inner backward passes reach all parameters, twice, or once beside the outer one."""
+
+    def __init__(self, outside: bool) -> None:
+        super().__init__()
+        self.outside = outside
+
+    def forward(self, x: torch.Tensor, left_out: int = -1) -> torch.Tensor:
+        def inner(value: torch.Tensor) -> torch.Tensor:
+            return super(Nested, self).forward(value, left_out)
+
+        x = x.requires_grad_()
+        again = inner(x.sin()) if self.outside else checkpoint(inner, x.sin(), use_reentrant=True)
+        return checkpoint(inner, (again * x if self.outside else x.cos()), use_reentrant=True) + again
+
+
+def nested(outside: bool) -> tuple[list[float], list[float]]:
+    found = []
+    for wrap in (True, False):
+        module = Nested(outside)
+        model: Any = poseidon.DistributedDataParallel(module, static_graph=outside) if wrap else module
+        for step in range(4):
+            module.zero_grad()
+            for rank in [poseidon.rank()] if wrap else range(poseidon.world_size()):
+                (model(torch.tensor(0.5 * step + rank)) / (1 if wrap else poseidon.world_size())).backward()
+        found.append([float(value) for param in module.parameters() for value in param.grad.flatten()])
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_groups_wait_for_nested_backward_passes(outside: bool) -> None:
+    (ours, alone), other = workers.run(2, nested, outside)
+    assert ours == other[0]
+    assert ours == pytest.approx(alone, rel=1e-5, abs=1e-5)
+
+
 def test_groups_take_accumulated_gradients() -> None:
     assert all_equal(workers.run(2, values, True, True))
 
@@ -105,3 +163,82 @@ def test_a_write_that_no_version_counter_sees_is_an_error(how: str) -> None:
     for said in workers.run_fresh(2, written, how):
         assert HOW_TO_SAY_IT[how] in said
         assert bool(said) == (how != "not"), said
+
+
+class _Again(torch.autograd.Function):
+    """Its backward runs another one, which reaches a parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, module: Many) -> torch.Tensor:
+        ctx.part = module.parts[7]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        with torch.enable_grad():
+            ctx.part.float().sum().backward()
+        return grad, None
+
+
+def reached_again() -> list[str]:
+    poseidon.init()
+    module = Many()
+    model = poseidon.DistributedDataParallel(module)
+    said = []
+    for _ in range(2):
+        try:
+            model(_Again.apply(torch.tensor(1.0, requires_grad=True), module)).backward()
+            said.append("")
+        except PoseidonError as error:
+            said.append(str(error))
+            time.sleep(2)  # the other rank finds the same before it hears that this one has ended the job
+    return said
+
+
+def test_a_gradient_that_comes_after_the_start_is_an_error() -> None:
+    for first, second in workers.run_fresh(2, reached_again):
+        assert "parts.7 received a gradient twice in one backward pass" in first
+        assert "an earlier backward pass failed" in second
+
+
+def heard() -> list[set[bool]]:
+    """Whether parameters hear of gradients before these are accumulated, one set for each kind of model."""
+
+    def of(model: Any) -> set[bool]:
+        return {entry.hears_before for entry in model.synced_parameters}
+
+    plain = poseidon.DistributedDataParallel(Many())
+    found = [of(plain)]
+    worker = poseidon.DistributedDataParallel(Many())
+    optimizer = poseidon.DistributedOptimizer(torch.optim.SGD(worker.parameters(), lr=0.1), worker)
+    server = poseidon.DistributedDataParallel(Many())
+    stored = poseidon.DistributedOptimizer(torch.optim.SGD(server.parameters(), lr=0.1), server, update="server")
+    found += [of(worker), of(server)]
+    outer = poseidon.DistributedDataParallel(nn.ModuleList([plain.module, nn.Linear(1, 1)]))
+    found += [of(plain), {outer.synced_parameters[0].hears_before}]
+    again = poseidon.DistributedDataParallel(worker.module)
+    found += [of(again)]
+    large = poseidon.DistributedDataParallel(nn.Linear(512, 512))
+    found += [of(large)]
+    del optimizer, stored
+    return found
+
+
+def test_only_what_may_be_under_way_hears_of_gradients_before() -> None:
+    kinds = [{False}, {True}, {True}, {True}, {True}, {False}, {True}]
+    assert workers.run(2, heard) == [kinds, kinds]
+
+
+def used_again_with_a_frozen_parameter() -> str:
+    poseidon.init()
+    module = Many()
+    first, _ = poseidon.DistributedDataParallel(module), poseidon.DistributedDataParallel(module)
+    module.parts[3].requires_grad_(False)
+    with pytest.raises(InvalidArgument) as caught:
+        first(torch.tensor(1.0))
+    return str(caught.value)
+
+
+def test_a_wrapper_that_is_used_again_names_a_parameter_that_was_frozen() -> None:
+    for said in workers.run_fresh(2, used_again_with_a_frozen_parameter):
+        assert "parameter parts.3 required a gradient when the module was wrapped" in said

@@ -119,6 +119,16 @@ class ReplicaCheck:
         self._began_s = self._last_s = time.monotonic()
         self._last = 0  # the step after which parameters were compared
 
+    @property
+    def awaits(self) -> bool:
+        """Whether a comparison is under way."""
+        return self._awaited is not None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next `begin_step` looks at the parameters."""
+        return self._awaited is not None or self._begun == self._next
+
     def begin_step(self, parameters: Parameters, begun: int | None = None) -> int:
         """A step begins, and all updates of the step before are made. Raises as `look` does, now and ever after.
 

@@ -18,9 +18,9 @@ from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistri
 
 from poseidon.options import resolve
 from poseidon.torch.model.collect import collect_parameters
-from poseidon.torch.model.factors import Factors
+from poseidon.torch.model.factors import NO_FACTORS
 from poseidon.torch.model.gradient_form import RowsForm
-from poseidon.torch.model.parameters import SyncedParameter
+from poseidon.torch.model.parameters import SyncedParameter, attach_all
 from poseidon.torch.model.passes import Mode
 
 LEAST_STEPS = 3
@@ -45,8 +45,9 @@ class Census:
         self._seen: dict[SyncedParameter, list[int | None]] = {entry: [] for entry in self._names}  # K, step by step
         self._steps = 0
         self._began = time.monotonic()
+        attach_all(list(self._names), self)
         for entry in self._names:
-            entry.attach(self)
+            entry.hear_before()
             entry.capture(entry.uses_factors)
 
     @property
@@ -81,7 +82,7 @@ class Census:
                 if entry.param.grad is None:
                     entry.param.grad = torch.zeros_like(entry.param)
                 entry.factors.add_to(entry.param.grad)
-            entry.factors = Factors()
+            entry.factors = NO_FACTORS
         self._rows[entry] = _row_count(entry)
 
     def step_ended(self) -> bool:

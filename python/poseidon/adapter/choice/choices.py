@@ -84,7 +84,7 @@ class Choices:
         self.open_layers = {
             name: tuple(_core.automatic_schemes(layer.core_layer(), self._cluster))
             for name, layer in self._layers.items()
-            if not layer.grouped
+            if layer.uses_factors and not layer.grouped
         }
         self.open_layers = {name: schemes for name, schemes in self.open_layers.items() if len(schemes) > 1}
         for choice in self._log.in_force(self._step).values():

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from poseidon import _core
 from poseidon.torch.exchange.small_groups import changed_meanwhile
 from poseidon.torch.exchange.transfer import Rows, Transfer
 from poseidon.torch.model.factors import Factors
@@ -110,6 +111,18 @@ class PendingExchange:
         left = self.covered if self.stand_in is None else self.stand_in
         if raw_grad(self.entry.param) is not left and not self.entry.shared:
             raise changed_meanwhile(self.entry, "replaced")
+
+    def arrive(self, stats: _core.LayerStats, transfer: Transfer) -> None:
+        """The exchange is over, as `stats` say: puts what came of it where it belongs."""
+        # Not `absent`: what this rank has contributed may have come too late to be in.
+        if self.attempt >= 0 and self.entry.counted:
+            self.entry.note_factor_sum(self.attempt, stats.factor_count)
+        if self.by_rows and stats.present:
+            self.rows = transfer.result_rows(self.entry.layer, self.buffer)
+        if self.entry.on_servers:
+            self.land_update(stats.present)
+        else:
+            self.land(stats.present)
 
     def land(self, present: bool) -> None:
         """The exchange is over: makes `value`, which becomes `.grad`. Not `present`: no rank contributed."""

@@ -1,9 +1,9 @@
 """Synchronizer: takes gradients from their hooks to the client, and the results back, one backward at a time.
 
-A synchronizing backward begins with its first hook and ends in a callback that autograd runs after
-the last. In between every layer's exchange is started as soon as its gradient is complete (WFBP,
-Poseidon §3.1); the callback starts what got no gradient, waits, and puts the results into `.grad`.
-For a parameter that the servers update the result is the parameter itself, and `.grad` stays.
+A synchronizing backward begins with its first hook and ends in a callback that autograd runs after the last. In between
+every layer's exchange is started as soon as its gradient is complete (WFBP, Poseidon §3.1); the callback starts what
+got no gradient, waits, and puts the results into `.grad`. For a parameter that the servers update the result is the
+parameter itself, and `.grad` stays.
 
 For a parameter of a worker-side `DistributedOptimizer` the callback does not wait: the exchange outlives its
 backward. Whoever needs the gradient, or after step() the parameter, first waits for it alone (`settle`).
@@ -33,14 +33,14 @@ from poseidon.options import Settings
 from poseidon.schemes import takes_factors
 from poseidon.torch.exchange.autograd_threads import caller_of_backward
 from poseidon.torch.exchange.backward_end import BackwardEnd, in_compiled_backward
-from poseidon.torch.exchange.backward_run import BackwardRun
+from poseidon.torch.exchange.backward_run import BackwardRun, tell_dropped
 from poseidon.torch.exchange.comm_hooks import HookedTransfer
 from poseidon.torch.exchange.in_flight import InFlight, UpdateOnServers, reached_twice, stale
 from poseidon.torch.exchange.pending_exchange import PendingExchange, start_absent, start_exchange
 from poseidon.torch.exchange.powersgd_hook import PowerSGDHook
 from poseidon.torch.exchange.small_groups import SmallGroups, changed_meanwhile
 from poseidon.torch.exchange.transfer import Transfer
-from poseidon.torch.model.parameters import SyncedParameter
+from poseidon.torch.model.parameters import SyncedParameter, attach_all
 from poseidon.torch.model.passes import Mode, Passes
 from poseidon.torch.model.replica import Unwatched
 from poseidon.torch.tensors.compatibility import increment_version
@@ -75,7 +75,7 @@ class Synchronizer(InFlight):
         self.step_check = StepCheck(enabled=not ranks_drift(settings))
         self.aggregator = "sum"  # what servers make of the gradients
         self.static_graph = False  # all backward passes reach each parameter equally often
-        self._fires: dict[SyncedParameter, int] | None = None  # so often
+        self._fires: dict[SyncedParameter, int] | None = None  # so often each that is reached
         self._settings = settings
         self._sequential = settings.schedule == "sequential"
         self._layers = LayerTable(self.entries)
@@ -95,12 +95,13 @@ class Synchronizer(InFlight):
         self.divisor, self.last_run = client.world_size, None
         self._layers.connect(client, control)
         self.choices.connect(client, control, multiplies=self.entries[0].param.device.type == "cpu")
+        if not self.connected:
+            attach_all(self.entries, self)
         for entry in self.entries:
-            if not self.connected:
-                entry.attach(self)
             entry.capture(entry.uses_factors)
         self.connected = True
-        self._groups.connect(client, transfer, enabled=not ranks_drift(self._settings))
+        self._groups.connect(client, transfer, [] if ranks_drift(self._settings) else self.entries)
+        self._hear_before()
         self.replica.connect(control)
         self.step_check.connect(control)
         self._layers.set_residuals(self._loaded_residuals)
@@ -114,6 +115,7 @@ class Synchronizer(InFlight):
         if self._run is not None:
             self._run.uncover()
         self._run = self._flying = self._broken = None
+        self._groups.end()
 
     def retire(self) -> None:
         """Another wrapper of the same parameters is used now: exchanges nothing before `revive`."""
@@ -127,10 +129,17 @@ class Synchronizer(InFlight):
 
     def revive(self) -> None:
         """This wrapper is used again, and no other one of the same parameters is."""
+        attach_all(self.entries, self)
         for entry in self.entries:
-            entry.attach(self)
             entry.capture(entry.uses_factors)
+        self._hear_before()
         self.retired = False
+
+    def _hear_before(self) -> None:
+        """Hears before gradients are accumulated, but for those of groups, whose exchange has a copy of them."""
+        for entry in self.entries:
+            if not self._groups.has(entry):
+                entry.hear_before()
 
     def begin_attempt(self, number: int) -> None:
         """An attempt at this step begins; the rows that forward has counted before do not count."""
@@ -198,6 +207,7 @@ class Synchronizer(InFlight):
         if self.connected:
             self._layers.renew(entries)
             self._groups.renew()
+            self._hear_before()
             self.choices.renew()
         if self.priorities is not None:
             self.priorities.renew()
@@ -251,11 +261,12 @@ class Synchronizer(InFlight):
                 self.some_alone |= mode is Mode.OTHERS
                 return
             run = self._begin()
-        run.fires[entry] = run.fires.get(entry, 0) + 1
-        run.ready_ns[entry] = time.monotonic_ns()
+        if self._groups.has_started(entry):
+            raise reached_twice(entry)
+        run.note_gradient(entry, time.monotonic_ns())
         if self._is_complete(run, entry) and not self._groups.take(run, entry, self.divisor):
             self._start(run, entry)
-        if run.compiled and len(run.fires) == len(self.entries):
+        if run.compiled and len(run.ready_ns) == len(self.entries):
             self._finish(run)
 
     def _is_complete(self, run: BackwardRun, entry: SyncedParameter) -> bool:
@@ -265,7 +276,7 @@ class Synchronizer(InFlight):
         if not self.static_graph:
             return not self.passes.nested  # otherwise another inner pass may add to the gradient
         # The first pass counts how often nested backward passes reach each parameter.
-        return self._fires is not None and run.fires[entry] >= self._fires.get(entry, 0)
+        return self._fires is not None and run.fires(entry) >= self._fires.get(entry, 0)
 
     def _begin(self) -> BackwardRun:
         if self._run is not None:
@@ -274,9 +285,11 @@ class Synchronizer(InFlight):
         run.compiled = in_compiled_backward()
         if run.compiled:
             return run  # autograd calls nothing at its end, so the last parameter's hook is taken for it
+        if not (self._sequential or self.hooked is not None or self.static_graph or self.passes.nested):
+            self._groups.count(run)
         end = BackwardEnd(partial(self.end_backward, run), self.passes.began_in, self.passes.note_nested)
         # Autograd drops the callback unrun when backward fails.
-        run.dropped = weakref.finalize(end, _dropped, weakref.ref(self), weakref.ref(run))
+        run.dropped = weakref.finalize(end, tell_dropped, weakref.ref(self), weakref.ref(run))
         end.await_end()
         return run
 
@@ -293,7 +306,7 @@ class Synchronizer(InFlight):
         for update in self.updates:
             update.begin()
         self._agree()
-        self._groups.begin(self.entries)
+        self._groups.begin()
         self._run = BackwardRun(begin_ns, self.passes.began_ns)
         return self._run
 
@@ -328,6 +341,7 @@ class Synchronizer(InFlight):
             return
         self._run = None
         run.uncover()
+        self._groups.end()
         self._broken = f"rank {self._client.rank}: an earlier backward pass failed after its exchange had started"
         self._broken += run.lacks(self.entries)
 
@@ -372,12 +386,10 @@ class Synchronizer(InFlight):
             self._finish_hooked(run, self.hooked)
             return
         try:
-            self._groups.take_rest(run, run.fires, self.divisor)
-            for entry in self.entries:
-                if entry not in run.exchanges and not self._groups.has_started(entry):
+            self._groups.take_rest(run, self.divisor)
+            for entry in self._groups.not_started(self.entries):
+                if entry not in run.exchanges:
                     entry.resume()
-                    if entry not in run.fires:
-                        run.ready_ns[entry] = run.end_ns
                     self._start(run, entry)
             if self.before_results is not None:
                 self.before_results()
@@ -391,6 +403,7 @@ class Synchronizer(InFlight):
                 pending.uncover()
             self.deliver(now)
             run.waited_ns += self._groups.finish()
+            self._groups.end()
         except BaseException:
             self.backward_failed(run)
             raise
@@ -398,7 +411,7 @@ class Synchronizer(InFlight):
             update.finished({entry for entry, pending in run.exchanges.items() if pending.value is not None})
         self.passes.exchanged()
         if self.static_graph and self._fires is None:
-            self._fires = run.fires
+            self._fires = {entry: run.fires(entry) for entry in run.ready_ns}
         run.exchanges.clear()  # the record of the run must not hold the gradients' memory
         self._run, self._flying = None, run
         for pending in sorted(later, key=lambda pending: pending.entry.position):
@@ -420,18 +433,7 @@ class Synchronizer(InFlight):
         # Autograd has to know that these have changed; one call for all, since each is slow.
         increment_version([pending.grad for pending in exchanges if pending.in_place and pending.grad is not None])
         for pending in exchanges:
-            # Not `pending.absent`: what this rank has contributed may have come too late to be in.
-            stats = self._client.layer_stats(pending.entry.layer)
-            if pending.attempt >= 0 and pending.entry.counted:
-                pending.entry.note_factor_sum(pending.attempt, stats.factor_count)
-            if pending.by_rows and stats.present:
-                pending.rows = self._transfer.result_rows(pending.entry.layer, pending.buffer)
-            if not pending.entry.on_servers:
-                pending.land(stats.present)
-            else:
-                pending.land_update(stats.present)
-
-    # As `InFlight`.
+            pending.arrive(self._client.layer_stats(pending.entry.layer), self._transfer)
 
     def done(self, pending: PendingExchange) -> bool:
         """Whether the exchange is over."""
@@ -494,9 +496,3 @@ class Synchronizer(InFlight):
         for entry in self.entries:
             start_absent(self._transfer, entry, self.divisor)
         self._transfer.wait([entry.layer for entry in self.entries])
-
-
-def _dropped(sync: weakref.ref[Synchronizer], run: weakref.ref[BackwardRun]) -> None:
-    target, failed = sync(), run()
-    if target is not None and failed is not None:
-        target.backward_failed(failed)

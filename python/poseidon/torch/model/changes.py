@@ -6,6 +6,8 @@ torch's class does not check this: a parameter that is unfrozen, added or replac
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from operator import attrgetter, eq, is_
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +17,7 @@ from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.tensors.ownership import first_overlap
 from poseidon.torch.tensors.watched import without_torch_function
 
+_kind_of = attrgetter("dtype", "device", "shape")
 _AGAIN = "make the change before wrapping, or wrap the module again, on all ranks"
 
 
@@ -25,7 +28,11 @@ class ChangeWatch:
         self._module = module
         self._ignored = ignored
         self._entries = entries
-        self._synced = {entry.param: (entry.param.dtype, entry.param.device, entry.param.shape) for entry in entries}
+        kinds: dict[Any, Any] = {}  # few: thousands of equal ones would give Python's garbage collector work
+        self._synced = {
+            entry.param: kinds.setdefault(kind, kind) for entry in entries for kind in [_kind_of(entry.param)]
+        }
+        self._kinds = list(self._synced.values())
         self._remember()
 
     def _remember(self) -> None:
@@ -59,13 +66,12 @@ class ChangeWatch:
                         f"parameter {self._name_of(param)} requires a gradient now and did not when the module was "
                         f"wrapped, so that each rank would train it alone: {_AGAIN}"
                     )
-            for param, (dtype, device, shape) in self._synced.items():
-                if param.dtype != dtype or param.device != device or param.shape != shape:
-                    raise InvalidArgument(
-                        f"parameter {self._name_of(param)} has become {_what(param.dtype, param.device, param.shape)}, "
-                        f"and was {_what(dtype, device, shape)} when the module was wrapped: {_AGAIN}"
-                    )
-
+            if not all(map(eq, map(_kind_of, self._synced), self._kinds)):
+                param, was = next((param, was) for param, was in self._synced.items() if _kind_of(param) != was)
+                raise InvalidArgument(
+                    f"parameter {self._name_of(param)} has become {_what(*_kind_of(param))}, and was {_what(*was)} "
+                    f"when the module was wrapped: {_AGAIN}"
+                )
             self._check_stored()
 
     def _check_stored(self) -> None:
@@ -93,11 +99,7 @@ class ChangeWatch:
 
 def _holds(table: dict, held: list) -> bool:  # type: ignore[type-arg]
     """Whether the table has these very objects. Not `==`, which tensors answer element by element."""
-    return len(table) == len(held) and all(map(_is, table.values(), held))
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
+    return len(table) == len(held) and all(map(is_, table.values(), held))
 
 
 def _what(dtype: torch.dtype, device: torch.device, shape: torch.Size) -> str:

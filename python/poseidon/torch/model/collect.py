@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import functools
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import nn
@@ -32,6 +33,7 @@ def collect_parameters(
     that cannot be synchronized.
     """
     owners = _owners(module)
+    alike: dict[tuple[nn.Module, ...], tuple[nn.Module, ...]] = {}  # the modules of most parameters are those of others
     schemes = Wishes("scheme", SCHEME_CHOICES, scheme, settings.scheme)
     formats = Wishes("wire format", BY_NAME["wire"].choices, wire, settings.wire)
     allowances = Wishes("choice of lossy", BY_NAME["lossy"].choices, lossy, settings.lossy)
@@ -39,14 +41,15 @@ def collect_parameters(
     entries = []
     for name, param in module.named_parameters():
         # Choosing also for frozen ones lets a pattern that names only these pass.
-        names = [full for _, _, full in owners[param]]
+        own = owners[param]
+        names = [full for _, _, full in own]
         wanted, wanted_format, allowed = schemes.of(names), formats.of(names), allowances.of(names)
         if not param.requires_grad or name in ignored or param.numel() == 0:
             continue
-        sparse = any(_makes_sparse(part) for part, _, _ in owners[param])
+        sparse = any(_makes_sparse(part) for part, _, _ in own)
         if sparse and is_lossy(wanted):
             wanted = "auto"  # its rows are few already
-        by_rows = _may_send_rows(param, owners[param], wanted, allowed, settings)
+        by_rows = _may_send_rows(param, own, wanted, allowed, settings)
         form = form_of(param, sparse, by_rows)
         if form.layout.dtype not in DTYPE_NAMES:
             raise InvalidArgument(
@@ -54,7 +57,7 @@ def collect_parameters(
                 f"{', '.join(DTYPE_NAMES.values())} and complex numbers of these can): convert it, or set "
                 "requires_grad=False"
             )
-        linears = _capturing_linears(param, owners[param])
+        linears = _capturing_linears(param, own)
         if not linears and wanted != "auto" and not is_lossy(wanted) and not by_rows:
             wanted = "ps"
         if wanted != "auto" or sparse or form.layout.dtype != torch.float32:
@@ -70,8 +73,9 @@ def collect_parameters(
         if linears and settings.factor_wire != "wire" and (wanted == "auto" or takes_factors(wanted)):
             factor_wire = settings.factor_wire
             check_wire(name, param, wanted, factor_wire, "factor_wire")
-        compression = Compression(allowed, settings.topk_fraction, settings.powersgd_rank, rows, factor_wire, feedback)
-        modules = [part for part, _, _ in owners[param]]
+        compression = _compression(allowed, settings.topk_fraction, settings.powersgd_rank, rows, factor_wire, feedback)
+        modules = tuple(part for part, _, _ in own)
+        modules = alike.setdefault(modules, modules)
         entries.append(SyncedParameter(name, param, form, wanted, wanted_format, modules, linears, compression))
     for wishes in (schemes, formats, allowances):
         wishes.check_used()
@@ -119,6 +123,7 @@ def _without(option: str) -> str:
     return "use wire fp32 for it" if option == "wire" else f"use scheme ps for it, or leave {option} out"
 
 
+_compression = functools.cache(Compression)  # most parameters have the same one, which nobody changes
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
@@ -155,7 +160,7 @@ def _is_table(param: nn.Parameter, owners: list[_Owner]) -> bool:
     return fits and all(isinstance(part, _EMBEDDINGS) and attribute == "weight" for part, attribute, _ in owners)
 
 
-def _capturing_linears(param: nn.Parameter, owners: list[_Owner]) -> list[nn.Linear]:
+def _capturing_linears(param: nn.Parameter, owners: list[_Owner]) -> Sequence[nn.Linear]:
     """The Linear modules whose weight `param` is, if all its owners are such; else none."""
     linears = [
         part
@@ -163,7 +168,7 @@ def _capturing_linears(param: nn.Parameter, owners: list[_Owner]) -> list[nn.Lin
         if isinstance(part, nn.Linear) and attribute == "weight" and _is_plain_linear(part)
     ]
     fits = len(linears) == len(owners) and param.dim() == 2 and param.is_contiguous() and not param.is_complex()
-    return linears if fits else []
+    return linears if fits else ()
 
 
 def _is_plain_linear(module: nn.Linear) -> bool:

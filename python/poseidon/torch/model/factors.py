@@ -72,6 +72,10 @@ class Factors:
         return PendingGradient.make(param, resolve)
 
 
+NO_FACTORS = Factors()
+"""None, to which nobody adds any."""
+
+
 class FactorTaker(Protocol):
     """The object that gets the factors of a weight's gradient."""
 

@@ -5,6 +5,8 @@ Every form is a dense tensor of real numbers. Its elements may be added and divi
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from poseidon.errors import InvalidArgument
@@ -203,5 +205,17 @@ def form_of(param: torch.Tensor, sparse: bool, by_rows: bool = False) -> DenseFo
     if param.is_complex():  # torch differentiates no complex embedding
         return ComplexForm(param)
     if not sparse:
-        return TouchedRowsForm(param) if by_rows else DenseForm(param)
+        return TouchedRowsForm(param) if by_rows else _dense_form_of(param)
     return SparseForm(param) if by_rows else CountedRowsForm(param)
+
+
+_DENSE_FORMS: dict[Any, DenseForm] = {}  # which nobody changes; a model has few kinds of parameters
+
+
+def _dense_form_of(param: torch.Tensor) -> DenseForm:
+    if param.layout != torch.strided:
+        return DenseForm(param)
+    kind = (type(param), param.dtype, param.shape, param.stride())
+    if kind not in _DENSE_FORMS:
+        _DENSE_FORMS[kind] = DenseForm(param)
+    return _DENSE_FORMS[kind]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from types import CodeType
 from typing import Any, Protocol
 
 import torch
@@ -15,11 +13,12 @@ from torch import nn
 from poseidon.adapter.layer import Compression, SyncedLayer
 from poseidon.errors import InvalidArgument
 from poseidon.schemes import converts, takes_factors, workers_multiply
-from poseidon.torch.model.factors import Factors, hand_over_factors, keep_factors
+from poseidon.torch.model.collector import collector_paused
+from poseidon.torch.model.factors import NO_FACTORS, Factors, hand_over_factors, keep_factors
 from poseidon.torch.model.gradient_form import DenseForm, TouchedRowsForm
+from poseidon.torch.model.hooks import NO_ARRIVALS, accumulating_nodes, posthook, prehook
 from poseidon.torch.model.passes import Mode
 from poseidon.torch.model.stored_parameter import StoredParameter
-from poseidon.torch.tensors.compatibility import compiler, leave_uncompiled
 from poseidon.torch.tensors.memory import DTYPE_NAMES
 from poseidon.torch.tensors.ownership import is_allocated, is_shared
 from poseidon.torch.tensors.pending_gradient import GradientGone, PendingGradient
@@ -39,7 +38,10 @@ class BackwardListener(Protocol):
         """A use of the layer is about to hand over factors."""
 
     def before_accumulation(self, entry: SyncedParameter, dense: bool) -> None:
-        """All uses of the parameter have contributed; `.grad` does not yet hold the dense ones, if any."""
+        """All uses of the parameter have contributed; `.grad` does not yet hold the dense ones, if any.
+
+        Only those that `hear_before` tell it.
+        """
 
     def after_accumulation(self, entry: SyncedParameter) -> None:
         """`.grad` holds the dense contributions, `entry.factors` the others."""
@@ -91,10 +93,11 @@ class SyncedParameter(SyncedLayer):
         self.layout = form.layout
         self.shared = False  # with another wrapped model
         self.used_elsewhere = False  # the weight is also used outside its Linear modules
-        self.factors = Factors()  # what of the gradient waits to be sent as such
+        self.factors = NO_FACTORS  # what of the gradient waits to be sent as such
         self.arrived: torch.Tensor | None = None  # what autograd is just putting into, or adding to, `.grad`
         self.stored: StoredParameter | None = None  # where servers hold and update the parameter
         self.rereads: UpdateListener | None = None  # what is told of such updates
+        self.arrivals = NO_ARRIVALS  # of its group
         self._allocated_at = param.data_ptr() if is_allocated(param) else None
         self._linears = linears  # the modules that may hand over factors; empty where the gradient is always dense
         self._all_linears = linears  # those of them where servers do not hold the parameter
@@ -102,9 +105,10 @@ class SyncedParameter(SyncedLayer):
         self._refused_factors = False  # some of these rows went into the dense gradient
         self._dense_exchanges = 0  # to come, since gradients are added to what an exchange has left in `.grad`
         self._placeholder: PendingGradient | None = None
-        self._listener: Callable[[], BackwardListener | None] = lambda: None
+        self._listener: Callable[[], BackwardListener | None] = _nobody
         self._node: Any = None
-        self._hooks: list[Any] = []
+        self._hook: Any = None
+        self._prehook: Any = None
 
     def lies_in_own_memory(self) -> bool:
         """Whether PyTorch has allocated the parameter's memory, for this process alone.
@@ -120,28 +124,43 @@ class SyncedParameter(SyncedLayer):
         layout = self.layout
         return torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype, device=self.param.device)
 
-    def attach(self, listener: BackwardListener) -> None:
-        """Puts the hooks in place: `listener` hears of every backward that reaches this parameter."""
+    def attach(self, listener: BackwardListener, node: Any) -> None:
+        """`listener` hears of every backward that reaches this parameter. `node` accumulates its gradients.
+
+        It hears of it once the gradient is in `.grad`. To hear of it before, too, takes `hear_before`.
+        """
         self._listener = weakref.ref(listener)  # which owns this entry
-        # The node lives only as long as someone holds it; its hooks fire also for a missing gradient,
-        # once all uses of the parameter have contributed.
-        self._node = torch.autograd.graph.get_gradient_edge(self.param).node
-        self._hooks = [
-            self._node.register_prehook(_calling(self, SyncedParameter._before_accumulation)),
-            self._node.register_hook(_calling(self, SyncedParameter._after_accumulation)),
-        ]
+        self._node, self._hook = node, node.register_hook(posthook(self))
+        if self.shared or self.stored is not None or self.updater is not None:
+            self.hear_before()
+
+    @property
+    def hears_before(self) -> bool:
+        """Whether its listener hears of gradients before they are accumulated."""
+        return self._prehook is not None
+
+    def hear_before(self) -> None:
+        """From now on the listener also hears of every backward that is about to add to `.grad`, until `detach`.
+
+        That takes time. It is needed where something may be under way then: an exchange from the memory of `.grad`, an
+        update, or factors that `.grad` stands for.
+        """
+        if self._hook is not None and self._prehook is None:
+            self._prehook = self._node.register_prehook(prehook(self))
 
     def detach(self) -> None:
         """Takes the hooks away again."""
-        for hook in self._hooks:
-            hook.remove()
+        for hook in (self._hook, self._prehook):
+            if hook is not None:
+                hook.remove()
         self.capture(False)
-        self._hooks, self._listener = [], lambda: None
+        self._listener, self._hook, self._prehook = _nobody, None, None
 
     def capture(self, wanted: bool) -> None:
         """Whether the modules that have the parameter are to hand over factors from now on."""
         for linear in self._linears:
             if wanted and not self.shared:
+                self.hear_before()
                 hand_over_factors(linear, self)
             else:
                 keep_factors(linear, self)
@@ -161,6 +180,7 @@ class SyncedParameter(SyncedLayer):
             )
         self.capture(False)
         self.shared = True
+        self.hear_before()
 
     def check_free(self) -> None:
         """InvalidArgument if no DistributedOptimizer can have the parameter."""
@@ -180,22 +200,30 @@ class SyncedParameter(SyncedLayer):
         self.resume()
         self.capture(False)
         super().hold_on_servers(parameter_wire)
-        self.stored, self._all_linears, self._linears = StoredParameter(self.param), self._linears, []
+        self.stored, self._all_linears, self._linears = StoredParameter(self.param), self._linears, ()
+        self.hear_before()
 
     def leave_servers(self) -> None:
         self.stored, self.rereads, self._linears = None, None, self._all_linears
         super().leave_servers()
         self.capture(self.uses_factors)
 
-    def _before_accumulation(self, grads: tuple[torch.Tensor | None, ...]) -> None:
+    def update_by(self, updater: object | None) -> None:
+        super().update_by(updater)
+        if updater is not None:
+            self.hear_before()
+
+    def before_accumulation(self, gradients: tuple[torch.Tensor | None, ...]) -> None:
+        """Autograd is about to add the gradient to `.grad`."""
         self.resume()
         if (listener := self._listener()) is not None:
-            listener.before_accumulation(self, dense=grads[0] is not None)
+            listener.before_accumulation(self, dense=gradients[0] is not None)
 
-    def _after_accumulation(self, _: Any, arrived: tuple[torch.Tensor | None, ...]) -> None:
+    def after_accumulation(self, gradients: tuple[torch.Tensor | None, ...]) -> None:
+        """Autograd has added it."""
         if (listener := self._listener()) is None:
             return
-        self.arrived = arrived[0] if arrived else None
+        self.arrived = gradients[0] if gradients else None
         try:
             listener.after_accumulation(self)
         finally:
@@ -249,6 +277,7 @@ class SyncedParameter(SyncedLayer):
             return False
         # Both are the program's: a batch that it fills again, a buffer given to backward(), rows that a hook or a
         # reversible network rewrites, memory that autograd makes the gradient of another parameter.
+        self.factors = self.factors or Factors()
         self.factors.append(_own_copy(left), _own_copy(right))
         return True
 
@@ -292,7 +321,7 @@ class SyncedParameter(SyncedLayer):
 
     def start_over(self) -> None:
         """This synchronization has what there was."""
-        self.factors, self._factor_count, self._refused_factors = Factors(), 0, False
+        self.factors, self._factor_count, self._refused_factors = NO_FACTORS, 0, False
 
     def accumulated(self, mode: Mode) -> None:
         """A backward that exchanges nothing has added to the gradient."""
@@ -323,7 +352,7 @@ class SyncedParameter(SyncedLayer):
         else:
             with torch.no_grad():
                 self.factors.add_to(self.param.grad)
-            self.factors = Factors()
+            self.factors = NO_FACTORS
 
     def resume(self) -> None:
         """Takes held factors back out of `.grad`, or drops them if the user cleared or replaced `.grad`."""
@@ -333,38 +362,29 @@ class SyncedParameter(SyncedLayer):
             self.param.grad = None
             self.factors = self.factors.copy()
         else:
-            self.factors = Factors()
+            self.factors = NO_FACTORS
         self._placeholder = None
+
+
+@collector_paused()
+def attach_all(entries: Sequence[SyncedParameter], listener: BackwardListener) -> None:
+    """Attaches all of them. What autograd knows of them is looked up at once, which takes a part of the time.
+
+    InvalidArgument if one of them requires no gradient.
+    """
+    frozen = next((entry.name for entry in entries if not entry.param.requires_grad), None)
+    if frozen is not None:
+        raise InvalidArgument(
+            f"parameter {frozen} required a gradient when the module was wrapped, and does not now: let it require one "
+            "again, or wrap the module again, on all ranks"
+        )
+    for entry, node in zip(entries, accumulating_nodes([entry.param for entry in entries]), strict=True):
+        entry.attach(listener, node)
+
+
+def _nobody() -> None:
+    return None
 
 
 def _own_copy(rows: torch.Tensor) -> torch.Tensor:
     return rows.detach().clone(memory_format=torch.contiguous_format)
-
-
-def _calling(entry: SyncedParameter, method: Callable[..., None]) -> Callable[..., None]:
-    """A hook that does not keep `entry` alive: the node that holds the hook is held by `entry`."""
-    reference = weakref.ref(entry)
-
-    def hook(*gradients: Any) -> None:
-        target = reference()
-        if target is None:
-            return
-        if compiler is None or compiler() is not None:
-            uncompiled(target, *gradients)
-        else:
-            method(target, *gradients)
-
-    # Where a whole training step is compiled its hooks are not. To say so on every call takes 0.4 µs, to look 0.04.
-    uncompiled = _uncompiled(method)
-    _leave_uncompiled(hook.__code__)
-    return hook
-
-
-@functools.cache
-def _uncompiled(method: Callable[..., None]) -> Callable[..., None]:
-    return torch._disable_dynamo(method)
-
-
-@functools.cache
-def _leave_uncompiled(code: CodeType) -> None:  # which all hooks share
-    leave_uncompiled(code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -57,14 +58,16 @@ class Replica(Unwatched, Parameters):
 
     def begin_step(self) -> None:
         module = self._module()
-        if module is not None and not self.paused():
-            params = list(module.parameters())
-            with update_mode(params[0].device), unnoticed(params):
-                self._check.begin_step(self)
+        if module is None or self.paused():
+            return
+        # To go through the parameters takes time in a model that has thousands, and few steps need it.
+        params = list(module.parameters()) if self._check.is_due else []
+        with update_mode(params[0].device) if params else nullcontext(), unnoticed(params):
+            self._check.begin_step(self)
 
     def look(self) -> None:
         module = self._module()
-        if module is not None and not self.paused():
+        if module is not None and not self.paused() and self._check.awaits:
             with unnoticed(module.parameters()):
                 self._check.look(self)
 

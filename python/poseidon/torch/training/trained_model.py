@@ -30,6 +30,7 @@ from poseidon.torch.exchange.synchronizer import BackwardRun, Synchronizer
 from poseidon.torch.exchange.weights import Weight, WeightedTransfer
 from poseidon.torch.model.changes import ChangeWatch
 from poseidon.torch.model.collect import check_wire, collect_parameters
+from poseidon.torch.model.collector import collector_paused
 from poseidon.torch.model.description import describe
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.replica import Replica, Unwatched
@@ -47,6 +48,7 @@ class TrainedModel:
     parameter or module that cannot be synchronized, and Mismatch, naming the first difference between the ranks.
     """
 
+    @collector_paused()
     def __init__(
         self,
         module: nn.Module,
@@ -69,7 +71,7 @@ class TrainedModel:
         self.optimizers: list[Any] = []  # what its DistributedOptimizers do, in the order in which they were made
         self.step_count = 0  # synchronizing backward passes so far
         self.same_graph = True  # whether all of them reached the same parameters
-        self._first_fires: dict[SyncedParameter, int] | None = None  # of the first of them
+        self._first_reached: Collection[SyncedParameter] | None = None  # by the first of them
         self._ignored = frozenset(ignored)
         self._sends_buffers = sends_buffers
         self.entries = collect_parameters(module, scheme, wire, here.settings, self._ignored, lossy)
@@ -120,8 +122,9 @@ class TrainedModel:
 
     def _finished_step(self, run: BackwardRun) -> None:
         self.step_count += 1
-        self._first_fires = run.fires if self._first_fires is None else self._first_fires
-        self.same_graph = self.same_graph and run.fires.keys() == self._first_fires.keys()
+        reached = run.ready_ns.keys()
+        self._first_reached = reached if self._first_reached is None else self._first_reached
+        self.same_graph = self.same_graph and reached == self._first_reached
         self.recorder.step_finished(run, self.context.client)
         if self._run_recorder is not None and self.sync is not None:
             self._run_recorder.step_finished(run, self.context, self.plan, self.sync.choices.rates)
