@@ -199,23 +199,31 @@ def test_failure_after_an_inner_backward_is_known_in_the_next_forward() -> None:
         assert "an earlier backward pass failed" in str(answer) + repr(answer)
 
 
-def test_the_caller_of_backward_is_known_in_a_thread_of_autograds() -> None:
-    """A backward inside many others runs in a thread of autograd's pool, as that on a device does in another one."""
-    found: list[tuple[int, int]] = []
+def callers_of_backward() -> list[tuple[int, int, int]]:
+    """The thread of a hook, what is its caller, and this thread: in a backward alone, and in one inside many others."""
+    found: list[tuple[int, int, int]] = []
+    own = threading.get_ident()
 
     def run_backward(depth: int) -> None:
         leaf = torch.zeros((), requires_grad=True)
         if depth:
             leaf.register_hook(lambda _: run_backward(depth - 1))
         else:
-            leaf.register_hook(lambda _: found.append((threading.get_ident(), caller_of_backward())))
+            leaf.register_hook(lambda _: found.append((threading.get_ident(), caller_of_backward(), own)))
         with torch.enable_grad():
             (leaf * 1).backward()
 
     run_backward(0)
     run_backward(100)  # of which the innermost ones run in the first of that pool's threads
-    own = threading.get_ident()
-    (here, nobody), (there, caller) = found
-    assert (here, nobody) == (own, 0)
-    assert there != own
-    assert caller == own
+    return found
+
+
+def test_the_caller_of_backward_is_known_in_a_thread_of_autograds() -> None:
+    """A backward inside many others runs in a thread of autograd's pool, as that on a device does in another one.
+
+    Processes that are forked after that cannot run backward: so it has a process of its own.
+    """
+    for (here, nobody, own), (there, caller, _) in workers.run_fresh(1, callers_of_backward):
+        assert (here, nobody) == (own, 0)
+        assert there != own
+        assert caller == own
