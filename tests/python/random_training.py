@@ -160,6 +160,8 @@ def _possible(job: Job) -> Job:
         out["hook"] = ""  # a frozen parameter takes none
     if job.changes == "untie":
         out["tied"] = True
+    if job.changes == "tie":
+        out["static_graph"] = False  # the program has promised that its graph stays
     return replace(job, **out)
 
 
