@@ -192,9 +192,14 @@ def _uses_servers(config: TrainConfig, method: Method) -> bool:
     return config.server_count > 0 and method.library == "poseidon"
 
 
+def _small_bytes(config: TrainConfig, method: Method) -> int:
+    """The method's option of that name in this run."""
+    return int({**_sizes_and_options(config), **method.scaled(config.scale).options}["small_bytes"])
+
+
 def _layer_bytes(config: TrainConfig, method: Method) -> list[float]:
     scaled = method.scaled(config.scale)
-    small_bytes = {**_sizes_and_options(config), **scaled.options}["small_bytes"]
+    small_bytes = _small_bytes(config, method)
     workers, each = config.worker_count, config.workers_per_host
     if each > 1 and method.library == "poseidon" and scaled.options.get("reduce_by_host") != "off":
         return scaled.layer_bytes(config.table, config.host_count, small_bytes)
@@ -207,9 +212,8 @@ def _layer_bytes(config: TrainConfig, method: Method) -> list[float]:
 
 def _product_seconds(config: TrainConfig, method: Method) -> list[float]:
     """What the accelerator takes for each layer's product of received factors."""
-    small_bytes = {**_sizes_and_options(config), **method.scaled(config.scale).options}["small_bytes"]
-    rows = method.product_rows(config.table, config.worker_count, small_bytes)
     table = config.table
+    rows = method.product_rows(table, config.worker_count, _small_bytes(config, method))
     return [
         count * forward / table.factor_count(layer) if count else 0.0
         for count, layer, (forward, _) in zip(rows, table.layers, table.durations(config.compute_seconds), strict=True)
