@@ -89,3 +89,12 @@ def test_results_are_taken_before_workers_are_waited_for(tmp_path: Path, more: l
     environment = {**os.environ, "PYTHONPATH": str(BENCH)}
     answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=environment)
     assert (answer.stdout, answer.stderr) == (("", "a worker failed\n") if more else ("2000\n", ""))
+
+
+def test_ideal_ports_come_close_to_the_bound_with_small_messages_and_never_beat_it() -> None:
+    """The bound looks at one port, the model at all of them: so it also checks the bound."""
+    rows = run_script("fluid_ports.py", "--model", "GPT-2", "--hosts", "4", "--scale", "16", "--mbit", "10")
+    reached = {(row["chunk_kib"], row["held_kib"], row["uneven"]): row["of_bound"] for row in rows}
+    assert all(0.5 < one <= 1.0 + 1e-9 for one in reached.values())
+    assert reached[4, 4, 0.0] > 0.97
+    assert reached[4, 4, 0.0] > reached[16, 64, 0.0] > reached[16, 64, 0.3]
