@@ -14,6 +14,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/dtype_name.h"
+#include "bindings/held.h"
 
 namespace poseidon::bindings {
 
@@ -37,7 +38,7 @@ struct Arrays {
   std::vector<DType> dtypes;
 };
 
-/// The client, and the arrays that its running exchanges read and write. The GIL guards the arrays.
+/// The client, and the arrays that its running exchanges read and write.
 class PyClient {
  public:
   explicit PyClient(std::unique_ptr<Client> client)
@@ -54,15 +55,16 @@ class PyClient {
 
   void start(std::uint32_t layer, Array array, std::uint32_t divisor, std::optional<std::uint64_t> factor_count) {
     check_dtype(layer, array);
-    raise_if_failed(client_->start(layer, bytes_of(array), divisor, factor_count.value_or(kNotFactorable)));
-    held_[layer] = hold({std::move(array)});
+    const auto data = bytes_of(array);
+    start_holding(layer, {std::move(array)},
+                  [&] { return client_->start(layer, data, divisor, factor_count.value_or(kNotFactorable)); });
   }
 
   void start_all(std::uint32_t first_layer, std::shared_ptr<const Arrays> arrays, std::uint32_t divisor) {
     for (std::size_t i = 0; i < arrays->dtypes.size(); ++i)
       if (arrays->dtypes[i] != layer_dtype(first_layer + static_cast<std::uint32_t>(i)))
         check_dtype(first_layer + static_cast<std::uint32_t>(i), arrays->arrays[i]);
-    held_many_[first_layer] = arrays;
+    held_many_.add(first_layer, arrays);  // also if it fails: some may have started
     const nb::gil_scoped_release unlocked;
     const Status status = client_->start_all(first_layer, arrays->spans, divisor);
     const nb::gil_scoped_acquire locked;
@@ -72,32 +74,33 @@ class PyClient {
   void push_pull(std::uint32_t layer, Array array, Array destination, std::uint32_t divisor) {
     check_dtype(layer, array);
     check_dtype(layer, destination);
-    raise_if_failed(client_->push_pull(layer, bytes_of(array), bytes_of(destination), divisor));
-    held_[layer] = hold({std::move(array), std::move(destination)});
+    const auto data = bytes_of(array), place = bytes_of(destination);
+    start_holding(layer, {std::move(array), std::move(destination)},
+                  [&] { return client_->push_pull(layer, data, place, divisor); });
   }
 
   void push(std::uint32_t layer, Array array, std::uint32_t divisor) {
     check_dtype(layer, array);
-    raise_if_failed(client_->push(layer, bytes_of(array), divisor));
-    held_[layer] = hold({std::move(array)});
+    const auto data = bytes_of(array);
+    start_holding(layer, {std::move(array)}, [&] { return client_->push(layer, data, divisor); });
   }
 
   void pull(std::uint32_t layer, Array destination, std::uint32_t index, bool exact) {
     check_dtype(layer, destination);
-    raise_if_failed(client_->pull(layer, bytes_of(destination), index, exact));
-    held_[layer] = hold({std::move(destination)});
+    const auto place = bytes_of(destination);
+    start_holding(layer, {std::move(destination)}, [&] { return client_->pull(layer, place, index, exact); });
   }
 
   void assign(std::uint32_t layer, Array array, std::uint32_t index, std::uint64_t update_count) {
     check_dtype(layer, array);
-    raise_if_failed(client_->assign(layer, bytes_of(array), index, update_count));
-    held_[layer] = hold({std::move(array)});
+    const auto data = bytes_of(array);
+    start_holding(layer, {std::move(array)}, [&] { return client_->assign(layer, data, index, update_count); });
   }
 
   void restore(std::uint32_t layer, Array destination, std::uint64_t version_limit) {
     check_dtype(layer, destination);
-    raise_if_failed(client_->restore(layer, bytes_of(destination), version_limit));
-    held_[layer] = hold({std::move(destination)});
+    const auto place = bytes_of(destination);
+    start_holding(layer, {std::move(destination)}, [&] { return client_->restore(layer, place, version_limit); });
   }
 
   void set_rule(std::uint32_t layer, const UpdateRule& rule) { raise_if_failed(client_->set_rule(layer, rule)); }
@@ -111,8 +114,8 @@ class PyClient {
 
   void start_absent(std::uint32_t layer, Array array, std::uint32_t divisor, bool counts) {
     check_dtype(layer, array);
-    raise_if_failed(client_->start_absent(layer, bytes_of(array), divisor, counts));
-    held_[layer] = hold({std::move(array)});
+    const auto place = bytes_of(array);
+    start_holding(layer, {std::move(array)}, [&] { return client_->start_absent(layer, place, divisor, counts); });
   }
 
   void start_factors(std::uint32_t layer, std::vector<Array> lefts, std::vector<Array> rights,
@@ -121,11 +124,12 @@ class PyClient {
     const DType dtype = lefts.empty() ? layer_dtype(layer) : dtype_from(lefts.front().dtype());
     std::vector<FactorRows> segments = make_segments(layer, dtype, lefts, rights);
     const auto place = destination ? bytes_of(*destination) : std::span<std::byte>();
-    raise_if_failed(client_->start_factors(layer, dtype, std::move(segments), place, divisor, accumulate));
     std::vector<Array> held = std::move(lefts);
     held.insert(held.end(), std::make_move_iterator(rights.begin()), std::make_move_iterator(rights.end()));
     if (destination) held.push_back(std::move(*destination));
-    held_[layer] = hold(std::move(held));
+    start_holding(layer, std::move(held), [&] {
+      return client_->start_factors(layer, dtype, std::move(segments), place, divisor, accumulate);
+    });
   }
 
   void start_rows(std::uint32_t layer, Array indexes, Array values, std::uint32_t divisor) {
@@ -139,8 +143,9 @@ class PyClient {
     const auto index_bytes = bytes_of(indexes);
     // A negative index becomes one that no layer has.
     const std::span given(reinterpret_cast<const std::uint32_t*>(index_bytes.data()), indexes.shape(0));
-    raise_if_failed(client_->start_rows(layer, {.indexes = given, .values = bytes_of(values)}, {}, divisor));
-    held_[layer] = hold({std::move(indexes), std::move(values)});
+    const LayerRows rows{.indexes = given, .values = bytes_of(values)};
+    start_holding(layer, {std::move(indexes), std::move(values)},
+                  [&] { return client_->start_rows(layer, rows, {}, divisor); });
   }
 
   void start_absent_rows(std::uint32_t layer, std::uint32_t divisor, bool counts) {
@@ -187,32 +192,30 @@ class PyClient {
   }
 
   void wait_all() {
-    const Status status = call_blocking(
-        [&](const std::function<bool()>& keep_waiting) { return client_->wait_all(telling(keep_waiting)); });
-    held_.clear();
-    held_many_.clear();
-    raise_if_failed(status);
+    const std::uint64_t last = held_.last(), last_many = held_many_.last();
+    raise_if_failed(call_blocking(
+        [&](const std::function<bool()>& keep_waiting) { return client_->wait_all(telling(keep_waiting)); }));
+    held_.release_all(last);
+    held_many_.release_all(last_many);
   }
 
   void wait(std::uint32_t layer) {
-    // Another thread may start the layer again as soon as the wait is over. The arrays that it holds then must stay.
-    const auto held = held_.find(layer) == held_.end() ? Held() : held_[layer];
-    const Status status = call_blocking(
-        [&](const std::function<bool()>& keep_waiting) { return client_->wait(layer, telling(keep_waiting)); });
-    if (const auto now = held_.find(layer); now != held_.end() && now->second == held) held_.erase(now);
-    raise_if_failed(status);
+    const std::uint64_t last = held_.last();
+    raise_if_failed(call_blocking(
+        [&](const std::function<bool()>& keep_waiting) { return client_->wait(layer, telling(keep_waiting)); }));
+    held_.release(layer, last);
   }
 
   /// `wait` for so many layers, of which start_all was given the first.
   void wait_range(std::uint32_t first_layer, std::uint32_t count) {
-    const Status status = call_blocking([&](const std::function<bool()>& keep_waiting) {
+    const std::uint64_t last = held_many_.last();
+    raise_if_failed(call_blocking([&](const std::function<bool()>& keep_waiting) {
       Status waited;
       for (std::uint32_t i = 0; i < count && waited.ok(); ++i)
         waited = client_->wait(first_layer + i, telling(keep_waiting));
       return waited;
-    });
-    if (status.ok()) held_many_.erase(first_layer);
-    raise_if_failed(status);
+    }));
+    held_many_.release(first_layer, last);
   }
 
   /// The notices that no call has returned yet.
@@ -259,6 +262,16 @@ class PyClient {
   }
 
  private:
+  /// Starts an exchange that uses the arrays until it has completed.
+  template <typename Start>
+  void start_holding(std::uint32_t layer, std::vector<Array> arrays, const Start& start) {
+    const std::uint64_t number = held_.add(layer, std::make_shared<const std::vector<Array>>(std::move(arrays)));
+    const Status status = start();
+    if (status.ok()) held_.release(layer, number - 1);  // it would not have started before those had completed
+    if (!status.ok()) held_.drop(layer, number);
+    raise_if_failed(status);
+  }
+
   /// A wait may be long because of what a notice says. So it tells notices, too.
   std::function<bool()> telling(const std::function<bool()>& keep_waiting) {
     return [this, &keep_waiting] {
@@ -331,11 +344,9 @@ class PyClient {
   std::unique_ptr<Client> client_;
   PoseidonExchange c_exchange_;
   std::unordered_map<std::uint32_t, Layer> layers_;  // the layers that were added here; the core has other layers, too
-  using Held = std::shared_ptr<const std::vector<Array>>;
-  static Held hold(std::vector<Array> arrays) { return std::make_shared<const std::vector<Array>>(std::move(arrays)); }
-  std::unordered_map<std::uint32_t, Held> held_;
-  std::unordered_map<std::uint32_t, std::shared_ptr<const Arrays>> held_many_;  // by their first layer
-  std::size_t told_count_ = 0;                                                  // of notices
+  Held held_;
+  Held held_many_;              // of start_all, by their first layer
+  std::size_t told_count_ = 0;  // of notices
 };
 
 void bind_stats(nb::module_& module) {

@@ -20,11 +20,11 @@ Transfer stopped(int error) { return {would_block(error) ? Transfer::Outcome::bl
 
 }  // namespace
 
-Transfer ByteStream::send(std::span<iovec> pieces, bool more) {
+Transfer ByteStream::send(std::span<iovec> pieces) {
   if (tls_) return tls_->send(pieces);
   const msghdr message = message_of(pieces);
   for (;;) {
-    const ssize_t sent = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
+    const ssize_t sent = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent >= 0) return {Transfer::Outcome::done, static_cast<std::size_t>(sent)};
     error_ = errno;
     if (error_ != EINTR) return stopped(error_);

@@ -26,8 +26,7 @@ class ByteStream {
   bool encrypted() const { return tls_ != nullptr; }
 
   /// Takes as much of the pieces as it can, one after the other. If it takes fewer bytes than all, the socket is full.
-  /// `more`: others follow soon. Then the system keeps what does not fill a packet for up to 200 ms.
-  Transfer send(std::span<iovec> pieces, bool more = false);
+  Transfer send(std::span<iovec> pieces);
   /// Whether taken bytes are not with the system yet. Then call send() again when the socket is writable, even with
   /// nothing to send.
   bool has_unsent() const { return tls_ && tls_->has_unsent(); }

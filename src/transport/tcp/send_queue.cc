@@ -18,28 +18,25 @@ void SendQueue::push(const wire::Header& header, std::vector<std::span<const std
   waiting_.push(header.priority, std::move(entry));
 }
 
-SendQueue::Filled SendQueue::fill(std::span<iovec> out, std::size_t limit_bytes) const {
+std::size_t SendQueue::fill(std::span<iovec> out, std::size_t limit_bytes) const {
   std::size_t used = 0;
-  bool more = false;
   std::size_t piece = piece_;
   std::size_t offset_bytes = offset_bytes_;
   const auto add = [&](const Entry& entry) {
     for (; piece < entry.piece_count(); ++piece) {
-      more = used == out.size() || limit_bytes == 0;
-      if (more) return false;
+      if (used == out.size() || limit_bytes == 0) return false;
       const auto rest = entry.piece(piece).subspan(offset_bytes);
       const std::size_t size_bytes = std::min(rest.size(), limit_bytes);
       // sendmsg only reads the data, but iovec has no const form.
       out[used++] = {const_cast<std::byte*>(rest.data()), size_bytes};
       limit_bytes -= size_bytes;
       offset_bytes = 0;
-      more = size_bytes < rest.size();
     }
     piece = 0;
     return true;
   };
   if (!current_ || add(*current_)) waiting_.visit(add);
-  return {used, more};
+  return used;
 }
 
 void SendQueue::advance(std::size_t count, std::vector<Done>& finished) {

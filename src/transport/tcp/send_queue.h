@@ -24,12 +24,9 @@ class SendQueue {
   void push(const wire::Header& header, std::vector<std::span<const std::byte>> payload, Done done);
   bool empty() const { return !current_ && waiting_.empty(); }
 
-  struct Filled {
-    std::size_t piece_count = 0;  // elements of `out` that are used
-    bool more = false;            // bytes follow these
-  };
-  /// Describes the next bytes, of several messages if they fit, at most `limit_bytes` in all.
-  Filled fill(std::span<iovec> out, std::size_t limit_bytes) const;
+  /// Describes the next bytes, of several messages if they fit, at most `limit_bytes` in all. Returns how many elements
+  /// of `out` it used.
+  std::size_t fill(std::span<iovec> out, std::size_t limit_bytes) const;
 
   /// Notes that the system took the first `count` bytes of what fill() described. There must be no push between the
   /// two. Appends the `done` of every message that is complete.

@@ -277,9 +277,8 @@ void TcpFlow::flush() {
   if (budget_bytes == 0) return wait_for_room();
   while (has_unsent() && budget_bytes > 0) {
     std::array<iovec, kPiecesPerSend> pieces{};
-    const auto [piece_count, more] = queue_.fill(pieces, budget_bytes);
-    const auto used = std::span(pieces).first(piece_count);
-    const Transfer sent = stream_.send(used, more);
+    const auto used = std::span(pieces).first(queue_.fill(pieces, budget_bytes));
+    const Transfer sent = stream_.send(used);
     if (sent.outcome == Transfer::Outcome::blocked) break;
     if (sent.outcome == Transfer::Outcome::failed) return fail_sends(end_.lost(stream_.failure()));
     bytes_sent_ += sent.bytes;
