@@ -148,7 +148,7 @@ def train(
     group_bytes: Annotated[int | None, typer.Option(help=_SIZE_HELP)] = None,
     mtu: Annotated[int, typer.Option(help="Bytes of the largest IP packet; 9000 for jumbo frames.")] = 1500,
     priorities: PrioritiesOption = 2,
-    threshold: ThresholdOption = "coarse",
+    threshold: ThresholdOption = "auto",
     switches: SwitchesOption = Switches.ignore,
     congestion: CongestionOption = RENO,
     queue_ms: QueueOption = None,
