@@ -15,8 +15,20 @@ extern "C" {
 #endif
 
 /* Rises when the struct or the meaning of a function changes. A plugin refuses any other version. */
-#define POSEIDON_EXCHANGE_VERSION 1
+#define POSEIDON_EXCHANGE_VERSION 2
 #define POSEIDON_NOT_FACTORABLE UINT64_MAX
+
+/* What looks at a model's parameters when a step begins, in steps that run without Python. adapter/native_look.py owns
+ * the struct. Steps of one model begin one after the other. `look` takes Python's lock and may block. It gets the
+ * number of steps that have begun before and the memory of the parameters. It returns the number of the step at which
+ * it is to be called again, or -1 and a text that says what is wrong. */
+typedef struct PoseidonLook {
+  int64_t begun; /* steps so far */
+  int64_t next;
+  int64_t (*look)(int64_t begun, const void* const* arrays, char* error, uint64_t error_size);
+  uint64_t count; /* of the parameters */
+  const uint64_t* sizes_bytes;
+} PoseidonLook;
 
 typedef struct PoseidonExchange {
   uint32_t version;
@@ -40,21 +52,24 @@ typedef struct PoseidonExchange {
   int32_t (*wait)(void* client, uint32_t layer, char* error, uint64_t error_size);
   /* Client::done: whether no exchange of the layer is under way (1), as after a failure. */
   int32_t (*done)(void* client, uint32_t layer);
+  /* The look of this number (`_core.Client.add_look`), valid until it is removed. NULL if there is none. A compiled
+   * step knows its look by the number, because the program may be stored and loaded by another process. */
+  PoseidonLook* (*find_look)(void* client, int64_t number);
 } PoseidonExchange;
 
-/* What looks at a model's parameters when a step begins, in steps that run without Python. adapter/native_look.py owns
- * the struct. Steps of one model begin one after the other. `look` takes Python's lock and may block. It gets the
- * number of steps that have begun before and the memory of the parameters. It returns the number of the step at which
- * it is to be called again, or -1 and a text that says what is wrong. */
-typedef struct PoseidonLook {
-  int64_t begun; /* steps so far */
-  int64_t next;
-  int64_t (*look)(int64_t begun, const void* const* arrays, char* error, uint64_t error_size);
-} PoseidonLook;
-
-/* A step begins. Returns 0, or -1 and a text. */
-static inline int32_t poseidon_begin_step(PoseidonLook* of, const void* const* arrays, char* error,
-                                          uint64_t error_size) {
+/* A step begins with these parameters. Returns 0, or -1 and a text. */
+static inline int32_t poseidon_begin_step(PoseidonLook* of, const void* const* arrays, const uint64_t* sizes_bytes,
+                                          uint64_t count, char* error, uint64_t error_size) {
+  static const char other[] = "this step was compiled for another model: compile it again in this job";
+  int is_other = count != of->count;
+  for (uint64_t i = 0; !is_other && i < count; ++i) is_other = sizes_bytes[i] != of->sizes_bytes[i];
+  if (is_other) {
+    for (uint64_t i = 0; i < error_size; ++i) {
+      error[i] = i + 1 < error_size && i < sizeof other ? other[i] : 0;
+      if (error[i] == 0) break;
+    }
+    return -1;
+  }
   const int64_t begun = of->begun++;
   if (begun < of->next) return 0;
   of->next = of->look(begun, arrays, error, error_size);

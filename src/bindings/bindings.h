@@ -6,13 +6,8 @@
 #include <functional>
 #include <memory>
 
-#include "poseidon/c_exchange.h"
 #include "poseidon/status.h"
 #include "poseidon/store.h"
-
-namespace poseidon {
-class Client;
-}
 
 namespace poseidon::bindings {
 
@@ -24,6 +19,7 @@ void bind_plan(nb::module_& module);
 void bind_checkpoint(nb::module_& module);
 void bind_update(nb::module_& module);
 void bind_client(nb::module_& module);
+void bind_client_stats(nb::module_& module);
 void bind_server(nb::module_& module);
 void bind_machine(nb::module_& module);
 void bind_measure(nb::module_& module);
@@ -38,9 +34,6 @@ void raise_if_failed(const Status& status);
 /// Converts the store that a caller gives: one from open_store, or a Python object with set and get. None becomes null.
 /// Needs the GIL.
 std::shared_ptr<Store> store_from(nb::object store);
-
-/// The C interface to this client, which must outlive it.
-PoseidonExchange c_exchange(Client& client);
 
 /// Runs `call(keep_waiting)` without the GIL. Ctrl-C makes keep_waiting return false, and is raised after the call.
 template <typename Call>

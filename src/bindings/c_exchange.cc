@@ -1,18 +1,16 @@
 // The functions behind poseidon/c_exchange.h. They know nothing of Python.
-#include "poseidon/c_exchange.h"
+#include "bindings/c_exchange.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "bindings/bindings.h"
-#include "poseidon/client.h"
 #include "poseidon/scheme.h"
 
 namespace poseidon::bindings {
 
 namespace {
 
-Client& client_of(void* client) { return *static_cast<Client*>(client); }
+Client& client_of(void* client) { return static_cast<CExchange*>(client)->client(); }
 
 std::span<std::byte> bytes(void* data, std::uint64_t size_bytes) {
   return {static_cast<std::byte*>(data), static_cast<std::size_t>(size_bytes)};
@@ -58,10 +56,39 @@ std::int32_t wait(void* client, std::uint32_t layer, char* error, std::uint64_t 
 
 std::int32_t done(void* client, std::uint32_t layer) { return client_of(client).done(layer) ? 1 : 0; }
 
+PoseidonLook* find_look(void* client, std::int64_t number) {
+  return static_cast<CExchange*>(client)->find_look(number);
+}
+
 }  // namespace
 
-PoseidonExchange c_exchange(Client& client) {
-  return {POSEIDON_EXCHANGE_VERSION, 0, &client, &start, &start_absent, &start_factors, &takes_factors, &wait, &done};
+CExchange::CExchange(Client& client)
+    : client_(client), exchange_{POSEIDON_EXCHANGE_VERSION,
+                                 0,
+                                 this,
+                                 &start,
+                                 &start_absent,
+                                 &start_factors,
+                                 &takes_factors,
+                                 &wait,
+                                 &done,
+                                 &find_look} {}
+
+std::int64_t CExchange::add_look(PoseidonLook* look) {
+  const std::lock_guard lock(mutex_);
+  looks_.emplace(++last_look_, look);
+  return last_look_;
+}
+
+void CExchange::remove_look(std::int64_t number) {
+  const std::lock_guard lock(mutex_);
+  looks_.erase(number);
+}
+
+PoseidonLook* CExchange::find_look(std::int64_t number) {
+  const std::lock_guard lock(mutex_);
+  const auto found = looks_.find(number);
+  return found == looks_.end() ? nullptr : found->second;
 }
 
 }  // namespace poseidon::bindings

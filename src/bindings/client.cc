@@ -13,6 +13,7 @@
 #include <unordered_map>
 
 #include "bindings/bindings.h"
+#include "bindings/c_exchange.h"
 #include "bindings/dtype_name.h"
 #include "bindings/held.h"
 
@@ -41,8 +42,7 @@ struct Arrays {
 /// The client, and the arrays that its running exchanges read and write.
 class PyClient {
  public:
-  explicit PyClient(std::unique_ptr<Client> client)
-      : client_(std::move(client)), c_exchange_(bindings::c_exchange(*client_)) {}
+  explicit PyClient(std::unique_ptr<Client> client) : client_(std::move(client)), c_exchange_(*client_) {}
   ~PyClient() {
     const nb::gil_scoped_release unlocked;
     client_.reset();
@@ -51,7 +51,7 @@ class PyClient {
   PyClient& operator=(const PyClient&) = delete;
 
   Client& get() { return *client_; }
-  const PoseidonExchange& c_exchange() const { return c_exchange_; }
+  CExchange& c_exchange() { return c_exchange_; }
 
   void start(std::uint32_t layer, Array array, std::uint32_t divisor, std::optional<std::uint64_t> factor_count) {
     check_dtype(layer, array);
@@ -191,31 +191,38 @@ class PyClient {
     return {added.value().first_layer, std::move(added.value().plan)};
   }
 
+  // A wait returns, also with an error, when nothing uses the arrays of what had started before it any more.
+
   void wait_all() {
     const std::uint64_t last = held_.last(), last_many = held_many_.last();
-    raise_if_failed(call_blocking(
-        [&](const std::function<bool()>& keep_waiting) { return client_->wait_all(telling(keep_waiting)); }));
+    const Status status = call_blocking(
+        [&](const std::function<bool()>& keep_waiting) { return client_->wait_all(telling(keep_waiting)); });
     held_.release_all(last);
     held_many_.release_all(last_many);
+    raise_if_failed(status);
   }
 
   void wait(std::uint32_t layer) {
     const std::uint64_t last = held_.last();
-    raise_if_failed(call_blocking(
-        [&](const std::function<bool()>& keep_waiting) { return client_->wait(layer, telling(keep_waiting)); }));
+    const Status status = call_blocking(
+        [&](const std::function<bool()>& keep_waiting) { return client_->wait(layer, telling(keep_waiting)); });
     held_.release(layer, last);
+    raise_if_failed(status);
   }
 
   /// `wait` for so many layers, of which start_all was given the first.
   void wait_range(std::uint32_t first_layer, std::uint32_t count) {
     const std::uint64_t last = held_many_.last();
-    raise_if_failed(call_blocking([&](const std::function<bool()>& keep_waiting) {
-      Status waited;
-      for (std::uint32_t i = 0; i < count && waited.ok(); ++i)
-        waited = client_->wait(first_layer + i, telling(keep_waiting));
-      return waited;
-    }));
+    const Status status = call_blocking([&](const std::function<bool()>& keep_waiting) {
+      Status first_failure;
+      for (std::uint32_t i = 0; i < count; ++i) {
+        Status waited = client_->wait(first_layer + i, telling(keep_waiting));
+        if (first_failure.ok()) first_failure = std::move(waited);
+      }
+      return first_failure;
+    });
     held_many_.release(first_layer, last);
+    raise_if_failed(status);
   }
 
   /// The notices that no call has returned yet.
@@ -342,39 +349,12 @@ class PyClient {
   }
 
   std::unique_ptr<Client> client_;
-  PoseidonExchange c_exchange_;
+  CExchange c_exchange_;
   std::unordered_map<std::uint32_t, Layer> layers_;  // the layers that were added here; the core has other layers, too
   Held held_;
   Held held_many_;              // of start_all, by their first layer
   std::size_t told_count_ = 0;  // of notices
 };
-
-void bind_stats(nb::module_& module) {
-  nb::class_<LayerStats>(module, "LayerStats", "How a layer's last exchange went; times of time.monotonic_ns().")
-      .def_prop_ro("scheme", [](const LayerStats& stats) { return std::string(scheme_name(stats.scheme)); })
-      .def_ro("step", &LayerStats::step)
-      .def_ro("present", &LayerStats::present)
-      .def_ro("factor_count", &LayerStats::factor_count)
-      .def_ro("bytes_sent", &LayerStats::bytes_sent)
-      .def_ro("bytes_received", &LayerStats::bytes_received)
-      .def_prop_ro("late", &LayerStats::late)
-      .def_ro("behind", &LayerStats::behind)
-      .def_ro("update_count", &LayerStats::update_count)
-      .def_ro("oldest_version", &LayerStats::oldest_version)
-      .def_ro("newest_version", &LayerStats::newest_version)
-      .def_ro("started_ns", &LayerStats::started_ns)
-      .def_ro("completed_ns", &LayerStats::completed_ns)
-      .def_ro("compute_ns", &LayerStats::compute_ns, "Of these, at the end: products or sums of the parts.");
-  nb::class_<LateRank>(module, "LateRank", "A rank that steps have been completed without (stragglers=drop).")
-      .def_ro("rank", &LateRank::rank)
-      .def_ro("late_steps", &LateRank::late_steps,
-              "Steps in which at least one chunk was completed without it; of another rank at least so many.")
-      .def_ro("late_chunks", &LateRank::late_chunks)
-      .def_ro("last_step", &LateRank::last_step, "The last of these steps.");
-  nb::class_<TrafficStats>(module, "TrafficStats", "Network bytes of this process since connect.")
-      .def_ro("bytes_sent", &TrafficStats::bytes_sent)
-      .def_ro("bytes_received", &TrafficStats::bytes_received);
-}
 
 std::unique_ptr<PyClient> connect(const Options& options, nb::object store) {
   auto client = call_blocking([&, core_store = store_from(std::move(store))](auto& keep_waiting) {
@@ -387,7 +367,6 @@ std::unique_ptr<PyClient> connect(const Options& options, nb::object store) {
 }  // namespace
 
 void bind_client(nb::module_& module) {
-  bind_stats(module);
   nb::class_<Arrays>(module, "Arrays", "Contiguous CPU arrays, for start_all; keeps them alive.")
       .def(nb::init<std::vector<Array>>(), nb::arg("arrays").noconvert());
   nb::class_<PyClient>(module, "Client", "A worker's way into the exchange (include/poseidon/client.h).")
@@ -399,8 +378,17 @@ void bind_client(nb::module_& module) {
       .def_prop_ro("run", [](PyClient& self) { return self.get().run(); })
       .def_prop_ro("joining", [](PyClient& self) { return self.get().joining(); })
       .def_prop_ro(
-          "c_exchange", [](const PyClient& self) { return reinterpret_cast<std::uintptr_t>(&self.c_exchange()); },
+          "c_exchange", [](PyClient& self) { return reinterpret_cast<std::uintptr_t>(&self.c_exchange().exchange()); },
           "The address of the C interface for plugins (include/poseidon/c_exchange.h), valid as long as this object.")
+      .def(
+          "add_look",
+          [](PyClient& self, std::uintptr_t address) {
+            return self.c_exchange().add_look(reinterpret_cast<PoseidonLook*>(address));
+          },
+          nb::arg("address"), "The number of the PoseidonLook at this address, which stays until remove_look.")
+      .def(
+          "remove_look", [](PyClient& self, std::int64_t number) { self.c_exchange().remove_look(number); },
+          nb::arg("number"))
       .def("add_layers", &PyClient::add_layers, nb::arg("layers"), nb::arg("transient") = false)
       .def("start", &PyClient::start, nb::arg("layer"), nb::arg("array").noconvert(), nb::arg("divisor"),
            nb::arg("factor_count").none() = nb::none())

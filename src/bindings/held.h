@@ -12,9 +12,8 @@ namespace poseidon::bindings {
 
 /// Keeps objects for the exchanges that use them, by layer.
 ///
-/// An object stays until a wait has succeeded that began when its exchange had started. After a wait that has failed
-/// the core may still read it, so then it stays as long as this does. The GIL guards it. What is let go of is destroyed
-/// when the call is over, because that may run Python code, which may call this again.
+/// An object stays until a wait is over that began when its exchange had started. The GIL guards it. What is let go of
+/// is destroyed when the call is over, because that may run Python code, which may call this again.
 class Held {
  public:
   using Object = std::shared_ptr<const void>;

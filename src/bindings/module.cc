@@ -26,6 +26,7 @@ NB_MODULE(_core, module) {
   poseidon::bindings::bind_plan(module);
   poseidon::bindings::bind_checkpoint(module);
   poseidon::bindings::bind_update(module);
+  poseidon::bindings::bind_client_stats(module);
   poseidon::bindings::bind_client(module);
   poseidon::bindings::bind_server(module);
   poseidon::bindings::bind_machine(module);

@@ -189,6 +189,13 @@ def scan() -> Any:
     return {name: one.tolist() for name, one in params.items()}
 
 
+def program() -> Any:
+    """The text of a compiled step."""
+    params = poseidon.broadcast(make_params())
+    step = jax.jit(lambda params, rows: poseidon.value_and_grad(loss_fn)(params, rows))
+    return step.lower(params, batch(0, 0)).as_text()
+
+
 def two_calls() -> Any:
     """Two calls in one program, which XLA may run in any order, against the means of each."""
     params, rank, count = poseidon.broadcast(make_params()), poseidon.rank(), poseidon.world_size()

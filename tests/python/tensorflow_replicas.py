@@ -59,6 +59,24 @@ def two_in_one_graph() -> list[str]:
     return [digest(model) for model in models]
 
 
+def looks_in_program() -> list[int]:
+    """By what the operations of a compiled step know what they compare."""
+    model = mlp(1)
+    optimizer = poseidon.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    x, y = data()
+
+    @tf.function(autograph=False)
+    def step(images: tf.Tensor, labels: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = LOSS(labels, model(images, training=True))
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    graph = step.get_concrete_function(tf.constant(own(x)), tf.constant(own(y))).graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    return [node.attr["look"].i for node in nodes if "look" in node.attr]
+
+
 if __name__ == "__main__":
     poseidon.init()
     answers = {name: globals()[name]() for name in sys.argv[1:]}

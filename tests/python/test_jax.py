@@ -60,6 +60,13 @@ def test_steps_in_a_scan_with_remat_leave_equal_replicas() -> None:
     assert first["b"] != [0.0, 0.0, 0.0]
 
 
+def test_a_compiled_step_holds_no_address_of_this_process() -> None:
+    """JAX stores programs, and another process finds them by their text."""
+    first, second = answers("program")
+    assert first == second
+    assert "poseidon_look" in first
+
+
 def test_kernels_of_dense_travel_as_factors() -> None:
     found = answers("factors", POSEIDON_TRANSPORT="tcp")
     for answer in found:

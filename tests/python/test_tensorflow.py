@@ -184,6 +184,13 @@ def test_variables_that_one_rank_has_changed_end_the_job() -> None:
             assert "kernel" in text
 
 
+def test_a_compiled_step_holds_no_address_of_this_process() -> None:
+    """A program may be stored, and loaded by another process."""
+    first, second = answers(2, "looks_in_program", script=REPLICAS)
+    assert first == second
+    assert set(first["looks_in_program"]) == {1}
+
+
 def test_xla_is_refused_by_name() -> None:
     for answer in answers(2, "compiled_by_xla"):
         assert "jit_compile" in answer["compiled_by_xla"]

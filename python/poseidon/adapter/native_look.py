@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,28 +29,38 @@ _ONE_AT_A_TIME = threading.Lock()  # compiled steps of two models may run on two
 
 
 class _Struct(ctypes.Structure):
-    _fields_ = (("begun", ctypes.c_int64), ("next", ctypes.c_int64), ("look", _FUNCTION))
+    _fields_ = (
+        ("begun", ctypes.c_int64),
+        ("next", ctypes.c_int64),
+        ("look", _FUNCTION),
+        ("count", ctypes.c_uint64),
+        ("sizes_bytes", ctypes.POINTER(ctypes.c_uint64)),
+    )
 
 
 class NativeLook:
     """The check of one model's parameters. Collective. It lives as long as compiled steps may run.
 
     `dtypes` makes a dtype of NumPy from a layer's. `versions` says what the framework is.
+
+    Attributes:
+        number: by which compiled steps find it (`PoseidonExchange.find_look`); 0 where nothing is compared.
     """
 
     def __init__(self, here: Membership, layers: Sequence[SyncedLayer], dtypes: Any, versions: str) -> None:
-        self._here, self._versions = here, versions
+        self._here, self._versions = weakref.ref(here), versions  # which may have this object
         self._kinds = [(layer.name, layer.shape, np.dtype(dtypes(layer.dtype))) for layer in layers]
         self._check = replica_check(here.settings)
         if self._check is not None:
             assert here.control is not None
             self._check.connect(here.control)
-        self._struct = _Struct(0, 0, _FUNCTION(self._look))
-
-    @property
-    def address(self) -> int:
-        """The address of the struct; 0 where nothing is compared."""
-        return 0 if self._check is None else ctypes.addressof(self._struct)
+        sizes = [math.prod(shape) * dtype.itemsize for _, shape, dtype in self._kinds]
+        self._struct = _Struct(0, 0, _FUNCTION(self._look), len(sizes), (ctypes.c_uint64 * len(sizes))(*sizes))
+        self.number = 0
+        if self._check is not None:
+            assert here.client is not None
+            self.number = here.client.add_look(ctypes.addressof(self._struct))
+            weakref.finalize(self, here.client.remove_look, self.number)
 
     def begin_step(self, arrays: Callable[[], Sequence[NDArray[Any]]]) -> None:
         """The same for a step that Python runs. `arrays` is called if they are looked at. Raises Mismatch."""
@@ -68,8 +79,9 @@ class NativeLook:
             with _ONE_AT_A_TIME:
                 return self._check.begin_step(parameters, begun)
         except BaseException as error:  # there is nobody above but C
-            if isinstance(error, PoseidonError):
-                self._here.abort(error)
+            here = self._here()
+            if isinstance(error, PoseidonError) and here is not None:
+                here.abort(error)
             told = f"{type(error).__name__}: {error}".encode()[: text_size - 1] + b"\0"
             ctypes.memmove(text, told, len(told))
             return -1

@@ -206,11 +206,11 @@ class _Exchange:
 
     def look(self, leaves: Sequence[Any], look: NativeLook) -> Any:
         """A zero that depends on a look at the parameters with which the call begins."""
-        if not look.address:
+        if not look.number:
             return jnp.float32(0)
         arrays = [jnp.asarray(jax.lax.stop_gradient(leaf)) for leaf in leaves]
         call = jax.ffi.ffi_call("poseidon_look", jax.ShapeDtypeStruct((), jnp.float32), has_side_effect=True)
-        return call(self._begin, *arrays, port=np.int64(self._port), look=np.int64(look.address))
+        return call(self._begin, *arrays, port=np.int64(self._port), look=np.int64(look.number))
 
     def means(self, grads: Sequence[Any], token: Any) -> list[Any]:
         """The means of these gradients. `token`: what their pushes have given."""

@@ -82,6 +82,8 @@ class Port {
     });
   }
 
+  PoseidonLook* find_look(std::int64_t number) const { return client_.find_look(client_.client, number); }
+
   ffi::Future pull(std::uint32_t layer, void* destination, std::size_t size_bytes) {
     ffi::Promise promise;
     ffi::Future future(promise);
@@ -201,17 +203,21 @@ ffi::Future pull(ffi::AnyBuffer, ffi::AnyBuffer, ffi::Result<ffi::AnyBuffer> mea
 
 /// The parameters with which a call of value_and_grad begins are what they are to be.
 ffi::Error look(ffi::AnyBuffer, ffi::RemainingArgs params, ffi::Result<ffi::AnyBuffer> token, std::int64_t port,
-                std::int64_t address) {
-  if (port_of(port) == nullptr) return ffi::Error::Internal(kLeftJob);  // Python has given the memory at `address` back
+                std::int64_t number) {
+  const auto of = port_of(port);
+  PoseidonLook* const look = of == nullptr ? nullptr : of->find_look(number);
+  if (look == nullptr) return ffi::Error::Internal(kLeftJob);
   std::memset(token->untyped_data(), 0, token->size_bytes());
   std::vector<const void*> arrays;
+  std::vector<std::uint64_t> sizes_bytes;
   for (std::size_t i = 0; i < params.size(); ++i) {
     const auto param = params.get<ffi::AnyBuffer>(i);
     if (!param.has_value()) return ffi::Error::Internal("poseidon: a parameter is no array");
     arrays.push_back(param->untyped_data());
+    sizes_bytes.push_back(param->size_bytes());
   }
   char text[kTextBytes];
-  if (poseidon_begin_step(reinterpret_cast<PoseidonLook*>(address), arrays.data(), text, sizeof text) == 0)
+  if (poseidon_begin_step(look, arrays.data(), sizes_bytes.data(), arrays.size(), text, sizeof text) == 0)
     return ffi::Error::Success();
   return ffi::Error::Internal("poseidon: " + std::string(text));
 }

@@ -67,7 +67,7 @@ class GradientExchange:
         self._check_same_gradients(connected, gradients, variables)
         layers = [connected.layers.get(id(variable)) for variable in variables]
         found = [(index, layer) for index, layer in enumerate(layers) if layer is not None]
-        if connected.look.address:
+        if connected.look.number:
             connected.transfer.look([_plain(layer.variable) for layer in connected.layers.values()], connected.look)
         values = [_dense(gradients[index], layer) for index, layer in found]
         means = connected.transfer.means(values, [layer for _, layer in found])

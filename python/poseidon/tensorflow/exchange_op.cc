@@ -207,20 +207,20 @@ class FactorExchange : public Exchange {
 class Check : public OpKernel {
  public:
   explicit Check(OpKernelConstruction* construction) : OpKernel(construction) {
-    OP_REQUIRES_OK(construction, construction->GetAttr("look", &address_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("look", &number_));
     OP_REQUIRES_OK(construction, construction->GetAttr("job", &job_number_));
   }
 
  protected:
-  /// Null in a graph of another job, which has given the memory back. Its exchanges say so.
+  /// Null in a graph of another job. Its exchanges say so.
   PoseidonLook* find() const {
     const Job job = Waiter::get().job();
     const bool is_of_job = job.exchange != nullptr && job.number == job_number_;
-    return is_of_job ? reinterpret_cast<PoseidonLook*>(address_) : nullptr;
+    return is_of_job ? job.exchange->find_look(job.exchange->client, number_) : nullptr;
   }
 
  private:
-  std::int64_t address_ = 0;
+  std::int64_t number_ = 0;
   int job_number_ = 0;
 };
 
@@ -247,9 +247,14 @@ class Look : public Check {
     PoseidonLook* const look = find();
     if (look == nullptr) return;
     std::vector<const void*> arrays;
-    for (int i = 0; i < context->num_inputs(); ++i) arrays.push_back(context->input(i).data());
+    std::vector<std::uint64_t> sizes_bytes;
+    for (int i = 0; i < context->num_inputs(); ++i) {
+      arrays.push_back(context->input(i).data());
+      sizes_bytes.push_back(context->input(i).TotalBytes());
+    }
     char error[kErrorBytes];
-    OP_REQUIRES(context, poseidon_begin_step(look, arrays.data(), error, sizeof error) == 0, absl::AbortedError(error));
+    const auto told = poseidon_begin_step(look, arrays.data(), sizes_bytes.data(), arrays.size(), error, sizeof error);
+    OP_REQUIRES(context, told == 0, absl::AbortedError(error));
   }
 };
 

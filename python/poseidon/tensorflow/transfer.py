@@ -55,7 +55,7 @@ class Transfer:
             look.begin_step(lambda: [variable.numpy() for variable in variables])
             return
         graph = tf.compat.v1.get_default_graph()
-        graph.add_to_collection(f"{OPERATION} kept", look)  # operations know no more of it than where it lies
+        graph.add_to_collection(f"{OPERATION} kept", look)  # operations know its number alone
         earlier = graph.get_collection_ref(f"{OPERATION} looks")
         loaded = self._plugin
         if loaded is None:
@@ -68,7 +68,7 @@ class Transfer:
             with tf.control_dependencies(earlier[-1:]):
                 earlier.append(tf.numpy_function(begin, values, tf.bool))
             return
-        of = {"look": look.address, "job": self._job, "name": OPERATION}
+        of = {"look": look.number, "job": self._job, "name": OPERATION}
 
         def compare() -> Any:
             with tf.device("CPU:0"):
