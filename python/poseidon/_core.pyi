@@ -699,7 +699,9 @@ class Client:
         """
 
     def add_look(self, address: int) -> int:
-        """The number of the PoseidonLook at this address, which stays until remove_look."""
+        """
+        The number of the PoseidonLook at this address, which stays until remove_look.
+        """
 
     def remove_look(self, number: int) -> None: ...
     def add_layers(self, layers: Sequence[Layer], transient: bool = False) -> tuple[int, Plan]: ...

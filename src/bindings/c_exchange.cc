@@ -56,9 +56,7 @@ std::int32_t wait(void* client, std::uint32_t layer, char* error, std::uint64_t 
 
 std::int32_t done(void* client, std::uint32_t layer) { return client_of(client).done(layer) ? 1 : 0; }
 
-PoseidonLook* find_look(void* client, std::int64_t number) {
-  return static_cast<CExchange*>(client)->find_look(number);
-}
+PoseidonLook* look_of(void* client, std::int64_t number) { return static_cast<CExchange*>(client)->find_look(number); }
 
 }  // namespace
 
@@ -72,7 +70,7 @@ CExchange::CExchange(Client& client)
                                  &takes_factors,
                                  &wait,
                                  &done,
-                                 &find_look} {}
+                                 &look_of} {}
 
 std::int64_t CExchange::add_look(PoseidonLook* look) {
   const std::lock_guard lock(mutex_);
