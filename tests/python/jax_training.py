@@ -350,7 +350,7 @@ def different() -> Any:
 if __name__ == "__main__":
     poseidon.init(timeout=20)
     cases = (
-        *(exact, scan, two_calls, opposite_orders, unused_on_one, optax_and_flax, lost_peer, drifting),
+        *(exact, scan, program, two_calls, opposite_orders, unused_on_one, optax_and_flax, lost_peer, drifting),
         *(different, factors, factors_elsewhere, tied, watched, several_devices),
     )
     print(json.dumps({case.__name__: case for case in cases}[sys.argv[1]]()))
