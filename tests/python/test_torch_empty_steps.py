@@ -104,6 +104,30 @@ def test_what_is_no_empty_step() -> None:
     assert all_equal(workers.run(2, no_empty_steps))
 
 
+def looks_before_a_closure() -> str:
+    """Before the first step(closure) one rank looks at the model, and forgets no_grad()."""
+    model = poseidon.DistributedDataParallel(mlp(), scheme="ps")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    if poseidon.rank() == 0:
+        mean_loss(model, *map(own_rows, mlp_batch(9, 4 * poseidon.world_size())))
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = mean_loss(model, *map(own_rows, mlp_batch(0, 4 * poseidon.world_size())))
+        loss.backward()
+        return loss
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step(closure)
+        optimizer.step(closure=closure)
+    return parameters_digest(model)
+
+
+def test_a_step_whose_closure_runs_backward_is_no_empty_one() -> None:
+    assert all_equal(workers.run(2, looks_before_a_closure))
+
+
 @pytest.mark.parametrize("world_size", [1])
 def test_with_one_worker_nothing_is_exchanged(world_size: int) -> None:
     (told,) = (answer[1] for answer in workers.run(world_size, train, "worker", True, True))

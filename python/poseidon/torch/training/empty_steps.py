@@ -70,8 +70,9 @@ class EmptySteps:
         )
 
 
-def _before_step(optimizer: Optimizer, *_: Any) -> None:
-    if torch.compiler.is_compiling():
+def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    closure = keywords.get("closure", arguments[1] if len(arguments) > 1 else None)  # the first is the optimizer
+    if torch.compiler.is_compiling() or closure is not None:  # whose backward passes are still to come
         return
     for watcher in list(_watchers):
         watcher.before(optimizer)
