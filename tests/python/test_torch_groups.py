@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import poseidon.torch as poseidon
@@ -223,3 +224,32 @@ def recovers(folder: str) -> str:
 def test_a_part_does_not_go_with_recovery(tmp_path: Path) -> None:
     for answer in workers.run_fresh(2, recovers, str(tmp_path / "store")):
         assert answer.startswith("invalid_argument: process_group has not all ranks, and on_failure is rejoin")
+
+
+def optimizers_of_parts(folder: str) -> dict[str, tuple[float, float]]:
+    """Two parts of two ranks, each with a learning rate of its own. By kind: a parameter, and what it should be."""
+    start_torch(folder)
+    rank = dist.get_rank()
+    parts = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    rate = 0.1 * (1 + rank // 2)
+    found = {}
+    for kind in ("worker", "server"):
+        layer = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.ones_(layer.weight)
+        model = poseidon.DistributedDataParallel(layer, process_group=parts[rank // 2])
+        optimizer = poseidon.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=rate), model, update=kind)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.full((1, 1), 1.0 + rank)).sum().backward()
+            optimizer.step()
+        optimizer.synchronize()
+        mean = 1.5 if rank < 2 else 3.5
+        found[kind] = (layer.weight.item(), 1 - 2 * rate * mean)
+    dist.barrier()
+    return found
+
+
+def test_an_optimizer_belongs_to_the_job_of_its_model(tmp_path: Path) -> None:
+    for found in workers.run_fresh(4, optimizers_of_parts, str(tmp_path / "store")):
+        for weight, expected in found.values():
+            assert weight == pytest.approx(expected)

@@ -7,9 +7,9 @@ from typing import Any
 from torch.optim import Optimizer
 
 from poseidon.errors import InvalidArgument
+from poseidon.options import Settings
 from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.optimizer.wrapper import OptimizerWrapper
-from poseidon.torch.process.context import context
 
 
 def check_arguments(
@@ -53,9 +53,10 @@ def check_arguments(
         )
 
 
-def refuse_what_is_lost(update: str | None, max_norm: float | None, clip: str, resume: bool) -> None:
+def refuse_what_is_lost(
+    settings: Settings, update: str | None, max_norm: float | None, clip: str, resume: bool
+) -> None:
     """Refuses, with on_failure=rejoin or shrink, settings whose state a replacement could not be given."""
-    settings = context().settings
     if update == "server" and not settings.checkpoint_dir:
         raise InvalidArgument(
             "update='server' keeps parameters and optimizer state on the servers, which may be lost: with "

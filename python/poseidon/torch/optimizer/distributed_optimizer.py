@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from poseidon.adapter.agreement import check_same
 from poseidon.adapter.drift import check_optimizer, ranks_drift
+from poseidon.adapter.membership import Membership
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.exchange.synchronizer import Synchronizer
@@ -26,7 +27,6 @@ from poseidon.torch.optimizer.undo import UpdateUndo
 from poseidon.torch.optimizer.whole_step import WholeStep
 from poseidon.torch.optimizer.worker_update import WorkerUpdate
 from poseidon.torch.optimizer.wrapper import STATE_HOOKS, STEP_HOOKS, OptimizerWrapper, described
-from poseidon.torch.process.context import context
 from poseidon.torch.tensors.memory import held_bytes
 
 
@@ -99,14 +99,17 @@ class DistributedOptimizer(OptimizerWrapper):
         self._whole: WholeStep | None = None  # instead of `_worker`, for optimizers that need all gradients
         super().__init__(optimizer)
         self._model = model
-        if context().recovers:
-            refuse_what_is_lost(update, max_norm, clip, resume)
+        if self._membership.recovers:
+            refuse_what_is_lost(self._membership.settings, update, max_norm, clip, resume)
         self._on_servers = update == "server"
         check_optimizer(
-            context().settings, self._on_servers, type(optimizer).__name__, isinstance(optimizer, torch.optim.SGD)
+            self._membership.settings,
+            self._on_servers,
+            type(optimizer).__name__,
+            isinstance(optimizer, torch.optim.SGD),
         )
         self._steps_made = 0
-        self._compared = ComparedHyperparameters(optimizer, counts=not context().recovers)
+        self._compared = ComparedHyperparameters(optimizer, counts=not self._membership.recovers)
         self._tenure = Tenure(self, self._compared)
         if self._on_servers and model.synchronizer is not None:
             self._update_on_servers(model.synchronizer, resume, aggregator)
@@ -117,8 +120,13 @@ class DistributedOptimizer(OptimizerWrapper):
         if self._on_servers or getattr(optimizer, "_step_supports_amp_scaling", False):
             self._step_supports_amp_scaling = True
 
+    @property
+    def _membership(self) -> Membership:
+        """That of the job that trains the model: of all ranks, or of its process group."""
+        return self._model.trained_model().context
+
     def _update_on_servers(self, sync: Synchronizer, resume: bool, aggregator: str) -> None:
-        here = context()
+        here = self._membership
         algorithm, groups = (
             algorithm_of(self._inner),
             entries_of(self._inner, self._model.module, self._model.synced_parameters),
@@ -162,8 +170,8 @@ class DistributedOptimizer(OptimizerWrapper):
         if not entries:
             raise InvalidArgument("the model synchronizes no parameter of the optimizer: pass the model that it trains")
         if sync is not None:
-            control = context().control
-            if control is not None and not context().recovers:
+            control = self._membership.control
+            if control is not None and not self._membership.recovers:
                 check_same(control, f"{apart}\n{described(self._inner, _names(groups))}", "optimizer")
         refuse_unclipped(clipping, entries)
         succeed(self._model.trained_model(), entries, on_servers=False)
@@ -260,7 +268,7 @@ class DistributedOptimizer(OptimizerWrapper):
         of the model.
         """
         sync = self._model.synchronizer
-        if sync is None or context().settings.stragglers != "drop":
+        if sync is None or self._membership.settings.stragglers != "drop":
             return
         self._check_has_all(sync)
         while sync.steps_behind() > 0:
@@ -368,7 +376,7 @@ class DistributedOptimizer(OptimizerWrapper):
 
         `restored` says that they have the values of a checkpoint. Otherwise they get rank 0's parameters and state.
         """
-        here = context()
+        here = self._membership
         assert here.client is not None
         assert here.control is not None
         assert self._server is not None
