@@ -6,6 +6,7 @@ import contextlib
 import copy
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -217,15 +218,28 @@ def test_one_rank_dense_and_others_factors(scheme: str) -> None:
     assert all_equal(workers.run(3, some_rank_uses_the_weight_outside, scheme))
 
 
-def hooked(scheme: str, post_accumulate: bool) -> str:
+def register(kind: str, weight: Any, node: Any, seen: list[torch.Tensor]) -> None:
+    """A hook of this kind, which notes the gradient. Those that come before `.grad` is written double it."""
+    if kind == "post_accumulate":
+        weight.register_post_accumulate_grad_hook(lambda param: seen.append(param.grad.clone()))
+    elif kind == "tensor":
+        weight.register_hook(lambda grad: (seen.append(grad.clone()), grad * 2)[1])
+    elif kind == "node after":
+        node.register_hook(lambda *_: seen.append(weight.grad.clone()))
+    else:
+        node.register_prehook(lambda grads: (seen.append(grads[0].clone()), (grads[0] * 2,))[1])
+
+
+def hooked(scheme: str, kind: str, wrapped_before: bool) -> str:
     module = OneLinear()
     seen: list[torch.Tensor] = []
     weight = module.inner.weight
-    if post_accumulate:
-        weight.register_post_accumulate_grad_hook(lambda param: seen.append(param.grad.clone()))
-    else:
-        weight.register_hook(lambda grad: (seen.append(grad.clone()), grad * 2)[1])
+    node = torch.autograd.graph.get_gradient_edge(weight).node  # has hooks only as long as somebody holds it
+    if not wrapped_before:
+        register(kind, weight, node, seen)
     model = poseidon.DistributedDataParallel(module, scheme=scheme)
+    if wrapped_before:
+        register(kind, weight, node, seen)
     plain = OneLinear()
     for step in range(3):
         inputs, targets = map(own_rows, rows_batch(step))
@@ -234,7 +248,7 @@ def hooked(scheme: str, post_accumulate: bool) -> str:
         mean_loss(model, inputs, targets).backward()
         mean_loss(plain, inputs, targets).backward()
         torch.testing.assert_close(seen[-1], plain.inner.weight.grad)
-        mean = plain.inner.weight.grad * (1 if post_accumulate else 2)
+        mean = plain.inner.weight.grad * (2 if kind in ("tensor", "node before") else 1)
         total = [torch.empty_like(mean) for _ in range(poseidon.world_size())]
         for rank in range(poseidon.world_size()):
             total[rank].copy_(mean)
@@ -244,10 +258,35 @@ def hooked(scheme: str, post_accumulate: bool) -> str:
     return digest(p.grad for p in module.parameters())
 
 
-@pytest.mark.parametrize("post_accumulate", [False, True])
+KINDS_OF_HOOKS = [("tensor", False), ("post_accumulate", False), ("node after", False), ("node before", True)]
+
+
+@pytest.mark.parametrize(("kind", "wrapped_before"), KINDS_OF_HOOKS)
 @pytest.mark.parametrize("scheme", EXACT_SCHEMES)
-def test_hooks_see_the_local_gradient(scheme: str, post_accumulate: bool) -> None:
-    assert all_equal(workers.run(2, hooked, scheme, post_accumulate))
+def test_hooks_see_the_local_gradient(scheme: str, kind: str, wrapped_before: bool) -> None:
+    assert all_equal(workers.run(2, hooked, scheme, kind, wrapped_before))
+
+
+def hook_for_a_while() -> list[bool]:
+    """Whether factors are sent. What a dropped wrapper has left at a node is nobody's hook, and a hook may go again."""
+    module = OneLinear()
+    node = torch.autograd.graph.get_gradient_edge(module.inner.weight).node
+    poseidon.DistributedDataParallel(module, scheme="sfb")
+    model = poseidon.DistributedDataParallel(module, scheme="sfb")
+    sent = []
+    for step in range(3):
+        model.zero_grad()
+        handle = node.register_prehook(lambda grads: None) if step == 1 else None
+        mean_loss(model, *map(own_rows, rows_batch(step))).backward()
+        if handle is not None:
+            handle.remove()
+        stats = {layer.name: layer.factor_count for layer in model.synchronization_stats()}
+        sent.append(stats["inner.weight"] == 4 * poseidon.world_size())
+    return sent
+
+
+def test_a_hook_at_a_node_makes_a_gradient_dense_while_it_is_there() -> None:
+    assert workers.run(2, hook_for_a_while) == [[True, False, True]] * 2
 
 
 class PartlyUsed(nn.Module):

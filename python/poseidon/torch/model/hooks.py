@@ -106,6 +106,15 @@ def posthook(target: Reached) -> Callable[[Any, Any], None]:
     return hook
 
 
+def has_others(handle: Any) -> bool:
+    """Whether somebody else has registered a hook of the same kind, from Python, at the node of this handle.
+
+    `handle` is what the node has returned for a `prehook` or a `posthook`.
+    """
+    hooks = handle.hooks_dict_ref()  # a node has one table for each kind
+    return len(hooks) > 1 and any(getattr(hook, "__module__", None) != __name__ for hook in list(hooks.values()))
+
+
 @torch._disable_dynamo
 def _uncompiled_before(target: Reached, arrived: Any) -> None:
     target.before_accumulation(arrived)

@@ -16,7 +16,7 @@ from poseidon.schemes import converts, takes_factors, workers_multiply
 from poseidon.torch.model.collector import collector_paused
 from poseidon.torch.model.factors import NO_FACTORS, Factors, hand_over_factors, keep_factors
 from poseidon.torch.model.gradient_form import DenseForm, TouchedRowsForm
-from poseidon.torch.model.hooks import NO_ARRIVALS, accumulating_nodes, posthook, prehook
+from poseidon.torch.model.hooks import NO_ARRIVALS, accumulating_nodes, has_others, posthook, prehook
 from poseidon.torch.model.passes import Mode
 from poseidon.torch.model.stored_parameter import StoredParameter
 from poseidon.torch.tensors.memory import DTYPE_NAMES
@@ -237,7 +237,8 @@ class SyncedParameter(SyncedLayer):
 
     def _must_be_dense(self, left: torch.Tensor) -> bool:
         param: Any = self.param
-        if param._backward_hooks or param._post_accumulate_grad_hooks:  # a hook must be shown the gradient itself
+        # A hook must be shown the gradient itself.
+        if param._backward_hooks or param._post_accumulate_grad_hooks or self._node_is_hooked():
             return True
         rows, cols = param.shape
         if (self.factors.count + left.shape[0]) * (rows + cols) > rows * cols:
@@ -245,6 +246,10 @@ class SyncedParameter(SyncedLayer):
         if self.factors and self.factors.lefts[0].dtype != left.dtype:
             return True
         return not self.may_send(left.dtype)
+
+    def _node_is_hooked(self) -> bool:
+        """Whether others have hooks at the node that accumulates the gradient."""
+        return any(handle is not None and has_others(handle) for handle in (self._prehook, self._hook))
 
     def may_send(self, dtype: torch.dtype) -> bool:
         """Whether the next exchange takes factors of this dtype. Before the ranks have agreed on a scheme it may."""
@@ -288,7 +293,7 @@ class SyncedParameter(SyncedLayer):
         """
         if isinstance(self.form, TouchedRowsForm):
             return int(self.form.row_mask(grad).sum()) if self.counted else None
-        hooked = bool(getattr(self.param, "_backward_hooks", None))
+        hooked = bool(getattr(self.param, "_backward_hooks", None)) or self._node_is_hooked()
         if not self.factorable or self.used_elsewhere or self.shared or hooked or self._dense_exchanges:
             return None
         return self._factor_count
