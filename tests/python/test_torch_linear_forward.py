@@ -7,17 +7,20 @@ import io
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import poseidon.torch as poseidon
 import workers
 from overlap_cases import Model
-from torch_cases import all_equal, mlp_batch, own_rows, parameters_digest
+from torch_cases import all_equal, assert_gradients_close, digest, mlp_batch, own_rows, parameters_digest
 
 
 class Scaled(nn.Linear):
@@ -58,10 +61,10 @@ def train_step(model: Any, optimizer: Any, step: int) -> None:
     optimizer.step()
 
 
-def sends_factors(model: Any) -> bool:
-    """Whether the first two Linear layers do. The last one's class may have a forward of its own."""
+def sends_factors(model: Any, *names: str) -> bool:
+    """Whether these do, or the first two Linear layers. The last one's class may have a forward of its own."""
     counts = {layer.name: layer.factor_count for layer in model.synchronization_stats()}
-    return counts["0.weight"] == counts["2.weight"] == 8
+    return all(counts[name] == 8 for name in names or ("0.weight", "2.weight"))
 
 
 # torch.jit.
@@ -265,3 +268,78 @@ assert not computes_plainly(nn.Linear(3, 2))
 def test_a_forward_that_was_replaced_before_poseidon_was_imported_is_not_torchs() -> None:
     said = subprocess.run([sys.executable, "-c", BEFORE_POSEIDON], capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stderr
+
+
+# What a program puts around torch's linear function.
+
+
+class Plain(nn.Parameter):
+    """A class that leaves functions alone."""
+
+
+class Tripled(nn.Parameter):
+    """A class with a linear function of its own."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is nn.functional.linear:
+                return func(args[0], args[1] * 3, *args[2:])
+            return func(*args, **(kwargs or {}))
+
+
+class TriplingMode(TorchFunctionMode):
+    """Has every linear function tripled."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result * 3 if func is nn.functional.linear else result
+
+
+class TriplingBelow(TorchDispatchMode):
+    """The same below autograd, which knows nothing of it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result * 3 if func in (torch.ops.aten.addmm.default, torch.ops.aten.mm.default) else result
+
+
+@contextmanager
+def linear_replaced() -> Iterator[None]:
+    before = nn.functional.linear
+    nn.functional.linear = lambda x, weight, bias=None: before(x, weight * 3, bias)
+    try:
+        yield
+    finally:
+        nn.functional.linear = before
+
+
+AROUND: dict[str, tuple[type[nn.Parameter], Callable[[], AbstractContextManager[Any]], bool]] = {
+    "replaced": (nn.Parameter, linear_replaced, False),
+    "mode": (nn.Parameter, TriplingMode, False),
+    "class": (Tripled, nullcontext, False),
+    "nothing": (Plain, nullcontext, True),
+    "device": (nn.Parameter, lambda: torch.device("cpu"), True),
+    "below autograd": (nn.Parameter, TriplingBelow, True),
+}
+
+
+def with_something_around(name: str) -> str:
+    kind, around, as_factors = AROUND[name]
+    module = net()
+    module[2].weight = kind(module[2].weight.detach())
+    plain = copy.deepcopy(module)
+    model = Model(module, scheme="sfb")
+    inputs, targets = mlp_batch(0, 4 * poseidon.world_size())
+    for each, rows in ((model, own_rows), (plain, lambda tensor: tensor)):
+        with around():
+            output = each(rows(inputs))
+        nn.functional.mse_loss(output, rows(targets)).backward()
+    assert_gradients_close(module, plain)
+    assert sends_factors(model, "2.weight") == as_factors
+    return digest(param.grad for param in module.parameters())
+
+
+@pytest.mark.parametrize("name", list(AROUND))
+def test_gradients_are_those_of_the_linear_function_that_ran(name: str) -> None:
+    assert all_equal(workers.run(2, with_something_around, name))

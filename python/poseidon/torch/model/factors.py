@@ -15,11 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 from poseidon.torch.tensors.pending_gradient import PendingGradient
 from poseidon.torch.tensors.watched import touch
 
 _TORCHS_FORWARD = nn.Linear.forward
+_TORCHS_LINEAR: Any = torch._C._nn.linear
 
 
 class Factors:
@@ -204,7 +206,7 @@ def _capturable(entry: FactorTaker, input: torch.Tensor, weight: torch.Tensor, b
         return False
     if type(input) not in (torch.Tensor, nn.Parameter) or input.layout != torch.strided:
         return False
-    if torch._C._get_tracing_state() is not None:
+    if torch._C._get_tracing_state() is not None or _intercepted(weight, bias):
         return False
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return False
@@ -215,3 +217,22 @@ def _capturable(entry: FactorTaker, input: torch.Tensor, weight: torch.Tensor, b
         dtypes = {input.dtype, weight.dtype} | ({bias.dtype} if bias is not None else set())
         return all(dtype.is_floating_point for dtype in dtypes) and torch.float64 not in dtypes
     return input.dtype == weight.dtype and (bias is None or bias.dtype == weight.dtype)
+
+
+def _intercepted(weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether F.linear may be something else here than torch's own, whose gradient is known.
+
+    Modes and tensors with a `__torch_dispatch__` may be there: what they do is below autograd, and changes no gradient
+    in torch either.
+    """
+    if F.linear is not _TORCHS_LINEAR:
+        return True
+    modes = (torch._C._get_function_stack_at(place) for place in range(torch._C._len_torch_function_stack()))
+    if any(type(mode) is not DeviceContext for mode in modes):  # which only places new tensors
+        return True
+    return not _is_plain(weight) or not (bias is None or _is_plain(bias))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    kind = type(tensor)
+    return kind is torch.Tensor or kind.__torch_function__ is torch._C._disabled_torch_function_impl
