@@ -343,3 +343,28 @@ def with_something_around(name: str) -> str:
 @pytest.mark.parametrize("name", list(AROUND))
 def test_gradients_are_those_of_the_linear_function_that_ran(name: str) -> None:
     assert all_equal(workers.run(2, with_something_around, name))
+
+
+def weight_changed_before_backward() -> str:
+    """torch allows it where the input needs no gradient, as in a first layer, and refuses it elsewhere."""
+    model, plain = Model(net(), scheme="sfb"), net()
+    inputs, targets = mlp_batch(0, 4 * poseidon.world_size())
+    losses = []
+    for each, rows in ((model, own_rows), (plain, lambda tensor: tensor)):
+        losses.append(nn.functional.mse_loss(each(rows(inputs)), rows(targets)))
+        with torch.no_grad():
+            next(each.parameters()).mul_(3)
+    for loss in losses:
+        loss.backward()
+    assert_gradients_close(model.module, plain)
+    assert sends_factors(model)
+    loss = model(own_rows(inputs)).sum()
+    with torch.no_grad():
+        model.module[2].weight.mul_(3)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    return digest(param.grad for param in plain.parameters())
+
+
+def test_a_first_layers_weight_may_change_before_backward() -> None:
+    assert all_equal(workers.run(2, weight_changed_before_backward))

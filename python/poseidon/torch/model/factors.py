@@ -104,7 +104,9 @@ class _FactorLinear(torch.autograd.Function):
         ctx.set_materialize_grads(False)  # no gradient is not one of zeros
         ctx.entry = entry
         ctx.bias_dtype = None if bias is None else bias.dtype
-        ctx.save_for_backward(input, weight)
+        ctx.weight_shape, ctx.weight_dtype = weight.shape, weight.dtype
+        # As torch does, which lets a program change a weight in place that backward does not need.
+        ctx.save_for_backward(input, weight if ctx.needs_input_grad[0] else None)
         return F.linear(input, weight.to(input.dtype), None if bias is None else bias.to(input.dtype))
 
     @staticmethod
@@ -113,16 +115,16 @@ class _FactorLinear(torch.autograd.Function):
             return None, None, None, None
         input, weight = ctx.saved_tensors
         needs_input, needs_weight, needs_bias, _ = ctx.needs_input_grad
-        left = grad_output.reshape(-1, weight.shape[0])
+        left = grad_output.reshape(-1, ctx.weight_shape[0])
         grad_input = grad_weight = grad_bias = None
         if needs_input:
             grad_input = (left @ weight.to(left.dtype)).reshape(input.shape)
         if needs_bias:
             grad_bias = left.sum(0).to(ctx.bias_dtype)
         if needs_weight:
-            right = input.reshape(-1, weight.shape[1])
+            right = input.reshape(-1, ctx.weight_shape[1])
             if not ctx.entry.take_factors(left, right):
-                grad_weight = (left.t() @ right).to(weight.dtype)
+                grad_weight = (left.t() @ right).to(ctx.weight_dtype)
         return grad_input, grad_weight, grad_bias, None
 
 
