@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import poseidon.torch as poseidon
 import workers
@@ -343,6 +345,33 @@ def with_something_around(name: str) -> str:
 @pytest.mark.parametrize("name", list(AROUND))
 def test_gradients_are_those_of_the_linear_function_that_ran(name: str) -> None:
     assert all_equal(workers.run(2, with_something_around, name))
+
+
+class Watching(TorchFunctionMode):
+    """Changes nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def recomputed_without_the_mode() -> list[bool]:
+    """A checkpoint compares what both passes save. Returns whether each step has sent factors."""
+    module = net()
+    model, sent = Model(module, scheme="sfb"), []
+    inputs, targets = map(own_rows, mlp_batch(0, 4 * poseidon.world_size()))
+    inner = module[2].forward
+    module[2].forward = partial(checkpoint, inner, use_reentrant=False)
+    for around in (nullcontext(), Watching(), nullcontext()):
+        model.zero_grad()
+        with around:
+            output = model(inputs)
+        nn.functional.mse_loss(output, targets).backward()
+        sent.append(sends_factors(model, "2.weight"))
+    return sent
+
+
+def test_a_checkpoint_runs_again_without_the_mode_of_its_forward_pass() -> None:
+    assert workers.run(2, recomputed_without_the_mode) == [[True, False, True]] * 2
 
 
 def weight_changed_before_backward() -> str:

@@ -82,6 +82,8 @@ class FactorTaker(Protocol):
     """The object that gets the factors of a weight's gradient."""
 
     param: nn.Parameter
+    intercepted: bool
+    """Whether the last forward call outside backward met something else than torch's own F.linear."""
 
     @property
     def armed(self) -> bool:
@@ -208,7 +210,7 @@ def _capturable(entry: FactorTaker, input: torch.Tensor, weight: torch.Tensor, b
         return False
     if type(input) not in (torch.Tensor, nn.Parameter) or input.layout != torch.strided:
         return False
-    if torch._C._get_tracing_state() is not None or _intercepted(weight, bias):
+    if torch._C._get_tracing_state() is not None or _passes_others(entry, weight, bias):
         return False
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return False
@@ -219,6 +221,15 @@ def _capturable(entry: FactorTaker, input: torch.Tensor, weight: torch.Tensor, b
         dtypes = {input.dtype, weight.dtype} | ({bias.dtype} if bias is not None else set())
         return all(dtype.is_floating_point for dtype in dtypes) and torch.float64 not in dtypes
     return input.dtype == weight.dtype and (bias is None or bias.dtype == weight.dtype)
+
+
+def _passes_others(entry: FactorTaker, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether this call's linear function may be something else than torch's own, or was in the call it repeats."""
+    intercepted = _intercepted(weight, bias)
+    if torch._C._current_graph_task_id() >= 0:  # a checkpoint's, around which no mode of the forward pass is active
+        return intercepted or entry.intercepted
+    entry.intercepted = intercepted
+    return intercepted
 
 
 def _intercepted(weight: torch.Tensor, bias: torch.Tensor | None) -> bool:

@@ -93,6 +93,7 @@ class SyncedParameter(SyncedLayer):
         self.layout = form.layout
         self.shared = False  # with another wrapped model
         self.used_elsewhere = False  # the weight is also used outside its Linear modules
+        self.intercepted = False  # as `FactorTaker` says
         self.factors = NO_FACTORS  # what of the gradient waits to be sent as such
         self.arrived: torch.Tensor | None = None  # what autograd is just putting into, or adding to, `.grad`
         self.stored: StoredParameter | None = None  # where servers hold and update the parameter
