@@ -77,7 +77,8 @@ void remove_oldest(const std::filesystem::path& written) {
 }
 
 Status cannot_write(const std::string& path) {
-  return {ErrorCode::unreachable, "cannot write " + path + ": " + errno_text(errno)};
+  return {ErrorCode::unreachable, "cannot write " + path + ": " + errno_text(errno) +
+                                      "; choose a path in a folder where this process may write"};
 }
 
 }  // namespace

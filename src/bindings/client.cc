@@ -297,7 +297,8 @@ class PyClient {
   const Layer& layer_of(std::uint32_t layer) const {
     const auto found = layers_.find(layer);
     if (found == layers_.end())
-      raise_if_failed({ErrorCode::invalid_argument, "there is no layer " + std::to_string(layer)});
+      raise_if_failed({ErrorCode::invalid_argument,
+                       "there is no layer " + std::to_string(layer) + "; take a number that add_layers returned"});
     return found->second;
   }
 
@@ -307,7 +308,7 @@ class PyClient {
     if (dtype_from(array.dtype()) != layer_dtype(layer))
       raise_if_failed({ErrorCode::invalid_argument, "layer '" + layer_of(layer).name + "' is " +
                                                         std::string(dtype_name(layer_dtype(layer))) +
-                                                        ", the given array is not"});
+                                                        ", the given array is not; give one of that dtype"});
   }
 
   std::vector<FactorRows> make_segments(std::uint32_t layer, DType dtype, const std::vector<Array>& lefts,

@@ -14,12 +14,16 @@ namespace poseidon::bindings {
 inline constexpr std::array kDTypes{DType::float32, DType::float64, DType::float16, DType::bfloat16,
                                     DType::uint8,   DType::int32,   DType::int64};
 
+inline DType refuse_dtype(const std::string& which) {
+  raise_if_failed({ErrorCode::invalid_argument,
+                   which + " is not supported; use float32, float64, float16, bfloat16, uint8, int32 or int64"});
+  return DType::float32;
+}
+
 inline DType dtype_from(const std::string& name) {
   for (const DType dtype : kDTypes)
     if (dtype_name(dtype) == name) return dtype;
-  raise_if_failed({ErrorCode::invalid_argument, "dtype '" + name + "' is not supported; float32, float64, float16, " +
-                                                    "bfloat16, uint8, int32 and int64 are"});
-  return DType::float32;
+  return refuse_dtype("dtype '" + name + "'");
 }
 
 inline DType dtype_from(const nb::dlpack::dtype& dtype) {
@@ -34,7 +38,7 @@ inline DType dtype_from(const nb::dlpack::dtype& dtype) {
   if (is(Code::UInt, 8)) return DType::uint8;
   if (is(Code::Int, 32)) return DType::int32;
   if (is(Code::Int, 64)) return DType::int64;
-  return dtype_from(std::string("of the given array"));
+  return refuse_dtype("the dtype of the given array");
 }
 
 }  // namespace poseidon::bindings

@@ -64,7 +64,7 @@ T from_python(const char* field, nb::handle given) {
     refuse(std::string(field) + " is one of " + allowed + ", not '" + text + "'");
   } else if constexpr (std::is_same_v<T, Milliseconds>) {
     const auto seconds = nb::cast<double>(given);
-    if (!(seconds > 0 && seconds < 1e9)) refuse(std::string(field) + " is a positive number of seconds");
+    if (!(seconds > 0 && seconds < 1e9)) refuse(std::string(field) + " must be a positive number of seconds");
     return Milliseconds(static_cast<std::int64_t>(seconds * 1000));
   } else {
     return nb::cast<T>(given);
@@ -82,7 +82,7 @@ void init_from_keywords(Options* self, const nb::kwargs& keywords) {
   }
 #define POSEIDON_FIELD(type, field, default_value, help) POSEIDON_OPTION(type, field, default_value, , help)
 #include "poseidon/options.def"
-    refuse("there is no option '" + name + "'");
+    refuse("there is no option '" + name + "'; see `poseidon options` for their names");
   }
   new (self) Options(std::move(options));
 }

@@ -37,7 +37,7 @@ Scheme concrete_scheme(const std::string& name) {
 
 Placement placement_from(const std::string& name) {
   if (name != "colocated" && name != "dedicated")
-    raise_if_failed({ErrorCode::invalid_argument, "placement is 'colocated' or 'dedicated', not '" + name + "'"});
+    raise_if_failed({ErrorCode::invalid_argument, "placement must be 'colocated' or 'dedicated', not '" + name + "'"});
   return name == "colocated" ? Placement::colocated : Placement::dedicated;
 }
 

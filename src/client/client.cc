@@ -129,7 +129,8 @@ Status ClientImpl::check_plans(const Plan& plan, const std::function<bool()>& ke
   if (status.ok() && start(kCheckLayer, std::as_writable_bytes(std::span(digests)), 1, kNotFactorable).ok())
     static_cast<void>(wait(kCheckLayer, keep_waiting));
   return {ErrorCode::mismatch, "ranks have built different models or options: the plan of rank " +
-                                   std::to_string(options_.rank) + " differs from that of rank " + ranks};
+                                   std::to_string(options_.rank) + " differs from that of rank " + ranks +
+                                   "; build the same model with the same options on all ranks"};
 }
 
 Status ClientImpl::start(std::uint32_t layer, std::span<std::byte> data, std::uint32_t divisor,
@@ -178,7 +179,7 @@ std::span<const std::byte> ClientImpl::residual(std::uint32_t layer) const {
 
 Status ClientImpl::set_residual(std::uint32_t layer, std::span<const std::byte> residual) {
   UnitState* const unit = steps_.unit_of(layer);
-  if (unit == nullptr) return {ErrorCode::invalid_argument, "there is no layer " + std::to_string(layer)};
+  if (unit == nullptr) return no_layer(layer);
   Status status;
   loop_->call([unit, residual, &status] { status = unit->syncer.set_residual(residual); });
   return status;
@@ -305,17 +306,16 @@ std::vector<std::string> ClientImpl::notices() const {
 Status ClientImpl::set_priorities(std::uint32_t first_layer, std::span<const LayerPriority> priorities,
                                   double priority_threshold) {
   const auto is_share = [](double value) { return value >= 0 && value <= 1; };  // false for NaN
-  if (!is_share(priority_threshold)) return {ErrorCode::invalid_argument, "a priority threshold is from 0 to 1"};
+  if (!is_share(priority_threshold)) return {ErrorCode::invalid_argument, "a priority threshold must be from 0 to 1"};
   std::map<std::uint32_t, Priority> by_unit;
   for (std::size_t i = 0; i < priorities.size(); ++i) {
     const auto layer = first_layer + static_cast<std::uint32_t>(i);
     const UnitState* const unit = steps_.unit_of(layer);
-    if (unit == nullptr)
-      return {ErrorCode::invalid_argument, "there is no layer " + std::to_string(layer) + " to set a priority of"};
+    if (unit == nullptr) return no_layer(layer);
     const LayerPriority& given = priorities[i];
     if (!is_share(given.urgency) || given.priority_class < -1 || given.priority_class >= options_.priority_classes)
       return {ErrorCode::invalid_argument,
-              "a layer's urgency is from 0 to 1 and its class below " + std::to_string(options_.priority_classes)};
+              "a layer's urgency must be from 0 to 1 and its class below " + std::to_string(options_.priority_classes)};
     const int chosen = given.priority_class >= 0
                            ? given.priority_class
                            : priority_class(given.urgency, priority_threshold, options_.priority_classes);

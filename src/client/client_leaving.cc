@@ -79,8 +79,8 @@ bool ClientImpl::needs(const LinkState& link) const {
 }
 
 void ClientImpl::stop_in_order() {
-  stop({ErrorCode::shut_down, "the client has been shut down"}, wire::Goodbye::make(),
-       std::make_shared<const std::string>(), {});
+  stop({ErrorCode::shut_down, "the client has been shut down; connect again before further calls"},
+       wire::Goodbye::make(), std::make_shared<const std::string>(), {});
 }
 
 void ClientImpl::shutdown(const std::function<bool()>& keep_waiting, bool serves_on) {

@@ -235,7 +235,8 @@ Status Connections::on_hello(LinkState& link, const wire::Hello& hello) {
   const std::string from = link.flow->peer_name();
   if (link.greeted || hello.job != options_.job ||
       (hello.generation == options_.generation && hello.worker_count != links_.worker_count))
-    return {ErrorCode::refused, from + " belongs to another job ('" + hello.job + "')"};
+    return {ErrorCode::refused, from + " belongs to another job ('" + hello.job +
+                                    "'); end what still runs of an earlier job, or give this one another MASTER_PORT"};
   if (hello.generation != options_.generation)
     return {ErrorCode::refused, from + " is in generation " + std::to_string(hello.generation) + " of the job, rank " +
                                     std::to_string(options_.rank) + " in " + std::to_string(options_.generation)};
@@ -259,14 +260,15 @@ Status Connections::greeted_by_peer(LinkState& link, const wire::Hello& hello) {
         hello.rank < links_.worker_count && hello.rank > links_.rank && hello.priority_class < links_.class_count;
     if (fits) await_peer(hello.rank);  // it may need all peers before this rank
     if (!fits || links_.peers[hello.rank][hello.priority_class] != nullptr)
-      return {ErrorCode::refused, from + " claims rank " + std::to_string(hello.rank) + ", which is taken"};
+      return {ErrorCode::refused, from + " claims rank " + std::to_string(hello.rank) +
+                                      ", which is taken; see whether two processes have the same RANK"};
     link.index = hello.rank;
     link.lane = hello.priority_class;
     link.flow->tag = static_cast<int>(hello.rank);
     send_hello(*link.flow, link.lane);
   } else if (hello.rank != link.index) {
-    return {ErrorCode::refused,
-            from + " is rank " + std::to_string(hello.rank) + ", not " + std::to_string(link.index)};
+    return {ErrorCode::refused, from + " is rank " + std::to_string(hello.rank) + ", not " +
+                                    std::to_string(link.index) + "; see whether two processes have the same RANK"};
   }
   links_.peers[link.index][link.lane] = link.flow.get();
   ++greeted_peer_lanes_;

@@ -13,24 +13,21 @@ namespace {
 constexpr auto kLookInterval = std::chrono::milliseconds(100);
 constexpr std::size_t kStartsPerLock = 64;
 
-Status no_layer(std::uint32_t layer) {
-  return {ErrorCode::invalid_argument, "there is no layer " + std::to_string(layer)};
-}
-
 /// ErrorCode::invalid_argument if the servers cannot do with the layer what the rule says.
 Status check_rule(const Layer& layer, const UpdateRule& rule) {
   if (!layer.stored)
     return invalid_layer(layer,
-                         "is not stored by the servers, so a rule neither updates it nor aggregates its gradients");
+                         "is not stored by the servers, so a rule neither updates it nor aggregates its gradients; "
+                         "declare it as stored");
   const std::string dtype(dtype_name(layer.dtype));
   if (Status status = check_aggregator_name(rule.aggregator); !status.ok()) return status;
   if (rule.aggregator != kSumAggregator && !dtype_is_floating(layer.dtype))
-    return invalid_layer(layer, "has dtype " + dtype + "; " + rule.aggregator + " takes floating-point types");
+    return invalid_layer(layer, "has dtype " + dtype + "; " + rule.aggregator + " needs a floating-point type");
   if (rule.aggregator != kSumAggregator && (layer.wire != WireFormat::fp32 || layer.float32_value))
     return invalid_layer(layer, "has gradients in fewer bits than its value; " + rule.aggregator +
                                     " takes gradients as they are: use wire fp32 and float32 parameters");
   if (rule.kind != nullptr && layer.dtype != DType::float32 && layer.dtype != DType::float64 && !layer.float32_value)
-    return invalid_layer(layer, "has dtype " + dtype + "; servers update float32 and float64");
+    return invalid_layer(layer, "has dtype " + dtype + "; a rule needs float32 or float64");
   if (rule.kind != nullptr && rule.kind->whole_layer && !layer.whole)
     return invalid_layer(layer,
                          "is cut into pieces; " + rule.kind->name + " needs a layer that lies whole on one server");

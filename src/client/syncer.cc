@@ -49,14 +49,14 @@ Status Syncer::set_residual(std::span<const std::byte> residual) {
   const auto refuse = [this](const std::string& why) {
     return Status(ErrorCode::invalid_argument, "layer '" + unit().name + "' cannot take this residual: " + why);
   };
-  if (exchange_.progress.running) return refuse("an exchange of it is under way");
+  if (exchange_.progress.running) return refuse("an exchange of it is under way; wait for it first");
   exchange_.kept = {};
   if (residual.empty()) return {};
   const std::size_t float_count = unit().grouped() ? 0 : kept_count(layer_);
-  if (float_count == 0) return refuse("it never takes a lossy scheme");
+  if (float_count == 0) return refuse("it never takes a lossy scheme; give it none");
   if (residual.size() != float_count * sizeof(float))
     return refuse("it keeps " + std::to_string(float_count * sizeof(float)) + " bytes, and is given " +
-                  std::to_string(residual.size()));
+                  std::to_string(residual.size()) + "; load what the same model has saved");
   std::ranges::copy(residual, exchange_.kept.memory_of(float_count).begin());
   return {};
 }
@@ -112,14 +112,14 @@ void Syncer::start(Operation operation) {
   const bool came_from_host = !early.local_chunks.empty();
   exchange_.begin(std::move(operation), protocol_of(next_scheme_), next_scheme_, std::move(early));
   note(FlightEvent::Kind::start);
-  if (!exchange_.protocol->traits().uses_peers && came_early)
-    return fail({ErrorCode::mismatch, "a peer has sent factors in step " + std::to_string(exchange_.step) +
-                                          ", which takes scheme " + std::string(scheme_name(exchange_.outcome.scheme)) +
-                                          " here"});
+  const auto refuse = [this](const std::string& sent) {
+    fail({ErrorCode::mismatch, sent + " in step " + std::to_string(exchange_.step) + ", which takes scheme " +
+                                   std::string(scheme_name(exchange_.outcome.scheme)) +
+                                   " here; give the layer the same scheme on all ranks"});
+  };
+  if (!exchange_.protocol->traits().uses_peers && came_early) return refuse("a peer has sent factors");
   if (came_from_host && !exchange_.protocol->traits().reduces_by_host)
-    return fail({ErrorCode::mismatch, "a worker of this machine has sent its gradient in step " +
-                                          std::to_string(exchange_.step) + ", which takes scheme " +
-                                          std::string(scheme_name(exchange_.outcome.scheme)) + " here"});
+    return refuse("a worker of this machine has sent its gradient");
   exchange_.protocol->start(exchange_, links_);
 }
 
@@ -134,7 +134,8 @@ Status Syncer::check_step(const wire::Header& header) const {
   const bool expected = exchange_.progress.running && header.step == current;
   if (expected || header.step == current + 1) return {};
   return {ErrorCode::mismatch, std::string(wire::kind_name(header.kind)) + " of step " + std::to_string(header.step) +
-                                   " came in step " + std::to_string(current) + " of '" + unit().name + "'"};
+                                   " came in step " + std::to_string(current) + " of '" + unit().name +
+                                   "'; let all ranks exchange it equally often"};
 }
 
 Result<std::span<std::byte>> Syncer::accept(const wire::Header& header, bool lent) {

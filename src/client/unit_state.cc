@@ -13,6 +13,11 @@ Status invalid_layer(const Layer& layer, const std::string& why) {
   return {ErrorCode::invalid_argument, "layer '" + layer.name + "' " + why};
 }
 
+Status no_layer(std::uint32_t layer) {
+  return {ErrorCode::invalid_argument,
+          "there is no layer " + std::to_string(layer) + "; take a number that add_layers returned"};
+}
+
 UnitState::UnitState(std::shared_ptr<const Plan> of, std::size_t index, bool transient, const Links& links,
                      std::function<void(UnitState&)> on_done)
     : plan(std::move(of)),
@@ -47,7 +52,7 @@ LayerStats UnitState::stats_of(const LayerState& layer) const {
 }
 
 Status LayerState::check_start(const Operation& operation) const {
-  if (running) return invalid_layer(*layer, "was started twice in one step");
+  if (running) return invalid_layer(*layer, "was started twice in one step; wait for its exchange before the next");
   if (Status status = check_memory(operation); !status.ok()) return status;
   const auto* push = std::get_if<Push>(&operation);
   if ((push == nullptr || !push->wants_result) && !layer->stored)
@@ -73,8 +78,8 @@ Status LayerState::check_memory(const Operation& operation) const {
                      (push != nullptr && std::holds_alternative<DenseGradient>(push->gradient));
   const bool receives = push == nullptr ? !sends : push->wants_result;
   const auto has_bytes = [this](std::size_t given) {
-    return invalid_layer(*layer,
-                         "has " + std::to_string(size_bytes) + " bytes, the given array " + std::to_string(given));
+    return invalid_layer(*layer, "has " + std::to_string(size_bytes) + " bytes, the given array " +
+                                     std::to_string(given) + "; give one of its size");
   };
   const std::size_t sent_bytes = data_of(operation).size();
   if (sends && sent_bytes != size_bytes) return has_bytes(sent_bytes);
@@ -89,9 +94,10 @@ Status LayerState::check_memory(const Operation& operation) const {
 Status LayerState::check_push(const Push& push) const {
   if (push.divisor == 0 || (push.divisor != 1 && !dtype_is_floating(layer->dtype)))
     return invalid_layer(*layer, "of dtype " + std::string(dtype_name(layer->dtype)) + " cannot be divided by " +
-                                     std::to_string(push.divisor));
+                                     std::to_string(push.divisor) + "; give divisor 1");
   if (unit->group && !unit->group->takes(push.divisor))
-    return invalid_layer(*layer, "is in a group with layers whose divisor is not " + std::to_string(push.divisor));
+    return invalid_layer(*layer, "is in a group with layers whose divisor is not " + std::to_string(push.divisor) +
+                                     "; give all of them the same");
   if (const auto* factored = std::get_if<FactoredGradient>(&push.gradient)) return check_factors(*factored);
   if (const auto* rows = std::get_if<LayerRows>(&push.gradient)) return check_rows(*rows);
   return {};
@@ -99,24 +105,29 @@ Status LayerState::check_push(const Push& push) const {
 
 Status LayerState::check_rows(const LayerRows& rows) const {
   if (!traits_of(unit->next_scheme).takes_rows)
-    return invalid_layer(*layer, "takes scheme " + std::string(scheme_name(unit->next_scheme)) + ", not rows");
+    return invalid_layer(
+        *layer, "takes scheme " + std::string(scheme_name(unit->next_scheme)) + ", not rows; give its whole gradient");
   if (rows.dense || rows.values.size() != rows.indexes.size() * layer->cols * dtype_bytes(layer->dtype))
-    return invalid_layer(*layer, "has rows of " + std::to_string(layer->cols) + " elements, one for each index");
+    return invalid_layer(*layer, "needs " + std::to_string(layer->cols) + " elements for each row's index");
   const Status status = wire::check_indexes(rows.indexes, layer->rows);
-  return status.ok() ? status : invalid_layer(*layer, "cannot take these rows: " + status.message());
+  return status.ok() ? status
+                     : invalid_layer(*layer, "cannot take these rows: " + status.message() +
+                                                 "; give their indexes in ascending order, each once");
 }
 
 Status LayerState::check_factors(const FactoredGradient& factored) const {
   const SchemeTraits& traits = traits_of(unit->next_scheme);
   const std::string scheme(scheme_name(unit->next_scheme));
-  if (!traits.takes_factors) return invalid_layer(*layer, "takes scheme " + scheme + " in this step, not factors");
+  if (!traits.takes_factors)
+    return invalid_layer(*layer, "takes scheme " + scheme + " in this step, not factors; give its whole gradient");
   if (!dtype_is_floating(factored.dtype) || dtype_bytes(factored.dtype) > dtype_bytes(layer->dtype))
-    return invalid_layer(*layer, "cannot take factors of dtype " + std::string(dtype_name(factored.dtype)));
+    return invalid_layer(*layer, "needs factors of a floating-point type that is no wider than its own, not " +
+                                     std::string(dtype_name(factored.dtype)));
   if (!traits.workers_multiply && factored.accumulate)
-    return invalid_layer(*layer, "takes scheme " + scheme + ", which cannot accumulate");
+    return invalid_layer(*layer, "takes scheme " + scheme + ", which cannot accumulate; give all its factors at once");
   const bool converts = traits.workers_multiply || (traits.converts && layer->dtype == DType::float32);
   if (!converts && factored.dtype != layer->dtype)
-    return invalid_layer(*layer, "takes scheme " + scheme + ", which takes factors of " +
+    return invalid_layer(*layer, "takes scheme " + scheme + ", which needs factors of " +
                                      std::string(dtype_name(layer->dtype)) + " here");
   return {};
 }

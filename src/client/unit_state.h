@@ -18,6 +18,8 @@ namespace poseidon {
 
 /// Returns ErrorCode::invalid_argument with the layer's name and the reason.
 Status invalid_layer(const Layer& layer, const std::string& why);
+/// Returns ErrorCode::invalid_argument for a number that no layer has.
+Status no_layer(std::uint32_t layer);
 
 struct LayerState;
 

@@ -30,21 +30,21 @@ Status check_cluster(const Cluster& cluster, const Options& options) {
                    std::to_string(cluster.server_count));
   }
   if (cluster.placement == Placement::colocated && cluster.server_count != cluster.worker_count) {
-    return invalid("colocated servers are one per worker, not " + std::to_string(cluster.server_count) + " for " +
+    return invalid("colocated servers must be one per worker, not " + std::to_string(cluster.server_count) + " for " +
                    std::to_string(cluster.worker_count) + " workers");
   }
   if (cluster.flow_count < 1 ||
       (!cluster.core_counts.empty() && cluster.core_counts.size() != static_cast<std::size_t>(cluster.server_count))) {
-    return invalid("a cluster has at least one flow and a number of cores for each of its servers");
+    return invalid("a cluster needs at least one flow, and a number of cores for each of its servers");
   }
   for (const int count : cluster.core_counts) {
     if (count < 1) return invalid("a server needs a core");
   }
   const auto count = static_cast<std::size_t>(cluster.worker_count);
   if (!cluster.hosts.empty() && cluster.hosts.size() != count)
-    return invalid("a cluster has a machine for each of its workers, or does not name them");
+    return invalid("a cluster must name a machine for each of its workers, or none");
   if (!cluster.racks.empty() && (cluster.hosts.empty() || cluster.racks.size() != count))
-    return invalid("a cluster has a rack and a machine for each of its workers, or names no racks");
+    return invalid("a cluster must name a rack and a machine for each of its workers, or no racks");
   if (options.chunk_bytes < kChunkAlignmentBytes) {
     return invalid("chunk_bytes is " + std::to_string(options.chunk_bytes) + "; it must be at least " +
                    std::to_string(kChunkAlignmentBytes));
@@ -68,7 +68,7 @@ Status check_compression(const Layer& layer) {
   const Compression& compression = layer.compression;
   if (compression.allowed != Scheme::automatic && !traits_of(compression.allowed).lossy)
     return invalid(who + " allows the scheme " + std::string(scheme_name(compression.allowed)) +
-                   ", which is not lossy");
+                   ", which is not lossy; allow a lossy one, or auto");
   if (compression.factor_wire == WireFormat::int8)
     return invalid(who + " has factor_wire int8, which is too coarse for factors, because their errors multiply; use " +
                    "fp32, bf16 or fp16");
@@ -80,12 +80,12 @@ Status check_compression(const Layer& layer) {
                      std::string(name_of(*compression.factor_wire)) + "; leave factor_wire out");
     if (layer.dtype == DType::float64)
       return invalid(who + " has dtype float64 and factor_wire " + std::string(name_of(*compression.factor_wire)) +
-                     ", which only float32 gradients can take");
+                     ", which only float32 gradients can take; leave factor_wire out");
   }
   if (compression.powersgd_rank == 0) return invalid(who + " has powersgd_rank 0; it must be at least 1");
   if (compression.rows > 0 && layer.element_count % compression.rows != 0)
     return invalid(who + " has " + std::to_string(layer.element_count) + " elements, which are no matrix of " +
-                   std::to_string(compression.rows) + " rows");
+                   std::to_string(compression.rows) + " rows; give a number of rows that divides them");
   if (!(compression.topk_fraction > 0 && compression.topk_fraction <= 1))
     return invalid(who + " has topk_fraction " + std::to_string(compression.topk_fraction) +
                    "; it must be above 0 and at most 1");
@@ -95,20 +95,23 @@ Status check_compression(const Layer& layer) {
 Status check_layer(const Layer& layer, const Cluster& cluster) {
   const std::string who = "layer \"" + layer.name + "\"";
   const std::size_t element_bytes = dtype_bytes(layer.dtype);
-  if (element_bytes == 0) return invalid(who + " has an unsupported dtype");
+  if (element_bytes == 0) return invalid(who + " has an unsupported dtype; use one that dtype.h names");
   if (layer.element_count > std::numeric_limits<std::ptrdiff_t>::max() / element_bytes) {
-    return invalid(who + " has " + std::to_string(layer.element_count) + " elements: too many");
+    return invalid(who + " has " + std::to_string(layer.element_count) +
+                   " elements, too many for the memory of a process; divide it");
   }
   const bool has_shape = layer.rows > 0 || layer.cols > 0;
   const bool overflows = layer.cols != 0 && layer.rows > std::numeric_limits<std::size_t>::max() / layer.cols;
   if (overflows || (has_shape && layer.rows * layer.cols != layer.element_count)) {
     return invalid(who + " has " + std::to_string(layer.element_count) + " elements, which is not " +
-                   std::to_string(layer.rows) + " rows x " + std::to_string(layer.cols) + " columns");
+                   std::to_string(layer.rows) + " rows x " + std::to_string(layer.cols) +
+                   " columns; give its own shape, or none");
   }
   if (layer.row_gradient && (!has_shape || layer.rows > std::numeric_limits<std::uint32_t>::max())) {
     return invalid(who + " has row gradients, so it needs a shape, with less than 2^32 rows");
   }
-  if (scheme_name(layer.scheme) == "unknown") return invalid(who + " has an unknown scheme");
+  if (scheme_name(layer.scheme) == "unknown")
+    return invalid(who + " has an unknown scheme; use one that scheme.h names");
   const bool named = layer.scheme != Scheme::automatic;
   if (layer.wire != WireFormat::fp32 && layer.dtype == DType::float64) {
     return invalid(who + " has dtype float64 and wire " + std::string(name_of(layer.wire)) +
@@ -123,9 +126,9 @@ Status check_layer(const Layer& layer, const Cluster& cluster) {
   const bool narrow_result = layer.parameter_wire != WireFormat::fp32;
   if (narrow_result && (layer.parameter_wire != WireFormat::bf16 || !layer.stored || layer.dtype != DType::float32))
     return invalid(who + " has parameter_wire " + std::string(name_of(layer.parameter_wire)) +
-                   "; only bf16 is possible beside fp32, for float32 parameters that servers hold");
+                   "; it must be fp32, or bf16 for float32 parameters that servers hold");
   if (layer.float32_value && (!layer.stored || layer.dtype != DType::bfloat16))
-    return invalid(who + " has a float32 value on the servers, which only stored bfloat16 layers have");
+    return invalid(who + " has a float32 value on the servers, which only stored bfloat16 layers have; leave it out");
   if (named && traits_of(layer.scheme).only_one_worker && cluster.worker_count > 1) {
     return invalid(who + " has scheme " + std::string(scheme_name(layer.scheme)) +
                    ", which sends nothing, but there are " + std::to_string(cluster.worker_count) + " workers; use " +
@@ -137,15 +140,17 @@ Status check_layer(const Layer& layer, const Cluster& cluster) {
 Status check_layers(const std::vector<Layer>& layers, const Cluster& cluster, const Options& options) {
   std::unordered_set<std::string_view> names;
   for (std::size_t i = 0; i < layers.size(); ++i) {
-    if (layers[i].name.empty()) return invalid("layer " + std::to_string(i) + " has no name");
-    if (!names.insert(layers[i].name).second) return invalid("two layers have the name \"" + layers[i].name + "\"");
+    if (layers[i].name.empty()) return invalid("layer " + std::to_string(i) + " has no name; give it one");
+    if (!names.insert(layers[i].name).second)
+      return invalid("two layers have the name \"" + layers[i].name + "\"; give each its own");
     if (Status status = check_layer(layers[i], cluster); !status.ok()) return status;
     const bool needs_all = layers[i].scheme != Scheme::automatic && !traits_of(layers[i].scheme).can_drop_late;
     if (needs_all && options.stragglers == Stragglers::drop) {
-      return invalid(
-          "layer \"" + layers[i].name + "\" has scheme " + std::string(scheme_name(layers[i].scheme)) +
-          ", which cannot end a step without late workers; with stragglers=drop use " +
-          choices([](const SchemeTraits& traits) { return traits.can_drop_late && !traits.only_one_worker; }));
+      return invalid("layer \"" + layers[i].name + "\" has scheme " + std::string(scheme_name(layers[i].scheme)) +
+                     ", which cannot end a step without late workers; use " + choices([](const SchemeTraits& traits) {
+                       return traits.can_drop_late && !traits.only_one_worker;
+                     }) +
+                     " with stragglers=drop");
     }
   }
   return {};

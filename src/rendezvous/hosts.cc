@@ -45,8 +45,10 @@ Result<std::string> host_of_interface(const std::string& interface) {
   in6_addr parsed{};
   if (::inet_pton(AF_INET, interface.c_str(), &parsed) == 1 || ::inet_pton(AF_INET6, interface.c_str(), &parsed) == 1)
     return interface;
-  return Status(ErrorCode::unreachable,
-                "interface '" + interface + "' is neither an address nor a network device of this host that has one");
+  return Status(
+      ErrorCode::unreachable,
+      "interface '" + interface +
+          "' is neither an address nor a network device of this host that has one; choose one that `ip address` shows");
 }
 
 /// The address that leads to master_addr.
@@ -55,8 +57,8 @@ Result<std::string> host_towards_master(const Options& options) {
   hints.ai_socktype = SOCK_DGRAM;
   addrinfo* found = nullptr;
   if (const int error = ::getaddrinfo(options.master_addr.c_str(), "9", &hints, &found); error != 0)
-    return Status(ErrorCode::unreachable,
-                  "MASTER_ADDR '" + options.master_addr + "' does not resolve: " + gai_strerror(error));
+    return Status(ErrorCode::unreachable, "MASTER_ADDR '" + options.master_addr + "' does not resolve: " +
+                                              gai_strerror(error) + "; set it to rank 0's host name or address");
   // Connecting a datagram socket sends nothing. It makes the kernel choose the interface.
   const FileDescriptor probe(::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   sockaddr_storage local{};
@@ -65,8 +67,9 @@ Result<std::string> host_towards_master(const Options& options) {
                       ::getsockname(probe.get(), reinterpret_cast<sockaddr*>(&local), &length) == 0;
   ::freeaddrinfo(found);
   if (!chosen)
-    return Status(ErrorCode::unreachable,
-                  "no interface of this host leads to MASTER_ADDR '" + options.master_addr + "': " + errno_text(errno));
+    return Status(ErrorCode::unreachable, "no interface of this host leads to MASTER_ADDR '" + options.master_addr +
+                                              "': " + errno_text(errno) +
+                                              "; check its routes, or name one (interfaces)");
   return host_text(reinterpret_cast<const sockaddr*>(&local), length);
 }
 

@@ -33,7 +33,7 @@ Status check_racks(const std::vector<Member>& members) {
     if (members[first].rack != member.rack)
       return {ErrorCode::invalid_argument, "ranks " + std::to_string(first) + " and " + std::to_string(rank) +
                                                " are on one machine, but in racks " + members[first].rack + " and " +
-                                               member.rack};
+                                               member.rack + "; give all workers of a machine the same rack"};
   }
   return {};
 }

@@ -241,15 +241,19 @@ class TcpStore final : public Store {
     if (Status status = receive_all(size, deadline); !status.ok()) return status;
     const std::uint32_t value_bytes = read_u32(size.data());
     if (value_bytes == kNoSuchKey) return Answer();
-    if (value_bytes == kFull) return Status(ErrorCode::refused, where_ + " is full");
+    if (value_bytes == kFull)
+      return Status(ErrorCode::refused,
+                    where_ + " is full; give jobs that do not belong together a MASTER_PORT of their own");
     if (value_bytes > kMaxValueBytes) return lost();
     std::string answer(value_bytes, '\0');
     if (Status status = receive_all(answer, deadline); !status.ok()) return status;
     return Answer(std::move(answer));
   }
 
-  Status lost() const { return {ErrorCode::unreachable, where_ + " closed the connection; rank 0 has ended"}; }
-  Status silent() const { return {ErrorCode::timeout, where_ + " does not answer"}; }
+  Status lost() const {
+    return {ErrorCode::unreachable, where_ + " closed the connection; rank 0 has ended, see its output"};
+  }
+  Status silent() const { return {ErrorCode::timeout, where_ + " does not answer; see whether rank 0 is stopped"}; }
 
   Status send_all(std::span<const char> bytes, Clock::time_point deadline) {
     while (!bytes.empty() || stream_.has_unsent()) {

@@ -64,7 +64,8 @@ Status check_fit(const wire::Contribution& own, const wire::Contribution& part) 
     return {ErrorCode::mismatch, "a gradient is marked as late, which only stragglers=drop allows"};
   if (part.divisor == own.divisor) return {};
   return {ErrorCode::mismatch, "rank " + std::to_string(part.rank) + " divides by " + std::to_string(part.divisor) +
-                                   ", but rank " + std::to_string(own.rank) + " by " + std::to_string(own.divisor)};
+                                   ", but rank " + std::to_string(own.rank) + " by " + std::to_string(own.divisor) +
+                                   "; give the same divisor on all ranks"};
 }
 
 /// What is pushed for a machine, or for a rack.
@@ -175,7 +176,7 @@ Result<std::span<std::byte>> make_room(PeerInbox& inbox, const Exchange& exchang
   const auto body = wire::Contribution::read(header);
   const std::size_t size_bytes = body.absent ? 0 : unit.chunks[header.chunk].size_bytes;
   if (body.dtype != unit.dtype || header.payload_bytes != size_bytes)
-    return refuse("has a size or dtype that does not match the layer's");
+    return refuse("has a size or dtype that does not match the layer's; build the same model on all ranks");
   LocalPart& part =
       local_chunk(inbox, exchange, links, header.chunk).parts[links.hosts.part_of(links.rank, header.rank)];
   if (part.accepted) return refuse("came twice");

@@ -11,6 +11,8 @@ namespace poseidon {
 
 namespace {
 
+constexpr const char* kSameScheme = "; give the layer the same scheme on all ranks";
+
 /// Bytes of the dense gradient as it travels between workers.
 std::size_t dense_bytes(const Unit& unit) {
   return array_bytes(unit.factor_dtype, unit.size_bytes / dtype_bytes(unit.dtype));
@@ -41,7 +43,8 @@ void PeerBroadcast::start(Exchange& exchange, const Links& links) const {
   if (inbox.kind != wire::Kind::none && inbox.kind != kind_) {
     exchange.progress.status = {ErrorCode::mismatch, std::string("a peer has sent ") + wire::kind_name(inbox.kind) +
                                                          " in step " + std::to_string(exchange.step) +
-                                                         ", which takes " + wire::kind_name(kind_) + " here"};
+                                                         ", which takes " + wire::kind_name(kind_) + " here" +
+                                                         kSameScheme};
     return exchange.complete_if_done();
   }
   inbox.parts.resize(links.worker_count);
@@ -111,11 +114,11 @@ Result<std::span<std::byte>> PeerBroadcast::make_room(PeerInbox& inbox, const Ex
     return Status(ErrorCode::mismatch, "the " + what + " of rank " + rank + " " + why);
   };
   const auto body = wire::Contribution::read(header);
-  if (header.kind != kind_) return refuse(std::string("came as ") + wire::kind_name(header.kind));
+  if (header.kind != kind_) return refuse(std::string("came as ") + wire::kind_name(header.kind) + kSameScheme);
   if (inbox.kind != wire::Kind::none && inbox.kind != kind_)
-    return refuse(std::string("came after another rank's ") + wire::kind_name(inbox.kind));
+    return refuse(std::string("came after another rank's ") + wire::kind_name(inbox.kind) + kSameScheme);
   if (body.rows != exchange.about.rows || body.cols != exchange.about.cols)
-    return refuse("belong to a layer of another shape");
+    return refuse("belong to a layer of another shape; build the same model on all ranks");
   inbox.kind = kind_;
   inbox.parts.resize(links.worker_count);
   Part& part = inbox.parts[header.rank];

@@ -11,8 +11,8 @@ Status check_send(const Status& send_error, bool open, const std::string& peer_n
   if (!send_error.ok()) return send_error;
   if (!open) return {ErrorCode::shut_down, "connection to " + peer_name + " is closed"};
   if (header.payload_bytes > wire::kMaxPayloadBytes) {
-    return {ErrorCode::invalid_argument,
-            "a payload of " + std::to_string(header.payload_bytes) + " bytes is too large"};
+    return {ErrorCode::invalid_argument, "a payload of " + std::to_string(header.payload_bytes) +
+                                             " bytes is too large; divide the layer, or lower chunk_bytes"};
   }
   return {};
 }

@@ -34,8 +34,9 @@ Status check_pace(const Options& options) {
 
 Status check(const Options& options) {
   if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size)
-    return {ErrorCode::invalid_argument,
-            "rank " + std::to_string(options.rank) + " of " + std::to_string(options.world_size) + " does not exist"};
+    return {ErrorCode::invalid_argument, "rank " + std::to_string(options.rank) + " of " +
+                                             std::to_string(options.world_size) +
+                                             " does not exist; RANK must be from 0 to WORLD_SIZE - 1"};
   if (!wire::is_job_name(options.job))
     return {ErrorCode::invalid_argument, "the name of a job must be 1 to " + std::to_string(wire::kMaxJobNameBytes) +
                                              " bytes of UTF-8 without control characters"};

@@ -54,7 +54,7 @@ Result<std::unique_ptr<Server>> Server::listen(const Options& options, std::uint
   if (port != 0 && port + server->core_count() - 1 > UINT16_MAX)
     return Status(ErrorCode::invalid_argument, "a server of " + std::to_string(server->core_count()) +
                                                    " cores takes as many ports from " + std::to_string(port) +
-                                                   " on, which is past 65535");
+                                                   " on, which is past 65535; choose a lower port");
   std::vector<std::string> addresses;
   for (std::size_t core = 0; core < server->core_count(); ++core) {
     const std::size_t own_port = port == 0 ? 0 : port + core;

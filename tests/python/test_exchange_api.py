@@ -303,8 +303,11 @@ def refusals(port: int) -> None:
             ("'w' was declared before", lambda: exchange.declare({"w": good})),
             ("'' is no key", lambda: exchange.declare({"": good})),
             ("lies whole on one server", lambda: exchange.set_rule("w", lamb)),
-            ("servers update float32", lambda: exchange.set_rule("n", poseidon.UpdateRule("sgd", lr=1))),
-            ("takes floating-point", lambda: exchange.set_rule("n", poseidon.UpdateRule("none", aggregator="median"))),
+            ("a rule needs float32 or float64", lambda: exchange.set_rule("n", poseidon.UpdateRule("sgd", lr=1))),
+            (
+                "needs a floating-point type",
+                lambda: exchange.set_rule("n", poseidon.UpdateRule("none", aggregator="median")),
+            ),
             ("lower-case letters", lambda: poseidon.UpdateRule("none", aggregator="Median of all")),
         ]
         if exchange.world_size == 1:

@@ -34,7 +34,7 @@ NamedRegistry<Aggregator>& registry() {
 
 Status check_aggregator_name(std::string_view name) {
   if (is_name(name, kMaxAggregatorNameBytes)) return {};
-  return invalid("aggregator '" + std::string(name) + "' has a name other than 1 to " +
+  return invalid("aggregator '" + std::string(name) + "' needs a name of 1 to " +
                  std::to_string(kMaxAggregatorNameBytes) + " lower-case letters, digits and underscores");
 }
 
@@ -44,7 +44,7 @@ Status register_aggregator(Aggregator aggregator) {
   if (!aggregator.aggregate_float32 || !aggregator.aggregate_float64)
     return invalid(about + "lacks a function: aggregate_float32 and aggregate_float64 are needed");
   if (aggregator.name == kSumAggregator || !registry().add(std::move(aggregator)))
-    return invalid(about + "is registered already");
+    return invalid(about + "is registered already; choose another name");
   return {};
 }
 

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
+#include <string>
 #include <utility>
 
 #include "base/named_registry.h"
@@ -31,6 +33,15 @@ namespace {
 
 Status invalid(const std::string& what) { return {ErrorCode::invalid_argument, what}; }
 
+/// Returns text such as "0 or 1", "at least 0.000000" or "from 0.000000 to 2.000000".
+std::string range_of(const UpdateValue& value) {
+  using Limits = std::numeric_limits<double>;
+  if (value.is_flag) return "0 or 1";
+  if (value.most == Limits::max()) return "at least " + std::to_string(value.least);
+  if (value.least == Limits::lowest()) return "at most " + std::to_string(value.most);
+  return "from " + std::to_string(value.least) + " to " + std::to_string(value.most);
+}
+
 /// The built-in kinds for the best instruction set of this CPU, and those that are registered.
 NamedRegistry<UpdateKind>& registry() {
   static NamedRegistry<UpdateKind> all;
@@ -56,8 +67,8 @@ NamedRegistry<UpdateKind>& registry() {
 Status register_update_rule(UpdateKind kind) {
   const std::string about = "update rule '" + kind.name + "' ";
   if (!is_name(kind.name, kMaxUpdateNameBytes) || kind.name == "none")
-    return invalid(about + "has a name other than 1 to " + std::to_string(kMaxUpdateNameBytes) +
-                   " lower-case letters, digits and underscores, or the name none");
+    return invalid(about + "needs a name of 1 to " + std::to_string(kMaxUpdateNameBytes) +
+                   " lower-case letters, digits and underscores, other than none");
   if (kind.values.size() > kMaxUpdateValues)
     return invalid(about + "has " + std::to_string(kind.values.size()) + " values, at most " +
                    std::to_string(kMaxUpdateValues) + " are allowed");
@@ -66,11 +77,12 @@ Status register_update_rule(UpdateKind kind) {
     const auto earlier = std::span(kind.values).first(i);
     if (!is_name(value.name, kMaxUpdateNameBytes) ||
         std::ranges::find(earlier, value.name, &UpdateValue::name) != earlier.end())
-      return invalid(about + "has a value '" + value.name + "' whose name is not allowed or is taken");
+      return invalid(about + "has a value '" + value.name + "'; its values need different names of 1 to " +
+                     std::to_string(kMaxUpdateNameBytes) + " lower-case letters, digits and underscores");
   }
   if (!kind.state_count || !kind.update_float32 || !kind.update_float64)
     return invalid(about + "lacks a function: state_count, update_float32 and update_float64 are needed");
-  if (!registry().add(std::move(kind))) return invalid(about + "is registered already");
+  if (!registry().add(std::move(kind))) return invalid(about + "is registered already; choose another name");
   return {};
 }
 
@@ -80,18 +92,19 @@ std::vector<std::string> update_rule_names() { return registry().names(); }
 
 Status UpdateRule::set(std::string_view name, double number) {
   const std::string text(name);
-  if (kind == nullptr) return invalid("the update rule none has no value '" + text + "'");
+  if (kind == nullptr)
+    return invalid("the update rule none has no value '" + text + "'; name another rule, or leave it out");
   const auto found = std::ranges::find(kind->values, name, &UpdateValue::name);
   if (found == kind->values.end()) {
     std::vector<std::string> names;
     for (const UpdateValue& value : kind->values) names.push_back(value.name);
     return invalid("update rule " + kind->name + " has no value '" + text + "'; it has " + list_of(names));
   }
-  if (!std::isfinite(number)) return invalid("update rule " + kind->name + " has " + text + ", which is not finite");
+  if (!std::isfinite(number)) return invalid("update rule " + kind->name + " has " + text + ", which must be finite");
   const bool fits = number >= found->least && number <= found->most;
   if (!fits || (found->is_flag && number != 0 && number != 1))
-    return invalid("update rule " + kind->name + " has " + text + "=" + std::to_string(number) + ", which is not " +
-                   (found->is_flag ? "0 or 1" : "a number in its range"));
+    return invalid("update rule " + kind->name + " has " + text + "=" + std::to_string(number) + ", which must be " +
+                   range_of(*found));
   values[static_cast<std::size_t>(found - kind->values.begin())] = number;
   return {};
 }

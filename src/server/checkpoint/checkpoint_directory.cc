@@ -97,7 +97,8 @@ Status open_checkpoint_directory(const std::string& directory) {
   std::filesystem::create_directories(directory, error);
   if (!error && ::access(directory.c_str(), R_OK | W_OK | X_OK) != 0) error.assign(errno, std::generic_category());
   if (!error) return {};
-  return {ErrorCode::invalid_argument, "cannot write to " + directory + ": " + errno_text(error.value())};
+  return {ErrorCode::invalid_argument, "cannot write to " + directory + ": " + errno_text(error.value()) +
+                                           "; choose a folder in which this process may write"};
 }
 
 std::string checkpoint_file_job(const std::string& job) {
@@ -181,12 +182,12 @@ Status CheckpointVersion::check_complete() const {
   for (const auto& [name, unit] : units_) {
     const std::uint64_t chunk_count = unit.about.unit.chunk_count();
     if (unit.chunks.size() < chunk_count)
-      return {ErrorCode::refused, "'" + name + "' has " + std::to_string(unit.chunks.size()) + " of its " +
-                                      std::to_string(chunk_count) +
-                                      " chunks; a server has not written its file, or has written it to "
-                                      "another directory"};
+      return {
+          ErrorCode::refused,
+          "'" + name + "' has " + std::to_string(unit.chunks.size()) + " of its " + std::to_string(chunk_count) +
+              " chunks; a server has not written its file, or has another checkpoint_dir; give all servers the same"};
   }
-  if (units_.empty()) return {ErrorCode::refused, "the version is empty"};
+  if (units_.empty()) return {ErrorCode::refused, "the version is empty; load another one"};
   return {};
 }
 

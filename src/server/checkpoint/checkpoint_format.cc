@@ -176,7 +176,8 @@ Result<CheckpointSizes> decode_checkpoint_start(std::span<const std::byte> start
   if (cursor.number<std::uint32_t>() != kMagic) return damaged("it does not begin like a checkpoint");
   if (const auto version = cursor.number<std::uint32_t>(); version != kFormatVersion)
     return Status(ErrorCode::mismatch, "it has format version " + std::to_string(version) +
-                                           ", this version of Poseidon reads " + std::to_string(kFormatVersion));
+                                           ", this version of Poseidon reads " + std::to_string(kFormatVersion) +
+                                           "; load it with the version that wrote it");
   CheckpointSizes sizes;
   sizes.head_bytes = cursor.number<std::uint64_t>();
   sizes.file_bytes = cursor.number<std::uint64_t>();

@@ -47,7 +47,10 @@ ShardCheckpoint::ShardCheckpoint(CheckpointWriter& writer, std::string job, cons
       interval_(std::max<std::uint64_t>(1, options.checkpoint_every)) {}
 
 Status ShardCheckpoint::describe(const wire::StoredUnits& units) {
-  if (run_ != 0 && units.run != run_) return refused("two different runs have described the job's stored units");
+  if (run_ != 0 && units.run != run_)
+    return refused(
+        "two different runs have described the job's stored units; give jobs that run at the same time different "
+        "names");
   run_ = units.run;
   base_version_ = std::max(base_version_, units.base_version);
   for (const wire::StoredUnit& unit : units.units) {
@@ -57,7 +60,8 @@ Status ShardCheckpoint::describe(const wire::StoredUnits& units) {
       return refused("unit " + std::to_string(unit.id) + " is described as '" + known->second.name + "' and as '" +
                      unit.name + "'");
     if (is_new && !pool_->try_charge(kUnitBytes + unit.name.size()))
-      return refused("the job has no memory left on this server for the description of its stored units");
+      return refused(
+          "the job has no memory left on this server for the description of its stored units; raise memory_limit");
   }
   return {};
 }
@@ -116,7 +120,7 @@ Result<ShardCheckpoint::Restored> ShardCheckpoint::restore(const wire::Envelope&
     return refused("unit " + std::to_string(about.unit) + " cannot be restored: rank 0 has not described it");
   const wire::StoredUnit& wanted = described->second;
   if (const auto step = steps_.find({about.unit, about.chunk}); step != steps_.end() && step->second > 0)
-    return refused("'" + wanted.name + "' can be restored only before its first step");
+    return refused("'" + wanted.name + "' must be restored before its first step");
   Status problem;
   while (CheckpointVersion* source = newest(version_limit, problem)) {
     const CheckpointUnit* saved = source->unit(wanted.name);
@@ -131,7 +135,8 @@ Result<ShardCheckpoint::Restored> ShardCheckpoint::restore(const wire::Envelope&
     auto piece = source->read(wanted.name, wanted.chunk_offset(about.chunk), wanted.chunk_size(about.chunk));
     if (piece.ok()) {
       const auto& arrays = piece.value().arrays;
-      if (arrays.empty()) return refused("'" + wanted.name + "' had no value when the checkpoint was written");
+      if (arrays.empty())
+        return refused("'" + wanted.name + "' had no value when the checkpoint was written; assign one instead");
       for (std::size_t i = 0; i < arrays.size(); ++i)
         if (Status status = chunk.assign(i, arrays[i].span(), wanted.dtype, piece.value().update_count); !status.ok())
           return status;
@@ -145,7 +150,9 @@ Result<ShardCheckpoint::Restored> ShardCheckpoint::restore(const wire::Envelope&
     source_.reset();
   }
   base_version_ = 0;
-  if (!problem.ok()) return refused("no checkpoint of the job can be used: " + problem.message());
+  if (!problem.ok())
+    return refused("no checkpoint of the job can be used: " + problem.message() +
+                   "; start without resume, or restore the files");
   return Restored{};
 }
 

@@ -37,7 +37,8 @@ Result<Buffer> aggregate(const ChunkState& state, BufferPool& pool) {
                                    "floating-point type and a divisor that is a multiple of the number of ranks");
   if (shape.float32_value)
     return refused_push(shape, "the aggregator " + aggregator.name +
-                                   " takes gradients of the value's own type, not gradients in fewer bits");
+                                   " takes gradients of the value's own type, not gradients in fewer bits; use wire "
+                                   "fp32 and float32 parameters");
   Buffer out = pool.try_take(shape.payload_bytes);
   if (!out) return no_room(pool, shape.payload_bytes);
   kernel::aggregate(aggregator, counted_inputs(state), out.data(), shape.payload_bytes / dtype_bytes(shape.dtype),

@@ -73,7 +73,8 @@ ChunkState::ChunkState(std::uint32_t worker_count, Reduction reduction, std::sha
 Status ChunkState::fits(const wire::Contribution& push, std::size_t size_bytes) const {
   if (push.step != shape_.step)
     return refused_push(push, "the chunk is in step " + std::to_string(shape_.step) + " since rank " +
-                                  std::to_string(shape_.rank) + " pushed it");
+                                  std::to_string(shape_.rank) +
+                                  " pushed it; let all ranks exchange the layer equally often");
   if (parts_[push.rank]) return refused_push(push, "it has pushed this chunk already");
   if (push.kind != shape_.kind)
     return refused_push(push, std::string("it sends ") + wire::kind_name(push.kind) + ", but rank " +
@@ -81,18 +82,21 @@ Status ChunkState::fits(const wire::Contribution& push, std::size_t size_bytes) 
                                   "; give the layer the same scheme on all ranks");
   if (push.dtype != shape_.dtype || push.divisor != shape_.divisor || push.stored != shape_.stored ||
       push.float32_value != shape_.float32_value || push.as_bfloat16 != shape_.as_bfloat16)
-    return refused_push(push, "its dtype, divisor or kind differs from rank " + std::to_string(shape_.rank) + "'s");
+    return refused_push(push, "its dtype, divisor or kind differs from rank " + std::to_string(shape_.rank) +
+                                  "'s; give the layer the same on all ranks");
   const bool present = !push.absent;
   if (present && dense_bytes_ && size_bytes != *dense_bytes_) return refused_size(push, size_bytes, *dense_bytes_);
   if (push.rows != shape_.rows || push.cols != shape_.cols)
-    return refused_push(push, "its factors have another shape than the other ranks'; the ranks' models differ");
+    return refused_push(push,
+                        "its factors have another shape than the other ranks'; build the same model on all ranks");
   return {};
 }
 
 Status ChunkState::admit(const wire::Contribution& push, Requester* from) {
   auto size = contribution_bytes(push, parts_.size());
   if (!size.ok()) return size.status();
-  if (lost_) return refused_push(push, "the chunk's step cannot end: a rank that has pushed it has left");
+  if (lost_)
+    return refused_push(push, "the chunk's step cannot end: a rank that has pushed it has left, see its output");
   if (started()) {
     if (Status status = fits(push, size.value()); !status.ok()) return status;
   } else {

@@ -12,7 +12,8 @@ Status no_room(const BufferPool& pool, std::uint64_t size_bytes) {
                                     std::to_string(budget.whole()->limit_bytes()) +
                                     " bytes; start the server with a higher server_memory or use more servers"};
   if (budget.limit_bytes() == 0)
-    return {ErrorCode::refused, "the server's machine has no memory left for " + std::to_string(size_bytes) + " bytes"};
+    return {ErrorCode::refused, "the server's machine has no memory left for " + std::to_string(size_bytes) +
+                                    " bytes; use more servers, or end what else needs it there"};
   return {ErrorCode::refused, "the job holds " + std::to_string(budget.used_bytes()) + " bytes on this server, and " +
                                   std::to_string(size_bytes) + " more would exceed memory_limit, " +
                                   std::to_string(budget.limit_bytes()) +

@@ -17,7 +17,7 @@ inline Status refused_push(const wire::Contribution& push, const std::string& wh
 /// `size_bytes` is the size of the dense array for which the push stands.
 inline Status refused_size(const wire::Contribution& push, std::size_t size_bytes, std::size_t others_bytes) {
   return refused_push(push, "it has " + std::to_string(size_bytes) + " bytes, others have " +
-                                std::to_string(others_bytes) + "; the ranks' models differ");
+                                std::to_string(others_bytes) + "; build the same model on all ranks");
 }
 
 }  // namespace poseidon

@@ -22,13 +22,17 @@ Status refused(const std::string& why) { return {ErrorCode::refused, "the server
 
 }  // namespace
 
+std::string no_array(std::size_t index) {
+  return "there is no array " + std::to_string(index) + "; take 0 for the value, or from 1 on a state of its rule";
+}
+
 Status StoredChunk::assign(std::size_t array, std::span<const std::byte> data, DType dtype,
                            std::uint64_t update_count) {
-  if (array >= kMaxArrays) return refused("there is no array " + std::to_string(array));
+  if (array >= kMaxArrays) return refused(no_array(array));
   if (array > 0 && !has_value()) return refused("the value must be assigned before its states");
   if (array > 0 && (data.size() != arrays_[0]->size() || dtype != dtype_))
     return refused("a state of " + std::to_string(data.size()) + " bytes for a value of " +
-                   std::to_string(arrays_[0]->size()));
+                   std::to_string(arrays_[0]->size()) + "; give one of its size and dtype");
   if (array == 0) rounded_.reset();
   if (array == 0) arrays_.clear();  // the states that updates of a former value left do not fit this one
   if (arrays_.size() <= array) arrays_.resize(array + 1);
@@ -93,9 +97,9 @@ Status StoredChunk::update(const UpdateRule& rule, const Buffer& gradient, DType
   if (!has_value()) return refused("the parameters must be assigned before the first update");
   if (dtype != dtype_ || gradient.size() != arrays_[0]->size())
     return refused("a gradient of " + std::to_string(gradient.size()) + " bytes for parameters of " +
-                   std::to_string(arrays_[0]->size()));
+                   std::to_string(arrays_[0]->size()) + "; build the same model on all ranks");
   if (dtype != DType::float32 && dtype != DType::float64)
-    return refused("servers update float32 and float64 parameters, not " + std::string(dtype_name(dtype)));
+    return refused("a rule needs float32 or float64 parameters, not " + std::string(dtype_name(dtype)));
   const std::size_t state_count = update_state_count(rule);
   if (state_count > kMaxUpdateStates)
     return refused("the update rule " + rule.kind->name + " keeps " + std::to_string(state_count) +

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,9 @@
 #include "poseidon/update.h"
 
 namespace poseidon {
+
+/// Says that a stored chunk has no such array, and which it has.
+std::string no_array(std::size_t index);
 
 /// Only the loop thread of its shard uses it. Array 0 is the value, and arrays from 1 on are the rule's state.
 /// kGradientArray is the last step's gradient, which is not stored.

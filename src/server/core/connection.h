@@ -248,14 +248,16 @@ inline std::string ServerCore::Job::objection(const wire::Hello& hello) const {
            "'; give one of the two another name (--job NAME or POSEIDON_JOB), or wait until the other has ended";
   const std::string rank = "rank " + std::to_string(hello.rank);
   if ((hello.host ? hello.host->count : 0) != host_count)
-    return rank + " counts other machines than the job's other ranks do";
+    return rank + " counts other machines than the job's other ranks do; give all the same reduce_by_host";
   std::size_t count = 0;
   for (const Connection* other : of_rank(hello.rank)) {
     ++count;
     if (other->flow_index == hello.flow && other->priority_class == hello.priority_class)
-      return rank + " is connected already; two processes have the same RANK";
+      return rank + " is connected already; see whether two processes have the same RANK";
   }
-  return count < limits::kConnectionsPerRank ? "" : rank + " has " + std::to_string(count) + " connections already";
+  return count < limits::kConnectionsPerRank
+             ? ""
+             : rank + " has " + std::to_string(count) + " connections already; lower flows or priority_classes";
 }
 
 inline void ServerCore::Connection::charge_sent(std::size_t payload_bytes) const {

@@ -322,7 +322,8 @@ void ServerCore::answer(Connection& connection, const wire::Header& header, std:
 /// Returns the shard for a request about values that the server keeps, or says why it keeps none.
 Result<Shard*> ServerCore::values_of(Connection& connection, const wire::Envelope& request) const {
   if (handover_ != nullptr)
-    return Status(ErrorCode::refused, "a server with the baseline assignment=worker keeps no values");
+    return Status(ErrorCode::refused,
+                  "a server with the baseline assignment=worker keeps no values; start it with assignment=chunk");
   return &connection.job->shard_of(request);
 }
 

@@ -13,6 +13,8 @@ namespace poseidon {
 
 namespace {
 
+constexpr const char* kNameJobs = "; give jobs that run at the same time different names (--job NAME or POSEIDON_JOB)";
+
 /// Returns how many connections one job may have to one core. Together they are half of what this process may open, so
 /// that others can connect.
 std::size_t most_connections(std::size_t core_count) {
@@ -35,16 +37,18 @@ Status ServerCore::objection(const JobName& name, const wire::Hello& hello) cons
   if (hello.run.size() > wire::kMaxRunBytes)
     return refused("the name of a run has at most " + std::to_string(wire::kMaxRunBytes) + " bytes");
   const std::string of_job = " of job '" + hello.job + "'";
-  if (embedded() && hello.job != options_.job) return refused("this server takes no part" + of_job);
+  if (embedded() && hello.job != options_.job)
+    return refused("this server takes no part" + of_job +
+                   "; end what still runs of an earlier job, or give this one another MASTER_PORT");
   const auto found = jobs_.find(name);
   const Job* job = found == jobs_.end() ? nullptr : found->second.get();
   const std::uint32_t generation = job != nullptr ? job->generation : embedded() ? options_.generation : 0;
   if (hello.generation < generation)
     return refused("generation " + std::to_string(hello.generation) + of_job + " has ended, this is generation " +
                    std::to_string(generation) +
-                   "; the process has been replaced, or an earlier run of the job is still connected");
+                   "; the process has been replaced: end it, or the earlier run of the job that is still connected");
   if (job != nullptr && std::ranges::find(job->earlier_runs, hello.run) != job->earlier_runs.end())
-    return refused("another run" + of_job + " has replaced this one");
+    return refused("another run" + of_job + " has replaced this one" + kNameJobs);
   if (Status why = surroundings_.tenants->objection(name, run_of(hello)); !why.ok()) return why;
   if (job != nullptr && job->ends_with(hello, !embedded())) job = nullptr;
   const auto most = embedded() ? static_cast<std::uint32_t>(options_.world_size) : limits::kWorkers;
@@ -52,7 +56,8 @@ Status ServerCore::objection(const JobName& name, const wire::Hello& hello) cons
   const std::uint32_t expected = job != nullptr ? job->worker_count : all ? most : hello.worker_count;
   if (hello.worker_count != expected || hello.rank >= expected || expected > most)
     return refused("this server serves " + std::to_string(std::min(expected, most)) + " workers" + of_job +
-                   ", not rank " + std::to_string(hello.rank) + " of " + std::to_string(hello.worker_count));
+                   ", not rank " + std::to_string(hello.rank) + " of " + std::to_string(hello.worker_count) +
+                   "; give all ranks the same WORLD_SIZE");
   if (job != nullptr && !embedded() && job->connections.size() >= most_connections(surroundings_.core_count))
     return refused(
         "the job has " + std::to_string(job->connections.size()) +
@@ -72,14 +77,14 @@ std::string ServerCore::pace_objection(const Job* job, const wire::Hello& hello)
   if (!hello.pace)
     return rank + " asks for a treatment of stragglers that this server does not know; install the same poseidon-dl";
   if (job != nullptr && job->pace != *hello.pace)
-    return rank + " has other options than the job's other ranks: stragglers, straggler_factor, straggler_steps, " +
-           "consistency and staleness are the same for all";
+    return rank + " has other options than the job's other ranks: give all the same stragglers, straggler_factor, " +
+           "straggler_steps, consistency and staleness";
   if (hello.pace->stragglers == Stragglers::drop && wire::has_baselines(options_))
     return "this server has one of the baselines aggregation=wide, reduce_order=arrival and assignment=worker, which "
-           "cannot end a step without late workers (stragglers=drop)";
+           "cannot end a step without late workers; use stragglers=wait, or start it without them";
   if (hello.pace->consistency != Consistency::bsp && surroundings_.checkpoints != nullptr)
-    return "this server writes checkpoints, each after a step of all ranks; with consistency=ssp or async there are no "
-           "such steps";
+    return "this server writes checkpoints, each after a step of all ranks; use consistency=bsp, or start it without "
+           "checkpoint_dir";
   const bool waits = hello.pace->stragglers == Stragglers::wait && hello.pace->consistency == Consistency::bsp;
   if (hello.host && (!waits || wire::has_baselines(options_)))
     return "workers of one machine add up among themselves, which a server with stragglers=drop, another consistency "
@@ -124,9 +129,7 @@ Status ServerCore::replaced_by(const wire::Hello& next, const Job& job) {
   return {ErrorCode::aborted, job.generation < next.generation
                                   ? "generation " + std::to_string(job.generation) + of_job +
                                         "been replaced by generation " + std::to_string(next.generation)
-                                  : "another run" + of_job +
-                                        "replaced this one; give jobs that run at the same time different names "
-                                        "(--job NAME or POSEIDON_JOB)"};
+                                  : "another run" + of_job + "replaced this one" + kNameJobs};
 }
 
 /// Ends a generation. It tells the workers that are still connected and closes their connections. Until these are

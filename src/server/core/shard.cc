@@ -317,7 +317,8 @@ Status Shard::keep_rule(std::uint64_t key, Rule rule) {
   }
   const std::size_t most = limits::kRules * (pace_->traits.applies_each_push ? worker_count_ : 1);
   if (rules_.size() >= most)
-    return {ErrorCode::refused, "a core of a server keeps at most " + std::to_string(most) + " rules of a job"};
+    return {ErrorCode::refused, "a core of a server keeps at most " + std::to_string(most) +
+                                    " rules of a job; use more servers, or more cores of each (server_cores)"};
   constexpr std::size_t rule_bytes = limits::kNodeBytes + sizeof(Rule);
   if (!pool_->try_charge(rule_bytes)) return no_room(rule_bytes);
   rules_.emplace(key, std::move(rule));
@@ -423,9 +424,10 @@ void Shard::answer_pulls(Entry& entry) {
     else if (auto array = stored.array_as(index, answer.dtype))
       pull.from->send(answer.make(pull.about), pull.asked.wants_payload ? std::move(array) : nullptr);
     else
-      pull.from->refuse(pull.about,
-                        {ErrorCode::refused, index == kGradientArray ? "the server has kept no gradient"
-                                                                     : "there is no array " + std::to_string(index)});
+      pull.from->refuse(pull.about, {ErrorCode::refused,
+                                     index == kGradientArray
+                                         ? "the server has kept no gradient; set a rule that keeps it (keeps_gradient)"
+                                         : no_array(index)});
   }
 }
 

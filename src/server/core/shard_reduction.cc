@@ -47,7 +47,7 @@ Result<const Aggregator*> Shard::aggregator_of(const UpdateRule& rule) const {
                    " needs all of them, so use reduce_order=rank");
   if (const Aggregator* known = find_aggregator(name); known != nullptr) return known;
   return refused("this server knows no aggregator '" + name + "', but " + list_of(aggregator_names()) +
-                 "; others have to be registered in its process (register_aggregator)");
+                 "; register it in the server's process, too (register_aggregator)");
 }
 
 /// A product of factors that is made piece by piece. Between the pieces the loop's other flows and jobs have their

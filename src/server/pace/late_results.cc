@@ -45,7 +45,7 @@ Status LateResults::admit(const wire::Contribution& push, std::size_t size_bytes
   const auto result = wire::StepResult::read(ended->result);
   if (push.result_dtype() != result.dtype)
     return refused_push(push, "it has " + std::string(dtype_name(push.result_dtype())) + ", others had " +
-                                  std::string(dtype_name(result.dtype)) + "; the ranks' models differ");
+                                  std::string(dtype_name(result.dtype)) + "; build the same model on all ranks");
   const bool has_size = !push.absent && !result.absent;
   if (has_size && size_bytes != ended->result.payload_bytes)
     return refused_size(push, size_bytes, ended->result.payload_bytes);

@@ -73,7 +73,9 @@ Result<pid_t> peer_process(int socket) {
     return Status(ErrorCode::refused, "the other process is unknown: " + errno_text(errno));
   }
   if (peer.uid != ::geteuid()) {
-    return Status(ErrorCode::refused, "process " + std::to_string(peer.pid) + " belongs to another user");
+    return Status(ErrorCode::refused,
+                  "process " + std::to_string(peer.pid) +
+                      " belongs to another user; start all processes of a machine as one user, or use transport=tcp");
   }
   return peer.pid;
 }

@@ -44,7 +44,7 @@ Result<std::vector<SocketAddress>> resolve(const std::string& address) {
   const auto parts = split(address);
   if (!parts) {
     return Status(ErrorCode::invalid_argument,
-                  "address \"" + address + "\" is not of the form host:port (an IPv6 host in brackets)");
+                  "address \"" + address + "\" must be of the form host:port (an IPv6 host in brackets)");
   }
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
@@ -53,8 +53,8 @@ Result<std::vector<SocketAddress>> resolve(const std::string& address) {
   addrinfo* head = nullptr;
   const int error = ::getaddrinfo(parts->host.c_str(), parts->port.c_str(), &hints, &head);
   if (error != 0) {
-    return Status(ErrorCode::unreachable,
-                  "cannot look up the host of \"" + address + "\": " + std::string(::gai_strerror(error)));
+    return Status(ErrorCode::unreachable, "cannot look up the host of \"" + address +
+                                              "\": " + std::string(::gai_strerror(error)) + "; check its name");
   }
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> list(head, &::freeaddrinfo);
   std::vector<SocketAddress> found;

@@ -29,7 +29,8 @@ Result<std::unique_ptr<Listener>> TcpListener::listen(Loop& loop, const std::str
     if (!status.ok()) return status.with_context("cannot listen on " + address);
     return Result<std::unique_ptr<Listener>>(std::move(listener));
   }
-  return Status(ErrorCode::unreachable, "cannot listen on " + address + ": " + errno_text(error));
+  return Status(ErrorCode::unreachable,
+                "cannot listen on " + address + ": " + errno_text(error) + "; choose another port or interface");
 }
 
 TcpListener::TcpListener(Loop& loop, FileDescriptor socket, const Admission& admission, OnAccept on_accept)

@@ -317,7 +317,7 @@ Result<std::shared_ptr<const TlsContext>> make_tls_context(std::uint64_t records
   if (!context->configure())
     return Status(ErrorCode::invalid_argument, "tls=on, but OpenSSL here cannot do TLS 1.3 with " +
                                                    std::string(tls::kCipherSuite) + " (" + tls::first_complaint() +
-                                                   ")");
+                                                   "); install OpenSSL 3");
   return std::shared_ptr<const TlsContext>(context);
 }
 

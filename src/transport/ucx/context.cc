@@ -26,7 +26,8 @@ Status modify(ucp_config_t& config, const UcxSettings& settings) {
   for (const auto& [name, value] : settings) {
     const ucs_status_t status = ::ucp_config_modify(&config, name.c_str(), value.c_str());
     if (status == UCS_OK) continue;
-    return {ErrorCode::invalid_argument, "UCX rejects the setting " + name + "=" + value + ": " + text_of(status)};
+    return {ErrorCode::invalid_argument, "UCX rejects the setting " + name + "=" + value + ": " + text_of(status) +
+                                             "; use transport=auto, or see docs/ucx.md"};
   }
   return {};
 }
@@ -35,7 +36,8 @@ Status modify(ucp_config_t& config, const UcxSettings& settings) {
 Result<std::shared_ptr<const Context>> open_with(const UcxSettings& settings) {
   ucp_config_t* read = nullptr;
   if (const ucs_status_t status = ::ucp_config_read(nullptr, nullptr, &read); status != UCS_OK) {
-    return Status(ErrorCode::invalid_argument, "UCX cannot read its environment variables: " + text_of(status));
+    return Status(ErrorCode::invalid_argument, "UCX cannot read its environment variables: " + text_of(status) +
+                                                   "; check those that begin with UCX_");
   }
   const Config config(read, &::ucp_config_release);
   if (Status status = modify(*config, kDefaults); !status.ok()) return status;
@@ -46,7 +48,8 @@ Result<std::shared_ptr<const Context>> open_with(const UcxSettings& settings) {
   params.mt_workers_shared = 1;
   ucp_context_h context = nullptr;
   if (const ucs_status_t status = ::ucp_init(&params, config.get(), &context); status != UCS_OK) {
-    return Status(ErrorCode::invalid_argument, "UCX cannot be set up: " + text_of(status));
+    return Status(ErrorCode::invalid_argument,
+                  "UCX cannot be set up: " + text_of(status) + "; use transport=auto, or see docs/ucx.md");
   }
   return std::shared_ptr<const Context>(std::make_shared<Context>(context));
 }

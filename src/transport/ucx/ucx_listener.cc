@@ -130,7 +130,8 @@ Result<std::unique_ptr<Listener>> UcxListener::listen(const std::shared_ptr<Engi
   if (status != UCS_OK) {
     return Status(ErrorCode::unreachable,
                   "cannot listen on " + address + ": " +
-                      (status == UCS_ERR_BUSY ? "Address already in use" : ucx::text_of(status)));
+                      (status == UCS_ERR_BUSY ? "Address already in use" : ucx::text_of(status)) +
+                      "; choose another port or interface");
   }
   auto bound = acceptor->address();
   if (!bound.ok()) return bound.status().with_context("cannot listen on " + address);

@@ -202,7 +202,7 @@ TEST_F(RowsTest, RefusesRowsThatTheLayerDoesNotHave) {
   };
   EXPECT_TRUE(contains(refused({kRows}, kCols), "no row 50"));
   EXPECT_TRUE(contains(refused({2, 2}, 2 * kCols), "ascending"));
-  EXPECT_TRUE(contains(refused({2, 3}, kCols), "one for each index"));
+  EXPECT_TRUE(contains(refused({2, 3}, kCols), "elements for each row's index"));
   Floats memory(kRows * kCols);
   const Status factors = client.start_factors(layer_, DType::float32, {}, bytes_of(memory), kDivisor, false);
   EXPECT_EQ(factors.code(), ErrorCode::invalid_argument);

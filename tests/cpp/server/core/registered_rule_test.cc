@@ -113,10 +113,12 @@ TEST(RegisteredRule, HasTheValuesOfItsKindInTheirRanges) {
   expect_invalid(make_update_rule("sgdd").status(), "none, sgd, adam, adamw, lamb");
   expect_invalid(make_update_rule("sgd", {{"beta1", 0.9}}).status(), "lr, momentum");
   expect_invalid(make_update_rule("sgd", {{"nesterov", 2}}).status(), "0 or 1");
-  expect_invalid(make_update_rule("sgd", {{"lr", std::nan("")}}).status(), "not finite");
+  expect_invalid(make_update_rule("sgd", {{"lr", std::nan("")}}).status(), "must be finite");
   expect_invalid(make_update_rule("none", {{"lr", 1}}).status(), "'lr'");
   ASSERT_TRUE(register_update_rule(rmsprop("in_ranges")).ok());
   expect_invalid(make_update_rule("in_ranges", {{"alpha", 1.5}}).status(), "alpha=1.5");
+  expect_invalid(make_update_rule("in_ranges", {{"alpha", 1.5}}).status(), "must be from 0.000000 to 1.000000");
+  expect_invalid(make_update_rule("in_ranges", {{"lr", -1}}).status(), "must be at least 0.000000");
   EXPECT_EQ(testing::value_of(rule_of("in_ranges"), "alpha"), 0.99);
 }
 
