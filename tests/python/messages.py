@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from core_texts import Core
 
 ROOT = Path(__file__).resolve().parents[2]
 ERRORS = {
@@ -21,8 +22,6 @@ ERRORS = {
     "Aborted",
     "Evicted",
 }
-_STATUS = re.compile(r"ErrorCode::(\w+),((?:[^;{}]|\{\}|\{\")*?)(?:;|\}\s*[;,)])", re.DOTALL)
-_LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True)
@@ -66,11 +65,6 @@ def _text(node: ast.expr, words: dict[str, str]) -> str:
     return words.get(node.id, "{}") if isinstance(node, ast.Name) else "{}"
 
 
-def core_messages() -> Iterator[Message]:
-    """Those of the C++ core, as far as they are literals."""
-    for path in sorted((ROOT / "src").rglob("*.cc")):
-        place = path.relative_to(ROOT).as_posix()
-        for kind, rest in _STATUS.findall(path.read_text(encoding="utf-8")):
-            text = "{}".join(_LITERAL.findall(rest)).replace("{}{}", "{}")
-            if text:
-                yield Message(place, kind, text)
+def core_messages() -> list[Message]:
+    """Those of the C++ core."""
+    return list(dict.fromkeys(Message(*one) for one in Core(ROOT).messages()))
