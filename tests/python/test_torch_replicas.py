@@ -258,3 +258,34 @@ def layouts() -> str:
 
 def test_the_digest_is_of_the_values_not_of_their_layout() -> None:
     assert workers.run(2, layouts, replica_check=1) == ["equal"] * 2
+
+
+def each_rank_climbs(flips: bool) -> list[float]:
+    """SAM with each rank's own ascent: a step begins with other parameters on each rank, and ends with equal ones."""
+    training = Training("plain")
+    params = list(training.net.parameters())
+    for number in range(12):
+        with training.model.no_sync():
+            mean_loss(training.model, *shard(number)).backward()
+        kept = [param.detach().clone() for param in params]
+        with torch.no_grad():
+            for param in params:
+                param.add_(param.grad, alpha=0.05)
+        training.optimizer.zero_grad()
+        mean_loss(training.model, *shard(number)).backward()
+        with torch.no_grad():
+            for param, before in zip(params, kept, strict=True):
+                param.copy_(before)
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+    if flips:
+        training.flip_a_bit("0.bias")
+        assert "parameter 0.bias has not the same" in message_of(lambda: training.steps(3), Mismatch)
+        return []
+    return [param.double().sum().item() for param in params]
+
+
+@pytest.mark.parametrize(("check", "flips"), [("auto", False), (1, False), (1, True)])
+def test_what_a_program_takes_back_before_its_update_is_no_difference(check: Any, flips: bool) -> None:
+    first, second = workers.run(2, each_rank_climbs, flips, replica_check=check)
+    assert first == second

@@ -36,6 +36,7 @@ _DIGEST_BYTES = 6  # so that the sum over the ranks of a job fits into 64 bits
 _EPSILONS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _MOST_ROUNDING = 1e-3  # what many steps may add up to, in parts of the largest value of a parameter
 _MOST_NAMED = 8
+_MOST_UNCONFIRMED = 3  # steps without an update, such as those that GradScaler leaves out
 
 _CAUSES = (
     "Usual causes: parameters or the optimizer's state were loaded on one rank alone, a scheduler or a search has "
@@ -104,6 +105,10 @@ class ReplicaCheck:
         self._least_gap = 1 if of_averages else _LEAST_GAP
         self._what = "average" if of_averages else "step"
         self._warned = False
+        self._suspicion = ""  # of what a step began with, until the next update
+        self._unconfirmed = 0  # steps since
+        self._at_update = False  # programs such as SAM begin steps with parameters of each rank's own
+        self.confirms: Callable[[], bool] = lambda: False  # whether `updated` will be called
 
     def connect(self, control: Control) -> None:
         """Begins anew among the ranks of `control`. Collective."""
@@ -138,19 +143,39 @@ class ReplicaCheck:
         if self._difference:
             raise Mismatch(self._difference)
         self.look(parameters)
+        if self._suspicion:
+            self._unconfirmed += 1
+            if self._unconfirmed == _MOST_UNCONFIRMED:
+                raise self._failed(self._suspicion)
         completed = self._begun if begun is None else begun
         self._begun = completed + 1
         if completed == 0:
             self._began_s = self._last_s = time.monotonic()
-        if completed == self._next:
+        if completed == self._next and not self._at_update:
             self._take(parameters, completed)
         return self._next if self._awaited is None else self._begun
+
+    @property
+    def wants_update(self) -> bool:
+        """Whether the next `updated` looks at the parameters."""
+        return bool(self._suspicion) or (self._at_update and self._awaited is None and self._begun >= self._next)
+
+    def updated(self, parameters: Parameters) -> None:
+        """An optimizer has updated the parameters. Raises Mismatch on all ranks if they differ now, too."""
+        if not self._suspicion:
+            self._take(parameters, self._begun)
+            return
+        suspicion, self._suspicion = self._suspicion, ""
+        parameters.wait()
+        _, digest = _digests(parameters)
+        if self._control.sum([digest])[0] != self._control.world_size * digest:
+            raise self._failed(suspicion)
+        self._at_update = True
 
     def _take(self, parameters: Parameters, completed: int) -> None:
         parameters.wait()
         began_s = time.monotonic()
-        digests = np.array(parameters.digests(), np.uint64)
-        digest = int.from_bytes(hashlib.blake2b(digests.tobytes(), digest_size=_DIGEST_BYTES).digest(), "little")
+        digests, digest = _digests(parameters)
         now_s = time.monotonic()
         self._spent_s += now_s - began_s
         gap = self._gap(completed, now_s)
@@ -202,7 +227,11 @@ class ReplicaCheck:
                 warnings.warn(_rounding_text(awaited, differing, surroundings), stacklevel=2)
             self._warned = True
             return
-        raise self._failed(_difference_text(awaited, differing, rows, self._last_equal))
+        text = _difference_text(awaited, differing, rows, self._last_equal)
+        if not self.confirms():
+            raise self._failed(text)
+        # A program may change what a step begins with on each rank, and take that back before the update.
+        self._suspicion, self._unconfirmed = text, 0
 
     def _failed(self, text: str) -> Mismatch:
         with contextlib.suppress(PoseidonError):
@@ -220,6 +249,12 @@ class ReplicaCheck:
             most = min(_EPSILONS.get(dtype, 0.0) * (16 + 4 * completed), _MOST_ROUNDING)
             is_close = is_close and _are_close(own, first, most)
         return self._control.sum([int(not is_close)])[0] == 0
+
+
+def _digests(parameters: Parameters) -> tuple[NDArray[np.uint64], int]:
+    """Those of the single parameters, and that of all."""
+    digests = np.array(parameters.digests(), np.uint64)
+    return digests, int.from_bytes(hashlib.blake2b(digests.tobytes(), digest_size=_DIGEST_BYTES).digest(), "little")
 
 
 class _Awaited:

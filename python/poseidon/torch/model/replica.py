@@ -5,11 +5,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from poseidon import _core
@@ -22,6 +25,10 @@ from poseidon.torch.tensors.watched import unnoticed
 _PIECE = 1 << 22  # elements on a device whose digest is taken at once, so that it takes little memory
 _FACTOR = 0x9E3779B185EBCA87 - (1 << 64)  # of XXH64
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
+
+
+_replicas: weakref.WeakSet[Replica] = weakref.WeakSet()  # whose parameters optimizers of the program may update
+_registered: list[Any] = []
 
 
 class Unwatched:
@@ -70,6 +77,26 @@ class Replica(Unwatched, Parameters):
         if module is not None and not self.paused() and self._check.awaits:
             with unnoticed(module.parameters()):
                 self._check.look(self)
+
+    def confirm_by(self, updates_itself: Callable[[], bool]) -> None:
+        """A difference counts where it is still there after an update. `updates_itself`: whether the program's own
+        optimizer updates the parameters at the moment.
+        """
+        self._check.confirms = updates_itself
+        _replicas.add(self)
+        if not _registered:
+            _registered.append(register_optimizer_step_post_hook(_updated))
+
+    def updated(self, optimizer: Optimizer) -> None:
+        """step() of some optimizer ends. Raises Mismatch if the ranks have differed."""
+        module = self._module()
+        if module is None or not self._check.wants_update or self.paused() or not self._check.confirms():
+            return
+        params = list(module.parameters())
+        known = set(params)
+        if any(param in known for group in optimizer.param_groups for param in group["params"]):
+            with update_mode(params[0].device), unnoticed(params):
+                self._check.updated(self)
 
     def averaged(self, number: int) -> None:
         """The ranks' parameters have become equal for the `number`-th time. Raises Mismatch if they have not."""
@@ -122,6 +149,12 @@ class Replica(Unwatched, Parameters):
             f"{processor_name()} ({capability}, {torch.get_num_threads()} threads), device {name}, "
             f"torch {torch.__version__}"
         )
+
+
+def _updated(optimizer: Optimizer, *_: Any) -> None:
+    if not torch.compiler.is_compiling():
+        for replica in list(_replicas):
+            replica.updated(optimizer)
 
 
 def _has_bytes(param: torch.Tensor) -> bool:

@@ -118,7 +118,13 @@ class TrainedModel:
             return Unwatched()
         replica = Replica(self.module, self._ignored, check)
         replica.paused = lambda: (trained := reference()) is not None and trained.join is not None
+        replica.confirm_by(lambda: (trained := reference()) is not None and trained.is_updated_by_program)
         return replica
+
+    @property
+    def is_updated_by_program(self) -> bool:
+        """Whether the program's own optimizer updates all parameters, and no DistributedOptimizer does."""
+        return all(entry.updater is None and not entry.on_servers for entry in self.entries)
 
     def _finished_step(self, run: BackwardRun) -> None:
         self.step_count += 1
