@@ -273,6 +273,35 @@ def frozen_for_a_while(model: Any, optimizer: Any) -> list[float]:
     return losses
 
 
+def left_out_for_a_while(model: Any, optimizer: Any) -> list[float]:
+    """Parameters that their group has lost get gradients, which add up, and no updates. One moves to a new place."""
+    group, losses = optimizer.param_groups[0], []
+    everything = list(group["params"])
+    for step in range(7):
+        if step == 2:
+            model.module.first.requires_grad_(False)
+            group["params"] = [param for param in everything if param.requires_grad]
+        if step == 3:
+            model.module.first.requires_grad_(True)
+        if step == 5:
+            group["params"] = everything[1:] + everything[:1]
+        losses.append(train_step(model, optimizer, step))
+    return losses
+
+
+def deleted(model: Any, optimizer: Any) -> list[float]:
+    losses = []
+    for step in range(5):
+        losses.append(mean_loss(model, *own_batch(step)).item())
+        backward(model, step)
+        optimizer.step()
+        for param in list(model.parameters())[step % 2 :]:
+            if step != 2:
+                del param.grad
+                assert param.grad is None
+    return losses
+
+
 def hooked(model: Any, optimizer: Any) -> list[str]:
     calls: list[str] = []
     optimizer.register_step_pre_hook(lambda *_: calls.append("pre"))
@@ -333,6 +362,8 @@ LOOPS = [
     saved_and_resumed,
     optimizer_state_read,
     frozen_for_a_while,
+    left_out_for_a_while,
+    deleted,
     hooked,
     under_autocast,
     with_grad_scaler,

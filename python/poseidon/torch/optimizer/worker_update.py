@@ -136,7 +136,8 @@ class WorkerUpdate:
     def _due(self) -> list[PendingExchange]:
         if self._sync is None:
             return []
-        exchanges = map(self._sync.in_flight, self.entries)
+        members = {param for group in self._optimizer.param_groups for param in group["params"]}  # some may have left
+        exchanges = (self._sync.in_flight(entry) for entry in self.entries if entry.param in members)
         return [pending for pending in exchanges if pending is not None and pending.kept]
 
     def _finish_last_step(self) -> None:

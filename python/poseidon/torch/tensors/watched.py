@@ -116,6 +116,10 @@ class Watched(nn.Parameter):
         if (told := _told(self)) is not None:
             told[0].gradient_replaced(told[1])
 
+    @grad.deleter
+    def grad(self) -> None:
+        self.grad = None
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         touch(self)
         return copy.deepcopy(self, memo)
