@@ -246,6 +246,8 @@ class DistributedOptimizer(OptimizerWrapper):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._server is not None:
+            self._server.param_groups = self.param_groups  # which the program may have replaced
         update = self._server or self._worker
         assert update is not None
         update.step()
@@ -317,7 +319,10 @@ class DistributedOptimizer(OptimizerWrapper):
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """The optimizer's state by parameter, with all updates in it; empty where servers hold it."""
+        """The optimizer's state by parameter, with all updates in it.
+
+        Empty where servers hold it. Clearing or editing it has no effect then: use `load_state_dict()`.
+        """
         self.synchronize()
         return self._inner.state
 

@@ -20,6 +20,7 @@ from poseidon.restore import restore
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.rereads import Rereads
 from poseidon.torch.model.stored_parameter import StoredParameter
+from poseidon.torch.optimizer.members import GroupMembers
 from poseidon.torch.optimizer.rules import Algorithm
 from poseidon.torch.optimizer.succession import Tenure
 from poseidon.torch.tensors.compatibility import increment_version
@@ -68,7 +69,8 @@ class ServerUpdate:
         self._rereads = Rereads()
         for entry in self.entries:
             entry.rereads = self._rereads
-        on_servers = {entry.param for entry in self.entries}
+        on_servers: dict[torch.Tensor, str] = {entry.param: entry.name for entry in self.entries}
+        self._members = GroupMembers(param_groups, on_servers)
         self._frozen = [
             (param, group, f"parameter {index} of group {number}")
             for number, group in enumerate(param_groups)
@@ -139,6 +141,7 @@ class ServerUpdate:
                 "a second backward came before step(): the servers updated the parameters with the first one's "
                 "gradients; call step() in between, or accumulate gradients under no_sync()"
             )
+        self._members.check(self.param_groups)
         self._check_unchanged()  # the forward pass may have gone past the wrapper
         for entry in self.entries:
             _stored(entry).before_addition()
@@ -173,6 +176,7 @@ class ServerUpdate:
 
     def step(self) -> None:
         """The optimizer's step(): PoseidonError unless what the servers did is what it would do now."""
+        self._members.check(self.param_groups)
         if not self._updated and self._only_makes_state():
             for group, param_group in zip(self._groups, self.param_groups, strict=True):
                 for entry in group:
