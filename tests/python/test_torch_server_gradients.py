@@ -9,6 +9,7 @@ import weakref
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -142,16 +143,51 @@ def changed(how: str) -> str:
         param.grad.zero_()
     elif how == "replaced":
         param.grad = torch.ones_like(param)
+    elif how == "clamped data":
+        param.grad.data.clamp_(-1e-3, 1e-3)
+    elif how == "NumPy":
+        array = param.grad.numpy()
+        array *= 0.5
+    elif how == "NaN in data":
+        param.grad.data.fill_(math.nan)
     with pytest.raises(poseidon.PoseidonError) as caught:
         optimizer.step()
     return str(caught.value)
 
 
-@pytest.mark.parametrize("how", ["clipped", "scaled", "zeroed", "replaced"])
+@pytest.mark.parametrize("how", ["clipped", "scaled", "zeroed", "replaced", "clamped data", "NumPy", "NaN in data"])
 def test_a_gradient_that_is_changed_is_an_error(how: str) -> None:
     for text in workers.run(2, changed, how):
         name = r"0\.weight" if how == "clipped" else r"2\.bias"
         assert re.search(rf"gradient of {name} was changed between .*pass update='worker'", text)
+
+
+class Awkward(nn.Module):
+    """Gradients of odd shapes, in which NaN stands from the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scalar = nn.Parameter(torch.tensor(0.5))
+        self.empty = nn.Parameter(torch.empty(0, 3))
+        self.turned = nn.Parameter(torch.ones(4, 300).t())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ self.turned).sum() * self.scalar + self.empty.sum()
+
+
+def read_and_left() -> None:
+    """What is read and not written to is no change, whatever is in it."""
+    model, optimizer = pair((SGD, {"lr": 0.0}), Awkward)[0]
+    for step in range(2):
+        optimizer.zero_grad()
+        model(torch.full((2, 300), math.nan if step else 1.0)).backward()
+        arrays = [param.grad.numpy() for param in model.parameters()]
+        assert sum(map(np.size, arrays)) == 1201
+        optimizer.step()
+
+
+def test_a_gradient_that_is_only_read_is_no_change() -> None:
+    workers.run(2, read_and_left)
 
 
 def too_late() -> str:

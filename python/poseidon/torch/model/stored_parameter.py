@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from poseidon.torch.tensors.ownership import sample
 from poseidon.torch.tensors.pending_gradient import PendingGradient
 
 
@@ -31,6 +32,7 @@ class StoredParameter:
         self._seen = (-1, -1)
         self._shown: weakref.ref[torch.Tensor] | None = None  # what is in `.grad` instead of this rank's own gradient
         self._shown_version = 0
+        self._sampled: torch.Tensor | None = None  # of it, where it is the mean itself
         self._fetched: weakref.ref[_Fetched] | None = None
 
     def received(self) -> None:
@@ -89,11 +91,11 @@ class StoredParameter:
         if fetched is not None:
             fetched.value = mean
         if self.shows_stand_in() or self._param.grad is mean:
-            self._show(mean, mean._version)
+            self._show(mean, mean._version, sample(mean))
             self._param.grad = mean
 
-    def _show(self, grad: torch.Tensor, version: int) -> None:
-        self._shown, self._shown_version = weakref.ref(grad), version
+    def _show(self, grad: torch.Tensor, version: int, sampled: torch.Tensor | None = None) -> None:
+        self._shown, self._shown_version, self._sampled = weakref.ref(grad), version, sampled
 
     def before_addition(self) -> None:
         """A gradient is about to be added to `.grad`, which then is no stand-in."""
@@ -109,4 +111,11 @@ class StoredParameter:
             return False
         if self._shown is None or grad is not self._shown():
             return getattr(grad, "_poseidon_pushed", None) != grad._version
-        return not isinstance(grad, PendingGradient) and grad._version != self._shown_version
+        if isinstance(grad, PendingGradient):
+            return False
+        # NumPy and `.data` write without raising the version.
+        return grad._version != self._shown_version or not _is_same(grad, self._sampled)
+
+
+def _is_same(grad: torch.Tensor, sampled: torch.Tensor | None) -> bool:
+    return sampled is not None and torch.equal(sample(grad), sampled)
