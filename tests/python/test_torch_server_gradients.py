@@ -190,6 +190,49 @@ def test_a_gradient_that_is_only_read_is_no_change() -> None:
     workers.run(2, read_and_left)
 
 
+def in_one_tensor(server: bool, by_numpy: bool) -> tuple[str, str]:
+    """The gradients lie in one tensor that the program has, which it reads and clears."""
+    model, optimizer = pair(SPECS[4], mlp)[0 if server else 1]
+    params = list(model.parameters())
+    sizes = [param.numel() for param in params]
+    memory = np.zeros(sum(sizes), np.float32) if by_numpy else None
+    flat = torch.zeros(sum(sizes)) if memory is None else torch.from_numpy(memory)
+    for param, part in zip(params, flat.split(sizes), strict=True):
+        param.grad = part.view(param.shape)
+    seen = []
+    for step in range(4):
+        mean_loss(model, *map(own_rows, mlp_batch(step, 4 * poseidon.world_size()))).backward()
+        optimizer.step()
+        seen.append(flat.clone())
+        if step != 1:  # whose gradients add up
+            flat.zero_()
+    return digest(seen), parameters_digest(model)
+
+
+@pytest.mark.parametrize("by_numpy", [False, True])
+def test_gradients_in_one_tensor(by_numpy: bool) -> None:
+    ours, theirs = (workers.run(2, in_one_tensor, server, by_numpy) for server in (True, False))
+    assert ours == theirs
+    assert all_equal(ours)
+
+
+def changed_in_one_tensor() -> str:
+    model, optimizer = pair(SPECS[4], mlp)[0]
+    param = model.module[2].bias
+    memory = torch.zeros(param.numel() + 1)
+    param.grad = memory[1:]
+    mean_loss(model, *map(own_rows, mlp_batch(0, 4 * poseidon.world_size()))).backward()
+    memory.numpy()[1:] *= 0.5
+    with pytest.raises(poseidon.PoseidonError) as caught:
+        optimizer.step()
+    return str(caught.value)
+
+
+def test_a_write_past_the_gradient_is_an_error() -> None:
+    for text in workers.run(2, changed_in_one_tensor):
+        assert re.search(r"gradient of 2\.bias was changed between", text)
+
+
 def too_late() -> str:
     """A gradient that was taken in one step and is looked at in the next."""
     model, optimizer = pair(SPECS[4], mlp)[0]
@@ -211,7 +254,7 @@ def test_a_gradient_of_an_earlier_step_is_an_error() -> None:
         assert re.search(r"gradient of 0\.weight that is read is that of an earlier step.*keep a clone", text)
 
 
-def pulls() -> list[int]:
+def pulls(set_to_none: bool) -> list[int]:
     """The bytes that looking costs: none where nobody does; all means in two round trips."""
     model, optimizer = pair(SPECS[4], mlp)[0]
     calls: list[int] = []
@@ -219,7 +262,7 @@ def pulls() -> list[int]:
     pull = optimizer.server._pull
     with mock.patch.object(optimizer.server, "_pull", lambda entries, *rest: (calls.append(1), pull(entries, *rest))):
         for step in range(3):
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none)
             mean_loss(model, *map(own_rows, mlp_batch(step, 4 * poseidon.world_size()))).backward()
             if step == 1:
                 assert isinstance(model.module[0].weight.grad, PendingGradient)
@@ -229,8 +272,9 @@ def pulls() -> list[int]:
     return counts
 
 
-def test_only_who_looks_pays() -> None:
-    assert workers.run(2, pulls) == [[0, 2, 2]] * 2
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_only_who_looks_pays(set_to_none: bool) -> None:
+    assert workers.run(2, pulls, set_to_none) == [[0, 2, 2]] * 2
 
 
 def memory_of_gradients() -> None:

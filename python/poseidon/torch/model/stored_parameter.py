@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from poseidon.torch.tensors.ownership import sample
+from poseidon.torch.tensors.ownership import holders, is_allocated, sample
 from poseidon.torch.tensors.pending_gradient import PendingGradient
 
 
@@ -80,6 +80,25 @@ class StoredParameter:
         stand_in = PendingGradient.make(self._param, resolve, zero_later)
         self._show(stand_in, 0)
         self._param.grad = stand_in
+
+    def is_reached(self) -> bool:
+        """Whether others than `.grad` have the memory of the gradient that is there, such as one flat tensor of all."""
+        grad = self._param.grad
+        if grad is None or isinstance(grad, PendingGradient) or grad.layout != torch.strided:
+            return False
+        return holders(grad) > 1 or not is_allocated(grad)
+
+    def write_mean(self, mean: torch.Tensor) -> None:
+        """Puts the mean into the memory of `.grad`."""
+        assert self._param.grad is not None
+        with torch.no_grad():
+            self._param.grad.copy_(mean)
+
+    def note_mean(self) -> None:
+        """`.grad` is the mean, and nobody has changed it yet."""
+        grad = self._param.grad
+        assert grad is not None
+        self._show(grad, grad._version, sample(grad))
 
     def shows_stand_in(self) -> bool:
         """Whether the mean has still to be fetched."""

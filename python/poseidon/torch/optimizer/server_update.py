@@ -24,7 +24,7 @@ from poseidon.torch.optimizer.members import GroupMembers
 from poseidon.torch.optimizer.rules import Algorithm
 from poseidon.torch.optimizer.succession import Tenure
 from poseidon.torch.tensors.compatibility import increment_version
-from poseidon.torch.tensors.memory import borrowed, byte_view, exchangeable, flat_view
+from poseidon.torch.tensors.memory import borrowed, exchangeable, flat_view, same_bits
 from poseidon.torch.tensors.pending_gradient import GradientGone
 
 States = Mapping[torch.Tensor, Mapping[str, Any]]
@@ -161,6 +161,8 @@ class ServerUpdate:
 
     def finished(self, updated: Collection[SyncedParameter]) -> None:
         """Backward has ended and the parameters are what they are to be; `updated` are those that got an update."""
+        own = [entry for entry in self.entries if entry in updated]
+        reached = [entry for entry in own if self._shows_means and _stored(entry).is_reached()]
         for group, rule in zip(self._groups, self._rules, strict=True):
             assert rule is not None
             for entry in group:
@@ -169,8 +171,10 @@ class ServerUpdate:
                 stored.note_gradient()
                 if entry in updated:
                     stored.updated(rule.state_count)
-                    self._show_mean(entry)
+        for entry in set(own).difference(reached):
+            self._show_mean(entry)
         self._rereads.end()
+        self._write_means(reached)
         self._updated, self._looked = True, False
         self.backward_count += 1
 
@@ -246,6 +250,13 @@ class ServerUpdate:
 
         _stored(entry).show_mean(fetch, may_zero)
 
+    def _write_means(self, entries: Sequence[SyncedParameter]) -> None:
+        """Makes gradients the means where they lie, as the program may read, change or clear them past `.grad`."""
+        for entry, mean in (self._pull_means(entries) if entries else {}).items():
+            _stored(entry).write_mean(mean)
+        for entry in entries:  # parts of one tensor have one version
+            _stored(entry).note_mean()
+
     def _fetch_mean(self, entry: SyncedParameter) -> torch.Tensor:
         # Who looks at a second one will look at all; to ask for each alone would take as many round trips.
         wanted = [other for other in self.entries if self._looked and _stored(other).shows_stand_in()]
@@ -266,7 +277,7 @@ class ServerUpdate:
         means = self._pull_means(entries) if self._shows_means else {}
         for entry in entries:
             grad, mean = entry.param.grad, means.get(entry)
-            if grad is None or mean is None or not _same_bits(grad, mean):
+            if grad is None or mean is None or not same_bits(grad, mean):
                 raise PoseidonError(
                     f"the gradient of {entry.name} was changed between backward and step(), which has no effect: the "
                     "servers have used what backward pushed; for clipping and the like pass update='worker' to "
@@ -461,10 +472,6 @@ def _stored(entry: SyncedParameter) -> StoredParameter:
 def _rounded(tensor: torch.Tensor) -> torch.Tensor:
     """What arrives of float32 values with parameter_wire=bf16."""
     return tensor.bfloat16().float()
-
-
-def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    return left.dtype == right.dtype and torch.equal(*(byte_view(one.contiguous()) for one in (left, right)))
 
 
 def _lacks_momentum(entry: SyncedParameter) -> bool:

@@ -77,3 +77,8 @@ def exchangeable(grad: torch.Tensor, layout: torch.Tensor) -> bool:
     """Whether `grad` can be sent from its own memory, given the layout that all ranks agreed on."""
     # A negative view shows other values than lie in its memory.
     return grad.dtype == layout.dtype and not grad.is_neg() and is_dense(grad) and same_layout(grad, layout)
+
+
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two dense tensors of one shape have the same dtype and the same bits, those of NaN, too."""
+    return left.dtype == right.dtype and torch.equal(*(byte_view(one.contiguous()) for one in (left, right)))
