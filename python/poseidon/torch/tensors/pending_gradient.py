@@ -83,7 +83,9 @@ def _leave_untraced() -> None:
 
 @functools.lru_cache(maxsize=4096)
 def _blank(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.zeros((), dtype=dtype, device=device).expand(shape)
+    """What who does not ask `__torch_function__` reads, such as a scripted function: no number, rather than zeros."""
+    no_number = float("nan") if dtype.is_floating_point or dtype.is_complex else 0
+    return torch.full((), no_number, dtype=dtype, device=device).expand(shape)
 
 
 def _zeroes_later(value: Any) -> bool:
