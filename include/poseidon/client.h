@@ -258,6 +258,10 @@ class Client {
   /// own again. It matters for finding members that wait for each other (docs/decisions/0059-standstill.md).
   virtual void act_for(std::uint64_t thread) = 0;
 
+  /// From now on threads that have not used the client yet may use it at any time, so nobody can tell that members wait
+  /// for each other: such a job ends by its timeout.
+  virtual void expect_other_threads() = 0;
+
   /// Whether no exchange of the layer is under way. It is also true after a failure; `wait` then returns the failure.
   virtual bool done(std::uint32_t layer) const = 0;
 

@@ -112,6 +112,7 @@ class Exchange:
         (docs/wire-formats.md). Arrays of other types travel as they are.
         """
         self._client = client
+        client.expect_other_threads()  # any thread may call, such as a new one of a pool
         self._wire, self._parameter_wire = wire, parameter_wire
         self._keys: dict[str, _Key] = {}
         self._lock = threading.Lock()

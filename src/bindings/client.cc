@@ -432,6 +432,7 @@ void bind_client(nb::module_& module) {
       .def("gathered", &PyClient::gathered)
       .def(
           "act_for", [](PyClient& self, std::uint64_t thread) { self.get().act_for(thread); }, nb::arg("thread"))
+      .def("expect_other_threads", [](PyClient& self) { self.get().expect_other_threads(); })
       .def("wait_all", &PyClient::wait_all)
       .def("wait", &PyClient::wait)
       .def("wait_range", &PyClient::wait_range, nb::arg("first_layer"), nb::arg("count"))

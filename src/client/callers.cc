@@ -40,7 +40,7 @@ Callers::Inside::~Inside() { callers_.own().wait = outer_; }
 
 bool Callers::all_wait_since(std::int64_t time_ns) {
   std::erase_if(callers_, [](const Caller& caller) { return caller.lives.expired(); });
-  return !callers_.empty() && std::ranges::all_of(callers_, [&](const Caller& caller) {
+  return !expects_others_ && !callers_.empty() && std::ranges::all_of(callers_, [&](const Caller& caller) {
     return caller.wait != nullptr && caller.wait->begun_ns < time_ns && !caller.wait->done();
   });
 }

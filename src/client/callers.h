@@ -46,13 +46,17 @@ class Callers {
     const Wait* outer_;  // a signal's handler may wait inside a wait
   };
 
-  /// Whether there are callers, and all of them are inside waits that have begun before, by now_ns().
+  /// Threads that are not callers yet may become such at any time.
+  void expect_others() { expects_others_ = true; }
+
+  /// Whether there are callers, no others may come, and all are inside waits that have begun before, by now_ns().
   bool all_wait_since(std::int64_t time_ns);
 
  private:
   Caller& own();
 
   std::vector<Caller> callers_;
+  bool expects_others_ = false;
 };
 
 }  // namespace poseidon

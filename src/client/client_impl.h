@@ -88,6 +88,7 @@ class ClientImpl final : public Client, private Receiver {
   Status choose(std::uint32_t layer, const SchemeChoice& choice) override;
   std::vector<GatheredPart> gathered(std::uint32_t layer) const override;
   void act_for(std::uint64_t thread) override { steps_.act_for(thread); }
+  void expect_other_threads() override { steps_.expect_other_threads(); }
   Status wait_all(const std::function<bool()>& keep_waiting) override;
   Status wait(std::uint32_t layer, const std::function<bool()>& keep_waiting) override;
   bool done(std::uint32_t layer) const override;

@@ -208,6 +208,11 @@ void Steps::act_for(std::uint64_t thread) {
   callers_.act_for(static_cast<pthread_t>(thread));
 }
 
+void Steps::expect_other_threads() {
+  const std::lock_guard lock(mutex_);
+  callers_.expect_others();
+}
+
 bool Steps::all_wait_since(std::int64_t time_ns) {
   const std::lock_guard lock(mutex_);
   return running_count_ > 0 && callers_.all_wait_since(time_ns);

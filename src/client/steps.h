@@ -74,6 +74,8 @@ class Steps {
   void wait_contributions(const Look& look);
   /// See Client::act_for.
   void act_for(std::uint64_t thread);
+  /// See Client::expect_other_threads.
+  void expect_other_threads();
   /// Whether each thread that uses the client is inside a wait that has begun before this time, by now_ns(), and that
   /// only an exchange can end.
   bool all_wait_since(std::int64_t time_ns);

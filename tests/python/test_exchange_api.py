@@ -439,3 +439,25 @@ def test_the_example_learns() -> None:
     losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", text)]
     assert len(losses) == 3
     assert losses[-1] < losses[0] / 4
+
+
+def waits_for_a_new_thread(port: int) -> float:
+    """Each rank waits for one key, and a thread that has not called before pushes the other one after 6 s."""
+    with joined(port) as exchange:
+        exchange.declare({key: np.zeros(4, "float32") for key in "ab"})
+        mine, other = ("a", "b") if exchange.rank == 0 else ("b", "a")
+
+        def push_later() -> None:
+            time.sleep(6)
+            exchange.push(other, np.ones(4, "float32"))
+
+        with ThreadPoolExecutor(1) as pool:
+            later = pool.submit(push_later)
+            out = np.ones(4, "float32")
+            exchange.push_pull(mine, out)
+            later.result()
+        return float(out.sum())
+
+
+def test_a_thread_that_has_not_called_yet_may_end_the_wait_of_all_ranks() -> None:
+    assert run(2, waits_for_a_new_thread) == [4.0, 4.0]
