@@ -85,6 +85,30 @@ def test_a_killed_server_goes_on_where_its_checkpoint_was(tmp_path: Path, server
     assert complete_versions(tmp_path) == [15, 10]
 
 
+def test_a_rule_of_another_kind_takes_none_of_the_saved_states(tmp_path: Path) -> None:
+    values, gradient = np.ones(1000), np.linspace(-1, 1, 1000)
+
+    def run(address: str, rule: poseidon.UpdateRule, step_count: int) -> tuple[int, np.ndarray]:
+        """The version that it went on from, and its values."""
+        with poseidon.connect(servers=[address], master_port=free_port(), world_size=1, rank=0) as exchange:
+            version = exchange.declare({"w": values}, resume=True)
+            exchange.pull("w", out=values)
+            before = values.copy()
+            exchange.set_rule("w", rule)
+            for _ in range(step_count):
+                exchange.push_pull("w", gradient, out=values)
+            wait_for(tmp_path, version + step_count // EVERY * EVERY)
+        return version, before
+
+    with server_process(*arguments(tmp_path)) as (_, address):
+        run(address, poseidon.UpdateRule("adam", lr=0.1), EVERY)
+    with server_process(*arguments(tmp_path)) as (_, address):
+        momentum = poseidon.UpdateRule("sgd", lr=0.1, momentum=0.9, dampening=0.5)
+        version, before = run(address, momentum, 1)
+    assert version == EVERY
+    np.testing.assert_allclose(values, before - 0.1 * gradient, rtol=1e-12)
+
+
 def push_for_ever(exchange: poseidon.Exchange, gradient: np.ndarray, counted: np.ndarray) -> None:
     while True:
         exchange.push_pull("count", gradient, out=counted)

@@ -29,6 +29,48 @@ def test_a_value_that_is_not_given_is_the_default_of_torch(kind: str) -> None:
     assert values.tolist() != begin.tolist()
 
 
+KINDS = {
+    "sgd": poseidon.UpdateRule("sgd", lr=0.1),
+    "sgd with momentum": poseidon.UpdateRule("sgd", lr=0.1, momentum=0.9, dampening=0.5),
+    "adam": poseidon.UpdateRule("adam", lr=0.1),
+    "none": poseidon.UpdateRule("none"),
+}
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("sgd with momentum", "adam"),
+        ("sgd", "none", "adam"),
+        ("adam", "none", "adam"),
+        ("adam", "sgd with momentum"),
+        ("none", "sgd with momentum"),
+    ],
+)
+def test_a_rule_of_another_kind_begins_as_a_new_optimizer_of_torch_does(kinds: tuple[str, ...]) -> None:
+    values = np.ones(4)
+    tensor = torch.ones(4, dtype=torch.float64, requires_grad=True)
+    make = {
+        "sgd": lambda: torch.optim.SGD([tensor], lr=0.1),
+        "sgd with momentum": lambda: torch.optim.SGD([tensor], lr=0.1, momentum=0.9, dampening=0.5),
+        "adam": lambda: torch.optim.Adam([tensor], lr=0.1),
+    }
+    with poseidon.connect(master_port=free_port(), world_size=1, rank=0) as exchange:
+        exchange.declare({"w": values})
+        for kind in kinds:
+            exchange.set_rule("w", KINDS[kind])
+            optimizer = make[kind]() if kind in make else None
+            for step in range(3):
+                gradient = np.array([0.3, -2.0, 1.5 * (step + 1), 0.01])
+                exchange.push_pull("w", gradient, out=values)
+                tensor.grad = torch.tensor(gradient)
+                if optimizer:
+                    optimizer.step()
+                else:
+                    tensor.data.copy_(tensor.grad)
+    np.testing.assert_allclose(values, tensor.detach().numpy(), rtol=1e-12)
+
+
 def returned_in_bfloat16(port: int) -> list[list[float]]:
     """Rank 0 takes results with push_pull, and the others with push and pull. Thirds have more digits than bfloat16."""
     seen = []

@@ -140,6 +140,7 @@ Result<ShardCheckpoint::Restored> ShardCheckpoint::restore(const wire::Envelope&
       for (std::size_t i = 0; i < arrays.size(); ++i)
         if (Status status = chunk.assign(i, arrays[i].span(), wanted.dtype, piece.value().update_count); !status.ok())
           return status;
+      chunk.set_states_of(saved->rule.kind);
       know(about);
       return Restored{source->version(), saved->rule};
     }

@@ -40,6 +40,7 @@ Status StoredChunk::assign(std::size_t array, std::span<const std::byte> data, D
   if (!data.empty()) std::memcpy(arrays_[array]->data(), data.data(), data.size());
   dtype_ = dtype;
   update_count_ = update_count;
+  states_of_ = nullptr;
   return {};
 }
 
@@ -86,9 +87,16 @@ std::byte* StoredChunk::writable(std::size_t index, bool keep) {
 
 void StoredChunk::replace(Buffer sum, DType dtype) {
   rounded_.reset();
-  arrays_.resize(1);
+  begin_states(nullptr);
   arrays_[0] = pool_->share(std::move(sum));
   dtype_ = dtype;
+}
+
+/// Forgets the states and the updates of the rule before. None of them means anything to one of another kind.
+void StoredChunk::begin_states(const UpdateKind* kind) {
+  arrays_.resize(1);
+  update_count_ = 0;
+  states_of_ = kind;
 }
 
 Status StoredChunk::update(const UpdateRule& rule, const Buffer& gradient, DType dtype) {
@@ -104,6 +112,8 @@ Status StoredChunk::update(const UpdateRule& rule, const Buffer& gradient, DType
   if (state_count > kMaxUpdateStates)
     return refused("the update rule " + rule.kind->name + " keeps " + std::to_string(state_count) +
                    " arrays, at most " + std::to_string(kMaxUpdateStates) + " are allowed");
+  if (states_of_ != nullptr && states_of_ != rule.kind) begin_states(rule.kind);
+  states_of_ = rule.kind;
   ++update_count_;
   if (dtype == DType::float32)
     call<float>(rule, rule.kind->update_float32, gradient, state_count);

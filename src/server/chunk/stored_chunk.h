@@ -43,15 +43,19 @@ class StoredChunk {
   /// Returns the value and the states that exist by now. They do not change afterwards. Empty if there is no value.
   std::vector<std::shared_ptr<const Buffer>> arrays();
 
-  /// Makes `sum` the value.
+  /// Makes `sum` the value. It has seen no updates, and has no states.
   void replace(Buffer sum, DType dtype);
-  /// Does one step of the rule, which must have a kind, with the mean gradient. ErrorCode::refused: there is no value
-  /// yet; the size or dtype differs; or the dtype is neither float32 nor float64.
+  /// Does one step of the rule, which must have a kind, with the mean gradient. States that were assigned are taken as
+  /// this kind's. A rule of another kind than the last update's begins with states of zeros and an update count of 0.
+  /// ErrorCode::refused: there is no value yet; the size or dtype differs; or the dtype is neither float32 nor float64.
   Status update(const UpdateRule& rule, const Buffer& gradient, DType dtype);
+  /// Says of which kind of rule the states that were assigned are. Null: that of the next update.
+  void set_states_of(const UpdateKind* kind) { states_of_ = kind; }
   /// Keeps the gradient of the last update until the next update.
   void keep_gradient(Buffer gradient) { gradient_ = pool_->share(std::move(gradient)); }
 
  private:
+  void begin_states(const UpdateKind* kind);
   std::byte* writable(std::size_t index, bool keep);
   template <typename T>
   void call(const UpdateRule& rule, const std::function<void(const UpdateCall<T>&)>& update, const Buffer& gradient,
@@ -63,6 +67,7 @@ class StoredChunk {
   std::shared_ptr<Buffer> gradient_;  // null: no gradient is kept
   std::shared_ptr<Buffer> rounded_;   // the value in bfloat16; null: nobody has asked for it since it changed
   std::uint64_t update_count_ = 0;
+  const UpdateKind* states_of_ = nullptr;  // whose rules made the states; null: they were assigned, or there are none
 };
 
 }  // namespace poseidon

@@ -125,6 +125,32 @@ TEST_F(StoredChunkTest, WithoutARuleTheSumIsTheValue) {
   EXPECT_EQ(values_of(chunk_.array(0)->span()), (Floats{3, 4}));
 }
 
+TEST_F(StoredChunkTest, ARuleOfAnotherKindBeginsAnewAndOneOfTheSameKindGoesOn) {
+  const UpdateRule momentum = make_update_rule("sgd", {{"lr", 0.5}, {"momentum", 0.5}}).value();
+  const UpdateRule slower = testing::with(momentum, "lr", 0.25);
+  const UpdateRule adam = make_update_rule("adam").value();
+  const Bytes gradient = bytes_of(Floats{1, -2});
+  const auto update = [&](const UpdateRule& rule, ReferenceParameters& expected) {
+    ASSERT_TRUE(chunk_.update(rule, buffer_of(gradient), DType::float32).ok());
+    expected.update(rule, gradient);
+    EXPECT_EQ(copy_of(chunk_.array(0)), expected.value);
+    EXPECT_EQ(copy_of(chunk_.array(1)), expected.states[0]);
+    EXPECT_EQ(chunk_.update_count(), expected.update_count);
+  };
+  ASSERT_TRUE(assign(0, {3, 4}).ok());
+  ReferenceParameters first(copy_of(chunk_.array(0)), DType::float32);
+  for (const UpdateRule& rule : {momentum, momentum, slower}) update(rule, first);
+  ReferenceParameters second(first.value, DType::float32);
+  for (int i = 0; i < 2; ++i) update(adam, second);
+  chunk_.replace(buffer_of(gradient), DType::float32);
+  EXPECT_EQ(chunk_.update_count(), 0u);
+  ReferenceParameters third(gradient, DType::float32);
+  for (int i = 0; i < 2; ++i) update(adam, third);
+  chunk_.set_states_of(momentum.kind);
+  ReferenceParameters fourth(third.value, DType::float32);
+  update(adam, fourth);
+}
+
 /// The same cases through the messages of a shard.
 class StoredShard : public ::testing::Test {
  protected:
