@@ -193,7 +193,9 @@ class Client {
   /// taken, so that a job may begin anew although there are versions.
   /// ErrorCode::refused: the checkpoint does not fit the layer.
   virtual Status restore(std::uint32_t layer, std::span<std::byte> destination, std::uint64_t version_limit = 0) = 0;
-  /// Sets how the servers update the layer from the next push on. Every rank sets the same rule.
+  /// Sets how the servers update the layer from the next push on. Every rank sets the same rule. If they do not, the
+  /// step ends with ErrorCode::mismatch, except with consistency ssp and async. A rule of another kind than that of the
+  /// last update begins with states of zeros and an update count of 0.
   virtual Status set_rule(std::uint32_t layer, const UpdateRule& rule) = 0;
 
   /// The same as `start`, with factors instead of a dense gradient. `destination` receives the product of all workers'

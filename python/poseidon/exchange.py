@@ -189,7 +189,9 @@ class Exchange:
     def set_rule(self, keys: str | Iterable[str], rule: UpdateRule) -> None:
         """Makes servers update these keys by `rule` from the next step on, so that push_pull and pull give parameters.
 
-        Every rank sets the same rule before the same step. Keys must be float32 or float64. UpdateRule("none") ends it.
+        Every rank sets the same rule before the same step, or that step raises Mismatch. Consistency ssp and async do
+        not compare the rules. A rule of another kind than the key's last one begins with new state. Keys must be
+        float32 or float64. UpdateRule("none") ends it.
         The rule's `aggregator`, such as "median", takes the place of the mean. It works without a kind, too:
         UpdateRule("none", aggregator="median") makes push_pull a median of the ranks' arrays, of any floating type.
         """

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "wire/update_rule.h"
 
 namespace poseidon {
 
@@ -96,6 +97,7 @@ Status Steps::submit_locked(std::uint32_t layer, Operation operation, std::int64
     }
     push->excluded_from_mean = nothing && (push->excluded_from_mean || lateness_[unit.plan.get()].behind() > 0);
     if (unit.rule) push->rule = std::exchange(unit.rule, std::nullopt);
+    push->rule_digest = unit.rule_digest;
     push->rounds_result = unit.value_ruled = unit.has_rule;
   } else if (auto* pull = std::get_if<Pull>(&operation)) {
     pull->rounds_result = pull->rounds_result && pull->array == 0 && unit.value_ruled;
@@ -143,6 +145,7 @@ Status Steps::set_rule(std::uint32_t layer, const UpdateRule& rule) {
                                              "theirs up first: give all workers reduce_by_host=off"};
   const bool of_first_host = !hosts.empty() && hosts[static_cast<std::size_t>(options_.rank)] == hosts.front();
   if (options_.rank == 0 || of_first_host || ends_without_0) layers_[layer]->unit->rule = rule;
+  layers_[layer]->unit->rule_digest = wire::digest_of(rule);
   layers_[layer]->unit->has_rule = rule.kind != nullptr;
   return {};
 }

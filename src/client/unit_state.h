@@ -34,9 +34,10 @@ struct UnitState {
   std::vector<LayerState*> layers;   // by member
   std::optional<UpdateRule> rule;  // under the client's mutex; set since the last push, and not sent to the servers yet
   // Under the client's mutex. A value that no rule makes is no parameter, and is not rounded on its way back.
-  bool has_rule = false;     // of a kind, from the next push on
-  bool value_ruled = false;  // the last push's step made the value by such a rule
-  std::uint32_t behind = 0;  // under the client's mutex; how many steps behind the last exchange was
+  bool has_rule = false;          // of a kind, from the next push on
+  std::uint32_t rule_digest = 0;  // of the rule, from the next push on
+  bool value_ruled = false;       // the last push's step made the value by such a rule
+  std::uint32_t behind = 0;       // under the client's mutex; how many steps behind the last exchange was
 
   /// Copies a group's result to the members, if it was not copied chunk by chunk. Only the loop's thread calls it.
   void gather_members();

@@ -62,6 +62,9 @@ Divisors divisors_of(const Exchange& exchange, const Links& links) {
 Status check_fit(const wire::Contribution& own, const wire::Contribution& part) {
   if (own.excluded_from_mean || part.excluded_from_mean)
     return {ErrorCode::mismatch, "a gradient is marked as late, which only stragglers=drop allows"};
+  if (part.rule_digest != own.rule_digest)
+    return {ErrorCode::mismatch, "rank " + std::to_string(part.rank) + " has set another update rule than rank " +
+                                     std::to_string(own.rank) + "; " + wire::kSetSameRule};
   if (part.divisor == own.divisor) return {};
   return {ErrorCode::mismatch, "rank " + std::to_string(part.rank) + " divides by " + std::to_string(part.divisor) +
                                    ", but rank " + std::to_string(own.rank) + " by " + std::to_string(own.divisor) +

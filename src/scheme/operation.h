@@ -51,6 +51,7 @@ struct Push {
   bool rounds_result = true;
   std::span<std::byte> destination{};  // where the result goes; empty for a group, for gathered factors and for rows
   std::optional<UpdateRule> rule{};    // a rule for the servers, from this step on
+  std::uint32_t rule_digest = 0;       // of the rule that this rank has set (wire::digest_of)
 };
 
 /// Receives an array that the servers keep.

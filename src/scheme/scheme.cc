@@ -53,6 +53,7 @@ wire::Contribution contribution_of(const Exchange& exchange, const Links& links,
   body.excluded_from_mean = push.excluded_from_mean && !exchange.about.transient;
   body.worker_count = links.worker_count;
   body.divisor = push.divisor;
+  body.rule_digest = push.rule_digest;
   body.factor_count = factor_count_of(push.gradient);
   if (kind != wire::Kind::push) {
     body.rows = static_cast<std::uint32_t>(exchange.about.rows);

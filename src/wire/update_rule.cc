@@ -51,6 +51,10 @@ std::array<std::byte, kUpdateRuleBytes> encode_update_rule(const UpdateRule& rul
   return bytes;
 }
 
+std::uint32_t digest_of(const UpdateRule& rule) {
+  return rule == UpdateRule() ? 0 : std::max<std::uint32_t>(1, crc32c(encode_update_rule(rule)));
+}
+
 Result<UpdateRule> decode_update_rule(std::span<const std::byte> bytes) {
   if (bytes.size() != kUpdateRuleBytes) return bad_rule("has " + std::to_string(bytes.size()) + " bytes");
   const std::string name = name_at(bytes, kNameAt, kMaxUpdateNameBytes);

@@ -18,6 +18,10 @@ inline constexpr std::size_t kUpdateRuleBytes =
 /// The name of the aggregator must be one that check_aggregator_name allows.
 std::array<std::byte, kUpdateRuleBytes> encode_update_rule(const UpdateRule& rule);
 
+/// A checksum by which it is noticed that ranks have set different rules. 0: the default rule, which is the same as
+/// none.
+std::uint32_t digest_of(const UpdateRule& rule);
+
 /// ErrorCode::mismatch: the size is wrong; this process does not know the kind, or knows it with other values; a number
 /// is out of its range; or no rule is written with these bytes. The text says which. The aggregator need not be known
 /// here: who uses the rule looks it up.

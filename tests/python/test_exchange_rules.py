@@ -71,6 +71,29 @@ def test_a_rule_of_another_kind_begins_as_a_new_optimizer_of_torch_does(kinds: t
     np.testing.assert_allclose(values, tensor.detach().numpy(), rtol=1e-12)
 
 
+def rule_of_some(port: int, rates: list[float | None]) -> str:
+    """What the rank is told that sets its rule; nothing may have changed in the arrays."""
+    value = np.ones(100_000, "float32")
+    try:
+        with poseidon.connect(master_port=port, chunk_bytes=4096) as exchange:
+            exchange.declare({"w": value})
+            rate = rates[exchange.rank]
+            if rate is not None:
+                exchange.set_rule("w", poseidon.UpdateRule("sgd", lr=rate))
+            exchange.push_pull("w", np.full(100_000, 2, "float32"), out=value)
+    except poseidon.Mismatch as error:
+        assert np.all(value == 1)
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("rates", [(0.1, None), (None, 0.1), (0.1, 0.2)])
+def test_ranks_that_set_different_rules_are_told_so(rates: tuple[float | None, ...]) -> None:
+    for text in workers.run(2, rule_of_some, free_port(), list(rates)):
+        for part in ("'w'", "rank 0", "rank 1", "another update rule", "set_rule with the same rule"):
+            assert part in text
+
+
 def returned_in_bfloat16(port: int) -> list[list[float]]:
     """Rank 0 takes results with push_pull, and the others with push and pull. Thirds have more digits than bfloat16."""
     seen = []

@@ -28,6 +28,7 @@ constexpr auto kPushFields = [](auto& body, auto& message) {
   body.number(message.factor_count);
   body.number(message.rows);
   body.number(message.cols);
+  body.number(message.rule_digest);
 };
 
 constexpr auto kFactorsFields = [](auto& body, auto& message) {

@@ -13,6 +13,8 @@ namespace poseidon::wire {
 
 /// The factor count of a contribution that has no factors. Sums of factor counts saturate at it.
 inline constexpr std::uint32_t kUnboundedFactors = 0xffffffffu;
+/// What to do if rule digests differ.
+inline constexpr const char* kSetSameRule = "call set_rule with the same rule on every rank before the same step";
 
 /// A push, a local_push, a factors, a rows, a topk or an onebit message. It includes the envelope, because the server
 /// keeps it for the whole step. The envelope has the rank of the sender, and the unit, chunk and step.
@@ -41,6 +43,7 @@ struct Contribution : Envelope {
   std::uint32_t factor_count = 0;   // K of the sender; kUnboundedFactors if it has a dense gradient
   std::uint32_t rows = 0;           // M of the gradient; 0: push, and gradients of another shape
   std::uint32_t cols = 0;           // N of the gradient; 0: as above
+  std::uint32_t rule_digest = 0;    // stored: of the rule that the sender has set (digest_of)
 
   bool has_factors() const { return kind == Kind::factors && !absent && !dense; }
   /// The types of the sum or value that the server keeps, and of what it sends back.

@@ -257,6 +257,23 @@ TEST(HostReduction, RefusesAnAggregatorThatNeedsEachGradient) {
   });
 }
 
+TEST_P(Groups, TellThatARankHasSetAnotherRule) {
+  for (const std::size_t lonely : {0U, 1U, 3U}) {
+    TestCluster cluster(on_hosts(GetParam().first, GetParam().second));
+    ASSERT_TRUE(cluster.connected());
+    const auto layer = cluster.add({kept_layer(100'000)});
+    cluster.each([&](std::size_t rank, Client& client) {
+      std::vector<float> value(100'000, 10.0F);
+      if (rank == 0) expect_done(client, layer, client.assign(layer, bytes_of(value)));
+      if (rank == lonely) EXPECT_TRUE(client.set_rule(layer, descent()).ok());
+      const Status started = client.push_pull(layer, bytes_of(value), bytes_of(value), 4);
+      const Status status = started.ok() ? client.wait(layer, always) : started;
+      EXPECT_EQ(status.code(), ErrorCode::mismatch) << status.message();
+      EXPECT_TRUE(contains(status, "another update rule")) << status.message();
+    });
+  }
+}
+
 TEST_P(Groups, EndWhenAllLeaveRightAfterTheLastStep) {
   for (int round = 0; round < 10; ++round) {
     TestCluster cluster(on_hosts(GetParam().first, GetParam().second));

@@ -68,6 +68,7 @@ TEST(Messages, OfAStepRoundTrip) {
     sent.factor_count = random.number();
     sent.rows = random.number();
     sent.cols = random.number();
+    sent.rule_digest = random.number();
     EXPECT_EQ(Contribution::read(received(sent.make())), sent);
 
     const StepResult result{random.dtype(), random.flag(), random.flag(), random.number(), random.number()};

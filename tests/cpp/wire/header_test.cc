@@ -116,8 +116,8 @@ TEST(Header, TheShapeOfABodyIsWhatItsFieldsTake) {
     return bits;
   };
   EXPECT_EQ(shape_of(Kind::hello).may_have, numbers(0, 0, 0xff, 24));
-  EXPECT_EQ(shape_of(Kind::push).may_have, numbers(0xff, 0xfd, 0, 20)) << "a push is never dense";
-  EXPECT_EQ(shape_of(Kind::factors).may_have, numbers(0xff, 0xff, 0, 20));
+  EXPECT_EQ(shape_of(Kind::push).may_have, numbers(0xff, 0xfd, 0, 24)) << "a push is never dense";
+  EXPECT_EQ(shape_of(Kind::factors).may_have, numbers(0xff, 0xff, 0, 24));
   EXPECT_EQ(shape_of(Kind::refuse).may_have, numbers(0, 1, 0xff, 4));
   EXPECT_EQ(shape_of(Kind::goodbye).may_have, Bits());
   EXPECT_EQ(shape_of(Kind::value).may_have, numbers(0xff, 1, 0, 20));

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cpp/server/chunk/contributions.h"
+#include "wire/update_rule.h"
 
 namespace poseidon {
 namespace {
@@ -77,6 +78,23 @@ TEST_F(ChunkStateTest, RefusesWhatDoesNotFitTheFirst) {
   expect_refused(state, header, "kind");
   EXPECT_FALSE(state.all_here());
   EXPECT_EQ(state.missing_ranks(), (std::vector<std::uint32_t>{0, 1, 2})) << "admitted is not received";
+}
+
+TEST_F(ChunkStateTest, RanksThatHaveSetDifferentRulesAreToldSo) {
+  ChunkState state = chunk(3);
+  wire::Contribution header = floats(push_of(1, 3), 2);
+  header.rule_digest = wire::digest_of(make_update_rule("sgd", {{"lr", 0.1}}).value());
+  ASSERT_TRUE(state.admit(header, &worker_).ok());
+  header.rank = 2;
+  ASSERT_TRUE(state.admit(header, &worker_).ok());
+  header.rank = 0;
+  for (const UpdateRule& other : {UpdateRule(), make_update_rule("sgd", {{"lr", 0.2}}).value()}) {
+    header.rule_digest = wire::digest_of(other);
+    const Status status = state.admit(header, &worker_);
+    EXPECT_EQ(status.code(), ErrorCode::mismatch);
+    for (const char* part : {"push of rank 0", "than rank 1", "same rule on every rank"})
+      EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+  }
 }
 
 TEST_F(ChunkStateTest, RefusesWhatIsWrongByItself) {
