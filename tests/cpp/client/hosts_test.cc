@@ -263,10 +263,10 @@ TEST_P(Groups, TellThatARankHasSetAnotherRule) {
     ASSERT_TRUE(cluster.connected());
     const auto layer = cluster.add({kept_layer(100'000)});
     cluster.each([&](std::size_t rank, Client& client) {
-      std::vector<float> value(100'000, 10.0F);
-      if (rank == 0) expect_done(client, layer, client.assign(layer, bytes_of(value)));
+      const std::vector<float> gradient(100'000, 1.0F);
+      std::vector<float> value(100'000);
       if (rank == lonely) EXPECT_TRUE(client.set_rule(layer, descent()).ok());
-      const Status started = client.push_pull(layer, bytes_of(value), bytes_of(value), 4);
+      const Status started = client.push_pull(layer, std::as_bytes(std::span(gradient)), bytes_of(value), 4);
       const Status status = started.ok() ? client.wait(layer, always) : started;
       EXPECT_EQ(status.code(), ErrorCode::mismatch) << status.message();
       EXPECT_TRUE(contains(status, "another update rule")) << status.message();
