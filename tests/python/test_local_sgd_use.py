@@ -171,6 +171,40 @@ def test_states_of_others_are_refused() -> None:
     workers.run(2, states_of_others)
 
 
+def another_every(fragments: int) -> None:
+    def made(every: int) -> poseidon.LocalSGD:
+        model = mlp()
+        return poseidon.LocalSGD(model, adamw(model), every, fragments=fragments)
+
+    saved = made(8)
+    for step in range(5):
+        backward(saved.model, poseidon.rank(), step)
+        saved.step()
+    state = copy.deepcopy(saved.state_dict())
+    for every in (4, 16):
+        with pytest.raises(Mismatch, match=rf"every=8, 5 steps.*every={every}: pass the same every.*average\(\)"):
+            made(every).load_state_dict(state)
+    made(8).load_state_dict(state)
+    del state["local_sgd"]["every"]  # as it was saved before this was a part of it
+    with pytest.raises(Mismatch, match="a larger every, 5 steps"):
+        made(4).load_state_dict(state)
+    made(8).load_state_dict(state)
+    saved.average()
+    other = made(4)
+    other.model.load_state_dict(saved.model.state_dict())
+    other.load_state_dict(saved.state_dict())
+    for step in range(4):
+        backward(other.model, poseidon.rank(), step)
+        other.step()
+    assert other.averaging_count == 2
+    assert replicas_equal(other.model) == (fragments == 1)
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_a_period_goes_on_with_its_own_length_only(fragments: int) -> None:
+    workers.run(2, another_every, fragments)
+
+
 # Uneven data and other differences between the ranks.
 
 

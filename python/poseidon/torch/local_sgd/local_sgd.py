@@ -360,7 +360,8 @@ class LocalSGD(OptimizerWrapper):
         return self._state_with(self._fragments.state(whole=False))
 
     def _state_with(self, outer: dict[str, Any] | None) -> dict[str, Any]:
-        own = {"steps": self._steps, "alone": self._steps_alone, "averagings": self._averagings, "outer": outer}
+        counts = {"steps": self._steps, "alone": self._steps_alone, "averagings": self._averagings}
+        own = {**counts, "every": self._every, "outer": outer}
         if not self._plan.is_plain:
             own["apart"] = self._steps_apart
         return {**self._inner.state_dict(), _KEY: own}
@@ -369,7 +370,8 @@ class LocalSGD(OptimizerWrapper):
         """Loads what `state_dict` of this class returned: each rank its own, or all the same. Collective.
 
         The outer optimizer's state is rank 0's on all ranks. Load the model's state_dict, too. A checkpoint of the
-        optimizer itself begins the counts anew; with `outer`, call `push_parameters()` after it.
+        optimizer itself begins the counts anew; with `outer`, call `push_parameters()` after it. Raises Mismatch for a
+        state of other fragments or another outer optimizer, and for one of another `every` between two averagings.
         """
         own = state_dict.get(_KEY)
         self._inner.load_state_dict({key: value for key, value in state_dict.items() if key != _KEY})
@@ -377,6 +379,8 @@ class LocalSGD(OptimizerWrapper):
         if self._context.control is not None:
             text = "a state_dict without counts" if own is None else f"counts of steps and averagings {counts}"
             check_same(self._context.control, text, "LocalSGD state")
+        if own is not None:
+            self._check_period(own)
         self._steps, self._steps_alone, self._averagings = counts
         self._steps_apart = self._steps_alone
         if own is None:
@@ -385,6 +389,17 @@ class LocalSGD(OptimizerWrapper):
             self._steps_apart = own.get("apart", self._steps_alone)
             self._fragments.load(own["outer"])
             self._loaded_itself, self._model_is_new, self._model_loads = True, False, 0
+
+    def _check_period(self, own: dict[str, Any]) -> None:
+        """Mismatch if the state is from within a period of another length: what is due in it could be left out."""
+        alone, saved = own["alone"], own.get("every", self._every)
+        if own.get("apart", alone) and (saved != self._every or alone >= self._every):
+            length = f"every={saved}" if saved != self._every else "a larger every"  # the key was not always there
+            raise Mismatch(
+                f"the checkpoint is of a LocalSGD with {length}, {alone} steps into a period, and this one has "
+                f"every={self._every}: pass the same every as when it was saved, or call average() on every rank "
+                "before saving"
+            )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group of parameters of the model that trained when this object was made, or raises InvalidArgument."""
