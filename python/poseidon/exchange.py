@@ -7,7 +7,7 @@
 An *array* is any C-contiguous object in CPU memory that offers the buffer protocol or `__dlpack__`: of NumPy, PyTorch,
 JAX, `array.array` and so on. Its dtype is float32, float64, float16, uint8, int32 or int64 in native byte order.
 Nothing is copied: data is sent from and received into the array's own memory. Only a read-only array is copied once
-before it is sent.
+before it is sent. A tensor of torch's that is a negative view (`is_neg()`) is refused.
 """
 
 from __future__ import annotations
@@ -385,6 +385,8 @@ def _as_numpy(name: str, array: Any) -> np.ndarray:
     try:
         if not hasattr(array, "__dlpack__"):
             return np.asarray(memoryview(array))
+        if _is_negative_view(array):
+            raise ValueError("it is a negative view, whose memory has other values; pass what resolve_neg() returns")
         if array.__dlpack_device__()[0] in _HOST_DEVICES:
             view = np.from_dlpack(array)
             # NumPy takes what comes by a DLPack before 1.0, as of torch 2.4, for read-only. The array knows better.
@@ -394,6 +396,12 @@ def _as_numpy(name: str, array: Any) -> np.ndarray:
         kind = type(array).__name__
         raise InvalidArgument(f"the {kind} for key {name!r} is no array that can be exchanged: {error}") from error
     raise InvalidArgument(f"the array for key {name!r} is on a device: copy it to CPU memory first")
+
+
+def _is_negative_view(array: Any) -> bool:
+    """Whether it is a tensor of torch's that shows the negatives of what lies in its memory. DLPack does not say so."""
+    is_neg = getattr(array, "is_neg", None)
+    return is_neg is not None and bool(is_neg())
 
 
 def _fitting(key: _Key, array: Any) -> np.ndarray:

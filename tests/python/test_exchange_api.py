@@ -286,6 +286,7 @@ def refusals(port: int) -> None:
             ("not contiguous", lambda: exchange.push("w", np.zeros((6, 4), "float32").T)),
             ("is read-only", lambda: exchange.push_pull("w", locked)),
             ("is read-only", lambda: exchange.pull("w", locked)),
+            ("is a negative view.*resolve_neg", lambda: exchange.push_pull("w", torch._neg_view(torch.ones(4, 6)))),
             ("the Tensor for key 'w' is no array", lambda: exchange.push("w", leaf)),
             ("is on a device", lambda: exchange.push("w", OnDevice())),
             ("the list for key 'w' is no array", lambda: exchange.push("w", [[0.0] * 6] * 4)),

@@ -66,6 +66,45 @@ def test_groups_train_as_one_process() -> None:
     assert ours == pytest.approx(alone, rel=1e-5, abs=1e-5)
 
 
+class Conjugated(Many):
+    """Each parameter is an imaginary part. By `conj()` every other gradient is a negative view."""
+
+    def __init__(self, views: bool) -> None:
+        super().__init__()
+        self.views = views
+
+    def forward(self, x: torch.Tensor, left_out: int = -1) -> torch.Tensor:
+        terms = []
+        for i, part in enumerate(self.parts):
+            number = torch.complex(torch.ones_like(part), part)
+            weight = torch.full_like(number, complex(3, i + float(x)))
+            by_view = self.views and i % 2 == 0
+            terms.append((number.conj() * weight if by_view else number * weight.conj()).real.sum().float())
+        return torch.stack(terms).sum()
+
+
+def gradients_of(views: bool) -> list[float]:
+    alone, module = Conjugated(views), Conjugated(views)
+    alone(torch.tensor(1.0)).backward()
+    assert any(param.grad.is_neg() for param in alone.parts) == views  # type: ignore[union-attr]
+    model = poseidon.DistributedDataParallel(module)
+    for _ in range(2):
+        module.zero_grad()
+        model(torch.tensor(0.5 + poseidon.rank())).backward()
+    return [float(value) for param in module.parts for value in param.grad.flatten()]  # type: ignore[union-attr]
+
+
+def beside_plain_memory(only_rank: int | None) -> tuple[list[float], list[float]]:
+    return gradients_of(views=only_rank in (None, poseidon.rank())), gradients_of(views=False)
+
+
+@pytest.mark.parametrize("only_rank", [None, 1])
+def test_negative_views_are_exchanged_as_what_they_show(only_rank: int | None) -> None:
+    for views, plain in workers.run(2, beside_plain_memory, only_rank):
+        assert views == plain
+        assert plain[:8] == [1.0] * 8  # the mean of 0.5 and 1.5, plus the parameter's number
+
+
 def told() -> int:
     """How many of the parameters' hooks do more than count, in one backward pass."""
     model = poseidon.DistributedDataParallel(Many())

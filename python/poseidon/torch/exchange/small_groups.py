@@ -59,6 +59,9 @@ class SmallGroup:
         grads: list[Any] = [param.grad for param in self._params]
         if set(map(type, grads)) != {torch.Tensor} or {grad.layout for grad in grads} != {torch.strided}:
             return False
+        # torch writes no group of tensors with a negative view among them. Alone it can be exchanged.
+        if any(map(torch.is_neg, grads)):
+            return False
         # Whatever has an updater or is shared hears of gradients before they are accumulated.
         heard = [entry for entry in self.entries if entry.hears_before]
         if any(entry.updater is not None or entry.shared for entry in heard):
