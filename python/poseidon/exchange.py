@@ -13,6 +13,7 @@ before it is sent. A tensor of torch's that is a negative view (`is_neg()`) is r
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import os
 import threading
@@ -102,7 +103,8 @@ class Exchange:
 
     All methods may be called from any thread. A key has one operation under way at a time. Do not touch an array of an
     operation until it has completed; with `sync=False` the call returns before. The first failure ends the job on every
-    rank with the same reason, and every later call raises it.
+    rank with the same reason, and every later call raises it. It belongs to the process that connected: in a forked
+    child every call raises ShutDown, and the end of the child or of a `with` block in it does nothing.
     """
 
     def __init__(self, client: Client, *, wire: str = "fp32", parameter_wire: str = "fp32") -> None:
@@ -117,7 +119,8 @@ class Exchange:
         self._keys: dict[str, _Key] = {}
         self._lock = threading.Lock()
         # Also when the process ends without close(): the others then hear a goodbye, not a death.
-        self._shut_down = weakref.finalize(self, client.shutdown)
+        self._process = os.getpid()  # a forked child inherits this, but not the client's threads
+        self._shut_down = weakref.finalize(self, _shut_down_in, self._process, client)
 
     @property
     def rank(self) -> int:
@@ -264,6 +267,7 @@ class Exchange:
 
         Further calls have no effect. Raises the PoseidonError that has ended the job, if one has.
         """
+        self._check_process()
         if self._shut_down.alive:
             try:
                 self.wait_all()
@@ -278,6 +282,8 @@ class Exchange:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Closes the exchange. If an exception leaves the block, the other ranks are told and end with it."""
+        if os.getpid() != self._process:
+            return
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self.close()
             return
@@ -293,7 +299,15 @@ class Exchange:
             raise InvalidArgument(f"there is no key {name!r}: declare it on every rank first; declared: {known}")
         return key
 
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise ShutDown(
+                f"this process is a forked child of process {self._process}, which connected, and has no part in its "
+                "exchange: use the exchange there, or call poseidon.connect() here as a worker of its own"
+            )
+
     def _check_open(self) -> None:
+        self._check_process()
         if not self._shut_down.alive:
             raise ShutDown("the exchange is closed: call poseidon.connect() for another one")
         self._client.wait(_NO_LAYER)
@@ -308,6 +322,7 @@ class Exchange:
     def _begin(self, jobs: _Jobs, start: Callable[..., None], sync: bool) -> Handle:
         """Calls `start(layer, *arrays)` for all keys, or, if one is busy, for none."""
         operation = object()
+        self._check_process()  # before the lock, which may have been held when the child was forked
         with self._lock:
             self._check_open()
             for key, _ in jobs:
@@ -329,12 +344,14 @@ class Exchange:
         return True
 
     def _done(self, keys: Sequence[_Key], operation: object) -> bool:
+        self._check_process()
         running = [key for key in keys if key.operation is operation]
         if running:
             self._client.wait(_NO_LAYER)
         return all(self._completed(key) for key in running)
 
     def _wait(self, keys: Sequence[_Key], operation: object) -> None:
+        self._check_process()
         failure: PoseidonError | None = None
         for key in keys:
             if key.operation is not operation:
@@ -348,6 +365,14 @@ class Exchange:
                     key.operation, key.arrays = None, ()
         if failure is not None:
             raise failure
+
+
+def _shut_down_in(process: int, client: Client) -> None:
+    if os.getpid() == process:
+        client.shutdown()
+    else:
+        # Its end waits for threads that a child does not have. So the child never frees it.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
 
 
 def _by_key(keys: Keys, arrays: Arrays, what: str) -> dict[str, Any]:

@@ -73,6 +73,52 @@ time.sleep(60)
 """
 
 
+FORKS = """
+import os, sys, time
+import numpy as np
+import poseidon
+from poseidon.errors import ShutDown
+
+def in_child(exchange, array, handle):
+    for call in (lambda: exchange.push_pull("a", array), exchange.barrier, exchange.close, handle.wait):
+        try:
+            call()
+        except ShutDown as error:
+            assert f"child of process {os.getppid()}" in str(error)
+        else:
+            os._exit(3)
+
+exchange, array = poseidon.connect(rank=0, world_size=1), np.ones(4, "float32")
+exchange.declare({"a": array})
+handle = exchange.push_pull("a", array)
+pid = os.fork()
+if pid == 0:
+    in_child(exchange, array, handle)
+    if sys.argv[1] == "with":
+        with exchange:
+            sys.exit(0)
+    if sys.argv[1] == "del":
+        del exchange, handle
+    sys.exit(0)
+deadline = time.monotonic() + 10
+while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+    time.sleep(0.02)
+if ended == (0, 0):
+    os.kill(pid, 9)
+exchange.push_pull("a", array)
+exchange.close()
+print(ended == (pid, 0), array[0])
+"""
+
+
+@pytest.mark.parametrize("how", ["exit", "with", "del"])
+def test_a_child_has_no_part_in_an_exchange_and_ends(how: str) -> None:
+    command = [sys.executable, "-c", FORKS, how]
+    environment = {**os.environ, "POSEIDON_FLIGHT_RECORD": "off"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=True)
+    assert ended.stdout == "True 1.0\n", ended.stderr
+
+
 def test_a_killed_launcher_leaves_no_children_and_no_folder(tmp_path: Path) -> None:
     script, pids, folders = tmp_path / "parent.py", tmp_path / "pids", tmp_path / "folders"
     script.write_text(PARENT)
