@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,12 @@ if TYPE_CHECKING:
 
 
 def tell_notices(client: Client) -> None:
-    """Warns of the client's notices that it has not told yet. Its waits call this, too."""
+    """Warns of the client's notices that it has not told yet. Its waits call this, too.
+
+    It raises nothing: where the program makes warnings errors, it prints them.
+    """
     for text in client.fresh_notices():
-        warnings.warn(text, stacklevel=2)
+        try:
+            warnings.warn(text, stacklevel=2)
+        except Warning:
+            print(f"poseidon: {text}", file=sys.stderr)

@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ import pytest
 import numpy_training
 import workers
 from poseidon.launch import free_port
+from poseidon.notices import tell_notices
 
 pytest.importorskip("poseidon._core", reason="the compiled core is not built")
 WORLD_SIZE = 2
@@ -65,3 +68,14 @@ def test_a_framework_without_pytorch_trains_and_goes_on_from_a_snapshot(scheme: 
             for value, wanted in zip(answer["values"], expected(steps), strict=True):
                 np.testing.assert_allclose(value, wanted, rtol=1e-12)
         assert answers[0]["values"] == answers[1]["values"]
+
+
+def test_notices_are_printed_where_warnings_are_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    client = cast(Any, SimpleNamespace(fresh_notices=lambda: ["rank 1 is silent", "rank 1 is heard again"]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tell_notices(client)
+    assert capsys.readouterr().err == "poseidon: rank 1 is silent\nposeidon: rank 1 is heard again\n"
+    with pytest.warns(UserWarning, match="rank 1 is") as told:
+        tell_notices(client)
+    assert [str(one.message) for one in told] == ["rank 1 is silent", "rank 1 is heard again"]
