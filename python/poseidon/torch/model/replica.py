@@ -88,7 +88,7 @@ class Replica(Unwatched, Parameters):
             _registered.append(register_optimizer_step_post_hook(_updated))
 
     def updated(self, optimizer: Optimizer) -> None:
-        """step() of some optimizer ends. Raises Mismatch if the ranks have differed."""
+        """Some optimizer has made a step. Raises Mismatch if the ranks have differed."""
         module = self._module()
         if module is None or not self._check.wants_update or self.paused() or not self._check.confirms():
             return
