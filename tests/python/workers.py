@@ -3,7 +3,8 @@
 `run(world_size, function, *args)` uses kept processes, since each costs an import of PyTorch; they
 belong to one job of that size and are moved to another when the next call wants a different one.
 A `Crew` does the same with another adapter's processes.
-`run_fresh` starts processes for one call, which may break them.
+`run_fresh` starts processes for one call, which may break them. A `Team` keeps processes for functions that join and
+leave jobs by themselves.
 """
 
 from __future__ import annotations
@@ -229,3 +230,43 @@ def run_fresh(world_size: int, function: Callable[..., Any], *args: Any, **envir
         return _answers(team, CASE_TIMEOUT_S, CASE_TIMEOUT_S)
     finally:
         _end_all(team, 10)
+
+
+class Team:
+    """Kept processes of PyTorch's adapter that run functions in no job. A function that breaks them gets new ones."""
+
+    def __init__(self, size: int, **environment: str) -> None:
+        self._size, self._environment = size, environment
+        self._workers: list[_Worker] = []
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Ends the processes at once. The next call starts new ones."""
+        _end_all(self._workers, 0)
+
+    def ask(self, timeout_s: float, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Runs `function(rank, *args)` in every process.
+
+        Returns each one's result, a Failure where it raised or ended, or None where it did not answer in time. New
+        processes answer the next call unless all of these are in order.
+        """
+        if not self._workers:
+            self._workers = [_Worker(self._environment) for _ in range(self._size)]
+        for rank, worker in enumerate(self._workers):
+            worker.pipe.send((0, {}, {}, function, (rank, *args)))
+        answers: list[Any] = [None] * self._size
+        missing = {worker.pipe: rank for rank, worker in enumerate(self._workers)}
+        deadline = time.monotonic() + timeout_s
+        while missing and (ready := wait(list(missing), timeout=max(0.0, deadline - time.monotonic()))):
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                rank = missing.pop(pipe)
+                try:
+                    answers[rank] = pipe.recv()
+                except (EOFError, ConnectionResetError):
+                    answers[rank] = Failure(ChildProcessError("the process ended"))
+        for rank in missing.values():
+            self._workers[rank].show_stacks()
+        if any(answer is None or isinstance(answer, Failure) for answer in answers):
+            self.close()
+        return answers

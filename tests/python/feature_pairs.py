@@ -1,0 +1,251 @@
+#!/usr/bin/env python3
+"""Trains a small job with every pair of features (features.py), and says what becomes of each.
+
+    python tests/python/feature_pairs.py                          # all pairs
+    python tests/python/feature_pairs.py --sample 0.1 --seed 3    # some of them
+    python tests/python/feature_pairs.py --only LocalSGD          # each feature with this one
+    python tests/python/feature_pairs.py --only join tls          # this pair, in detail
+
+Nobody is killed: with on_failure=rejoin and shrink a job trains in attempts, and nothing fails. The outcomes:
+
+    right                as close to one process as the features promise, and the same bits on all ranks
+    right, unseen        the same, but a scheme or wire format of the pair was nowhere in effect
+    refused early        InvalidArgument on all ranks, before the first step
+    refused late         the same in a step, or in the end
+    no such argument     there is no way to ask for both
+    refused by torch     one process cannot do it either
+    WRONG                no error, and the ranks differ, or the result is not the promised one
+    one rank             an error on some ranks that is not the others' error
+    hang                 no end within a limit, or an error that says that ranks waited
+    error                any other error on all ranks
+    crash                a process ended
+
+The exit status is 1 if a pair is WRONG, hangs, crashes, or has an error on one rank only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import features
+import workers
+from feature_models import SIZE
+from feature_training import Answer, init_options, train
+from poseidon import options
+from poseidon.launch import free_port
+from server_process import started_server
+
+LIMIT_S = 25.0  # of one job
+BAD = ("WRONG", "hang", "crash", "one rank")
+_EARLY = ("init", "torch's init", "wrap", "hook", "optimizer", "Recovery")
+_OTHERS_FAILED = ("Aborted", "PeerLost")  # kinds of errors that tell of another rank's
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job. `at`: when an error came."""
+
+    kind: str
+    at: str = ""
+    text: str = ""
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, [f"{self.kind}, at {self.at}" if self.at else self.kind, self.text]))
+
+
+class Pairs:
+    """Trains jobs in processes that stay up."""
+
+    def __init__(self) -> None:
+        self._cache = tempfile.TemporaryDirectory(prefix="cache-")  # of chunk sizes
+        self._team = workers.Team(
+            SIZE,
+            OMP_NUM_THREADS="1",
+            GLOO_SOCKET_IFNAME="lo",
+            CUDA_VISIBLE_DEVICES="",
+            XDG_CACHE_HOME=self._cache.name,
+        )
+
+    def train(self, names: Sequence[str], shows: bool = False) -> Outcome:
+        """Trains the job of these features; `shows` prints what every rank says."""
+        settings = features.combine(names)
+        assert settings is not None
+        with tempfile.TemporaryDirectory(prefix="pair-") as made:
+            folder = Path(made)
+            secret = folder / "secret"
+            secret.touch(mode=0o600)
+            secret.write_text("correct horse battery\n")
+            with _servers(settings, folder) as address:
+                answers = self._team.ask(LIMIT_S, train, free_port(), folder, address, names)
+            moments = [_text_of(folder / f"moment-{rank}") for rank in range(SIZE)]
+        for answer in answers:
+            if isinstance(answer, Answer):
+                answer.text = answer.text.replace(str(folder), "FOLDER").replace(folder.name, "JOB")
+        if settings.get("torch"):  # which cannot end its group without the process
+            self._team.close()
+        if shows:
+            for answer in answers:
+                print(json.dumps(asdict(answer), indent=1) if isinstance(answer, Answer) else answer)
+        if settings.get("part"):
+            del answers[1], moments[1]
+        return _outcome(names, answers, moments)
+
+
+def _text_of(file: Path) -> str:
+    return file.read_text() if file.exists() else "its start"
+
+
+@contextlib.contextmanager
+def _servers(settings: dict[str, Any], folder: Path) -> Iterator[str]:
+    """The address of a dedicated server, if the job has one, with the options that the workers have."""
+    if not settings.get("servers"):
+        yield ""
+        return
+    given = init_options(settings, 0, folder, "")
+    known = {name: value for name, value in given.items() if name in options.BY_NAME}
+    flags = [
+        text
+        for name, value in known.items()
+        if options.BY_NAME[name].on_server
+        for text in (options.BY_NAME[name].flag, str(value))
+    ]
+    with started_server("--interfaces", "127.0.0.1", *flags) as (_, start):
+        yield start["address"]
+
+
+def _outcome(names: Sequence[str], answers: Sequence[Any], moments: Sequence[str]) -> Outcome:
+    strange = [answer for answer in answers if isinstance(answer, workers.Failure)]
+    if strange:
+        kind = "crash" if any(answer.kind == "ChildProcessError" for answer in strange) else "error"
+        return Outcome(kind, ", ".join(sorted(set(moments))), _errors_of(answers))
+    if None in answers:
+        missing = {moment for answer, moment in zip(answers, moments, strict=True) if answer is None}
+        return Outcome("hang", ", ".join(sorted(missing)), _errors_of(answers))
+    failed = [answer for answer in answers if answer.kind]
+    if not failed:
+        return _judged(names, answers)
+    first = next((one for one in failed if one.kind not in _OTHERS_FAILED), failed[0])
+    if any(one.kind == "PoseidonTimeout" or "wait for each other" in one.text for one in failed):
+        return Outcome("hang", first.at, _errors_of(answers))
+    if len({(answer.kind, answer.at) for answer in answers}) > 1:
+        return Outcome("one rank", first.at, _errors_of(answers))
+    if first.kind == "TypeError" and "unexpected keyword" in first.text:
+        return Outcome("no such argument", first.at, first.text)
+    if not first.is_own and answers[0].one_process:
+        return Outcome("refused by torch", first.at, first.text)
+    if first.kind in ("InvalidArgument", "PoseidonError"):
+        return Outcome("refused early" if first.at in _EARLY else "refused late", first.at, first.text)
+    return Outcome("error", first.at, f"{first.kind}: {first.text}")
+
+
+def _errors_of(answers: Sequence[Any]) -> str:
+    parts = []
+    for answer in answers:
+        if isinstance(answer, Answer):
+            error = f"at {answer.at}: {answer.kind}: {answer.text}" if answer.kind else "no error"
+            parts.append(f"rank {answer.rank} {error}")
+        else:
+            parts.append("no answer" if answer is None else repr(answer))
+    return "; ".join(parts)
+
+
+def _judged(names: Sequence[str], answers: Sequence[Answer]) -> Outcome:
+    """A job without errors."""
+    first, limit = answers[0], features.limit(names)
+    if len({answer.digest for answer in answers}) > 1:
+        return Outcome("WRONG", text="the ranks have different parameters")
+    if first.one_process:
+        return Outcome("WRONG", text=f"one process fails: {first.one_process}")
+    way = f"off by {first.distance:.2g} of the way, cosine {first.cosine:.2f}, length {first.ratio:.2f}"
+    near = first.cosine > 0.8 and 0.5 < first.ratio < 2.2
+    if not (near if limit >= features.NEAR else first.distance <= limit):
+        return Outcome("WRONG", text=way)
+    if first.unseen:
+        return Outcome("right, unseen", text=", ".join(first.unseen))
+    return Outcome("right")
+
+
+def all_jobs() -> list[tuple[str, ...]]:
+    """Every feature alone, and every pair that can be asked for."""
+    names = [feature.name for feature in features.FEATURES]
+    jobs = [*((name,) for name in names), *itertools.combinations(names, 2)]
+    return [job for job in jobs if features.combine(job) is not None]
+
+
+def _chosen(given: argparse.Namespace) -> list[tuple[str, ...]]:
+    jobs = all_jobs()
+    if len(given.only) == 1:
+        jobs = [job for job in jobs if given.only[0] in job]
+    elif given.only:
+        jobs = [tuple(given.only)]
+    if given.alone:
+        jobs = [job for job in jobs if len(job) == 1]
+    return random.Random(given.seed).sample(jobs, round(given.sample * len(jobs)))
+
+
+def _table(found: dict[str, str]) -> str:
+    kinds = Counter(_kind_of(text) for text in found.values())
+    lines = [f"{count:5} {kind}" for kind, count in kinds.most_common()]
+    for kind in kinds:
+        if kind != "right":
+            lines += ["", f"{kind}:"]
+            lines += [f"  {name}{text.removeprefix(kind)}" for name, text in found.items() if _kind_of(text) == kind]
+    return "\n".join(lines)
+
+
+def _kind_of(text: str) -> str:
+    kind = text.split(": ")[0]
+    return kind if kind == "right, unseen" else kind.split(",")[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", default=[], choices=features.BY_NAME, metavar="FEATURE")
+    parser.add_argument("--alone", action="store_true", help="each feature without another one")
+    parser.add_argument("--sample", type=float, default=1.0, help="the part of the jobs")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no job after so many")
+    parser.add_argument("--known", action="store_true", help="leave out jobs whose outcome the file has")
+    parser.add_argument("--json", type=Path, help="write the outcomes there, beside those that it has")
+    given = parser.parse_args()
+    jobs, since, pairs = _chosen(given), time.monotonic(), Pairs()
+    before = json.loads(given.json.read_text()) if given.json and given.json.exists() else {}
+    if given.known:
+        jobs = [job for job in jobs if " + ".join(job) not in before]
+    found: dict[str, str] = {}
+    for number, job in enumerate(jobs, 1):
+        if time.monotonic() - since > given.seconds:
+            break
+        began = time.monotonic()
+        outcome = pairs.train(job, shows=len(given.only) > 1)
+        found[" + ".join(job)] = str(outcome)
+        if outcome.kind not in ("right", "right, unseen"):
+            print(
+                f"{number} of {len(jobs)}, {time.monotonic() - began:.1f} s: {' + '.join(job)}: {outcome}", flush=True
+            )
+        if given.json and (number % 20 == 0 or number == len(jobs)):
+            given.json.write_text(json.dumps(before | found, indent=1) + "\n")
+    if given.json:
+        given.json.write_text(json.dumps(dict(sorted((before | found).items())), indent=1) + "\n")
+    print(_table(found))
+    print(f"{len(found)} jobs, {time.monotonic() - since:.0f} s")
+    sys.exit(any(_kind_of(text) in BAD for text in found.values()))
+
+
+if __name__ == "__main__":
+    main()

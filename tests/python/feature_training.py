@@ -1,0 +1,332 @@
+"""One small training job that has some features (features.py), on one rank of several.
+
+`train` makes it, and says what became of it: an error with the moment at which it came, or the parameters
+beside those of one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+import features
+import poseidon.torch as poseidon
+from feature_models import EVERY, SIZE, Settings, Training, compared, has_batch, make_optimizer, reference, row_count
+from feature_models import step_count as steps_of
+from poseidon.errors import PoseidonError
+from poseidon.torch.process.context import memberships
+from torch_cases import digest
+
+TIMEOUT_S = 8.0  # of the job
+_PATIENCE_S = 4.0  # in which the other ranks meet an error of their own, before they hear of this one's
+_PART = (0, 2)
+_SLOW, _PAUSE_FROM, _PAUSE_S = 2, 12, 0.04
+
+
+@dataclass
+class Answer:
+    """What a rank says of a job. `kind`: of its error; "" if there was none."""
+
+    rank: int
+    at: str = ""  # the moment of the error
+    kind: str = ""
+    text: str = ""
+    trace: str = ""
+    is_own: bool = False  # the error is one of Poseidon's
+    digest: str = ""
+    distance: float = 0.0  # to the parameters of one process, as a part of the way that these have gone
+    cosine: float = 1.0  # of the two ways
+    ratio: float = 1.0  # of their lengths
+    one_process: str = ""  # the error that one process has
+    unseen: list[str] = field(default_factory=list)  # features that were not in effect
+
+
+class Moment:
+    """Where a rank is: written to a file, since it may never answer."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._file = folder / f"moment-{rank}"
+        self.name = ""
+
+    def __call__(self, name: str) -> None:
+        self.name = name
+        self._file.write_text(name)
+
+
+def train(rank: int, port: int, folder: Path, servers: str, names: Sequence[str]) -> Answer:
+    """Trains the job of these features as one rank, and leaves it."""
+    settings = features.combine(names)
+    assert settings is not None
+    answer, moment = Answer(rank), Moment(folder, rank)
+    mine: list[Mine] = []
+    try:
+        _begin(settings, rank, port, folder, servers, moment)
+        if settings.get("part") and rank not in _PART:
+            _wait_for(folder, _PART, 3 * _PATIENCE_S)
+        else:
+            mine = _train(settings, rank, port, folder, servers, moment)
+        moment("end")
+        answer.unseen = [name for name in names if mine and not _is_seen(features.BY_NAME[name].sets, mine)]
+        answer.digest = digest(tensor for one in mine for tensor in compared(settings, one.module))
+    except Exception as error:
+        _note(answer, error, moment.name)
+    (folder / f"done-{rank}").touch()
+    _leave(settings, answer, moment, folder)
+    if rank == 0:
+        _compare(settings, answer, mine)
+    return answer
+
+
+def _note(answer: Answer, error: Exception, at: str) -> None:
+    answer.at, answer.kind, answer.text = at, type(error).__name__, str(error)
+    answer.trace, answer.is_own = traceback.format_exc()[-1500:], isinstance(error, PoseidonError)
+
+
+def _leave(settings: Settings, answer: Answer, moment: Moment, folder: Path) -> None:
+    if answer.kind:
+        _wait_for(folder, _PART if settings.get("part") else range(SIZE), _PATIENCE_S)
+        for here in memberships():
+            with contextlib.suppress(PoseidonError):
+                here.abort(RuntimeError(answer.text))
+    moment("shutdown")
+    try:
+        poseidon.shutdown()
+    except Exception as error:
+        if not answer.kind:
+            _note(answer, error, moment.name)
+    moment("left")
+
+
+def _wait_for(folder: Path, ranks: Sequence[int], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not all((folder / f"done-{rank}").exists() for rank in ranks):
+        time.sleep(0.02)
+
+
+def _compare(settings: Settings, answer: Answer, mine: Sequence[Mine]) -> None:
+    """With one process, also where it was an error."""
+    try:
+        alone = [reference(settings, number, features.averages(settings)) for number in range(_models(settings))]
+    except Exception as error:
+        answer.one_process = f"{type(error).__name__}: {error}"
+        return
+    if answer.kind:
+        return
+    ways = []
+    for one, other in zip(mine, alone, strict=True):
+        got, wanted = (list(compared(settings, training.module)) for training in (one, other))
+        start = [*other.start, *(torch.zeros_like(buffer) for buffer in got[len(other.start) :])]
+        ways += [
+            (a.detach().double() - c.double(), b.detach().double() - c.double())
+            for a, b, c in zip(got, wanted, start, strict=True)
+        ]
+    whole = torch.cat([way.flatten() for _, way in ways])
+    own = torch.cat([way.flatten() for way, _ in ways])
+    least = 0.05 * whole.norm()
+    answer.distance = max(float((a - b).norm() / max(b.norm(), least)) for a, b in ways)
+    answer.cosine = float(whole @ own / (whole.norm() * own.norm()))
+    answer.ratio = float(own.norm() / whole.norm())
+
+
+def _is_seen(sets: Settings, mine: Sequence[Mine]) -> bool:
+    """Whether the schemes and wire formats of a feature are those of some layer in the last step."""
+    schemes, wires = set(), set()
+    for one in mine:
+        if isinstance(one.model, poseidon.DistributedDataParallel):
+            schemes |= {layer.scheme for layer in one.model.synchronization_stats()}
+            wires |= {entry.wire for entry in one.model.synced_parameters}
+        else:
+            wires |= {entry.wire for entry in one.optimizers[0]._found}
+    return set(sets.get("scheme", ())) <= schemes and set(sets.get("wire", ())) <= wires
+
+
+# One rank's part.
+
+
+class Mine(Training):
+    """One model's training in the job, as one rank."""
+
+    def __init__(self, settings: Settings, number: int, rank: int, group: Any, moment: Moment) -> None:
+        super().__init__(settings, number)
+        self._rank = rank
+        options = _with_prefix(settings, "wrap.")
+        for what in ("scheme", "wire"):
+            if len(settings.get(what, ())) == 2:
+                options[what] = dict(zip(("first", "*"), settings[what], strict=True))
+        hooks = settings.get("hooks", ())
+        trainers = settings.get("trainer", ())
+        if settings.get("compiled"):
+            self.model = torch.compile(self.module, backend="eager")
+        asks = options, hooks, len(trainers) > 1, settings.get("join"), group  # for what a wrapper has
+        self.wraps = not features.averages(settings) or any(asks)
+        if self.wraps:
+            moment("wrap")
+            self.model = poseidon.DistributedDataParallel(self.model, process_group=group, **options)
+        self.add_hooks()
+        moment("hook")
+        for hook in hooks:
+            self.model.register_comm_hook(*_hook(hook, group))
+        moment("optimizer")
+        self.change_optimizer()
+
+    def change_optimizer(self) -> None:
+        settings, params = self.settings, list(self.module.parameters())
+        for former in self.optimizers:
+            if isinstance(former, poseidon.LocalSGD):
+                former.average()
+        trainers, own = settings.get("trainer", ()), _with_prefix(self.settings, "own.")
+        if trainers == ("worker", "server"):
+            head = list(self.module.last.parameters())
+            rest = [param for param in params if all(param is not one for one in head)]
+            self.optimizers = [
+                poseidon.DistributedOptimizer(make_optimizer(settings, part), self.model, update=update)
+                for part, update in ((rest, "worker"), (head, "server"))
+            ]
+            return
+        optimizer = make_optimizer(settings, params)
+        for trainer in sorted(trainers, key=lambda trainer: trainer in ("local", "outer", "streaming")):
+            if trainer in ("worker", "server"):
+                optimizer = poseidon.DistributedOptimizer(optimizer, self.model, update=trainer, **own)
+            else:
+                more = {"outer": poseidon.OuterNesterov()} if trainer == "outer" else {}
+                more |= {"fragments": 2, "overlap_steps": 1} if trainer == "streaming" else {}
+                optimizer = poseidon.LocalSGD(self.model, optimizer, EVERY, **more, **own)
+        self.optimizers = [optimizer]
+
+    def without_exchange(self) -> AbstractContextManager[Any]:
+        return self.model.no_sync() if self.wraps else nullcontext()  # type: ignore[no-any-return]
+
+    def gradients(self, step: int) -> float:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        return self.backward(step, self._rank)
+
+    def prepare(self, step: int) -> None:
+        super().prepare(step)
+        if self.settings.get("weights"):
+            rows = row_count(self.settings, self._rank)
+            if self.wraps:
+                self.model.set_weight(rows)
+            elif self.optimizers[0].steps_alone == 0:
+                self.optimizers[0].set_weight(rows)
+
+    def finish(self) -> None:
+        """Makes all replicas what they are in the end."""
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, poseidon.LocalSGD):
+                optimizer.average()
+            elif isinstance(optimizer, poseidon.DistributedOptimizer):
+                optimizer.synchronize()
+                optimizer.pull_parameters()
+        self.model.eval()
+        with torch.no_grad():
+            self.model(*self.batch(0, 0, self._rank)[:-1])  # takes rank 0's buffers
+
+
+def _hook(kind: str, group: Any) -> tuple[Any, Callable[..., Any]]:
+    """The state and the communication hook."""
+    if kind == "powersgd":
+        return PowerSGDState(group, matrix_approximation_rank=12, start_powerSGD_iter=2), powerSGD_hook
+    hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook, "own": _mean_hook}
+    return group, hooks[kind]
+
+
+def _mean_hook(group: Any, bucket: Any) -> Any:
+    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+    return work.get_future().then(lambda future: future.value()[0] / dist.get_world_size(group))
+
+
+def _with_prefix(settings: Settings, prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
+
+
+def init_options(settings: Settings, rank: int, folder: Path, servers: str) -> dict[str, Any]:
+    """The options of poseidon.init, without the rank's place."""
+    options = {"timeout": TIMEOUT_S, "small_bytes": 256, "flight_record": "off", "job": folder.name}
+    options |= _with_prefix(settings, "init.")
+    options |= {name: letters[rank] for name, letters in _with_prefix(settings, "by_rank.").items()}
+    for what in ("scheme", "wire"):
+        if len(settings.get(what, ())) == 1:
+            options[what] = settings[what][0]
+    if "checkpoint_every" in options:
+        options["checkpoint_dir"] = str(folder / "checkpoints")
+    if settings.get("secret"):
+        options["secret_file"] = str(folder / "secret")
+    return options | ({"servers": servers} if servers else {})
+
+
+def _begin(settings: Settings, rank: int, port: int, folder: Path, servers: str, moment: Moment) -> None:
+    moment("init")
+    place = {"rank": rank, "world_size": SIZE, "local_rank": rank, "local_world_size": SIZE}
+    place |= {"master_addr": "127.0.0.1", "master_port": port}
+    poseidon.init(**place, **init_options(settings, rank, folder, servers))
+    if settings.get("torch") and not dist.is_initialized():
+        moment("torch's init")
+        store = dist.FileStore(str(folder / "store"), SIZE)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=SIZE)
+
+
+def _models(settings: Settings) -> int:
+    return int(settings.get("models", 1))
+
+
+def _train(settings: Settings, rank: int, port: int, folder: Path, servers: str, moment: Moment) -> list[Mine]:
+    torch.compiler.reset() if settings.get("compiled") else None
+    group = dist.new_group(_PART, use_local_synchronization=True) if settings.get("part") else None
+    mine = [Mine(settings, number, rank, group, moment) for number in range(_models(settings))]
+    if settings.get("own.resume"):
+        _loop(settings, mine, rank, folder, moment, stop=steps_of(settings) // 2)
+        moment("shutdown before resume")
+        poseidon.shutdown()
+        _begin(settings, rank, port, folder, servers, moment)
+        mine = [Mine(settings, number, rank, group, moment) for number in range(_models(settings))]
+    _loop(settings, mine, rank, folder, moment, stop=steps_of(settings))
+    for one in mine:
+        one.finish()
+    return mine
+
+
+def _loop(settings: Settings, mine: Sequence[Mine], rank: int, folder: Path, moment: Moment, stop: int) -> None:
+    start = max(getattr(optimizer, "resumed_version", 0) for one in mine for optimizer in one.optimizers)
+    with ExitStack() as joined:
+        if settings.get("join"):
+            for one in mine:
+                joined.enter_context(one.model.join())
+        for step in _steps(settings, mine, folder, moment, start, stop):
+            if not has_batch(settings, step, rank):
+                break
+            moment(f"step {step}")
+            if settings.get("init.stragglers") == "drop" and rank == _SLOW and step >= _PAUSE_FROM:
+                time.sleep(_PAUSE_S)
+            for one in mine:
+                one.step(step)
+        moment("after the last step")
+
+
+def _steps(
+    settings: Settings, mine: Sequence[Mine], folder: Path, moment: Moment, start: int, stop: int
+) -> Iterator[int]:
+    """The numbers of the steps; with on_failure in attempts of a Recovery, which see no error of the loop."""
+    if settings.get("init.on_failure", "abort") == "abort":
+        yield from range(start, stop)
+        return
+    moment("Recovery")
+    objects = [one.model for one in mine if one.wraps]
+    objects += [optimizer for one in mine for optimizer in one.optimizers]
+    objects += [one.scaler for one in mine if one.scaler is not None]
+    directory = folder / "states" if features.averages(settings) else None
+    recovery = poseidon.Recovery(*objects, directory=directory)
+    while recovery.until(stop):
+        with recovery.attempt():
+            yield recovery.step
