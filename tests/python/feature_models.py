@@ -23,7 +23,12 @@ Settings = Mapping[str, Any]
 
 def step_count(settings: Settings) -> int:
     """How many steps the job makes. Servers drop nobody in the first ten."""
-    return 16 if settings.get("init.stragglers") == "drop" else 6
+    return 16 if drops(settings) else 6
+
+
+def drops(settings: Settings) -> bool:
+    """Whether the steps end without a rank that is late."""
+    return settings.get("init.stragglers") == "drop" and not settings.get("in time")
 
 
 def has_batch(settings: Settings, step: int, rank: int) -> bool:
@@ -190,6 +195,7 @@ class Alone(Training):
     def __init__(self, settings: Settings, number: int, ranks: Sequence[int]) -> None:
         super().__init__(settings, number)
         self.ranks = ranks
+        self._norm: torch.Tensor | None = None  # of the gradients of the step before
         self.add_hooks()
         self.change_optimizer()
 
@@ -199,8 +205,17 @@ class Alone(Training):
 
     def clip(self) -> None:
         super().clip()
-        if "own.max_norm" in self.settings:
-            torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.settings["own.max_norm"])
+        if "own.max_norm" not in self.settings:
+            return
+        params = [param for param in self.module.parameters() if param.grad is not None]
+        norm = torch.nn.utils.get_total_norm([param.grad for param in params])
+        used = norm if self._norm is None or self.settings["own.clip"] == "gathered" else self._norm
+        torch.nn.utils.clip_grads_with_norm_(params, self.settings["own.max_norm"], used)
+        self._norm = norm
+
+    def change_optimizer(self) -> None:
+        super().change_optimizer()
+        self._norm = None
 
     def gradients(self, step: int) -> float:
         buffers = [buffer.clone() for buffer in self.module.buffers()]
@@ -237,20 +252,35 @@ class Averaged:
         self.settings = settings
         self.ranks = [Alone(settings, number, [rank]) for rank in ranks]
         self.module, self.start = self.ranks[0].module, self.ranks[0].start
+        self._begin()
+
+    def _begin(self) -> None:
+        self._held = [nn.Parameter(param.detach().clone()) for param in self.module.parameters()]
+        self._outer: torch.optim.Optimizer | None = None
+        if self.settings["trainer"] == ("outer",):
+            self._outer = torch.optim.SGD(self._held, lr=0.7, momentum=0.9, nesterov=True)
 
     @torch.no_grad()
     def step(self, step: int) -> None:
+        if self.settings.get("second") and step == CHANGES_AT:
+            self._begin()
         with torch.enable_grad():
             for one in self.ranks:
                 one.step(step)
         if (step + 1) % EVERY:
             return
         weights = [row_count(self.settings, rank) for one in self.ranks for rank in one.ranks]
-        for params in zip(*(one.module.parameters() for one in self.ranks), strict=True):
+        for held, *params in zip(self._held, *(one.module.parameters() for one in self.ranks), strict=True):
             pairs = zip(params, weights, strict=True)
             mean = sum(param.double() * weight for param, weight in pairs) / sum(weights)
+            held.grad = (held - mean).to(held.dtype)
+        if self._outer is not None:
+            self._outer.step()
+        for held, *params in zip(self._held, *(one.module.parameters() for one in self.ranks), strict=True):
+            if self._outer is None:
+                held.sub_(held.grad)
             for param in params:
-                param.copy_(mean)
+                param.copy_(held)
         for buffers in zip(*(one.module.buffers() for one in self.ranks), strict=True):
             for buffer in buffers[1:]:
                 buffer.copy_(buffers[0])

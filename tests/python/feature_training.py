@@ -22,7 +22,18 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 import features
 import poseidon.torch as poseidon
-from feature_models import EVERY, SIZE, Settings, Training, compared, has_batch, make_optimizer, reference, row_count
+from feature_models import (
+    EVERY,
+    SIZE,
+    Settings,
+    Training,
+    compared,
+    drops,
+    has_batch,
+    make_optimizer,
+    reference,
+    row_count,
+)
 from feature_models import step_count as steps_of
 from poseidon.errors import PoseidonError
 from poseidon.torch.process.context import memberships
@@ -145,7 +156,8 @@ def _is_seen(sets: Settings, mine: Sequence[Mine]) -> bool:
     for one in mine:
         if isinstance(one.model, poseidon.DistributedDataParallel):
             schemes |= {layer.scheme for layer in one.model.synchronization_stats()}
-            wires |= {entry.wire for entry in one.model.synced_parameters}
+            hooked = one.model.synchronizer is not None and one.model.synchronizer.hooked is not None
+            wires |= set() if hooked else {entry.wire for entry in one.model.synced_parameters}
         else:
             wires |= {entry.wire for entry in one.optimizers[0]._found}
     return set(sets.get("scheme", ())) <= schemes and set(sets.get("wire", ())) <= wires
@@ -190,7 +202,7 @@ class Mine(Training):
             head = list(self.module.last.parameters())
             rest = [param for param in params if all(param is not one for one in head)]
             self.optimizers = [
-                poseidon.DistributedOptimizer(make_optimizer(settings, part), self.model, update=update)
+                poseidon.DistributedOptimizer(make_optimizer(settings, part), self.model, update=update, **own)
                 for part, update in ((rest, "worker"), (head, "server"))
             ]
             return
@@ -301,13 +313,14 @@ def _loop(settings: Settings, mine: Sequence[Mine], rank: int, folder: Path, mom
     start = max(getattr(optimizer, "resumed_version", 0) for one in mine for optimizer in one.optimizers)
     with ExitStack() as joined:
         if settings.get("join"):
+            moment("join")
             for one in mine:
                 joined.enter_context(one.model.join())
         for step in _steps(settings, mine, folder, moment, start, stop):
             if not has_batch(settings, step, rank):
                 break
             moment(f"step {step}")
-            if settings.get("init.stragglers") == "drop" and rank == _SLOW and step >= _PAUSE_FROM:
+            if drops(settings) and rank == _SLOW and step >= _PAUSE_FROM:
                 time.sleep(_PAUSE_S)
             for one in mine:
                 one.step(step)

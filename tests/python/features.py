@@ -6,11 +6,12 @@ pair of features does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-EXACT = 1e-4  # of the way that parameters go: sums are made in another order than in one process
+EXACT = 3e-4  # of the way that parameters go: sums are made in another order than in one process
 NEAR = 2.0  # parameters go about where they go in one process, and no more is promised
 
 _LISTS = ("scheme", "wire", "hooks", "trainer")  # settings of which a job may have several values
@@ -23,12 +24,14 @@ class Feature:
 
     `sets`: its settings. `along`: settings without which it has no meaning, unless the other feature has its own.
     `limit`: how far the result may be from that of one process, as a part of the way that the parameters have gone.
+    `amplifies`: small differences become larger, so that with another feature that is only near the result may be far.
     """
 
     name: str
     sets: Mapping[str, Any]
     along: Mapping[str, Any] = field(default_factory=dict)
     limit: float = 0.0
+    amplifies: bool = False
 
 
 WORKER, SERVER = {"trainer": ("worker",)}, {"trainer": ("server",)}
@@ -36,6 +39,7 @@ WORKER, SERVER = {"trainer": ("worker",)}, {"trainer": ("server",)}
 # fmt: off
 FEATURES = (
     Feature("stragglers=drop", {"init.stragglers": "drop"}, limit=NEAR),
+    Feature("stragglers=drop in time", {"init.stragglers": "drop", "in time": True}),
     Feature("consistency=ssp", {"init.consistency": "ssp"}, SERVER, NEAR),
     Feature("consistency=async", {"init.consistency": "async"}, SERVER, NEAR),
     Feature("on_failure=rejoin", {"init.on_failure": "rejoin"}),
@@ -44,13 +48,13 @@ FEATURES = (
     Feature("update=worker", WORKER),
     Feature("update=server", SERVER),
     Feature("LocalSGD", {"trainer": ("local",)}),
-    Feature("LocalSGD outer", {"trainer": ("outer",)}, limit=NEAR),
+    Feature("LocalSGD outer", {"trainer": ("outer",)}),
     Feature("LocalSGD streaming", {"trainer": ("streaming",)}, limit=NEAR),
     Feature("second DistributedOptimizer", {"second": True}, WORKER),
     Feature("checkpoint_dir resume", {"init.checkpoint_every": 1, "own.resume": True}, SERVER),
     Feature("aggregator=median", {"own.aggregator": "median"}, SERVER),
     Feature("AdamW", {"optimizer": "adamw"}),
-    Feature("LBFGS", {"optimizer": "lbfgs", "closure": True}, limit=0.02),
+    Feature("LBFGS", {"optimizer": "lbfgs", "closure": True}, limit=0.02, amplifies=True),
     # What the loop does.
     Feature("join", {"join": True}),
     Feature("set_weight", {"weights": True}),
@@ -58,7 +62,7 @@ FEATURES = (
     Feature("closure", {"closure": True}),
     Feature("clip_grad_norm", {"clips": True}),
     Feature("clip=gathered", {"own.max_norm": 0.3, "own.clip": "gathered"}, WORKER),
-    Feature("clip=previous", {"own.max_norm": 0.3, "own.clip": "previous"}, WORKER, NEAR),
+    Feature("clip=previous", {"own.max_norm": 0.3, "own.clip": "previous"}, WORKER),
     Feature("GradScaler", {"scaler": True}),
     Feature("autocast", {"autocast": True}, limit=0.02),
     Feature("tensor hook", {"tensor hook": True}),
@@ -79,7 +83,7 @@ FEATURES = (
     # Communication hooks.
     Feature("fp16_compress_hook", {"hooks": ("fp16",)}, limit=0.005),
     Feature("bf16_compress_hook", {"hooks": ("bf16",)}, limit=0.02),
-    Feature("powerSGD_hook", {"hooks": ("powersgd",)}),
+    Feature("powerSGD_hook", {"hooks": ("powersgd",)}, limit=0.02),
     Feature("own comm hook", {"hooks": ("own",), "torch": True}),
     # How gradients travel. With these numbers topk and powersgd are exact for the job's gradients.
     Feature("scheme=ps", {"scheme": ("ps",)}),
@@ -88,15 +92,15 @@ FEATURES = (
     Feature("scheme=project_adam", {"scheme": ("project_adam",)}),
     Feature("scheme=topk", {"scheme": ("topk",)}, {"init.topk_fraction": 1.0}),
     Feature("scheme=onebit", {"scheme": ("onebit",)}, limit=NEAR),
-    Feature("scheme=powersgd", {"scheme": ("powersgd",), "init.powersgd_rank": 12}),
+    Feature("scheme=powersgd", {"scheme": ("powersgd",), "init.powersgd_rank": 12}, limit=0.02),
     Feature("lossy=topk", {"init.lossy": "topk"}, {"init.topk_fraction": 0.1}, NEAR),
-    Feature("lossy=powersgd", {"init.lossy": "powersgd", "init.powersgd_rank": 12}),
+    Feature("lossy=powersgd", {"init.lossy": "powersgd", "init.powersgd_rank": 12}, limit=0.02),
     Feature("lossy=bf16", {"init.lossy": "bf16"}, limit=0.02),
     Feature("wire=bf16", {"wire": ("bf16",)}, limit=0.02),
     Feature("wire=fp16", {"wire": ("fp16",)}, limit=0.005),
     Feature("wire=int8", {"wire": ("int8",)}, limit=0.05),
     Feature("error_feedback", {"init.error_feedback": "on"}, {"wire": ("int8",), "scheme": ("ps",)}, 0.05),
-    Feature("parameter_wire=bf16", {"init.parameter_wire": "bf16"}, SERVER, 0.02),
+    Feature("parameter_wire=bf16", {"init.parameter_wire": "bf16"}, SERVER, 0.1),
     Feature("factor_wire=bf16", {"init.factor_wire": "bf16"}, {"scheme": ("sfb",)}, 0.02),
     Feature("revise=off", {"init.revise": "off"}),
     Feature("replica_check=1", {"init.replica_check": 1}),
@@ -111,7 +115,7 @@ FEATURES = (
     Feature("tls", {"init.tls": "on", "secret": True}),
     Feature("chunk_bytes=auto", {"init.chunk_bytes": "auto"}),
     Feature("several cores", {"init.server_cores": 2, "init.worker_cores": 1, "init.flows": 2}),
-    Feature("assignment=worker", {"init.assignment": "worker"}),
+    Feature("assignment=worker", {"init.assignment": "worker"}, {"init.server_cores": 2}),
     Feature("reduce_order=arrival", {"init.reduce_order": "arrival"}),
 )
 # fmt: on
@@ -139,7 +143,11 @@ def combine(names: Iterable[str]) -> dict[str, Any] | None:
 
 def limit(names: Iterable[str]) -> float:
     """How far the result of a job with these features may be from that of one process."""
-    return EXACT + sum(BY_NAME[name].limit for name in names)
+    chosen = [BY_NAME[name] for name in names]
+    total = EXACT + sum(feature.limit for feature in chosen)
+    if any(feature.amplifies for feature in chosen):
+        return math.inf if total >= NEAR else 3 * total
+    return total
 
 
 def averages(settings: Mapping[str, Any]) -> bool:
