@@ -124,7 +124,8 @@ def _needs_none(one: Message) -> list[str]:
 
 
 def test_a_message_of_the_core_says_what_to_do() -> None:
-    silent = [one for one in CORE if CORE_REMEDY.search(one.text) is None and not _needs_none(one)]
+    told = [one for one in CORE if CORE_REMEDY.search(one.text) or one.text.endswith("; {}")]  # a text by name
+    silent = [one for one in CORE if one not in told and not _needs_none(one)]
     assert not silent, "without a remedy: say what to do, or find its place in CORE_WITHOUT_REMEDY"
 
 

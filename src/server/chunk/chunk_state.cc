@@ -85,9 +85,8 @@ Status ChunkState::fits(const wire::Contribution& push, std::size_t size_bytes) 
     return refused_push(push, "its dtype, divisor or kind differs from rank " + std::to_string(shape_.rank) +
                                   "'s; give the layer the same on all ranks");
   if (push.rule_digest != shape_.rule_digest)
-    return refused_push(
-        push, "it has set another update rule than rank " + std::to_string(shape_.rank) + "; " + wire::kSetSameRule,
-        ErrorCode::mismatch);
+    return {ErrorCode::mismatch, "rank " + std::to_string(push.rank) + " has set another update rule than rank " +
+                                     std::to_string(shape_.rank) + "; " + wire::kSetSameRule};
   const bool present = !push.absent;
   if (present && dense_bytes_ && size_bytes != *dense_bytes_) return refused_size(push, size_bytes, *dense_bytes_);
   if (push.rows != shape_.rows || push.cols != shape_.cols)

@@ -9,10 +9,9 @@
 
 namespace poseidon {
 
-inline Status refused_push(const wire::Contribution& push, const std::string& why,
-                           ErrorCode code = ErrorCode::refused) {
-  return {code, "the server refuses the push of rank " + std::to_string(push.rank) + " in step " +
-                    std::to_string(push.step) + ": " + why};
+inline Status refused_push(const wire::Contribution& push, const std::string& why) {
+  return {ErrorCode::refused, "the server refuses the push of rank " + std::to_string(push.rank) + " in step " +
+                                  std::to_string(push.step) + ": " + why};
 }
 
 /// `size_bytes` is the size of the dense array for which the push stands.
