@@ -196,7 +196,8 @@ class Client {
   /// Sets how the servers update the layer from the next push on. Every rank sets the same rule. If they do not, the
   /// step ends with ErrorCode::mismatch, except with consistency ssp and async. A rule of another kind than that of the
   /// last update begins with states of zeros and an update count of 0.
-  virtual Status set_rule(std::uint32_t layer, const UpdateRule& rule) = 0;
+  /// `compared`: the servers compare the ranks' rules. Leave it out where the caller compares them and says more.
+  virtual Status set_rule(std::uint32_t layer, const UpdateRule& rule, bool compared = true) = 0;
 
   /// The same as `start`, with factors instead of a dense gradient. `destination` receives the product of all workers'
   /// factors; with `accumulate` the product is added to what `destination` holds. If `destination` is empty, the parts

@@ -103,7 +103,9 @@ class PyClient {
     start_holding(layer, {std::move(destination)}, [&] { return client_->restore(layer, place, version_limit); });
   }
 
-  void set_rule(std::uint32_t layer, const UpdateRule& rule) { raise_if_failed(client_->set_rule(layer, rule)); }
+  void set_rule(std::uint32_t layer, const UpdateRule& rule, bool compared) {
+    raise_if_failed(client_->set_rule(layer, rule, compared));
+  }
 
   std::size_t choose_chunk_bytes(std::size_t known) {
     auto chosen = call_blocking(
@@ -403,7 +405,7 @@ void bind_client(nb::module_& module) {
            nb::arg("update_count") = 0)
       .def("restore", &PyClient::restore, nb::arg("layer"), nb::arg("destination").noconvert(),
            nb::arg("version_limit") = 0)
-      .def("set_rule", &PyClient::set_rule, nb::arg("layer"), nb::arg("rule"))
+      .def("set_rule", &PyClient::set_rule, nb::arg("layer"), nb::arg("rule"), nb::arg("compared") = true)
       .def("choose_chunk_bytes", &PyClient::choose_chunk_bytes, nb::arg("known") = 0)
       .def("start_absent", &PyClient::start_absent, nb::arg("layer"), nb::arg("array").noconvert(), nb::arg("divisor"),
            nb::arg("counts") = true)

@@ -207,7 +207,9 @@ Status ClientImpl::restore(std::uint32_t layer, std::span<std::byte> destination
   return steps_.submit(layer, Restore{destination, version_limit});
 }
 
-Status ClientImpl::set_rule(std::uint32_t layer, const UpdateRule& rule) { return steps_.set_rule(layer, rule); }
+Status ClientImpl::set_rule(std::uint32_t layer, const UpdateRule& rule, bool compared) {
+  return steps_.set_rule(layer, rule, compared);
+}
 
 Scheme ClientImpl::next_scheme(std::uint32_t layer) const { return steps_.next_scheme(layer); }
 

@@ -80,7 +80,7 @@ class ClientImpl final : public Client, private Receiver {
   Status assign(std::uint32_t layer, std::span<const std::byte> data, std::uint32_t array,
                 std::uint64_t update_count) override;
   Status restore(std::uint32_t layer, std::span<std::byte> destination, std::uint64_t version_limit) override;
-  Status set_rule(std::uint32_t layer, const UpdateRule& rule) override;
+  Status set_rule(std::uint32_t layer, const UpdateRule& rule, bool compared) override;
   std::span<const std::byte> residual(std::uint32_t layer) const override;
   Status set_residual(std::uint32_t layer, std::span<const std::byte> residual) override;
   Scheme next_scheme(std::uint32_t layer) const override;

@@ -129,7 +129,7 @@ bool Steps::join_group_locked(LayerState& layer, Push& push) {
   return true;
 }
 
-Status Steps::set_rule(std::uint32_t layer, const UpdateRule& rule) {
+Status Steps::set_rule(std::uint32_t layer, const UpdateRule& rule, bool compared) {
   const std::lock_guard lock(mutex_);
   if (layer >= layers_.size()) return no_layer(layer);
   if (Status status = check_rule(*layers_[layer]->layer, rule); !status.ok()) return status;
@@ -145,7 +145,7 @@ Status Steps::set_rule(std::uint32_t layer, const UpdateRule& rule) {
                                              "theirs up first: give all workers reduce_by_host=off"};
   const bool of_first_host = !hosts.empty() && hosts[static_cast<std::size_t>(options_.rank)] == hosts.front();
   if (options_.rank == 0 || of_first_host || ends_without_0) layers_[layer]->unit->rule = rule;
-  layers_[layer]->unit->rule_digest = wire::digest_of(rule);
+  layers_[layer]->unit->rule_digest = compared ? wire::digest_of(rule) : 0;
   layers_[layer]->unit->has_rule = rule.kind != nullptr;
   return {};
 }

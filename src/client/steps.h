@@ -60,7 +60,7 @@ class Steps {
   /// See Client::start_all.
   Status submit_all(std::uint32_t first_layer, std::span<const std::span<std::byte>> arrays, std::uint32_t divisor);
   /// See Client::set_rule.
-  Status set_rule(std::uint32_t layer, const UpdateRule& rule);
+  Status set_rule(std::uint32_t layer, const UpdateRule& rule, bool compared);
   /// Whether Client::choose may set this scheme now. Errors are those of that method.
   Status check_choice(std::uint32_t layer, Scheme scheme) const;
   /// See Client::record_pushes.

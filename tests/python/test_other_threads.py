@@ -36,7 +36,7 @@ for number in range(6):
     step()
 meter.links()
 assert own_addresses() == ["127.0.0.1"]
-print("blocking", os.get_blocking(theirs.fileno()), flush=True)
+print(f"blocking {os.get_blocking(theirs.fileno())}", flush=True)
 
 def train():
     if poseidon.rank() == 1:

@@ -156,7 +156,7 @@ class ServerUpdate:
                     "servers cannot start a momentum buffer then; set the momentum from the start, or dampening=0"
                 )
             for entry in self._groups[index]:
-                self._client.set_rule(entry.layer, rule)
+                self._client.set_rule(entry.layer, rule, compared=False)  # hyperparameters are, by their names
             self._rules[index] = rule
 
     def finished(self, updated: Collection[SyncedParameter]) -> None:
