@@ -92,7 +92,7 @@ TEST_F(ChunkStateTest, RanksThatHaveSetDifferentRulesAreToldSo) {
     header.rule_digest = wire::digest_of(other);
     const Status status = state.admit(header, &worker_);
     EXPECT_EQ(status.code(), ErrorCode::mismatch);
-    for (const char* part : {"push of rank 0", "than rank 1", "same rule on every rank"})
+    for (const char* part : {"rank 0 has set", "than rank 1", "same rule on every rank"})
       EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
   }
 }
