@@ -53,7 +53,8 @@ void ClientImpl::check_parts_of_leavers(const UnitState& unit) {
 }
 
 /// Whether an exchange waits for something that cannot come any more because this link has closed. A server's results
-/// come over the connection of their pushes. A peer's factors may come over any of its connections.
+/// come over the connection of their pushes, some of which may still be made. A peer's factors may come over any of its
+/// connections.
 bool ClientImpl::needs(const LinkState& link) const {
   const bool last = connections_.is_last(link);
   const Links& links = connections_.links();
@@ -72,7 +73,7 @@ bool ClientImpl::needs(const LinkState& link) const {
           host_reduction::applies(exchange, links) && !host_reduction::pushes(exchange, links, chunk);
       const bool comes_here = static_cast<std::size_t>(chunk.server) == link.index && !led_by_other &&
                               links.lane_of(chunk, exchange.priority.priority_class) == link.lane;
-      if (comes_here && progress.chunks[i] != ChunkArrival::received) return true;
+      if (comes_here && (progress.contributing || progress.chunks[i] != ChunkArrival::received)) return true;
     }
   }
   return false;

@@ -335,7 +335,8 @@ std::map<const Flow*, LinkState>::node_type Connections::remove(Flow& flow) {
   note(FlightEvent::Kind::closed, link, link.left ? "goodbye" : "");
   if (link.known()) ended_links_.push_back(report_of(link, false));
   // What comes from others may be for a peer that has left (host_reduction.h).
-  if (link.kind == LinkKind::peer && link.known()) std::ranges::replace(links_.peers[link.index], &flow, nullptr);
+  if (link.known())
+    std::ranges::replace((link.kind == LinkKind::peer ? links_.peers : links_.servers)[link.index], &flow, nullptr);
   closed_traffic_.bytes_sent += flow.bytes_sent();
   closed_traffic_.bytes_received += flow.bytes_received();
   return node;

@@ -68,9 +68,10 @@ void PeerBroadcast::send_part(Exchange& exchange, const Links& links, const wire
   for (std::uint32_t i = 1; i < links.worker_count; ++i) {
     const std::uint32_t rank = (links.rank + i) % links.worker_count;
     if (links.hosts.source_of(rank, links.rank) != links.rank) continue;
-    Flow& flow = *links.peers[rank][exchange.priority.priority_class];
+    Flow* const flow = links.peers[rank][exchange.priority.priority_class];
+    if (flow == nullptr) continue;  // it has left, and needs nothing any more
     const bool crosses_network = links.hosts.crosses(links.rank, rank);
-    send_counted(exchange, links, flow, {FlightEvent::Party::peer, crosses_network}, header, payload);
+    send_counted(exchange, links, *flow, {FlightEvent::Party::peer, crosses_network}, header, payload);
   }
   finish_if_complete(exchange, links);
 }

@@ -16,6 +16,11 @@ namespace {
 constexpr std::uint64_t kRarely = 10;
 constexpr std::uint64_t kStepsToJudge = 20;
 
+Status still_arriving(const wire::Contribution& push) {
+  return {ErrorCode::refused, "rank " + std::to_string(push.rank) + " pushes step " + std::to_string(push.step) +
+                                  " while an earlier push is still arriving"};
+}
+
 }  // namespace
 
 DropLate::DropLate(DroppingShard& shard, PacedChunk& chunk)
@@ -32,11 +37,13 @@ DropLate::~DropLate() {
 Status DropLate::admit(PacedChunk& chunk, const wire::Contribution& push, Requester& from) {
   if (results_.has_ended(push.step)) {
     const auto size_bytes = contribution_bytes(push, late_steps_.size());
-    return size_bytes.ok() ? results_.admit(push, size_bytes.value()) : size_bytes.status();
+    if (!size_bytes.ok()) return size_bytes.status();
+    // If the open step ends without it, what comes to that step from this rank goes to the place of the late push.
+    const auto& open = chunk.state.parts()[push.rank];
+    if (open && !open->complete) return still_arriving(push);
+    return results_.admit(push, size_bytes.value());
   }
-  if (results_.incoming.has(push.rank))
-    return {ErrorCode::refused, "rank " + std::to_string(push.rank) + " pushes step " + std::to_string(push.step) +
-                                    " while an earlier push is still arriving"};
+  if (results_.incoming.has(push.rank)) return still_arriving(push);
   return WaitForAll::admit(chunk, push, from);
 }
 

@@ -383,6 +383,29 @@ TEST(SharedServer, ThatShutsDownIsNamed) {
   });
 }
 
+/// A push that is still being made is never sent over the connection, which is gone.
+TEST(SharedServer, ThatShutsDownWhileItsPushIsBeingMadeIsNamed) {
+  constexpr std::size_t rows = 2000;
+  const auto server = listen_server();
+  auto all = cluster_options(2);
+  for (auto& options : all) options.servers = {server->address()};
+  TestCluster cluster(all);
+  ASSERT_TRUE(cluster.connected());
+  Layer lossy = matrix_layer("weights", rows, rows, Scheme::powersgd);
+  lossy.compression.rows = rows;
+  lossy.compression.powersgd_rank = 100;
+  const auto layer = cluster.add({lossy});
+  std::vector<std::vector<float>> gradients(2, std::vector<float>(rows * rows, 1));
+  for (std::size_t rank = 0; rank < 2; ++rank)
+    ASSERT_TRUE(cluster.clients[rank]->start(layer, bytes_of(gradients[rank]), 1).ok());
+  server->shutdown();
+  cluster.each([&](std::size_t, Client& client) {
+    const Status status = client.wait(layer, always);
+    EXPECT_EQ(status.code(), ErrorCode::peer_lost);
+    EXPECT_TRUE(contains(status, "server 0") && contains(status, "shut down")) << status.message();
+  });
+}
+
 TEST(UnauthenticatedConnections, ToTheStoresPortDoNotDisturb) {
   auto all = cluster_options(2);
   for (Options& options : all) options.on_failure = OnFailure::rejoin;  // others leave nothing open there

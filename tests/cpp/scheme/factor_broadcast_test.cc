@@ -128,6 +128,14 @@ TEST_F(FactorBroadcastTest, LeftRowsComeBeforeRightRows) {
   EXPECT_TRUE(part.present);
 }
 
+TEST_F(FactorBroadcastTest, SendsNothingToAPeerThatHasLeft) {
+  links_.peers.assign(3, {nullptr});
+  exchange_.operation = Push{.gradient = NoGradient{}};
+  scheme_.start(exchange_, links_);
+  EXPECT_EQ(exchange_.progress.inbox.arrived_count, 1u) << "its own part";
+  EXPECT_EQ(exchange_.progress.sends_pending, 0u);
+}
+
 TEST_F(FactorBroadcastTest, NamesWhoIsMissing) {
   exchange_.progress.inbox.parts.resize(3);
   exchange_.progress.inbox.parts[1].arrived = true;

@@ -100,6 +100,28 @@ TEST(ShardStragglers, WhatIsStillComingIsInNoSum) {
   EXPECT_EQ(paced.last(0).payload, paced.last(1).payload);
 }
 
+/// No rank goes on without the result of the step before. One that did could else lose the memory of its late push,
+/// which its connection still fills, to its push of the open step.
+TEST(ShardStragglers, ALatePushIsRefusedWhileOneOfTheOpenStepIsComing) {
+  PacedShard paced(3, dropping());
+  const Floats values(1000, 9);
+  paced.learn(values);
+  for (const std::uint32_t rank : {0u, 2u}) ASSERT_TRUE(paced.push(rank, 11, Floats(1000, 4)).ok());
+  paced.time_passes();
+  ASSERT_TRUE(paced.answered(0, 11));
+  const auto place = paced.begin(1, 12, values);
+  const auto late = with_size(paced.header(1, 11), values.size() * sizeof(float));
+  const Status refusal = paced.shard.begin(late, paced.workers[1]).status();
+  EXPECT_EQ(refusal.code(), ErrorCode::refused);
+  EXPECT_NE(refusal.message().find("an earlier push is still arriving"), std::string::npos) << refusal.message();
+  for (const std::uint32_t rank : {0u, 2u}) ASSERT_TRUE(paced.push(rank, 12, Floats(1000, 6)).ok());
+  paced.time_passes();
+  ASSERT_TRUE(paced.answered(0, 12));
+  paced.complete(1, 12, values, place);
+  ASSERT_TRUE(paced.answered(1, 12));
+  EXPECT_EQ(paced.result(1), Floats(1000, 6));
+}
+
 TEST(ShardStragglers, ARankThatIsTooFarBehindIsWaitedFor) {
   PacedShard paced(3, dropping(2));
   paced.learn();
