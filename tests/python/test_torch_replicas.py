@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 from typing import Any
 from unittest import mock
 
@@ -260,11 +261,10 @@ def test_the_digest_is_of_the_values_not_of_their_layout() -> None:
     assert workers.run(2, layouts, replica_check=1) == ["equal"] * 2
 
 
-def each_rank_climbs(flips: bool) -> list[float]:
+def climb(training: Training, count: int) -> None:
     """SAM with each rank's own ascent: a step begins with other parameters on each rank, and ends with equal ones."""
-    training = Training("plain")
     params = list(training.net.parameters())
-    for number in range(12):
+    for number in range(count):
         with training.model.no_sync():
             mean_loss(training.model, *shard(number)).backward()
         kept = [param.detach().clone() for param in params]
@@ -278,14 +278,42 @@ def each_rank_climbs(flips: bool) -> list[float]:
                 param.copy_(before)
         training.optimizer.step()
         training.optimizer.zero_grad()
+
+
+def sums_of(training: Training) -> list[float]:
+    return [param.double().sum().item() for param in training.net.parameters()]
+
+
+def each_rank_climbs(flips: bool) -> list[float]:
+    training = Training("plain")
+    climb(training, 12)
     if flips:
         training.flip_a_bit("0.bias")
         assert "parameter 0.bias has not the same" in message_of(lambda: training.steps(3), Mismatch)
         return []
-    return [param.double().sum().item() for param in params]
+    return sums_of(training)
 
 
 @pytest.mark.parametrize(("check", "flips"), [("auto", False), (1, False), (1, True)])
 def test_what_a_program_takes_back_before_its_update_is_no_difference(check: Any, flips: bool) -> None:
     first, second = workers.run(2, each_rank_climbs, flips, replica_check=check)
+    assert first == second
+
+
+def climbs_with_a_replacement(climbed: int) -> list[float]:
+    """Rank 1's check knows nothing of what came before, as that of a process that takes a lost one's place."""
+    training = Training("plain")
+    climb(training, climbed)
+    trained, sync = training.model.trained_model(), training.model.synchronizer
+    assert sync is not None
+    if poseidon.rank() == 1:
+        sync.replica = trained._make_replica(weakref.ref(trained))
+    sync.replica.connect(trained.context.control)
+    climb(training, 4)
+    return sums_of(training)
+
+
+@pytest.mark.parametrize("climbed", [2, 5])
+def test_a_new_membership_begins_the_check_anew_on_all_ranks(climbed: int) -> None:
+    first, second = workers.run(2, climbs_with_a_replacement, climbed, replica_check=1)
     assert first == second

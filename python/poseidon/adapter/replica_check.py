@@ -105,9 +105,6 @@ class ReplicaCheck:
         self._least_gap = 1 if of_averages else _LEAST_GAP
         self._what = "average" if of_averages else "step"
         self._warned = False
-        self._suspicion = ""  # of what a step began with, until the next update
-        self._unconfirmed = 0  # steps since
-        self._at_update = False  # programs such as SAM begin steps with parameters of each rank's own
         self.confirms: Callable[[], bool] = lambda: False  # whether `updated` will be called
 
     def connect(self, control: Control) -> None:
@@ -119,6 +116,10 @@ class ReplicaCheck:
         self._next = self._first[0] if self._every == "auto" else self._every
         self._awaited: _Awaited | None = None
         self._difference = ""
+        # A rank that takes a lost one's place knows nothing of these, so nobody may.
+        self._suspicion = ""  # of what a step began with, until the next update
+        self._unconfirmed = 0  # steps since
+        self._at_update = False  # programs such as SAM begin steps with parameters of each rank's own
         self._last_equal = 0
         self._spent_s = 0.0
         self._began_s = self._last_s = time.monotonic()
