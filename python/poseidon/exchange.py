@@ -13,7 +13,6 @@ before it is sent. A tensor of torch's that is a negative view (`is_neg()`) is r
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import os
 import threading
@@ -118,9 +117,9 @@ class Exchange:
         self._wire, self._parameter_wire = wire, parameter_wire
         self._keys: dict[str, _Key] = {}
         self._lock = threading.Lock()
-        # Also when the process ends without close(): the others then hear a goodbye, not a death.
         self._process = os.getpid()  # a forked child inherits this, but not the client's threads
-        self._shut_down = weakref.finalize(self, _shut_down_in, self._process, client)
+        # Also when the process ends without close(): the others then hear a goodbye, not a death.
+        self._shut_down = weakref.finalize(self, client.shutdown)
 
     @property
     def rank(self) -> int:
@@ -365,14 +364,6 @@ class Exchange:
                     key.operation, key.arrays = None, ()
         if failure is not None:
             raise failure
-
-
-def _shut_down_in(process: int, client: Client) -> None:
-    if os.getpid() == process:
-        client.shutdown()
-    else:
-        # Its end waits for threads that a child does not have. So the child never frees it.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
 
 
 def _by_key(keys: Keys, arrays: Arrays, what: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
 #include <optional>
 #include <unordered_map>
@@ -39,11 +40,16 @@ struct Arrays {
   std::vector<DType> dtypes;
 };
 
-/// The client, and the arrays that its running exchanges read and write.
+/// The client, and the arrays that its running exchanges read and write. A forked child inherits it without its
+/// threads, for which its end would wait for ever. So there nothing ends it.
 class PyClient {
  public:
   explicit PyClient(std::unique_ptr<Client> client) : client_(std::move(client)), c_exchange_(*client_) {}
   ~PyClient() {
+    if (is_inherited()) {
+      static_cast<void>(client_.release());
+      return;
+    }
     const nb::gil_scoped_release unlocked;
     client_.reset();
   }
@@ -236,6 +242,7 @@ class PyClient {
   }
 
   void shutdown(bool serves_on) {
+    if (is_inherited()) return;
     call_blocking([&](const std::function<bool()>& keep_waiting) {
       client_->shutdown(keep_waiting, serves_on);
       return true;
@@ -271,6 +278,8 @@ class PyClient {
   }
 
  private:
+  bool is_inherited() const { return ::getpid() != process_; }
+
   /// Starts an exchange that uses the arrays until it has completed.
   template <typename Start>
   void start_holding(std::uint32_t layer, std::vector<Array> arrays, const Start& start) {
@@ -351,6 +360,7 @@ class PyClient {
     return nb::make_tuple(dtype, pairs);
   }
 
+  const pid_t process_ = ::getpid();
   std::unique_ptr<Client> client_;
   CExchange c_exchange_;
   std::unordered_map<std::uint32_t, Layer> layers_;  // the layers that were added here; the core has other layers, too

@@ -117,6 +117,48 @@ def test_a_child_has_no_part_in_an_exchange_and_ends(how: str) -> None:
     environment = {**os.environ, "POSEIDON_FLIGHT_RECORD": "off"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=True)
     assert ended.stdout == "True 1.0\n", ended.stderr
+    assert "nanobind" not in ended.stderr
+
+
+TRAINS_AND_FORKS = """
+import os, sys, time
+import torch
+import poseidon.torch as poseidon
+
+poseidon.init()
+model = poseidon.DistributedDataParallel(torch.nn.Linear(8, 8))
+model(torch.ones(2, 8)).sum().backward()
+if poseidon.rank() == 1:
+    pid = os.fork()
+    if pid == 0:
+        sys.exit(0)
+    deadline = time.monotonic() + 10
+    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    print(f"ended {ended == (pid, 0)}", flush=True)
+    if ended == (0, 0):
+        os.kill(pid, 9)
+model(torch.ones(2, 8)).sum().backward()
+poseidon.shutdown()
+"""
+
+
+def test_a_child_does_not_wait_for_the_threads_of_its_parents_training(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(TRAINS_AND_FORKS)
+    command = [
+        sys.executable,
+        "-m",
+        "poseidon",
+        "run",
+        "-n",
+        "2",
+        "--flight-record",
+        "off",
+        str(tmp_path / "program.py"),
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "ended True" in ended.stdout, ended.stderr
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_a_killed_launcher_leaves_no_children_and_no_folder(tmp_path: Path) -> None:
