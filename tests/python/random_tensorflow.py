@@ -204,10 +204,10 @@ class Training:
         for model, optimizer in pairs:
             every = [self.gradients(model, rank, *batches[rank], optimizer) for rank in self.ranks]
             sums.append([_mean(parts) for parts in zip(*(found for _, found in every), strict=True)])
-            losses.append([float(loss) for loss, _ in every])
+            losses.append(_mean(tuple(loss for loss, _ in every)))  # rounded as all_reduce rounds it
         for (model, optimizer), means in zip(pairs, sums, strict=True):
             optimizer.apply(means, self.trained(model))
-        return float(np.mean(losses[0]))
+        return float(losses[0])
 
     def callbacks(self) -> list[Any]:
         kinds = keras.callbacks
@@ -349,7 +349,7 @@ class Training:
 
 
 def _mean(parts: tuple[Any, ...]) -> Any:
-    """Of one gradient on each rank; None if no rank has it."""
+    """Of one gradient or loss on each rank; None if no rank has it."""
     present = [tf.convert_to_tensor(part) for part in parts if part is not None]
     return tf.add_n(present) / len(parts) if present else None
 
