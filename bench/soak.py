@@ -148,7 +148,9 @@ class Soak:
         incident = self.incident
         if incident is None or event.at < incident.disturbed_at or not self._servers_are_up():
             return
-        if event.pid == self._job.current[event.slot].pid and event.data["world_size"] == self._config.ranks:
+        # One that was asked to end goes on for a step, and is still to be replaced.
+        current = event.pid == self._job.current[event.slot].pid and event.pid not in self._doomed
+        if current and event.data["world_size"] == self._config.ranks:
             incident.committed.add(event.slot)
         if len(incident.committed) < self._config.ranks:
             return

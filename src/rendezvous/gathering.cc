@@ -109,7 +109,7 @@ Result<std::optional<Membership>> Gathering::look() {
   if (!claimed.ok()) return claimed.status();
   if (!claimed.value()) return not_yet;
   if (options_.on_failure != OnFailure::abort && Clock::now() - begun_ >= kMembersFirst)
-    admit_newcomers(store_, options_.job, mine_.generation);
+    admit_newcomers(store_, options_.job, mine_.generation, mine_.member.slot);
   if (Status status = failure_of_another(); !status.ok()) return status;
   const auto text = quick_get(roster_key(options_.job));
   if (!away_.ok()) return not_yet;

@@ -22,6 +22,7 @@ constexpr milliseconds kWriteAgain{200};
 constexpr int kShareOfTimeout = 6;
 constexpr int kRefuseAfter = 100;
 constexpr int kAdmitAfter = 10;
+constexpr int kAdmitInPlaceAfter = 100;  // of a process that came to a generation being formed, and answers nobody
 constexpr int kAdmitBesideOthersAfter = 200;
 constexpr int kMostSlots = 1 << 14;
 
@@ -59,14 +60,26 @@ std::optional<Application> application_of(Store& store, const std::string& job, 
   return application;
 }
 
-/// All that have no answer yet.
+/// The slot's entry; its generation is 0 if there is none.
+Entry claimed_entry(Store& store, const std::string& job, int slot) {
+  const auto entry = store.get(member_key(job, slot), kQuickLook);
+  return entry.ok() ? parse_entry(entry.value()) : Entry();
+}
+
+/// All that have no answer yet. One that was written again after its answer is taken away.
 std::vector<Application> applications(Store& store, const std::string& job) {
   const auto slots = store.get(applied_key(job), kQuickLook);
   std::vector<Application> found;
   if (!slots.ok() || slots.value().empty()) return found;
   const int count = std::clamp(number_in<int>(slots.value()), 0, kMostSlots);
-  for (int slot = 0; slot < count; ++slot)
-    if (auto application = application_of(store, job, slot)) found.push_back(std::move(*application));
+  for (int slot = 0; slot < count; ++slot) {
+    auto application = application_of(store, job, slot);
+    if (!application) continue;
+    if (claimed_entry(store, job, slot).nonce == application->nonce)
+      (void)store.set(application_key(job, slot), "");
+    else
+      found.push_back(std::move(*application));
+  }
   if (found.empty()) (void)store.set(applied_key(job), "");
   return found;
 }
@@ -81,6 +94,12 @@ void refuse(Store& store, const std::string& job, const Application& one, const 
   (void)store.set(answer_key(job, one.slot), one.nonce + " no " + why);
   (void)store.set(application_key(job, one.slot), "");
   (void)store.set(refused_key(job), one.who + " was refused: " + why);
+}
+
+/// What a newcomer is told whose slot is `taken`: "lives", or why else it cannot have it.
+std::string refusal(const std::string& job, int slot, const std::string& taken) {
+  return "job '" + job + "' goes on at this address, and its rank " + std::to_string(slot) + " " + taken +
+         "; if this is another job, give it another MASTER_PORT or another name with POSEIDON_JOB";
 }
 
 }  // namespace
@@ -171,19 +190,22 @@ void answer_newcomers(Store& store, const std::string& job) {
   for (const Application& one : all) {
     if (strangers && one.waited >= kAdmitAfter) {
       refuse(store, job, one,
-             "job '" + job + "' goes on at this address, and its rank " + std::to_string(one.slot) +
-                 (lives(one) ? " lives" : " is asked for by one of several new processes while other members live") +
-                 "; if this is another job, give it another MASTER_PORT or another name with POSEIDON_JOB");
+             refusal(job, one.slot,
+                     lives(one) ? "lives" : "is asked for by one of several new processes while other members live"));
     } else if (!lives(one) && one.waited >= (besides ? kAdmitBesideOthersAfter : kAdmitAfter)) {
       admit(store, job, one, roster.generation + 1);
     }
   }
 }
 
-void admit_newcomers(Store& store, const std::string& job, std::uint32_t generation) {
+void admit_newcomers(Store& store, const std::string& job, std::uint32_t generation, int own_slot) {
   for (const Application& one : applications(store, job)) {
-    const auto entry = store.get(member_key(job, one.slot), kQuickLook);
-    if (!entry.ok() || parse_entry(entry.value()).generation < generation) admit(store, job, one, generation);
+    if (claimed_entry(store, job, one.slot).generation < generation)
+      admit(store, job, one, generation);
+    else if (one.slot == own_slot)
+      refuse(store, job, one, refusal(job, own_slot, "lives"));
+    else if (one.waited >= kAdmitInPlaceAfter)
+      admit(store, job, one, generation + 1);
   }
 }
 

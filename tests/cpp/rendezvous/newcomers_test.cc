@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <functional>
 #include <future>
 #include <string>
 #include <thread>
@@ -28,15 +29,18 @@ struct Who {
   std::string run = "";
 };
 
-Result<Membership> join(MemoryStore& store, const Who& who, OnFailure on_failure) {
+using KeepWaiting = std::function<bool()>;
+
+Result<Membership> join(MemoryStore& store, const Who& who, OnFailure on_failure, int world_size = 2,
+                        const KeepWaiting& keep_waiting = always) {
   Options options;
   options.rank = who.slot;
-  options.world_size = 2;
+  options.world_size = world_size;
   options.on_failure = on_failure;
   options.generation = who.last;
   options.run = who.run;
   options.timeout = milliseconds(6'000);
-  return meet(*store.open(), options, Member(), always);
+  return meet(*store.open(), options, Member(), keep_waiting);
 }
 
 std::future<Result<Membership>> begin_to_join(MemoryStore& store, const Who& who, OnFailure on_failure) {
@@ -118,6 +122,32 @@ TEST(Newcomers, OfNoRunGetInWhenTheSurvivorsFormTheirNextGeneration) {
     EXPECT_EQ(survivor.value().generation, 2u);
     EXPECT_TRUE(replacement.get().value().joining);
   }
+}
+
+// Ranks 0 and 1 form the generation after the loss of rank 2. Then rank 0, which is to write the roster, is lost, too.
+TEST(Newcomers, OfNoRunReplaceAProcessThatEndedWhileAGenerationWasBeingFormed) {
+  MemoryStore store;
+  run_ranks(3, [&](int slot) { ASSERT_TRUE(join(store, {slot}, kRejoin, 3).ok()); });
+  auto survivor = std::async(std::launch::async, [&] { return join(store, {1, 1}, kRejoin, 3); });
+  int looks = 0;
+  EXPECT_FALSE(join(store, {0, 1}, kRejoin, 3, [&looks] { return ++looks < 20; }).ok());
+  auto replacement = std::async(std::launch::async, [&] { return join(store, {2}, kRejoin, 3); });
+  const auto joined = join(store, {0}, kRejoin, 3);
+  ASSERT_TRUE(joined.ok()) << joined.status().message();
+  EXPECT_EQ(joined.value().generation, 3u);
+  EXPECT_TRUE(replacement.get().ok());
+  EXPECT_TRUE(survivor.get().ok());
+}
+
+TEST(Newcomers, OfNoRunAreRefusedByTheProcessThatWaitsInTheirSlot) {
+  MemoryStore store;
+  begin(store, "", kRejoin);
+  auto survivor = begin_to_join(store, {0, 1}, kRejoin);
+  const auto stranger = join(store, {0}, kRejoin);
+  EXPECT_EQ(stranger.status().code(), ErrorCode::refused);
+  EXPECT_TRUE(contains(stranger.status(), "its rank 0 lives")) << stranger.status().message();
+  EXPECT_TRUE(join(store, {1}, kRejoin).value().joining);
+  EXPECT_EQ(survivor.get().value().generation, 2u);
 }
 
 TEST(Newcomers, OfNoRunGetASlotThatNobodyHas) {
