@@ -42,7 +42,6 @@ CHOSEN = ("poseidon", "wfbp-ps", "overlap", "overlap-ps", "poseidon-bf16", "over
 LINKS = ("625mbit", "156.25mbit", "31.25mbit")
 HOSTS = (2, 4, 8, 16)
 SCALE = 4
-BATCH = 32  # of images; K is a fourth of it
 SAMPLE = 100  # cells that a seed draws
 MEDIAN_BAR, WORST_BAR, BYTES_BAR = 0.03, 0.08, 0.01
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
@@ -142,9 +141,8 @@ def config_of(model: str, hosts: int, link: str, methods: tuple[Method, ...], ho
     config = TrainConfig(model, hosts, link, SCALE, 1.0, methods, step_count=1, repeat_count=2, testbed=network)
     table = config.full_table
     seconds = _COMPUTE_S.get(model, table.iteration_seconds * SCALE)
-    batch = BATCH if table.sample == "image" else None
     options = {"priority_classes": 2, "priority_threshold": "coarse"}
-    return replace(config, compute_seconds=seconds, batch=batch, options=options)
+    return replace(config, compute_seconds=seconds, options=options)
 
 
 def measure(config: TrainConfig) -> Measured:

@@ -78,7 +78,6 @@ class Case:
     efficiency: float | None
     others: tuple[tuple[str, float], ...] = (("ddp", 1.0),)
     device: str = "titan-x"
-    batch: int | None = None
     compute_seconds: float | None = None
 
     @property
@@ -98,7 +97,6 @@ class Case:
             methods=tuple(parse_methods(",".join([self.method, *(name for name, _ in self.others)]))),
             step_count=steps,
             repeat_count=repeats,
-            batch=self.batch,
             options=priority_options(CLASSES, threshold),
             device=self.device,
             testbed=network_arguments(CLASSES, Switches.honour),
@@ -128,7 +126,7 @@ def cases() -> Iterator[Case]:
     seconds = {"VGG19": 3.6, "VGG19-22K": 3.6}  # as in the tables of the other benchmarks
     for rate in (2.0, 10.0, 40.0):
         for model, least in bars.items():
-            case = Case("Titan X", model, link(rate), "overlap", None, batch=32, compute_seconds=seconds.get(model))
+            case = Case("Titan X", model, link(rate), "overlap", None, compute_seconds=seconds.get(model))
             if rate == 2.0:
                 half_precision = (("ddp-fp16", 1.0),) if least == 0.95 else ()
                 case = replace(case, efficiency=least, others=case.others + half_precision)

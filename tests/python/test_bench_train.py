@@ -17,6 +17,7 @@ from poseidon.bench.hosts.fleet import LOOPBACK, make_barrier, start_fleet
 from poseidon.bench.hosts.measures import step_seconds
 from poseidon.bench.training.methods import METHODS, parse_methods, scaled_sizes
 from poseidon.bench.training.plot import efficiency_plot
+from poseidon.bench.training.replay import ReplayModel
 from poseidon.bench.training.results import MethodResult, TrainConfig, TrainResult
 from poseidon.bench.training.run import run_training
 from poseidon.cli.main import app
@@ -78,8 +79,14 @@ def config(methods: str, **changes: Any) -> TrainConfig:
     return replace(base, **changes)
 
 
-def test_batch_sets_the_factor_count() -> None:
-    table = config("ddp", model="AlexNet", scale=4, batch=32).table
+def test_batch_sets_the_factor_count_and_its_time() -> None:
+    """A row of factors is charged alike, whatever the batch: as the forward pass makes it."""
+    whole, table = (config("ddp", model="AlexNet", scale=4, batch=batch).table for batch in (None, 32))
+    assert table.iteration_seconds == whole.iteration_seconds / 8
+    layers = [ReplayModel(one, one.iteration_seconds).linear_weights().values() for one in (whole, table)]
+    rates = [[layer.row_seconds for layer in found] for found in layers]
+    assert len(rates[0]) == 3
+    assert rates[0] == pytest.approx(rates[1])
     assert {table.factor_count(layer) for layer in table.layers if layer.factorable} == {8}
     assert config("ddp", model="AlexNet", scale=4).table.batch == 64
 

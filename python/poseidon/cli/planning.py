@@ -102,14 +102,7 @@ def read_model(
     table = _measured(name, arguments) if is_script or is_object else _known(name, device)
     if compute is not None and not 0 < compute < float("inf"):
         raise InvalidArgument(f"--compute is {compute:g}: it must be above 0 seconds")
-    if batch is not None:
-        seconds = table.iteration_seconds * batch / table.batch
-        table = replace(
-            table,
-            batch=batch,
-            iteration_seconds=seconds,
-            iteration_source=f"{batch} samples of: " + table.iteration_source,
-        )
+    table = table.with_batch(batch)
     if compute is not None:
         table = replace(table, iteration_seconds=compute, iteration_source="--compute")
     return table

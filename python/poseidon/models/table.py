@@ -137,6 +137,17 @@ class ModelTable:
         """The FLOPs of the forward pass for one sample."""
         return sum(layer.flops for layer in self.layers)
 
+    def with_batch(self, batch: int | None) -> ModelTable:
+        """The same network with `batch` samples per worker, which take time in proportion. None: this table."""
+        if batch is None or batch == self.batch:
+            return self
+        return replace(
+            self,
+            batch=batch,
+            iteration_seconds=self.iteration_seconds * batch / self.batch,
+            iteration_source=f"{batch} samples of: {self.iteration_source}",
+        )
+
     def factor_count(self, layer: LayerSpec) -> int:
         """K of a factorable layer on one worker; 0 for any other."""
         return self.batch * layer.positions if layer.factorable else 0

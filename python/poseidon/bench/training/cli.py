@@ -124,7 +124,7 @@ def train(
     scale: Annotated[int, typer.Option(min=1, help="Divisor of weight dimensions and batch.")] = 4,
     compute: Annotated[
         float | None,
-        typer.Option(min=0.001, help="Seconds of compute per iteration. Default: the device's time times the scale."),
+        typer.Option(min=0.001, help="Seconds of compute per iteration. Default: the device's time for the batch, times the scale."),
     ] = None,
     batch: Annotated[
         int | None, typer.Option(min=1, help="Samples per worker before scaling, which set K. Default: the model's.")
@@ -168,7 +168,7 @@ def train(
     """
     try:
         chosen = tuple(parse_methods(methods))
-        tables = [model_table(name, device) for name in model]
+        tables = [model_table(name, device).with_batch(batch) for name in model]
     except ValueError as error:
         raise InvalidArgument(str(error)) from None
     given = {"chunk_bytes": chunk_bytes, "small_bytes": small_bytes, "group_bytes": group_bytes}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from poseidon.bench.training.methods import Method
@@ -18,7 +18,7 @@ class TrainConfig:
 
     `scale` divides both dimensions of every weight, and the batch. The sizes into which torch DDP and Poseidon cut what
     they send shrink with the weights, by its square. Headers do not shrink. `batch` is the number of images per worker
-    before scaling, in place of the papers'. It changes K, not the compute time.
+    before scaling, in place of the papers'. `compute_seconds` is what they take.
 
     Each host has `workers_per_host` workers, which share its port. What is said of a worker's bytes is then said of a
     port's.
@@ -61,8 +61,7 @@ class TrainConfig:
     @property
     def table(self) -> ModelTable:
         """The scaled layer table."""
-        table = self.full_table
-        return scaled(table if self.batch is None else replace(table, batch=self.batch), self.scale)
+        return scaled(self.full_table.with_batch(self.batch), self.scale)
 
 
 @dataclass(frozen=True)
