@@ -327,7 +327,7 @@ def run_soak(config: SoakConfig) -> SoakResult:
         steps_file = folder / "steps"
         arguments = config.arguments(steps_file, config.pace)
         options = config.options(config.on_failure, folder / "checkpoints")
-        with FaultJob(config.ranks, arguments, options, servers=config.servers) as job:
+        with FaultJob(config.ranks, arguments, options, config.variables(), servers=config.servers) as job:
             result = Soak(config, job, steps_file).run()
         if config.on_failure == "rejoin" and not any(problem.startswith("hang") for problem in result.problems):
             if result.choices is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from poseidon.options.run_identity import VARIABLE as RUN_VARIABLE
+
 WEIGHTS = {"kill": 6, "term": 3, "freeze": 1, "freeze-kill": 1, "usurp": 1}
 ENDING = {"kill", "term"}
 FROZEN_TIMEOUTS = 1.2  # how long a frozen process is, in timeouts
@@ -17,7 +19,8 @@ class SoakConfig:
     """What to run. seconds: with faults; every: mean seconds between a recovery and the next fault.
 
     servers: that stand alone; 0: they are within the workers. children: workers of a DataLoader that each process has,
-    and as many other children of a fork, which outlive it.
+    and as many other children of a fork, which outlive it. run: the identity that a launcher gives to all processes;
+    without one the members decide who takes a lost one's place.
     """
 
     seconds: float
@@ -30,6 +33,7 @@ class SoakConfig:
     every: float = 3.0
     pace: float = 0.02
     children: int = 0
+    run: str = ""
     faults: tuple[str, ...] = tuple(WEIGHTS)
 
     @property
@@ -50,3 +54,7 @@ class SoakConfig:
         if self.optimizer == "server":
             options |= {"checkpoint_dir": str(checkpoints), "checkpoint_every": CHECKPOINT_EVERY}
         return options
+
+    def variables(self) -> dict[str, str]:
+        """What a launcher would add to the environment."""
+        return {RUN_VARIABLE: self.run} if self.run else {}
