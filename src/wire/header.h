@@ -22,7 +22,7 @@
 namespace poseidon::wire {
 
 inline constexpr std::uint32_t kMagic = 0x31445350;  // "PSD1" in little-endian bytes
-inline constexpr std::uint8_t kVersion = 3;
+inline constexpr std::uint8_t kVersion = 4;
 inline constexpr std::size_t kHeaderBytes = 64;
 inline constexpr std::size_t kBodyBytes = 28;
 /// Header::priority: a sender lets messages of a lower level overtake those of a higher one.

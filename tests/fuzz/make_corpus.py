@@ -49,15 +49,15 @@ def body(dtype: int = 0, flags: int = 0, code: int = 0, numbers: bytes = b"") ->
 
 def header(kind: str, body_bytes: bytes, payload_bytes: int = 0, priority: int = 0) -> bytes:
     """64 bytes; rank 1, unit 2, chunk 5, step 3."""
-    start = struct.pack("<4sBBHQQIII", b"PSD1", 3, KINDS[kind], priority, payload_bytes, 3, 1, 2, 5)
+    start = struct.pack("<4sBBHQQIII", b"PSD1", 4, KINDS[kind], priority, payload_bytes, 3, 1, 2, 5)
     return start + body_bytes
 
 
 def contribution(
-    flags: int = 0, divisor: int = 4, factor_count: int = 0xFFFFFFFF, rows: int = 0, cols: int = 0
+    flags: int = 0, divisor: int = 4, factor_count: int = 0xFFFFFFFF, rows: int = 0, cols: int = 0, rule_digest: int = 0
 ) -> bytes:
     """The body of a push, a factors, a rows, a topk or an onebit message of four workers."""
-    return body(FLOAT32, flags, numbers=struct.pack("<IIIII", 4, divisor, factor_count, rows, cols))
+    return body(FLOAT32, flags, numbers=struct.pack("<IIIIII", 4, divisor, factor_count, rows, cols, rule_digest))
 
 
 def hello(pace: int = 0, bound: int = 0, factor: float = 0.0, generation: int = 1, priority_class: int = 0) -> bytes:
@@ -107,6 +107,7 @@ def messages() -> dict[str, tuple[str, bytes, bytes]]:
         "push": ("push", contribution(), data),
         "push_absent": ("push", contribution(1, factor_count=0), b""),
         "push_stored_without_result": ("push", contribution(8 | 16), data),
+        "push_of_another_rule": ("push", contribution(8, rule_digest=0x12345678), data),
         "push_transient": ("push", contribution(4), data),
         "push_excluded": ("push", contribution(1 | 32, factor_count=0), b""),
         "result": ("result", body(FLOAT32, numbers=struct.pack("<II", 12, 0)), data),
