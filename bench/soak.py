@@ -180,6 +180,8 @@ class Soak:
         usurped = any(event.pid == worker.pid for worker in self._usurped)
         if event.pid not in self._doomed or not (usurped or code in EXIT_CODES):
             self._complain(f"{self._job.name(event.slot)} ended by itself, with exit code {code}")
+        for pids in (self._doomed, self._stateful, self._serving):
+            pids.discard(event.pid)  # another process may get the number
         if current:
             self._job.start(event.slot)
         return False

@@ -32,7 +32,8 @@ class SoakResult:
     losses: list[float] = field(default_factory=list)
     compared: int = 0  # digests that were compared with the undisturbed run's
     problems: list[str] = field(default_factory=list)
-    memory: dict[int, list[tuple[float, int]]] = field(default_factory=dict)  # by process: when, and bytes in use
+    memory: dict[tuple[int, int], list[tuple[float, int]]] = field(default_factory=dict)
+    """By slot and process: when, and bytes in use."""
     choices: list[dict[str, Any]] | None = None  # the log of schemes, in the end the same on all workers
     _by_generation: dict[tuple[int, int], str] = field(default_factory=dict)
 
@@ -43,7 +44,7 @@ class SoakResult:
         if self._by_generation.setdefault((step, generation), value) != value:
             self.problems.append(f"wrong bit: slot {event.slot} has another state than others at step {step}")
         self.digests.setdefault(step, value)
-        self.memory.setdefault(event.pid, []).append((event.at, event.data["memory_bytes"]))
+        self.memory.setdefault((event.slot, event.pid), []).append((event.at, event.data["memory_bytes"]))
 
     def growth_per_hour(self) -> float | None:
         """Bytes by which the process that lived longest has grown, without its first quarter. None: too short."""
