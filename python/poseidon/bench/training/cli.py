@@ -124,7 +124,10 @@ def train(
     scale: Annotated[int, typer.Option(min=1, help="Divisor of weight dimensions and batch.")] = 4,
     compute: Annotated[
         float | None,
-        typer.Option(min=0.001, help="Seconds of compute per iteration. Default: the device's time for the batch, times the scale."),
+        typer.Option(
+            min=0.001,
+            help="Seconds of compute per iteration. Default: the device's time for the batch, times the scale.",
+        ),
     ] = None,
     batch: Annotated[
         int | None, typer.Option(min=1, help="Samples per worker before scaling, which set K. Default: the model's.")

@@ -78,11 +78,12 @@ class Replica(Unwatched, Parameters):
             with unnoticed(module.parameters()):
                 self._check.look(self)
 
-    def confirm_by(self, updates_itself: Callable[[], bool]) -> None:
-        """A difference counts where it is still there after an update. `updates_itself`: whether the program's own
-        optimizer updates the parameters at the moment.
+    def confirm_by(self, updates_here: Callable[[], bool], settle: Callable[[], None]) -> None:
+        """A difference counts where it is still there after an update. `updates_here`: whether optimizers of this
+        process update the parameters at the moment. `settle` waits for updates that step() has put off.
         """
-        self._check.confirms = updates_itself
+        self._check.confirms = updates_here
+        self._settle = settle
         _replicas.add(self)
         if not _registered:
             _registered.append(register_optimizer_step_post_hook(_updated))
@@ -95,6 +96,7 @@ class Replica(Unwatched, Parameters):
         params = list(module.parameters())
         known = set(params)
         if any(param in known for group in optimizer.param_groups for param in group["params"]):
+            self._settle()
             with update_mode(params[0].device), unnoticed(params):
                 self._check.updated(self)
 

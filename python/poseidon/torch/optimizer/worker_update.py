@@ -20,6 +20,8 @@ from poseidon.torch.optimizer.clipping import Clipping, StepClipping, refuse_unc
 from poseidon.torch.optimizer.partial_step import PartialStep
 from poseidon.torch.optimizer.succession import Tenure
 from poseidon.torch.optimizer.undo import UpdateUndo
+from poseidon.torch.tensors.pending_gradient import PendingGradient
+from poseidon.torch.tensors.watched import raw_grad
 
 
 class PendingStep:
@@ -107,6 +109,7 @@ class WorkerUpdate:
             self._check_alone(self._sync)
         if self._clipping is not None and self._clipping.needs_all:
             self.synchronize()
+        self._bring_gradients_of_others()
         clipping = None if self._clipping is None else self._clipping.begin_step(self._optimizer.param_groups)
         due = self._due()
         if not due and clipping is None and self.undo is None:
@@ -132,6 +135,17 @@ class WorkerUpdate:
                 "the DistributedDataParallel, not its module, or clear the gradients before the next backward pass"
             )
         sync.some_alone = False
+
+    def _bring_gradients_of_others(self) -> None:
+        """Ends exchanges of gradients that the program has given to other parameters.
+
+        Otherwise the optimizer would end them in its step, with others that are to be made later.
+        """
+        for entry in self.entries:
+            grad = raw_grad(entry.param)
+            own = None if self._sync is None else self._sync.in_flight(entry)
+            if isinstance(grad, PendingGradient) and (own is None or grad is not own.stand_in):
+                entry.param.grad = grad.resolve()
 
     def _due(self) -> list[PendingExchange]:
         if self._sync is None:

@@ -95,7 +95,7 @@ class TrainedModel:
                 trained._finished_step(run)
 
         sync.on_finished = finished
-        sync.replica = self._make_replica(reference)
+        sync.replica = self._make_replica(reference, sync)
 
         def in_join() -> bool:
             return (trained := reference()) is not None and trained.join is not None
@@ -112,19 +112,23 @@ class TrainedModel:
             sync.before_results = send_buffers
         return sync
 
-    def _make_replica(self, reference: weakref.ref[TrainedModel]) -> Unwatched:
+    def _make_replica(self, reference: weakref.ref[TrainedModel], sync: Synchronizer) -> Unwatched:
         check = replica_check(self.context.settings)
         if check is None:
             return Unwatched()
         replica = Replica(self.module, self._ignored, check)
         replica.paused = lambda: (trained := reference()) is not None and trained.join is not None
-        replica.confirm_by(lambda: (trained := reference()) is not None and trained.is_updated_by_program)
+        flights = weakref.WeakMethod(sync.settle)
+        replica.confirm_by(
+            updates_here=lambda: (trained := reference()) is not None and trained.is_updated_here,
+            settle=lambda: None if (settle := flights()) is None else settle(),
+        )
         return replica
 
     @property
-    def is_updated_by_program(self) -> bool:
-        """Whether the program's own optimizer updates all parameters, and no DistributedOptimizer does."""
-        return all(entry.updater is None and not entry.on_servers for entry in self.entries)
+    def is_updated_here(self) -> bool:
+        """Whether optimizers of this process update all parameters, and servers do not."""
+        return not any(entry.on_servers for entry in self.entries)
 
     def _finished_step(self, run: BackwardRun) -> None:
         self.step_count += 1
