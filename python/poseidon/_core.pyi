@@ -10,6 +10,11 @@ class _Array(Protocol):
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
 
+def set_leak_warnings(on: bool) -> None:
+    """
+    Whether the end of the process prints which objects of this module it has not freed. Tests turn it on.
+    """
+
 class Options:
     """Every setting of the core; timeout in seconds."""
 

@@ -17,10 +17,24 @@ void raise_if_failed(const Status& status) {
   throw nb::python_error();
 }
 
+namespace {
+
+/// Autograd's graph, which Python's collector does not see into, holds hooks. So what a program's hook refers to, such
+/// as the model and with it the client, often lives until the process ends. That is no fault to be told to a user.
+void bind_leak_warnings(nb::module_& module) {
+  nb::set_leak_warnings(false);
+  module.def(
+      "set_leak_warnings", [](bool on) { nb::set_leak_warnings(on); }, nb::arg("on"),
+      "Whether the end of the process prints which objects of this module it has not freed. Tests turn it on.");
+}
+
+}  // namespace
+
 }  // namespace poseidon::bindings
 
 NB_MODULE(_core, module) {
   module.doc() = "Poseidon's core: plan, client and server (contracts: include/poseidon/*.h)";
+  poseidon::bindings::bind_leak_warnings(module);
   poseidon::bindings::bind_options(module);
   poseidon::bindings::bind_store(module);
   poseidon::bindings::bind_plan(module);

@@ -77,7 +77,10 @@ FORKS = """
 import os, sys, time
 import numpy as np
 import poseidon
+from poseidon import _core
 from poseidon.errors import ShutDown
+
+_core.set_leak_warnings(True)
 
 def in_child(exchange, array, handle):
     for call in (lambda: exchange.push_pull("a", array), exchange.barrier, exchange.close, handle.wait):

@@ -113,6 +113,8 @@ def test_dropped_models_are_freed_at_once() -> None:
 
 ENDS = """
 import sys, torch, poseidon.torch as poseidon
+from poseidon import _core
+_core.set_leak_warnings(True)
 poseidon.init()
 kept = []
 for kind in ("plain", "worker", "server"):
@@ -139,3 +141,36 @@ def test_a_script_that_ends_prints_nothing(end: list[str], tmp_path: Path) -> No
     command = [sys.executable, "-m", "poseidon", "run", "-n", "2", str(script), *end]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert (ended.stdout, ended.stderr) == ("", "")
+
+
+HOOKS = """
+import sys, torch, poseidon.torch as poseidon
+from poseidon import _core
+_core.set_leak_warnings(True) if "warned" in sys.argv else None
+poseidon.init()
+model = poseidon.DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)))
+hook = lambda *given: model and None
+for param in model.parameters():
+    param.register_hook(hook)
+    param.register_post_accumulate_grad_hook(hook)
+for module in model.modules():
+    module.register_forward_hook(hook)
+    module.register_full_backward_hook(hook)
+output = model(torch.ones(2, 8, requires_grad=True))
+output.register_hook(hook)
+output.grad_fn.register_hook(hook)
+output.square().mean().backward()
+if "shutdown" in sys.argv:
+    poseidon.shutdown()
+"""
+
+
+@pytest.mark.parametrize("end", [[], ["shutdown"], ["warned"]])
+def test_a_script_whose_hooks_refer_to_the_model_prints_nothing(end: list[str], tmp_path: Path) -> None:
+    """They live until the process ends. That a test can see so shows that it would see what else is not freed."""
+    script = tmp_path / "hooks.py"
+    script.write_text(HOOKS)
+    command = [sys.executable, "-m", "poseidon", "run", "-n", "2", str(script), *end]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == ""
+    assert ("nanobind: leaked" in ended.stderr) if end == ["warned"] else ended.stderr == ""
