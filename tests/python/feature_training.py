@@ -84,7 +84,7 @@ def train(rank: int, port: int, folder: Path, servers: str, names: Sequence[str]
     try:
         _begin(settings, rank, port, folder, servers, moment)
         if settings.get("part") and rank not in _PART:
-            _wait_for(folder, _PART, 3 * _PATIENCE_S)
+            _stand_by(settings, rank, port, folder, servers, moment)
         else:
             mine = _train(settings, rank, port, folder, servers, moment)
         moment("end")
@@ -92,7 +92,7 @@ def train(rank: int, port: int, folder: Path, servers: str, names: Sequence[str]
         answer.digest = digest(tensor for one in mine for tensor in compared(settings, one.module))
     except Exception as error:
         _note(answer, error, moment.name)
-    (folder / f"done-{rank}").touch()
+    _mark(folder, "done", rank)
     _leave(settings, answer, moment, folder)
     if rank == 0:
         _compare(settings, answer, mine)
@@ -106,7 +106,7 @@ def _note(answer: Answer, error: Exception, at: str) -> None:
 
 def _leave(settings: Settings, answer: Answer, moment: Moment, folder: Path) -> None:
     if answer.kind:
-        _wait_for(folder, _PART if settings.get("part") else range(SIZE), _PATIENCE_S)
+        _wait_for(folder, "done", _PART if settings.get("part") else range(SIZE), _PATIENCE_S)
         for here in memberships():
             with contextlib.suppress(PoseidonError):
                 here.abort(RuntimeError(answer.text))
@@ -119,9 +119,13 @@ def _leave(settings: Settings, answer: Answer, moment: Moment, folder: Path) -> 
     moment("left")
 
 
-def _wait_for(folder: Path, ranks: Sequence[int], seconds: float) -> None:
+def _mark(folder: Path, what: str, rank: int) -> None:
+    (folder / f"{what}-{rank}").touch()
+
+
+def _wait_for(folder: Path, what: str, ranks: Sequence[int], seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not all((folder / f"done-{rank}").exists() for rank in ranks):
+    while time.monotonic() < deadline and not all((folder / f"{what}-{rank}").exists() for rank in ranks):
         time.sleep(0.02)
 
 
@@ -151,7 +155,12 @@ def _compare(settings: Settings, answer: Answer, mine: Sequence[Mine]) -> None:
 
 
 def _is_seen(sets: Settings, mine: Sequence[Mine]) -> bool:
-    """Whether the schemes and wire formats of a feature are those of some layer in the last step."""
+    """Whether the schemes and wire formats of a feature are those of some layer in the last step.
+
+    What resumes has gone on from a step.
+    """
+    if sets.get("own.resume") and not any(map(_resumed_version, mine)):
+        return False
     schemes, wires = set(), set()
     for one in mine:
         if isinstance(one.model, poseidon.DistributedDataParallel):
@@ -293,15 +302,28 @@ def _models(settings: Settings) -> int:
     return int(settings.get("models", 1))
 
 
+def _stand_by(settings: Settings, rank: int, port: int, folder: Path, servers: str, moment: Moment) -> None:
+    """What a rank does that is in no group that trains: it belongs to the job of all ranks, also when that resumes."""
+    if settings.get("own.resume"):
+        _wait_for(folder, "resumes", _PART, 3 * _PATIENCE_S)
+        _leave_and_return(settings, rank, port, folder, servers, moment)
+    _wait_for(folder, "done", _PART, 3 * _PATIENCE_S)
+
+
+def _leave_and_return(settings: Settings, rank: int, port: int, folder: Path, servers: str, moment: Moment) -> None:
+    _mark(folder, "resumes", rank)
+    moment("shutdown before resume")
+    poseidon.shutdown()
+    _begin(settings, rank, port, folder, servers, moment)
+
+
 def _train(settings: Settings, rank: int, port: int, folder: Path, servers: str, moment: Moment) -> list[Mine]:
     torch.compiler.reset() if settings.get("compiled") else None
     group = dist.new_group(_PART, use_local_synchronization=True) if settings.get("part") else None
     mine = [Mine(settings, number, rank, group, moment) for number in range(_models(settings))]
     if settings.get("own.resume"):
         _loop(settings, mine, rank, folder, moment, stop=steps_of(settings) // 2)
-        moment("shutdown before resume")
-        poseidon.shutdown()
-        _begin(settings, rank, port, folder, servers, moment)
+        _leave_and_return(settings, rank, port, folder, servers, moment)
         mine = [Mine(settings, number, rank, group, moment) for number in range(_models(settings))]
     _loop(settings, mine, rank, folder, moment, stop=steps_of(settings))
     for one in mine:
@@ -309,8 +331,12 @@ def _train(settings: Settings, rank: int, port: int, folder: Path, servers: str,
     return mine
 
 
+def _resumed_version(one: Mine) -> int:
+    return max(getattr(optimizer, "resumed_version", 0) for optimizer in one.optimizers)
+
+
 def _loop(settings: Settings, mine: Sequence[Mine], rank: int, folder: Path, moment: Moment, stop: int) -> None:
-    start = max(getattr(optimizer, "resumed_version", 0) for one in mine for optimizer in one.optimizers)
+    start = max(map(_resumed_version, mine))
     with ExitStack() as joined:
         if settings.get("join"):
             moment("join")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import torch.distributed as dist
 
 import poseidon.torch as poseidon
 import workers
+from poseidon import _core
 from poseidon.adapter.control import Control
 from poseidon.adapter.membership import Membership
 from poseidon.errors import PoseidonError
 from poseidon.torch.process.context import context_of
+from torch_cases import parameters_digest
 
 
 def start_torch(folder: str, rank: int | None = None, world_size: int | None = None) -> None:
@@ -253,3 +256,42 @@ def test_an_optimizer_belongs_to_the_job_of_its_model(tmp_path: Path) -> None:
     for found in workers.run_fresh(4, optimizers_of_parts, str(tmp_path / "store")):
         for weight, expected in found.values():
             assert weight == pytest.approx(expected)
+
+
+def resumes(folder: str, run: int, whole: bool) -> tuple[int, list[str]]:
+    """Trains in a group until its servers have saved a step; the version it went on from, and parameters at both ends.
+
+    The two groups share the directory. Their models are not the same.
+    """
+    start_torch(f"{folder}/store-{run}")
+    rank, version = dist.get_rank(), 2 * run
+    poseidon.init(checkpoint_dir=f"{folder}/saved", checkpoint_every=2, job="parts")
+    groups = [dist.group.WORLD] if whole else [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    number = 0 if whole else rank // 2
+    torch.manual_seed(number)
+    model = poseidon.DistributedDataParallel(torch.nn.Linear(4, 4), process_group=groups[number], scheme="ps")
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = poseidon.DistributedOptimizer(inner, model, update="server", resume=True)
+    parameters = [parameters_digest(model)]
+    for step in range(optimizer.resumed_version, version):
+        optimizer.zero_grad()
+        model(torch.full((2, 4), step + rank + 1.0)).square().mean().backward()
+        optimizer.step()
+    job = model.trained_model().context.settings.job
+    deadline = time.monotonic() + 20
+    while not any(
+        one.job.startswith(job) and one.version == version and one.complete
+        for one in _core.list_checkpoints(f"{folder}/saved")
+    ):
+        assert time.monotonic() < deadline, [(one.job, one.version) for one in _core.list_checkpoints(folder)]
+        time.sleep(0.02)
+    poseidon.shutdown()
+    return optimizer.resumed_version, [*parameters, parameters_digest(model)]
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["all ranks", "two parts"])
+def test_each_group_goes_on_from_its_own_checkpoints(tmp_path: Path, whole: bool) -> None:
+    first, second = (workers.run_fresh(4, resumes, str(tmp_path), run, whole) for run in (1, 2))
+    assert [version for version, _ in first + second] == [0] * 4 + [2] * 4
+    assert [before for _, (before, _) in second] == [after for _, (_, after) in first]
+    assert len({after for _, (_, after) in second}) == (1 if whole else 2)
