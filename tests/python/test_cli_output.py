@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
+import time
 from pathlib import Path
 
 import pytest
@@ -37,6 +42,94 @@ def test_a_full_disk_ends_no_run(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert done.stderr.count(b"output of workers is lost, because it cannot be written") == 1
     assert (tmp_path / "end").exists()
+
+
+UNREAD = """
+import os, pathlib, signal, sys, time
+rank = os.environ["RANK"]
+pathlib.Path(sys.argv[1], rank).write_text(str(os.getpid()))
+while rank in sys.argv[2]:
+    print("x" * 200)
+while not pathlib.Path(sys.argv[1], "go on").exists():
+    time.sleep(0.01)
+sys.exit(3 if rank == "2" else time.sleep(60))
+"""
+
+
+def start_unread(folder: Path, talkers: str) -> subprocess.Popen[bytes]:
+    """A run of three workers, of which the talkers write more than a pipe takes. It returns when that is full."""
+    (script := folder / "worker.py").write_text(UNREAD)
+    (own := folder / "own").mkdir()
+    process = subprocess.Popen(
+        [*POSEIDON, "run", "-n", "3", str(script), str(folder), talkers],
+        env={**os.environ, "TMPDIR": str(own)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert process.stdout is not None
+    before = -1
+    deadline = time.monotonic() + 30
+    while not all((folder / str(rank)).exists() for rank in range(3)) or before != waiting_bytes(process):
+        assert time.monotonic() < deadline
+        before = waiting_bytes(process)
+        time.sleep(0.5)
+    assert before > 0
+    return process
+
+
+def waiting_bytes(process: subprocess.Popen[bytes]) -> int:
+    """How many bytes of its output nobody has read."""
+    assert process.stdout is not None
+    return struct.unpack("i", fcntl.ioctl(process.stdout, termios.FIONREAD, bytes(4)))[0]  # type: ignore[no-any-return]
+
+
+def has_ended(folder: Path, rank: int) -> bool:
+    try:
+        stat = Path("/proc", (folder / str(rank)).read_text(), "stat").read_text()
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
+
+
+@pytest.mark.parametrize("talkers", ["1", "12", "012"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_whose_output_nobody_reads(tmp_path: Path, talkers: str, number: signal.Signals) -> None:
+    process = start_unread(tmp_path, talkers)
+    assert len(os.listdir(tmp_path / "own")) == 1
+    began = time.monotonic()
+    process.send_signal(number)
+    try:
+        # Rank 0 writes to the pipe itself, and has to be told a second time, 5 s after the first.
+        assert process.wait(20) == 128 + number
+        assert time.monotonic() - began < (10 if "0" in talkers else 4)
+    finally:
+        process.kill()
+    assert all(has_ended(tmp_path, rank) for rank in range(3))
+    assert os.listdir(tmp_path / "own") == []
+
+
+def test_a_failure_ends_the_other_workers_although_nobody_reads(tmp_path: Path) -> None:
+    process = start_unread(tmp_path, "1")
+    (tmp_path / "go on").touch()
+    try:
+        deadline = time.monotonic() + 20
+        while not all(has_ended(tmp_path, rank) for rank in range(3)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        text, _ = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 3
+    assert b"poseidon: rank 2 failed first, with exit code 3" in text
+
+
+def test_a_reader_that_comes_late_gets_everything(tmp_path: Path) -> None:
+    (script := tmp_path / "worker.py").write_text(
+        "import os\nfor line in range(200_000 * int(os.environ['RANK'])): print(line)"
+    )
+    command = f"{sys.executable} -m poseidon run -n 2 {script} | (sleep 3; cat)"
+    done = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == [f"[1] {line}" for line in range(200_000)]
 
 
 FAILING = """

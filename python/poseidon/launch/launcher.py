@@ -14,10 +14,10 @@ from poseidon.errors import InvalidArgument
 from poseidon.failure_marks import text_of
 from poseidon.launch.environment import environments_of, own_job_name
 from poseidon.launch.guard import Guard
-from poseidon.launch.outcome import Outcome, Recovery
+from poseidon.launch.outcome import Failure, Outcome, Recovery
 from poseidon.launch.run import OnLine, Run
 from poseidon.launch.signals import caught_signals
-from poseidon.launch.terminal import tell
+from poseidon.launch.terminal import Terminal
 from poseidon.options import (
     BY_NAME,
     FAILURE_MARK_VARIABLE,
@@ -86,12 +86,13 @@ def run_workers(
     recovery = Recovery.of(resolve_option("on_failure", {**os.environ, **variables}), max_restarts)
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(caught_signals())
+        terminal = stack.enter_context(Terminal(signals))
         if link is not None:
             classes = variables.get(_CLASSES.variable) or default_classes(count)
             testbed = stack.enter_context(Testbed(count, link, priorities=int(classes)))
         environments = environments_of(count, variables, testbed, master_port)
         if name := own_job_name(command, environments[0]):
-            tell(f"on the servers this job is '{name}'; choose another name with --job NAME")
+            terminal.tell(f"on the servers this job is '{name}'; choose another name with --job NAME")
             for environment in environments:
                 environment[BY_NAME["job"].variable] = name
         check_environment(environments[0])  # once here, instead of an exception in each worker
@@ -100,12 +101,17 @@ def run_workers(
             environment[FAILURE_MARK_VARIABLE] = str(marks / str(rank))
         commands = [testbed.command(rank, command) if testbed else list(command) for rank in range(count)]
         guard = stack.enter_context(Guard(marks))
-        outcome = Run(commands, environments, on_line, signals, recovery, guard).run()
-        cause = text_of(marks / str(outcome.first_failure.rank)) if outcome.first_failure else ""
-    if outcome.first_failure:
-        ended = ", ".join(map(str, outcome.ended_ranks))
-        tail = f"; these ranks did not end by themselves and were ended: {ended}" if ended else ""
-        tell(f"{outcome.first_failure}{tail}")
-        if cause:
-            tell(f"the cause: {cause}")
+        outcome = Run(commands, environments, on_line, signals, terminal, recovery, guard).run()
+        if outcome.first_failure:
+            _tell_failure(outcome, outcome.first_failure, text_of(marks / str(outcome.first_failure.rank)), terminal)
+    if signals.received and not outcome.interrupted_by:  # after the run, while nobody read the rest of its output
+        outcome.interrupted_by = signals.received[0]
     return outcome
+
+
+def _tell_failure(outcome: Outcome, failure: Failure, cause: str, terminal: Terminal) -> None:
+    ended = ", ".join(map(str, outcome.ended_ranks))
+    tail = f"; these ranks did not end by themselves and were ended: {ended}" if ended else ""
+    terminal.tell(f"{failure}{tail}")
+    if cause:
+        terminal.tell(f"the cause: {cause}")

@@ -17,7 +17,7 @@ from poseidon.failure_marks import forget, is_member, mark_order, tells_of_end, 
 from poseidon.launch.guard import Guard
 from poseidon.launch.outcome import Failure, Outcome, Recovery
 from poseidon.launch.signals import Signals
-from poseidon.launch.terminal import Terminal, tell
+from poseidon.launch.terminal import Terminal
 from poseidon.launch.worker import MOST_LINE_BYTES, Lines, Worker, die_with_parent
 from poseidon.options import FAILURE_MARK_VARIABLE
 
@@ -29,7 +29,7 @@ OnLine = Callable[[int, str], None]
 
 
 class Run:
-    """One run: starts the workers, passes their output on and ends them. It uses a single thread."""
+    """One run: starts the workers, passes their output on and ends them. It uses one thread, and the terminal's."""
 
     def __init__(
         self,
@@ -37,6 +37,7 @@ class Run:
         environments: list[dict[str, str]],
         on_line: OnLine | None,
         signals: Signals,
+        terminal: Terminal,
         recovery: Recovery,
         guard: Guard,
     ) -> None:
@@ -46,7 +47,7 @@ class Run:
         self._environments = environments
         self._on_line = on_line
         self._signals = signals
-        self._terminal = Terminal()
+        self._terminal = terminal
         self._workers: list[Worker] = []
         self._selector = selectors.DefaultSelector()
         self._outcome = Outcome(codes=[0] * len(commands), restart_counts=[0] * len(commands))
@@ -113,7 +114,10 @@ class Run:
             return Lines(lambda text: on_line(rank, text))
         return Lines(lambda text: self._terminal.show(rank, text, stream), errors="surrogateescape")
 
-    def _pass_output(self, wait_seconds: float) -> None:
+    def _pass_output(self, wait_seconds: float) -> bool:
+        """Returns whether it could. Nobody reads what was passed on before, if it could not."""
+        if self._terminal.waits_for_reader(wait_seconds):
+            return False
         for key, _ in self._selector.select(wait_seconds):
             if data := os.read(key.fd, MOST_LINE_BYTES):
                 key.data.feed(data)
@@ -121,6 +125,7 @@ class Run:
                 key.data.close()
                 self._selector.unregister(key.fileobj)
                 key.fileobj.close()  # type: ignore[union-attr]
+        return True
 
     def _collect(self) -> None:
         now_ns = time.monotonic_ns()
@@ -144,11 +149,13 @@ class Run:
         ended = self._has_ended()
         if not ended and not evicted and self._outcome.restart_counts[rank] < most:
             self._outcome.restart_counts[rank] += 1
-            tell(f"{what}; it is started again (restart {self._outcome.restart_counts[rank]} of {most})")
+            self._terminal.tell(f"{what}; it is started again (restart {self._outcome.restart_counts[rank]} of {most})")
             forget(self._mark_of(rank))
             self._start(rank, failure)
         elif self._recovery.spares_workers and (ended or self._running()):
-            tell(f"{what}; it is not started again, {'the run has ended' if ended else 'the others go on'}")
+            self._terminal.tell(
+                f"{what}; it is not started again, {'the run has ended' if ended else 'the others go on'}"
+            )
         else:
             self._failures.append((failure, now_ns))
             if most > 0 and self._said_to_have_ended():
@@ -167,7 +174,9 @@ class Run:
             failure = worker.replaces
             self._reap(worker)
             self._outcome.codes[worker.rank] = failure.code
-            tell(f"rank {worker.rank} does not go on: the run has ended without it, as it failed, {failure.how}")
+            self._terminal.tell(
+                f"rank {worker.rank} does not go on: the run has ended without it, as it failed, {failure.how}"
+            )
             if not self._recovery.spares_workers:
                 self._failures.append((failure, time.monotonic_ns()))
 
@@ -219,4 +228,6 @@ class Run:
     def _drain(self) -> None:
         deadline = time.monotonic() + _DRAIN_SECONDS
         while self._selector.get_map() and time.monotonic() < deadline:
-            self._pass_output(_POLL_SECONDS)
+            if not self._pass_output(_POLL_SECONDS):
+                deadline = time.monotonic() + _DRAIN_SECONDS
+            self._react_to_signals()

@@ -12,9 +12,10 @@ from types import FrameType
 
 @dataclass
 class Signals:
-    """The numbers of the signals that have arrived and to which nobody has reacted yet."""
+    """The signals that have arrived. `received`: the numbers of those to which nobody has reacted yet."""
 
     received: list[int] = field(default_factory=list)
+    interrupted: bool = False  # some signal has arrived
 
 
 @contextlib.contextmanager
@@ -31,6 +32,7 @@ def caught_signals() -> Iterator[Signals]:
 
     def note(number: int, frame: FrameType | None) -> None:
         signals.received.append(number)
+        signals.interrupted = True
 
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:

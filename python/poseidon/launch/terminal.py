@@ -4,32 +4,101 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
+from collections import deque
+from types import TracebackType
 from typing import IO, Any
 
+from poseidon.launch.signals import Signals
+
 _AGAIN_SECONDS = 0.01
-
-
-def tell(text: str) -> None:
-    """Prints a sentence of the launcher itself on standard error."""
-    with contextlib.suppress(OSError, ValueError):
-        _write(sys.stderr, f"poseidon: {text}\n")
+_LAST_SECONDS = 1.0  # in which what has not been written may still be, after a signal
+_MOST_WAITING = 1 << 18  # characters
 
 
 class Terminal:
-    """Passes lines on. A run does not end because its output cannot be written, as when the disk is full."""
+    """Passes lines on. A run does not end because its output cannot be written, as when the disk is full.
 
-    def __init__(self) -> None:
+    A thread of its own writes them, so that the launcher still hears signals and failures while nobody reads. The other
+    methods are for the launcher's thread.
+    """
+
+    def __init__(self, signals: Signals) -> None:
+        self._signals = signals
         self._has_failed = False
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[IO[str], str, bool]] = deque()  # the first one is being written
+        self._waiting_size = 0
+        self._is_over = False
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Returns when all is written. After a signal it does not wait long for who does not read."""
+        given_up = float("inf")
+        with self._changed:
+            while self._waiting and time.monotonic() < given_up:
+                self._changed.wait(_AGAIN_SECONDS)
+                if self._signals.interrupted:
+                    given_up = min(given_up, time.monotonic() + _LAST_SECONDS)
+            self._is_over = True
+            self._changed.notify_all()
 
     def show(self, rank: int, text: str, stream: IO[str]) -> None:
         """Writes a line of a worker. Bytes that are no UTF-8 are those of the text's surrogates."""
+        if self._signals.interrupted and self._waiting_size > _MOST_WAITING:
+            return  # the workers shall end, which they cannot while they wait for a reader
+        self._put(stream, f"[{rank}] {text}\n", is_line=True)
+
+    def tell(self, text: str) -> None:
+        """Prints a sentence of the launcher itself on standard error."""
+        self._put(sys.stderr, f"poseidon: {text}\n", is_line=False)
+
+    def waits_for_reader(self, seconds: float) -> bool:
+        """Whether no further line should come now. Waits up to so many seconds until one may."""
+
+        def has_room() -> bool:
+            return self._waiting_size <= _MOST_WAITING or self._signals.interrupted
+
+        with self._changed:
+            return not self._changed.wait_for(has_room, seconds)
+
+    def _put(self, stream: IO[str], text: str, is_line: bool) -> None:
+        with self._changed:
+            self._waiting.append((stream, text, is_line))
+            self._waiting_size += len(text)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._write_all, name="poseidon output", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._is_over)
+                if self._is_over:
+                    return
+                stream, text, is_line = self._waiting[0]
+            self._try(stream, text, is_line)
+            with self._changed:
+                self._waiting.popleft()
+                self._waiting_size -= len(text)
+                self._changed.notify_all()
+
+    def _try(self, stream: IO[str], text: str, is_line: bool) -> None:
         try:
-            _write(stream, f"[{rank}] {text}\n")
+            _write(stream, text)
         except (OSError, ValueError) as error:
-            if not self._has_failed:
+            if is_line and not self._has_failed:
                 self._has_failed = True
-                tell(f"output of workers is lost, because it cannot be written: {error}; the run goes on")
+                lost = f"output of workers is lost, because it cannot be written: {error}; the run goes on"
+                with contextlib.suppress(OSError, ValueError):
+                    _write(sys.stderr, f"poseidon: {lost}\n")
 
 
 def _write(stream: IO[str], text: str) -> None:
