@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -265,6 +267,27 @@ def test_a_server_says_that_it_cannot_write_and_goes_on(tmp_path: Path) -> None:
         process.terminate()
         _, errors = process.communicate(timeout=20)
     assert "poseidon server: checkpoint version 5 of job 'default' is lost, training goes on" in errors
+
+
+def test_a_server_ends_although_nobody_reads_what_it_says(tmp_path: Path) -> None:
+    directory = tmp_path / "gone"
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(write, bytes(1 << 12))
+    os.set_blocking(write, True)
+    try:
+        with server_process(*arguments(directory), stderr=write) as (process, address):
+            shutil.rmtree(directory)
+            directory.write_text("in the way")
+            workers.run(2, exchanged_anyway, free_port(), [address])
+            time.sleep(1.5)  # in which it looks for what there is to say
+            process.terminate()
+            assert process.wait(timeout=10) == 0
+    finally:
+        os.close(read)
+        os.close(write)
 
 
 def exchanged_anyway(port: int, addresses: list[str]) -> bytes:

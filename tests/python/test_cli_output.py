@@ -67,13 +67,15 @@ def start_unread(folder: Path, talkers: str) -> subprocess.Popen[bytes]:
         stderr=subprocess.STDOUT,
     )
     assert process.stdout is not None
-    before = -1
-    deadline = time.monotonic() + 30
-    while not all((folder / str(rank)).exists() for rank in range(3)) or before != waiting_bytes(process):
+    before = 0
+    deadline = time.monotonic() + 60
+    while (
+        before == 0 or before != waiting_bytes(process) or not all((folder / str(rank)).exists() for rank in range(3))
+    ):
+        assert process.poll() is None
         assert time.monotonic() < deadline
         before = waiting_bytes(process)
         time.sleep(0.5)
-    assert before > 0
     return process
 
 

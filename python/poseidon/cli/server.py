@@ -6,7 +6,7 @@ import contextlib
 import queue
 import resource
 import signal
-import sys
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -65,6 +65,7 @@ def server(
         raise InvalidArgument("--admin-token-file is the token of an admin port: give --admin, too")
     # Help does not wait for the compiled core.
     from poseidon._core import Server
+    from poseidon.launch.terminal import Terminal
     from poseidon.options import available_cpu_count, resolve_with
 
     settings = resolve_with(ctx.obj)
@@ -73,12 +74,19 @@ def server(
     _, most_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)  # every worker has several connections
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_descriptors, most_descriptors))
     signals = queue.SimpleQueue[int]()  # an Event would wait for itself if its own set() or wait() is interrupted
+    stopped: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopped.append(number)
+        signals.put(number)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: signals.put(number))
+        signal.signal(number, stop)
     options = settings.core()
     options.secret = "\n".join(settings.secrets)
     listening = Server.listen(options, port)
     with contextlib.ExitStack() as stack:
+        terminal = stack.enter_context(Terminal(lambda: bool(stopped)))
         stack.callback(listening.shutdown)
         admin_server = _admin_server(listening, admin, admin_token_file) if admin else None
         if admin_server is not None:
@@ -88,7 +96,7 @@ def server(
         while not _has_one_within(signals, 1.0) and not listening.drained():
             notices = listening.notices()
             for text in notices[told:]:
-                print(f"poseidon server: {text}", file=sys.stderr, flush=True)
+                terminal.tell(text, "poseidon server")
             told = len(notices)
 
 

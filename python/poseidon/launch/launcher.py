@@ -86,7 +86,7 @@ def run_workers(
     recovery = Recovery.of(resolve_option("on_failure", {**os.environ, **variables}), max_restarts)
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(caught_signals())
-        terminal = stack.enter_context(Terminal(signals))
+        terminal = stack.enter_context(Terminal(lambda: signals.interrupted))
         if link is not None:
             classes = variables.get(_CLASSES.variable) or default_classes(count)
             testbed = stack.enter_context(Testbed(count, link, priorities=int(classes)))

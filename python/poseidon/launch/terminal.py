@@ -1,4 +1,4 @@
-"""What the launcher writes: lines of its workers, and sentences of its own."""
+"""What a process writes that lives long and has to hear signals: lines of its workers, and sentences of its own."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import IO, Any
-
-from poseidon.launch.signals import Signals
 
 _AGAIN_SECONDS = 0.01
 _LAST_SECONDS = 1.0  # in which what has not been written may still be, after a signal
@@ -20,12 +19,12 @@ _MOST_WAITING = 1 << 18  # characters
 class Terminal:
     """Passes lines on. A run does not end because its output cannot be written, as when the disk is full.
 
-    A thread of its own writes them, so that the launcher still hears signals and failures while nobody reads. The other
-    methods are for the launcher's thread.
+    A thread of its own writes them, so that the main thread still hears signals and failures while nobody reads. The
+    methods are for that one. `interrupted` says whether a signal has come that ends the process.
     """
 
-    def __init__(self, signals: Signals) -> None:
-        self._signals = signals
+    def __init__(self, interrupted: Callable[[], bool]) -> None:
+        self._interrupted = interrupted
         self._has_failed = False
         self._changed = threading.Condition()
         self._waiting: deque[tuple[IO[str], str, bool]] = deque()  # the first one is being written
@@ -44,26 +43,26 @@ class Terminal:
         with self._changed:
             while self._waiting and time.monotonic() < given_up:
                 self._changed.wait(_AGAIN_SECONDS)
-                if self._signals.interrupted:
+                if self._interrupted():
                     given_up = min(given_up, time.monotonic() + _LAST_SECONDS)
             self._is_over = True
             self._changed.notify_all()
 
     def show(self, rank: int, text: str, stream: IO[str]) -> None:
         """Writes a line of a worker. Bytes that are no UTF-8 are those of the text's surrogates."""
-        if self._signals.interrupted and self._waiting_size > _MOST_WAITING:
+        if self._interrupted() and self._waiting_size > _MOST_WAITING:
             return  # the workers shall end, which they cannot while they wait for a reader
         self._put(stream, f"[{rank}] {text}\n", is_line=True)
 
-    def tell(self, text: str) -> None:
-        """Prints a sentence of the launcher itself on standard error."""
-        self._put(sys.stderr, f"poseidon: {text}\n", is_line=False)
+    def tell(self, text: str, who: str = "poseidon") -> None:
+        """Prints a sentence of this process itself on standard error."""
+        self._put(sys.stderr, f"{who}: {text}\n", is_line=False)
 
     def waits_for_reader(self, seconds: float) -> bool:
         """Whether no further line should come now. Waits up to so many seconds until one may."""
 
         def has_room() -> bool:
-            return self._waiting_size <= _MOST_WAITING or self._signals.interrupted
+            return self._waiting_size <= _MOST_WAITING or self._interrupted()
 
         with self._changed:
             return not self._changed.wait_for(has_room, seconds)
